@@ -1,0 +1,1 @@
+//! Shared fixture kit of the integration tests.
