@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Passes every check of the project on a fresh machine: format, lints, tests,
+# documentation. `scripts/test.sh NAME…` runs only the tests that match.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/setup.sh
+if [ $# -gt 0 ]; then
+  exec cargo test --release --workspace -- "$@"
+fi
+cargo fmt --all --check
+cargo clippy --release --workspace --all-targets -- -D warnings
+cargo test --release --workspace
+RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --document-private-items
