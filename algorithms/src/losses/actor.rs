@@ -1,0 +1,321 @@
+//! The loss of the policy: clipped policy gradient, entropy bonus, and
+//! optionally the divergence from the reference policy.
+//!
+//! `loss = policy − entropy_coeff · entropy + kl_loss_coef · kl`, each term
+//! aggregated with the same token weights.
+
+use serde::{Deserialize, Serialize};
+
+use super::aggregation::{Aggregation, Denominator, loss_tokens};
+use crate::error::{Error, finite_where, parameter, same_length};
+use crate::kl::KlEstimator;
+
+/// Log-ratios beyond this many nats are cut, and carry no gradient: e²⁰ would
+/// drown the minibatch, and e⁷¹⁰ is no number any more.
+const LOG_RATIO_MAX: f64 = 20.0;
+
+/// How far the ratio may move before the policy loss stops rewarding it:
+/// `[1 − low, 1 + high]`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ClipRange {
+    /// ε below 1.
+    pub low: f64,
+    /// ε above 1; larger than `low` in DAPO (arXiv:2503.14476 §3.1).
+    pub high: f64,
+}
+
+impl ClipRange {
+    /// The same ε on both sides.
+    pub fn symmetric(clip_ratio: f64) -> Self {
+        Self {
+            low: clip_ratio,
+            high: clip_ratio,
+        }
+    }
+}
+
+impl Default for ClipRange {
+    fn default() -> Self {
+        Self::symmetric(0.2)
+    }
+}
+
+/// The policy loss of one token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PolicyTerm {
+    /// `max(−A·ratio, −A·clip(ratio))`.
+    pub loss: f64,
+    /// d loss / d log_prob: `−A·ratio`, or 0 where clipped.
+    pub coefficient: f64,
+    /// `exp(log_prob − old_log_prob)`.
+    pub ratio: f64,
+    /// Whether the clipped branch is the larger one.
+    pub is_clipped: bool,
+}
+
+/// The clipped surrogate of PPO for one token. Source: arXiv:1707.06347 eq. 7.
+pub fn policy_term(
+    log_prob: f64,
+    old_log_prob: f64,
+    advantage: f64,
+    clip: ClipRange,
+) -> PolicyTerm {
+    let log_ratio = log_prob - old_log_prob;
+    let ratio = log_ratio.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp();
+    let unclipped = -advantage * ratio;
+    let clipped = -advantage * ratio.max(1.0 - clip.low).min(1.0 + clip.high);
+    if clipped > unclipped {
+        PolicyTerm {
+            loss: clipped,
+            coefficient: 0.0,
+            ratio,
+            is_clipped: true,
+        }
+    } else {
+        let coefficient = if log_ratio.abs() > LOG_RATIO_MAX {
+            0.0
+        } else {
+            unclipped
+        };
+        PolicyTerm {
+            loss: unclipped,
+            coefficient,
+            ratio,
+            is_clipped: false,
+        }
+    }
+}
+
+/// A KL loss: which estimator, and its weight.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct KlLoss {
+    /// `actor.kl_loss_type`.
+    pub estimator: KlEstimator,
+    /// `actor.kl_loss_coef`.
+    pub coef: f64,
+}
+
+/// The loss of the policy. The default is AgentGym-RL's without a KL loss.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ActorLoss {
+    /// `actor.clip_ratio`.
+    pub clip: ClipRange,
+    /// `actor.entropy_coeff`: a positive one keeps the policy spread out.
+    pub entropy_coeff: f64,
+    /// The divergence from the reference policy, where it is part of the loss.
+    pub kl: Option<KlLoss>,
+    /// How tokens are weighed.
+    pub aggregation: Aggregation,
+}
+
+impl Default for ActorLoss {
+    fn default() -> Self {
+        Self {
+            clip: ClipRange::default(),
+            entropy_coeff: 0.001,
+            kl: None,
+            aggregation: Aggregation::default(),
+        }
+    }
+}
+
+/// One sequence's streams. Slices are `[tokens]`; log-probs and entropies in
+/// nats, of the temperature-scaled distribution.
+#[derive(Debug, Clone, Copy)]
+pub struct ActorTokens<'a> {
+    /// Under the policy being updated.
+    pub log_probs: &'a [f64],
+    /// Of the policy being updated.
+    pub entropies: &'a [f64],
+    /// Under the policy at the start of the update.
+    pub old_log_probs: &'a [f64],
+    /// Under the reference policy; needed where [`ActorLoss::kl`] is set.
+    pub ref_log_probs: Option<&'a [f64]>,
+    /// Constant.
+    pub advantages: &'a [f64],
+    /// True where the policy produced the token.
+    pub loss_mask: &'a [bool],
+}
+
+/// Derivatives of the minibatch's loss, `[tokens]`, 0 outside the loss mask.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ActorCoefficients {
+    /// With respect to the log-prob.
+    pub log_probs: Vec<f64>,
+    /// With respect to the entropy.
+    pub entropies: Vec<f64>,
+}
+
+/// One sequence's share of the loss, with its derivatives.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ActorOutput {
+    /// What to back-propagate.
+    pub coefficients: ActorCoefficients,
+    /// What to add up over the minibatch.
+    pub sums: ActorSums,
+}
+
+/// Sums over loss tokens. Those of a minibatch's sequences are merged in the
+/// order of their index; weighted ones are then the minibatch's terms.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct ActorSums {
+    /// Tokens summed over.
+    pub loss_tokens: usize,
+    /// Weighted: the whole loss.
+    pub loss: f64,
+    /// Weighted: the policy term.
+    pub policy_loss: f64,
+    /// Weighted: the entropy, without its coefficient.
+    pub entropy: f64,
+    /// Weighted: the KL term, without its coefficient.
+    pub kl_loss: f64,
+    /// Tokens on which the clipped branch won.
+    pub clipped_tokens: usize,
+    /// `Σ (old_log_prob − log_prob)`.
+    pub approx_kl: f64,
+    /// Largest ratio; 0 where there is no token.
+    pub ratio_max: f64,
+}
+
+impl ActorSums {
+    /// Adds the sums of the next sequence.
+    pub fn merge(&mut self, next: &Self) {
+        self.loss_tokens += next.loss_tokens;
+        self.loss += next.loss;
+        self.policy_loss += next.policy_loss;
+        self.entropy += next.entropy;
+        self.kl_loss += next.kl_loss;
+        self.clipped_tokens += next.clipped_tokens;
+        self.approx_kl += next.approx_kl;
+        self.ratio_max = self.ratio_max.max(next.ratio_max);
+    }
+
+    /// The minibatch's metrics, once all of its sequences are merged.
+    pub fn metrics(&self) -> ActorMetrics {
+        let tokens = self.loss_tokens.max(1) as f64;
+        ActorMetrics {
+            loss: self.loss,
+            policy_loss: self.policy_loss,
+            entropy: self.entropy,
+            kl_loss: self.kl_loss,
+            clip_fraction: self.clipped_tokens as f64 / tokens,
+            approx_kl: self.approx_kl / tokens,
+            ratio_max: self.ratio_max,
+        }
+    }
+}
+
+/// What a minibatch's update looked like; zeros where it had no loss token.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ActorMetrics {
+    /// The whole loss.
+    pub loss: f64,
+    /// The policy term.
+    pub policy_loss: f64,
+    /// Aggregated entropy, nats.
+    pub entropy: f64,
+    /// Aggregated divergence from the reference, nats, before its coefficient.
+    pub kl_loss: f64,
+    /// Share of tokens on which the clipped branch won.
+    pub clip_fraction: f64,
+    /// Mean of `old_log_prob − log_prob` over tokens, nats (AgentGym-RL's `ppo_kl`).
+    pub approx_kl: f64,
+    /// Largest ratio.
+    pub ratio_max: f64,
+}
+
+impl ActorLoss {
+    /// Refuses constants for which the loss means nothing.
+    pub fn validate(&self) -> Result<(), Error> {
+        let ClipRange { low, high } = self.clip;
+        parameter(
+            "clip_ratio (low)",
+            low,
+            (0.0..=1.0).contains(&low),
+            "between 0 and 1",
+        )?;
+        parameter(
+            "clip_ratio (high)",
+            high,
+            high >= 0.0 && high.is_finite(),
+            "at least 0",
+        )?;
+        parameter(
+            "entropy_coeff",
+            self.entropy_coeff,
+            self.entropy_coeff.is_finite(),
+            "finite",
+        )?;
+        if let Some(kl) = self.kl {
+            parameter("kl_loss_coef", kl.coef, kl.coef.is_finite(), "finite")?;
+        }
+        Ok(())
+    }
+
+    /// Evaluates one sequence of a minibatch of size `denominator`.
+    pub fn evaluate(
+        &self,
+        tokens: &ActorTokens<'_>,
+        denominator: Denominator,
+    ) -> Result<ActorOutput, Error> {
+        self.validate()?;
+        let mask = tokens.loss_mask;
+        let check = |what, values: &[f64]| {
+            same_length(what, values.len(), mask.len())?;
+            finite_where(what, values, mask)
+        };
+        check("log_probs", tokens.log_probs)?;
+        check("entropies", tokens.entropies)?;
+        check("old_log_probs", tokens.old_log_probs)?;
+        check("advantages", tokens.advantages)?;
+        let kl = match (self.kl, tokens.ref_log_probs) {
+            (Some(kl), Some(ref_log_probs)) => {
+                check("ref_log_probs", ref_log_probs)?;
+                Some((kl, ref_log_probs))
+            }
+            (Some(_), None) => return Err(Error::NoReference),
+            (None, _) => None,
+        };
+
+        let mut sums = ActorSums {
+            loss_tokens: loss_tokens(mask),
+            ..ActorSums::default()
+        };
+        let weight = self.aggregation.token_weight(denominator, sums.loss_tokens);
+        let mut log_probs = vec![0.0; mask.len()];
+        let mut entropies = vec![0.0; mask.len()];
+        for t in (0..mask.len()).filter(|&t| mask[t]) {
+            let policy = policy_term(
+                tokens.log_probs[t],
+                tokens.old_log_probs[t],
+                tokens.advantages[t],
+                self.clip,
+            );
+            log_probs[t] = weight * policy.coefficient;
+            entropies[t] = -weight * self.entropy_coeff;
+            sums.policy_loss += weight * policy.loss;
+            sums.entropy += weight * tokens.entropies[t];
+            if let Some((kl, ref_log_probs)) = kl {
+                let term = kl.estimator.term(tokens.log_probs[t], ref_log_probs[t]);
+                log_probs[t] += weight * kl.coef * term.derivative;
+                sums.kl_loss += weight * term.value;
+            }
+            sums.clipped_tokens += usize::from(policy.is_clipped);
+            sums.approx_kl += tokens.old_log_probs[t] - tokens.log_probs[t];
+            sums.ratio_max = sums.ratio_max.max(policy.ratio);
+        }
+        let kl_loss_coef = self.kl.map_or(0.0, |kl| kl.coef);
+        sums.loss =
+            sums.policy_loss - self.entropy_coeff * sums.entropy + kl_loss_coef * sums.kl_loss;
+        Ok(ActorOutput {
+            coefficients: ActorCoefficients {
+                log_probs,
+                entropies,
+            },
+            sums,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
