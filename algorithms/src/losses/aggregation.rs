@@ -95,6 +95,18 @@ mod tests {
         );
     }
 
+    /// A sequence of 3 loss tokens beside one of 1.
+    #[test]
+    fn each_aggregation_weighs_differently() {
+        let denominator = Denominator::of([3, 1]);
+        let weights = |aggregation: Aggregation| {
+            [3, 1].map(|count| aggregation.token_weight(denominator, count))
+        };
+        assert_eq!(weights(Aggregation::TokenMean), [0.25, 0.25]);
+        assert_eq!(weights(Aggregation::SeqMeanTokenSum), [0.5, 0.5]);
+        assert_eq!(weights(Aggregation::SeqMeanTokenMean), [1.0 / 6.0, 0.5]);
+    }
+
     #[test]
     fn names() {
         assert_eq!(
