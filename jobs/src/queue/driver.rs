@@ -1,0 +1,60 @@
+//! What a backend must be able to do. [`super::sqlite`] and [`super::redis`]
+//! implement it; nothing outside this module sees which one is used.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+
+use super::{Enqueued, QueueOptions, error::Result, work::Worker};
+
+/// One backend. Names of queues and leases are made by the implementation from
+/// [`QueueOptions::name_prefix`]; callers pass classes and bare lease names.
+#[async_trait]
+pub(super) trait Driver: Send + Sync + 'static {
+    /// How long a push of another process may go unnoticed.
+    fn poll_every(&self) -> Duration;
+
+    /// Adds a payload. With a key, only if no such key is waiting or running
+    /// and the class has room; without one, always.
+    async fn push(
+        &self,
+        class: &str,
+        payload: Vec<u8>,
+        key: Option<&str>,
+        delay: Duration,
+    ) -> Result<Enqueued>;
+
+    /// How many jobs of each class could start now.
+    async fn due(&self, classes: &[String]) -> Result<Vec<usize>>;
+
+    /// How many jobs of each class wait, those that are delayed included.
+    async fn depth(&self) -> Result<Vec<(String, usize)>>;
+
+    /// Takes the lease `name`; `Some(holder)` if another one has it.
+    async fn lease(&self, name: &str, holder: &str, ttl: Duration) -> Result<Option<String>>;
+
+    /// Prolongs a lease; false if `holder` has lost it.
+    async fn renew(&self, name: &str, holder: &str, ttl: Duration) -> Result<bool>;
+
+    /// Gives a lease up, if `holder` has it.
+    async fn release(&self, name: &str, holder: &str) -> Result<()>;
+
+    /// A handler has returned: its key blocks for one more lease and no longer.
+    async fn ended(&self, class: &str, key: &str) -> Result<()>;
+
+    /// Deletes what finished jobs and vanished workers leave behind.
+    async fn purge(&self) -> Result<usize>;
+
+    /// Runs one apalis worker until its end is called for or the backend fails.
+    async fn run(&self, worker: Worker) -> Result<()>;
+
+    /// Passes on wake-ups from other processes, for ever.
+    async fn listen(&self, pushed: &watch::Sender<()>);
+}
+
+/// Heartbeats that may be missed before a worker counts as dead: as many as
+/// fill a lease, since apalis only knows multiples of the heartbeat.
+pub(super) fn missed_heartbeats(options: &QueueOptions) -> usize {
+    options.lease_ttl_s.div_ceil(options.heartbeat_s) as usize
+}

@@ -1,0 +1,132 @@
+//! What can go wrong with a queue. Since the queue is only a hint, everything
+//! but a wrong setting is worth another try.
+
+use std::fmt::Display;
+
+/// Results of this module.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of the queue. URLs in messages never hold a password.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The URL names no queue.
+    #[error(
+        "queue.url `{url}`: {found}. Use `sqlite:PATH`, `redis://HOST:PORT/DB`, \
+         `rediss://…` (TLS) or `memory:` (one process)"
+    )]
+    Url {
+        /// The URL without password.
+        url: String,
+        /// What is wrong with it.
+        found: String,
+    },
+    /// Options that contradict each other.
+    #[error("{0}")]
+    Options(String),
+    /// A job that does not fit into a payload.
+    #[error("job {key} cannot be queued: {reason}; shorten the run id")]
+    Payload {
+        /// The job's key.
+        key: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The queue cannot be opened.
+    #[error("cannot open the queue {url}: {source}. {advice}")]
+    Open {
+        /// The URL without password.
+        url: String,
+        /// What to do.
+        advice: &'static str,
+        /// What the backend says.
+        source: Source,
+    },
+    /// The queue was opened and then failed.
+    #[error("queue {url}: cannot {action}: {source}. It is tried again; jobs are not lost with it")]
+    Backend {
+        /// The URL without password.
+        url: String,
+        /// What was tried.
+        action: &'static str,
+        /// What the backend says.
+        source: Source,
+    },
+}
+
+/// An error of apalis, sqlx or redis.
+pub type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// What an [`Error`] means for who got it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The backend is away or busy; try again after a while.
+    Retry,
+    /// Somebody must change a setting first.
+    GiveUp,
+}
+
+impl Error {
+    /// Whether trying again can help.
+    pub fn verdict(&self) -> Verdict {
+        match self {
+            Self::Open { .. } | Self::Backend { .. } => Verdict::Retry,
+            Self::Url { .. } | Self::Options(_) | Self::Payload { .. } => Verdict::GiveUp,
+        }
+    }
+}
+
+/// `url` as messages may show it.
+pub(super) fn without_password(url: &str) -> String {
+    match url::Url::parse(url) {
+        Ok(mut parsed) if parsed.password().is_some() => {
+            // Fails only for URLs that cannot hold a password, and this one does.
+            let _ = parsed.set_password(Some("***"));
+            parsed.to_string()
+        }
+        Ok(_) => url.to_owned(),
+        // Not a URL: everything before an `@` may be a secret.
+        Err(_) => match url.rsplit_once('@') {
+            Some((_, rest)) => format!("***@{rest}"),
+            None => url.to_owned(),
+        },
+    }
+}
+
+/// Turns a backend's error into ours; used as `.map_err(failed(url, "push"))`.
+pub(super) fn failed<E: Into<Source>>(url: &str, action: &'static str) -> impl FnOnce(E) -> Error {
+    move |source| Error::Backend {
+        url: url.to_owned(),
+        action,
+        source: source.into(),
+    }
+}
+
+/// An error for a URL that is not one of ours.
+pub(super) fn bad_url(url: &str, found: impl Display) -> Error {
+    Error::Url {
+        url: without_password(url),
+        found: found.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_never_show() {
+        assert_eq!(
+            without_password("redis://me:secret@host:1/2"),
+            "redis://me:***@host:1/2"
+        );
+        assert_eq!(
+            without_password("redis://:secret@host/"),
+            "redis://:***@host/"
+        );
+        assert_eq!(without_password("se:cret@:::"), "***@:::");
+        assert_eq!(without_password("sqlite:q.sqlite"), "sqlite:q.sqlite");
+        let error = bad_url("http://me:secret@host/", "no such scheme");
+        assert!(!error.to_string().contains("secret"), "{error}");
+        assert_eq!(error.verdict(), Verdict::GiveUp);
+    }
+}

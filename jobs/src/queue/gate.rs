@@ -1,0 +1,337 @@
+//! Who may start a job, and when the queue may be asked for one.
+//!
+//! A [`Gate`] counts the slots of a device and closes for good when its
+//! process drains. Several classes share it, and here lies the difficulty:
+//! apalis asks whether a service is ready, then fetches, then calls, so two
+//! classes that saw the same free slot would both take a job off the queue and
+//! one would sit on it for hours. And a service that turns from ready to
+//! pending while a fetch is under way leaves a write transaction open, which
+//! blocks every process on an SQLite file.
+//!
+//! So a fetch is something that must be granted. Each class has a [`Turn`];
+//! the loop in `work` puts a reserved [`Slot`] into it when there is a job
+//! that is due, and [`Gated`] lets apalis fetch exactly once per grant. The
+//! turn is also the waker of that fetch: whatever was begun is driven to its
+//! end, and without a grant nothing is fetched. Heartbeats and acks pass.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{
+            AtomicBool,
+            Ordering::{AcqRel, Acquire, Release},
+        },
+    },
+    task::{Context, Poll, Wake, Waker},
+    time::{Duration, Instant},
+};
+
+use apalis_core::{
+    backend::{Backend, BackendConfig, WireFormatBackend},
+    worker::context::WorkerContext,
+};
+use futures::task::AtomicWaker;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+/// The slots of one device. Clones are the same gate.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    slots: Arc<Semaphore>,
+    state: watch::Sender<State>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    in_flight: usize,
+    closed: bool,
+}
+
+impl Gate {
+    /// A gate with room for `slots` jobs at a time, at least one.
+    pub fn new(slots: usize) -> Self {
+        Self {
+            slots: Arc::new(Semaphore::new(slots.clamp(1, Semaphore::MAX_PERMITS))),
+            state: watch::Sender::new(State::default()),
+        }
+    }
+
+    /// From now on no job starts. Jobs in flight go on, heartbeats too.
+    /// A gate does not open again.
+    pub fn close(&self) {
+        self.state.send_modify(|state| state.closed = true);
+    }
+
+    /// Whether [`Gate::close`] was called.
+    pub fn is_closed(&self) -> bool {
+        self.state.borrow().closed
+    }
+
+    /// Handlers running now.
+    pub fn in_flight(&self) -> usize {
+        self.state.borrow().in_flight
+    }
+
+    /// Waits until no handler runs. Only a closed gate stays idle.
+    pub async fn idle(&self) {
+        let mut state = self.state.subscribe();
+        // Fails only without a sender, and this gate is one.
+        let _ = state.wait_for(|state| state.in_flight == 0).await;
+    }
+
+    /// Whether a job could start now.
+    pub(super) fn has_room(&self) -> bool {
+        !self.is_closed() && self.slots.available_permits() > 0
+    }
+
+    /// Reserves a slot, unless all are taken or the gate is closed.
+    pub(super) fn reserve(&self) -> Option<Slot> {
+        if self.is_closed() {
+            return None;
+        }
+        let permit = Arc::clone(&self.slots).try_acquire_owned().ok()?;
+        Some(Slot {
+            gate: self.clone(),
+            begun: false,
+            permit: Some(permit),
+        })
+    }
+
+    /// Yields whenever a slot may have come free.
+    pub(super) fn changes(&self) -> Changes {
+        Changes(self.state.subscribe())
+    }
+}
+
+/// See [`Gate::changes`].
+pub(super) struct Changes(watch::Receiver<State>);
+
+impl Changes {
+    pub(super) async fn next(&mut self) {
+        // The loop that waits here holds the gate, hence a sender.
+        let _ = self.0.changed().await;
+    }
+}
+
+/// A reserved slot; dropping it frees the slot.
+#[derive(Debug)]
+pub(super) struct Slot {
+    gate: Gate,
+    begun: bool,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Slot {
+    /// Counts the job as in flight. False if the gate has closed meanwhile;
+    /// checking and counting are one step, or a drain could miss a job.
+    pub(super) fn begin(&mut self) -> bool {
+        self.begun = self.gate.state.send_if_modified(|state| {
+            let open = !state.closed;
+            state.in_flight += usize::from(open);
+            open
+        });
+        self.begun
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // The permit first: who is told of the change must find the slot free.
+        self.permit = None;
+        let ended = usize::from(self.begun);
+        self.gate
+            .state
+            .send_modify(|state| state.in_flight -= ended);
+    }
+}
+
+/// One class's right to fetch, granted a slot at a time.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    /// A worker polls this turn; without one a slot would be granted to nobody.
+    attached: AtomicBool,
+    /// The backend may be polled: granted, or the fetch under way has news.
+    woken: AtomicBool,
+    worker: AtomicWaker,
+    grant: Mutex<Option<(Slot, Instant)>>,
+}
+
+impl Turn {
+    fn grant_lock(&self) -> std::sync::MutexGuard<'_, Option<(Slot, Instant)>> {
+        self.grant
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub(super) fn is_attached(&self) -> bool {
+        self.attached.load(Acquire)
+    }
+
+    /// How long the current grant has been out.
+    pub(super) fn granted_for(&self) -> Option<Duration> {
+        self.grant_lock().as_ref().map(|(_, since)| since.elapsed())
+    }
+
+    /// Lets the worker fetch once.
+    pub(super) fn grant(self: &Arc<Self>, slot: Slot) {
+        *self.grant_lock() = Some((slot, Instant::now()));
+        self.wake_by_ref();
+    }
+
+    /// Lets the worker fetch once more under the grant it has: another process
+    /// took the job that it was granted for, and there is a new one.
+    pub(super) fn renew(self: &Arc<Self>) {
+        if let Some((_, since)) = self.grant_lock().as_mut() {
+            *since = Instant::now();
+        }
+        self.wake_by_ref();
+    }
+
+    /// Takes the slot out, for the job that was fetched or to give it back.
+    pub(super) fn take(&self) -> Option<Slot> {
+        self.grant_lock().take().map(|(slot, _)| slot)
+    }
+
+    /// The worker is gone; the next one starts without a grant.
+    pub(super) fn detach(&self) {
+        self.attached.store(false, Release);
+        self.woken.store(false, Release);
+        self.take();
+    }
+}
+
+impl Wake for Turn {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woken.store(true, Release);
+        self.worker.wake();
+    }
+}
+
+/// A backend that fetches only when its [`Turn`] says so.
+pub(super) struct Gated<B> {
+    inner: B,
+    turn: Arc<Turn>,
+}
+
+impl<B> Gated<B> {
+    pub(super) fn new(inner: B, turn: Arc<Turn>) -> Self {
+        Self { inner, turn }
+    }
+}
+
+impl<B: Backend> Backend for Gated<B> {
+    type Task = B::Task;
+    type Error = B::Error;
+
+    fn poll_ready(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &WorkerContext,
+    ) -> Poll<Result<(), B::Error>> {
+        self.inner.poll_ready(cx, worker)
+    }
+
+    fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &WorkerContext,
+    ) -> Poll<Option<Result<B::Task, B::Error>>> {
+        self.turn.worker.register(cx.waker());
+        self.turn.attached.store(true, Release);
+        if !self.turn.woken.swap(false, AcqRel) {
+            return Poll::Pending;
+        }
+        let waker = Waker::from(Arc::clone(&self.turn));
+        self.inner
+            .poll_next(&mut Context::from_waker(&waker), worker)
+    }
+
+    fn poll_close(
+        &mut self,
+        cx: &mut Context<'_>,
+        worker: &WorkerContext,
+    ) -> Poll<Result<(), B::Error>> {
+        self.inner.poll_close(cx, worker)
+    }
+}
+
+impl<B: BackendConfig> BackendConfig for Gated<B> {
+    type Args = B::Args;
+    type Id = B::Id;
+    type Kind = B::Kind;
+    type Config = B::Config;
+    type Layer = B::Layer;
+
+    fn config(&self) -> &B::Config {
+        self.inner.config()
+    }
+
+    fn middleware(&mut self, worker: &mut WorkerContext) -> B::Layer {
+        self.inner.middleware(worker)
+    }
+}
+
+impl<B: WireFormatBackend> WireFormatBackend for Gated<B> {
+    type Codec = B::Codec;
+    type Compact = B::Compact;
+
+    fn codec(&self) -> &B::Codec {
+        self.inner.codec()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_counted_and_come_back() {
+        let gate = Gate::new(2);
+        let mut first = gate.reserve().unwrap();
+        let second = gate.reserve().unwrap();
+        assert!(gate.reserve().is_none());
+        assert_eq!(gate.in_flight(), 0, "reserved is not running");
+        assert!(first.begin());
+        assert_eq!(gate.in_flight(), 1);
+        drop((first, second));
+        assert_eq!(gate.in_flight(), 0);
+        assert!(gate.has_room());
+    }
+
+    #[test]
+    fn nothing_begins_behind_a_closed_gate() {
+        let gate = Gate::new(1);
+        let mut reserved = gate.reserve().unwrap();
+        gate.close();
+        assert!(!reserved.begin());
+        drop(reserved);
+        assert_eq!(gate.in_flight(), 0);
+        assert!(gate.reserve().is_none());
+    }
+
+    #[tokio::test]
+    async fn idle_waits_for_the_last_job() {
+        let gate = Gate::new(1);
+        let mut slot = gate.reserve().unwrap();
+        assert!(slot.begin());
+        gate.close();
+        let waited = tokio::time::timeout(Duration::from_millis(20), gate.idle());
+        assert!(waited.await.is_err());
+        drop(slot);
+        gate.idle().await;
+    }
+
+    #[test]
+    fn a_turn_that_loses_its_worker_gives_the_slot_back() {
+        let gate = Gate::new(1);
+        let turn = Arc::new(Turn::default());
+        turn.grant(gate.reserve().unwrap());
+        assert!(!gate.has_room());
+        turn.detach();
+        assert!(gate.has_room());
+        assert!(turn.granted_for().is_none());
+    }
+}

@@ -1,0 +1,355 @@
+//! The queue in Redis, for many machines.
+//!
+//! apalis-redis keeps the jobs; leases are plain keys with a time to live. Of
+//! its weak points this module works around four: a push wakes nobody, so one
+//! is published; keys are forgotten at once unless they get a time to live;
+//! the default response timeout of half a second ends workers on a busy
+//! machine; and its own vacuum reads the whole queue in one go.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ::redis::{
+    AsyncCommands, Client, RedisError, RedisResult, Script,
+    aio::{ConnectionManager, ConnectionManagerConfig},
+};
+use apalis_core::{
+    backend::ext::{BackendExt, with_codec::WithCodec},
+    task::builder::TaskBuilder,
+};
+use apalis_redis::{Config, RedisStorage, queries};
+use async_trait::async_trait;
+use futures::StreamExt;
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+use super::{
+    Enqueued, QueueOptions,
+    codec::{JobCodec, Payload},
+    driver::{Driver, missed_heartbeats},
+    error::{Error, Result, Source, bad_url, failed, without_password},
+    work::{Worker, run_apalis},
+};
+
+/// Covers pushes whose message was lost, and delayed jobs that come due.
+const POLL_MS: u64 = 200;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A key lives this long while its job waits and runs. It bounds the harm if
+/// Redis itself loses a job and keeps the key.
+const KEY_TTL: Duration = Duration::from_secs(24 * 3600);
+/// Jobs deleted per script: Redis serves nobody else meanwhile.
+const PURGE_BATCH: usize = 500;
+
+const ADVICE: &str = "Check that Redis runs there and lets this machine in; without a server use \
+    `sqlite:PATH`";
+
+const RENEW: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then
+    return redis.call('PEXPIRE', KEYS[1], ARGV[2]) else return 0 end";
+
+const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then
+    return redis.call('DEL', KEYS[1]) else return 0 end";
+
+const PURGE: &str = "local ids = redis.call('SPOP', KEYS[1], ARGV[1])
+    for _, id in ipairs(ids) do
+        redis.call('HDEL', KEYS[2], id)
+        redis.call('DEL', KEYS[3] .. ':' .. id)
+    end
+    return #ids";
+
+/// One server.
+pub(super) struct Redis {
+    /// Without password, for messages.
+    url: String,
+    client: Client,
+    connection: ConnectionManager,
+    options: QueueOptions,
+}
+
+impl Redis {
+    pub(super) async fn open(url: &str, options: &QueueOptions) -> Result<Self> {
+        let client = Client::open(url).map_err(|error| bad_url(url, error))?;
+        let config = ConnectionManagerConfig::new()
+            .set_response_timeout(Some(RESPONSE_TIMEOUT))
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_number_of_retries(3)
+            .set_max_delay(Duration::from_secs(1));
+        let connection = client
+            .get_connection_manager_with_config(config)
+            .await
+            .map_err(|source| Error::Open {
+                url: without_password(url),
+                advice: ADVICE,
+                source: source.into(),
+            })?;
+        Ok(Self {
+            url: without_password(url),
+            client,
+            connection,
+            options: options.clone(),
+        })
+    }
+
+    fn config(&self, class: &str) -> Config {
+        Config::default()
+            .queue(format!("{}:{class}", self.options.name_prefix))
+            .heartbeat_interval(Duration::from_secs(self.options.heartbeat_s))
+            .missed_heartbeats(missed_heartbeats(&self.options))
+            // More than one would run jobs twice: those that wait in a batch
+            // have no slot and outlive the lease.
+            .batch_size(1)
+            .idempotency_ttl(Some(KEY_TTL))
+            .emit_events(false)
+            // Its lease scripts fail, and end the worker, where the in-flight
+            // set alone would have redelivered.
+            .lock_tasks(false)
+    }
+
+    fn named(&self, name: &str) -> String {
+        format!("{}:{name}", self.options.name_prefix)
+    }
+
+    async fn classes(&self) -> RedisResult<Vec<String>> {
+        let mut classes: Vec<String> = self
+            .connection
+            .clone()
+            .smembers(self.named("classes"))
+            .await?;
+        classes.sort();
+        Ok(classes)
+    }
+
+    async fn wake_ups(&self) -> Result<impl futures::Stream<Item = ()>, Source> {
+        let mut pubsub = timeout(CONNECT_TIMEOUT, self.client.get_async_pubsub()).await??;
+        timeout(CONNECT_TIMEOUT, pubsub.subscribe(self.named("wake"))).await??;
+        Ok(pubsub.into_on_message().map(|_| ()))
+    }
+
+    /// Worker names are new with each start, and apalis keeps a hash for each.
+    async fn purge_workers(&self, config: &Config) -> RedisResult<()> {
+        let mut connection = self.connection.clone();
+        let prefix = format!("{}:metadata:", config.workers_set());
+        let keys: Vec<String> = {
+            let mut scanner = self.connection.clone();
+            let mut keys = scanner.scan_match(format!("{prefix}*")).await?;
+            let mut found = Vec::new();
+            while let Some(key) = keys.next_item().await {
+                found.push(key?);
+            }
+            found
+        };
+        for key in keys {
+            let worker = key.strip_prefix(&prefix).unwrap_or_default();
+            let seen: Option<f64> = connection.zscore(config.workers_set(), worker).await?;
+            if seen.is_none() {
+                let () = connection.del(&key).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// In whole seconds, as apalis writes it.
+fn now_s() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default().as_secs()
+}
+
+fn key_name(config: &Config, key: &str) -> String {
+    format!("{}:{key}", config.idempotency_key_set())
+}
+
+#[async_trait]
+impl Driver for Redis {
+    fn poll_every(&self) -> Duration {
+        Duration::from_millis(match self.options.poll_ms {
+            0 => POLL_MS,
+            poll_ms => poll_ms,
+        })
+    }
+
+    async fn push(
+        &self,
+        class: &str,
+        payload: Vec<u8>,
+        key: Option<&str>,
+        delay: Duration,
+    ) -> Result<Enqueued> {
+        let config = self.config(class);
+        let mut connection = self.connection.clone();
+        let mut task = TaskBuilder::new(payload);
+        if !delay.is_zero() {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+            let at = now.unwrap_or_default() + delay;
+            task = task.run_at_timestamp((at.as_millis() as u64).div_ceil(1000));
+        }
+        let pushed = async {
+            if let Some(key) = key {
+                let (known, active, scheduled): (bool, usize, usize) = ::redis::pipe()
+                    .exists(key_name(&config, key))
+                    .llen(config.active_jobs_list())
+                    .zcard(config.scheduled_jobs_set())
+                    .query_async(&mut connection)
+                    .await?;
+                if known {
+                    return Ok(Enqueued::Duplicate);
+                }
+                if active + scheduled >= self.options.length_max {
+                    return Ok(Enqueued::Full);
+                }
+                task = task.idempotency_key(key);
+            }
+            let (active, scheduled) =
+                queries::push_tasks(&mut connection, &config, &[task.build()]).await?;
+            if active + scheduled == 0 {
+                return Ok(Enqueued::Duplicate);
+            }
+            let () = ::redis::pipe()
+                .sadd(self.named("classes"), class)
+                .ignore()
+                .publish(self.named("wake"), class)
+                .ignore()
+                .query_async(&mut connection)
+                .await?;
+            Ok(Enqueued::Pushed)
+        };
+        pushed
+            .await
+            .map_err(failed::<Source>(&self.url, "push a job"))
+    }
+
+    async fn due(&self, classes: &[String]) -> Result<Vec<usize>> {
+        let mut pipe = ::redis::pipe();
+        for class in classes {
+            let config = self.config(class);
+            pipe.llen(config.active_jobs_list())
+                .zcount(config.scheduled_jobs_set(), 0, now_s());
+        }
+        let counts: Vec<usize> = pipe
+            .query_async(&mut self.connection.clone())
+            .await
+            .map_err(failed(&self.url, "look for jobs"))?;
+        Ok(counts.chunks(2).map(|pair| pair.iter().sum()).collect())
+    }
+
+    async fn depth(&self) -> Result<Vec<(String, usize)>> {
+        let counted = async {
+            let classes = self.classes().await?;
+            let mut pipe = ::redis::pipe();
+            for class in &classes {
+                let config = self.config(class);
+                pipe.llen(config.active_jobs_list())
+                    .zcard(config.scheduled_jobs_set());
+            }
+            let counts: Vec<usize> = match classes.is_empty() {
+                true => Vec::new(),
+                false => pipe.query_async(&mut self.connection.clone()).await?,
+            };
+            let sums = counts.chunks(2).map(|pair| pair.iter().sum::<usize>());
+            let depth = classes.into_iter().zip(sums).filter(|(_, n)| *n > 0);
+            Ok::<_, RedisError>(depth.collect())
+        };
+        counted.await.map_err(failed(&self.url, "count jobs"))
+    }
+
+    async fn lease(&self, name: &str, holder: &str, ttl: Duration) -> Result<Option<String>> {
+        let name = self.named(name);
+        let leased = async {
+            let mut connection = self.connection.clone();
+            let (taken, other): (bool, Option<String>) = ::redis::pipe()
+                .cmd("SET")
+                .arg(&name)
+                .arg(holder)
+                .arg("NX")
+                .arg("PX")
+                .arg(ttl.as_millis().max(1) as u64)
+                .get(&name)
+                .query_async(&mut connection)
+                .await?;
+            Ok::<_, RedisError>((!taken).then(|| other.unwrap_or_default()))
+        };
+        leased.await.map_err(failed(&self.url, "take a lease"))
+    }
+
+    async fn renew(&self, name: &str, holder: &str, ttl: Duration) -> Result<bool> {
+        Script::new(RENEW)
+            .key(self.named(name))
+            .arg(holder)
+            .arg(ttl.as_millis().max(1) as u64)
+            .invoke_async(&mut self.connection.clone())
+            .await
+            .map_err(failed(&self.url, "renew a lease"))
+    }
+
+    async fn release(&self, name: &str, holder: &str) -> Result<()> {
+        Script::new(RELEASE)
+            .key(self.named(name))
+            .arg(holder)
+            .invoke_async::<u32>(&mut self.connection.clone())
+            .await
+            .map_err(failed(&self.url, "release a lease"))?;
+        Ok(())
+    }
+
+    async fn ended(&self, class: &str, key: &str) -> Result<()> {
+        let name = key_name(&self.config(class), key);
+        self.connection
+            .clone()
+            .expire(name, self.options.lease_ttl_s as i64)
+            .await
+            .map_err(failed(&self.url, "let a key run out"))
+    }
+
+    async fn purge(&self) -> Result<usize> {
+        let purged = async {
+            let script = Script::new(PURGE);
+            let mut purged = 0;
+            for class in self.classes().await? {
+                let config = self.config(&class);
+                for finished in [config.done_jobs_set(), config.dead_jobs_set()] {
+                    loop {
+                        let batch: usize = script
+                            .key(&finished)
+                            .key(config.job_data_hash())
+                            .key(config.job_meta_hash())
+                            .arg(PURGE_BATCH)
+                            .invoke_async(&mut self.connection.clone())
+                            .await?;
+                        purged += batch;
+                        if batch < PURGE_BATCH {
+                            break;
+                        }
+                    }
+                }
+                self.purge_workers(&config).await?;
+            }
+            Ok::<_, RedisError>(purged)
+        };
+        purged.await.map_err(failed(&self.url, "delete old jobs"))
+    }
+
+    async fn run(&self, worker: Worker) -> Result<()> {
+        let config = self.config(worker.class_name());
+        let storage: WithCodec<RedisStorage<Payload>, JobCodec> =
+            RedisStorage::new(self.connection.clone())
+                .with_config(config)
+                .with_codec(JobCodec);
+        run_apalis!(storage, worker).map_err(failed(&self.url, "work"))
+    }
+
+    async fn listen(&self, pushed: &watch::Sender<()>) {
+        loop {
+            match self.wake_ups().await {
+                Ok(wake_ups) => {
+                    let mut wake_ups = std::pin::pin!(wake_ups);
+                    while wake_ups.next().await.is_some() {
+                        pushed.send_replace(());
+                    }
+                }
+                Err(error) => tracing::debug!("queue {}: cannot listen: {error}", self.url),
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+}
