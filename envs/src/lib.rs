@@ -1,1 +1,21 @@
-//! skeleton
+//! Environments: what AgentGym's HTTP servers expect ([`spec`]), how a model's text becomes an
+//! action ([`parser`]), a client that any such server can be driven with ([`client`]), and
+//! TextCraft written in Rust ([`textcraft`]) behind the same wire behaviour ([`server`]), also
+//! started inside the process ([`builtin`]).
+//!
+//! Rollouts always go through HTTP, also to the built-in server: there is one path, and it is
+//! the one that production takes. Nothing here knows models, jobs or storage.
+
+pub mod builtin;
+pub mod client;
+mod error;
+pub mod parser;
+pub mod server;
+pub mod spec;
+pub mod textcraft;
+
+pub use client::{ClientCounters, ClientOptions, EnvClient, Session, StepOutput};
+pub use error::{Call, EnvError, FaultKind, Verdict};
+pub use parser::{Parsed, Parser};
+pub use server::{ServerHandle, ServerOptions};
+pub use spec::{EnvSpec, Replay, SuccessRule, spec};

@@ -1,0 +1,194 @@
+//! `agentgym-env`: environment servers as a program of their own, and demonstrations.
+
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use agentgym_envs::builtin::{TaskSource, range};
+use agentgym_envs::server::{ServerOptions, serve};
+use agentgym_envs::textcraft::{DISTRACTORS_MAX, Gather, Style, Tasks, Worlds, demonstration};
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(
+    name = "agentgym-env",
+    version,
+    about = "AgentGym environments written in Rust"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve TextCraft over HTTP until interrupted.
+    Textcraft {
+        /// Address to listen on.
+        #[arg(long, default_value = "127.0.0.1")]
+        host: IpAddr,
+        /// Port to listen on; 0 takes a free one.
+        #[arg(long, default_value_t = 36001)]
+        port: u16,
+        /// Close sessions that are not used for this many seconds.
+        #[arg(long, default_value_t = ServerOptions::default().session_ttl_s)]
+        ttl_s: u64,
+        /// Largest number of open sessions.
+        #[arg(long, default_value_t = ServerOptions::default().sessions_max)]
+        sessions_max: usize,
+        #[command(flatten)]
+        source: Source,
+    },
+    /// Print solved TextCraft tasks, one JSON line each, in AgentGym's trajectory format.
+    Demos {
+        /// Task ids, such as 0..1000.
+        #[arg(long, value_parser = ids)]
+        ids: Range<i64>,
+        /// First lines of every conversation.
+        #[arg(long, default_value_t = agentgym_envs::spec::ALL[0].instruction.to_owned())]
+        instruction: String,
+        /// Say before a new recipe what it is for.
+        #[arg(long)]
+        thought: bool,
+        /// Fetch raw items once for all crafts of a recipe instead of before each.
+        #[arg(long)]
+        gather_once: bool,
+        /// Chance in percent to ask in vain for a craftable item first.
+        #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100))]
+        refusals_percent: u32,
+        #[command(flatten)]
+        source: Source,
+    },
+}
+
+/// Without an option: the built-in recipe table.
+#[derive(Args)]
+struct Source {
+    /// A folder of Minecraft recipe files instead of the built-in table.
+    #[arg(long, value_name = "DIR", conflicts_with = "worlds")]
+    recipes: Option<PathBuf>,
+    /// Loading order of the folder's files, one name a line; by name without it.
+    #[arg(long, value_name = "FILE", requires = "recipes")]
+    order: Option<PathBuf>,
+    /// Most lines per task that do not serve the goal.
+    #[arg(long, default_value_t = DISTRACTORS_MAX, conflicts_with = "worlds")]
+    distractors: usize,
+    /// Generated worlds of these depths, such as 1-3; a task's id is its seed.
+    #[arg(long, value_name = "DEPTHS")]
+    worlds: Option<String>,
+    /// Lines per generated world.
+    #[arg(long, default_value = "4-8", requires = "worlds")]
+    lines: String,
+}
+
+impl Source {
+    fn tasks(self) -> Result<Tasks> {
+        let source = if let Some(depths) = self.worlds {
+            let depths = range(&depths)
+                .with_context(|| format!("--worlds {depths}: expected a range such as 1-3"))?;
+            let lines = range(&self.lines)
+                .with_context(|| format!("--lines {}: expected a range such as 4-8", self.lines))?;
+            TaskSource::Worlds(Worlds::new(depths, lines)?)
+        } else if let Some(path) = self.recipes {
+            TaskSource::Folder {
+                path,
+                order: self.order,
+                distractors_max: self.distractors,
+            }
+        } else {
+            TaskSource::Table {
+                distractors_max: self.distractors,
+            }
+        };
+        Ok(source.tasks()?)
+    }
+}
+
+fn ids(text: &str) -> Result<Range<i64>, String> {
+    let parsed = text.split_once("..").and_then(|(low, high)| {
+        let (low, high) = (low.parse().ok()?, high.parse().ok()?);
+        (low < high).then_some(low..high)
+    });
+    parsed.ok_or_else(|| "expected a range such as 0..1000".to_owned())
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    match Cli::parse().command {
+        Command::Textcraft {
+            host,
+            port,
+            ttl_s,
+            sessions_max,
+            source,
+        } => {
+            let options = ServerOptions {
+                session_ttl_s: ttl_s,
+                sessions_max,
+            };
+            let tasks = Arc::new(source.tasks()?);
+            let server = serve(tasks, SocketAddr::new(host, port), options).await?;
+            // On stdout and at once: whoever starts the server waits for this line.
+            let mut stdout = std::io::stdout();
+            writeln!(stdout, "listening on {}", server.url)?;
+            stdout.flush()?;
+            interrupted().await?;
+            server.stop().await;
+            Ok(())
+        }
+        Command::Demos {
+            ids,
+            instruction,
+            thought,
+            gather_once,
+            refusals_percent,
+            source,
+        } => {
+            let style = Style {
+                thought,
+                gather: if gather_once {
+                    Gather::Once
+                } else {
+                    Gather::PerCraft
+                },
+                refusals_percent,
+            };
+            demos(&source.tasks()?, ids, &instruction, style)
+        }
+    }
+}
+
+fn demos(tasks: &Tasks, ids: Range<i64>, instruction: &str, style: Style) -> Result<()> {
+    let mut stdout = std::io::BufWriter::new(std::io::stdout().lock());
+    for id in ids {
+        let Some(demonstration) = demonstration(&tasks.world(id), id, instruction, style) else {
+            bail!("task {id} cannot be solved");
+        };
+        let line = serde_json::to_string(&demonstration)?;
+        match writeln!(stdout, "{line}") {
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
+            written => written?,
+        }
+    }
+    stdout.flush()?;
+    Ok(())
+}
+
+async fn interrupted() -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        pressed = tokio::signal::ctrl_c() => pressed?,
+    }
+    Ok(())
+}

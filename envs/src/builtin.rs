@@ -1,0 +1,250 @@
+//! The server inside this process, by address.
+//!
+//! `builtin` is our own recipe table, `builtin:worlds?depths=1-3&lines=4-8` generated worlds,
+//! `builtin:folder?path=DIR` a folder of recipe files. It listens on a free loopback port and
+//! is spoken to over HTTP like any other server.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::EnvError;
+use crate::server::{ServerHandle, ServerOptions, serve};
+use crate::textcraft::{DISTRACTORS_MAX, RecipeBook, Tasks, Worlds};
+
+const SCHEME: &str = "builtin";
+
+/// Whether an environment address means the built-in server.
+pub fn is_builtin(address: &str) -> bool {
+    address == SCHEME
+        || address
+            .strip_prefix(SCHEME)
+            .is_some_and(|rest| rest.starts_with([':', '?']))
+}
+
+/// What a built-in address asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BuiltinAddress {
+    /// Where tasks come from.
+    pub source: TaskSource,
+    /// Limits of the server.
+    pub options: ServerOptions,
+}
+
+/// Where tasks come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TaskSource {
+    /// Our own recipe table.
+    Table {
+        /// Lines per task, at most, that do not serve the goal.
+        distractors_max: usize,
+    },
+    /// A folder of recipe files.
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// A text file with the recipe files' names in loading order, one a line.
+        order: Option<PathBuf>,
+        /// Lines per task, at most, that do not serve the goal.
+        distractors_max: usize,
+    },
+    /// Generated worlds.
+    Worlds(Worlds),
+}
+
+impl TaskSource {
+    /// Reads what has to be read.
+    pub fn tasks(&self) -> Result<Tasks, EnvError> {
+        let (book, distractors_max) = match self {
+            Self::Worlds(worlds) => return Ok(Tasks::Worlds(worlds.clone())),
+            Self::Table { distractors_max } => (RecipeBook::builtin(), *distractors_max),
+            Self::Folder {
+                path,
+                order,
+                distractors_max,
+            } => (folder(path, order.as_deref())?, *distractors_max),
+        };
+        Ok(Tasks::Book {
+            book: Arc::new(book),
+            distractors_max,
+        })
+    }
+}
+
+fn folder(path: &Path, order: Option<&Path>) -> Result<RecipeBook, EnvError> {
+    let Some(order) = order else {
+        return RecipeBook::from_folder(path);
+    };
+    let text = std::fs::read_to_string(order).map_err(|error| EnvError::Recipes {
+        path: order.to_owned(),
+        problem: error.to_string(),
+    })?;
+    let files: Vec<String> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .map(str::to_owned)
+        .collect();
+    RecipeBook::from_files(path, &files)
+}
+
+/// Reads a built-in address; nothing is opened or started.
+pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
+    let bad = |problem: String| EnvError::Address {
+        address: address.to_owned(),
+        problem,
+    };
+    let rest = address
+        .strip_prefix(SCHEME)
+        .ok_or_else(|| bad(format!("it does not begin with {SCHEME:?}")))?;
+    let (name, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let mut options = Options {
+        pairs: url::form_urlencoded::parse(query.as_bytes())
+            .into_owned()
+            .collect(),
+        known: Vec::new(),
+    };
+    let mut source = match name {
+        "" | ":table" => TaskSource::Table {
+            distractors_max: DISTRACTORS_MAX,
+        },
+        ":folder" => TaskSource::Folder {
+            path: options
+                .take("path")
+                .map(PathBuf::from)
+                .ok_or_else(|| bad("option \"path\" is needed".to_owned()))?,
+            order: options.take("order").map(PathBuf::from),
+            distractors_max: DISTRACTORS_MAX,
+        },
+        ":worlds" => {
+            let depths = options.take("depths").unwrap_or_else(|| "1-3".to_owned());
+            let lines = options.take("lines").unwrap_or_else(|| "4-8".to_owned());
+            let depths = range(&depths).ok_or_else(|| bad(not_a_range("depths", &depths)))?;
+            let lines = range(&lines).ok_or_else(|| bad(not_a_range("lines", &lines)))?;
+            TaskSource::Worlds(Worlds::new(depths, lines)?)
+        }
+        other => {
+            return Err(bad(format!(
+                "{other:?} is not one of :table, :worlds, :folder"
+            )));
+        }
+    };
+    if let TaskSource::Table { distractors_max }
+    | TaskSource::Folder {
+        distractors_max, ..
+    } = &mut source
+    {
+        *distractors_max = options
+            .number("distractors", DISTRACTORS_MAX as u64)
+            .map_err(bad)? as usize;
+    }
+    let limits = ServerOptions::default();
+    let limits = ServerOptions {
+        session_ttl_s: options.number("ttl_s", limits.session_ttl_s).map_err(bad)?,
+        sessions_max: options
+            .number("sessions_max", limits.sessions_max as u64)
+            .map_err(bad)? as usize,
+    };
+    if let Some((unknown, _)) = options.pairs.first() {
+        return Err(bad(format!(
+            "unknown option {unknown:?}; known here: {}",
+            options.known.join(", ")
+        )));
+    }
+    Ok(BuiltinAddress {
+        source,
+        options: limits,
+    })
+}
+
+/// Starts the server that an address asks for.
+pub async fn start(address: &str) -> Result<ServerHandle, EnvError> {
+    let BuiltinAddress { source, options } = parse(address)?;
+    let tasks = tokio::task::spawn_blocking(move || source.tasks())
+        .await
+        .expect("reading recipes does not panic")?;
+    serve(
+        Arc::new(tasks),
+        SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        options,
+    )
+    .await
+}
+
+/// `2` or `1-3`.
+pub fn range(text: &str) -> Option<RangeInclusive<u32>> {
+    let (low, high) = text.split_once('-').unwrap_or((text, text));
+    Some(low.trim().parse().ok()?..=high.trim().parse().ok()?)
+}
+
+fn not_a_range(name: &str, text: &str) -> String {
+    format!("option {name:?} is {text:?}; expected a number or a range such as 1-3")
+}
+
+struct Options {
+    pairs: Vec<(String, String)>,
+    known: Vec<&'static str>,
+}
+
+impl Options {
+    fn take(&mut self, name: &'static str) -> Option<String> {
+        self.known.push(name);
+        let at = self.pairs.iter().position(|(key, _)| key == name)?;
+        Some(self.pairs.remove(at).1)
+    }
+
+    fn number(&mut self, name: &'static str, default: u64) -> Result<u64, String> {
+        match self.take(name) {
+            None => Ok(default),
+            Some(text) => text
+                .parse()
+                .map_err(|_| format!("option {name:?} is {text:?}; expected a number")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_say_where_tasks_come_from() {
+        assert!(is_builtin("builtin") && is_builtin("builtin:worlds?depths=2"));
+        assert!(!is_builtin("http://builtin") && !is_builtin("builtins"));
+        let worlds = parse("builtin:worlds?depths=2-4&lines=6-9&ttl_s=7").expect("valid");
+        let expected = Worlds::new(2..=4, 6..=9).expect("possible");
+        assert_eq!(worlds.source, TaskSource::Worlds(expected));
+        assert_eq!(worlds.options.session_ttl_s, 7);
+        let folder = parse("builtin:folder?path=/a%20b&distractors=3").expect("valid");
+        assert_eq!(
+            folder.source,
+            TaskSource::Folder {
+                path: "/a b".into(),
+                order: None,
+                distractors_max: 3
+            }
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_address_is_named() {
+        for (address, words) in [
+            ("builtin:words", "\":words\" is not one of"),
+            (
+                "builtin?depths=1",
+                "unknown option \"depths\"; known here: distractors",
+            ),
+            ("builtin:folder", "option \"path\" is needed"),
+            (
+                "builtin:worlds?depths=deep",
+                "option \"depths\" is \"deep\"",
+            ),
+            ("builtin:worlds?depths=0-3", "depths 0-3 are not possible"),
+            ("builtin?ttl_s=soon", "option \"ttl_s\" is \"soon\""),
+        ] {
+            let message = parse(address).expect_err(address).to_string();
+            assert!(message.contains(words), "{message}");
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! One request to one server: limits on time and size, repetition, and a typed error for
+//! everything that can come back instead of a JSON reply.
+//!
+//! Two habits of the original servers shape it. They drop idle connections after 5 s, and a
+//! model often thinks longer than that: idle connections are given up after 4 s. And they drop
+//! a connection after a 500 without saying so: after such a reply the whole pool is replaced,
+//! so that no later step meets a dead connection.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::ClientOptions;
+use super::counters::Counters;
+use crate::error::{Call, EnvError, Verdict};
+
+/// Below the 5 s after which the original servers close an idle connection.
+const IDLE_MAX: Duration = Duration::from_secs(4);
+
+/// How much of an unexpected body is shown.
+const EXCERPT_BYTES: usize = 200;
+
+/// When a failed call may be sent again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Repeat {
+    /// After any failure that may pass: running twice does no harm.
+    Always,
+    /// Only if it cannot have run, that is if no connection was made.
+    IfNotRun,
+}
+
+pub(super) struct Server {
+    url: String,
+    is_local: bool,
+    options: ClientOptions,
+    http: RwLock<reqwest::Client>,
+    counters: Arc<Counters>,
+}
+
+impl Server {
+    pub(super) fn new(
+        url: &str,
+        options: ClientOptions,
+        counters: Arc<Counters>,
+    ) -> Result<Self, EnvError> {
+        let bad = |problem: String| EnvError::Address {
+            address: url.to_owned(),
+            problem: format!("{problem}; expected something like http://127.0.0.1:36001"),
+        };
+        let parsed = url::Url::parse(url).map_err(|error| bad(error.to_string()))?;
+        if !matches!(parsed.scheme(), "http" | "https") {
+            return Err(bad(format!(
+                "the scheme {:?} is not http or https",
+                parsed.scheme()
+            )));
+        }
+        if parsed.query().is_some() || parsed.fragment().is_some() {
+            return Err(bad("a base URL has no ? or #".to_owned()));
+        }
+        let is_local = match parsed.host() {
+            Some(url::Host::Domain(name)) => name == "localhost",
+            Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
+            Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
+            None => return Err(bad("no host".to_owned())),
+        };
+        Ok(Self {
+            url: url.trim_end_matches('/').to_owned(),
+            is_local,
+            http: RwLock::new(connections(&options, is_local)?),
+            options,
+            counters,
+        })
+    }
+
+    pub(super) fn name(&self, endpoint: &'static str) -> Call {
+        Call {
+            url: self.url.clone(),
+            endpoint,
+        }
+    }
+
+    /// The error for a reply that lacks something, counted.
+    pub(super) fn protocol(&self, endpoint: &'static str, what: &str, reply: &Value) -> EnvError {
+        let error = EnvError::Protocol {
+            call: self.name(endpoint),
+            found: format!("{what} in {}", excerpt(reply.to_string().as_bytes())),
+        };
+        self.counters.fault(&error);
+        error
+    }
+
+    /// Posts and reads a JSON reply. The error that is returned has been counted.
+    pub(super) async fn call(
+        &self,
+        endpoint: &'static str,
+        body: Option<&Value>,
+        repeat: Repeat,
+    ) -> Result<Value, EnvError> {
+        let mut attempt = 1;
+        loop {
+            let started = Instant::now();
+            let result = self.attempt(endpoint, body, attempt).await;
+            self.counters.note(|counters| {
+                counters.calls += 1;
+                counters.retries += u64::from(attempt > 1);
+                counters.call_time_s += started.elapsed().as_secs_f64();
+            });
+            let error = match result {
+                Ok(reply) => return Ok(reply),
+                Err(error) => error,
+            };
+            let may_repeat = match repeat {
+                Repeat::Always => error.verdict() == Verdict::Retry,
+                Repeat::IfNotRun => matches!(error, EnvError::Unreachable { .. }),
+            };
+            if !may_repeat || attempt >= self.options.attempts_max {
+                self.counters.fault(&error);
+                return Err(error);
+            }
+            tracing::debug!(%error, attempt, "environment call will be repeated");
+            tokio::time::sleep(self.pause(attempt)).await;
+            attempt += 1;
+        }
+    }
+
+    /// Doubles with each attempt. The share of a quarter that the number of calls decides
+    /// keeps clients that failed together from coming back together.
+    fn pause(&self, attempt: u32) -> Duration {
+        let doubled = self.options.backoff_first_s * 2f64.powi(attempt.min(30) as i32 - 1);
+        let spread = (self.counters.snapshot().calls % 16) as f64 / 64.0;
+        Duration::from_secs_f64(doubled.min(self.options.backoff_max_s).max(0.0) * (1.0 - spread))
+    }
+
+    async fn attempt(
+        &self,
+        endpoint: &'static str,
+        body: Option<&Value>,
+        attempts: u32,
+    ) -> Result<Value, EnvError> {
+        let http = self
+            .http
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let mut request = http.post(format!("{}{endpoint}", self.url));
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        let failed = |error: reqwest::Error| self.failed(endpoint, &error, attempts);
+        let mut response = request.send().await.map_err(failed)?;
+        let status = response.status().as_u16();
+        if status != 200 {
+            let mut start = Vec::new();
+            while let Ok(Some(piece)) = response.chunk().await {
+                start.extend_from_slice(&piece);
+                if start.len() >= EXCERPT_BYTES {
+                    break;
+                }
+            }
+            if status >= 500 {
+                self.replace_connections()?;
+            }
+            return Err(EnvError::Refused {
+                call: self.name(endpoint),
+                status,
+                body: excerpt(&start),
+            });
+        }
+        let limit_bytes = self.options.body_max_bytes;
+        let too_large = || EnvError::TooLarge {
+            call: self.name(endpoint),
+            limit_bytes,
+        };
+        if response
+            .content_length()
+            .is_some_and(|length| length > limit_bytes as u64)
+        {
+            return Err(too_large());
+        }
+        let mut bytes = Vec::new();
+        while let Some(piece) = response.chunk().await.map_err(failed)? {
+            if bytes.len() + piece.len() > limit_bytes {
+                return Err(too_large());
+            }
+            bytes.extend_from_slice(&piece);
+        }
+        serde_json::from_slice(&bytes).map_err(|error| EnvError::Protocol {
+            call: self.name(endpoint),
+            found: format!("not JSON ({error}): {}", excerpt(&bytes)),
+        })
+    }
+
+    fn failed(&self, endpoint: &'static str, error: &reqwest::Error, attempts: u32) -> EnvError {
+        let call = self.name(endpoint);
+        if error.is_connect() {
+            return EnvError::Unreachable {
+                call,
+                found: causes(error),
+                attempts,
+            };
+        }
+        if error.is_timeout() {
+            return EnvError::TimedOut {
+                call,
+                limit_s: self.options.call_timeout_s,
+            };
+        }
+        EnvError::Dropped {
+            call,
+            found: causes(error),
+        }
+    }
+
+    fn replace_connections(&self) -> Result<(), EnvError> {
+        let fresh = connections(&self.options, self.is_local)?;
+        *self.http.write().unwrap_or_else(PoisonError::into_inner) = fresh;
+        Ok(())
+    }
+}
+
+fn connections(options: &ClientOptions, is_local: bool) -> Result<reqwest::Client, EnvError> {
+    let seconds = |value: f64, name: &str| {
+        Duration::try_from_secs_f64(value)
+            .ok()
+            .filter(|limit| !limit.is_zero())
+            .ok_or_else(|| EnvError::Client(format!("{name} is {value}; it must be above 0")))
+    };
+    let mut builder = reqwest::Client::builder()
+        .timeout(seconds(options.call_timeout_s, "the call timeout")?)
+        .connect_timeout(seconds(options.connect_timeout_s, "the connect timeout")?)
+        .pool_idle_timeout(IDLE_MAX)
+        .redirect(reqwest::redirect::Policy::none());
+    if is_local {
+        builder = builder.no_proxy();
+    }
+    builder
+        .build()
+        .map_err(|error| EnvError::Client(causes(&error)))
+}
+
+/// The innermost cause: what the operating system said.
+fn causes(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
+
+fn excerpt(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(EXCERPT_BYTES)]);
+    let text = text.trim();
+    match text {
+        "" => "an empty body".to_owned(),
+        _ if bytes.len() > EXCERPT_BYTES => format!("{text}…"),
+        _ => text.to_owned(),
+    }
+}

@@ -1,0 +1,29 @@
+//! TextCraft: craft a goal from what a list of recipes says, by text commands.
+//!
+//! The rules and the wording are those of AgentGym's server; the recipes are our own
+//! ([`RecipeBook::builtin`]), Minecraft's ([`RecipeBook::from_folder`]) or invented from a
+//! seed ([`Worlds`]).
+
+mod book;
+mod builtin;
+mod demonstration;
+mod folder;
+mod game;
+mod quantity;
+mod random;
+mod solver;
+mod task;
+#[cfg(test)]
+mod tests;
+mod words;
+mod worlds;
+
+pub use book::{Ingredient, Name, Recipe, RecipeBook};
+pub use demonstration::{Demonstration, Message, Style, demonstration};
+pub use game::{Game, StepReply};
+pub(crate) use quantity::Quantity;
+pub use solver::{Gather, Move, solve, solve_with};
+pub(crate) use task::TaskIndex;
+pub use task::{DISTRACTORS_MAX, Tasks, World, required_lines};
+pub use words::lexicon;
+pub use worlds::Worlds;

@@ -1,0 +1,197 @@
+//! Solves tasks: the actions that make a goal, found from the recipes.
+//!
+//! Demonstrations come from here, and tests use it to prove that every task can be solved.
+//! Of an item's recipes the least deep is taken, then the one with the fewest actions; depth
+//! falls strictly along the way, so no loop is possible. What is at hand is used first, and
+//! what is set aside for one craft is not spent on another.
+
+use std::collections::BTreeMap;
+
+use super::book::{Ingredient, Name, Recipe, RecipeBook};
+
+/// When raw items are fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Gather {
+    /// Before each craft, for that craft: every number is copied from a recipe's line.
+    #[default]
+    PerCraft,
+    /// Once for all crafts of a recipe in a row: fewer rounds, but numbers must be multiplied.
+    Once,
+}
+
+/// One action of a solution.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The command.
+    pub action: String,
+    /// The recipe that this action works towards, as `<output> using <inputs>`.
+    pub target: String,
+    /// The item that the recipe makes.
+    pub makes: Name,
+}
+
+/// The commands that make `goal` from empty hands; `None` if it cannot be made.
+pub fn solve(book: &RecipeBook, goal: Name) -> Option<Vec<String>> {
+    let moves = solve_with(book, goal, Gather::default())?;
+    Some(moves.into_iter().map(|step| step.action).collect())
+}
+
+/// As [`solve`], with a choice of when to fetch, and what each action is for.
+pub fn solve_with(book: &RecipeBook, goal: Name, gather: Gather) -> Option<Vec<Move>> {
+    book.recipes_of(goal).next()?;
+    book.depth(goal)?;
+    let mut solver = Solver {
+        book,
+        gather,
+        held: BTreeMap::new(),
+        aside: BTreeMap::new(),
+        moves: Vec::new(),
+        costs: BTreeMap::new(),
+    };
+    solver.make(goal, 1);
+    Some(solver.moves)
+}
+
+struct Solver<'a> {
+    book: &'a RecipeBook,
+    gather: Gather,
+    held: BTreeMap<Name, u32>,
+    /// Of what is held, what an unfinished craft has claimed.
+    aside: BTreeMap<Name, u32>,
+    moves: Vec<Move>,
+    costs: BTreeMap<Name, u64>,
+}
+
+impl<'a> Solver<'a> {
+    fn free(&self, item: Name) -> u32 {
+        let held = self.held.get(&item).copied().unwrap_or(0);
+        held - self.aside.get(&item).copied().unwrap_or(0)
+    }
+
+    /// Crafts until this many of the item are free.
+    fn make(&mut self, item: Name, wanted: u32) {
+        let missing = wanted.saturating_sub(self.free(item));
+        if missing == 0 {
+            return;
+        }
+        let recipe = self.best_recipe(item);
+        let crafts = missing.div_ceil(recipe.count);
+        let batch = match self.gather {
+            Gather::PerCraft => 1,
+            Gather::Once => crafts,
+        };
+        let kinds: Vec<(Name, u32)> = recipe
+            .inputs
+            .iter()
+            .map(|input| (self.kind(input), input.count))
+            .collect();
+        let inputs: Vec<String> = kinds
+            .iter()
+            .map(|(kind, count)| format!("{count} {}", self.book.text(*kind)))
+            .collect();
+        let target = format!("{} using {}", self.book.text(item), inputs.join(", "));
+        for _ in 0..crafts / batch {
+            for (kind, count) in &kinds {
+                let need = count * batch;
+                if self.book.is_gettable(*kind) {
+                    let missing = need.saturating_sub(self.free(*kind));
+                    if missing > 0 {
+                        let action = format!("get {missing} {}", self.book.text(*kind));
+                        self.push(action, &target, item);
+                        *self.held.entry(*kind).or_default() += missing;
+                    }
+                } else {
+                    self.make(*kind, need);
+                }
+                *self.aside.entry(*kind).or_default() += need;
+            }
+            for _ in 0..batch {
+                self.push(format!("craft {} {target}", recipe.count), &target, item);
+                *self.held.entry(item).or_default() += recipe.count;
+                for (kind, count) in &kinds {
+                    for pile in [&mut self.held, &mut self.aside] {
+                        *pile.get_mut(kind).expect("inputs were set aside") -= count;
+                    }
+                }
+            }
+        }
+    }
+
+    fn push(&mut self, action: String, target: &str, makes: Name) {
+        self.moves.push(Move {
+            action,
+            target: target.to_owned(),
+            makes,
+        });
+    }
+
+    /// The item that stands for an ingredient: of a tag's items one at hand in full, else the
+    /// cheapest.
+    fn kind(&mut self, input: &Ingredient) -> Name {
+        if !input.is_tag {
+            return input.name;
+        }
+        let depth = self.book.depth(input.name);
+        let mut kinds: Vec<Name> = self
+            .book
+            .recipes_for(input.name, true)
+            .iter()
+            .map(|index| self.book.recipes()[*index].output)
+            .filter(|item| self.book.depth(*item) == depth)
+            .collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        kinds
+            .into_iter()
+            .min_by_key(|item| (self.free(*item) < input.count, self.cost(*item), *item))
+            .expect("a tag's depth is that of one of its items")
+    }
+
+    fn best_recipe(&mut self, item: Name) -> &'a Recipe {
+        let book = self.book;
+        let depth = self.book.depth(item);
+        book.recipes_of(item)
+            .filter(|recipe| recipe_depth(book, recipe) == depth)
+            .min_by_key(|recipe| self.recipe_cost(recipe))
+            .expect("an item's depth is that of one of its recipes")
+    }
+
+    /// Actions for one craft of an item, roughly: what is left over is not counted.
+    fn cost(&mut self, item: Name) -> u64 {
+        if self.book.is_gettable(item) {
+            return 1;
+        }
+        if let Some(cost) = self.costs.get(&item) {
+            return *cost;
+        }
+        let recipe = self.best_recipe(item);
+        let cost = self.recipe_cost(recipe);
+        self.costs.insert(item, cost);
+        cost
+    }
+
+    fn recipe_cost(&mut self, recipe: &Recipe) -> u64 {
+        let mut cost = 1u64;
+        for input in &recipe.inputs {
+            let kind = self.kind(input);
+            let per_craft = self.cost(kind);
+            let crafts = if self.book.is_gettable(kind) {
+                1
+            } else {
+                u64::from(input.count.div_ceil(self.best_recipe(kind).count))
+            };
+            cost = cost.saturating_add(per_craft.saturating_mul(crafts));
+        }
+        cost
+    }
+}
+
+/// Depth that a recipe gives its output, if it can be carried out.
+fn recipe_depth(book: &RecipeBook, recipe: &Recipe) -> Option<u32> {
+    recipe
+        .inputs
+        .iter()
+        .map(|input| book.depth(input.name))
+        .try_fold(0, |most, depth| Some(depth?.max(most)))
+        .map(|depth| depth + 1)
+}
