@@ -1,0 +1,182 @@
+//! Dense products in one reproducible order: each output is a single chain of
+//! fused multiply-adds over k, cut at multiples of 512. That is what `gemm`'s
+//! general kernel does; its other paths (a lone row, a lane-wise dot) are kept
+//! out by padding a lone row to two and by weights that are out-contiguous.
+//! One thread: parallelism is over sequences, never inside a product.
+
+use gemm::Parallelism;
+
+/// Longest piece of k that one call sums; later pieces are added to the output.
+const K_PIECE: usize = 512;
+
+/// A row-major or transposed view of a matrix: element (r, c) is at
+/// `r * row_stride + c * column_stride`.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    data: &'a [f32],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a> View<'a> {
+    /// A contiguous row-major matrix.
+    pub(crate) fn new(data: &'a [f32], rows: usize, columns: usize) -> Self {
+        assert_eq!(data.len(), rows * columns, "a matrix must fill its slice");
+        View {
+            data,
+            rows,
+            columns,
+            row_stride: columns,
+            column_stride: 1,
+        }
+    }
+
+    /// The same elements with rows and columns exchanged.
+    pub(crate) fn transposed(self) -> Self {
+        View {
+            data: self.data,
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+        }
+    }
+}
+
+/// `output = a·b`, or `output += a·b`; `output` is row-major `[a.rows, b.columns]`.
+pub(crate) fn matmul(a: View<'_>, b: View<'_>, output: &mut [f32], accumulate: bool) {
+    assert_eq!(a.columns, b.rows, "inner sizes differ");
+    assert_eq!(output.len(), a.rows * b.columns, "output has another size");
+    if a.rows == 0 || b.columns == 0 {
+        return;
+    }
+    if a.columns == 0 {
+        if !accumulate {
+            output.fill(0.0);
+        }
+        return;
+    }
+    if a.rows == 1 {
+        let row: Vec<f32> = (0..a.columns)
+            .map(|c| a.data[c * a.column_stride])
+            .collect();
+        let mut rows = row.clone();
+        rows.extend_from_slice(&row);
+        let mut outputs = output.to_vec();
+        outputs.extend_from_slice(output);
+        pieces(View::new(&rows, 2, a.columns), b, &mut outputs, accumulate);
+        output.copy_from_slice(&outputs[..b.columns]);
+    } else {
+        pieces(a, b, output, accumulate);
+    }
+}
+
+fn pieces(a: View<'_>, b: View<'_>, output: &mut [f32], accumulate: bool) {
+    let mut start = 0;
+    while start < a.columns {
+        let length = K_PIECE.min(a.columns - start);
+        let lhs = &a.data[start * a.column_stride..];
+        let rhs = &b.data[start * b.row_stride..];
+        // SAFETY: `lhs` holds rows × length and `rhs` length × columns elements at the
+        // given strides because both views cover their slices exactly (checked in
+        // `View::new`) and start + length <= k; `output` is row-major with
+        // rows × columns elements (checked by the caller) and aliases neither.
+        unsafe {
+            gemm::gemm(
+                a.rows,
+                b.columns,
+                length,
+                output.as_mut_ptr(),
+                1,
+                b.columns as isize,
+                accumulate || start > 0,
+                lhs.as_ptr(),
+                a.column_stride as isize,
+                a.row_stride as isize,
+                rhs.as_ptr(),
+                b.column_stride as isize,
+                b.row_stride as isize,
+                1.0,
+                1.0,
+                false,
+                false,
+                false,
+                Parallelism::None,
+            );
+        }
+        start += length;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(count: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed;
+        (0..count)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+            })
+            .collect()
+    }
+
+    /// The order that is promised: one chain of fused multiply-adds per piece.
+    fn in_order(a: &[f32], b: &[f32], k: usize, n: usize, row: usize, column: usize) -> f32 {
+        let mut total = 0.0;
+        for piece in (0..k).step_by(K_PIECE) {
+            let mut sum = 0.0f32;
+            for i in piece..k.min(piece + K_PIECE) {
+                sum = a[row * k + i].mul_add(b[i * n + column], sum);
+            }
+            total += sum;
+        }
+        total
+    }
+
+    #[test]
+    fn every_row_count_gives_the_promised_bits() {
+        for k in [3, 16, 176, 512, 513, 1300] {
+            for n in [2, 5, 64, 100] {
+                let b = numbers(k * n, 7);
+                for m in [1, 2, 3, 8, 13, 65] {
+                    let a = numbers(m * k, 11);
+                    let mut output = vec![f32::NAN; m * n];
+                    matmul(View::new(&a, m, k), View::new(&b, k, n), &mut output, false);
+                    for row in 0..m {
+                        for column in 0..n {
+                            let expected = in_order(&a, &b, k, n, row, column);
+                            assert_eq!(
+                                output[row * n + column].to_bits(),
+                                expected.to_bits(),
+                                "m {m} k {k} n {n} at ({row}, {column})"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn accumulation_and_transposed_views() {
+        let (m, k, n) = (3, 5, 4);
+        let (a, b) = (numbers(k * m, 1), numbers(n * k, 2));
+        let mut output = vec![1.0; m * n];
+        matmul(
+            View::new(&a, k, m).transposed(),
+            View::new(&b, n, k).transposed(),
+            &mut output,
+            true,
+        );
+        for row in 0..m {
+            for column in 0..n {
+                let sum: f32 = (0..k).map(|i| a[i * m + row] * b[column * k + i]).sum();
+                assert!((output[row * n + column] - 1.0 - sum).abs() < 1e-5);
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Row-wise kernels: RMS norm, rotary position embedding, SwiGLU, each with its
+//! derivative. A row is computed alone, so its bits depend on nothing else.
+
+use super::{LANES, dot, exp, vectorised};
+
+/// 1 / sqrt(mean(x²) + eps).
+#[inline(always)]
+fn inverse_rms(row: &[f32], eps: f32) -> f32 {
+    1.0 / (dot(row, row) / row.len() as f32 + eps).sqrt()
+}
+
+/// y = x · weight / rms(x) for every row of `weight.len()` numbers.
+pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let mut y = vec![0.0; x.len()];
+    vectorised(
+        #[inline(always)]
+        || {
+            for (x, y) in x
+                .chunks_exact(weight.len())
+                .zip(y.chunks_exact_mut(weight.len()))
+            {
+                let scale = inverse_rms(x, eps);
+                for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
+                    *y = x * scale * w;
+                }
+            }
+        },
+    );
+    y
+}
+
+/// Derivatives of [`rms_norm`]: (∂x, ∂weight), ∂weight summed over rows in order.
+pub(crate) fn rms_norm_backward(
+    x: &[f32],
+    weight: &[f32],
+    grad: &[f32],
+    eps: f32,
+) -> (Vec<f32>, Vec<f32>) {
+    let width = weight.len();
+    let mut grad_x = vec![0.0; x.len()];
+    let mut grad_weight = vec![0.0; width];
+    let mut weighted = vec![0.0; width];
+    vectorised(
+        #[inline(always)]
+        || {
+            let rows = x.chunks_exact(width).zip(grad.chunks_exact(width));
+            for ((x, g), gx) in rows.zip(grad_x.chunks_exact_mut(width)) {
+                let scale = inverse_rms(x, eps);
+                for ((t, g), w) in weighted.iter_mut().zip(g).zip(weight) {
+                    *t = g * w;
+                }
+                let shared = scale * scale * dot(&weighted, x) / width as f32;
+                for ((gx, t), x) in gx.iter_mut().zip(&weighted).zip(x) {
+                    *gx = scale * (-shared).mul_add(*x, *t);
+                }
+                for ((gw, g), x) in grad_weight.iter_mut().zip(g).zip(x) {
+                    *gw = (g * scale).mul_add(*x, *gw);
+                }
+            }
+        },
+    );
+    (grad_x, grad_weight)
+}
+
+/// Cosines and sines of every (position, frequency), computed in f64.
+#[derive(Debug)]
+pub(crate) struct RopeTable {
+    half: usize,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl RopeTable {
+    /// Angles `position · theta^(-2i / head_dim)` for `positions` positions.
+    pub(crate) fn new(theta: f64, head_dim: usize, positions: usize) -> Self {
+        let half = head_dim / 2;
+        let mut cos = Vec::with_capacity(positions * half);
+        let mut sin = Vec::with_capacity(positions * half);
+        let frequencies: Vec<f64> = (0..half)
+            .map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64))
+            .collect();
+        for position in 0..positions {
+            for frequency in &frequencies {
+                let (s, c) = (position as f64 * frequency).sin_cos();
+                cos.push(c as f32);
+                sin.push(s as f32);
+            }
+        }
+        RopeTable { half, cos, sin }
+    }
+
+    /// How many positions the table covers.
+    pub(crate) fn positions(&self) -> usize {
+        self.cos.len() / self.half
+    }
+
+    /// Cosines of one position.
+    pub(crate) fn cos(&self, position: usize) -> &[f32] {
+        &self.cos[position * self.half..(position + 1) * self.half]
+    }
+
+    /// Sines of one position.
+    pub(crate) fn sin(&self, position: usize) -> &[f32] {
+        &self.sin[position * self.half..(position + 1) * self.half]
+    }
+}
+
+/// Rotates every head of every row by the angle of its position: first half
+/// against second half, as Qwen2 does. `backward` rotates the other way, which is
+/// the derivative.
+pub(crate) fn rope(
+    x: &[f32],
+    positions: &[u32],
+    heads: usize,
+    table: &RopeTable,
+    backward: bool,
+) -> Vec<f32> {
+    let half = table.half;
+    let mut y = vec![0.0; x.len()];
+    let width = heads * half * 2;
+    let sign = if backward { -1.0 } else { 1.0 };
+    vectorised(
+        #[inline(always)]
+        || {
+            let rows = x.chunks_exact(width).zip(y.chunks_exact_mut(width));
+            for ((x, y), &position) in rows.zip(positions) {
+                let (cos, sin) = (table.cos(position as usize), table.sin(position as usize));
+                for (x, y) in x.chunks_exact(2 * half).zip(y.chunks_exact_mut(2 * half)) {
+                    let (x1, x2) = x.split_at(half);
+                    let (y1, y2) = y.split_at_mut(half);
+                    for i in 0..half {
+                        let s = sign * sin[i];
+                        y1[i] = x1[i].mul_add(cos[i], -(x2[i] * s));
+                        y2[i] = x2[i].mul_add(cos[i], x1[i] * s);
+                    }
+                }
+            }
+        },
+    );
+    y
+}
+
+/// silu(gate) · up.
+pub(crate) fn swiglu(gate: &[f32], up: &[f32]) -> Vec<f32> {
+    let mut y = vec![0.0; gate.len()];
+    vectorised(
+        #[inline(always)]
+        || {
+            for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+                *y = gate * up / (1.0 + exp(-gate));
+            }
+        },
+    );
+    y
+}
+
+/// Derivatives of [`swiglu`]: (∂gate, ∂up).
+pub(crate) fn swiglu_backward(gate: &[f32], up: &[f32], grad: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let mut grad_gate = vec![0.0; gate.len()];
+    let mut grad_up = vec![0.0; gate.len()];
+    vectorised(
+        #[inline(always)]
+        || {
+            let outputs = grad_gate.iter_mut().zip(grad_up.iter_mut());
+            for (((a, b), g), (ga, gb)) in gate.iter().zip(up).zip(grad).zip(outputs) {
+                let sigmoid = 1.0 / (1.0 + exp(-a));
+                let silu = a * sigmoid;
+                *gb = g * silu;
+                // d silu = σ·(1 + a·(1 − σ)) = σ + silu·(1 − σ)
+                *ga = g * b * silu.mul_add(1.0 - sigmoid, sigmoid);
+            }
+        },
+    );
+    (grad_gate, grad_up)
+}
+
+/// y += x.
+pub(crate) fn add_assign(y: &mut [f32], x: &[f32]) {
+    vectorised(
+        #[inline(always)]
+        || {
+            for (y, x) in y.iter_mut().zip(x) {
+                *y += x;
+            }
+        },
+    );
+}
+
+/// Column sums of row-major rows, in row order.
+pub(crate) fn column_sums(x: &[f32], width: usize) -> Vec<f32> {
+    let mut sums = vec![0.0; width];
+    vectorised(
+        #[inline(always)]
+        || {
+            for row in x.chunks_exact(width) {
+                for (sum, x) in sums.iter_mut().zip(row) {
+                    *sum += x;
+                }
+            }
+        },
+    );
+    sums
+}
+
+/// Σ x² in f64, over sixteen lanes.
+pub(crate) fn sum_of_squares(x: &[f32]) -> f64 {
+    let mut lanes = [0.0f64; LANES];
+    vectorised(
+        #[inline(always)]
+        || {
+            let (chunks, tail) = x.as_chunks::<LANES>();
+            for chunk in chunks {
+                for lane in 0..LANES {
+                    let v = f64::from(chunk[lane]);
+                    lanes[lane] = v.mul_add(v, lanes[lane]);
+                }
+            }
+            for (lane, &v) in lanes.iter_mut().zip(tail) {
+                *lane = f64::from(v).mul_add(f64::from(v), *lane);
+            }
+        },
+    );
+    lanes.iter().sum()
+}

@@ -1,0 +1,1 @@
+//! Every fused operation against its composed reference, value and gradient.

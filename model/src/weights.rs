@@ -1,0 +1,214 @@
+//! A model's parameters, by Hugging Face name. In memory every dense weight is
+//! `[in, out]`, out-contiguous, because the products' fixed order of additions
+//! needs it (`kernels::matmul`); files hold Hugging Face's `[out, in]`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use safetensors::SafeTensors;
+
+use crate::{Error, ModelConfig, Result};
+
+/// A weight file is split above this many bytes.
+const SHARD_BYTES_MAX: usize = 4_000_000_000;
+
+/// Parameters of one model, immutable; tensors are shared, so a clone is cheap.
+#[derive(Debug, Clone)]
+pub struct Weights {
+    tensors: BTreeMap<String, Tensor>,
+}
+
+/// Whether a parameter is a dense weight, kept transposed in memory.
+pub(crate) fn is_dense(name: &str) -> bool {
+    name.ends_with("_proj.weight") || name == "lm_head.weight"
+}
+
+/// Names and in-memory shapes of all parameters, in a fixed order.
+pub fn parameter_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
+    let hidden = config.hidden_size;
+    let inner = config.intermediate_size;
+    let kv = config.num_key_value_heads * config.head_width();
+    let mut shapes = BTreeMap::new();
+    let mut add = |name: String, shape: &[usize]| shapes.insert(name, shape.to_vec());
+    add(
+        "model.embed_tokens.weight".to_owned(),
+        &[config.vocab_size, hidden],
+    );
+    for layer in 0..config.num_hidden_layers {
+        let at = |part: &str| format!("model.layers.{layer}.{part}");
+        for (part, width) in [("q_proj", hidden), ("k_proj", kv), ("v_proj", kv)] {
+            add(at(&format!("self_attn.{part}.weight")), &[hidden, width]);
+            add(at(&format!("self_attn.{part}.bias")), &[width]);
+        }
+        add(at("self_attn.o_proj.weight"), &[hidden, hidden]);
+        add(at("mlp.gate_proj.weight"), &[hidden, inner]);
+        add(at("mlp.up_proj.weight"), &[hidden, inner]);
+        add(at("mlp.down_proj.weight"), &[inner, hidden]);
+        add(at("input_layernorm.weight"), &[hidden]);
+        add(at("post_attention_layernorm.weight"), &[hidden]);
+    }
+    add("model.norm.weight".to_owned(), &[hidden]);
+    if !config.tie_word_embeddings {
+        add("lm_head.weight".to_owned(), &[hidden, config.vocab_size]);
+    }
+    shapes
+}
+
+impl Weights {
+    /// Wraps tensors that already have the in-memory layout.
+    pub fn from_tensors(tensors: BTreeMap<String, Tensor>) -> Self {
+        Weights { tensors }
+    }
+
+    /// A parameter by its Hugging Face name.
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.get(name)
+    }
+
+    /// All parameters in name order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.tensors
+            .iter()
+            .map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    /// How many numbers there are.
+    pub fn parameter_count(&self) -> usize {
+        self.tensors.values().map(Tensor::elem_count).sum()
+    }
+
+    /// Reads `model.safetensors`, or the shards that `model.safetensors.index.json`
+    /// names, of any of f32, f16 and bf16, and checks names, shapes and numbers.
+    pub fn load(dir: &Path, config: &ModelConfig, device: &Device) -> Result<Self> {
+        let mut shapes = parameter_shapes(config);
+        let mut tensors = BTreeMap::new();
+        let files = weight_files(dir)?;
+        for path in &files {
+            let bytes = std::fs::read(path).map_err(Error::io(path))?;
+            let file = SafeTensors::deserialize(&bytes).map_err(|source| Error::SafeTensors {
+                path: path.clone(),
+                source,
+            })?;
+            for (name, view) in file.iter() {
+                let bad = |message: String| Error::Tensor {
+                    path: path.clone(),
+                    tensor: name.to_owned(),
+                    message,
+                };
+                if name == "lm_head.weight" && config.tie_word_embeddings {
+                    continue;
+                }
+                let Some(shape) = shapes.remove(name) else {
+                    return Err(bad("is not a parameter of this config.json".to_owned()));
+                };
+                let mut expected = shape.clone();
+                if is_dense(name) {
+                    expected.reverse();
+                }
+                if view.shape() != expected {
+                    return Err(bad(format!(
+                        "has shape {:?}, config.json gives {expected:?}",
+                        view.shape()
+                    )));
+                }
+                let numbers = numbers(view.dtype(), view.data()).map_err(bad)?;
+                if let Some(at) = numbers.iter().position(|x| !x.is_finite()) {
+                    return Err(bad(format!("number {at} is {}, not finite", numbers[at])));
+                }
+                let numbers = if is_dense(name) {
+                    transpose(&numbers, expected[0], expected[1])
+                } else {
+                    numbers
+                };
+                tensors.insert(name.to_owned(), Tensor::from_vec(numbers, shape, device)?);
+            }
+        }
+        match shapes.into_iter().next() {
+            None => Ok(Weights { tensors }),
+            Some((name, _)) => Err(Error::Tensor {
+                path: files
+                    .into_iter()
+                    .next_back()
+                    .unwrap_or_else(|| dir.to_owned()),
+                tensor: name,
+                message: "is missing".to_owned(),
+            }),
+        }
+    }
+
+    /// Writes Hugging Face's layout in f32; equal weights give equal bytes.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        crate::tensor_file::save_sharded(dir, "model", SHARD_BYTES_MAX, self.iter())
+    }
+}
+
+/// Rows and columns exchanged: `[rows, columns]` in, `[columns, rows]` out.
+pub(crate) fn transpose(x: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    // Squares of 32 keep both sides in the first cache.
+    const SQUARE: usize = 32;
+    let mut y = vec![0.0; x.len()];
+    for top in (0..rows).step_by(SQUARE) {
+        for left in (0..columns).step_by(SQUARE) {
+            for row in top..rows.min(top + SQUARE) {
+                for column in left..columns.min(left + SQUARE) {
+                    y[column * rows + row] = x[row * columns + column];
+                }
+            }
+        }
+    }
+    y
+}
+
+fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let index = dir.join("model.safetensors.index.json");
+    if !index.exists() {
+        return Ok(vec![dir.join("model.safetensors")]);
+    }
+    let bad = |message: String| Error::Json {
+        path: index.clone(),
+        message,
+    };
+    let text = std::fs::read_to_string(&index).map_err(Error::io(&index))?;
+    let value: serde_json::Value = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+    let map = value
+        .get("weight_map")
+        .and_then(|map| map.as_object())
+        .ok_or_else(|| bad("has no weight_map".to_owned()))?;
+    let mut names: Vec<&str> = map.values().filter_map(|name| name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    if names.iter().any(|name| name.contains(['/', '\\'])) {
+        return Err(bad("names a file outside the folder".to_owned()));
+    }
+    Ok(names.into_iter().map(|name| dir.join(name)).collect())
+}
+
+fn numbers(dtype: safetensors::Dtype, data: &[u8]) -> Result<Vec<f32>, String> {
+    let halves = || {
+        data.as_chunks::<2>()
+            .0
+            .iter()
+            .map(|&bytes| u16::from_le_bytes(bytes))
+    };
+    match dtype {
+        safetensors::Dtype::F32 => Ok(data
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|&bytes| f32::from_le_bytes(bytes))
+            .collect()),
+        safetensors::Dtype::BF16 => Ok(halves()
+            .map(|bits| f32::from_bits(u32::from(bits) << 16))
+            .collect()),
+        safetensors::Dtype::F16 => {
+            let count = data.len() / 2;
+            Tensor::from_raw_buffer(data, DType::F16, &[count], &Device::Cpu)
+                .and_then(|tensor| tensor.to_dtype(DType::F32)?.to_vec1())
+                .map_err(|e| e.to_string())
+        }
+        other => Err(format!(
+            "has type {other:?}; f32, f16 and bf16 are supported"
+        )),
+    }
+}
