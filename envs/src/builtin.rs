@@ -1,6 +1,6 @@
 //! The server inside this process, by address.
 //!
-//! `builtin` is our own recipe table, `builtin:worlds?depths=1-3&lines=4-8` generated worlds,
+//! `builtin` is our own recipe table, `builtin:worlds?depths=1-3&lines=4-8&words=lexicon` generated worlds,
 //! `builtin:folder?path=DIR` a folder of recipe files. It listens on a free loopback port and
 //! is spoken to over HTTP like any other server.
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::error::EnvError;
 use crate::server::{ServerHandle, ServerOptions, serve};
-use crate::textcraft::{DISTRACTORS_MAX, RecipeBook, Tasks, Worlds};
+use crate::textcraft::{DISTRACTORS_MAX, RecipeBook, Tasks, Vocabulary, Worlds};
 
 const SCHEME: &str = "builtin";
 
@@ -122,7 +122,19 @@ pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
             let lines = options.take("lines").unwrap_or_else(|| "4-8".to_owned());
             let depths = range(&depths).ok_or_else(|| bad(not_a_range("depths", &depths)))?;
             let lines = range(&lines).ok_or_else(|| bad(not_a_range("lines", &lines)))?;
-            TaskSource::Worlds(Worlds::new(depths, lines)?)
+            let words = options
+                .take("words")
+                .unwrap_or_else(|| "lexicon".to_owned());
+            let vocabulary = match words.as_str() {
+                "lexicon" => Vocabulary::Lexicon,
+                "wide" => Vocabulary::Wide,
+                other => {
+                    return Err(bad(format!(
+                        "option \"words\" is {other:?}; expected lexicon or wide"
+                    )));
+                }
+            };
+            TaskSource::Worlds(Worlds::new(depths, lines)?.with_vocabulary(vocabulary))
         }
         other => {
             return Err(bad(format!(

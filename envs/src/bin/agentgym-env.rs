@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use agentgym_envs::builtin::{TaskSource, range};
 use agentgym_envs::server::{ServerOptions, serve};
-use agentgym_envs::textcraft::{DISTRACTORS_MAX, Gather, Style, Tasks, Worlds, demonstration};
+use agentgym_envs::textcraft::{DISTRACTORS_MAX, Style, Tasks, Vocabulary, Worlds, demonstration};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 
@@ -50,15 +50,9 @@ enum Command {
         /// First lines of every conversation.
         #[arg(long, default_value_t = agentgym_envs::spec::ALL[0].instruction.to_owned())]
         instruction: String,
-        /// Say before a new recipe what it is for.
-        #[arg(long)]
-        thought: bool,
-        /// Fetch raw items once for all crafts of a recipe instead of before each.
-        #[arg(long)]
-        gather_once: bool,
-        /// Chance in percent to ask in vain for a craftable item first.
-        #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100))]
-        refusals_percent: u32,
+        /// How it is told: a list of thought, once, refusals=PERCENT, goals=N.
+        #[arg(long, default_value = "", value_parser = <Style as std::str::FromStr>::from_str)]
+        style: Style,
         #[command(flatten)]
         source: Source,
     },
@@ -82,6 +76,9 @@ struct Source {
     /// Lines per generated world.
     #[arg(long, default_value = "4-8", requires = "worlds")]
     lines: String,
+    /// Words made up anew for each generated world.
+    #[arg(long, requires = "worlds")]
+    wide_words: bool,
 }
 
 impl Source {
@@ -91,7 +88,11 @@ impl Source {
                 .with_context(|| format!("--worlds {depths}: expected a range such as 1-3"))?;
             let lines = range(&self.lines)
                 .with_context(|| format!("--lines {}: expected a range such as 4-8", self.lines))?;
-            TaskSource::Worlds(Worlds::new(depths, lines)?)
+            let vocabulary = match self.wide_words {
+                true => Vocabulary::Wide,
+                false => Vocabulary::Lexicon,
+            };
+            TaskSource::Worlds(Worlds::new(depths, lines)?.with_vocabulary(vocabulary))
         } else if let Some(path) = self.recipes {
             TaskSource::Folder {
                 path,
@@ -148,22 +149,9 @@ async fn main() -> Result<()> {
         Command::Demos {
             ids,
             instruction,
-            thought,
-            gather_once,
-            refusals_percent,
+            style,
             source,
-        } => {
-            let style = Style {
-                thought,
-                gather: if gather_once {
-                    Gather::Once
-                } else {
-                    Gather::PerCraft
-                },
-                refusals_percent,
-            };
-            demos(&source.tasks()?, ids, &instruction, style)
-        }
+        } => demos(&source.tasks()?, ids, &instruction, style),
     }
 }
 

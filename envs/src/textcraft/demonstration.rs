@@ -6,6 +6,7 @@
 
 use serde::Serialize;
 
+use super::book::Name;
 use super::random::Draws;
 use super::solver::{Gather, solve_with};
 use super::task::World;
@@ -21,6 +22,38 @@ pub struct Style {
     /// Chance, in percent, that a craftable item is first asked for with `get`, which is
     /// refused. The refused message is not trained on; what follows a refusal is.
     pub refusals_percent: u32,
+    /// 0 or 1: the world's goal alone. More: up to so many of the world's craftable items in
+    /// turn, each set as the next goal of the same conversation. Such drills teach reading a
+    /// book at a fraction of the tokens that as many worlds would cost.
+    pub goals_max: u32,
+}
+
+impl std::str::FromStr for Style {
+    type Err = String;
+
+    /// Reads a list such as `thought,refusals=20,goals=3,once`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut style = Self::default();
+        for word in text.split(',').map(str::trim).filter(|w| !w.is_empty()) {
+            let (name, value) = word.split_once('=').unwrap_or((word, ""));
+            let number = || {
+                let bad = |_| format!("style {word:?}: {value:?} is not a number");
+                value.parse::<u32>().map_err(bad)
+            };
+            match name {
+                "thought" => style.thought = true,
+                "once" => style.gather = Gather::Once,
+                "refusals" => style.refusals_percent = number()?.min(100),
+                "goals" => style.goals_max = number()?,
+                _ => {
+                    return Err(format!(
+                        "unknown style {name:?}; known: thought, once, refusals=PERCENT, goals=N"
+                    ));
+                }
+            }
+        }
+        Ok(style)
+    }
 }
 
 /// A message of a conversation.
@@ -50,19 +83,56 @@ pub fn demonstration(
     instruction: &str,
     style: Style,
 ) -> Option<Demonstration> {
-    let moves = solve_with(&world.book, world.goal, style.gather)?;
     let mut draws = Draws::new("demonstration", &[&item_id.to_le_bytes()]);
+    let goals = goals(world, style, &mut draws);
+    let shown = World {
+        goal: goals[0],
+        ..world.clone()
+    };
     let mut talk = Talk {
         game: world.game(),
-        observation: first_message(instruction, &world.observation()),
+        observation: first_message(instruction, &shown.observation()),
         conversations: Vec::new(),
     };
+    for (index, goal) in goals.into_iter().enumerate() {
+        if index > 0 {
+            let next = format!("\n\nGoal: craft {}.", world.book.text(goal));
+            talk.observation.push_str(&next);
+        }
+        solve_aloud(world, goal, style, &mut draws, &mut talk)?;
+    }
+    Some(Demonstration {
+        conversations: talk.conversations,
+        item_id: format!("textcraft_{item_id}"),
+    })
+}
+
+fn goals(world: &World, style: Style, draws: &mut Draws) -> Vec<Name> {
+    if style.goals_max < 2 {
+        return vec![world.goal];
+    }
+    let mut all = world.book.goals().to_vec();
+    draws.shuffle(&mut all);
+    let wanted = draws.between(2..=style.goals_max) as usize;
+    all.truncate(wanted.max(1));
+    all
+}
+
+/// Plays one goal. What earlier goals left in the inventory is not counted on.
+fn solve_aloud(
+    world: &World,
+    goal: Name,
+    style: Style,
+    draws: &mut Draws,
+    talk: &mut Talk,
+) -> Option<()> {
+    let moves = solve_with(&world.book, goal, style.gather)?;
     let mut target = "";
     for step in &moves {
         let mut text = String::new();
         if step.target != target {
             target = &step.target;
-            if step.makes != world.goal && draws.percent(style.refusals_percent as usize) {
+            if step.makes != goal && draws.percent(style.refusals_percent as usize) {
                 talk.say(&format!("get 1 {}", world.book.text(step.makes)), "", false)?;
             }
             if style.thought {
@@ -71,10 +141,7 @@ pub fn demonstration(
         }
         talk.say(&step.action, &text, true)?;
     }
-    Some(Demonstration {
-        conversations: talk.conversations,
-        item_id: format!("textcraft_{item_id}"),
-    })
+    Some(())
 }
 
 struct Talk {
@@ -99,5 +166,39 @@ impl Talk {
             value: format!("{before}Action: {action}"),
         });
         Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::worlds::Worlds;
+    use super::*;
+
+    #[test]
+    fn a_drill_asks_for_several_items_of_one_book() {
+        let style: Style = "thought,goals=3".parse().expect("valid");
+        let world = Worlds::default().world(5);
+        let drill = demonstration(&world, 5, "", style).expect("solvable");
+        let asked: usize = drill
+            .conversations
+            .iter()
+            .filter(|m| m.from == "human")
+            .map(|m| m.value.matches("Goal: craft ").count())
+            .sum();
+        assert!((2..=3).contains(&asked), "{asked} goals");
+        assert!(
+            drill
+                .conversations
+                .iter()
+                .all(|m| !m.value.contains("Could not"))
+        );
+    }
+
+    #[test]
+    fn styles_are_read_and_refused_by_name() {
+        let style: Style = "once, refusals=20".parse().expect("valid");
+        assert_eq!((style.gather, style.refusals_percent), (Gather::Once, 20));
+        assert!("loud".parse::<Style>().unwrap_err().contains("loud"));
+        assert!("goals=many".parse::<Style>().unwrap_err().contains("many"));
     }
 }

@@ -25,5 +25,5 @@ pub(crate) use quantity::Quantity;
 pub use solver::{Gather, Move, solve, solve_with};
 pub(crate) use task::TaskIndex;
 pub use task::{DISTRACTORS_MAX, Tasks, World, required_lines};
-pub use words::lexicon;
+pub use words::{Vocabulary, lexicon};
 pub use worlds::Worlds;

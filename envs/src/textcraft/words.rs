@@ -41,15 +41,53 @@ pub fn lexicon() -> &'static [String] {
     &WORDS
 }
 
+/// Where the words of a world come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Vocabulary {
+    /// The fixed list of [`lexicon`]: a word is soon one token.
+    #[default]
+    Lexicon,
+    /// Made up anew for each world out of English-like letter groups: words of many tokens
+    /// that were never seen before, as a real recipe book's are for a small tokenizer.
+    Wide,
+}
+
+const WIDE_STARTS: [&str; 40] = [
+    "b", "bl", "br", "c", "ch", "cl", "cr", "d", "dr", "f", "fl", "fr", "g", "gl", "gr", "h", "j",
+    "k", "l", "m", "n", "p", "pl", "pr", "qu", "r", "s", "sh", "sk", "sl", "sm", "sp", "st", "str",
+    "t", "th", "tr", "v", "w", "",
+];
+const WIDE_VOWELS: [&str; 16] = [
+    "a", "e", "i", "o", "u", "a", "e", "i", "o", "ai", "ea", "ee", "oa", "oo", "ou", "y",
+];
+const WIDE_ENDS: [&str; 40] = [
+    "", "", "", "b", "ck", "d", "ff", "g", "l", "ll", "ld", "lk", "lt", "m", "mp", "n", "nd", "ng",
+    "nk", "nt", "p", "r", "rd", "rk", "rm", "rn", "rt", "s", "sh", "sk", "ss", "st", "t", "tch",
+    "th", "w", "x", "le", "er", "en",
+];
+
+/// A word of one or two English-like syllables.
+fn wide_word(draws: &mut Draws) -> String {
+    let mut word = String::new();
+    for _ in 0..1 + draws.weighted(&[45, 55]) {
+        word.push_str(WIDE_STARTS[draws.below(WIDE_STARTS.len())]);
+        word.push_str(WIDE_VOWELS[draws.below(WIDE_VOWELS.len())]);
+        word.push_str(WIDE_ENDS[draws.below(WIDE_ENDS.len())]);
+    }
+    word
+}
+
 /// Gives out names of one to three words, each only once.
 pub(crate) struct Names {
-    words: Vec<&'static str>,
+    vocabulary: Vocabulary,
+    words: Vec<String>,
     given: BTreeSet<String>,
 }
 
 impl Names {
-    pub(crate) fn new(draws: &mut Draws) -> Self {
+    pub(crate) fn new(vocabulary: Vocabulary, draws: &mut Draws) -> Self {
         let mut names = Self {
+            vocabulary,
             words: Vec::new(),
             given: BTreeSet::new(),
         };
@@ -62,8 +100,12 @@ impl Names {
     fn add_word(&mut self, draws: &mut Draws) {
         let lexicon = lexicon();
         loop {
-            let word = lexicon[draws.below(lexicon.len())].as_str();
-            if !self.words.contains(&word) {
+            let word = match self.vocabulary {
+                Vocabulary::Lexicon => lexicon[draws.below(lexicon.len())].clone(),
+                Vocabulary::Wide => wide_word(draws),
+            };
+            // "using" and "craft" are part of the grammar; no made-up word is that long a match.
+            if word.len() > 1 && !self.words.contains(&word) {
                 self.words.push(word);
                 return;
             }

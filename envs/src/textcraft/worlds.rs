@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::book::{BookBuilder, RecipeBook};
 use super::random::Draws;
 use super::task::World;
-use super::words::Names;
+use super::words::{Names, Vocabulary};
 use crate::error::EnvError;
 
 const DEPTH_MAX: u32 = 8;
@@ -30,6 +30,7 @@ const RAW_USED_AGAIN: usize = 25;
 pub struct Worlds {
     depths: RangeInclusive<u32>,
     lines: RangeInclusive<u32>,
+    vocabulary: Vocabulary,
 }
 
 impl Default for Worlds {
@@ -37,6 +38,7 @@ impl Default for Worlds {
         Self {
             depths: 1..=3,
             lines: 4..=8,
+            vocabulary: Vocabulary::Lexicon,
         }
     }
 }
@@ -66,7 +68,16 @@ impl Worlds {
                  2-{LINES_MAX}, and more than the depth are needed"
             )));
         }
-        Ok(Self { depths, lines })
+        Ok(Self {
+            depths,
+            lines,
+            vocabulary: Vocabulary::Lexicon,
+        })
+    }
+
+    /// The same shape with other words.
+    pub fn with_vocabulary(self, vocabulary: Vocabulary) -> Self {
+        Self { vocabulary, ..self }
     }
 
     /// The depth of a world's goal.
@@ -79,7 +90,7 @@ impl Worlds {
     pub fn world(&self, seed: u64) -> World {
         let mut draws = Draws::new("world", &[&seed.to_le_bytes()]);
         let mut maker = Maker {
-            names: Names::new(&mut draws),
+            names: Names::new(self.vocabulary, &mut draws),
             raws: Vec::new(),
             drafts: Vec::new(),
             draws,
