@@ -1,0 +1,482 @@
+//! Messages to token ids, by the model folder's own chat template.
+//!
+//! An episode's token ids are never rendered again (I6): the first prompt is
+//! rendered and encoded whole, and each later turn appends only what the template
+//! puts between the policy's reply and its next one. [`Chat::check`] proves at
+//! start-up that both ways give the same text, and refuses a template for which
+//! they cannot.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use minijinja::value::{Kwargs, Value};
+use minijinja::{Environment, ErrorKind, UndefinedBehavior};
+use serde_json::Value as Json;
+
+use crate::tokenizer::{Part, Tokenizer, excerpt, find_first};
+use crate::{Error, Result};
+
+/// Delimiters of placeholders in rendered text: private-use characters, which a
+/// template neither trims nor looks for.
+const OPEN: char = '\u{E000}';
+const CLOSE: char = '\u{E001}';
+/// How the placeholder of a special string in a content begins.
+const GUARD: &str = "\u{E000}guarded ";
+
+/// Who speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Instructions before the conversation.
+    System,
+    /// The task or an observation.
+    User,
+    /// The policy, or an example of it.
+    Assistant,
+}
+
+/// One message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Message {
+    /// Who speaks.
+    pub role: Role,
+    /// What is said; never trusted to hold special tokens.
+    pub content: String,
+}
+
+impl Message {
+    /// A message of `role`.
+    pub fn new(role: Role, content: impl Into<String>) -> Self {
+        Message {
+            role,
+            content: content.into(),
+        }
+    }
+}
+
+/// What the template puts around an observation in the middle of an episode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bridge {
+    /// What the policy's reply should have ended with, such as `<|im_end|>`.
+    pub end_of_turn: String,
+    /// From there to the observation.
+    pub before_observation: String,
+    /// From the observation to the next reply, generation prompt included.
+    pub after_observation: String,
+}
+
+/// A compiled chat template.
+#[derive(Debug, Clone)]
+pub struct Chat {
+    environment: Environment<'static>,
+    template: String,
+    /// `bos_token`, `eos_token` … as templates see them.
+    named_tokens: BTreeMap<String, String>,
+    special: Vec<String>,
+    path: PathBuf,
+}
+
+impl Chat {
+    /// Reads the template of a policy folder: `chat_template.jinja`, else
+    /// `chat_template` of `tokenizer_config.json` (a string, or a list of which
+    /// `default` counts). `None` if the folder has neither.
+    pub fn load(dir: &Path) -> Result<Option<Self>> {
+        let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or(Json::Null);
+        let tokenizer = read_json(&dir.join("tokenizer.json"))?.unwrap_or(Json::Null);
+        let file = dir.join("chat_template.jinja");
+        let (path, template) = match std::fs::read_to_string(&file) {
+            Ok(template) => (file, template),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                let path = dir.join("tokenizer_config.json");
+                match embedded_template(&config) {
+                    Some(template) => (path, template),
+                    None => return Ok(None),
+                }
+            }
+            Err(e) => return Err(Error::io(file)(e)),
+        };
+        let named_tokens = ["bos_token", "eos_token", "pad_token", "unk_token"]
+            .into_iter()
+            .filter_map(|name| Some((name.to_owned(), token_text(config.get(name)?)?)))
+            .collect();
+        let special = (tokenizer.get("added_tokens").and_then(Json::as_array))
+            .into_iter()
+            .flatten()
+            .filter(|token| token.get("special").and_then(Json::as_bool) == Some(true))
+            .filter_map(token_text)
+            .collect();
+        Self::new(template, named_tokens, special, path).map(Some)
+    }
+
+    /// Compiles `template`. `special` are the spellings of all special tokens;
+    /// `path` appears in messages.
+    pub fn new(
+        template: String,
+        named_tokens: BTreeMap<String, String>,
+        special: Vec<String>,
+        path: PathBuf,
+    ) -> Result<Self> {
+        let mut environment = Environment::new();
+        environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", to_json);
+        environment.add_function("raise_exception", raise_exception);
+        // The whitespace rules under which published templates are written.
+        let syntax = minijinja::syntax::SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build();
+        let built = syntax.and_then(|syntax| {
+            environment.set_syntax(syntax);
+            environment.add_template_owned("chat", template.clone())
+        });
+        if let Err(e) = built {
+            return Err(Error::Template {
+                path,
+                message: format!("the chat template does not parse: {e:#}"),
+            });
+        }
+        Ok(Chat {
+            environment,
+            template,
+            named_tokens,
+            special,
+            path,
+        })
+    }
+
+    /// Writes the template as `chat_template.jinja`.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        let path = dir.join("chat_template.jinja");
+        std::fs::write(&path, &self.template).map_err(Error::io(&path))
+    }
+
+    /// The conversation as text, with the opening of the next reply if
+    /// `add_generation_prompt`.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        let messages: Vec<&Message> = messages.iter().collect();
+        let mut context: BTreeMap<&str, Value> = BTreeMap::new();
+        for (name, token) in &self.named_tokens {
+            context.insert(name, Value::from(token.as_str()));
+        }
+        context.insert("messages", Value::from(minijinja::value::Serde(messages)));
+        context.insert("add_generation_prompt", Value::from(add_generation_prompt));
+        // Templates test these with `is not none`, which an undefined name passes.
+        context.insert("tools", Value::from(()));
+        context.insert("documents", Value::from(()));
+        self.environment
+            .get_template("chat")
+            .and_then(|template| template.render(Value::from_iter(context)))
+            .map_err(|e| self.bad(format!("the chat template cannot render: {e:#}")))
+    }
+
+    /// Ids of an episode's first prompt, the opening of the first reply included.
+    pub fn prompt_ids(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>> {
+        let mut messages = messages.to_vec();
+        let guarded = self.guard(&mut messages);
+        let text = self.render(&messages, true)?;
+        tokenizer.encode_parts(&guarded.parts(&text))
+    }
+
+    /// What the template puts around an observation, found by rendering a
+    /// conversation of placeholders.
+    pub fn bridge(&self) -> Result<Bridge> {
+        let observation = placeholder("observation");
+        let (end_of_turn, text) = self.after_reply(&observation)?;
+        let Some((before, after)) = text.split_once(&observation) else {
+            return Err(self.bad("the chat template leaves out a user message".to_owned()));
+        };
+        Ok(Bridge {
+            end_of_turn,
+            before_observation: before.to_owned(),
+            after_observation: after.to_owned(),
+        })
+    }
+
+    /// Ids to append after the sampled ids of a reply: its end token if the policy
+    /// did not sample one (a length stop), the observation as the template puts it,
+    /// and the opening of the next reply. None of them is the policy's.
+    pub fn observation_ids(
+        &self,
+        tokenizer: &Tokenizer,
+        ended_with_eos: bool,
+        observation: &str,
+    ) -> Result<Vec<u32>> {
+        let mut messages = [Message::new(Role::User, observation)];
+        let guarded = self.guard(&mut messages);
+        let [message] = messages;
+        let (mut text, bridge) = self.after_reply(&message.content)?;
+        if ended_with_eos {
+            text.clear();
+        }
+        text.push_str(&bridge);
+        tokenizer.encode_parts(&guarded.parts(&text))
+    }
+
+    /// The id that ends a turn of the policy.
+    pub fn end_of_turn_id(&self, tokenizer: &Tokenizer) -> Result<u32> {
+        let bridge = self.bridge()?;
+        let found = tokenizer.find_special(&bridge.end_of_turn);
+        found
+            .map(|(_, token)| tokenizer.special_tokens()[token])
+            .ok_or_else(|| {
+                self.bad(format!(
+                    "a reply ends with {:?}, which the tokenizer has no special token for",
+                    bridge.end_of_turn
+                ))
+            })
+    }
+
+    /// Proves that turns appended one by one give the text that the template gives
+    /// for the whole conversation, with and without a system message.
+    ///
+    /// A template that rewrites earlier turns (drops their reasoning, moves the
+    /// system message) is refused: the ids of an episode stay as sampled, so its
+    /// later prompts would be texts that the template never produces.
+    pub fn check(&self, tokenizer: &Tokenizer) -> Result<()> {
+        self.end_of_turn_id(tokenizer)?;
+        self.check_conversation(tokenizer, &[Message::new(Role::User, "First task.")])?;
+        let with_system = [
+            Message::new(Role::System, "Some rules."),
+            Message::new(Role::User, "First task."),
+        ];
+        // A template may refuse system messages; runs that use one will be told then.
+        match self.render(&with_system, true) {
+            Ok(_) => self.check_conversation(tokenizer, &with_system),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn check_conversation(&self, tokenizer: &Tokenizer, prompt: &[Message]) -> Result<()> {
+        const REPLIES: [&str; 2] = [
+            "<think>\nAn earlier thought.\n</think>\n\nAction: one",
+            "Thought: two.\nAction: two",
+        ];
+        const OBSERVATIONS: [&str; 2] = ["Seen: [one]", "Seen 2 é\nand more."];
+        let mut messages = prompt.to_vec();
+        let mut appended = self.render(prompt, true)?;
+        let mut ids = self.prompt_ids(tokenizer, prompt)?;
+        for (reply, observation) in REPLIES.into_iter().zip(OBSERVATIONS) {
+            let (end_of_turn, bridge) = self.after_reply(observation)?;
+            appended.extend([reply, &end_of_turn, &bridge]);
+            ids.extend(tokenizer.encode_ordinary(reply)?);
+            ids.extend(self.observation_ids(tokenizer, false, observation)?);
+            messages.push(Message::new(Role::Assistant, reply));
+            messages.push(Message::new(Role::User, observation));
+            let whole = self.render(&messages, true)?;
+            if whole != appended {
+                let (found, expected) = first_difference(&whole, &appended);
+                return Err(self.bad(format!(
+                    "the chat template rewrites earlier turns: it renders {found:?} where the \
+                     episode holds {expected:?}; use a template that leaves history alone, or set \
+                     rollout.history: as_sampled"
+                )));
+            }
+        }
+        let (text, whole) = (
+            tokenizer.decode(&ids, false),
+            tokenizer.decode(&tokenizer.encode(&appended)?, false),
+        );
+        if text != whole {
+            let (found, expected) = first_difference(&text, &whole);
+            return Err(self.bad(format!(
+                "encoding a conversation turn by turn gives {found:?} instead of {expected:?}; \
+                 tokenizer and chat template do not belong together"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The end of a reply, and all text from there to the reply after an observation.
+    /// The observation goes through the template, which may trim it.
+    fn after_reply(&self, observation: &str) -> Result<(String, String)> {
+        let reply = placeholder("reply");
+        let messages = [
+            Message::new(Role::User, placeholder("task")),
+            Message::new(Role::Assistant, reply.clone()),
+            Message::new(Role::User, observation),
+        ];
+        let text = self.render(&messages, true)?;
+        let Some((_, text)) = text.split_once(&reply) else {
+            return Err(self.bad("the chat template leaves out an earlier reply".to_owned()));
+        };
+        let end = find_first(text, self.special.iter().map(String::as_str));
+        let Some((start, token)) = end else {
+            return Err(self.bad(format!(
+                "no special token follows a reply (found {:?}), so generation could not stop; \
+                 give the folder a template that ends each turn with one",
+                excerpt(text)
+            )));
+        };
+        let (end_of_turn, rest) = text.split_at(start + token.len());
+        Ok((end_of_turn.to_owned(), rest.to_owned()))
+    }
+
+    /// Puts placeholders where contents hold special strings, or a placeholder's
+    /// own opening.
+    fn guard(&self, messages: &mut [Message]) -> Guarded {
+        let needles = || self.special.iter().map(String::as_str).chain([GUARD]);
+        let mut guarded = Guarded::default();
+        for message in messages {
+            let content = std::mem::take(&mut message.content);
+            let mut rest = content.as_str();
+            while let Some((start, found)) = find_first(rest, needles()) {
+                let mark = format!("{GUARD}{}{CLOSE}", guarded.originals.len());
+                message.content.push_str(&rest[..start]);
+                message.content.push_str(&mark);
+                guarded.originals.push((mark, found.to_owned()));
+                rest = &rest[start + found.len()..];
+            }
+            message.content.push_str(rest);
+        }
+        guarded
+    }
+
+    fn bad(&self, message: String) -> Error {
+        Error::Template {
+            path: self.path.clone(),
+            message,
+        }
+    }
+}
+
+/// Placeholders and the special strings they stand for, in order.
+#[derive(Debug, Default)]
+struct Guarded {
+    originals: Vec<(String, String)>,
+}
+
+impl Guarded {
+    /// Rendered text with the special strings of contents back in place, untrusted.
+    fn parts<'a>(&'a self, text: &'a str) -> Vec<Part<'a>> {
+        let mut parts = Vec::new();
+        let mut rest = text;
+        let marks = || self.originals.iter().map(|(mark, _)| mark.as_str());
+        while let Some((start, mark)) = find_first(rest, marks()) {
+            let (_, original) = (self.originals.iter())
+                .find(|(known, _)| known == mark)
+                .expect("the mark was found among the originals");
+            parts.push(Part {
+                text: &rest[..start],
+                trusted: true,
+            });
+            parts.push(Part {
+                text: original,
+                trusted: false,
+            });
+            rest = &rest[start + mark.len()..];
+        }
+        parts.push(Part {
+            text: rest,
+            trusted: true,
+        });
+        parts
+    }
+}
+
+fn placeholder(name: &str) -> String {
+    format!("{OPEN}{name}{CLOSE}")
+}
+
+/// Where two texts part: an excerpt of each from there.
+fn first_difference(a: &str, b: &str) -> (String, String) {
+    let same: usize = (a.chars().zip(b.chars()))
+        .take_while(|(a, b)| a == b)
+        .map(|(a, _)| a.len_utf8())
+        .sum();
+    (excerpt(&a[same..]), excerpt(&b[same..]))
+}
+
+fn read_json(path: &Path) -> Result<Option<Json>> {
+    match std::fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|e| Error::Json {
+                path: path.to_owned(),
+                message: e.to_string(),
+            }),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::io(path)(e)),
+    }
+}
+
+fn embedded_template(config: &Json) -> Option<String> {
+    match config.get("chat_template")? {
+        Json::String(template) => Some(template.clone()),
+        Json::Array(named) => named
+            .iter()
+            .find(|entry| entry.get("name").and_then(Json::as_str) == Some("default"))
+            .and_then(|entry| entry.get("template")?.as_str())
+            .map(str::to_owned),
+        _ => None,
+    }
+}
+
+/// A token is written as a string or as an object with its `content`.
+fn token_text(value: &Json) -> Option<String> {
+    (value.as_str())
+        .or_else(|| value.get("content")?.as_str())
+        .map(str::to_owned)
+}
+
+fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+}
+
+/// `tojson` as templates expect it: Python's `json.dumps` without ASCII escapes.
+/// The engine's own one escapes HTML, which changes the prompt.
+fn to_json(value: Value, options: Kwargs) -> Result<String, minijinja::Error> {
+    let bad = |e: serde_json::Error| {
+        minijinja::Error::new(ErrorKind::BadSerialization, "tojson").with_source(e)
+    };
+    let indent: Option<usize> = options.get("indent")?;
+    // Accepted, since `false` is what published templates pass and what this does.
+    let _: Option<bool> = options.get("ensure_ascii")?;
+    options.assert_all_used()?;
+    let mut bytes = Vec::new();
+    match indent {
+        Some(indent) => {
+            let spaces = " ".repeat(indent);
+            let style = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
+            let mut to = serde_json::Serializer::with_formatter(&mut bytes, style);
+            serde::Serialize::serialize(&value, &mut to).map_err(bad)?;
+        }
+        None => {
+            let mut to = serde_json::Serializer::with_formatter(&mut bytes, OneLine);
+            serde::Serialize::serialize(&value, &mut to).map_err(bad)?;
+        }
+    }
+    Ok(String::from_utf8(bytes).expect("JSON is UTF-8"))
+}
+
+/// JSON with a space after `,` and `:`.
+struct OneLine;
+
+impl serde_json::ser::Formatter for OneLine {
+    fn begin_array_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        writer.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_key<W: ?Sized + std::io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        writer.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        writer: &mut W,
+    ) -> std::io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,337 @@
+//! A small tokenizer and a plain chat template, made here and by seed, so that a
+//! model can be born without downloading anything.
+//!
+//! Byte-level BPE with GPT-2's split of text into words. The trainer is our own:
+//! it breaks every tie by token id, so the same corpus gives the same bytes on
+//! every machine.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::json;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
+use crate::{Chat, Error, Result, Tokenizer, tiny_words};
+
+/// Special tokens; their index is their id.
+pub const SPECIAL_TOKENS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+/// Ends and fills up documents.
+pub const PAD_ID: u32 = 0;
+/// Ends a turn.
+pub const EOS_ID: u32 = 2;
+
+/// ChatML without a default system message: what is not said is not in the prompt.
+const CHAT_TEMPLATE: &str = "{%- for message in messages %}\
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}\
+{%- endfor %}\
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
+
+/// How the bytes 0x20 looks in a byte-level vocabulary.
+const SPACE: char = 'Ġ';
+/// Words, lines and their seed, of the corpus of [`invented_tokenizer`].
+const CORPUS: (usize, usize, u64) = (600, 20_000, 0x0041_6774);
+
+type Pair = (u32, u32);
+
+/// The chat template that goes with tokenizers trained here.
+pub fn chat() -> Chat {
+    let named = [
+        ("eos_token", SPECIAL_TOKENS[2]),
+        ("pad_token", SPECIAL_TOKENS[0]),
+    ];
+    Chat::new(
+        CHAT_TEMPLATE.to_owned(),
+        named
+            .map(|(name, token)| (name.to_owned(), token.to_owned()))
+            .into(),
+        SPECIAL_TOKENS.map(str::to_owned).to_vec(),
+        "chat_template.jinja".into(),
+    )
+    .expect("the template is a constant that the tests render")
+}
+
+/// A tokenizer of `vocab` tokens trained on invented lines only.
+pub fn invented_tokenizer(vocab: usize) -> Result<Tokenizer> {
+    let (words, lines, seed) = CORPUS;
+    let words = tiny_words::words(seed, words);
+    train_tokenizer(tiny_words::lines(seed, &words, lines), vocab)
+}
+
+/// Trains a byte-level BPE tokenizer of exactly `vocab` tokens: the special
+/// tokens, 256 bytes, ` 0` to ` 99` (a number with its leading space is one
+/// token), then the most frequent pairs.
+pub fn train_tokenizer(corpus: impl Iterator<Item = String>, vocab: usize) -> Result<Tokenizer> {
+    let mut trainer = Trainer::new();
+    trainer.merge_numbers();
+    if vocab < trainer.tokens.len() {
+        return Err(Error::Request(format!(
+            "a tokenizer of {vocab} tokens is too small: special tokens, bytes and numbers take {}",
+            trainer.tokens.len()
+        )));
+    }
+    let mut counts = BTreeMap::new();
+    for text in corpus {
+        for word in split(&text)? {
+            *counts.entry(word).or_insert(0) += 1;
+        }
+    }
+    trainer.learn(counts, vocab);
+    if trainer.tokens.len() < vocab {
+        return Err(Error::Request(format!(
+            "the corpus gives {} tokens, {vocab} were asked for; ask for fewer or give more text",
+            trainer.tokens.len()
+        )));
+    }
+    let pretty = |value: &serde_json::Value| {
+        let mut bytes = serde_json::to_vec_pretty(value).expect("a JSON value serialises");
+        bytes.push(b'\n');
+        bytes
+    };
+    let files = BTreeMap::from([
+        ("tokenizer.json".to_owned(), pretty(&trainer.to_json())),
+        (
+            "tokenizer_config.json".to_owned(),
+            pretty(&tokenizer_config()),
+        ),
+    ]);
+    Tokenizer::from_files(files, Path::new(""))
+}
+
+fn tokenizer_config() -> serde_json::Value {
+    json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL_TOKENS[2],
+        "pad_token": SPECIAL_TOKENS[0],
+        "clean_up_tokenization_spaces": false,
+        "model_max_length": 1_000_000_000,
+    })
+}
+
+/// GPT-2's words of a text, in the spelling of a byte-level vocabulary.
+fn split(text: &str) -> Result<Vec<String>> {
+    let mut words = PreTokenizedString::from(text);
+    (ByteLevel::new(false, true, true).pre_tokenize(&mut words))
+        .map_err(|e| Error::Request(format!("cannot split the corpus into words: {e}")))?;
+    Ok(words
+        .get_splits(OffsetReferential::Original, OffsetType::None)
+        .into_iter()
+        .map(|(word, _, _)| word.to_owned())
+        .collect())
+}
+
+struct Trainer {
+    /// Token spellings; the index is the id.
+    tokens: Vec<String>,
+    letters: BTreeMap<char, u32>,
+    /// Pairs in the order of their rank, with the id of the whole.
+    merges: Vec<(Pair, u32)>,
+}
+
+impl Trainer {
+    fn new() -> Self {
+        let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+        alphabet.sort_unstable();
+        let mut tokens: Vec<String> = SPECIAL_TOKENS.map(str::to_owned).to_vec();
+        let mut letters = BTreeMap::new();
+        for letter in alphabet {
+            letters.insert(letter, tokens.len() as u32);
+            tokens.push(letter.to_string());
+        }
+        Trainer {
+            tokens,
+            letters,
+            merges: Vec::new(),
+        }
+    }
+
+    fn merge(&mut self, pair: Pair) -> u32 {
+        let id = self.tokens.len() as u32;
+        let whole = self.tokens[pair.0 as usize].clone() + &self.tokens[pair.1 as usize];
+        self.tokens.push(whole);
+        self.merges.push((pair, id));
+        id
+    }
+
+    /// First in rank, so nothing learned later can split a number.
+    fn merge_numbers(&mut self) {
+        let digits: Vec<u32> = ('0'..='9').map(|digit| self.letters[&digit]).collect();
+        let space = self.letters[&SPACE];
+        let ones: Vec<u32> = digits.iter().map(|&d| self.merge((space, d))).collect();
+        for &tens in &ones[1..] {
+            for &digit in &digits {
+                self.merge((tens, digit));
+            }
+        }
+    }
+
+    /// Merges the most frequent pair, the one of the lowest ids where counts tie,
+    /// until there are `vocab` tokens or nothing is left to merge.
+    fn learn(&mut self, counts: BTreeMap<String, i64>, vocab: usize) {
+        let mut words: Vec<(Vec<u32>, i64)> = counts
+            .into_iter()
+            .map(|(word, count)| (word.chars().map(|c| self.letters[&c]).collect(), count))
+            .collect();
+        for &(pair, whole) in &self.merges {
+            for (ids, _) in &mut words {
+                replace(ids, pair, whole);
+            }
+        }
+        let mut frequencies: BTreeMap<Pair, i64> = BTreeMap::new();
+        for (ids, count) in &words {
+            add_pairs(&mut frequencies, ids, *count);
+        }
+        while self.tokens.len() < vocab {
+            let best = frequencies
+                .iter()
+                .max_by_key(|&(&pair, &count)| (count, std::cmp::Reverse(pair)));
+            let Some((&pair, _)) = best.filter(|&(_, &count)| count > 0) else {
+                return;
+            };
+            let whole = self.merge(pair);
+            for (ids, count) in &mut words {
+                if ids.windows(2).any(|two| (two[0], two[1]) == pair) {
+                    add_pairs(&mut frequencies, ids, -*count);
+                    replace(ids, pair, whole);
+                    add_pairs(&mut frequencies, ids, *count);
+                }
+            }
+            frequencies.retain(|_, count| *count > 0);
+        }
+    }
+
+    fn to_json(&self) -> serde_json::Value {
+        let ids: serde_json::Map<_, _> = (self.tokens.iter().enumerate())
+            .map(|(id, token)| (token.clone(), json!(id)))
+            .collect();
+        let spelling = |id: u32| &self.tokens[id as usize];
+        let merges: Vec<_> = (self.merges.iter())
+            .map(|&((left, right), _)| json!([spelling(left), spelling(right)]))
+            .collect();
+        let added: Vec<_> = (SPECIAL_TOKENS.iter().enumerate())
+            .map(|(id, token)| {
+                json!({
+                    "id": id, "content": token, "single_word": false, "lstrip": false,
+                    "rstrip": false, "normalized": false, "special": true,
+                })
+            })
+            .collect();
+        let byte_level = json!({
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true,
+        });
+        json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": added,
+            "normalizer": null,
+            "pre_tokenizer": byte_level,
+            "post_processor": null,
+            "decoder": byte_level,
+            "model": {
+                "type": "BPE", "dropout": null, "unk_token": null,
+                "continuing_subword_prefix": null, "end_of_word_suffix": null,
+                "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                "vocab": ids, "merges": merges,
+            },
+        })
+    }
+}
+
+fn add_pairs(frequencies: &mut BTreeMap<Pair, i64>, ids: &[u32], count: i64) {
+    for two in ids.windows(2) {
+        *frequencies.entry((two[0], two[1])).or_insert(0) += count;
+    }
+}
+
+/// Replaces `pair` by `whole` from left to right.
+fn replace(ids: &mut Vec<u32>, pair: Pair, whole: u32) {
+    let (mut read, mut write) = (0, 0);
+    while read < ids.len() {
+        let both = read + 1 < ids.len() && (ids[read], ids[read + 1]) == pair;
+        ids[write] = if both { whole } else { ids[read] };
+        read += 1 + usize::from(both);
+        write += 1;
+    }
+    ids.truncate(write);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_corpus_gives_the_same_bytes() {
+        let files = || {
+            let dir = tempfile::tempdir().unwrap();
+            invented_tokenizer(700).unwrap().save(dir.path()).unwrap();
+            chat().save(dir.path()).unwrap();
+            [
+                "tokenizer.json",
+                "tokenizer_config.json",
+                "chat_template.jinja",
+            ]
+            .map(|name| std::fs::read(dir.path().join(name)).unwrap())
+        };
+        assert_eq!(files(), files());
+    }
+
+    #[test]
+    fn numbers_and_special_tokens_have_their_own_ids() {
+        let tokenizer = invented_tokenizer(1024).unwrap();
+        assert_eq!(tokenizer.vocab_size(), 1024);
+        for (id, token) in SPECIAL_TOKENS.iter().enumerate() {
+            assert_eq!(tokenizer.encode(token).unwrap(), [id as u32]);
+        }
+        for number in 0..100 {
+            let text = format!(" {number}");
+            assert_eq!(tokenizer.encode(&text).unwrap().len(), 1, "{text:?}");
+        }
+        // Frequent words of the corpus are single tokens, so it was learned from.
+        assert_eq!(tokenizer.encode(" craft using get").unwrap().len(), 3);
+        assert_eq!(tokenizer.encode("Action: get 12").unwrap().len(), 4);
+    }
+
+    #[test]
+    fn a_saved_folder_loads_into_the_same_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let tokenizer = invented_tokenizer(600).unwrap();
+        tokenizer.save(dir.path()).unwrap();
+        chat().save(dir.path()).unwrap();
+        let loaded = Tokenizer::load(dir.path()).unwrap();
+        let loaded_chat = Chat::load(dir.path()).unwrap().unwrap();
+        loaded_chat.check(&loaded).unwrap();
+        assert_eq!(loaded_chat.end_of_turn_id(&loaded).unwrap(), EOS_ID);
+        let messages = [crate::Message::new(
+            crate::Role::User,
+            "Goal: craft 2 stick. ü",
+        )];
+        assert_eq!(
+            loaded_chat.prompt_ids(&loaded, &messages).unwrap(),
+            chat().prompt_ids(&tokenizer, &messages).unwrap()
+        );
+        assert_eq!(
+            chat().render(&messages, true).unwrap(),
+            "<|im_start|>user\nGoal: craft 2 stick. ü<|im_end|>\n<|im_start|>assistant\n"
+        );
+    }
+
+    #[test]
+    fn sizes_out_of_reach_are_refused() {
+        let corpus = || ["abc abc".to_owned()].into_iter();
+        let small = train_tokenizer(corpus(), 300).unwrap_err().to_string();
+        assert!(
+            small.contains("too small") && small.contains("359"),
+            "{small}"
+        );
+        let large = train_tokenizer(corpus(), 2_000).unwrap_err().to_string();
+        assert!(large.contains("the corpus gives"), "{large}");
+    }
+
+    #[test]
+    fn pairs_are_replaced_from_left_to_right() {
+        let mut ids = vec![1, 1, 1, 2, 1, 1];
+        replace(&mut ids, (1, 1), 9);
+        assert_eq!(ids, [9, 1, 2, 9]);
+    }
+}
