@@ -113,7 +113,6 @@ fn line(choices: &mut Choices, words: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
 
     #[test]
     fn words_are_different_readable_and_depend_on_the_seed_alone() {
