@@ -1,1 +1,39 @@
-//! skeleton
+//! Durable state of a run on any object store: a folder, memory, or S3.
+//!
+//! Promises the crates above build on:
+//! - no object is ever overwritten: every write is create-only, or goes to a
+//!   folder that one attempt alone owns;
+//! - a part is committed once: the first manifest wins, later attempts learn
+//!   that they were superseded;
+//! - what a reader gets was checked against the digest in a manifest;
+//! - every key is built and parsed in [`keys`], and only manifests say where
+//!   an artifact lies.
+//!
+//! Stages, queues and tensors are unknown here.
+
+mod artifact;
+mod attempts;
+mod backend;
+mod error;
+mod expire;
+mod folder;
+mod inputs;
+mod journal;
+pub mod keys;
+mod manifest;
+mod outputs;
+mod plans;
+mod probe;
+mod store;
+
+pub use artifact::{Artifact, CHUNK_BYTES, Digest};
+pub use attempts::{AttemptEnd, AttemptOutcome, AttemptRecord, AttemptStart};
+pub use error::{Error, Result, Verdict};
+pub use expire::Expired;
+pub use folder::LocalFolder;
+pub use inputs::{INPUT_BYTES_MAX, Inputs};
+pub use journal::{Journal, SEGMENT_BYTES_MAX};
+pub use keys::{AttemptId, Key, RunId, Slot, nonce};
+pub use manifest::{Committed, InputRef, MANIFEST_BYTES_MAX, Manifest};
+pub use outputs::{OutputWriter, Outputs};
+pub use store::{Created, RequestCounts, Store};

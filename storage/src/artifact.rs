@@ -1,0 +1,310 @@
+//! Named, digested outputs of a stage, and the only way to read them back:
+//! in chunks of 64 MiB, each checked before anybody sees a byte of it. So a
+//! file of any size passes through a fixed amount of memory, and one flipped
+//! bit is found in its own chunk.
+
+use crate::keys::serde_as_text;
+use crate::{Error, Key, Result, Store};
+use bytes::Bytes;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+use std::str::FromStr;
+
+/// Size of the pieces that have a digest of their own.
+pub const CHUNK_BYTES: u64 = 64 << 20;
+
+/// Hashing this much takes about a millisecond; more goes to a blocking thread.
+const INLINE_BYTES_MAX: usize = 1 << 20;
+
+/// BLAKE3 of an object's bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    /// Digest of `bytes`.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(*blake3::hash(bytes).as_bytes())
+    }
+
+    /// The 32 bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&blake3::Hash::from_bytes(self.0).to_hex())
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Digest {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        const RULE: &str = "64 lower-case hexadecimal digits";
+        let bad = || Error::BadName {
+            what: "digest",
+            value: text.to_owned(),
+            rule: RULE,
+        };
+        let hash = blake3::Hash::from_hex(text).map_err(|_| bad())?;
+        if hash.to_hex().as_str() == text {
+            Ok(Self(*hash.as_bytes()))
+        } else {
+            Err(bad())
+        }
+    }
+}
+
+serde_as_text!(Digest, Digest::from_str);
+
+/// An immutable, named output of a part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Artifact {
+    /// Name inside its commit, e.g. `policy/config.json`.
+    pub name: String,
+    /// What it is, for people and viewers.
+    pub kind: String,
+    /// Where it lies.
+    pub key: Key,
+    /// Bytes.
+    pub size: u64,
+    /// Digest of all bytes.
+    pub digest: Digest,
+    /// Digest of each [`CHUNK_BYTES`]; none for an empty artifact.
+    pub chunk_digests: Vec<Digest>,
+}
+
+impl Artifact {
+    /// What a manifest from outside must not lie about.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match &self.key {
+            Key::File { name, .. } if *name == self.name => {}
+            key => return Err(format!("artifact `{}` has the key {key}", self.name)),
+        }
+        let chunks = self.size.div_ceil(CHUNK_BYTES);
+        if self.chunk_digests.len() as u64 != chunks {
+            let (name, size, found) = (&self.name, self.size, self.chunk_digests.len());
+            return Err(format!(
+                "artifact `{name}` of {size} bytes has {found} chunk digests instead of {chunks}"
+            ));
+        }
+        let whole = match self.chunk_digests.as_slice() {
+            [] => Digest::of(&[]),
+            [only] => *only,
+            _ => return Ok(()),
+        };
+        if whole == self.digest {
+            Ok(())
+        } else {
+            Err(format!("artifact `{}` has two digests", self.name))
+        }
+    }
+
+    /// Number of chunks.
+    pub(crate) fn chunks(&self) -> usize {
+        self.chunk_digests.len()
+    }
+
+    /// The verified bytes of one chunk.
+    pub(crate) async fn chunk(&self, store: &Store, index: usize) -> Result<Bytes> {
+        let begin = index as u64 * CHUNK_BYTES;
+        let end = self.size.min(begin + CHUNK_BYTES);
+        let (size, content) = match store.get_range(&self.key, begin..end).await {
+            Ok(found) => found,
+            // A range beyond the end of a truncated object is refused in as
+            // many ways as there are stores; its size says it plainly.
+            Err(e) => {
+                self.check_size(store).await?;
+                return Err(e);
+            }
+        };
+        if size != self.size || content.len() as u64 != end - begin {
+            return Err(self.damaged(format!("{} bytes", self.size), format!("{size} bytes")));
+        }
+        let found = hash(&content).await;
+        if found == self.chunk_digests[index] {
+            return Ok(content);
+        }
+        let place = if self.chunks() > 1 {
+            format!(" in bytes {begin} to {end}")
+        } else {
+            String::new()
+        };
+        Err(self.damaged(
+            format!("{}{place}", self.chunk_digests[index]),
+            found.to_string(),
+        ))
+    }
+
+    /// Fails if the object is missing or has another size.
+    pub(crate) async fn check_size(&self, store: &Store) -> Result<()> {
+        let found = match store.size(&self.key).await {
+            Ok(size) if size == self.size => return Ok(()),
+            Ok(size) => format!("{size} bytes"),
+            Err(Error::NotFound { .. }) => match store.tombstone_of(&self.key).await? {
+                Some(tombstone) => {
+                    return Err(Error::Removed {
+                        key: self.key.path(),
+                        tombstone: tombstone.path(),
+                    });
+                }
+                None => "nothing".to_owned(),
+            },
+            Err(e) => return Err(e),
+        };
+        Err(self.damaged(
+            format!("{} bytes with digest {}", self.size, self.digest),
+            found,
+        ))
+    }
+
+    fn damaged(&self, expected: String, found: String) -> Error {
+        let commit = match &self.key {
+            Key::File { slot, .. } => Key::Commit(slot.clone()).path(),
+            key => key.path(),
+        };
+        Error::Damaged {
+            key: self.key.path(),
+            commit,
+            expected,
+            found,
+        }
+    }
+}
+
+/// Digest of `content`, without holding up other tasks.
+async fn hash(content: &Bytes) -> Digest {
+    if content.len() <= INLINE_BYTES_MAX {
+        return Digest::of(content);
+    }
+    let content = content.clone();
+    let hashing = tokio::task::spawn_blocking(move || Digest::of(&content));
+    hashing
+        .await
+        .expect("hashing does not panic, and blocking tasks are not cancelled once they run")
+}
+
+/// Digests of a stream: of the whole and of each chunk. The first chunk is
+/// hashed once for both.
+#[derive(Default)]
+pub(crate) struct Digesting {
+    /// Of everything up to the last chunk boundary, from the second chunk on.
+    whole: Option<blake3::Hasher>,
+    chunk: blake3::Hasher,
+    chunk_bytes: u64,
+    size: u64,
+    chunk_digests: Vec<Digest>,
+}
+
+impl Digesting {
+    /// Takes the next piece.
+    pub(crate) async fn update(self, content: Bytes) -> Self {
+        if content.len() <= INLINE_BYTES_MAX {
+            return self.take(&content);
+        }
+        let hashing = tokio::task::spawn_blocking(move || self.take(&content));
+        hashing
+            .await
+            .expect("hashing does not panic, and blocking tasks are not cancelled once they run")
+    }
+
+    fn take(mut self, mut content: &[u8]) -> Self {
+        while !content.is_empty() {
+            let room = CHUNK_BYTES - self.chunk_bytes;
+            let (now, later) = content.split_at(
+                content
+                    .len()
+                    .min(usize::try_from(room).unwrap_or(usize::MAX)),
+            );
+            self.chunk.update(now);
+            if let Some(whole) = &mut self.whole {
+                whole.update(now);
+            }
+            self.chunk_bytes += now.len() as u64;
+            self.size += now.len() as u64;
+            if self.chunk_bytes == CHUNK_BYTES {
+                self.end_chunk();
+            }
+            content = later;
+        }
+        self
+    }
+
+    fn end_chunk(&mut self) {
+        let chunk = std::mem::take(&mut self.chunk);
+        self.chunk_digests
+            .push(Digest(*chunk.finalize().as_bytes()));
+        self.whole.get_or_insert(chunk);
+        self.chunk_bytes = 0;
+    }
+
+    /// Size, digest and chunk digests.
+    pub(crate) fn finish(mut self) -> (u64, Digest, Vec<Digest>) {
+        if self.chunk_bytes > 0 {
+            self.end_chunk();
+        }
+        let digest = self.whole.map_or_else(
+            || Digest::of(&[]),
+            |whole| Digest(*whole.finalize().as_bytes()),
+        );
+        (self.size, digest, self.chunk_digests)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn pieces_do_not_change_digests() {
+        let chunk = usize::try_from(CHUNK_BYTES).unwrap();
+        let content: Bytes = (0..2 * chunk + 3)
+            .map(|i| (i % 251) as u8)
+            .collect::<Vec<_>>()
+            .into();
+        for pieces in [1, 7, 64] {
+            let mut digesting = Digesting::default();
+            let step = content.len().div_ceil(pieces);
+            for at in (0..content.len()).step_by(step) {
+                digesting = digesting
+                    .update(content.slice(at..content.len().min(at + step)))
+                    .await;
+            }
+            let (size, digest, chunks) = digesting.finish();
+            assert_eq!(size, content.len() as u64);
+            assert_eq!(digest, Digest::of(&content));
+            assert_eq!(
+                chunks,
+                content.chunks(chunk).map(Digest::of).collect::<Vec<_>>()
+            );
+        }
+    }
+
+    #[test]
+    fn small_contents_have_one_digest_or_none() {
+        let (size, digest, chunks) = Digesting::default().take(b"abc").finish();
+        assert_eq!((size, chunks), (3, vec![digest]));
+        assert_eq!(digest, Digest::of(b"abc"));
+        assert_eq!(Digesting::default().finish(), (0, Digest::of(b""), vec![]));
+    }
+
+    #[test]
+    fn digests_are_lower_case_hexadecimal() {
+        let text = Digest::of(b"").to_string();
+        assert_eq!(
+            text,
+            "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
+        );
+        assert_eq!(text.parse::<Digest>().unwrap(), Digest::of(b""));
+        assert!(text.to_uppercase().parse::<Digest>().is_err());
+        assert!(text[1..].parse::<Digest>().is_err());
+    }
+}

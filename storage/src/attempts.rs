@@ -1,0 +1,239 @@
+//! The history of attempts: who began when, and how it ended. Work that
+//! vanished has a beginning and no end. Times are for people; nothing here is
+//! compared with another machine's clock, and nothing reaches an artifact.
+
+use crate::keys::nonce;
+use crate::manifest::{from_json, to_json};
+use crate::{AttemptId, Created, Error, Key, Result, RunId, Slot, Store};
+use futures::{StreamExt, TryStreamExt, stream};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+const VERSION: u32 = 1;
+/// Records read at once.
+const READS_AT_ONCE: usize = 16;
+/// Longest message kept of a failure, in bytes.
+const MESSAGE_BYTES_MAX: usize = 16 << 10;
+
+/// The beginning of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttemptStart {
+    /// Name of the worker process.
+    pub worker: String,
+    /// The worker's clock, for people.
+    pub started_unix_s: u64,
+    /// Version of the program.
+    pub code_version: String,
+    /// Plan revision in force.
+    pub plan_revision: u32,
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttemptOutcome {
+    /// Its manifest is the commit.
+    Committed,
+    /// Another attempt's manifest is.
+    Superseded,
+    /// An error; counts towards the limit.
+    Failed,
+    /// Its worker was asked to stop.
+    Drained,
+    /// Somebody cancelled it.
+    Cancelled,
+}
+
+/// The end of an attempt.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AttemptEnd {
+    /// How it ended.
+    pub outcome: AttemptOutcome,
+    /// Why, if it failed.
+    pub message: String,
+    /// How long it took.
+    pub wall_s: f64,
+    /// What it measured: rates and times, which no artifact may hold.
+    pub stats: serde_json::Map<String, serde_json::Value>,
+}
+
+/// One attempt of a part.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttemptRecord {
+    /// From 1.
+    pub number: u32,
+    /// Nonce of its folders.
+    pub nonce: String,
+    /// How it began.
+    pub start: AttemptStart,
+    /// How it ended; none while it runs, or if its worker vanished.
+    pub end: Option<AttemptEnd>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StartFile {
+    version: u32,
+    nonce: String,
+    #[serde(flatten)]
+    start: AttemptStart,
+}
+
+#[derive(Serialize, Deserialize)]
+struct EndFile {
+    version: u32,
+    #[serde(flatten)]
+    end: AttemptEnd,
+}
+
+impl Store {
+    /// Records a beginning under the next free number and gives it out.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn start_attempt(&self, slot: &Slot, start: &AttemptStart) -> Result<AttemptId> {
+        let taken = self.list(&slot.attempts_prefix()).await?;
+        let highest = taken
+            .iter()
+            .filter_map(|(key, _)| number(key))
+            .max()
+            .unwrap_or(0);
+        let nonce = nonce();
+        let file = StartFile {
+            version: VERSION,
+            nonce: nonce.clone(),
+            start: start.clone(),
+        };
+        // Another worker may take a number first; each loss means that one
+        // more attempt is on record, so this ends.
+        for number in highest + 1.. {
+            let key = Key::AttemptStart {
+                slot: slot.clone(),
+                attempt: number,
+            };
+            let content = to_json(&key.path(), "an attempt record", &file)?;
+            if self.create(&key, content).await? == Created::Won {
+                return Ok(AttemptId { number, nonce });
+            }
+        }
+        Err(Error::Conflict {
+            key: slot.attempts_prefix(),
+            hint: "every attempt number is taken",
+        })
+    }
+
+    /// Records the end of an attempt; the first record stands.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn end_attempt(&self, slot: &Slot, number: u32, end: &AttemptEnd) -> Result<()> {
+        let mut end = end.clone();
+        end.message
+            .truncate(end.message.floor_char_boundary(MESSAGE_BYTES_MAX));
+        let key = Key::AttemptEnd {
+            slot: slot.clone(),
+            attempt: number,
+        };
+        let content = to_json(
+            &key.path(),
+            "an attempt record",
+            &EndFile {
+                version: VERSION,
+                end,
+            },
+        )?;
+        match self.create(&key, content).await? {
+            Created::Won => Ok(()),
+            Created::Exists => Err(Error::Conflict {
+                key: key.path(),
+                hint: "an attempt ends once",
+            }),
+        }
+    }
+
+    /// The attempts of a part, by number.
+    ///
+    /// # Errors
+    /// The store fails, or a record cannot be read.
+    pub async fn attempts(&self, slot: &Slot) -> Result<Vec<AttemptRecord>> {
+        let listed = self.list(&slot.attempts_prefix()).await?;
+        Ok(self
+            .read_attempts(listed)
+            .await?
+            .into_values()
+            .next()
+            .unwrap_or_default())
+    }
+
+    /// The attempts of all parts of a run.
+    ///
+    /// # Errors
+    /// The store fails, or a record cannot be read.
+    pub async fn all_attempts(&self, run: &RunId) -> Result<BTreeMap<Slot, Vec<AttemptRecord>>> {
+        let listed = self.list_run(run, "attempts").await?;
+        self.read_attempts(listed).await
+    }
+
+    async fn read_attempts(
+        &self,
+        listed: Vec<(Key, u64)>,
+    ) -> Result<BTreeMap<Slot, Vec<AttemptRecord>>> {
+        let mut begun: BTreeMap<(Slot, u32), bool> = BTreeMap::new();
+        for (key, _) in listed {
+            match key {
+                Key::AttemptStart { slot, attempt } => {
+                    _ = begun.entry((slot, attempt)).or_insert(false)
+                }
+                Key::AttemptEnd { slot, attempt } => _ = begun.insert((slot, attempt), true),
+                _ => {}
+            }
+        }
+        let read = |((slot, attempt), ended): ((Slot, u32), bool)| async move {
+            let key = Key::AttemptStart {
+                slot: slot.clone(),
+                attempt,
+            };
+            let content = self.get(&key).await?;
+            let file: StartFile = from_json(&key.path(), "an attempt record", VERSION, &content)?;
+            let end = if ended {
+                Some(self.read_end(&slot, attempt).await?)
+            } else {
+                None
+            };
+            Ok::<_, Error>((
+                slot,
+                AttemptRecord {
+                    number: attempt,
+                    nonce: file.nonce,
+                    start: file.start,
+                    end,
+                },
+            ))
+        };
+        let records: Vec<_> = stream::iter(begun)
+            .map(read)
+            .buffered(READS_AT_ONCE)
+            .try_collect()
+            .await?;
+        let mut by_slot: BTreeMap<Slot, Vec<AttemptRecord>> = BTreeMap::new();
+        for (slot, record) in records {
+            by_slot.entry(slot).or_default().push(record);
+        }
+        Ok(by_slot)
+    }
+
+    async fn read_end(&self, slot: &Slot, attempt: u32) -> Result<AttemptEnd> {
+        let key = Key::AttemptEnd {
+            slot: slot.clone(),
+            attempt,
+        };
+        let content = self.get(&key).await?;
+        Ok(from_json::<EndFile>(&key.path(), "an attempt record", VERSION, &content)?.end)
+    }
+}
+
+fn number(key: &Key) -> Option<u32> {
+    match key {
+        Key::AttemptStart { attempt, .. } | Key::AttemptEnd { attempt, .. } => Some(*attempt),
+        _ => None,
+    }
+}

@@ -1,0 +1,295 @@
+//! From a URL to something that holds objects: the only place that knows which
+//! kinds of store there are. Credentials come from the environment, never from
+//! the URL, because URLs are written into plans, logs and messages.
+
+use crate::{Error, Result};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use object_store::prefix::PrefixStore;
+use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, RetryConfig};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+use url::Url;
+
+/// Retries of one request by the S3 client, besides the job's own.
+const RETRIES_MAX: usize = 6;
+/// No retry starts later than this after the first try.
+const RETRY_TIMEOUT_S: u64 = 60;
+/// One request with its body; bodies are at most 64 MiB.
+const REQUEST_TIMEOUT_S: u64 = 120;
+const CONNECT_TIMEOUT_S: u64 = 5;
+
+/// An opened backend.
+pub(crate) struct Backend {
+    pub(crate) objects: Arc<dyn ObjectStore>,
+    /// For messages: no secrets, and a folder's absolute path.
+    pub(crate) url: String,
+    pub(crate) local_root: Option<PathBuf>,
+}
+
+/// Opens what `url` names; `options` go before the `AWS_*` environment.
+pub(crate) fn open(url: &str, options: &[(&str, &str)]) -> Result<Backend> {
+    if let Some(name) = url.strip_prefix("memory:") {
+        return Ok(memory(name.trim_start_matches('/')));
+    }
+    let Some((scheme, _)) = url.split_once("://") else {
+        return folder(&home(url)?);
+    };
+    match (scheme, Url::parse(url)) {
+        ("file", Ok(parsed)) => match parsed.to_file_path() {
+            Ok(path) => folder(&path),
+            Err(()) => Err(bad(
+                url,
+                "a file URL has three slashes and an absolute path: file:///data/runs",
+            )),
+        },
+        ("s3" | "s3a", Ok(parsed)) => s3(url, &parsed, options),
+        (_, Err(e)) => Err(bad(scheme, format!("it is not a valid URL ({e})"))),
+        (_, Ok(_)) => Err(bad(
+            &format!("{scheme}://…"),
+            "this kind is not known; use a folder, file:///folder, s3://bucket/prefix, or memory: for a trial",
+        )),
+    }
+}
+
+fn bad(url: &str, why: impl Into<String>) -> Error {
+    Error::BadUrl {
+        url: url.to_owned(),
+        why: why.into(),
+    }
+}
+
+/// The shell expands `~`, a YAML file does not.
+fn home(path: &str) -> Result<PathBuf> {
+    let Some(rest) = path.strip_prefix("~/") else {
+        return Ok(PathBuf::from(path));
+    };
+    match std::env::var_os("HOME") {
+        Some(home) => Ok(Path::new(&home).join(rest)),
+        None => Err(bad(
+            path,
+            "`~` needs the environment variable HOME; write the folder out",
+        )),
+    }
+}
+
+fn folder(path: &Path) -> Result<Backend> {
+    let shown = path.display().to_string();
+    if shown.is_empty() {
+        return Err(bad(
+            "",
+            "the URL is empty; give a folder, s3://bucket/prefix, or memory:",
+        ));
+    }
+    let failed = |e: std::io::Error| {
+        let generic = object_store::Error::Generic {
+            store: "folder",
+            source: Box::new(e),
+        };
+        match Error::backend(&shown, "create a folder", &shown, &generic) {
+            // Not a passing condition: a file is in the way, or a name is too long.
+            Error::Unavailable { url, why, .. } => Error::BadUrl { url, why },
+            sorted => sorted,
+        }
+    };
+    std::fs::create_dir_all(path).map_err(failed)?;
+    let root = path.canonicalize().map_err(failed)?;
+    let files = LocalFileSystem::new_with_prefix(&root)
+        .map_err(|e| Error::backend(&shown, "open", &shown, &e))?;
+    // A commit that a power cut undoes is not a commit.
+    let files = files.with_fsync(true).with_automatic_cleanup(true);
+    Ok(Backend {
+        objects: Arc::new(files),
+        url: root.display().to_string(),
+        local_root: Some(root),
+    })
+}
+
+/// `memory:` is a store of its own; `memory:NAME` is one per process and name.
+fn memory(name: &str) -> Backend {
+    static NAMED: OnceLock<Mutex<BTreeMap<String, Arc<InMemory>>>> = OnceLock::new();
+    let objects = if name.is_empty() {
+        Arc::default()
+    } else {
+        // The map is whole even if a holder panicked.
+        let mut named = NAMED
+            .get_or_init(Mutex::default)
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(named.entry(name.to_owned()).or_default())
+    };
+    Backend {
+        objects,
+        url: format!("memory:{name}"),
+        local_root: None,
+    }
+}
+
+fn s3(given: &str, url: &Url, options: &[(&str, &str)]) -> Result<Backend> {
+    // Everything but bucket, prefix and harmless options is left out of messages.
+    let bucket = url.host_str().unwrap_or_default();
+    let prefix = url.path().trim_matches('/');
+    let shown = format!("s3://{}", [bucket, prefix].join("/").trim_end_matches('/'));
+    if !url.username().is_empty() || url.password().is_some() {
+        let why = "it carries credentials, which would end up in plans and logs; \
+                   put them into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
+        return Err(bad(&shown, why));
+    }
+    if bucket.is_empty() {
+        return Err(bad(
+            given,
+            "the bucket is missing; write s3://bucket/prefix",
+        ));
+    }
+    let mut http_is_decided = std::env::var_os("AWS_ALLOW_HTTP").is_some();
+    let mut builder = AmazonS3Builder::from_env();
+    for (name, value) in options {
+        let key = AmazonS3ConfigKey::from_str(&name.to_ascii_lowercase())
+            .map_err(|_| bad(&shown, format!("the option {name} is not known")))?;
+        http_is_decided |= name.eq_ignore_ascii_case("AWS_ALLOW_HTTP");
+        builder = builder.with_config(key, *value);
+    }
+    for (name, value) in url.query_pairs() {
+        builder = match name.as_ref() {
+            "endpoint" => builder.with_endpoint(value),
+            "region" => builder.with_region(value),
+            "path_style" => {
+                builder.with_virtual_hosted_style_request(!flag(&shown, &name, &value)?)
+            }
+            "allow_http" => {
+                http_is_decided = true;
+                builder.with_allow_http(flag(&shown, &name, &value)?)
+            }
+            _ => {
+                let why = format!(
+                    "the option `{name}` is not known; there are endpoint, region, allow_http and path_style \
+                     (credentials go into AWS_* variables)"
+                );
+                return Err(bad(&shown, why));
+            }
+        };
+    }
+    let set = |key| builder.get_config_value(&key).unwrap_or_default();
+    let endpoint = match set(AmazonS3ConfigKey::S3Endpoint) {
+        special if !special.is_empty() => special,
+        _ => set(AmazonS3ConfigKey::Endpoint),
+    };
+    // An endpoint written as http:// says what is wanted.
+    if !http_is_decided && endpoint.starts_with("http://") {
+        builder = builder.with_allow_http(true);
+    }
+    let time = |limit_s: u64| format!("{limit_s} seconds");
+    let retry = RetryConfig {
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(10),
+            base: 2.0,
+        },
+        max_retries: RETRIES_MAX,
+        retry_timeout: Duration::from_secs(RETRY_TIMEOUT_S),
+    };
+    let objects = builder
+        .with_bucket_name(bucket)
+        .with_conditional_put(S3ConditionalPut::ETagMatch)
+        .with_config(
+            AmazonS3ConfigKey::Client(ClientConfigKey::Timeout),
+            time(REQUEST_TIMEOUT_S),
+        )
+        .with_config(
+            AmazonS3ConfigKey::Client(ClientConfigKey::ConnectTimeout),
+            time(CONNECT_TIMEOUT_S),
+        )
+        .with_retry(retry)
+        .build()
+        .map_err(|e| bad(&shown, e.to_string()))?;
+    let at = if endpoint.is_empty() {
+        String::new()
+    } else {
+        format!(" at {endpoint}")
+    };
+    let objects: Arc<dyn ObjectStore> = if prefix.is_empty() {
+        Arc::new(objects)
+    } else {
+        Arc::new(PrefixStore::new(objects, prefix))
+    };
+    Ok(Backend {
+        objects,
+        url: format!("{shown}{at}"),
+        local_root: None,
+    })
+}
+
+fn flag(url: &str, name: &str, value: &str) -> Result<bool> {
+    value.parse().map_err(|_| {
+        bad(
+            url,
+            format!("the option `{name}` is true or false, not `{value}`"),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(url: &str) -> String {
+        open(url, &[])
+            .err()
+            .map(|e| e.to_string())
+            .unwrap_or_else(|| panic!("{url} was accepted"))
+    }
+
+    #[test]
+    fn urls_are_understood() {
+        let s3 = open(
+            "s3://bucket/a/b?endpoint=http://127.0.0.1:9&region=eu-1&path_style=true",
+            &[],
+        )
+        .unwrap();
+        assert_eq!(
+            (s3.url.as_str(), s3.local_root),
+            ("s3://bucket/a/b at http://127.0.0.1:9", None)
+        );
+        assert_eq!(open("memory:", &[]).unwrap().url, "memory:");
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        for url in [
+            format!("file://{}/deep/er", root.display()),
+            format!("{}/deep/er", root.display()),
+        ] {
+            let folder = open(&url, &[]).unwrap();
+            assert_eq!(
+                folder.local_root.as_deref(),
+                Some(root.join("deep/er").as_path())
+            );
+        }
+    }
+
+    #[test]
+    fn bad_urls_say_what_to_write() {
+        assert!(refused("gs://bucket").contains("s3://bucket/prefix"));
+        assert!(refused("s3:///prefix").contains("bucket is missing"));
+        assert!(refused("s3://b?regio=x").contains("`regio` is not known"));
+        assert!(refused("s3://b?path_style=yes").contains("true or false"));
+        assert!(refused("file://relative/path").contains("three slashes"));
+        assert!(refused("").contains("empty"));
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        assert!(refused(dir.path().join("file").to_str().unwrap()).contains("file"));
+    }
+
+    #[test]
+    fn secrets_never_come_back() {
+        let text = refused("s3://AKIA:topsecret@bucket/p");
+        assert!(
+            !text.contains("topsecret")
+                && !text.contains("AKIA")
+                && text.contains("AWS_ACCESS_KEY_ID"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,363 @@
+//! What can go wrong with a store, told by what to do about it. A message
+//! names the key, file or URL, what was found, and the remedy.
+
+use object_store::Error as BackendError;
+use std::error::Error as StdError;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Shorthand for results of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What an error means for the job that met it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Try again; it counts as a failed attempt.
+    Retry,
+    /// Try again after a while; somebody has to act first.
+    Wait(Duration),
+    /// Trying again cannot help.
+    GiveUp,
+    /// Another attempt committed first.
+    Superseded,
+}
+
+/// Everything that this crate refuses or cannot do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A run id, stage or artifact name that cannot be part of a key.
+    #[error("{what} `{value}` is not usable: {rule}")]
+    BadName {
+        /// What kind of name.
+        what: &'static str,
+        /// As given.
+        value: String,
+        /// The rule it breaks.
+        rule: &'static str,
+    },
+    /// A path that is no key of this layout.
+    #[error("`{path}` is not a key of this layout: {why}")]
+    BadKey {
+        /// As given.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A store URL that cannot be understood.
+    #[error("the store `{url}` cannot be opened: {why}")]
+    BadUrl {
+        /// As given, without secrets.
+        url: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An object that should be there is not.
+    #[error("{key} is not in the store {url}")]
+    NotFound {
+        /// The key.
+        key: String,
+        /// The store.
+        url: String,
+    },
+    /// A folder that this user may not write (or read).
+    #[error(
+        "the store {url} does not let this user {doing} in it ({why}); choose another one with storage.url, or give this user the permission"
+    )]
+    NoPermission {
+        /// The store.
+        url: String,
+        /// What was tried.
+        doing: &'static str,
+        /// What the system said.
+        why: String,
+    },
+    /// No room is left.
+    #[error(
+        "the store {url} is full ({why}); free some space, then resume: nothing that is committed is lost"
+    )]
+    Full {
+        /// The store.
+        url: String,
+        /// What the system said.
+        why: String,
+    },
+    /// The credentials are missing, wrong, or not allowed to do this.
+    #[error(
+        "the store {url} refused the credentials ({why}); check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and the bucket's policy"
+    )]
+    Denied {
+        /// The store.
+        url: String,
+        /// What the server said.
+        why: String,
+    },
+    /// The bucket does not exist.
+    #[error("the bucket of {url} does not exist ({why}); create it, or correct storage.url")]
+    NoBucket {
+        /// The store.
+        url: String,
+        /// What the server said.
+        why: String,
+    },
+    /// A server that would let two attempts commit the same part.
+    #[error(
+        "the store {url} does not honour create-only writes ({found}); two workers could overwrite each other's commits, so it cannot be used: take a server that implements If-None-Match (AWS S3, MinIO, Cloudflare R2, Ceph), or a folder"
+    )]
+    NoConditionalPut {
+        /// The store.
+        url: String,
+        /// What the probe saw.
+        found: String,
+    },
+    /// The store does not answer, or answers with an error that may pass.
+    #[error("the store {url} failed to {doing} {key}: {why}; it will be tried again")]
+    Unavailable {
+        /// The store.
+        url: String,
+        /// What was asked of it.
+        doing: &'static str,
+        /// On which key.
+        key: String,
+        /// What it said.
+        why: String,
+    },
+    /// An artifact that is not what its commit says.
+    #[error(
+        "artifact {key} is damaged: expected {expected}, found {found}; restore the object from a copy, or delete {commit} so that the part is made again"
+    )]
+    Damaged {
+        /// Key of the artifact.
+        key: String,
+        /// Key of the commit that names it.
+        commit: String,
+        /// Size or digest in the commit.
+        expected: String,
+        /// Size or digest of what the store returned.
+        found: String,
+    },
+    /// An artifact that the retention rules removed.
+    #[error(
+        "artifact {key} was removed by the retention rules (see {tombstone}); keep more with trainer.save_freq, or fork from an iteration whose files are still there"
+    )]
+    Removed {
+        /// Key of the artifact.
+        key: String,
+        /// Key of the tombstone that names it.
+        tombstone: String,
+    },
+    /// A record of this crate's that cannot be read.
+    #[error("{key} cannot be read: {why}")]
+    Malformed {
+        /// Its key.
+        key: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An object beyond the limit for its kind.
+    #[error("{key} has {size} bytes; the limit for {what} is {limit}")]
+    TooLarge {
+        /// Its key or name.
+        key: String,
+        /// What kind of object.
+        what: &'static str,
+        /// Its size in bytes.
+        size: u64,
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// An object that can exist only once exists with another content.
+    #[error("{key} exists with another content, and objects are never overwritten: {hint}")]
+    Conflict {
+        /// Its key.
+        key: String,
+        /// What it means.
+        hint: &'static str,
+    },
+    /// An input or artifact name that the stage does not have.
+    #[error("there is no {what} `{name}`; there are: {known}")]
+    Unknown {
+        /// Input or artifact.
+        what: &'static str,
+        /// As asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// A second output under a name that is taken.
+    #[error("output `{name}` of {slot} is written twice")]
+    DuplicateOutput {
+        /// The name.
+        name: String,
+        /// The part.
+        slot: String,
+    },
+    /// A local file or folder outside of the store.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    Local {
+        /// What was tried.
+        doing: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// What the failure means for the job.
+    pub fn verdict(&self) -> Verdict {
+        /// Somebody has to free space.
+        const FULL_WAIT_S: u64 = 60;
+        match self {
+            Self::Unavailable { .. } => Verdict::Retry,
+            Self::Full { .. } => Verdict::Wait(Duration::from_secs(FULL_WAIT_S)),
+            Self::Local { source, .. } if is_full(source.kind()) => {
+                Verdict::Wait(Duration::from_secs(FULL_WAIT_S))
+            }
+            Self::Local { .. } => Verdict::Retry,
+            _ => Verdict::GiveUp,
+        }
+    }
+
+    pub(crate) fn malformed(key: impl Into<String>, why: impl ToString) -> Self {
+        Self::Malformed {
+            key: key.into(),
+            why: why.to_string(),
+        }
+    }
+
+    pub(crate) fn local(
+        doing: &'static str,
+        path: impl Into<PathBuf>,
+        source: std::io::Error,
+    ) -> Self {
+        Self::Local {
+            doing,
+            path: path.into(),
+            source,
+        }
+    }
+
+    /// Sorts a backend's error by what can be done about it.
+    pub(crate) fn backend(url: &str, doing: &'static str, key: &str, error: &BackendError) -> Self {
+        let (url, why) = (url.to_owned(), chain(error));
+        if let Some(kind) = io_kind(error) {
+            match kind {
+                kind if is_full(kind) => return Self::Full { url, why },
+                ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                    return Self::NoPermission { url, doing, why };
+                }
+                _ => {}
+            }
+        }
+        // S3 answers so when the credentials chain finds nothing, too.
+        match error {
+            BackendError::PermissionDenied { .. } | BackendError::Unauthenticated { .. } => {
+                Self::Denied { url, why }
+            }
+            BackendError::NotFound { .. } if why.contains("NoSuchBucket") => {
+                Self::NoBucket { url, why }
+            }
+            BackendError::NotFound { .. } => Self::NotFound {
+                key: key.to_owned(),
+                url,
+            },
+            BackendError::NotImplemented { .. } | BackendError::NotSupported { .. } => {
+                Self::NoConditionalPut { url, found: why }
+            }
+            _ => Self::Unavailable {
+                url,
+                doing,
+                key: key.to_owned(),
+                why,
+            },
+        }
+    }
+}
+
+fn is_full(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge
+    )
+}
+
+/// The first I/O error in the chain of causes. `EPERM` and `EACCES` are one
+/// kind; a read-only mount has its own.
+fn io_kind(error: &(dyn StdError + 'static)) -> Option<ErrorKind> {
+    let mut cause = Some(error);
+    while let Some(e) = cause {
+        if let Some(io) = e.downcast_ref::<std::io::Error>() {
+            return Some(io.kind());
+        }
+        cause = e.source();
+    }
+    None
+}
+
+/// The causes that say more than the error before them, in one line.
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(e) = cause {
+        let more = e.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = e.source();
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn generic(kind: ErrorKind) -> BackendError {
+        BackendError::Generic {
+            store: "LocalFileSystem",
+            source: Box::new(std::io::Error::from(kind)),
+        }
+    }
+
+    #[test]
+    fn disk_conditions_are_told_apart() {
+        let sorted = |kind| Error::backend("/data", "write", "k", &generic(kind));
+        let full = sorted(ErrorKind::StorageFull);
+        assert!(matches!(full, Error::Full { .. }), "{full}");
+        assert_eq!(full.verdict(), Verdict::Wait(Duration::from_secs(60)));
+        assert!(matches!(
+            sorted(ErrorKind::QuotaExceeded),
+            Error::Full { .. }
+        ));
+        assert!(matches!(
+            sorted(ErrorKind::PermissionDenied),
+            Error::NoPermission { .. }
+        ));
+        assert!(matches!(
+            sorted(ErrorKind::ReadOnlyFilesystem),
+            Error::NoPermission { .. }
+        ));
+        let passing = sorted(ErrorKind::ConnectionReset);
+        assert!(matches!(passing, Error::Unavailable { .. }), "{passing}");
+        assert_eq!(passing.verdict(), Verdict::Retry);
+    }
+
+    #[test]
+    fn a_missing_bucket_is_not_a_missing_object() {
+        let missing = |text: &str| BackendError::NotFound {
+            path: "k".into(),
+            source: text.to_owned().into(),
+        };
+        let sorted = |text| Error::backend("s3://b", "write", "k", &missing(text));
+        assert!(matches!(
+            sorted("<Code>NoSuchBucket</Code>"),
+            Error::NoBucket { .. }
+        ));
+        assert!(matches!(
+            sorted("<Code>NoSuchKey</Code>"),
+            Error::NotFound { .. }
+        ));
+    }
+}

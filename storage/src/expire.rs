@@ -1,0 +1,222 @@
+//! Retention: what a run no longer needs is deleted, the only deletion there
+//! is. The order makes it safe against crashes and forks:
+//!
+//! 1. a tombstone names the keys, create-only; a second attempt obeys the
+//!    first one's tombstone;
+//! 2. pins are read *after* that, and pinned keys are spared;
+//! 3. the rest is deleted; a key that is gone is fine.
+//!
+//! A fork writes its pin first and reads tombstones after. So of a fork and an
+//! expiry that meet, at least one sees the other.
+
+use crate::manifest::{from_json, to_json};
+use crate::store::location;
+use crate::{Artifact, Created, Error, Key, Manifest, Result, RunId, Slot, Store};
+use futures::{StreamExt, TryStreamExt, stream};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+const VERSION: u32 = 1;
+/// Requests made at once.
+const AT_ONCE: usize = 16;
+
+/// Keys, as pins and tombstones hold them.
+#[derive(Serialize, Deserialize)]
+struct KeyList {
+    version: u32,
+    keys: BTreeSet<Key>,
+}
+
+/// What an expiry did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Expired {
+    /// Objects named for deletion.
+    pub named: usize,
+    /// Objects of these that a fork's pin saved.
+    pub pinned: usize,
+}
+
+impl Store {
+    /// Deletes the artifacts of `manifests` that `keep` does not want, and the
+    /// journals of parts that are committed in iterations up to `iteration`,
+    /// under whose number the tombstone is written.
+    ///
+    /// Artifacts that lie in another run's folder (a fork's inputs) are never
+    /// touched. Safe to call again; what was named first is what is deleted.
+    ///
+    /// # Errors
+    /// A manifest of another run, or the store fails.
+    pub fn expire(
+        &self,
+        run: &RunId,
+        iteration: u32,
+        keep: impl Fn(&Manifest, &Artifact) -> bool,
+        manifests: &[Manifest],
+    ) -> impl Future<Output = Result<Expired>> + Send {
+        // Decided here, so that `keep` need not be sendable.
+        let foreign = manifests.iter().find(|m| m.run != *run).map(|m| m.slot());
+        let surplus: BTreeSet<Key> = manifests
+            .iter()
+            .flat_map(|m| m.outputs.iter().map(move |artifact| (m, artifact)))
+            .filter(|(m, artifact)| artifact.key.run() == run && !keep(m, artifact))
+            .map(|(_, artifact)| artifact.key.clone())
+            .collect();
+        async move {
+            match foreign {
+                Some(slot) => Err(Error::malformed(
+                    slot.to_string(),
+                    format!("it is not a commit of run {run}"),
+                )),
+                None => self.expire_keys(run, iteration, surplus).await,
+            }
+        }
+    }
+
+    async fn expire_keys(
+        &self,
+        run: &RunId,
+        iteration: u32,
+        mut keys: BTreeSet<Key>,
+    ) -> Result<Expired> {
+        let tombstone = Key::Expired {
+            run: run.clone(),
+            iteration,
+        };
+        keys.extend(self.finished_journals(run, iteration).await?);
+        let spared = self.pinned(run).await?;
+        keys.retain(|key| !spared.contains(key));
+        if keys.is_empty() && self.try_get(&tombstone).await?.is_none() {
+            return Ok(Expired::default());
+        }
+        let content = to_json(
+            &tombstone.path(),
+            "a tombstone",
+            &KeyList {
+                version: VERSION,
+                keys: keys.clone(),
+            },
+        )?;
+        if self.create(&tombstone, content).await? == Created::Exists {
+            keys = self.key_list(&tombstone).await?;
+        }
+        let named = keys.len();
+        let spared = self.pinned(run).await?;
+        let ours = |key: &Key| {
+            key.run() == run && matches!(key, Key::File { .. } | Key::JournalSegment { .. })
+        };
+        let doomed: Vec<Key> = keys
+            .into_iter()
+            .filter(|key| ours(key) && !spared.contains(key))
+            .collect();
+        let deleted = doomed.len();
+        let delete = |key: Key| async move { self.delete_at(&location(&key)?).await };
+        stream::iter(doomed)
+            .map(delete)
+            .buffer_unordered(AT_ONCE)
+            .try_collect::<()>()
+            .await?;
+        Ok(Expired {
+            named,
+            pinned: named - deleted,
+        })
+    }
+
+    /// Journal segments of parts that are committed.
+    async fn finished_journals(&self, run: &RunId, iteration: u32) -> Result<Vec<Key>> {
+        let mut by_slot: BTreeMap<Slot, Vec<Key>> = BTreeMap::new();
+        for (key, _) in self.list_run(run, "journal").await? {
+            if let Key::JournalSegment { slot, .. } = &key
+                && slot.iteration <= iteration
+            {
+                by_slot.entry(slot.clone()).or_default().push(key);
+            }
+        }
+        let iterations: BTreeSet<u32> = by_slot.keys().map(|slot| slot.iteration).collect();
+        let list = |iteration| self.commits(run, iteration);
+        let committed: Vec<Vec<Slot>> = stream::iter(iterations)
+            .map(list)
+            .buffered(AT_ONCE)
+            .try_collect()
+            .await?;
+        let committed: BTreeSet<Slot> = committed.into_iter().flatten().collect();
+        Ok(by_slot
+            .into_iter()
+            .filter(|(slot, _)| committed.contains(slot))
+            .flat_map(|(_, keys)| keys)
+            .collect())
+    }
+
+    /// Keeps objects of `run` for a fork, for ever. To be called once, before
+    /// the fork's plan is written.
+    ///
+    /// # Errors
+    /// [`Error::Removed`] if one of them is marked for deletion, even if it is
+    /// still there; [`Error::Conflict`] if the child has pinned other keys.
+    pub async fn pin(&self, run: &RunId, child: &RunId, keys: BTreeSet<Key>) -> Result<()> {
+        let pin = Key::Pin {
+            run: run.clone(),
+            child: child.clone(),
+        };
+        let content = to_json(
+            &pin.path(),
+            "a pin",
+            &KeyList {
+                version: VERSION,
+                keys: keys.clone(),
+            },
+        )?;
+        if self.create(&pin, content).await? == Created::Exists {
+            let hint = "this fork has pinned other objects; choose another run id";
+            return Err(Error::Conflict {
+                key: pin.path(),
+                hint,
+            });
+        }
+        for (tombstone, removed) in self.key_lists(run, "expired").await? {
+            if let Some(key) = removed.intersection(&keys).next() {
+                return Err(Error::Removed {
+                    key: key.path(),
+                    tombstone: tombstone.path(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Keys of `run` that forks need.
+    async fn pinned(&self, run: &RunId) -> Result<BTreeSet<Key>> {
+        Ok(self
+            .key_lists(run, "pins")
+            .await?
+            .into_iter()
+            .flat_map(|(_, keys)| keys)
+            .collect())
+    }
+
+    /// The tombstone that names a key, if there is one.
+    pub(crate) async fn tombstone_of(&self, key: &Key) -> Result<Option<Key>> {
+        let tombstones = self.key_lists(key.run(), "expired").await?;
+        Ok(tombstones
+            .into_iter()
+            .find(|(_, keys)| keys.contains(key))
+            .map(|(tombstone, _)| tombstone))
+    }
+
+    async fn key_lists(&self, run: &RunId, folder: &str) -> Result<Vec<(Key, BTreeSet<Key>)>> {
+        let listed = self.list_run(run, folder).await?;
+        let read = |(key, _): (Key, u64)| async move {
+            let keys = self.key_list(&key).await?;
+            Ok::<_, Error>((key, keys))
+        };
+        stream::iter(listed)
+            .map(read)
+            .buffered(AT_ONCE)
+            .try_collect()
+            .await
+    }
+
+    async fn key_list(&self, at: &Key) -> Result<BTreeSet<Key>> {
+        let list: KeyList = from_json(&at.path(), "a list of keys", VERSION, &self.get(at).await?)?;
+        Ok(list.keys)
+    }
+}

@@ -1,0 +1,258 @@
+//! A set of artifacts as a local folder, for readers that want files (mapped
+//! weights, tokenizers). Two ways: in place, where the store is a folder; or a
+//! cache keyed by content, where several processes may download, use and evict
+//! at the same time. Either way every file is verified at every opening.
+//!
+//! The cache: `<id>/` holds the files, complete since its rename; `<id>.lock`
+//! is held shared by everyone who uses the folder, and evicted are only
+//! folders whose lock can be had exclusively; `<id>.<nonce>.partial` is a
+//! download in progress.
+
+use crate::inputs::CHUNKS_AT_ONCE;
+use crate::{Artifact, Digest, Error, Result, Store, nonce};
+use futures::{StreamExt, TryStreamExt, stream};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+use tokio::io::AsyncWriteExt;
+
+/// Folders that stay in the cache besides those in use: the policies of a
+/// start, of the last iterations and of an evaluation.
+const FOLDERS_KEPT: usize = 4;
+/// A partial download that nobody has touched for so long was abandoned.
+const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
+/// Another process may evict, or finish the same download, in between.
+const TRIES: usize = 5;
+
+/// Verified files on this machine. They stay where they are for as long as
+/// this value lives.
+#[derive(Debug)]
+pub struct LocalFolder {
+    path: PathBuf,
+    /// Keeps the folder from being evicted.
+    _lock: Option<File>,
+}
+
+impl LocalFolder {
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// The folder in which a folder store holds the files, if it is one and they
+/// lie together.
+pub(crate) async fn in_place(
+    store: &Store,
+    files: &[&Artifact],
+    under: &str,
+) -> Result<Option<LocalFolder>> {
+    let Some(root) = store.local_root() else {
+        return Ok(None);
+    };
+    let home = |a: &Artifact| a.key.path().strip_suffix(&a.name).map(str::to_owned);
+    let Some(first) = files.first().and_then(|a| home(a)) else {
+        return Ok(None);
+    };
+    if files.iter().any(|a| home(a).as_ref() != Some(&first)) {
+        return Ok(None);
+    }
+    for artifact in files {
+        let chunks = stream::iter(0..artifact.chunks())
+            .map(|i| artifact.chunk(store, i))
+            .buffered(CHUNKS_AT_ONCE);
+        chunks.try_for_each(|_| async { Ok(()) }).await?;
+        if artifact.chunks() == 0 {
+            artifact.check_size(store).await?;
+        }
+    }
+    Ok(Some(LocalFolder {
+        path: root.join(first).join(under),
+        _lock: None,
+    }))
+}
+
+/// The files in the cache, downloaded if they are not there or not intact.
+pub(crate) async fn cached(
+    store: &Store,
+    files: &[&Artifact],
+    under: &str,
+    cache: &Path,
+) -> Result<LocalFolder> {
+    let files: Vec<(String, &Artifact)> = files
+        .iter()
+        .map(|a| (a.name[under.len()..].to_owned(), *a))
+        .collect();
+    let lines: Vec<String> = files
+        .iter()
+        .map(|(name, a)| format!("{name} {}\n", a.digest))
+        .collect();
+    let id = Digest::of(lines.concat().as_bytes()).to_string();
+    let path = cache.join(&id);
+    let lock = blocking({
+        let (cache, id) = (cache.to_owned(), id.clone());
+        move || {
+            std::fs::create_dir_all(&cache)
+                .map_err(|e| Error::local("make the folder", &cache, e))?;
+            hold(&cache, &id)
+        }
+    })
+    .await?;
+    for _ in 0..TRIES {
+        let wanted: Vec<_> = files
+            .iter()
+            .map(|(name, a)| (path.join(name), a.size, a.chunk_digests.clone()))
+            .collect();
+        let (at, cache_dir) = (path.clone(), cache.to_owned());
+        let intact = blocking(move || {
+            if !at.exists() {
+                return Ok(false);
+            }
+            for (file, size, digests) in &wanted {
+                if !is_intact(file, *size, digests) {
+                    tracing::warn!(
+                        "{} in the cache is damaged; it is downloaded again",
+                        file.display()
+                    );
+                    let aside = cache_dir.join(format!("damaged-{}.partial", nonce()));
+                    std::fs::rename(&at, &aside).map_err(|e| Error::local("move aside", &at, e))?;
+                    std::fs::remove_dir_all(&aside)
+                        .map_err(|e| Error::local("remove", &aside, e))?;
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        })
+        .await?;
+        if intact {
+            return Ok(LocalFolder {
+                path,
+                _lock: Some(lock),
+            });
+        }
+        let partial = cache.join(format!("{id}.{}.partial", nonce()));
+        let (cache_dir, own) = (cache.to_owned(), id.clone());
+        blocking(move || evict(&cache_dir, &own)).await?;
+        let downloaded = download(store, &files, &partial).await;
+        let (from, to) = (partial, path.clone());
+        blocking(move || {
+            // A rename onto a folder with files fails: then another process
+            // was faster, and its files are checked in the next round.
+            if downloaded.is_err() || std::fs::rename(&from, &to).is_err() {
+                let _ = std::fs::remove_dir_all(&from);
+            }
+            downloaded
+        })
+        .await?;
+    }
+    let source = std::io::Error::other("it is damaged again and again; is the disk failing?");
+    Err(Error::local("keep the files of", path, source))
+}
+
+async fn download(store: &Store, files: &[(String, &Artifact)], to: &Path) -> Result<()> {
+    for (name, artifact) in files {
+        let path = to.join(name);
+        let failed = |e| Error::local("write", path.clone(), e);
+        if let Some(parent) = path.parent() {
+            tokio::fs::create_dir_all(parent).await.map_err(failed)?;
+        }
+        let mut file = tokio::fs::File::create(&path).await.map_err(failed)?;
+        let mut chunks = stream::iter(0..artifact.chunks())
+            .map(|i| artifact.chunk(store, i))
+            .buffered(CHUNKS_AT_ONCE);
+        while let Some(chunk) = chunks.try_next().await? {
+            file.write_all(&chunk).await.map_err(failed)?;
+        }
+        file.flush().await.map_err(failed)?;
+        if artifact.chunks() == 0 {
+            artifact.check_size(store).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a local file has the size and the chunk digests it should have.
+fn is_intact(path: &Path, size: u64, digests: &[Digest]) -> bool {
+    let Ok(file) = File::open(path) else {
+        return false;
+    };
+    if !file.metadata().is_ok_and(|m| m.len() == size) {
+        return false;
+    }
+    digests.iter().all(|expected| {
+        let mut hasher = blake3::Hasher::new();
+        let read = hasher.update_reader((&file).take(crate::CHUNK_BYTES));
+        read.is_ok_and(|hasher| hasher.finalize() == *expected.as_bytes())
+    })
+}
+
+/// Takes the shared lock of a folder and marks it as used now.
+fn hold(cache: &Path, id: &str) -> Result<File> {
+    let path = cache.join(format!("{id}.lock"));
+    let failed = |e| Error::local("lock", path.clone(), e);
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(failed)?;
+    file.lock_shared().map_err(failed)?;
+    file.set_modified(SystemTime::now()).map_err(failed)?;
+    Ok(file)
+}
+
+/// Removes the folders that were not used for longest, and abandoned
+/// downloads. Lock files stay: removing one would split its holders.
+fn evict(cache: &Path, own: &str) -> Result<()> {
+    let mut idle = Vec::new();
+    for entry in std::fs::read_dir(cache)
+        .map_err(|e| Error::local("list", cache, e))?
+        .flatten()
+    {
+        let (path, name) = (
+            entry.path(),
+            entry.file_name().to_string_lossy().into_owned(),
+        );
+        let modified = |path: &Path| {
+            std::fs::metadata(path)
+                .and_then(|m| m.modified())
+                .unwrap_or(SystemTime::UNIX_EPOCH)
+        };
+        if name.ends_with(".partial") {
+            if modified(&path)
+                .elapsed()
+                .is_ok_and(|age| age > ABANDONED_AFTER)
+            {
+                let _ = std::fs::remove_dir_all(&path);
+            }
+        } else if name.parse::<Digest>().is_ok() && name != own {
+            let lock = cache.join(format!("{name}.lock"));
+            idle.push((modified(&lock), path, lock));
+        }
+    }
+    idle.sort();
+    let surplus = (idle.len() + 1).saturating_sub(FOLDERS_KEPT);
+    for (_, path, lock) in idle.into_iter().take(surplus) {
+        let Ok(lock) = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(lock)
+        else {
+            continue;
+        };
+        if lock.try_lock().is_ok() {
+            std::fs::remove_dir_all(&path).map_err(|e| Error::local("remove", &path, e))?;
+        }
+    }
+    Ok(())
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .expect("file work does not panic, and is not cancelled once it runs")
+}

@@ -1,0 +1,145 @@
+//! What a stage may read: commits by the name its part gives them, artifacts
+//! by the name their manifest gives them. There is no way to read a byte that
+//! was not checked against the manifest.
+
+use crate::folder::{self, LocalFolder};
+use crate::manifest::find;
+use crate::{Artifact, Error, Manifest, Result, Store};
+use bytes::{Bytes, BytesMut};
+use futures::{StreamExt, TryStreamExt, stream};
+use std::path::PathBuf;
+
+/// Largest artifact that [`Inputs::bytes`] reads into memory.
+pub const INPUT_BYTES_MAX: u64 = 4 << 30;
+/// Chunks of 64 MiB that are read at once.
+pub(crate) const CHUNKS_AT_ONCE: usize = 3;
+
+/// The commits that a part reads from.
+#[derive(Debug, Clone)]
+pub struct Inputs {
+    store: Store,
+    commits: Vec<(String, Manifest)>,
+    cache_dir: PathBuf,
+}
+
+impl Inputs {
+    /// Inputs by name. Folders of stores that are no local folder are kept
+    /// under `cache_dir`, which several processes may share.
+    pub fn new(
+        store: Store,
+        commits: Vec<(String, Manifest)>,
+        cache_dir: impl Into<PathBuf>,
+    ) -> Self {
+        Self {
+            store,
+            commits,
+            cache_dir: cache_dir.into(),
+        }
+    }
+
+    /// Names of the inputs, in the order of the plan.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.commits.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// The artifacts of an input, sorted by name.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] with the names there are.
+    pub fn artifacts(&self, input: &str) -> Result<&[Artifact]> {
+        let known = || {
+            let names: Vec<_> = self.names().collect();
+            if names.is_empty() {
+                "none".to_owned()
+            } else {
+                names.join(", ")
+            }
+        };
+        let missing = || Error::Unknown {
+            what: "input",
+            name: input.to_owned(),
+            known: known(),
+        };
+        let (_, manifest) = self
+            .commits
+            .iter()
+            .find(|(name, _)| name == input)
+            .ok_or_else(missing)?;
+        Ok(&manifest.outputs)
+    }
+
+    /// The verified bytes of an artifact of at most 4 GiB.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`], [`Error::Damaged`], [`Error::Removed`], or the
+    /// store fails.
+    pub async fn bytes(&self, input: &str, artifact: &str) -> Result<Bytes> {
+        self.bytes_max(input, artifact, INPUT_BYTES_MAX).await
+    }
+
+    /// [`Inputs::bytes`] with another limit, known before anything is read.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`], and as [`Inputs::bytes`].
+    pub async fn bytes_max(&self, input: &str, artifact: &str, limit: u64) -> Result<Bytes> {
+        let artifact = find(self.artifacts(input)?, artifact)?;
+        if artifact.size > limit {
+            let (key, size) = (artifact.key.path(), artifact.size);
+            return Err(Error::TooLarge {
+                key,
+                what: "an artifact read into memory",
+                size,
+                limit,
+            });
+        }
+        read(&self.store, artifact).await
+    }
+
+    /// The artifacts under `prefix/` as files of a local folder, verified. In
+    /// a folder store they are where they were written; otherwise they are
+    /// downloaded once per content. The files must not be changed.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if nothing has the prefix, a damaged artifact, or a
+    /// failure of the store or the local disk.
+    pub async fn folder(&self, input: &str, prefix: &str) -> Result<LocalFolder> {
+        let under = format!("{}/", prefix.trim_end_matches('/'));
+        let artifacts = self.artifacts(input)?;
+        let files: Vec<&Artifact> = artifacts
+            .iter()
+            .filter(|a| a.name.starts_with(&under))
+            .collect();
+        if files.is_empty() {
+            return Err(find(artifacts, &under).expect_err("no artifact name ends with a slash"));
+        }
+        if let Some(folder) = folder::in_place(&self.store, &files, &under).await? {
+            return Ok(folder);
+        }
+        folder::cached(&self.store, &files, &under, &self.cache_dir).await
+    }
+}
+
+/// All bytes of an artifact. One chunk is handed on as it came; more are put
+/// together in a buffer of the final size.
+async fn read(store: &Store, artifact: &Artifact) -> Result<Bytes> {
+    match artifact.chunks() {
+        0 => artifact.check_size(store).await.map(|()| Bytes::new()),
+        1 => artifact.chunk(store, 0).await,
+        chunks => {
+            let size = usize::try_from(artifact.size).map_err(|_| Error::TooLarge {
+                key: artifact.key.path(),
+                what: "this machine's address space",
+                size: artifact.size,
+                limit: usize::MAX as u64,
+            })?;
+            let mut content = BytesMut::with_capacity(size);
+            let mut parts = stream::iter(0..chunks)
+                .map(|i| artifact.chunk(store, i))
+                .buffered(CHUNKS_AT_ONCE);
+            while let Some(part) = parts.try_next().await? {
+                content.extend_from_slice(&part);
+            }
+            Ok(content.freeze())
+        }
+    }
+}
