@@ -1,2 +1,21 @@
-//! skeleton
+//! What a run *is*: its config, its frozen plan, the parts each iteration is
+//! made of, which of them can run now, the queue that hints at them, and the
+//! records they exchange.
+//!
+//! Everything here is free of devices and environments. The planner and the
+//! pipelines are pure functions, so any process may plan at any time; two
+//! that plan at once agree, and one that dies takes nothing with it.
+
+pub mod codec;
+pub mod config;
+pub mod episode;
+mod error;
+pub mod pipeline;
+pub mod plan;
+pub mod planner;
 pub mod queue;
+pub mod random;
+pub mod records;
+pub mod tasks;
+
+pub use error::{Error, Result};

@@ -1,0 +1,558 @@
+//! Every key of a `run.yaml`, once: its path, what kind of key it is, its
+//! default and what it means. AgentGym-RL's own paths are used wherever the
+//! key has a meaning here, so that an existing script's overrides carry over.
+
+/// What changing a key does to a run that exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Decides results; hashed into the plan. Changing it makes another run.
+    Identity,
+    /// Says where and how fast; may change at every resume.
+    Binding,
+    /// AgentGym-RL machinery that does not exist here; accepted and reported.
+    Unused,
+}
+
+/// One key.
+#[derive(Debug, Clone, Copy)]
+pub struct KeySpec {
+    /// Dotted path.
+    pub path: &'static str,
+    /// Identity, binding or unused.
+    pub kind: Kind,
+    /// Default as YAML; may refer to other keys with `${a.b}`.
+    pub default: &'static str,
+    /// One line for people.
+    pub doc: &'static str,
+}
+
+const fn id(path: &'static str, default: &'static str, doc: &'static str) -> KeySpec {
+    KeySpec {
+        path,
+        kind: Kind::Identity,
+        default,
+        doc,
+    }
+}
+const fn bind(path: &'static str, default: &'static str, doc: &'static str) -> KeySpec {
+    KeySpec {
+        path,
+        kind: Kind::Binding,
+        default,
+        doc,
+    }
+}
+const fn unused(path: &'static str) -> KeySpec {
+    KeySpec {
+        path,
+        kind: Kind::Unused,
+        default: "null",
+        doc: "not used here",
+    }
+}
+
+/// All keys, sorted by section. A key whose value is a list or a map of
+/// things (`tasks`, `envs`, `sets`) is one entry: what is below it is checked
+/// by its type.
+pub const KEYS: &[KeySpec] = &[
+    // --- run ---------------------------------------------------------------
+    bind(
+        "run.id",
+        "null",
+        "name of the run; default: file stem and the head of the plan hash",
+    ),
+    id("run.pipeline", "rl", "rl or sft"),
+    id("run.seed", "1", "seed of every random stream of the run"),
+    id(
+        "run.numerics",
+        "exact",
+        "exact: one numeric class for the whole run; any: mixed fleets",
+    ),
+    // --- storage, queue, jobs ----------------------------------------------
+    bind(
+        "storage.url",
+        "agentgym-data",
+        "folder, s3://bucket/prefix or memory:",
+    ),
+    bind(
+        "queue.url",
+        "null",
+        "sqlite:FILE or redis://…; default: a SQLite file beside a folder store",
+    ),
+    bind(
+        "jobs.workers",
+        "1",
+        "workers that agentgym-submit starts in its own process; 0 only follows",
+    ),
+    bind(
+        "jobs.threads",
+        "null",
+        "compute threads of each worker; default: all cores",
+    ),
+    id(
+        "jobs.rollout_part_tasks",
+        "4",
+        "tasks of an iteration that one rollout part plays",
+    ),
+    id(
+        "jobs.unit_tokens",
+        "2048",
+        "a gradient unit holds whole sequences up to this many tokens",
+    ),
+    id(
+        "jobs.sft_part_steps",
+        "200",
+        "optimizer steps of one part of an sft stage",
+    ),
+    bind(
+        "jobs.pack_tokens",
+        "4096",
+        "tokens scored at once by one thread",
+    ),
+    bind(
+        "jobs.decode_rows",
+        "64",
+        "episodes decoded at once by one thread",
+    ),
+    bind(
+        "jobs.cache_tokens",
+        "262144",
+        "tokens of KV cache kept by one thread",
+    ),
+    bind(
+        "jobs.journal_interval_s",
+        "5",
+        "how often a rollout part journals its finished episodes",
+    ),
+    bind(
+        "jobs.beat_timeout_s",
+        "600",
+        "a stage that reports no progress for so long ends the process",
+    ),
+    bind(
+        "jobs.lease_ttl_s",
+        "60",
+        "a worker that is silent for so long loses its jobs",
+    ),
+    bind(
+        "jobs.failures_max",
+        "3",
+        "failed attempts of a part before the run stops",
+    ),
+    bind(
+        "jobs.vanished_max",
+        "20",
+        "attempts that may vanish with their worker",
+    ),
+    bind(
+        "jobs.backoff_s",
+        "2",
+        "wait after the first failed attempt; doubles",
+    ),
+    bind("jobs.length_max", "1000", "most jobs on the queue at once"),
+    // --- data ----------------------------------------------------------------
+    id(
+        "data.train_file",
+        "null",
+        "AgentItemId JSON file, or a list of them",
+    ),
+    id(
+        "data.tasks",
+        "[]",
+        "task sources: {env, ids: A..B | A..B:STEP | [..], share}",
+    ),
+    id(
+        "data.train_batch_size",
+        "16",
+        "tasks (groups) per iteration",
+    ),
+    id(
+        "data.max_prompt_length",
+        "1024",
+        "longest first prompt in tokens",
+    ),
+    id(
+        "data.max_response_length",
+        "4096",
+        "most tokens after the prompt",
+    ),
+    id(
+        "data.shuffle",
+        "true",
+        "shuffle the tasks anew in every pass",
+    ),
+    id("data.seed", "1", "seed of that shuffle"),
+    // --- policy --------------------------------------------------------------
+    id(
+        "actor_rollout_ref.model.path",
+        "tiny",
+        "folder, store URL, hub id in the local cache, or tiny?vocab=…&hidden=…",
+    ),
+    id(
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        "${data.train_batch_size}",
+        "tasks per optimizer step (× rollout.n episodes)",
+    ),
+    id(
+        "actor_rollout_ref.actor.ppo_epochs",
+        "1",
+        "passes over the iteration's batch",
+    ),
+    id(
+        "actor_rollout_ref.actor.clip_ratio",
+        "0.2",
+        "clip range of the policy loss",
+    ),
+    id(
+        "actor_rollout_ref.actor.clip_ratio_low",
+        "${actor_rollout_ref.actor.clip_ratio}",
+        "lower clip range",
+    ),
+    id(
+        "actor_rollout_ref.actor.clip_ratio_high",
+        "${actor_rollout_ref.actor.clip_ratio}",
+        "upper clip range",
+    ),
+    id(
+        "actor_rollout_ref.actor.entropy_coeff",
+        "0.001",
+        "entropy bonus",
+    ),
+    id(
+        "actor_rollout_ref.actor.use_kl_loss",
+        "false",
+        "KL to the reference policy in the loss",
+    ),
+    id(
+        "actor_rollout_ref.actor.kl_loss_coef",
+        "0.001",
+        "its weight",
+    ),
+    id(
+        "actor_rollout_ref.actor.kl_loss_type",
+        "low_var_kl",
+        "kl, abs, mse or low_var_kl",
+    ),
+    id(
+        "actor_rollout_ref.actor.loss_agg_mode",
+        "token_mean",
+        "token_mean, seq_mean_token_sum or seq_mean_token_mean",
+    ),
+    id(
+        "actor_rollout_ref.actor.grad_clip",
+        "1.0",
+        "largest global gradient norm",
+    ),
+    id("actor_rollout_ref.actor.optim.lr", "1e-6", "learning rate"),
+    id(
+        "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio",
+        "0.0",
+        "share of the iterations that warm up",
+    ),
+    id(
+        "actor_rollout_ref.actor.optim.warmup_style",
+        "constant",
+        "constant or cosine, after the warm-up",
+    ),
+    id(
+        "actor_rollout_ref.actor.optim.min_lr_ratio",
+        "0.0",
+        "where cosine ends, as a share of lr",
+    ),
+    id(
+        "actor_rollout_ref.actor.optim.betas",
+        "[0.9, 0.999]",
+        "AdamW betas",
+    ),
+    id(
+        "actor_rollout_ref.actor.optim.weight_decay",
+        "0.01",
+        "AdamW decay",
+    ),
+    id(
+        "actor_rollout_ref.ref.model.path",
+        "null",
+        "reference policy; default: the start policy",
+    ),
+    // --- rollout ---------------------------------------------------------------
+    id(
+        "actor_rollout_ref.rollout.n",
+        "1",
+        "episodes per task: the group size",
+    ),
+    id(
+        "actor_rollout_ref.rollout.temperature",
+        "1.0",
+        "sampling temperature",
+    ),
+    id("actor_rollout_ref.rollout.top_k", "-1", "-1: off"),
+    id("actor_rollout_ref.rollout.top_p", "1.0", "1: off"),
+    id(
+        "actor_rollout_ref.rollout.max_tokens",
+        "1024",
+        "most tokens per turn",
+    ),
+    id(
+        "actor_rollout_ref.rollout.max_model_len",
+        "32768",
+        "longest context",
+    ),
+    id(
+        "actor_rollout_ref.rollout.prompt_length",
+        "${data.max_prompt_length}",
+        "as data.max_prompt_length",
+    ),
+    id(
+        "actor_rollout_ref.rollout.response_length",
+        "${data.max_response_length}",
+        "as data.max_response_length",
+    ),
+    id(
+        "actor_rollout_ref.rollout.history",
+        "template",
+        "template: refuse templates that rewrite history; as_sampled: keep ids",
+    ),
+    bind(
+        "actor_rollout_ref.rollout.episode_deadline_s",
+        "600",
+        "an episode that takes longer is an environment fault",
+    ),
+    bind(
+        "actor_rollout_ref.rollout.fault_retries",
+        "2",
+        "times a faulted episode is played again",
+    ),
+    // --- environments ----------------------------------------------------------
+    id(
+        "actor_rollout_ref.agentgym.task_name",
+        "textcraft",
+        "environment of data.train_file",
+    ),
+    bind(
+        "actor_rollout_ref.agentgym.env_addr",
+        "builtin",
+        "URL of its server, or builtin",
+    ),
+    id(
+        "actor_rollout_ref.agentgym.envs",
+        "{}",
+        "further environments: name: {task_name, env_addr}",
+    ),
+    bind(
+        "actor_rollout_ref.agentgym.max_retries",
+        "10",
+        "tries to open an episode",
+    ),
+    bind(
+        "actor_rollout_ref.agentgym.timeout",
+        "300",
+        "seconds one environment call may take",
+    ),
+    id(
+        "actor_rollout_ref.agentgym.instruction",
+        "null",
+        "first lines of every prompt; default: the environment's own",
+    ),
+    // --- algorithm ---------------------------------------------------------------
+    id(
+        "algorithm.adv_estimator",
+        "grpo",
+        "grpo (others: rloo, reinforce_plus_plus, gae, remax)",
+    ),
+    id(
+        "algorithm.norm_adv_by_std_in_grpo",
+        "true",
+        "divide by the group's standard deviation",
+    ),
+    id("algorithm.gamma", "1.0", "discount"),
+    id("algorithm.lam", "1.0", "GAE lambda"),
+    id(
+        "algorithm.lag",
+        "0",
+        "iterations between the sampling and the trained policy",
+    ),
+    id(
+        "algorithm.overlong",
+        "keep",
+        "keep: a horizon or length outcome keeps its reward; mask: it is not trained on",
+    ),
+    id(
+        "algorithm.rounds_ctrl.type",
+        "fixed",
+        "fixed or scaling_inter_stepwise",
+    ),
+    id(
+        "algorithm.rounds_ctrl.rounds",
+        "15",
+        "rounds, or the list of stages",
+    ),
+    id(
+        "algorithm.rounds_ctrl.steps_scaling_inter",
+        "100",
+        "iterations per stage",
+    ),
+    // --- sft -----------------------------------------------------------------------
+    id(
+        "sft.sources",
+        "[]",
+        "{file: PATH} or {env, ids, style}: demonstrations",
+    ),
+    id("sft.batch_size", "8", "conversations per optimizer step"),
+    id(
+        "sft.steps",
+        "0",
+        "optimizer steps of the warm start (rl) or of the run (sft)",
+    ),
+    id("sft.lr", "1e-3", "learning rate"),
+    id("sft.warmup_steps", "20", "steps of linear warm-up"),
+    id(
+        "sft.min_lr_ratio",
+        "0.1",
+        "where the cosine ends, as a share of lr",
+    ),
+    id("sft.betas", "[0.9, 0.95]", "AdamW betas"),
+    id("sft.weight_decay", "0.01", "AdamW decay"),
+    id("sft.grad_clip", "1.0", "largest global gradient norm"),
+    id("sft.max_length", "4096", "longer conversations are refused"),
+    // --- evaluation ------------------------------------------------------------------
+    id("evaluation.sets", "[]", "{name, env, ids}: held-out tasks"),
+    id(
+        "evaluation.samples",
+        "8",
+        "episodes per task at evaluation.temperature",
+    ),
+    id(
+        "evaluation.temperature",
+        "1.0",
+        "sampling temperature of evaluation",
+    ),
+    id(
+        "evaluation.greedy",
+        "true",
+        "one greedy episode per task beside them",
+    ),
+    id("evaluation.max_rounds", "15", "horizon of evaluation"),
+    // --- trainer ---------------------------------------------------------------------
+    id(
+        "trainer.total_training_steps",
+        "null",
+        "iterations; default: total_epochs × passes over the data",
+    ),
+    id("trainer.total_epochs", "1", "passes over the data"),
+    bind(
+        "trainer.save_freq",
+        "25",
+        "every so many iterations the policy is kept for good",
+    ),
+    id(
+        "trainer.test_freq",
+        "10",
+        "evaluate every so many iterations; 0: only at start and end",
+    ),
+    bind("trainer.project_name", "agentgym", "label"),
+    bind("trainer.experiment_name", "run", "label"),
+    bind(
+        "trainer.logger",
+        "[console, jsonl, tensorboard]",
+        "where metrics go",
+    ),
+    bind(
+        "trainer.default_local_dir",
+        "null",
+        "folder of metrics and plots; default: exports beside a folder store",
+    ),
+    // --- AgentGym-RL keys without a meaning here ----------------------------------------
+    unused("data.tokenizer"),
+    unused("data.val_files"),
+    unused("data.val_batch_size"),
+    unused("data.prompt_key"),
+    unused("data.return_raw_input_ids"),
+    unused("data.return_raw_chat"),
+    unused("data.truncation"),
+    unused("actor_rollout_ref.hybrid_engine"),
+    unused("actor_rollout_ref.model.external_lib"),
+    unused("actor_rollout_ref.model.override_config"),
+    unused("actor_rollout_ref.model.enable_gradient_checkpointing"),
+    unused("actor_rollout_ref.model.use_remove_padding"),
+    unused("actor_rollout_ref.model.trust_remote_code"),
+    unused("actor_rollout_ref.model.use_liger"),
+    unused("actor_rollout_ref.actor.strategy"),
+    unused("actor_rollout_ref.actor.ppo_micro_batch_size"),
+    unused("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
+    unused("actor_rollout_ref.actor.use_dynamic_bsz"),
+    unused("actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
+    unused("actor_rollout_ref.actor.shuffle"),
+    unused("actor_rollout_ref.actor.ulysses_sequence_parallel_size"),
+    unused("actor_rollout_ref.actor.optim.total_training_steps"),
+    unused("actor_rollout_ref.actor.fsdp_config"),
+    unused("actor_rollout_ref.ref.fsdp_config"),
+    unused("actor_rollout_ref.ref.log_prob_micro_batch_size"),
+    unused("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"),
+    unused("actor_rollout_ref.ref.log_prob_use_dynamic_bsz"),
+    unused("actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"),
+    unused("actor_rollout_ref.ref.ulysses_sequence_parallel_size"),
+    unused("actor_rollout_ref.agentgym.max_rounds"),
+    unused("actor_rollout_ref.rollout.name"),
+    unused("actor_rollout_ref.rollout.dtype"),
+    unused("actor_rollout_ref.rollout.gpu_memory_utilization"),
+    unused("actor_rollout_ref.rollout.ignore_eos"),
+    unused("actor_rollout_ref.rollout.enforce_eager"),
+    unused("actor_rollout_ref.rollout.free_cache_engine"),
+    unused("actor_rollout_ref.rollout.load_format"),
+    unused("actor_rollout_ref.rollout.tensor_model_parallel_size"),
+    unused("actor_rollout_ref.rollout.max_num_batched_tokens"),
+    unused("actor_rollout_ref.rollout.max_num_seqs"),
+    unused("actor_rollout_ref.rollout.log_prob_micro_batch_size"),
+    unused("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"),
+    unused("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz"),
+    unused("actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"),
+    unused("actor_rollout_ref.rollout.disable_log_stats"),
+    unused("actor_rollout_ref.rollout.enable_chunked_prefill"),
+    unused("actor_rollout_ref.rollout.do_sample"),
+    unused("actor_rollout_ref.rollout.send_interval"),
+    unused("actor_rollout_ref.rollout.rollout_log_dir"),
+    unused("critic"),
+    unused("reward_model"),
+    unused("custom_reward_function"),
+    unused("algorithm.kl_penalty"),
+    unused("algorithm.kl_ctrl"),
+    unused("trainer.critic_warmup"),
+    unused("trainer.val_generations_to_log_to_wandb"),
+    unused("trainer.nnodes"),
+    unused("trainer.n_gpus_per_node"),
+    unused("trainer.resume_mode"),
+    unused("trainer.resume_from_path"),
+    unused("trainer.default_hdfs_dir"),
+    unused("trainer.remove_previous_ckpt_in_save"),
+    unused("trainer.del_local_ckpt_after_load"),
+    unused("trainer.storage_mode"),
+    unused("trainer.device"),
+];
+
+/// The key that holds `path`: the key itself, or the key above it whose value
+/// is a list or a map.
+pub fn find(path: &str) -> Option<&'static KeySpec> {
+    KEYS.iter().find(|key| {
+        path == key.path
+            || path
+                .strip_prefix(key.path)
+                .is_some_and(|rest| rest.starts_with('.'))
+    })
+}
+
+/// The existing key that looks most like `path`.
+pub fn nearest(path: &str) -> Option<&'static str> {
+    KEYS.iter()
+        .filter(|key| key.kind != Kind::Unused)
+        .map(|key| {
+            let whole = strsim::jaro_winkler(path, key.path);
+            let last = |p: &'_ str| p.rsplit('.').next().unwrap_or_default().to_owned();
+            (
+                whole.max(0.97 * strsim::jaro_winkler(&last(path), &last(key.path))),
+                key.path,
+            )
+        })
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .filter(|(likeness, _)| *likeness > 0.8)
+        .map(|(_, path)| path)
+}

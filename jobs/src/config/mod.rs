@@ -1,0 +1,11 @@
+//! The run config as the user wrote it (`RunConfig`) and as the code reads it
+//! (`Config`). Reading resolves defaults, overrides and `${a.b}` references,
+//! refuses unknown keys by naming the nearest one, and checks all arithmetic
+//! before anything runs.
+
+pub mod keys;
+mod read;
+mod types;
+
+pub use read::RunConfig;
+pub use types::*;

@@ -1,0 +1,287 @@
+//! From YAML text and `key=value` overrides to a resolved [`Config`].
+
+use super::{Config, keys};
+use crate::{Error, Result};
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// A run config as written, resolved but not yet planned.
+#[derive(Debug, Clone)]
+pub struct RunConfig {
+    /// Stem of the file's name: the default head of the run id.
+    pub stem: String,
+    /// The whole config as a tree, every default filled in.
+    pub tree: Value,
+    /// The same, typed and checked.
+    pub config: Config,
+    /// Keys that were given and have no meaning here.
+    pub unused: Vec<String>,
+}
+
+impl RunConfig {
+    /// Reads a file and applies overrides in order.
+    ///
+    /// # Errors
+    /// Unreadable file, bad YAML, unknown key, wrong type, impossible arithmetic.
+    pub fn read(path: &Path, overrides: &[String]) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
+            path: path.into(),
+            source,
+        })?;
+        let stem = path
+            .file_stem()
+            .map(|s| s.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        Self::parse(&stem, path, &text, overrides)
+    }
+
+    /// Reads from text; `path` names it in messages.
+    pub fn parse(stem: &str, path: &Path, text: &str, overrides: &[String]) -> Result<Self> {
+        let format = |message: String| Error::Format {
+            path: path.into(),
+            message,
+        };
+        let mut given: Value = if text.trim().is_empty() {
+            Value::Object(Map::new())
+        } else {
+            yaml(text).map_err(&format)?
+        };
+        if given.is_null() {
+            given = Value::Object(Map::new());
+        }
+        if !given.is_object() {
+            return Err(format("a run config is a map of keys".into()));
+        }
+        for text in overrides {
+            let (key, value) = text.split_once('=').ok_or_else(|| {
+                Error::value(
+                    text.as_str(),
+                    "an override is written key=value, e.g. run.seed=2",
+                )
+            })?;
+            let value = yaml(value)
+                .map_err(|e| Error::value(key, format!("cannot read {value:?}: {e}")))?;
+            let key = key.trim_start_matches('+');
+            check_known(key, &value)?;
+            set(&mut given, key, value)?;
+        }
+        let read = Self::from_tree(given)?;
+        Ok(Self {
+            stem: stem.to_owned(),
+            ..read
+        })
+    }
+
+    /// Resolves a tree that was read before, such as a stored plan's.
+    pub fn from_tree(mut tree: Value) -> Result<Self> {
+        let mut unused = Vec::new();
+        check_tree("", &tree, &mut unused)?;
+        for key in keys::KEYS.iter().filter(|k| k.kind != keys::Kind::Unused) {
+            if get(&tree, key.path).is_none() {
+                let default = yaml(key.default).map_err(|e| Error::value(key.path, e))?;
+                set(&mut tree, key.path, default)?;
+            }
+        }
+        for path in &unused {
+            remove(&mut tree, path);
+        }
+        interpolate(&mut tree)?;
+        let config: Config = typed(&tree)?;
+        super::types::check(&config)?;
+        Ok(Self {
+            stem: String::new(),
+            tree,
+            config,
+            unused,
+        })
+    }
+
+    /// Leaves of the tree that are of `kind`, as sorted (path, value) pairs.
+    pub fn leaves(tree: &Value, kind: keys::Kind) -> Vec<(&'static str, Value)> {
+        let mut out: Vec<_> = keys::KEYS
+            .iter()
+            .filter(|key| key.kind == kind)
+            .filter_map(|key| get(tree, key.path).map(|value| (key.path, value.clone())))
+            .collect();
+        out.sort_by_key(|(path, _)| *path);
+        out
+    }
+}
+
+fn yaml(text: &str) -> Result<Value, String> {
+    serde_saphyr::from_str(text).map_err(|e| e.to_string())
+}
+
+/// The subtree at a dotted path.
+pub(crate) fn get<'a>(tree: &'a Value, path: &str) -> Option<&'a Value> {
+    path.split('.').try_fold(tree, |node, name| node.get(name))
+}
+
+fn set(tree: &mut Value, path: &str, value: Value) -> Result<()> {
+    let mut node = tree;
+    let names: Vec<&str> = path.split('.').collect();
+    let (last, above) = names.split_last().expect("split yields at least one name");
+    for name in above {
+        let map = node
+            .as_object_mut()
+            .ok_or_else(|| Error::value(path, "a key above it holds a plain value"))?;
+        node = map
+            .entry((*name).to_owned())
+            .or_insert_with(|| Value::Object(Map::new()));
+    }
+    let map = node
+        .as_object_mut()
+        .ok_or_else(|| Error::value(path, "a key above it holds a plain value"))?;
+    map.insert((*last).to_owned(), value);
+    Ok(())
+}
+
+fn remove(tree: &mut Value, path: &str) {
+    let Some((above, last)) = path.rsplit_once('.') else {
+        if let Some(map) = tree.as_object_mut() {
+            map.remove(path);
+        }
+        return;
+    };
+    let node = above
+        .split('.')
+        .try_fold(tree, |node, name| node.get_mut(name));
+    if let Some(map) = node.and_then(Value::as_object_mut) {
+        map.remove(last);
+    }
+}
+
+fn unknown(path: &str) -> Error {
+    let hint = keys::nearest(path)
+        .map(|near| format!("; did you mean `{near}`?"))
+        .unwrap_or_default();
+    Error::UnknownKey {
+        key: path.to_owned(),
+        hint,
+    }
+}
+
+/// An override may name a key, or a section with a map below it.
+fn check_known(path: &str, value: &Value) -> Result<()> {
+    let section = keys::KEYS.iter().any(|k| {
+        k.path
+            .strip_prefix(path)
+            .is_some_and(|rest| rest.starts_with('.'))
+    });
+    match keys::find(path) {
+        Some(_) => Ok(()),
+        None if section && value.is_object() => Ok(()),
+        None if section => Err(Error::value(
+            path,
+            "is a section; give one of the keys below it",
+        )),
+        None => Err(unknown(path)),
+    }
+}
+
+fn check_tree(path: &str, node: &Value, unused: &mut Vec<String>) -> Result<()> {
+    if !path.is_empty() {
+        match keys::find(path) {
+            Some(key) if key.kind == keys::Kind::Unused => {
+                unused.push(path.to_owned());
+                return Ok(());
+            }
+            Some(_) => return Ok(()),
+            None => check_known(path, node)?,
+        }
+    }
+    for (name, child) in node.as_object().into_iter().flatten() {
+        let below = if path.is_empty() {
+            name.clone()
+        } else {
+            format!("{path}.{name}")
+        };
+        check_tree(&below, child, unused)?;
+    }
+    Ok(())
+}
+
+/// Replaces `${a.b}` by the value of that key: whole values keep their type,
+/// references inside a longer text are inserted as text.
+fn interpolate(tree: &mut Value) -> Result<()> {
+    const DEPTH_MAX: usize = 16;
+    for _ in 0..DEPTH_MAX {
+        let snapshot = tree.clone();
+        if !replace("", tree, &snapshot)? {
+            return Ok(());
+        }
+    }
+    Err(Error::value(
+        "${…}",
+        format!("references are nested deeper than {DEPTH_MAX}, or in a circle"),
+    ))
+}
+
+fn replace(path: &str, node: &mut Value, whole: &Value) -> Result<bool> {
+    let join = |name: &str| {
+        if path.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{path}.{name}")
+        }
+    };
+    match node {
+        Value::Object(map) => {
+            let mut any = false;
+            for (name, child) in map.iter_mut() {
+                any |= replace(&join(name), child, whole)?;
+            }
+            Ok(any)
+        }
+        Value::Array(list) => {
+            let mut any = false;
+            for (index, child) in list.iter_mut().enumerate() {
+                any |= replace(&join(&index.to_string()), child, whole)?;
+            }
+            Ok(any)
+        }
+        Value::String(text) => {
+            let Some(start) = text.find("${") else {
+                return Ok(false);
+            };
+            let Some(length) = text[start..].find('}') else {
+                return Err(Error::value(
+                    path,
+                    format!("`{text}` opens a reference and does not close it"),
+                ));
+            };
+            let name = &text[start + 2..start + length];
+            let value = get(whole, name).ok_or_else(|| {
+                Error::value(path, format!("refers to `{name}`, which does not exist"))
+            })?;
+            *node = if start == 0 && start + length + 1 == text.len() {
+                value.clone()
+            } else {
+                let inserted = value
+                    .as_str()
+                    .map_or_else(|| value.to_string(), str::to_owned);
+                Value::String(format!(
+                    "{}{inserted}{}",
+                    &text[..start],
+                    &text[start + length + 1..]
+                ))
+            };
+            Ok(true)
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Typed reading, key by key, so that an error can name the key.
+fn typed(tree: &Value) -> Result<Config> {
+    serde_path_to_error::deserialize(tree).map_err(|e| {
+        let key = e.path().to_string();
+        let found = get(tree, &key)
+            .map(|v| format!(" (found {v})"))
+            .unwrap_or_default();
+        let doc = keys::find(&key)
+            .map(|k| format!(". It means: {}", k.doc))
+            .unwrap_or_default();
+        Error::value(key, format!("{}{found}{doc}", e.into_inner()))
+    })
+}

@@ -1,0 +1,556 @@
+//! The resolved config, typed. Field names are the key names of
+//! [`super::keys::KEYS`], where each is explained.
+#![allow(
+    missing_docs,
+    reason = "every field is documented once, in the key table"
+)]
+
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Config {
+    pub run: Run,
+    pub storage: Storage,
+    pub queue: QueueSection,
+    pub jobs: Jobs,
+    pub data: Data,
+    pub actor_rollout_ref: ActorRolloutRef,
+    pub algorithm: Algorithm,
+    pub sft: Sft,
+    pub evaluation: Evaluation,
+    pub trainer: Trainer,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pipeline {
+    Rl,
+    Sft,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Numerics {
+    Exact,
+    Any,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    pub id: Option<String>,
+    pub pipeline: Pipeline,
+    pub seed: u64,
+    pub numerics: Numerics,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Storage {
+    pub url: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct QueueSection {
+    pub url: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Jobs {
+    pub workers: usize,
+    pub threads: Option<usize>,
+    pub rollout_part_tasks: usize,
+    pub unit_tokens: usize,
+    pub sft_part_steps: u32,
+    pub pack_tokens: usize,
+    pub decode_rows: usize,
+    pub cache_tokens: usize,
+    pub journal_interval_s: f64,
+    pub beat_timeout_s: u64,
+    pub lease_ttl_s: u64,
+    pub failures_max: u32,
+    pub vanished_max: u32,
+    pub backoff_s: f64,
+    pub length_max: usize,
+}
+
+/// One file or several.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Files {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Files {
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        match self {
+            Self::One(file) => std::slice::from_ref(file),
+            Self::Many(files) => files.as_slice(),
+        }
+        .iter()
+        .map(String::as_str)
+    }
+}
+
+/// Task ids: `A..B`, `A..B:STEP` (end excluded), or a list.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Ids {
+    Range(String),
+    List(Vec<i64>),
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskSource {
+    pub env: String,
+    pub ids: Ids,
+    /// Share of every batch; all sources give one or none does.
+    #[serde(default)]
+    pub share: Option<f64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Data {
+    pub train_file: Option<Files>,
+    pub tasks: Vec<TaskSource>,
+    pub train_batch_size: usize,
+    pub max_prompt_length: usize,
+    pub max_response_length: usize,
+    pub shuffle: bool,
+    pub seed: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ActorRolloutRef {
+    pub model: Model,
+    pub actor: Actor,
+    #[serde(rename = "ref")]
+    pub reference: Reference,
+    pub rollout: Rollout,
+    pub agentgym: AgentGym,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Model {
+    pub path: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Reference {
+    pub model: ReferenceModel,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReferenceModel {
+    pub path: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Actor {
+    pub ppo_mini_batch_size: usize,
+    pub ppo_epochs: u32,
+    pub clip_ratio: f64,
+    pub clip_ratio_low: f64,
+    pub clip_ratio_high: f64,
+    pub entropy_coeff: f64,
+    pub use_kl_loss: bool,
+    pub kl_loss_coef: f64,
+    pub kl_loss_type: String,
+    pub loss_agg_mode: String,
+    pub grad_clip: f64,
+    pub optim: Optim,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WarmupStyle {
+    Constant,
+    Cosine,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Optim {
+    pub lr: f64,
+    pub lr_warmup_steps_ratio: f64,
+    pub warmup_style: WarmupStyle,
+    pub min_lr_ratio: f64,
+    pub betas: (f64, f64),
+    pub weight_decay: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum History {
+    Template,
+    AsSampled,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rollout {
+    pub n: u32,
+    pub temperature: f64,
+    pub top_k: i64,
+    pub top_p: f64,
+    pub max_tokens: usize,
+    pub max_model_len: usize,
+    pub prompt_length: usize,
+    pub response_length: usize,
+    pub history: History,
+    pub episode_deadline_s: f64,
+    pub fault_retries: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AgentGym {
+    pub task_name: String,
+    pub env_addr: String,
+    pub envs: BTreeMap<String, Environment>,
+    pub max_retries: u32,
+    pub timeout: f64,
+    pub instruction: Option<String>,
+}
+
+/// Where an environment's episodes are played.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Environment {
+    /// Name of the spec: `textcraft`, …
+    pub task_name: String,
+    /// URL, or `builtin…`.
+    pub env_addr: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Overlong {
+    Keep,
+    Mask,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Algorithm {
+    pub adv_estimator: String,
+    pub norm_adv_by_std_in_grpo: bool,
+    pub gamma: f64,
+    pub lam: f64,
+    pub lag: u32,
+    pub overlong: Overlong,
+    pub rounds_ctrl: RoundsCtrl,
+}
+
+/// One number of rounds, or one per stage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Rounds {
+    One(u32),
+    Stages(Vec<u32>),
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RoundsCtrl {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub rounds: Rounds,
+    pub steps_scaling_inter: u32,
+}
+
+/// Where demonstrations come from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SftSource {
+    /// AgentTraj-L file; or else `env` and `ids`.
+    #[serde(default)]
+    pub file: Option<String>,
+    /// A built-in environment whose solver demonstrates.
+    #[serde(default)]
+    pub env: Option<String>,
+    #[serde(default)]
+    pub ids: Option<Ids>,
+    /// Style of the solver's demonstrations.
+    #[serde(default)]
+    pub style: Option<String>,
+    /// Share of every batch; default: by size.
+    #[serde(default)]
+    pub share: Option<f64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sft {
+    pub sources: Vec<SftSource>,
+    pub batch_size: usize,
+    pub steps: u32,
+    pub lr: f64,
+    pub warmup_steps: u32,
+    pub min_lr_ratio: f64,
+    pub betas: (f64, f64),
+    pub weight_decay: f64,
+    pub grad_clip: f64,
+    pub max_length: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvaluationSet {
+    pub name: String,
+    pub env: String,
+    pub ids: Ids,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Evaluation {
+    pub sets: Vec<EvaluationSet>,
+    pub samples: u32,
+    pub temperature: f64,
+    pub greedy: bool,
+    pub max_rounds: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Trainer {
+    pub total_training_steps: Option<u32>,
+    pub total_epochs: u32,
+    pub save_freq: u32,
+    pub test_freq: u32,
+    pub project_name: String,
+    pub experiment_name: String,
+    pub logger: Vec<String>,
+    pub default_local_dir: Option<String>,
+}
+
+impl Ids {
+    /// The ids in order.
+    pub fn resolve(&self, key: &str) -> Result<Vec<i64>> {
+        match self {
+            Self::List(ids) => Ok(ids.clone()),
+            Self::Range(text) => parse_range(text).ok_or_else(|| {
+                Error::value(key, format!("`{text}` is not a range of task ids; write A..B or A..B:STEP, the end excluded"))
+            }),
+        }
+    }
+}
+
+fn parse_range(text: &str) -> Option<Vec<i64>> {
+    const IDS_MAX: i64 = 10_000_000;
+    let (range, step) = text
+        .split_once(':')
+        .map_or((text, Some(1)), |(r, s)| (r, s.trim().parse().ok()));
+    let (from, to) = range.split_once("..")?;
+    let (from, to, step): (i64, i64, i64) =
+        (from.trim().parse().ok()?, to.trim().parse().ok()?, step?);
+    let fits = step > 0 && from < to && to.checked_sub(from)? / step <= IDS_MAX;
+    fits.then(|| (from..to).step_by(step as usize).collect())
+}
+
+impl Config {
+    /// The environments of the run: the one of `agentgym.task_name` under its
+    /// own name, and those of `agentgym.envs`.
+    pub fn environments(&self) -> BTreeMap<String, Environment> {
+        let gym = &self.actor_rollout_ref.agentgym;
+        let mut all = gym.envs.clone();
+        all.entry(gym.task_name.clone())
+            .or_insert_with(|| Environment {
+                task_name: gym.task_name.clone(),
+                env_addr: gym.env_addr.clone(),
+            });
+        all
+    }
+}
+
+/// Checks the arithmetic and the names that serde cannot.
+pub(super) fn check(config: &Config) -> Result<()> {
+    let positive = |key: &str, value: f64| {
+        if value > 0.0 && value.is_finite() {
+            Ok(())
+        } else {
+            Err(Error::value(
+                key,
+                format!("must be positive, found {value}"),
+            ))
+        }
+    };
+    let (data, actor, rollout) = (
+        &config.data,
+        &config.actor_rollout_ref.actor,
+        &config.actor_rollout_ref.rollout,
+    );
+    for (key, value) in [
+        ("data.train_batch_size", data.train_batch_size as f64),
+        ("data.max_prompt_length", data.max_prompt_length as f64),
+        ("data.max_response_length", data.max_response_length as f64),
+        ("actor_rollout_ref.rollout.n", f64::from(rollout.n)),
+        ("actor_rollout_ref.rollout.temperature", rollout.temperature),
+        ("actor_rollout_ref.rollout.top_p", rollout.top_p),
+        (
+            "actor_rollout_ref.rollout.max_tokens",
+            rollout.max_tokens as f64,
+        ),
+        (
+            "actor_rollout_ref.rollout.max_model_len",
+            rollout.max_model_len as f64,
+        ),
+        (
+            "actor_rollout_ref.rollout.episode_deadline_s",
+            rollout.episode_deadline_s,
+        ),
+        (
+            "actor_rollout_ref.actor.ppo_mini_batch_size",
+            actor.ppo_mini_batch_size as f64,
+        ),
+        (
+            "actor_rollout_ref.actor.ppo_epochs",
+            f64::from(actor.ppo_epochs),
+        ),
+        (
+            "actor_rollout_ref.actor.clip_ratio_low",
+            actor.clip_ratio_low,
+        ),
+        (
+            "actor_rollout_ref.actor.clip_ratio_high",
+            actor.clip_ratio_high,
+        ),
+        ("actor_rollout_ref.actor.grad_clip", actor.grad_clip),
+        ("actor_rollout_ref.actor.optim.lr", actor.optim.lr),
+        (
+            "jobs.rollout_part_tasks",
+            config.jobs.rollout_part_tasks as f64,
+        ),
+        ("jobs.unit_tokens", config.jobs.unit_tokens as f64),
+        ("jobs.pack_tokens", config.jobs.pack_tokens as f64),
+        ("jobs.decode_rows", config.jobs.decode_rows as f64),
+        ("jobs.sft_part_steps", f64::from(config.jobs.sft_part_steps)),
+        ("jobs.failures_max", f64::from(config.jobs.failures_max)),
+        ("jobs.lease_ttl_s", config.jobs.lease_ttl_s as f64),
+        ("sft.batch_size", config.sft.batch_size as f64),
+        ("sft.lr", config.sft.lr),
+        ("evaluation.samples", f64::from(config.evaluation.samples)),
+        ("evaluation.temperature", config.evaluation.temperature),
+        (
+            "evaluation.max_rounds",
+            f64::from(config.evaluation.max_rounds),
+        ),
+        (
+            "trainer.total_epochs",
+            f64::from(config.trainer.total_epochs),
+        ),
+    ] {
+        positive(key, value)?;
+    }
+    if config.jobs.threads == Some(0) {
+        return Err(Error::value(
+            "jobs.threads",
+            "must be at least 1; leave it out for all cores",
+        ));
+    }
+    let (batch, mini) = (data.train_batch_size, actor.ppo_mini_batch_size);
+    if batch % mini != 0 {
+        return Err(Error::value(
+            "actor_rollout_ref.actor.ppo_mini_batch_size",
+            format!("{mini} does not divide data.train_batch_size = {batch}; choose a divisor"),
+        ));
+    }
+    if config.run.pipeline == Pipeline::Rl
+        && config.algorithm.adv_estimator == "grpo"
+        && rollout.n < 2
+    {
+        return Err(Error::value(
+            "actor_rollout_ref.rollout.n",
+            format!(
+                "grpo compares the episodes of a group, {} cannot be compared; set it to 2 or more",
+                rollout.n
+            ),
+        ));
+    }
+    if config.run.pipeline == Pipeline::Rl && config.algorithm.adv_estimator != "grpo" {
+        return Err(Error::value(
+            "algorithm.adv_estimator",
+            format!(
+                "`{}` is not available in this version; known: grpo",
+                config.algorithm.adv_estimator
+            ),
+        ));
+    }
+    if rollout.max_tokens > rollout.max_model_len {
+        return Err(Error::value(
+            "actor_rollout_ref.rollout.max_tokens",
+            format!(
+                "{} tokens per turn do not fit max_model_len = {}",
+                rollout.max_tokens, rollout.max_model_len
+            ),
+        ));
+    }
+    let known = config.environments();
+    let named = (data
+        .tasks
+        .iter()
+        .enumerate()
+        .map(|(i, s)| (format!("data.tasks[{i}].env"), Some(&s.env))))
+    .chain(
+        config
+            .evaluation
+            .sets
+            .iter()
+            .enumerate()
+            .map(|(i, s)| (format!("evaluation.sets[{i}].env"), Some(&s.env))),
+    )
+    .chain(
+        config
+            .sft
+            .sources
+            .iter()
+            .enumerate()
+            .map(|(i, s)| (format!("sft.sources[{i}].env"), s.env.as_ref())),
+    );
+    for (key, env) in named {
+        if let Some(env) = env.filter(|env| !known.contains_key(*env)) {
+            let names: Vec<_> = known.keys().map(String::as_str).collect();
+            return Err(Error::value(
+                key,
+                format!(
+                    "`{env}` is not declared under actor_rollout_ref.agentgym.envs; declared: {}",
+                    names.join(", ")
+                ),
+            ));
+        }
+    }
+    for (index, source) in config.sft.sources.iter().enumerate() {
+        if source.file.is_some() == source.env.is_some() {
+            return Err(Error::value(
+                format!("sft.sources[{index}]"),
+                "give either `file` or `env` with `ids`",
+            ));
+        }
+        if source.env.is_some() != source.ids.is_some() {
+            return Err(Error::value(
+                format!("sft.sources[{index}].ids"),
+                "which demonstrations? write A..B",
+            ));
+        }
+    }
+    if config.sft.steps > 0 && config.sft.sources.is_empty() {
+        return Err(Error::value(
+            "sft.sources",
+            "sft.steps is set, but there is nothing to learn from",
+        ));
+    }
+    if config.run.pipeline == Pipeline::Sft && config.sft.steps == 0 {
+        return Err(Error::value(
+            "sft.steps",
+            "an sft run needs at least one step",
+        ));
+    }
+    for (index, source) in data.tasks.iter().enumerate() {
+        source.ids.resolve(&format!("data.tasks[{index}].ids"))?;
+        if source.share.is_some() != data.tasks[0].share.is_some() {
+            return Err(Error::value(
+                format!("data.tasks[{index}].share"),
+                "give a share to every source or to none",
+            ));
+        }
+    }
+    for (index, set) in config.evaluation.sets.iter().enumerate() {
+        set.ids.resolve(&format!("evaluation.sets[{index}].ids"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,204 @@
+//! The finished record of one play of a task: what was sampled, token for
+//! token, what the environment answered, and how it ended.
+//!
+//! Token ids are stored as sampled and are never re-encoded (I6). The loss
+//! mask says who produced an id: 1 for sampled ids, a sampled end token
+//! included; 0 for prompts, observations and an end token forced after a
+//! length stop.
+
+use crate::codec::Payload;
+use serde::{Deserialize, Serialize};
+
+/// One item of an environment's data set: what is solved.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Task {
+    /// Name of the environment in the plan.
+    pub env: String,
+    /// Index of the task inside its environment.
+    pub item_id: i64,
+}
+
+impl std::fmt::Display for Task {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}_{}", self.env, self.item_id)
+    }
+}
+
+/// Why an episode ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// The environment declared success.
+    Solved,
+    /// The environment ended the episode without success.
+    Failed,
+    /// The horizon's rounds were used up.
+    Horizon,
+    /// The token budget was used up.
+    Length,
+    /// The environment failed; never a reward of zero (I8).
+    EnvFault,
+    /// The run was stopped.
+    Cancelled,
+}
+
+/// Why a turn's generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finish {
+    /// The policy sampled an end token.
+    Eos,
+    /// The per-turn or sequence budget ran out.
+    Length,
+}
+
+/// How the policy's text became an action.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Parse {
+    /// An action was found and sent as written.
+    Clean,
+    /// An action was found after normalisation.
+    Normalised,
+    /// No single action was found; the environment's rule decided.
+    Invalid,
+}
+
+/// Tokens in one context; more than one per episode where the context is
+/// rewritten. All three vectors have one entry per token.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Sequence {
+    /// Ids as sampled.
+    pub token_ids: Vec<u32>,
+    /// True where the policy sampled the id.
+    pub loss_mask: Vec<bool>,
+    /// Log-prob at sampling time, temperature included; 0 where the mask is false.
+    pub sampled_log_probs: Vec<f32>,
+}
+
+impl Sequence {
+    /// Number of tokens that are trained on.
+    pub fn loss_tokens(&self) -> usize {
+        self.loss_mask.iter().filter(|m| **m).count()
+    }
+}
+
+/// Half-open token range inside a sequence.
+pub type Span = (u32, u32);
+
+/// One model message and the observation it caused.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Turn {
+    /// Index of the sequence that holds the tokens.
+    pub sequence: u32,
+    /// Prompt or observation tokens that came before the policy's.
+    pub context: Span,
+    /// Tokens the policy sampled.
+    pub policy: Span,
+    /// The policy's text, decoded.
+    pub text: String,
+    /// What was sent to the environment, if anything was.
+    pub action: Option<String>,
+    /// How the action was found.
+    pub parse: Parse,
+    /// What the environment answered.
+    pub observation: String,
+    /// The step's reward, where the environment gave one.
+    pub reward: Option<f64>,
+    /// The environment's own flag.
+    pub done: bool,
+    /// Why generation stopped.
+    pub finish: Finish,
+    /// The iteration whose policy sampled the turn.
+    pub policy_iteration: u32,
+}
+
+/// A finished episode.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Episode {
+    /// What was solved.
+    pub task: Task,
+    /// Draw index in the iteration: the group of the episode.
+    pub group: u32,
+    /// Index inside the group.
+    pub sample: u32,
+    /// Why it ended.
+    pub outcome: Outcome,
+    /// Pass or fail by the environment's declared rule.
+    pub success: bool,
+    /// The environment's last reward.
+    pub reward: f64,
+    /// The first message of the conversation (instruction and observation).
+    pub prompt: String,
+    /// Token contexts.
+    pub sequences: Vec<Sequence>,
+    /// Turns in order.
+    pub turns: Vec<Turn>,
+    /// What went wrong, for `env_fault`.
+    pub fault: Option<String>,
+    /// Kept unread: room for environments' own data.
+    pub extra: Vec<(String, String)>,
+}
+
+impl Episode {
+    /// True if the episode may be trained on.
+    pub fn usable(&self) -> bool {
+        !matches!(self.outcome, Outcome::EnvFault | Outcome::Cancelled)
+    }
+
+    /// Checks what every reader relies on; called when written and when read.
+    pub fn check(&self) -> Result<(), String> {
+        for (index, s) in self.sequences.iter().enumerate() {
+            let n = s.token_ids.len();
+            if s.loss_mask.len() != n || s.sampled_log_probs.len() != n {
+                return Err(format!(
+                    "{} sample {}: sequence {index} has {n} ids, {} mask entries, {} log-probs",
+                    self.task,
+                    self.sample,
+                    s.loss_mask.len(),
+                    s.sampled_log_probs.len()
+                ));
+            }
+            if let Some(at) = (0..n).find(|&t| !s.loss_mask[t] && s.sampled_log_probs[t] != 0.0) {
+                return Err(format!(
+                    "{}: token {at} was not sampled but has a log-prob",
+                    self.task
+                ));
+            }
+        }
+        for (index, t) in self.turns.iter().enumerate() {
+            let inside = self.sequences.get(t.sequence as usize).is_some_and(|s| {
+                t.context.0 <= t.context.1
+                    && t.policy.0 <= t.policy.1
+                    && t.policy.1 as usize <= s.token_ids.len()
+            });
+            if !inside {
+                return Err(format!(
+                    "{}: turn {index} points outside its sequence",
+                    self.task
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `episodes.bin`: the episodes of a part, sorted by (group, sample). A
+/// versioned enum, so that old files stay readable.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Episodes {
+    /// The first wire form.
+    V1(Vec<Episode>),
+}
+
+impl Payload for Episodes {
+    const KIND: [u8; 4] = *b"EPIS";
+}
+
+impl Episodes {
+    /// The episodes in today's form.
+    pub fn into_vec(self) -> Vec<Episode> {
+        let Self::V1(episodes) = self;
+        episodes
+    }
+}

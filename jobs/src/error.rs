@@ -1,0 +1,91 @@
+//! One error type for the crate. Each message names the key, file or URL,
+//! says what was found, and what to do about it.
+
+use std::path::PathBuf;
+
+/// Shorthand for results of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong between a `run.yaml` and a queued job.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file that the user named cannot be read.
+    #[error(
+        "cannot read {path}: {source}. Check the path; relative paths start at the current folder"
+    )]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("{path}: {message}")]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What was found and what to do.
+        message: String,
+    },
+    /// A key in the config does not exist.
+    #[error("unknown key `{key}`{hint}. `agentgym-submit keys` lists all of them")]
+    UnknownKey {
+        /// The key as written.
+        key: String,
+        /// `; did you mean …?` or empty.
+        hint: String,
+    },
+    /// A value has the wrong type or cannot be used.
+    #[error("key `{key}`: {message}")]
+    Value {
+        /// The key.
+        key: String,
+        /// What was found and what to do.
+        message: String,
+    },
+    /// Bytes that should be one of our payloads are not.
+    #[error("{what}: {message}")]
+    Payload {
+        /// Which payload was expected.
+        what: String,
+        /// What was found.
+        message: String,
+    },
+    /// A run that exists was planned from other identity keys.
+    #[error(
+        "run `{run}` exists with another identity; these keys differ: {keys}. \
+         Set `run.id` to a new name, or change the keys back to resume the run"
+    )]
+    Identity {
+        /// The run.
+        run: String,
+        /// The keys with both values.
+        keys: String,
+    },
+    /// A run that nobody has planned.
+    #[error("unknown run `{run}`: the store at {url} holds {known}")]
+    UnknownRun {
+        /// The run asked for.
+        run: String,
+        /// The store.
+        url: String,
+        /// The runs it holds, or "no runs".
+        known: String,
+    },
+    /// The queue backend failed.
+    #[error("queue: {0}")]
+    Queue(String),
+    /// The object store failed.
+    #[error(transparent)]
+    Storage(#[from] agentgym_storage::Error),
+}
+
+impl Error {
+    /// A value error; `message` says what was found and what to do.
+    pub fn value(key: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Value {
+            key: key.into(),
+            message: message.into(),
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! A pipeline is one pure function: (plan, iteration) → parts, each naming
+//! its inputs as (iteration, stage, part). No stage knows which policy it is
+//! given; `n − 1` is written here and nowhere else.
+
+use crate::config::Pipeline;
+use crate::plan::Plan;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// A node of an iteration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Writes the initial policy and the demonstrations that need a file.
+    Init,
+    /// Evaluates the policy that `init` wrote, where a warm start follows.
+    EvaluateInit,
+    /// Supervised steps on demonstrations.
+    Sft,
+    /// Plays the iteration's tasks.
+    Rollout,
+    /// Teacher-forced log-probs of what was sampled.
+    LogProbs,
+    /// Rewards to advantages, and the batch of the update.
+    Advantage,
+    /// Optimizer steps: the next policy.
+    Update,
+    /// Held-out tasks; never blocks training.
+    Evaluate,
+    /// Deletes what retention does not keep; never blocks training.
+    Expire,
+}
+
+impl Stage {
+    /// All stages, in the order of an iteration.
+    pub const ALL: [Self; 9] = [
+        Self::Init,
+        Self::EvaluateInit,
+        Self::Sft,
+        Self::Rollout,
+        Self::LogProbs,
+        Self::Advantage,
+        Self::Update,
+        Self::Evaluate,
+        Self::Expire,
+    ];
+
+    /// The name in keys, configs and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Init => "init",
+            Self::EvaluateInit => "evaluate_init",
+            Self::Sft => "sft",
+            Self::Rollout => "rollout",
+            Self::LogProbs => "log_probs",
+            Self::Advantage => "advantage",
+            Self::Update => "update",
+            Self::Evaluate => "evaluate",
+            Self::Expire => "expire",
+        }
+    }
+
+    /// False where later iterations do not wait for the stage.
+    pub fn blocks(self) -> bool {
+        !matches!(self, Self::Evaluate | Self::EvaluateInit | Self::Expire)
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Stage {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|s| s.name() == name)
+            .ok_or_else(|| {
+                let known: Vec<_> = Self::ALL.iter().map(|s| s.name()).collect();
+                format!("unknown stage `{name}`; stages are {}", known.join(", "))
+            })
+    }
+}
+
+/// Names a part within its run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PartId {
+    /// Iteration; 0 makes the start policy.
+    pub iteration: u32,
+    /// Stage.
+    pub stage: Stage,
+    /// Part of the stage.
+    pub part: u32,
+}
+
+impl fmt::Display for PartId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.iteration, self.stage, self.part)
+    }
+}
+
+/// An input of a part, by the name under which the stage opens it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Input {
+    /// Name inside the stage.
+    pub name: String,
+    /// The part whose commit it is.
+    pub from: PartId,
+}
+
+/// One job's worth of a stage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Which one.
+    pub id: PartId,
+    /// What must be committed first.
+    pub inputs: Vec<Input>,
+}
+
+/// The parts of an iteration, in the order of the stages.
+pub fn parts(plan: &Plan, iteration: u32) -> Vec<Part> {
+    let mut parts = Parts {
+        plan,
+        iteration,
+        list: Vec::new(),
+    };
+    if iteration == 0 {
+        parts.start();
+    } else if plan.config.run.pipeline == Pipeline::Rl && iteration <= plan.iterations {
+        parts.train();
+    }
+    parts.list
+}
+
+/// The part whose output is the policy *after* `iteration`.
+pub fn policy_of(plan: &Plan, iteration: u32) -> PartId {
+    match (iteration, plan.sft_parts()) {
+        (0, 0) => PartId {
+            iteration: 0,
+            stage: Stage::Init,
+            part: 0,
+        },
+        (0, sft) => PartId {
+            iteration: 0,
+            stage: Stage::Sft,
+            part: sft - 1,
+        },
+        _ => PartId {
+            iteration,
+            stage: Stage::Update,
+            part: 0,
+        },
+    }
+}
+
+struct Parts<'a> {
+    plan: &'a Plan,
+    iteration: u32,
+    list: Vec<Part>,
+}
+
+impl Parts<'_> {
+    fn add(&mut self, stage: Stage, part: u32, inputs: Vec<(String, PartId)>) {
+        let id = PartId {
+            iteration: self.iteration,
+            stage,
+            part,
+        };
+        let inputs = inputs
+            .into_iter()
+            .map(|(name, from)| Input { name, from })
+            .collect();
+        self.list.push(Part { id, inputs });
+    }
+
+    fn here(&self, stage: Stage, part: u32) -> PartId {
+        PartId {
+            iteration: self.iteration,
+            stage,
+            part,
+        }
+    }
+
+    fn evaluate(&mut self, stage: Stage, policy: PartId) {
+        for set in 0..self.plan.config.evaluation.sets.len() as u32 {
+            self.add(stage, set, vec![("policy".into(), policy)]);
+        }
+    }
+
+    fn start(&mut self) {
+        let init = self.here(Stage::Init, 0);
+        self.add(Stage::Init, 0, vec![]);
+        let sft = self.plan.sft_parts();
+        for part in 0..sft {
+            let before = if part == 0 {
+                init
+            } else {
+                self.here(Stage::Sft, part - 1)
+            };
+            self.add(
+                Stage::Sft,
+                part,
+                vec![("init".into(), init), ("policy".into(), before)],
+            );
+        }
+        if sft > 0 {
+            self.evaluate(Stage::EvaluateInit, init);
+        }
+        self.evaluate(Stage::Evaluate, policy_of(self.plan, 0));
+    }
+
+    fn train(&mut self) {
+        let (plan, n) = (self.plan, self.iteration);
+        let rollout_policy = policy_of(plan, (n - 1).saturating_sub(plan.config.algorithm.lag));
+        let start_policy = policy_of(plan, n - 1);
+        let rollouts = plan.rollout_parts();
+        for part in 0..rollouts {
+            self.add(
+                Stage::Rollout,
+                part,
+                vec![("policy".into(), rollout_policy)],
+            );
+        }
+        for part in 0..rollouts {
+            let mut inputs = vec![
+                ("rollout".into(), self.here(Stage::Rollout, part)),
+                ("policy".into(), start_policy),
+            ];
+            if plan.needs_reference() {
+                inputs.push(("reference".into(), policy_of(plan, 0)));
+            }
+            self.add(Stage::LogProbs, part, inputs);
+        }
+        let both = (0..rollouts).flat_map(|part| {
+            [
+                (format!("rollout.{part}"), self.here(Stage::Rollout, part)),
+                (
+                    format!("log_probs.{part}"),
+                    self.here(Stage::LogProbs, part),
+                ),
+            ]
+        });
+        let inputs = both.collect();
+        self.add(Stage::Advantage, 0, inputs);
+        let batch = self.here(Stage::Advantage, 0);
+        self.add(
+            Stage::Update,
+            0,
+            vec![("batch".into(), batch), ("policy".into(), start_policy)],
+        );
+        let update = self.here(Stage::Update, 0);
+        if plan.evaluates(n) {
+            self.evaluate(Stage::Evaluate, update);
+        }
+        self.add(Stage::Expire, 0, vec![("update".into(), update)]);
+    }
+}

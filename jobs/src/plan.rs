@@ -1,0 +1,369 @@
+//! The plan: a run config resolved, frozen and hashed. Workers see plans, not
+//! configs; a plan never holds a secret, a store URL or a queue URL.
+
+use crate::config::{Config, Files, Pipeline, RunConfig, keys};
+use crate::tasks::{TaskPool, read_item_ids};
+use crate::{Error, Result};
+use agentgym_algorithms::horizon::HorizonSchedule;
+use agentgym_storage::RunId;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::path::Path;
+use std::str::FromStr;
+
+const VERSION: u32 = 1;
+
+/// A frozen plan with what is derived from it.
+#[derive(Debug)]
+pub struct Plan {
+    /// The run.
+    pub run: RunId,
+    /// 0 for the first; bindings may change with each revision.
+    pub revision: u32,
+    /// Training iterations; iteration 0 comes on top.
+    pub iterations: u32,
+    /// BLAKE3 (hex) over the identity keys.
+    pub identity: String,
+    /// The resolved config.
+    pub config: Config,
+    /// Rounds per iteration.
+    pub horizon: HorizonSchedule,
+    /// Tasks per iteration.
+    pub tasks: TaskPool,
+    tree: Value,
+}
+
+/// The wire form.
+#[derive(Serialize, Deserialize)]
+struct PlanFile {
+    version: u32,
+    run: String,
+    revision: u32,
+    identity: String,
+    iterations: u32,
+    code_version: String,
+    config: Value,
+}
+
+impl Plan {
+    /// Freezes a config. Files of task ids are read now, so that the plan
+    /// alone says what every iteration draws.
+    ///
+    /// # Errors
+    /// Everything that makes the run impossible, by key.
+    pub fn new(mut config: RunConfig, base: &Path) -> Result<Self> {
+        absorb_item_files(&mut config, base)?;
+        let identity = identity(&config.tree);
+        let run = match &config.config.run.id {
+            Some(id) => id.clone(),
+            None => format!("{}-{}", slug(&config.stem), &identity[..8]),
+        };
+        let run = RunId::from_str(&run).map_err(|e| Error::value("run.id", e.to_string()))?;
+        Self::build(run, 0, identity, config.tree, config.config)
+    }
+
+    fn build(
+        run: RunId,
+        revision: u32,
+        identity: String,
+        tree: Value,
+        config: Config,
+    ) -> Result<Self> {
+        let horizon = horizon(&config)?;
+        let tasks = TaskPool::new(&config.data)?;
+        let iterations = match (config.run.pipeline, config.trainer.total_training_steps) {
+            (Pipeline::Sft, _) => 0,
+            (Pipeline::Rl, _) if tasks.is_empty() => {
+                return Err(Error::value(
+                    "data.tasks",
+                    "an rl run needs tasks: give data.tasks or data.train_file",
+                ));
+            }
+            (Pipeline::Rl, Some(steps)) => steps,
+            (Pipeline::Rl, None) => tasks
+                .iterations_per_pass()
+                .saturating_mul(config.trainer.total_epochs),
+        };
+        Ok(Self {
+            run,
+            revision,
+            iterations,
+            identity,
+            config,
+            horizon,
+            tasks,
+            tree,
+        })
+    }
+
+    /// The bytes that are stored.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut config = self.tree.clone();
+        for section in ["storage", "queue"] {
+            config.as_object_mut().map(|map| map.remove(section));
+        }
+        let file = PlanFile {
+            version: VERSION,
+            run: self.run.to_string(),
+            revision: self.revision,
+            identity: self.identity.clone(),
+            iterations: self.iterations,
+            code_version: code_version().to_owned(),
+            config,
+        };
+        let mut bytes = serde_json::to_vec_pretty(&file).expect("a plan is plain JSON");
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// Reads a stored plan.
+    ///
+    /// # Errors
+    /// Damaged JSON, or a plan of another program version that cannot be read.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let bad = |message: String| Error::Payload {
+            what: "plan".into(),
+            message,
+        };
+        let file: PlanFile = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
+        if file.version != VERSION {
+            return Err(bad(format!(
+                "has version {}, this program reads {VERSION}",
+                file.version
+            )));
+        }
+        let read = RunConfig::from_tree(file.config)?;
+        let run = RunId::from_str(&file.run).map_err(|e| bad(e.to_string()))?;
+        let plan = Self::build(run, file.revision, file.identity, read.tree, read.config)?;
+        if plan.iterations != file.iterations || identity(&plan.tree) != plan.identity {
+            return Err(bad(
+                "does not reproduce its own identity; it was written by another program version"
+                    .into(),
+            ));
+        }
+        Ok(plan)
+    }
+
+    /// The same run with the bindings of `newer`; refuses changed identity keys.
+    ///
+    /// # Errors
+    /// [`Error::Identity`] naming each key with both values.
+    pub fn revised(&self, newer: RunConfig, base: &Path) -> Result<Self> {
+        let mut newer = newer;
+        absorb_item_files(&mut newer, base)?;
+        let differences = self.identity_differences(&newer.tree);
+        if !differences.is_empty() {
+            let keys = differences
+                .into_iter()
+                .map(|(k, a, b)| format!("{k} (was {a}, now {b})"))
+                .collect::<Vec<_>>();
+            return Err(Error::Identity {
+                run: self.run.to_string(),
+                keys: keys.join("; "),
+            });
+        }
+        Self::build(
+            self.run.clone(),
+            self.revision + 1,
+            self.identity.clone(),
+            newer.tree,
+            newer.config,
+        )
+    }
+
+    /// True if both plans hold the same bindings.
+    pub fn same_bindings(&self, other: &Self) -> bool {
+        let stored = |plan: &Self| {
+            RunConfig::leaves(&plan.tree, keys::Kind::Binding)
+                .into_iter()
+                .filter(|(path, _)| {
+                    !path.starts_with("storage.")
+                        && !path.starts_with("queue.")
+                        && *path != "run.id"
+                })
+                .collect::<Vec<_>>()
+        };
+        stored(self) == stored(other)
+    }
+
+    fn identity_differences(&self, other: &Value) -> Vec<(&'static str, Value, Value)> {
+        let mine = RunConfig::leaves(&self.tree, keys::Kind::Identity);
+        let theirs = RunConfig::leaves(other, keys::Kind::Identity);
+        mine.into_iter()
+            .zip(theirs)
+            .filter(|(a, b)| a != b)
+            .map(|((k, a), (_, b))| (k, a, b))
+            .collect()
+    }
+
+    /// Parts of a rollout stage.
+    pub fn rollout_parts(&self) -> u32 {
+        self.config
+            .data
+            .train_batch_size
+            .div_ceil(self.config.jobs.rollout_part_tasks) as u32
+    }
+
+    /// Draw indices that a rollout part plays.
+    pub fn rollout_draws(&self, part: u32) -> std::ops::Range<usize> {
+        let (size, all) = (
+            self.config.jobs.rollout_part_tasks,
+            self.config.data.train_batch_size,
+        );
+        (part as usize * size).min(all)..((part as usize + 1) * size).min(all)
+    }
+
+    /// Parts of the sft stage; 0 without one.
+    pub fn sft_parts(&self) -> u32 {
+        self.config
+            .sft
+            .steps
+            .div_ceil(self.config.jobs.sft_part_steps)
+    }
+
+    /// Optimizer steps (0-based) of an sft part.
+    pub fn sft_steps(&self, part: u32) -> std::ops::Range<u32> {
+        let (size, all) = (self.config.jobs.sft_part_steps, self.config.sft.steps);
+        (part * size).min(all)..((part + 1) * size).min(all)
+    }
+
+    /// True if the policy after `iteration` is evaluated.
+    pub fn evaluates(&self, iteration: u32) -> bool {
+        let every = self.config.trainer.test_freq;
+        iteration == self.iterations
+            || iteration == 0
+            || (every > 0 && iteration.is_multiple_of(every))
+    }
+
+    /// True if a stage reads the reference policy.
+    pub fn needs_reference(&self) -> bool {
+        self.config.actor_rollout_ref.actor.use_kl_loss
+    }
+
+    /// Rounds of a 1-based iteration.
+    pub fn rounds_max(&self, iteration: u32) -> u32 {
+        self.horizon.rounds_max(iteration)
+    }
+}
+
+/// Version of the program, as manifests record it.
+pub fn code_version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
+
+/// BLAKE3 over the identity leaves, one `path=json` line each, sorted.
+fn identity(tree: &Value) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for (path, value) in RunConfig::leaves(tree, keys::Kind::Identity) {
+        hasher.update(format!("{path}={}\n", canonical(&value)).as_bytes());
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+/// JSON with sorted keys: the order in which a user wrote a map means nothing.
+fn canonical(value: &Value) -> String {
+    match value {
+        Value::Object(map) => {
+            let mut pairs: Vec<_> = map.iter().collect();
+            pairs.sort_by_key(|(k, _)| k.as_str());
+            let inner: Vec<_> = pairs
+                .into_iter()
+                .map(|(k, v)| format!("{k:?}:{}", canonical(v)))
+                .collect();
+            format!("{{{}}}", inner.join(","))
+        }
+        Value::Array(list) => format!(
+            "[{}]",
+            list.iter().map(canonical).collect::<Vec<_>>().join(",")
+        ),
+        other => other.to_string(),
+    }
+}
+
+fn absorb_item_files(config: &mut RunConfig, base: &Path) -> Result<()> {
+    let Some(files) = config.config.data.train_file.clone() else {
+        return Ok(());
+    };
+    if !config.config.data.tasks.is_empty() {
+        return Err(Error::value(
+            "data.tasks",
+            "give either data.tasks or data.train_file, not both",
+        ));
+    }
+    let env = config.config.actor_rollout_ref.agentgym.task_name.clone();
+    let sources = files
+        .iter()
+        .map(|file| read_item_ids(&base.join(file), &env))
+        .collect::<Result<Vec<_>>>()?;
+    config.tree["data"]["tasks"] =
+        serde_json::to_value(&sources).expect("task sources are plain JSON");
+    config.tree["data"]["train_file"] = Value::Null;
+    config.config.data.tasks = sources;
+    config.config.data.train_file = None::<Files>;
+    Ok(())
+}
+
+fn horizon(config: &Config) -> Result<HorizonSchedule> {
+    use crate::config::Rounds;
+    let control = &config.algorithm.rounds_ctrl;
+    let positive = |rounds: &[u32]| {
+        if rounds.is_empty() || rounds.contains(&0) {
+            return Err(Error::value(
+                "algorithm.rounds_ctrl.rounds",
+                "rounds must be 1 or more, with at least one stage",
+            ));
+        }
+        Ok(())
+    };
+    match (control.kind.as_str(), &control.rounds) {
+        ("fixed", Rounds::One(rounds)) => {
+            positive(&[*rounds])?;
+            Ok(HorizonSchedule::Fixed { rounds: *rounds })
+        }
+        ("scaling_inter_stepwise", Rounds::Stages(rounds)) => {
+            positive(rounds)?;
+            if control.steps_scaling_inter == 0 {
+                return Err(Error::value(
+                    "algorithm.rounds_ctrl.steps_scaling_inter",
+                    "must be 1 or more",
+                ));
+            }
+            Ok(HorizonSchedule::ScalingInterStepwise {
+                rounds: rounds.clone(),
+                steps_scaling_inter: control.steps_scaling_inter,
+            })
+        }
+        ("fixed", Rounds::Stages(_)) => Err(Error::value(
+            "algorithm.rounds_ctrl.rounds",
+            "`fixed` takes one number; a list needs type: scaling_inter_stepwise",
+        )),
+        ("scaling_inter_stepwise", Rounds::One(_)) => Err(Error::value(
+            "algorithm.rounds_ctrl.rounds",
+            "`scaling_inter_stepwise` takes a list, e.g. [4, 6, 8]",
+        )),
+        (other, _) => Err(Error::value(
+            "algorithm.rounds_ctrl.type",
+            format!("`{other}` is not known; known: fixed, scaling_inter_stepwise"),
+        )),
+    }
+}
+
+/// Lower-case letters, digits and dashes of a file stem.
+fn slug(stem: &str) -> String {
+    let text: String = stem
+        .chars()
+        .map(|c| {
+            if c.is_ascii_alphanumeric() {
+                c.to_ascii_lowercase()
+            } else {
+                '-'
+            }
+        })
+        .collect();
+    let text = text.trim_matches('-');
+    if text.is_empty() {
+        "run".into()
+    } else {
+        text.chars().take(60).collect()
+    }
+}

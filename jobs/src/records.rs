@@ -1,0 +1,76 @@
+//! What the training stages hand to each other: recomputed log-probs, and the
+//! batch that holds everything an update needs, so that the update can be
+//! recomputed from one artifact alone.
+
+use crate::codec::Payload;
+use crate::episode::{Outcome, Sequence, Task};
+use serde::{Deserialize, Serialize};
+
+/// `log_probs.bin`: one entry per episode of the rollout part, in its order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum LogProbs {
+    /// The first wire form.
+    V1(Vec<EpisodeLogProbs>),
+}
+
+impl Payload for LogProbs {
+    const KIND: [u8; 4] = *b"LOGP";
+}
+
+/// Teacher-forced streams of one episode, one vector per sequence, one value
+/// per token (0 where the loss mask is false). Nats.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EpisodeLogProbs {
+    /// Under the policy at the start of the update.
+    pub old: Vec<Vec<f32>>,
+    /// Entropy of the same policy's next-token distribution.
+    pub entropies: Vec<Vec<f32>>,
+    /// Under the reference policy, where a KL term asks for it.
+    pub reference: Option<Vec<Vec<f32>>>,
+}
+
+/// `batch.bin`: the iteration's training batch by slot (draw × n + sample).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Batch {
+    /// The first wire form.
+    V1(Vec<Option<BatchEpisode>>),
+}
+
+impl Payload for Batch {
+    const KIND: [u8; 4] = *b"BTCH";
+}
+
+/// An episode as the update sees it. An empty slot (excluded episode)
+/// contributes nothing and moves no other slot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BatchEpisode {
+    /// What was solved.
+    pub task: Task,
+    /// Draw index.
+    pub group: u32,
+    /// Index in the group.
+    pub sample: u32,
+    /// Why it ended.
+    pub outcome: Outcome,
+    /// Pass or fail.
+    pub success: bool,
+    /// The environment's last reward.
+    pub reward: f64,
+    /// The episode's advantage under a per-episode estimator.
+    pub advantage: f64,
+    /// Tokens and streams.
+    pub sequences: Vec<BatchSequence>,
+}
+
+/// One packed training sequence; every vector has one entry per token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BatchSequence {
+    /// Ids, mask and sampled log-probs, as rolled out.
+    pub sequence: Sequence,
+    /// Old log-probs.
+    pub old_log_probs: Vec<f32>,
+    /// Reference log-probs, where a KL term asks for them.
+    pub ref_log_probs: Option<Vec<f32>>,
+    /// Advantage of each token; 0 where the mask is false.
+    pub advantages: Vec<f64>,
+}

@@ -1,0 +1,263 @@
+//! Which tasks an iteration draws: a pure function of the plan, so a resumed
+//! run, another worker and another part size all see the same tasks.
+
+use crate::config::{Data, TaskSource};
+use crate::episode::Task;
+use crate::random::permutation;
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+/// The resolved task sources of a plan.
+#[derive(Debug)]
+pub struct TaskPool {
+    sources: Vec<Source>,
+    batch_size: usize,
+    shuffle: bool,
+    seed: u64,
+    /// Source of each draw index, the same in every iteration.
+    pattern: Vec<usize>,
+    permutations: Mutex<BTreeMap<(usize, u64), Arc<Vec<u32>>>>,
+}
+
+#[derive(Debug)]
+struct Source {
+    env: String,
+    ids: Vec<i64>,
+    /// Draws of an iteration that come from this source.
+    per_batch: usize,
+}
+
+impl TaskPool {
+    /// Resolves the sources of `data.tasks`.
+    ///
+    /// # Errors
+    /// Bad ranges, or shares that leave a source without a draw.
+    pub fn new(data: &Data) -> Result<Self> {
+        let mut sources = Vec::new();
+        for (index, source) in data.tasks.iter().enumerate() {
+            let ids = source.ids.resolve(&format!("data.tasks[{index}].ids"))?;
+            if ids.is_empty() {
+                return Err(Error::value(
+                    format!("data.tasks[{index}].ids"),
+                    "holds no task",
+                ));
+            }
+            sources.push(Source {
+                env: source.env.clone(),
+                ids,
+                per_batch: 0,
+            });
+        }
+        // Sources without shares form one pool: the share is then by size.
+        let sizes: f64 = sources.iter().map(|s| s.ids.len() as f64).sum();
+        let weights: Vec<f64> = data
+            .tasks
+            .iter()
+            .zip(&sources)
+            .map(|(given, source)| given.share.unwrap_or(source.ids.len() as f64 / sizes))
+            .collect();
+        let pattern = spread(&weights, data.train_batch_size);
+        for (index, source) in sources.iter_mut().enumerate() {
+            source.per_batch = pattern.iter().filter(|p| **p == index).count();
+            if source.per_batch == 0 {
+                return Err(Error::value(
+                    format!("data.tasks[{index}].share"),
+                    format!(
+                        "`{}` gets no task in a batch of {}; raise its share or the batch",
+                        source.env, data.train_batch_size
+                    ),
+                ));
+            }
+        }
+        Ok(Self {
+            sources,
+            batch_size: data.train_batch_size,
+            shuffle: data.shuffle,
+            seed: data.seed,
+            pattern,
+            permutations: Mutex::default(),
+        })
+    }
+
+    /// Iterations in one pass over the data: until the first source wraps.
+    pub fn iterations_per_pass(&self) -> u32 {
+        let passes = self
+            .sources
+            .iter()
+            .map(|s| s.ids.len() / s.per_batch)
+            .min()
+            .unwrap_or(0);
+        u32::try_from(passes).unwrap_or(u32::MAX)
+    }
+
+    /// Number of different tasks.
+    pub fn len(&self) -> usize {
+        self.sources.iter().map(|s| s.ids.len()).sum()
+    }
+
+    /// True if there is nothing to draw.
+    pub fn is_empty(&self) -> bool {
+        self.sources.is_empty()
+    }
+
+    /// The tasks of a 1-based iteration, by draw index.
+    pub fn draws(&self, iteration: u32) -> Vec<Task> {
+        let mut taken = vec![0u64; self.sources.len()];
+        (0..if self.sources.is_empty() {
+            0
+        } else {
+            self.batch_size
+        })
+            .map(|draw| {
+                let index = self.pattern[draw];
+                let source = &self.sources[index];
+                let before = u64::from(iteration.saturating_sub(1)) * source.per_batch as u64;
+                let position = before + taken[index];
+                taken[index] += 1;
+                let len = source.ids.len() as u64;
+                let (pass, at) = (position / len, (position % len) as usize);
+                let at = if self.shuffle {
+                    self.permuted(index, pass)[at] as usize
+                } else {
+                    at
+                };
+                Task {
+                    env: source.env.clone(),
+                    item_id: source.ids[at],
+                }
+            })
+            .collect()
+    }
+
+    fn permuted(&self, source: usize, pass: u64) -> Arc<Vec<u32>> {
+        const PASSES_KEPT: usize = 8;
+        let mut cache = self
+            .permutations
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        if cache.len() > PASSES_KEPT {
+            cache.clear();
+        }
+        let len = self.sources[source].ids.len();
+        let seed = self.seed.wrapping_add((source as u64) << 32);
+        Arc::clone(
+            cache
+                .entry((source, pass))
+                .or_insert_with(|| Arc::new(permutation(seed, pass, len))),
+        )
+    }
+}
+
+/// Assigns each of `count` draws a source so that every prefix is as close to
+/// the weights as whole numbers allow; minibatches then mix the sources alike.
+fn spread(weights: &[f64], count: usize) -> Vec<usize> {
+    let total: f64 = weights.iter().sum();
+    let mut given = vec![0.0; weights.len()];
+    (1..=count)
+        .filter_map(|so_far| {
+            let lag = |i: usize, given: &[f64]| weights[i] / total * so_far as f64 - given[i];
+            let most = (0..weights.len())
+                .max_by(|&a, &b| lag(a, &given).total_cmp(&lag(b, &given)).then(b.cmp(&a)))?;
+            given[most] += 1.0;
+            Some(most)
+        })
+        .collect()
+}
+
+/// Reads an AgentItemId file: a JSON array of objects with an `item_id` such
+/// as `webshop_6`; the number behind the last underscore is the task id.
+///
+/// # Errors
+/// Unreadable file, or a row without a usable `item_id` (named by its index).
+pub fn read_item_ids(path: &Path, env: &str) -> Result<TaskSource> {
+    let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
+        path: path.into(),
+        source,
+    })?;
+    let format = |message: String| Error::Format {
+        path: path.into(),
+        message,
+    };
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&text)
+        .map_err(|e| format(format!("is not a JSON array of items: {e}")))?;
+    let mut ids = Vec::with_capacity(rows.len());
+    for (index, row) in rows.iter().enumerate() {
+        let item = row.get("item_id").and_then(|v| v.as_str());
+        let id = item
+            .and_then(|text| text.rsplit('_').next())
+            .and_then(|n| n.parse().ok());
+        ids.push(id.ok_or_else(|| {
+            format(format!(
+                "row {index} has item_id {item:?}; expected text that ends in _NUMBER, like {env}_6"
+            ))
+        })?);
+    }
+    if ids.is_empty() {
+        return Err(format("holds no items".into()));
+    }
+    Ok(TaskSource {
+        env: env.to_owned(),
+        ids: crate::config::Ids::List(ids),
+        share: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Ids;
+
+    fn pool(sources: &[(&str, &str, Option<f64>)], batch: usize) -> TaskPool {
+        let tasks = sources
+            .iter()
+            .map(|(env, ids, share)| TaskSource {
+                env: (*env).into(),
+                ids: Ids::Range((*ids).into()),
+                share: *share,
+            })
+            .collect();
+        TaskPool::new(&Data {
+            train_file: None,
+            tasks,
+            train_batch_size: batch,
+            max_prompt_length: 1,
+            max_response_length: 1,
+            shuffle: true,
+            seed: 3,
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn a_pass_draws_every_task_once() {
+        let pool = pool(&[("a", "0..40", None)], 8);
+        let mut seen: Vec<i64> = (1..=5)
+            .flat_map(|i| pool.draws(i))
+            .map(|t| t.item_id)
+            .collect();
+        seen.sort_unstable();
+        assert_eq!(seen, (0..40).collect::<Vec<_>>());
+        assert_ne!(
+            pool.draws(1),
+            pool.draws(6),
+            "the second pass has its own order"
+        );
+        assert_eq!(pool.iterations_per_pass(), 5);
+    }
+
+    #[test]
+    fn shares_hold_in_every_half_of_the_batch() {
+        let pool = pool(
+            &[("a", "0..1000", Some(0.75)), ("b", "0..10", Some(0.25))],
+            16,
+        );
+        for iteration in [1, 2, 77] {
+            let draws = pool.draws(iteration);
+            for half in draws.chunks(8) {
+                assert_eq!(half.iter().filter(|t| t.env == "b").count(), 2);
+            }
+        }
+    }
+}
