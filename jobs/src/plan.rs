@@ -4,7 +4,7 @@
 use crate::config::{Config, Files, Pipeline, RunConfig, keys};
 use crate::tasks::{TaskPool, read_item_ids};
 use crate::{Error, Result};
-use agentgym_algorithms::horizon::HorizonSchedule;
+use agentgym_algorithms::HorizonSchedule;
 use agentgym_storage::RunId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -306,46 +306,31 @@ fn absorb_item_files(config: &mut RunConfig, base: &Path) -> Result<()> {
 fn horizon(config: &Config) -> Result<HorizonSchedule> {
     use crate::config::Rounds;
     let control = &config.algorithm.rounds_ctrl;
-    let positive = |rounds: &[u32]| {
-        if rounds.is_empty() || rounds.contains(&0) {
+    let schedule = match (control.kind.as_str(), &control.rounds) {
+        ("fixed", Rounds::One(rounds)) => HorizonSchedule::fixed(*rounds),
+        ("scaling_inter_stepwise", Rounds::Stages(rounds)) => {
+            HorizonSchedule::scaling_inter_stepwise(rounds.clone(), control.steps_scaling_inter)
+        }
+        ("fixed", Rounds::Stages(_)) => {
             return Err(Error::value(
                 "algorithm.rounds_ctrl.rounds",
-                "rounds must be 1 or more, with at least one stage",
+                "`fixed` takes one number; a list needs type: scaling_inter_stepwise",
             ));
         }
-        Ok(())
+        ("scaling_inter_stepwise", Rounds::One(_)) => {
+            return Err(Error::value(
+                "algorithm.rounds_ctrl.rounds",
+                "`scaling_inter_stepwise` takes a list, e.g. [4, 6, 8]",
+            ));
+        }
+        (other, _) => {
+            return Err(Error::value(
+                "algorithm.rounds_ctrl.type",
+                format!("`{other}` is not known; known: fixed, scaling_inter_stepwise"),
+            ));
+        }
     };
-    match (control.kind.as_str(), &control.rounds) {
-        ("fixed", Rounds::One(rounds)) => {
-            positive(&[*rounds])?;
-            Ok(HorizonSchedule::Fixed { rounds: *rounds })
-        }
-        ("scaling_inter_stepwise", Rounds::Stages(rounds)) => {
-            positive(rounds)?;
-            if control.steps_scaling_inter == 0 {
-                return Err(Error::value(
-                    "algorithm.rounds_ctrl.steps_scaling_inter",
-                    "must be 1 or more",
-                ));
-            }
-            Ok(HorizonSchedule::ScalingInterStepwise {
-                rounds: rounds.clone(),
-                steps_scaling_inter: control.steps_scaling_inter,
-            })
-        }
-        ("fixed", Rounds::Stages(_)) => Err(Error::value(
-            "algorithm.rounds_ctrl.rounds",
-            "`fixed` takes one number; a list needs type: scaling_inter_stepwise",
-        )),
-        ("scaling_inter_stepwise", Rounds::One(_)) => Err(Error::value(
-            "algorithm.rounds_ctrl.rounds",
-            "`scaling_inter_stepwise` takes a list, e.g. [4, 6, 8]",
-        )),
-        (other, _) => Err(Error::value(
-            "algorithm.rounds_ctrl.type",
-            format!("`{other}` is not known; known: fixed, scaling_inter_stepwise"),
-        )),
-    }
+    schedule.map_err(|e| Error::value("algorithm.rounds_ctrl", e.to_string()))
 }
 
 /// Lower-case letters, digits and dashes of a file stem.
@@ -367,3 +352,6 @@ fn slug(stem: &str) -> String {
         text.chars().take(60).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

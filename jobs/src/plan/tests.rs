@@ -1,0 +1,241 @@
+use super::*;
+use crate::pipeline::{PartId, Stage, parts, policy_of};
+use crate::planner::Progress;
+use proptest::prelude::*;
+
+const RUN: &str = "
+actor_rollout_ref:
+  actor: {ppo_mini_batch_size: 4}
+  rollout: {n: 4, max_tokens: 16, max_model_len: 512}
+data:
+  train_batch_size: 8
+  tasks: [{env: textcraft, ids: 0..100}]
+algorithm:
+  rounds_ctrl: {type: scaling_inter_stepwise, rounds: [5, 8, 10], steps_scaling_inter: 100}
+evaluation:
+  sets: [{name: held-out, env: textcraft, ids: 100..110}]
+trainer: {total_training_steps: 300, test_freq: 50}
+";
+
+fn read(overrides: &[&str]) -> Result<RunConfig> {
+    let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+    RunConfig::parse("run", Path::new("run.yaml"), RUN, &overrides)
+}
+
+fn plan(overrides: &[&str]) -> Plan {
+    Plan::new(read(overrides).unwrap(), Path::new(".")).unwrap()
+}
+
+/// Commits part after part in the order in which the planner offers them.
+fn run_to(plan: &Plan, commits: usize) -> Progress {
+    let mut progress = Progress::default();
+    while progress.len() < commits {
+        let frontier = progress.frontier(plan);
+        let Some(part) = frontier.runnable.first() else {
+            break;
+        };
+        progress.insert(part.id);
+    }
+    progress
+}
+
+#[test]
+fn every_misspelt_key_names_its_neighbour() {
+    let error = read(&["actor_rollout_ref.actor.clip_ration=0.1"])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("did you mean `actor_rollout_ref.actor.clip_ratio`"),
+        "{error}"
+    );
+    let error = read(&["data.batch=3"]).unwrap_err().to_string();
+    assert!(error.contains("data.batch"), "{error}");
+}
+
+#[test]
+fn wrong_types_and_impossible_arithmetic_name_the_key() {
+    for (given, key) in [
+        ("run.seed=many", "run.seed"),
+        (
+            "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+            "ppo_mini_batch_size",
+        ),
+        ("actor_rollout_ref.rollout.n=1", "rollout.n"),
+        ("actor_rollout_ref.rollout.temperature=-1", "temperature"),
+        ("algorithm.rounds_ctrl.type=growing", "rounds_ctrl.type"),
+        ("algorithm.rounds_ctrl.rounds=5", "rounds_ctrl.rounds"),
+        ("data.tasks=[{env: moon, ids: 0..3}]", "data.tasks[0].env"),
+        (
+            "data.tasks=[{env: textcraft, ids: 9..3}]",
+            "data.tasks[0].ids",
+        ),
+        ("data.train_batch_size=${data.nothing}", "data.nothing"),
+        ("run.pipeline=ppo", "run.pipeline"),
+    ] {
+        let error = match read(&[given]).and_then(|c| Plan::new(c, Path::new("."))) {
+            Ok(_) => panic!("{given} was accepted"),
+            Err(e) => e.to_string(),
+        };
+        assert!(error.contains(key), "{given}: {error}");
+    }
+}
+
+#[test]
+fn machinery_that_does_not_exist_here_is_reported_not_refused() {
+    let config = read(&[
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.7",
+        "trainer.nnodes=2",
+    ])
+    .unwrap();
+    assert_eq!(
+        config.unused,
+        [
+            "actor_rollout_ref.rollout.gpu_memory_utilization",
+            "trainer.nnodes"
+        ]
+    );
+    assert_eq!(plan(&["trainer.nnodes=2"]).identity, plan(&[]).identity);
+}
+
+#[test]
+fn bindings_leave_the_identity_alone_and_identity_keys_do_not() {
+    let base = plan(&[]);
+    assert_eq!(
+        base.identity,
+        plan(&["jobs.threads=7", "storage.url=s3://elsewhere/x"]).identity
+    );
+    assert_ne!(base.identity, plan(&["run.seed=2"]).identity);
+    assert_eq!(
+        base.revised(read(&["jobs.threads=7"]).unwrap(), Path::new("."))
+            .unwrap()
+            .revision,
+        1
+    );
+    let error = base
+        .revised(read(&["run.seed=2"]).unwrap(), Path::new("."))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("run.seed (was 1, now 2)"), "{error}");
+}
+
+#[test]
+fn a_stored_plan_reads_back_and_holds_no_urls() {
+    let written = plan(&[
+        "storage.url=s3://key:secret@bucket/x",
+        "queue.url=redis://:secret@host",
+    ]);
+    let bytes = written.to_bytes();
+    assert!(!String::from_utf8_lossy(&bytes).contains("secret"));
+    let read = Plan::from_bytes(&bytes).unwrap();
+    assert_eq!(
+        (read.identity, read.iterations),
+        (written.identity, written.iterations)
+    );
+    assert_eq!(read.tasks.draws(17), written.tasks.draws(17));
+}
+
+#[test]
+fn references_take_the_value_with_its_type() {
+    let plan = plan(&["data.max_prompt_length=77"]);
+    assert_eq!(plan.config.actor_rollout_ref.rollout.prompt_length, 77);
+}
+
+#[test]
+fn a_run_from_one_process_commits_every_part_once_and_ends() {
+    let plan = plan(&["trainer.total_training_steps=3", "trainer.test_freq=2"]);
+    let all: usize = (0..=3).map(|n| parts(&plan, n).len()).sum();
+    let mut progress = run_to(&plan, usize::MAX);
+    assert_eq!(progress.len(), all);
+    assert!(progress.finished(&plan));
+}
+
+#[test]
+fn evaluation_never_holds_training_up() {
+    let plan = plan(&["trainer.total_training_steps=3", "trainer.test_freq=1"]);
+    let mut progress = Progress::default();
+    loop {
+        let frontier = progress.frontier(&plan);
+        let Some(part) = frontier.blocking().next() else {
+            break;
+        };
+        progress.insert(part.id);
+    }
+    assert_eq!(progress.latest_policy(&plan), Some(3));
+    assert!(!progress.finished(&plan));
+}
+
+#[test]
+fn with_a_lag_rollouts_overlap_the_update() {
+    let plan = plan(&["algorithm.lag=1", "trainer.total_training_steps=4"]);
+    let mut progress = Progress::default();
+    while !progress.contains(&policy_of(&plan, 1)) {
+        let frontier = progress.frontier(&plan);
+        let part = frontier
+            .blocking()
+            .find(|p| p.id.iteration <= 1)
+            .unwrap()
+            .clone();
+        progress.insert(part.id);
+    }
+    let frontier = progress.frontier(&plan);
+    let rollouts: Vec<_> = frontier
+        .of_stage(Stage::Rollout)
+        .map(|p| p.id.iteration)
+        .collect();
+    assert!(
+        rollouts.contains(&2) && rollouts.contains(&3),
+        "{rollouts:?}"
+    );
+}
+
+#[test]
+fn the_horizon_at_every_resume_point_of_300_iterations() {
+    let plan = plan(&[]);
+    for resumed in 0..300u32 {
+        // A resumed process knows the stored plan and the commits, nothing else.
+        let again = Plan::from_bytes(&plan.to_bytes()).unwrap();
+        for iteration in [resumed + 1, resumed + 2] {
+            let stage = ((iteration - 1) / 100).min(2) as usize;
+            assert_eq!(
+                again.rounds_max(iteration),
+                [5, 8, 10][stage],
+                "resumed at {resumed}, iteration {iteration}"
+            );
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_part_size_plays_every_draw_once(part_tasks in 1usize..12, batch in 1usize..5) {
+        let (size, batch) = (format!("jobs.rollout_part_tasks={part_tasks}"), batch * 4);
+        let plan = plan(&[&size, &format!("data.train_batch_size={batch}")]);
+        let draws: Vec<usize> = (0..plan.rollout_parts()).flat_map(|p| plan.rollout_draws(p)).collect();
+        prop_assert_eq!(draws, (0..batch).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn whatever_is_runnable_has_its_inputs_and_planning_twice_agrees(commits in 0usize..60, order in any::<u64>()) {
+        let plan = plan(&["trainer.total_training_steps=3", "trainer.test_freq=1"]);
+        let mut progress = Progress::default();
+        let mut pick = order;
+        for _ in 0..commits {
+            let frontier = progress.frontier(&plan);
+            prop_assert_eq!(&frontier, &progress.clone().frontier(&plan));
+            if frontier.runnable.is_empty() { break }
+            for part in &frontier.runnable {
+                prop_assert!(part.inputs.iter().all(|i| progress.contains(&i.from)));
+                prop_assert!(!progress.contains(&part.id));
+            }
+            pick = pick.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let chosen = frontier.runnable[(pick >> 33) as usize % frontier.runnable.len()].id;
+            progress.insert(chosen);
+        }
+        // A process that learns of the same commits in another order sees the same frontier.
+        let mut other = Progress::default();
+        let mut known: Vec<PartId> = (0..=3).flat_map(|n| parts(&plan, n)).map(|p| p.id).filter(|id| progress.contains(id)).collect();
+        known.reverse();
+        for id in known { other.insert(id); }
+        prop_assert_eq!(progress.frontier(&plan), other.frontier(&plan));
+    }
+}
