@@ -15,7 +15,8 @@ use crate::spec::first_message;
 /// How a demonstration is told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
-    /// Before the first action for another recipe, a line `Thought: <output> using <inputs>`.
+    /// Before the first action for another recipe, a line that leads there from the goal:
+    /// `Thought: <goal> using <inputs>; <ingredient> using <inputs>`.
     pub thought: bool,
     /// When raw items are fetched.
     pub gather: Gather,
@@ -127,16 +128,16 @@ fn solve_aloud(
     talk: &mut Talk,
 ) -> Option<()> {
     let moves = solve_with(&world.book, goal, style.gather)?;
-    let mut target = "";
+    let mut path: &[String] = &[];
     for step in &moves {
         let mut text = String::new();
-        if step.target != target {
-            target = &step.target;
+        if step.path != path {
+            path = &step.path;
             if step.makes != goal && draws.percent(style.refusals_percent as usize) {
                 talk.say(&format!("get 1 {}", world.book.text(step.makes)), "", false)?;
             }
             if style.thought {
-                text = format!("Thought: {target}\n");
+                text = format!("Thought: {}\n", path.join("; "));
             }
         }
         talk.say(&step.action, &text, true)?;

@@ -24,8 +24,9 @@ pub enum Gather {
 pub struct Move {
     /// The command.
     pub action: String,
-    /// The recipe that this action works towards, as `<output> using <inputs>`.
-    pub target: String,
+    /// The recipes that this action works towards, as `<output> using <inputs>`: the goal's
+    /// first, then the one that makes its ingredient, down to the one at hand.
+    pub path: Vec<String>,
     /// The item that the recipe makes.
     pub makes: Name,
 }
@@ -45,6 +46,7 @@ pub fn solve_with(book: &RecipeBook, goal: Name, gather: Gather) -> Option<Vec<M
         gather,
         held: BTreeMap::new(),
         aside: BTreeMap::new(),
+        path: Vec::new(),
         moves: Vec::new(),
         costs: BTreeMap::new(),
     };
@@ -58,6 +60,7 @@ struct Solver<'a> {
     held: BTreeMap<Name, u32>,
     /// Of what is held, what an unfinished craft has claimed.
     aside: BTreeMap<Name, u32>,
+    path: Vec<String>,
     moves: Vec<Move>,
     costs: BTreeMap<Name, u64>,
 }
@@ -90,6 +93,7 @@ impl<'a> Solver<'a> {
             .map(|(kind, count)| format!("{count} {}", self.book.text(*kind)))
             .collect();
         let target = format!("{} using {}", self.book.text(item), inputs.join(", "));
+        self.path.push(target.clone());
         for _ in 0..crafts / batch {
             for (kind, count) in &kinds {
                 let need = count * batch;
@@ -97,7 +101,7 @@ impl<'a> Solver<'a> {
                     let missing = need.saturating_sub(self.free(*kind));
                     if missing > 0 {
                         let action = format!("get {missing} {}", self.book.text(*kind));
-                        self.push(action, &target, item);
+                        self.push(action, item);
                         *self.held.entry(*kind).or_default() += missing;
                     }
                 } else {
@@ -106,7 +110,7 @@ impl<'a> Solver<'a> {
                 *self.aside.entry(*kind).or_default() += need;
             }
             for _ in 0..batch {
-                self.push(format!("craft {} {target}", recipe.count), &target, item);
+                self.push(format!("craft {} {target}", recipe.count), item);
                 *self.held.entry(item).or_default() += recipe.count;
                 for (kind, count) in &kinds {
                     for pile in [&mut self.held, &mut self.aside] {
@@ -115,12 +119,13 @@ impl<'a> Solver<'a> {
                 }
             }
         }
+        self.path.pop();
     }
 
-    fn push(&mut self, action: String, target: &str, makes: Name) {
+    fn push(&mut self, action: String, makes: Name) {
         self.moves.push(Move {
             action,
-            target: target.to_owned(),
+            path: self.path.clone(),
             makes,
         });
     }
