@@ -34,6 +34,9 @@ pub(super) trait Driver: Send + Sync + 'static {
     /// Takes the lease `name`; `Some(holder)` if another one has it.
     async fn lease(&self, name: &str, holder: &str, ttl: Duration) -> Result<Option<String>>;
 
+    /// Who has the lease `name`, if it has not run out.
+    async fn holder(&self, name: &str) -> Result<Option<String>>;
+
     /// Prolongs a lease; false if `holder` has lost it.
     async fn renew(&self, name: &str, holder: &str, ttl: Duration) -> Result<bool>;
 

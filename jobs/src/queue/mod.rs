@@ -16,6 +16,7 @@ mod codec;
 mod driver;
 mod error;
 mod gate;
+mod holder;
 mod redis;
 mod sqlite;
 mod work;
@@ -30,6 +31,8 @@ pub use tokio_util::sync::CancellationToken;
 use driver::Driver;
 pub use error::{Error, Result, Source, Verdict};
 pub use gate::Gate;
+use holder::is_gone;
+pub use holder::process_name;
 
 /// One part of one stage of one iteration of one run. Everything else about
 /// it is in the object store.
@@ -43,8 +46,9 @@ pub struct Job {
     pub stage: String,
     /// The part of the stage.
     pub part: u32,
-    /// Attempts that have ended without a commit, as the planner saw it.
-    pub ended_attempts: u32,
+    /// Attempts that were started before, as the planner saw it: one more
+    /// attempt is one more key.
+    pub started_attempts: u32,
 }
 
 impl Job {
@@ -56,9 +60,9 @@ impl Job {
         )
     }
 
-    /// `key#ended_attempts`: what may be queued once at a time.
+    /// `key#started_attempts`: what may be queued once at a time.
     pub fn idempotency_key(&self) -> String {
-        format!("{}#{}", self.key(), self.ended_attempts)
+        format!("{}#{}", self.key(), self.started_attempts)
     }
 }
 
@@ -157,6 +161,11 @@ impl Queue {
         })
     }
 
+    /// How this queue was opened.
+    pub fn options(&self) -> &QueueOptions {
+        &self.options
+    }
+
     /// Queues a job, to start after `delay` (rounded up to whole seconds).
     pub async fn enqueue(&self, class: &str, job: &Job, delay: Duration) -> Result<Enqueued> {
         let payload = encode(job)?;
@@ -170,22 +179,36 @@ impl Queue {
 
     /// Asks to be the only one to work on a job, for one lease unless renewed.
     /// Only a hint: after a flush two may hold it, and the first commit wins.
+    /// What a dead process of this machine holds is free.
     pub async fn claim(&self, job: &Job, worker: &str) -> Result<Claim> {
-        let name = format!("claim/{}", job.key());
+        let name = claim_name(job);
         let ttl = Duration::from_secs(self.options.lease_ttl_s);
         // Two claims of one worker are two holders, so each needs its own name.
-        let holder = format!("{worker}\n{}", nonce()?);
-        Ok(match self.driver.lease(&name, &holder, ttl).await? {
+        let own = format!("{worker}\n{}", nonce()?);
+        let mut other = self.driver.lease(&name, &own, ttl).await?;
+        if let Some(dead) = other.as_deref().filter(|other| is_gone(holder_name(other))) {
+            self.driver.release(&name, dead).await?;
+            other = self.driver.lease(&name, &own, ttl).await?;
+        }
+        Ok(match other {
             None => Claim::Held(ClaimGuard {
                 driver: Arc::clone(&self.driver),
                 name,
-                holder,
+                holder: own,
                 ttl,
             }),
             Some(other) => Claim::Taken {
-                by: other.split('\n').next().unwrap_or_default().to_owned(),
+                by: holder_name(&other).to_owned(),
             },
         })
+    }
+
+    /// The worker that holds a job's claim and may still be alive.
+    pub async fn holder(&self, job: &Job) -> Result<Option<String>> {
+        let holder = self.driver.holder(&claim_name(job)).await?;
+        Ok(holder
+            .map(|h| holder_name(&h).to_owned())
+            .filter(|h| !is_gone(h)))
     }
 
     /// True for at most one caller of the whole fleet per run and `every`.
@@ -256,6 +279,15 @@ impl ClaimGuard {
     pub async fn release(self) -> Result<()> {
         self.driver.release(&self.name, &self.holder).await
     }
+}
+
+fn claim_name(job: &Job) -> String {
+    format!("claim/{}", job.key())
+}
+
+/// The worker's part of a holder's name.
+fn holder_name(holder: &str) -> &str {
+    holder.split('\n').next().unwrap_or_default()
 }
 
 fn encode(job: &Job) -> Result<Vec<u8>> {

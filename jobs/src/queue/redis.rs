@@ -272,6 +272,14 @@ impl Driver for Redis {
         leased.await.map_err(failed(&self.url, "take a lease"))
     }
 
+    async fn holder(&self, name: &str) -> Result<Option<String>> {
+        ::redis::cmd("GET")
+            .arg(self.named(name))
+            .query_async(&mut self.connection.clone())
+            .await
+            .map_err(failed(&self.url, "read a lease"))
+    }
+
     async fn renew(&self, name: &str, holder: &str, ttl: Duration) -> Result<bool> {
         Script::new(RENEW)
             .key(self.named(name))

@@ -338,6 +338,16 @@ impl Driver for Sqlite {
         taken.await
     }
 
+    async fn holder(&self, name: &str) -> Result<Option<String>> {
+        let pool = self.pool().await?;
+        sqlx::query_scalar("SELECT holder FROM agentgym_leases WHERE name = ?1 AND until_ms > ?2")
+            .bind(self.lease_name(name))
+            .bind(now_ms())
+            .fetch_optional(&pool)
+            .await
+            .map_err(failed(&self.url, "read a lease"))
+    }
+
     async fn renew(&self, name: &str, holder: &str, ttl: Duration) -> Result<bool> {
         // One that has run out may be renewed as long as nobody took it.
         let renewed =
