@@ -1,1 +1,528 @@
-//! Tests.
+//! The client against our server and against servers that misbehave.
+
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::builtin;
+use crate::error::{FaultKind, Verdict};
+use crate::spec::spec;
+use crate::textcraft::{Tasks, Worlds, solve};
+
+fn quick() -> ClientOptions {
+    ClientOptions {
+        call_timeout_s: 0.5,
+        connect_timeout_s: 0.5,
+        body_max_bytes: 64 << 10,
+        attempts_max: 3,
+        backoff_first_s: 0.01,
+        backoff_max_s: 0.02,
+    }
+}
+
+fn client(url: &str, options: ClientOptions) -> EnvClient {
+    let spec = spec("textcraft").expect("known");
+    EnvClient::new(spec, &[url.to_owned()], options).expect("a valid address")
+}
+
+/// What a misbehaving server does with a request.
+#[derive(Clone)]
+enum Answer {
+    /// This status and body.
+    Reply(u16, String),
+    /// A 500, after which the connection ends without notice.
+    FailAndDrop,
+    /// Nothing, for ever.
+    Hang,
+    /// Half of the promised body, then the end of the connection.
+    Half,
+    /// The end of the connection before any byte.
+    Nothing,
+    /// So many bytes, in pieces without a length.
+    Flood(usize),
+}
+
+struct Fake {
+    url: String,
+    requests: Arc<AtomicU32>,
+}
+
+const CREATED: &str = r#"{"id": 7, "observation": "o", "done": false, "reward": 0}"#;
+
+/// A server that creates and resets well (unless `path` is one of these) and gives the listed
+/// answers on `path`, the last one for ever.
+async fn fake(path: &'static str, answers: Vec<Answer>) -> Fake {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    let requests = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&requests);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (answers, counted) = (answers.clone(), Arc::clone(&counted));
+            tokio::spawn(async move { converse(stream, path, answers, counted).await });
+        }
+    });
+    Fake { url, requests }
+}
+
+async fn converse(
+    mut stream: TcpStream,
+    path: &str,
+    answers: Vec<Answer>,
+    counted: Arc<AtomicU32>,
+) -> Option<()> {
+    loop {
+        let asked = request_path(&mut stream).await?;
+        let answer = if asked == path {
+            let turn = counted.fetch_add(1, Ordering::SeqCst) as usize;
+            answers[turn.min(answers.len() - 1)].clone()
+        } else if asked == "/close" {
+            Answer::Reply(200, "true".to_owned())
+        } else {
+            Answer::Reply(200, CREATED.to_owned())
+        };
+        match answer {
+            Answer::Reply(status, body) => {
+                let head = format!(
+                    "HTTP/1.1 {status} X\r\ncontent-length: {}\r\n\r\n",
+                    body.len()
+                );
+                stream.write_all((head + &body).as_bytes()).await.ok()?;
+            }
+            Answer::FailAndDrop => {
+                let head = b"HTTP/1.1 500 X\r\ncontent-length: 4\r\n\r\noops";
+                stream.write_all(head).await.ok()?;
+                // Late enough that the client may already hold the connection for idle.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                return None;
+            }
+            Answer::Hang => std::future::pending().await,
+            Answer::Half => {
+                let head = b"HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\n{\"observ";
+                stream.write_all(head).await.ok()?;
+                return None;
+            }
+            Answer::Nothing => return None,
+            Answer::Flood(bytes) => {
+                let head = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n";
+                stream.write_all(head).await.ok()?;
+                for _ in 0..bytes / 8192 {
+                    stream.write_all(&[b' '; 8192]).await.ok()?;
+                }
+                return None;
+            }
+        }
+    }
+}
+
+async fn request_path(stream: &mut TcpStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.ok()?);
+    }
+    let head = String::from_utf8(head).expect("ASCII");
+    let length = head.lines().find_map(|line| {
+        line.to_ascii_lowercase()
+            .strip_prefix("content-length:")?
+            .trim()
+            .parse()
+            .ok()
+    });
+    let mut body = vec![0; length.unwrap_or(0)];
+    stream.read_exact(&mut body).await.ok()?;
+    Some(head.split(' ').nth(1).expect("a path").to_owned())
+}
+
+/// Opens and steps once; the error of whichever fails.
+async fn error_of(client: &EnvClient) -> EnvError {
+    let opened = client.open(3).await;
+    let error = match opened {
+        Err(error) => error,
+        Ok(mut session) => {
+            let error = session
+                .step("Action: inventory")
+                .await
+                .expect_err("the step fails");
+            let again = session
+                .step("Action: inventory")
+                .await
+                .expect_err("it is over");
+            assert_eq!(again.kind(), FaultKind::Finished);
+            error
+        }
+    };
+    client.drain().await;
+    error
+}
+
+#[tokio::test]
+async fn each_misbehaviour_is_its_own_error() {
+    use Answer::*;
+    let reply = |status, body: &str| Reply(status, body.to_owned());
+    for (answer, kind, verdict, words) in [
+        (
+            reply(500, "Internal Server Error"),
+            FaultKind::Refused,
+            Verdict::Retry,
+            "HTTP 500: Internal",
+        ),
+        (
+            reply(404, "{}"),
+            FaultKind::Refused,
+            Verdict::GiveUp,
+            "correct the address",
+        ),
+        (
+            reply(307, ""),
+            FaultKind::Refused,
+            Verdict::GiveUp,
+            "redirects are not followed",
+        ),
+        (
+            reply(200, "<html>hello"),
+            FaultKind::Protocol,
+            Verdict::GiveUp,
+            "<html>hello",
+        ),
+        (
+            reply(200, ""),
+            FaultKind::Protocol,
+            Verdict::GiveUp,
+            "an empty body",
+        ),
+        (
+            reply(200, "\u{0}\u{1}"),
+            FaultKind::Protocol,
+            Verdict::GiveUp,
+            "not JSON",
+        ),
+        (
+            reply(200, "{\"reward\": 1}"),
+            FaultKind::Protocol,
+            Verdict::GiveUp,
+            "{\"reward\":1}",
+        ),
+        (
+            reply(200, r#"{"error": "The id 7 is not valid."}"#),
+            FaultKind::Faulted,
+            Verdict::Retry,
+            "The id 7",
+        ),
+        (
+            reply(200, r#"{"error": ""}"#),
+            FaultKind::Faulted,
+            Verdict::Retry,
+            "\"\"",
+        ),
+        (
+            reply(
+                200,
+                r#"{"error": "The task with environment 7 has finished."}"#,
+            ),
+            FaultKind::Finished,
+            Verdict::GiveUp,
+            "over",
+        ),
+        (Hang, FaultKind::TimedOut, Verdict::Retry, "within 0.5 s"),
+        (
+            Half,
+            FaultKind::Dropped,
+            Verdict::Retry,
+            "before a whole reply",
+        ),
+        (
+            Nothing,
+            FaultKind::Dropped,
+            Verdict::Retry,
+            "before a whole reply",
+        ),
+        (
+            Flood(100 << 20),
+            FaultKind::TooLarge,
+            Verdict::GiveUp,
+            "65536 bytes",
+        ),
+        (FailAndDrop, FaultKind::Refused, Verdict::Retry, "oops"),
+    ] {
+        for path in ["/create", "/reset", "/step"] {
+            let server = fake(path, vec![answer.clone()]).await;
+            let client = client(&server.url, quick());
+            if path == "/create" && words.contains("reward") {
+                continue;
+            }
+            let error = error_of(&client).await;
+            let message = error.to_string();
+            assert_eq!(error.kind(), kind, "{path}: {message}");
+            assert_eq!(error.verdict(), verdict, "{path}: {message}");
+            assert!(
+                message.contains(&format!("{}{path}", server.url)),
+                "{message}"
+            );
+            assert!(message.contains(words), "{path}: {message}");
+            // A step may have run, so it is never sent again; the rest is, where it may help.
+            let tried = server.requests.load(Ordering::SeqCst);
+            let may_pass = verdict == Verdict::Retry && kind != FaultKind::Faulted;
+            assert_eq!(
+                tried,
+                if path != "/step" && may_pass { 3 } else { 1 },
+                "{path}: {message}"
+            );
+            let counters = client.counters();
+            // `error_of` steps once more after a failed step, which is a step after the end.
+            let extra = u64::from(path == "/step" && kind == FaultKind::Finished);
+            assert_eq!(counters.faults(kind), 1 + extra, "{path}: {counters:?}");
+            assert_eq!(counters.open(), 0, "{path}: {counters:?}");
+            assert_eq!(counters.leaked, 0, "{path}: {counters:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn rewards_and_flags_of_other_types_are_refused() {
+    for body in [
+        r#"{"observation": 1, "reward": 0, "done": false}"#,
+        r#"{"observation": "", "reward": "1", "done": false}"#,
+        r#"{"observation": "", "reward": 0, "done": 0}"#,
+    ] {
+        let server = fake("/step", vec![Answer::Reply(200, body.to_owned())]).await;
+        let error = error_of(&client(&server.url, quick())).await;
+        assert_eq!(error.kind(), FaultKind::Protocol, "{body}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn passing_failures_are_got_over() {
+    let answers = vec![
+        Answer::FailAndDrop,
+        Answer::Nothing,
+        Answer::Reply(200, CREATED.to_owned()),
+    ];
+    for path in ["/create", "/reset", "/close"] {
+        let server = fake(path, answers.clone()).await;
+        let client = client(&server.url, quick());
+        let session = client.open(0).await.expect("the third attempt succeeds");
+        session.close().await.expect("closed");
+        assert_eq!(client.counters().retries, 2);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_dropped_after_a_500_is_not_used_again() {
+    let step = r#"{"observation": "ok", "reward": 0, "done": false}"#;
+    let server = fake(
+        "/step",
+        vec![Answer::FailAndDrop, Answer::Reply(200, step.to_owned())],
+    )
+    .await;
+    let client = client(&server.url, quick());
+    let mut one = client.open(0).await.expect("opened");
+    let mut two = client.open(0).await.expect("opened");
+    one.step("Action: inventory").await.expect_err("500");
+    let reply = two
+        .step("Action: inventory")
+        .await
+        .expect("a step of another session");
+    assert_eq!(reply.observation, "ok");
+}
+
+#[tokio::test]
+async fn an_unreachable_server_is_named_after_some_patience() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    drop(listener);
+    let client = client(
+        &url,
+        ClientOptions {
+            backoff_first_s: 0.1,
+            backoff_max_s: 1.0,
+            ..quick()
+        },
+    );
+    let started = Instant::now();
+    let error = client.open(0).await.err().expect("nobody listens");
+    assert!(started.elapsed() > Duration::from_millis(200), "two pauses");
+    let message = error.to_string();
+    assert_eq!(
+        (error.kind(), error.verdict()),
+        (FaultKind::Unreachable, Verdict::Retry)
+    );
+    assert!(
+        message.contains(&format!("{url}/create")) && message.contains("3 attempts"),
+        "{message}"
+    );
+}
+
+#[tokio::test]
+async fn a_step_is_sent_again_only_if_no_connection_was_made() {
+    let server = builtin::start("builtin").await.expect("started");
+    let client = client(&server.url, quick());
+    let mut session = client.open(0).await.expect("opened");
+    server.stop().await;
+    let error = session
+        .step("Action: inventory")
+        .await
+        .expect_err("stopped");
+    assert_eq!(error.kind(), FaultKind::Unreachable, "{error}");
+    assert_eq!(client.counters().retries, 2);
+    let error = session.close().await.expect_err("stopped");
+    assert_eq!(error.kind(), FaultKind::Unreachable, "{error}");
+    assert_eq!(client.counters().leaked, 1);
+}
+
+#[tokio::test]
+async fn addresses_that_cannot_work_are_refused_at_once() {
+    let spec = spec("textcraft").expect("known");
+    for address in ["", "localhost:1", "ftp://a", "http://a?b", "builtin"] {
+        let error = EnvClient::new(spec, &[address.to_owned()], quick()).err();
+        let message = error.unwrap_or_else(|| panic!("{address:?}")).to_string();
+        assert!(message.contains(&format!("{address:?}")), "{message}");
+    }
+    assert!(EnvClient::new(spec, &[], quick()).is_err());
+}
+
+#[tokio::test]
+async fn a_connection_outlives_a_pause_of_five_seconds() {
+    let server = builtin::start("builtin:worlds").await.expect("started");
+    // In front of it: a gate that closes connections after 5 s without a byte, as the
+    // original server does.
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let gate = format!("http://{}", listener.local_addr().expect("bound"));
+    let target = server.url.trim_start_matches("http://").to_owned();
+    tokio::spawn(async move {
+        while let Ok((mut from, _)) = listener.accept().await {
+            let target = target.clone();
+            tokio::spawn(async move {
+                let mut to = TcpStream::connect(target).await.expect("the server");
+                let (mut up, mut down) = ([0; 4096], [0; 4096]);
+                loop {
+                    let quiet = tokio::time::sleep(Duration::from_secs(5));
+                    tokio::select! {
+                        read = from.read(&mut up) => match read {
+                            Ok(n) if n > 0 => to.write_all(&up[..n]).await.expect("sent"),
+                            _ => return,
+                        },
+                        read = to.read(&mut down) => match read {
+                            Ok(n) if n > 0 => from.write_all(&down[..n]).await.expect("sent"),
+                            _ => return,
+                        },
+                        () = quiet => return,
+                    }
+                }
+            });
+        }
+    });
+    let client = client(&gate, quick());
+    let mut session = client.open(1).await.expect("opened");
+    for pause_ms in [4950, 5500] {
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+        let reply = session
+            .step("Action: inventory")
+            .await
+            .expect("a step after a pause");
+        assert!(!reply.done);
+    }
+    assert_eq!(client.counters().retries, 0);
+    session.close().await.expect("closed");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn sessions_are_closed_when_dropped_and_when_their_opening_fails() {
+    let server = builtin::start("builtin").await.expect("started");
+    let client = client(&server.url, quick());
+    let sessions = open_many(&client, 5).await;
+    assert_eq!((server.sessions(), client.counters().open()), (5, 5));
+    drop(sessions);
+    client.drain().await;
+    assert_eq!(server.sessions(), 0);
+    let counters = client.counters();
+    assert_eq!(
+        (counters.opened, counters.closed, counters.leaked),
+        (5, 5, 0)
+    );
+}
+
+async fn open_many(client: &EnvClient, count: i64) -> Vec<Session> {
+    let mut sessions = Vec::new();
+    for id in 0..count {
+        sessions.push(client.open(id).await.expect("opened"));
+    }
+    sessions
+}
+
+#[tokio::test]
+async fn texts_with_several_actions_are_not_sent() {
+    let server = builtin::start("builtin").await.expect("started");
+    let client = client(&server.url, quick());
+    let mut session = client.open(0).await.expect("opened");
+    let calls = client.counters().calls;
+    let reply = session
+        .step("Action: a\nAction: b")
+        .await
+        .expect("a local reply");
+    assert!(reply.local && !reply.done && reply.reward == 0.0 && reply.action.is_none());
+    assert!(reply.observation.starts_with("Error: Only one 'Action'"));
+    assert_eq!(
+        (client.counters().calls, client.counters().local_replies),
+        (calls, 1)
+    );
+    let reply = session.step("Action: inventory!").await.expect("a reply");
+    assert_eq!(
+        reply.observation,
+        "Inventory: You are not carrying anything."
+    );
+    assert!(reply.parsed.normalised);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_episodes_run_at_once_and_are_solved() {
+    let server = builtin::start("builtin:worlds?depths=1-3")
+        .await
+        .expect("started");
+    let client = client(
+        &server.url,
+        ClientOptions {
+            call_timeout_s: 30.0,
+            ..quick()
+        },
+    );
+    let tasks = Arc::new(Tasks::Worlds(Worlds::default()));
+    let episodes: Vec<_> = (0..64)
+        .map(|id| {
+            let (client, tasks) = (client.clone(), Arc::clone(&tasks));
+            tokio::spawn(async move {
+                let world = tasks.world(id);
+                let mut session = client.open(id).await.expect("opened");
+                assert_eq!(session.observation(), world.observation());
+                let actions = solve(&world.book, world.goal).expect("solvable");
+                for (at, action) in actions.iter().enumerate() {
+                    let reply = session
+                        .step(&format!("Action: {action}"))
+                        .await
+                        .expect("a reply");
+                    let last = at + 1 == actions.len();
+                    assert_eq!(
+                        (reply.done, reply.success, reply.reward),
+                        (last, last, f64::from(u8::from(last)))
+                    );
+                }
+                let error = session
+                    .step("Action: inventory")
+                    .await
+                    .expect_err("it is over");
+                assert_eq!(error.kind(), FaultKind::Finished);
+                session.close().await.expect("closed");
+            })
+        })
+        .collect();
+    for episode in episodes {
+        episode.await.expect("an episode");
+    }
+    assert_eq!(server.sessions(), 0);
+    let counters = client.counters();
+    assert_eq!((counters.opened, counters.closed), (64, 64));
+    assert!(counters.call_time_s > 0.0 && counters.retries == 0);
+}

@@ -62,7 +62,7 @@ struct Solver<'a> {
     aside: BTreeMap<Name, u32>,
     path: Vec<String>,
     moves: Vec<Move>,
-    costs: BTreeMap<Name, u64>,
+    costs: BTreeMap<(Name, u32), u64>,
 }
 
 impl<'a> Solver<'a> {
@@ -77,7 +77,7 @@ impl<'a> Solver<'a> {
         if missing == 0 {
             return;
         }
-        let recipe = self.best_recipe(item);
+        let recipe = self.best_recipe(item, missing);
         let crafts = missing.div_ceil(recipe.count);
         let batch = match self.gather {
             Gather::PerCraft => 1,
@@ -148,46 +148,46 @@ impl<'a> Solver<'a> {
         kinds.dedup();
         kinds
             .into_iter()
-            .min_by_key(|item| (self.free(*item) < input.count, self.cost(*item), *item))
+            .min_by_key(|item| {
+                (
+                    self.free(*item) < input.count,
+                    self.cost(*item, input.count),
+                    *item,
+                )
+            })
             .expect("a tag's depth is that of one of its items")
     }
 
-    fn best_recipe(&mut self, item: Name) -> &'a Recipe {
+    fn best_recipe(&mut self, item: Name, wanted: u32) -> &'a Recipe {
         let book = self.book;
         let depth = self.book.depth(item);
         book.recipes_of(item)
             .filter(|recipe| recipe_depth(book, recipe) == depth)
-            .min_by_key(|recipe| self.recipe_cost(recipe))
+            .min_by_key(|recipe| self.recipe_cost(recipe, wanted))
             .expect("an item's depth is that of one of its recipes")
     }
 
-    /// Actions for one craft of an item, roughly: what is left over is not counted.
-    fn cost(&mut self, item: Name) -> u64 {
+    /// Actions for so many of an item from empty hands; what is left over is not counted.
+    fn cost(&mut self, item: Name, wanted: u32) -> u64 {
         if self.book.is_gettable(item) {
             return 1;
         }
-        if let Some(cost) = self.costs.get(&item) {
+        if let Some(cost) = self.costs.get(&(item, wanted)) {
             return *cost;
         }
-        let recipe = self.best_recipe(item);
-        let cost = self.recipe_cost(recipe);
-        self.costs.insert(item, cost);
+        let recipe = self.best_recipe(item, wanted);
+        let cost = self.recipe_cost(recipe, wanted);
+        self.costs.insert((item, wanted), cost);
         cost
     }
 
-    fn recipe_cost(&mut self, recipe: &Recipe) -> u64 {
+    fn recipe_cost(&mut self, recipe: &Recipe, wanted: u32) -> u64 {
         let mut cost = 1u64;
         for input in &recipe.inputs {
             let kind = self.kind(input);
-            let per_craft = self.cost(kind);
-            let crafts = if self.book.is_gettable(kind) {
-                1
-            } else {
-                u64::from(input.count.div_ceil(self.best_recipe(kind).count))
-            };
-            cost = cost.saturating_add(per_craft.saturating_mul(crafts));
+            cost = cost.saturating_add(self.cost(kind, input.count));
         }
-        cost
+        cost.saturating_mul(u64::from(wanted.div_ceil(recipe.count)))
     }
 }
 

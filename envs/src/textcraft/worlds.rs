@@ -24,6 +24,8 @@ const DISTRACTORS: RangeInclusive<u32> = 1..=3;
 /// Chances in percent.
 const CRAFTED_TWICE: usize = 20;
 const RAW_USED_AGAIN: usize = 25;
+const SIDE_CRAFT: usize = 40;
+const ALTERNATIVE: usize = 40;
 
 /// The shape of generated worlds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,7 +102,12 @@ impl Worlds {
         let distractors = maker.draws.between(DISTRACTORS);
         maker.chain(depth);
         let wanted = lines.saturating_sub(distractors);
-        while (maker.drafts.len() as u32) < wanted && maker.extra() {}
+        if depth < wanted && maker.draws.percent(SIDE_CRAFT) {
+            maker.side_craft();
+        }
+        if (maker.drafts.len() as u32) < wanted && maker.draws.percent(ALTERNATIVE) {
+            maker.alternative();
+        }
         let required = maker.drafts.len();
         let fewest = self.lines.start().saturating_sub(required as u32);
         let most = self.lines.end().saturating_sub(required as u32);
@@ -145,38 +152,32 @@ impl Maker {
         }
     }
 
-    /// Adds a line that belongs to the goal's tree and leaves its depth as it is: a second
-    /// craftable ingredient, or once another recipe of what is made from raw items alone.
-    fn extra(&mut self) -> bool {
+    /// Once, an ingredient of the tree that has to be crafted too, from raw items: it leaves
+    /// the depth as it is.
+    fn side_craft(&mut self) {
         let hosts: Vec<usize> = (0..self.drafts.len())
             .filter(|at| self.drafts[*at].depth >= 2 && self.drafts[*at].inputs.len() < INPUTS_MAX)
             .collect();
-        if !hosts.is_empty() && self.draws.percent(60) {
-            let host = hosts[self.draws.below(hosts.len())];
-            let output = self.names.next(&mut self.draws);
-            let count = self.output_count();
-            let need = self.need(count);
-            self.drafts[host].inputs.push((output.clone(), need));
-            self.add_simple(output, count);
-            return true;
+        if hosts.is_empty() {
+            return;
         }
-        let simple: Vec<usize> = (0..self.drafts.len())
-            .filter(|at| {
-                let output = &self.drafts[*at].output;
-                self.drafts[*at].depth == 1
-                    && self.drafts.iter().filter(|d| d.output == *output).count() == 1
-            })
-            .collect();
-        let alternatives = self.drafts.iter().filter(|d| d.depth == 1).count() > simple.len();
-        if alternatives || simple.is_empty() {
-            return false;
-        }
-        let output = self.drafts[simple[self.draws.below(simple.len())]]
-            .output
-            .clone();
+        let host = hosts[self.draws.below(hosts.len())];
+        let output = self.names.next(&mut self.draws);
         let count = self.output_count();
+        let need = self.need(count);
+        self.drafts[host].inputs.push((output.clone(), need));
         self.add_simple(output, count);
-        true
+    }
+
+    /// Another recipe of something that is made from raw items alone.
+    fn alternative(&mut self) {
+        let simple: Vec<usize> = (0..self.drafts.len())
+            .filter(|at| self.drafts[*at].depth == 1)
+            .collect();
+        let at = simple[self.draws.below(simple.len())];
+        // With the same yield, so that it needs no more crafts.
+        let (output, count) = (self.drafts[at].output.clone(), self.drafts[at].count);
+        self.add_simple(output, count);
     }
 
     /// A recipe from raw items alone.
