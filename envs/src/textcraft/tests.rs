@@ -353,6 +353,7 @@ fn demonstrations_are_episodes_in_the_trajectory_format() {
         thought: true,
         gather: Gather::PerCraft,
         refusals_percent: 100,
+        ..Style::default()
     };
     let instruction = spec("textcraft").expect("known").instruction;
     for id in 0..60 {
