@@ -1,19 +1,41 @@
 //! The policy: a Qwen2-family language model that generates, scores, and is
 //! trained, with the same bits however the work is batched.
 
+mod adamw;
 mod chat;
 mod config;
+mod device;
+mod engine;
 mod error;
+mod gradients;
 mod kernels;
+mod network;
 mod ops;
+mod parallel;
+mod policy;
+mod sampler;
+mod score;
 mod tensor_file;
 pub mod tiny_text;
 pub mod tiny_words;
 mod tokenizer;
+mod trainer;
 mod weights;
 
+pub use adamw::{AdamW, AdamWState, StepReport};
 pub use chat::{Bridge, Chat, Message, Role};
 pub use config::ModelConfig;
+pub use device::Device;
+pub use engine::{Engine, EngineOptions, EngineStats, Finish, Turn, TurnDone};
 pub use error::{Error, Result, Verdict};
+pub use gradients::Gradients;
+pub use parallel::ComputeOptions;
+pub use policy::Policy;
+pub use sampler::Sampling;
+pub use score::{ScoreRequest, Scores, score};
 pub use tokenizer::Tokenizer;
+pub use trainer::{Coefficients, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams};
 pub use weights::{Weights, parameter_shapes};
+
+#[cfg(test)]
+mod tests;

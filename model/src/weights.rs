@@ -184,7 +184,8 @@ fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(names.into_iter().map(|name| dir.join(name)).collect())
 }
 
-fn numbers(dtype: safetensors::Dtype, data: &[u8]) -> Result<Vec<f32>, String> {
+/// The f32 numbers of a file's tensor.
+pub(crate) fn numbers(dtype: safetensors::Dtype, data: &[u8]) -> Result<Vec<f32>, String> {
     let halves = || {
         data.as_chunks::<2>()
             .0

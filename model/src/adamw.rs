@@ -1,0 +1,273 @@
+//! AdamW as PyTorch defines it (decoupled decay, bias correction, eps added after
+//! the corrected root), with `clip_grad_norm_`'s global clipping folded in, one
+//! pass over each parameter, and a state that can be written and read back.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::gradients::Gradients;
+use crate::kernels::vectorised;
+use crate::tensor_file::{self, Entry};
+use crate::weights::{is_dense, numbers, transpose};
+use crate::{Error, ModelConfig, Result, parameter_shapes};
+
+const FILE: &str = "state.safetensors";
+const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+
+/// Options of the optimizer; the learning rate comes with each step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamW {
+    /// Decay of the first and of the second moment.
+    pub betas: (f64, f64),
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay, times the learning rate.
+    pub weight_decay: f64,
+    /// Largest global gradient norm; 0 switches clipping off.
+    pub grad_clip: f64,
+    /// Whether one-dimensional parameters go without decay.
+    pub decay_excludes_norms_and_biases: bool,
+}
+
+impl Default for AdamW {
+    fn default() -> Self {
+        AdamW {
+            betas: (0.9, 0.999),
+            eps: 1e-8,
+            weight_decay: 0.01,
+            grad_clip: 1.0,
+            decay_excludes_norms_and_biases: false,
+        }
+    }
+}
+
+/// What an optimizer step did.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct StepReport {
+    /// Global L2 norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// Factor that clipping put on the gradient; 1 without clipping.
+    pub clip_scale: f64,
+    /// The gradient was not finite: nothing was changed.
+    pub skipped_non_finite: bool,
+    /// Tokens that went through forward and backward.
+    pub tokens: usize,
+}
+
+/// First and second moment of one parameter, in the in-memory layout.
+#[derive(Debug, Clone, PartialEq)]
+struct Moments {
+    shape: Vec<usize>,
+    first: Vec<f32>,
+    second: Vec<f32>,
+}
+
+/// Moments of every parameter and the number of steps made.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdamWState {
+    step: u64,
+    moments: BTreeMap<String, Moments>,
+}
+
+impl AdamWState {
+    /// No steps yet.
+    pub fn new(config: &ModelConfig) -> Self {
+        let moments = parameter_shapes(config)
+            .into_iter()
+            .map(|(name, shape)| {
+                let count = shape.iter().product();
+                (
+                    name,
+                    Moments {
+                        shape,
+                        first: vec![0.0; count],
+                        second: vec![0.0; count],
+                    },
+                )
+            })
+            .collect();
+        AdamWState { step: 0, moments }
+    }
+
+    /// Steps made.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Makes a step: `replace(name, f)` must pass the parameter's numbers to `f` and
+    /// put what it returns in their place.
+    pub(crate) fn update(
+        &mut self,
+        options: &AdamW,
+        gradients: &Gradients,
+        lr: f64,
+        mut replace: impl FnMut(&str, &mut dyn FnMut(&[f32]) -> Vec<f32>) -> Result<()>,
+    ) -> Result<StepReport> {
+        let grad_norm = gradients.norm();
+        let mut report = StepReport {
+            grad_norm,
+            clip_scale: 1.0,
+            ..StepReport::default()
+        };
+        if !grad_norm.is_finite() {
+            report.skipped_non_finite = true;
+            return Ok(report);
+        }
+        if options.grad_clip > 0.0 {
+            report.clip_scale = (options.grad_clip / (grad_norm + 1e-6)).min(1.0);
+        }
+        self.step += 1;
+        let exponent = i32::try_from(self.step).unwrap_or(i32::MAX);
+        let (beta1, beta2) = options.betas;
+        for (name, moments) in &mut self.moments {
+            let decays = !(options.decay_excludes_norms_and_biases && moments.shape.len() == 1);
+            let pass = Pass {
+                clip_scale: report.clip_scale as f32,
+                rate1: (1.0 - beta1) as f32,
+                beta2: beta2 as f32,
+                rate2: (1.0 - beta2) as f32,
+                keep: if decays {
+                    (1.0 - lr * options.weight_decay) as f32
+                } else {
+                    1.0
+                },
+                step_size: (lr / (1.0 - beta1.powi(exponent))) as f32,
+                inverse_root: (1.0 / (1.0 - beta2.powi(exponent)).sqrt()) as f32,
+                eps: options.eps as f32,
+            };
+            let zeros;
+            let gradient = match gradients.get(name) {
+                Some(gradient) => gradient,
+                // Nothing contributed: moments decay as under a zero gradient.
+                None => {
+                    zeros = vec![0.0; moments.first.len()];
+                    &zeros
+                }
+            };
+            replace(name, &mut |weights| pass.run(weights, gradient, moments))?;
+        }
+        Ok(report)
+    }
+
+    /// Writes `state.safetensors` into `dir`: Hugging Face names and layout behind
+    /// `exp_avg.` and `exp_avg_sq.`, the step count in the metadata.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        let mut entries = BTreeMap::new();
+        for (name, moments) in &self.moments {
+            for (kind, numbers) in MOMENTS.into_iter().zip([&moments.first, &moments.second]) {
+                let entry: Entry = tensor_file::entry_of(name, moments.shape.clone(), numbers);
+                entries.insert(format!("{kind}.{name}"), entry);
+            }
+        }
+        tensor_file::save(
+            &dir.join(FILE),
+            &entries,
+            &[("step", self.step.to_string())],
+        )
+    }
+
+    /// Reads what [`AdamWState::save`] wrote.
+    pub fn load(dir: &Path, config: &ModelConfig) -> Result<Self> {
+        let path = dir.join(FILE);
+        let bytes = std::fs::read(&path).map_err(Error::io(&path))?;
+        let unreadable = |source| Error::SafeTensors {
+            path: path.clone(),
+            source,
+        };
+        let file = safetensors::SafeTensors::deserialize(&bytes).map_err(unreadable)?;
+        let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).map_err(unreadable)?;
+        let step = header
+            .metadata()
+            .as_ref()
+            .and_then(|m| m.get("step")?.parse().ok());
+        let bad = |tensor: String, message: String| Error::Tensor {
+            path: path.clone(),
+            tensor,
+            message,
+        };
+        let Some(step) = step else {
+            return Err(Error::Json {
+                path: path.clone(),
+                message: "the metadata lack the step count; not an optimizer state".to_owned(),
+            });
+        };
+        let read = |kind: &str, name: &str, shape: &[usize]| {
+            let tensor = format!("{kind}.{name}");
+            let view = file
+                .tensor(&tensor)
+                .map_err(|_| bad(tensor.clone(), "is missing".to_owned()))?;
+            let mut expected = shape.to_vec();
+            if is_dense(name) {
+                expected.reverse();
+            }
+            if view.shape() != expected {
+                return Err(bad(
+                    tensor,
+                    format!(
+                        "has shape {:?}, config.json gives {expected:?}",
+                        view.shape()
+                    ),
+                ));
+            }
+            let numbers = numbers(view.dtype(), view.data()).map_err(|m| bad(tensor.clone(), m))?;
+            if numbers.iter().any(|x| !x.is_finite()) {
+                return Err(bad(tensor, "holds a number that is not finite".to_owned()));
+            }
+            Ok(if is_dense(name) {
+                transpose(&numbers, expected[0], expected[1])
+            } else {
+                numbers
+            })
+        };
+        let mut moments = BTreeMap::new();
+        for (name, shape) in parameter_shapes(config) {
+            let first = read(MOMENTS[0], &name, &shape)?;
+            let second = read(MOMENTS[1], &name, &shape)?;
+            moments.insert(
+                name,
+                Moments {
+                    shape,
+                    first,
+                    second,
+                },
+            );
+        }
+        Ok(AdamWState { step, moments })
+    }
+}
+
+/// The constants of one parameter's pass.
+struct Pass {
+    clip_scale: f32,
+    rate1: f32,
+    beta2: f32,
+    rate2: f32,
+    /// 1 − lr · decay.
+    keep: f32,
+    /// lr / (1 − β₁ᵗ)
+    step_size: f32,
+    /// 1 / √(1 − β₂ᵗ)
+    inverse_root: f32,
+    eps: f32,
+}
+
+impl Pass {
+    fn run(&self, weights: &[f32], gradient: &[f32], moments: &mut Moments) -> Vec<f32> {
+        let mut updated = vec![0.0; weights.len()];
+        vectorised(
+            #[inline(always)]
+            || {
+                let state = moments.first.iter_mut().zip(moments.second.iter_mut());
+                let operands = weights.iter().zip(gradient).zip(state);
+                for (new, ((w, g), (m, v))) in updated.iter_mut().zip(operands) {
+                    let g = g * self.clip_scale;
+                    *m = self.rate1.mul_add(g - *m, *m);
+                    *v = self.beta2.mul_add(*v, self.rate2 * g * g);
+                    let root = v.sqrt().mul_add(self.inverse_root, self.eps);
+                    *new = w.mul_add(self.keep, -(self.step_size * *m / root));
+                }
+            },
+        );
+        updated
+    }
+}

@@ -1,0 +1,401 @@
+//! Generation with continuous batching. Every step runs all active rows together,
+//! one new token for those that decode, a bounded number of known tokens for those
+//! that still prefill. What a turn samples depends on its own ids and random key
+//! alone, so batching, chunking, eviction and order are free choices.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::network::{Batch, Cache};
+use crate::sampler::{Sampling, uniform};
+use crate::{Error, Policy, Result, ops};
+
+/// Bounds of an engine; none of them changes what is sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Turns that run at the same time.
+    pub rows_max: usize,
+    /// Tokens whose keys and values are kept over all sequences.
+    pub cache_tokens_max: usize,
+    /// Known tokens run per step besides the decoded ones.
+    pub prefill_chunk: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            rows_max: 32,
+            cache_tokens_max: 1 << 16,
+            prefill_chunk: 512,
+        }
+    }
+}
+
+/// One message the policy is to write.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Turn {
+    /// Which sequence it continues; a new number starts one.
+    pub sequence: u64,
+    /// Ids that come before the message: the prompt, or the last observation.
+    pub append: Vec<u32>,
+    /// Random key of the episode.
+    pub stream: [u8; 32],
+    /// Number of the turn in the episode; with the token's index it selects the
+    /// random number.
+    pub turn: u32,
+    /// How ids are chosen.
+    pub sampling: Sampling,
+    /// Longest message.
+    pub tokens_max: usize,
+    /// Ids that end the message.
+    pub stop_ids: Vec<u32>,
+}
+
+/// Why a message ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// One of the stop ids was sampled.
+    Eos,
+    /// `tokens_max` ids were sampled, or the model's last position is reached.
+    Length,
+}
+
+/// A finished message.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TurnDone {
+    /// The sequence it belongs to.
+    pub sequence: u64,
+    /// The sampled ids, a sampled stop id included.
+    pub token_ids: Vec<u32>,
+    /// Their log-probabilities, as [`crate::score`] gives them.
+    pub log_probs: Vec<f32>,
+    /// Why it ended.
+    pub finish: Finish,
+}
+
+/// What an engine did so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EngineStats {
+    /// Forward passes.
+    pub steps: u64,
+    /// Ids sampled.
+    pub tokens_sampled: u64,
+    /// Tokens run through the network, known and sampled, repeats included.
+    pub tokens_run: u64,
+    /// Caches dropped to make room.
+    pub evictions: u64,
+    /// Tokens whose keys and values are held now.
+    pub cache_tokens: usize,
+    /// Turns submitted and not finished.
+    pub turns_open: usize,
+}
+
+/// A message being written.
+#[derive(Debug)]
+struct Active {
+    turn: Turn,
+    token_ids: Vec<u32>,
+    log_probs: Vec<f32>,
+}
+
+#[derive(Debug)]
+struct Sequence {
+    /// Everything known: prompt, sampled ids, observations.
+    ids: Vec<u32>,
+    cache: Cache,
+    /// Step at which it last ran; the least recent is evicted first.
+    used: u64,
+    active: Option<Active>,
+}
+
+impl Sequence {
+    fn pending(&self) -> &[u32] {
+        &self.ids[self.cache.length()..]
+    }
+
+    /// Tokens it may hold when its turn is over.
+    fn tokens_max(&self) -> usize {
+        self.ids.len()
+            + self
+                .active
+                .as_ref()
+                .map_or(0, |a| a.turn.tokens_max - a.token_ids.len())
+    }
+}
+
+/// Generates for many sequences at once, on the calling thread.
+#[derive(Debug)]
+pub struct Engine {
+    policy: Policy,
+    options: EngineOptions,
+    sequences: BTreeMap<u64, Sequence>,
+    /// Turns not yet running, in order of submission.
+    queue: VecDeque<u64>,
+    /// Turns running, in order of admission.
+    running: Vec<u64>,
+    stats: EngineStats,
+}
+
+impl Engine {
+    /// An engine for one policy.
+    pub fn new(policy: Policy, options: EngineOptions) -> Self {
+        let options = EngineOptions {
+            rows_max: options.rows_max.max(1),
+            prefill_chunk: options.prefill_chunk.max(1),
+            ..options
+        };
+        Engine {
+            policy,
+            options,
+            sequences: BTreeMap::new(),
+            queue: VecDeque::new(),
+            running: Vec::new(),
+            stats: EngineStats::default(),
+        }
+    }
+
+    /// Takes a turn; it runs when rows and cache have room.
+    pub fn submit(&mut self, mut turn: Turn) -> Result<()> {
+        let number = turn.sequence;
+        self.check(&turn)
+            .map_err(|message| Error::Request(format!("turn of sequence {number}: {message}")))?;
+        let network = self.policy.network();
+        let sequence = self.sequences.entry(number).or_insert_with(|| Sequence {
+            ids: Vec::new(),
+            cache: network.cache(),
+            used: 0,
+            active: None,
+        });
+        sequence.ids.extend_from_slice(&turn.append);
+        turn.tokens_max = turn
+            .tokens_max
+            .min(network.positions_max() - sequence.ids.len());
+        sequence.active = Some(Active {
+            turn,
+            token_ids: Vec::new(),
+            log_probs: Vec::new(),
+        });
+        self.queue.push_back(number);
+        Ok(())
+    }
+
+    fn check(&self, turn: &Turn) -> Result<(), String> {
+        let known = self.sequences.get(&turn.sequence);
+        if known.is_some_and(|sequence| sequence.active.is_some()) {
+            return Err("its previous turn is not finished".to_owned());
+        }
+        let vocabulary = self.policy.config().vocab_size;
+        if let Some(id) = turn.append.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(format!(
+                "token id {id} is outside the vocabulary of {vocabulary}"
+            ));
+        }
+        let length = known.map_or(0, |sequence| sequence.ids.len()) + turn.append.len();
+        let positions = self.policy.network().positions_max();
+        if length == 0 || turn.tokens_max == 0 {
+            return Err(
+                "needs at least one token before it and tokens_max of at least 1".to_owned(),
+            );
+        }
+        if length >= positions {
+            return Err(format!(
+                "{length} tokens leave no room in {positions} positions"
+            ));
+        }
+        turn.sampling.check()
+    }
+
+    /// Forgets a sequence, also one whose turn is running.
+    pub fn release(&mut self, sequence: u64) {
+        self.sequences.remove(&sequence);
+        self.queue.retain(|&queued| queued != sequence);
+        self.running.retain(|&running| running != sequence);
+    }
+
+    /// Whether no turn is open.
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.running.is_empty()
+    }
+
+    /// What it did so far.
+    pub fn stats(&self) -> EngineStats {
+        EngineStats {
+            cache_tokens: self.sequences.values().map(|s| s.cache.length()).sum(),
+            turns_open: self.queue.len() + self.running.len(),
+            ..self.stats
+        }
+    }
+
+    /// One forward pass over the running rows; returns the turns that it finished.
+    pub fn step(&mut self) -> Result<Vec<TurnDone>> {
+        self.admit();
+        if self.running.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.stats.steps += 1;
+        let mut active = self.take_running();
+        let result = self.forward(&mut active);
+        let mut done = Vec::new();
+        let logits = match result {
+            Ok(logits) => logits,
+            Err(error) => {
+                // The caches may be half written: run these sequences from their ids again.
+                for (_, row) in &mut active {
+                    row.cache = self.policy.network().cache();
+                }
+                self.sequences.extend(active);
+                return Err(error);
+            }
+        };
+        let vocabulary = self.policy.config().vocab_size;
+        let mut rows = logits.chunks_exact(vocabulary);
+        for (number, mut sequence) in active {
+            if sequence.pending().is_empty()
+                && let Some(row) = rows.next()
+            {
+                let open = sequence
+                    .active
+                    .as_mut()
+                    .expect("a running sequence has a turn");
+                let index = open.token_ids.len() as u32;
+                let turn = &open.turn;
+                let (id, log_prob) = turn
+                    .sampling
+                    .draw(row, || uniform(&turn.stream, turn.turn, index));
+                open.token_ids.push(id);
+                open.log_probs.push(log_prob);
+                sequence.ids.push(id);
+                self.stats.tokens_sampled += 1;
+                let finish = if turn.stop_ids.contains(&id) {
+                    Some(Finish::Eos)
+                } else if open.token_ids.len() >= turn.tokens_max {
+                    Some(Finish::Length)
+                } else {
+                    None
+                };
+                if let Some(finish) = finish {
+                    let Active {
+                        token_ids,
+                        log_probs,
+                        ..
+                    } = sequence.active.take().expect("the turn is still there");
+                    self.running.retain(|&running| running != number);
+                    done.push(TurnDone {
+                        sequence: number,
+                        token_ids,
+                        log_probs,
+                        finish,
+                    });
+                }
+            }
+            self.sequences.insert(number, sequence);
+        }
+        Ok(done)
+    }
+
+    /// Starts queued turns while rows and cache have room; one always runs.
+    fn admit(&mut self) {
+        while self.running.len() < self.options.rows_max
+            && let Some(&next) = self.queue.front()
+        {
+            let needed = |number: &u64| self.sequences[number].tokens_max();
+            let wanted: usize = self.running.iter().map(needed).sum::<usize>() + needed(&next);
+            if wanted > self.options.cache_tokens_max && !self.running.is_empty() {
+                break;
+            }
+            self.queue.pop_front();
+            self.running.push(next);
+            self.make_room(wanted);
+        }
+    }
+
+    /// Drops the caches of waiting sequences, least recently used first, until
+    /// `wanted` tokens of running ones fit beside the rest.
+    fn make_room(&mut self, wanted: usize) {
+        let mut waiting: Vec<(u64, u64)> = self
+            .sequences
+            .iter()
+            .filter(|(number, s)| s.cache.length() > 0 && !self.running.contains(number))
+            .map(|(&number, s)| (s.used, number))
+            .collect();
+        waiting.sort_unstable();
+        let held = |(_, number): &(u64, u64)| self.sequences[number].cache.length();
+        let mut total: usize = wanted + waiting.iter().map(held).sum::<usize>();
+        for (_, number) in waiting {
+            if total <= self.options.cache_tokens_max {
+                break;
+            }
+            let sequence = self
+                .sequences
+                .get_mut(&number)
+                .expect("it was listed above");
+            total -= sequence.cache.length();
+            sequence.cache = self.policy.network().cache();
+            self.stats.evictions += 1;
+        }
+    }
+
+    /// The running sequences in order of admission, out of the map for a step.
+    fn take_running(&mut self) -> Vec<(u64, Sequence)> {
+        let sequences = &mut self.sequences;
+        self.running
+            .iter()
+            .map(|&number| {
+                (
+                    number,
+                    sequences.remove(&number).expect("running ones are known"),
+                )
+            })
+            .collect()
+    }
+
+    /// Runs pending tokens and returns the logits of every sequence that has none left.
+    fn forward(&mut self, active: &mut [(u64, Sequence)]) -> Result<Vec<f32>> {
+        let mut budget = self.options.prefill_chunk;
+        let mut takes = Vec::with_capacity(active.len());
+        let mut last_rows = Vec::new();
+        let mut row = 0;
+        for (_, sequence) in active.iter_mut() {
+            let pending = sequence.pending().len();
+            let decodes = sequence
+                .active
+                .as_ref()
+                .is_some_and(|a| !a.token_ids.is_empty());
+            let take = if decodes && pending == 1 {
+                1
+            } else {
+                pending.min(budget)
+            };
+            if !(decodes && pending == 1) {
+                budget -= take;
+            }
+            takes.push(take);
+            row += take;
+            if take == pending {
+                last_rows.push((row - 1) as u32);
+            }
+            sequence.used = self.stats.steps;
+        }
+        self.stats.tokens_run += row as u64;
+        let taken = |(sequence, &take): (&Sequence, &usize)| {
+            let past = sequence.cache.length();
+            (past, sequence.ids[past..past + take].to_vec())
+        };
+        let segments: Vec<(usize, Vec<u32>)> = active
+            .iter()
+            .map(|(_, sequence)| sequence)
+            .zip(&takes)
+            .map(taken)
+            .collect();
+        let batch = Batch::new(segments.iter().map(|(past, ids)| (*past, ids.as_slice())));
+        let mut caches: Vec<&mut Cache> = active.iter_mut().map(|(_, s)| &mut s.cache).collect();
+        let network = self.policy.network();
+        if last_rows.is_empty() {
+            // Only to fill caches; the last row stands in for "none".
+            network.hidden(&batch, &[(row - 1) as u32], Some(&mut caches))?;
+            return Ok(Vec::new());
+        }
+        let hidden = network.hidden(&batch, &last_rows, Some(&mut caches))?;
+        let logits = ops::linear(&hidden, network.head(), None)?;
+        Ok(ops::with_data(&logits, |logits| Ok(logits.to_vec()))?)
+    }
+}

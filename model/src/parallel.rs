@@ -1,0 +1,76 @@
+//! Work on several threads whose results do not tell how many there were:
+//! each item is computed alone by one thread and results stand in item order.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::Result;
+
+/// How a computation may use the machine; none of it changes a result.
+#[derive(Clone, Copy)]
+pub struct ComputeOptions<'a> {
+    /// Threads to use; at least one is.
+    pub threads: usize,
+    /// Tokens that one forward pass of scoring takes together.
+    pub pack_tokens: usize,
+    /// Called after every piece of work, as a sign of life.
+    pub beat: &'a (dyn Fn() + Sync),
+}
+
+impl Default for ComputeOptions<'_> {
+    fn default() -> Self {
+        ComputeOptions {
+            threads: 1,
+            pack_tokens: 1024,
+            beat: &|| (),
+        }
+    }
+}
+
+impl std::fmt::Debug for ComputeOptions<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ComputeOptions")
+            .field("threads", &self.threads)
+            .field("pack_tokens", &self.pack_tokens)
+            .finish_non_exhaustive()
+    }
+}
+
+/// `work(0)` … `work(count - 1)`, started in this order. Of several errors the one
+/// of the lowest item is returned.
+pub(crate) fn map<T: Send>(
+    options: &ComputeOptions<'_>,
+    count: usize,
+    work: impl Fn(usize) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let next = AtomicUsize::new(0);
+    let failed = AtomicBool::new(false);
+    let done = Mutex::new(Vec::with_capacity(count));
+    let run = || {
+        while !failed.load(Ordering::Relaxed) {
+            let item = next.fetch_add(1, Ordering::Relaxed);
+            if item >= count {
+                break;
+            }
+            let result = work(item);
+            if result.is_err() {
+                failed.store(true, Ordering::Relaxed);
+            }
+            done.lock()
+                .expect("no thread panics while it holds this")
+                .push((item, result));
+            (options.beat)();
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..options.threads.min(count) {
+            scope.spawn(run);
+        }
+        run();
+    });
+    let mut done = done
+        .into_inner()
+        .expect("no thread panics while it holds this");
+    done.sort_unstable_by_key(|(item, _)| *item);
+    done.into_iter().map(|(_, result)| result).collect()
+}

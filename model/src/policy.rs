@@ -1,0 +1,215 @@
+//! A policy folder in Hugging Face's layout, loaded once and shared: immutable
+//! weights and their sizes, the tokenizer and chat template that belong to them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::network::{Network, rope_table};
+use crate::weights::transpose;
+use crate::{Chat, Device, Error, ModelConfig, Result, Tokenizer, Weights, ops};
+
+const GENERATION_CONFIG: &str = "generation_config.json";
+
+/// An immutable policy; a clone shares everything.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    config: Arc<ModelConfig>,
+    weights: Weights,
+    network: Arc<Network>,
+    tokenizer: Arc<Tokenizer>,
+    chat: Arc<Chat>,
+    /// `generation_config.json`, kept byte by byte.
+    generation: Option<Arc<[u8]>>,
+    eos_ids: Arc<[u32]>,
+}
+
+impl Policy {
+    /// Reads a policy folder.
+    pub fn load(dir: &Path, device: &Device) -> Result<Self> {
+        let config = ModelConfig::load(dir)?;
+        let tokenizer = Tokenizer::load(dir)?;
+        let chat = Chat::load(dir)?.ok_or_else(|| Error::Template {
+            path: dir.join("chat_template.jinja"),
+            message: "the folder has no chat template; take an instruct model or add the file"
+                .to_owned(),
+        })?;
+        let path = dir.join(GENERATION_CONFIG);
+        let generation = match std::fs::read(&path) {
+            Ok(bytes) => Some(bytes.into()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+            Err(source) => return Err(Error::Io { path, source }),
+        };
+        let weights = Weights::load(dir, &config, device.inner())?;
+        Self::assemble(config, weights, tokenizer, chat, generation, dir)
+    }
+
+    /// A policy of weights made here. What ends a message is `config`'s `eos_token_id`.
+    pub fn new(
+        config: ModelConfig,
+        weights: Weights,
+        tokenizer: Tokenizer,
+        chat: Chat,
+    ) -> Result<Self> {
+        Self::assemble(
+            config,
+            weights,
+            tokenizer,
+            chat,
+            None,
+            Path::new("new policy"),
+        )
+    }
+
+    fn assemble(
+        config: ModelConfig,
+        weights: Weights,
+        tokenizer: Tokenizer,
+        chat: Chat,
+        generation: Option<Arc<[u8]>>,
+        dir: &Path,
+    ) -> Result<Self> {
+        if tokenizer.vocab_size() > config.vocab_size {
+            return Err(Error::Tokenizer {
+                path: dir.join("tokenizer.json"),
+                message: format!(
+                    "has {} ids, the model only {}; they do not belong together",
+                    tokenizer.vocab_size(),
+                    config.vocab_size
+                ),
+            });
+        }
+        let eos_ids = eos_ids(&config, generation.as_deref(), dir)?;
+        let head = head_of(&config, &weights)?;
+        let network = Network::new(&config, rope_table(&config), head, |name| weights.get(name))?;
+        Ok(Policy {
+            config: Arc::new(config),
+            weights,
+            network: Arc::new(network),
+            tokenizer: Arc::new(tokenizer),
+            chat: Arc::new(chat),
+            generation,
+            eos_ids: eos_ids.into(),
+        })
+    }
+
+    /// The same policy with other weights of the same shapes.
+    pub(crate) fn with_weights(&self, weights: Weights) -> Result<Self> {
+        let head = head_of(&self.config, &weights)?;
+        let rope = self.network.rope();
+        let network = Network::new(&self.config, rope, head, |name| weights.get(name))?;
+        Ok(Policy {
+            weights,
+            network: Arc::new(network),
+            ..self.clone()
+        })
+    }
+
+    /// Writes the folder in Hugging Face's layout. Equal policies give equal bytes.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
+        let config = dir.join("config.json");
+        std::fs::write(&config, self.config.to_text()).map_err(Error::io(&config))?;
+        if let Some(bytes) = &self.generation {
+            let path = dir.join(GENERATION_CONFIG);
+            std::fs::write(&path, bytes).map_err(Error::io(&path))?;
+        }
+        self.tokenizer.save(dir)?;
+        self.chat.save(dir)?;
+        self.weights.save(dir)
+    }
+
+    /// The tokenizer of the folder.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The chat template of the folder.
+    pub fn chat(&self) -> &Chat {
+        &self.chat
+    }
+
+    /// The model's sizes.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The parameters.
+    pub fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// Ids that end the policy's message.
+    pub fn eos_ids(&self) -> &[u32] {
+        &self.eos_ids
+    }
+
+    /// How many numbers the parameters are.
+    pub fn parameter_count(&self) -> usize {
+        self.weights.parameter_count()
+    }
+
+    pub(crate) fn network(&self) -> &Network {
+        &self.network
+    }
+}
+
+/// The output head `[hidden, vocabulary]`: its own tensor, or the embedding turned.
+fn head_of(config: &ModelConfig, weights: &Weights) -> Result<candle_core::Tensor> {
+    let get = |name: &str| {
+        weights
+            .get(name)
+            .ok_or_else(|| Error::Request(format!("the weights lack {name}")))
+    };
+    if config.tie_word_embeddings {
+        turned(get("model.embed_tokens.weight")?)
+    } else {
+        Ok(get("lm_head.weight")?.clone())
+    }
+}
+
+/// A matrix with rows and columns exchanged, contiguous, on the same device.
+pub(crate) fn turned(matrix: &candle_core::Tensor) -> Result<candle_core::Tensor> {
+    let (rows, columns) = matrix.dims2()?;
+    if !matrix.device().is_cpu() {
+        return Ok(matrix.t()?.contiguous()?);
+    }
+    let numbers = ops::with_data(matrix, |numbers| Ok(transpose(numbers, rows, columns)))?;
+    Ok(candle_core::Tensor::from_vec(
+        numbers,
+        (columns, rows),
+        matrix.device(),
+    )?)
+}
+
+/// `eos_token_id` of generation_config.json, else of config.json: a number or a list.
+fn eos_ids(config: &ModelConfig, generation: Option<&[u8]>, dir: &Path) -> Result<Vec<u32>> {
+    let bad = |message: String| Error::Json {
+        path: dir.join(GENERATION_CONFIG),
+        message,
+    };
+    let generation: Value = match generation {
+        Some(bytes) => serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?,
+        None => Value::Null,
+    };
+    let ids = match generation
+        .get("eos_token_id")
+        .or(config.raw("eos_token_id"))
+    {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(ids)) => ids.clone(),
+        Some(id) => vec![id.clone()],
+    };
+    ids.iter()
+        .map(
+            |id| match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
+                Some(id) if (id as usize) < config.vocab_size => Ok(id),
+                _ => Err(bad(format!(
+                    "eos_token_id {id} is no id of a vocabulary of {}",
+                    config.vocab_size
+                ))),
+            },
+        )
+        .collect()
+}

@@ -1,0 +1,196 @@
+//! Drawing one id from a row of logits. The random number is a function of the
+//! episode's key, the turn and the token's index, so what is drawn depends on
+//! nothing else that the engine does.
+
+use crate::kernels::distribution::Distribution;
+use crate::ops;
+
+/// How the next id is chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 means greedy.
+    pub temperature: f64,
+    /// Only the most probable ids may be drawn; 0 switches this off.
+    pub top_k: usize,
+    /// Only the smallest set of ids that holds this probability may be drawn; 1
+    /// switches this off.
+    pub top_p: f64,
+    /// Always the most probable id, the lowest of equals.
+    pub greedy: bool,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            greedy: false,
+        }
+    }
+}
+
+impl Sampling {
+    /// What is wrong with the numbers, if anything.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
+            return Err(format!(
+                "temperature {} must be 0 or a positive number",
+                self.temperature
+            ));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(format!("top_p {} must lie in (0, 1]", self.top_p));
+        }
+        Ok(())
+    }
+
+    fn is_greedy(&self) -> bool {
+        self.greedy || self.temperature == 0.0
+    }
+
+    /// Draws an id; returns it with its log-probability over the whole vocabulary at
+    /// the temperature (1 for temperature 0), top_k and top_p not counted.
+    pub(crate) fn draw(&self, logits: &[f32], uniform: impl FnOnce() -> f64) -> (u32, f32) {
+        let temperature = if self.temperature == 0.0 {
+            1.0
+        } else {
+            self.temperature
+        };
+        let distribution = Distribution::of(logits, ops::inverse_temperature(temperature));
+        let id = if self.is_greedy() {
+            most_probable(logits)
+        } else if self.top_k == 0 && self.top_p >= 1.0 {
+            pick(
+                logits
+                    .iter()
+                    .map(|&logit| distribution.weight(logit))
+                    .enumerate(),
+                uniform(),
+            )
+        } else {
+            let kept = self.kept(logits, &distribution);
+            pick(kept.into_iter(), uniform())
+        };
+        (id as u32, distribution.log_prob(logits[id]))
+    }
+
+    /// The ids that top_k and then top_p leave, in id order, with their weights.
+    fn kept(&self, logits: &[f32], distribution: &Distribution) -> Vec<(usize, f32)> {
+        let mut kept: Vec<(usize, f32)> = logits
+            .iter()
+            .map(|&logit| distribution.weight(logit))
+            .enumerate()
+            .collect();
+        kept.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        if self.top_k > 0 {
+            kept.truncate(self.top_k);
+        }
+        let total: f64 = kept.iter().map(|&(_, weight)| f64::from(weight)).sum();
+        let mut sum = 0.0;
+        let enough = kept.iter().position(|&(_, weight)| {
+            sum += f64::from(weight);
+            sum >= self.top_p * total
+        });
+        kept.truncate(enough.map_or(kept.len(), |last| last + 1));
+        kept.sort_unstable_by_key(|&(id, _)| id);
+        kept
+    }
+}
+
+fn most_probable(logits: &[f32]) -> usize {
+    let mut best = 0;
+    for (id, &logit) in logits.iter().enumerate() {
+        if logit > logits[best] {
+            best = id;
+        }
+    }
+    best
+}
+
+/// The id at which the running sum of weights passes `uniform` of the whole.
+fn pick(weights: impl Iterator<Item = (usize, f32)> + Clone, uniform: f64) -> usize {
+    let total: f64 = weights.clone().map(|(_, weight)| f64::from(weight)).sum();
+    let goal = uniform * total;
+    let mut sum = 0.0;
+    let mut last = 0;
+    for (id, weight) in weights {
+        if weight > 0.0 {
+            last = id;
+        }
+        sum += f64::from(weight);
+        if sum > goal {
+            return id;
+        }
+    }
+    // Rounding left the sum at the goal: the last possible id.
+    last
+}
+
+/// A number in [0, 1) of (stream, turn, token index).
+pub(crate) fn uniform(stream: &[u8; 32], turn: u32, token: u32) -> f64 {
+    let mut message = [0; 8];
+    message[..4].copy_from_slice(&turn.to_le_bytes());
+    message[4..].copy_from_slice(&token.to_le_bytes());
+    let digest = blake3::keyed_hash(stream, &message);
+    let first = digest
+        .as_bytes()
+        .first_chunk()
+        .expect("a digest has 32 bytes");
+    // 53 bits fill an f64's mantissa.
+    (u64::from_le_bytes(*first) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGITS: [f32; 5] = [0.0, 2.0, -1.0, 2.0, 1.0];
+
+    #[test]
+    fn frequencies_follow_the_distribution_and_cuts_are_kept() {
+        let count = |sampling: Sampling| {
+            let mut counts = [0usize; 5];
+            for token in 0..20_000 {
+                let (id, _) = sampling.draw(&LOGITS, || uniform(&[7; 32], 3, token));
+                counts[id as usize] += 1;
+            }
+            counts
+        };
+        let warm = Sampling {
+            temperature: 0.8,
+            ..Sampling::default()
+        };
+        let weights = LOGITS.map(|z| (f64::from(z) / 0.8).exp());
+        let total: f64 = weights.iter().sum();
+        for (count, weight) in count(warm).into_iter().zip(weights) {
+            assert!((count as f64 / 20_000.0 - weight / total).abs() < 0.015);
+        }
+        let two = count(Sampling { top_k: 2, ..warm });
+        assert_eq!(two[1] + two[3], 20_000);
+        assert!(two[1] > 9_000 && two[3] > 9_000);
+        let three = count(Sampling { top_p: 0.9, ..warm });
+        assert_eq!((three[0], three[2]), (0, 0));
+        assert!(three[4] > 0);
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_of_equals_and_reports_the_whole_vocabulary() {
+        let greedy = Sampling {
+            greedy: true,
+            ..Sampling::default()
+        };
+        let (id, log_prob) = greedy.draw(&LOGITS, || panic!("greedy draws no number"));
+        assert_eq!(id, 1);
+        let total: f64 = LOGITS.iter().map(|&z| f64::from(z).exp()).sum();
+        assert!((f64::from(log_prob) - (2.0 - total.ln())).abs() < 1e-6);
+        let cold = Sampling {
+            temperature: 0.0,
+            ..Sampling::default()
+        };
+        assert_eq!(
+            cold.draw(&LOGITS, || panic!("zero is greedy")),
+            (id, log_prob)
+        );
+    }
+}
