@@ -303,16 +303,12 @@ fn three_optimizer_steps() {
             ..ComputeOptions::default()
         };
         let (gradients, _) = trainer.gradients(&units, 1.0, &ask, &threads).unwrap();
-        assert_eq!(gradients.iter().count(), expected.gradients.len());
         let shapes = crate::parameter_shapes(trainer.policy().config());
-        for (name, gradient) in gradients.iter() {
-            matches(
-                name,
-                &shapes[name],
-                gradient,
-                &expected.gradients[name],
-                "gradient",
-            );
+        assert_eq!(gradients.iter().count(), shapes.len());
+        assert!(number > 0 || expected.gradients.len() == shapes.len());
+        for (name, expected) in &expected.gradients {
+            let found = gradients.get(name).unwrap();
+            matches(name, &shapes[name], found, expected, "gradient");
         }
         *total.lock().unwrap() = 0.0;
         let report = trainer
