@@ -13,9 +13,11 @@ use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, ErrorKind, UndefinedBehavior};
 use serde_json::Value as Json;
 
-use crate::tokenizer::{Part, Tokenizer, excerpt, find_first};
+use crate::tokenizer::{Part, Tokenizer, excerpt, find_first, read_files};
 use crate::{Error, Result};
 
+/// Where a template and the names of its special tokens are found.
+const FILES: [&str; 3] = ["chat_template.jinja", "tokenizer_config.json", "tokenizer.json"];
 /// Delimiters of placeholders in rendered text: private-use characters, which a
 /// template neither trims nor looks for.
 const OPEN: char = '\u{E000}';
@@ -81,19 +83,26 @@ impl Chat {
     /// `chat_template` of `tokenizer_config.json` (a string, or a list of which
     /// `default` counts). `None` if the folder has neither.
     pub fn load(dir: &Path) -> Result<Option<Self>> {
-        let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or(Json::Null);
-        let tokenizer = read_json(&dir.join("tokenizer.json"))?.unwrap_or(Json::Null);
-        let file = dir.join("chat_template.jinja");
-        let (path, template) = match std::fs::read_to_string(&file) {
-            Ok(template) => (file, template),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                let path = dir.join("tokenizer_config.json");
-                match embedded_template(&config) {
-                    Some(template) => (path, template),
-                    None => return Ok(None),
-                }
+        Self::from_files(&read_files(dir, &FILES)?, dir)
+    }
+
+    /// Builds from the contents of a policy folder's files, by name; `dir` appears in
+    /// messages.
+    pub fn from_files(files: &BTreeMap<String, Vec<u8>>, dir: &Path) -> Result<Option<Self>> {
+        let [file, config_file, tokenizer_file] = FILES;
+        let config = json(files, config_file, dir)?;
+        let tokenizer = json(files, tokenizer_file, dir)?;
+        let (path, template) = match (files.get(file), embedded_template(&config)) {
+            (Some(bytes), _) => {
+                let path = dir.join(file);
+                let template = String::from_utf8(bytes.clone()).map_err(|e| Error::Template {
+                    path: path.clone(),
+                    message: format!("is not UTF-8: {e}"),
+                })?;
+                (path, template)
             }
-            Err(e) => return Err(Error::io(file)(e)),
+            (None, Some(template)) => (dir.join(config_file), template),
+            (None, None) => return Ok(None),
         };
         let named_tokens = ["bos_token", "eos_token", "pad_token", "unk_token"]
             .into_iter()
@@ -146,9 +155,14 @@ impl Chat {
         })
     }
 
+    /// The template's text.
+    pub fn template(&self) -> &str {
+        &self.template
+    }
+
     /// Writes the template as `chat_template.jinja`.
     pub fn save(&self, dir: &Path) -> Result<()> {
-        let path = dir.join("chat_template.jinja");
+        let path = dir.join(FILES[0]);
         std::fs::write(&path, &self.template).map_err(Error::io(&path))
     }
 
@@ -388,17 +402,13 @@ fn first_difference(a: &str, b: &str) -> (String, String) {
     (excerpt(&a[same..]), excerpt(&b[same..]))
 }
 
-fn read_json(path: &Path) -> Result<Option<Json>> {
-    match std::fs::read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .map(Some)
-            .map_err(|e| Error::Json {
-                path: path.to_owned(),
-                message: e.to_string(),
-            }),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Error::io(path)(e)),
-    }
+/// A JSON file, `null` where there is none.
+fn json(files: &BTreeMap<String, Vec<u8>>, name: &str, dir: &Path) -> Result<Json> {
+    let bytes = files.get(name).map_or(b"null".as_slice(), Vec::as_slice);
+    serde_json::from_slice(bytes).map_err(|e| Error::Json {
+        path: dir.join(name),
+        message: e.to_string(),
+    })
 }
 
 fn embedded_template(config: &Json) -> Option<String> {

@@ -95,7 +95,7 @@ pub fn train_tokenizer(corpus: impl Iterator<Item = String>, vocab: usize) -> Re
             pretty(&tokenizer_config()),
         ),
     ]);
-    Tokenizer::from_files(files, Path::new(""))
+    Tokenizer::from_files(&files, Path::new("new tokenizer"))
 }
 
 fn tokenizer_config() -> serde_json::Value {

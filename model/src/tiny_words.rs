@@ -35,10 +35,15 @@ impl Choices {
         }
     }
 
+    /// The next bytes of the stream.
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        self.reader.fill(bytes);
+    }
+
     /// A number below `bound`, which must not be 0.
     pub fn below(&mut self, bound: usize) -> usize {
         let mut bytes = [0; 8];
-        self.reader.fill(&mut bytes);
+        self.fill(&mut bytes);
         // Scaling by 2^-64: the bias is below bound / 2^64, beyond notice.
         ((u128::from(u64::from_le_bytes(bytes)) * bound as u128) >> 64) as usize
     }

@@ -43,22 +43,12 @@ pub(crate) struct Part<'a> {
 impl Tokenizer {
     /// Reads `tokenizer.json` and its companions from a policy folder.
     pub fn load(dir: &Path) -> Result<Self> {
-        let mut files = BTreeMap::new();
-        for name in FILES {
-            let path = dir.join(name);
-            match std::fs::read(&path) {
-                Ok(bytes) => {
-                    files.insert(name.to_owned(), bytes);
-                }
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound && name != FILES[0] => {}
-                Err(e) => return Err(Error::io(path)(e)),
-            }
-        }
-        Self::from_files(files, dir)
+        Self::from_files(&read_files(dir, &FILES)?, dir)
     }
 
-    /// Builds from the files' contents by name; `dir` appears in messages.
-    pub(crate) fn from_files(files: BTreeMap<String, Vec<u8>>, dir: &Path) -> Result<Self> {
+    /// Builds from the contents of a policy folder's files, by name; the files of
+    /// other parts are passed over. `dir` appears in messages.
+    pub fn from_files(files: &BTreeMap<String, Vec<u8>>, dir: &Path) -> Result<Self> {
         let path = dir.join(FILES[0]);
         let bad = |message: String| Error::Tokenizer {
             path: path.clone(),
@@ -66,7 +56,7 @@ impl Tokenizer {
         };
         let json = files
             .get(FILES[0])
-            .ok_or_else(|| bad("is missing".to_owned()))?;
+            .ok_or_else(|| bad("is missing; a policy folder needs it".to_owned()))?;
         let mut parsing = tokenizers::Tokenizer::from_bytes(json)
             .map_err(|e| bad(format!("not a tokenizer: {e}; copy the file again")))?;
         // Cutting or filling up belongs to callers who know why they do it.
@@ -88,7 +78,9 @@ impl Tokenizer {
             spelling,
             special,
             vocab_size: highest.map_or(0, |id| id as usize + 1),
-            files,
+            files: (FILES.iter())
+                .filter_map(|&name| Some((name.to_owned(), files.get(name)?.clone())))
+                .collect(),
             path,
         };
         tokenizer.check_spelling()?;
@@ -102,6 +94,11 @@ impl Tokenizer {
             std::fs::write(&path, bytes).map_err(Error::io(&path))?;
         }
         Ok(())
+    }
+
+    /// The files by name, as they were read.
+    pub fn files(&self) -> &BTreeMap<String, Vec<u8>> {
+        &self.files
     }
 
     /// Ids of trusted text: special strings become special ids, none is added.
@@ -212,6 +209,22 @@ impl Tokenizer {
         }
         Ok(())
     }
+}
+
+/// Those of a folder's files that exist, by name.
+pub(crate) fn read_files(dir: &Path, names: &[&str]) -> Result<BTreeMap<String, Vec<u8>>> {
+    let mut files = BTreeMap::new();
+    for &name in names {
+        let path = dir.join(name);
+        match std::fs::read(&path) {
+            Ok(bytes) => {
+                files.insert(name.to_owned(), bytes);
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(Error::io(path)(e)),
+        }
+    }
+    Ok(files)
 }
 
 /// The needle that begins first in `text`, the longest of those that tie.

@@ -1,0 +1,389 @@
+//! A model of under a million parameters, born here from a seed.
+//!
+//! Plain random weights need millions of tokens before attention learns to look
+//! back and copy, which is most of what an agent in a text world does. So the
+//! initial weights already contain the two halves of a copying circuit: heads of
+//! the first layer look at the token one to three places back, whatever it is,
+//! and heads of later layers look where something like the present content stood
+//! and pass it on. Training refines this instead of finding it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use candle_core::{Device, Tensor};
+use serde_json::json;
+
+use crate::tiny_text::{self, EOS_ID, PAD_ID};
+use crate::tiny_words::Choices;
+use crate::{Error, ModelConfig, Result, Tokenizer, Weights, parameter_shapes};
+
+/// Standard deviation of every weight that has no structure.
+const STD: f64 = 0.05;
+/// Of values, and of the content that matching queries and keys share.
+const MATCHED_STD: f64 = 0.08;
+/// Of what a query adds to the content it shares with its key.
+const UNMATCHED_STD: f64 = 0.024;
+/// First-layer queries and keys see little of the content, so that place decides.
+const FIRST_LAYER_SCALE: f64 = 0.25;
+/// Squared amplitudes of the fastest rotary frequencies in the first layer's biases:
+/// a score of their sum over the root of the head width at the head's own distance.
+const AMPLITUDES_SQUARED: [f64; 6] = [30.0, 20.0, 12.0, 8.0, 5.0, 3.0];
+/// How far back the first layer's heads look, in turn.
+const DISTANCES: [f64; 4] = [1.0, 2.0, 1.0, 3.0];
+
+/// Sizes of a tiny model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TinyShape {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of the MLP's inner layer.
+    pub intermediate: usize,
+    /// Vocabulary.
+    pub vocab: usize,
+    /// Whether the output head is the embedding.
+    pub tied: bool,
+    /// Base of the rotary frequencies.
+    pub theta: f64,
+    /// Longest sequence, in tokens.
+    pub tokens_max: usize,
+}
+
+impl Default for TinyShape {
+    fn default() -> Self {
+        TinyShape {
+            hidden: 128,
+            layers: 4,
+            heads: 4,
+            kv_heads: 2,
+            intermediate: 384,
+            vocab: 1024,
+            tied: true,
+            theta: 10_000.0,
+            tokens_max: 4096,
+        }
+    }
+}
+
+impl TinyShape {
+    /// The `config.json` of this shape.
+    pub fn config(&self) -> Result<ModelConfig> {
+        let value = json!({
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "attention_dropout": 0.0,
+            "bos_token_id": null,
+            "eos_token_id": EOS_ID,
+            "pad_token_id": PAD_ID,
+            "hidden_act": "silu",
+            "hidden_size": self.hidden,
+            "initializer_range": STD,
+            "intermediate_size": self.intermediate,
+            "max_position_embeddings": self.tokens_max,
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.kv_heads,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": self.theta,
+            "sliding_window": null,
+            "tie_word_embeddings": self.tied,
+            "torch_dtype": "float32",
+            "use_cache": true,
+            "use_sliding_window": false,
+            "vocab_size": self.vocab,
+        });
+        let serde_json::Value::Object(raw) = value else {
+            return Err(Error::Request("the shape is no JSON object".to_owned()));
+        };
+        ModelConfig::from_json(raw, Path::new("tiny shape"))
+    }
+
+    /// The files of a policy folder beside config and weights, for a model of this
+    /// vocabulary with `tokenizer`: its own files, the chat template, generation config.
+    pub fn companions(&self, tokenizer: &Tokenizer) -> Result<BTreeMap<String, Vec<u8>>> {
+        if tokenizer.vocab_size() > self.vocab {
+            return Err(Error::Request(format!(
+                "a vocabulary of {} has no room for the tokenizer's {} tokens",
+                self.vocab,
+                tokenizer.vocab_size()
+            )));
+        }
+        let generation = json!({"eos_token_id": EOS_ID, "pad_token_id": PAD_ID});
+        let generation = format!("{generation:#}\n");
+        let mut files = tokenizer.files().clone();
+        let template = tiny_text::chat().template().to_owned();
+        files.insert("chat_template.jinja".to_owned(), template.into_bytes());
+        files.insert("generation_config.json".to_owned(), generation.into_bytes());
+        Ok(files)
+    }
+
+    /// Initial weights: each parameter has its own random stream of `seed` and its name.
+    pub fn init_weights(&self, seed: u64) -> Result<Weights> {
+        let config = self.config()?;
+        let birth = Birth {
+            seed,
+            shape: self,
+            width: config.head_width(),
+        };
+        let mut tensors = BTreeMap::new();
+        for (name, dims) in parameter_shapes(&config) {
+            let numbers = birth.parameter(&name, dims.iter().product());
+            tensors.insert(name, Tensor::from_vec(numbers, dims, &Device::Cpu)?);
+        }
+        Ok(Weights::from_tensors(tensors))
+    }
+}
+
+/// Makes parameters in the in-memory layout, where a dense weight is `[in, out]`.
+struct Birth<'a> {
+    seed: u64,
+    shape: &'a TinyShape,
+    /// Numbers per head.
+    width: usize,
+}
+
+impl Birth<'_> {
+    fn parameter(&self, name: &str, count: usize) -> Vec<f32> {
+        let first_layer = name.starts_with("model.layers.0.");
+        let part = name.rsplit_once("layers.").map_or(name, |(_, part)| part);
+        let part = part.split_once('.').map_or(part, |(_, part)| part);
+        match part {
+            "self_attn.q_proj.weight" if first_layer => {
+                self.normal(name, count, STD * FIRST_LAYER_SCALE)
+            }
+            "self_attn.k_proj.weight" if first_layer => {
+                self.normal(name, count, STD * FIRST_LAYER_SCALE)
+            }
+            "self_attn.q_proj.weight" => self.matched_queries(name, count),
+            "self_attn.k_proj.weight" | "self_attn.v_proj.weight" => {
+                self.normal(name, count, MATCHED_STD)
+            }
+            "self_attn.o_proj.weight" => self.copying_output(name),
+            "self_attn.q_proj.bias" if first_layer => self.place_queries(),
+            "self_attn.k_proj.bias" if first_layer => self.place_keys(),
+            _ if name.ends_with("norm.weight") => vec![1.0; count],
+            _ if name.ends_with(".bias") => vec![0.0; count],
+            _ => self.normal(name, count, STD),
+        }
+    }
+
+    /// The sum of twelve uniform numbers has variance 1 and is as good as normal for
+    /// this purpose; unlike a logarithm and a cosine it is the same on every machine.
+    fn normal(&self, name: &str, count: usize, std: f64) -> Vec<f32> {
+        let mut choices = Choices::new(self.seed, name);
+        let mut bytes = [0; 24];
+        (0..count)
+            .map(|_| {
+                choices.fill(&mut bytes);
+                let pairs = bytes.as_chunks::<2>().0;
+                let sum: u32 = pairs.iter().map(|&b| u32::from(u16::from_le_bytes(b))).sum();
+                // Half a step per number makes the mean exactly 0.
+                ((f64::from(sum) + 6.0) / 65_536.0 - 6.0) * std
+            })
+            .map(|x| x as f32)
+            .collect()
+    }
+
+    /// The key and value head that a query head reads.
+    fn group(&self, head: usize) -> usize {
+        head / (self.shape.heads / self.shape.kv_heads)
+    }
+
+    /// Each query head wants what its group's key offers: the same content.
+    fn matched_queries(&self, name: &str, count: usize) -> Vec<f32> {
+        let key_columns = self.shape.kv_heads * self.width;
+        let keys = self.normal(
+            &name.replace("q_proj", "k_proj"),
+            self.shape.hidden * key_columns,
+            MATCHED_STD,
+        );
+        let mut queries = self.normal(name, count, UNMATCHED_STD);
+        let columns = self.shape.heads * self.width;
+        for (at, query) in queries.iter_mut().enumerate() {
+            let (row, head, d) = (at / columns, at % columns / self.width, at % self.width);
+            *query += keys[row * key_columns + self.group(head) * self.width + d];
+        }
+        queries
+    }
+
+    /// W_o = W_vᵀ per head: what was read is written back where it came from.
+    fn copying_output(&self, name: &str) -> Vec<f32> {
+        let hidden = self.shape.hidden;
+        let value_columns = self.shape.kv_heads * self.width;
+        let values = self.normal(
+            &name.replace("o_proj", "v_proj"),
+            hidden * value_columns,
+            MATCHED_STD,
+        );
+        let mut output = Vec::with_capacity(self.shape.heads * self.width * hidden);
+        for head in 0..self.shape.heads {
+            for d in 0..self.width {
+                let column = self.group(head) * self.width + d;
+                output.extend((0..hidden).map(|row| values[row * value_columns + column]));
+            }
+        }
+        output
+    }
+
+    /// Amplitude and angular frequency of each rotary pair of a head.
+    fn frequencies(&self) -> impl Iterator<Item = (f64, f64)> {
+        let (theta, width) = (self.shape.theta, self.width);
+        (0..width / 2).map(move |pair| {
+            let squared = AMPLITUDES_SQUARED.get(pair).copied().unwrap_or(0.0);
+            let frequency = theta.powf(-2.0 * pair as f64 / width as f64);
+            (squared.sqrt(), frequency)
+        })
+    }
+
+    /// A constant key, turned by its position: a clock hand per frequency.
+    fn place_keys(&self) -> Vec<f32> {
+        let mut head = vec![0.0; self.width];
+        for (pair, (amplitude, _)) in self.frequencies().enumerate() {
+            head[pair] = amplitude as f32;
+        }
+        head.repeat(self.shape.kv_heads)
+    }
+
+    /// The same clock set back by the head's distance o: the score of a key at
+    /// distance δ is Σ a_f² cos(w_f (δ − o)), largest at δ = o.
+    fn place_queries(&self) -> Vec<f32> {
+        let mut bias = Vec::with_capacity(self.shape.heads * self.width);
+        for distance in DISTANCES.iter().cycle().take(self.shape.heads) {
+            let turned = |sign: f64, f: fn(f64) -> f64| {
+                self.frequencies().map(move |(a, w)| (sign * a * f(w * distance)) as f32)
+            };
+            bias.extend(turned(1.0, f64::cos));
+            bias.extend(turned(-1.0, f64::sin));
+        }
+        bias
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(weights: &Weights, name: &str) -> Vec<f32> {
+        let tensor = weights.get(name).unwrap();
+        tensor.flatten_all().unwrap().to_vec1().unwrap()
+    }
+
+    fn other() -> TinyShape {
+        TinyShape {
+            hidden: 48,
+            layers: 2,
+            heads: 6,
+            kv_heads: 2,
+            intermediate: 40,
+            vocab: 400,
+            tied: false,
+            ..TinyShape::default()
+        }
+    }
+
+    #[test]
+    fn the_default_shape_has_the_measured_size() {
+        let shape = TinyShape::default();
+        let weights = shape.init_weights(1).unwrap();
+        assert_eq!(weights.parameter_count(), 919_680);
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_numbers_and_another_seed_others() {
+        let all = |seed| {
+            let weights = other().init_weights(seed).unwrap();
+            let names: Vec<String> = weights.iter().map(|(name, _)| name.to_owned()).collect();
+            names.iter().map(|name| numbers(&weights, name)).collect::<Vec<_>>()
+        };
+        assert_eq!(all(5), all(5));
+        assert_ne!(all(5), all(6));
+        assert!(all(5).iter().flatten().all(|x| x.is_finite()));
+    }
+
+    #[test]
+    fn unstructured_weights_look_normal() {
+        let weights = TinyShape::default().init_weights(3).unwrap();
+        for (name, std) in [
+            ("model.embed_tokens.weight", 0.05),
+            ("model.layers.2.mlp.up_proj.weight", 0.05),
+            ("model.layers.0.self_attn.q_proj.weight", 0.0125),
+            ("model.layers.3.self_attn.v_proj.weight", 0.08),
+        ] {
+            let x = numbers(&weights, name);
+            let n = x.len() as f64;
+            let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+            let variance = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n;
+            assert!(mean.abs() < 4.0 * std / n.sqrt(), "{name}: mean {mean}");
+            assert!((variance.sqrt() / std - 1.0).abs() < 0.03, "{name}: {variance}");
+            let beyond_two = x.iter().filter(|x| f64::from(x.abs()) > 2.0 * std).count();
+            assert!((beyond_two as f64 / n - 0.0455).abs() < 0.01, "{name}");
+        }
+    }
+
+    #[test]
+    fn outputs_write_back_what_values_read() {
+        for shape in [TinyShape::default(), other()] {
+            let weights = shape.init_weights(2).unwrap();
+            let width = shape.hidden / shape.heads;
+            let values = numbers(&weights, "model.layers.1.self_attn.v_proj.weight");
+            let output = numbers(&weights, "model.layers.1.self_attn.o_proj.weight");
+            for (head, d, row) in [(0, 0, 0), (shape.heads - 1, width - 1, shape.hidden - 1), (1, 3, 7)] {
+                let group = head * shape.kv_heads / shape.heads;
+                assert_eq!(
+                    output[(head * width + d) * shape.hidden + row],
+                    values[row * shape.kv_heads * width + group * width + d],
+                );
+            }
+        }
+    }
+
+    /// Rotates a head's bias to a position as the forward pass does.
+    fn rotated(bias: &[f32], position: f64, theta: f64) -> Vec<f64> {
+        let half = bias.len() / 2;
+        let mut out = vec![0.0; bias.len()];
+        for f in 0..half {
+            let angle = position * theta.powf(-2.0 * f as f64 / bias.len() as f64);
+            let (x, y) = (f64::from(bias[f]), f64::from(bias[half + f]));
+            out[f] = x * angle.cos() - y * angle.sin();
+            out[half + f] = y * angle.cos() + x * angle.sin();
+        }
+        out
+    }
+
+    #[test]
+    fn first_layer_heads_look_one_to_three_tokens_back() {
+        let shape = TinyShape::default();
+        let weights = shape.init_weights(9).unwrap();
+        let width = shape.hidden / shape.heads;
+        let queries = numbers(&weights, "model.layers.0.self_attn.q_proj.bias");
+        let keys = numbers(&weights, "model.layers.0.self_attn.k_proj.bias");
+        let last = 150;
+        for (head, back) in [1, 2, 1, 3].into_iter().enumerate() {
+            let query = rotated(&queries[head * width..][..width], f64::from(last), shape.theta);
+            let scores: Vec<f64> = (0..=last)
+                .map(|position| {
+                    let key = rotated(&keys[..width], f64::from(position), shape.theta);
+                    let dot: f64 = query.iter().zip(&key).map(|(q, k)| q * k).sum();
+                    (dot / (width as f64).sqrt()).exp()
+                })
+                .collect();
+            let share = scores[(last - back) as usize] / scores.iter().sum::<f64>();
+            assert!(share > 0.9, "head {head}: {share}");
+        }
+    }
+
+    #[test]
+    fn companions_need_room_for_the_tokenizer() {
+        let tokenizer = tiny_text::invented_tokenizer(420).unwrap();
+        let message = other().companions(&tokenizer).unwrap_err().to_string();
+        assert!(message.contains("400") && message.contains("420"), "{message}");
+        let files = TinyShape::default().companions(&tokenizer).unwrap();
+        let chat = crate::Chat::from_files(&files, Path::new("new")).unwrap().unwrap();
+        chat.check(&Tokenizer::from_files(&files, Path::new("new")).unwrap()).unwrap();
+    }
+}
