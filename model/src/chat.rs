@@ -17,7 +17,11 @@ use crate::tokenizer::{Part, Tokenizer, excerpt, find_first, read_files};
 use crate::{Error, Result};
 
 /// Where a template and the names of its special tokens are found.
-const FILES: [&str; 3] = ["chat_template.jinja", "tokenizer_config.json", "tokenizer.json"];
+const FILES: [&str; 3] = [
+    "chat_template.jinja",
+    "tokenizer_config.json",
+    "tokenizer.json",
+];
 /// Delimiters of placeholders in rendered text: private-use characters, which a
 /// template neither trims nor looks for.
 const OPEN: char = '\u{E000}';
@@ -169,19 +173,21 @@ impl Chat {
     /// The conversation as text, with the opening of the next reply if
     /// `add_generation_prompt`.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        let messages: Vec<&Message> = messages.iter().collect();
-        let mut context: BTreeMap<&str, Value> = BTreeMap::new();
+        // Templates test tools and documents with `is not none`, which an undefined
+        // name would pass.
+        let context = serde_json::json!({
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": null,
+            "documents": null,
+        });
+        let mut context = context.as_object().cloned().unwrap_or_default();
         for (name, token) in &self.named_tokens {
-            context.insert(name, Value::from(token.as_str()));
+            context.insert(name.clone(), Json::from(token.as_str()));
         }
-        context.insert("messages", Value::from(minijinja::value::Serde(messages)));
-        context.insert("add_generation_prompt", Value::from(add_generation_prompt));
-        // Templates test these with `is not none`, which an undefined name passes.
-        context.insert("tools", Value::from(()));
-        context.insert("documents", Value::from(()));
         self.environment
             .get_template("chat")
-            .and_then(|template| template.render(Value::from_iter(context)))
+            .and_then(|template| template.render(minijinja::value::Serde(context)))
             .map_err(|e| self.bad(format!("the chat template cannot render: {e:#}")))
     }
 

@@ -181,7 +181,10 @@ impl Birth<'_> {
             .map(|_| {
                 choices.fill(&mut bytes);
                 let pairs = bytes.as_chunks::<2>().0;
-                let sum: u32 = pairs.iter().map(|&b| u32::from(u16::from_le_bytes(b))).sum();
+                let sum: u32 = pairs
+                    .iter()
+                    .map(|&b| u32::from(u16::from_le_bytes(b)))
+                    .sum();
                 // Half a step per number makes the mean exactly 0.
                 ((f64::from(sum) + 6.0) / 65_536.0 - 6.0) * std
             })
@@ -255,7 +258,8 @@ impl Birth<'_> {
         let mut bias = Vec::with_capacity(self.shape.heads * self.width);
         for distance in DISTANCES.iter().cycle().take(self.shape.heads) {
             let turned = |sign: f64, f: fn(f64) -> f64| {
-                self.frequencies().map(move |(a, w)| (sign * a * f(w * distance)) as f32)
+                self.frequencies()
+                    .map(move |(a, w)| (sign * a * f(w * distance)) as f32)
             };
             bias.extend(turned(1.0, f64::cos));
             bias.extend(turned(-1.0, f64::sin));
@@ -298,7 +302,10 @@ mod tests {
         let all = |seed| {
             let weights = other().init_weights(seed).unwrap();
             let names: Vec<String> = weights.iter().map(|(name, _)| name.to_owned()).collect();
-            names.iter().map(|name| numbers(&weights, name)).collect::<Vec<_>>()
+            names
+                .iter()
+                .map(|name| numbers(&weights, name))
+                .collect::<Vec<_>>()
         };
         assert_eq!(all(5), all(5));
         assert_ne!(all(5), all(6));
@@ -319,7 +326,10 @@ mod tests {
             let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
             let variance = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n;
             assert!(mean.abs() < 4.0 * std / n.sqrt(), "{name}: mean {mean}");
-            assert!((variance.sqrt() / std - 1.0).abs() < 0.03, "{name}: {variance}");
+            assert!(
+                (variance.sqrt() / std - 1.0).abs() < 0.03,
+                "{name}: {variance}"
+            );
             let beyond_two = x.iter().filter(|x| f64::from(x.abs()) > 2.0 * std).count();
             assert!((beyond_two as f64 / n - 0.0455).abs() < 0.01, "{name}");
         }
@@ -332,7 +342,11 @@ mod tests {
             let width = shape.hidden / shape.heads;
             let values = numbers(&weights, "model.layers.1.self_attn.v_proj.weight");
             let output = numbers(&weights, "model.layers.1.self_attn.o_proj.weight");
-            for (head, d, row) in [(0, 0, 0), (shape.heads - 1, width - 1, shape.hidden - 1), (1, 3, 7)] {
+            for (head, d, row) in [
+                (0, 0, 0),
+                (shape.heads - 1, width - 1, shape.hidden - 1),
+                (1, 3, 7),
+            ] {
                 let group = head * shape.kv_heads / shape.heads;
                 assert_eq!(
                     output[(head * width + d) * shape.hidden + row],
@@ -364,7 +378,11 @@ mod tests {
         let keys = numbers(&weights, "model.layers.0.self_attn.k_proj.bias");
         let last = 150;
         for (head, back) in [1, 2, 1, 3].into_iter().enumerate() {
-            let query = rotated(&queries[head * width..][..width], f64::from(last), shape.theta);
+            let query = rotated(
+                &queries[head * width..][..width],
+                f64::from(last),
+                shape.theta,
+            );
             let scores: Vec<f64> = (0..=last)
                 .map(|position| {
                     let key = rotated(&keys[..width], f64::from(position), shape.theta);
@@ -381,9 +399,15 @@ mod tests {
     fn companions_need_room_for_the_tokenizer() {
         let tokenizer = tiny_text::invented_tokenizer(420).unwrap();
         let message = other().companions(&tokenizer).unwrap_err().to_string();
-        assert!(message.contains("400") && message.contains("420"), "{message}");
+        assert!(
+            message.contains("400") && message.contains("420"),
+            "{message}"
+        );
         let files = TinyShape::default().companions(&tokenizer).unwrap();
-        let chat = crate::Chat::from_files(&files, Path::new("new")).unwrap().unwrap();
-        chat.check(&Tokenizer::from_files(&files, Path::new("new")).unwrap()).unwrap();
+        let chat = crate::Chat::from_files(&files, Path::new("new"))
+            .unwrap()
+            .unwrap();
+        chat.check(&Tokenizer::from_files(&files, Path::new("new")).unwrap())
+            .unwrap();
     }
 }

@@ -16,7 +16,13 @@ fn fixture() -> (Chat, Tokenizer) {
 fn chat(template: &str) -> Chat {
     let special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].map(str::to_owned);
     let named = BTreeMap::from([("bos_token".to_owned(), "<|endoftext|>".to_owned())]);
-    Chat::new(template.to_owned(), named, special.to_vec(), "m/chat_template.jinja".into()).unwrap()
+    Chat::new(
+        template.to_owned(),
+        named,
+        special.to_vec(),
+        "m/chat_template.jinja".into(),
+    )
+    .unwrap()
 }
 
 fn user(content: &str) -> Message {
@@ -81,17 +87,26 @@ fn golden_conversation_whole_and_turn_by_turn() {
     let messages: Vec<Message> = serde_json::from_value(golden["messages"].clone()).unwrap();
     let expected: Vec<u32> = serde_json::from_value(golden["ids"].clone()).unwrap();
     let (chat, tokenizer) = fixture();
-    assert_eq!(chat.render(&messages, true).unwrap(), golden["text"].as_str().unwrap());
+    assert_eq!(
+        chat.render(&messages, true).unwrap(),
+        golden["text"].as_str().unwrap()
+    );
     assert_eq!(chat.prompt_ids(&tokenizer, &messages).unwrap(), expected);
 
     // Prompt up to the first reply, then turn by turn; every other reply was cut off.
-    let first = messages.iter().position(|m| m.role == Role::Assistant).unwrap();
+    let first = messages
+        .iter()
+        .position(|m| m.role == Role::Assistant)
+        .unwrap();
     let mut ids = chat.prompt_ids(&tokenizer, &messages[..first]).unwrap();
     for (turn, pair) in messages[first..].chunks_exact(2).enumerate() {
         ids.extend(tokenizer.encode_ordinary(&pair[0].content).unwrap());
         let ended = turn % 2 == 0;
         ids.extend(ended.then(|| chat.end_of_turn_id(&tokenizer).unwrap()));
-        ids.extend(chat.observation_ids(&tokenizer, ended, &pair[1].content).unwrap());
+        ids.extend(
+            chat.observation_ids(&tokenizer, ended, &pair[1].content)
+                .unwrap(),
+        );
     }
     assert_eq!(ids, expected);
     chat.check(&tokenizer).unwrap();
@@ -102,7 +117,10 @@ fn bridges_are_found_by_rendering() {
     let bridge = fixture().0.bridge().unwrap();
     assert_eq!(bridge.end_of_turn, "<|im_end|>");
     assert_eq!(bridge.before_observation, "\n<|im_start|>user\n");
-    assert_eq!(bridge.after_observation, "<|im_end|>\n<|im_start|>assistant\n");
+    assert_eq!(
+        bridge.after_observation,
+        "<|im_end|>\n<|im_start|>assistant\n"
+    );
     let bridge = chat(WITH_HEADERS).bridge().unwrap();
     assert_eq!(bridge.before_observation, "<|im_start|>user (today)\n\n");
 }
@@ -124,7 +142,9 @@ fn templates_of_other_families_render_and_pass_the_check() {
     with_tools.check(&tokenizer).unwrap();
     with_headers.check(&tokenizer).unwrap();
     // An observation is trimmed where the template trims.
-    let ids = with_headers.observation_ids(&tokenizer, true, "\n seen \n").unwrap();
+    let ids = with_headers
+        .observation_ids(&tokenizer, true, "\n seen \n")
+        .unwrap();
     assert_eq!(
         tokenizer.decode(&ids, false),
         "<|im_start|>user (today)\n\nseen<|im_end|><|im_start|>assistant (today)\n\n"
@@ -134,7 +154,12 @@ fn templates_of_other_families_render_and_pass_the_check() {
 #[test]
 fn a_template_that_rewrites_history_is_refused() {
     let message = chat(FORGETFUL).check(&fixture().1).unwrap_err().to_string();
-    for word in ["rewrites earlier turns", "<think>", "rollout.history", "chat_template.jinja"] {
+    for word in [
+        "rewrites earlier turns",
+        "<think>",
+        "rollout.history",
+        "chat_template.jinja",
+    ] {
         assert!(message.contains(word), "{message}");
     }
 }
@@ -159,7 +184,10 @@ fn a_system_message_that_moves_is_refused_and_one_that_raises_is_not() {
 fn templates_without_an_end_of_turn_or_without_replies_are_refused() {
     let plain = "{%- for m in messages %}{{- m.role + ': ' + m.content + '\\n' }}{%- endfor %}";
     let message = chat(plain).check(&fixture().1).unwrap_err().to_string();
-    assert!(message.contains("no special token follows a reply"), "{message}");
+    assert!(
+        message.contains("no special token follows a reply"),
+        "{message}"
+    );
     let last_only = "{{- messages[-1].content + '<|im_end|>' }}";
     let message = chat(last_only).bridge().unwrap_err().to_string();
     assert!(message.contains("leaves out an earlier reply"), "{message}");
@@ -177,8 +205,12 @@ fn environment_text_cannot_forge_turns() {
     let forged = chat.observation_ids(&tokenizer, true, evil).unwrap();
     assert_eq!(special(&forged), special(&harmless));
     assert!(tokenizer.decode(&forged, false).contains(evil));
-    let harmless = chat.prompt_ids(&tokenizer, &[user("ok"), user("ok")]).unwrap();
-    let forged = chat.prompt_ids(&tokenizer, &[user(evil), user(evil)]).unwrap();
+    let harmless = chat
+        .prompt_ids(&tokenizer, &[user("ok"), user("ok")])
+        .unwrap();
+    let forged = chat
+        .prompt_ids(&tokenizer, &[user(evil), user(evil)])
+        .unwrap();
     assert_eq!(special(&forged), special(&harmless));
     assert_eq!(tokenizer.decode(&forged, false).matches(evil).count(), 2);
 }
@@ -186,22 +218,31 @@ fn environment_text_cannot_forge_turns() {
 #[test]
 fn templates_are_found_where_folders_keep_them() {
     let files = |config: Json| {
-        BTreeMap::from([("tokenizer_config.json".to_owned(), config.to_string().into_bytes())])
+        BTreeMap::from([(
+            "tokenizer_config.json".to_owned(),
+            config.to_string().into_bytes(),
+        )])
     };
     let load = |config: Json| {
         let chat = Chat::from_files(&files(config), Path::new("m")).unwrap();
         chat.map(|chat| chat.render(&[user("x")], false).unwrap())
     };
     assert_eq!(load(serde_json::json!({})), None);
-    let single = serde_json::json!({"chat_template": "{{ eos_token }}1", "eos_token": {"content": "<e>"}});
+    let single =
+        serde_json::json!({"chat_template": "{{ eos_token }}1", "eos_token": {"content": "<e>"}});
     assert_eq!(load(single).unwrap(), "<e>1");
     let named = serde_json::json!({"chat_template": [
         {"name": "tool_use", "template": "t"}, {"name": "default", "template": "d{{ bos_token }}"},
     ], "bos_token": null});
     assert_eq!(load(named).unwrap(), "d");
     let broken = files(serde_json::json!({"chat_template": "{% if %}"}));
-    let message = Chat::from_files(&broken, Path::new("m")).unwrap_err().to_string();
-    assert!(message.contains("tokenizer_config.json") && message.contains("does not parse"), "{message}");
+    let message = Chat::from_files(&broken, Path::new("m"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        message.contains("tokenizer_config.json") && message.contains("does not parse"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -211,6 +252,12 @@ fn tojson_is_pythons() {
         render("{{ messages[0] | tojson }}"),
         r#"{"role": "user", "content": "it's <b> é"}"#
     );
-    assert_eq!(render("{{ [1, [], {}, true, none, 1.0] | tojson(ensure_ascii=false) }}"), "[1, [], {}, true, null, 1.0]");
-    assert_eq!(render("{{ {'a': [1]} | tojson(indent=2) }}"), "{\n  \"a\": [\n    1\n  ]\n}");
+    assert_eq!(
+        render("{{ [1, [], {}, true, none, 1.0] | tojson(ensure_ascii=false) }}"),
+        "[1, [], {}, true, null, 1.0]"
+    );
+    assert_eq!(
+        render("{{ {'a': [1]} | tojson(indent=2) }}"),
+        "{\n  \"a\": [\n    1\n  ]\n}"
+    );
 }
