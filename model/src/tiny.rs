@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::tiny_text::{self, EOS_ID, PAD_ID};
 use crate::tiny_words::Choices;
-use crate::{Error, ModelConfig, Result, Tokenizer, Weights, parameter_shapes};
+use crate::{Error, ModelConfig, Policy, Result, Tokenizer, Weights, parameter_shapes};
 
 /// Standard deviation of every weight that has no structure.
 const STD: f64 = 0.05;
@@ -105,23 +105,10 @@ impl TinyShape {
         ModelConfig::from_json(raw, Path::new("tiny shape"))
     }
 
-    /// The files of a policy folder beside config and weights, for a model of this
-    /// vocabulary with `tokenizer`: its own files, the chat template, generation config.
-    pub fn companions(&self, tokenizer: &Tokenizer) -> Result<BTreeMap<String, Vec<u8>>> {
-        if tokenizer.vocab_size() > self.vocab {
-            return Err(Error::Request(format!(
-                "a vocabulary of {} has no room for the tokenizer's {} tokens",
-                self.vocab,
-                tokenizer.vocab_size()
-            )));
-        }
-        let generation = json!({"eos_token_id": EOS_ID, "pad_token_id": PAD_ID});
-        let generation = format!("{generation:#}\n");
-        let mut files = tokenizer.files().clone();
-        let template = tiny_text::chat().template().to_owned();
-        files.insert("chat_template.jinja".to_owned(), template.into_bytes());
-        files.insert("generation_config.json".to_owned(), generation.into_bytes());
-        Ok(files)
+    /// A new policy: initial weights of `seed`, `tokenizer`, and the plain chat template.
+    pub fn policy(&self, seed: u64, tokenizer: Tokenizer) -> Result<Policy> {
+        let weights = self.init_weights(seed)?;
+        Policy::new(self.config()?, weights, tokenizer, tiny_text::chat())
     }
 
     /// Initial weights: each parameter has its own random stream of `seed` and its name.
@@ -398,18 +385,32 @@ mod tests {
     }
 
     #[test]
-    fn companions_need_room_for_the_tokenizer() {
-        let tokenizer = tiny_text::invented_tokenizer(420).unwrap();
-        let message = other().companions(&tokenizer).unwrap_err().to_string();
+    fn a_new_policy_is_a_folder_that_loads_again() {
+        let tokenizer = tiny_text::invented_tokenizer(400).unwrap();
+        let policy = other().policy(4, tokenizer.clone()).unwrap();
+        assert_eq!(policy.eos_ids(), [EOS_ID]);
+        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        policy.save(first.path()).unwrap();
+        let loaded = Policy::load(first.path(), &crate::Device::parse("cpu").unwrap()).unwrap();
+        loaded.chat().check(loaded.tokenizer()).unwrap();
+        loaded.save(second.path()).unwrap();
+        for name in [
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "chat_template.jinja",
+        ] {
+            let read = |dir: &Path| std::fs::read(dir.join(name)).unwrap();
+            assert_eq!(read(first.path()), read(second.path()), "{name}");
+        }
+        let small = TinyShape {
+            vocab: 399,
+            ..other()
+        };
+        let message = small.policy(4, tokenizer).unwrap_err().to_string();
         assert!(
-            message.contains("400") && message.contains("420"),
+            message.contains("399") && message.contains("400"),
             "{message}"
         );
-        let files = TinyShape::default().companions(&tokenizer).unwrap();
-        let chat = crate::Chat::from_files(&files, Path::new("new"))
-            .unwrap()
-            .unwrap();
-        chat.check(&Tokenizer::from_files(&files, Path::new("new")).unwrap())
-            .unwrap();
     }
 }

@@ -31,9 +31,20 @@ fn host() -> String {
     // The boot id keeps containers with equal host names apart.
     let host = read("/proc/sys/kernel/hostname");
     let boot = read("/proc/sys/kernel/random/boot_id");
-    let boot: String = boot.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
-    let host: String = host.trim().chars().filter(|c| !matches!(c, ':' | '/')).collect();
-    format!("{}-{boot}", if host.is_empty() { "localhost" } else { &host })
+    let boot: String = boot
+        .chars()
+        .filter(char::is_ascii_alphanumeric)
+        .take(8)
+        .collect();
+    let host: String = host
+        .trim()
+        .chars()
+        .filter(|c| !matches!(c, ':' | '/'))
+        .collect();
+    format!(
+        "{}-{boot}",
+        if host.is_empty() { "localhost" } else { &host }
+    )
 }
 
 /// Field 22 of `/proc/<pid>/stat`; the name in field 2 may hold blanks. A
@@ -56,15 +67,24 @@ mod tests {
     #[test]
     fn the_living_the_dead_and_strangers() {
         let own = process_name();
-        assert!(!is_gone(&own) && !is_gone(&format!("{own}/1")), "{own} is alive");
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(
+            !is_gone(&own) && !is_gone(&format!("{own}/1")),
+            "{own} is alive"
+        );
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
         let start = start_ticks(child.id()).unwrap();
         let name = format!("{}:{}:{start}", host(), child.id());
         assert!(!is_gone(&name));
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(is_gone(&name));
-        assert!(!is_gone("elsewhere-12345678:1:1"), "nothing is known of other machines");
+        assert!(
+            !is_gone("elsewhere-12345678:1:1"),
+            "nothing is known of other machines"
+        );
         assert!(!is_gone("worker-a"), "nor of free names");
     }
 }
