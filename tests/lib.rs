@@ -1,1 +1,3 @@
 //! Shared fixture kit of the integration tests.
+
+pub mod s3;

@@ -111,7 +111,7 @@ pub enum Error {
         found: String,
     },
     /// The store does not answer, or answers with an error that may pass.
-    #[error("the store {url} failed to {doing} {key}: {why}; it will be tried again")]
+    #[error("the store {url} failed to {doing} {key}: {why}; check the network and the server, then resume")]
     Unavailable {
         /// The store.
         url: String,

@@ -1,0 +1,133 @@
+//! A real S3 server inside the test process, on files: requests are signed,
+//! parsed and answered as over any network. It can also misbehave in the two
+//! ways that matter to commits.
+
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use s3s::auth::SimpleAuth;
+use s3s::service::S3ServiceBuilder;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+
+const ACCESS_KEY: &str = "test";
+const SECRET_KEY: &str = "testtest";
+const BUCKET: &str = "bucket";
+
+/// How the server treats create-only writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manners {
+    /// As it should.
+    Good,
+    /// Accepts the condition and ignores it, as several servers do.
+    IgnoresConditions,
+    /// Does the first write of each object, and answers 503 all the same.
+    LosesFirstAnswers,
+}
+
+/// A running server; it stops when dropped, its files stay.
+#[derive(Debug)]
+pub struct S3Server {
+    /// URL of a prefix in its bucket, endpoint included.
+    pub url: String,
+    endpoint: String,
+    bucket: PathBuf,
+    accepting: JoinHandle<()>,
+}
+
+impl S3Server {
+    /// Serves `dir`, in which a bucket is made if there is none.
+    ///
+    /// # Panics
+    /// If no port can be had, or the folder not be used.
+    pub async fn start(dir: &Path) -> Self {
+        Self::start_with(dir, Manners::Good).await
+    }
+
+    /// [`S3Server::start`] with other manners.
+    ///
+    /// # Panics
+    /// As [`S3Server::start`].
+    pub async fn start_with(dir: &Path, manners: Manners) -> Self {
+        let bucket = dir.join(BUCKET);
+        std::fs::create_dir_all(&bucket).expect("the test's folder can be written");
+        let files = s3s_fs::FileSystem::new(dir).expect("the test's folder can be served");
+        let mut builder = S3ServiceBuilder::new(files);
+        builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
+        let service = builder.build();
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let endpoint = format!(
+            "http://{}",
+            listener
+                .local_addr()
+                .expect("a bound socket has an address")
+        );
+        // The server checks a condition and then writes; real ones are atomic.
+        let one_by_one = Arc::new(Mutex::new(BTreeSet::new()));
+        let root = dir.to_owned();
+        let accepting = tokio::spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                let (service, one_by_one, root) =
+                    (service.clone(), Arc::clone(&one_by_one), root.clone());
+                let answer = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+                    let (service, one_by_one, root) =
+                        (service.clone(), Arc::clone(&one_by_one), root.clone());
+                    async move {
+                        if !request.headers().contains_key("if-none-match") {
+                            return Service::call(&service, request).await;
+                        }
+                        let mut seen = one_by_one.lock().await;
+                        let path = request.uri().path().trim_start_matches('/').to_owned();
+                        if manners == Manners::IgnoresConditions {
+                            let _ = std::fs::remove_file(root.join(&path));
+                        }
+                        let mut response = Service::call(&service, request).await?;
+                        if manners == Manners::LosesFirstAnswers && seen.insert(path) {
+                            *response.status_mut() = hyper::StatusCode::SERVICE_UNAVAILABLE;
+                        }
+                        Ok(response)
+                    }
+                });
+                tokio::spawn(async move {
+                    // A client that hangs up is no event.
+                    let _ = auto::Builder::new(TokioExecutor::new())
+                        .serve_connection(TokioIo::new(socket), answer)
+                        .await;
+                });
+            }
+        });
+        let url = format!("s3://{BUCKET}/a/prefix?endpoint={endpoint}");
+        Self {
+            url,
+            endpoint,
+            bucket,
+            accepting,
+        }
+    }
+
+    /// The environment with which any S3 client finds this server.
+    pub fn env(&self) -> [(&'static str, &str); 5] {
+        [
+            ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
+            ("AWS_ALLOW_HTTP", "true"),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ACCESS_KEY_ID", ACCESS_KEY),
+            ("AWS_SECRET_ACCESS_KEY", SECRET_KEY),
+        ]
+    }
+
+    /// The file that holds the object `key` of the store at [`S3Server::url`].
+    pub fn file_of(&self, key: &str) -> PathBuf {
+        self.bucket.join("a/prefix").join(key)
+    }
+}
+
+impl Drop for S3Server {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}

@@ -1,0 +1,264 @@
+//! Damaged bytes never reach a stage: each way of damaging an object ends in
+//! an error that names it, what was found, and what to do.
+
+use super::{Bench, manifest, slot};
+use agentgym_storage::{
+    AttemptId, CHUNK_BYTES, Digest, Error, Inputs, Key, Manifest, Outputs, Store, Verdict,
+};
+use bytes::Bytes;
+use std::io::{Seek, SeekFrom, Write};
+
+async fn commit(store: &Store, files: &[(&str, &str)]) -> Manifest {
+    let (slot, attempt) = (slot("run", 1, "update", 0), AttemptId::new(1));
+    let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt.clone());
+    for (name, content) in files {
+        outputs
+            .bytes(name, "test", content.to_string().into())
+            .await
+            .unwrap();
+    }
+    manifest(&slot, &attempt, outputs.into_artifacts())
+}
+
+async fn objects(bench: Bench) {
+    let manifest = commit(&bench.store, &[("p/a", "content"), ("p/empty", "")]).await;
+    let inputs = Inputs::new(
+        bench.store.clone(),
+        vec![("in".into(), manifest.clone())],
+        bench.cache().join("cache"),
+    );
+    let artifact = manifest.output("p/a").unwrap();
+    let file = bench.file_of(&artifact.key.path());
+    let refused = async |found: &str| {
+        for error in [
+            inputs.bytes("in", "p/a").await.unwrap_err(),
+            inputs.folder("in", "p").await.unwrap_err(),
+        ] {
+            let text = error.to_string();
+            assert!(matches!(error, Error::Damaged { .. }), "{text}");
+            assert_eq!(error.verdict(), Verdict::GiveUp);
+            let commit = Key::Commit(manifest.slot()).path();
+            for part in [
+                &artifact.key.path(),
+                found,
+                "restore",
+                &format!("delete {commit}"),
+            ] {
+                assert!(text.contains(part), "{part} is missing in: {text}");
+            }
+        }
+    };
+    std::fs::write(&file, "c0ntent").unwrap();
+    let (expected, found) = (
+        Digest::of(b"content").to_string(),
+        Digest::of(b"c0ntent").to_string(),
+    );
+    refused(&format!("expected {expected}, found {found}")).await;
+    std::fs::write(&file, "conten").unwrap();
+    refused("6 bytes").await;
+    std::fs::write(&file, "content!").unwrap();
+    refused("8 bytes").await;
+    std::fs::write(&file, "").unwrap();
+    refused("0 bytes").await;
+    std::fs::remove_file(&file).unwrap();
+    refused("nothing").await;
+    std::fs::write(&file, "content").unwrap();
+    assert_eq!(inputs.bytes("in", "p/a").await.unwrap(), "content");
+    let empty = bench.file_of(&manifest.output("p/empty").unwrap().key.path());
+    std::fs::write(&empty, "not empty").unwrap();
+    assert!(matches!(
+        inputs.bytes("in", "p/empty").await,
+        Err(Error::Damaged { .. })
+    ));
+    assert!(matches!(
+        inputs.folder("in", "p").await,
+        Err(Error::Damaged { .. })
+    ));
+
+    // A manifest that is cut short, or lies in another's place.
+    bench.store.commit(&manifest).await.unwrap();
+    let key = Key::Commit(manifest.slot()).path();
+    let whole = std::fs::read(bench.file_of(&key)).unwrap();
+    let elsewhere = slot("run", 2, "update", 0);
+    let copy = bench.file_of(&Key::Commit(elsewhere.clone()).path());
+    std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
+    std::fs::write(copy, &whole).unwrap();
+    let error = bench
+        .store
+        .manifest(&elsewhere)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("00000002") && error.contains("run/1/update/0"),
+        "{error}"
+    );
+    std::fs::write(bench.file_of(&key), &whole[..whole.len() / 2]).unwrap();
+    let error = bench
+        .store
+        .manifest(&manifest.slot())
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains(&key) && error.contains("restore"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_objects_of_a_folder_are_refused() {
+    objects(Bench::folder().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_objects_of_s3_are_refused() {
+    objects(Bench::s3().await).await;
+}
+
+/// 512 MiB go through a bounded amount of memory, and one flipped bit is
+/// found in its own chunk.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_artifact_streams() {
+    const CHUNKS: u64 = 8;
+    const WRITE_BYTES_MAX: u64 = 160 << 20;
+    const READ_BYTES_MAX: u64 = 320 << 20;
+    let bench = Bench::folder().await;
+    let (slot, attempt) = (slot("run", 1, "init", 0), AttemptId::new(1));
+    let mut outputs = Outputs::new(bench.store.clone(), slot.clone(), attempt.clone());
+    let piece: Bytes = (0..1usize << 20)
+        .map(|i| (i % 255) as u8)
+        .collect::<Vec<_>>()
+        .into();
+    let before = peak_bytes();
+    let mut writer = outputs
+        .create("policy/model.safetensors", "tensors")
+        .await
+        .unwrap();
+    for _ in 0..CHUNKS * (CHUNK_BYTES >> 20) {
+        writer.write(piece.clone()).await.unwrap();
+    }
+    writer.write("rest".into()).await.unwrap();
+    let artifact = writer.finish().await.unwrap().clone();
+    let grown = peak_bytes() - before;
+    assert!(
+        grown < WRITE_BYTES_MAX,
+        "writing took {} MiB of memory",
+        grown >> 20
+    );
+    assert_eq!(artifact.size, CHUNKS * CHUNK_BYTES + 4);
+    let chunk = Digest::of(&piece.repeat(64));
+    assert_eq!(artifact.chunk_digests[..8], [chunk; 8]);
+    assert_eq!(artifact.chunk_digests[8..], [Digest::of(b"rest")]);
+
+    let before = peak_bytes();
+    let commits = vec![(
+        "init".into(),
+        manifest(&slot, &attempt, outputs.into_artifacts()),
+    )];
+    let inputs = Inputs::new(bench.store.clone(), commits, bench.cache());
+    let folder = inputs.folder("init", "policy").await.unwrap();
+    let grown = peak_bytes() - before;
+    assert!(
+        grown < READ_BYTES_MAX,
+        "reading took {} MiB of memory",
+        grown >> 20
+    );
+
+    let mut file = std::fs::File::options()
+        .write(true)
+        .open(folder.path().join("model.safetensors"))
+        .unwrap();
+    file.seek(SeekFrom::Start(5 * CHUNK_BYTES + 17)).unwrap();
+    file.write_all(&[255]).unwrap();
+    let error = inputs
+        .folder("init", "policy")
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains(&format!(
+            "in bytes {} to {}",
+            5 * CHUNK_BYTES,
+            6 * CHUNK_BYTES
+        )),
+        "{error}"
+    );
+}
+
+/// The process's largest resident size so far.
+fn peak_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status
+        .lines()
+        .find_map(|l| l.strip_prefix("VmHWM:"))
+        .unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_cache_is_repaired() {
+    let bench = Bench::memory().await;
+    let manifest = commit(&bench.store, &[("p/a", "content"), ("p/sub/b", "more")]).await;
+    let inputs = Inputs::new(
+        bench.store.clone(),
+        vec![("in".into(), manifest)],
+        bench.cache().join("cache"),
+    );
+    let path = inputs.folder("in", "p").await.unwrap().path().to_owned();
+    for damage in ["c0ntent", "short"] {
+        std::fs::write(path.join("a"), damage).unwrap();
+        let folder = inputs.folder("in", "p/").await.unwrap();
+        assert_eq!(
+            std::fs::read_to_string(folder.path().join("a")).unwrap(),
+            "content"
+        );
+    }
+    std::fs::remove_file(path.join("sub/b")).unwrap();
+    let folder = inputs.folder("in", "p").await.unwrap();
+    assert_eq!(
+        std::fs::read_to_string(folder.path().join("sub/b")).unwrap(),
+        "more"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cache_is_bounded_and_spares_what_is_in_use() {
+    let bench = Bench::memory().await;
+    let cache = bench.cache().join("cache");
+    let folder = async |content: String| {
+        let mut outputs = Outputs::new(
+            bench.store.clone(),
+            slot("run", 1, "update", 0),
+            AttemptId::new(1),
+        );
+        outputs.bytes("p/a", "test", content.into()).await.unwrap();
+        let manifest = manifest(
+            &slot("run", 1, "update", 0),
+            &AttemptId::new(1),
+            outputs.into_artifacts(),
+        );
+        Inputs::new(bench.store.clone(), vec![("in".into(), manifest)], &cache)
+            .folder("in", "p")
+            .await
+            .unwrap()
+    };
+    let held = folder("held".into()).await;
+    // Many at once, each one wanted twice.
+    let all = futures::future::join_all((0..20).map(|i| folder(format!("{}", i / 2)))).await;
+    for (i, folder) in all.iter().enumerate() {
+        assert_eq!(
+            std::fs::read_to_string(folder.path().join("a")).unwrap(),
+            format!("{}", i / 2)
+        );
+    }
+    drop(all);
+    drop(folder("last".into()).await);
+    assert_eq!(
+        std::fs::read_to_string(held.path().join("a")).unwrap(),
+        "held"
+    );
+    let folders = std::fs::read_dir(&cache)
+        .unwrap()
+        .flatten()
+        .filter(|e| e.path().is_dir())
+        .count();
+    assert!(folders <= 5, "{folders} folders stay behind");
+}
