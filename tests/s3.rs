@@ -77,11 +77,15 @@ impl S3Server {
                     let (service, one_by_one, root) =
                         (service.clone(), Arc::clone(&one_by_one), root.clone());
                     async move {
+                        let path = request.uri().path().trim_start_matches('/').to_owned();
+                        let bucket = path.split('/').next().unwrap_or_default();
+                        if !root.join(bucket).is_dir() {
+                            return Ok(no_such_bucket());
+                        }
                         if !request.headers().contains_key("if-none-match") {
                             return Service::call(&service, request).await;
                         }
                         let mut seen = one_by_one.lock().await;
-                        let path = request.uri().path().trim_start_matches('/').to_owned();
                         if manners == Manners::IgnoresConditions {
                             let _ = std::fs::remove_file(root.join(&path));
                         }
@@ -130,4 +134,12 @@ impl Drop for S3Server {
     fn drop(&mut self) {
         self.accepting.abort();
     }
+}
+
+/// The file server would make the bucket; S3 does not.
+fn no_such_bucket() -> s3s::HttpResponse {
+    let text = "<Error><Code>NoSuchBucket</Code><Message>no such bucket</Message></Error>";
+    let mut response = s3s::HttpResponse::new(s3s::Body::from(text.to_owned()));
+    *response.status_mut() = hyper::StatusCode::NOT_FOUND;
+    response
 }

@@ -111,7 +111,9 @@ pub enum Error {
         found: String,
     },
     /// The store does not answer, or answers with an error that may pass.
-    #[error("the store {url} failed to {doing} {key}: {why}; check the network and the server, then resume")]
+    #[error(
+        "the store {url} failed to {doing} {key}: {why}; check the network and the server, then resume"
+    )]
     Unavailable {
         /// The store.
         url: String,
@@ -251,18 +253,22 @@ impl Error {
                 _ => {}
             }
         }
-        // S3 answers so when the credentials chain finds nothing, too.
+        // Listings wrap the server's answer, so that only its text is left.
+        let said = |texts: &[&str]| texts.iter().any(|text| why.contains(text));
+        let no_bucket = said(&["NoSuchBucket"]);
+        let denied = said(&["403 Forbidden", "401 Unauthorized"]);
         match error {
-            BackendError::PermissionDenied { .. } | BackendError::Unauthenticated { .. } => {
-                Self::Denied { url, why }
-            }
-            BackendError::NotFound { .. } if why.contains("NoSuchBucket") => {
+            BackendError::NotFound { .. } | BackendError::Generic { .. } if no_bucket => {
                 Self::NoBucket { url, why }
             }
             BackendError::NotFound { .. } => Self::NotFound {
                 key: key.to_owned(),
                 url,
             },
+            BackendError::PermissionDenied { .. } | BackendError::Unauthenticated { .. } => {
+                Self::Denied { url, why }
+            }
+            BackendError::Generic { .. } if denied => Self::Denied { url, why },
             BackendError::NotImplemented { .. } | BackendError::NotSupported { .. } => {
                 Self::NoConditionalPut { url, found: why }
             }

@@ -1,3 +1,7 @@
 //! Integration tests: one binary.
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests are not marked as tests"
+)]
 
 mod storage;

@@ -64,22 +64,26 @@ async fn wrong_credentials_and_missing_buckets_are_told_apart() {
     let server = S3Server::start(dir.path()).await;
     let mut options = server.env();
     options[4].1 = "topsecret";
-    let error = Store::open_with(&server.url, &options)
-        .await
-        .unwrap()
-        .probe()
-        .await
-        .unwrap_err();
-    let text = error.to_string();
-    assert!(matches!(error, Error::Denied { .. }), "{text}");
-    assert!(
-        text.contains("AWS_SECRET_ACCESS_KEY") && !text.contains("topsecret"),
-        "{text}"
-    );
+    let store = Store::open_with(&server.url, &options).await.unwrap();
+    let refused = [
+        store.probe().await.err(),
+        store.list("runs").await.err(),
+        store.runs().await.err(),
+    ];
+    for error in refused.map(Option::unwrap) {
+        let text = error.to_string();
+        assert!(matches!(error, Error::Denied { .. }), "{text}");
+        assert!(
+            text.contains("AWS_SECRET_ACCESS_KEY") && !text.contains("topsecret"),
+            "{text}"
+        );
+        assert_eq!(error.verdict(), Verdict::GiveUp);
+    }
 
     let url = server.url.replace("s3://bucket", "s3://nowhere");
     let store = Store::open_with(&url, &server.env()).await.unwrap();
-    // Only asked to list, because this server makes a bucket at the first write.
+    let error = store.probe().await.unwrap_err();
+    assert!(matches!(error, Error::NoBucket { .. }), "{error}");
     let error = store.list("runs").await.unwrap_err();
     assert!(matches!(error, Error::NoBucket { .. }), "{error}");
 }
