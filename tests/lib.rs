@@ -1,3 +1,4 @@
 //! Shared fixture kit of the integration tests.
 
+pub mod redis;
 pub mod s3;

@@ -4,4 +4,5 @@
     reason = "helpers of tests are not marked as tests"
 )]
 
+mod queue;
 mod storage;

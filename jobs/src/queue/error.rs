@@ -83,9 +83,9 @@ pub(super) fn without_password(url: &str) -> String {
             let _ = parsed.set_password(Some("***"));
             parsed.to_string()
         }
-        Ok(_) => url.to_owned(),
-        // Not a URL: everything before an `@` may be a secret.
-        Err(_) => match url.rsplit_once('@') {
+        Ok(parsed) if parsed.has_authority() || parsed.scheme() == "sqlite" => url.to_owned(),
+        // No URL that we know: everything before an `@` may be a secret.
+        _ => match url.rsplit_once('@') {
             Some((_, rest)) => format!("***@{rest}"),
             None => url.to_owned(),
         },
@@ -124,7 +124,8 @@ mod tests {
             "redis://:***@host/"
         );
         assert_eq!(without_password("se:cret@:::"), "***@:::");
-        assert_eq!(without_password("sqlite:q.sqlite"), "sqlite:q.sqlite");
+        assert_eq!(without_password("redis:secret@host"), "***@host");
+        assert_eq!(without_password("sqlite:a@b.sqlite"), "sqlite:a@b.sqlite");
         let error = bad_url("http://me:secret@host/", "no such scheme");
         assert!(!error.to_string().contains("secret"), "{error}");
         assert_eq!(error.verdict(), Verdict::GiveUp);

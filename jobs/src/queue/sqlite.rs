@@ -31,7 +31,7 @@ use super::{
     work::{Worker, run_apalis},
 };
 
-/// Looking costs one indexed read, about 20 µs.
+/// Looking is one indexed read.
 const POLL_MS: u64 = 20;
 /// Writers of other processes hold the file for milliseconds; a disk that
 /// hangs may hold it for seconds.
