@@ -13,7 +13,7 @@ use std::{
 };
 
 use agentgym_jobs::queue::{
-    CancellationToken, Claim, Enqueued, Gate, Job, Queue, QueueOptions, Verdict,
+    CancellationToken, Claim, Enqueued, Gate, Job, Queue, QueueOptions, Verdict, process_name,
 };
 use agentgym_tests::redis::RedisServer;
 use tokio::{sync::mpsc, task::JoinHandle, time::sleep};
@@ -39,7 +39,7 @@ fn job(part: u32) -> Job {
         iteration: 3,
         stage: "rollout".into(),
         part,
-        ended_attempts: 0,
+        started_attempts: 0,
     }
 }
 
@@ -181,7 +181,7 @@ async fn a_key_is_queued_once_at_a_time(bed: Bed) {
     assert_eq!(enqueue(job(0)).await, Enqueued::Duplicate, "just ended");
 
     let second = Job {
-        ended_attempts: 1,
+        started_attempts: 1,
         ..job(0)
     };
     assert_eq!(enqueue(second.clone()).await, Enqueued::Pushed);
@@ -482,9 +482,11 @@ async fn claims_exclude_and_run_out(bed: Bed) {
     };
     assert_eq!(taken(two.claim(&job(0), "two").await.unwrap()), "one");
     assert_eq!(taken(one.claim(&job(0), "one").await.unwrap()), "one");
+    assert_eq!(two.holder(&job(0)).await.unwrap().as_deref(), Some("one"));
+    assert_eq!(two.holder(&job(1)).await.unwrap(), None);
     // The next attempt is the same job.
     let next = Job {
-        ended_attempts: 1,
+        started_attempts: 1,
         ..job(0)
     };
     assert_eq!(taken(two.claim(&next, "two").await.unwrap()), "one");
@@ -506,6 +508,20 @@ async fn claims_exclude_and_run_out(bed: Bed) {
         panic!("it has run out");
     };
     assert!(!guard.renew().await.unwrap(), "lost to one");
+
+    // A process of this machine that is gone holds nothing: its name has this
+    // process's host and pid and another start.
+    let own = process_name();
+    let dead = format!("{}1/0", own.split('/').next().unwrap());
+    let Claim::Held(_dead) = one.claim(&job(2), &dead).await.unwrap() else {
+        panic!("nobody has it");
+    };
+    assert_eq!(two.holder(&job(2)).await.unwrap(), None);
+    assert!(matches!(
+        two.claim(&job(2), &own).await.unwrap(),
+        Claim::Held(_)
+    ));
+    assert_eq!(taken(one.claim(&job(2), "one").await.unwrap()), own);
 }
 
 async fn one_planner_per_span(bed: Bed) {

@@ -28,9 +28,16 @@ pub(super) fn is_gone(holder: &str) -> bool {
 
 fn host() -> String {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-    // The boot id keeps containers with equal host names apart.
     let host = read("/proc/sys/kernel/hostname");
+    // Machines that were cloned have equal host names, and so may containers
+    // of one machine, each with pids of its own.
     let boot = read("/proc/sys/kernel/random/boot_id");
+    let pids = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    let pids: String = pids
+        .to_string_lossy()
+        .chars()
+        .filter(char::is_ascii_digit)
+        .collect();
     let boot: String = boot
         .chars()
         .filter(char::is_ascii_alphanumeric)
@@ -42,7 +49,7 @@ fn host() -> String {
         .filter(|c| !matches!(c, ':' | '/'))
         .collect();
     format!(
-        "{}-{boot}",
+        "{}-{boot}-{pids}",
         if host.is_empty() { "localhost" } else { &host }
     )
 }
@@ -82,7 +89,7 @@ mod tests {
         child.wait().unwrap();
         assert!(is_gone(&name));
         assert!(
-            !is_gone("elsewhere-12345678:1:1"),
+            !is_gone("elsewhere-12345678-1:1:1"),
             "nothing is known of other machines"
         );
         assert!(!is_gone("worker-a"), "nor of free names");
