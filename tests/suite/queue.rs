@@ -271,7 +271,7 @@ async fn a_killed_workers_job_is_delivered_again(bed: Bed) {
             let queue = Queue::open(&url, options()).await.unwrap();
             queue.enqueue("gpu", &job(0), NOW).await.unwrap();
             let _hand = hire(&queue, "doomed", &["gpu"], LONG, &doomed_report);
-            while doomed_report.strong_count() > 0 && queue.depth().await.unwrap() != [] {
+            while doomed_report.strong_count() > 0 && !queue.depth().await.unwrap().is_empty() {
                 sleep(Duration::from_millis(10)).await;
             }
             sleep(Duration::from_millis(300)).await;
