@@ -1,1 +1,27 @@
-//! skeleton
+//! The worker: lease a job, open its inputs, run its stage, write its
+//! outputs, commit, plan what comes next.
+//!
+//! The runtime owns every side effect on shared state; stage functions see a
+//! [`StageContext`] and nothing else, so a stage can be read, tested and rerun
+//! as a function from artifacts to artifacts.
+
+mod attempt;
+mod context;
+mod decoder;
+mod demonstrations;
+mod environments;
+mod episode;
+mod error;
+mod fleet;
+mod metrics;
+mod policies;
+mod process;
+mod retention;
+mod runtime;
+pub mod stages;
+
+pub use context::{Beat, Event, Report, Resources, StageContext};
+pub use error::{Error, Result};
+pub use fleet::{RunState, load_plan};
+pub use process::{cores, default_queue_url, drain_on_signal, worker_name};
+pub use runtime::{WorkerOptions, run_worker};

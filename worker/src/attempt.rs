@@ -1,0 +1,216 @@
+//! One attempt of one job: inputs, stage, outputs, commit. Whatever ends it,
+//! its end record says how, and nothing it wrote can be mistaken for a commit.
+
+use crate::context::{Beat, Event, Report, Resources, StageContext};
+use crate::fleet::RunState;
+use crate::{Error, Result, retention, stages};
+use agentgym_jobs::config::Numerics;
+use agentgym_jobs::pipeline::{Part, Stage};
+use agentgym_jobs::plan::code_version;
+use agentgym_storage::{
+    AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, Committed, InputRef, Inputs, Journal, Manifest, Outputs,
+    Store,
+};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::broadcast;
+use tokio_util::sync::CancellationToken;
+
+/// The numeric class of every CPU worker of this build (design: I7): own
+/// kernels in f32 with a fixed order of operations.
+pub(crate) const CPU_CLASS: &str = "cpu-f32-1";
+
+/// What the attempt is made with.
+pub(crate) struct Bench<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) resources: &'a Arc<Resources>,
+    pub(crate) worker: &'a str,
+    pub(crate) cache_dir: &'a Path,
+    pub(crate) events: &'a broadcast::Sender<Event>,
+    pub(crate) drain: &'a CancellationToken,
+}
+
+/// How an attempt ended.
+pub(crate) enum Ended {
+    /// This attempt's commit stands.
+    Committed(Arc<Manifest>),
+    /// Another attempt's commit stands.
+    Superseded(Arc<Manifest>),
+    /// The worker drains.
+    Drained,
+    /// It failed; the message is in the end record.
+    Failed(Error),
+    /// It was not begun, for this reason.
+    Declined(String),
+}
+
+/// Makes `part`, from its inputs to its commit.
+///
+/// # Errors
+/// Only what happens before the attempt is on record.
+pub(crate) async fn run(bench: &Bench<'_>, state: &mut RunState, part: Part) -> Result<(u32, Ended)> {
+    let slot = state.slot(part.id);
+    let mut inputs = Vec::new();
+    let mut references = Vec::new();
+    for input in &part.inputs {
+        let Some(manifest) = state.manifest(input.from).await? else {
+            return Ok((0, Ended::Declined(format!("{} waits for {}", part.id, input.from))));
+        };
+        if state.plan.config.run.numerics == Numerics::Exact && manifest.numeric_class != CPU_CLASS {
+            return Ok((0, Ended::Declined(format!(
+                "{} was made by numeric class {}, this worker has {CPU_CLASS}; run.numerics=any would mix them",
+                input.from, manifest.numeric_class
+            ))));
+        }
+        references.push(InputRef {
+            name: input.name.clone(),
+            iteration: input.from.iteration,
+            stage: input.from.stage.name().to_owned(),
+            part: input.from.part,
+        });
+        inputs.push((input.name.clone(), (*manifest).clone()));
+    }
+    let start = AttemptStart {
+        worker: bench.worker.to_owned(),
+        started_unix_s: unix_now_s(),
+        code_version: code_version().to_owned(),
+        plan_revision: state.plan.revision,
+    };
+    let attempt = bench.store.start_attempt(&slot, &start).await?;
+    let _ = bench.events.send(Event::Started { part: part.id, attempt: attempt.number, worker: bench.worker.to_owned() });
+    let began = Instant::now();
+    let made = make(bench, state, &part, &attempt, inputs, references).await;
+    let wall_s = began.elapsed().as_secs_f64();
+    let (outcome, message, report, ended) = match made {
+        Ok((Committed::Won, manifest, report)) => {
+            (AttemptOutcome::Committed, String::new(), report, Ended::Committed(manifest))
+        }
+        Ok((Committed::Superseded(first), _, report)) => {
+            (AttemptOutcome::Superseded, String::new(), report, Ended::Superseded(Arc::new(*first)))
+        }
+        Err(Error::Cancelled) => (AttemptOutcome::Drained, String::new(), Report::default(), Ended::Drained),
+        Err(e) => (AttemptOutcome::Failed, e.to_string(), Report::default(), Ended::Failed(e)),
+    };
+    if let Ended::Committed(_) = &ended {
+        let _ = bench.events.send(Event::Committed { part: part.id, wall_s, stats: report.stats.clone() });
+    }
+    let end = AttemptEnd { outcome, message, wall_s, stats: report.stats };
+    // The commit already stands or does not; a lost end record costs a line
+    // of history, never work.
+    if let Err(e) = bench.store.end_attempt(&slot, attempt.number, &end).await {
+        tracing::warn!(part = %part.id, "the end of the attempt could not be recorded: {e}");
+    }
+    Ok((attempt.number, ended))
+}
+
+async fn make(
+    bench: &Bench<'_>,
+    state: &mut RunState,
+    part: &Part,
+    attempt: &AttemptId,
+    inputs: Vec<(String, Manifest)>,
+    references: Vec<InputRef>,
+) -> Result<(Committed, Arc<Manifest>, Report)> {
+    let slot = state.slot(part.id);
+    let plan = Arc::clone(&state.plan);
+    let scratch = Scratch::new(bench.cache_dir, &format!("{}-{}", slot.stage, attempt.nonce))?;
+    let beat = Beat::new(part.id, bench.events.clone());
+    let mut context = StageContext {
+        plan: Arc::clone(&plan),
+        part: part.clone(),
+        inputs: Inputs::new(bench.store.clone(), inputs, bench.cache_dir.join("inputs")),
+        beat: beat.clone(),
+        cancel: bench.drain.child_token(),
+        resources: Arc::clone(bench.resources),
+        journal: Journal::open(bench.store.clone(), slot.clone(), attempt.clone()),
+        replayed: Journal::replay(bench.store, &slot).await?,
+        scratch: scratch.path.clone(),
+    };
+    let mut outputs = Outputs::new(bench.store.clone(), slot.clone(), attempt.clone());
+    let watch = watch(beat, Duration::from_secs(plan.config.jobs.beat_timeout_s));
+    let mut report = stages::run(part.id.stage, &mut context, &mut outputs).await;
+    drop(watch);
+    if let Ok(report) = &mut report {
+        report.set("peak_memory_bytes", peak_memory_bytes());
+    }
+    let report = report?;
+    if part.id.stage == Stage::Expire {
+        retention::expire(bench.store, state, part.id.iteration).await?;
+    }
+    let manifest = Manifest {
+        version: Manifest::VERSION,
+        run: plan.run.clone(),
+        iteration: part.id.iteration,
+        stage: slot.stage.clone(),
+        part: part.id.part,
+        attempt: attempt.number,
+        nonce: attempt.nonce.clone(),
+        inputs: references,
+        outputs: outputs.into_artifacts(),
+        seed: plan.config.run.seed,
+        numeric_class: CPU_CLASS.to_owned(),
+        code_version: code_version().to_owned(),
+        plan_revision: plan.revision,
+        decision: None,
+    };
+    let committed = bench.store.commit(&manifest).await?;
+    Ok((committed, Arc::new(manifest), report))
+}
+
+/// A stage that goes silent cannot be stopped, since a compute thread cannot
+/// be killed: the process ends, and the job is made again elsewhere.
+fn watch(beat: Beat, limit: Duration) -> impl Drop {
+    struct Watch(tokio::task::JoinHandle<()>);
+    impl Drop for Watch {
+        fn drop(&mut self) {
+            self.0.abort();
+        }
+    }
+    Watch(tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(Duration::from_secs(1).min(limit)).await;
+            if beat.silence() > limit {
+                tracing::error!(
+                    "no progress for {} s (jobs.beat_timeout_s): the process ends now; its job will be made again",
+                    limit.as_secs()
+                );
+                std::process::abort();
+            }
+        }
+    }))
+}
+
+/// A folder that goes away with the attempt.
+struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    fn new(cache_dir: &Path, name: &str) -> Result<Self> {
+        let path = cache_dir.join("attempts").join(name);
+        std::fs::create_dir_all(&path)
+            .map_err(|source| Error::Io { what: format!("cannot make the folder {}", path.display()), source })?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(e) = std::fs::remove_dir_all(&self.path) {
+            tracing::debug!("{} stays behind: {e}", self.path.display());
+        }
+    }
+}
+
+/// Seconds since 1970: for people only, never compared with another machine's.
+fn unix_now_s() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// The process's largest resident size so far; 0 where the system does not say.
+fn peak_memory_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    line.and_then(|l| l.trim().strip_suffix("kB")).and_then(|n| n.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
+}

@@ -1,0 +1,178 @@
+//! What a stage function may see (I3): its inputs and outputs by name, a
+//! beat, a cancellation, resident resources and its journal. No key, store,
+//! queue or clock.
+
+use crate::environments::Environments;
+use crate::policies::Policies;
+use agentgym_jobs::pipeline::{Part, PartId};
+use agentgym_jobs::plan::Plan;
+use agentgym_storage::{Inputs, Journal};
+use bytes::Bytes;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::broadcast;
+use tokio_util::sync::CancellationToken;
+
+/// Everything a stage function is given besides its outputs.
+pub struct StageContext {
+    /// The plan in force.
+    pub plan: Arc<Plan>,
+    /// The part to make.
+    pub part: Part,
+    /// Verified readers of the inputs, by name.
+    pub inputs: Inputs,
+    /// To be ticked at least every `jobs.beat_timeout_s`.
+    pub beat: Beat,
+    /// Fires when the worker drains.
+    pub cancel: CancellationToken,
+    /// What the worker keeps between attempts.
+    pub resources: Arc<Resources>,
+    /// Where unfinished work is noted down.
+    pub journal: Journal,
+    /// What earlier attempts of this part noted down.
+    pub replayed: Vec<Bytes>,
+    /// A local folder of this attempt, removed afterwards.
+    pub scratch: PathBuf,
+}
+
+/// What a worker process keeps between attempts.
+pub struct Resources {
+    /// Compute threads.
+    pub threads: usize,
+    /// Where the policy runs.
+    pub device: agentgym_model::Device,
+    /// Policies in memory, by digest.
+    pub policies: Policies,
+    /// Environment clients and built-in servers.
+    pub environments: Environments,
+}
+
+/// What an attempt measured: rates and times, which stay out of artifacts.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Goes to the attempt's end record.
+    pub stats: serde_json::Map<String, serde_json::Value>,
+}
+
+impl Report {
+    /// Adds a figure.
+    pub fn set(&mut self, name: &str, value: impl Into<serde_json::Value>) {
+        self.stats.insert(name.to_owned(), value.into());
+    }
+}
+
+/// What a worker tells its followers.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// An attempt began.
+    Started {
+        /// The part.
+        part: PartId,
+        /// Its attempt.
+        attempt: u32,
+        /// The worker.
+        worker: String,
+    },
+    /// An attempt got further.
+    Progress {
+        /// The part.
+        part: PartId,
+        /// Units done.
+        done: u64,
+        /// Units in all; 0 if unknown.
+        total: u64,
+        /// What the units are.
+        note: String,
+    },
+    /// A part is committed.
+    Committed {
+        /// The part.
+        part: PartId,
+        /// Duration of the attempt.
+        wall_s: f64,
+        /// What it measured.
+        stats: serde_json::Map<String, serde_json::Value>,
+    },
+    /// Another attempt committed first.
+    Superseded {
+        /// The part.
+        part: PartId,
+    },
+    /// An attempt failed.
+    Failed {
+        /// The part.
+        part: PartId,
+        /// Why.
+        message: String,
+        /// Attempts that are left.
+        attempts_left: u32,
+    },
+    /// The worker waits for something people should know of.
+    Waiting {
+        /// For what.
+        message: String,
+    },
+    /// Every part is committed.
+    RunFinished {
+        /// The run.
+        run: String,
+    },
+    /// A part cannot be made; the run needs help.
+    RunStopped {
+        /// The run.
+        run: String,
+        /// Why, and what to do.
+        message: String,
+    },
+}
+
+/// A stage's sign of life. Cheap to clone and to tick from any thread.
+#[derive(Clone)]
+pub struct Beat {
+    inner: Arc<BeatInner>,
+}
+
+struct BeatInner {
+    born: Instant,
+    last_ms: AtomicU64,
+    told_ms: AtomicU64,
+    part: PartId,
+    events: broadcast::Sender<Event>,
+}
+
+impl Beat {
+    /// A beat that reports to `events`.
+    pub fn new(part: PartId, events: broadcast::Sender<Event>) -> Self {
+        let inner =
+            BeatInner { born: Instant::now(), last_ms: AtomicU64::new(0), told_ms: AtomicU64::new(0), part, events };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Says that the stage is alive.
+    pub fn tick(&self) {
+        self.inner.last_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    /// Ticks, and tells followers at most five times a second.
+    pub fn progress(&self, done: u64, total: u64, note: &str) {
+        const EVERY_MS: u64 = 200;
+        self.tick();
+        let (now, told) = (self.now_ms(), self.inner.told_ms.load(Ordering::Relaxed));
+        let due = now >= told + EVERY_MS || done == total;
+        if due && self.inner.told_ms.compare_exchange(told, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            let event = Event::Progress { part: self.inner.part, done, total, note: note.to_owned() };
+            let _ = self.inner.events.send(event);
+        }
+    }
+
+    /// Time since the last tick.
+    pub fn silence(&self) -> Duration {
+        Duration::from_millis(self.now_ms().saturating_sub(self.inner.last_ms.load(Ordering::Relaxed)))
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.inner.born.elapsed().as_millis() as u64
+    }
+}

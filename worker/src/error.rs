@@ -1,0 +1,56 @@
+//! What can end an attempt, and what that means for its job.
+
+use agentgym_storage::Verdict;
+use std::time::Duration;
+
+/// Shorthand for results of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an attempt did not commit.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The worker drains; what was finished is journalled.
+    #[error("stopped before the end; finished episodes are journalled")]
+    Cancelled,
+    /// The environment cannot be played at all.
+    #[error("{0}")]
+    Environment(String),
+    /// A stage found its inputs or its config impossible.
+    #[error("{0}")]
+    Stage(String),
+    /// The policy could not be loaded, run or saved.
+    #[error(transparent)]
+    Model(#[from] agentgym_model::Error),
+    /// A payload, a plan or the queue.
+    #[error(transparent)]
+    Jobs(#[from] agentgym_jobs::Error),
+    /// The object store.
+    #[error(transparent)]
+    Storage(#[from] agentgym_storage::Error),
+    /// A local file that is not the store's.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was done to which file.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// A stage error; `message` says what was found and what to do.
+    pub fn stage(message: impl Into<String>) -> Self {
+        Self::Stage(message.into())
+    }
+
+    /// What the failure means for the job.
+    pub fn verdict(&self) -> Verdict {
+        match self {
+            Self::Storage(e) => e.verdict(),
+            Self::Environment(_) => Verdict::Wait(Duration::from_secs(5)),
+            Self::Jobs(agentgym_jobs::Error::Storage(e)) => e.verdict(),
+            Self::Jobs(agentgym_jobs::Error::Queue(_)) | Self::Io { .. } | Self::Cancelled => Verdict::Retry,
+            Self::Stage(_) | Self::Model(_) | Self::Jobs(_) => Verdict::GiveUp,
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! What a worker knows of a run: the plan in force, the commits it has seen,
+//! and from them what is worth enqueuing. Commits are immutable, so what was
+//! seen once is never asked for again.
+
+use crate::Result;
+use agentgym_jobs::Error as JobsError;
+use agentgym_jobs::pipeline::{PartId, Stage, parts};
+use agentgym_jobs::plan::Plan;
+use agentgym_jobs::planner::{Frontier, Progress};
+use agentgym_jobs::queue::{Job, Queue};
+use agentgym_storage::{AttemptOutcome, AttemptRecord, Manifest, RunId, Slot, Store};
+use futures::{StreamExt, TryStreamExt, stream};
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Requests for the commits of so many iterations run at once.
+const LISTS_AT_ONCE: usize = 8;
+
+/// A run as one process sees it.
+pub struct RunState {
+    store: Store,
+    /// The newest plan revision.
+    pub plan: Arc<Plan>,
+    /// Commits seen.
+    pub progress: Progress,
+    manifests: BTreeMap<PartId, Arc<Manifest>>,
+}
+
+/// The newest revision of a run's plan.
+///
+/// # Errors
+/// [`JobsError::UnknownRun`] if nobody has planned the run.
+pub async fn load_plan(store: &Store, run: &RunId) -> Result<Plan> {
+    match store.plans(run).await?.into_iter().max_by_key(|(revision, _)| *revision) {
+        Some((_, bytes)) => Ok(Plan::from_bytes(&bytes)?),
+        None => {
+            let known = store.runs().await?;
+            let known = match known.len() {
+                0 => "no runs".to_owned(),
+                n => {
+                    const SHOWN_MAX: usize = 10;
+                    let names: Vec<_> = known.iter().take(SHOWN_MAX).map(ToString::to_string).collect();
+                    let more = if n > SHOWN_MAX { format!(" and {} more", n - SHOWN_MAX) } else { String::new() };
+                    format!("{}{more}", names.join(", "))
+                }
+            };
+            Err(JobsError::UnknownRun { run: run.to_string(), url: store.url().to_owned(), known }.into())
+        }
+    }
+}
+
+impl RunState {
+    /// Loads the plan and finds the frontier.
+    ///
+    /// # Errors
+    /// Unknown run, or a store that cannot be read.
+    pub async fn open(store: &Store, run: &RunId) -> Result<Self> {
+        let plan = Arc::new(load_plan(store, run).await?);
+        let mut state =
+            Self { store: store.clone(), plan, progress: Progress::default(), manifests: BTreeMap::new() };
+        state.catch_up().await?;
+        Ok(state)
+    }
+
+    /// A second view of the same run: an attempt reads and remembers manifests
+    /// in its own, so that planning goes on beside it.
+    pub fn view(&self) -> Self {
+        Self {
+            store: self.store.clone(),
+            plan: Arc::clone(&self.plan),
+            progress: self.progress.clone(),
+            manifests: self.manifests.clone(),
+        }
+    }
+
+    /// The object-store name of a part.
+    pub fn slot(&self, id: PartId) -> Slot {
+        Slot { run: self.plan.run.clone(), iteration: id.iteration, stage: id.stage.name().into(), part: id.part }
+    }
+
+    /// Reads a newer plan revision, if there is one.
+    pub async fn refresh_plan(&mut self) -> Result<()> {
+        let plan = load_plan(&self.store, &self.plan.run).await?;
+        if plan.revision > self.plan.revision {
+            tracing::info!(revision = plan.revision, "a newer plan revision is in force");
+            self.plan = Arc::new(plan);
+        }
+        Ok(())
+    }
+
+    /// Lists the commits of every iteration from the first incomplete one up.
+    async fn catch_up(&mut self) -> Result<()> {
+        let mut next = self.progress.frontier(&self.plan).first_iteration().unwrap_or(0);
+        while next <= self.plan.iterations {
+            let batch: Vec<u32> = (next..=self.plan.iterations).take(LISTS_AT_ONCE).collect();
+            next += batch.len() as u32;
+            if self.list(batch).await? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists the commits of the iterations in flight and plans anew.
+    pub async fn refresh(&mut self) -> Result<Frontier> {
+        loop {
+            let frontier = self.progress.frontier(&self.plan);
+            if self.list(frontier.iterations.iter().copied().collect()).await? == 0 {
+                return Ok(frontier);
+            }
+        }
+    }
+
+    /// Returns the number of commits that were new.
+    async fn list(&mut self, iterations: Vec<u32>) -> Result<usize> {
+        let (store, run) = (&self.store, &self.plan.run);
+        let slots: Vec<Vec<Slot>> = stream::iter(iterations)
+            .map(|iteration| store.commits(run, iteration))
+            .buffered(LISTS_AT_ONCE)
+            .try_collect()
+            .await?;
+        let mut new = 0;
+        for slot in slots.into_iter().flatten() {
+            // A stage that this program does not know belongs to a newer one.
+            if let Ok(stage) = Stage::from_str(&slot.stage) {
+                let id = PartId { iteration: slot.iteration, stage, part: slot.part };
+                new += usize::from(self.progress.insert(id));
+            }
+        }
+        Ok(new)
+    }
+
+    /// The manifest of a part, if it is committed.
+    pub async fn manifest(&mut self, id: PartId) -> Result<Option<Arc<Manifest>>> {
+        if let Some(manifest) = self.manifests.get(&id) {
+            return Ok(Some(Arc::clone(manifest)));
+        }
+        let Some(manifest) = self.store.manifest(&self.slot(id)).await? else { return Ok(None) };
+        let manifest = Arc::new(manifest);
+        self.progress.insert(id);
+        self.remember(id, Arc::clone(&manifest));
+        Ok(Some(manifest))
+    }
+
+    /// Keeps the manifests of recent iterations only.
+    pub fn remember(&mut self, id: PartId, manifest: Arc<Manifest>) {
+        const ITERATIONS_KEPT: u32 = 4;
+        self.manifests.insert(id, manifest);
+        self.manifests.retain(|known, _| known.iteration == 0 || known.iteration + ITERATIONS_KEPT > id.iteration);
+    }
+
+    /// Pushes what can run. `running` are parts this process is making.
+    ///
+    /// A part that was never started is pushed under key `#0`. One that was
+    /// started is pushed again under the next key if its last attempt ended
+    /// without a commit, or if nobody alive holds its claim any more.
+    ///
+    /// # Errors
+    /// The first part that has used up its attempts, by name.
+    pub async fn enqueue(
+        &mut self,
+        queue: &Queue,
+        frontier: &Frontier,
+        running: &std::collections::BTreeSet<PartId>,
+    ) -> Result<Option<String>> {
+        for part in frontier.runnable.iter().filter(|p| !running.contains(&p.id)) {
+            let attempts = self.store.attempts(&self.slot(part.id)).await?;
+            if let Some(message) = self.exhausted(part.id, &attempts) {
+                return Ok(Some(message));
+            }
+            let job = self.job(part.id, attempts.len() as u32);
+            let delay = match attempts.last() {
+                None => Duration::ZERO,
+                Some(last) if last.end.is_some() => self.backoff(&attempts),
+                Some(_) if queue.holder(&job).await?.is_some() => continue,
+                Some(_) => Duration::ZERO,
+            };
+            queue.enqueue(part.id.stage.name(), &job, delay).await?;
+        }
+        Ok(None)
+    }
+
+    /// The queue's view of a part.
+    pub fn job(&self, id: PartId, started_attempts: u32) -> Job {
+        Job {
+            run: self.plan.run.to_string(),
+            iteration: id.iteration,
+            stage: id.stage.name().to_owned(),
+            part: id.part,
+            started_attempts,
+        }
+    }
+
+    /// Wait before the next attempt: doubles with each failed one.
+    pub fn backoff(&self, attempts: &[AttemptRecord]) -> Duration {
+        let failed = self.failed(attempts);
+        if failed == 0 {
+            return Duration::ZERO;
+        }
+        const DOUBLINGS_MAX: u32 = 6;
+        let factor = f64::from(1u32 << (failed - 1).min(DOUBLINGS_MAX));
+        Duration::from_secs_f64(self.plan.config.jobs.backoff_s * factor)
+    }
+
+    /// Why a part may not be tried again, if so.
+    pub fn exhausted(&self, id: PartId, attempts: &[AttemptRecord]) -> Option<String> {
+        let jobs = &self.plan.config.jobs;
+        let failures = self.failed(attempts);
+        if failures >= jobs.failures_max {
+            let last = attempts.iter().rev().find_map(|a| a.end.as_ref().filter(|e| e.outcome == AttemptOutcome::Failed));
+            let message = last.map(|e| e.message.clone()).unwrap_or_default();
+            return Some(format!("{id} failed {failures} times, last: {message}"));
+        }
+        let vanished = attempts.iter().filter(|a| a.end.is_none()).count() as u32;
+        (vanished >= jobs.vanished_max).then(|| {
+            format!("{id} took its worker down {vanished} times without a word; look at the worker's log (memory?)")
+        })
+    }
+
+    /// Attempts that count towards `jobs.failures_max`: those made under the
+    /// plan revision in force, so that a resume gives a part its attempts back.
+    pub fn failed(&self, attempts: &[AttemptRecord]) -> u32 {
+        attempts
+            .iter()
+            .filter(|a| a.start.plan_revision == self.plan.revision)
+            .filter(|a| a.end.as_ref().is_some_and(|e| e.outcome == AttemptOutcome::Failed))
+            .count() as u32
+    }
+
+    /// The parts of an iteration.
+    pub fn parts(&self, iteration: u32) -> Vec<agentgym_jobs::pipeline::Part> {
+        parts(&self.plan, iteration)
+    }
+}
+

@@ -1,0 +1,61 @@
+//! What both binaries need of the process they run in: a name, a signal
+//! handler, the number of cores and the queue beside a folder store.
+
+use crate::{Error, Result};
+use agentgym_storage::Store;
+use tokio_util::sync::CancellationToken;
+
+/// `host:pid:nonce`. Host and pid let a restarted process on the same machine
+/// see that the holder of a claim is gone.
+pub fn worker_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host: String = host.trim().chars().filter(|c| *c != ':').collect();
+    let host = if host.is_empty() { "localhost".to_owned() } else { host };
+    let nonce = agentgym_storage::nonce();
+    format!("{host}:{}:{nonce}", std::process::id())
+}
+
+/// Cores this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// The SQLite queue beside a folder store.
+///
+/// # Errors
+/// Another kind of store, which needs a queue of its own.
+pub fn default_queue_url(store: &Store) -> Result<String> {
+    match store.local_root() {
+        Some(root) => Ok(format!("sqlite:{}", root.join("queue.sqlite").display())),
+        None if store.url().starts_with("memory:") => Ok("memory:".to_owned()),
+        None => Err(Error::stage(format!(
+            "the store {} needs a queue that all its workers reach: set queue.url (--queue), e.g. redis://host:6379",
+            store.url()
+        ))),
+    }
+}
+
+/// Cancels `drain` on the first SIGTERM or Ctrl-C and aborts on the second.
+pub async fn drain_on_signal(drain: CancellationToken) {
+    wait_for_signal().await;
+    tracing::info!("draining: finished work is being committed or journalled; once more to abort");
+    drain.cancel();
+    wait_for_signal().await;
+    tracing::warn!("aborted; committed parts are safe");
+    std::process::abort();
+}
+
+async fn wait_for_signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = match signal(SignalKind::terminate()) {
+        Ok(signal) => signal,
+        Err(e) => {
+            tracing::warn!("SIGTERM will end the process without draining: {e}");
+            std::future::pending().await
+        }
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+}

@@ -1,0 +1,73 @@
+//! What an `expire` job deletes. The rule itself is pure
+//! ([`crate::stages::expire::retained`]); this file gathers what it needs and
+//! hands the deletion to the store, which writes a tombstone first.
+
+use crate::Result;
+use crate::fleet::RunState;
+use crate::stages::expire::retained;
+use agentgym_jobs::config::Pipeline;
+use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
+use agentgym_storage::{Inputs, Manifest, Store};
+
+/// Iterations whose policies may still be waiting for an evaluation.
+const WINDOW: u32 = 64;
+
+/// Applies the retention rules as of the update of `latest`.
+pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> Result<()> {
+    if state.plan.config.run.pipeline != Pipeline::Rl {
+        return Ok(());
+    }
+    let best = best_evaluated(store, state, latest).await?;
+    let mut manifests = Vec::new();
+    for iteration in latest.saturating_sub(WINDOW).max(1)..latest {
+        let evaluated = state.plan.evaluates(iteration);
+        // Iterations that were never evaluated left the window's rule the
+        // moment they became the third newest.
+        if !evaluated && iteration + 3 < latest {
+            continue;
+        }
+        if let Some(manifest) = state.manifest(policy_of(&state.plan, iteration)).await? {
+            manifests.push((*manifest).clone());
+        }
+    }
+    let pending: Vec<u32> = manifests.iter().map(|m| m.iteration).filter(|n| evaluation_pending(state, *n)).collect();
+    let plan = std::sync::Arc::clone(&state.plan);
+    let keep = |manifest: &Manifest, name: &str| {
+        retained(&plan, manifest.iteration, name, latest, best, pending.contains(&manifest.iteration))
+    };
+    store.expire(&state.plan.run, latest, |m, a| keep(m, &a.name), &manifests).await?;
+    Ok(())
+}
+
+fn evaluation_pending(state: &RunState, iteration: u32) -> bool {
+    state
+        .parts(iteration)
+        .iter()
+        .filter(|p| p.id.stage == Stage::Evaluate)
+        .any(|p| !state.progress.contains(&p.id))
+}
+
+/// The iteration with the highest mean success over all sets, the earliest on
+/// a tie.
+async fn best_evaluated(store: &Store, state: &mut RunState, latest: u32) -> Result<Option<u32>> {
+    let mut best: Option<(f64, u32)> = None;
+    let sets = state.plan.config.evaluation.sets.len() as u32;
+    for iteration in 1..=latest {
+        if !state.plan.evaluates(iteration) || evaluation_pending(state, iteration) {
+            continue;
+        }
+        let mut sum = 0.0;
+        for part in 0..sets {
+            let id = PartId { iteration, stage: Stage::Evaluate, part };
+            let Some(manifest) = store.manifest(&state.slot(id)).await? else { continue };
+            let inputs = Inputs::new(store.clone(), vec![("evaluate".into(), manifest)], std::env::temp_dir());
+            let bytes = inputs.bytes("evaluate", "metrics.json").await?;
+            let metrics: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
+            sum += metrics.get("success").and_then(serde_json::Value::as_f64).unwrap_or(0.0);
+        }
+        if sets > 0 && best.is_none_or(|(b, _)| sum > b) {
+            best = Some((sum, iteration));
+        }
+    }
+    Ok(best.map(|(_, iteration)| iteration))
+}

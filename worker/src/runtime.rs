@@ -1,0 +1,307 @@
+//! The worker's loop: jobs from the queue, one at a time per device; planning
+//! after every commit and now and then; draining on request.
+
+use crate::attempt::{self, Bench, Ended};
+use crate::context::{Event, Resources};
+use crate::fleet::RunState;
+use crate::{Error, Result};
+use agentgym_jobs::pipeline::{PartId, Stage, parts};
+use agentgym_jobs::queue::{Claim, Gate, Job, Queue};
+use agentgym_storage::{RunId, Store};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Mutex, broadcast};
+use tokio_util::sync::CancellationToken;
+
+/// How often an idle worker plans, at most, per fleet and run.
+const PLAN_EVERY: Duration = Duration::from_secs(2);
+/// Wait before a store or queue that failed is asked again.
+const TROUBLE_PAUSE: Duration = Duration::from_secs(2);
+
+/// What a worker needs to know.
+pub struct WorkerOptions {
+    /// The truth.
+    pub store: Store,
+    /// The hint.
+    pub queue: Queue,
+    /// Unique among live workers.
+    pub name: String,
+    /// Stages this worker takes; empty for all.
+    pub stages: Vec<Stage>,
+    /// Compute threads.
+    pub threads: usize,
+    /// `cpu` or `cuda:N`.
+    pub device: String,
+    /// Only this run; otherwise every run of the store.
+    pub run: Option<RunId>,
+    /// End when the run is finished or stopped.
+    pub exit_when_finished: bool,
+    /// Local folder for inputs and scratch.
+    pub cache_dir: PathBuf,
+}
+
+struct Worker {
+    options: WorkerOptions,
+    resources: Arc<Resources>,
+    events: broadcast::Sender<Event>,
+    drain: CancellationToken,
+    /// Ends the queue's loops: the run is over, or the worker drains.
+    stop: CancellationToken,
+    runs: Mutex<BTreeMap<RunId, Arc<Mutex<RunState>>>>,
+    running: std::sync::Mutex<BTreeSet<PartId>>,
+}
+
+/// Works until drained, or until the run is over where the options say so.
+///
+/// # Errors
+/// Unusable device, or a store that cannot be read at the start.
+pub async fn run_worker(
+    options: WorkerOptions,
+    events: broadcast::Sender<Event>,
+    drain: CancellationToken,
+) -> Result<()> {
+    let resources = Arc::new(Resources {
+        threads: options.threads,
+        device: agentgym_model::Device::parse(&options.device)?,
+        policies: crate::policies::Policies::default(),
+        environments: crate::environments::Environments::default(),
+    });
+    let queue = options.queue.clone();
+    let classes: Vec<&str> = match options.stages.as_slice() {
+        [] => Stage::ALL.iter().map(|s| s.name()).collect(),
+        some => some.iter().map(|s| s.name()).collect(),
+    };
+    let name = options.name.clone();
+    let gate = Gate::new(1);
+    let stop = drain.child_token();
+    let worker = Arc::new(Worker {
+        options,
+        resources,
+        events,
+        drain,
+        stop: stop.clone(),
+        runs: Mutex::default(),
+        running: std::sync::Mutex::default(),
+    });
+    if let Some(run) = worker.options.run.clone() {
+        worker.state(&run).await?;
+    }
+    tracing::info!(worker = %name, threads = worker.options.threads, "ready");
+    let planner = tokio::spawn(Arc::clone(&worker).plan_now_and_then());
+    let handler = {
+        let worker = Arc::clone(&worker);
+        move |job: Job| {
+            let worker = Arc::clone(&worker);
+            async move { worker.handle(job).await }
+        }
+    };
+    let worked = queue.work(&name, &classes, gate, handler, stop.clone()).await;
+    stop.cancel();
+    planner.abort();
+    worker.resources.environments.stop().await;
+    worked?;
+    Ok(())
+}
+
+impl Worker {
+    async fn state(&self, run: &RunId) -> Result<Arc<Mutex<RunState>>> {
+        let mut runs = self.runs.lock().await;
+        if let Some(state) = runs.get(run) {
+            return Ok(Arc::clone(state));
+        }
+        let state = Arc::new(Mutex::new(RunState::open(&self.options.store, run).await?));
+        runs.insert(run.clone(), Arc::clone(&state));
+        Ok(state)
+    }
+
+    /// Handles one job; whatever happens is on record or said aloud, and the
+    /// queue is told that the job is over.
+    async fn handle(&self, job: Job) {
+        if let Err(e) = self.try_job(&job).await {
+            tracing::warn!(job = %job.key(), "{e}");
+            let _ = self.events.send(Event::Waiting { message: e.to_string() });
+            self.pause().await;
+        }
+    }
+
+    async fn try_job(&self, job: &Job) -> Result<()> {
+        let Ok(run) = RunId::from_str(&job.run) else {
+            tracing::warn!(job = %job.key(), "not a run of ours");
+            return Ok(());
+        };
+        if self.options.run.as_ref().is_some_and(|only| *only != run) {
+            // Somebody else's run on a shared queue: its own workers' planners
+            // push it again.
+            return Ok(());
+        }
+        let Ok(stage) = Stage::from_str(&job.stage) else { return Ok(()) };
+        let id = PartId { iteration: job.iteration, stage, part: job.part };
+        let shared = self.state(&run).await?;
+        let (part, message) = {
+            let mut state = shared.lock().await;
+            if state.manifest(id).await?.is_some() {
+                drop(state);
+                return self.plan(&shared).await;
+            }
+            let attempts = self.options.store.attempts(&state.slot(id)).await?;
+            let part = parts(&state.plan, id.iteration).into_iter().find(|p| p.id == id);
+            (part, state.exhausted(id, &attempts))
+        };
+        if let Some(message) = message {
+            self.stop_run(&run, message);
+            return Ok(());
+        }
+        let Some(part) = part else { return Ok(()) };
+        let claim = match self.options.queue.claim(job, &self.options.name).await? {
+            Claim::Held(claim) => claim,
+            Claim::Taken { by } => {
+                tracing::debug!(part = %id, "held by {by}");
+                return Ok(());
+            }
+        };
+        self.running().insert(id);
+        // The attempt works on its own view, so that planning goes on beside it.
+        let mut own = shared.lock().await.view();
+        let bench = Bench {
+            store: &self.options.store,
+            resources: &self.resources,
+            worker: &self.options.name,
+            cache_dir: &self.options.cache_dir,
+            events: &self.events,
+            drain: &self.drain,
+        };
+        let ended = attempt::run(&bench, &mut own, part).await;
+        self.running().remove(&id);
+        claim.release().await;
+        let (number, ended) = ended?;
+        self.after(&run, &shared, id, number, ended).await
+    }
+
+    async fn after(
+        &self,
+        run: &RunId,
+        shared: &Arc<Mutex<RunState>>,
+        id: PartId,
+        attempt: u32,
+        ended: Ended,
+    ) -> Result<()> {
+        match ended {
+            Ended::Committed(manifest) | Ended::Superseded(manifest) => {
+                if manifest.attempt != attempt {
+                    let _ = self.events.send(Event::Superseded { part: id });
+                }
+                let mut state = shared.lock().await;
+                state.progress.insert(id);
+                state.remember(id, manifest);
+                drop(state);
+                self.plan(shared).await
+            }
+            Ended::Drained => Ok(()),
+            Ended::Declined(reason) => {
+                let _ = self.events.send(Event::Waiting { message: reason });
+                Ok(())
+            }
+            Ended::Failed(error) => {
+                let state = shared.lock().await;
+                let attempts = self.options.store.attempts(&state.slot(id)).await?;
+                let failed = state.failed(&attempts);
+                let left = state.plan.config.jobs.failures_max.saturating_sub(failed);
+                let message = error.to_string();
+                tracing::warn!(part = %id, attempts_left = left, "{message}");
+                let _ = self.events.send(Event::Failed { part: id, message: message.clone(), attempts_left: left });
+                if left == 0 || error.verdict() == agentgym_storage::Verdict::GiveUp {
+                    drop(state);
+                    self.stop_run(run, format!("{id} cannot be made: {message}"));
+                    return Ok(());
+                }
+                let (job, delay) = (state.job(id, attempts.len() as u32), state.backoff(&attempts));
+                drop(state);
+                self.options.queue.enqueue(id.stage.name(), &job, delay).await?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Lists what is new, pushes what can run, ends the worker when all is done.
+    async fn plan(&self, shared: &Arc<Mutex<RunState>>) -> Result<()> {
+        let mut state = shared.lock().await;
+        let frontier = state.refresh().await?;
+        let run = state.plan.run.clone();
+        let plan = Arc::clone(&state.plan);
+        if state.progress.finished(&plan) {
+            drop(state);
+            let _ = self.events.send(Event::RunFinished { run: run.to_string() });
+            self.leave();
+            return Ok(());
+        }
+        let running = self.running().clone();
+        if let Some(message) = state.enqueue(&self.options.queue, &frontier, &running).await? {
+            drop(state);
+            self.stop_run(&run, message);
+        }
+        Ok(())
+    }
+
+    /// Idle planning: heals lost pushes, flushed queues and vanished workers.
+    async fn plan_now_and_then(self: Arc<Self>) {
+        let mut first = true;
+        loop {
+            if let Err(e) = self.plan_all(std::mem::take(&mut first)).await {
+                tracing::warn!("planning: {e}");
+                let _ = self.events.send(Event::Waiting { message: e.to_string() });
+            }
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = tokio::time::sleep(PLAN_EVERY) => {}
+            }
+        }
+    }
+
+    async fn plan_all(&self, at_once: bool) -> Result<()> {
+        let runs = match &self.options.run {
+            Some(run) => vec![run.clone()],
+            None => self.options.store.runs().await?,
+        };
+        for run in runs {
+            if !at_once && !self.options.queue.planning_turn(run.as_ref(), PLAN_EVERY).await? {
+                continue;
+            }
+            let shared = self.state(&run).await?;
+            shared.lock().await.refresh_plan().await?;
+            self.plan(&shared).await?;
+        }
+        Ok(())
+    }
+
+    fn stop_run(&self, run: &RunId, message: String) {
+        tracing::error!(%run, "{message}");
+        let _ = self.events.send(Event::RunStopped { run: run.to_string(), message });
+        self.leave();
+    }
+
+    fn leave(&self) {
+        if self.options.exit_when_finished {
+            self.stop.cancel();
+        }
+    }
+
+    fn running(&self) -> std::sync::MutexGuard<'_, BTreeSet<PartId>> {
+        self.running.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    async fn pause(&self) {
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            () = tokio::time::sleep(TROUBLE_PAUSE) => {}
+        }
+    }
+}
+
+impl From<agentgym_jobs::queue::Error> for Error {
+    fn from(e: agentgym_jobs::queue::Error) -> Self {
+        Self::Jobs(agentgym_jobs::Error::Queue(e.to_string()))
+    }
+}
