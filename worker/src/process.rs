@@ -1,18 +1,13 @@
-//! What both binaries need of the process they run in: a name, a signal
+//! What both binaries need of the process they run in: names, a signal
 //! handler, the number of cores and the queue beside a folder store.
 
 use crate::{Error, Result};
 use agentgym_storage::Store;
 use tokio_util::sync::CancellationToken;
 
-/// `host:pid:nonce`. Host and pid let a restarted process on the same machine
-/// see that the holder of a claim is gone.
-pub fn worker_name() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host: String = host.trim().chars().filter(|c| *c != ':').collect();
-    let host = if host.is_empty() { "localhost".to_owned() } else { host };
-    let nonce = agentgym_storage::nonce();
-    format!("{host}:{}:{nonce}", std::process::id())
+/// A name for the `index`th worker of this process.
+pub fn worker_name(index: usize) -> String {
+    format!("{}/{index}", agentgym_jobs::queue::process_name())
 }
 
 /// Cores this process may use.

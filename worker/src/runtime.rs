@@ -173,9 +173,26 @@ impl Worker {
             events: &self.events,
             drain: &self.drain,
         };
-        let ended = attempt::run(&bench, &mut own, part).await;
+        let ended = {
+            let attempt = attempt::run(&bench, &mut own, part);
+            tokio::pin!(attempt);
+            let lease = Duration::from_secs(self.options.queue.options().lease_ttl_s);
+            loop {
+                tokio::select! {
+                    ended = &mut attempt => break ended,
+                    () = tokio::time::sleep(lease / 3) => {
+                        // A lost claim costs at most double work; the first commit wins.
+                        if let Err(e) = claim.renew().await {
+                            tracing::debug!(part = %id, "claim not renewed: {e}");
+                        }
+                    }
+                }
+            }
+        };
         self.running().remove(&id);
-        claim.release().await;
+        if let Err(e) = claim.release().await {
+            tracing::debug!(part = %id, "claim not released: {e}");
+        }
         let (number, ended) = ended?;
         self.after(&run, &shared, id, number, ended).await
     }

@@ -68,7 +68,7 @@ async fn work(arguments: Arguments) -> anyhow::Result<ExitCode> {
         None => agentgym_worker::default_queue_url(&store)?,
     };
     let queue = Queue::open(&url, QueueOptions::default()).await?;
-    let name = agentgym_worker::worker_name();
+    let name = agentgym_worker::worker_name(0);
     let drain = CancellationToken::new();
     tokio::spawn(agentgym_worker::drain_on_signal(drain.clone()));
     let (events, mut news) = tokio::sync::broadcast::channel(1024);
