@@ -21,6 +21,9 @@ pub enum Error {
     /// The policy could not be loaded, run or saved.
     #[error(transparent)]
     Model(#[from] agentgym_model::Error),
+    /// Numbers that no algorithm can be run on.
+    #[error(transparent)]
+    Algorithm(#[from] agentgym_algorithms::Error),
     /// A payload, a plan or the queue.
     #[error(transparent)]
     Jobs(#[from] agentgym_jobs::Error),
@@ -50,7 +53,7 @@ impl Error {
             Self::Environment(_) => Verdict::Wait(Duration::from_secs(5)),
             Self::Jobs(agentgym_jobs::Error::Storage(e)) => e.verdict(),
             Self::Jobs(agentgym_jobs::Error::Queue(_)) | Self::Io { .. } | Self::Cancelled => Verdict::Retry,
-            Self::Stage(_) | Self::Model(_) | Self::Jobs(_) => Verdict::GiveUp,
+            Self::Stage(_) | Self::Algorithm(_) | Self::Model(_) | Self::Jobs(_) => Verdict::GiveUp,
         }
     }
 }

@@ -283,7 +283,7 @@ impl Worker {
             None => self.options.store.runs().await?,
         };
         for run in runs {
-            if !at_once && !self.options.queue.planning_turn(run.as_ref(), PLAN_EVERY).await? {
+            if !at_once && !self.options.queue.planning_turn(run.as_str(), PLAN_EVERY).await? {
                 continue;
             }
             let shared = self.state(&run).await?;

@@ -1,0 +1,153 @@
+//! Demonstrations: conversations in AgentTraj-L's format, from a file or from
+//! a built-in environment's solver, and the exact tokens and mask to imitate.
+//!
+//! The tokens are those that a rollout would have produced had the policy said
+//! the same: the first prompt is rendered by the policy's own chat template,
+//! later turns are joined by the bridge, replies are their text and the end
+//! token. The mask is 1 on replies whose `loss` flag is not false, end token
+//! included, and 0 on everything else; it is not shifted.
+
+use crate::{Error, Result};
+use agentgym_envs::textcraft::{Style, Tasks, demonstration};
+use agentgym_model::{Message, Policy, Role};
+use serde::Deserialize;
+
+/// One conversation.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct Conversation {
+    /// In order; the first is a human's.
+    pub(crate) conversations: Vec<Line>,
+    /// What it solves, e.g. `textcraft_12`.
+    #[serde(default)]
+    pub(crate) item_id: Option<String>,
+}
+
+/// One message.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct Line {
+    /// `human`, `gpt` or `system`.
+    pub(crate) from: String,
+    /// False: shown but not imitated. Only read for `gpt`.
+    #[serde(default)]
+    pub(crate) loss: Option<bool>,
+    /// The text.
+    pub(crate) value: String,
+}
+
+/// Tokens to imitate.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Encoded {
+    pub(crate) token_ids: Vec<u32>,
+    pub(crate) loss_mask: Vec<bool>,
+}
+
+impl Encoded {
+    /// Tokens that are trained on.
+    pub(crate) fn loss_tokens(&self) -> usize {
+        self.loss_mask.iter().filter(|kept| **kept).count()
+    }
+
+    fn extend(&mut self, ids: &[u32], trained: bool) {
+        self.token_ids.extend_from_slice(ids);
+        self.loss_mask.resize(self.token_ids.len(), trained);
+    }
+}
+
+/// Reads an AgentTraj-L file. `what` names it in errors.
+pub(crate) fn parse_file(what: &str, bytes: &[u8]) -> Result<Vec<Conversation>> {
+    let rows: Vec<Conversation> = serde_json::from_slice(bytes).map_err(|e| {
+        Error::stage(format!(
+            "{what}: expected a JSON array of {{\"conversations\": [{{\"from\", \"value\", \"loss\"}}], \"item_id\"}}: {e}"
+        ))
+    })?;
+    if rows.is_empty() {
+        return Err(Error::stage(format!("{what}: holds no conversation")));
+    }
+    Ok(rows)
+}
+
+impl Line {
+    fn role(&self) -> Option<Role> {
+        match self.from.as_str() {
+            "system" => Some(Role::System),
+            "human" | "user" => Some(Role::User),
+            "gpt" | "assistant" => Some(Role::Assistant),
+            _ => None,
+        }
+    }
+
+    fn is_trained(&self) -> bool {
+        self.loss != Some(false)
+    }
+}
+
+impl Conversation {
+    /// Renders for a policy.
+    ///
+    /// # Errors
+    /// A message order that no rollout could have, or more than `tokens_max`
+    /// tokens; the message starts with `what`.
+    pub(crate) fn encode(&self, policy: &Policy, what: &str, tokens_max: usize) -> Result<Encoded> {
+        let name = self.item_id.as_deref().unwrap_or("no item_id");
+        let bad = |message: String| Error::stage(format!("{what} ({name}): {message}"));
+        let roles = self
+            .conversations
+            .iter()
+            .map(|line| {
+                line.role().ok_or_else(|| bad(format!("message from `{}`; known are human, gpt, system", line.from)))
+            })
+            .collect::<Result<Vec<Role>>>()?;
+        // What comes before the first reply is the prompt of an episode.
+        let first = roles.iter().position(|role| *role == Role::Assistant);
+        let first = first.ok_or_else(|| bad("has no gpt message".into()))?;
+        if !self.conversations.iter().zip(&roles).any(|(l, role)| *role == Role::Assistant && l.is_trained()) {
+            return Err(bad("has nothing to imitate: loss is false on every gpt message".into()));
+        }
+        let message = |at: usize| Message { role: roles[at], content: self.conversations[at].value.clone() };
+        if first == 0 || roles[first - 1] != Role::User {
+            return Err(bad(format!("message {first} is a reply to nothing; a human message must come before it")));
+        }
+        let prompt: Vec<Message> = (0..first).map(message).collect();
+        let (tokenizer, chat) = (policy.tokenizer(), policy.chat());
+        let end_of_turn = [chat.end_of_turn_id(tokenizer)?];
+        let mut out = Encoded { token_ids: vec![], loss_mask: vec![] };
+        out.extend(&chat.prompt_ids(tokenizer, &prompt)?, false);
+        for at in first..roles.len() {
+            let expected = if (at - first).is_multiple_of(2) { Role::Assistant } else { Role::User };
+            if roles[at] != expected {
+                return Err(bad(format!("message {at} is from `{}` out of turn", self.conversations[at].from)));
+            }
+            let line = &self.conversations[at];
+            if expected == Role::Assistant {
+                out.extend(&tokenizer.encode_ordinary(&line.value)?, line.is_trained());
+                out.extend(&end_of_turn, line.is_trained());
+            } else if at + 1 < roles.len() {
+                // A last observation that nobody answers teaches nothing.
+                out.extend(&chat.observation_ids(tokenizer, true, &line.value)?, false);
+            }
+        }
+        if out.token_ids.len() > tokens_max {
+            return Err(bad(format!(
+                "has {} tokens, sft.max_length = {tokens_max} is too small; raise it or leave the row out",
+                out.token_ids.len()
+            )));
+        }
+        Ok(out)
+    }
+}
+
+/// What a solver shows for a task.
+///
+/// # Errors
+/// The task's goal cannot be made.
+pub(crate) fn solved(tasks: &Tasks, item_id: i64, instruction: &str, style: Style) -> Result<Conversation> {
+    let shown = demonstration(&tasks.world(item_id), item_id, instruction, style)
+        .ok_or_else(|| Error::stage(format!("task {item_id} has no solution to demonstrate; leave it out of ids")))?;
+    let lines = shown.conversations.into_iter();
+    let conversations =
+        lines.map(|line| Line { from: line.from.to_owned(), loss: line.loss, value: line.value }).collect();
+    Ok(Conversation { conversations, item_id: Some(shown.item_id) })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,77 @@
+//! Environments as a worker sees them: a client per environment of the plan,
+//! and the built-in servers behind `builtin…` addresses, started once per
+//! process. Built-in or not, episodes are played over HTTP, so what works here
+//! works against a remote server.
+
+use crate::{Error, Result};
+use agentgym_envs::builtin;
+use agentgym_envs::server::ServerHandle;
+use agentgym_envs::spec::{EnvSpec, spec};
+use agentgym_envs::{ClientOptions, EnvClient};
+use agentgym_jobs::plan::Plan;
+use std::collections::HashMap;
+use tokio::sync::Mutex;
+
+/// An environment that can be played.
+#[derive(Clone)]
+pub struct Environment {
+    /// What is known about it.
+    pub spec: &'static EnvSpec,
+    /// Where it is played.
+    pub client: EnvClient,
+    /// Its URL.
+    pub url: String,
+}
+
+/// Clients and built-in servers of one process.
+#[derive(Default)]
+pub struct Environments {
+    servers: Mutex<HashMap<String, ServerHandle>>,
+}
+
+impl Environments {
+    /// The environment called `name` in the plan.
+    ///
+    /// # Errors
+    /// An unknown spec, or an address that cannot be used.
+    pub async fn open(&self, plan: &Plan, name: &str) -> Result<Environment> {
+        let all = plan.config.environments();
+        let declared = all.get(name).ok_or_else(|| {
+            let known: Vec<_> = all.keys().map(String::as_str).collect();
+            Error::stage(format!("environment `{name}` is not declared; declared: {}", known.join(", ")))
+        })?;
+        let spec = spec(&declared.task_name).map_err(|e| Error::stage(e.to_string()))?;
+        let url = if builtin::is_builtin(&declared.env_addr) {
+            self.builtin_url(&declared.env_addr).await?
+        } else {
+            declared.env_addr.clone()
+        };
+        let gym = &plan.config.actor_rollout_ref.agentgym;
+        let options = ClientOptions {
+            call_timeout_s: gym.timeout,
+            attempts_max: gym.max_retries.max(1),
+            ..ClientOptions::default()
+        };
+        let client = EnvClient::new(spec, &[url.clone()], options).map_err(|e| Error::stage(e.to_string()))?;
+        Ok(Environment { spec, client, url })
+    }
+
+    async fn builtin_url(&self, address: &str) -> Result<String> {
+        let mut servers = self.servers.lock().await;
+        if let Some(server) = servers.get(address) {
+            return Ok(server.url.clone());
+        }
+        let server = builtin::start(address).await.map_err(|e| Error::stage(e.to_string()))?;
+        tracing::info!(address, url = %server.url, "started a built-in environment");
+        let url = server.url.clone();
+        servers.insert(address.to_owned(), server);
+        Ok(url)
+    }
+
+    /// Stops the built-in servers.
+    pub async fn stop(&self) {
+        for (_, server) in self.servers.lock().await.drain() {
+            server.stop().await;
+        }
+    }
+}

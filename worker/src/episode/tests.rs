@@ -1,0 +1,173 @@
+//! Episodes against the built-in server over loopback HTTP, with the fixtures'
+//! random policy.
+
+use super::*;
+use crate::decoder::DecoderOptions;
+use crate::environments::Environments;
+use crate::stages::testing::{plan, policy};
+use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_jobs::plan::Plan;
+use agentgym_model::{ComputeOptions, ScoreRequest, score};
+
+fn beat() -> Beat {
+    let part = PartId { iteration: 1, stage: Stage::Rollout, part: 0 };
+    Beat::new(part, tokio::sync::broadcast::channel(16).0)
+}
+
+async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) -> Player {
+    let environments = Environments::default();
+    let environment = environments.open(plan, "textcraft").await.unwrap();
+    // The server lives as long as the process of the test.
+    std::mem::forget(environments);
+    let policy = policy();
+    let options = DecoderOptions { threads, rows: 8, cache_tokens: 100_000 };
+    let mut rules = Rules {
+        rounds_max: 3,
+        prompt_tokens_max: 4000,
+        response_tokens_max: 2000,
+        context_tokens_max: 8000,
+        turn_tokens_max: 12,
+        instruction: None,
+        deadline: Duration::from_secs(60),
+        fault_retries: 1,
+    };
+    change(&mut rules);
+    Player {
+        decoder: Decoder::start(&policy, options, &beat()).unwrap(),
+        policy,
+        policy_iteration: 4,
+        environments: BTreeMap::from([("textcraft".to_owned(), environment)]),
+        rules,
+        beat: beat(),
+        env_us: AtomicU64::new(0),
+    }
+}
+
+fn request(item_id: i64, sample: u32) -> Request {
+    Request {
+        task: Task { env: "textcraft".into(), item_id },
+        group: 0,
+        sample,
+        stream: [sample as u8; 32],
+        sampling: Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, greedy: false },
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mask_and_spans_say_who_produced_what() {
+    let player = player(&plan(&[]), 1, |_| {}).await;
+    for sample in 0..4 {
+        let episode = player.play(&request(3, sample)).await.unwrap();
+        episode.check().unwrap();
+        assert_eq!((episode.outcome, episode.turns.len(), episode.success), (Outcome::Horizon, 3, false));
+        let sequence = &episode.sequences[0];
+        let mut expected = vec![false; sequence.token_ids.len()];
+        let mut end = 0;
+        for turn in &episode.turns {
+            assert_eq!(turn.context.0 as usize, end, "turns follow each other");
+            assert_eq!(turn.context.1, turn.policy.0);
+            end = turn.policy.1 as usize;
+            expected[turn.policy.0 as usize..end].fill(true);
+            let ids = &sequence.token_ids[turn.policy.0 as usize..end];
+            let ended = turn.finish == Finish::Eos;
+            assert_eq!(player.policy.eos_ids().contains(ids.last().unwrap()), ended);
+            let text = player.policy.tokenizer().decode(&ids[..ids.len() - usize::from(ended)], true);
+            assert_eq!(text, turn.text);
+            assert!(ids.len() <= 12 && turn.policy_iteration == 4);
+        }
+        assert_eq!(end, sequence.token_ids.len(), "nothing follows the last reply");
+        assert_eq!(sequence.loss_mask, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scoring_gives_the_sampled_log_probs_bit_for_bit() {
+    let player = player(&plan(&[]), 2, |_| {}).await;
+    let episode = player.play(&request(7, 1)).await.unwrap();
+    let sequence = &episode.sequences[0];
+    let requests = [ScoreRequest { token_ids: &sequence.token_ids, loss_mask: &sequence.loss_mask }];
+    let options = ComputeOptions { threads: 1, pack_tokens: 4096, beat: &|| {} };
+    let scores = score(&player.policy, &requests, 1.0, &options).unwrap();
+    assert_eq!(scores[0].log_probs, sequence.sampled_log_probs);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn company_and_threads_do_not_show() {
+    let alone = player(&plan(&[]), 1, |_| {}).await;
+    let crowd = Arc::new(player(&plan(&[]), 2, |_| {}).await);
+    let mut playing = tokio::task::JoinSet::new();
+    for sample in 0..6 {
+        let crowd = Arc::clone(&crowd);
+        playing.spawn(async move { crowd.play(&request(i64::from(sample), sample)).await.unwrap() });
+    }
+    let mut together = playing.join_all().await;
+    together.sort_by_key(|e| e.sample);
+    for episode in together {
+        let again = alone.play(&request(i64::from(episode.sample), episode.sample)).await.unwrap();
+        assert_eq!(again, episode);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn budgets_end_an_episode_before_they_are_exceeded() {
+    for response_tokens_max in [1, 5, 40, 90] {
+        let player = player(&plan(&[]), 1, |rules| {
+            rules.response_tokens_max = response_tokens_max;
+            rules.rounds_max = 50;
+        })
+        .await;
+        let episode = player.play(&request(3, 0)).await.unwrap();
+        episode.check().unwrap();
+        assert_eq!(episode.outcome, Outcome::Length);
+        let response = episode.sequences[0].token_ids.len() - episode.turns[0].context.1 as usize;
+        assert!(response <= response_tokens_max, "{response} of {response_tokens_max}");
+        assert!(*episode.sequences[0].loss_mask.last().unwrap(), "no observation without room for a reply");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_that_does_not_fit_names_key_task_and_sizes() {
+    let player = player(&plan(&[]), 1, |rules| rules.prompt_tokens_max = 10).await;
+    let message = player.play(&request(3, 0)).await.unwrap_err().to_string();
+    for part in ["textcraft_3", "data.max_prompt_length = 10", "tokens"] {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_environment_that_is_not_there_is_no_fault_of_the_episode() {
+    let plan = plan(&[
+        "actor_rollout_ref.agentgym.env_addr=http://127.0.0.1:9",
+        "actor_rollout_ref.agentgym.max_retries=1",
+    ]);
+    let player = player(&plan, 1, |_| {}).await;
+    let error = player.play(&request(3, 0)).await.unwrap_err();
+    assert!(matches!(error, Error::Environment(_)), "{error}");
+    assert!(error.to_string().contains("http://127.0.0.1:9"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_answers_errors_faults_the_episode() {
+    // A socket that greets every request with the environment's error form.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        while let Ok((mut socket, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut request = [0; 4096];
+                let _ = socket.read(&mut request).await;
+                let body = r#"{"error": "out of order"}"#;
+                let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n";
+                let reply = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+                let _ = socket.write_all(reply.as_bytes()).await;
+            });
+        }
+    });
+    let plan = plan(&[&format!("actor_rollout_ref.agentgym.env_addr={url}")]);
+    let player = player(&plan, 1, |_| {}).await;
+    let episode = player.play(&request(3, 0)).await.unwrap();
+    assert_eq!((episode.outcome, episode.usable()), (Outcome::EnvFault, false));
+    let fault = episode.fault.unwrap();
+    assert!(fault.contains("out of order") && fault.contains(&url), "{fault}");
+}

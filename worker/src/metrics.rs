@@ -1,0 +1,122 @@
+//! `metrics.json` of a stage: figures that are a function of the stage's
+//! inputs. Rates and times are not among them; they go into the attempt's
+//! [`Report`](crate::Report), since equal runs have equal artifacts. Every name
+//! is explained in `docs/metrics.md`.
+
+use crate::Result;
+use agentgym_jobs::episode::{Episode, Outcome};
+use agentgym_storage::Outputs;
+use bytes::Bytes;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Writes `metrics.json`.
+pub(crate) async fn write(outputs: &mut Outputs, metrics: &impl Serialize) -> Result<()> {
+    write_json(outputs, "metrics.json", "metrics", metrics).await
+}
+
+/// Writes a JSON artifact that people may read.
+pub(crate) async fn write_json(
+    outputs: &mut Outputs,
+    name: &str,
+    kind: &str,
+    value: &impl Serialize,
+) -> Result<()> {
+    let mut text = serde_json::to_vec_pretty(value).expect("metrics are plain numbers and text");
+    text.push(b'\n');
+    outputs.bytes(name, kind, Bytes::from(text)).await?;
+    Ok(())
+}
+
+/// Mean; 0 of nothing, since JSON has no NaN and a count stands beside it.
+pub(crate) fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
+    let (mut sum, mut count) = (0.0, 0u64);
+    for value in values {
+        sum += value;
+        count += 1;
+    }
+    if count == 0 { 0.0 } else { sum / count as f64 }
+}
+
+/// What every set of episodes is described by. Means run over the usable
+/// episodes; a fault is counted and is no failure (I8).
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct EpisodeSummary {
+    /// Episodes in all.
+    pub(crate) episodes: usize,
+    /// Share that solved its task.
+    pub(crate) success: f64,
+    /// The environment's last reward.
+    pub(crate) reward: f64,
+    /// Turns per episode.
+    pub(crate) rounds_mean: f64,
+    /// Tokens after the prompt, observations included: a length.
+    pub(crate) response_length_mean: f64,
+    /// Tokens before the first sampled one.
+    pub(crate) prompt_length_mean: f64,
+    /// Tokens that the policy sampled, in all.
+    pub(crate) loss_tokens: usize,
+    /// Episodes by how they ended.
+    pub(crate) outcomes: BTreeMap<&'static str, usize>,
+    /// Episodes that the environment spoiled.
+    pub(crate) env_faults: usize,
+}
+
+impl EpisodeSummary {
+    pub(crate) fn of(episodes: &[&Episode]) -> Self {
+        let usable: Vec<&Episode> = episodes.iter().copied().filter(|e| e.usable()).collect();
+        let average = |value: fn(&Episode) -> f64| mean(usable.iter().map(|e| value(e)));
+        let mut outcomes: BTreeMap<&'static str, usize> = OUTCOMES.iter().map(|o| (outcome_name(*o), 0)).collect();
+        for episode in episodes {
+            *outcomes.entry(outcome_name(episode.outcome)).or_default() += 1;
+        }
+        Self {
+            episodes: episodes.len(),
+            success: average(|e| f64::from(u8::from(e.success))),
+            reward: average(|e| e.reward),
+            rounds_mean: average(|e| e.turns.len() as f64),
+            response_length_mean: average(|e| (tokens(e) - prompt_tokens(e)) as f64),
+            prompt_length_mean: average(|e| prompt_tokens(e) as f64),
+            loss_tokens: usable.iter().flat_map(|e| &e.sequences).map(|s| s.loss_tokens()).sum(),
+            outcomes,
+            env_faults: episodes.iter().filter(|e| e.outcome == Outcome::EnvFault).count(),
+        }
+    }
+}
+
+/// Share of solved episodes per environment.
+pub(crate) fn success_by_env(episodes: &[&Episode]) -> BTreeMap<String, f64> {
+    let mut by_env: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for episode in episodes.iter().filter(|e| e.usable()) {
+        by_env.entry(episode.task.env.clone()).or_default().push(f64::from(u8::from(episode.success)));
+    }
+    by_env.into_iter().map(|(env, values)| (env, mean(values))).collect()
+}
+
+fn tokens(episode: &Episode) -> usize {
+    episode.sequences.iter().map(|s| s.token_ids.len()).sum()
+}
+
+fn prompt_tokens(episode: &Episode) -> usize {
+    episode.turns.first().map_or(0, |turn| turn.context.1 as usize)
+}
+
+const OUTCOMES: [Outcome; 6] = [
+    Outcome::Solved,
+    Outcome::Failed,
+    Outcome::Horizon,
+    Outcome::Length,
+    Outcome::EnvFault,
+    Outcome::Cancelled,
+];
+
+fn outcome_name(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Solved => "solved",
+        Outcome::Failed => "failed",
+        Outcome::Horizon => "horizon",
+        Outcome::Length => "length",
+        Outcome::EnvFault => "env_fault",
+        Outcome::Cancelled => "cancelled",
+    }
+}

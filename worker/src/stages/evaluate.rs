@@ -1,0 +1,119 @@
+//! `evaluate`, `evaluate_init`: plays every held-out task of one set,
+//! `evaluation.samples` times at `evaluation.temperature` and once greedily,
+//! and writes the episodes and their success. Nothing waits for it.
+
+use super::{play, write};
+use crate::episode::Request;
+use crate::metrics::{self, EpisodeSummary, mean};
+use crate::{Error, Report, Result, StageContext};
+use agentgym_jobs::config::EvaluationSet;
+use agentgym_jobs::episode::{Episode, Task};
+use agentgym_jobs::plan::Plan;
+use agentgym_jobs::random::{Purpose, StreamKey};
+use agentgym_model::Sampling;
+use agentgym_storage::Outputs;
+use serde::Serialize;
+
+/// `metrics.json` of an evaluation. The summary is over sampled episodes; the
+/// greedy ones stand apart.
+#[derive(Debug, Serialize)]
+struct Metrics {
+    set: String,
+    env: String,
+    tasks: usize,
+    /// Mean over tasks of the share solved at `evaluation.temperature`.
+    success: f64,
+    /// Standard error of `success`, tasks being the independent units.
+    stderr: f64,
+    /// Share of tasks solved greedily, where that was asked for.
+    success_greedy: Option<f64>,
+    /// Episodes in all, greedy ones and faults included.
+    episodes: usize,
+    /// Episodes that the environment spoiled; they are in no mean.
+    faults: usize,
+    reward: f64,
+    rounds_mean: f64,
+    horizon: u32,
+    sampled: EpisodeSummary,
+}
+
+pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+    let id = context.part.id;
+    let plan = std::sync::Arc::clone(&context.plan);
+    let set = plan.config.evaluation.sets.get(id.part as usize).ok_or_else(|| {
+        Error::stage(format!("evaluation.sets has no set {}; it was planned by another program version", id.part))
+    })?;
+    let requests = requests(&plan, set, id.iteration, id.part)?;
+    let rules = play::rules(context, plan.config.evaluation.max_rounds);
+    let (episodes, report) = play::all(context, requests, rules).await?;
+    let metrics = summarise(&plan, set, &episodes);
+    metrics::write(outputs, &metrics).await?;
+    write(outputs, "episodes.bin", "episodes", &play::checked(episodes)?).await?;
+    Ok(report)
+}
+
+fn requests(plan: &Plan, set: &EvaluationSet, iteration: u32, part: u32) -> Result<Vec<Request>> {
+    let evaluation = &plan.config.evaluation;
+    let rollout = &plan.config.actor_rollout_ref.rollout;
+    let ids = set.ids.resolve(&format!("evaluation.sets[{part}].ids"))?;
+    let greedy = u32::from(evaluation.greedy);
+    let mut requests = Vec::with_capacity(ids.len() * (evaluation.samples + greedy) as usize);
+    for (index, item_id) in ids.into_iter().enumerate() {
+        for sample in 0..evaluation.samples + greedy {
+            let stream = StreamKey {
+                seed: plan.config.run.seed,
+                purpose: Purpose::Evaluate,
+                iteration,
+                draw: u64::from(part) << 32 | index as u64,
+                sample,
+            };
+            requests.push(Request {
+                task: Task { env: set.env.clone(), item_id },
+                group: index as u32,
+                sample,
+                stream: stream.stream(),
+                sampling: Sampling {
+                    temperature: evaluation.temperature,
+                    top_k: usize::try_from(rollout.top_k).unwrap_or(0),
+                    top_p: rollout.top_p,
+                    greedy: sample == evaluation.samples,
+                },
+            });
+        }
+    }
+    Ok(requests)
+}
+
+fn summarise(plan: &Plan, set: &EvaluationSet, episodes: &[Episode]) -> Metrics {
+    let evaluation = &plan.config.evaluation;
+    let (greedy, sampled): (Vec<&Episode>, Vec<&Episode>) =
+        episodes.iter().partition(|e| e.sample == evaluation.samples);
+    let by_task: Vec<f64> = sampled
+        .chunk_by(|a, b| a.group == b.group)
+        .filter_map(|group| {
+            let solved: Vec<f64> =
+                group.iter().filter(|e| e.usable()).map(|e| f64::from(u8::from(e.success))).collect();
+            (!solved.is_empty()).then(|| mean(solved))
+        })
+        .collect();
+    let success = mean(by_task.iter().copied());
+    let tasks = by_task.len() as f64;
+    let squares: f64 = by_task.iter().map(|s| (s - success).powi(2)).sum();
+    let stderr = if tasks > 1.0 { (squares / (tasks - 1.0) / tasks).sqrt() } else { 0.0 };
+    let solved_greedily = greedy.iter().filter(|e| e.usable()).map(|e| f64::from(u8::from(e.success)));
+    let sampled = EpisodeSummary::of(&sampled);
+    Metrics {
+        set: set.name.clone(),
+        env: set.env.clone(),
+        tasks: by_task.len(),
+        success,
+        stderr,
+        success_greedy: evaluation.greedy.then(|| mean(solved_greedily)),
+        episodes: episodes.len(),
+        reward: sampled.reward,
+        rounds_mean: sampled.rounds_mean,
+        horizon: evaluation.max_rounds,
+        faults: episodes.iter().filter(|e| !e.usable()).count(),
+        sampled,
+    }
+}

@@ -1,0 +1,178 @@
+//! `init`: writes the initial policy, and copies of the demonstration files,
+//! so that everything later stages read is an artifact of this run.
+//!
+//! `actor_rollout_ref.model.path` is a preset (`tiny?hidden=…`), a folder in
+//! Hugging Face layout, or a hub id that is in the local cache. Nothing is
+//! downloaded; where something is missing, the message gives the command.
+
+use super::{blocking, upload_policy};
+use crate::demonstrations::{parse_file, solved};
+use crate::policies::POLICY;
+use crate::{Error, Report, Result, StageContext};
+use agentgym_envs::builtin;
+use agentgym_envs::textcraft::{Style, lexicon};
+use agentgym_jobs::config::History;
+use agentgym_jobs::plan::Plan;
+use agentgym_jobs::random::{Purpose, StreamKey};
+use agentgym_model::{Device, Policy, TinyShape, tiny_text, tiny_words};
+use agentgym_storage::Outputs;
+use bytes::Bytes;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const KEY: &str = "actor_rollout_ref.model.path";
+
+/// What a preset's tokenizer is trained on: tasks of each built-in environment,
+/// invented lines and their words, and how often each word of invented worlds
+/// is shown so that most become one token.
+const CORPUS_TASKS: i64 = 400;
+const CORPUS_LINES: usize = 4_000;
+const CORPUS_WORDS: usize = 200;
+const CORPUS_SEED: u64 = 1;
+const WORD_WEIGHT: usize = 60;
+
+pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+    let plan = Arc::clone(&context.plan);
+    let (device, folder) = (context.resources.device.clone(), context.scratch.join(POLICY));
+    let policy = blocking({
+        let (plan, folder) = (Arc::clone(&plan), folder.clone());
+        move || {
+            let policy = initial(&plan, &device)?;
+            if plan.config.actor_rollout_ref.rollout.history == History::Template {
+                policy.chat().check(policy.tokenizer())?;
+            }
+            policy.save(&folder)?;
+            Ok(policy)
+        }
+    })
+    .await?;
+    context.beat.tick();
+    let files = upload_policy(outputs, &folder).await?;
+    let parameters = policy.parameter_count();
+    context.resources.policies.insert(&files, Arc::new(policy)).await;
+    for (index, source) in plan.config.sft.sources.iter().enumerate() {
+        let Some(file) = &source.file else { continue };
+        let what = format!("sft.sources[{index}].file {file}");
+        let bytes =
+            tokio::fs::read(file).await.map_err(|source| Error::Io { what: format!("reading {what}"), source })?;
+        // A bad row is reported now, not after hours of other stages.
+        parse_file(&what, &bytes)?;
+        outputs.bytes(&format!("sft/{index}.json"), "demonstrations", Bytes::from(bytes)).await?;
+    }
+    let mut report = Report::default();
+    report.set("parameters", parameters);
+    Ok(report)
+}
+
+fn initial(plan: &Plan, device: &Device) -> Result<Policy> {
+    let path = plan.config.actor_rollout_ref.model.path.as_str();
+    if path == "tiny" || path.starts_with("tiny?") {
+        return preset(plan, path);
+    }
+    Ok(Policy::load(&local_folder(path)?, device)?)
+}
+
+/// A small model with random weights and a tokenizer of its own.
+fn preset(plan: &Plan, path: &str) -> Result<Policy> {
+    let mut shape = TinyShape::default();
+    let options = path.split_once('?').map_or("", |(_, options)| options);
+    for option in options.split('&').filter(|option| !option.is_empty()) {
+        let (name, value) = option.split_once('=').unwrap_or((option, ""));
+        let field = match name {
+            "hidden" => &mut shape.hidden,
+            "layers" => &mut shape.layers,
+            "heads" => &mut shape.heads,
+            "kv_heads" => &mut shape.kv_heads,
+            "intermediate" => &mut shape.intermediate,
+            "vocab" => &mut shape.vocab,
+            _ => {
+                return Err(Error::stage(format!(
+                    "{KEY}: `tiny` has no option `{name}`; known are hidden, layers, heads, kv_heads, \
+                     intermediate, vocab"
+                )));
+            }
+        };
+        *field = value.parse().ok().filter(|number| *number > 0).ok_or_else(|| {
+            Error::stage(format!("{KEY}: `{name}={value}` is not a positive whole number"))
+        })?;
+    }
+    let stream =
+        StreamKey { seed: plan.config.run.seed, purpose: Purpose::Init, iteration: 0, draw: 0, sample: 0 }.stream();
+    let tokenizer = tiny_text::train_tokenizer(corpus(plan)?.into_iter(), shape.vocab)?;
+    let (config, weights) = (shape.config()?, shape.init_weights(super::head(&stream))?);
+    Ok(Policy::new(config, weights, tokenizer, tiny_text::chat())?)
+}
+
+/// Text that a preset's tokenizer should know well: how the tasks of the
+/// plan's built-in environments are shown and solved, the words that invented
+/// worlds are made of, the chat around them, and invented lines in the same
+/// manner, so that other worlds are not spelled out byte by byte.
+fn corpus(plan: &Plan) -> Result<Vec<String>> {
+    let words = tiny_words::words(CORPUS_SEED, CORPUS_WORDS);
+    let mut texts: Vec<String> = tiny_words::lines(CORPUS_SEED, &words, CORPUS_LINES).collect();
+    for word in lexicon() {
+        texts.extend(std::iter::repeat_n(format!(" {word}"), WORD_WEIGHT));
+    }
+    for (name, declared) in plan.config.environments() {
+        if !builtin::is_builtin(&declared.env_addr) {
+            continue;
+        }
+        let tasks = builtin::parse(&declared.env_addr)
+            .and_then(|address| address.source.tasks())
+            .map_err(|e| Error::stage(format!("actor_rollout_ref.agentgym.envs.{name}: {e}")))?;
+        for id in 0..CORPUS_TASKS {
+            let shown = solved(&tasks, id, "", Style { thought: true, ..Style::default() })?;
+            texts.extend(shown.conversations.into_iter().map(|line| line.value));
+        }
+    }
+    Ok(texts)
+}
+
+/// The folder of a model: itself, or its snapshot in the hub cache.
+fn local_folder(path: &str) -> Result<PathBuf> {
+    let folder = Path::new(path);
+    if folder.is_dir() {
+        return Ok(folder.to_owned());
+    }
+    let Some((owner, name)) = hub_id(path) else {
+        return Err(Error::stage(format!(
+            "{KEY}: there is no folder {path}; give a folder in Hugging Face layout, a hub id such as \
+             Qwen/Qwen2.5-0.5B-Instruct, or tiny"
+        )));
+    };
+    let cache = hub_cache();
+    let repository = cache.join(format!("models--{owner}--{name}"));
+    let snapshot = std::fs::read_to_string(repository.join("refs/main"))
+        .ok()
+        .map(|revision| repository.join("snapshots").join(revision.trim()))
+        .filter(|snapshot| snapshot.is_dir());
+    snapshot.ok_or_else(|| {
+        Error::stage(format!(
+            "{KEY}: neither a folder {path} nor a copy of the hub model under {} was found; \
+             download it with `hf download {path}`, or give the folder",
+            cache.display()
+        ))
+    })
+}
+
+fn hub_id(path: &str) -> Option<(&str, &str)> {
+    let (owner, name) = path.split_once('/')?;
+    let plain = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+    };
+    (plain(owner) && plain(name)).then_some((owner, name))
+}
+
+/// Where the hub's own tools keep their downloads.
+fn hub_cache() -> PathBuf {
+    let folder = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    folder("HF_HUB_CACHE")
+        .or_else(|| folder("HF_HOME").map(|home| home.join("hub")))
+        .or_else(|| folder("HOME").map(|home| home.join(".cache/huggingface/hub")))
+        .unwrap_or_else(|| PathBuf::from(".cache/huggingface/hub"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! `log_probs`: scores what a rollout part sampled, teacher-forced, under the
+//! policy at the start of the update and, where the loss asks for it, under
+//! the reference policy. Writes `log_probs.bin`, one entry per episode.
+
+use super::{blocking, read, write};
+use crate::{Error, Report, Result, StageContext};
+use agentgym_jobs::episode::{Episode, Episodes};
+use agentgym_jobs::records::{EpisodeLogProbs, LogProbs};
+use agentgym_model::{ComputeOptions, Policy, ScoreRequest, Scores, score};
+use agentgym_storage::Outputs;
+use std::sync::Arc;
+use std::time::Instant;
+
+pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+    let start = Instant::now();
+    let episodes: Arc<Vec<Episode>> =
+        Arc::new(read::<Episodes>(&context.inputs, "rollout", "episodes.bin").await?.into_vec());
+    let old = scores(context, "policy", &episodes).await?;
+    let reference = match context.plan.needs_reference() {
+        true => Some(scores(context, "reference", &episodes).await?),
+        false => None,
+    };
+
+    let mut old = old.into_iter();
+    let mut reference = reference.map(Vec::into_iter);
+    let mut entries = Vec::with_capacity(episodes.len());
+    for episode in episodes.iter() {
+        let count = episode.sequences.len();
+        let (log_probs, entropies) = old.by_ref().take(count).map(|s| (s.log_probs, s.entropies)).unzip();
+        let reference = reference.as_mut().map(|all| all.by_ref().take(count).map(|s| s.log_probs).collect());
+        entries.push(EpisodeLogProbs { old: log_probs, entropies, reference });
+    }
+    write(outputs, "log_probs.bin", "log_probs", &LogProbs::V1(entries)).await?;
+
+    let tokens: usize = episodes.iter().flat_map(|e| &e.sequences).map(|s| s.token_ids.len()).sum();
+    let passes = 1 + usize::from(context.plan.needs_reference());
+    let mut report = Report::default();
+    let wall_s = start.elapsed().as_secs_f64();
+    report.set("scored_tokens", tokens * passes);
+    report.set("scored_tokens_per_s", (tokens * passes) as f64 / wall_s.max(1e-9));
+    Ok(report)
+}
+
+/// One entry per sequence, in the order of episodes and sequences.
+async fn scores(context: &StageContext, input: &str, episodes: &Arc<Vec<Episode>>) -> Result<Vec<Scores>> {
+    let policy: Arc<Policy> = super::policy(context, input).await?;
+    let temperature = context.plan.config.actor_rollout_ref.rollout.temperature;
+    let (threads, pack_tokens) = (context.resources.threads, context.plan.config.jobs.pack_tokens);
+    let (beat, cancel, episodes) = (context.beat.clone(), context.cancel.clone(), Arc::clone(episodes));
+    let scores = blocking(move || {
+        let requests: Vec<ScoreRequest<'_>> = episodes
+            .iter()
+            .flat_map(|e| &e.sequences)
+            .map(|s| ScoreRequest { token_ids: &s.token_ids, loss_mask: &s.loss_mask })
+            .collect();
+        let tick = || beat.tick();
+        let options = ComputeOptions { threads, pack_tokens, beat: &tick };
+        Ok(score(&policy, &requests, temperature, &options)?)
+    })
+    .await?;
+    if cancel.is_cancelled() {
+        return Err(Error::Cancelled);
+    }
+    Ok(scores)
+}

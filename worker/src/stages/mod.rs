@@ -1,0 +1,91 @@
+//! One file per stage. A stage is a function from named inputs to named
+//! outputs: same inputs, same bytes, on any worker and any number of threads.
+//! It sees no key, no store, no queue and no clock that could reach an
+//! artifact (I3); what it measures goes into its [`Report`].
+
+mod advantage;
+mod evaluate;
+pub mod expire;
+mod init;
+mod log_probs;
+mod play;
+mod rollout;
+mod sft;
+mod update;
+
+use crate::policies::POLICY;
+use crate::{Error, Report, Result, StageContext};
+use agentgym_jobs::codec::{Payload, decode, encode};
+use agentgym_jobs::pipeline::Stage;
+use agentgym_model::Policy;
+use agentgym_storage::{Artifact, Inputs, Outputs};
+use bytes::Bytes;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Runs a stage.
+///
+/// # Errors
+/// Whatever keeps the stage from its outputs; nothing is committed then.
+pub async fn run(stage: Stage, context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+    match stage {
+        Stage::Init => init::run(context, outputs).await,
+        Stage::Sft => sft::run(context, outputs).await,
+        Stage::Rollout => rollout::run(context, outputs).await,
+        Stage::LogProbs => log_probs::run(context, outputs).await,
+        Stage::Advantage => advantage::run(context, outputs).await,
+        Stage::Update => update::run(context, outputs).await,
+        Stage::Evaluate | Stage::EvaluateInit => evaluate::run(context, outputs).await,
+        Stage::Expire => Ok(Report::default()),
+    }
+}
+
+/// Runs compute off the async threads.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => Err(Error::Cancelled),
+    }
+}
+
+/// The policy in an input, from memory if it is there.
+async fn policy(context: &StageContext, input: &str) -> Result<Arc<Policy>> {
+    context.resources.policies.get(&context.resources.device, &context.inputs, input).await
+}
+
+/// Uploads a policy's folder; returns its artifacts.
+async fn upload_policy(outputs: &mut Outputs, folder: &Path) -> Result<Vec<Artifact>> {
+    let failed = |source| Error::Io { what: format!("reading the folder {}", folder.display()), source };
+    let mut files = Vec::new();
+    let mut entries = tokio::fs::read_dir(folder).await.map_err(failed)?;
+    while let Some(entry) = entries.next_entry().await.map_err(failed)? {
+        let name = format!("{POLICY}/{}", entry.file_name().to_string_lossy());
+        files.push(outputs.file(&name, "policy", &entry.path()).await?.clone());
+    }
+    Ok(files)
+}
+
+/// Reads a payload of an input.
+async fn read<T: Payload>(inputs: &Inputs, input: &str, artifact: &str) -> Result<T> {
+    let bytes = inputs.bytes(input, artifact).await?;
+    Ok(decode(&bytes)?)
+}
+
+/// Writes a payload.
+async fn write<T: Payload>(outputs: &mut Outputs, name: &str, kind: &str, value: &T) -> Result<()> {
+    outputs.bytes(name, kind, Bytes::from(encode(value)?)).await?;
+    Ok(())
+}
+
+/// The first 64 bits of a stream.
+fn head(stream: &[u8; 32]) -> u64 {
+    let mut bytes = [0u8; 8];
+    bytes.copy_from_slice(&stream[..8]);
+    u64::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+pub(crate) mod testing;

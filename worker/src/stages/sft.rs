@@ -1,0 +1,351 @@
+//! `sft`: optimizer steps on demonstrations, `jobs.sft_part_steps` to a part.
+//!
+//! What a step learns from is a pure function of the seed and the step's
+//! number, so parts can be cut anywhere and a step never depends on who made
+//! the one before it. The loss is the mean over the step's own reply tokens.
+
+use super::update::{ADAM_EPS, optimizer_folder, resume, save, upload};
+use super::{blocking, head};
+use crate::demonstrations::{Conversation, Encoded, parse_file, solved};
+use crate::metrics::{self, mean};
+use crate::policies::POLICY;
+use crate::{Error, Report, Result, StageContext};
+use agentgym_algorithms::batches::units;
+use agentgym_algorithms::losses::{Aggregation, Denominator, sft};
+use agentgym_algorithms::{LearningRate, LearningRateStyle};
+use agentgym_envs::builtin;
+use agentgym_envs::spec::spec;
+use agentgym_envs::textcraft::{Style, Tasks};
+use agentgym_jobs::pipeline::Stage;
+use agentgym_jobs::plan::Plan;
+use agentgym_jobs::random::{Purpose, StreamKey, permutation};
+use agentgym_model::{
+    AdamW, ComputeOptions, Policy, StepReport, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams,
+};
+use agentgym_storage::{LocalFolder, Outputs};
+use serde::Serialize;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// Points of the loss curve that a part records.
+const POINTS_MAX: usize = 50;
+
+/// `metrics.json` of a part.
+#[derive(Debug, Serialize)]
+struct Metrics {
+    /// 0-based, the end excluded.
+    steps: (u32, u32),
+    /// Mean cross-entropy per reply token over the part, nats.
+    loss: f64,
+    grad_norm: f64,
+    trained_tokens: usize,
+    loss_tokens: usize,
+    curve: Vec<Point>,
+}
+
+/// Means over some neighbouring steps.
+#[derive(Debug, Serialize)]
+struct Point {
+    /// Last step of the point, 1-based.
+    step: u32,
+    loss: f64,
+    grad_norm: f64,
+    lr: f64,
+}
+
+struct StepResult {
+    lr: f64,
+    loss: f64,
+    grad_norm: f64,
+    tokens: usize,
+    loss_tokens: usize,
+}
+
+pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+    let plan = Arc::clone(&context.plan);
+    let steps = plan.sft_steps(context.part.id.part);
+    let mut mixture = Mixture::open(context, &plan).await?;
+    let policy = super::policy(context, POLICY).await?;
+    let optimizer = optimizer_folder(context, Stage::Sft).await?;
+    let (threads, beat, cancel) = (context.resources.threads, context.beat.clone(), context.cancel.clone());
+    let scratch = context.scratch.clone();
+    let (policy, results, seconds) = blocking(move || {
+        let sft = &plan.config.sft;
+        let adamw = AdamW {
+            betas: sft.betas,
+            eps: ADAM_EPS,
+            weight_decay: sft.weight_decay,
+            grad_clip: sft.grad_clip,
+            decay_excludes_norms_and_biases: false,
+        };
+        let mut trainer = resume(&policy, adamw, optimizer.as_ref().map(LocalFolder::path))?;
+        let start = Instant::now();
+        let tick = || beat.tick();
+        let options = ComputeOptions { threads, pack_tokens: plan.config.jobs.pack_tokens, beat: &tick };
+        let rate = schedule(&plan);
+        rate.validate()?;
+        let mut results = Vec::with_capacity(steps.len());
+        mixture.skip_to(steps.start);
+        for step in steps.clone() {
+            if cancel.is_cancelled() {
+                return Err(Error::Cancelled);
+            }
+            let batch = mixture.batch(&policy, sft.max_length)?;
+            results.push(train(&mut trainer, &batch, rate.at(step + 1), plan.config.jobs.unit_tokens, &options)?);
+            beat.progress(results.len() as u64, steps.len() as u64, "optimizer steps");
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        save(&trainer, &scratch)?;
+        Ok((trainer.into_policy(), results, seconds))
+    })
+    .await?;
+    upload(context, outputs, policy).await?;
+    let metrics = summarise(context.plan.sft_steps(context.part.id.part).start, &results);
+    metrics::write(outputs, &metrics).await?;
+    let mut report = Report::default();
+    report.set("trained_tokens", metrics.trained_tokens);
+    report.set("trained_tokens_per_s", metrics.trained_tokens as f64 / seconds.max(1e-9));
+    Ok(report)
+}
+
+fn schedule(plan: &Plan) -> LearningRate {
+    let sft = &plan.config.sft;
+    LearningRate {
+        base: sft.lr,
+        warmup_iterations: sft.warmup_steps,
+        total_iterations: sft.steps,
+        style: LearningRateStyle::Cosine,
+        min_lr_ratio: sft.min_lr_ratio,
+    }
+}
+
+/// One optimizer step.
+fn train(
+    trainer: &mut Trainer,
+    batch: &[Encoded],
+    lr: f64,
+    unit_tokens: usize,
+    options: &ComputeOptions<'_>,
+) -> Result<StepResult> {
+    let lengths: Vec<usize> = batch.iter().map(|e| e.token_ids.len()).collect();
+    let ranges = units(&lengths, unit_tokens)?;
+    let denominator = Denominator::of(batch.iter().map(Encoded::loss_tokens));
+    let model_units: Vec<Unit> = ranges
+        .iter()
+        .map(|range| Unit {
+            sequences: batch[range.clone()]
+                .iter()
+                .map(|e| TrainSequence { token_ids: e.token_ids.clone(), loss_mask: e.loss_mask.clone() })
+                .collect(),
+            skip: false,
+        })
+        .collect();
+    let losses = Mutex::new(vec![Ok(0.0); ranges.len()]);
+    let coefficients = |unit: usize, streams: &UnitStreams| {
+        let (mut log_probs, mut entropies, mut loss) = (Vec::new(), Vec::new(), Ok(0.0));
+        for (e, row) in batch[ranges[unit].clone()].iter().zip(&streams.log_probs) {
+            entropies.push(vec![0.0; row.len()]);
+            match sft(&super::update::wide(row), &e.loss_mask, Aggregation::TokenMean, denominator) {
+                Ok(output) => {
+                    loss = loss.map(|sum: f64| sum + output.loss);
+                    log_probs.push(output.coefficients);
+                }
+                Err(error) => {
+                    loss = Err(error);
+                    log_probs.push(vec![0.0; row.len()]);
+                }
+            }
+        }
+        losses.lock().unwrap_or_else(PoisonError::into_inner)[unit] = loss;
+        UnitCoefficients { log_probs, entropies }
+    };
+    let StepReport { grad_norm, skipped_non_finite, .. } =
+        trainer.step(&model_units, 1.0, lr, &coefficients, options)?;
+    if skipped_non_finite {
+        tracing::warn!("the gradient is not finite; this optimizer step changes nothing");
+    }
+    let mut loss = 0.0;
+    for unit in losses.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        loss += unit?;
+    }
+    Ok(StepResult {
+        lr,
+        loss,
+        grad_norm: if grad_norm.is_finite() { grad_norm } else { 0.0 },
+        tokens: lengths.iter().sum(),
+        loss_tokens: denominator.loss_tokens,
+    })
+}
+
+fn summarise(first: u32, results: &[StepResult]) -> Metrics {
+    let size = results.len().div_ceil(POINTS_MAX).max(1);
+    let mut step = first;
+    let curve = results
+        .chunks(size)
+        .map(|chunk| {
+            step += chunk.len() as u32;
+            Point {
+                step,
+                loss: mean(chunk.iter().map(|r| r.loss)),
+                grad_norm: mean(chunk.iter().map(|r| r.grad_norm)),
+                lr: mean(chunk.iter().map(|r| r.lr)),
+            }
+        })
+        .collect();
+    Metrics {
+        steps: (first, first + results.len() as u32),
+        loss: mean(results.iter().map(|r| r.loss)),
+        grad_norm: mean(results.iter().map(|r| r.grad_norm)),
+        trained_tokens: results.iter().map(|r| r.tokens).sum(),
+        loss_tokens: results.iter().map(|r| r.loss_tokens).sum(),
+        curve,
+    }
+}
+
+/// Where the demonstrations come from, and which one comes next.
+struct Mixture {
+    sources: Vec<Source>,
+    seed: u64,
+    batch_size: usize,
+    /// Picks so far, over all sources.
+    picks: u64,
+}
+
+struct Source {
+    what: String,
+    content: Content,
+    len: usize,
+    /// Upper end of the source's share of the unit interval.
+    share_end: f64,
+    seed: u64,
+    /// Picks from this source so far.
+    picks: u64,
+    order: Option<(u64, Vec<u32>)>,
+}
+
+enum Content {
+    File(Vec<Conversation>),
+    Solver { tasks: Tasks, ids: Vec<i64>, instruction: String, style: Style },
+}
+
+impl Mixture {
+    async fn open(context: &StageContext, plan: &Plan) -> Result<Self> {
+        let seed = plan.config.run.seed;
+        let mut sources = Vec::new();
+        for (index, given) in plan.config.sft.sources.iter().enumerate() {
+            let key = format!("sft.sources[{index}]");
+            let content = match (&given.file, &given.env, &given.ids) {
+                (Some(file), ..) => {
+                    let bytes = context.inputs.bytes("init", &format!("sft/{index}.json")).await?;
+                    Content::File(parse_file(&format!("{key}.file {file}"), &bytes)?)
+                }
+                (None, Some(env), Some(ids)) => solver(plan, &key, env, ids.resolve(&key)?, given.style.as_deref())?,
+                _ => return Err(Error::stage(format!("{key}: give either `file` or `env` with `ids`"))),
+            };
+            let len = match &content {
+                Content::File(rows) => rows.len(),
+                Content::Solver { ids, .. } => ids.len(),
+            };
+            let draw = index as u64;
+            let stream = StreamKey { seed, purpose: Purpose::Sft, iteration: 0, draw, sample: u32::MAX }.stream();
+            sources.push(Source {
+                what: key,
+                content,
+                len,
+                share_end: given.share.unwrap_or(0.0),
+                seed: head(&stream),
+                picks: 0,
+                order: None,
+            });
+        }
+        let given = plan.config.sft.sources.iter().any(|s| s.share.is_some());
+        let mut end = 0.0;
+        for source in &mut sources {
+            // Without shares, by size.
+            end += if given { source.share_end } else { source.len as f64 };
+            source.share_end = end;
+        }
+        for source in &mut sources {
+            source.share_end /= end.max(f64::MIN_POSITIVE);
+        }
+        Ok(Self { sources, seed, batch_size: plan.config.sft.batch_size, picks: 0 })
+    }
+
+    /// Counts on to the first pick of a step.
+    fn skip_to(&mut self, step: u32) {
+        while self.picks < u64::from(step) * self.batch_size as u64 {
+            self.pick();
+        }
+    }
+
+    /// The source of the next pick, and the how-manieth pick from it it is.
+    fn pick(&mut self) -> (usize, u64) {
+        let stream =
+            StreamKey { seed: self.seed, purpose: Purpose::Sft, iteration: 0, draw: self.picks, sample: 0 }.stream();
+        let chance = head(&stream) as f64 / 2f64.powi(64);
+        let last = self.sources.len().saturating_sub(1);
+        let index = self.sources.iter().position(|s| chance < s.share_end).unwrap_or(last);
+        self.picks += 1;
+        let before = self.sources[index].picks;
+        self.sources[index].picks += 1;
+        (index, before)
+    }
+
+    fn batch(&mut self, policy: &Policy, tokens_max: usize) -> Result<Vec<Encoded>> {
+        (0..self.batch_size)
+            .map(|_| {
+                let (index, position) = self.pick();
+                let source = &mut self.sources[index];
+                let row = source.row(position);
+                source.conversation(row)?.encode(policy, &format!("{} row {row}", source.what), tokens_max)
+            })
+            .collect()
+    }
+}
+
+impl Source {
+    /// Every row once per pass, in a new order each time.
+    fn row(&mut self, position: u64) -> usize {
+        let len = self.len as u64;
+        let (pass, at) = (position / len, (position % len) as usize);
+        let order = match self.order.take() {
+            Some((known, order)) if known == pass => order,
+            _ => permutation(self.seed, pass, self.len),
+        };
+        let row = order[at] as usize;
+        self.order = Some((pass, order));
+        row
+    }
+
+    fn conversation(&self, row: usize) -> Result<Conversation> {
+        match &self.content {
+            Content::File(rows) => Ok(rows[row].clone()),
+            Content::Solver { tasks, ids, instruction, style } => solved(tasks, ids[row], instruction, *style),
+        }
+    }
+}
+
+fn solver(plan: &Plan, key: &str, env: &str, ids: Vec<i64>, style: Option<&str>) -> Result<Content> {
+    let environments = plan.config.environments();
+    let declared = environments
+        .get(env)
+        .ok_or_else(|| Error::stage(format!("{key}.env: `{env}` is not declared under agentgym.envs")))?;
+    if !builtin::is_builtin(&declared.env_addr) {
+        return Err(Error::stage(format!(
+            "{key}.env: `{env}` is played at {}; only built-in environments have a solver, give a `file` instead",
+            declared.env_addr
+        )));
+    }
+    let known = spec(&declared.task_name).map_err(|e| Error::stage(format!("{key}.env: {e}")))?;
+    let tasks = builtin::parse(&declared.env_addr).and_then(|address| address.source.tasks()).map_err(|e| Error::stage(format!("{key}.env: {e}")))?;
+    let instruction = plan.config.actor_rollout_ref.agentgym.instruction.as_deref().unwrap_or(known.instruction);
+    Ok(Content::Solver {
+        tasks,
+        ids,
+        instruction: instruction.to_owned(),
+        style: style.unwrap_or_default().parse().map_err(|e| Error::stage(format!("{key}.style: {e}")))?,
+    })
+}
+
+#[cfg(test)]
+mod tests;
