@@ -66,7 +66,11 @@ impl Decoder {
     ///
     /// # Errors
     /// The operating system refuses a thread.
-    pub(crate) fn start(policy: &Arc<Policy>, options: DecoderOptions, beat: &Beat) -> Result<Arc<Self>> {
+    pub(crate) fn start(
+        policy: &Arc<Policy>,
+        options: DecoderOptions,
+        beat: &Beat,
+    ) -> Result<Arc<Self>> {
         let counts = Arc::new(Counts::default());
         let threads = (0..options.threads.max(1))
             .map(|index| {
@@ -83,20 +87,36 @@ impl Decoder {
                 std::thread::Builder::new()
                     .name(format!("decode-{index}"))
                     .spawn(move || serve(engine, &receiver, &counts, &beat))
-                    .map_err(|source| Error::Io { what: "starting a decoder thread".into(), source })?;
-                Ok(Thread { commands, open: AtomicUsize::new(0) })
+                    .map_err(|source| Error::Io {
+                        what: "starting a decoder thread".into(),
+                        source,
+                    })?;
+                Ok(Thread {
+                    commands,
+                    open: AtomicUsize::new(0),
+                })
             })
             .collect::<Result<_>>()?;
-        Ok(Arc::new(Self { threads, sequences: AtomicU64::new(0), counts }))
+        Ok(Arc::new(Self {
+            threads,
+            sequences: AtomicU64::new(0),
+            counts,
+        }))
     }
 
     /// A place on the thread with the fewest open episodes.
     pub(crate) fn open(self: &Arc<Self>) -> Sequence {
         let id = self.sequences.fetch_add(1, Ordering::Relaxed);
         let open = |thread: &Thread| thread.open.load(Ordering::Relaxed);
-        let thread = (0..self.threads.len()).min_by_key(|t| open(&self.threads[*t])).unwrap_or(0);
+        let thread = (0..self.threads.len())
+            .min_by_key(|t| open(&self.threads[*t]))
+            .unwrap_or(0);
         self.threads[thread].open.fetch_add(1, Ordering::Relaxed);
-        Sequence { decoder: Arc::clone(self), thread, id }
+        Sequence {
+            decoder: Arc::clone(self),
+            thread,
+            id,
+        }
     }
 
     /// Tokens sampled so far.
@@ -125,7 +145,10 @@ impl Sequence {
         let (reply, done) = oneshot::channel();
         let gone = || Error::stage("a decoder thread ended early; the log above says why");
         let thread = &self.decoder.threads[self.thread];
-        thread.commands.send(Command::Turn(turn, reply)).map_err(|_| gone())?;
+        thread
+            .commands
+            .send(Command::Turn(turn, reply))
+            .map_err(|_| gone())?;
         done.await.map_err(|_| gone())?.map_err(Error::Stage)
     }
 }
@@ -160,7 +183,9 @@ fn serve(mut engine: Engine, commands: &mpsc::Receiver<Command>, counts: &Counts
         match engine.step() {
             Ok(done) => {
                 for turn in done {
-                    counts.sampled_tokens.fetch_add(turn.token_ids.len() as u64, Ordering::Relaxed);
+                    counts
+                        .sampled_tokens
+                        .fetch_add(turn.token_ids.len() as u64, Ordering::Relaxed);
                     if let Some(reply) = waiting.remove(&turn.sequence) {
                         // An episode that has given up no longer listens.
                         let _ = reply.send(Ok(turn));
@@ -174,7 +199,9 @@ fn serve(mut engine: Engine, commands: &mpsc::Receiver<Command>, counts: &Counts
                 return;
             }
         }
-        counts.busy_us.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+        counts
+            .busy_us
+            .fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
         beat.tick();
     }
 }

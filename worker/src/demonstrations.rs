@@ -94,28 +94,55 @@ impl Conversation {
             .conversations
             .iter()
             .map(|line| {
-                line.role().ok_or_else(|| bad(format!("message from `{}`; known are human, gpt, system", line.from)))
+                line.role().ok_or_else(|| {
+                    bad(format!(
+                        "message from `{}`; known are human, gpt, system",
+                        line.from
+                    ))
+                })
             })
             .collect::<Result<Vec<Role>>>()?;
         // What comes before the first reply is the prompt of an episode.
         let first = roles.iter().position(|role| *role == Role::Assistant);
         let first = first.ok_or_else(|| bad("has no gpt message".into()))?;
-        if !self.conversations.iter().zip(&roles).any(|(l, role)| *role == Role::Assistant && l.is_trained()) {
-            return Err(bad("has nothing to imitate: loss is false on every gpt message".into()));
+        if !self
+            .conversations
+            .iter()
+            .zip(&roles)
+            .any(|(l, role)| *role == Role::Assistant && l.is_trained())
+        {
+            return Err(bad(
+                "has nothing to imitate: loss is false on every gpt message".into(),
+            ));
         }
-        let message = |at: usize| Message { role: roles[at], content: self.conversations[at].value.clone() };
+        let message = |at: usize| Message {
+            role: roles[at],
+            content: self.conversations[at].value.clone(),
+        };
         if first == 0 || roles[first - 1] != Role::User {
-            return Err(bad(format!("message {first} is a reply to nothing; a human message must come before it")));
+            return Err(bad(format!(
+                "message {first} is a reply to nothing; a human message must come before it"
+            )));
         }
         let prompt: Vec<Message> = (0..first).map(message).collect();
         let (tokenizer, chat) = (policy.tokenizer(), policy.chat());
         let end_of_turn = [chat.end_of_turn_id(tokenizer)?];
-        let mut out = Encoded { token_ids: vec![], loss_mask: vec![] };
+        let mut out = Encoded {
+            token_ids: vec![],
+            loss_mask: vec![],
+        };
         out.extend(&chat.prompt_ids(tokenizer, &prompt)?, false);
         for at in first..roles.len() {
-            let expected = if (at - first).is_multiple_of(2) { Role::Assistant } else { Role::User };
+            let expected = if (at - first).is_multiple_of(2) {
+                Role::Assistant
+            } else {
+                Role::User
+            };
             if roles[at] != expected {
-                return Err(bad(format!("message {at} is from `{}` out of turn", self.conversations[at].from)));
+                return Err(bad(format!(
+                    "message {at} is from `{}` out of turn",
+                    self.conversations[at].from
+                )));
             }
             let line = &self.conversations[at];
             if expected == Role::Assistant {
@@ -140,13 +167,30 @@ impl Conversation {
 ///
 /// # Errors
 /// The task's goal cannot be made.
-pub(crate) fn solved(tasks: &Tasks, item_id: i64, instruction: &str, style: Style) -> Result<Conversation> {
-    let shown = demonstration(&tasks.world(item_id), item_id, instruction, style)
-        .ok_or_else(|| Error::stage(format!("task {item_id} has no solution to demonstrate; leave it out of ids")))?;
+pub(crate) fn solved(
+    tasks: &Tasks,
+    item_id: i64,
+    instruction: &str,
+    style: Style,
+) -> Result<Conversation> {
+    let shown =
+        demonstration(&tasks.world(item_id), item_id, instruction, style).ok_or_else(|| {
+            Error::stage(format!(
+                "task {item_id} has no solution to demonstrate; leave it out of ids"
+            ))
+        })?;
     let lines = shown.conversations.into_iter();
-    let conversations =
-        lines.map(|line| Line { from: line.from.to_owned(), loss: line.loss, value: line.value }).collect();
-    Ok(Conversation { conversations, item_id: Some(shown.item_id) })
+    let conversations = lines
+        .map(|line| Line {
+            from: line.from.to_owned(),
+            loss: line.loss,
+            value: line.value,
+        })
+        .collect();
+    Ok(Conversation {
+        conversations,
+        item_id: Some(shown.item_id),
+    })
 }
 
 #[cfg(test)]

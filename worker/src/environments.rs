@@ -38,7 +38,10 @@ impl Environments {
         let all = plan.config.environments();
         let declared = all.get(name).ok_or_else(|| {
             let known: Vec<_> = all.keys().map(String::as_str).collect();
-            Error::stage(format!("environment `{name}` is not declared; declared: {}", known.join(", ")))
+            Error::stage(format!(
+                "environment `{name}` is not declared; declared: {}",
+                known.join(", ")
+            ))
         })?;
         let spec = spec(&declared.task_name).map_err(|e| Error::stage(e.to_string()))?;
         let url = if builtin::is_builtin(&declared.env_addr) {
@@ -52,7 +55,8 @@ impl Environments {
             attempts_max: gym.max_retries.max(1),
             ..ClientOptions::default()
         };
-        let client = EnvClient::new(spec, &[url.clone()], options).map_err(|e| Error::stage(e.to_string()))?;
+        let client = EnvClient::new(spec, &[url.clone()], options)
+            .map_err(|e| Error::stage(e.to_string()))?;
         Ok(Environment { spec, client, url })
     }
 
@@ -61,7 +65,9 @@ impl Environments {
         if let Some(server) = servers.get(address) {
             return Ok(server.url.clone());
         }
-        let server = builtin::start(address).await.map_err(|e| Error::stage(e.to_string()))?;
+        let server = builtin::start(address)
+            .await
+            .map_err(|e| Error::stage(e.to_string()))?;
         tracing::info!(address, url = %server.url, "started a built-in environment");
         let url = server.url.clone();
         servers.insert(address.to_owned(), server);

@@ -104,7 +104,9 @@ impl Player {
                 Ok(Ok(episode)) => return Ok(episode),
                 Ok(Err(Interruption::Fault(message))) => fault = message,
                 Ok(Err(Interruption::Error(error))) => return Err(error),
-                Ok(Err(Interruption::Unreachable(error))) => return Err(Error::Environment(error.to_string())),
+                Ok(Err(Interruption::Unreachable(error))) => {
+                    return Err(Error::Environment(error.to_string()));
+                }
                 Err(tokio::time::error::Elapsed { .. }) => {
                     fault = format!(
                         "the episode was not over after {} s (actor_rollout_ref.rollout.episode_deadline_s)",
@@ -130,14 +132,17 @@ impl Player {
     }
 
     async fn attempt(&self, request: &Request) -> Result<Episode, Interruption> {
-        let environment = self
-            .environments
-            .get(&request.task.env)
-            .ok_or_else(|| Error::stage(format!("no client for environment `{}`", request.task.env)))?;
-        let opened = self.timed(environment.client.open(request.task.item_id)).await;
+        let environment = self.environments.get(&request.task.env).ok_or_else(|| {
+            Error::stage(format!("no client for environment `{}`", request.task.env))
+        })?;
+        let opened = self
+            .timed(environment.client.open(request.task.item_id))
+            .await;
         let mut session = match opened {
             Ok(session) => session,
-            Err(error @ EnvError::Unreachable { .. }) => return Err(Interruption::Unreachable(error)),
+            Err(error @ EnvError::Unreachable { .. }) => {
+                return Err(Interruption::Unreachable(error));
+            }
             Err(error) => return Err(Interruption::Fault(error.to_string())),
         };
         let played = self.converse(request, environment, &mut session).await;
@@ -153,7 +158,11 @@ impl Player {
         environment: &Environment,
         session: &mut Session,
     ) -> Result<Episode, Interruption> {
-        let instruction = self.rules.instruction.as_deref().unwrap_or(environment.spec.instruction);
+        let instruction = self
+            .rules
+            .instruction
+            .as_deref()
+            .unwrap_or(environment.spec.instruction);
         let prompt = first_message(instruction, session.observation());
         let mut table = Transcript::start(&self.policy, &self.rules, request, &prompt)?;
         let seat = self.decoder.open();
@@ -170,10 +179,16 @@ impl Player {
             {
                 break Outcome::Length;
             }
-            let Some(mut turn) = table.sample(self, &seat, request, turns.len() as u32).await? else {
+            let Some(mut turn) = table
+                .sample(self, &seat, request, turns.len() as u32)
+                .await?
+            else {
                 break Outcome::Length;
             };
-            let step = self.timed(session.step(&turn.text)).await.map_err(|e| Interruption::Fault(e.to_string()))?;
+            let step = self
+                .timed(session.step(&turn.text))
+                .await
+                .map_err(|e| Interruption::Fault(e.to_string()))?;
             if !step.local {
                 (reward, success) = (step.reward, step.success);
                 turn.reward = Some(step.reward);
@@ -184,7 +199,11 @@ impl Player {
             turn.observation = step.observation;
             turns.push(turn);
             if step.done {
-                break if success { Outcome::Solved } else { Outcome::Failed };
+                break if success {
+                    Outcome::Solved
+                } else {
+                    Outcome::Failed
+                };
             }
         };
         Ok(Episode {
@@ -205,7 +224,8 @@ impl Player {
     async fn timed<T>(&self, call: impl Future<Output = T>) -> T {
         let start = Instant::now();
         let result = call.await;
-        self.env_us.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+        self.env_us
+            .fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
         self.beat.tick();
         result
     }
@@ -230,11 +250,18 @@ struct Transcript {
 
 impl Transcript {
     fn start(policy: &Policy, rules: &Rules, request: &Request, prompt: &str) -> Result<Self> {
-        let message = Message { role: Role::User, content: prompt.to_owned() };
+        let message = Message {
+            role: Role::User,
+            content: prompt.to_owned(),
+        };
         let ids = policy.chat().prompt_ids(policy.tokenizer(), &[message])?;
         for (key, limit, needed) in [
             ("data.max_prompt_length", rules.prompt_tokens_max, ids.len()),
-            ("actor_rollout_ref.rollout.max_model_len", rules.context_tokens_max, ids.len() + 1),
+            (
+                "actor_rollout_ref.rollout.max_model_len",
+                rules.context_tokens_max,
+                ids.len() + 1,
+            ),
         ] {
             if needed > limit {
                 return Err(Error::stage(format!(
@@ -244,22 +271,39 @@ impl Transcript {
                 )));
             }
         }
-        let tokens_max = rules.context_tokens_max.min(ids.len() + rules.response_tokens_max);
-        let mut transcript = Self { sequence: Sequence::default(), unsent: 0, tokens_max };
+        let tokens_max = rules
+            .context_tokens_max
+            .min(ids.len() + rules.response_tokens_max);
+        let mut transcript = Self {
+            sequence: Sequence::default(),
+            unsent: 0,
+            tokens_max,
+        };
         transcript.append_context(&ids);
         Ok(transcript)
     }
 
     fn append_context(&mut self, ids: &[u32]) {
         self.sequence.token_ids.extend_from_slice(ids);
-        self.sequence.loss_mask.resize(self.sequence.token_ids.len(), false);
-        self.sequence.sampled_log_probs.resize(self.sequence.token_ids.len(), 0.0);
+        self.sequence
+            .loss_mask
+            .resize(self.sequence.token_ids.len(), false);
+        self.sequence
+            .sampled_log_probs
+            .resize(self.sequence.token_ids.len(), 0.0);
     }
 
     /// Appends the environment's answer; false if that would leave no room for
     /// a reply, in which case nothing is appended.
-    fn observe(&mut self, policy: &Policy, ended_with_eos: bool, observation: &str) -> Result<bool> {
-        let ids = policy.chat().observation_ids(policy.tokenizer(), ended_with_eos, observation)?;
+    fn observe(
+        &mut self,
+        policy: &Policy,
+        ended_with_eos: bool,
+        observation: &str,
+    ) -> Result<bool> {
+        let ids = policy
+            .chat()
+            .observation_ids(policy.tokenizer(), ended_with_eos, observation)?;
         let fits = self.sequence.token_ids.len() + ids.len() < self.tokens_max;
         if fits {
             self.append_context(&ids);
@@ -295,8 +339,12 @@ impl Transcript {
         let ended = done.finish == agentgym_model::Finish::Eos;
         // The engine keeps what it sampled; the next turn appends behind it.
         self.sequence.token_ids.extend_from_slice(&done.token_ids);
-        self.sequence.loss_mask.resize(self.sequence.token_ids.len(), true);
-        self.sequence.sampled_log_probs.extend_from_slice(&done.log_probs);
+        self.sequence
+            .loss_mask
+            .resize(self.sequence.token_ids.len(), true);
+        self.sequence
+            .sampled_log_probs
+            .extend_from_slice(&done.log_probs);
         let context = (self.unsent as u32, start as u32);
         self.unsent = self.sequence.token_ids.len();
         let text_ids = done.token_ids.len() - usize::from(ended);

@@ -66,7 +66,8 @@ impl EpisodeSummary {
     pub(crate) fn of(episodes: &[&Episode]) -> Self {
         let usable: Vec<&Episode> = episodes.iter().copied().filter(|e| e.usable()).collect();
         let average = |value: fn(&Episode) -> f64| mean(usable.iter().map(|e| value(e)));
-        let mut outcomes: BTreeMap<&'static str, usize> = OUTCOMES.iter().map(|o| (outcome_name(*o), 0)).collect();
+        let mut outcomes: BTreeMap<&'static str, usize> =
+            OUTCOMES.iter().map(|o| (outcome_name(*o), 0)).collect();
         for episode in episodes {
             *outcomes.entry(outcome_name(episode.outcome)).or_default() += 1;
         }
@@ -77,9 +78,16 @@ impl EpisodeSummary {
             rounds_mean: average(|e| e.turns.len() as f64),
             response_length_mean: average(|e| (tokens(e) - prompt_tokens(e)) as f64),
             prompt_length_mean: average(|e| prompt_tokens(e) as f64),
-            loss_tokens: usable.iter().flat_map(|e| &e.sequences).map(|s| s.loss_tokens()).sum(),
+            loss_tokens: usable
+                .iter()
+                .flat_map(|e| &e.sequences)
+                .map(|s| s.loss_tokens())
+                .sum(),
             outcomes,
-            env_faults: episodes.iter().filter(|e| e.outcome == Outcome::EnvFault).count(),
+            env_faults: episodes
+                .iter()
+                .filter(|e| e.outcome == Outcome::EnvFault)
+                .count(),
         }
     }
 }
@@ -88,9 +96,15 @@ impl EpisodeSummary {
 pub(crate) fn success_by_env(episodes: &[&Episode]) -> BTreeMap<String, f64> {
     let mut by_env: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for episode in episodes.iter().filter(|e| e.usable()) {
-        by_env.entry(episode.task.env.clone()).or_default().push(f64::from(u8::from(episode.success)));
+        by_env
+            .entry(episode.task.env.clone())
+            .or_default()
+            .push(f64::from(u8::from(episode.success)));
     }
-    by_env.into_iter().map(|(env, values)| (env, mean(values))).collect()
+    by_env
+        .into_iter()
+        .map(|(env, values)| (env, mean(values)))
+        .collect()
 }
 
 fn tokens(episode: &Episode) -> usize {
@@ -98,7 +112,10 @@ fn tokens(episode: &Episode) -> usize {
 }
 
 fn prompt_tokens(episode: &Episode) -> usize {
-    episode.turns.first().map_or(0, |turn| turn.context.1 as usize)
+    episode
+        .turns
+        .first()
+        .map_or(0, |turn| turn.context.1 as usize)
 }
 
 const OUTCOMES: [Outcome; 6] = [

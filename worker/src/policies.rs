@@ -40,7 +40,8 @@ impl Policies {
         }
         let folder = inputs.folder(input, POLICY).await?;
         let device = device.clone();
-        let policy = crate::stages::blocking(move || Ok(Policy::load(folder.path(), &device)?)).await?;
+        let policy =
+            crate::stages::blocking(move || Ok(Policy::load(folder.path(), &device)?)).await?;
         let policy = Arc::new(policy);
         remember(&mut kept, key, Arc::clone(&policy));
         Ok(policy)

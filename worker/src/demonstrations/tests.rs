@@ -3,7 +3,11 @@ use crate::stages::testing::policy;
 use agentgym_envs::builtin;
 
 fn line(from: &str, loss: Option<bool>, value: &str) -> Line {
-    Line { from: from.into(), loss, value: value.into() }
+    Line {
+        from: from.into(),
+        loss,
+        value: value.into(),
+    }
 }
 
 /// AgentTraj-L's shape: instruction, canned acknowledgement, then the task.
@@ -35,7 +39,9 @@ fn runs(policy: &Policy, encoded: &Encoded, kept: bool) -> Vec<String> {
         }
         last = *mask;
     }
-    runs.iter().map(|ids| policy.tokenizer().decode(ids, false)).collect()
+    runs.iter()
+        .map(|ids| policy.tokenizer().decode(ids, false))
+        .collect()
 }
 
 #[test]
@@ -43,11 +49,23 @@ fn the_mask_covers_the_replies_and_their_end_token() {
     let policy = policy();
     let encoded = trajectory().encode(&policy, "x", 1000).unwrap();
     let end = policy.chat().bridge().unwrap().end_of_turn;
-    let replies = ["Action: get 1 oak log", "Action: craft 4 oak planks using 1 oak log"];
-    assert_eq!(runs(&policy, &encoded, true), replies.map(|text| format!("{text}{end}")));
+    let replies = [
+        "Action: get 1 oak log",
+        "Action: craft 4 oak planks using 1 oak log",
+    ];
+    assert_eq!(
+        runs(&policy, &encoded, true),
+        replies.map(|text| format!("{text}{end}"))
+    );
     let context = runs(&policy, &encoded, false);
-    assert!(context[0].contains("OK. I will.") && context[0].contains("Goal: craft stick."), "{context:?}");
-    assert!(!context.concat().contains("Crafted 4"), "an unanswered observation teaches nothing");
+    assert!(
+        context[0].contains("OK. I will.") && context[0].contains("Goal: craft stick."),
+        "{context:?}"
+    );
+    assert!(
+        !context.concat().contains("Crafted 4"),
+        "an unanswered observation teaches nothing"
+    );
 }
 
 #[test]
@@ -59,11 +77,18 @@ fn the_tokens_are_those_of_the_template() {
     let messages: Vec<Message> = conversation
         .conversations
         .iter()
-        .map(|l| Message { role: l.role().unwrap(), content: l.value.clone() })
+        .map(|l| Message {
+            role: l.role().unwrap(),
+            content: l.value.clone(),
+        })
         .collect();
     let rendered = policy.chat().render(&messages, false).unwrap();
     let text = policy.tokenizer().decode(&encoded.token_ids, false);
-    assert_eq!(text, rendered.trim_end(), "the template may only add white space at the end");
+    assert_eq!(
+        text,
+        rendered.trim_end(),
+        "the template may only add white space at the end"
+    );
 }
 
 #[test]
@@ -72,25 +97,39 @@ fn impossible_conversations_are_named() {
     let broken = |change: fn(&mut Vec<Line>), part: &str| {
         let mut conversation = trajectory();
         change(&mut conversation.conversations);
-        let message = conversation.encode(&policy, "sft.sources[0] row 7", 1000).unwrap_err().to_string();
-        assert!(message.contains(part) && message.contains("row 7 (textcraft_3)"), "{message}");
+        let message = conversation
+            .encode(&policy, "sft.sources[0] row 7", 1000)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains(part) && message.contains("row 7 (textcraft_3)"),
+            "{message}"
+        );
     };
     broken(|lines| lines[0].from = "robot".into(), "`robot`");
     broken(|lines| lines.truncate(2), "nothing to imitate");
     broken(|lines| lines.truncate(1), "no gpt message");
     broken(|lines| drop(lines.remove(4)), "out of turn");
     broken(|lines| drop(lines.remove(0)), "reply to nothing");
-    let message = trajectory().encode(&policy, "x", 20).unwrap_err().to_string();
+    let message = trajectory()
+        .encode(&policy, "x", 20)
+        .unwrap_err()
+        .to_string();
     assert!(message.contains("sft.max_length = 20"), "{message}");
 }
 
 #[test]
 fn files_are_checked() {
-    let message = parse_file("demo.json", b"[{\"conversations\": 3}]").unwrap_err().to_string();
+    let message = parse_file("demo.json", b"[{\"conversations\": 3}]")
+        .unwrap_err()
+        .to_string();
     assert!(message.contains("demo.json"), "{message}");
     assert!(parse_file("demo.json", b"[]").is_err());
     let rows = br#"[{"item_id": "textcraft_6", "conversations": [{"from": "human", "loss": null, "value": "a"}]}]"#;
-    assert_eq!(parse_file("demo.json", rows).unwrap()[0].conversations[0].loss, None);
+    assert_eq!(
+        parse_file("demo.json", rows).unwrap()[0].conversations[0].loss,
+        None
+    );
 }
 
 #[test]
@@ -99,11 +138,21 @@ fn a_solver_shows_what_an_episode_looks_like() {
     let tasks = builtin::parse("builtin").unwrap().source.tasks().unwrap();
     for style in ["", "thought,once,refusals=100"] {
         let conversation = solved(&tasks, 5, "Craft.", style.parse().unwrap()).unwrap();
-        assert!(conversation.conversations[0].value.starts_with("Craft.\n\n"));
+        assert!(
+            conversation.conversations[0]
+                .value
+                .starts_with("Craft.\n\n")
+        );
         let encoded = conversation.encode(&policy, "x", 100_000).unwrap();
-        let trained = conversation.conversations.iter().filter(|l| l.from == "gpt" && l.is_trained());
+        let trained = conversation
+            .conversations
+            .iter()
+            .filter(|l| l.from == "gpt" && l.is_trained());
         let replies: String = trained.map(|l| l.value.as_str()).collect();
         let end = policy.chat().bridge().unwrap().end_of_turn;
-        assert_eq!(runs(&policy, &encoded, true).concat().replace(&end, ""), replies);
+        assert_eq!(
+            runs(&policy, &encoded, true).concat().replace(&end, ""),
+            replies
+        );
     }
 }

@@ -10,7 +10,11 @@ use agentgym_jobs::plan::Plan;
 use agentgym_model::{ComputeOptions, ScoreRequest, score};
 
 fn beat() -> Beat {
-    let part = PartId { iteration: 1, stage: Stage::Rollout, part: 0 };
+    let part = PartId {
+        iteration: 1,
+        stage: Stage::Rollout,
+        part: 0,
+    };
     Beat::new(part, tokio::sync::broadcast::channel(16).0)
 }
 
@@ -20,7 +24,11 @@ async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) ->
     // The server lives as long as the process of the test.
     std::mem::forget(environments);
     let policy = policy();
-    let options = DecoderOptions { threads, rows: 8, cache_tokens: 100_000 };
+    let options = DecoderOptions {
+        threads,
+        rows: 8,
+        cache_tokens: 100_000,
+    };
     let mut rules = Rules {
         rounds_max: 3,
         prompt_tokens_max: 4000,
@@ -45,11 +53,19 @@ async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) ->
 
 fn request(item_id: i64, sample: u32) -> Request {
     Request {
-        task: Task { env: "textcraft".into(), item_id },
+        task: Task {
+            env: "textcraft".into(),
+            item_id,
+        },
         group: 0,
         sample,
         stream: [sample as u8; 32],
-        sampling: Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, greedy: false },
+        sampling: Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            greedy: false,
+        },
     }
 }
 
@@ -59,7 +75,10 @@ async fn mask_and_spans_say_who_produced_what() {
     for sample in 0..4 {
         let episode = player.play(&request(3, sample)).await.unwrap();
         episode.check().unwrap();
-        assert_eq!((episode.outcome, episode.turns.len(), episode.success), (Outcome::Horizon, 3, false));
+        assert_eq!(
+            (episode.outcome, episode.turns.len(), episode.success),
+            (Outcome::Horizon, 3, false)
+        );
         let sequence = &episode.sequences[0];
         let mut expected = vec![false; sequence.token_ids.len()];
         let mut end = 0;
@@ -71,11 +90,18 @@ async fn mask_and_spans_say_who_produced_what() {
             let ids = &sequence.token_ids[turn.policy.0 as usize..end];
             let ended = turn.finish == Finish::Eos;
             assert_eq!(player.policy.eos_ids().contains(ids.last().unwrap()), ended);
-            let text = player.policy.tokenizer().decode(&ids[..ids.len() - usize::from(ended)], true);
+            let text = player
+                .policy
+                .tokenizer()
+                .decode(&ids[..ids.len() - usize::from(ended)], true);
             assert_eq!(text, turn.text);
             assert!(ids.len() <= 12 && turn.policy_iteration == 4);
         }
-        assert_eq!(end, sequence.token_ids.len(), "nothing follows the last reply");
+        assert_eq!(
+            end,
+            sequence.token_ids.len(),
+            "nothing follows the last reply"
+        );
         assert_eq!(sequence.loss_mask, expected);
     }
 }
@@ -85,8 +111,15 @@ async fn scoring_gives_the_sampled_log_probs_bit_for_bit() {
     let player = player(&plan(&[]), 2, |_| {}).await;
     let episode = player.play(&request(7, 1)).await.unwrap();
     let sequence = &episode.sequences[0];
-    let requests = [ScoreRequest { token_ids: &sequence.token_ids, loss_mask: &sequence.loss_mask }];
-    let options = ComputeOptions { threads: 1, pack_tokens: 4096, beat: &|| {} };
+    let requests = [ScoreRequest {
+        token_ids: &sequence.token_ids,
+        loss_mask: &sequence.loss_mask,
+    }];
+    let options = ComputeOptions {
+        threads: 1,
+        pack_tokens: 4096,
+        beat: &|| {},
+    };
     let scores = score(&player.policy, &requests, 1.0, &options).unwrap();
     assert_eq!(scores[0].log_probs, sequence.sampled_log_probs);
 }
@@ -98,12 +131,20 @@ async fn company_and_threads_do_not_show() {
     let mut playing = tokio::task::JoinSet::new();
     for sample in 0..6 {
         let crowd = Arc::clone(&crowd);
-        playing.spawn(async move { crowd.play(&request(i64::from(sample), sample)).await.unwrap() });
+        playing.spawn(async move {
+            crowd
+                .play(&request(i64::from(sample), sample))
+                .await
+                .unwrap()
+        });
     }
     let mut together = playing.join_all().await;
     together.sort_by_key(|e| e.sample);
     for episode in together {
-        let again = alone.play(&request(i64::from(episode.sample), episode.sample)).await.unwrap();
+        let again = alone
+            .play(&request(i64::from(episode.sample), episode.sample))
+            .await
+            .unwrap();
         assert_eq!(again, episode);
     }
 }
@@ -120,8 +161,14 @@ async fn budgets_end_an_episode_before_they_are_exceeded() {
         episode.check().unwrap();
         assert_eq!(episode.outcome, Outcome::Length);
         let response = episode.sequences[0].token_ids.len() - episode.turns[0].context.1 as usize;
-        assert!(response <= response_tokens_max, "{response} of {response_tokens_max}");
-        assert!(*episode.sequences[0].loss_mask.last().unwrap(), "no observation without room for a reply");
+        assert!(
+            response <= response_tokens_max,
+            "{response} of {response_tokens_max}"
+        );
+        assert!(
+            *episode.sequences[0].loss_mask.last().unwrap(),
+            "no observation without room for a reply"
+        );
     }
 }
 
@@ -158,7 +205,8 @@ async fn a_server_that_answers_errors_faults_the_episode() {
                 let mut request = [0; 4096];
                 let _ = socket.read(&mut request).await;
                 let body = r#"{"error": "out of order"}"#;
-                let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n";
+                let head =
+                    "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n";
                 let reply = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
                 let _ = socket.write_all(reply.as_bytes()).await;
             });
@@ -167,7 +215,13 @@ async fn a_server_that_answers_errors_faults_the_episode() {
     let plan = plan(&[&format!("actor_rollout_ref.agentgym.env_addr={url}")]);
     let player = player(&plan, 1, |_| {}).await;
     let episode = player.play(&request(3, 0)).await.unwrap();
-    assert_eq!((episode.outcome, episode.usable()), (Outcome::EnvFault, false));
+    assert_eq!(
+        (episode.outcome, episode.usable()),
+        (Outcome::EnvFault, false)
+    );
     let fault = episode.fault.unwrap();
-    assert!(fault.contains("out of order") && fault.contains(&url), "{fault}");
+    assert!(
+        fault.contains("out of order") && fault.contains(&url),
+        "{fault}"
+    );
 }

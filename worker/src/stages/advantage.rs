@@ -55,7 +55,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let mut all = Vec::new();
     for part in 0..plan.rollout_parts() {
         let (rollout, log_probs) = (format!("rollout.{part}"), format!("log_probs.{part}"));
-        let episodes = read::<Episodes>(&context.inputs, &rollout, "episodes.bin").await?.into_vec();
+        let episodes = read::<Episodes>(&context.inputs, &rollout, "episodes.bin")
+            .await?
+            .into_vec();
         let LogProbs::V1(streams) = read(&context.inputs, &log_probs, "log_probs.bin").await?;
         all.extend(join(part, episodes, streams)?);
         context.beat.tick();
@@ -86,17 +88,29 @@ fn join(part: u32, episodes: Vec<Episode>, streams: Vec<EpisodeLogProbs>) -> Res
         ))
     };
     if episodes.len() != streams.len() {
-        return Err(mismatch(format!("{} episodes, {} entries", episodes.len(), streams.len())));
+        return Err(mismatch(format!(
+            "{} episodes, {} entries",
+            episodes.len(),
+            streams.len()
+        )));
     }
     let pairs = episodes.into_iter().zip(streams);
     pairs
         .map(|(episode, streams)| {
-            let lengths: Vec<usize> = episode.sequences.iter().map(|s| s.token_ids.len()).collect();
+            let lengths: Vec<usize> = episode
+                .sequences
+                .iter()
+                .map(|s| s.token_ids.len())
+                .collect();
             let fits = |rows: &[Vec<f32>]| rows.iter().map(Vec::len).eq(lengths.iter().copied());
             let all_fit = fits(&streams.old)
                 && fits(&streams.entropies)
                 && streams.reference.as_ref().is_none_or(|rows| fits(rows));
-            if all_fit { Ok(Scored { episode, streams }) } else { Err(mismatch(format!("task {}", episode.task))) }
+            if all_fit {
+                Ok(Scored { episode, streams })
+            } else {
+                Err(mismatch(format!("task {}", episode.task)))
+            }
         })
         .collect()
 }
@@ -106,15 +120,23 @@ fn batch(plan: &Plan, all: &[Scored]) -> Result<(Batch, Vec<Group>)> {
     let n = plan.config.actor_rollout_ref.rollout.n;
     let usable: Vec<&Scored> = all.iter().filter(|s| s.episode.usable()).collect();
     let ids: Vec<u64> = usable.iter().map(|s| u64::from(s.episode.group)).collect();
-    let members: Vec<&Scored> =
-        usable.into_iter().zip(has_company(&ids, 2)).filter_map(|(s, kept)| kept.then_some(s)).collect();
+    let members: Vec<&Scored> = usable
+        .into_iter()
+        .zip(has_company(&ids, 2))
+        .filter_map(|(s, kept)| kept.then_some(s))
+        .collect();
     let ids: Vec<u64> = members.iter().map(|s| u64::from(s.episode.group)).collect();
     let rewards: Vec<f64> = members.iter().map(|s| s.episode.reward).collect();
-    let advantages = grpo(&rewards, &ids, plan.config.algorithm.norm_adv_by_std_in_grpo)?;
+    let advantages = grpo(
+        &rewards,
+        &ids,
+        plan.config.algorithm.norm_adv_by_std_in_grpo,
+    )?;
     let groups = collect(&rewards, &ids)?;
 
     let mask_overlong = plan.config.algorithm.overlong == Overlong::Mask;
-    let mut slots: Vec<Option<BatchEpisode>> = vec![None; plan.config.data.train_batch_size * n as usize];
+    let mut slots: Vec<Option<BatchEpisode>> =
+        vec![None; plan.config.data.train_batch_size * n as usize];
     for (member, advantage) in members.into_iter().zip(advantages) {
         let Scored { episode, streams } = member;
         // Its reward counts in the group's baseline; it is not trained on.
@@ -122,9 +144,15 @@ fn batch(plan: &Plan, all: &[Scored]) -> Result<(Batch, Vec<Group>)> {
             continue;
         }
         let slot = (episode.group * n + episode.sample) as usize;
-        let place = slots.get_mut(slot).filter(|place| place.is_none() && episode.sample < n).ok_or_else(|| {
-            Error::stage(format!("slot {slot} (task {}) is outside the batch or taken twice", episode.task))
-        })?;
+        let place = slots
+            .get_mut(slot)
+            .filter(|place| place.is_none() && episode.sample < n)
+            .ok_or_else(|| {
+                Error::stage(format!(
+                    "slot {slot} (task {}) is outside the batch or taken twice",
+                    episode.task
+                ))
+            })?;
         *place = Some(entry(episode, streams, advantage));
     }
     Ok((Batch::V1(slots), groups))
@@ -167,11 +195,21 @@ fn summarise(plan: &Plan, iteration: u32, all: &[Scored], groups: &[Group]) -> R
             if let Some(reference) = &streams.reference {
                 let wide = |row: &[f32]| row.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
                 let (old, reference) = (wide(&streams.old[index]), wide(&reference[index]));
-                divergences.extend(masked_mean(&old, &reference, &sequence.loss_mask, KlEstimator::K3)?);
+                divergences.extend(masked_mean(
+                    &old,
+                    &reference,
+                    &sequence.loss_mask,
+                    KlEstimator::K3,
+                )?);
             }
         }
     }
-    let uniform = |zero: bool| groups.iter().filter(|g| g.is_uniform && (g.mean <= 0.0) == zero).count();
+    let uniform = |zero: bool| {
+        groups
+            .iter()
+            .filter(|g| g.is_uniform && (g.mean <= 0.0) == zero)
+            .count()
+    };
     let summary = EpisodeSummary::of(&episodes);
     Ok(Metrics {
         success_by_env: success_by_env(&episodes),
@@ -179,7 +217,11 @@ fn summarise(plan: &Plan, iteration: u32, all: &[Scored], groups: &[Group]) -> R
         groups_all_zero: uniform(true),
         groups_all_one: uniform(false),
         groups_mixed: groups.iter().filter(|g| g.is_informative()).count(),
-        groups_excluded: plan.config.data.train_batch_size.saturating_sub(groups.len()),
+        groups_excluded: plan
+            .config
+            .data
+            .train_batch_size
+            .saturating_sub(groups.len()),
         entropy: mean(entropies),
         ref_kl: plan.needs_reference().then(|| mean(divergences)),
         log_prob_mismatch_max: mismatch,

@@ -40,15 +40,29 @@ struct Metrics {
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let id = context.part.id;
     let plan = std::sync::Arc::clone(&context.plan);
-    let set = plan.config.evaluation.sets.get(id.part as usize).ok_or_else(|| {
-        Error::stage(format!("evaluation.sets has no set {}; it was planned by another program version", id.part))
-    })?;
+    let set = plan
+        .config
+        .evaluation
+        .sets
+        .get(id.part as usize)
+        .ok_or_else(|| {
+            Error::stage(format!(
+                "evaluation.sets has no set {}; it was planned by another program version",
+                id.part
+            ))
+        })?;
     let requests = requests(&plan, set, id.iteration, id.part)?;
     let rules = play::rules(context, plan.config.evaluation.max_rounds);
     let (episodes, report) = play::all(context, requests, rules).await?;
     let metrics = summarise(&plan, set, &episodes);
     metrics::write(outputs, &metrics).await?;
-    write(outputs, "episodes.bin", "episodes", &play::checked(episodes)?).await?;
+    write(
+        outputs,
+        "episodes.bin",
+        "episodes",
+        &play::checked(episodes)?,
+    )
+    .await?;
     Ok(report)
 }
 
@@ -68,7 +82,10 @@ fn requests(plan: &Plan, set: &EvaluationSet, iteration: u32, part: u32) -> Resu
                 sample,
             };
             requests.push(Request {
-                task: Task { env: set.env.clone(), item_id },
+                task: Task {
+                    env: set.env.clone(),
+                    item_id,
+                },
                 group: index as u32,
                 sample,
                 stream: stream.stream(),
@@ -86,21 +103,32 @@ fn requests(plan: &Plan, set: &EvaluationSet, iteration: u32, part: u32) -> Resu
 
 fn summarise(plan: &Plan, set: &EvaluationSet, episodes: &[Episode]) -> Metrics {
     let evaluation = &plan.config.evaluation;
-    let (greedy, sampled): (Vec<&Episode>, Vec<&Episode>) =
-        episodes.iter().partition(|e| e.sample == evaluation.samples);
+    let (greedy, sampled): (Vec<&Episode>, Vec<&Episode>) = episodes
+        .iter()
+        .partition(|e| e.sample == evaluation.samples);
     let by_task: Vec<f64> = sampled
         .chunk_by(|a, b| a.group == b.group)
         .filter_map(|group| {
-            let solved: Vec<f64> =
-                group.iter().filter(|e| e.usable()).map(|e| f64::from(u8::from(e.success))).collect();
+            let solved: Vec<f64> = group
+                .iter()
+                .filter(|e| e.usable())
+                .map(|e| f64::from(u8::from(e.success)))
+                .collect();
             (!solved.is_empty()).then(|| mean(solved))
         })
         .collect();
     let success = mean(by_task.iter().copied());
     let tasks = by_task.len() as f64;
     let squares: f64 = by_task.iter().map(|s| (s - success).powi(2)).sum();
-    let stderr = if tasks > 1.0 { (squares / (tasks - 1.0) / tasks).sqrt() } else { 0.0 };
-    let solved_greedily = greedy.iter().filter(|e| e.usable()).map(|e| f64::from(u8::from(e.success)));
+    let stderr = if tasks > 1.0 {
+        (squares / (tasks - 1.0) / tasks).sqrt()
+    } else {
+        0.0
+    };
+    let solved_greedily = greedy
+        .iter()
+        .filter(|e| e.usable())
+        .map(|e| f64::from(u8::from(e.success)));
     let sampled = EpisodeSummary::of(&sampled);
     Metrics {
         set: set.name.clone(),

@@ -18,11 +18,25 @@ const ITERATIONS_KEPT: u32 = 2;
 /// `latest` is the newest iteration with a policy, `best` the one with the
 /// best evaluation so far, `pending` is true while an evaluation of
 /// `iteration` is not committed.
-pub fn retained(plan: &Plan, iteration: u32, name: &str, latest: u32, best: Option<u32>, pending: bool) -> bool {
-    let heavy = ["policy/", "optimizer/"].into_iter().find(|prefix| name.starts_with(prefix));
+pub fn retained(
+    plan: &Plan,
+    iteration: u32,
+    name: &str,
+    latest: u32,
+    best: Option<u32>,
+    pending: bool,
+) -> bool {
+    let heavy = ["policy/", "optimizer/"]
+        .into_iter()
+        .find(|prefix| name.starts_with(prefix));
     let Some(kind) = heavy else { return true };
     // Rollouts that lag behind still sample with older policies.
-    let kept = ITERATIONS_KEPT + if kind == "policy/" { plan.config.algorithm.lag } else { 0 };
+    let kept = ITERATIONS_KEPT
+        + if kind == "policy/" {
+            plan.config.algorithm.lag
+        } else {
+            0
+        };
     if iteration + kept > latest {
         return true;
     }
@@ -45,25 +59,39 @@ mod tests {
     const ITERATIONS: u32 = 60;
 
     fn kept(name: &str, iteration: u32, latest: u32, pending: bool) -> bool {
-        let plan = plan(&[&format!("trainer.total_training_steps={ITERATIONS}"), "trainer.save_freq=25"]);
+        let plan = plan(&[
+            &format!("trainer.total_training_steps={ITERATIONS}"),
+            "trainer.save_freq=25",
+        ]);
         retained(&plan, iteration, name, latest, Some(31), pending)
     }
 
     #[test]
     fn policies_of_special_iterations_stay() {
-        let stay: Vec<u32> = (0..=58).filter(|n| kept("policy/model.safetensors", *n, 58, false)).collect();
+        let stay: Vec<u32> = (0..=58)
+            .filter(|n| kept("policy/model.safetensors", *n, 58, false))
+            .collect();
         assert_eq!(stay, [0, 25, 31, 50, 57, 58]);
     }
 
     #[test]
     fn only_the_newest_optimizer_states_stay() {
-        let stay: Vec<u32> = (0..=58).filter(|n| kept("optimizer/state.safetensors", *n, 58, false)).collect();
+        let stay: Vec<u32> = (0..=58)
+            .filter(|n| kept("optimizer/state.safetensors", *n, 58, false))
+            .collect();
         assert_eq!(stay, [57, 58]);
     }
 
     #[test]
     fn trajectories_and_metrics_are_never_touched() {
-        for name in ["episodes.bin", "log_probs.bin", "batch.bin", "update.json", "metrics.json", "sft/0.json"] {
+        for name in [
+            "episodes.bin",
+            "log_probs.bin",
+            "batch.bin",
+            "update.json",
+            "metrics.json",
+            "sft/0.json",
+        ] {
             assert!(kept(name, 3, 58, false), "{name}");
         }
     }
@@ -77,6 +105,11 @@ mod tests {
 
     #[test]
     fn the_last_policy_stays() {
-        assert!(kept("policy/config.json", ITERATIONS, ITERATIONS + 5, false));
+        assert!(kept(
+            "policy/config.json",
+            ITERATIONS,
+            ITERATIONS + 5,
+            false
+        ));
     }
 }

@@ -33,7 +33,10 @@ const WORD_WEIGHT: usize = 60;
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let plan = Arc::clone(&context.plan);
-    let (device, folder) = (context.resources.device.clone(), context.scratch.join(POLICY));
+    let (device, folder) = (
+        context.resources.device.clone(),
+        context.scratch.join(POLICY),
+    );
     let policy = blocking({
         let (plan, folder) = (Arc::clone(&plan), folder.clone());
         move || {
@@ -49,15 +52,27 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     context.beat.tick();
     let files = upload_policy(outputs, &folder).await?;
     let parameters = policy.parameter_count();
-    context.resources.policies.insert(&files, Arc::new(policy)).await;
+    context
+        .resources
+        .policies
+        .insert(&files, Arc::new(policy))
+        .await;
     for (index, source) in plan.config.sft.sources.iter().enumerate() {
         let Some(file) = &source.file else { continue };
         let what = format!("sft.sources[{index}].file {file}");
-        let bytes =
-            tokio::fs::read(file).await.map_err(|source| Error::Io { what: format!("reading {what}"), source })?;
+        let bytes = tokio::fs::read(file).await.map_err(|source| Error::Io {
+            what: format!("reading {what}"),
+            source,
+        })?;
         // A bad row is reported now, not after hours of other stages.
         parse_file(&what, &bytes)?;
-        outputs.bytes(&format!("sft/{index}.json"), "demonstrations", Bytes::from(bytes)).await?;
+        outputs
+            .bytes(
+                &format!("sft/{index}.json"),
+                "demonstrations",
+                Bytes::from(bytes),
+            )
+            .await?;
     }
     let mut report = Report::default();
     report.set("parameters", parameters);
@@ -92,12 +107,24 @@ fn preset(plan: &Plan, path: &str) -> Result<Policy> {
                 )));
             }
         };
-        *field = value.parse().ok().filter(|number| *number > 0).ok_or_else(|| {
-            Error::stage(format!("{KEY}: `{name}={value}` is not a positive whole number"))
-        })?;
+        *field = value
+            .parse()
+            .ok()
+            .filter(|number| *number > 0)
+            .ok_or_else(|| {
+                Error::stage(format!(
+                    "{KEY}: `{name}={value}` is not a positive whole number"
+                ))
+            })?;
     }
-    let stream =
-        StreamKey { seed: plan.config.run.seed, purpose: Purpose::Init, iteration: 0, draw: 0, sample: 0 }.stream();
+    let stream = StreamKey {
+        seed: plan.config.run.seed,
+        purpose: Purpose::Init,
+        iteration: 0,
+        draw: 0,
+        sample: 0,
+    }
+    .stream();
     let tokenizer = tiny_text::train_tokenizer(corpus(plan)?.into_iter(), shape.vocab)?;
     let (config, weights) = (shape.config()?, shape.init_weights(super::head(&stream))?);
     Ok(Policy::new(config, weights, tokenizer, tiny_text::chat())?)
@@ -121,7 +148,15 @@ fn corpus(plan: &Plan) -> Result<Vec<String>> {
             .and_then(|address| address.source.tasks())
             .map_err(|e| Error::stage(format!("actor_rollout_ref.agentgym.envs.{name}: {e}")))?;
         for id in 0..CORPUS_TASKS {
-            let shown = solved(&tasks, id, "", Style { thought: true, ..Style::default() })?;
+            let shown = solved(
+                &tasks,
+                id,
+                "",
+                Style {
+                    thought: true,
+                    ..Style::default()
+                },
+            )?;
             texts.extend(shown.conversations.into_iter().map(|line| line.value));
         }
     }
@@ -160,14 +195,20 @@ fn hub_id(path: &str) -> Option<(&str, &str)> {
     let plain = |part: &str| {
         !part.is_empty()
             && !part.starts_with('.')
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+            && part
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
     };
     (plain(owner) && plain(name)).then_some((owner, name))
 }
 
 /// Where the hub's own tools keep their downloads.
 fn hub_cache() -> PathBuf {
-    let folder = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let folder = |name: &str| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
     folder("HF_HUB_CACHE")
         .or_else(|| folder("HF_HOME").map(|home| home.join("hub")))
         .or_else(|| folder("HOME").map(|home| home.join(".cache/huggingface/hub")))

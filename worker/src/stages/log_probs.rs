@@ -13,8 +13,11 @@ use std::time::Instant;
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let start = Instant::now();
-    let episodes: Arc<Vec<Episode>> =
-        Arc::new(read::<Episodes>(&context.inputs, "rollout", "episodes.bin").await?.into_vec());
+    let episodes: Arc<Vec<Episode>> = Arc::new(
+        read::<Episodes>(&context.inputs, "rollout", "episodes.bin")
+            .await?
+            .into_vec(),
+    );
     let old = scores(context, "policy", &episodes).await?;
     let reference = match context.plan.needs_reference() {
         true => Some(scores(context, "reference", &episodes).await?),
@@ -26,35 +29,76 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let mut entries = Vec::with_capacity(episodes.len());
     for episode in episodes.iter() {
         let count = episode.sequences.len();
-        let (log_probs, entropies) = old.by_ref().take(count).map(|s| (s.log_probs, s.entropies)).unzip();
-        let reference = reference.as_mut().map(|all| all.by_ref().take(count).map(|s| s.log_probs).collect());
-        entries.push(EpisodeLogProbs { old: log_probs, entropies, reference });
+        let (log_probs, entropies) = old
+            .by_ref()
+            .take(count)
+            .map(|s| (s.log_probs, s.entropies))
+            .unzip();
+        let reference = reference
+            .as_mut()
+            .map(|all| all.by_ref().take(count).map(|s| s.log_probs).collect());
+        entries.push(EpisodeLogProbs {
+            old: log_probs,
+            entropies,
+            reference,
+        });
     }
-    write(outputs, "log_probs.bin", "log_probs", &LogProbs::V1(entries)).await?;
+    write(
+        outputs,
+        "log_probs.bin",
+        "log_probs",
+        &LogProbs::V1(entries),
+    )
+    .await?;
 
-    let tokens: usize = episodes.iter().flat_map(|e| &e.sequences).map(|s| s.token_ids.len()).sum();
+    let tokens: usize = episodes
+        .iter()
+        .flat_map(|e| &e.sequences)
+        .map(|s| s.token_ids.len())
+        .sum();
     let passes = 1 + usize::from(context.plan.needs_reference());
     let mut report = Report::default();
     let wall_s = start.elapsed().as_secs_f64();
     report.set("scored_tokens", tokens * passes);
-    report.set("scored_tokens_per_s", (tokens * passes) as f64 / wall_s.max(1e-9));
+    report.set(
+        "scored_tokens_per_s",
+        (tokens * passes) as f64 / wall_s.max(1e-9),
+    );
     Ok(report)
 }
 
 /// One entry per sequence, in the order of episodes and sequences.
-async fn scores(context: &StageContext, input: &str, episodes: &Arc<Vec<Episode>>) -> Result<Vec<Scores>> {
+async fn scores(
+    context: &StageContext,
+    input: &str,
+    episodes: &Arc<Vec<Episode>>,
+) -> Result<Vec<Scores>> {
     let policy: Arc<Policy> = super::policy(context, input).await?;
     let temperature = context.plan.config.actor_rollout_ref.rollout.temperature;
-    let (threads, pack_tokens) = (context.resources.threads, context.plan.config.jobs.pack_tokens);
-    let (beat, cancel, episodes) = (context.beat.clone(), context.cancel.clone(), Arc::clone(episodes));
+    let (threads, pack_tokens) = (
+        context.resources.threads,
+        context.plan.config.jobs.pack_tokens,
+    );
+    let (beat, cancel, episodes) = (
+        context.beat.clone(),
+        context.cancel.clone(),
+        Arc::clone(episodes),
+    );
     let scores = blocking(move || {
         let requests: Vec<ScoreRequest<'_>> = episodes
             .iter()
             .flat_map(|e| &e.sequences)
-            .map(|s| ScoreRequest { token_ids: &s.token_ids, loss_mask: &s.loss_mask })
+            .map(|s| ScoreRequest {
+                token_ids: &s.token_ids,
+                loss_mask: &s.loss_mask,
+            })
             .collect();
         let tick = || beat.tick();
-        let options = ComputeOptions { threads, pack_tokens, beat: &tick };
+        let options = ComputeOptions {
+            threads,
+            pack_tokens,
+            beat: &tick,
+        };
         Ok(score(&policy, &requests, temperature, &options)?)
     })
     .await?;

@@ -27,7 +27,11 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// Whatever keeps the stage from its outputs; nothing is committed then.
-pub async fn run(stage: Stage, context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+pub async fn run(
+    stage: Stage,
+    context: &mut StageContext,
+    outputs: &mut Outputs,
+) -> Result<Report> {
     match stage {
         Stage::Init => init::run(context, outputs).await,
         Stage::Sft => sft::run(context, outputs).await,
@@ -53,12 +57,19 @@ pub(crate) async fn blocking<T: Send + 'static>(
 
 /// The policy in an input, from memory if it is there.
 async fn policy(context: &StageContext, input: &str) -> Result<Arc<Policy>> {
-    context.resources.policies.get(&context.resources.device, &context.inputs, input).await
+    context
+        .resources
+        .policies
+        .get(&context.resources.device, &context.inputs, input)
+        .await
 }
 
 /// Uploads a policy's folder; returns its artifacts.
 async fn upload_policy(outputs: &mut Outputs, folder: &Path) -> Result<Vec<Artifact>> {
-    let failed = |source| Error::Io { what: format!("reading the folder {}", folder.display()), source };
+    let failed = |source| Error::Io {
+        what: format!("reading the folder {}", folder.display()),
+        source,
+    };
     let mut files = Vec::new();
     let mut entries = tokio::fs::read_dir(folder).await.map_err(failed)?;
     while let Some(entry) = entries.next_entry().await.map_err(failed)? {
@@ -76,7 +87,9 @@ async fn read<T: Payload>(inputs: &Inputs, input: &str, artifact: &str) -> Resul
 
 /// Writes a payload.
 async fn write<T: Payload>(outputs: &mut Outputs, name: &str, kind: &str, value: &T) -> Result<()> {
-    outputs.bytes(name, kind, Bytes::from(encode(value)?)).await?;
+    outputs
+        .bytes(name, kind, Bytes::from(encode(value)?))
+        .await?;
     Ok(())
 }
 

@@ -56,8 +56,10 @@ pub(super) async fn all(
     let mut finished = replayed(context, &requests)?;
     let replayed_count = finished.len();
     let player = player(context, &requests, rules).await?;
-    let todo: Vec<Request> =
-        requests.into_iter().filter(|r| !finished.contains_key(&(r.group, r.sample))).collect();
+    let todo: Vec<Request> = requests
+        .into_iter()
+        .filter(|r| !finished.contains_key(&(r.group, r.sample)))
+        .collect();
     let total = (todo.len() + replayed_count) as u64;
 
     let jobs = &context.plan.config.jobs;
@@ -73,7 +75,8 @@ pub(super) async fn all(
         });
     }
 
-    let mut interval = tokio::time::interval(Duration::from_secs_f64(jobs.journal_interval_s.max(0.1)));
+    let mut interval =
+        tokio::time::interval(Duration::from_secs_f64(jobs.journal_interval_s.max(0.1)));
     let mut unsaved: Vec<Episode> = Vec::new();
     let mut failure: Option<Error> = None;
     let cancel = context.cancel.clone();
@@ -116,7 +119,10 @@ pub(super) async fn all(
     let episodes: Vec<Episode> = finished.into_values().collect();
     refuse_if_all_failed(&player, &episodes)?;
     let mut report = Report::default();
-    let (tokens, wall_s) = (player.decoder.sampled_tokens(), start.elapsed().as_secs_f64());
+    let (tokens, wall_s) = (
+        player.decoder.sampled_tokens(),
+        start.elapsed().as_secs_f64(),
+    );
     report.set("sampled_tokens", tokens);
     report.set("sampled_tokens_per_s", tokens as f64 / wall_s.max(1e-9));
     report.set("policy_s", player.decoder.busy_s());
@@ -132,7 +138,9 @@ fn refuse_if_all_failed(player: &Player, episodes: &[Episode]) -> Result<()> {
         let played = || episodes.iter().filter(|e| e.task.env == *name);
         let tasks: BTreeSet<i64> = played().map(|e| e.task.item_id).collect();
         if tasks.len() > 1 && played().all(|e| e.outcome == Outcome::EnvFault) {
-            let fault = played().find_map(|e| e.fault.as_deref()).unwrap_or_default();
+            let fault = played()
+                .find_map(|e| e.fault.as_deref())
+                .unwrap_or_default();
             return Err(Error::Environment(format!(
                 "every episode of environment `{name}` at {} failed; the first: {fault}",
                 environment.url
@@ -148,7 +156,10 @@ fn replayed(context: &StageContext, requests: &[Request]) -> Result<BTreeMap<(u3
     for segment in &context.replayed {
         for episode in decode::<Episodes>(segment)?.into_vec() {
             let key = (episode.group, episode.sample);
-            if requests.iter().any(|r| (r.group, r.sample) == key && r.task == episode.task) {
+            if requests
+                .iter()
+                .any(|r| (r.group, r.sample) == key && r.task == episode.task)
+            {
                 finished.insert(key, episode);
             }
         }
@@ -172,7 +183,11 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
         cache_tokens: plan.config.jobs.cache_tokens,
     };
     let decoder = Decoder::start(&policy, options, &context.beat)?;
-    let source = context.part.inputs.iter().find(|input| input.name == POLICY);
+    let source = context
+        .part
+        .inputs
+        .iter()
+        .find(|input| input.name == POLICY);
     Ok(Arc::new(Player {
         policy,
         policy_iteration: source.map_or(0, |input| input.from.iteration),
@@ -186,8 +201,13 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
 
 async fn save(context: &mut StageContext, unsaved: &mut Vec<Episode>) -> Result<()> {
     while !unsaved.is_empty() {
-        let some = unsaved.drain(..unsaved.len().min(SEGMENT_EPISODES)).collect();
-        context.journal.append(Bytes::from(encode(&Episodes::V1(some))?)).await?;
+        let some = unsaved
+            .drain(..unsaved.len().min(SEGMENT_EPISODES))
+            .collect();
+        context
+            .journal
+            .append(Bytes::from(encode(&Episodes::V1(some))?))
+            .await?;
     }
     Ok(())
 }

@@ -14,7 +14,13 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let requests = requests(&context.plan, id.iteration, id.part);
     let rules = play::rules(context, context.plan.rounds_max(id.iteration));
     let (episodes, report) = play::all(context, requests, rules).await?;
-    write(outputs, "episodes.bin", "episodes", &play::checked(episodes)?).await?;
+    write(
+        outputs,
+        "episodes.bin",
+        "episodes",
+        &play::checked(episodes)?,
+    )
+    .await?;
     Ok(report)
 }
 

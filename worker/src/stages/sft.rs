@@ -20,7 +20,8 @@ use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey, permutation};
 use agentgym_model::{
-    AdamW, ComputeOptions, Policy, StepReport, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams,
+    AdamW, ComputeOptions, Policy, StepReport, TrainSequence, Trainer, Unit, UnitCoefficients,
+    UnitStreams,
 };
 use agentgym_storage::{LocalFolder, Outputs};
 use serde::Serialize;
@@ -67,7 +68,11 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let mut mixture = Mixture::open(context, &plan).await?;
     let policy = super::policy(context, POLICY).await?;
     let optimizer = optimizer_folder(context, Stage::Sft).await?;
-    let (threads, beat, cancel) = (context.resources.threads, context.beat.clone(), context.cancel.clone());
+    let (threads, beat, cancel) = (
+        context.resources.threads,
+        context.beat.clone(),
+        context.cancel.clone(),
+    );
     let scratch = context.scratch.clone();
     let (policy, results, seconds) = blocking(move || {
         let sft = &plan.config.sft;
@@ -81,7 +86,11 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let mut trainer = resume(&policy, adamw, optimizer.as_ref().map(LocalFolder::path))?;
         let start = Instant::now();
         let tick = || beat.tick();
-        let options = ComputeOptions { threads, pack_tokens: plan.config.jobs.pack_tokens, beat: &tick };
+        let options = ComputeOptions {
+            threads,
+            pack_tokens: plan.config.jobs.pack_tokens,
+            beat: &tick,
+        };
         let rate = schedule(&plan);
         rate.validate()?;
         let mut results = Vec::with_capacity(steps.len());
@@ -91,7 +100,13 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 return Err(Error::Cancelled);
             }
             let batch = mixture.batch(&policy, sft.max_length)?;
-            results.push(train(&mut trainer, &batch, rate.at(step + 1), plan.config.jobs.unit_tokens, &options)?);
+            results.push(train(
+                &mut trainer,
+                &batch,
+                rate.at(step + 1),
+                plan.config.jobs.unit_tokens,
+                &options,
+            )?);
             beat.progress(results.len() as u64, steps.len() as u64, "optimizer steps");
         }
         let seconds = start.elapsed().as_secs_f64();
@@ -104,7 +119,10 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     metrics::write(outputs, &metrics).await?;
     let mut report = Report::default();
     report.set("trained_tokens", metrics.trained_tokens);
-    report.set("trained_tokens_per_s", metrics.trained_tokens as f64 / seconds.max(1e-9));
+    report.set(
+        "trained_tokens_per_s",
+        metrics.trained_tokens as f64 / seconds.max(1e-9),
+    );
     Ok(report)
 }
 
@@ -135,7 +153,10 @@ fn train(
         .map(|range| Unit {
             sequences: batch[range.clone()]
                 .iter()
-                .map(|e| TrainSequence { token_ids: e.token_ids.clone(), loss_mask: e.loss_mask.clone() })
+                .map(|e| TrainSequence {
+                    token_ids: e.token_ids.clone(),
+                    loss_mask: e.loss_mask.clone(),
+                })
                 .collect(),
             skip: false,
         })
@@ -145,7 +166,12 @@ fn train(
         let (mut log_probs, mut entropies, mut loss) = (Vec::new(), Vec::new(), Ok(0.0));
         for (e, row) in batch[ranges[unit].clone()].iter().zip(&streams.log_probs) {
             entropies.push(vec![0.0; row.len()]);
-            match sft(&super::update::wide(row), &e.loss_mask, Aggregation::TokenMean, denominator) {
+            match sft(
+                &super::update::wide(row),
+                &e.loss_mask,
+                Aggregation::TokenMean,
+                denominator,
+            ) {
                 Ok(output) => {
                     loss = loss.map(|sum: f64| sum + output.loss);
                     log_probs.push(output.coefficients);
@@ -157,10 +183,16 @@ fn train(
             }
         }
         losses.lock().unwrap_or_else(PoisonError::into_inner)[unit] = loss;
-        UnitCoefficients { log_probs, entropies }
+        UnitCoefficients {
+            log_probs,
+            entropies,
+        }
     };
-    let StepReport { grad_norm, skipped_non_finite, .. } =
-        trainer.step(&model_units, 1.0, lr, &coefficients, options)?;
+    let StepReport {
+        grad_norm,
+        skipped_non_finite,
+        ..
+    } = trainer.step(&model_units, 1.0, lr, &coefficients, options)?;
     if skipped_non_finite {
         tracing::warn!("the gradient is not finite; this optimizer step changes nothing");
     }
@@ -171,7 +203,11 @@ fn train(
     Ok(StepResult {
         lr,
         loss,
-        grad_norm: if grad_norm.is_finite() { grad_norm } else { 0.0 },
+        grad_norm: if grad_norm.is_finite() {
+            grad_norm
+        } else {
+            0.0
+        },
         tokens: lengths.iter().sum(),
         loss_tokens: denominator.loss_tokens,
     })
@@ -225,7 +261,12 @@ struct Source {
 
 enum Content {
     File(Vec<Conversation>),
-    Solver { tasks: Tasks, ids: Vec<i64>, instruction: String, style: Style },
+    Solver {
+        tasks: Tasks,
+        ids: Vec<i64>,
+        instruction: String,
+        style: Style,
+    },
 }
 
 impl Mixture {
@@ -236,18 +277,34 @@ impl Mixture {
             let key = format!("sft.sources[{index}]");
             let content = match (&given.file, &given.env, &given.ids) {
                 (Some(file), ..) => {
-                    let bytes = context.inputs.bytes("init", &format!("sft/{index}.json")).await?;
+                    let bytes = context
+                        .inputs
+                        .bytes("init", &format!("sft/{index}.json"))
+                        .await?;
                     Content::File(parse_file(&format!("{key}.file {file}"), &bytes)?)
                 }
-                (None, Some(env), Some(ids)) => solver(plan, &key, env, ids.resolve(&key)?, given.style.as_deref())?,
-                _ => return Err(Error::stage(format!("{key}: give either `file` or `env` with `ids`"))),
+                (None, Some(env), Some(ids)) => {
+                    solver(plan, &key, env, ids.resolve(&key)?, given.style.as_deref())?
+                }
+                _ => {
+                    return Err(Error::stage(format!(
+                        "{key}: give either `file` or `env` with `ids`"
+                    )));
+                }
             };
             let len = match &content {
                 Content::File(rows) => rows.len(),
                 Content::Solver { ids, .. } => ids.len(),
             };
             let draw = index as u64;
-            let stream = StreamKey { seed, purpose: Purpose::Sft, iteration: 0, draw, sample: u32::MAX }.stream();
+            let stream = StreamKey {
+                seed,
+                purpose: Purpose::Sft,
+                iteration: 0,
+                draw,
+                sample: u32::MAX,
+            }
+            .stream();
             sources.push(Source {
                 what: key,
                 content,
@@ -262,13 +319,22 @@ impl Mixture {
         let mut end = 0.0;
         for source in &mut sources {
             // Without shares, by size.
-            end += if given { source.share_end } else { source.len as f64 };
+            end += if given {
+                source.share_end
+            } else {
+                source.len as f64
+            };
             source.share_end = end;
         }
         for source in &mut sources {
             source.share_end /= end.max(f64::MIN_POSITIVE);
         }
-        Ok(Self { sources, seed, batch_size: plan.config.sft.batch_size, picks: 0 })
+        Ok(Self {
+            sources,
+            seed,
+            batch_size: plan.config.sft.batch_size,
+            picks: 0,
+        })
     }
 
     /// Counts on to the first pick of a step.
@@ -280,11 +346,21 @@ impl Mixture {
 
     /// The source of the next pick, and the how-manieth pick from it it is.
     fn pick(&mut self) -> (usize, u64) {
-        let stream =
-            StreamKey { seed: self.seed, purpose: Purpose::Sft, iteration: 0, draw: self.picks, sample: 0 }.stream();
+        let stream = StreamKey {
+            seed: self.seed,
+            purpose: Purpose::Sft,
+            iteration: 0,
+            draw: self.picks,
+            sample: 0,
+        }
+        .stream();
         let chance = head(&stream) as f64 / 2f64.powi(64);
         let last = self.sources.len().saturating_sub(1);
-        let index = self.sources.iter().position(|s| chance < s.share_end).unwrap_or(last);
+        let index = self
+            .sources
+            .iter()
+            .position(|s| chance < s.share_end)
+            .unwrap_or(last);
         self.picks += 1;
         let before = self.sources[index].picks;
         self.sources[index].picks += 1;
@@ -297,7 +373,11 @@ impl Mixture {
                 let (index, position) = self.pick();
                 let source = &mut self.sources[index];
                 let row = source.row(position);
-                source.conversation(row)?.encode(policy, &format!("{} row {row}", source.what), tokens_max)
+                source.conversation(row)?.encode(
+                    policy,
+                    &format!("{} row {row}", source.what),
+                    tokens_max,
+                )
             })
             .collect()
     }
@@ -320,16 +400,29 @@ impl Source {
     fn conversation(&self, row: usize) -> Result<Conversation> {
         match &self.content {
             Content::File(rows) => Ok(rows[row].clone()),
-            Content::Solver { tasks, ids, instruction, style } => solved(tasks, ids[row], instruction, *style),
+            Content::Solver {
+                tasks,
+                ids,
+                instruction,
+                style,
+            } => solved(tasks, ids[row], instruction, *style),
         }
     }
 }
 
-fn solver(plan: &Plan, key: &str, env: &str, ids: Vec<i64>, style: Option<&str>) -> Result<Content> {
+fn solver(
+    plan: &Plan,
+    key: &str,
+    env: &str,
+    ids: Vec<i64>,
+    style: Option<&str>,
+) -> Result<Content> {
     let environments = plan.config.environments();
-    let declared = environments
-        .get(env)
-        .ok_or_else(|| Error::stage(format!("{key}.env: `{env}` is not declared under agentgym.envs")))?;
+    let declared = environments.get(env).ok_or_else(|| {
+        Error::stage(format!(
+            "{key}.env: `{env}` is not declared under agentgym.envs"
+        ))
+    })?;
     if !builtin::is_builtin(&declared.env_addr) {
         return Err(Error::stage(format!(
             "{key}.env: `{env}` is played at {}; only built-in environments have a solver, give a `file` instead",
@@ -337,13 +430,24 @@ fn solver(plan: &Plan, key: &str, env: &str, ids: Vec<i64>, style: Option<&str>)
         )));
     }
     let known = spec(&declared.task_name).map_err(|e| Error::stage(format!("{key}.env: {e}")))?;
-    let tasks = builtin::parse(&declared.env_addr).and_then(|address| address.source.tasks()).map_err(|e| Error::stage(format!("{key}.env: {e}")))?;
-    let instruction = plan.config.actor_rollout_ref.agentgym.instruction.as_deref().unwrap_or(known.instruction);
+    let tasks = builtin::parse(&declared.env_addr)
+        .and_then(|address| address.source.tasks())
+        .map_err(|e| Error::stage(format!("{key}.env: {e}")))?;
+    let instruction = plan
+        .config
+        .actor_rollout_ref
+        .agentgym
+        .instruction
+        .as_deref()
+        .unwrap_or(known.instruction);
     Ok(Content::Solver {
         tasks,
         ids,
         instruction: instruction.to_owned(),
-        style: style.unwrap_or_default().parse().map_err(|e| Error::stage(format!("{key}.style: {e}")))?,
+        style: style
+            .unwrap_or_default()
+            .parse()
+            .map_err(|e| Error::stage(format!("{key}.style: {e}")))?,
     })
 }
 

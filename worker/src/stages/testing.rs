@@ -22,7 +22,10 @@ actor_rollout_ref: {rollout: {n: 2}}
 /// A file or folder of the fixtures.
 pub(crate) fn fixture(name: &str) -> PathBuf {
     std::env::var_os("AGENTGYM_FIXTURES")
-        .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures")), PathBuf::from)
+        .map_or_else(
+            || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures")),
+            PathBuf::from,
+        )
         .join(name)
 }
 
@@ -35,11 +38,21 @@ pub(crate) fn policy() -> Arc<Policy> {
 /// sampled.
 pub(crate) fn episode(group: u32, sample: u32, outcome: Outcome, reward: f64) -> Episode {
     let loss_mask = vec![false, false, true, true, false, true];
-    let sampled_log_probs = loss_mask.iter().map(|kept| if *kept { -0.5 } else { 0.0 }).collect();
+    let sampled_log_probs = loss_mask
+        .iter()
+        .map(|kept| if *kept { -0.5 } else { 0.0 })
+        .collect();
     let faulted = outcome == Outcome::EnvFault;
-    let sequence = Sequence { token_ids: vec![1, 2, 3, 4, 5, 6], loss_mask, sampled_log_probs };
+    let sequence = Sequence {
+        token_ids: vec![1, 2, 3, 4, 5, 6],
+        loss_mask,
+        sampled_log_probs,
+    };
     Episode {
-        task: Task { env: "textcraft".into(), item_id: i64::from(group) },
+        task: Task {
+            env: "textcraft".into(),
+            item_id: i64::from(group),
+        },
         group,
         sample,
         outcome,

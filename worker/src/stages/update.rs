@@ -22,7 +22,8 @@ use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{Batch, BatchEpisode, BatchSequence};
 use agentgym_model::{
-    AdamW, ComputeOptions, Policy, StepReport, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams,
+    AdamW, ComputeOptions, Policy, StepReport, TrainSequence, Trainer, Unit, UnitCoefficients,
+    UnitStreams,
 };
 use agentgym_storage::{LocalFolder, Outputs};
 use serde::Serialize;
@@ -103,14 +104,25 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let policy = super::policy(context, POLICY).await?;
     let optimizer = optimizer_folder(context, Stage::Update).await?;
     let settings = settings(&plan, context.part.id.iteration)?;
-    let (threads, beat, cancel) = (context.resources.threads, context.beat.clone(), context.cancel.clone());
+    let (threads, beat, cancel) = (
+        context.resources.threads,
+        context.beat.clone(),
+        context.cancel.clone(),
+    );
     let scratch = context.scratch.clone();
     let trained = blocking(move || {
-        let mut trainer = trainer(&policy, &settings, optimizer.as_ref().map(LocalFolder::path))?;
+        let mut trainer = trainer(
+            &policy,
+            &settings,
+            optimizer.as_ref().map(LocalFolder::path),
+        )?;
         let start = Instant::now();
         let mut steps = Vec::new();
         let mut tokens = 0;
-        let ranges = minibatches(plan.config.data.train_batch_size, plan.config.actor_rollout_ref.actor.ppo_mini_batch_size)?;
+        let ranges = minibatches(
+            plan.config.data.train_batch_size,
+            plan.config.actor_rollout_ref.actor.ppo_mini_batch_size,
+        )?;
         let total = u64::from(settings.ppo_epochs) * ranges.len() as u64;
         let tick = || beat.tick();
         for epoch in 0..settings.ppo_epochs {
@@ -120,7 +132,11 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 }
                 let n = plan.config.actor_rollout_ref.rollout.n as usize;
                 let minibatch = Minibatch::new(&batch, draws.start * n..draws.end * n, &settings)?;
-                let options = ComputeOptions { threads, pack_tokens: plan.config.jobs.pack_tokens, beat: &tick };
+                let options = ComputeOptions {
+                    threads,
+                    pack_tokens: plan.config.jobs.pack_tokens,
+                    beat: &tick,
+                };
                 tokens += minibatch.tokens();
                 steps.push(minibatch.train(&mut trainer, &settings, epoch, index, &options)?);
                 beat.progress(steps.len() as u64, total, "optimizer steps");
@@ -128,7 +144,15 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         }
         let seconds = start.elapsed().as_secs_f64();
         save(&trainer, &scratch)?;
-        Ok(Trained { policy: trainer.into_policy(), record: Record { settings, minibatches: steps }, tokens, seconds })
+        Ok(Trained {
+            policy: trainer.into_policy(),
+            record: Record {
+                settings,
+                minibatches: steps,
+            },
+            tokens,
+            seconds,
+        })
     })
     .await?;
     upload(context, outputs, trained.policy).await?;
@@ -136,14 +160,25 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     write_json(outputs, "update.json", "update", &trained.record).await?;
     let mut report = Report::default();
     report.set("trained_tokens", trained.tokens);
-    report.set("trained_tokens_per_s", trained.tokens as f64 / trained.seconds.max(1e-9));
+    report.set(
+        "trained_tokens_per_s",
+        trained.tokens as f64 / trained.seconds.max(1e-9),
+    );
     Ok(report)
 }
 
 /// The state of the optimizer that made the input policy, if the stage
 /// `from` made it and its state was kept; a new phase starts afresh.
-pub(super) async fn optimizer_folder(context: &StageContext, from: Stage) -> Result<Option<LocalFolder>> {
-    let made_by = context.part.inputs.iter().find(|input| input.name == POLICY).map(|input| input.from.stage);
+pub(super) async fn optimizer_folder(
+    context: &StageContext,
+    from: Stage,
+) -> Result<Option<LocalFolder>> {
+    let made_by = context
+        .part
+        .inputs
+        .iter()
+        .find(|input| input.name == POLICY)
+        .map(|input| input.from.stage);
     if made_by != Some(from) {
         return Ok(None);
     }
@@ -158,16 +193,29 @@ pub(super) fn save(trainer: &Trainer, scratch: &Path) -> Result<()> {
 }
 
 /// Uploads what [`save`] wrote and keeps the policy in memory.
-pub(super) async fn upload(context: &StageContext, outputs: &mut Outputs, policy: Policy) -> Result<()> {
+pub(super) async fn upload(
+    context: &StageContext,
+    outputs: &mut Outputs,
+    policy: Policy,
+) -> Result<()> {
     let files = upload_policy(outputs, &context.scratch.join(POLICY)).await?;
-    outputs.folder(OPTIMIZER, "optimizer", &context.scratch.join(OPTIMIZER)).await?;
-    context.resources.policies.insert(&files, Arc::new(policy)).await;
+    outputs
+        .folder(OPTIMIZER, "optimizer", &context.scratch.join(OPTIMIZER))
+        .await?;
+    context
+        .resources
+        .policies
+        .insert(&files, Arc::new(policy))
+        .await;
     Ok(())
 }
 
 fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
     let config = &plan.config;
-    let (actor, optim) = (&config.actor_rollout_ref.actor, &config.actor_rollout_ref.actor.optim);
+    let (actor, optim) = (
+        &config.actor_rollout_ref.actor,
+        &config.actor_rollout_ref.actor.optim,
+    );
     let lr = LearningRate {
         base: optim.lr,
         warmup_iterations: (optim.lr_warmup_steps_ratio * f64::from(plan.iterations)) as u32,
@@ -180,11 +228,17 @@ fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
     };
     lr.validate()?;
     let kl = match actor.use_kl_loss {
-        true => Some(KlLoss { estimator: actor.kl_loss_type.parse()?, coef: actor.kl_loss_coef }),
+        true => Some(KlLoss {
+            estimator: actor.kl_loss_type.parse()?,
+            coef: actor.kl_loss_coef,
+        }),
         false => None,
     };
     let loss = ActorLoss {
-        clip: ClipRange { low: actor.clip_ratio_low, high: actor.clip_ratio_high },
+        clip: ClipRange {
+            low: actor.clip_ratio_low,
+            high: actor.clip_ratio_high,
+        },
         entropy_coeff: actor.entropy_coeff,
         kl,
         aggregation: actor.loss_agg_mode.parse()?,
@@ -219,7 +273,11 @@ fn trainer(policy: &Arc<Policy>, settings: &Settings, optimizer: Option<&Path>) 
 }
 
 /// A trainer with the given optimizer state, or a fresh one.
-pub(super) fn resume(policy: &Arc<Policy>, adamw: AdamW, optimizer: Option<&Path>) -> Result<Trainer> {
+pub(super) fn resume(
+    policy: &Arc<Policy>,
+    adamw: AdamW,
+    optimizer: Option<&Path>,
+) -> Result<Trainer> {
     let policy = Policy::clone(policy);
     Ok(match optimizer {
         Some(folder) => Trainer::with_state(policy, adamw, folder)?,
@@ -243,18 +301,28 @@ impl<'a> Minibatch<'a> {
         slots: std::ops::Range<usize>,
         settings: &Settings,
     ) -> Result<Self> {
-        let filled: Vec<(usize, &BatchEpisode)> =
-            slots.filter_map(|slot| Some((slot, batch.get(slot)?.as_ref()?))).collect();
-        let sequences = || filled.iter().flat_map(|(slot, e)| e.sequences.iter().map(move |s| (*slot, s)));
+        let filled: Vec<(usize, &BatchEpisode)> = slots
+            .filter_map(|slot| Some((slot, batch.get(slot)?.as_ref()?)))
+            .collect();
+        let sequences = || {
+            filled
+                .iter()
+                .flat_map(|(slot, e)| e.sequences.iter().map(move |s| (*slot, s)))
+        };
         let every_token_pulls = settings.loss.entropy_coeff != 0.0 || settings.loss.kl.is_some();
         let members: Vec<_> = sequences()
             .filter(|(_, s)| s.sequence.loss_tokens() > 0)
             .filter(|(_, s)| every_token_pulls || s.advantages.iter().any(|a| *a != 0.0))
             .collect();
-        let lengths: Vec<usize> = members.iter().map(|(_, s)| s.sequence.token_ids.len()).collect();
+        let lengths: Vec<usize> = members
+            .iter()
+            .map(|(_, s)| s.sequence.token_ids.len())
+            .collect();
         Ok(Self {
             slots: filled.iter().map(|(slot, _)| *slot).collect(),
-            denominator: Denominator::of_masks(sequences().map(|(_, s)| s.sequence.loss_mask.as_slice())),
+            denominator: Denominator::of_masks(
+                sequences().map(|(_, s)| s.sequence.loss_mask.as_slice()),
+            ),
             units: units(&lengths, settings.unit_tokens)?,
             members,
         })
@@ -262,7 +330,10 @@ impl<'a> Minibatch<'a> {
 
     /// Tokens that go through forward and backward.
     fn tokens(&self) -> usize {
-        self.members.iter().map(|(_, s)| s.sequence.token_ids.len()).sum()
+        self.members
+            .iter()
+            .map(|(_, s)| s.sequence.token_ids.len())
+            .sum()
     }
 
     fn train(
@@ -273,8 +344,16 @@ impl<'a> Minibatch<'a> {
         minibatch: usize,
         options: &ComputeOptions<'_>,
     ) -> Result<Step> {
-        let units: Vec<Vec<usize>> =
-            self.units.iter().map(|range| self.members[range.clone()].iter().map(|(slot, _)| *slot).collect()).collect();
+        let units: Vec<Vec<usize>> = self
+            .units
+            .iter()
+            .map(|range| {
+                self.members[range.clone()]
+                    .iter()
+                    .map(|(slot, _)| *slot)
+                    .collect()
+            })
+            .collect();
         let mut step = Step {
             epoch,
             minibatch,
@@ -295,18 +374,36 @@ impl<'a> Minibatch<'a> {
             sums.lock().unwrap_or_else(PoisonError::into_inner)[unit] = result;
             coefficients
         };
-        let StepReport { grad_norm, clip_scale, skipped_non_finite, .. } =
-            trainer.step(&self.model_units(), settings.temperature, settings.lr, &coefficients, options)?;
+        let StepReport {
+            grad_norm,
+            clip_scale,
+            skipped_non_finite,
+            ..
+        } = trainer.step(
+            &self.model_units(),
+            settings.temperature,
+            settings.lr,
+            &coefficients,
+            options,
+        )?;
         // Unit order, not the order in which threads finished.
         let mut total = ActorSums::default();
         for unit in sums.into_inner().unwrap_or_else(PoisonError::into_inner) {
             total.merge(&unit?);
         }
         if skipped_non_finite {
-            tracing::warn!(epoch, minibatch, "the gradient is not finite; this optimizer step changes nothing");
+            tracing::warn!(
+                epoch,
+                minibatch,
+                "the gradient is not finite; this optimizer step changes nothing"
+            );
         }
         step.skipped = skipped_non_finite;
-        step.grad_norm = if grad_norm.is_finite() { grad_norm } else { 0.0 };
+        step.grad_norm = if grad_norm.is_finite() {
+            grad_norm
+        } else {
+            0.0
+        };
         step.clip_scale = clip_scale;
         step.metrics = total.metrics();
         Ok(step)
@@ -319,7 +416,13 @@ impl<'a> Minibatch<'a> {
         };
         self.units
             .iter()
-            .map(|range| Unit { sequences: self.members[range.clone()].iter().map(|(_, s)| sequence(s)).collect(), skip: false })
+            .map(|range| Unit {
+                sequences: self.members[range.clone()]
+                    .iter()
+                    .map(|(_, s)| sequence(s))
+                    .collect(),
+                skip: false,
+            })
             .collect()
     }
 
@@ -329,8 +432,14 @@ impl<'a> Minibatch<'a> {
         unit: usize,
         streams: &UnitStreams,
         loss: &ActorLoss,
-    ) -> (UnitCoefficients, Result<ActorSums, agentgym_algorithms::Error>) {
-        let mut out = UnitCoefficients { log_probs: vec![], entropies: vec![] };
+    ) -> (
+        UnitCoefficients,
+        Result<ActorSums, agentgym_algorithms::Error>,
+    ) {
+        let mut out = UnitCoefficients {
+            log_probs: vec![],
+            entropies: vec![],
+        };
         let mut sums = Ok(ActorSums::default());
         for (index, (_, member)) in self.members[self.units[unit].clone()].iter().enumerate() {
             let reference = member.ref_log_probs.as_deref().map(wide);
@@ -366,7 +475,11 @@ pub(super) fn wide(row: &[f32]) -> Vec<f64> {
 }
 
 fn summarise(record: &Record, trained_tokens: usize) -> Metrics {
-    let taken: Vec<&Step> = record.minibatches.iter().filter(|step| !step.skipped).collect();
+    let taken: Vec<&Step> = record
+        .minibatches
+        .iter()
+        .filter(|step| !step.skipped)
+        .collect();
     let average = |value: fn(&Step) -> f64| mean(taken.iter().map(|step| value(step)));
     Metrics {
         pg_loss: average(|s| s.metrics.policy_loss),
@@ -374,7 +487,10 @@ fn summarise(record: &Record, trained_tokens: usize) -> Metrics {
         ppo_kl: average(|s| s.metrics.approx_kl),
         entropy: average(|s| s.metrics.entropy),
         kl_loss: average(|s| s.metrics.kl_loss),
-        ratio_max: taken.iter().map(|s| s.metrics.ratio_max).fold(0.0, f64::max),
+        ratio_max: taken
+            .iter()
+            .map(|s| s.metrics.ratio_max)
+            .fold(0.0, f64::max),
         grad_norm: average(|s| s.grad_norm),
         lr: record.settings.lr,
         optimizer_steps: taken.len(),

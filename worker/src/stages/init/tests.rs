@@ -3,18 +3,30 @@ use crate::stages::testing::plan;
 
 #[test]
 fn a_hub_id_without_a_copy_names_the_command() {
-    let message = local_folder("No-Such-Owner/No-Such-Model-7B").unwrap_err().to_string();
-    assert!(message.contains("hf download No-Such-Owner/No-Such-Model-7B"), "{message}");
+    let message = local_folder("No-Such-Owner/No-Such-Model-7B")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        message.contains("hf download No-Such-Owner/No-Such-Model-7B"),
+        "{message}"
+    );
     for path in ["/no/such/folder", "plain", "../up", "a/b/c"] {
         let message = local_folder(path).unwrap_err().to_string();
-        assert!(message.contains(path) && !message.contains("hf download"), "{message}");
+        assert!(
+            message.contains(path) && !message.contains("hf download"),
+            "{message}"
+        );
     }
 }
 
 #[test]
 fn preset_options_are_checked() {
     let plan = plan(&[]);
-    for (path, part) in [("tiny?width=3", "`width`"), ("tiny?hidden=zero", "hidden=zero"), ("tiny?layers=0", "layers=0")] {
+    for (path, part) in [
+        ("tiny?width=3", "`width`"),
+        ("tiny?hidden=zero", "hidden=zero"),
+        ("tiny?layers=0", "layers=0"),
+    ] {
         let message = preset(&plan, path).err().unwrap().to_string();
         assert!(message.contains(part) && message.contains(KEY), "{message}");
     }
@@ -28,7 +40,8 @@ fn a_preset_is_a_function_of_the_seed() {
         policy.chat().check(policy.tokenizer()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         policy.save(folder.path()).unwrap();
-        ["model.safetensors", "tokenizer.json"].map(|name| std::fs::read(folder.path().join(name)).unwrap())
+        ["model.safetensors", "tokenizer.json"]
+            .map(|name| std::fs::read(folder.path().join(name)).unwrap())
     };
     let (first, again, other) = (bytes(3), bytes(3), bytes(4));
     assert!(first == again);

@@ -3,10 +3,17 @@ use crate::demonstrations::Line;
 use crate::stages::testing::policy;
 
 fn rows(count: usize) -> Vec<Conversation> {
-    let line = |from: &str, value: String| Line { from: from.into(), loss: None, value };
+    let line = |from: &str, value: String| Line {
+        from: from.into(),
+        loss: None,
+        value,
+    };
     (0..count)
         .map(|i| Conversation {
-            conversations: vec![line("human", format!("say {i}")), line("gpt", format!("{i}"))],
+            conversations: vec![
+                line("human", format!("say {i}")),
+                line("gpt", format!("{i}")),
+            ],
             item_id: None,
         })
         .collect()
@@ -23,14 +30,21 @@ fn mixture() -> Mixture {
         picks: 0,
         order: None,
     };
-    Mixture { sources: vec![source("a", 10, 0.75), source("b", 7, 1.0)], seed: 5, batch_size: 4, picks: 0 }
+    Mixture {
+        sources: vec![source("a", 10, 0.75), source("b", 7, 1.0)],
+        seed: 5,
+        batch_size: 4,
+        picks: 0,
+    }
 }
 
 #[test]
 fn a_step_is_the_same_wherever_its_part_begins() {
     let policy = policy();
     let mut whole = mixture();
-    let all: Vec<Vec<Encoded>> = (0..12).map(|_| whole.batch(&policy, 100).unwrap()).collect();
+    let all: Vec<Vec<Encoded>> = (0..12)
+        .map(|_| whole.batch(&policy, 100).unwrap())
+        .collect();
     for start in [1, 5, 11] {
         let mut part = mixture();
         part.skip_to(start);
@@ -71,10 +85,19 @@ fn steps_lower_the_loss_and_threads_do_not_show() {
         };
         let mut trainer = resume(&policy, adamw, None).unwrap();
         let mut mixture = mixture();
-        let options = ComputeOptions { threads, pack_tokens: 4096, beat: &|| {} };
+        let options = ComputeOptions {
+            threads,
+            pack_tokens: 4096,
+            beat: &|| {},
+        };
         let batch = mixture.batch(&policy, 1000).unwrap();
-        let run: Vec<f64> =
-            (0..8).map(|_| train(&mut trainer, &batch, 3e-3, 64, &options).unwrap().loss).collect();
+        let run: Vec<f64> = (0..8)
+            .map(|_| {
+                train(&mut trainer, &batch, 3e-3, 64, &options)
+                    .unwrap()
+                    .loss
+            })
+            .collect();
         assert!(run[7] < 0.8 * run[0], "{run:?}");
         losses.push(run);
     }

@@ -13,7 +13,11 @@ fn entry(group: u32, sample: u32, sequence: Sequence, advantages: Vec<f64>) -> B
         outcome: made.outcome,
         success: true,
         reward: 1.0,
-        advantage: advantages.iter().copied().find(|a| *a != 0.0).unwrap_or(0.0),
+        advantage: advantages
+            .iter()
+            .copied()
+            .find(|a| *a != 0.0)
+            .unwrap_or(0.0),
         sequences: vec![BatchSequence {
             old_log_probs: sequence.sampled_log_probs.clone(),
             ref_log_probs: None,
@@ -24,30 +28,58 @@ fn entry(group: u32, sample: u32, sequence: Sequence, advantages: Vec<f64>) -> B
 }
 
 fn small(group: u32, sample: u32, advantage: f64) -> Option<BatchEpisode> {
-    let sequence = episode(group, sample, Outcome::Solved, 1.0).sequences.remove(0);
-    let advantages = sequence.loss_mask.iter().map(|kept| if *kept { advantage } else { 0.0 }).collect();
+    let sequence = episode(group, sample, Outcome::Solved, 1.0)
+        .sequences
+        .remove(0);
+    let advantages = sequence
+        .loss_mask
+        .iter()
+        .map(|kept| if *kept { advantage } else { 0.0 })
+        .collect();
     Some(entry(group, sample, sequence, advantages))
 }
 
 fn options(threads: usize) -> ComputeOptions<'static> {
-    ComputeOptions { threads, pack_tokens: 4096, beat: &|| {} }
+    ComputeOptions {
+        threads,
+        pack_tokens: 4096,
+        beat: &|| {},
+    }
 }
 
 #[test]
 fn empty_slots_and_flat_groups_move_nothing() {
     let mut settings = settings(&plan(&["actor_rollout_ref.actor.entropy_coeff=0"]), 1).unwrap();
     settings.unit_tokens = 12;
-    let batch = [small(0, 0, 0.7), small(0, 1, -0.7), None, small(1, 1, 0.0), small(2, 0, 1.0), None];
+    let batch = [
+        small(0, 0, 0.7),
+        small(0, 1, -0.7),
+        None,
+        small(1, 1, 0.0),
+        small(2, 0, 1.0),
+        None,
+    ];
     let minibatch = Minibatch::new(&batch, 0..6, &settings).unwrap();
     assert_eq!(minibatch.slots, [0, 1, 3, 4]);
-    assert_eq!(minibatch.members.iter().map(|(slot, _)| *slot).collect::<Vec<_>>(), [0, 1, 4]);
+    assert_eq!(
+        minibatch
+            .members
+            .iter()
+            .map(|(slot, _)| *slot)
+            .collect::<Vec<_>>(),
+        [0, 1, 4]
+    );
     assert_eq!(minibatch.units, [0..2, 2..3]);
     // The flat group weighs in the mean although it is not computed.
     assert_eq!(minibatch.denominator.loss_tokens, 12);
 
     settings.loss.entropy_coeff = 0.01;
     let minibatch = Minibatch::new(&batch, 0..6, &settings).unwrap();
-    assert_eq!(minibatch.members.len(), 4, "an entropy bonus pulls on every token");
+    assert_eq!(
+        minibatch.members.len(),
+        4,
+        "an entropy bonus pulls on every token"
+    );
 }
 
 #[test]
@@ -57,12 +89,15 @@ fn a_minibatch_without_gradient_takes_no_step() {
     let mut trainer = trainer(&policy, &settings, None).unwrap();
     let batch = [small(0, 0, 0.0), None];
     let minibatch = Minibatch::new(&batch, 0..2, &settings).unwrap();
-    let step = minibatch.train(&mut trainer, &settings, 0, 0, &options(1)).unwrap();
+    let step = minibatch
+        .train(&mut trainer, &settings, 0, 0, &options(1))
+        .unwrap();
     assert!(step.skipped && step.units.is_empty());
     let folder = tempfile::tempdir().unwrap();
     policy.save(&folder.path().join("before")).unwrap();
     trainer.policy().save(&folder.path().join("after")).unwrap();
-    let read = |name: &str| std::fs::read(folder.path().join(name).join("model.safetensors")).unwrap();
+    let read =
+        |name: &str| std::fs::read(folder.path().join(name).join("model.safetensors")).unwrap();
     assert!(read("before") == read("after"));
 }
 
@@ -72,7 +107,13 @@ fn golden_steps() {
     let text = std::fs::read_to_string(fixture("qwen2-tiny/golden.json")).unwrap();
     let golden: Value = serde_json::from_str(&text).unwrap();
     let number = |v: &Value| v.as_f64().unwrap();
-    let numbers = |v: &Value| v.as_array().unwrap().iter().map(number).collect::<Vec<f64>>();
+    let numbers = |v: &Value| {
+        v.as_array()
+            .unwrap()
+            .iter()
+            .map(number)
+            .collect::<Vec<f64>>()
+    };
     let update = &golden["update"];
     // The file's streams start at the second token.
     let shifted = |v: &Value| [vec![0.0], numbers(v)].concat();
@@ -85,7 +126,12 @@ fn golden_steps() {
             let narrow = |row: Vec<f64>| row.into_iter().map(|v| v as f32).collect::<Vec<f32>>();
             let sequence = Sequence {
                 token_ids: numbers(ids).into_iter().map(|v| v as u32).collect(),
-                loss_mask: golden["loss_mask"][i].as_array().unwrap().iter().map(|m| m.as_f64() == Some(1.0) || m.as_bool() == Some(true)).collect(),
+                loss_mask: golden["loss_mask"][i]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|m| m.as_f64() == Some(1.0) || m.as_bool() == Some(true))
+                    .collect(),
                 sampled_log_probs: narrow(shifted(&update["old_log_prob"][i])),
             };
             let mut entry = entry(0, i as u32, sequence, shifted(&update["advantages"][i]));
@@ -96,14 +142,20 @@ fn golden_steps() {
     let optimizer = &update["optimizer"];
     let mut settings = settings(&plan(&[]), 1).unwrap();
     settings.lr = number(&optimizer["lr"]);
-    settings.betas = (number(&optimizer["betas"][0]), number(&optimizer["betas"][1]));
+    settings.betas = (
+        number(&optimizer["betas"][0]),
+        number(&optimizer["betas"][1]),
+    );
     settings.eps = number(&optimizer["eps"]);
     settings.weight_decay = number(&optimizer["weight_decay"]);
     settings.grad_clip = number(&optimizer["grad_clip"]);
     settings.loss.clip = ClipRange::symmetric(number(&update["clip_ratio"]));
     settings.loss.entropy_coeff = number(&update["entropy_coeff"]);
     let estimator: KlEstimator = update["kl_loss_type"].as_str().unwrap().parse().unwrap();
-    settings.loss.kl = Some(KlLoss { estimator, coef: number(&update["kl_loss_coef"]) });
+    settings.loss.kl = Some(KlLoss {
+        estimator,
+        coef: number(&update["kl_loss_coef"]),
+    });
 
     let mut finals = Vec::new();
     for (unit_tokens, threads) in [(10_000, 1), (16, 2), (16, 1)] {
@@ -111,7 +163,9 @@ fn golden_steps() {
         let mut trainer = trainer(&policy(), &settings, None).unwrap();
         for (index, expected) in update["steps"].as_array().unwrap().iter().enumerate() {
             let minibatch = Minibatch::new(&batch, 0..batch.len(), &settings).unwrap();
-            let step = minibatch.train(&mut trainer, &settings, 0, index, &options(threads)).unwrap();
+            let step = minibatch
+                .train(&mut trainer, &settings, 0, index, &options(threads))
+                .unwrap();
             for (name, found) in [
                 ("loss", step.metrics.loss),
                 ("pg_loss", step.metrics.policy_loss),
@@ -120,7 +174,10 @@ fn golden_steps() {
                 ("grad_norm", step.grad_norm),
             ] {
                 let wanted = number(&expected[name]);
-                assert!((found - wanted).abs() <= 1e-4 * (wanted.abs() + 1.0), "step {index}: {name} {found} against {wanted}");
+                assert!(
+                    (found - wanted).abs() <= 1e-4 * (wanted.abs() + 1.0),
+                    "step {index}: {name} {found} against {wanted}"
+                );
             }
         }
         let folder = tempfile::tempdir().unwrap();
@@ -137,6 +194,8 @@ fn learning_rate_counts_iterations() {
         "actor_rollout_ref.actor.optim.lr=1.0",
         "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.4",
     ]);
-    let rates: Vec<f64> = [1, 2, 4, 5, 10].map(|i| settings(&plan, i).unwrap().lr).to_vec();
+    let rates: Vec<f64> = [1, 2, 4, 5, 10]
+        .map(|i| settings(&plan, i).unwrap().lr)
+        .to_vec();
     assert_eq!(rates, [0.25, 0.5, 1.0, 1.0, 1.0]);
 }
