@@ -52,7 +52,10 @@ impl Error {
             Self::Storage(e) => e.verdict(),
             Self::Environment(_) => Verdict::Wait(Duration::from_secs(5)),
             Self::Jobs(agentgym_jobs::Error::Storage(e)) => e.verdict(),
-            Self::Jobs(agentgym_jobs::Error::Queue(_)) | Self::Io { .. } | Self::Cancelled => Verdict::Retry,
+            Self::Jobs(agentgym_jobs::Error::Queue(_)) | Self::Io { .. } | Self::Cancelled => {
+                Verdict::Retry
+            }
+            Self::Model(e) if e.verdict() == agentgym_model::Verdict::Retry => Verdict::Retry,
             Self::Stage(_) | Self::Algorithm(_) | Self::Model(_) | Self::Jobs(_) => Verdict::GiveUp,
         }
     }

@@ -102,3 +102,5 @@ fn head(stream: &[u8; 32]) -> u64 {
 
 #[cfg(test)]
 pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

@@ -14,6 +14,11 @@ pub(crate) fn plan(overrides: &[&str]) -> Plan {
 data: {tasks: [{env: textcraft, ids: 0..100}], train_batch_size: 4}
 actor_rollout_ref: {rollout: {n: 2}}
 ";
+    plan_of(text, overrides)
+}
+
+/// The plan of a `run.yaml` with overrides.
+pub(crate) fn plan_of(text: &str, overrides: &[&str]) -> Plan {
     let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
     let config = RunConfig::parse("test", Path::new("test.yaml"), text, &overrides).unwrap();
     Plan::new(config, Path::new(".")).unwrap()
