@@ -1,1 +1,151 @@
-//! skeleton
+//! `agentgym-submit`: hands a run over, follows it, and shows what is inside.
+//!
+//! Everything a command prints is computed from the plan and the store by
+//! functions that return text or JSON, so that tests read the same screens as
+//! people. Results go to standard output, progress and errors to standard
+//! error; each command ends with one of the codes of [`Exit`].
+
+pub mod cli;
+mod display;
+mod error;
+pub mod export;
+mod follow;
+mod inspect;
+mod inspect_text;
+pub mod keys_view;
+pub mod metrics;
+pub mod model_size;
+pub mod plan_view;
+pub mod plot;
+mod preflight;
+pub mod records;
+mod run;
+pub mod runs;
+mod signals;
+pub mod status;
+pub mod summary;
+pub mod tensorboard;
+pub mod text;
+
+pub use error::{Error, Exit, Result};
+
+use agentgym_jobs::plan::Plan;
+use agentgym_storage::Store;
+use cli::{Cli, Command, Global};
+use runs::{DEFAULT_STORE, RunView};
+use serde_json::json;
+
+/// Runs one command.
+///
+/// # Errors
+/// Whatever ends the command early; [`Error::exit`] gives its code.
+pub async fn execute(cli: Cli) -> Result<()> {
+    let global = &cli.global;
+    match &cli.command {
+        Command::Run(args) => run::run(args, global).await,
+        Command::Resume { run, overrides } => run::resume(run, overrides, global).await,
+        Command::Plan(args) => plan(args, global),
+        Command::Keys { filter } => {
+            if global.json {
+                text::emit_json(&keys_view::to_json(filter.as_deref()));
+            } else {
+                text::emit(&keys_view::render(filter.as_deref()));
+            }
+            Ok(())
+        }
+        Command::Status { run: None } => status::all(&store(global).await?, global.json).await,
+        Command::Status { run: Some(run) } => {
+            let status = status::status(&view(run, global).await?).await?;
+            if global.json {
+                text::emit_json(&status.to_json());
+            } else {
+                text::emit(&status.render(unix_now_s()));
+            }
+            Ok(())
+        }
+        Command::Inspect(args) => {
+            inspect::inspect(&view(&args.run, global).await?, args, global).await
+        }
+        Command::Export { run, iteration, to } => {
+            let exported = export::export(&view(run, global).await?, *iteration, to).await?;
+            if global.json {
+                text::emit_json(
+                    &json!({"to": to, "names": exported.names, "trajectories": exported.trajectories}),
+                );
+            } else {
+                text::emit(&format!("{}: {}", to.display(), exported.names.join(", ")));
+            }
+            Ok(())
+        }
+        Command::Digest { run } => {
+            let view = view(run, global).await?;
+            let (digest, commits) = view.store.run_digest(&view.plan.run).await?;
+            if global.json {
+                text::emit_json(
+                    &json!({"run": run, "digest": digest.to_string(), "commits": commits}),
+                );
+            } else {
+                text::emit(&format!("{digest}  {commits} commits"));
+            }
+            Ok(())
+        }
+        Command::Metrics { run } => show_metrics(&view(run, global).await?, global).await,
+    }
+}
+
+fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
+    let config = run::read_config(args, global)?;
+    let plan = Plan::new(config.clone(), run::base())?;
+    let queue = config.config.queue.url.as_deref();
+    let view = plan_view::PlanView::new(&plan, &config.config.storage.url, queue, &config.unused);
+    if global.json {
+        text::emit_json(&view.to_json());
+    } else {
+        text::emit(&view.render());
+    }
+    Ok(())
+}
+
+async fn show_metrics(view: &RunView, global: &Global) -> Result<()> {
+    let mut book = metrics::Book::default();
+    book.absorb(view, view.commits().await?).await?;
+    let written = match run::metrics_dir(&view.store, &view.plan) {
+        Some(dir) => book.write(&dir, &view.plan.config.trainer.logger)?,
+        None => Vec::new(),
+    };
+    if global.json {
+        text::emit_json(&summary::report_json(&book, &view.plan));
+        return Ok(());
+    }
+    let mut out = summary::report(&book, &view.plan);
+    if out.is_empty() {
+        out = format!("run {} has measured nothing yet\n", view.plan.run);
+    }
+    for path in written {
+        out += &format!("wrote   {}\n", path.display());
+    }
+    text::emit(&out);
+    Ok(())
+}
+
+async fn store(global: &Global) -> Result<Store> {
+    let url = global.store.as_deref().unwrap_or(DEFAULT_STORE);
+    let local = !url.contains(':');
+    if local && !std::path::Path::new(url).is_dir() {
+        return Err(Error::Missing(format!(
+            "there is no store at {url}; give --store URL (or set AGENTGYM_STORE)"
+        )));
+    }
+    Ok(Store::open(url).await?)
+}
+
+async fn view(run: &str, global: &Global) -> Result<RunView> {
+    RunView::open(&store(global).await?, run).await
+}
+
+/// For showing ages to people; no decision reads it.
+fn unix_now_s() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs())
+}

@@ -6,3 +6,6 @@
 
 mod queue;
 mod storage;
+
+mod configs;
+mod submit;

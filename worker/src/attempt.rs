@@ -8,8 +8,8 @@ use agentgym_jobs::config::Numerics;
 use agentgym_jobs::pipeline::{Part, Stage};
 use agentgym_jobs::plan::code_version;
 use agentgym_storage::{
-    AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, Committed, InputRef, Inputs, Journal, Manifest, Outputs,
-    Store,
+    AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, Committed, InputRef, Inputs, Journal,
+    Manifest, Outputs, Store,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,19 +49,30 @@ pub(crate) enum Ended {
 ///
 /// # Errors
 /// Only what happens before the attempt is on record.
-pub(crate) async fn run(bench: &Bench<'_>, state: &mut RunState, part: Part) -> Result<(u32, Ended)> {
+pub(crate) async fn run(
+    bench: &Bench<'_>,
+    state: &mut RunState,
+    part: Part,
+) -> Result<(u32, Ended)> {
     let slot = state.slot(part.id);
     let mut inputs = Vec::new();
     let mut references = Vec::new();
     for input in &part.inputs {
         let Some(manifest) = state.manifest(input.from).await? else {
-            return Ok((0, Ended::Declined(format!("{} waits for {}", part.id, input.from))));
+            return Ok((
+                0,
+                Ended::Declined(format!("{} waits for {}", part.id, input.from)),
+            ));
         };
-        if state.plan.config.run.numerics == Numerics::Exact && manifest.numeric_class != CPU_CLASS {
-            return Ok((0, Ended::Declined(format!(
-                "{} was made by numeric class {}, this worker has {CPU_CLASS}; run.numerics=any would mix them",
-                input.from, manifest.numeric_class
-            ))));
+        if state.plan.config.run.numerics == Numerics::Exact && manifest.numeric_class != CPU_CLASS
+        {
+            return Ok((
+                0,
+                Ended::Declined(format!(
+                    "{} was made by numeric class {}, this worker has {CPU_CLASS}; run.numerics=any would mix them",
+                    input.from, manifest.numeric_class
+                )),
+            ));
         }
         references.push(InputRef {
             name: input.name.clone(),
@@ -78,24 +89,53 @@ pub(crate) async fn run(bench: &Bench<'_>, state: &mut RunState, part: Part) -> 
         plan_revision: state.plan.revision,
     };
     let attempt = bench.store.start_attempt(&slot, &start).await?;
-    let _ = bench.events.send(Event::Started { part: part.id, attempt: attempt.number, worker: bench.worker.to_owned() });
+    let _ = bench.events.send(Event::Started {
+        part: part.id,
+        attempt: attempt.number,
+        worker: bench.worker.to_owned(),
+    });
     let began = Instant::now();
     let made = make(bench, state, &part, &attempt, inputs, references).await;
     let wall_s = began.elapsed().as_secs_f64();
     let (outcome, message, report, ended) = match made {
-        Ok((Committed::Won, manifest, report)) => {
-            (AttemptOutcome::Committed, String::new(), report, Ended::Committed(manifest))
-        }
-        Ok((Committed::Superseded(first), _, report)) => {
-            (AttemptOutcome::Superseded, String::new(), report, Ended::Superseded(Arc::new(*first)))
-        }
-        Err(Error::Cancelled) => (AttemptOutcome::Drained, String::new(), Report::default(), Ended::Drained),
-        Err(e) => (AttemptOutcome::Failed, e.to_string(), Report::default(), Ended::Failed(e)),
+        Ok((Committed::Won, manifest, report)) => (
+            AttemptOutcome::Committed,
+            String::new(),
+            report,
+            Ended::Committed(manifest),
+        ),
+        Ok((Committed::Superseded(first), _, report)) => (
+            AttemptOutcome::Superseded,
+            String::new(),
+            report,
+            Ended::Superseded(Arc::new(*first)),
+        ),
+        Err(Error::Cancelled) => (
+            AttemptOutcome::Drained,
+            String::new(),
+            Report::default(),
+            Ended::Drained,
+        ),
+        Err(e) => (
+            AttemptOutcome::Failed,
+            e.to_string(),
+            Report::default(),
+            Ended::Failed(e),
+        ),
     };
     if let Ended::Committed(_) = &ended {
-        let _ = bench.events.send(Event::Committed { part: part.id, wall_s, stats: report.stats.clone() });
+        let _ = bench.events.send(Event::Committed {
+            part: part.id,
+            wall_s,
+            stats: report.stats.clone(),
+        });
     }
-    let end = AttemptEnd { outcome, message, wall_s, stats: report.stats };
+    let end = AttemptEnd {
+        outcome,
+        message,
+        wall_s,
+        stats: report.stats,
+    };
     // The commit already stands or does not; a lost end record costs a line
     // of history, never work.
     if let Err(e) = bench.store.end_attempt(&slot, attempt.number, &end).await {
@@ -114,7 +154,10 @@ async fn make(
 ) -> Result<(Committed, Arc<Manifest>, Report)> {
     let slot = state.slot(part.id);
     let plan = Arc::clone(&state.plan);
-    let scratch = Scratch::new(bench.cache_dir, &format!("{}-{}", slot.stage, attempt.nonce))?;
+    let scratch = Scratch::new(
+        bench.cache_dir,
+        &format!("{}-{}", slot.stage, attempt.nonce),
+    )?;
     let beat = Beat::new(part.id, bench.events.clone());
     let mut context = StageContext {
         plan: Arc::clone(&plan),
@@ -189,8 +232,10 @@ struct Scratch {
 impl Scratch {
     fn new(cache_dir: &Path, name: &str) -> Result<Self> {
         let path = cache_dir.join("attempts").join(name);
-        std::fs::create_dir_all(&path)
-            .map_err(|source| Error::Io { what: format!("cannot make the folder {}", path.display()), source })?;
+        std::fs::create_dir_all(&path).map_err(|source| Error::Io {
+            what: format!("cannot make the folder {}", path.display()),
+            source,
+        })?;
         Ok(Self { path })
     }
 }
@@ -205,12 +250,17 @@ impl Drop for Scratch {
 
 /// Seconds since 1970: for people only, never compared with another machine's.
 fn unix_now_s() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs())
 }
 
 /// The process's largest resident size so far; 0 where the system does not say.
 fn peak_memory_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-    line.and_then(|l| l.trim().strip_suffix("kB")).and_then(|n| n.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
+    line.and_then(|l| l.trim().strip_suffix("kB"))
+        .and_then(|n| n.trim().parse::<u64>().ok())
+        .unwrap_or(0)
+        * 1024
 }

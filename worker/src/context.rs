@@ -145,9 +145,16 @@ struct BeatInner {
 impl Beat {
     /// A beat that reports to `events`.
     pub fn new(part: PartId, events: broadcast::Sender<Event>) -> Self {
-        let inner =
-            BeatInner { born: Instant::now(), last_ms: AtomicU64::new(0), told_ms: AtomicU64::new(0), part, events };
-        Self { inner: Arc::new(inner) }
+        let inner = BeatInner {
+            born: Instant::now(),
+            last_ms: AtomicU64::new(0),
+            told_ms: AtomicU64::new(0),
+            part,
+            events,
+        };
+        Self {
+            inner: Arc::new(inner),
+        }
     }
 
     /// Says that the stage is alive.
@@ -161,15 +168,29 @@ impl Beat {
         self.tick();
         let (now, told) = (self.now_ms(), self.inner.told_ms.load(Ordering::Relaxed));
         let due = now >= told + EVERY_MS || done == total;
-        if due && self.inner.told_ms.compare_exchange(told, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            let event = Event::Progress { part: self.inner.part, done, total, note: note.to_owned() };
+        if due
+            && self
+                .inner
+                .told_ms
+                .compare_exchange(told, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        {
+            let event = Event::Progress {
+                part: self.inner.part,
+                done,
+                total,
+                note: note.to_owned(),
+            };
             let _ = self.inner.events.send(event);
         }
     }
 
     /// Time since the last tick.
     pub fn silence(&self) -> Duration {
-        Duration::from_millis(self.now_ms().saturating_sub(self.inner.last_ms.load(Ordering::Relaxed)))
+        Duration::from_millis(
+            self.now_ms()
+                .saturating_sub(self.inner.last_ms.load(Ordering::Relaxed)),
+        )
     }
 
     fn now_ms(&self) -> u64 {

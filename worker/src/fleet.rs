@@ -33,7 +33,12 @@ pub struct RunState {
 /// # Errors
 /// [`JobsError::UnknownRun`] if nobody has planned the run.
 pub async fn load_plan(store: &Store, run: &RunId) -> Result<Plan> {
-    match store.plans(run).await?.into_iter().max_by_key(|(revision, _)| *revision) {
+    match store
+        .plans(run)
+        .await?
+        .into_iter()
+        .max_by_key(|(revision, _)| *revision)
+    {
         Some((_, bytes)) => Ok(Plan::from_bytes(&bytes)?),
         None => {
             let known = store.runs().await?;
@@ -41,12 +46,25 @@ pub async fn load_plan(store: &Store, run: &RunId) -> Result<Plan> {
                 0 => "no runs".to_owned(),
                 n => {
                     const SHOWN_MAX: usize = 10;
-                    let names: Vec<_> = known.iter().take(SHOWN_MAX).map(ToString::to_string).collect();
-                    let more = if n > SHOWN_MAX { format!(" and {} more", n - SHOWN_MAX) } else { String::new() };
+                    let names: Vec<_> = known
+                        .iter()
+                        .take(SHOWN_MAX)
+                        .map(ToString::to_string)
+                        .collect();
+                    let more = if n > SHOWN_MAX {
+                        format!(" and {} more", n - SHOWN_MAX)
+                    } else {
+                        String::new()
+                    };
                     format!("{}{more}", names.join(", "))
                 }
             };
-            Err(JobsError::UnknownRun { run: run.to_string(), url: store.url().to_owned(), known }.into())
+            Err(JobsError::UnknownRun {
+                run: run.to_string(),
+                url: store.url().to_owned(),
+                known,
+            }
+            .into())
         }
     }
 }
@@ -58,8 +76,12 @@ impl RunState {
     /// Unknown run, or a store that cannot be read.
     pub async fn open(store: &Store, run: &RunId) -> Result<Self> {
         let plan = Arc::new(load_plan(store, run).await?);
-        let mut state =
-            Self { store: store.clone(), plan, progress: Progress::default(), manifests: BTreeMap::new() };
+        let mut state = Self {
+            store: store.clone(),
+            plan,
+            progress: Progress::default(),
+            manifests: BTreeMap::new(),
+        };
         state.catch_up().await?;
         Ok(state)
     }
@@ -77,14 +99,22 @@ impl RunState {
 
     /// The object-store name of a part.
     pub fn slot(&self, id: PartId) -> Slot {
-        Slot { run: self.plan.run.clone(), iteration: id.iteration, stage: id.stage.name().into(), part: id.part }
+        Slot {
+            run: self.plan.run.clone(),
+            iteration: id.iteration,
+            stage: id.stage.name().into(),
+            part: id.part,
+        }
     }
 
     /// Reads a newer plan revision, if there is one.
     pub async fn refresh_plan(&mut self) -> Result<()> {
         let plan = load_plan(&self.store, &self.plan.run).await?;
         if plan.revision > self.plan.revision {
-            tracing::info!(revision = plan.revision, "a newer plan revision is in force");
+            tracing::info!(
+                revision = plan.revision,
+                "a newer plan revision is in force"
+            );
             self.plan = Arc::new(plan);
         }
         Ok(())
@@ -92,7 +122,11 @@ impl RunState {
 
     /// Lists the commits of every iteration from the first incomplete one up.
     async fn catch_up(&mut self) -> Result<()> {
-        let mut next = self.progress.frontier(&self.plan).first_iteration().unwrap_or(0);
+        let mut next = self
+            .progress
+            .frontier(&self.plan)
+            .first_iteration()
+            .unwrap_or(0);
         while next <= self.plan.iterations {
             let batch: Vec<u32> = (next..=self.plan.iterations).take(LISTS_AT_ONCE).collect();
             next += batch.len() as u32;
@@ -107,7 +141,11 @@ impl RunState {
     pub async fn refresh(&mut self) -> Result<Frontier> {
         loop {
             let frontier = self.progress.frontier(&self.plan);
-            if self.list(frontier.iterations.iter().copied().collect()).await? == 0 {
+            if self
+                .list(frontier.iterations.iter().copied().collect())
+                .await?
+                == 0
+            {
                 return Ok(frontier);
             }
         }
@@ -125,7 +163,11 @@ impl RunState {
         for slot in slots.into_iter().flatten() {
             // A stage that this program does not know belongs to a newer one.
             if let Ok(stage) = Stage::from_str(&slot.stage) {
-                let id = PartId { iteration: slot.iteration, stage, part: slot.part };
+                let id = PartId {
+                    iteration: slot.iteration,
+                    stage,
+                    part: slot.part,
+                };
                 new += usize::from(self.progress.insert(id));
             }
         }
@@ -137,7 +179,9 @@ impl RunState {
         if let Some(manifest) = self.manifests.get(&id) {
             return Ok(Some(Arc::clone(manifest)));
         }
-        let Some(manifest) = self.store.manifest(&self.slot(id)).await? else { return Ok(None) };
+        let Some(manifest) = self.store.manifest(&self.slot(id)).await? else {
+            return Ok(None);
+        };
         let manifest = Arc::new(manifest);
         self.progress.insert(id);
         self.remember(id, Arc::clone(&manifest));
@@ -148,7 +192,9 @@ impl RunState {
     pub fn remember(&mut self, id: PartId, manifest: Arc<Manifest>) {
         const ITERATIONS_KEPT: u32 = 4;
         self.manifests.insert(id, manifest);
-        self.manifests.retain(|known, _| known.iteration == 0 || known.iteration + ITERATIONS_KEPT > id.iteration);
+        self.manifests.retain(|known, _| {
+            known.iteration == 0 || known.iteration + ITERATIONS_KEPT > id.iteration
+        });
     }
 
     /// Pushes what can run. `running` are parts this process is making.
@@ -165,7 +211,11 @@ impl RunState {
         frontier: &Frontier,
         running: &std::collections::BTreeSet<PartId>,
     ) -> Result<Option<String>> {
-        for part in frontier.runnable.iter().filter(|p| !running.contains(&p.id)) {
+        for part in frontier
+            .runnable
+            .iter()
+            .filter(|p| !running.contains(&p.id))
+        {
             let attempts = self.store.attempts(&self.slot(part.id)).await?;
             if let Some(message) = self.exhausted(part.id, &attempts) {
                 return Ok(Some(message));
@@ -209,7 +259,11 @@ impl RunState {
         let jobs = &self.plan.config.jobs;
         let failures = self.failed(attempts);
         if failures >= jobs.failures_max {
-            let last = attempts.iter().rev().find_map(|a| a.end.as_ref().filter(|e| e.outcome == AttemptOutcome::Failed));
+            let last = attempts.iter().rev().find_map(|a| {
+                a.end
+                    .as_ref()
+                    .filter(|e| e.outcome == AttemptOutcome::Failed)
+            });
             let message = last.map(|e| e.message.clone()).unwrap_or_default();
             return Some(format!("{id} failed {failures} times, last: {message}"));
         }
@@ -225,7 +279,11 @@ impl RunState {
         attempts
             .iter()
             .filter(|a| a.start.plan_revision == self.plan.revision)
-            .filter(|a| a.end.as_ref().is_some_and(|e| e.outcome == AttemptOutcome::Failed))
+            .filter(|a| {
+                a.end
+                    .as_ref()
+                    .is_some_and(|e| e.outcome == AttemptOutcome::Failed)
+            })
             .count() as u32
     }
 
@@ -234,4 +292,3 @@ impl RunState {
         parts(&self.plan, iteration)
     }
 }
-

@@ -30,12 +30,25 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
             manifests.push((*manifest).clone());
         }
     }
-    let pending: Vec<u32> = manifests.iter().map(|m| m.iteration).filter(|n| evaluation_pending(state, *n)).collect();
+    let pending: Vec<u32> = manifests
+        .iter()
+        .map(|m| m.iteration)
+        .filter(|n| evaluation_pending(state, *n))
+        .collect();
     let plan = std::sync::Arc::clone(&state.plan);
     let keep = |manifest: &Manifest, name: &str| {
-        retained(&plan, manifest.iteration, name, latest, best, pending.contains(&manifest.iteration))
+        retained(
+            &plan,
+            manifest.iteration,
+            name,
+            latest,
+            best,
+            pending.contains(&manifest.iteration),
+        )
     };
-    store.expire(&state.plan.run, latest, |m, a| keep(m, &a.name), &manifests).await?;
+    store
+        .expire(&state.plan.run, latest, |m, a| keep(m, &a.name), &manifests)
+        .await?;
     Ok(())
 }
 
@@ -58,12 +71,25 @@ async fn best_evaluated(store: &Store, state: &mut RunState, latest: u32) -> Res
         }
         let mut sum = 0.0;
         for part in 0..sets {
-            let id = PartId { iteration, stage: Stage::Evaluate, part };
-            let Some(manifest) = store.manifest(&state.slot(id)).await? else { continue };
-            let inputs = Inputs::new(store.clone(), vec![("evaluate".into(), manifest)], std::env::temp_dir());
+            let id = PartId {
+                iteration,
+                stage: Stage::Evaluate,
+                part,
+            };
+            let Some(manifest) = store.manifest(&state.slot(id)).await? else {
+                continue;
+            };
+            let inputs = Inputs::new(
+                store.clone(),
+                vec![("evaluate".into(), manifest)],
+                std::env::temp_dir(),
+            );
             let bytes = inputs.bytes("evaluate", "metrics.json").await?;
             let metrics: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
-            sum += metrics.get("success").and_then(serde_json::Value::as_f64).unwrap_or(0.0);
+            sum += metrics
+                .get("success")
+                .and_then(serde_json::Value::as_f64)
+                .unwrap_or(0.0);
         }
         if sets > 0 && best.is_none_or(|(b, _)| sum > b) {
             best = Some((sum, iteration));

@@ -98,7 +98,9 @@ pub async fn run_worker(
             async move { worker.handle(job).await }
         }
     };
-    let worked = queue.work(&name, &classes, gate, handler, stop.clone()).await;
+    let worked = queue
+        .work(&name, &classes, gate, handler, stop.clone())
+        .await;
     stop.cancel();
     planner.abort();
     worker.resources.environments.stop().await;
@@ -122,7 +124,9 @@ impl Worker {
     async fn handle(&self, job: Job) {
         if let Err(e) = self.try_job(&job).await {
             tracing::warn!(job = %job.key(), "{e}");
-            let _ = self.events.send(Event::Waiting { message: e.to_string() });
+            let _ = self.events.send(Event::Waiting {
+                message: e.to_string(),
+            });
             self.pause().await;
         }
     }
@@ -137,8 +141,14 @@ impl Worker {
             // push it again.
             return Ok(());
         }
-        let Ok(stage) = Stage::from_str(&job.stage) else { return Ok(()) };
-        let id = PartId { iteration: job.iteration, stage, part: job.part };
+        let Ok(stage) = Stage::from_str(&job.stage) else {
+            return Ok(());
+        };
+        let id = PartId {
+            iteration: job.iteration,
+            stage,
+            part: job.part,
+        };
         let shared = self.state(&run).await?;
         let (part, message) = {
             let mut state = shared.lock().await;
@@ -147,7 +157,9 @@ impl Worker {
                 return self.plan(&shared).await;
             }
             let attempts = self.options.store.attempts(&state.slot(id)).await?;
-            let part = parts(&state.plan, id.iteration).into_iter().find(|p| p.id == id);
+            let part = parts(&state.plan, id.iteration)
+                .into_iter()
+                .find(|p| p.id == id);
             (part, state.exhausted(id, &attempts))
         };
         if let Some(message) = message {
@@ -228,15 +240,25 @@ impl Worker {
                 let left = state.plan.config.jobs.failures_max.saturating_sub(failed);
                 let message = error.to_string();
                 tracing::warn!(part = %id, attempts_left = left, "{message}");
-                let _ = self.events.send(Event::Failed { part: id, message: message.clone(), attempts_left: left });
+                let _ = self.events.send(Event::Failed {
+                    part: id,
+                    message: message.clone(),
+                    attempts_left: left,
+                });
                 if left == 0 || error.verdict() == agentgym_storage::Verdict::GiveUp {
                     drop(state);
                     self.stop_run(run, format!("{id} cannot be made: {message}"));
                     return Ok(());
                 }
-                let (job, delay) = (state.job(id, attempts.len() as u32), state.backoff(&attempts));
+                let (job, delay) = (
+                    state.job(id, attempts.len() as u32),
+                    state.backoff(&attempts),
+                );
                 drop(state);
-                self.options.queue.enqueue(id.stage.name(), &job, delay).await?;
+                self.options
+                    .queue
+                    .enqueue(id.stage.name(), &job, delay)
+                    .await?;
                 Ok(())
             }
         }
@@ -250,12 +272,17 @@ impl Worker {
         let plan = Arc::clone(&state.plan);
         if state.progress.finished(&plan) {
             drop(state);
-            let _ = self.events.send(Event::RunFinished { run: run.to_string() });
+            let _ = self.events.send(Event::RunFinished {
+                run: run.to_string(),
+            });
             self.leave();
             return Ok(());
         }
         let running = self.running().clone();
-        if let Some(message) = state.enqueue(&self.options.queue, &frontier, &running).await? {
+        if let Some(message) = state
+            .enqueue(&self.options.queue, &frontier, &running)
+            .await?
+        {
             drop(state);
             self.stop_run(&run, message);
         }
@@ -268,7 +295,9 @@ impl Worker {
         loop {
             if let Err(e) = self.plan_all(std::mem::take(&mut first)).await {
                 tracing::warn!("planning: {e}");
-                let _ = self.events.send(Event::Waiting { message: e.to_string() });
+                let _ = self.events.send(Event::Waiting {
+                    message: e.to_string(),
+                });
             }
             tokio::select! {
                 () = self.stop.cancelled() => return,
@@ -283,7 +312,13 @@ impl Worker {
             None => self.options.store.runs().await?,
         };
         for run in runs {
-            if !at_once && !self.options.queue.planning_turn(run.as_str(), PLAN_EVERY).await? {
+            if !at_once
+                && !self
+                    .options
+                    .queue
+                    .planning_turn(run.as_str(), PLAN_EVERY)
+                    .await?
+            {
                 continue;
             }
             let shared = self.state(&run).await?;
@@ -295,7 +330,10 @@ impl Worker {
 
     fn stop_run(&self, run: &RunId, message: String) {
         tracing::error!(%run, "{message}");
-        let _ = self.events.send(Event::RunStopped { run: run.to_string(), message });
+        let _ = self.events.send(Event::RunStopped {
+            run: run.to_string(),
+            message,
+        });
         self.leave();
     }
 
@@ -306,7 +344,9 @@ impl Worker {
     }
 
     fn running(&self) -> std::sync::MutexGuard<'_, BTreeSet<PartId>> {
-        self.running.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.running
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     async fn pause(&self) {

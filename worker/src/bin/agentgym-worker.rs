@@ -42,9 +42,15 @@ struct Arguments {
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
-        .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("AGENTGYM_LOG").unwrap_or_else(|_| "info".into()))
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("AGENTGYM_LOG")
+                .unwrap_or_else(|_| "info".into()),
+        )
         .init();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(e) => {
             eprintln!("error: cannot start: {e}");
@@ -99,13 +105,19 @@ async fn work(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let _ = std::fs::remove_dir_all(&cache_dir);
     worked?;
     const INTERRUPTED: u8 = 130;
-    Ok(if drain.is_cancelled() { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+    Ok(if drain.is_cancelled() {
+        ExitCode::from(INTERRUPTED)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn say(event: &Event) {
     match event {
         Event::Started { part, attempt, .. } => tracing::info!(%part, attempt, "started"),
-        Event::Committed { part, wall_s, .. } => tracing::info!(%part, "committed after {wall_s:.2} s"),
+        Event::Committed { part, wall_s, .. } => {
+            tracing::info!(%part, "committed after {wall_s:.2} s")
+        }
         Event::Superseded { part } => tracing::info!(%part, "another attempt committed first"),
         Event::RunFinished { run } => tracing::info!(%run, "finished"),
         Event::Waiting { message } => tracing::info!("waiting: {message}"),

@@ -1,0 +1,206 @@
+//! The grammar of the command line. `agentgym-submit run.yaml key=value…` is
+//! short for `agentgym-submit run run.yaml key=value…`, since running is what
+//! one does all day.
+
+use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Trains LLM agents on multi-turn tasks as durable jobs.
+#[derive(Debug, Parser)]
+#[command(
+    name = "agentgym-submit",
+    version,
+    arg_required_else_help = true,
+    override_usage = "agentgym-submit [OPTIONS] RUN.YAML [KEY=VALUE]...\n       agentgym-submit [OPTIONS] COMMAND",
+    after_help = "Exit codes: 0 done, 1 run stopped, 2 bad usage or config, 3 store, 4 unknown run or \
+                  identity conflict, 5 environment or queue unreachable, 130 interrupted (resumable)."
+)]
+pub struct Cli {
+    /// Options of every command.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options that every command takes.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Global {
+    /// Object store: a folder, s3://bucket/prefix or memory: [default: storage.url, else agentgym-data]
+    #[arg(long, global = true, env = "AGENTGYM_STORE", value_name = "URL")]
+    pub store: Option<String>,
+    /// Queue: sqlite:FILE or redis://… [default: queue.url, else a SQLite file beside the store]
+    #[arg(long, global = true, env = "AGENTGYM_QUEUE", value_name = "URL")]
+    pub queue: Option<String>,
+    /// Print one JSON document instead of text
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// No progress, only results and errors
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a config, or carry on with it: start workers and follow to the end
+    Run(ConfigArgs),
+    /// Show what a config would do, in one screen; touches nothing
+    Plan(ConfigArgs),
+    /// What runs, what waits for what, what failed
+    Status {
+        /// Run id; without it, one line for every run of the store
+        run: Option<String>,
+    },
+    /// Carry on a run from its stored plan; bindings may change
+    Resume {
+        /// Run id
+        run: String,
+        /// Bindings to change, e.g. jobs.threads=4
+        #[arg(value_name = "KEY=VALUE")]
+        overrides: Vec<String>,
+    },
+    /// Look inside a run, an iteration, a stage or a part
+    Inspect(InspectArgs),
+    /// Write an iteration as plain files: policies, optimizer, trajectories, minibatches
+    Export {
+        /// Run id
+        run: String,
+        /// Iteration; 0 is the start policy
+        #[arg(long)]
+        iteration: u32,
+        /// Folder to write; made if missing, must be empty
+        #[arg(long, value_name = "DIR")]
+        to: PathBuf,
+    },
+    /// The digest of everything a run has committed
+    Digest {
+        /// Run id
+        run: String,
+    },
+    /// The table of config keys
+    Keys {
+        /// Only keys whose path contains this
+        filter: Option<String>,
+    },
+    /// Table and plot of a run so far; writes metrics.jsonl and TensorBoard events
+    Metrics {
+        /// Run id
+        run: String,
+    },
+}
+
+/// A config file and its overrides.
+#[derive(Debug, Clone, Args)]
+pub struct ConfigArgs {
+    /// The run config
+    #[arg(value_name = "RUN.YAML")]
+    pub config: PathBuf,
+    /// Overrides, e.g. run.seed=2; AgentGym-RL's key paths work
+    #[arg(value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+}
+
+/// What to look at.
+#[derive(Debug, Clone, Args)]
+pub struct InspectArgs {
+    /// Run id
+    pub run: String,
+    /// Iteration; 0 makes the start policy
+    pub iteration: Option<u32>,
+    /// Stage, such as rollout, advantage, update, evaluate
+    pub stage: Option<String>,
+    /// Part of the stage
+    pub part: Option<u32>,
+    /// One JSON record per line: an episode, a training sequence, a minibatch
+    #[arg(long, conflicts_with = "json")]
+    pub jsonl: bool,
+    /// Only the episodes of this group (draw index)
+    #[arg(long)]
+    pub group: Option<u32>,
+    /// Only this sample of each group
+    #[arg(long)]
+    pub sample: Option<u32>,
+    /// Show every token: id, text, masks, log-probs, advantage
+    #[arg(long)]
+    pub tokens: bool,
+}
+
+const COMMANDS: &[&str] = &[
+    "run", "plan", "status", "resume", "inspect", "export", "digest", "keys", "metrics", "help",
+];
+
+/// Inserts `run` where the first word is a config file and not a command.
+pub fn with_run(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    let mut at = 1;
+    while let Some(word) = args.get(at).and_then(|a| a.to_str()) {
+        match word {
+            "--store" | "--queue" => at += 2,
+            _ if word.starts_with('-') => at += 1,
+            _ => break,
+        }
+    }
+    let is_config = args.get(at).is_some_and(|word| {
+        let path = std::path::Path::new(word);
+        let named_like_one = path
+            .extension()
+            .is_some_and(|e| e == "yaml" || e == "yml" || e == "json");
+        !COMMANDS.iter().any(|command| word == command) && (named_like_one || path.is_file())
+    });
+    if is_config {
+        args.insert(at, "run".into());
+    }
+    args
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(with_run(line.split(' ').map(OsString::from)))
+    }
+
+    #[test]
+    fn the_grammar_is_sound() {
+        Cli::command().debug_assert();
+        let known: Vec<_> = Cli::command()
+            .get_subcommands()
+            .map(|c| c.get_name().to_owned())
+            .collect();
+        assert!(known.iter().all(|name| COMMANDS.contains(&name.as_str())));
+    }
+
+    #[test]
+    fn a_config_alone_means_run() {
+        for line in [
+            "agentgym-submit configs/a.yaml run.seed=2 data.seed=3",
+            "agentgym-submit run configs/a.yaml run.seed=2 data.seed=3",
+            "agentgym-submit --quiet --store memory: configs/a.yaml run.seed=2 data.seed=3",
+        ] {
+            let Command::Run(args) = parse(line).unwrap().command else {
+                panic!("{line} is not a run");
+            };
+            assert_eq!(args.config, PathBuf::from("configs/a.yaml"), "{line}");
+            assert_eq!(args.overrides, ["run.seed=2", "data.seed=3"], "{line}");
+        }
+    }
+
+    #[test]
+    fn global_options_stand_anywhere() {
+        let cli = parse("agentgym-submit status --json --store s3://b/p r1").unwrap();
+        assert!(cli.global.json);
+        assert_eq!(cli.global.store.as_deref(), Some("s3://b/p"));
+        assert!(matches!(cli.command, Command::Status { run: Some(run) } if run == "r1"));
+    }
+
+    #[test]
+    fn a_mistyped_command_is_not_taken_for_a_config() {
+        let error = parse("agentgym-submit statsu").unwrap_err().to_string();
+        assert!(error.contains("status"), "{error}");
+    }
+}

@@ -1,0 +1,115 @@
+//! How a command ends: one clear message and one stable exit code. The codes
+//! are an interface (scripts branch on them), so they are written in one
+//! place and never renumbered.
+
+use std::path::PathBuf;
+
+/// Shorthand for results of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Exit codes of `agentgym-submit`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// The command did what was asked.
+    Done = 0,
+    /// The run stopped because a part failed too often.
+    Stopped = 1,
+    /// Bad usage, or a config that cannot be run.
+    Config = 2,
+    /// The object store refused, is damaged, or a local file could not be written.
+    Store = 3,
+    /// No such run, or the run id belongs to another run.
+    Run = 4,
+    /// An environment or the queue does not answer.
+    Unreachable = 5,
+    /// Interrupted; drained and resumable.
+    Interrupted = 130,
+}
+
+/// Everything that ends a command early.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Config, plan, payload or queue.
+    #[error(transparent)]
+    Jobs(#[from] agentgym_jobs::Error),
+    /// Object store.
+    #[error(transparent)]
+    Storage(#[from] agentgym_storage::Error),
+    /// A worker in this process ended.
+    #[error("a worker in this process ended: {0}")]
+    Worker(String),
+    /// The command line or a value in the config asks for what cannot be.
+    #[error("{0}")]
+    Usage(String),
+    /// The run has no such iteration, stage or part.
+    #[error("{0}")]
+    Missing(String),
+    /// Something that the run needs does not answer.
+    #[error("{what} at {url} cannot be reached: {found}. {remedy}")]
+    Unreachable {
+        /// `environment textcraft`, `queue`.
+        what: String,
+        /// Where.
+        url: String,
+        /// What happened.
+        found: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// The run stopped by itself.
+    #[error(
+        "run {run} stopped: {message}\nNothing that is committed is lost. When the cause is gone: {resume}"
+    )]
+    Stopped {
+        /// The run.
+        run: String,
+        /// Which part failed, and why.
+        message: String,
+        /// The command that carries on.
+        resume: String,
+    },
+    /// Ctrl-C or SIGTERM.
+    #[error(
+        "run {run} was interrupted; nothing that is committed is lost. Carry on with: {resume}"
+    )]
+    Interrupted {
+        /// The run.
+        run: String,
+        /// The command that carries on.
+        resume: String,
+    },
+    /// A local file or folder.
+    #[error("cannot write {path}: {source}. Check the folder and the space left")]
+    Local {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// The exit code of the process.
+    pub fn exit(&self) -> Exit {
+        use agentgym_jobs::Error as Jobs;
+        match self {
+            Self::Jobs(Jobs::Identity { .. } | Jobs::UnknownRun { .. }) | Self::Missing(_) => {
+                Exit::Run
+            }
+            Self::Jobs(Jobs::Queue(_)) | Self::Unreachable { .. } => Exit::Unreachable,
+            Self::Jobs(Jobs::Storage(_) | Jobs::Payload { .. })
+            | Self::Storage(_)
+            | Self::Local { .. } => Exit::Store,
+            Self::Jobs(_) | Self::Usage(_) => Exit::Config,
+            Self::Worker(_) | Self::Stopped { .. } => Exit::Stopped,
+            Self::Interrupted { .. } => Exit::Interrupted,
+        }
+    }
+
+    /// Wraps an I/O error with its path.
+    pub fn local(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Local { path, source }
+    }
+}

@@ -1,0 +1,167 @@
+//! `export RUN --iteration N --to DIR`: one iteration as plain files that
+//! PyTorch and `transformers` read, enough to recompute its update:
+//!
+//! ```text
+//! policy_before/     the folder the update started from
+//! optimizer_before/  AdamW state; absent where the update started fresh
+//! policy_after/      the folder it wrote
+//! trajectories.jsonl one sequence of the batch per line, by slot
+//! update.json        minibatches in order: slots, hyper-parameters, metrics
+//! export.json        where all this comes from
+//! ```
+
+use crate::records::{batch_json, input};
+use crate::runs::{RunView, cache_dir};
+use crate::{Error, Result};
+use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
+use agentgym_jobs::records::Batch;
+use agentgym_storage::{Inputs, Manifest};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// What was written.
+#[derive(Debug, Default)]
+pub struct Exported {
+    /// Names below the folder, sorted.
+    pub names: Vec<String>,
+    /// Sequences of the batch.
+    pub trajectories: usize,
+}
+
+/// Writes iteration `n` below `to`.
+///
+/// # Errors
+/// An iteration without an update yet, artifacts that retention has removed,
+/// a folder that is not empty.
+pub async fn export(view: &RunView, n: u32, to: &Path) -> Result<Exported> {
+    view.iteration_parts(n)?;
+    let after = view.committed(policy_of(&view.plan, n)).await?;
+    fresh_folder(to)?;
+    let mut out = Exported::default();
+    let mut origin = json!({
+        "run": view.plan.run.to_string(),
+        "identity": view.plan.identity,
+        "iteration": n,
+        "seed": view.plan.config.run.seed,
+        "temperature": view.plan.config.actor_rollout_ref.rollout.temperature,
+        "actor": view.plan.config.actor_rollout_ref.actor,
+        "algorithm": view.plan.config.algorithm,
+    });
+    folder(view, &after, "policy", &to.join("policy_after"), &mut out).await?;
+    if n > 0 {
+        let before = input(view, &after, "policy").await?;
+        folder(view, &before, "policy", &to.join("policy_before"), &mut out).await?;
+        // Only an update's optimizer carries on; a warm start's does not.
+        let carries_on = before.stage == Stage::Update.name();
+        if carries_on {
+            let dir = to.join("optimizer_before");
+            folder(view, &before, "optimizer", &dir, &mut out).await?;
+        }
+        origin["optimizer_before"] = json!(if carries_on { "carried on" } else { "fresh" });
+        let batch = view
+            .committed(PartId {
+                iteration: n,
+                stage: Stage::Advantage,
+                part: 0,
+            })
+            .await?;
+        let Batch::V1(slots) = view.payload(&batch, "batch.bin").await?;
+        let lines = trajectories(&slots);
+        out.trajectories = lines.len();
+        origin["slots"] = json!(slots.len());
+        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        write(to, "trajectories.jsonl", text.as_bytes(), &mut out)?;
+        let update = view.bytes(&after, "update.json").await?;
+        write(to, "update.json", &update, &mut out)?;
+    }
+    write(
+        to,
+        "export.json",
+        format!("{origin:#}\n").as_bytes(),
+        &mut out,
+    )?;
+    out.names.sort();
+    Ok(out)
+}
+
+/// One line per sequence: the fields of the episode, then the streams.
+fn trajectories(slots: &[Option<agentgym_jobs::records::BatchEpisode>]) -> Vec<Value> {
+    let mut lines = Vec::new();
+    let mut number = 0;
+    for (slot, episode) in slots.iter().enumerate() {
+        let Some(episode) = episode else { continue };
+        let Value::Object(mut record) = batch_json(slot, episode, &mut number) else {
+            continue;
+        };
+        let sequences = record.remove("sequences");
+        for (index, sequence) in sequences
+            .as_ref()
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .enumerate()
+        {
+            let mut line = record.clone();
+            line.insert("sequence".into(), json!(index));
+            for (name, stream) in sequence.as_object().into_iter().flatten() {
+                line.insert(name.clone(), stream.clone());
+            }
+            lines.push(Value::Object(line));
+        }
+    }
+    lines
+}
+
+fn fresh_folder(to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to).map_err(Error::local(to))?;
+    let mut inside = std::fs::read_dir(to).map_err(Error::local(to))?;
+    if inside.next().is_some() {
+        return Err(Error::Usage(format!(
+            "{} is not empty; give --to a new folder",
+            to.display()
+        )));
+    }
+    Ok(())
+}
+
+fn write(to: &Path, name: &str, bytes: &[u8], out: &mut Exported) -> Result<()> {
+    let path = to.join(name);
+    std::fs::write(&path, bytes).map_err(Error::local(&path))?;
+    out.names.push(name.to_owned());
+    Ok(())
+}
+
+/// Copies a verified artifact folder.
+async fn folder(
+    view: &RunView,
+    manifest: &Manifest,
+    prefix: &str,
+    to: &Path,
+    out: &mut Exported,
+) -> Result<()> {
+    const INPUT: &str = "commit";
+    let inputs = Inputs::new(
+        view.store.clone(),
+        vec![(INPUT.to_owned(), manifest.clone())],
+        cache_dir(),
+    );
+    let local = inputs.folder(INPUT, prefix).await?;
+    copy_files(local.path(), to)?;
+    let name = to.file_name().unwrap_or_default().to_string_lossy();
+    out.names.push(format!("{name}/"));
+    Ok(())
+}
+
+fn copy_files(from: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to).map_err(Error::local(to))?;
+    for entry in std::fs::read_dir(from).map_err(Error::local(from))? {
+        let entry = entry.map_err(Error::local(from))?;
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_files(&entry.path(), &target)?;
+        } else {
+            std::fs::copy(entry.path(), &target).map_err(Error::local(&target))?;
+        }
+    }
+    Ok(())
+}

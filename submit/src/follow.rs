@@ -1,0 +1,300 @@
+//! Following a run to its end. What is committed is the truth: events of the
+//! workers in this process only make progress visible sooner, and a run whose
+//! workers are elsewhere is followed just as well.
+
+use crate::display::Display;
+use crate::metrics::Book;
+use crate::runs::{RunView, part_id};
+use crate::signals::Interrupts;
+use crate::status::status;
+use crate::{Error, Result, summary};
+use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
+use agentgym_jobs::planner::Progress;
+use agentgym_storage::Verdict;
+use agentgym_worker::Event;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+
+/// How often commits are listed.
+const LIST_EVERY: Duration = Duration::from_secs(1);
+/// Every so many listings, attempts are read too: who failed, who waits.
+const ATTEMPTS_EVERY: u64 = 10;
+
+/// How following ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Every part is committed.
+    Finished,
+    /// A part cannot be made.
+    Stopped(String),
+    /// A signal came.
+    Interrupted,
+}
+
+/// The workers of this process and what they say.
+pub(crate) struct Crew {
+    /// One task per worker.
+    pub(crate) workers: JoinSet<agentgym_worker::Result<()>>,
+    /// Their events.
+    pub(crate) events: broadcast::Receiver<Event>,
+}
+
+/// Follows one run.
+pub(crate) struct Follower {
+    view: RunView,
+    progress: Progress,
+    /// Figures of all commits seen.
+    pub(crate) book: Book,
+    display: Display,
+    metrics_dir: Option<PathBuf>,
+    /// Lines that were printed, by what they are about.
+    told: BTreeSet<(u32, Stage)>,
+    part_total: u64,
+    rate: String,
+}
+
+impl Follower {
+    /// Reads what is committed already; nothing of that is told again.
+    pub(crate) async fn new(
+        view: RunView,
+        display: Display,
+        metrics_dir: Option<PathBuf>,
+    ) -> Result<Self> {
+        let plan = &view.plan;
+        let part_total = (0..=plan.iterations)
+            .map(|n| parts(plan, n).len() as u64)
+            .sum();
+        let mut follower = Self {
+            view,
+            progress: Progress::default(),
+            book: Book::default(),
+            display,
+            metrics_dir,
+            told: BTreeSet::new(),
+            part_total,
+            rate: String::new(),
+        };
+        let commits = follower.view.commits().await?;
+        for id in &commits {
+            follower.progress.insert(*id);
+        }
+        follower.book.absorb(&follower.view, commits).await?;
+        let known: Vec<_> = follower.news().into_iter().map(|(key, _)| key).collect();
+        follower.told.extend(known);
+        Ok(follower)
+    }
+
+    /// Follows until the run ends or a signal comes. Draining waits for the
+    /// workers of this process.
+    pub(crate) async fn follow(&mut self, mut crew: Crew, interrupts: &Interrupts) -> Result<End> {
+        let mut tick = tokio::time::interval(LIST_EVERY);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = 0u64;
+        let mut stopped = None;
+        let mut draining = false;
+        let embedded = !crew.workers.is_empty();
+        let end = loop {
+            tokio::select! {
+                () = interrupts.abort.cancelled() => break End::Interrupted,
+                () = interrupts.drain.cancelled(), if !draining => {
+                    draining = true;
+                    if crew.workers.is_empty() {
+                        break End::Interrupted;
+                    }
+                    self.display.line("draining: finished work is committed or journalled; Ctrl-C again leaves at once");
+                }
+                event = crew.events.recv(), if embedded => match event {
+                    Ok(event) => {
+                        self.display.event(&event);
+                        match event {
+                            Event::Committed { .. } | Event::RunFinished { .. } => self.look_if_it_answers().await?,
+                            Event::RunStopped { message, .. } => stopped = Some(message),
+                            _ => {}
+                        }
+                    }
+                    Err(RecvError::Lagged(_)) => {}
+                    // The senders live in the workers: they are about to be joined.
+                    Err(RecvError::Closed) => tokio::time::sleep(Duration::from_millis(20)).await,
+                },
+                Some(ended) = crew.workers.join_next() => {
+                    match ended {
+                        Ok(Ok(())) => {}
+                        Ok(Err(e)) => return Err(worker_error(e)),
+                        Err(e) => return Err(Error::Worker(e.to_string())),
+                    }
+                    if crew.workers.is_empty() {
+                        while let Ok(event) = crew.events.try_recv() {
+                            if let Event::RunStopped { message, .. } = event {
+                                stopped = Some(message);
+                            }
+                        }
+                        self.look().await?;
+                        if self.finished() {
+                            break End::Finished;
+                        }
+                        if let Some(message) = stopped.take() {
+                            break End::Stopped(message);
+                        }
+                        if draining {
+                            break End::Interrupted;
+                        }
+                    }
+                }
+                _ = tick.tick() => {
+                    ticks += 1;
+                    self.look_if_it_answers().await?;
+                    if self.finished() && crew.workers.is_empty() {
+                        break End::Finished;
+                    }
+                    if crew.workers.is_empty() && ticks.is_multiple_of(ATTEMPTS_EVERY) {
+                        let status = status(&self.view).await?;
+                        if let Some((part, failed)) = status.exhausted {
+                            let last = status.failures.iter().rev().find(|f| f.part == part);
+                            let why = last.map_or("", |f| f.message.as_str());
+                            break End::Stopped(format!("{part} failed {failed} times, last: {why}"));
+                        }
+                        let line = status.waiting_line();
+                        let message = line.trim_start_matches("waiting: ").to_owned();
+                        self.display.event(&Event::Waiting { message });
+                    }
+                }
+            }
+        };
+        self.display.close();
+        Ok(end)
+    }
+
+    /// A store that fails to answer for a while ends no run: workers try again
+    /// by themselves, and so does the next look.
+    async fn look_if_it_answers(&mut self) -> Result<()> {
+        match self.look().await {
+            Err(Error::Storage(e)) if matches!(e.verdict(), Verdict::Retry | Verdict::Wait(_)) => {
+                let message = e.to_string();
+                self.display.event(&Event::Waiting { message });
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    fn finished(&mut self) -> bool {
+        self.progress.finished(&self.view.plan)
+    }
+
+    /// Lists the iterations in flight until nothing new turns up, then tells.
+    pub(crate) async fn look(&mut self) -> Result<()> {
+        let mut new = Vec::new();
+        loop {
+            let frontier = self.progress.frontier(&self.view.plan);
+            let before = new.len();
+            for iteration in &frontier.iterations {
+                let run = &self.view.plan.run;
+                for slot in self.view.store.commits(run, *iteration).await? {
+                    if let Some(id) = part_id(&slot)
+                        && self.progress.insert(id)
+                    {
+                        new.push(id);
+                    }
+                }
+            }
+            if new.len() == before {
+                break;
+            }
+        }
+        if new.is_empty() {
+            return Ok(());
+        }
+        // An attempt's end is recorded after its commit: look again for those
+        // that were not there the last time.
+        let again = self.book.unended();
+        self.book
+            .absorb(&self.view, new.iter().copied().chain(again))
+            .await?;
+        let news = self.news();
+        if !news.is_empty() {
+            self.write_metrics()?;
+        }
+        for (key, line) in news {
+            self.told.insert(key);
+            self.display.line(&line);
+        }
+        self.show_bars();
+        Ok(())
+    }
+
+    /// Lines about iterations and evaluations that are complete and untold.
+    fn news(&self) -> Vec<((u32, Stage), String)> {
+        let plan = &self.view.plan;
+        let mut out = Vec::new();
+        let latest = self.progress.latest_policy(plan).unwrap_or(0);
+        for n in 1..=latest {
+            let key = (n, Stage::Update);
+            if self.told.contains(&key) || !self.progress.contains(&policy_of(plan, n)) {
+                continue;
+            }
+            if let Some(training) = self.book.training(plan, n) {
+                out.push((key, summary::training_line(&training, plan.iterations)));
+            }
+        }
+        for evaluated in self.book.evaluations(plan) {
+            let before = evaluated.iteration == 0 && evaluated.before_warm_start;
+            let stage = if before {
+                Stage::EvaluateInit
+            } else {
+                Stage::Evaluate
+            };
+            let key = (evaluated.iteration, stage);
+            if evaluated.sets.iter().all(Option::is_some) && !self.told.contains(&key) {
+                out.push((key, summary::evaluation_line(&evaluated, plan)));
+            }
+        }
+        out
+    }
+
+    fn show_bars(&mut self) {
+        let plan = &self.view.plan;
+        let frontier = self.progress.frontier(plan);
+        let current = frontier.first_iteration().unwrap_or(plan.iterations);
+        let all = parts(plan, current);
+        let done = all.iter().filter(|p| self.progress.contains(&p.id)).count() as u64;
+        let latest = self.progress.latest_policy(plan).unwrap_or(0);
+        if let Some(rate) = self
+            .book
+            .training(plan, latest)
+            .and_then(|t| t.tokens_per_s)
+        {
+            self.rate = format!("{rate:.0} tokens/s");
+        }
+        self.display.progress(
+            (self.progress.len() as u64, self.part_total),
+            (current, done, all.len() as u64),
+            &self.rate,
+        );
+    }
+
+    /// Writes the figures so far.
+    pub(crate) fn write_metrics(&self) -> Result<Vec<PathBuf>> {
+        match &self.metrics_dir {
+            Some(dir) => self.book.write(dir, &self.view.plan.config.trainer.logger),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// All commits of the run, figures of the last attempts included.
+    pub(crate) async fn settle(&mut self) -> Result<()> {
+        let open: Vec<PartId> = self.book.unended();
+        self.book.absorb(&self.view, open).await
+    }
+}
+
+fn worker_error(e: agentgym_worker::Error) -> Error {
+    match e {
+        agentgym_worker::Error::Jobs(e) => Error::Jobs(e),
+        agentgym_worker::Error::Storage(e) => Error::Storage(e),
+        other => Error::Worker(other.to_string()),
+    }
+}

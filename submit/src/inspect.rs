@@ -1,0 +1,210 @@
+//! `inspect RUN [ITERATION [STAGE [PART]]]`: from the whole run down to single
+//! tokens, for people and for programs. Everything shown was verified against
+//! the digests of its commit.
+
+use crate::cli::{Global, InspectArgs};
+use crate::metrics::{Book, read_row};
+use crate::records::{Content, Filter, content};
+use crate::runs::RunView;
+use crate::{Error, Result, inspect_text, text};
+use agentgym_jobs::pipeline::{PartId, Stage};
+use serde_json::{Value, json};
+
+/// Runs the command.
+pub(crate) async fn inspect(view: &RunView, args: &InspectArgs, global: &Global) -> Result<()> {
+    if args.jsonl && args.stage.is_none() {
+        return Err(Error::Usage(
+            "--jsonl prints records, which live in a stage: give RUN ITERATION STAGE [PART]".into(),
+        ));
+    }
+    match (args.iteration, &args.stage) {
+        (None, _) => run(view, global).await,
+        (Some(n), None) => iteration(view, n, global).await,
+        (Some(n), Some(stage)) => {
+            let stage: Stage = stage.parse().map_err(Error::Usage)?;
+            let mut ids = view.stage_parts(n, stage)?;
+            if let Some(part) = args.part {
+                let last = ids.len() - 1;
+                ids.retain(|id| id.part == part);
+                if ids.is_empty() {
+                    return Err(Error::Missing(format!(
+                        "{n}/{stage} has parts 0 to {last}, not {part}"
+                    )));
+                }
+            }
+            parts(view, &ids, args, global).await
+        }
+    }
+}
+
+async fn run(view: &RunView, global: &Global) -> Result<()> {
+    let plan = &view.plan;
+    let commits = view.commits().await?;
+    let progress = view.progress().await?;
+    let mut book = Book::default();
+    let figures = commits.iter().copied().filter(|id| {
+        matches!(
+            id.stage,
+            Stage::Rollout
+                | Stage::Advantage
+                | Stage::Update
+                | Stage::Evaluate
+                | Stage::EvaluateInit
+        )
+    });
+    book.absorb(view, figures).await?;
+    let evaluations = book.evaluations(plan);
+    let mut rows = Vec::new();
+    let mut documents = Vec::new();
+    for n in 0..=plan.iterations {
+        let all = view.iteration_parts(n)?;
+        let done = all.iter().filter(|id| progress.contains(id)).count();
+        if done == 0 {
+            break;
+        }
+        let training = book.training(plan, n);
+        let held_out = evaluations.iter().rev().find(|e| e.iteration == n);
+        let held_out = held_out.and_then(|e| e.overall()).map(|s| s.success);
+        let success = training.as_ref().and_then(|t| t.success);
+        rows.push(vec![
+            n.to_string(),
+            format!("{done}/{}", all.len()),
+            text::share(success),
+            text::share(training.as_ref().and_then(|t| t.reward)),
+            text::share(held_out),
+            training
+                .as_ref()
+                .map_or_else(|| "–".into(), |t| text::seconds(t.wall_s)),
+        ]);
+        documents.push(json!({
+            "iteration": n, "parts_committed": done, "parts": all.len(),
+            "success": success, "held_out_success": held_out,
+        }));
+    }
+    if global.json {
+        text::emit_json(&json!({
+            "run": plan.run.to_string(), "revision": plan.revision, "identity": plan.identity,
+            "iterations_planned": plan.iterations, "commits": commits.len(), "iterations": documents,
+        }));
+    } else {
+        let head = [
+            "iteration",
+            "parts",
+            "success",
+            "reward",
+            "held out",
+            "wall",
+        ];
+        text::emit(&format!(
+            "run {}  revision {}  identity {}  {} commits\n{}",
+            plan.run,
+            plan.revision,
+            &plan.identity[..16.min(plan.identity.len())],
+            commits.len(),
+            text::table(&head, &rows)
+        ));
+    }
+    Ok(())
+}
+
+async fn iteration(view: &RunView, n: u32, global: &Global) -> Result<()> {
+    let mut rows = Vec::new();
+    let mut documents = Vec::new();
+    for id in view.iteration_parts(n)? {
+        let manifest = view.manifest(id).await?;
+        let attempts = view.store.attempts(&view.slot(id)).await?;
+        let Some(manifest) = manifest else {
+            rows.push(vec![
+                id.to_string(),
+                "–".into(),
+                attempts.len().to_string(),
+                "–".into(),
+                String::new(),
+            ]);
+            documents.push(
+                json!({"part": id.to_string(), "committed": false, "attempts": attempts.len()}),
+            );
+            continue;
+        };
+        let row = read_row(view, id).await?;
+        let size: u64 = manifest.outputs.iter().map(|o| o.size).sum();
+        let mut names: Vec<&str> = manifest
+            .outputs
+            .iter()
+            .map(|o| o.name.split('/').next().unwrap_or_default())
+            .collect();
+        names.dedup();
+        rows.push(vec![
+            id.to_string(),
+            manifest.attempt.to_string(),
+            attempts.len().to_string(),
+            text::bytes(size),
+            names.join(" "),
+        ]);
+        documents.push(json!({
+            "part": id.to_string(), "committed": true, "attempts": attempts.len(), "manifest": manifest,
+            "metrics": row.metrics, "stats": row.stats, "wall_s": row.wall_s,
+        }));
+    }
+    if global.json {
+        text::emit_json(
+            &json!({"run": view.plan.run.to_string(), "iteration": n, "parts": documents}),
+        );
+    } else {
+        let head = ["part", "by attempt", "attempts", "bytes", "outputs"];
+        text::emit(&text::table(&head, &rows));
+    }
+    Ok(())
+}
+
+async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Global) -> Result<()> {
+    let filter = Filter {
+        group: args.group,
+        sample: args.sample,
+    };
+    let mut documents = Vec::new();
+    for &id in ids {
+        // A stage is worth a look while some of its parts still run; a part
+        // that was asked for by number must be there.
+        let manifest = match view.manifest(id).await? {
+            Some(manifest) => manifest,
+            None if ids.len() > 1 => {
+                if !global.json && !args.jsonl {
+                    text::emit(&format!("{id}  not committed yet"));
+                }
+                continue;
+            }
+            None => view.committed(id).await?,
+        };
+        let content = content(view, &manifest, filter).await?;
+        if args.jsonl {
+            for record in content.to_json() {
+                text::emit(&record.to_string());
+            }
+            continue;
+        }
+        let row = read_row(view, id).await?;
+        if global.json {
+            documents.push(json!({
+                "part": id.to_string(), "manifest": manifest, "metrics": row.metrics, "stats": row.stats,
+                "wall_s": row.wall_s, "records": content.to_json(),
+            }));
+            continue;
+        }
+        text::emit(&inspect_text::head(id, &manifest, &row));
+        let brief = ids.len() > 1 && !args.tokens && args.group.is_none() && args.sample.is_none();
+        let pieces = if args.tokens && !matches!(content, Content::Nothing) {
+            inspect_text::Pieces::of(view, &manifest).await?
+        } else {
+            inspect_text::Pieces::none()
+        };
+        text::emit(&inspect_text::body(&content, brief, args.tokens, &pieces));
+    }
+    if global.json {
+        match (documents.len(), args.part) {
+            (1, Some(_)) => text::emit_json(&documents.remove(0)),
+            _ => text::emit_json(&Value::Array(documents)),
+        }
+    }
+    Ok(())
+}

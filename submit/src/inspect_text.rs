@@ -1,0 +1,289 @@
+//! How parts, episodes and tokens read on a terminal.
+
+use crate::Result;
+use crate::metrics::Row;
+use crate::records::{Content, input_commit};
+use crate::runs::RunView;
+use crate::text;
+use agentgym_jobs::episode::{Episode, Finish, Outcome, Parse, Sequence};
+use agentgym_jobs::pipeline::PartId;
+use agentgym_jobs::records::BatchEpisode;
+use agentgym_model::Tokenizer;
+use agentgym_storage::Manifest;
+use serde_json::Value;
+
+/// Longest line of an observation or a prompt that is shown.
+const LINE_MAX: usize = 160;
+/// Inputs are followed so far up to find the policy whose tokenizer was used.
+const DEPTH_MAX: usize = 4;
+
+/// The text of single tokens, where the tokenizer is at hand.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces(Option<Tokenizer>);
+
+impl Pieces {
+    /// No tokenizer: ids only.
+    pub(crate) fn none() -> Self {
+        Self(None)
+    }
+
+    /// The tokenizer of the policy that a part read, found along its inputs.
+    pub(crate) async fn of(view: &RunView, manifest: &Manifest) -> Result<Self> {
+        const FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
+        let mut at = manifest.clone();
+        for _ in 0..DEPTH_MAX {
+            let holds = |name: &str| {
+                at.outputs
+                    .iter()
+                    .any(|o| o.name == format!("policy/{name}"))
+            };
+            if holds(FILES[0]) {
+                let dir = tempfile::tempdir().map_err(crate::Error::local("a temporary folder"))?;
+                for file in FILES.into_iter().filter(|f| holds(f)) {
+                    let bytes = view.bytes(&at, &format!("policy/{file}")).await?;
+                    let path = dir.path().join(file);
+                    std::fs::write(&path, bytes).map_err(crate::Error::local(path))?;
+                }
+                return Ok(Self(Tokenizer::load(dir.path()).ok()));
+            }
+            let next = at
+                .inputs
+                .iter()
+                .find(|i| i.name == "policy")
+                .or(at.inputs.first());
+            let Some(next) = next.cloned() else { break };
+            at = input_commit(view, &at, &next).await?;
+        }
+        Ok(Self(None))
+    }
+
+    fn piece(&self, id: u32) -> String {
+        match &self.0 {
+            Some(tokenizer) => format!("{:?}", tokenizer.decode(&[id], false)),
+            None => String::new(),
+        }
+    }
+}
+
+/// The commit in two lines, and its figures.
+pub(crate) fn head(id: PartId, manifest: &Manifest, row: &Row) -> String {
+    let mut out = format!("{id}  attempt {}", manifest.attempt);
+    if let Some(wall_s) = row.wall_s {
+        out += &format!("  {}", text::seconds(wall_s));
+    }
+    if let Some(set) = &row.set {
+        out += &format!("  set {set}");
+    }
+    out.push('\n');
+    for input in &manifest.inputs {
+        out += &format!(
+            "  input   {} = {}/{}/{}\n",
+            input.name, input.iteration, input.stage, input.part
+        );
+    }
+    for output in &manifest.outputs {
+        let digest = output.digest.to_string();
+        out += &format!(
+            "  output  {}  {}  {}\n",
+            output.name,
+            text::bytes(output.size),
+            &digest[..16.min(digest.len())]
+        );
+    }
+    if !row.metrics.is_empty() {
+        let figures: Vec<String> = row.metrics.iter().map(|(k, v)| figure(k, v)).collect();
+        out += &format!("  {}\n", figures.join("  "));
+    }
+    out
+}
+
+fn figure(name: &str, value: &Value) -> String {
+    match value {
+        Value::Number(n) if n.is_f64() => {
+            let v = n.as_f64().unwrap_or(f64::NAN);
+            if v != 0.0 && v.abs() < 1e-3 {
+                format!("{name} {v:.2e}")
+            } else {
+                format!("{name} {v:.4}")
+            }
+        }
+        Value::Array(list) if list.len() > 4 => format!("{name} [{} values]", list.len()),
+        other => format!("{name} {other}"),
+    }
+}
+
+/// The records of a part; `brief` is one line each.
+pub(crate) fn body(content: &Content, brief: bool, tokens: bool, pieces: &Pieces) -> String {
+    let mut out = String::new();
+    match content {
+        Content::Episodes(list) => {
+            for episode in list {
+                out += &episode_line(episode);
+                if !brief {
+                    out += &turns(episode);
+                }
+                for sequence in episode.sequences.iter().filter(|_| tokens) {
+                    out += &token_table(sequence, &[], pieces);
+                }
+            }
+        }
+        Content::LogProbs(list) => {
+            for (episode, row) in list {
+                out += &episode_line(episode);
+                for (i, sequence) in episode.sequences.iter().enumerate().filter(|_| tokens) {
+                    let mut streams = vec![
+                        ("old", widen(&row.old[i])),
+                        ("entropy", widen(&row.entropies[i])),
+                    ];
+                    if let Some(reference) = &row.reference {
+                        streams.push(("ref", widen(&reference[i])));
+                    }
+                    out += &token_table(sequence, &streams, pieces);
+                }
+            }
+        }
+        Content::Batch(list) => {
+            for (slot, episode) in list {
+                out += &batch_line(*slot, episode);
+                for s in episode.sequences.iter().filter(|_| tokens) {
+                    let mut streams = vec![("old", widen(&s.old_log_probs))];
+                    if let Some(reference) = &s.ref_log_probs {
+                        streams.push(("ref", widen(reference)));
+                    }
+                    streams.push(("advantage", s.advantages.clone()));
+                    out += &token_table(&s.sequence, &streams, pieces);
+                }
+            }
+        }
+        Content::Update(_) => {
+            for (index, minibatch) in content.to_json().iter().enumerate() {
+                out += &format!("  minibatch {index}");
+                for (name, value) in minibatch.as_object().into_iter().flatten() {
+                    out += &format!("  {}", figure(name, value));
+                }
+                out.push('\n');
+            }
+        }
+        Content::Nothing => {}
+    }
+    out
+}
+
+fn widen(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|v| f64::from(*v)).collect()
+}
+
+fn outcome_name(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Solved => "solved",
+        Outcome::Failed => "failed",
+        Outcome::Horizon => "horizon",
+        Outcome::Length => "length",
+        Outcome::EnvFault => "env fault",
+        Outcome::Cancelled => "cancelled",
+    }
+}
+
+fn episode_line(episode: &Episode) -> String {
+    let tokens: usize = episode.sequences.iter().map(|s| s.token_ids.len()).sum();
+    let sampled: usize = episode.sequences.iter().map(Sequence::loss_tokens).sum();
+    let mut out = format!(
+        "{}  group {} sample {}  {}  reward {:.3}  {} turns  {tokens} tokens, {sampled} sampled\n",
+        episode.task,
+        episode.group,
+        episode.sample,
+        outcome_name(episode.outcome),
+        episode.reward,
+        episode.turns.len()
+    );
+    if let Some(fault) = &episode.fault {
+        out += &format!("    fault: {}\n", text::one_line(fault, LINE_MAX));
+    }
+    out
+}
+
+fn batch_line(slot: usize, episode: &BatchEpisode) -> String {
+    let sampled: usize = episode
+        .sequences
+        .iter()
+        .map(|s| s.sequence.loss_tokens())
+        .sum();
+    format!(
+        "slot {slot}  {}  group {} sample {}  {}  reward {:.3}  advantage {:+.4}  {sampled} loss tokens\n",
+        episode.task,
+        episode.group,
+        episode.sample,
+        outcome_name(episode.outcome),
+        episode.reward,
+        episode.advantage
+    )
+}
+
+fn turns(episode: &Episode) -> String {
+    let mut out = indented("prompt", &episode.prompt);
+    for (index, turn) in episode.turns.iter().enumerate() {
+        let finish = match turn.finish {
+            Finish::Eos => "",
+            Finish::Length => ", cut by length",
+        };
+        let parse = match turn.parse {
+            Parse::Clean => "",
+            Parse::Normalised => ", normalised",
+            Parse::Invalid => ", no action found",
+        };
+        let label = format!(
+            "turn {} policy ({} tokens{finish}{parse})",
+            index + 1,
+            turn.policy.1 - turn.policy.0
+        );
+        out += &indented(&label, &turn.text);
+        if let Some(action) = turn
+            .action
+            .as_ref()
+            .filter(|a| a.trim() != turn.text.trim())
+        {
+            out += &indented("sent", action);
+        }
+        let label = match turn.reward {
+            Some(reward) => format!("env (reward {reward})"),
+            None => "env".to_owned(),
+        };
+        out += &indented(&label, &turn.observation);
+    }
+    out
+}
+
+/// `label: first line`, further lines below it.
+fn indented(label: &str, body: &str) -> String {
+    let mut lines = body.lines().filter(|l| !l.trim().is_empty());
+    let first = lines.next().unwrap_or_default();
+    let mut out = format!("    {label}: {}\n", text::one_line(first, LINE_MAX));
+    for line in lines {
+        out += &format!("        {}\n", text::one_line(line, LINE_MAX));
+    }
+    out
+}
+
+fn token_table(sequence: &Sequence, streams: &[(&str, Vec<f64>)], pieces: &Pieces) -> String {
+    let mut head = vec!["text", "position", "id", "loss", "sampled"];
+    head.extend(streams.iter().map(|(name, _)| *name));
+    let rows: Vec<Vec<String>> = (0..sequence.token_ids.len())
+        .map(|t| {
+            let trained = sequence.loss_mask[t];
+            let number = |v: Option<&f64>| match v {
+                Some(v) if trained => format!("{v:.4}"),
+                _ => "·".to_owned(),
+            };
+            let mut row = vec![
+                pieces.piece(sequence.token_ids[t]),
+                t.to_string(),
+                sequence.token_ids[t].to_string(),
+                u8::from(trained).to_string(),
+                number(Some(&f64::from(sequence.sampled_log_probs[t]))),
+            ];
+            row.extend(streams.iter().map(|(_, values)| number(values.get(t))));
+            row
+        })
+        .collect();
+    text::table(&head, &rows)
+}

@@ -1,0 +1,84 @@
+//! `keys`: the table of config keys, straight from the one place that defines
+//! them, so that it cannot be out of date.
+
+use agentgym_jobs::config::keys::{KEYS, KeySpec, Kind};
+use serde_json::{Value, json};
+
+fn matching(filter: Option<&str>) -> impl Iterator<Item = &'static KeySpec> {
+    let filter = filter.unwrap_or_default().to_owned();
+    KEYS.iter()
+        .filter(move |key| key.path.contains(&filter) || key.doc.contains(&filter))
+}
+
+fn kind(key: &KeySpec) -> &'static str {
+    match key.kind {
+        Kind::Identity => "identity",
+        Kind::Binding => "binding",
+        Kind::Unused => "unused",
+    }
+}
+
+/// For people: by section; keys without a meaning here in one paragraph.
+pub fn render(filter: Option<&str>) -> String {
+    let mut out = String::from(
+        "identity keys decide results and are part of the run; bindings may change at every resume\n",
+    );
+    let mut section = "";
+    let used = || matching(filter).filter(|k| k.kind != Kind::Unused);
+    let width = used().map(|k| k.path.len()).max().unwrap_or(0);
+    for key in used() {
+        let head = key.path.split('.').next().unwrap_or_default();
+        if head != section {
+            section = head;
+            out += &format!("\n{section}\n");
+        }
+        out += &format!(
+            "  {:<width$}  {:<8}  {}  [{}]\n",
+            key.path,
+            kind(key),
+            key.doc,
+            key.default
+        );
+    }
+    let unused: Vec<_> = matching(filter)
+        .filter(|k| k.kind == Kind::Unused)
+        .map(|k| k.path)
+        .collect();
+    if !unused.is_empty() {
+        out += &format!("\nread and not used here: {}\n", unused.join(", "));
+    }
+    out
+}
+
+/// For programs.
+pub fn to_json(filter: Option<&str>) -> Value {
+    matching(filter)
+        .map(|k| json!({"path": k.path, "kind": kind(k), "default": k.default, "doc": k.doc}))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_is_listed_once() {
+        let text = render(None);
+        for key in KEYS {
+            assert!(text.contains(key.path), "{}", key.path);
+        }
+        assert_eq!(to_json(None).as_array().map(Vec::len), Some(KEYS.len()));
+    }
+
+    #[test]
+    fn a_section() {
+        insta::assert_snapshot!(render(Some("rounds_ctrl")), @"
+            identity keys decide results and are part of the run; bindings may change at every resume
+
+            algorithm
+              algorithm.rounds_ctrl.type                 identity  fixed or scaling_inter_stepwise  [fixed]
+              algorithm.rounds_ctrl.rounds               identity  rounds, or the list of stages  [15]
+              algorithm.rounds_ctrl.steps_scaling_inter  identity  iterations per stage  [100]
+        ");
+    }
+}

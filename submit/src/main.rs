@@ -1,0 +1,48 @@
+//! The `agentgym-submit` program: parses, runs one command, turns its end
+//! into a message and an exit code.
+
+use agentgym_submit::cli::{Cli, with_run};
+use agentgym_submit::execute;
+use clap::Parser;
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse_from(with_run(std::env::args_os())) {
+        Ok(cli) => cli,
+        Err(e) => {
+            // A closed pipe leaves nobody to tell.
+            let _ = e.print();
+            return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2));
+        }
+    };
+    // Progress has its own display; the log is for looking deeper.
+    let filter = tracing_subscriber::EnvFilter::try_from_env("AGENTGYM_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("off"));
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(filter)
+        .init();
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(e) => {
+            eprintln!("error: cannot start: {e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let ended = runtime.block_on(execute(cli));
+    // Compute threads cannot be stopped; nothing they still do is needed.
+    runtime.shutdown_background();
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::from(e.exit() as u8)
+        }
+    }
+}

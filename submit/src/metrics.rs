@@ -1,0 +1,495 @@
+//! What a run has measured, gathered from its commits and the end records of
+//! their attempts. Commits are the source, so the book can be rebuilt at any
+//! time by anybody, and exporting twice writes the same files.
+
+use crate::runs::RunView;
+use crate::tensorboard::Scalars;
+use crate::{Error, Result, tensorboard};
+use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_storage::Manifest;
+use futures::{StreamExt, TryStreamExt, stream};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Commits read at once; a store answers them in parallel.
+const READS_AT_ONCE: usize = 16;
+
+/// One committed part.
+#[derive(Debug, Clone, Default)]
+pub struct Row {
+    /// Name of the evaluation set, for evaluations.
+    pub set: Option<String>,
+    /// Deterministic figures of the stage's `metrics.json`.
+    pub metrics: Map<String, Value>,
+    /// Rates and times of the attempt that committed.
+    pub stats: Map<String, Value>,
+    /// Start of that attempt, seconds since 1970.
+    pub started_unix_s: u64,
+    /// Its duration; `None` until its end is recorded.
+    pub wall_s: Option<f64>,
+}
+
+impl Row {
+    /// A figure of the stage.
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        self.metrics.get(name).and_then(Value::as_f64)
+    }
+
+    fn ended_unix_s(&self) -> f64 {
+        self.started_unix_s as f64 + self.wall_s.unwrap_or(0.0)
+    }
+}
+
+/// All rows of a run.
+#[derive(Debug, Clone, Default)]
+pub struct Book {
+    rows: BTreeMap<PartId, Row>,
+}
+
+/// One training iteration in figures.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Training {
+    /// 1-based.
+    pub iteration: u32,
+    /// Share of solved episodes.
+    pub success: Option<f64>,
+    /// Mean reward.
+    pub reward: Option<f64>,
+    /// Horizon, in rounds.
+    pub horizon: u32,
+    /// Mean rounds played.
+    pub rounds: Option<f64>,
+    /// Sampled tokens per second of rollout time.
+    pub tokens_per_s: Option<f64>,
+    /// From the first attempt's start to the update's end.
+    pub wall_s: f64,
+}
+
+/// One evaluated policy: a row per set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evaluated {
+    /// `before training`, `after warm start`, `iteration 10`, …
+    pub label: String,
+    /// The iteration whose policy it is.
+    pub iteration: u32,
+    /// True for the policy that a warm start starts from.
+    pub before_warm_start: bool,
+    /// By set, in the plan's order; `None` where not committed yet.
+    pub sets: Vec<Option<SetScore>>,
+}
+
+/// Success on one set.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SetScore {
+    /// Share of solved episodes at `evaluation.temperature`.
+    pub success: f64,
+    /// Share of tasks that the greedy episode solves.
+    pub greedy: Option<f64>,
+    /// Tasks of the set.
+    pub tasks: f64,
+}
+
+impl Evaluated {
+    /// Over all sets, each task counting once; `None` until all are in.
+    pub fn overall(&self) -> Option<SetScore> {
+        let sets: Option<Vec<SetScore>> = self.sets.iter().copied().collect();
+        let sets = sets.filter(|s| !s.is_empty())?;
+        let tasks: f64 = sets.iter().map(|s| s.tasks).sum();
+        let mean = |f: &dyn Fn(&SetScore) -> Option<f64>| {
+            let sum: Option<f64> = sets.iter().map(|s| f(s).map(|v| v * s.tasks)).sum();
+            sum.map(|s| s / tasks.max(1.0))
+        };
+        Some(SetScore {
+            success: mean(&|s| Some(s.success))?,
+            greedy: mean(&|s| s.greedy),
+            tasks,
+        })
+    }
+}
+
+/// True for stages whose commits carry figures people look at.
+fn measured(stage: Stage) -> bool {
+    !matches!(stage, Stage::Expire)
+}
+
+/// Reads one commit's figures.
+pub async fn read_row(view: &RunView, id: PartId) -> Result<Row> {
+    let manifest = view.committed(id).await?;
+    let mut row = Row::default();
+    if has_output(&manifest, METRICS)
+        && let Value::Object(metrics) = view.json(&manifest, METRICS).await?
+    {
+        row.metrics = metrics;
+    }
+    if matches!(id.stage, Stage::Evaluate | Stage::EvaluateInit) {
+        let sets = &view.plan.config.evaluation.sets;
+        row.set = sets.get(id.part as usize).map(|s| s.name.clone());
+    }
+    let attempts = view.store.attempts(&view.slot(id)).await?;
+    if let Some(attempt) = attempts.into_iter().find(|a| a.number == manifest.attempt) {
+        row.started_unix_s = attempt.start.started_unix_s;
+        if let Some(end) = attempt.end {
+            row.wall_s = Some(end.wall_s);
+            row.stats = end.stats;
+        }
+    }
+    Ok(row)
+}
+
+const METRICS: &str = "metrics.json";
+
+fn has_output(manifest: &Manifest, name: &str) -> bool {
+    manifest.outputs.iter().any(|o| o.name == name)
+}
+
+impl Book {
+    /// Reads the figures of commits that are not in the book yet.
+    pub async fn absorb(
+        &mut self,
+        view: &RunView,
+        ids: impl IntoIterator<Item = PartId>,
+    ) -> Result<()> {
+        let new: Vec<PartId> = ids
+            .into_iter()
+            .filter(|id| measured(id.stage))
+            .filter(|id| self.rows.get(id).is_none_or(|row| row.wall_s.is_none()))
+            .collect();
+        let rows: Vec<(PartId, Row)> = stream::iter(new)
+            .map(|id| async move { Ok::<_, Error>((id, read_row(view, id).await?)) })
+            .buffer_unordered(READS_AT_ONCE)
+            .try_collect()
+            .await?;
+        self.rows.extend(rows);
+        Ok(())
+    }
+
+    /// Adds a row; for figures that did not come from a store.
+    pub fn insert(&mut self, id: PartId, row: Row) {
+        self.rows.insert(id, row);
+    }
+
+    /// The row of a part.
+    pub fn row(&self, id: PartId) -> Option<&Row> {
+        self.rows.get(&id)
+    }
+
+    /// Rows whose attempt's end was not on record when they were read.
+    pub fn unended(&self) -> Vec<PartId> {
+        let open = self.rows.iter().filter(|(_, row)| row.wall_s.is_none());
+        open.map(|(id, _)| *id).collect()
+    }
+
+    fn of(&self, iteration: u32, stage: Stage) -> impl Iterator<Item = &Row> {
+        let id = |part| PartId {
+            iteration,
+            stage,
+            part,
+        };
+        self.rows
+            .range(id(0)..=id(u32::MAX))
+            .filter(move |(id, _)| id.stage == stage && id.iteration == iteration)
+            .map(|(_, row)| row)
+    }
+
+    /// The figures of a training iteration whose update is committed.
+    pub fn training(&self, plan: &agentgym_jobs::plan::Plan, iteration: u32) -> Option<Training> {
+        let advantage = self.of(iteration, Stage::Advantage).next()?;
+        self.of(iteration, Stage::Update).next()?;
+        let rollouts: Vec<&Row> = self.of(iteration, Stage::Rollout).collect();
+        let sum = |name: &str| -> Option<f64> {
+            rollouts
+                .iter()
+                .map(|r| r.stats.get(name).and_then(Value::as_f64))
+                .sum()
+        };
+        let rollout_s: Option<f64> = rollouts.iter().map(|r| r.wall_s).sum();
+        let blocking = [
+            Stage::Rollout,
+            Stage::LogProbs,
+            Stage::Advantage,
+            Stage::Update,
+        ];
+        let rows = || blocking.into_iter().flat_map(|s| self.of(iteration, s));
+        let start = rows().map(|r| r.started_unix_s).min().unwrap_or(0) as f64;
+        let end = rows().map(Row::ended_unix_s).fold(0.0, f64::max);
+        Some(Training {
+            iteration,
+            success: advantage.metric("success"),
+            reward: advantage.metric("reward"),
+            horizon: plan.rounds_max(iteration),
+            rounds: advantage.metric("rounds_mean"),
+            tokens_per_s: sum("sampled_tokens")
+                .zip(rollout_s)
+                .map(|(tokens, s)| tokens / s.max(1e-9)),
+            wall_s: (end - start).max(0.0),
+        })
+    }
+
+    /// Every policy of which at least one set was evaluated, in order.
+    pub fn evaluations(&self, plan: &agentgym_jobs::plan::Plan) -> Vec<Evaluated> {
+        let mut seen: BTreeMap<(u32, bool), Vec<Option<SetScore>>> = BTreeMap::new();
+        let sets = plan.config.evaluation.sets.len();
+        for (id, row) in &self.rows {
+            let after = match id.stage {
+                Stage::EvaluateInit => false,
+                Stage::Evaluate => true,
+                _ => continue,
+            };
+            let scores = seen
+                .entry((id.iteration, after))
+                .or_insert_with(|| vec![None; sets]);
+            if let (Some(cell), Some(success)) =
+                (scores.get_mut(id.part as usize), row.metric("success"))
+            {
+                *cell = Some(SetScore {
+                    success,
+                    greedy: row.metric("success_greedy"),
+                    tasks: row.metric("tasks").unwrap_or(1.0),
+                });
+            }
+        }
+        let warm = plan.sft_parts() > 0;
+        let label = |iteration: u32, after: bool| match (iteration, after && warm) {
+            (0, true) => "after warm start".to_owned(),
+            (0, false) => "before training".to_owned(),
+            (n, _) if n == plan.iterations => format!("end (iteration {n})"),
+            (n, _) => format!("iteration {n}"),
+        };
+        seen.into_iter()
+            .map(|((iteration, after), sets)| Evaluated {
+                label: label(iteration, after),
+                iteration,
+                before_warm_start: !after,
+                sets,
+            })
+            .collect()
+    }
+
+    /// `metrics.jsonl`: one committed part per line, in the order of the run.
+    pub fn to_jsonl(&self) -> String {
+        self.rows
+            .iter()
+            .filter(|(_, row)| !row.metrics.is_empty() || !row.stats.is_empty())
+            .map(|(id, row)| {
+                let line = json!({
+                    "iteration": id.iteration,
+                    "stage": id.stage.name(),
+                    "part": id.part,
+                    "set": row.set,
+                    "metrics": row.metrics,
+                    "started_unix_s": row.started_unix_s,
+                    "wall_s": row.wall_s,
+                    "stats": row.stats,
+                });
+                format!("{line}\n")
+            })
+            .collect()
+    }
+
+    /// The same figures as TensorBoard scalars; the step is the iteration.
+    pub fn to_scalars(&self) -> Vec<Scalars> {
+        self.rows
+            .iter()
+            .flat_map(|(id, row)| {
+                let head = match (&row.set, id.stage) {
+                    (Some(set), stage) => format!("{stage}/{set}"),
+                    (None, stage) if id.part > 0 => format!("{stage}/part_{}", id.part),
+                    (None, stage) => stage.name().to_owned(),
+                };
+                let mut values = Vec::new();
+                flatten(&head, &row.metrics, &mut values);
+                flatten(&format!("stats/{head}"), &row.stats, &mut values);
+                if let Some(wall_s) = row.wall_s {
+                    values.push((format!("stats/{head}/wall_s"), wall_s));
+                }
+                let whole = Scalars {
+                    wall_time_s: row.ended_unix_s(),
+                    step: id.iteration,
+                    values,
+                };
+                curve(row).chain([whole])
+            })
+            .collect()
+    }
+
+    /// Writes `metrics.jsonl` and TensorBoard events below `dir`.
+    pub fn write(&self, dir: &Path, loggers: &[String]) -> Result<Vec<PathBuf>> {
+        let wants = |name: &str| loggers.iter().any(|l| l == name);
+        let mut written = Vec::new();
+        if wants("jsonl") {
+            let path = dir.join("metrics.jsonl");
+            replace(&path, self.to_jsonl().as_bytes())?;
+            written.push(path);
+        }
+        if wants("tensorboard") {
+            let path = dir.join("tensorboard").join(EVENT_FILE);
+            extend_or_replace(&path, &tensorboard::events(&self.to_scalars()))?;
+            written.push(path);
+        }
+        Ok(written)
+    }
+}
+
+/// Points inside a long stage, such as the losses of an sft part; their step
+/// is the optimizer step and not the iteration.
+fn curve(row: &Row) -> impl Iterator<Item = Scalars> {
+    let points = row.metrics.get("curve").and_then(Value::as_array);
+    points
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_object)
+        .filter_map(|point| {
+            let step = point.get("step").and_then(Value::as_u64)?;
+            let mut values = Vec::new();
+            flatten("sft_steps", point, &mut values);
+            values.retain(|(tag, _)| tag != "sft_steps/step");
+            Some(Scalars {
+                wall_time_s: row.ended_unix_s(),
+                step: u32::try_from(step).ok()?,
+                values,
+            })
+        })
+}
+
+/// A fixed name, so that writing again replaces and never adds a second copy.
+const EVENT_FILE: &str = "events.out.tfevents.0000000000.agentgym";
+
+fn flatten(head: &str, map: &Map<String, Value>, out: &mut Vec<(String, f64)>) {
+    for (name, value) in map {
+        let tag = format!("{head}/{name}");
+        match value {
+            Value::Object(below) => flatten(&tag, below, out),
+            Value::Bool(flag) => out.push((tag, f64::from(u8::from(*flag)))),
+            other => out.extend(other.as_f64().map(|v| (tag, v))),
+        }
+    }
+}
+
+/// Writes a file whole: readers see the old content or the new.
+pub fn replace(path: &Path, content: &[u8]) -> Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir).map_err(Error::local(dir))?;
+    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(Error::local(dir))?;
+    std::io::Write::write_all(&mut file, content).map_err(Error::local(path))?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::Permissions::from_mode(0o644);
+        file.as_file()
+            .set_permissions(mode)
+            .map_err(Error::local(path))?;
+    }
+    file.persist(path)
+        .map_err(|e| Error::local(path)(e.error))?;
+    Ok(())
+}
+
+/// Appends where the file is a beginning of `content`, since a TensorBoard
+/// that is open follows the file it has; replaces it otherwise.
+fn extend_or_replace(path: &Path, content: &[u8]) -> Result<()> {
+    match std::fs::read(path) {
+        Ok(old) if content.starts_with(&old) => {
+            let mut file = std::fs::OpenOptions::new()
+                .append(true)
+                .open(path)
+                .map_err(Error::local(path))?;
+            std::io::Write::write_all(&mut file, &content[old.len()..]).map_err(Error::local(path))
+        }
+        _ => replace(path, content),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(json: Value) -> Row {
+        let Value::Object(metrics) = json else {
+            panic!("an object");
+        };
+        Row {
+            metrics,
+            started_unix_s: 100,
+            wall_s: Some(2.0),
+            ..Row::default()
+        }
+    }
+
+    fn id(iteration: u32, stage: Stage, part: u32) -> PartId {
+        PartId {
+            iteration,
+            stage,
+            part,
+        }
+    }
+
+    #[test]
+    fn scalars_are_flat_and_finite() {
+        let mut book = Book::default();
+        let figures = json!({"success": 0.5, "outcomes": {"solved": 3}, "ok": true, "name": "x"});
+        book.insert(id(4, Stage::Advantage, 0), row(figures));
+        let scalars = book.to_scalars();
+        assert_eq!(scalars[0].step, 4);
+        let tags: Vec<_> = scalars[0].values.iter().map(|(t, _)| t.as_str()).collect();
+        assert_eq!(
+            tags,
+            [
+                "advantage/success",
+                "advantage/outcomes/solved",
+                "advantage/ok",
+                "stats/advantage/wall_s"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_warm_start_has_a_point_per_entry_of_its_curve() {
+        let mut book = Book::default();
+        let figures =
+            json!({"loss": 1.0, "curve": [{"step": 10, "loss": 2.0}, {"step": 20, "loss": 1.0}]});
+        book.insert(id(0, Stage::Sft, 0), row(figures));
+        let scalars = book.to_scalars();
+        let steps: Vec<_> = scalars.iter().map(|s| s.step).collect();
+        assert_eq!(steps, [10, 20, 0]);
+        assert_eq!(scalars[1].values, [("sft_steps/loss".to_owned(), 1.0)]);
+    }
+
+    #[test]
+    fn writing_twice_changes_nothing_and_growing_appends() {
+        let dir = tempfile::tempdir().unwrap();
+        let loggers = ["jsonl".to_owned(), "tensorboard".to_owned()];
+        let mut book = Book::default();
+        book.insert(id(1, Stage::Advantage, 0), row(json!({"success": 0.5})));
+        let files = book.write(dir.path(), &loggers).unwrap();
+        let before: Vec<_> = files.iter().map(|f| std::fs::read(f).unwrap()).collect();
+        book.write(dir.path(), &loggers).unwrap();
+        let again: Vec<_> = files.iter().map(|f| std::fs::read(f).unwrap()).collect();
+        assert_eq!(before, again);
+        book.insert(id(2, Stage::Advantage, 0), row(json!({"success": 0.6})));
+        book.write(dir.path(), &loggers).unwrap();
+        let events = std::fs::read(&files[1]).unwrap();
+        assert!(events.starts_with(&before[1]) && events.len() > before[1].len());
+    }
+
+    #[test]
+    fn sets_count_by_their_tasks() {
+        let score = |success, tasks| {
+            Some(SetScore {
+                success,
+                greedy: None,
+                tasks,
+            })
+        };
+        let mut evaluated = Evaluated {
+            label: "x".into(),
+            iteration: 1,
+            before_warm_start: false,
+            sets: vec![score(1.0, 10.0), score(0.0, 30.0)],
+        };
+        assert_eq!(evaluated.overall().unwrap().success, 0.25);
+        assert_eq!(evaluated.overall().unwrap().greedy, None);
+        evaluated.sets[1] = None;
+        assert_eq!(evaluated.overall(), None, "not while a set is missing");
+    }
+}

@@ -1,0 +1,453 @@
+//! `plan run.yaml`: what the run would do, in one screen, before anything is
+//! written or started. Sizes are upper bounds computed from the plan; the
+//! formula of each is beside it.
+
+use crate::model_size::{self, ModelSize};
+use crate::text::{bytes, count};
+use agentgym_jobs::config::{Jobs, Numerics, Pipeline};
+use agentgym_jobs::pipeline::{Stage, parts};
+use agentgym_jobs::plan::Plan;
+use serde_json::{Value, json};
+
+/// Bytes of one token over all records of an iteration: id, mask and sampled
+/// log-prob in `episodes.bin` (9), old log-prob and entropy in
+/// `log_probs.bin` (8), and all streams with an f64 advantage in `batch.bin`
+/// (21); reference log-probs come on top.
+const RECORD_BYTES_PER_TOKEN: u64 = 9 + 8 + 21;
+const REFERENCE_BYTES_PER_TOKEN: u64 = 4 + 4;
+/// Weights, gradients and both AdamW moments are f32.
+const F32: u64 = 4;
+
+/// Everything the screen shows, as numbers.
+#[derive(Debug)]
+pub struct PlanView<'a> {
+    plan: &'a Plan,
+    model: Result<ModelSize, String>,
+    threads: u64,
+    store: String,
+    queue: String,
+    unused: &'a [String],
+}
+
+/// Sizes of one iteration.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    policy: u64,
+    optimizer: u64,
+    records: u64,
+    kept: u64,
+    rollout_memory: u64,
+    update_memory: u64,
+}
+
+impl<'a> PlanView<'a> {
+    /// Prepares the view; reads the model folder's config, if it is here.
+    pub fn new(plan: &'a Plan, store: &str, queue: Option<&str>, unused: &'a [String]) -> Self {
+        let cores = agentgym_worker::cores();
+        Self {
+            plan,
+            model: model_size::of(&plan.config.actor_rollout_ref.model.path),
+            threads: plan.config.jobs.threads.unwrap_or(cores) as u64,
+            store: store.to_owned(),
+            queue: queue.unwrap_or("beside the store").to_owned(),
+            unused,
+        }
+    }
+
+    /// Fixes what depends on the machine, for snapshots.
+    pub fn with_threads(mut self, threads: u64) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    fn sequences(&self) -> u64 {
+        let n = u64::from(self.plan.config.actor_rollout_ref.rollout.n);
+        self.plan.config.data.train_batch_size as u64 * n
+    }
+
+    fn minibatches(&self) -> u64 {
+        let mini = self.plan.config.actor_rollout_ref.actor.ppo_mini_batch_size;
+        (self.plan.config.data.train_batch_size / mini) as u64
+    }
+
+    fn steps_per_iteration(&self) -> u64 {
+        self.minibatches() * u64::from(self.plan.config.actor_rollout_ref.actor.ppo_epochs)
+    }
+
+    /// Longest sequence: context limit, or prompt and response together.
+    fn tokens_max(&self) -> u64 {
+        let (data, rollout) = (
+            &self.plan.config.data,
+            &self.plan.config.actor_rollout_ref.rollout,
+        );
+        (data.max_prompt_length + data.max_response_length).min(rollout.max_model_len) as u64
+    }
+
+    fn evaluations(&self) -> Vec<u32> {
+        if self.plan.config.evaluation.sets.is_empty() {
+            return Vec::new();
+        }
+        (0..=self.plan.iterations)
+            .filter(|n| self.plan.evaluates(*n))
+            .collect()
+    }
+
+    fn part_count(&self) -> usize {
+        (0..=self.plan.iterations)
+            .map(|n| parts(self.plan, n).len())
+            .sum()
+    }
+
+    fn sizes(&self, model: &ModelSize) -> Sizes {
+        let plan = self.plan;
+        let jobs = &plan.config.jobs;
+        let weights = model.parameters * F32;
+        let per_token = RECORD_BYTES_PER_TOKEN
+            + if plan.needs_reference() {
+                REFERENCE_BYTES_PER_TOKEN
+            } else {
+                0
+            };
+        let records = if plan.config.run.pipeline == Pipeline::Rl {
+            self.sequences() * self.tokens_max() * per_token
+        } else {
+            0
+        };
+        let optimizer = 2 * weights;
+        let iterations = u64::from(plan.iterations);
+        // Retention: the last two policies and optimizer states, the start
+        // policy, the best, and every `save_freq`-th.
+        let every = u64::from(plan.config.trainer.save_freq);
+        let saved = iterations.checked_div(every).unwrap_or(0);
+        let policies = (saved + 4).min(iterations + 1);
+        let kept = policies * weights + 2 * optimizer + iterations * records;
+        Sizes {
+            policy: weights,
+            optimizer,
+            records,
+            kept,
+            rollout_memory: weights + self.cache_bytes(model, jobs),
+            // Policy, two moments, and one gradient set per thread and tree level.
+            update_memory: weights * (3 + self.threads + 2),
+        }
+    }
+
+    /// KV cache of all threads: keys and values of every layer.
+    fn cache_bytes(&self, model: &ModelSize, jobs: &Jobs) -> u64 {
+        let rows = (jobs.decode_rows as u64).min(self.sequences().max(1));
+        let tokens = (rows * self.tokens_max()).min(jobs.cache_tokens as u64);
+        let per_token = model.layers * 2 * model.kv_width * F32;
+        tokens * per_token * self.threads.min(self.sequences().div_ceil(rows).max(1))
+    }
+
+    /// For people: one screen.
+    pub fn render(&self) -> String {
+        let plan = self.plan;
+        let config = &plan.config;
+        let mut out = String::new();
+        let mut line = |name: &str, text: String| out += &format!("{name:<11} {text}\n");
+        let numerics = match config.run.numerics {
+            Numerics::Exact => "exact",
+            Numerics::Any => "any",
+        };
+        let pipeline = match config.run.pipeline {
+            Pipeline::Rl => "rl",
+            Pipeline::Sft => "sft",
+        };
+        line(
+            "run",
+            format!(
+                "{}  pipeline {pipeline}, seed {}, numerics {numerics}",
+                plan.run, config.run.seed
+            ),
+        );
+        let path = &config.actor_rollout_ref.model.path;
+        line(
+            "model",
+            match &self.model {
+                Ok(m) => format!("{path}, {} parameters", count(m.parameters)),
+                Err(why) => format!("{path}: {why}"),
+            },
+        );
+        if config.sft.steps > 0 {
+            let (steps, size) = (config.sft.steps, config.sft.batch_size);
+            let name = match config.run.pipeline {
+                Pipeline::Rl => "warm start",
+                Pipeline::Sft => "sft",
+            };
+            line(
+                name,
+                format!(
+                    "{steps} optimizer steps × {size} conversations = {}, lr {:e}, in {} parts",
+                    count(u64::from(steps) * size as u64),
+                    config.sft.lr,
+                    plan.sft_parts()
+                ),
+            );
+        }
+        if config.run.pipeline == Pipeline::Rl {
+            self.render_training(&mut line);
+        }
+        self.render_evaluation(&mut line);
+        line("parts", self.parts_text());
+        match &self.model {
+            Ok(model) => {
+                let s = self.sizes(model);
+                let (policy, optimizer) = (bytes(s.policy), bytes(s.optimizer));
+                let per_iteration = format!(
+                    "policy {policy}, optimizer {optimizer}, records ≤ {}",
+                    bytes(s.records)
+                );
+                line(
+                    "bytes",
+                    format!("each iteration {per_iteration}; kept ≤ {}", bytes(s.kept)),
+                );
+                line(
+                    "memory",
+                    format!(
+                        "each worker, {} threads: rollout ≤ {}, update about {}",
+                        self.threads,
+                        bytes(s.rollout_memory),
+                        bytes(s.update_memory)
+                    ),
+                );
+            }
+            Err(_) => line("bytes", "unknown without the model".into()),
+        }
+        line(
+            "place",
+            format!(
+                "store {}, queue {}, {} workers in this process",
+                self.store, self.queue, config.jobs.workers
+            ),
+        );
+        if !self.unused.is_empty() {
+            line("not used", self.unused.join(", "));
+        }
+        out
+    }
+
+    fn render_training(&self, line: &mut dyn FnMut(&str, String)) {
+        let plan = self.plan;
+        let config = &plan.config;
+        let (actor, rollout) = (
+            &config.actor_rollout_ref.actor,
+            &config.actor_rollout_ref.rollout,
+        );
+        line(
+            "batch",
+            format!(
+                "{} tasks × {} samples = {} sequences per iteration, of {} different tasks",
+                config.data.train_batch_size,
+                rollout.n,
+                count(self.sequences()),
+                count(plan.tasks.len() as u64)
+            ),
+        );
+        let steps = self.steps_per_iteration();
+        line(
+            "steps",
+            format!(
+                "{} minibatches × {} epochs = {steps} optimizer steps; × {} iterations = {}, lr {:e}",
+                self.minibatches(),
+                actor.ppo_epochs,
+                plan.iterations,
+                count(steps * u64::from(plan.iterations)),
+                actor.optim.lr
+            ),
+        );
+        line(
+            "tokens",
+            format!(
+                "prompt ≤ {}, response ≤ {}, turn ≤ {}, context ≤ {}; units of {}",
+                config.data.max_prompt_length,
+                config.data.max_response_length,
+                rollout.max_tokens,
+                rollout.max_model_len,
+                config.jobs.unit_tokens
+            ),
+        );
+        line("horizon", horizons(plan));
+    }
+
+    fn render_evaluation(&self, line: &mut dyn FnMut(&str, String)) {
+        let evaluation = &self.plan.config.evaluation;
+        if evaluation.sets.is_empty() {
+            return;
+        }
+        let sets: Vec<String> = evaluation
+            .sets
+            .iter()
+            .map(|set| {
+                let tasks = set
+                    .ids
+                    .resolve("evaluation.sets")
+                    .map_or(0, |ids| ids.len());
+                format!("{} ({tasks} tasks)", set.name)
+            })
+            .collect();
+        line("evaluate", sets.join(", "));
+        let greedy = if evaluation.greedy { " + 1 greedy" } else { "" };
+        let at = self.evaluations();
+        let when: Vec<String> = at.iter().map(ToString::to_string).collect();
+        const NAMED_MAX: usize = 8;
+        let when = match when.as_slice() {
+            [first @ .., last] if when.len() > NAMED_MAX => {
+                format!("{}, … {last}", first[..NAMED_MAX - 2].join(", "))
+            }
+            all => all.join(", "),
+        };
+        let before = if self.plan.sft_parts() > 0 {
+            "before the warm start and "
+        } else {
+            ""
+        };
+        line(
+            "",
+            format!(
+                "{} samples at T={}{greedy}, {} rounds; {before}after iterations {when}",
+                evaluation.samples, evaluation.temperature, evaluation.max_rounds
+            ),
+        );
+    }
+
+    fn parts_text(&self) -> String {
+        let plan = self.plan;
+        let mut text = format!("{} jobs in all", count(self.part_count() as u64));
+        if plan.iterations > 0 {
+            let of = |stage: Stage| {
+                let all = parts(plan, 1);
+                all.iter().filter(|p| p.id.stage == stage).count()
+            };
+            text += &format!(
+                "; each iteration {} rollout ({} tasks each), {} log_probs, {} advantage, {} update",
+                of(Stage::Rollout),
+                plan.config
+                    .jobs
+                    .rollout_part_tasks
+                    .min(plan.config.data.train_batch_size),
+                of(Stage::LogProbs),
+                of(Stage::Advantage),
+                of(Stage::Update)
+            );
+        }
+        text
+    }
+
+    /// For programs.
+    pub fn to_json(&self) -> Value {
+        let plan = self.plan;
+        let sizes = self.model.as_ref().ok().map(|m| {
+            let s = self.sizes(m);
+            json!({
+                "parameters": m.parameters, "policy_bytes": s.policy, "optimizer_bytes": s.optimizer,
+                "records_bytes_max": s.records, "kept_bytes_max": s.kept,
+                "rollout_memory_bytes_max": s.rollout_memory, "update_memory_bytes": s.update_memory,
+            })
+        });
+        let horizon: Vec<u32> = (1..=plan.iterations).map(|n| plan.rounds_max(n)).collect();
+        json!({
+            "run": plan.run.to_string(), "identity": plan.identity, "iterations": plan.iterations,
+            "tasks": plan.tasks.len(), "sequences_per_iteration": self.sequences(),
+            "minibatches": self.minibatches(), "optimizer_steps_per_iteration": self.steps_per_iteration(),
+            "parts": self.part_count(), "horizon": horizon, "evaluations": self.evaluations(),
+            "sizes": sizes, "not_used": self.unused,
+        })
+    }
+}
+
+/// `1–100: 4 rounds, 101–200: 6 rounds`: runs of equal horizon.
+fn horizons(plan: &Plan) -> String {
+    let mut runs: Vec<(u32, u32, u32)> = Vec::new();
+    for n in 1..=plan.iterations {
+        let rounds = plan.rounds_max(n);
+        match runs.last_mut() {
+            Some((_, last, same)) if *same == rounds => *last = n,
+            _ => runs.push((n, n, rounds)),
+        }
+    }
+    let texts: Vec<String> = runs
+        .iter()
+        .map(|(first, last, rounds)| format!("{first}–{last}: {rounds}"))
+        .collect();
+    format!("rounds by iteration {}", texts.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agentgym_jobs::config::RunConfig;
+    use std::path::Path;
+
+    fn plan(text: &str, overrides: &[&str]) -> (Plan, Vec<String>) {
+        let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+        let config = RunConfig::parse("quick", Path::new("quick.yaml"), text, &overrides).unwrap();
+        let unused = config.unused.clone();
+        (Plan::new(config, Path::new("")).unwrap(), unused)
+    }
+
+    const TEXT: &str = "
+run: {id: quick}
+actor_rollout_ref:
+  model: {path: 'tiny?hidden=64&layers=2&vocab=512'}
+  actor: {ppo_mini_batch_size: 4, ppo_epochs: 2}
+  rollout: {n: 4, max_tokens: 32, max_model_len: 1024}
+data:
+  train_batch_size: 8
+  max_prompt_length: 512
+  max_response_length: 256
+  tasks: [{env: textcraft, ids: 0..400}]
+algorithm:
+  rounds_ctrl: {type: scaling_inter_stepwise, rounds: [4, 6, 8], steps_scaling_inter: 10}
+sft: {steps: 300, sources: [{env: textcraft, ids: 0..40}]}
+evaluation: {sets: [{name: held_out, env: textcraft, ids: 400..440}]}
+trainer: {nnodes: 2, total_training_steps: 25}
+jobs: {rollout_part_tasks: 2}
+";
+
+    #[test]
+    fn one_screen() {
+        let (plan, unused) = plan(TEXT, &[]);
+        let view = PlanView::new(&plan, "data", Some("redis://h"), &unused).with_threads(2);
+        insta::assert_snapshot!(view.render(), @"
+            run         quick  pipeline rl, seed 1, numerics exact
+            model       tiny?hidden=64&layers=2&vocab=512, 205 376 parameters
+            warm start  300 optimizer steps × 8 conversations = 2 400, lr 1e-3, in 2 parts
+            batch       8 tasks × 4 samples = 32 sequences per iteration, of 400 different tasks
+            steps       2 minibatches × 2 epochs = 4 optimizer steps; × 25 iterations = 100, lr 1e-6
+            tokens      prompt ≤ 512, response ≤ 256, turn ≤ 32, context ≤ 1024; units of 2048
+            horizon     rounds by iteration 1–10: 4, 11–20: 6, 21–25: 8
+            evaluate    held_out (40 tasks)
+                        8 samples at T=1 + 1 greedy, 15 rounds; before the warm start and after iterations 0, 10, 20, 25
+            parts       283 jobs in all; each iteration 4 rollout (2 tasks each), 4 log_probs, 1 advantage, 1 update
+            bytes       each iteration policy 822 kB, optimizer 1.6 MB, records ≤ 934 kB; kept ≤ 31 MB
+            memory      each worker, 2 threads: rollout ≤ 13 MB, update about 5.8 MB
+            place       store data, queue redis://h, 1 workers in this process
+            not used    trainer.nnodes
+        ");
+    }
+
+    #[test]
+    fn a_model_that_is_not_here_leaves_the_rest_readable() {
+        let (plan, _) = plan(TEXT, &["actor_rollout_ref.model.path=no/such/folder"]);
+        let screen = PlanView::new(&plan, "data", None, &[]).render();
+        assert!(screen.contains("no such folder"), "{screen}");
+        assert!(screen.contains("unknown without the model"), "{screen}");
+        assert!(
+            screen.contains("8 tasks × 4 samples = 32 sequences"),
+            "{screen}"
+        );
+    }
+
+    #[test]
+    fn numbers_for_programs_agree_with_the_arithmetic() {
+        let (plan, _) = plan(TEXT, &[]);
+        let json = PlanView::new(&plan, "data", None, &[]).to_json();
+        assert_eq!(json["sequences_per_iteration"], 32);
+        assert_eq!(json["optimizer_steps_per_iteration"], 4);
+        assert_eq!(json["horizon"].as_array().map(Vec::len), Some(25));
+        assert_eq!(json["evaluations"], json!([0, 10, 20, 25]));
+        let p = json["sizes"]["parameters"].as_u64().unwrap();
+        assert_eq!(json["sizes"]["optimizer_bytes"], p * 8);
+    }
+}

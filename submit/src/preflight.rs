@@ -1,0 +1,63 @@
+//! Looks whether the environments answer before workers are started, so that
+//! a wrong URL is one clear message and not a pile of failed attempts.
+
+use crate::{Error, Result};
+use agentgym_jobs::plan::Plan;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use url::Url;
+
+const TRIES: u32 = 3;
+const TRY_FOR: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// Connects once to every environment server of the plan. Built-in ones start
+/// inside the workers and need no look.
+///
+/// # Errors
+/// The first that cannot be reached, by name and URL.
+pub(crate) async fn environments(plan: &Plan) -> Result<()> {
+    for (name, environment) in plan.config.environments() {
+        let address = &environment.env_addr;
+        if address.starts_with("builtin") {
+            continue;
+        }
+        let unusable = |why: &str| {
+            Error::Usage(format!(
+                "environment `{name}`: address {address:?} {why}; write http://host:port or builtin"
+            ))
+        };
+        let url = Url::parse(address).map_err(|e| unusable(&e.to_string()))?;
+        let host = url.host_str().ok_or_else(|| unusable("names no host"))?;
+        let port = url
+            .port_or_known_default()
+            .ok_or_else(|| unusable("names no port"))?;
+        reach(host.trim_matches(['[', ']']), port)
+            .await
+            .map_err(|found| Error::Unreachable {
+                what: format!("environment `{name}`"),
+                url: address.clone(),
+                found,
+                remedy: format!(
+                    "Start its server, or give another address with \
+                     actor_rollout_ref.agentgym.env_addr (or agentgym.envs.{name}.env_addr); the run can be resumed"
+                ),
+            })?;
+    }
+    Ok(())
+}
+
+async fn reach(host: &str, port: u16) -> Result<(), String> {
+    let mut found = String::new();
+    for attempt in 0..TRIES {
+        if attempt > 0 {
+            tokio::time::sleep(PAUSE * 2u32.pow(attempt)).await;
+        }
+        match tokio::time::timeout(TRY_FOR, TcpStream::connect((host, port))).await {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(e)) => found = e.to_string(),
+            Err(_) => found = format!("no answer within {} s", TRY_FOR.as_secs()),
+        }
+    }
+    Err(found)
+}

@@ -1,0 +1,185 @@
+//! A run as it stands in the store: its newest plan, its commits and its
+//! artifacts, read and verified. Every command that looks at a run looks
+//! through this window; nothing here writes.
+
+use crate::{Error, Result};
+use agentgym_jobs::codec::{Payload, decode};
+use agentgym_jobs::pipeline::{PartId, Stage, parts};
+use agentgym_jobs::plan::Plan;
+use agentgym_jobs::planner::Progress;
+use agentgym_storage::{Inputs, Manifest, RunId, Slot, Store};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// Store that commands look into when nothing says otherwise.
+pub const DEFAULT_STORE: &str = "agentgym-data";
+
+/// A run of a store.
+#[derive(Clone)]
+pub struct RunView {
+    /// The store.
+    pub store: Store,
+    /// The newest revision.
+    pub plan: Arc<Plan>,
+}
+
+/// The newest plan of a run, if there is one.
+pub async fn newest_plan(store: &Store, run: &RunId) -> Result<Option<Plan>> {
+    match store.plans(run).await?.pop() {
+        Some((_, bytes)) => Ok(Some(Plan::from_bytes(&bytes)?)),
+        None => Ok(None),
+    }
+}
+
+impl RunView {
+    /// Opens a run by its id.
+    ///
+    /// # Errors
+    /// An unknown run, with the runs that the store holds.
+    pub async fn open(store: &Store, run: &str) -> Result<Self> {
+        if let Ok(id) = RunId::from_str(run)
+            && let Some(plan) = newest_plan(store, &id).await?
+        {
+            return Ok(Self {
+                store: store.clone(),
+                plan: Arc::new(plan),
+            });
+        }
+        let runs = store.runs().await?;
+        let names: Vec<_> = runs.iter().map(ToString::to_string).collect();
+        let known = if names.is_empty() {
+            "no runs; another store? give --store URL".to_owned()
+        } else {
+            names.join(", ")
+        };
+        Err(agentgym_jobs::Error::UnknownRun {
+            run: run.to_owned(),
+            url: store.url().to_owned(),
+            known,
+        }
+        .into())
+    }
+
+    /// Where a part's commit and attempts live.
+    pub fn slot(&self, id: PartId) -> Slot {
+        Slot {
+            run: self.plan.run.clone(),
+            iteration: id.iteration,
+            stage: id.stage.name().to_owned(),
+            part: id.part,
+        }
+    }
+
+    /// Every commit of the run: one listing.
+    pub async fn commits(&self) -> Result<Vec<PartId>> {
+        let slots = self.store.all_commits(&self.plan.run).await?;
+        Ok(slots.iter().filter_map(part_id).collect())
+    }
+
+    /// The planner's view of those commits.
+    pub async fn progress(&self) -> Result<Progress> {
+        let mut progress = Progress::default();
+        for id in self.commits().await? {
+            progress.insert(id);
+        }
+        Ok(progress)
+    }
+
+    /// The commit of a part, if there is one.
+    pub async fn manifest(&self, id: PartId) -> Result<Option<Manifest>> {
+        Ok(self.store.manifest(&self.slot(id)).await?)
+    }
+
+    /// The commit of a part that should be there.
+    pub async fn committed(&self, id: PartId) -> Result<Manifest> {
+        self.manifest(id).await?.ok_or_else(|| {
+            Error::Missing(format!(
+                "{id} of run {} is not committed yet; `agentgym-submit status {}` says what it waits for",
+                self.plan.run, self.plan.run
+            ))
+        })
+    }
+
+    /// The verified bytes of an output.
+    pub async fn bytes(&self, manifest: &Manifest, name: &str) -> Result<Vec<u8>> {
+        const INPUT: &str = "commit";
+        let inputs = Inputs::new(
+            self.store.clone(),
+            vec![(INPUT.to_owned(), manifest.clone())],
+            cache_dir(),
+        );
+        Ok(inputs.bytes(INPUT, name).await?.to_vec())
+    }
+
+    /// A decoded binary payload.
+    pub async fn payload<T: Payload>(&self, manifest: &Manifest, name: &str) -> Result<T> {
+        Ok(decode(&self.bytes(manifest, name).await?)?)
+    }
+
+    /// A JSON output.
+    pub async fn json(&self, manifest: &Manifest, name: &str) -> Result<Value> {
+        let bytes = self.bytes(manifest, name).await?;
+        serde_json::from_slice(&bytes).map_err(|e| {
+            agentgym_jobs::Error::Payload {
+                what: format!(
+                    "{name} of {}/{}/{}",
+                    manifest.iteration, manifest.stage, manifest.part
+                ),
+                message: format!("is not JSON: {e}"),
+            }
+            .into()
+        })
+    }
+
+    /// Ids of a stage's parts in an iteration; an error names what there is.
+    pub fn stage_parts(&self, iteration: u32, stage: Stage) -> Result<Vec<PartId>> {
+        let all = self.iteration_parts(iteration)?;
+        let of_stage: Vec<_> = all.iter().copied().filter(|id| id.stage == stage).collect();
+        if of_stage.is_empty() {
+            let mut names: Vec<_> = all.iter().map(|id| id.stage.name()).collect();
+            names.dedup();
+            return Err(Error::Missing(format!(
+                "iteration {iteration} has no stage {stage}; it has {}",
+                names.join(", ")
+            )));
+        }
+        Ok(of_stage)
+    }
+
+    /// Ids of an iteration's parts; an error if the plan has no such iteration.
+    pub fn iteration_parts(&self, iteration: u32) -> Result<Vec<PartId>> {
+        if iteration > self.plan.iterations {
+            return Err(Error::Missing(format!(
+                "run {} has iterations 0 to {}, not {iteration}",
+                self.plan.run, self.plan.iterations
+            )));
+        }
+        Ok(parts(&self.plan, iteration).iter().map(|p| p.id).collect())
+    }
+}
+
+/// The part that a slot is for; `None` for a stage this program does not know.
+pub fn part_id(slot: &Slot) -> Option<PartId> {
+    Some(PartId {
+        iteration: slot.iteration,
+        stage: slot.stage.parse().ok()?,
+        part: slot.part,
+    })
+}
+
+/// Where downloads are kept: `$AGENTGYM_CACHE`, else the user's cache folder.
+pub fn cache_dir() -> PathBuf {
+    let under = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
+    if let Some(dir) = under("AGENTGYM_CACHE") {
+        return dir.into();
+    }
+    if let Some(dir) = under("XDG_CACHE_HOME") {
+        return PathBuf::from(dir).join("agentgym");
+    }
+    match under("HOME") {
+        Some(home) => PathBuf::from(home).join(".cache").join("agentgym"),
+        None => std::env::temp_dir().join("agentgym"),
+    }
+}

@@ -1,0 +1,408 @@
+//! `status`: where a run stands and what is waiting for what. All of it
+//! follows from the plan, the commits and the attempt records; no worker is
+//! asked, so it works when none is left.
+
+use crate::Result;
+use crate::runs::RunView;
+use crate::text;
+use agentgym_jobs::pipeline::{PartId, Stage, parts};
+use agentgym_storage::{AttemptOutcome, AttemptRecord, Store};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is going on with a part that is not committed.
+#[derive(Debug, Clone, PartialEq)]
+pub enum State {
+    /// An attempt has begun and not ended: somebody runs it, or vanished.
+    Running {
+        /// Attempt number.
+        attempt: u32,
+        /// The worker's name.
+        worker: String,
+        /// Seconds since 1970 on the worker's clock.
+        since_unix_s: u64,
+    },
+    /// All inputs are there and nobody has begun.
+    Runnable,
+    /// Inputs are missing.
+    Waiting(Vec<PartId>),
+}
+
+/// A failed attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Failure {
+    /// The part.
+    pub part: PartId,
+    /// Attempt number.
+    pub attempt: u32,
+    /// Why.
+    pub message: String,
+}
+
+/// Everything `status RUN` says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Status {
+    /// The run.
+    pub run: String,
+    /// Newest plan revision.
+    pub revision: u32,
+    /// Planned iterations.
+    pub iterations: u32,
+    /// Newest iteration whose policy is committed.
+    pub latest: Option<u32>,
+    /// Committed parts.
+    pub committed: usize,
+    /// All parts of the plan.
+    pub parts: usize,
+    /// Parts in flight.
+    pub in_flight: Vec<(PartId, State)>,
+    /// Failed attempts of parts in flight.
+    pub failures: Vec<Failure>,
+    /// The part that has used up its attempts, with the count.
+    pub exhausted: Option<(PartId, u32)>,
+    /// Every part is committed.
+    pub finished: bool,
+}
+
+/// Reads the status of a run.
+pub async fn status(view: &RunView) -> Result<Status> {
+    let plan = &view.plan;
+    let mut progress = view.progress().await?;
+    let frontier = progress.frontier(plan);
+    let finished = progress.finished(plan);
+    let mut out = Status {
+        run: plan.run.to_string(),
+        revision: plan.revision,
+        iterations: plan.iterations,
+        latest: progress.latest_policy(plan),
+        committed: progress.len(),
+        parts: (0..=plan.iterations).map(|n| parts(plan, n).len()).sum(),
+        in_flight: Vec::new(),
+        failures: Vec::new(),
+        exhausted: None,
+        finished,
+    };
+    for part in &frontier.runnable {
+        let attempts = view.store.attempts(&view.slot(part.id)).await?;
+        let failed = failures(part.id, &attempts);
+        let counted = counted_failures(&attempts, plan.revision);
+        if counted >= plan.config.jobs.failures_max {
+            out.exhausted.get_or_insert((part.id, counted));
+        }
+        out.failures.extend(failed);
+        out.in_flight.push((part.id, state(&attempts)));
+    }
+    for waiting in frontier.waiting {
+        out.in_flight
+            .push((waiting.part.id, State::Waiting(waiting.missing)));
+    }
+    out.in_flight.sort_by_key(|(id, _)| *id);
+    Ok(out)
+}
+
+fn state(attempts: &[AttemptRecord]) -> State {
+    match attempts.last() {
+        Some(last) if last.end.is_none() => State::Running {
+            attempt: last.number,
+            worker: last.start.worker.clone(),
+            since_unix_s: last.start.started_unix_s,
+        },
+        _ => State::Runnable,
+    }
+}
+
+fn failures(part: PartId, attempts: &[AttemptRecord]) -> Vec<Failure> {
+    let ended = attempts
+        .iter()
+        .filter_map(|a| Some((a.number, a.end.as_ref()?)));
+    ended
+        .filter(|(_, end)| end.outcome == AttemptOutcome::Failed)
+        .map(|(attempt, end)| Failure {
+            part,
+            attempt,
+            message: end.message.clone(),
+        })
+        .collect()
+}
+
+/// Failed attempts that count: those under the plan revision in force, since
+/// a resume gives every part its attempts back.
+pub fn counted_failures(attempts: &[AttemptRecord], revision: u32) -> u32 {
+    attempts
+        .iter()
+        .filter(|a| a.start.plan_revision == revision)
+        .filter(|a| {
+            a.end
+                .as_ref()
+                .is_some_and(|e| e.outcome == AttemptOutcome::Failed)
+        })
+        .count() as u32
+}
+
+impl Status {
+    /// One line that says what the run is waiting for.
+    pub fn waiting_line(&self) -> String {
+        if self.finished {
+            return "waiting: for nothing, every part is committed".into();
+        }
+        if let Some((part, failed)) = self.exhausted {
+            return format!(
+                "waiting: for you, {part} failed {failed} times; `agentgym-submit resume {}` tries again",
+                self.run
+            );
+        }
+        let blocking = |s: &&(PartId, State)| s.0.stage.blocks();
+        let of = |keep: &dyn Fn(&State) -> bool| -> Vec<PartId> {
+            let mut ids: Vec<_> = self
+                .in_flight
+                .iter()
+                .filter(blocking)
+                .filter(|(_, s)| keep(s))
+                .map(|(id, _)| *id)
+                .collect();
+            if ids.is_empty() {
+                ids = self
+                    .in_flight
+                    .iter()
+                    .filter(|(_, s)| keep(s))
+                    .map(|(id, _)| *id)
+                    .collect();
+            }
+            ids
+        };
+        let running = of(&|s| matches!(s, State::Running { .. }));
+        let runnable = of(&|s| matches!(s, State::Runnable));
+        let next = self
+            .in_flight
+            .iter()
+            .find(|(_, s)| matches!(s, State::Waiting(_)));
+        let then = next.map_or_else(String::new, |(id, _)| {
+            format!("; then {}/{}", id.iteration, id.stage)
+        });
+        match (running.as_slice(), runnable.as_slice()) {
+            ([], []) => "waiting: for commits to be listed; ask again".into(),
+            ([], _) => format!("waiting: for a worker to take {}{then}", grouped(&runnable)),
+            _ => format!("waiting: for {} to finish{then}", grouped(&running)),
+        }
+    }
+
+    /// For people.
+    pub fn render(&self, now_unix_s: u64) -> String {
+        let at = match self.latest {
+            None => "no policy yet".to_owned(),
+            Some(n) => format!("iteration {n} of {} done", self.iterations),
+        };
+        let mut out = format!(
+            "run {}  revision {}  {at}  {} of {} parts committed\n",
+            self.run, self.revision, self.committed, self.parts
+        );
+        let mut rows = Vec::new();
+        let mut waiting: BTreeMap<(u32, Stage), (usize, BTreeSet<PartId>)> = BTreeMap::new();
+        for (id, state) in &self.in_flight {
+            match state {
+                State::Running {
+                    attempt,
+                    worker,
+                    since_unix_s,
+                } => {
+                    let age = now_unix_s.saturating_sub(*since_unix_s) as f64;
+                    rows.push(format!(
+                        "  {id}  running  attempt {attempt} by {worker}, begun {} ago",
+                        text::seconds(age)
+                    ));
+                }
+                State::Runnable => {
+                    rows.push(format!("  {id}  runnable  waits for a worker"));
+                }
+                State::Waiting(missing) => {
+                    let entry = waiting.entry((id.iteration, id.stage)).or_default();
+                    entry.0 += 1;
+                    entry.1.extend(missing);
+                }
+            }
+        }
+        for ((iteration, stage), (count, missing)) in waiting {
+            let parts = if count == 1 {
+                String::new()
+            } else {
+                format!(" ({count} parts)")
+            };
+            rows.push(format!(
+                "  {iteration}/{stage}{parts}  waits for {}",
+                grouped(&missing)
+            ));
+        }
+        for failure in &self.failures {
+            rows.push(format!(
+                "  {}  failed  attempt {}: {}",
+                failure.part, failure.attempt, failure.message
+            ));
+        }
+        for row in rows {
+            out += &row;
+            out.push('\n');
+        }
+        out + &self.waiting_line() + "\n"
+    }
+
+    /// For programs.
+    pub fn to_json(&self) -> Value {
+        let in_flight: Vec<Value> = self
+            .in_flight
+            .iter()
+            .map(|(id, state)| match state {
+                State::Running {
+                    attempt,
+                    worker,
+                    since_unix_s,
+                } => json!({"part": id.to_string(), "state": "running", "attempt": attempt, "worker": worker,
+                    "since_unix_s": since_unix_s}),
+                State::Runnable => json!({"part": id.to_string(), "state": "runnable"}),
+                State::Waiting(missing) => {
+                    let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
+                    json!({"part": id.to_string(), "state": "waiting", "for": missing})
+                }
+            })
+            .collect();
+        let failures: Vec<Value> = self
+            .failures
+            .iter()
+            .map(
+                |f| json!({"part": f.part.to_string(), "attempt": f.attempt, "message": f.message}),
+            )
+            .collect();
+        json!({
+            "run": self.run, "revision": self.revision, "iterations": self.iterations, "latest": self.latest,
+            "committed": self.committed, "parts": self.parts, "finished": self.finished,
+            "stopped": self.exhausted.is_some(), "in_flight": in_flight, "failures": failures,
+            "waiting": self.waiting_line().trim_start_matches("waiting: "),
+        })
+    }
+}
+
+/// `3/rollout/0, 3/rollout/1` or, where there are many, `4 parts of 3/rollout`.
+fn grouped<'a>(ids: impl IntoIterator<Item = &'a PartId>) -> String {
+    const NAMED_MAX: usize = 3;
+    let mut stages: BTreeMap<(u32, Stage), Vec<PartId>> = BTreeMap::new();
+    for id in ids {
+        stages
+            .entry((id.iteration, id.stage))
+            .or_default()
+            .push(*id);
+    }
+    let texts: Vec<String> = stages
+        .into_iter()
+        .map(|((iteration, stage), ids)| {
+            if ids.len() > NAMED_MAX {
+                format!("{} parts of {iteration}/{stage}", ids.len())
+            } else {
+                ids.iter()
+                    .map(ToString::to_string)
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            }
+        })
+        .collect();
+    texts.join(", ")
+}
+
+/// One line per run of a store.
+pub async fn all(store: &Store, as_json: bool) -> Result<()> {
+    let mut rows = Vec::new();
+    let mut documents = Vec::new();
+    for run in store.runs().await? {
+        let status = status(&RunView::open(store, run.as_str()).await?).await?;
+        rows.push(vec![
+            status.run.clone(),
+            format!("{}/{}", status.latest.unwrap_or(0), status.iterations),
+            format!("{}/{}", status.committed, status.parts),
+            status
+                .waiting_line()
+                .trim_start_matches("waiting: ")
+                .to_owned(),
+        ]);
+        documents.push(status.to_json());
+    }
+    if as_json {
+        text::emit_json(&Value::Array(documents));
+    } else if rows.is_empty() {
+        text::emit(&format!("no runs in the store at {}", store.url()));
+    } else {
+        text::emit(&text::table(
+            &["run", "iteration", "parts", "waiting"],
+            &rows,
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(iteration: u32, stage: Stage, part: u32) -> PartId {
+        PartId {
+            iteration,
+            stage,
+            part,
+        }
+    }
+
+    fn sample() -> Status {
+        let running = State::Running {
+            attempt: 2,
+            worker: "host:1:ab".into(),
+            since_unix_s: 1000,
+        };
+        Status {
+            run: "quick-1a2b".into(),
+            revision: 1,
+            iterations: 20,
+            latest: Some(2),
+            committed: 31,
+            parts: 250,
+            in_flight: vec![
+                (id(3, Stage::Rollout, 0), running),
+                (id(3, Stage::Rollout, 1), State::Runnable),
+                (
+                    id(3, Stage::LogProbs, 0),
+                    State::Waiting(vec![id(3, Stage::Rollout, 0)]),
+                ),
+                (
+                    id(3, Stage::LogProbs, 1),
+                    State::Waiting(vec![id(3, Stage::Rollout, 1)]),
+                ),
+            ],
+            failures: vec![Failure {
+                part: id(3, Stage::Rollout, 0),
+                attempt: 1,
+                message: "environment textcraft at http://h:1 does not answer".into(),
+            }],
+            exhausted: None,
+            finished: false,
+        }
+    }
+
+    #[test]
+    fn what_waits_for_what() {
+        insta::assert_snapshot!(sample().render(1125), @"
+            run quick-1a2b  revision 1  iteration 2 of 20 done  31 of 250 parts committed
+              3/rollout/0  running  attempt 2 by host:1:ab, begun 2 min 05 s ago
+              3/rollout/1  runnable  waits for a worker
+              3/log_probs (2 parts)  waits for 3/rollout/0, 3/rollout/1
+              3/rollout/0  failed  attempt 1: environment textcraft at http://h:1 does not answer
+            waiting: for 3/rollout/0 to finish; then 3/log_probs
+        ");
+    }
+
+    #[test]
+    fn the_line_names_the_cause() {
+        let mut status = sample();
+        status.in_flight.remove(0);
+        insta::assert_snapshot!(status.waiting_line(), @"waiting: for a worker to take 3/rollout/1; then 3/log_probs");
+        status.exhausted = Some((id(3, Stage::Rollout, 0), 3));
+        insta::assert_snapshot!(status.waiting_line(), @"waiting: for you, 3/rollout/0 failed 3 times; `agentgym-submit resume quick-1a2b` tries again");
+        status.finished = true;
+        insta::assert_snapshot!(status.waiting_line(), @"waiting: for nothing, every part is committed");
+    }
+}
