@@ -1,0 +1,198 @@
+//! Tokens per second of one thread at the quickstart's shape: decoding, scoring,
+//! training. `cargo bench --workspace --bench tiny`.
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::path::Path;
+use std::time::Instant;
+
+use agentgym_model::{
+    AdamW, Chat, ComputeOptions, Engine, EngineOptions, ModelConfig, Policy, Sampling,
+    ScoreRequest, Tokenizer, TrainSequence, Trainer, Turn, Unit, UnitCoefficients, UnitStreams,
+    Weights, keep_freed_memory, parameter_shapes, score,
+};
+
+/// Hidden 128, four layers, 4/2 heads, inner 384, 1024 ids, tied.
+const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 128, "intermediate_size": 384,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 1024, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0, "tie_word_embeddings": true}"#;
+
+fn policy() -> Policy {
+    let fixtures = Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/qwen2-tiny"
+    ));
+    let raw = serde_json::from_str(CONFIG).expect("valid JSON");
+    let config = ModelConfig::from_json(raw, Path::new("bench")).expect("valid config");
+    let mut numbers = Numbers(1);
+    let tensors: BTreeMap<_, _> = parameter_shapes(&config)
+        .into_iter()
+        .map(|(name, shape)| {
+            let norm = name.contains("norm");
+            let data: Vec<f32> = (0..shape.iter().product())
+                .map(|_| if norm { 1.0 } else { numbers.next() * 0.2 })
+                .collect();
+            let tensor = candle_core::Tensor::from_vec(data, shape, &candle_core::Device::Cpu);
+            (name, tensor.expect("shape fits"))
+        })
+        .collect();
+    let tokenizer = Tokenizer::load(fixtures).expect("fixture");
+    let chat = Chat::load(fixtures)
+        .expect("fixture")
+        .expect("fixture has a template");
+    Policy::new(config, Weights::from_tensors(tensors), tokenizer, chat).expect("complete")
+}
+
+/// Numbers in [-0.5, 0.5) from a linear congruential generator.
+struct Numbers(u32);
+
+impl Numbers {
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (self.0 >> 8) as f32 / (1 << 24) as f32 - 0.5
+    }
+
+    fn ids(&mut self, count: usize) -> Vec<u32> {
+        (0..count)
+            .map(|_| ((self.next() + 0.5) * 1024.0) as u32)
+            .collect()
+    }
+}
+
+/// CPU seconds of this process: neighbours do not count.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .expect("name")
+        .split_whitespace()
+        .collect();
+    let ticks = |i: usize| fields[i].parse::<f64>().expect("number");
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+/// Runs `work` (which returns tokens) for about two seconds.
+fn rate(what: &str, mut work: impl FnMut() -> usize) {
+    // The first argument that is no option selects by substring, as in cargo's benches.
+    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    if filter.is_some_and(|filter| !what.contains(&filter)) {
+        return;
+    }
+    work();
+    let (start, cpu) = (Instant::now(), cpu_seconds());
+    let mut tokens = 0;
+    while start.elapsed().as_secs_f64() < 2.0 {
+        tokens += work();
+    }
+    let seconds = cpu_seconds() - cpu;
+    println!(
+        "{what:<44} {:>8.0} tokens per CPU-second",
+        tokens as f64 / seconds
+    );
+}
+
+fn decode(policy: &Policy, rows: usize, context: usize) {
+    let mut numbers = Numbers(2);
+    let mut engine = Engine::new(
+        policy.clone(),
+        EngineOptions {
+            rows_max: rows,
+            ..EngineOptions::default()
+        },
+    );
+    let mut next = 0;
+    for _ in 0..rows {
+        engine
+            .submit(turn(next, numbers.ids(context)))
+            .expect("valid turn");
+        next += 1;
+    }
+    while engine.stats().tokens_sampled < rows as u64 {
+        engine.step().expect("runs");
+    }
+    rate(
+        &format!("decode, {rows} rows, context {context} and on"),
+        || {
+            let done = engine.step().expect("runs");
+            for done in done {
+                engine.release(done.sequence);
+                engine
+                    .submit(turn(next, numbers.ids(context)))
+                    .expect("valid turn");
+                next += 1;
+            }
+            rows
+        },
+    );
+}
+
+fn turn(sequence: u64, append: Vec<u32>) -> Turn {
+    Turn {
+        sequence,
+        append,
+        stream: [3; 32],
+        turn: 0,
+        sampling: Sampling::default(),
+        tokens_max: 1500,
+        stop_ids: Vec::new(),
+    }
+}
+
+fn main() {
+    keep_freed_memory();
+    let policy = policy();
+    let mut numbers = Numbers(4);
+    for rows in [1, 8, 32, 64] {
+        decode(&policy, rows, 160);
+    }
+    for length in [160, 350] {
+        let sequences: Vec<TrainSequence> = (0..16)
+            .map(|_| TrainSequence {
+                token_ids: numbers.ids(length),
+                loss_mask: (0..length).map(|t| t > length / 2).collect(),
+            })
+            .collect();
+        let requests: Vec<_> = sequences
+            .iter()
+            .map(|s| ScoreRequest {
+                token_ids: &s.token_ids,
+                loss_mask: &s.loss_mask,
+            })
+            .collect();
+        rate(&format!("score, sequences of {length}"), || {
+            black_box(score(&policy, &requests, 1.0, &ComputeOptions::default()).expect("runs"));
+            16 * length
+        });
+        let mut trainer = Trainer::new(policy.clone(), AdamW::default()).expect("complete");
+        let ask = |_: usize, streams: &UnitStreams| UnitCoefficients {
+            log_probs: streams
+                .log_probs
+                .iter()
+                .map(|s| vec![1e-4; s.len()])
+                .collect(),
+            entropies: streams
+                .entropies
+                .iter()
+                .map(|s| vec![0.0; s.len()])
+                .collect(),
+        };
+        for per_unit in [2, 8] {
+            let units: Vec<Unit> = sequences
+                .chunks(per_unit)
+                .map(|sequences| Unit {
+                    sequences: sequences.to_vec(),
+                    skip: false,
+                })
+                .collect();
+            rate(
+                &format!("train, sequences of {length}, {per_unit} per unit"),
+                || {
+                    let report = trainer.step(&units, 1.0, 1e-4, &ask, &ComputeOptions::default());
+                    report.expect("runs").tokens
+                },
+            );
+        }
+    }
+}
