@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use agentgym_model::{
-    AdamW, Chat, ComputeOptions, Engine, EngineOptions, ModelConfig, Policy, Sampling,
+    AdamW, Chat, ComputeOptions, Engine, EngineOptions, ModelConfig, Parameter, Policy, Sampling,
     ScoreRequest, Tokenizer, TrainSequence, Trainer, Turn, Unit, UnitCoefficients, UnitStreams,
     Weights, keep_freed_memory, parameter_shapes, score,
 };
@@ -26,22 +26,21 @@ fn policy() -> Policy {
     let raw = serde_json::from_str(CONFIG).expect("valid JSON");
     let config = ModelConfig::from_json(raw, Path::new("bench")).expect("valid config");
     let mut numbers = Numbers(1);
-    let tensors: BTreeMap<_, _> = parameter_shapes(&config)
+    let parameters: BTreeMap<_, _> = parameter_shapes(&config)
         .into_iter()
         .map(|(name, shape)| {
             let norm = name.contains("norm");
             let data: Vec<f32> = (0..shape.iter().product())
                 .map(|_| if norm { 1.0 } else { numbers.next() * 0.2 })
                 .collect();
-            let tensor = candle_core::Tensor::from_vec(data, shape, &candle_core::Device::Cpu);
-            (name, tensor.expect("shape fits"))
+            (name, Parameter::new(shape, data))
         })
         .collect();
     let tokenizer = Tokenizer::load(fixtures).expect("fixture");
     let chat = Chat::load(fixtures)
         .expect("fixture")
         .expect("fixture has a template");
-    Policy::new(config, Weights::from_tensors(tensors), tokenizer, chat).expect("complete")
+    Policy::new(config, Weights::new(parameters), tokenizer, chat).expect("complete")
 }
 
 /// Numbers in [-0.5, 0.5) from a linear congruential generator.
@@ -76,7 +75,9 @@ fn cpu_seconds() -> f64 {
 /// Runs `work` (which returns tokens) for about two seconds.
 fn rate(what: &str, mut work: impl FnMut() -> usize) {
     // The first argument that is no option selects by substring, as in cargo's benches.
-    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    let filter = std::env::args()
+        .skip(1)
+        .find(|argument| !argument.starts_with('-'));
     if filter.is_some_and(|filter| !what.contains(&filter)) {
         return;
     }
@@ -165,7 +166,7 @@ fn main() {
             black_box(score(&policy, &requests, 1.0, &ComputeOptions::default()).expect("runs"));
             16 * length
         });
-        let mut trainer = Trainer::new(policy.clone(), AdamW::default()).expect("complete");
+        let mut trainer = Trainer::new(policy.clone(), AdamW::default());
         let ask = |_: usize, streams: &UnitStreams| UnitCoefficients {
             log_probs: streams
                 .log_probs

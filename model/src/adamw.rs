@@ -9,7 +9,7 @@ use crate::gradients::Gradients;
 use crate::kernels::vectorised;
 use crate::tensor_file::{self, Entry};
 use crate::weights::{is_dense, numbers, transpose};
-use crate::{Error, ModelConfig, Result, parameter_shapes};
+use crate::{Error, ModelConfig, Result, Weights, parameter_shapes};
 
 const FILE: &str = "state.safetensors";
 const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
@@ -94,15 +94,14 @@ impl AdamWState {
         self.step
     }
 
-    /// Makes a step: `replace(name, f)` must pass the parameter's numbers to `f` and
-    /// put what it returns in their place.
+    /// Makes a step on `weights`.
     pub(crate) fn update(
         &mut self,
         options: &AdamW,
+        weights: &mut Weights,
         gradients: &Gradients,
         lr: f64,
-        mut replace: impl FnMut(&str, &mut dyn FnMut(&[f32]) -> Vec<f32>) -> Result<()>,
-    ) -> Result<StepReport> {
+    ) -> StepReport {
         let grad_norm = gradients.norm();
         let mut report = StepReport {
             grad_norm,
@@ -111,7 +110,7 @@ impl AdamWState {
         };
         if !grad_norm.is_finite() {
             report.skipped_non_finite = true;
-            return Ok(report);
+            return report;
         }
         if options.grad_clip > 0.0 {
             report.clip_scale = (options.grad_clip / (grad_norm + 1e-6)).min(1.0);
@@ -144,9 +143,9 @@ impl AdamWState {
                     &zeros
                 }
             };
-            replace(name, &mut |weights| pass.run(weights, gradient, moments))?;
+            weights.replace(name, &mut |weights| pass.run(weights, gradient, moments));
         }
-        Ok(report)
+        report
     }
 
     /// Writes `state.safetensors` into `dir`: Hugging Face names and layout behind
@@ -155,7 +154,7 @@ impl AdamWState {
         let mut entries = BTreeMap::new();
         for (name, moments) in &self.moments {
             for (kind, numbers) in MOMENTS.into_iter().zip([&moments.first, &moments.second]) {
-                let entry: Entry = tensor_file::entry_of(name, moments.shape.clone(), numbers);
+                let entry: Entry = tensor_file::entry(name, moments.shape.clone(), numbers);
                 entries.insert(format!("{kind}.{name}"), entry);
             }
         }

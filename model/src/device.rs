@@ -33,9 +33,15 @@ impl Device {
         }
     }
 
-    /// The tensor library's own device.
-    pub fn inner(&self) -> &candle_core::Device {
-        &self.0
+    /// Refuses a device that this build has no kernels for.
+    pub(crate) fn check_computes(&self) -> Result<()> {
+        if self.0.is_cpu() {
+            return Ok(());
+        }
+        Err(Error::Device {
+            name: format!("{:?}", self.0.location()),
+            message: "policies are computed on the processor only so far; use \"cpu\"".to_owned(),
+        })
     }
 }
 

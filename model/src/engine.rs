@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::network::{Batch, Cache};
 use crate::sampler::{Sampling, uniform};
-use crate::{Error, Policy, Result, ops};
+use crate::{Error, Policy, Result};
 
 /// Bounds of an engine; none of them changes what is sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,19 +233,8 @@ impl Engine {
         }
         self.stats.steps += 1;
         let mut active = self.take_running();
-        let result = self.forward(&mut active);
+        let logits = self.forward(&mut active);
         let mut done = Vec::new();
-        let logits = match result {
-            Ok(logits) => logits,
-            Err(error) => {
-                // The caches may be half written: run these sequences from their ids again.
-                for (_, row) in &mut active {
-                    row.cache = self.policy.network().cache();
-                }
-                self.sequences.extend(active);
-                return Err(error);
-            }
-        };
         let vocabulary = self.policy.config().vocab_size;
         let mut rows = logits.chunks_exact(vocabulary);
         for (number, mut sequence) in active {
@@ -349,7 +338,7 @@ impl Engine {
     }
 
     /// Runs pending tokens and returns the logits of every sequence that has none left.
-    fn forward(&mut self, active: &mut [(u64, Sequence)]) -> Result<Vec<f32>> {
+    fn forward(&mut self, active: &mut [(u64, Sequence)]) -> Vec<f32> {
         let mut budget = self.options.prefill_chunk;
         let mut takes = Vec::with_capacity(active.len());
         let mut last_rows = Vec::new();
@@ -389,13 +378,7 @@ impl Engine {
         let batch = Batch::new(segments.iter().map(|(past, ids)| (*past, ids.as_slice())));
         let mut caches: Vec<&mut Cache> = active.iter_mut().map(|(_, s)| &mut s.cache).collect();
         let network = self.policy.network();
-        if last_rows.is_empty() {
-            // Only to fill caches; the last row stands in for "none".
-            network.hidden(&batch, &[(row - 1) as u32], Some(&mut caches))?;
-            return Ok(Vec::new());
-        }
-        let hidden = network.hidden(&batch, &last_rows, Some(&mut caches))?;
-        let logits = ops::linear(&hidden, network.head(), None)?;
-        Ok(ops::with_data(&logits, |logits| Ok(logits.to_vec()))?)
+        let hidden = network.hidden(&batch, &last_rows, Some(&mut caches), None);
+        network.logits(&hidden)
     }
 }

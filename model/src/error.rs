@@ -77,9 +77,6 @@ pub enum Error {
     /// of another length, a busy sequence.
     #[error("{0}")]
     Request(String),
-    /// The tensor library refused an operation.
-    #[error("tensor operation: {0}")]
-    Compute(#[from] candle_core::Error),
 }
 
 /// What an error means for the job that met it.
@@ -99,7 +96,6 @@ impl Error {
             Error::Io { source, .. } if source.kind() != std::io::ErrorKind::NotFound => {
                 Verdict::Retry
             }
-            Error::Compute(_) => Verdict::Retry,
             _ => Verdict::GiveUp,
         }
     }

@@ -2,6 +2,7 @@
 //! trained, with the same bits however the work is batched.
 
 mod adamw;
+mod backward;
 mod chat;
 mod config;
 mod device;
@@ -11,11 +12,11 @@ mod gradients;
 mod kernels;
 mod memory;
 mod network;
-mod ops;
 mod parallel;
 mod policy;
 mod sampler;
 mod score;
+mod teacher_forced;
 mod tensor_file;
 mod tiny;
 pub mod tiny_text;
@@ -39,7 +40,7 @@ pub use score::{ScoreRequest, Scores, score};
 pub use tiny::TinyShape;
 pub use tokenizer::Tokenizer;
 pub use trainer::{Coefficients, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams};
-pub use weights::{Weights, parameter_shapes};
+pub use weights::{Parameter, Weights, parameter_shapes};
 
 #[cfg(test)]
 mod tests;

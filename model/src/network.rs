@@ -5,18 +5,18 @@
 
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor};
-
+use crate::backward::{LayerTape, Tape};
 use crate::kernels::attention::{KeyValues, attend};
-use crate::kernels::pointwise::RopeTable;
-use crate::{Error, ModelConfig, Result, ops};
+use crate::kernels::dense::{self, Sizes};
+use crate::kernels::pointwise::{RopeTable, rms_norm, rope, swiglu};
+use crate::{Error, ModelConfig, Result, Weights};
 
 /// New tokens of some sequences, one after another.
 pub(crate) struct Batch {
-    ids: Vec<u32>,
-    positions: Arc<[u32]>,
+    pub(crate) ids: Vec<u32>,
+    pub(crate) positions: Vec<u32>,
     /// Tokens of each segment.
-    lengths: Arc<[usize]>,
+    pub(crate) lengths: Vec<usize>,
 }
 
 impl Batch {
@@ -30,8 +30,8 @@ impl Batch {
         }
         Batch {
             ids,
-            positions: positions.into(),
-            lengths: lengths.into(),
+            positions,
+            lengths,
         }
     }
 }
@@ -51,114 +51,139 @@ impl Cache {
 
 /// Rotary angles for every position a model may use.
 pub(crate) fn rope_table(config: &ModelConfig) -> Arc<RopeTable> {
-    let table = RopeTable::new(
+    Arc::new(RopeTable::new(
         config.rope_theta,
         config.head_width(),
         config.max_position_embeddings,
-    );
-    Arc::new(table)
+    ))
 }
 
+/// A parameter's numbers, shared with [`Weights`].
+pub(crate) type Numbers = Arc<Vec<f32>>;
+
+/// A dense layer of the network.
 #[derive(Debug, Clone)]
-struct Dense {
-    weight: Tensor,
-    bias: Option<Tensor>,
+pub(crate) struct Dense {
+    /// Hugging Face name without `.weight` and `.bias`.
+    pub(crate) name: String,
+    pub(crate) sizes: Sizes,
+    pub(crate) weight: Numbers,
+    pub(crate) bias: Option<Numbers>,
 }
 
 impl Dense {
-    fn apply(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        ops::linear(x, &self.weight, self.bias.as_ref())
+    pub(crate) fn apply(&self, x: &[f32]) -> Vec<f32> {
+        let bias = self.bias.as_ref().map(|bias| bias.as_slice());
+        dense::forward(x, &self.weight, bias, self.sizes)
+    }
+
+    fn add_to(&self, y: &mut [f32], x: &[f32]) {
+        dense::add_to(y, x, &self.weight, self.sizes);
     }
 }
 
+/// A norm's weight and its Hugging Face name.
 #[derive(Debug, Clone)]
-struct Layer {
-    input_norm: Tensor,
-    query: Dense,
-    key: Dense,
-    value: Dense,
-    output: Dense,
-    mlp_norm: Tensor,
-    gate: Dense,
-    up: Dense,
-    down: Dense,
+pub(crate) struct Norm {
+    pub(crate) name: String,
+    pub(crate) weight: Numbers,
 }
 
-/// A model's tensors in the order they are used. Built of variables it records
-/// what a backward pass needs; built of plain tensors it records nothing.
+#[derive(Debug, Clone)]
+pub(crate) struct Layer {
+    pub(crate) input_norm: Norm,
+    pub(crate) query: Dense,
+    pub(crate) key: Dense,
+    pub(crate) value: Dense,
+    pub(crate) output: Dense,
+    pub(crate) mlp_norm: Norm,
+    pub(crate) gate: Dense,
+    pub(crate) up: Dense,
+    pub(crate) down: Dense,
+}
+
+/// A model's parameters in the order they are used.
 #[derive(Debug, Clone)]
 pub(crate) struct Network {
-    embedding: Tensor,
-    layers: Vec<Layer>,
-    norm: Tensor,
-    head: Tensor,
-    rope: Arc<RopeTable>,
-    heads: usize,
-    kv_heads: usize,
-    width: usize,
-    eps: f32,
+    pub(crate) embedding: Numbers,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) norm: Norm,
+    /// `[hidden, vocabulary]`: its own parameter, or the embedding turned.
+    pub(crate) head: Numbers,
+    pub(crate) rope: Arc<RopeTable>,
+    pub(crate) hidden: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    /// Numbers per head.
+    pub(crate) width: usize,
+    pub(crate) eps: f32,
 }
 
 impl Network {
-    /// Takes the tensors by Hugging Face name; `head` is `[hidden, vocabulary]`.
-    pub(crate) fn new<'a>(
+    /// Arranges `weights`; their shapes are those of `config`.
+    pub(crate) fn new(
         config: &ModelConfig,
         rope: Arc<RopeTable>,
-        head: Tensor,
-        get: impl Fn(&str) -> Option<&'a Tensor>,
+        weights: &Weights,
     ) -> Result<Self> {
-        let get = |name: String| {
-            get(&name)
-                .cloned()
-                .ok_or_else(|| Error::Request(format!("no tensor {name}")))
+        let get = |name: String| match weights.get(&name) {
+            Some(parameter) => Ok((name, parameter)),
+            None => Err(Error::Request(format!("the weights lack {name}"))),
+        };
+        let norm = |name: String| {
+            let (name, parameter) = get(name)?;
+            let weight = parameter.shared();
+            Ok::<_, Error>(Norm { name, weight })
         };
         let mut layers = Vec::with_capacity(config.num_hidden_layers);
         for layer in 0..config.num_hidden_layers {
-            let at = |part: &str| get(format!("model.layers.{layer}.{part}"));
+            let at = |part: &str| format!("model.layers.{layer}.{part}");
             let dense = |part: &str, biased: bool| {
-                let bias = if biased {
-                    Some(at(&format!("{part}.bias"))?)
-                } else {
-                    None
+                let (_, weight) = get(at(&format!("{part}.weight")))?;
+                let bias = match biased {
+                    true => Some(get(at(&format!("{part}.bias")))?.1.shared()),
+                    false => None,
                 };
                 Ok::<_, Error>(Dense {
-                    weight: at(&format!("{part}.weight"))?,
+                    name: at(part),
+                    sizes: Sizes {
+                        inner: weight.shape()[0],
+                        width: weight.shape()[1],
+                    },
+                    weight: weight.shared(),
                     bias,
                 })
             };
             layers.push(Layer {
-                input_norm: at("input_layernorm.weight")?,
+                input_norm: norm(at("input_layernorm.weight"))?,
                 query: dense("self_attn.q_proj", true)?,
                 key: dense("self_attn.k_proj", true)?,
                 value: dense("self_attn.v_proj", true)?,
                 output: dense("self_attn.o_proj", false)?,
-                mlp_norm: at("post_attention_layernorm.weight")?,
+                mlp_norm: norm(at("post_attention_layernorm.weight"))?,
                 gate: dense("mlp.gate_proj", false)?,
                 up: dense("mlp.up_proj", false)?,
                 down: dense("mlp.down_proj", false)?,
             });
         }
+        let embedding = get("model.embed_tokens.weight".to_owned())?.1;
+        let head = if config.tie_word_embeddings {
+            Arc::new(embedding.transposed())
+        } else {
+            get("lm_head.weight".to_owned())?.1.shared()
+        };
         Ok(Network {
-            embedding: get("model.embed_tokens.weight".to_owned())?,
+            embedding: embedding.shared(),
             layers,
-            norm: get("model.norm.weight".to_owned())?,
+            norm: norm("model.norm.weight".to_owned())?,
             head,
             rope,
+            hidden: config.hidden_size,
             heads: config.num_attention_heads,
             kv_heads: config.num_key_value_heads,
             width: config.head_width(),
             eps: config.rms_norm_eps as f32,
         })
-    }
-
-    /// The output head, `[hidden, vocabulary]`.
-    pub(crate) fn head(&self) -> &Tensor {
-        &self.head
-    }
-
-    /// The rotary table, to be shared.
-    pub(crate) fn rope(&self) -> Arc<RopeTable> {
-        Arc::clone(&self.rope)
     }
 
     /// An empty cache for one sequence.
@@ -173,90 +198,132 @@ impl Network {
         self.rope.positions()
     }
 
-    /// Normed hidden states `[rows.len(), hidden]` of the wanted rows of the batch.
-    /// With caches (one per segment) the new keys and values are appended to them
-    /// and attention runs over them; without, every segment starts its sequence.
+    /// Rows of the vocabulary.
+    pub(crate) fn vocabulary(&self) -> usize {
+        self.head.len() / self.hidden
+    }
+
+    /// Raw logits of hidden states.
+    pub(crate) fn logits(&self, hidden: &[f32]) -> Vec<f32> {
+        let sizes = Sizes {
+            inner: self.hidden,
+            width: self.vocabulary(),
+        };
+        dense::forward(hidden, &self.head, None, sizes)
+    }
+
+    /// Normed hidden states of the wanted `rows` of the batch. With caches (one per
+    /// segment) the new keys and values are appended to them and attention runs over
+    /// them; without, every segment starts its sequence. A tape keeps what the
+    /// backward pass needs.
     pub(crate) fn hidden(
         &self,
         batch: &Batch,
         rows: &[u32],
         mut caches: Option<&mut [&mut Cache]>,
-    ) -> Result<Tensor> {
-        let device = self.embedding.device();
-        let select = |x: &Tensor, rows: &[u32]| -> candle_core::Result<Tensor> {
-            x.index_select(&Tensor::from_slice(rows, rows.len(), device)?, 0)
-        };
-        let rotation = ops::Rotation {
-            positions: Arc::clone(&batch.positions),
-            table: Arc::clone(&self.rope),
-        };
-        let mut x = select(&self.embedding, &batch.ids)?;
+        mut tape: Option<&mut Tape>,
+    ) -> Vec<f32> {
+        let mut x = select(&self.embedding, &batch.ids, self.hidden);
         for (number, layer) in self.layers.iter().enumerate() {
-            let h = ops::rms_norm(&x, &layer.input_norm, self.eps)?;
-            let queries = ops::rope(&layer.query.apply(&h)?, &rotation, self.heads)?;
-            let keys = ops::rope(&layer.key.apply(&h)?, &rotation, self.kv_heads)?;
-            let values = layer.value.apply(&h)?;
-            let mut mixed = match &mut caches {
-                None => ops::attention(
-                    &queries,
-                    &keys,
-                    &values,
-                    &batch.lengths,
-                    self.heads,
-                    self.kv_heads,
-                )?,
-                Some(caches) => {
-                    self.attend_cached(number, batch, caches, (&queries, &keys, &values))?
-                }
-            };
+            let h = rms_norm(&x, &layer.input_norm.weight, self.eps);
+            let mut queries = layer.query.apply(&h);
+            let mut keys = layer.key.apply(&h);
+            let values = layer.value.apply(&h);
+            rope(
+                &mut queries,
+                &batch.positions,
+                self.heads,
+                &self.rope,
+                false,
+            );
+            rope(
+                &mut keys,
+                &batch.positions,
+                self.kv_heads,
+                &self.rope,
+                false,
+            );
+            let caches = caches.as_deref_mut();
+            let mixed = self.attend(number, batch, caches, (&queries, &keys, &values));
             // From here on rows go their own ways: the last layer needs the wanted ones only.
-            if number + 1 == self.layers.len() {
-                mixed = select(&mixed, rows)?;
-                x = select(&x, rows)?;
+            let last = number + 1 == self.layers.len();
+            let (residual, wanted) = match last {
+                true => (
+                    select(&x, rows, self.hidden),
+                    Some(select(&mixed, rows, self.hidden)),
+                ),
+                false => (x.clone(), None),
+            };
+            let mut middle = residual;
+            layer
+                .output
+                .add_to(&mut middle, wanted.as_deref().unwrap_or(&mixed));
+            let h = rms_norm(&middle, &layer.mlp_norm.weight, self.eps);
+            let (gate, up) = (layer.gate.apply(&h), layer.up.apply(&h));
+            let mut next = middle.clone();
+            layer.down.add_to(&mut next, &swiglu(&gate, &up));
+            if let Some(tape) = &mut tape {
+                tape.layers.push(LayerTape {
+                    x,
+                    queries,
+                    keys,
+                    values,
+                    mixed,
+                    middle,
+                    gate,
+                    up,
+                });
             }
-            x = (x + layer.output.apply(&mixed)?)?;
-            let h = ops::rms_norm(&x, &layer.mlp_norm, self.eps)?;
-            let inner = ops::swiglu(&layer.gate.apply(&h)?, &layer.up.apply(&h)?)?;
-            x = (x + layer.down.apply(&inner)?)?;
+            x = next;
         }
-        Ok(ops::rms_norm(&x, &self.norm, self.eps)?)
+        let normed = rms_norm(&x, &self.norm.weight, self.eps);
+        if let Some(tape) = tape {
+            tape.last = x;
+        }
+        normed
     }
 
-    fn attend_cached(
+    fn attend(
         &self,
         layer: usize,
         batch: &Batch,
-        caches: &mut [&mut Cache],
-        (queries, keys, values): (&Tensor, &Tensor, &Tensor),
-    ) -> candle_core::Result<Tensor> {
+        mut caches: Option<&mut [&mut Cache]>,
+        (queries, keys, values): (&[f32], &[f32], &[f32]),
+    ) -> Vec<f32> {
         let (wide, narrow) = (self.heads * self.width, self.kv_heads * self.width);
-        let mut output = vec![0.0; queries.elem_count()];
-        ops::with_data(queries, |queries| {
-            ops::with_data(keys, |keys| {
-                ops::with_data(values, |values| {
-                    let mut row = 0;
-                    for (cache, &length) in caches.iter_mut().zip(batch.lengths.iter()) {
-                        let end = row + length;
-                        let kv = &mut cache.layers[layer];
-                        let past = kv.length();
-                        kv.append(
-                            &keys[row * narrow..end * narrow],
-                            &values[row * narrow..end * narrow],
-                        );
-                        let own = row * wide..end * wide;
-                        attend(
-                            &queries[own.clone()],
-                            past,
-                            self.heads,
-                            kv,
-                            &mut output[own],
-                        );
-                        row = end;
-                    }
-                    Ok(())
-                })
-            })
-        })?;
-        Tensor::from_vec(output, queries.shape(), &Device::Cpu)
+        let mut output = vec![0.0; queries.len()];
+        let mut row = 0;
+        for (segment, &length) in batch.lengths.iter().enumerate() {
+            let end = row + length;
+            let mut own = KeyValues::new(self.kv_heads, self.width);
+            let kv = match &mut caches {
+                Some(caches) => &mut caches[segment].layers[layer],
+                None => &mut own,
+            };
+            let past = kv.length();
+            kv.append(
+                &keys[row * narrow..end * narrow],
+                &values[row * narrow..end * narrow],
+            );
+            let rows = row * wide..end * wide;
+            attend(
+                &queries[rows.clone()],
+                past,
+                self.heads,
+                kv,
+                &mut output[rows],
+            );
+            row = end;
+        }
+        output
     }
+}
+
+/// The rows of a row-major matrix that `rows` names.
+pub(crate) fn select(matrix: &[f32], rows: &[u32], width: usize) -> Vec<f32> {
+    let mut selected = Vec::with_capacity(rows.len() * width);
+    for &row in rows {
+        selected.extend_from_slice(&matrix[row as usize * width..(row as usize + 1) * width]);
+    }
+    selected
 }

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::network::{Network, rope_table};
-use crate::weights::transpose;
-use crate::{Chat, Device, Error, ModelConfig, Result, Tokenizer, Weights, ops};
+use crate::{Chat, Device, Error, ModelConfig, Result, Tokenizer, Weights};
 
 const GENERATION_CONFIG: &str = "generation_config.json";
 
@@ -28,6 +27,7 @@ pub struct Policy {
 impl Policy {
     /// Reads a policy folder.
     pub fn load(dir: &Path, device: &Device) -> Result<Self> {
+        device.check_computes()?;
         let config = ModelConfig::load(dir)?;
         let tokenizer = Tokenizer::load(dir)?;
         let chat = Chat::load(dir)?.ok_or_else(|| Error::Template {
@@ -41,7 +41,7 @@ impl Policy {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
             Err(source) => return Err(Error::Io { path, source }),
         };
-        let weights = Weights::load(dir, &config, device.inner())?;
+        let weights = Weights::load(dir, &config)?;
         Self::assemble(config, weights, tokenizer, chat, generation, dir)
     }
 
@@ -81,8 +81,7 @@ impl Policy {
             });
         }
         let eos_ids = eos_ids(&config, generation.as_deref(), dir)?;
-        let head = head_of(&config, &weights)?;
-        let network = Network::new(&config, rope_table(&config), head, |name| weights.get(name))?;
+        let network = Network::new(&config, rope_table(&config), &weights)?;
         Ok(Policy {
             config: Arc::new(config),
             weights,
@@ -96,9 +95,8 @@ impl Policy {
 
     /// The same policy with other weights of the same shapes.
     pub(crate) fn with_weights(&self, weights: Weights) -> Result<Self> {
-        let head = head_of(&self.config, &weights)?;
-        let rope = self.network.rope();
-        let network = Network::new(&self.config, rope, head, |name| weights.get(name))?;
+        let rope = Arc::clone(&self.network.rope);
+        let network = Network::new(&self.config, rope, &weights)?;
         Ok(Policy {
             weights,
             network: Arc::new(network),
@@ -153,34 +151,6 @@ impl Policy {
     pub(crate) fn network(&self) -> &Network {
         &self.network
     }
-}
-
-/// The output head `[hidden, vocabulary]`: its own tensor, or the embedding turned.
-fn head_of(config: &ModelConfig, weights: &Weights) -> Result<candle_core::Tensor> {
-    let get = |name: &str| {
-        weights
-            .get(name)
-            .ok_or_else(|| Error::Request(format!("the weights lack {name}")))
-    };
-    if config.tie_word_embeddings {
-        turned(get("model.embed_tokens.weight")?)
-    } else {
-        Ok(get("lm_head.weight")?.clone())
-    }
-}
-
-/// A matrix with rows and columns exchanged, contiguous, on the same device.
-pub(crate) fn turned(matrix: &candle_core::Tensor) -> Result<candle_core::Tensor> {
-    let (rows, columns) = matrix.dims2()?;
-    if !matrix.device().is_cpu() {
-        return Ok(matrix.t()?.contiguous()?);
-    }
-    let numbers = ops::with_data(matrix, |numbers| Ok(transpose(numbers, rows, columns)))?;
-    Ok(candle_core::Tensor::from_vec(
-        numbers,
-        (columns, rows),
-        matrix.device(),
-    )?)
 }
 
 /// `eos_token_id` of generation_config.json, else of config.json: a number or a list.

@@ -3,7 +3,7 @@
 //! nothing else that the engine does.
 
 use crate::kernels::distribution::Distribution;
-use crate::ops;
+use crate::kernels::head::inverse_temperature;
 
 /// How the next id is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -57,7 +57,7 @@ impl Sampling {
         } else {
             self.temperature
         };
-        let distribution = Distribution::of(logits, ops::inverse_temperature(temperature));
+        let distribution = Distribution::of(logits, inverse_temperature(temperature));
         let id = if self.is_greedy() {
             most_probable(logits)
         } else if self.top_k == 0 && self.top_p >= 1.0 {

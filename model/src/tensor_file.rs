@@ -4,11 +4,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use candle_core::Tensor;
 use safetensors::tensor::TensorView;
 
-use crate::weights::{is_dense, transpose};
-use crate::{Error, Result, ops};
+use crate::weights::{Parameter, is_dense, transpose};
+use crate::{Error, Result};
 
 /// One tensor as the file holds it.
 pub(crate) struct Entry {
@@ -16,17 +15,8 @@ pub(crate) struct Entry {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A tensor of the in-memory layout, turned into the file's.
-pub(crate) fn entry(name: &str, tensor: &Tensor) -> Result<Entry> {
-    let shape = tensor.dims().to_vec();
-    Ok(ops::with_data(
-        &tensor.to_device(&candle_core::Device::Cpu)?,
-        |numbers| Ok(entry_of(name, shape, numbers)),
-    )?)
-}
-
 /// Numbers of the in-memory layout with that layout's shape, turned into the file's.
-pub(crate) fn entry_of(name: &str, mut shape: Vec<usize>, numbers: &[f32]) -> Entry {
+pub(crate) fn entry(name: &str, mut shape: Vec<usize>, numbers: &[f32]) -> Entry {
     if is_dense(name) {
         let turned = transpose(numbers, shape[0], shape[1]);
         shape.reverse();
@@ -76,12 +66,12 @@ pub(crate) fn save_sharded<'a>(
     dir: &Path,
     stem: &str,
     shard_bytes_max: usize,
-    tensors: impl Iterator<Item = (&'a str, &'a Tensor)>,
+    tensors: impl Iterator<Item = (&'a str, &'a Parameter)>,
 ) -> Result<()> {
-    let mut shards: Vec<Vec<(&str, &Tensor)>> = vec![Vec::new()];
+    let mut shards: Vec<Vec<(&str, &Parameter)>> = vec![Vec::new()];
     let (mut shard_bytes, mut total) = (0, 0);
     for (name, tensor) in tensors {
-        let bytes = tensor.elem_count() * 4;
+        let bytes = tensor.numbers().len() * 4;
         if shard_bytes > 0 && shard_bytes + bytes > shard_bytes_max {
             shards.push(Vec::new());
             shard_bytes = 0;
@@ -94,10 +84,13 @@ pub(crate) fn save_sharded<'a>(
             .push((name, tensor));
     }
     let format = [("format", "pt".to_owned())];
-    let write = |file: &str, shard: &[(&str, &Tensor)]| {
+    let write = |file: &str, shard: &[(&str, &Parameter)]| {
         let mut entries = BTreeMap::new();
         for (name, tensor) in shard {
-            entries.insert((*name).to_owned(), entry(name, tensor)?);
+            entries.insert(
+                (*name).to_owned(),
+                entry(name, tensor.shape().to_vec(), tensor.numbers()),
+            );
         }
         save(&dir.join(file), &entries, &format)
     };

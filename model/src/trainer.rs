@@ -3,21 +3,18 @@
 //! each of them as constants, and back-propagates. One thread computes a unit
 //! alone; units are added in a fixed tree, so threads never show in a result.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
-use candle_core::{Tensor, Var};
-
 use crate::adamw::{AdamW, AdamWState, StepReport};
+use crate::backward::EMBEDDING;
 use crate::gradients::{GradientTree, Gradients};
-use crate::network::Network;
+use crate::kernels::pointwise::add_assign;
 use crate::parallel::{self, ComputeOptions};
-use crate::policy::turned;
-use crate::score::{Rows, ScoreRequest, Scores, check_sequence, check_temperature};
+use crate::score::ScoreRequest;
+use crate::teacher_forced::{Streams, TeacherForced, check_sequence, check_temperature};
 use crate::weights::transpose;
-use crate::{Error, Policy, Result, Weights, ops};
+use crate::{Error, Policy, Result};
 
-const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
 
 /// One sequence to train on.
@@ -47,7 +44,7 @@ pub struct Unit {
     pub skip: bool,
 }
 
-/// What the policy gives for a unit, per sequence and token as in [`Scores`].
+/// What the policy gives for a unit, per sequence and token as in [`crate::Scores`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct UnitStreams {
     /// Log-probability of each masked token.
@@ -71,7 +68,6 @@ pub type Coefficients<'a> = dyn Fn(usize, &UnitStreams) -> UnitCoefficients + Sy
 /// A policy under training and its optimizer state.
 pub struct Trainer {
     policy: Policy,
-    variables: BTreeMap<String, Var>,
     options: AdamW,
     state: AdamWState,
 }
@@ -88,25 +84,20 @@ impl std::fmt::Debug for Trainer {
 
 impl Trainer {
     /// Starts with a fresh optimizer state.
-    pub fn new(policy: Policy, options: AdamW) -> Result<Self> {
+    pub fn new(policy: Policy, options: AdamW) -> Self {
         let state = AdamWState::new(policy.config());
-        Self::assemble(policy, options, state)
+        Trainer {
+            policy,
+            options,
+            state,
+        }
     }
 
     /// Carries on with the optimizer state in `dir`.
     pub fn with_state(policy: Policy, options: AdamW, dir: &Path) -> Result<Self> {
         let state = AdamWState::load(dir, policy.config())?;
-        Self::assemble(policy, options, state)
-    }
-
-    fn assemble(policy: Policy, options: AdamW, state: AdamWState) -> Result<Self> {
-        let mut variables = BTreeMap::new();
-        for (name, tensor) in policy.weights().iter() {
-            variables.insert(name.to_owned(), Var::from_tensor(tensor)?);
-        }
         Ok(Trainer {
             policy,
-            variables,
             options,
             state,
         })
@@ -122,20 +113,12 @@ impl Trainer {
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
         let (gradients, tokens) = self.gradients(units, temperature, coefficients, options)?;
-        let variables = &mut self.variables;
+        let mut weights = self.policy.weights().clone();
         let report = self
             .state
-            .update(&self.options, &gradients, lr, |name, update| {
-                let variable = variables
-                    .get_mut(name)
-                    .ok_or_else(|| Error::Request(format!("the policy lacks {name}")))?;
-                let updated = ops::with_data(variable, |numbers| Ok(update(numbers)))?;
-                // A new tensor: snapshots of the policy keep the old one.
-                *variable = Var::from_vec(updated, variable.shape(), variable.device())?;
-                Ok(())
-            })?;
+            .update(&self.options, &mut weights, &gradients, lr);
         if !report.skipped_non_finite {
-            self.policy = self.policy.with_weights(self.detached())?;
+            self.policy = self.policy.with_weights(weights)?;
         }
         Ok(StepReport { tokens, ..report })
     }
@@ -150,51 +133,28 @@ impl Trainer {
         options: &ComputeOptions<'_>,
     ) -> Result<(Gradients, usize)> {
         check_temperature(temperature)?;
-        let tied = self.policy.config().tie_word_embeddings;
-        let head = match self.variables.get(HEAD) {
-            Some(head) => head.clone(),
-            None => {
-                let embedding = self
-                    .variables
-                    .get(EMBEDDING)
-                    .ok_or_else(|| Error::Request(format!("the policy lacks {EMBEDDING}")))?;
-                Var::from_tensor(&turned(embedding)?)?
-            }
-        };
-        let network = Network::new(
-            self.policy.config(),
-            self.policy.network().rope(),
-            head.as_tensor().clone(),
-            |name| self.variables.get(name).map(Var::as_tensor),
-        )?;
         let tree = GradientTree::new(units.len());
         let tokens = parallel::map(options, units.len(), |number| {
-            let unit = &units[number];
-            if unit.skip {
-                tree.add(number, None);
-                return Ok(0);
-            }
             let ask = |streams: &UnitStreams| coefficients(number, streams);
-            let gradients = self
-                .unit_gradients(unit, temperature, &network, &head, ask)
+            let (gradients, tokens) = self
+                .unit_gradients(&units[number], temperature, ask)
                 .map_err(|error| match error {
                     Error::Request(message) => Error::Request(format!("unit {number}: {message}")),
                     other => other,
                 })?;
             tree.add(number, gradients);
-            Ok(unit
-                .sequences
-                .iter()
-                .map(|sequence| sequence.token_ids.len())
-                .sum())
+            Ok(tokens)
         })?;
         let mut gradients = tree.finish();
-        if tied && let Some(by_head) = gradients.remove(HEAD) {
-            let (rows, columns) = head.dims2()?;
-            let by_head = transpose(&by_head, rows, columns);
-            if let Some(by_embedding) = gradients.get_mut(EMBEDDING) {
-                crate::kernels::pointwise::add_assign(by_embedding, &by_head);
-            }
+        if self.policy.config().tie_word_embeddings
+            && let Some(by_head) = gradients.remove(HEAD)
+            && let Some(by_embedding) = gradients.get_mut(EMBEDDING)
+        {
+            let hidden = self.policy.config().hidden_size;
+            add_assign(
+                by_embedding,
+                &transpose(&by_head, hidden, by_head.len() / hidden),
+            );
         }
         Ok((gradients, tokens.into_iter().sum()))
     }
@@ -204,78 +164,33 @@ impl Trainer {
         &self,
         unit: &Unit,
         temperature: f64,
-        network: &Network,
-        head: &Var,
         ask: impl Fn(&UnitStreams) -> UnitCoefficients,
-    ) -> Result<Option<Gradients>> {
-        let requests = || unit.sequences.iter().map(TrainSequence::request);
-        for (number, request) in requests().enumerate() {
-            check_sequence(network, self.policy.config().vocab_size, &request)
+    ) -> Result<(Option<Gradients>, usize)> {
+        let network = self.policy.network();
+        let requests = unit.sequences.iter().map(TrainSequence::request);
+        for (number, request) in requests.clone().enumerate() {
+            check_sequence(network, &request)
                 .map_err(|message| Error::Request(format!("sequence {number}: {message}")))?;
         }
-        let rows = Rows::of(requests());
-        let Some(streams) = rows.streams(network, requests(), temperature)? else {
-            return Ok(None);
-        };
-        let values = ops::with_data(&streams, |values| Ok(values.to_vec()))?;
-        let lengths = || {
-            unit.sequences
-                .iter()
-                .map(|sequence| sequence.token_ids.len())
-        };
-        let (log_probs, entropies) = rows
-            .unpack(&values, lengths())
-            .into_iter()
-            .map(
-                |Scores {
-                     log_probs,
-                     entropies,
-                 }| (log_probs, entropies),
-            )
-            .unzip();
+        let forced = TeacherForced::new(requests);
+        if unit.skip || forced.is_empty() {
+            return Ok((None, 0));
+        }
+        let (streams, recorded) = forced.forward_recorded(network, temperature);
         let coefficients = ask(&UnitStreams {
-            log_probs,
-            entropies,
+            log_probs: forced.spread(&streams.log_probs),
+            entropies: forced.spread(&streams.entropies),
         });
-        for (kind, found) in [
-            ("log_probs", &coefficients.log_probs),
-            ("entropies", &coefficients.entropies),
-        ] {
-            if !found.iter().map(Vec::len).eq(lengths()) {
-                return Err(Error::Request(format!(
-                    "the coefficients of {kind} must have one number per token of each sequence"
-                )));
-            }
-        }
-        let pairs = coefficients.log_probs.iter().zip(&coefficients.entropies);
-        let weights = rows.gather(pairs.map(|(a, b)| (a.as_slice(), b.as_slice())));
-        if weights.iter().all(|&weight| weight == 0.0) {
-            return Ok(None);
-        }
-        let weights = Tensor::from_vec(weights, (2, rows.count()), streams.device())?;
-        let mut store = (streams * weights)?.sum_all()?.backward()?;
-        let mut gradients = Gradients::default();
-        let mut take = |name: &str, variable: &Var| -> Result<()> {
-            if let Some(gradient) = store.remove(variable) {
-                gradients.insert(name, gradient.flatten_all()?.to_vec1()?);
-            }
-            Ok(())
+        let coefficients = Streams {
+            log_probs: forced.gather(&coefficients.log_probs, "log_probs")?,
+            entropies: forced.gather(&coefficients.entropies, "entropies")?,
         };
-        for (name, variable) in &self.variables {
-            take(name, variable)?;
+        let mut all = coefficients.log_probs.iter().chain(&coefficients.entropies);
+        if all.all(|&coefficient| coefficient == 0.0) {
+            return Ok((None, forced.tokens()));
         }
-        if !self.variables.contains_key(HEAD) {
-            take(HEAD, head)?;
-        }
-        Ok(Some(gradients))
-    }
-
-    fn detached(&self) -> Weights {
-        let tensors = self
-            .variables
-            .iter()
-            .map(|(name, v)| (name.clone(), v.as_tensor().detach()));
-        Weights::from_tensors(tensors.collect())
+        let gradients = forced.backward(network, temperature, recorded, &coefficients);
+        Ok((Some(gradients), forced.tokens()))
     }
 
     /// The policy as of the last step; later steps do not change it.

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use safetensors::SafeTensors;
@@ -13,10 +14,51 @@ use crate::{Error, ModelConfig, Result};
 /// A weight file is split above this many bytes.
 const SHARD_BYTES_MAX: usize = 4_000_000_000;
 
-/// Parameters of one model, immutable; tensors are shared, so a clone is cheap.
-#[derive(Debug, Clone)]
+/// One parameter: f32 numbers in the in-memory layout, shared between clones.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parameter {
+    shape: Vec<usize>,
+    numbers: Arc<Vec<f32>>,
+}
+
+impl Parameter {
+    /// A parameter of `shape`, row-major.
+    ///
+    /// # Panics
+    /// If the shape does not hold as many numbers.
+    pub fn new(shape: Vec<usize>, numbers: Vec<f32>) -> Self {
+        let count: usize = shape.iter().product();
+        assert_eq!(count, numbers.len(), "shape {shape:?} holds another count");
+        Parameter {
+            shape,
+            numbers: Arc::new(numbers),
+        }
+    }
+
+    /// Sizes, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The numbers, row-major.
+    pub fn numbers(&self) -> &[f32] {
+        &self.numbers
+    }
+
+    pub(crate) fn shared(&self) -> Arc<Vec<f32>> {
+        Arc::clone(&self.numbers)
+    }
+
+    /// The numbers of a matrix with rows and columns exchanged.
+    pub(crate) fn transposed(&self) -> Vec<f32> {
+        transpose(&self.numbers, self.shape[0], self.shape[1])
+    }
+}
+
+/// Parameters of one model, immutable; numbers are shared, so a clone is cheap.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Weights {
-    tensors: BTreeMap<String, Tensor>,
+    parameters: BTreeMap<String, Parameter>,
 }
 
 /// Whether a parameter is a dense weight, kept transposed in memory.
@@ -56,33 +98,40 @@ pub fn parameter_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
 }
 
 impl Weights {
-    /// Wraps tensors that already have the in-memory layout.
-    pub fn from_tensors(tensors: BTreeMap<String, Tensor>) -> Self {
-        Weights { tensors }
+    /// Wraps parameters that already have the in-memory layout.
+    pub fn new(parameters: BTreeMap<String, Parameter>) -> Self {
+        Weights { parameters }
     }
 
     /// A parameter by its Hugging Face name.
-    pub fn get(&self, name: &str) -> Option<&Tensor> {
-        self.tensors.get(name)
+    pub fn get(&self, name: &str) -> Option<&Parameter> {
+        self.parameters.get(name)
     }
 
     /// All parameters in name order.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
-        self.tensors
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Parameter)> {
+        self.parameters
             .iter()
-            .map(|(name, tensor)| (name.as_str(), tensor))
+            .map(|(name, parameter)| (name.as_str(), parameter))
     }
 
     /// How many numbers there are.
     pub fn parameter_count(&self) -> usize {
-        self.tensors.values().map(Tensor::elem_count).sum()
+        self.parameters.values().map(|p| p.numbers.len()).sum()
+    }
+
+    /// Replaces a parameter's numbers; clones made before keep the old ones.
+    pub(crate) fn replace(&mut self, name: &str, update: &mut dyn FnMut(&[f32]) -> Vec<f32>) {
+        if let Some(parameter) = self.parameters.get_mut(name) {
+            parameter.numbers = Arc::new(update(&parameter.numbers));
+        }
     }
 
     /// Reads `model.safetensors`, or the shards that `model.safetensors.index.json`
     /// names, of any of f32, f16 and bf16, and checks names, shapes and numbers.
-    pub fn load(dir: &Path, config: &ModelConfig, device: &Device) -> Result<Self> {
+    pub fn load(dir: &Path, config: &ModelConfig) -> Result<Self> {
         let mut shapes = parameter_shapes(config);
-        let mut tensors = BTreeMap::new();
+        let mut parameters = BTreeMap::new();
         let files = weight_files(dir)?;
         for path in &files {
             let bytes = std::fs::read(path).map_err(Error::io(path))?;
@@ -121,11 +170,11 @@ impl Weights {
                 } else {
                     numbers
                 };
-                tensors.insert(name.to_owned(), Tensor::from_vec(numbers, shape, device)?);
+                parameters.insert(name.to_owned(), Parameter::new(shape, numbers));
             }
         }
         match shapes.into_iter().next() {
-            None => Ok(Weights { tensors }),
+            None => Ok(Weights { parameters }),
             Some((name, _)) => Err(Error::Tensor {
                 path: files
                     .into_iter()

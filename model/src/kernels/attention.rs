@@ -100,12 +100,14 @@ impl Weights<'_> {
     /// The weights of one block of keys, row by row.
     #[inline(always)]
     pub(super) fn block<const R: usize>(&self, block: usize) -> [&[f32; BLOCK]; R] {
-        std::array::from_fn(|row| {
-            let start = row * self.stride + block * BLOCK;
-            self.data[start..start + BLOCK]
+        let mut rows = [&[0.0; BLOCK]; R];
+        for (number, row) in rows.iter_mut().enumerate() {
+            let start = number * self.stride + block * BLOCK;
+            *row = self.data[start..start + BLOCK]
                 .try_into()
-                .expect("a block has BLOCK weights")
-        })
+                .expect("a block has BLOCK weights");
+        }
+        rows
     }
 
     #[inline(always)]
@@ -156,7 +158,8 @@ pub(super) fn softmax_weights<const R: usize>(
     weights: &mut Weights<'_>,
 ) -> [f32; R] {
     products(queries, kv, head, weights);
-    std::array::from_fn(|r| {
+    let mut totals = [0.0; R];
+    for r in 0..R {
         let start = r * weights.stride;
         weights.data[start + positions[r] + 1..start + weights.stride].fill(f32::NEG_INFINITY);
         let row = weights.row(r);
@@ -178,8 +181,9 @@ pub(super) fn softmax_weights<const R: usize>(
                 sums[lane] += chunk[lane];
             }
         }
-        sum_lanes(&sums)
-    })
+        totals[r] = sum_lanes(&sums);
+    }
+    totals
 }
 
 /// Σ_j weights\[r\]\[j\] · value_j, key by key, for `W` columns from `column` on.
@@ -300,8 +304,10 @@ fn attend_tile<const R: usize>(
     scratch: &mut [f32],
     output: &mut [f32],
 ) -> usize {
-    let positions: [usize; R] =
-        std::array::from_fn(|r| first_position + tiling.place(head, pair + r).0);
+    let mut positions = [first_position; R];
+    for (r, position) in positions.iter_mut().enumerate() {
+        *position += tiling.place(head, pair + r).0;
+    }
     let keys = positions[R - 1] + 1;
     let mut vectors = [[0.0; R]; 256];
     let vectors = &mut vectors[..tiling.width];

@@ -109,7 +109,10 @@ fn tile<const R: usize>(
 ) -> usize {
     let width = tiling.width;
     let scale = 1.0 / (width as f32).sqrt();
-    let positions: [usize; R] = std::array::from_fn(|r| tiling.place(head, pair + r).0);
+    let mut positions = [0; R];
+    for (r, position) in positions.iter_mut().enumerate() {
+        *position = tiling.place(head, pair + r).0;
+    }
     let keys = positions[R - 1] + 1;
     let stride = keys.next_multiple_of(BLOCK);
     let mut vectors = [[[0.0; R]; 256]; 2];

@@ -7,7 +7,9 @@
 
 pub(crate) mod attention;
 pub(crate) mod attention_backward;
+pub(crate) mod dense;
 pub(crate) mod distribution;
+pub(crate) mod head;
 pub(crate) mod matmul;
 pub(crate) mod pointwise;
 

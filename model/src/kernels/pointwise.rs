@@ -105,39 +105,36 @@ impl RopeTable {
     }
 }
 
-/// Rotates every head of every row by the angle of its position: first half
-/// against second half, as Qwen2 does. `backward` rotates the other way, which is
-/// the derivative.
+/// Rotates every head of every row in place by the angle of its position: first
+/// half against second half, as Qwen2 does. `backward` rotates the other way, which
+/// is the derivative.
 pub(crate) fn rope(
-    x: &[f32],
+    x: &mut [f32],
     positions: &[u32],
     heads: usize,
     table: &RopeTable,
     backward: bool,
-) -> Vec<f32> {
+) {
     let half = table.half;
-    let mut y = vec![0.0; x.len()];
-    let width = heads * half * 2;
     let sign = if backward { -1.0 } else { 1.0 };
     vectorised(
         #[inline(always)]
         || {
-            let rows = x.chunks_exact(width).zip(y.chunks_exact_mut(width));
-            for ((x, y), &position) in rows.zip(positions) {
+            for (row, &position) in x.chunks_exact_mut(heads * half * 2).zip(positions) {
                 let (cos, sin) = (table.cos(position as usize), table.sin(position as usize));
-                for (x, y) in x.chunks_exact(2 * half).zip(y.chunks_exact_mut(2 * half)) {
-                    let (x1, x2) = x.split_at(half);
-                    let (y1, y2) = y.split_at_mut(half);
-                    for i in 0..half {
-                        let s = sign * sin[i];
-                        y1[i] = x1[i].mul_add(cos[i], -(x2[i] * s));
-                        y2[i] = x2[i].mul_add(cos[i], x1[i] * s);
+                for head in row.chunks_exact_mut(2 * half) {
+                    let (first, second) = head.split_at_mut(half);
+                    let angles = cos.iter().zip(sin);
+                    for ((a, b), (cos, sin)) in first.iter_mut().zip(second).zip(angles) {
+                        let sin = sign * sin;
+                        let (x, y) = (*a, *b);
+                        *a = x.mul_add(*cos, -(y * sin));
+                        *b = y.mul_add(*cos, x * sin);
                     }
                 }
             }
         },
     );
-    y
 }
 
 /// silu(gate) · up.

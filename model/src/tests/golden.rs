@@ -11,7 +11,7 @@ use crate::network::Batch;
 use crate::weights::{is_dense, transpose};
 use crate::{
     AdamW, ComputeOptions, Engine, EngineOptions, Sampling, ScoreRequest, TrainSequence, Trainer,
-    Turn, Unit, UnitCoefficients, UnitStreams, ops, score,
+    Turn, Unit, UnitCoefficients, UnitStreams, score,
 };
 
 #[derive(Deserialize)]
@@ -158,11 +158,8 @@ fn log_probs_entropies_and_last_logits() {
             close(&scores.entropies[1..], &expected.entropy, "entropies");
             let batch = Batch::new([(0, ids.as_slice())]);
             let network = policy.network();
-            let hidden = network
-                .hidden(&batch, &[ids.len() as u32 - 1], None)
-                .unwrap();
-            let logits = ops::linear(&hidden, network.head(), None).unwrap();
-            let logits: Vec<f32> = logits.flatten_all().unwrap().to_vec1().unwrap();
+            let hidden = network.hidden(&batch, &[ids.len() as u32 - 1], None, None);
+            let logits = network.logits(&hidden);
             let scaled: Vec<f32> = logits
                 .iter()
                 .map(|&z| (f64::from(z) / temperature) as f32)
@@ -269,7 +266,7 @@ fn three_optimizer_steps() {
         grad_clip: update.optimizer.grad_clip,
         decay_excludes_norms_and_biases: false,
     };
-    let mut trainer = Trainer::new(policy, options).unwrap();
+    let mut trainer = Trainer::new(policy, options);
     let units: Vec<Unit> = golden
         .sequences
         .iter()
@@ -321,13 +318,13 @@ fn three_optimizer_steps() {
         );
         let relative = (report.grad_norm - expected.grad_norm).abs() / expected.grad_norm;
         assert!(relative <= 1e-4, "step {number}: norm {}", report.grad_norm);
-        for (name, tensor) in trainer.policy().weights().iter() {
-            let numbers: Vec<f32> = tensor.flatten_all().unwrap().to_vec1().unwrap();
+        for (name, parameter) in trainer.policy().weights().iter() {
+            let expected = &expected.parameters[name];
             matches(
                 name,
-                tensor.dims(),
-                &numbers,
-                &expected.parameters[name],
+                parameter.shape(),
+                parameter.numbers(),
+                expected,
                 "parameter",
             );
         }

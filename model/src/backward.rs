@@ -1,0 +1,207 @@
+//! The derivative of [`Network::hidden`], layer by layer from the last to the
+//! first. Norms and activations are computed again; products, queries, keys and
+//! values are kept by the forward pass.
+
+use crate::gradients::Gradients;
+use crate::kernels::attention_backward::{Sequence, SequenceGradients, attend_backward};
+use crate::kernels::dense;
+use crate::kernels::pointwise::{
+    add_assign, column_sums, rms_norm, rms_norm_backward, rope, swiglu, swiglu_backward,
+};
+use crate::network::{Batch, Dense, Layer, Network, Norm, select};
+
+/// Name of the embedding's gradient.
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// What the forward pass leaves for the backward pass.
+#[derive(Debug, Default)]
+pub(crate) struct Tape {
+    pub(crate) layers: Vec<LayerTape>,
+    /// Input of the final norm.
+    pub(crate) last: Vec<f32>,
+}
+
+/// Rows of one layer. In the last layer `middle`, `gate` and `up` hold the wanted
+/// rows only.
+#[derive(Debug)]
+pub(crate) struct LayerTape {
+    /// Input of the layer.
+    pub(crate) x: Vec<f32>,
+    /// Rotated.
+    pub(crate) queries: Vec<f32>,
+    /// Rotated.
+    pub(crate) keys: Vec<f32>,
+    pub(crate) values: Vec<f32>,
+    /// Output of attention.
+    pub(crate) mixed: Vec<f32>,
+    /// Residual stream between attention and MLP.
+    pub(crate) middle: Vec<f32>,
+    pub(crate) gate: Vec<f32>,
+    pub(crate) up: Vec<f32>,
+}
+
+impl Network {
+    /// Adds to `gradients` every parameter's derivative (the head's excepted), given
+    /// the derivative `grad` by the hidden states that [`Network::hidden`] returned.
+    pub(crate) fn backward(
+        &self,
+        batch: &Batch,
+        rows: &[u32],
+        tape: Tape,
+        grad: &[f32],
+        gradients: &mut Gradients,
+    ) {
+        let mut grad = self.norm_backward(&self.norm, &tape.last, grad, gradients);
+        let mut wanted = Some(rows);
+        for (layer, tape) in self.layers.iter().zip(tape.layers).rev() {
+            // Only the last layer, the first here, has selected rows.
+            grad = self.layer_backward(layer, batch, wanted.take(), tape, grad, gradients);
+        }
+        let mut by_embedding = vec![0.0; self.embedding.len()];
+        for (&id, grad) in batch.ids.iter().zip(grad.chunks_exact(self.hidden)) {
+            let start = id as usize * self.hidden;
+            add_assign(&mut by_embedding[start..start + self.hidden], grad);
+        }
+        gradients.insert(EMBEDDING, by_embedding);
+    }
+
+    fn layer_backward(
+        &self,
+        layer: &Layer,
+        batch: &Batch,
+        rows: Option<&[u32]>,
+        tape: LayerTape,
+        mut grad: Vec<f32>,
+        gradients: &mut Gradients,
+    ) -> Vec<f32> {
+        // next = middle + down(swiglu(gate(h), up(h))), h = norm(middle)
+        let inner = swiglu(&tape.gate, &tape.up);
+        let grad_inner = layer.down.backward(&inner, &grad, gradients);
+        let (grad_gate, grad_up) = swiglu_backward(&tape.gate, &tape.up, &grad_inner);
+        let h = rms_norm(&tape.middle, &layer.mlp_norm.weight, self.eps);
+        let mut grad_h = layer.gate.backward(&h, &grad_gate, gradients);
+        layer.up.backward_to(&mut grad_h, &h, &grad_up, gradients);
+        let by_norm = self.norm_backward(&layer.mlp_norm, &tape.middle, &grad_h, gradients);
+        add_assign(&mut grad, &by_norm);
+
+        // middle = x + output(attention(query(h), key(h), value(h))), h = norm(x)
+        let wanted = rows.map(|rows| select(&tape.mixed, rows, self.hidden));
+        let mixed = wanted.as_deref().unwrap_or(&tape.mixed);
+        let mut grad_mixed = layer.output.backward(mixed, &grad, gradients);
+        if let Some(rows) = rows {
+            grad_mixed = scatter(&grad_mixed, rows, batch.ids.len());
+            grad = scatter(&grad, rows, batch.ids.len());
+        }
+        let [mut grad_queries, mut grad_keys, grad_values] =
+            self.attention_backward(batch, &tape, &grad_mixed);
+        rope(
+            &mut grad_queries,
+            &batch.positions,
+            self.heads,
+            &self.rope,
+            true,
+        );
+        rope(
+            &mut grad_keys,
+            &batch.positions,
+            self.kv_heads,
+            &self.rope,
+            true,
+        );
+        let h = rms_norm(&tape.x, &layer.input_norm.weight, self.eps);
+        let mut grad_h = layer.query.backward(&h, &grad_queries, gradients);
+        layer
+            .key
+            .backward_to(&mut grad_h, &h, &grad_keys, gradients);
+        layer
+            .value
+            .backward_to(&mut grad_h, &h, &grad_values, gradients);
+        let by_norm = self.norm_backward(&layer.input_norm, &tape.x, &grad_h, gradients);
+        add_assign(&mut grad, &by_norm);
+        grad
+    }
+
+    fn attention_backward(&self, batch: &Batch, tape: &LayerTape, grad: &[f32]) -> [Vec<f32>; 3] {
+        let (wide, narrow) = (self.heads * self.width, self.kv_heads * self.width);
+        let mut by_queries = vec![0.0; tape.queries.len()];
+        let mut by_keys = vec![0.0; tape.keys.len()];
+        let mut by_values = vec![0.0; tape.values.len()];
+        let mut row = 0;
+        for &length in &batch.lengths {
+            let end = row + length;
+            let (queries, keys) = (row * wide..end * wide, row * narrow..end * narrow);
+            attend_backward(
+                Sequence {
+                    queries: &tape.queries[queries.clone()],
+                    keys: &tape.keys[keys.clone()],
+                    values: &tape.values[keys.clone()],
+                    output: &tape.mixed[queries.clone()],
+                    grad: &grad[queries.clone()],
+                },
+                self.heads,
+                self.kv_heads,
+                self.width,
+                SequenceGradients {
+                    queries: &mut by_queries[queries],
+                    keys: &mut by_keys[keys.clone()],
+                    values: &mut by_values[keys],
+                },
+            );
+            row = end;
+        }
+        [by_queries, by_keys, by_values]
+    }
+
+    fn norm_backward(
+        &self,
+        norm: &Norm,
+        x: &[f32],
+        grad: &[f32],
+        gradients: &mut Gradients,
+    ) -> Vec<f32> {
+        let (by_x, by_weight) = rms_norm_backward(x, &norm.weight, grad, self.eps);
+        gradients.insert(&norm.name, by_weight);
+        by_x
+    }
+}
+
+impl Dense {
+    /// Records the derivatives by weight and bias, returns the one by the input.
+    fn backward(&self, x: &[f32], grad: &[f32], gradients: &mut Gradients) -> Vec<f32> {
+        let mut by_x = vec![0.0; x.len()];
+        self.derive(&mut by_x, x, grad, gradients, false);
+        by_x
+    }
+
+    /// As [`Dense::backward`], with the derivative by the input added to `by_x`.
+    fn backward_to(&self, by_x: &mut [f32], x: &[f32], grad: &[f32], gradients: &mut Gradients) {
+        self.derive(by_x, x, grad, gradients, true);
+    }
+
+    fn derive(
+        &self,
+        by_x: &mut [f32],
+        x: &[f32],
+        grad: &[f32],
+        gradients: &mut Gradients,
+        accumulate: bool,
+    ) {
+        dense::grad_input(by_x, grad, &self.weight, self.sizes, accumulate);
+        let by_weight = dense::grad_weight(x, grad, self.sizes);
+        gradients.insert(&format!("{}.weight", self.name), by_weight);
+        if self.bias.is_some() {
+            let by_bias = column_sums(grad, self.sizes.width);
+            gradients.insert(&format!("{}.bias", self.name), by_bias);
+        }
+    }
+}
+
+/// The opposite of [`select`]: zero rows where `rows` names none.
+fn scatter(selected: &[f32], rows: &[u32], count: usize) -> Vec<f32> {
+    let width = selected.len() / rows.len();
+    let mut matrix = vec![0.0; count * width];
+    for (&row, values) in rows.iter().zip(selected.chunks_exact(width)) {
+        matrix[row as usize * width..(row as usize + 1) * width].copy_from_slice(values);
+    }
+    matrix
+}

@@ -1,0 +1,97 @@
+//! The output head: log-probability of a target id and entropy of the
+//! distribution, per row, without ever holding rows × vocabulary. The backward
+//! pass computes the logits again, chunk by chunk.
+
+use super::distribution::Distribution;
+use super::matmul::{View, matmul};
+
+/// Logits held at a time, in numbers; rows per chunk follow from the vocabulary.
+const CHUNK_NUMBERS: usize = 1 << 17;
+
+/// The head's weight and what is asked of it.
+#[derive(Clone, Copy)]
+pub(crate) struct Head<'a> {
+    /// `[hidden, vocabulary]`
+    pub(crate) weight: &'a [f32],
+    pub(crate) vocabulary: usize,
+    /// The id asked for in each row.
+    pub(crate) targets: &'a [u32],
+    pub(crate) inverse_temperature: f32,
+}
+
+/// 1 / temperature as the kernels take it: scoring and sampling must agree.
+pub(crate) fn inverse_temperature(temperature: f64) -> f32 {
+    (1.0 / temperature) as f32
+}
+
+impl Head<'_> {
+    fn width(&self) -> usize {
+        self.weight.len() / self.vocabulary
+    }
+
+    fn rows_per_chunk(&self) -> usize {
+        (CHUNK_NUMBERS / self.vocabulary).clamp(16, 256)
+    }
+
+    fn buffer(&self) -> Vec<f32> {
+        vec![0.0; self.rows_per_chunk().min(self.targets.len()) * self.vocabulary]
+    }
+
+    /// Log-probabilities of the targets and entropies, row by row.
+    pub(crate) fn forward(&self, hidden: &[f32]) -> (Vec<f32>, Vec<f32>) {
+        let (width, vocabulary) = (self.width(), self.vocabulary);
+        let rows = self.rows_per_chunk();
+        let weight = View::new(self.weight, width, vocabulary);
+        let mut buffer = self.buffer();
+        let mut log_probs = Vec::with_capacity(self.targets.len());
+        let mut entropies = Vec::with_capacity(self.targets.len());
+        for (hidden, targets) in hidden.chunks(rows * width).zip(self.targets.chunks(rows)) {
+            let logits = &mut buffer[..targets.len() * vocabulary];
+            matmul(
+                View::new(hidden, targets.len(), width),
+                weight,
+                logits,
+                false,
+            );
+            for (row, &target) in logits.chunks_exact(vocabulary).zip(targets) {
+                let distribution = Distribution::of(row, self.inverse_temperature);
+                log_probs.push(distribution.log_prob(row[target as usize]));
+                entropies.push(distribution.entropy);
+            }
+        }
+        (log_probs, entropies)
+    }
+
+    /// Derivatives by hidden states and weight, for a loss with these derivatives by
+    /// log-probabilities and entropies.
+    pub(crate) fn backward(
+        &self,
+        hidden: &[f32],
+        by_log_prob: &[f32],
+        by_entropy: &[f32],
+    ) -> (Vec<f32>, Vec<f32>) {
+        let (width, vocabulary) = (self.width(), self.vocabulary);
+        let rows = self.rows_per_chunk();
+        let weight = View::new(self.weight, width, vocabulary);
+        let mut grad_hidden = vec![0.0; hidden.len()];
+        let mut grad_weight = vec![0.0; self.weight.len()];
+        let mut buffer = self.buffer();
+        let grads = by_log_prob.chunks(rows).zip(by_entropy.chunks(rows));
+        let chunks = hidden.chunks(rows * width).zip(self.targets.chunks(rows));
+        let outputs = grad_hidden.chunks_mut(rows * width);
+        for (((hidden, targets), (a, b)), grad_hidden) in chunks.zip(grads).zip(outputs) {
+            let logits = &mut buffer[..targets.len() * vocabulary];
+            let hidden = View::new(hidden, targets.len(), width);
+            matmul(hidden, weight, logits, false);
+            let rows = logits.chunks_exact_mut(vocabulary).zip(targets);
+            for ((row, &target), (&a, &b)) in rows.zip(a.iter().zip(b)) {
+                let distribution = Distribution::of(row, self.inverse_temperature);
+                distribution.derivative(row, target as usize, a, b);
+            }
+            let logits = View::new(logits, targets.len(), vocabulary);
+            matmul(logits, weight.transposed(), grad_hidden, false);
+            matmul(hidden.transposed(), logits, &mut grad_weight, true);
+        }
+        (grad_hidden, grad_weight)
+    }
+}

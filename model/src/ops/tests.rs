@@ -1,1 +1,0 @@
-//! Every fused operation against its composed reference, value and gradient.

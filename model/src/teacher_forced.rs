@@ -1,0 +1,200 @@
+//! A packed batch of known sequences and which of their tokens are predicted: what
+//! scoring and training share.
+
+use crate::backward::Tape;
+use crate::gradients::Gradients;
+use crate::kernels::head::{Head, inverse_temperature};
+use crate::network::{Batch, Network};
+use crate::score::ScoreRequest;
+use crate::{Error, Result};
+
+/// Sequences run together and the rows that predict their masked tokens.
+pub(crate) struct TeacherForced {
+    batch: Batch,
+    /// Row of the token before each predicted one.
+    rows: Vec<u32>,
+    /// The predicted ids.
+    targets: Vec<u32>,
+}
+
+/// Log-probabilities and entropies of the predicted tokens, in packed order.
+pub(crate) struct Streams {
+    pub(crate) log_probs: Vec<f32>,
+    pub(crate) entropies: Vec<f32>,
+}
+
+/// What a forward pass leaves for [`TeacherForced::backward`].
+pub(crate) struct Recorded {
+    tape: Tape,
+    hidden: Vec<f32>,
+}
+
+impl TeacherForced {
+    pub(crate) fn new<'a>(sequences: impl Iterator<Item = ScoreRequest<'a>> + Clone) -> Self {
+        let (mut rows, mut targets) = (Vec::new(), Vec::new());
+        let mut start = 0;
+        for sequence in sequences.clone() {
+            let tokens = sequence.token_ids.iter().zip(sequence.loss_mask);
+            for (token, (&id, _)) in tokens.enumerate().filter(|(_, (_, wanted))| **wanted) {
+                rows.push((start + token - 1) as u32);
+                targets.push(id);
+            }
+            start += sequence.token_ids.len();
+        }
+        TeacherForced {
+            batch: Batch::new(sequences.map(|sequence| (0, sequence.token_ids))),
+            rows,
+            targets,
+        }
+    }
+
+    /// Whether no token is predicted.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Tokens in the batch.
+    pub(crate) fn tokens(&self) -> usize {
+        self.batch.ids.len()
+    }
+
+    /// Log-probabilities and entropies at `temperature`.
+    pub(crate) fn forward(&self, network: &Network, temperature: f64) -> Streams {
+        let hidden = network.hidden(&self.batch, &self.rows, None, None);
+        self.predict(network, temperature, &hidden)
+    }
+
+    /// The same, with what the backward pass needs.
+    pub(crate) fn forward_recorded(
+        &self,
+        network: &Network,
+        temperature: f64,
+    ) -> (Streams, Recorded) {
+        let mut tape = Tape::default();
+        let hidden = network.hidden(&self.batch, &self.rows, None, Some(&mut tape));
+        let streams = self.predict(network, temperature, &hidden);
+        (streams, Recorded { tape, hidden })
+    }
+
+    /// Every parameter's derivative of a loss with the derivatives `coefficients` by
+    /// the streams; the head's under the name `lm_head.weight` even where it is tied.
+    pub(crate) fn backward(
+        &self,
+        network: &Network,
+        temperature: f64,
+        recorded: Recorded,
+        coefficients: &Streams,
+    ) -> Gradients {
+        let mut gradients = Gradients::default();
+        let Streams {
+            log_probs,
+            entropies,
+        } = coefficients;
+        let head = self.head(network, temperature);
+        let (grad, by_head) = head.backward(&recorded.hidden, log_probs, entropies);
+        gradients.insert("lm_head.weight", by_head);
+        network.backward(
+            &self.batch,
+            &self.rows,
+            recorded.tape,
+            &grad,
+            &mut gradients,
+        );
+        gradients
+    }
+
+    fn head<'a>(&'a self, network: &'a Network, temperature: f64) -> Head<'a> {
+        Head {
+            weight: &network.head,
+            vocabulary: network.vocabulary(),
+            targets: &self.targets,
+            inverse_temperature: inverse_temperature(temperature),
+        }
+    }
+
+    fn predict(&self, network: &Network, temperature: f64, hidden: &[f32]) -> Streams {
+        let (log_probs, entropies) = self.head(network, temperature).forward(hidden);
+        Streams {
+            log_probs,
+            entropies,
+        }
+    }
+
+    /// Spreads packed numbers over the tokens of each sequence, 0.0 elsewhere.
+    pub(crate) fn spread(&self, packed: &[f32]) -> Vec<Vec<f32>> {
+        let mut spread = Vec::with_capacity(self.batch.lengths.len());
+        let mut numbers = self.rows.iter().zip(packed).peekable();
+        let mut start = 0;
+        for &length in &self.batch.lengths {
+            let mut own = vec![0.0; length];
+            while let Some((row, &number)) =
+                numbers.next_if(|(row, _)| (**row as usize) < start + length)
+            {
+                own[*row as usize + 1 - start] = number;
+            }
+            spread.push(own);
+            start += length;
+        }
+        spread
+    }
+
+    /// The opposite of [`TeacherForced::spread`]; an error where the numbers are not
+    /// one per token of each sequence.
+    pub(crate) fn gather(&self, spread: &[Vec<f64>], what: &str) -> Result<Vec<f32>> {
+        let lengths = self.batch.lengths.iter().copied();
+        if !spread.iter().map(Vec::len).eq(lengths) {
+            return Err(Error::Request(format!(
+                "the coefficients of {what} must have one number per token of each sequence"
+            )));
+        }
+        let flat: Vec<f64> = spread.concat();
+        Ok(self
+            .rows
+            .iter()
+            .map(|&row| flat[row as usize + 1] as f32)
+            .collect())
+    }
+}
+
+/// Temperatures that log-probabilities exist at.
+pub(crate) fn check_temperature(temperature: f64) -> Result<()> {
+    if temperature.is_finite() && temperature > 0.0 {
+        Ok(())
+    } else {
+        Err(Error::Request(format!(
+            "temperature {temperature} must be a positive number"
+        )))
+    }
+}
+
+/// What the kernels take for granted about a sequence.
+pub(crate) fn check_sequence(network: &Network, sequence: &ScoreRequest<'_>) -> Result<(), String> {
+    let ScoreRequest {
+        token_ids,
+        loss_mask,
+    } = sequence;
+    if token_ids.len() != loss_mask.len() {
+        return Err(format!(
+            "{} token ids but {} mask entries",
+            token_ids.len(),
+            loss_mask.len()
+        ));
+    }
+    if loss_mask.first() == Some(&true) {
+        return Err("the first token has nothing before it to be predicted from".to_owned());
+    }
+    let positions = network.positions_max();
+    if token_ids.len() > positions {
+        return Err(format!(
+            "{} tokens, max_position_embeddings is {positions}",
+            token_ids.len()
+        ));
+    }
+    let vocabulary = network.vocabulary();
+    match token_ids.iter().find(|&&id| id as usize >= vocabulary) {
+        Some(id) => Err(format!(
+            "token id {id} is outside the vocabulary of {vocabulary}"
+        )),
+        None => Ok(()),
+    }
+}
