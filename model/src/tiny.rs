@@ -10,12 +10,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use candle_core::{Device, Tensor};
 use serde_json::json;
 
 use crate::tiny_text::{self, EOS_ID, PAD_ID};
 use crate::tiny_words::Choices;
-use crate::{Error, ModelConfig, Policy, Result, Tokenizer, Weights, parameter_shapes};
+use crate::{Error, ModelConfig, Parameter, Policy, Result, Tokenizer, Weights, parameter_shapes};
 
 /// Standard deviation of every weight that has no structure.
 const STD: f64 = 0.05;
@@ -119,12 +118,12 @@ impl TinyShape {
             shape: self,
             width: config.head_width(),
         };
-        let mut tensors = BTreeMap::new();
+        let mut parameters = BTreeMap::new();
         for (name, dims) in parameter_shapes(&config) {
             let numbers = birth.parameter(&name, dims.iter().product());
-            tensors.insert(name, Tensor::from_vec(numbers, dims, &Device::Cpu)?);
+            parameters.insert(name, Parameter::new(dims, numbers));
         }
-        Ok(Weights::from_tensors(tensors))
+        Ok(Weights::new(parameters))
     }
 }
 
@@ -262,8 +261,7 @@ mod tests {
     use super::*;
 
     fn numbers(weights: &Weights, name: &str) -> Vec<f32> {
-        let tensor = weights.get(name).unwrap();
-        tensor.flatten_all().unwrap().to_vec1().unwrap()
+        weights.get(name).unwrap().numbers().to_vec()
     }
 
     fn other() -> TinyShape {
