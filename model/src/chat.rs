@@ -6,14 +6,17 @@
 //! start-up that both ways give the same text, and refuses a template for which
 //! they cannot.
 
+mod guard;
+mod python;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use minijinja::value::{Kwargs, Value};
-use minijinja::{Environment, ErrorKind, UndefinedBehavior};
+use minijinja::{Environment, UndefinedBehavior};
 use serde_json::Value as Json;
 
-use crate::tokenizer::{Part, Tokenizer, excerpt, find_first, read_files};
+use self::guard::Guarded;
+use crate::tokenizer::{Tokenizer, excerpt, find_first, read_files};
 use crate::{Error, Result};
 
 /// Where a template and the names of its special tokens are found.
@@ -26,8 +29,6 @@ const FILES: [&str; 3] = [
 /// template neither trims nor looks for.
 const OPEN: char = '\u{E000}';
 const CLOSE: char = '\u{E001}';
-/// How the placeholder of a special string in a content begins.
-const GUARD: &str = "\u{E000}guarded ";
 
 /// Who speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -133,8 +134,8 @@ impl Chat {
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_filter("tojson", to_json);
-        environment.add_function("raise_exception", raise_exception);
+        environment.add_filter("tojson", python::to_json);
+        environment.add_function("raise_exception", python::raise_exception);
         // The whitespace rules under which published templates are written.
         let syntax = minijinja::syntax::SyntaxConfig::builder()
             .trim_blocks(true)
@@ -194,7 +195,7 @@ impl Chat {
     /// Ids of an episode's first prompt, the opening of the first reply included.
     pub fn prompt_ids(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>> {
         let mut messages = messages.to_vec();
-        let guarded = self.guard(&mut messages);
+        let guarded = Guarded::new(&mut messages, &self.special);
         let text = self.render(&messages, true)?;
         tokenizer.encode_parts(&guarded.parts(&text))
     }
@@ -224,7 +225,7 @@ impl Chat {
         observation: &str,
     ) -> Result<Vec<u32>> {
         let mut messages = [Message::new(Role::User, observation)];
-        let guarded = self.guard(&mut messages);
+        let guarded = Guarded::new(&mut messages, &self.special);
         let [message] = messages;
         let (mut text, bridge) = self.after_reply(&message.content)?;
         if ended_with_eos {
@@ -333,65 +334,11 @@ impl Chat {
         Ok((end_of_turn.to_owned(), rest.to_owned()))
     }
 
-    /// Puts placeholders where contents hold special strings, or a placeholder's
-    /// own opening.
-    fn guard(&self, messages: &mut [Message]) -> Guarded {
-        let needles = || self.special.iter().map(String::as_str).chain([GUARD]);
-        let mut guarded = Guarded::default();
-        for message in messages {
-            let content = std::mem::take(&mut message.content);
-            let mut rest = content.as_str();
-            while let Some((start, found)) = find_first(rest, needles()) {
-                let mark = format!("{GUARD}{}{CLOSE}", guarded.originals.len());
-                message.content.push_str(&rest[..start]);
-                message.content.push_str(&mark);
-                guarded.originals.push((mark, found.to_owned()));
-                rest = &rest[start + found.len()..];
-            }
-            message.content.push_str(rest);
-        }
-        guarded
-    }
-
     fn bad(&self, message: String) -> Error {
         Error::Template {
             path: self.path.clone(),
             message,
         }
-    }
-}
-
-/// Placeholders and the special strings they stand for, in order.
-#[derive(Debug, Default)]
-struct Guarded {
-    originals: Vec<(String, String)>,
-}
-
-impl Guarded {
-    /// Rendered text with the special strings of contents back in place, untrusted.
-    fn parts<'a>(&'a self, text: &'a str) -> Vec<Part<'a>> {
-        let mut parts = Vec::new();
-        let mut rest = text;
-        let marks = || self.originals.iter().map(|(mark, _)| mark.as_str());
-        while let Some((start, mark)) = find_first(rest, marks()) {
-            let (_, original) = (self.originals.iter())
-                .find(|(known, _)| known == mark)
-                .expect("the mark was found among the originals");
-            parts.push(Part {
-                text: &rest[..start],
-                trusted: true,
-            });
-            parts.push(Part {
-                text: original,
-                trusted: false,
-            });
-            rest = &rest[start + mark.len()..];
-        }
-        parts.push(Part {
-            text: rest,
-            trusted: true,
-        });
-        parts
     }
 }
 
@@ -434,64 +381,6 @@ fn token_text(value: &Json) -> Option<String> {
     (value.as_str())
         .or_else(|| value.get("content")?.as_str())
         .map(str::to_owned)
-}
-
-fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
-    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-}
-
-/// `tojson` as templates expect it: Python's `json.dumps` without ASCII escapes.
-/// The engine's own one escapes HTML, which changes the prompt.
-fn to_json(value: Value, options: Kwargs) -> Result<String, minijinja::Error> {
-    let bad = |e: serde_json::Error| {
-        minijinja::Error::new(ErrorKind::BadSerialization, "tojson").with_source(e)
-    };
-    let indent: Option<usize> = options.get("indent")?;
-    // Accepted, since `false` is what published templates pass and what this does.
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    options.assert_all_used()?;
-    let mut bytes = Vec::new();
-    match indent {
-        Some(indent) => {
-            let spaces = " ".repeat(indent);
-            let style = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
-            let mut to = serde_json::Serializer::with_formatter(&mut bytes, style);
-            serde::Serialize::serialize(&value, &mut to).map_err(bad)?;
-        }
-        None => {
-            let mut to = serde_json::Serializer::with_formatter(&mut bytes, OneLine);
-            serde::Serialize::serialize(&value, &mut to).map_err(bad)?;
-        }
-    }
-    Ok(String::from_utf8(bytes).expect("JSON is UTF-8"))
-}
-
-/// JSON with a space after `,` and `:`.
-struct OneLine;
-
-impl serde_json::ser::Formatter for OneLine {
-    fn begin_array_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        writer.write_all(if first { b"" } else { b", " })
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        writer.write_all(if first { b"" } else { b", " })
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-    ) -> std::io::Result<()> {
-        writer.write_all(b": ")
-    }
 }
 
 #[cfg(test)]

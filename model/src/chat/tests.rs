@@ -1,10 +1,7 @@
 use super::*;
 
 fn fixtures() -> PathBuf {
-    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures");
-    std::env::var_os("AGENTGYM_FIXTURES")
-        .map_or_else(|| default.into(), PathBuf::from)
-        .join("qwen2-tiny")
+    crate::tests::fixtures().join("qwen2-tiny")
 }
 
 fn fixture() -> (Chat, Tokenizer) {

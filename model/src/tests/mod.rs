@@ -1,5 +1,6 @@
 //! Tests of the whole model: golden numbers, batch invariance, training.
 
+mod checkpoint;
 mod golden;
 
 use std::path::PathBuf;
