@@ -55,7 +55,7 @@ impl Environments {
             attempts_max: gym.max_retries.max(1),
             ..ClientOptions::default()
         };
-        let client = EnvClient::new(spec, &[url.clone()], options)
+        let client = EnvClient::new(spec, std::slice::from_ref(&url), options)
             .map_err(|e| Error::stage(e.to_string()))?;
         Ok(Environment { spec, client, url })
     }

@@ -126,8 +126,7 @@ fn preset(plan: &Plan, path: &str) -> Result<Policy> {
     }
     .stream();
     let tokenizer = tiny_text::train_tokenizer(corpus(plan)?.into_iter(), shape.vocab)?;
-    let (config, weights) = (shape.config()?, shape.init_weights(super::head(&stream))?);
-    Ok(Policy::new(config, weights, tokenizer, tiny_text::chat())?)
+    Ok(shape.policy(super::head(&stream), tokenizer)?)
 }
 
 /// Text that a preset's tokenizer should know well: how the tasks of the
