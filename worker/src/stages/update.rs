@@ -281,7 +281,7 @@ pub(super) fn resume(
     let policy = Policy::clone(policy);
     Ok(match optimizer {
         Some(folder) => Trainer::with_state(policy, adamw, folder)?,
-        None => Trainer::new(policy, adamw)?,
+        None => Trainer::new(policy, adamw),
     })
 }
 
