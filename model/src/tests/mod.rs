@@ -1,11 +1,18 @@
-//! Tests of the whole model: golden numbers, batch invariance, training.
+//! Tests of the whole model: golden numbers, oracles, batch invariance, training.
 
 mod checkpoint;
+mod composed;
+mod folders;
 mod golden;
+mod invariance;
+mod oracle;
+mod training;
 
 use std::path::PathBuf;
 
-use crate::{Device, Policy};
+use crate::{
+    Device, ModelConfig, Parameter, Policy, ScoreRequest, TrainSequence, Weights, parameter_shapes,
+};
 
 /// The fixture set: `AGENTGYM_FIXTURES`, else the workspace's own.
 pub(crate) fn fixtures() -> PathBuf {
@@ -18,4 +25,145 @@ pub(crate) fn fixtures() -> PathBuf {
 /// The golden model.
 pub(crate) fn tiny_policy() -> Policy {
     Policy::load(&fixtures().join("qwen2-tiny"), &Device::cpu()).unwrap()
+}
+
+/// Sizes of an invented model.
+#[derive(Clone, Copy)]
+struct Shape {
+    heads: usize,
+    kv_heads: usize,
+    /// Numbers per head.
+    width: usize,
+    inner: usize,
+    layers: usize,
+    tied: bool,
+}
+
+/// Head widths below, at and across the vector width; groups of 1, 2, 3 and 7.
+const SHAPES: [Shape; 4] = [
+    Shape {
+        heads: 4,
+        kv_heads: 2,
+        width: 16,
+        inner: 80,
+        layers: 2,
+        tied: true,
+    },
+    Shape {
+        heads: 3,
+        kv_heads: 1,
+        width: 24,
+        inner: 50,
+        layers: 3,
+        tied: false,
+    },
+    Shape {
+        heads: 2,
+        kv_heads: 2,
+        width: 6,
+        inner: 33,
+        layers: 1,
+        tied: false,
+    },
+    Shape {
+        heads: 7,
+        kv_heads: 1,
+        width: 64,
+        inner: 600,
+        layers: 2,
+        tied: true,
+    },
+];
+
+/// A policy with random numbers in every parameter.
+fn random_policy(shape: Shape, seed: u64) -> Policy {
+    let model = tiny_policy();
+    let raw = serde_json::json!({
+        "model_type": "qwen2",
+        "hidden_size": shape.heads * shape.width,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "vocab_size": model.config().vocab_size.max(400),
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000.0,
+        "tie_word_embeddings": shape.tied,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+    });
+    let config = ModelConfig::from_json(raw.as_object().unwrap().clone(), "test".as_ref()).unwrap();
+    let mut random = Random(seed);
+    let parameters = parameter_shapes(&config)
+        .into_iter()
+        .map(|(name, shape)| {
+            let count: usize = shape.iter().product();
+            let (offset, scale) = match (name.contains("norm"), shape.as_slice()) {
+                (true, _) => (1.0, 0.5),
+                (_, [_]) => (0.0, 1.0),
+                (_, shape) => (0.0, 3.0 / (shape[0] as f32).sqrt()),
+            };
+            let numbers = (0..count)
+                .map(|_| offset + scale * (random.unit() - 0.5))
+                .collect();
+            (name, Parameter::new(shape, numbers))
+        })
+        .collect();
+    let (tokenizer, chat) = (model.tokenizer().clone(), model.chat().clone());
+    Policy::new(config, Weights::new(parameters), tokenizer, chat).unwrap()
+}
+
+/// A 64-bit linear congruential generator.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % bound
+    }
+
+    fn unit(&mut self) -> f32 {
+        self.below(1 << 24) as f32 / (1 << 24) as f32
+    }
+}
+
+/// Sequences of the given lengths with a random mask that spares the first token.
+fn sequences(vocabulary: usize, lengths: &[usize], seed: u64) -> Vec<TrainSequence> {
+    let mut random = Random(seed);
+    lengths
+        .iter()
+        .map(|&length| TrainSequence {
+            token_ids: (0..length)
+                .map(|_| random.below(vocabulary) as u32)
+                .collect(),
+            loss_mask: (0..length).map(|t| t > 0 && random.below(3) > 0).collect(),
+        })
+        .collect()
+}
+
+fn requests(sequences: &[TrainSequence]) -> Vec<ScoreRequest<'_>> {
+    sequences
+        .iter()
+        .map(|s| ScoreRequest {
+            token_ids: &s.token_ids,
+            loss_mask: &s.loss_mask,
+        })
+        .collect()
+}
+
+/// Largest |a − b| over the rms of b.
+fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let squares: f64 = expected.iter().map(|&x| f64::from(x).powi(2)).sum();
+    let rms = (squares / expected.len() as f64).sqrt();
+    let worst = found
+        .iter()
+        .zip(expected)
+        .map(|(&a, &b)| f64::from(a - b).abs())
+        .fold(0.0, f64::max);
+    worst / rms.max(1e-12)
 }

@@ -1,0 +1,147 @@
+//! The kernels against the same model out of elementary operations, and against
+//! another implementation of Qwen2.
+
+use candle_core::{DType, Device, Tensor};
+use candle_transformers::models::qwen2;
+
+use super::composed::Composed;
+use super::{SHAPES, random_policy, relative_error, requests, sequences, tiny_policy};
+use crate::network::Batch;
+use crate::{
+    AdamW, ComputeOptions, Policy, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams,
+    score,
+};
+
+/// Lengths around block edges and tile sizes.
+const LENGTHS: [usize; 7] = [2, 3, 9, 63, 64, 65, 131];
+
+/// Coefficients of the token at `token`, of both signs.
+fn coefficients(token: usize) -> (f64, f64) {
+    (
+        (token % 5) as f64 * 0.3 - 0.5,
+        (token % 3) as f64 * 0.2 - 0.1,
+    )
+}
+
+#[test]
+fn scores_agree_with_elementary_operations() {
+    for (seed, shape) in SHAPES.into_iter().enumerate() {
+        let policy = random_policy(shape, seed as u64);
+        let mut sequences = sequences(policy.config().vocab_size, &LENGTHS, 5);
+        for sequence in &mut sequences {
+            sequence.loss_mask[1..].fill(true);
+        }
+        let options = ComputeOptions::default();
+        let scores = score(&policy, &requests(&sequences), 0.8, &options).unwrap();
+        let composed = Composed::new(&policy).unwrap();
+        for (sequence, scores) in sequences.iter().zip(&scores) {
+            let (log_probs, entropies) = composed.streams(&sequence.token_ids, 0.8).unwrap();
+            let log_probs: Vec<f32> = log_probs.to_vec1().unwrap();
+            let entropies: Vec<f32> = entropies.to_vec1().unwrap();
+            assert!(relative_error(&scores.log_probs[1..], &log_probs) < 1e-5);
+            assert!(relative_error(&scores.entropies[1..], &entropies) < 1e-5);
+        }
+    }
+}
+
+#[test]
+fn gradients_agree_with_elementary_operations_and_reach_every_parameter() {
+    for (seed, shape) in SHAPES.into_iter().enumerate() {
+        let policy = random_policy(shape, 10 + seed as u64);
+        let sequences = sequences(policy.config().vocab_size, &LENGTHS, 6);
+        let trainer = Trainer::new(policy.clone(), AdamW::default());
+        let ask = |_: usize, streams: &UnitStreams| {
+            let spread = |pick: fn((f64, f64)) -> f64| {
+                let numbers = |s: &Vec<f32>| (0..s.len()).map(|t| pick(coefficients(t))).collect();
+                streams.log_probs.iter().map(numbers).collect()
+            };
+            UnitCoefficients {
+                log_probs: spread(|c| c.0),
+                entropies: spread(|c| c.1),
+            }
+        };
+        let units = [Unit {
+            sequences: sequences.clone(),
+            skip: false,
+        }];
+        let options = ComputeOptions::default();
+        let (found, _) = trainer.gradients(&units, 0.8, &ask, &options).unwrap();
+        let expected = summed_gradients(&policy, &sequences);
+        for (name, expected) in expected {
+            let found = found.get(&name).unwrap();
+            assert!(found.iter().all(|x| x.is_finite()), "{name}");
+            assert!(found.iter().any(|&x| x != 0.0), "{name}");
+            // A key bias moves all scores of a row together: its gradient is a small
+            // difference of large numbers.
+            let bound = if name.ends_with("k_proj.bias") {
+                1e-3
+            } else {
+                2e-4
+            };
+            let error = relative_error(found, &expected);
+            assert!(error < bound, "shape {seed}: {name} is off by {error}");
+        }
+    }
+}
+
+fn summed_gradients(policy: &Policy, sequences: &[TrainSequence]) -> Vec<(String, Vec<f32>)> {
+    let composed = Composed::new(policy).unwrap();
+    let mut sums: Vec<(String, Vec<f32>)> = policy
+        .weights()
+        .iter()
+        .map(|(name, parameter)| (name.to_owned(), vec![0.0; parameter.numbers().len()]))
+        .collect();
+    for sequence in sequences {
+        let own = composed.gradients(sequence, 0.8, coefficients).unwrap();
+        for (name, sum) in &mut sums {
+            sum.iter_mut()
+                .zip(&own[name])
+                .for_each(|(sum, x)| *sum += x);
+        }
+    }
+    sums
+}
+
+#[test]
+fn last_logits_agree_with_another_implementation_on_a_saved_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    for policy in [
+        tiny_policy(),
+        random_policy(SHAPES[0], 3),
+        random_policy(SHAPES[1], 4),
+    ] {
+        policy.save(dir.path()).unwrap();
+        let weights = dir.path().join("model.safetensors");
+        let tensors = candle_core::safetensors::load(weights, &Device::Cpu).unwrap();
+        let builder = candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
+        let own = policy.config();
+        let config = qwen2::Config {
+            vocab_size: own.vocab_size,
+            hidden_size: own.hidden_size,
+            intermediate_size: own.intermediate_size,
+            num_hidden_layers: own.num_hidden_layers,
+            num_attention_heads: own.num_attention_heads,
+            num_key_value_heads: own.num_key_value_heads,
+            max_position_embeddings: own.max_position_embeddings,
+            sliding_window: own.max_position_embeddings,
+            max_window_layers: own.num_hidden_layers,
+            tie_word_embeddings: own.tie_word_embeddings,
+            rope_theta: own.rope_theta,
+            rms_norm_eps: own.rms_norm_eps,
+            use_sliding_window: false,
+            hidden_act: candle_nn::Activation::Silu,
+        };
+        let mut other = qwen2::ModelForCausalLM::new(&config, builder).unwrap();
+        for sequence in sequences(own.vocab_size, &[5, 70], 9) {
+            let ids = &sequence.token_ids;
+            let input = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
+            other.clear_kv_cache();
+            let expected = other.forward(&input, 0).unwrap().flatten_all().unwrap();
+            let expected: Vec<f32> = expected.to_vec1().unwrap();
+            let batch = Batch::new([(0, ids.as_slice())]);
+            let network = policy.network();
+            let hidden = network.hidden(&batch, &[ids.len() as u32 - 1], None, None);
+            assert!(relative_error(&network.logits(&hidden), &expected) < 1e-4);
+        }
+    }
+}

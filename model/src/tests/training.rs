@@ -1,0 +1,156 @@
+//! Optimizer steps: equal bytes for any number of threads and across a resume.
+
+use super::{SHAPES, random_policy, sequences};
+use crate::{
+    AdamW, ComputeOptions, Policy, StepReport, Trainer, Unit, UnitCoefficients, UnitStreams,
+};
+
+fn units(policy: &Policy, seed: u64) -> Vec<Unit> {
+    let sequences = sequences(
+        policy.config().vocab_size,
+        &[20, 70, 5, 33, 64, 2, 90],
+        seed,
+    );
+    sequences
+        .chunks(2)
+        .enumerate()
+        .map(|(number, sequences)| Unit {
+            sequences: sequences.to_vec(),
+            skip: number == 1,
+        })
+        .collect()
+}
+
+/// Cross-entropy with a little entropy bonus; unit 2 contributes nothing.
+fn coefficients(unit: usize, streams: &UnitStreams) -> UnitCoefficients {
+    let scale = if unit == 2 { 0.0 } else { 0.01 };
+    let fill = |value: f64| {
+        streams
+            .log_probs
+            .iter()
+            .map(|s| vec![value; s.len()])
+            .collect()
+    };
+    UnitCoefficients {
+        log_probs: fill(-scale),
+        entropies: fill(-0.1 * scale),
+    }
+}
+
+fn step(trainer: &mut Trainer, seed: u64, threads: usize) -> StepReport {
+    let units = units(&trainer.policy(), seed);
+    let options = ComputeOptions {
+        threads,
+        ..ComputeOptions::default()
+    };
+    trainer
+        .step(&units, 0.7, 1e-2, &coefficients, &options)
+        .unwrap()
+}
+
+#[test]
+fn threads_never_show_and_training_learns() {
+    for shape in [SHAPES[0], SHAPES[1]] {
+        let policy = random_policy(shape, 5);
+        let mut trainers: Vec<Trainer> = (0..4)
+            .map(|_| Trainer::new(policy.clone(), AdamW::default()))
+            .collect();
+        let mut norms = Vec::new();
+        for round in 0..3 {
+            let reports: Vec<StepReport> = trainers
+                .iter_mut()
+                .zip([1, 2, 3, 7])
+                .map(|(trainer, threads)| step(trainer, round, threads))
+                .collect();
+            assert!(reports.iter().all(|report| *report == reports[0]));
+            let first = trainers[0].policy();
+            assert!(
+                trainers
+                    .iter()
+                    .all(|t| t.policy().weights() == first.weights())
+            );
+            assert!(first.weights() != policy.weights());
+            norms.push(reports[0].grad_norm);
+        }
+        assert!(norms.iter().all(|norm| norm.is_finite() && *norm > 0.0));
+    }
+}
+
+#[test]
+fn a_skipped_unit_equals_one_without_coefficients() {
+    let policy = random_policy(SHAPES[0], 6);
+    let trainer = Trainer::new(policy.clone(), AdamW::default());
+    let mut skipped = units(&policy, 1);
+    let options = ComputeOptions::default();
+    let gradients = |units: &[Unit]| {
+        trainer
+            .gradients(units, 1.0, &coefficients, &options)
+            .unwrap()
+    };
+    let (before, tokens) = gradients(&skipped);
+    assert_eq!(tokens, 20 + 70 + 64 + 2 + 90);
+    skipped[2].skip = true;
+    let (after, tokens) = gradients(&skipped);
+    assert_eq!(tokens, 20 + 70 + 90);
+    assert_eq!(before, after);
+}
+
+#[test]
+fn a_resumed_training_equals_an_uninterrupted_one() {
+    let policy = random_policy(SHAPES[1], 7);
+    let mut whole = Trainer::new(policy.clone(), AdamW::default());
+    step(&mut whole, 1, 1);
+    let dir = tempfile::tempdir().unwrap();
+    whole.policy().save(dir.path()).unwrap();
+    whole.save_optimizer(&dir.path().join("optimizer")).unwrap();
+    let resumed = Policy::load(dir.path(), &crate::Device::cpu()).unwrap();
+    let mut resumed =
+        Trainer::with_state(resumed, AdamW::default(), &dir.path().join("optimizer")).unwrap();
+    assert_eq!(resumed.optimizer_steps(), 1);
+    step(&mut whole, 2, 1);
+    step(&mut resumed, 2, 2);
+    assert!(whole.policy().weights() == resumed.policy().weights());
+    // The state counts: a fresh one goes elsewhere.
+    let mut fresh = Trainer::new(
+        Policy::load(dir.path(), &crate::Device::cpu()).unwrap(),
+        AdamW::default(),
+    );
+    step(&mut fresh, 2, 1);
+    assert!(whole.policy().weights() != fresh.policy().weights());
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_changes_nothing() {
+    let policy = random_policy(SHAPES[0], 8);
+    let mut trainer = Trainer::new(policy.clone(), AdamW::default());
+    let units = units(&policy, 1);
+    let endless = |_: usize, streams: &UnitStreams| UnitCoefficients {
+        log_probs: streams
+            .log_probs
+            .iter()
+            .map(|s| vec![f64::NAN; s.len()])
+            .collect(),
+        entropies: streams
+            .log_probs
+            .iter()
+            .map(|s| vec![0.0; s.len()])
+            .collect(),
+    };
+    let options = ComputeOptions::default();
+    let report = trainer.step(&units, 1.0, 1e-2, &endless, &options).unwrap();
+    assert!(report.skipped_non_finite);
+    assert!(trainer.policy().weights() == policy.weights());
+    assert_eq!(trainer.optimizer_steps(), 0);
+}
+
+#[test]
+fn wrong_coefficients_are_an_error_that_names_the_unit() {
+    let policy = random_policy(SHAPES[0], 9);
+    let trainer = Trainer::new(policy.clone(), AdamW::default());
+    let short = |_: usize, _: &UnitStreams| UnitCoefficients::default();
+    let units = units(&policy, 1);
+    let error = trainer
+        .gradients(&units, 1.0, &short, &ComputeOptions::default())
+        .unwrap_err();
+    assert!(error.to_string().contains("unit 0"), "{error}");
+}
