@@ -70,10 +70,14 @@ pub async fn run_worker(
         environments: crate::environments::Environments::default(),
     });
     let queue = options.queue.clone();
-    let classes: Vec<&str> = match options.stages.as_slice() {
-        [] => Stage::ALL.iter().map(|s| s.name()).collect(),
-        some => some.iter().map(|s| s.name()).collect(),
+    let mut stages = match options.stages.as_slice() {
+        [] => Stage::ALL.to_vec(),
+        some => some.to_vec(),
     };
+    // There is always another rollout to play. Taken last, an evaluation would
+    // wait for the end of the run on a single worker.
+    stages.sort_by_key(|stage| stage.blocks());
+    let classes: Vec<&str> = stages.iter().map(|s| s.name()).collect();
     let name = options.name.clone();
     let gate = Gate::new(1);
     let stop = drain.child_token();
