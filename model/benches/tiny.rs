@@ -114,7 +114,10 @@ fn decode(policy: &Policy, rows: usize, context: usize) {
         engine.step().expect("runs");
     }
     rate(
-        &format!("decode, {rows} rows, context {context} and on"),
+        &format!(
+            "decode, {rows} rows, context {context} to {}",
+            context + 190
+        ),
         || {
             let done = engine.step().expect("runs");
             for done in done {
@@ -136,7 +139,7 @@ fn turn(sequence: u64, append: Vec<u32>) -> Turn {
         stream: [3; 32],
         turn: 0,
         sampling: Sampling::default(),
-        tokens_max: 1500,
+        tokens_max: 190,
         stop_ids: Vec::new(),
     }
 }

@@ -60,28 +60,20 @@ impl Sampling {
         let distribution = Distribution::of(logits, inverse_temperature(temperature));
         let id = if self.is_greedy() {
             most_probable(logits)
-        } else if self.top_k == 0 && self.top_p >= 1.0 {
-            pick(
-                logits
-                    .iter()
-                    .map(|&logit| distribution.weight(logit))
-                    .enumerate(),
-                uniform(),
-            )
         } else {
-            let kept = self.kept(logits, &distribution);
-            pick(kept.into_iter(), uniform())
+            let weights = distribution.weights(logits);
+            if self.top_k == 0 && self.top_p >= 1.0 {
+                pick(weights.iter().copied().enumerate(), uniform())
+            } else {
+                pick(self.kept(weights).into_iter(), uniform())
+            }
         };
         (id as u32, distribution.log_prob(logits[id]))
     }
 
     /// The ids that top_k and then top_p leave, in id order, with their weights.
-    fn kept(&self, logits: &[f32], distribution: &Distribution) -> Vec<(usize, f32)> {
-        let mut kept: Vec<(usize, f32)> = logits
-            .iter()
-            .map(|&logit| distribution.weight(logit))
-            .enumerate()
-            .collect();
+    fn kept(&self, weights: Vec<f32>) -> Vec<(usize, f32)> {
+        let mut kept: Vec<(usize, f32)> = weights.into_iter().enumerate().collect();
         kept.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         if self.top_k > 0 {
             kept.truncate(self.top_k);

@@ -10,7 +10,7 @@
 //! at a time without a reduction; values are kept along (`[64][width]`). Up to
 //! four (row, head) pairs that share a key head go through a block together.
 
-use super::{LANES, Lanes, exp, max_lanes, sum_lanes, vectorised};
+use super::{LANES, Lanes, exp, fused_rows, lines, max_lanes, sum_lanes, vectorised};
 
 /// Keys per block.
 pub(crate) const BLOCK: usize = 64;
@@ -126,22 +126,31 @@ pub(super) fn products<const R: usize>(
     head: usize,
     weights: &mut Weights<'_>,
 ) {
-    const W: usize = 2 * LANES;
+    // Eight sums at a time hide the latency of the additions.
+    if R <= 2 {
+        products_by::<R, 4>(vectors, kv, head, weights);
+    } else {
+        products_by::<R, 2>(vectors, kv, head, weights);
+    }
+}
+
+#[inline(always)]
+fn products_by<const R: usize, const C: usize>(
+    vectors: &[[f32; R]],
+    kv: &KeyValues,
+    head: usize,
+    weights: &mut Weights<'_>,
+) {
     for block in 0..weights.stride / BLOCK {
-        let keys = kv.key_block(block, head).as_chunks::<W>().0;
-        for part in 0..BLOCK / W {
-            let mut sums = [[0.0f32; W]; R];
-            for (vector, lines) in vectors.iter().zip(keys.chunks_exact(BLOCK / W)) {
-                let line = &lines[part];
-                for r in 0..R {
-                    for lane in 0..W {
-                        sums[r][lane] = vector[r].mul_add(line[lane], sums[r][lane]);
-                    }
-                }
+        let keys = kv.key_block(block, head);
+        for part in 0..BLOCK / (C * LANES) {
+            let mut sums = [[[0.0; LANES]; C]; R];
+            for (vector, line) in vectors.iter().zip(keys.chunks_exact(BLOCK)) {
+                fused_rows(*vector, lines(&line[part * C * LANES..]), &mut sums);
             }
             for (r, sums) in sums.iter().enumerate() {
-                let start = r * weights.stride + block * BLOCK + part * W;
-                weights.data[start..start + W].copy_from_slice(sums);
+                let start = r * weights.stride + block * BLOCK + part * C * LANES;
+                weights.data[start..start + C * LANES].copy_from_slice(sums.as_flattened());
             }
         }
     }
@@ -186,33 +195,35 @@ pub(super) fn softmax_weights<const R: usize>(
     totals
 }
 
-/// Σ_j weights\[r\]\[j\] · value_j, key by key, for `W` columns from `column` on.
+/// Σ_j weights\[r\]\[j\] · value_j, key by key, for `C` registers from `column` on.
 #[inline(always)]
-pub(super) fn mix<const R: usize, const W: usize>(
+pub(super) fn mix<const R: usize, const C: usize>(
     weights: &Weights<'_>,
     keys: usize,
     kv: &KeyValues,
     head: usize,
     column: usize,
-) -> [[f32; W]; R] {
-    let mut sums = [[0.0f32; W]; R];
+) -> [[Lanes; C]; R] {
+    let mut sums = [[[0.0; LANES]; C]; R];
     for block in 0..weights.stride / BLOCK {
         let values = kv.value_block(block, head);
         let weights = weights.block::<R>(block);
         let count = BLOCK.min(keys - block * BLOCK);
         for (j, value) in values.chunks_exact(kv.padded).enumerate().take(count) {
-            let value: &[f32; W] = value[column..column + W]
-                .try_into()
-                .expect("columns lie inside the padded width");
-            for r in 0..R {
-                let weight = weights[r][j];
-                for lane in 0..W {
-                    sums[r][lane] = weight.mul_add(value[lane], sums[r][lane]);
-                }
-            }
+            fused_rows(at(&weights, j), lines(&value[column..]), &mut sums);
         }
     }
     sums
+}
+
+/// Weight `j` of each row.
+#[inline(always)]
+pub(super) fn at<const R: usize>(weights: &[&[f32; BLOCK]; R], j: usize) -> [f32; R] {
+    let mut own = [0.0; R];
+    for (own, weights) in own.iter_mut().zip(weights) {
+        *own = weights[j];
+    }
+    own
 }
 
 /// Which (row, head) pairs of a segment form a tile.
@@ -327,11 +338,11 @@ fn attend_tile<const R: usize>(
     let mut column = 0;
     while column < tiling.width {
         if kv.padded - column >= 2 * LANES {
-            let mixed = mix::<R, { 2 * LANES }>(&weights, keys, kv, head, column);
+            let mixed = mix::<R, 2>(&weights, keys, kv, head, column);
             write_rows(&mixed, &sums, tiling, (head, pair), column, output);
             column += 2 * LANES;
         } else {
-            let mixed = mix::<R, LANES>(&weights, keys, kv, head, column);
+            let mixed = mix::<R, 1>(&weights, keys, kv, head, column);
             write_rows(&mixed, &sums, tiling, (head, pair), column, output);
             column += LANES;
         }
@@ -340,8 +351,8 @@ fn attend_tile<const R: usize>(
 }
 
 #[inline(always)]
-fn write_rows<const R: usize, const W: usize>(
-    mixed: &[[f32; W]; R],
+fn write_rows<const R: usize, const C: usize>(
+    mixed: &[[Lanes; C]; R],
     sums: &[f32; R],
     tiling: Tiling,
     (head, pair): (usize, usize),
@@ -350,11 +361,11 @@ fn write_rows<const R: usize, const W: usize>(
 ) {
     for r in 0..R {
         let start = tiling.place(head, pair + r).1;
-        let columns = column..tiling.width.min(column + W);
+        let columns = column..tiling.width.min(column + C * LANES);
         let inverse = 1.0 / sums[r];
         for (y, x) in output[start + columns.start..start + columns.end]
             .iter_mut()
-            .zip(&mixed[r])
+            .zip(mixed[r].as_flattened())
         {
             *y = x * inverse;
         }

@@ -2,8 +2,8 @@
 //! computed again from queries and keys instead of being kept: they would need
 //! length² numbers. Sums over query rows run in ascending order of the rows.
 
-use super::attention::{BLOCK, KeyValues, Tiling, Weights, mix, products, softmax_weights};
-use super::{LANES, vectorised};
+use super::attention::{BLOCK, KeyValues, Tiling, Weights, at, mix, products, softmax_weights};
+use super::{LANES, Lanes, fused_row, vectorised};
 
 /// One sequence from its first position on: rows of heads · width numbers.
 #[derive(Clone, Copy)]
@@ -147,10 +147,10 @@ fn tile<const R: usize>(
     let mut column = 0;
     while column < width {
         if kv.padded() - column >= 2 * LANES {
-            const W: usize = 2 * LANES;
-            let mixed = mix::<R, W>(&scores, keys, swapped, head, column);
+            const C: usize = 2;
+            let mixed = mix::<R, C>(&scores, keys, swapped, head, column);
             write_rows(&mixed, scale, tiling, (head, pair), column, grad_queries);
-            spread::<R, W>(
+            spread::<R, C>(
                 &scores,
                 keys,
                 queries,
@@ -158,7 +158,7 @@ fn tile<const R: usize>(
                 kv.padded(),
                 &mut buffers.keys,
             );
-            spread::<R, W>(
+            spread::<R, C>(
                 &weights,
                 keys,
                 grads,
@@ -166,12 +166,12 @@ fn tile<const R: usize>(
                 kv.padded(),
                 &mut buffers.values,
             );
-            column += W;
+            column += C * LANES;
         } else {
-            const W: usize = LANES;
-            let mixed = mix::<R, W>(&scores, keys, swapped, head, column);
+            const C: usize = 1;
+            let mixed = mix::<R, C>(&scores, keys, swapped, head, column);
             write_rows(&mixed, scale, tiling, (head, pair), column, grad_queries);
-            spread::<R, W>(
+            spread::<R, C>(
                 &scores,
                 keys,
                 queries,
@@ -179,7 +179,7 @@ fn tile<const R: usize>(
                 kv.padded(),
                 &mut buffers.keys,
             );
-            spread::<R, W>(
+            spread::<R, C>(
                 &weights,
                 keys,
                 grads,
@@ -187,15 +187,15 @@ fn tile<const R: usize>(
                 kv.padded(),
                 &mut buffers.values,
             );
-            column += W;
+            column += C * LANES;
         }
     }
     R
 }
 
-/// target_j += Σ_r weights\[r\]\[j\] · vectors\[r\] for `W` columns from `column` on.
+/// target_j += Σ_r weights\[r\]\[j\] · vectors\[r\] for `C` registers from `column` on.
 #[inline(always)]
-fn spread<const R: usize, const W: usize>(
+fn spread<const R: usize, const C: usize>(
     weights: &Weights<'_>,
     keys: usize,
     vectors: &[[f32; R]],
@@ -203,10 +203,10 @@ fn spread<const R: usize, const W: usize>(
     padded: usize,
     target: &mut [f32],
 ) {
-    let mut rows = [[0.0f32; W]; R];
-    for (lane, vector) in vectors[column..].iter().enumerate().take(W) {
+    let mut rows = [[[0.0; LANES]; C]; R];
+    for (place, vector) in vectors[column..].iter().enumerate().take(C * LANES) {
         for r in 0..R {
-            rows[r][lane] = vector[r];
+            rows[r][place / LANES][place % LANES] = vector[r];
         }
     }
     for (block, lines) in target.chunks_mut(BLOCK * padded).enumerate() {
@@ -216,22 +216,27 @@ fn spread<const R: usize, const W: usize>(
         let weights = weights.block::<R>(block);
         let count = BLOCK.min(keys - block * BLOCK);
         for (j, line) in lines.chunks_exact_mut(padded).enumerate().take(count) {
-            let line: &mut [f32; W] = (&mut line[column..column + W])
-                .try_into()
-                .expect("columns lie inside the padded width");
-            for r in 0..R {
-                let weight = weights[r][j];
-                for lane in 0..W {
-                    line[lane] = weight.mul_add(rows[r][lane], line[lane]);
-                }
+            let line = &mut line[column..column + C * LANES];
+            let mut sum = *super::lines::<C>(line);
+            let weights = at(&weights, j);
+            fused_row(weights[0], &rows[0], &mut sum);
+            if R > 1 {
+                fused_row(weights[1], &rows[1], &mut sum);
             }
+            if R > 2 {
+                fused_row(weights[2], &rows[2], &mut sum);
+            }
+            if R > 3 {
+                fused_row(weights[3], &rows[3], &mut sum);
+            }
+            line.copy_from_slice(sum.as_flattened());
         }
     }
 }
 
 #[inline(always)]
-fn write_rows<const R: usize, const W: usize>(
-    mixed: &[[f32; W]; R],
+fn write_rows<const R: usize, const C: usize>(
+    mixed: &[[Lanes; C]; R],
     scale: f32,
     tiling: Tiling,
     (head, pair): (usize, usize),
@@ -240,10 +245,10 @@ fn write_rows<const R: usize, const W: usize>(
 ) {
     for r in 0..R {
         let start = tiling.place(head, pair + r).1;
-        let end = tiling.width.min(column + W);
+        let end = tiling.width.min(column + C * LANES);
         for (y, x) in output[start + column..start + end]
             .iter_mut()
-            .zip(&mixed[r])
+            .zip(mixed[r].as_flattened())
         {
             *y = x * scale;
         }

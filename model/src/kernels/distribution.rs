@@ -67,10 +67,18 @@ impl Distribution {
         (logit * self.inverse_temperature - self.max) - self.log_sum
     }
 
-    /// exp(z − max): the probability up to the common factor.
-    #[inline(always)]
-    pub(crate) fn weight(&self, logit: f32) -> f32 {
-        exp(logit * self.inverse_temperature - self.max)
+    /// exp(z − max) of every logit: the probabilities up to a common factor.
+    pub(crate) fn weights(&self, logits: &[f32]) -> Vec<f32> {
+        let mut weights = vec![0.0; logits.len()];
+        vectorised(
+            #[inline(always)]
+            || {
+                for (weight, logit) in weights.iter_mut().zip(logits) {
+                    *weight = exp(logit * self.inverse_temperature - self.max);
+                }
+            },
+        );
+        weights
     }
 
     /// Turns a row of logits into ∂(a·log_prob(target) + b·entropy)/∂logits.
