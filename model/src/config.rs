@@ -200,7 +200,7 @@ impl Reader<'_> {
     fn check_sizes(&self, config: &ModelConfig) -> Result<()> {
         let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
         let width = config.head_width();
-        if hidden % heads != 0 || width % 2 != 0 || width > HEAD_WIDTH_MAX {
+        if !hidden.is_multiple_of(heads) || !width.is_multiple_of(2) || width > HEAD_WIDTH_MAX {
             return Err(self.unsupported(format!(
                 "hidden_size {hidden} over {heads} heads must give an even head width of at most \
                  {HEAD_WIDTH_MAX}"
@@ -213,7 +213,7 @@ impl Reader<'_> {
                 "head_dim {head_dim} differs from hidden_size / num_attention_heads = {width}"
             )));
         }
-        if heads % config.num_key_value_heads != 0 {
+        if !heads.is_multiple_of(config.num_key_value_heads) {
             return Err(self.bad(format!(
                 "num_attention_heads {heads} is no multiple of num_key_value_heads {}",
                 config.num_key_value_heads

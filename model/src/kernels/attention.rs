@@ -359,13 +359,13 @@ fn write_rows<const R: usize, const C: usize>(
     column: usize,
     output: &mut [f32],
 ) {
-    for r in 0..R {
+    for (r, mixed) in mixed.iter().enumerate() {
         let start = tiling.place(head, pair + r).1;
         let columns = column..tiling.width.min(column + C * LANES);
         let inverse = 1.0 / sums[r];
         for (y, x) in output[start + columns.start..start + columns.end]
             .iter_mut()
-            .zip(mixed[r].as_flattened())
+            .zip(mixed.as_flattened())
         {
             *y = x * inverse;
         }

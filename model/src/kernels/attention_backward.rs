@@ -131,12 +131,12 @@ fn tile<const R: usize>(
         stride,
     };
     products(grads, swapped, head, &mut scores);
-    for r in 0..R {
+    for (r, sum) in sums.into_iter().enumerate() {
         let start = tiling.place(head, pair + r).1;
         let columns = start..start + width;
         // Σ_j weight_j · ∂weight_j = ∂output · output
         let shared = super::dot(&sequence.grad[columns.clone()], &sequence.output[columns]);
-        let inverse = 1.0 / sums[r];
+        let inverse = 1.0 / sum;
         for (weights, scores) in weights.row(r).iter_mut().zip(scores.row(r)) {
             for lane in 0..LANES {
                 weights[lane] *= inverse;
@@ -243,12 +243,12 @@ fn write_rows<const R: usize, const C: usize>(
     column: usize,
     output: &mut [f32],
 ) {
-    for r in 0..R {
+    for (r, mixed) in mixed.iter().enumerate() {
         let start = tiling.place(head, pair + r).1;
         let end = tiling.width.min(column + C * LANES);
         for (y, x) in output[start + column..start + end]
             .iter_mut()
-            .zip(mixed[r].as_flattened())
+            .zip(mixed.as_flattened())
         {
             *y = x * scale;
         }

@@ -124,9 +124,15 @@ mod tests {
             .collect()
     }
 
-    /// The order that is promised: one chain of fused multiply-adds per piece.
-    fn in_order(a: &[f32], b: &[f32], k: usize, n: usize, row: usize, column: usize) -> f32 {
-        let mut total = 0.0;
+    /// The order that is promised: one chain of fused multiply-adds per piece, added
+    /// to what is there.
+    fn in_order(
+        start: f32,
+        (a, row): (&[f32], usize),
+        (b, n, column): (&[f32], usize, usize),
+    ) -> f32 {
+        let k = b.len() / n;
+        let mut total = start;
         for piece in (0..k).step_by(K_PIECE) {
             let mut sum = 0.0f32;
             for i in piece..k.min(piece + K_PIECE) {
@@ -144,13 +150,17 @@ mod tests {
                 let b = numbers(k * n, 7);
                 for m in [1, 2, 3, 8, 13, 65] {
                     let a = numbers(m * k, 11);
-                    let mut output = vec![f32::NAN; m * n];
-                    matmul(View::new(&a, m, k), View::new(&b, k, n), &mut output, false);
-                    for row in 0..m {
-                        for column in 0..n {
-                            let expected = in_order(&a, &b, k, n, row, column);
+                    let mut fresh = vec![f32::NAN; m * n];
+                    matmul(View::new(&a, m, k), View::new(&b, k, n), &mut fresh, false);
+                    let start = numbers(m * n, 13);
+                    let mut added = start.clone();
+                    matmul(View::new(&a, m, k), View::new(&b, k, n), &mut added, true);
+                    for place in 0..m * n {
+                        let (row, column) = (place / n, place % n);
+                        for (found, start) in [(fresh[place], 0.0), (added[place], start[place])] {
+                            let expected = in_order(start, (&a, row), (&b, n, column));
                             assert_eq!(
-                                output[row * n + column].to_bits(),
+                                found.to_bits(),
                                 expected.to_bits(),
                                 "m {m} k {k} n {n} at ({row}, {column})"
                             );
