@@ -4,6 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
+# The tests run the programs themselves, which `cargo test` does not build.
+cargo build --release --workspace --bins
 if [ $# -gt 0 ]; then
   exec cargo test --release --workspace -- "$@"
 fi

@@ -8,4 +8,5 @@ mod queue;
 mod storage;
 
 mod configs;
+mod durability;
 mod submit;

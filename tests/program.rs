@@ -1,0 +1,84 @@
+//! The project's own programs as child processes: what a user types, killed
+//! the way a machine dies.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+/// The folder that holds `configs` and `models`.
+pub fn workspace() -> PathBuf {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    tests.parent().unwrap_or(tests).to_owned()
+}
+
+/// A program of this workspace, run from the workspace's folder.
+///
+/// # Panics
+/// If it is not built: `cargo test` alone does not build binaries.
+pub fn program(name: &str) -> Command {
+    let test = std::env::current_exe().expect("a test knows its own path");
+    let folder = test
+        .ancestors()
+        .nth(2)
+        .expect("tests lie in <target>/<profile>/deps");
+    let path = folder.join(name);
+    assert!(
+        path.exists(),
+        "{} is missing; run `cargo build --release --workspace --bins` first, as scripts/test.sh does",
+        path.display()
+    );
+    let mut command = Command::new(path);
+    command
+        .current_dir(workspace())
+        .env_remove("AGENTGYM_STORE")
+        .env_remove("AGENTGYM_QUEUE");
+    command
+}
+
+/// Runs a program to its end.
+///
+/// # Panics
+/// If it cannot be started.
+pub fn finish(mut command: Command) -> Output {
+    command
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program can be started")
+}
+
+/// A running program, killed when dropped.
+pub struct Running(Child);
+
+impl Running {
+    /// Starts a program; what it says is not kept.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn start(mut command: Command) -> Self {
+        let quiet = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        Self(quiet.spawn().expect("the program can be started"))
+    }
+
+    /// True once the program has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        matches!(self.0.try_wait(), Ok(Some(_)))
+    }
+
+    /// `kill -9`, and waits until the process is gone.
+    pub fn kill(mut self) {
+        self.stop();
+    }
+
+    fn stop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,164 @@
+//! The promise of the whole project, typed as a user types it: whatever is
+//! killed, wiped, added or exchanged, the run ends with the same bytes, and
+//! nothing that was finished is done again.
+
+use agentgym_storage::{RunId, Store};
+use agentgym_tests::program::{Running, finish, program};
+use agentgym_tests::redis::RedisServer;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::str::FromStr;
+use std::sync::OnceLock;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const RUN: &str = "smoke";
+
+fn submit(store: &Path, bindings: &[&str]) -> Command {
+    let mut command = program("agentgym-submit");
+    command
+        .arg("configs/smoke.yaml")
+        .arg(format!("storage.url={}", store.display()))
+        .arg(format!("run.id={RUN}"))
+        .args(bindings);
+    command
+}
+
+fn run_to_end(store: &Path, bindings: &[&str]) -> String {
+    let output = finish(submit(store, bindings));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{}: {said}", output.status);
+    digest(store)
+}
+
+fn digest(store: &Path) -> String {
+    let mut command = program("agentgym-submit");
+    command.args(["digest", RUN, "--store"]).arg(store);
+    let output = finish(command);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.split_whitespace()
+        .find(|word| word.len() == 64)
+        .expect("a digest has 64 letters")
+        .to_owned()
+}
+
+/// The digest of a run that nothing happened to; made once.
+fn undisturbed() -> &'static str {
+    static DIGEST: OnceLock<String> = OnceLock::new();
+    DIGEST.get_or_init(|| {
+        let folder = TempDir::new().unwrap();
+        run_to_end(folder.path(), &["jobs.threads=2"])
+    })
+}
+
+/// Every attempt of a part that has a commit is older than the commit: the
+/// committing attempt is the last one. Returns the commits by worker.
+async fn no_part_started_after_its_commit(store: &Path) -> BTreeMap<String, usize> {
+    let store = Store::open(&store.display().to_string()).await.unwrap();
+    let run = RunId::from_str(RUN).unwrap();
+    let mut by_worker = BTreeMap::new();
+    for (slot, attempts) in store.all_attempts(&run).await.unwrap() {
+        let manifest = store
+            .manifest(&slot)
+            .await
+            .unwrap()
+            .expect("a finished run has every commit");
+        let last = attempts.last().expect("a commit has an attempt");
+        assert_eq!(
+            manifest.attempt, last.number,
+            "{slot:?} was started again after its commit"
+        );
+        *by_worker.entry(last.start.worker.clone()).or_insert(0) += 1;
+    }
+    by_worker
+}
+
+/// Waits that differ from each other, the same in every test run.
+fn waits(seed: u64) -> impl Iterator<Item = Duration> {
+    let mut state = seed;
+    std::iter::repeat_with(move || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        Duration::from_millis(300 + (state >> 33) % 2_200)
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_kills_and_a_lost_queue_change_nothing() {
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    for (kill, wait) in waits(7).take(10).enumerate() {
+        let mut running = Running::start(submit(store, &[]));
+        std::thread::sleep(wait);
+        running.has_ended();
+        running.kill();
+        if kill == 4 {
+            for suffix in ["", "-wal", "-shm"] {
+                let _ = std::fs::remove_file(store.join(format!("queue.sqlite{suffix}")));
+            }
+        }
+    }
+    assert_eq!(run_to_end(store, &[]), undisturbed());
+    no_part_started_after_its_commit(store).await;
+}
+
+#[test]
+fn one_thread_gives_the_bytes_of_two() {
+    let folder = TempDir::new().unwrap();
+    assert_eq!(
+        run_to_end(folder.path(), &["jobs.threads=1"]),
+        undisturbed()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_gives_the_same_digest_and_two_workers_share_the_parts() {
+    let redis = RedisServer::start();
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    let queue = format!("queue.url={}", redis.url());
+    let mut helper = program("agentgym-worker");
+    helper
+        .args(["--threads", "1", "--queue", &redis.url(), "--store"])
+        .arg(store);
+    std::fs::create_dir_all(store).unwrap();
+    let helper = Running::start(helper);
+    assert_eq!(
+        run_to_end(store, &[&queue, "jobs.threads=1"]),
+        undisturbed()
+    );
+    helper.kill();
+    let by_worker = no_part_started_after_its_commit(store).await;
+    let all: usize = by_worker.values().sum();
+    let least = by_worker.values().min().copied().unwrap_or(0);
+    assert_eq!(by_worker.len(), 2, "{by_worker:?}");
+    assert!(
+        5 * least >= all,
+        "one worker made less than a fifth of the parts: {by_worker:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_worker_on_the_same_files_may_die() {
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    let mut running = Running::start(submit(store, &["jobs.threads=1", "jobs.lease_ttl_s=6"]));
+    std::thread::sleep(Duration::from_secs(2));
+    let mut helper = program("agentgym-worker");
+    helper.args(["--threads", "1", "--store"]).arg(store);
+    let helper = Running::start(helper);
+    std::thread::sleep(Duration::from_secs(5));
+    helper.kill();
+    std::thread::sleep(Duration::from_secs(1));
+    running.has_ended();
+    running.kill();
+    assert_eq!(run_to_end(store, &[]), undisturbed());
+    no_part_started_after_its_commit(store).await;
+}
