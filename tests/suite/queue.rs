@@ -637,11 +637,14 @@ async fn memory_serves_one_process() {
 #[tokio::test]
 async fn errors_say_what_to_do_and_no_password() {
     let closed = "redis://me:secret@127.0.0.1:1/0";
+    let plain = RedisServer::start();
+    let not_tls = plain.url().replace("redis://", "rediss://me:secret@");
     for (url, hint, verdict) in [
         ("kafka://me:secret@host", "sqlite:PATH", Verdict::GiveUp),
         ("sqlite:", "names no file", Verdict::GiveUp),
         ("sqlite:/no/such/folder/q", "folder exists", Verdict::Retry),
         (closed, "Check that Redis runs", Verdict::Retry),
+        (&not_tls, "Check that Redis runs", Verdict::Retry),
     ] {
         let error = Queue::open(url, options()).await.unwrap_err();
         let message = error.to_string();

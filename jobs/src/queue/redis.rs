@@ -69,11 +69,17 @@ pub(super) struct Redis {
 
 impl Redis {
     pub(super) async fn open(url: &str, options: &QueueOptions) -> Result<Self> {
+        if url.starts_with("rediss:") {
+            // redis-rs panics if it has to choose among several providers. An
+            // error means that somebody else has named one, which is as good.
+            let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        }
         let client = Client::open(url).map_err(|error| bad_url(url, error))?;
         let config = ConnectionManagerConfig::new()
             .set_response_timeout(Some(RESPONSE_TIMEOUT))
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_number_of_retries(3)
+            // The supervisor of a worker tries again too, and a user waits for this.
+            .set_number_of_retries(1)
             .set_max_delay(Duration::from_secs(1));
         let connection = client
             .get_connection_manager_with_config(config)
