@@ -24,20 +24,51 @@ use std::path::Path;
 pub struct Exported {
     /// Names below the folder, sorted.
     pub names: Vec<String>,
+    /// Folders that retention has removed since.
+    pub removed: Vec<String>,
     /// Sequences of the batch.
     pub trajectories: usize,
 }
 
-/// Writes iteration `n` below `to`.
+/// Writes iteration `n` as the folder `to`, all of it or nothing.
 ///
 /// # Errors
-/// An iteration without an update yet, artifacts that retention has removed,
-/// a folder that is not empty.
+/// An iteration without an update yet, a damaged artifact, a folder that is
+/// not empty.
 pub async fn export(view: &RunView, n: u32, to: &Path) -> Result<Exported> {
     view.iteration_parts(n)?;
     let after = view.committed(policy_of(&view.plan, n)).await?;
-    fresh_folder(to)?;
+    check_free(to)?;
+    let parent = match to.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    std::fs::create_dir_all(parent).map_err(Error::local(parent))?;
+    let partial = tempfile::Builder::new()
+        .prefix(".export-")
+        .tempdir_in(parent)
+        .map_err(Error::local(parent))?;
     let mut out = Exported::default();
+    write_all(view, n, &after, partial.path(), &mut out).await?;
+    let partial = partial.keep();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&partial, mode).map_err(Error::local(&partial))?;
+    }
+    std::fs::rename(&partial, to).map_err(Error::local(to))?;
+    out.names.sort();
+    Ok(out)
+}
+
+async fn write_all(
+    view: &RunView,
+    n: u32,
+    after: &Manifest,
+    to: &Path,
+    out: &mut Exported,
+) -> Result<()> {
     let mut origin = json!({
         "run": view.plan.run.to_string(),
         "identity": view.plan.identity,
@@ -47,41 +78,34 @@ pub async fn export(view: &RunView, n: u32, to: &Path) -> Result<Exported> {
         "actor": view.plan.config.actor_rollout_ref.actor,
         "algorithm": view.plan.config.algorithm,
     });
-    folder(view, &after, "policy", &to.join("policy_after"), &mut out).await?;
+    folder(view, after, "policy", &to.join("policy_after"), out).await?;
     if n > 0 {
-        let before = input(view, &after, "policy").await?;
-        folder(view, &before, "policy", &to.join("policy_before"), &mut out).await?;
+        let before = input(view, after, "policy").await?;
+        folder(view, &before, "policy", &to.join("policy_before"), out).await?;
         // Only an update's optimizer carries on; a warm start's does not.
         let carries_on = before.stage == Stage::Update.name();
         if carries_on {
             let dir = to.join("optimizer_before");
-            folder(view, &before, "optimizer", &dir, &mut out).await?;
+            folder(view, &before, "optimizer", &dir, out).await?;
         }
         origin["optimizer_before"] = json!(if carries_on { "carried on" } else { "fresh" });
-        let batch = view
-            .committed(PartId {
-                iteration: n,
-                stage: Stage::Advantage,
-                part: 0,
-            })
-            .await?;
+        let batch = PartId {
+            iteration: n,
+            stage: Stage::Advantage,
+            part: 0,
+        };
+        let batch = view.committed(batch).await?;
         let Batch::V1(slots) = view.payload(&batch, "batch.bin").await?;
         let lines = trajectories(&slots);
         out.trajectories = lines.len();
         origin["slots"] = json!(slots.len());
         let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-        write(to, "trajectories.jsonl", text.as_bytes(), &mut out)?;
-        let update = view.bytes(&after, "update.json").await?;
-        write(to, "update.json", &update, &mut out)?;
+        write(to, "trajectories.jsonl", text.as_bytes(), out)?;
+        let update = view.bytes(after, "update.json").await?;
+        write(to, "update.json", &update, out)?;
     }
-    write(
-        to,
-        "export.json",
-        format!("{origin:#}\n").as_bytes(),
-        &mut out,
-    )?;
-    out.names.sort();
-    Ok(out)
+    origin["removed"] = json!(out.removed);
+    write(to, "export.json", format!("{origin:#}\n").as_bytes(), out)
 }
 
 /// One line per sequence: the fields of the episode, then the streams.
@@ -112,12 +136,14 @@ fn trajectories(slots: &[Option<agentgym_jobs::records::BatchEpisode>]) -> Vec<V
     lines
 }
 
-fn fresh_folder(to: &Path) -> Result<()> {
-    std::fs::create_dir_all(to).map_err(Error::local(to))?;
-    let mut inside = std::fs::read_dir(to).map_err(Error::local(to))?;
-    if inside.next().is_some() {
+fn check_free(to: &Path) -> Result<()> {
+    let taken = match std::fs::read_dir(to) {
+        Ok(mut inside) => inside.next().is_some(),
+        Err(e) => e.kind() != std::io::ErrorKind::NotFound,
+    };
+    if taken {
         return Err(Error::Usage(format!(
-            "{} is not empty; give --to a new folder",
+            "{} is not an empty folder; give --to a new one",
             to.display()
         )));
     }
@@ -131,7 +157,7 @@ fn write(to: &Path, name: &str, bytes: &[u8], out: &mut Exported) -> Result<()> 
     Ok(())
 }
 
-/// Copies a verified artifact folder.
+/// Copies a verified artifact folder, or notes that it is gone.
 async fn folder(
     view: &RunView,
     manifest: &Manifest,
@@ -145,11 +171,20 @@ async fn folder(
         vec![(INPUT.to_owned(), manifest.clone())],
         cache_dir(),
     );
-    let local = inputs.folder(INPUT, prefix).await?;
-    copy_files(local.path(), to)?;
     let name = to.file_name().unwrap_or_default().to_string_lossy();
-    out.names.push(format!("{name}/"));
-    Ok(())
+    match inputs.folder(INPUT, prefix).await {
+        Ok(local) => {
+            copy_files(local.path(), to)?;
+            out.names.push(format!("{name}/"));
+            Ok(())
+        }
+        // What is left is worth having: records are kept for good.
+        Err(agentgym_storage::Error::Removed { .. }) => {
+            out.removed.push(name.into_owned());
+            Ok(())
+        }
+        Err(e) => Err(e.into()),
+    }
 }
 
 fn copy_files(from: &Path, to: &Path) -> Result<()> {

@@ -194,7 +194,7 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
         text::emit(&inspect_text::head(id, &manifest, &row));
         let brief = ids.len() > 1 && !args.tokens && args.group.is_none() && args.sample.is_none();
         let pieces = if args.tokens && !matches!(content, Content::Nothing) {
-            inspect_text::Pieces::of(view, &manifest).await?
+            inspect_text::Pieces::of(view).await?
         } else {
             inspect_text::Pieces::none()
         };

@@ -2,11 +2,11 @@
 
 use crate::Result;
 use crate::metrics::Row;
-use crate::records::{Content, input_commit};
+use crate::records::Content;
 use crate::runs::RunView;
 use crate::text;
 use agentgym_jobs::episode::{Episode, Finish, Outcome, Parse, Sequence};
-use agentgym_jobs::pipeline::PartId;
+use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::records::BatchEpisode;
 use agentgym_model::Tokenizer;
 use agentgym_storage::Manifest;
@@ -14,8 +14,6 @@ use serde_json::Value;
 
 /// Longest line of an observation or a prompt that is shown.
 const LINE_MAX: usize = 160;
-/// Inputs are followed so far up to find the policy whose tokenizer was used.
-const DEPTH_MAX: usize = 4;
 
 /// The text of single tokens, where the tokenizer is at hand.
 #[derive(Debug, Default)]
@@ -27,34 +25,27 @@ impl Pieces {
         Self(None)
     }
 
-    /// The tokenizer of the policy that a part read, found along its inputs.
-    pub(crate) async fn of(view: &RunView, manifest: &Manifest) -> Result<Self> {
+    /// The run's tokenizer. Training never changes it, and the commit that
+    /// wrote it first is never expired.
+    pub(crate) async fn of(view: &RunView) -> Result<Self> {
         const FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
-        let mut at = manifest.clone();
-        for _ in 0..DEPTH_MAX {
-            let holds = |name: &str| {
-                at.outputs
-                    .iter()
-                    .any(|o| o.name == format!("policy/{name}"))
-            };
-            if holds(FILES[0]) {
-                let dir = tempfile::tempdir().map_err(crate::Error::local("a temporary folder"))?;
-                for file in FILES.into_iter().filter(|f| holds(f)) {
-                    let bytes = view.bytes(&at, &format!("policy/{file}")).await?;
-                    let path = dir.path().join(file);
-                    std::fs::write(&path, bytes).map_err(crate::Error::local(path))?;
-                }
-                return Ok(Self(Tokenizer::load(dir.path()).ok()));
+        let init = PartId {
+            iteration: 0,
+            stage: Stage::Init,
+            part: 0,
+        };
+        let commit = view.committed(init).await?;
+        let dir = tempfile::tempdir().map_err(crate::Error::local("a temporary folder"))?;
+        for file in FILES {
+            let name = format!("policy/{file}");
+            if commit.outputs.iter().any(|o| o.name == name) {
+                let path = dir.path().join(file);
+                let bytes = view.bytes(&commit, &name).await?;
+                std::fs::write(&path, bytes).map_err(crate::Error::local(path))?;
             }
-            let next = at
-                .inputs
-                .iter()
-                .find(|i| i.name == "policy")
-                .or(at.inputs.first());
-            let Some(next) = next.cloned() else { break };
-            at = input_commit(view, &at, &next).await?;
         }
-        Ok(Self(None))
+        // Without a usable tokenizer the ids are still worth showing.
+        Ok(Self(Tokenizer::load(dir.path()).ok()))
     }
 
     fn piece(&self, id: u32) -> String {
@@ -242,6 +233,11 @@ fn turns(episode: &Episode) -> String {
             .as_ref()
             .filter(|a| a.trim() != turn.text.trim())
         {
+            let action = if action.is_empty() {
+                "(nothing)"
+            } else {
+                action
+            };
             out += &indented("sent", action);
         }
         let label = match turn.reward {

@@ -13,8 +13,10 @@ mod follow;
 mod inspect;
 mod inspect_text;
 pub mod keys_view;
+mod metric_files;
 pub mod metrics;
 pub mod model_size;
+mod plan_sizes;
 pub mod plan_view;
 pub mod plot;
 mod preflight;
@@ -69,11 +71,18 @@ pub async fn execute(cli: Cli) -> Result<()> {
         Command::Export { run, iteration, to } => {
             let exported = export::export(&view(run, global).await?, *iteration, to).await?;
             if global.json {
-                text::emit_json(
-                    &json!({"to": to, "names": exported.names, "trajectories": exported.trajectories}),
-                );
+                text::emit_json(&json!({
+                    "to": to, "names": exported.names, "removed": exported.removed,
+                    "trajectories": exported.trajectories,
+                }));
             } else {
                 text::emit(&format!("{}: {}", to.display(), exported.names.join(", ")));
+            }
+            if !exported.removed.is_empty() {
+                eprintln!(
+                    "removed by the retention rules, not in the export: {}",
+                    exported.removed.join(", ")
+                );
             }
             Ok(())
         }

@@ -3,14 +3,12 @@
 //! time by anybody, and exporting twice writes the same files.
 
 use crate::runs::RunView;
-use crate::tensorboard::Scalars;
-use crate::{Error, Result, tensorboard};
+use crate::{Error, Result};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_storage::Manifest;
 use futures::{StreamExt, TryStreamExt, stream};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 
 /// Commits read at once; a store answers them in parallel.
 const READS_AT_ONCE: usize = 16;
@@ -36,7 +34,8 @@ impl Row {
         self.metrics.get(name).and_then(Value::as_f64)
     }
 
-    fn ended_unix_s(&self) -> f64 {
+    /// When the attempt ended, seconds since 1970 on its worker's clock.
+    pub fn ended_unix_s(&self) -> f64 {
         self.started_unix_s as f64 + self.wall_s.unwrap_or(0.0)
     }
 }
@@ -164,6 +163,11 @@ impl Book {
         Ok(())
     }
 
+    /// All rows, in the order of the run.
+    pub fn rows(&self) -> impl Iterator<Item = (&PartId, &Row)> {
+        self.rows.iter()
+    }
+
     /// Adds a row; for figures that did not come from a store.
     pub fn insert(&mut self, id: PartId, row: Row) {
         self.rows.insert(id, row);
@@ -265,212 +269,11 @@ impl Book {
             })
             .collect()
     }
-
-    /// `metrics.jsonl`: one committed part per line, in the order of the run.
-    pub fn to_jsonl(&self) -> String {
-        self.rows
-            .iter()
-            .filter(|(_, row)| !row.metrics.is_empty() || !row.stats.is_empty())
-            .map(|(id, row)| {
-                let line = json!({
-                    "iteration": id.iteration,
-                    "stage": id.stage.name(),
-                    "part": id.part,
-                    "set": row.set,
-                    "metrics": row.metrics,
-                    "started_unix_s": row.started_unix_s,
-                    "wall_s": row.wall_s,
-                    "stats": row.stats,
-                });
-                format!("{line}\n")
-            })
-            .collect()
-    }
-
-    /// The same figures as TensorBoard scalars; the step is the iteration.
-    pub fn to_scalars(&self) -> Vec<Scalars> {
-        self.rows
-            .iter()
-            .flat_map(|(id, row)| {
-                let head = match (&row.set, id.stage) {
-                    (Some(set), stage) => format!("{stage}/{set}"),
-                    (None, stage) if id.part > 0 => format!("{stage}/part_{}", id.part),
-                    (None, stage) => stage.name().to_owned(),
-                };
-                let mut values = Vec::new();
-                flatten(&head, &row.metrics, &mut values);
-                flatten(&format!("stats/{head}"), &row.stats, &mut values);
-                if let Some(wall_s) = row.wall_s {
-                    values.push((format!("stats/{head}/wall_s"), wall_s));
-                }
-                let whole = Scalars {
-                    wall_time_s: row.ended_unix_s(),
-                    step: id.iteration,
-                    values,
-                };
-                curve(row).chain([whole])
-            })
-            .collect()
-    }
-
-    /// Writes `metrics.jsonl` and TensorBoard events below `dir`.
-    pub fn write(&self, dir: &Path, loggers: &[String]) -> Result<Vec<PathBuf>> {
-        let wants = |name: &str| loggers.iter().any(|l| l == name);
-        let mut written = Vec::new();
-        if wants("jsonl") {
-            let path = dir.join("metrics.jsonl");
-            replace(&path, self.to_jsonl().as_bytes())?;
-            written.push(path);
-        }
-        if wants("tensorboard") {
-            let path = dir.join("tensorboard").join(EVENT_FILE);
-            extend_or_replace(&path, &tensorboard::events(&self.to_scalars()))?;
-            written.push(path);
-        }
-        Ok(written)
-    }
-}
-
-/// Points inside a long stage, such as the losses of an sft part; their step
-/// is the optimizer step and not the iteration.
-fn curve(row: &Row) -> impl Iterator<Item = Scalars> {
-    let points = row.metrics.get("curve").and_then(Value::as_array);
-    points
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_object)
-        .filter_map(|point| {
-            let step = point.get("step").and_then(Value::as_u64)?;
-            let mut values = Vec::new();
-            flatten("sft_steps", point, &mut values);
-            values.retain(|(tag, _)| tag != "sft_steps/step");
-            Some(Scalars {
-                wall_time_s: row.ended_unix_s(),
-                step: u32::try_from(step).ok()?,
-                values,
-            })
-        })
-}
-
-/// A fixed name, so that writing again replaces and never adds a second copy.
-const EVENT_FILE: &str = "events.out.tfevents.0000000000.agentgym";
-
-fn flatten(head: &str, map: &Map<String, Value>, out: &mut Vec<(String, f64)>) {
-    for (name, value) in map {
-        let tag = format!("{head}/{name}");
-        match value {
-            Value::Object(below) => flatten(&tag, below, out),
-            Value::Bool(flag) => out.push((tag, f64::from(u8::from(*flag)))),
-            other => out.extend(other.as_f64().map(|v| (tag, v))),
-        }
-    }
-}
-
-/// Writes a file whole: readers see the old content or the new.
-pub fn replace(path: &Path, content: &[u8]) -> Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(dir).map_err(Error::local(dir))?;
-    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(Error::local(dir))?;
-    std::io::Write::write_all(&mut file, content).map_err(Error::local(path))?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = std::fs::Permissions::from_mode(0o644);
-        file.as_file()
-            .set_permissions(mode)
-            .map_err(Error::local(path))?;
-    }
-    file.persist(path)
-        .map_err(|e| Error::local(path)(e.error))?;
-    Ok(())
-}
-
-/// Appends where the file is a beginning of `content`, since a TensorBoard
-/// that is open follows the file it has; replaces it otherwise.
-fn extend_or_replace(path: &Path, content: &[u8]) -> Result<()> {
-    match std::fs::read(path) {
-        Ok(old) if content.starts_with(&old) => {
-            let mut file = std::fs::OpenOptions::new()
-                .append(true)
-                .open(path)
-                .map_err(Error::local(path))?;
-            std::io::Write::write_all(&mut file, &content[old.len()..]).map_err(Error::local(path))
-        }
-        _ => replace(path, content),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn row(json: Value) -> Row {
-        let Value::Object(metrics) = json else {
-            panic!("an object");
-        };
-        Row {
-            metrics,
-            started_unix_s: 100,
-            wall_s: Some(2.0),
-            ..Row::default()
-        }
-    }
-
-    fn id(iteration: u32, stage: Stage, part: u32) -> PartId {
-        PartId {
-            iteration,
-            stage,
-            part,
-        }
-    }
-
-    #[test]
-    fn scalars_are_flat_and_finite() {
-        let mut book = Book::default();
-        let figures = json!({"success": 0.5, "outcomes": {"solved": 3}, "ok": true, "name": "x"});
-        book.insert(id(4, Stage::Advantage, 0), row(figures));
-        let scalars = book.to_scalars();
-        assert_eq!(scalars[0].step, 4);
-        let tags: Vec<_> = scalars[0].values.iter().map(|(t, _)| t.as_str()).collect();
-        assert_eq!(
-            tags,
-            [
-                "advantage/success",
-                "advantage/outcomes/solved",
-                "advantage/ok",
-                "stats/advantage/wall_s"
-            ]
-        );
-    }
-
-    #[test]
-    fn a_warm_start_has_a_point_per_entry_of_its_curve() {
-        let mut book = Book::default();
-        let figures =
-            json!({"loss": 1.0, "curve": [{"step": 10, "loss": 2.0}, {"step": 20, "loss": 1.0}]});
-        book.insert(id(0, Stage::Sft, 0), row(figures));
-        let scalars = book.to_scalars();
-        let steps: Vec<_> = scalars.iter().map(|s| s.step).collect();
-        assert_eq!(steps, [10, 20, 0]);
-        assert_eq!(scalars[1].values, [("sft_steps/loss".to_owned(), 1.0)]);
-    }
-
-    #[test]
-    fn writing_twice_changes_nothing_and_growing_appends() {
-        let dir = tempfile::tempdir().unwrap();
-        let loggers = ["jsonl".to_owned(), "tensorboard".to_owned()];
-        let mut book = Book::default();
-        book.insert(id(1, Stage::Advantage, 0), row(json!({"success": 0.5})));
-        let files = book.write(dir.path(), &loggers).unwrap();
-        let before: Vec<_> = files.iter().map(|f| std::fs::read(f).unwrap()).collect();
-        book.write(dir.path(), &loggers).unwrap();
-        let again: Vec<_> = files.iter().map(|f| std::fs::read(f).unwrap()).collect();
-        assert_eq!(before, again);
-        book.insert(id(2, Stage::Advantage, 0), row(json!({"success": 0.6})));
-        book.write(dir.path(), &loggers).unwrap();
-        let events = std::fs::read(&files[1]).unwrap();
-        assert!(events.starts_with(&before[1]) && events.len() > before[1].len());
-    }
 
     #[test]
     fn sets_count_by_their_tasks() {

@@ -12,6 +12,10 @@ pub struct ModelSize {
     pub parameters: u64,
     /// Transformer layers.
     pub layers: u64,
+    /// Width of the residual stream.
+    pub hidden: u64,
+    /// Inner width of the MLP.
+    pub intermediate: u64,
     /// Key (or value) width of a layer: key-value heads × head size.
     pub kv_width: u64,
 }
@@ -38,6 +42,8 @@ impl Shape {
         ModelSize {
             parameters: tables + self.layers * layer + self.hidden,
             layers: self.layers,
+            hidden: self.hidden,
+            intermediate: self.intermediate,
             kv_width: kv,
         }
     }

@@ -1,22 +1,13 @@
 //! `plan run.yaml`: what the run would do, in one screen, before anything is
-//! written or started. Sizes are upper bounds computed from the plan; the
-//! formula of each is beside it.
+//! written or started. ≤ marks an upper bound.
 
 use crate::model_size::{self, ModelSize};
+use crate::plan_sizes::{Sizes, minibatches, sequences, steps_per_iteration};
 use crate::text::{bytes, count};
-use agentgym_jobs::config::{Jobs, Numerics, Pipeline};
+use agentgym_jobs::config::{Numerics, Pipeline};
 use agentgym_jobs::pipeline::{Stage, parts};
 use agentgym_jobs::plan::Plan;
 use serde_json::{Value, json};
-
-/// Bytes of one token over all records of an iteration: id, mask and sampled
-/// log-prob in `episodes.bin` (9), old log-prob and entropy in
-/// `log_probs.bin` (8), and all streams with an f64 advantage in `batch.bin`
-/// (21); reference log-probs come on top.
-const RECORD_BYTES_PER_TOKEN: u64 = 9 + 8 + 21;
-const REFERENCE_BYTES_PER_TOKEN: u64 = 4 + 4;
-/// Weights, gradients and both AdamW moments are f32.
-const F32: u64 = 4;
 
 /// Everything the screen shows, as numbers.
 #[derive(Debug)]
@@ -27,17 +18,6 @@ pub struct PlanView<'a> {
     store: String,
     queue: String,
     unused: &'a [String],
-}
-
-/// Sizes of one iteration.
-#[derive(Debug, Clone, Copy)]
-struct Sizes {
-    policy: u64,
-    optimizer: u64,
-    records: u64,
-    kept: u64,
-    rollout_memory: u64,
-    update_memory: u64,
 }
 
 impl<'a> PlanView<'a> {
@@ -60,29 +40,6 @@ impl<'a> PlanView<'a> {
         self
     }
 
-    fn sequences(&self) -> u64 {
-        let n = u64::from(self.plan.config.actor_rollout_ref.rollout.n);
-        self.plan.config.data.train_batch_size as u64 * n
-    }
-
-    fn minibatches(&self) -> u64 {
-        let mini = self.plan.config.actor_rollout_ref.actor.ppo_mini_batch_size;
-        (self.plan.config.data.train_batch_size / mini) as u64
-    }
-
-    fn steps_per_iteration(&self) -> u64 {
-        self.minibatches() * u64::from(self.plan.config.actor_rollout_ref.actor.ppo_epochs)
-    }
-
-    /// Longest sequence: context limit, or prompt and response together.
-    fn tokens_max(&self) -> u64 {
-        let (data, rollout) = (
-            &self.plan.config.data,
-            &self.plan.config.actor_rollout_ref.rollout,
-        );
-        (data.max_prompt_length + data.max_response_length).min(rollout.max_model_len) as u64
-    }
-
     fn evaluations(&self) -> Vec<u32> {
         if self.plan.config.evaluation.sets.is_empty() {
             return Vec::new();
@@ -96,48 +53,6 @@ impl<'a> PlanView<'a> {
         (0..=self.plan.iterations)
             .map(|n| parts(self.plan, n).len())
             .sum()
-    }
-
-    fn sizes(&self, model: &ModelSize) -> Sizes {
-        let plan = self.plan;
-        let jobs = &plan.config.jobs;
-        let weights = model.parameters * F32;
-        let per_token = RECORD_BYTES_PER_TOKEN
-            + if plan.needs_reference() {
-                REFERENCE_BYTES_PER_TOKEN
-            } else {
-                0
-            };
-        let records = if plan.config.run.pipeline == Pipeline::Rl {
-            self.sequences() * self.tokens_max() * per_token
-        } else {
-            0
-        };
-        let optimizer = 2 * weights;
-        let iterations = u64::from(plan.iterations);
-        // Retention: the last two policies and optimizer states, the start
-        // policy, the best, and every `save_freq`-th.
-        let every = u64::from(plan.config.trainer.save_freq);
-        let saved = iterations.checked_div(every).unwrap_or(0);
-        let policies = (saved + 4).min(iterations + 1);
-        let kept = policies * weights + 2 * optimizer + iterations * records;
-        Sizes {
-            policy: weights,
-            optimizer,
-            records,
-            kept,
-            rollout_memory: weights + self.cache_bytes(model, jobs),
-            // Policy, two moments, and one gradient set per thread and tree level.
-            update_memory: weights * (3 + self.threads + 2),
-        }
-    }
-
-    /// KV cache of all threads: keys and values of every layer.
-    fn cache_bytes(&self, model: &ModelSize, jobs: &Jobs) -> u64 {
-        let rows = (jobs.decode_rows as u64).min(self.sequences().max(1));
-        let tokens = (rows * self.tokens_max()).min(jobs.cache_tokens as u64);
-        let per_token = model.layers * 2 * model.kv_width * F32;
-        tokens * per_token * self.threads.min(self.sequences().div_ceil(rows).max(1))
     }
 
     /// For people: one screen.
@@ -192,7 +107,7 @@ impl<'a> PlanView<'a> {
         line("parts", self.parts_text());
         match &self.model {
             Ok(model) => {
-                let s = self.sizes(model);
+                let s = Sizes::new(plan, model, self.threads);
                 let (policy, optimizer) = (bytes(s.policy), bytes(s.optimizer));
                 let per_iteration = format!(
                     "policy {policy}, optimizer {optimizer}, records ≤ {}",
@@ -205,7 +120,7 @@ impl<'a> PlanView<'a> {
                 line(
                     "memory",
                     format!(
-                        "each worker, {} threads: rollout ≤ {}, update about {}",
+                        "each worker, {} threads: about {} in rollout, {} in update",
                         self.threads,
                         bytes(s.rollout_memory),
                         bytes(s.update_memory)
@@ -240,16 +155,16 @@ impl<'a> PlanView<'a> {
                 "{} tasks × {} samples = {} sequences per iteration, of {} different tasks",
                 config.data.train_batch_size,
                 rollout.n,
-                count(self.sequences()),
+                count(sequences(plan)),
                 count(plan.tasks.len() as u64)
             ),
         );
-        let steps = self.steps_per_iteration();
+        let steps = steps_per_iteration(plan);
         line(
             "steps",
             format!(
                 "{} minibatches × {} epochs = {steps} optimizer steps; × {} iterations = {}, lr {:e}",
-                self.minibatches(),
+                minibatches(plan),
                 actor.ppo_epochs,
                 plan.iterations,
                 count(steps * u64::from(plan.iterations)),
@@ -338,18 +253,18 @@ impl<'a> PlanView<'a> {
     pub fn to_json(&self) -> Value {
         let plan = self.plan;
         let sizes = self.model.as_ref().ok().map(|m| {
-            let s = self.sizes(m);
+            let s = Sizes::new(plan, m, self.threads);
             json!({
                 "parameters": m.parameters, "policy_bytes": s.policy, "optimizer_bytes": s.optimizer,
                 "records_bytes_max": s.records, "kept_bytes_max": s.kept,
-                "rollout_memory_bytes_max": s.rollout_memory, "update_memory_bytes": s.update_memory,
+                "rollout_memory_bytes": s.rollout_memory, "update_memory_bytes": s.update_memory,
             })
         });
         let horizon: Vec<u32> = (1..=plan.iterations).map(|n| plan.rounds_max(n)).collect();
         json!({
             "run": plan.run.to_string(), "identity": plan.identity, "iterations": plan.iterations,
-            "tasks": plan.tasks.len(), "sequences_per_iteration": self.sequences(),
-            "minibatches": self.minibatches(), "optimizer_steps_per_iteration": self.steps_per_iteration(),
+            "tasks": plan.tasks.len(), "sequences_per_iteration": sequences(plan),
+            "minibatches": minibatches(plan), "optimizer_steps_per_iteration": steps_per_iteration(plan),
             "parts": self.part_count(), "horizon": horizon, "evaluations": self.evaluations(),
             "sizes": sizes, "not_used": self.unused,
         })

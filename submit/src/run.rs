@@ -205,7 +205,8 @@ async fn drive(
         plan: Arc::clone(&plan),
     };
     let mut follower = Follower::new(view, display, metrics_dir(&store, &plan)).await?;
-    let crew = start_workers(&store, &plan, &queue, &interrupts);
+    let scratch = scratch_folder()?;
+    let crew = start_workers(&store, &plan, &queue, scratch.path(), &interrupts);
     if crew.workers.is_empty() {
         announce(&store, &plan, &queue).await?;
     }
@@ -249,7 +250,13 @@ async fn drive(
     }
 }
 
-fn start_workers(store: &Store, plan: &Arc<Plan>, queue: &Queue, interrupts: &Interrupts) -> Crew {
+fn start_workers(
+    store: &Store,
+    plan: &Arc<Plan>,
+    queue: &Queue,
+    scratch: &Path,
+    interrupts: &Interrupts,
+) -> Crew {
     let (events, receiver) = broadcast::channel(EVENTS_KEPT);
     let mut workers = JoinSet::new();
     for index in 0..plan.config.jobs.workers {
@@ -266,7 +273,7 @@ fn start_workers(store: &Store, plan: &Arc<Plan>, queue: &Queue, interrupts: &In
             device: "cpu".to_owned(),
             run: Some(plan.run.clone()),
             exit_when_finished: true,
-            cache_dir: cache_dir().join(format!("worker-{}-{index}", std::process::id())),
+            cache_dir: scratch.to_owned(),
         };
         workers.spawn(run_worker(
             options,
@@ -278,6 +285,16 @@ fn start_workers(store: &Store, plan: &Arc<Plan>, queue: &Queue, interrupts: &In
         workers,
         events: receiver,
     }
+}
+
+/// Downloads and scratch files of this process's workers, removed at its end.
+fn scratch_folder() -> Result<tempfile::TempDir> {
+    let cache = cache_dir();
+    std::fs::create_dir_all(&cache).map_err(Error::local(&cache))?;
+    tempfile::Builder::new()
+        .prefix("run-")
+        .tempdir_in(&cache)
+        .map_err(Error::local(&cache))
 }
 
 /// Pushes what can run, so that workers elsewhere begin without delay.

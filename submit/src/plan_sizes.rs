@@ -1,0 +1,114 @@
+//! What an iteration of a plan weighs: counts that follow from the config, and
+//! bytes on disk and in memory that follow from the model's dimensions. No run
+//! is needed, so these are estimates; the formula of each is beside it.
+
+use crate::model_size::ModelSize;
+use agentgym_jobs::config::Pipeline;
+use agentgym_jobs::plan::Plan;
+
+/// Bytes of one token over all records of an iteration: id, mask and sampled
+/// log-prob in `episodes.bin` (9), old log-prob and entropy in
+/// `log_probs.bin` (8), and all streams with an f64 advantage in `batch.bin`
+/// (21); reference log-probs come on top.
+const RECORD_BYTES_PER_TOKEN: u64 = 9 + 8 + 21;
+const REFERENCE_BYTES_PER_TOKEN: u64 = 4 + 4;
+/// Weights, gradients and both AdamW moments are f32.
+const F32: u64 = 4;
+
+/// A worker before it holds a policy: code, tokenizer, runtime, allocator
+/// (measured: 75 MB).
+const PROGRAM_BYTES: u64 = 80_000_000;
+/// Policies that a worker keeps in memory.
+const RESIDENT_POLICIES: u64 = 3;
+
+/// Sizes of one iteration.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) policy: u64,
+    pub(crate) optimizer: u64,
+    pub(crate) records: u64,
+    pub(crate) kept: u64,
+    pub(crate) rollout_memory: u64,
+    pub(crate) update_memory: u64,
+}
+
+impl Sizes {
+    /// Sizes for workers with so many compute threads.
+    pub(crate) fn new(plan: &Plan, model: &ModelSize, threads: u64) -> Self {
+        let weights = model.parameters * F32;
+        let per_token = RECORD_BYTES_PER_TOKEN
+            + if plan.needs_reference() {
+                REFERENCE_BYTES_PER_TOKEN
+            } else {
+                0
+            };
+        let records = if plan.config.run.pipeline == Pipeline::Rl {
+            sequences(plan) * tokens_max(plan) * per_token
+        } else {
+            0
+        };
+        let optimizer = 2 * weights;
+        let iterations = u64::from(plan.iterations);
+        // Retention: the last two policies and optimizer states, the start
+        // policy, the best, and every `save_freq`-th.
+        let every = u64::from(plan.config.trainer.save_freq);
+        let saved = iterations.checked_div(every).unwrap_or(0);
+        let policies = (saved + 4).min(iterations + 1);
+        let kept = policies * weights + 2 * optimizer + iterations * records;
+        Self {
+            policy: weights,
+            optimizer,
+            records,
+            kept,
+            rollout_memory: PROGRAM_BYTES
+                + RESIDENT_POLICIES * weights
+                + cache_bytes(plan, model, threads),
+            // Policy, two moments, and one gradient set per thread and tree level.
+            update_memory: PROGRAM_BYTES
+                + weights * (RESIDENT_POLICIES + 2 + threads + 2)
+                + activation_bytes(plan, model, threads),
+        }
+    }
+}
+
+/// KV cache of all threads: keys and values of every layer.
+fn cache_bytes(plan: &Plan, model: &ModelSize, threads: u64) -> u64 {
+    let jobs = &plan.config.jobs;
+    let rows = (jobs.decode_rows as u64).min(sequences(plan).max(1));
+    let tokens = (rows * tokens_max(plan)).min(jobs.cache_tokens as u64);
+    let per_token = model.layers * 2 * model.kv_width * F32;
+    tokens * per_token * threads.min(sequences(plan).div_ceil(rows).max(1))
+}
+
+/// What the backward pass of a gradient unit needs, on every thread: per
+/// token and layer eight vectors of the residual stream, keys and values,
+/// and three of the MLP; half as much again for the gradients in flight.
+fn activation_bytes(plan: &Plan, model: &ModelSize, threads: u64) -> u64 {
+    let jobs = &plan.config.jobs;
+    let per_layer = 8 * model.hidden + 2 * model.kv_width + 3 * model.intermediate;
+    let unit = (jobs.unit_tokens as u64).max(tokens_max(plan));
+    threads * unit * model.layers * per_layer * F32 * 3 / 2
+}
+
+/// Sequences of an iteration.
+pub(crate) fn sequences(plan: &Plan) -> u64 {
+    let n = u64::from(plan.config.actor_rollout_ref.rollout.n);
+    plan.config.data.train_batch_size as u64 * n
+}
+
+/// Minibatches in one pass over them.
+pub(crate) fn minibatches(plan: &Plan) -> u64 {
+    let mini = plan.config.actor_rollout_ref.actor.ppo_mini_batch_size;
+    (plan.config.data.train_batch_size / mini) as u64
+}
+
+/// Optimizer steps of an iteration.
+pub(crate) fn steps_per_iteration(plan: &Plan) -> u64 {
+    minibatches(plan) * u64::from(plan.config.actor_rollout_ref.actor.ppo_epochs)
+}
+
+/// Longest sequence: context limit, or prompt and response together.
+fn tokens_max(plan: &Plan) -> u64 {
+    let (data, rollout) = (&plan.config.data, &plan.config.actor_rollout_ref.rollout);
+    (data.max_prompt_length + data.max_response_length).min(rollout.max_model_len) as u64
+}
