@@ -234,7 +234,7 @@ async fn an_interrupted_part_ends_equal_and_plays_nothing_twice() {
         stage: Stage::Rollout,
         part: 0,
     };
-    let many = "actor_rollout_ref.rollout.n=32";
+    let many = "actor_rollout_ref.rollout.n=400";
     let bench = Bench::new(1, &["jobs.decode_rows=2", many]).await;
     whole_run(&bench, Some(rollout)).await;
     let part = parts(&bench.plan, 1)
@@ -268,8 +268,8 @@ async fn an_interrupted_part_ends_equal_and_plays_nothing_twice() {
     let (resumed, report) = bench.attempt(&part, cancel, events).await.unwrap();
     let replayed = report.stats["episodes_replayed"].as_u64().unwrap();
     assert!(
-        (1..64).contains(&replayed),
-        "{replayed} of 64 were journalled"
+        (1..800).contains(&replayed),
+        "{replayed} of 800 were journalled"
     );
 
     let fresh = Bench::new(2, &[many]).await;
