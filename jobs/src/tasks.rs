@@ -18,8 +18,11 @@ pub struct TaskPool {
     seed: u64,
     /// Source of each draw index, the same in every iteration.
     pattern: Vec<usize>,
-    permutations: Mutex<BTreeMap<(usize, u64), Arc<Vec<u32>>>>,
+    permutations: Mutex<Permutations>,
 }
+
+/// The order of a source in a pass, by (source, pass).
+type Permutations = BTreeMap<(usize, u64), Arc<Vec<u32>>>;
 
 #[derive(Debug)]
 struct Source {
