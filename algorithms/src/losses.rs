@@ -14,7 +14,7 @@
 //! |---|---|---|
 //! | [`ActorLoss`] | token | log-prob, entropy |
 //! | [`ValueLoss`] | token | value |
-//! | [`sft`] | token | log-prob |
+//! | [`fn@sft`] | token | log-prob |
 //! | [`Dpo`] | pair of sequences | log-prob |
 
 mod actor;

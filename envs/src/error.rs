@@ -42,7 +42,7 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    /// Every kind, in the order of [`FaultKind::index`].
+    /// Every kind, in the order of `FaultKind::index`.
     pub const ALL: [Self; 9] = [
         Self::Unreachable,
         Self::TimedOut,

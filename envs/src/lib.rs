@@ -1,4 +1,4 @@
-//! Environments: what AgentGym's HTTP servers expect ([`spec`]), how a model's text becomes an
+//! Environments: what AgentGym's HTTP servers expect ([`mod@spec`]), how a model's text becomes an
 //! action ([`parser`]), a client that any such server can be driven with ([`client`]), and
 //! TextCraft written in Rust ([`textcraft`]) behind the same wire behaviour ([`server`]), also
 //! started inside the process ([`builtin`]).

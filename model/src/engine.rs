@@ -66,7 +66,7 @@ pub struct TurnDone {
     pub sequence: u64,
     /// The sampled ids, a sampled stop id included.
     pub token_ids: Vec<u32>,
-    /// Their log-probabilities, as [`crate::score`] gives them.
+    /// Their log-probabilities, as [`crate::score()`] gives them.
     pub log_probs: Vec<f32>,
     /// Why it ended.
     pub finish: Finish,
