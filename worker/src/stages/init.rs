@@ -5,7 +5,8 @@
 //! Hugging Face layout, or a hub id that is in the local cache. Nothing is
 //! downloaded; where something is missing, the message gives the command.
 
-use super::{blocking, upload_policy};
+use super::blocking;
+use super::training::upload_policy;
 use crate::demonstrations::{parse_file, solved};
 use crate::policies::POLICY;
 use crate::{Error, Report, Result, StageContext};

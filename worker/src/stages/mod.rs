@@ -11,16 +11,15 @@ mod log_probs;
 mod play;
 mod rollout;
 mod sft;
+mod training;
 mod update;
 
-use crate::policies::POLICY;
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::codec::{Payload, decode, encode};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_model::Policy;
-use agentgym_storage::{Artifact, Inputs, Outputs};
+use agentgym_storage::{Inputs, Outputs};
 use bytes::Bytes;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Runs a stage.
@@ -62,21 +61,6 @@ async fn policy(context: &StageContext, input: &str) -> Result<Arc<Policy>> {
         .policies
         .get(&context.resources.device, &context.inputs, input)
         .await
-}
-
-/// Uploads a policy's folder; returns its artifacts.
-async fn upload_policy(outputs: &mut Outputs, folder: &Path) -> Result<Vec<Artifact>> {
-    let failed = |source| Error::Io {
-        what: format!("reading the folder {}", folder.display()),
-        source,
-    };
-    let mut files = Vec::new();
-    let mut entries = tokio::fs::read_dir(folder).await.map_err(failed)?;
-    while let Some(entry) = entries.next_entry().await.map_err(failed)? {
-        let name = format!("{POLICY}/{}", entry.file_name().to_string_lossy());
-        files.push(outputs.file(&name, "policy", &entry.path()).await?.clone());
-    }
-    Ok(files)
 }
 
 /// Reads a payload of an input.

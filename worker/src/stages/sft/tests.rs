@@ -1,5 +1,6 @@
+use super::mixture::{Content, Source};
 use super::*;
-use crate::demonstrations::Line;
+use crate::demonstrations::{Conversation, Line};
 use crate::stages::testing::policy;
 
 fn rows(count: usize) -> Vec<Conversation> {

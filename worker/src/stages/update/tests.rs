@@ -2,6 +2,7 @@ use super::*;
 use crate::stages::testing::{episode, fixture, plan, policy};
 use agentgym_algorithms::KlEstimator;
 use agentgym_jobs::episode::{Outcome, Sequence};
+use agentgym_jobs::records::{BatchEpisode, BatchSequence};
 use serde_json::Value;
 
 fn entry(group: u32, sample: u32, sequence: Sequence, advantages: Vec<f64>) -> BatchEpisode {

@@ -1,0 +1,203 @@
+//! A minibatch of the update: which sequences it computes, how they are cut
+//! into gradient units, and its optimizer step.
+//!
+//! What belongs to a minibatch and what to a gradient unit follows from the
+//! plan and the batch. Sequences whose coefficients must all be zero (no
+//! advantage, and no entropy or KL term) are left out before units are cut:
+//! they add nothing to a sum but time. They still count in the denominator.
+
+use super::{Settings, Step};
+use crate::Result;
+use crate::stages::training::wide;
+use agentgym_algorithms::batches::units;
+use agentgym_algorithms::losses::{ActorLoss, ActorSums, ActorTokens, Denominator};
+use agentgym_jobs::records::{BatchEpisode, BatchSequence};
+use agentgym_model::{
+    ComputeOptions, StepReport, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams,
+};
+use std::sync::{Mutex, PoisonError};
+
+/// A minibatch cut into gradient units.
+pub(super) struct Minibatch<'a> {
+    pub(super) slots: Vec<usize>,
+    pub(super) denominator: Denominator,
+    /// Slot and sequence of everything that has a gradient, in slot order.
+    pub(super) members: Vec<(usize, &'a BatchSequence)>,
+    /// Ranges of members.
+    pub(super) units: Vec<std::ops::Range<usize>>,
+}
+
+impl<'a> Minibatch<'a> {
+    pub(super) fn new(
+        batch: &'a [Option<BatchEpisode>],
+        slots: std::ops::Range<usize>,
+        settings: &Settings,
+    ) -> Result<Self> {
+        let filled: Vec<(usize, &BatchEpisode)> = slots
+            .filter_map(|slot| Some((slot, batch.get(slot)?.as_ref()?)))
+            .collect();
+        let sequences = || {
+            filled
+                .iter()
+                .flat_map(|(slot, e)| e.sequences.iter().map(move |s| (*slot, s)))
+        };
+        let every_token_pulls = settings.loss.entropy_coeff != 0.0 || settings.loss.kl.is_some();
+        let members: Vec<_> = sequences()
+            .filter(|(_, s)| s.sequence.loss_tokens() > 0)
+            .filter(|(_, s)| every_token_pulls || s.advantages.iter().any(|a| *a != 0.0))
+            .collect();
+        let lengths: Vec<usize> = members
+            .iter()
+            .map(|(_, s)| s.sequence.token_ids.len())
+            .collect();
+        Ok(Self {
+            slots: filled.iter().map(|(slot, _)| *slot).collect(),
+            denominator: Denominator::of_masks(
+                sequences().map(|(_, s)| s.sequence.loss_mask.as_slice()),
+            ),
+            units: units(&lengths, settings.unit_tokens)?,
+            members,
+        })
+    }
+
+    /// Tokens that go through forward and backward.
+    pub(super) fn tokens(&self) -> usize {
+        self.members
+            .iter()
+            .map(|(_, s)| s.sequence.token_ids.len())
+            .sum()
+    }
+
+    pub(super) fn train(
+        &self,
+        trainer: &mut Trainer,
+        settings: &Settings,
+        epoch: u32,
+        minibatch: usize,
+        options: &ComputeOptions<'_>,
+    ) -> Result<Step> {
+        let units: Vec<Vec<usize>> = self
+            .units
+            .iter()
+            .map(|range| {
+                self.members[range.clone()]
+                    .iter()
+                    .map(|(slot, _)| *slot)
+                    .collect()
+            })
+            .collect();
+        let mut step = Step {
+            epoch,
+            minibatch,
+            slots: self.slots.clone(),
+            units,
+            denominator: self.denominator,
+            skipped: self.members.is_empty(),
+            grad_norm: 0.0,
+            clip_scale: 1.0,
+            metrics: ActorSums::default().metrics(),
+        };
+        if step.skipped {
+            return Ok(step);
+        }
+        let sums = Mutex::new(vec![Ok(ActorSums::default()); self.units.len()]);
+        let coefficients = |unit: usize, streams: &UnitStreams| {
+            let (coefficients, result) = self.coefficients(unit, streams, &settings.loss);
+            sums.lock().unwrap_or_else(PoisonError::into_inner)[unit] = result;
+            coefficients
+        };
+        let StepReport {
+            grad_norm,
+            clip_scale,
+            skipped_non_finite,
+            ..
+        } = trainer.step(
+            &self.model_units(),
+            settings.temperature,
+            settings.lr,
+            &coefficients,
+            options,
+        )?;
+        // Unit order, not the order in which threads finished.
+        let mut total = ActorSums::default();
+        for unit in sums.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            total.merge(&unit?);
+        }
+        if skipped_non_finite {
+            tracing::warn!(
+                epoch,
+                minibatch,
+                "the gradient is not finite; this optimizer step changes nothing"
+            );
+        }
+        step.skipped = skipped_non_finite;
+        step.grad_norm = if grad_norm.is_finite() {
+            grad_norm
+        } else {
+            0.0
+        };
+        step.clip_scale = clip_scale;
+        step.metrics = total.metrics();
+        Ok(step)
+    }
+
+    fn model_units(&self) -> Vec<Unit> {
+        let sequence = |s: &BatchSequence| TrainSequence {
+            token_ids: s.sequence.token_ids.clone(),
+            loss_mask: s.sequence.loss_mask.clone(),
+        };
+        self.units
+            .iter()
+            .map(|range| Unit {
+                sequences: self.members[range.clone()]
+                    .iter()
+                    .map(|(_, s)| sequence(s))
+                    .collect(),
+                skip: false,
+            })
+            .collect()
+    }
+
+    /// Coefficients of a unit; zeros beside an error, which ends the update.
+    fn coefficients(
+        &self,
+        unit: usize,
+        streams: &UnitStreams,
+        loss: &ActorLoss,
+    ) -> (
+        UnitCoefficients,
+        Result<ActorSums, agentgym_algorithms::Error>,
+    ) {
+        let mut out = UnitCoefficients {
+            log_probs: vec![],
+            entropies: vec![],
+        };
+        let mut sums = Ok(ActorSums::default());
+        for (index, (_, member)) in self.members[self.units[unit].clone()].iter().enumerate() {
+            let reference = member.ref_log_probs.as_deref().map(wide);
+            let tokens = ActorTokens {
+                log_probs: &wide(&streams.log_probs[index]),
+                entropies: &wide(&streams.entropies[index]),
+                old_log_probs: &wide(&member.old_log_probs),
+                ref_log_probs: reference.as_deref(),
+                advantages: &member.advantages,
+                loss_mask: &member.sequence.loss_mask,
+            };
+            match loss.evaluate(&tokens, self.denominator) {
+                Ok(output) => {
+                    if let Ok(sums) = &mut sums {
+                        sums.merge(&output.sums);
+                    }
+                    out.log_probs.push(output.coefficients.log_probs);
+                    out.entropies.push(output.coefficients.entropies);
+                }
+                Err(error) => {
+                    sums = Err(error);
+                    out.log_probs.push(vec![0.0; member.advantages.len()]);
+                    out.entropies.push(vec![0.0; member.advantages.len()]);
+                }
+            }
+        }
+        (out, sums)
+    }
+}
