@@ -76,6 +76,8 @@ pub struct Evaluated {
     pub before_warm_start: bool,
     /// By set, in the plan's order; `None` where not committed yet.
     pub sets: Vec<Option<SetScore>>,
+    /// By set: true where it is reported apart from the others.
+    pub apart: Vec<bool>,
 }
 
 /// Success on one set.
@@ -90,9 +92,14 @@ pub struct SetScore {
 }
 
 impl Evaluated {
-    /// Over all sets, each task counting once; `None` until all are in.
+    /// Over all sets but those apart, each task counting once; `None` until all are in.
     pub fn overall(&self) -> Option<SetScore> {
-        let sets: Option<Vec<SetScore>> = self.sets.iter().copied().collect();
+        let counted = self
+            .sets
+            .iter()
+            .zip(&self.apart)
+            .filter(|(_, apart)| !**apart);
+        let sets: Option<Vec<SetScore>> = counted.map(|(score, _)| *score).collect();
         let sets = sets.filter(|s| !s.is_empty())?;
         let tasks: f64 = sets.iter().map(|s| s.tasks).sum();
         let mean = |f: &dyn Fn(&SetScore) -> Option<f64>| {
@@ -233,7 +240,7 @@ impl Book {
     /// Every policy of which at least one set was evaluated, in order.
     pub fn evaluations(&self, plan: &agentgym_jobs::plan::Plan) -> Vec<Evaluated> {
         let mut seen: BTreeMap<(u32, bool), Vec<Option<SetScore>>> = BTreeMap::new();
-        let sets = plan.config.evaluation.sets.len();
+        let sets = &plan.config.evaluation.sets;
         for (id, row) in &self.rows {
             let after = match id.stage {
                 Stage::EvaluateInit => false,
@@ -242,7 +249,7 @@ impl Book {
             };
             let scores = seen
                 .entry((id.iteration, after))
-                .or_insert_with(|| vec![None; sets]);
+                .or_insert_with(|| vec![None; sets.len()]);
             if let (Some(cell), Some(success)) =
                 (scores.get_mut(id.part as usize), row.metric("success"))
             {
@@ -260,8 +267,10 @@ impl Book {
             (n, _) if n == plan.iterations => format!("end (iteration {n})"),
             (n, _) => format!("iteration {n}"),
         };
+        let apart: Vec<bool> = sets.iter().map(|set| set.apart).collect();
         seen.into_iter()
             .map(|((iteration, after), sets)| Evaluated {
+                apart: apart.clone(),
                 label: label(iteration, after),
                 iteration,
                 before_warm_start: !after,
@@ -288,7 +297,8 @@ mod tests {
             label: "x".into(),
             iteration: 1,
             before_warm_start: false,
-            sets: vec![score(1.0, 10.0), score(0.0, 30.0)],
+            sets: vec![score(1.0, 10.0), score(0.0, 30.0), score(1.0, 50.0)],
+            apart: vec![false, false, true],
         };
         assert_eq!(evaluated.overall().unwrap().success, 0.25);
         assert_eq!(evaluated.overall().unwrap().greedy, None);

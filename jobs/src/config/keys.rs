@@ -415,7 +415,11 @@ pub const KEYS: &[KeySpec] = &[
     id("sft.grad_clip", "1.0", "largest global gradient norm"),
     id("sft.max_length", "4096", "longer conversations are refused"),
     // --- evaluation ------------------------------------------------------------------
-    id("evaluation.sets", "[]", "{name, env, ids}: held-out tasks"),
+    id(
+        "evaluation.sets",
+        "[]",
+        "{name, env, ids, apart}: held-out tasks; apart: not counted into `all`",
+    ),
     id(
         "evaluation.samples",
         "8",

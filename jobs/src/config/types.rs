@@ -296,6 +296,9 @@ pub struct EvaluationSet {
     pub name: String,
     pub env: String,
     pub ids: Ids,
+    /// Reported beside the others and not counted into the figure over all sets.
+    #[serde(default)]
+    pub apart: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
