@@ -1,8 +1,10 @@
-//! Every file in `configs/` can be planned as it stands.
+//! Every file in `configs/` can be planned as it stands, and `base.yaml` is where
+//! `models/base` comes from.
 
 use agentgym_jobs::config::RunConfig;
 use agentgym_jobs::plan::Plan;
 use agentgym_submit::plan_view::PlanView;
+use agentgym_tests::program::{finish, program};
 use std::path::{Path, PathBuf};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -42,4 +44,47 @@ fn every_config_is_planned() {
             "{name}: {lines} lines are not one screen:\n{screen}"
         );
     }
+}
+
+/// Training the base again takes a quarter of an hour; what its training starts
+/// from does not, and a change of the words, the worlds or the template shows there.
+#[test]
+fn the_base_model_has_the_tokenizer_that_its_config_makes() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let mut command = program("agentgym-submit");
+    command
+        .args(["configs/base.yaml", "run.id=base", "sft.steps=1"])
+        .args(["jobs.sft_part_steps=1", "evaluation.sets=[]"])
+        .arg(format!("storage.url={}", folder.path().display()));
+    let output = finish(command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    for name in [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    ] {
+        let shipped = std::fs::read(Path::new(ROOT).join("models/base").join(name)).unwrap();
+        let made = find(folder.path(), name).unwrap_or_else(|| panic!("no {name} was made"));
+        assert!(
+            std::fs::read(made).unwrap() == shipped,
+            "models/base/{name} is not what configs/base.yaml makes; train the base again \
+             with `agentgym-submit configs/base.yaml` and copy its policy"
+        );
+    }
+}
+
+/// The first file of this name below a folder.
+fn find(folder: &Path, name: &str) -> Option<PathBuf> {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            if let Some(found) = find(&path, name) {
+                return Some(found);
+            }
+        } else if path.file_name().is_some_and(|file| file == name) {
+            return Some(path);
+        }
+    }
+    None
 }
