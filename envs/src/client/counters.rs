@@ -11,8 +11,11 @@ pub struct ClientCounters {
     pub opened: u64,
     /// Sessions closed.
     pub closed: u64,
-    /// Sessions whose close failed; the server's own expiry has to end them.
+    /// Sessions left behind on a server: their close failed or found nothing to close, or
+    /// the server has no way to close them. Its own expiry has to end them, if it has one.
     pub leaked: u64,
+    /// Episodes that took over a session from an earlier one.
+    pub reused: u64,
     /// HTTP requests sent.
     pub calls: u64,
     /// Of these, attempts after the first.

@@ -9,6 +9,7 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use reqwest::Method;
 use serde_json::Value;
 
 use super::ClientOptions;
@@ -28,6 +29,52 @@ pub(super) enum Repeat {
     Always,
     /// Only if it cannot have run, that is if no connection was made.
     IfNotRun,
+}
+
+/// A request.
+#[derive(Clone, Copy)]
+pub(super) struct Ask<'a> {
+    endpoint: &'static str,
+    method: &'static Method,
+    /// One pair.
+    query: Option<(&'static str, &'a Value)>,
+    body: Option<&'a Value>,
+}
+
+impl<'a> Ask<'a> {
+    pub(super) fn post(endpoint: &'static str, body: Option<&'a Value>) -> Self {
+        Self {
+            endpoint,
+            method: &Method::POST,
+            query: None,
+            body,
+        }
+    }
+
+    pub(super) fn get(endpoint: &'static str, query: Option<(&'static str, &'a Value)>) -> Self {
+        Self {
+            endpoint,
+            method: &Method::GET,
+            query,
+            body: None,
+        }
+    }
+
+    fn url(&self, base: &str) -> String {
+        match self.query {
+            None => format!("{base}{}", self.endpoint),
+            Some((key, value)) => {
+                let value = match value {
+                    Value::String(text) => text.clone(),
+                    other => other.to_string(),
+                };
+                let query = url::form_urlencoded::Serializer::new(String::new())
+                    .append_pair(key, &value)
+                    .finish();
+                format!("{base}{}?{query}", self.endpoint)
+            }
+        }
+    }
 }
 
 pub(super) struct Server {
@@ -90,23 +137,11 @@ impl Server {
         error
     }
 
-    /// Posts and reads a JSON reply. The error that is returned has been counted.
-    pub(super) async fn call(
-        &self,
-        endpoint: &'static str,
-        body: Option<&Value>,
-        repeat: Repeat,
-    ) -> Result<Value, EnvError> {
+    /// Asks and reads a JSON reply. The error that is returned has been counted.
+    pub(super) async fn call(&self, ask: Ask<'_>, repeat: Repeat) -> Result<Value, EnvError> {
         let mut attempt = 1;
         loop {
-            let started = Instant::now();
-            let result = self.attempt(endpoint, body, attempt).await;
-            self.counters.note(|counters| {
-                counters.calls += 1;
-                counters.retries += u64::from(attempt > 1);
-                counters.call_time_s += started.elapsed().as_secs_f64();
-            });
-            let error = match result {
+            let error = match self.try_call(ask, attempt).await {
                 Ok(reply) => return Ok(reply),
                 Err(error) => error,
             };
@@ -124,27 +159,35 @@ impl Server {
         }
     }
 
+    /// Asks once. `attempt` counts from 1; the error has not been counted.
+    pub(super) async fn try_call(&self, ask: Ask<'_>, attempt: u32) -> Result<Value, EnvError> {
+        let started = Instant::now();
+        let result = self.attempt(ask, attempt).await;
+        self.counters.note(|counters| {
+            counters.calls += 1;
+            counters.retries += u64::from(attempt > 1);
+            counters.call_time_s += started.elapsed().as_secs_f64();
+        });
+        result
+    }
+
     /// Doubles with each attempt. The share of a quarter that the number of calls decides
     /// keeps clients that failed together from coming back together.
-    fn pause(&self, attempt: u32) -> Duration {
+    pub(super) fn pause(&self, attempt: u32) -> Duration {
         let doubled = self.options.backoff_first_s * 2f64.powi(attempt.min(30) as i32 - 1);
         let spread = (self.counters.snapshot().calls % 16) as f64 / 64.0;
         Duration::from_secs_f64(doubled.min(self.options.backoff_max_s).max(0.0) * (1.0 - spread))
     }
 
-    async fn attempt(
-        &self,
-        endpoint: &'static str,
-        body: Option<&Value>,
-        attempts: u32,
-    ) -> Result<Value, EnvError> {
+    async fn attempt(&self, ask: Ask<'_>, attempts: u32) -> Result<Value, EnvError> {
+        let endpoint = ask.endpoint;
         let http = self
             .http
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let mut request = http.post(format!("{}{endpoint}", self.url));
-        if let Some(body) = body {
+        let mut request = http.request(ask.method.clone(), ask.url(&self.url));
+        if let Some(body) = ask.body {
             request = request.json(body);
         }
         let failed = |error: reqwest::Error| self.failed(endpoint, &error, attempts);

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::Inner;
-use super::http::Repeat;
+use super::http::{Ask, Repeat};
+use super::pool::Place;
 use crate::error::EnvError;
 use crate::parser::Parsed;
+use crate::spec::{Actions, FirstObservation, Fixed, RewardRule};
 
 /// What a step brought.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,41 +30,115 @@ pub struct StepOutput {
     pub local: bool,
 }
 
-/// An open session. Dropping it closes it in the background.
+/// An open session. Dropping it closes it in the background, or keeps it for a later episode
+/// where the environment's specification says so.
 pub struct Session {
     inner: Arc<Inner>,
-    server: usize,
     /// `None` once closed.
-    id: Option<Value>,
-    observation: String,
+    place: Option<Place>,
+    id: Value,
+    first: String,
+    latest: String,
+    /// From the latest reply, where actions are listed there.
+    listed: Option<Vec<String>>,
+    /// The first reward that was not zero.
+    reward: f64,
     finished: bool,
+    /// Every call was answered as it should be: a later episode can use the session.
+    sound: bool,
 }
 
 impl Session {
-    pub(super) fn new(inner: Arc<Inner>, server: usize, id: Value) -> Self {
+    pub(super) fn new(inner: Arc<Inner>, place: Place, id: Value) -> Self {
         Self {
             inner,
-            server,
-            id: Some(id),
-            observation: String::new(),
+            place: Some(place),
+            id,
+            first: String::new(),
+            latest: String::new(),
+            listed: None,
+            reward: 0.0,
             finished: false,
+            sound: false,
         }
     }
 
     pub(super) async fn reset(&mut self, item_id: i64) -> Result<(), EnvError> {
         let spec = self.inner.spec;
-        let body = json!({ spec.id_key: self.id, spec.reset_key: item_id });
-        let reply = self.call("/reset", &body, Repeat::Always).await?;
-        self.observation = match &reply {
-            Value::String(text) => text.clone(),
-            reply => self.text("/reset", reply)?,
+        let mut body = Map::new();
+        body.insert(spec.id_key.to_owned(), self.id.clone());
+        for (key, value) in spec.reset_fixed {
+            let value = match value {
+                Fixed::Int(number) => json!(number),
+                Fixed::Text(text) => json!(text),
+            };
+            body.insert((*key).to_owned(), value);
+        }
+        body.insert(spec.reset_key.to_owned(), json!(item_id));
+        let body = Value::Object(body);
+        let reply = self
+            .call(Ask::post("/reset", Some(&body)), "/reset", Repeat::Always)
+            .await?;
+        let text = match (spec.first_observation, &reply) {
+            (FirstObservation::Observe, _) => {
+                let query = Some((spec.id_key, &self.id));
+                let ask = Ask::get("/observation", query);
+                let reply = self.call(ask, "/observation", Repeat::Always).await?;
+                match &reply {
+                    Value::String(text) => text.clone(),
+                    reply => self.text("/observation", reply, spec.observation_key)?,
+                }
+            }
+            (_, Value::String(text)) => text.clone(),
+            (FirstObservation::Bare, reply) => match reply.get(0) {
+                Some(Value::String(text)) => text.clone(),
+                _ => return Err(self.protocol("/reset", "no observation", reply)),
+            },
+            (FirstObservation::Keys(keys), reply) => {
+                let texts: Result<Vec<String>, EnvError> = keys
+                    .iter()
+                    .map(|key| self.text("/reset", reply, key))
+                    .collect();
+                texts?.join("\n")
+            }
         };
+        self.read_actions(&reply);
+        self.latest.clone_from(&text);
+        self.first = text;
+        self.sound = true;
+        if let Some(label) = spec.first_lists_actions
+            && let Some(actions) = self.available_actions().await?
+        {
+            self.first = format!("{}\n{label}{}", self.first, actions.join(", "));
+        }
         Ok(())
     }
 
     /// The first observation of the task.
     pub fn observation(&self) -> &str {
-        &self.observation
+        &self.first
+    }
+
+    /// The actions that are possible now, if the environment lists them. Where an action
+    /// takes words of the player's own, the list has patterns.
+    pub async fn available_actions(&self) -> Result<Option<Vec<String>>, EnvError> {
+        match self.inner.spec.actions {
+            Actions::None => Ok(None),
+            Actions::InReply(_) => Ok(self.listed.clone()),
+            Actions::InText(marker) => Ok(self
+                .latest
+                .rsplit_once(marker)
+                .and_then(|(_, list)| serde_json::from_str(list.lines().next()?).ok())),
+            Actions::Endpoint { path, with_id } => {
+                let query = with_id.then_some((self.inner.spec.id_key, &self.id));
+                let ask = Ask::get(path, query);
+                let reply = self.call(ask, path, Repeat::Always).await?;
+                match actions_of(&reply) {
+                    Some(actions) => Ok(Some(actions)),
+                    None => Err(self.protocol(path, "no list of actions", &reply)),
+                }
+            }
+        }
     }
 
     /// Plays one model text. A reply given without a call has reward 0 and leaves the episode
@@ -71,7 +147,7 @@ impl Session {
         let spec = self.inner.spec;
         if self.finished {
             let error = EnvError::Finished {
-                call: self.inner.servers[self.server].name("/step"),
+                call: self.place().server().name("/step"),
             };
             self.inner.counters.fault(&error);
             return Err(error);
@@ -95,18 +171,31 @@ impl Session {
         let body = json!({ spec.id_key: self.id, "action": action });
         // Until a reply is understood the state of the session is unknown; a caller that goes
         // on regardless, or was cancelled here, must not play on in it.
-        self.finished = true;
-        let reply = self.call("/step", &body, Repeat::IfNotRun).await?;
-        let server = &self.inner.servers[self.server];
-        let observation = self.text("/step", &reply)?;
-        let reward = reply[spec.reward_key]
+        (self.finished, self.sound) = (true, false);
+        let ask = Ask::post("/step", Some(&body));
+        let reply = self.call(ask, "/step", Repeat::IfNotRun).await?;
+        let observation = self.text("/step", &reply, spec.observation_key)?;
+        let number = reply[spec.reward_key]
             .as_f64()
-            .ok_or_else(|| server.protocol("/step", "no reward", &reply))?
+            .ok_or_else(|| self.protocol("/step", "no reward", &reply))?
             * spec.reward_scale;
         let done = reply[spec.done_key]
             .as_bool()
-            .ok_or_else(|| server.protocol("/step", "no end-of-episode flag", &reply))?;
-        self.finished = done;
+            .ok_or_else(|| self.protocol("/step", "no end-of-episode flag", &reply))?;
+        let reward = match spec.reward_rule {
+            RewardRule::EachStep => number,
+            RewardRule::WhenDone if done => number,
+            RewardRule::WhenDone => 0.0,
+            RewardRule::FirstNonZero => {
+                if self.reward == 0.0 {
+                    self.reward = number;
+                }
+                self.reward
+            }
+        };
+        self.read_actions(&reply);
+        self.latest.clone_from(&observation);
+        (self.finished, self.sound) = (done, true);
         Ok(StepOutput {
             observation,
             reward,
@@ -118,56 +207,84 @@ impl Session {
         })
     }
 
-    /// Closes the session and waits for it.
+    /// Closes the session and waits for it, or keeps it for a later episode.
     pub async fn close(mut self) -> Result<(), EnvError> {
-        let inner = Arc::clone(&self.inner);
-        let server = self.server;
-        // The id stays until the reply is there: a caller that is cancelled while it waits
-        // leaves the close to `drop`. Closing twice is harmless.
-        let Some(id) = self.id.clone() else {
+        if self.inner.spec.reuse && self.sound {
             return Ok(());
-        };
-        let closed = inner.close(server, &id).await;
-        self.id = None;
+        }
+        // The place stays until the reply is there: a caller that is cancelled while it waits
+        // leaves the close to `drop`. Closing twice is harmless.
+        let closed = self.inner.close(self.place(), &self.id).await;
+        self.place = None;
         closed
+    }
+
+    fn place(&self) -> &Place {
+        self.place
+            .as_ref()
+            .expect("a session has its place until it is closed")
     }
 
     async fn call(
         &self,
+        ask: Ask<'_>,
         endpoint: &'static str,
-        body: &Value,
         repeat: Repeat,
     ) -> Result<Value, EnvError> {
-        let reply = self.inner.servers[self.server]
-            .call(endpoint, Some(body), repeat)
-            .await?;
-        self.inner.without_error(self.server, endpoint, reply)
+        let place = self.place();
+        let reply = place.server().call(ask, repeat).await;
+        if let Err(EnvError::Unreachable { .. } | EnvError::TimedOut { .. }) = reply {
+            place.failed();
+        }
+        self.inner.without_error(place, endpoint, reply?)
     }
 
-    fn text(&self, endpoint: &'static str, reply: &Value) -> Result<String, EnvError> {
-        match &reply[self.inner.spec.observation_key] {
+    fn text(&self, endpoint: &'static str, reply: &Value, key: &str) -> Result<String, EnvError> {
+        match &reply[key] {
             Value::String(text) => Ok(text.clone()),
-            _ => Err(self.inner.servers[self.server].protocol(endpoint, "no observation", reply)),
+            _ => Err(self.protocol(endpoint, "no observation", reply)),
+        }
+    }
+
+    fn protocol(&self, endpoint: &'static str, what: &str, reply: &Value) -> EnvError {
+        self.place().server().protocol(endpoint, what, reply)
+    }
+
+    fn read_actions(&mut self, reply: &Value) {
+        if let Actions::InReply(key) = self.inner.spec.actions {
+            self.listed = reply.get(key).and_then(actions_of);
         }
     }
 }
 
+/// A list, or the shapes of ScienceWorld's hints and WebShop's pages.
+fn actions_of(reply: &Value) -> Option<Vec<String>> {
+    let texts = |list: &Value| {
+        let list = list.as_array()?;
+        list.iter()
+            .map(|text| text.as_str().map(str::to_owned))
+            .collect::<Option<Vec<String>>>()
+    };
+    if let Some(list) = texts(reply).or_else(|| texts(&reply["possible_actions"])) {
+        return Some(list);
+    }
+    let clickables = texts(&reply["clickables"])?;
+    let search = reply["has_search_bar"].as_bool()?;
+    let search = search.then(|| "search[KEYWORDS]".to_owned());
+    let clicks = clickables.into_iter().map(|what| format!("click[{what}]"));
+    Some(search.into_iter().chain(clicks).collect())
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
-        let Some(id) = self.id.take() else {
+        let Some(place) = self.place.take() else {
             return;
         };
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            self.inner.counters.note(|counters| counters.leaked += 1);
-            return;
-        };
-        let inner = Arc::clone(&self.inner);
-        let server = self.server;
-        inner.closing.send_modify(|count| *count += 1);
-        runtime.spawn(async move {
-            // A failure has been counted and logged; nobody is left to tell.
-            let _ = inner.close(server, &id).await;
-            inner.closing.send_modify(|count| *count -= 1);
-        });
+        let id = self.id.take();
+        if self.inner.spec.reuse && self.sound {
+            place.keep(id);
+        } else {
+            self.inner.close_in_background(place, id);
+        }
     }
 }

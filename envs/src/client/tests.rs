@@ -1,6 +1,6 @@
 //! The client against our server and against servers that misbehave.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -20,6 +20,7 @@ fn quick() -> ClientOptions {
         attempts_max: 3,
         backoff_first_s: 0.01,
         backoff_max_s: 0.02,
+        avoid_s: 0.2,
     }
 }
 
@@ -525,4 +526,104 @@ async fn many_episodes_run_at_once_and_are_solved() {
     let counters = client.counters();
     assert_eq!((counters.opened, counters.closed), (64, 64));
     assert!(counters.call_time_s > 0.0 && counters.retries == 0);
+}
+
+/// Both servers are used; when one dies its share goes to the other, at once.
+#[tokio::test]
+async fn sessions_go_to_the_least_loaded_server_that_answers() {
+    let first = builtin::start("builtin").await.expect("started");
+    let second = builtin::start("builtin").await.expect("started");
+    let urls = [first.url.clone(), second.url.clone()];
+    let spec = spec("textcraft").expect("known");
+    let options = ClientOptions {
+        avoid_s: 60.0,
+        call_timeout_s: 30.0,
+        ..quick()
+    };
+    let client = EnvClient::new(spec, &urls, options).expect("valid addresses");
+    let mut sessions = open_many(&client, 6).await;
+    assert_eq!((first.sessions(), second.sessions()), (3, 3));
+    for session in sessions.drain(..3) {
+        session.close().await.expect("closed");
+    }
+    sessions.extend(open_many(&client, 3).await);
+    assert_eq!((first.sessions(), second.sessions()), (3, 3));
+    second.stop().await;
+    let more = open_many(&client, 4).await;
+    assert_eq!(first.sessions(), 7);
+    // One attempt at the dead server, without a pause; then it is left alone.
+    assert_eq!(client.counters().retries, 1);
+    drop((sessions, more));
+    client.drain().await;
+    assert_eq!(first.sessions(), 0);
+    assert_eq!(client.counters().leaked, 3);
+}
+
+/// A specification like ScienceWorld's, over a server that counts.
+#[tokio::test]
+async fn dear_sessions_are_kept_for_the_next_episode() {
+    let server = builtin::start("builtin").await.expect("started");
+    let dear = EnvSpec {
+        reuse: true,
+        ..spec("textcraft").expect("known").clone()
+    };
+    let dear: &'static EnvSpec = Box::leak(Box::new(dear));
+    let client = EnvClient::new(dear, &[server.url.clone()], quick()).expect("a valid address");
+    for item in 0..5 {
+        let mut session = client.open(item).await.expect("opened");
+        session.step("Action: inventory").await.expect("a reply");
+        match item % 2 {
+            0 => session.close().await.expect("kept"),
+            _ => drop(session),
+        }
+    }
+    let counters = client.counters();
+    assert_eq!((counters.opened, counters.reused), (1, 4));
+    assert_eq!(server.sessions(), 1);
+    client.drain().await;
+    assert_eq!(server.sessions(), 0);
+    // The same if nobody drains it.
+    client
+        .open(1)
+        .await
+        .expect("opened")
+        .close()
+        .await
+        .expect("kept");
+    assert_eq!(server.sessions(), 1);
+    drop(client);
+    for _ in 0..100 {
+        if server.sessions() == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("a kept session was left on the server");
+}
+
+/// A server that was restarted does not know the kept session any more.
+#[tokio::test]
+async fn a_lost_session_is_replaced() {
+    let reset = [
+        Answer::Reply(200, CREATED.to_owned()),
+        Answer::Reply(200, r#"{"error": "The id 7 is not valid."}"#.to_owned()),
+        Answer::Reply(200, CREATED.to_owned()),
+    ];
+    let server = fake("/reset", reset.to_vec()).await;
+    let dear = EnvSpec {
+        reuse: true,
+        ..spec("textcraft").expect("known").clone()
+    };
+    let dear: &'static EnvSpec = Box::leak(Box::new(dear));
+    let client = EnvClient::new(dear, &[server.url.clone()], quick()).expect("a valid address");
+    client
+        .open(0)
+        .await
+        .expect("opened")
+        .close()
+        .await
+        .expect("kept");
+    client.open(1).await.expect("opened anew");
+    let counters = client.counters();
+    assert_eq!((counters.opened, counters.reused), (2, 0));
 }

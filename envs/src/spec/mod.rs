@@ -4,6 +4,14 @@
 //! reward; the client is written once and reads the differences from an [`EnvSpec`]. Adding
 //! an environment means adding a value to [`ALL`].
 
+mod all;
+#[cfg(test)]
+mod tests;
+
+pub use all::ALL;
+
+use std::ops::Range;
+
 use crate::error::EnvError;
 use crate::parser::Parser;
 
@@ -14,6 +22,8 @@ pub enum CreateBody {
     EmptyObject,
     /// No body at all.
     Nothing,
+    /// An object in which this key holds the item's id.
+    Item(&'static str),
 }
 
 /// Where `/create` puts the session's id.
@@ -25,11 +35,45 @@ pub enum IdInReply {
     Key(&'static str),
 }
 
+/// A value that `/reset` always carries beside the item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fixed {
+    /// A number.
+    Int(i64),
+    /// A text.
+    Text(&'static str),
+}
+
+/// Where the first observation of a task is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstObservation {
+    /// The reply to `/reset` is the text itself, or a list whose first entry it is.
+    Bare,
+    /// The texts under these keys of the reply to `/reset`, one a line.
+    Keys(&'static [&'static str]),
+    /// Not in the reply to `/reset`: `GET /observation` has to be asked.
+    Observe,
+}
+
+/// Which of the server's numbers is the reward of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RewardRule {
+    /// Each step's own.
+    EachStep,
+    /// That of the step that ends the episode; before it the number means something else.
+    WhenDone,
+    /// The first that is not zero, from then on for good: the server adds to it again with
+    /// every later step that changes nothing.
+    FirstNonZero,
+}
+
 /// When an episode counts as solved.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SuccessRule {
     /// A (scaled) reward of at least this much.
     RewardAtLeast(f64),
+    /// A (scaled) reward above this; for rewards that shrink with the steps taken.
+    RewardAbove(f64),
 }
 
 impl SuccessRule {
@@ -37,8 +81,54 @@ impl SuccessRule {
     pub fn holds(self, reward: f64) -> bool {
         match self {
             Self::RewardAtLeast(least) => reward >= least,
+            Self::RewardAbove(bound) => reward > bound,
         }
     }
+}
+
+/// How the server says that a call failed, beside a status other than 200.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorShape {
+    /// Status 200 with `{"error": text}` and no observation.
+    Soft,
+    /// By the status alone.
+    Status,
+    /// Status 200 with a step reply whose `info` is null and whose observation is the
+    /// exception's text. Texts that begin like one of these blame the model and leave the
+    /// episode as it was; any other means that the environment failed. A failed reset has
+    /// the observation `TimeoutError`.
+    InObservation(&'static [&'static str]),
+}
+
+/// Where the actions that are possible now are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Actions {
+    /// Nowhere.
+    None,
+    /// In replies to `/reset` and `/step`, under this key.
+    InReply(&'static str),
+    /// In the observation: a JSON list after this text.
+    InText(&'static str),
+    /// Behind a path of its own.
+    Endpoint {
+        /// The path.
+        path: &'static str,
+        /// The session has to be named.
+        with_id: bool,
+    },
+}
+
+/// Which item ids exist.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Items {
+    /// Any number is an item.
+    Any,
+    /// Ids from 0; other numbers wrap around.
+    Wrapping(i64),
+    /// These; others are refused.
+    Within(Range<i64>),
+    /// Depends on the data that the server was given.
+    Unknown,
 }
 
 /// How far a session that is played again with the same actions repeats itself. Decides
@@ -79,6 +169,8 @@ pub struct EnvSpec {
     /// What the policy is told before the first observation, in our own words; short, since
     /// it is paid for in every episode. A configuration may replace it.
     pub instruction: &'static str,
+    /// What a base URL ends in, where one process serves several environments.
+    pub path_prefix: &'static str,
     /// Body of `/create`.
     pub create_body: CreateBody,
     /// Key of the session id in requests.
@@ -87,49 +179,46 @@ pub struct EnvSpec {
     pub id_in_reply: IdInReply,
     /// Key of the item id in `/reset`.
     pub reset_key: &'static str,
-    /// Key of the observation in replies to `/reset` and `/step`.
+    /// What else `/reset` carries.
+    pub reset_fixed: &'static [(&'static str, Fixed)],
+    /// Where the first observation is.
+    pub first_observation: FirstObservation,
+    /// The first observation ends with a line that lists the possible actions after this.
+    pub first_lists_actions: Option<&'static str>,
+    /// Key of the observation in replies to `/step`.
     pub observation_key: &'static str,
     /// Key of the reward in replies to `/step`.
     pub reward_key: &'static str,
+    /// Which of these numbers counts.
+    pub reward_rule: RewardRule,
     /// Factor from the server's number to a reward of 1 for a full solution.
     pub reward_scale: f64,
     /// Key of the end-of-episode flag in replies to `/step`.
     pub done_key: &'static str,
+    /// How failures look.
+    pub errors: ErrorShape,
+    /// Where possible actions are listed.
+    pub actions: Actions,
     /// The server has `/close`.
     pub close: bool,
+    /// A finished session is reset for the next episode instead of closed: opening one is
+    /// dear, or there is no way to close it.
+    pub reuse: bool,
+    /// Sessions that one server may open at the same time.
+    pub creates_at_once: usize,
     /// From the model's text to the action.
     pub parser: Parser,
     /// What counts as solved.
     pub success: SuccessRule,
-    /// Rounds that AgentGym-RL's scripts allow.
+    /// Rounds that AgentGym-RL's scripts (or, where it has none, AgentGym's) allow.
     pub rounds_max: u32,
+    /// Which items exist on the original server.
+    pub items: Items,
     /// What playing a session again gives, on the original server.
     pub replay: Replay,
     /// Part of an `{"error"}` text that means the episode was over already.
     pub finished_text: &'static str,
 }
-
-/// Every environment that can be named.
-pub const ALL: &[EnvSpec] = &[TEXTCRAFT];
-
-const TEXTCRAFT: EnvSpec = EnvSpec {
-    name: "textcraft",
-    instruction: "Craft the goal. Answer with one line: Action: <command>",
-    create_body: CreateBody::EmptyObject,
-    id_key: "id",
-    id_in_reply: IdInReply::Key("id"),
-    reset_key: "data_idx",
-    observation_key: "observation",
-    reward_key: "reward",
-    reward_scale: 1.0,
-    done_key: "done",
-    close: true,
-    parser: Parser::ActionLine,
-    success: SuccessRule::RewardAtLeast(1.0),
-    rounds_max: 30,
-    replay: Replay::SameLines,
-    finished_text: "has finished",
-};
 
 /// The specification of this name (letter case does not matter).
 pub fn spec(name: &str) -> Result<&'static EnvSpec, EnvError> {
@@ -155,27 +244,5 @@ pub fn first_message(instruction: &str, observation: &str) -> String {
         observation.to_owned()
     } else {
         format!("{instruction}\n\n{observation}")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_unknown_name_lists_the_known_ones() {
-        assert_eq!(spec("TextCraft").expect("known").name, "textcraft");
-        let message = spec("chess").expect_err("unknown").to_string();
-        assert!(
-            message.contains("chess") && message.contains("textcraft"),
-            "{message}"
-        );
-    }
-
-    #[test]
-    fn same_lines_ignores_order_only() {
-        assert!(Replay::SameLines.accepts("a\nb", "b\na"));
-        assert!(!Replay::SameLines.accepts("a\nb", "a\nb\nb"));
-        assert!(!Replay::Exact.accepts("a\nb", "b\na"));
     }
 }

@@ -1,0 +1,205 @@
+//! From the model's text to the action that is sent.
+//!
+//! The original clients clean the text before they post it, and rewards depend on that
+//! cleaning, so it is part of an environment's specification and copied exactly. What it
+//! changed is reported, because a lenient parser moves scores.
+
+#[cfg(test)]
+mod tests;
+
+/// How an environment's action is found in a model's text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Parser {
+    /// The text after `Action:` up to the end of its line (white space, line ends included, may
+    /// follow the colon), reduced to ASCII letters, digits, commas and single spaces. None
+    /// found: the empty action is sent. More than one: nothing is sent, the model is told.
+    ActionLine,
+    /// The text after the last `Action:`, up to the end, trimmed. None found: the empty action
+    /// is sent, or the whole text if `search[` or `click[` is in it.
+    LastAction,
+    /// The text between the first `Action:` and the next one or the end, trimmed; the whole
+    /// text if there is none.
+    FirstAction,
+    /// The whole text, if it has a block between triple backticks (the server takes the first);
+    /// otherwise nothing is sent and the model is told.
+    Fenced,
+    /// The text between the last "```sql" and the next triple backticks, trimmed; without the
+    /// former the text before the latter.
+    SqlBlock,
+    /// The whole text; the server looks for `<search>…</search>` or `<answer>…</answer>`.
+    Tags,
+    /// The whole text.
+    Raw,
+}
+
+/// What a parser made of a model's text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parsed {
+    /// What is sent; `None` if the client answers by itself.
+    pub action: Option<String>,
+    /// The answer given without a call; its reward is 0 and the episode goes on.
+    pub local_reply: Option<String>,
+    /// The cleaning changed the action as the model wrote it.
+    pub normalised: bool,
+    /// The marker that introduces an action was there.
+    pub found: bool,
+}
+
+const ACTION_MARKER: &str = "Action:";
+const FENCE: &str = "```";
+const SQL_FENCE: &str = "```sql";
+const END_OF_SEQUENCE: &str = "</s>";
+const ONE_ACTION_ONLY: &str =
+    "Error: Only one 'Action' is allowed per response. Please adjust your response.";
+const NO_FENCE: &str = "Cannot parse action from response. Your action should be inside triple \
+                        backticks (```). Please adjust accordingly.";
+
+impl Parser {
+    /// Reads an action out of a model's text.
+    pub fn parse(self, model_text: &str) -> Parsed {
+        match self {
+            Self::ActionLine => parse_action_line(model_text),
+            Self::LastAction => parse_last_action(model_text),
+            Self::FirstAction => parse_first_action(model_text),
+            Self::Fenced => parse_fenced(model_text),
+            Self::SqlBlock => parse_sql_block(model_text),
+            Self::Tags => whole(model_text, tagged(model_text).is_some()),
+            Self::Raw => whole(model_text, !model_text.trim().is_empty()),
+        }
+    }
+
+    /// Name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ActionLine => "Action: line",
+            Self::LastAction => "last Action:",
+            Self::FirstAction => "first Action:",
+            Self::Fenced => "``` block",
+            Self::SqlBlock => "```sql block",
+            Self::Tags => "tags",
+            Self::Raw => "raw",
+        }
+    }
+}
+
+/// What a tag asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tag {
+    Search,
+    Answer,
+}
+
+impl Tag {
+    const ALL: [(Self, &'static str, &'static str); 2] = [
+        (Self::Search, "<search>", "</search>"),
+        (Self::Answer, "<answer>", "</answer>"),
+    ];
+}
+
+/// The first tag that is closed by its own kind, and what is inside; it may span lines.
+pub(crate) fn tagged(text: &str) -> Option<(Tag, &str)> {
+    let found = Tag::ALL.iter().filter_map(|(tag, open, close)| {
+        let start = text.find(open)?;
+        let inside = &text[start + open.len()..];
+        Some((start, *tag, &inside[..inside.find(close)?]))
+    });
+    found
+        .min_by_key(|(start, ..)| *start)
+        .map(|(_, tag, inside)| (tag, inside))
+}
+
+fn whole(text: &str, found: bool) -> Parsed {
+    Parsed {
+        action: Some(text.to_owned()),
+        found,
+        ..Parsed::default()
+    }
+}
+
+fn trimmed(raw: &str, found: bool) -> Parsed {
+    let action = raw.trim();
+    Parsed {
+        action: Some(action.to_owned()),
+        local_reply: None,
+        normalised: action != raw,
+        found,
+    }
+}
+
+fn without_end(text: &str) -> &str {
+    text.strip_suffix(END_OF_SEQUENCE).unwrap_or(text)
+}
+
+fn parse_last_action(text: &str) -> Parsed {
+    let text = without_end(text);
+    match text.rsplit_once(ACTION_MARKER) {
+        // One space or line end after the marker is how it is written.
+        Some((_, raw)) => trimmed(raw.strip_prefix([' ', '\n']).unwrap_or(raw), true),
+        None if text.contains("search[") || text.contains("click[") => trimmed(text, true),
+        None => trimmed("", false),
+    }
+}
+
+fn parse_first_action(text: &str) -> Parsed {
+    let mut pieces = without_end(text).split(ACTION_MARKER);
+    let before = pieces.next().unwrap_or_default();
+    match pieces.next() {
+        Some(raw) => trimmed(raw.strip_prefix([' ', '\n']).unwrap_or(raw), true),
+        None => trimmed(before, false),
+    }
+}
+
+fn parse_fenced(text: &str) -> Parsed {
+    let closed = text
+        .split_once(FENCE)
+        .is_some_and(|(_, after)| after.contains(FENCE));
+    if closed {
+        return whole(text, true);
+    }
+    Parsed {
+        local_reply: Some(NO_FENCE.to_owned()),
+        ..Parsed::default()
+    }
+}
+
+fn parse_sql_block(text: &str) -> Parsed {
+    let (found, block) = match text.rsplit_once(SQL_FENCE) {
+        Some((_, block)) => (true, block),
+        None => (false, text),
+    };
+    let raw = block.split(FENCE).next().unwrap_or_default();
+    let raw = raw.strip_prefix('\n').unwrap_or(raw);
+    trimmed(raw.strip_suffix('\n').unwrap_or(raw), found)
+}
+
+fn parse_action_line(text: &str) -> Parsed {
+    let mut raw = "";
+    let mut count = 0;
+    let mut rest = text;
+    while let Some(at) = rest.find(ACTION_MARKER) {
+        let after = rest[at + ACTION_MARKER.len()..].trim_start();
+        let line_end = after.find('\n').unwrap_or(after.len());
+        raw = &after[..line_end];
+        rest = &after[line_end..];
+        count += 1;
+    }
+    if count > 1 {
+        return Parsed {
+            local_reply: Some(ONE_ACTION_ONLY.to_owned()),
+            found: true,
+            ..Parsed::default()
+        };
+    }
+    let kept: String = raw
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || matches!(c, ',' | ' '))
+        .collect();
+    let action = kept.split_whitespace().collect::<Vec<_>>().join(" ");
+    Parsed {
+        normalised: action != raw,
+        action: Some(action),
+        local_reply: None,
+        found: count == 1,
+    }
+}

@@ -1,0 +1,295 @@
+//! The environments, one value each. What is not said here is as in [`COMMON`] or in the
+//! family's base value.
+
+use super::{
+    Actions, CreateBody, EnvSpec, ErrorShape, FirstObservation, Fixed, IdInReply, Items, Replay,
+    RewardRule, SuccessRule,
+};
+use crate::parser::Parser;
+
+/// Every environment that can be named.
+pub const ALL: &[EnvSpec] = &[
+    TEXTCRAFT, BABYAI, SCIWORLD, SEARCHQA, WEBARENA, WEBSHOP, ALFWORLD, SQLGYM, MAZE, WORDLE,
+    WEATHER, MOVIE, ACADEMIA, SHEET, TODO,
+];
+
+/// The servers that name a session `id` and report errors softly.
+const COMMON: EnvSpec = EnvSpec {
+    name: "",
+    instruction: "",
+    path_prefix: "",
+    create_body: CreateBody::Nothing,
+    id_key: "id",
+    id_in_reply: IdInReply::Key("id"),
+    reset_key: "data_idx",
+    reset_fixed: &[],
+    first_observation: FirstObservation::Keys(&["observation"]),
+    first_lists_actions: None,
+    observation_key: "observation",
+    reward_key: "reward",
+    reward_rule: RewardRule::EachStep,
+    reward_scale: 1.0,
+    done_key: "done",
+    errors: ErrorShape::Soft,
+    actions: Actions::None,
+    close: true,
+    reuse: false,
+    creates_at_once: 16,
+    parser: Parser::ActionLine,
+    success: SuccessRule::RewardAtLeast(1.0),
+    rounds_max: 30,
+    items: Items::Unknown,
+    replay: Replay::Exact,
+    finished_text: "has finished",
+};
+
+/// The servers that name a session `env_idx` and fail with status 500.
+const INDEXED: EnvSpec = EnvSpec {
+    id_key: "env_idx",
+    id_in_reply: IdInReply::Bare,
+    first_observation: FirstObservation::Bare,
+    errors: ErrorShape::Status,
+    parser: Parser::Raw,
+    ..COMMON
+};
+
+const TEXTCRAFT: EnvSpec = EnvSpec {
+    name: "textcraft",
+    instruction: "Craft the goal. Answer with one line: Action: <command>",
+    create_body: CreateBody::EmptyObject,
+    items: Items::Wrapping(544),
+    replay: Replay::SameLines,
+    ..COMMON
+};
+
+const BABYAI: EnvSpec = EnvSpec {
+    name: "babyai",
+    instruction: "Reach the goal in a grid of rooms. Each turn shows what is in front of you \
+                  and the available actions; choose one of them, written exactly as listed. \
+                  Answer with one line: Action: <action>",
+    reward_key: "score",
+    reward_rule: RewardRule::FirstNonZero,
+    actions: Actions::InText("Available actions: "),
+    success: SuccessRule::RewardAbove(0.0),
+    rounds_max: 20,
+    items: Items::Any,
+    ..COMMON
+};
+
+const SCIWORLD: EnvSpec = EnvSpec {
+    name: "sciworld",
+    instruction: "Carry out the science task in a simulated house. Actions: open/close OBJ, \
+                  activate/deactivate OBJ, connect OBJ to OBJ, disconnect OBJ, use OBJ on OBJ, \
+                  look around, look at OBJ, look in OBJ, read OBJ, move OBJ to OBJ, pick up OBJ, \
+                  put down OBJ, pour OBJ into OBJ, dunk OBJ into OBJ, mix OBJ, go to LOC, eat OBJ, \
+                  flush OBJ, focus on OBJ (only what the task names), wait, wait1, task, \
+                  inventory. Answer with your thought and, last, one line: Action: <action>",
+    first_observation: FirstObservation::Keys(&["task_description", "observation"]),
+    reward_key: "score",
+    reward_scale: 0.01,
+    actions: Actions::Endpoint {
+        path: "/action_hint",
+        with_id: true,
+    },
+    // A session is a Java process of its own: more than a second and 300 MiB to start.
+    reuse: true,
+    creates_at_once: 2,
+    parser: Parser::LastAction,
+    rounds_max: 20,
+    items: Items::Within(0..4639),
+    replay: Replay::SameLines,
+    ..COMMON
+};
+
+const SEARCHQA: EnvSpec = EnvSpec {
+    name: "searchqa",
+    instruction: "Answer the question. Think inside <think> and </think>. To look something up \
+                  write <search>query</search> and stop; passages follow inside <information> \
+                  and </information>. When you know the answer write <answer>answer</answer>.",
+    create_body: CreateBody::Item("id"),
+    reset_key: "id",
+    parser: Parser::Tags,
+    rounds_max: 5,
+    items: Items::Within(0..221_328),
+    ..INDEXED
+};
+
+const WEBARENA: EnvSpec = EnvSpec {
+    name: "webarena",
+    instruction: "Reach the objective in a web browser. Each turn shows the page as a tree of \
+                  elements with ids. Actions: click [id], type [id] [text] [1 to press enter, \
+                  else 0], hover [id], press [keys], scroll [up|down], goto [url], new_tab, \
+                  tab_focus [n], close_tab, go_back, go_forward, stop [answer]. Give one \
+                  action per turn between triple backticks, for example ```click [12]```, and \
+                  end with stop.",
+    id_key: "env_idx",
+    id_in_reply: IdInReply::Key("env_idx"),
+    reset_key: "idx",
+    reset_fixed: &[("seed", Fixed::Int(0))],
+    // The reply to /reset holds the page without address, objective and last action.
+    first_observation: FirstObservation::Observe,
+    reward_rule: RewardRule::WhenDone,
+    done_key: "terminated",
+    errors: ErrorShape::InObservation(&[
+        "Cannot parse action",
+        "Invalid ",
+        "list index out of range",
+    ]),
+    creates_at_once: 2,
+    parser: Parser::Fenced,
+    rounds_max: 15,
+    items: Items::Within(0..812),
+    replay: Replay::None,
+    ..COMMON
+};
+
+const WEBSHOP: EnvSpec = EnvSpec {
+    name: "webshop",
+    instruction: "Buy what the instruction asks for. Actions: search[keywords] where there is a \
+                  search bar, click[button or product] for anything clickable on the page. \
+                  Answer with your thought and, last, one line: Action: <action>",
+    reset_key: "session_id",
+    observation_key: "state",
+    actions: Actions::Endpoint {
+        path: "/available_actions",
+        with_id: true,
+    },
+    close: false,
+    reuse: true,
+    parser: Parser::LastAction,
+    rounds_max: 10,
+    ..INDEXED
+};
+
+const ALFWORLD: EnvSpec = EnvSpec {
+    name: "alfworld",
+    instruction: "Do the household task. Actions: go to, take … from, put … in/on, open, close, \
+                  toggle, clean … with, heat … with, cool … with, examine, use, inventory, look. \
+                  Answer with your thought and, last, one line: Action: <action>",
+    create_body: CreateBody::Nothing,
+    reset_key: "game",
+    reset_fixed: &[("world_type", Fixed::Text("Text"))],
+    first_lists_actions: Some("AVAILABLE ACTIONS: "),
+    actions: Actions::InReply("available_actions"),
+    close: false,
+    reuse: true,
+    parser: Parser::LastAction,
+    items: Items::Within(0..2620),
+    ..COMMON
+};
+
+const SQLGYM: EnvSpec = EnvSpec {
+    name: "sqlgym",
+    instruction: "Answer the question with one SQL statement for the given tables, between \
+                  ```sql and ```.",
+    reset_key: "item_id",
+    observation_key: "state",
+    close: false,
+    reuse: true,
+    creates_at_once: 1,
+    parser: Parser::SqlBlock,
+    rounds_max: 1,
+    items: Items::Within(0..10_962),
+    ..INDEXED
+};
+
+const MAZE: EnvSpec = EnvSpec {
+    name: "maze",
+    instruction: "Find the way to the goal in a maze, a cell at a time; walls stop you. The first \
+                  number of a position grows downwards, the second to the right. Actions: move \
+                  up, move down, move left, move right. Answer with one line: Action: <action>",
+    path_prefix: "/maze",
+    reset_key: "game",
+    actions: Actions::Endpoint {
+        path: "/available_actions",
+        with_id: false,
+    },
+    close: false,
+    reuse: true,
+    parser: Parser::FirstAction,
+    rounds_max: 15,
+    items: Items::Within(0..25),
+    ..COMMON
+};
+
+const WORDLE: EnvSpec = EnvSpec {
+    name: "wordle",
+    instruction: "Guess a word of five letters in six tries. The reply has one letter per \
+                  place: g for right, y for right but in another place, b for not in the word. \
+                  Write a guess with spaces between its letters. Answer with one line: \
+                  Action: <guess>",
+    path_prefix: "/wordle",
+    reset_key: "seed",
+    first_lists_actions: Some("Words: "),
+    actions: Actions::Endpoint {
+        path: "/filtered_vocab",
+        with_id: true,
+    },
+    close: false,
+    reuse: true,
+    parser: Parser::FirstAction,
+    rounds_max: 8,
+    items: Items::Any,
+    ..COMMON
+};
+
+/// The servers that put a language model before other people's programs.
+const TOOLS: EnvSpec = EnvSpec {
+    create_body: CreateBody::Item("id"),
+    reset_key: "id",
+    close: false,
+    reuse: true,
+    replay: Replay::None,
+    ..INDEXED
+};
+
+const WEATHER: EnvSpec = EnvSpec {
+    name: "weather",
+    instruction: "Answer the question about weather, places and dates with the tools that the \
+                  first message names. One call per turn, on the last line: Action: <tool> with \
+                  Action Input: <arguments>. End with Action: finish with Action Input: \
+                  {\"answer\": <answer>}.",
+    rounds_max: 10,
+    items: Items::Within(0..343),
+    ..TOOLS
+};
+
+const MOVIE: EnvSpec = EnvSpec {
+    name: "movie",
+    instruction: "Answer the question about films and people with the tools of a film database. \
+                  One call per turn, on the last line: Action: <tool> with Action Input: \
+                  <arguments>. End with Action: finish with Action Input: {\"answer\": <answer>}.",
+    rounds_max: 12,
+    items: Items::Within(0..238),
+    ..TOOLS
+};
+
+const ACADEMIA: EnvSpec = EnvSpec {
+    name: "academia",
+    instruction: "Answer the question about papers and authors with the tools of a citation \
+                  graph. One call per turn, on the last line: Action: <tool> with Action Input: \
+                  <arguments>. End with Action: finish with Action Input: {\"answer\": <answer>}.",
+    rounds_max: 12,
+    items: Items::Within(0..20),
+    ..TOOLS
+};
+
+const SHEET: EnvSpec = EnvSpec {
+    name: "sheet",
+    instruction: "Change the spreadsheet as asked with the tools for sheets. One call per turn, \
+                  on the last line: Action: <tool> with Action Input: <arguments>. End with \
+                  Action: finish with Action Input: {}.",
+    rounds_max: 15,
+    items: Items::Within(0..20),
+    ..TOOLS
+};
+
+const TODO: EnvSpec = EnvSpec {
+    name: "todo",
+    instruction: "Carry out the request about projects and tasks with the tools of a to-do list. \
+                  One call per turn, on the last line: Action: <tool> with Action Input: \
+                  <arguments>. End with Action: finish with Action Input: {\"answer\": <answer>}.",
+    rounds_max: 15,
+    items: Items::Within(0..155),
+    ..TOOLS
+};
