@@ -159,6 +159,25 @@ impl KlController {
         }
     }
 
+    /// Refuses constants for which the controller means nothing.
+    pub fn validate(&self) -> Result<(), Error> {
+        let kl_coef = self.initial();
+        parameter(
+            "kl_coef",
+            kl_coef,
+            kl_coef >= 0.0 && kl_coef.is_finite(),
+            "finite and at least 0",
+        )?;
+        if let Self::Adaptive {
+            target_kl, horizon, ..
+        } = *self
+        {
+            parameter("target_kl", target_kl, target_kl > 0.0, "greater than 0")?;
+            parameter("horizon", horizon, horizon > 0.0, "greater than 0")?;
+        }
+        Ok(())
+    }
+
     /// β of the next iteration, given this iteration's `beta`, the divergence
     /// measured and the number of sequences it was measured on:
     /// `β · (1 + clip(kl / target − 1, ±0.2) · sequences / horizon)`.
@@ -168,8 +187,7 @@ impl KlController {
             Self::Adaptive {
                 target_kl, horizon, ..
             } => {
-                parameter("target_kl", target_kl, target_kl > 0.0, "greater than 0")?;
-                parameter("horizon", horizon, horizon > 0.0, "greater than 0")?;
+                self.validate()?;
                 let error = (kl / target_kl - 1.0).clamp(-0.2, 0.2);
                 Ok(beta * (1.0 + error * sequences as f64 / horizon))
             }

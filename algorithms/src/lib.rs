@@ -28,6 +28,7 @@
 //! | [`advantages`] | how much credit each token gets |
 //! | [`groups`] | what a group of episodes of one task looks like |
 //! | [`kl`] | how far the policy is from the reference, per token |
+//! | [`importance`] | what a token weighs that another policy sampled |
 //! | [`losses`] | loss, coefficients and metrics: actor, critic, sft, dpo |
 //! | [`horizon`] | how many rounds an episode of iteration n may take |
 //! | [`learning_rate`] | the learning rate of iteration n |
@@ -39,6 +40,7 @@ pub mod batches;
 mod error;
 pub mod groups;
 pub mod horizon;
+pub mod importance;
 pub mod kl;
 pub mod learning_rate;
 pub mod losses;
@@ -50,6 +52,7 @@ mod testing;
 pub use advantages::{AdvantageEstimator, AdvantageOptions, EpisodeTokens, TokenAdvantages};
 pub use error::{Error, Verdict};
 pub use horizon::HorizonSchedule;
-pub use kl::KlEstimator;
+pub use importance::{ImportanceCorrection, ImportanceLevel};
+pub use kl::{KlController, KlEstimator};
 pub use learning_rate::{LearningRate, LearningRateStyle};
 pub use losses::{ActorLoss, Aggregation, ClipRange, Denominator, ValueLoss};

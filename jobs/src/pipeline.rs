@@ -3,7 +3,7 @@
 //! given; `n − 1` is written here and nowhere else.
 
 use crate::config::Pipeline;
-use crate::plan::Plan;
+use crate::plan::{InitRole, Plan};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
-    /// Writes the initial policy and the demonstrations that need a file.
+    /// Writes the initial models and the demonstrations that need a file.
     Init,
     /// Evaluates the policy that `init` wrote, where a warm start follows.
     EvaluateInit,
@@ -26,6 +26,8 @@ pub enum Stage {
     Advantage,
     /// Optimizer steps: the next policy.
     Update,
+    /// Optimizer steps of the critic.
+    CriticUpdate,
     /// Held-out tasks; never blocks training.
     Evaluate,
     /// Deletes what retention does not keep; never blocks training.
@@ -34,7 +36,7 @@ pub enum Stage {
 
 impl Stage {
     /// All stages, in the order of an iteration.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Init,
         Self::EvaluateInit,
         Self::Sft,
@@ -42,6 +44,7 @@ impl Stage {
         Self::LogProbs,
         Self::Advantage,
         Self::Update,
+        Self::CriticUpdate,
         Self::Evaluate,
         Self::Expire,
     ];
@@ -56,6 +59,7 @@ impl Stage {
             Self::LogProbs => "log_probs",
             Self::Advantage => "advantage",
             Self::Update => "update",
+            Self::CriticUpdate => "critic_update",
             Self::Evaluate => "evaluate",
             Self::Expire => "expire",
         }
@@ -158,6 +162,34 @@ pub fn policy_of(plan: &Plan, iteration: u32) -> PartId {
     }
 }
 
+/// The part that wrote what divergences are measured against: the model of
+/// `ref.model.path`, or the start policy.
+pub fn reference_of(plan: &Plan) -> PartId {
+    init_part(plan, InitRole::Reference).unwrap_or_else(|| policy_of(plan, 0))
+}
+
+/// The part whose output is the critic *after* `iteration`, if there is one.
+pub fn critic_of(plan: &Plan, iteration: u32) -> Option<PartId> {
+    let init = init_part(plan, InitRole::Critic)?;
+    Some(match iteration {
+        0 => init,
+        _ => PartId {
+            iteration,
+            stage: Stage::CriticUpdate,
+            part: 0,
+        },
+    })
+}
+
+fn init_part(plan: &Plan, role: InitRole) -> Option<PartId> {
+    let part = plan.init_roles().iter().position(|r| *r == role)?;
+    Some(PartId {
+        iteration: 0,
+        stage: Stage::Init,
+        part: part as u32,
+    })
+}
+
 struct Parts<'a> {
     plan: &'a Plan,
     iteration: u32,
@@ -212,6 +244,16 @@ impl Parts<'_> {
             self.evaluate(Stage::EvaluateInit, init);
         }
         self.evaluate(Stage::Evaluate, policy_of(self.plan, 0));
+        for (part, role) in self.plan.init_roles().into_iter().enumerate() {
+            let inputs = match role {
+                InitRole::Policy => continue,
+                // Must speak the same token ids.
+                InitRole::Reference => vec![("policy".into(), init)],
+                // Its trunk, unless it has a model of its own.
+                InitRole::Critic => vec![("policy".into(), policy_of(self.plan, 0))],
+            };
+            self.add(Stage::Init, part as u32, inputs);
+        }
     }
 
     fn train(&mut self) {
@@ -232,7 +274,10 @@ impl Parts<'_> {
                 ("policy".into(), start_policy),
             ];
             if plan.needs_reference() {
-                inputs.push(("reference".into(), policy_of(plan, 0)));
+                inputs.push(("reference".into(), reference_of(plan)));
+            }
+            if let Some(critic) = critic_of(plan, n - 1) {
+                inputs.push(("critic".into(), critic));
             }
             self.add(Stage::LogProbs, part, inputs);
         }
@@ -245,7 +290,14 @@ impl Parts<'_> {
                 ),
             ]
         });
-        let inputs = both.collect();
+        let mut inputs: Vec<(String, PartId)> = both.collect();
+        if plan.kl_adapts() && n > 1 {
+            let before = PartId {
+                iteration: n - 1,
+                ..self.here(Stage::Advantage, 0)
+            };
+            inputs.push(("before".into(), before));
+        }
         self.add(Stage::Advantage, 0, inputs);
         let batch = self.here(Stage::Advantage, 0);
         self.add(
@@ -253,6 +305,13 @@ impl Parts<'_> {
             0,
             vec![("batch".into(), batch), ("policy".into(), start_policy)],
         );
+        if let Some(critic) = critic_of(plan, n - 1) {
+            self.add(
+                Stage::CriticUpdate,
+                0,
+                vec![("batch".into(), batch), ("critic".into(), critic)],
+            );
+        }
         let update = self.here(Stage::Update, 0);
         if plan.evaluates(n) {
             self.evaluate(Stage::Evaluate, update);

@@ -33,6 +33,17 @@ pub struct Plan {
     tree: Value,
 }
 
+/// A model that iteration 0 writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InitRole {
+    /// The initial policy: part 0.
+    Policy,
+    /// A reference policy of its own.
+    Reference,
+    /// The critic before its first update.
+    Critic,
+}
+
 /// The wire form.
 #[derive(Serialize, Deserialize)]
 struct PlanFile {
@@ -235,9 +246,28 @@ impl Plan {
             || (every > 0 && iteration.is_multiple_of(every))
     }
 
-    /// True if a stage reads the reference policy.
+    /// True if a stage reads the reference policy: it is scored nowhere else.
     pub fn needs_reference(&self) -> bool {
-        self.config.actor_rollout_ref.actor.use_kl_loss
+        self.config.actor_rollout_ref.actor.use_kl_loss || self.config.algorithm.use_kl_in_reward
+    }
+
+    /// True if the coefficient of the KL penalty follows what was measured, so
+    /// that an iteration needs to know that of the one before.
+    pub fn kl_adapts(&self) -> bool {
+        self.config.algorithm.use_kl_in_reward && self.config.algorithm.kl_ctrl.kind == "adaptive"
+    }
+
+    /// What each part of the `init` stage writes.
+    pub fn init_roles(&self) -> Vec<InitRole> {
+        let reference = &self.config.actor_rollout_ref.reference.model.path;
+        let mut roles = vec![InitRole::Policy];
+        if self.needs_reference() && reference.is_some() {
+            roles.push(InitRole::Reference);
+        }
+        if self.config.has_critic() {
+            roles.push(InitRole::Critic);
+        }
+        roles
     }
 
     /// Rounds of a 1-based iteration.
@@ -251,10 +281,11 @@ pub fn code_version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
-/// BLAKE3 over the identity leaves, one `path=json` line each, sorted.
+/// BLAKE3 over the identity leaves, one `path=json` line each, sorted. Keys that
+/// came later take part where they are not their default.
 fn identity(tree: &Value) -> String {
     let mut hasher = blake3::Hasher::new();
-    for (path, value) in RunConfig::leaves(tree, keys::Kind::Identity) {
+    for (path, value) in RunConfig::hashed(tree) {
         hasher.update(format!("{path}={}\n", canonical(&value)).as_bytes());
     }
     hasher.finalize().to_hex().to_string()

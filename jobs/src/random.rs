@@ -16,6 +16,9 @@ pub enum Purpose {
     Evaluate = 4,
     /// Order of demonstrations.
     Sft = 5,
+    /// Greedy episodes that rewards are compared with: they draw nothing, but
+    /// their streams are their own all the same.
+    Baseline = 6,
 }
 
 /// The key of one stream.

@@ -29,6 +29,41 @@ pub struct EpisodeLogProbs {
     pub reference: Option<Vec<Vec<f32>>>,
 }
 
+/// `values.bin`: the critic's values, one entry per episode of the rollout part,
+/// in its order; one vector per sequence, one number per token (0 where the
+/// loss mask is false): what the critic expects of the state in which the
+/// token is chosen.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Values {
+    /// The first wire form.
+    V1(Vec<Vec<Vec<f32>>>),
+}
+
+impl Payload for Values {
+    const KIND: [u8; 4] = *b"VALS";
+}
+
+/// `targets.bin`: what the critic is trained towards, by slot of the batch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum CriticTargets {
+    /// The first wire form.
+    V1(Vec<Option<Vec<CriticSequence>>>),
+}
+
+impl Payload for CriticTargets {
+    const KIND: [u8; 4] = *b"TRGT";
+}
+
+/// The critic's side of one training sequence; one entry per token, 0 where
+/// the loss mask is false.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CriticSequence {
+    /// Of the critic at the start of the update.
+    pub values: Vec<f32>,
+    /// Advantage before whitening plus value.
+    pub returns: Vec<f64>,
+}
+
 /// `batch.bin`: the iteration's training batch by slot (draw × n + sample).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Batch {

@@ -4,12 +4,15 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::{Error, Result};
 
 /// Widest head the attention kernels have room for.
 const HEAD_WIDTH_MAX: usize = 256;
+
+/// The architecture of a critic.
+const TOKEN_CLASSIFICATION: &str = "Qwen2ForTokenClassification";
 
 /// Sizes and constants of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,6 +37,8 @@ pub struct ModelConfig {
     pub rope_theta: f64,
     /// Whether the output head is the embedding.
     pub tie_word_embeddings: bool,
+    /// Whether the head gives one value per token instead of logits: a critic.
+    pub value_head: bool,
     /// The whole file, unknown keys included, in its own order.
     raw: Map<String, Value>,
 }
@@ -72,10 +77,21 @@ impl ModelConfig {
                 .get("tie_word_embeddings")
                 .and_then(Value::as_bool)
                 .unwrap_or(false),
+            value_head: reader.has_value_head()?,
             raw: raw.clone(),
         };
         reader.check_sizes(&config)?;
         Ok(config)
+    }
+
+    /// The same model with a value head, as `transformers` names it.
+    pub(crate) fn with_value_head(&self, path: &Path) -> Result<Self> {
+        let mut raw = self.raw.clone();
+        raw.insert("architectures".into(), json!([TOKEN_CLASSIFICATION]));
+        raw.insert("num_labels".into(), json!(1));
+        raw.insert("id2label".into(), json!({"0": "value"}));
+        raw.insert("label2id".into(), json!({"value": 0}));
+        Self::from_json(raw, path)
     }
 
     /// Numbers per head.
@@ -151,9 +167,10 @@ impl Reader<'_> {
             .into_iter()
             .flatten()
         {
-            if name != "Qwen2ForCausalLM" {
+            if name != "Qwen2ForCausalLM" && name != TOKEN_CLASSIFICATION {
                 return Err(self.unsupported(format!(
-                    "architecture {name} is not supported, only \"Qwen2ForCausalLM\" is"
+                    "architecture {name} is not supported, only \"Qwen2ForCausalLM\" is \
+                     (and \"{TOKEN_CLASSIFICATION}\" with one label, for a critic)"
                 )));
             }
         }
@@ -167,6 +184,22 @@ impl Reader<'_> {
             return Err(self.unsupported("sliding-window attention is not supported".to_owned()));
         }
         Ok(())
+    }
+
+    /// A head of several labels says nothing that could be a value.
+    fn has_value_head(&self) -> Result<bool> {
+        let architectures = self.raw.get("architectures").and_then(Value::as_array);
+        let classifies =
+            architectures.is_some_and(|all| all.iter().any(|a| a == TOKEN_CLASSIFICATION));
+        let named = self.raw.get("id2label").and_then(Value::as_object);
+        let labels = named.map(|labels| labels.len() as f64);
+        let labels = labels.or(self.number("num_labels")?).unwrap_or(2.0);
+        match classifies && labels != 1.0 {
+            true => Err(self.unsupported(format!(
+                "{TOKEN_CLASSIFICATION} with {labels} labels is no critic; one label is needed"
+            ))),
+            false => Ok(classifies),
+        }
     }
 
     fn rope_theta(&self) -> Result<f64> {

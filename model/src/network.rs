@@ -108,7 +108,8 @@ pub(crate) struct Network {
     pub(crate) embedding: Numbers,
     pub(crate) layers: Vec<Layer>,
     pub(crate) norm: Norm,
-    /// `[hidden, vocabulary]`: its own parameter, or the embedding turned.
+    /// `[hidden, vocabulary]`: its own parameter, or the embedding turned; empty
+    /// for a critic.
     pub(crate) head: Numbers,
     pub(crate) rope: Arc<RopeTable>,
     pub(crate) hidden: usize,
@@ -167,7 +168,9 @@ impl Network {
             });
         }
         let embedding = get("model.embed_tokens.weight".to_owned())?.1;
-        let head = if config.tie_word_embeddings {
+        let head = if config.value_head {
+            Arc::default()
+        } else if config.tie_word_embeddings {
             Arc::new(embedding.transposed())
         } else {
             get("lm_head.weight".to_owned())?.1.shared()

@@ -27,6 +27,18 @@ pub struct Policy {
 impl Policy {
     /// Reads a policy folder.
     pub fn load(dir: &Path, device: &Device) -> Result<Self> {
+        let policy = Self::load_any(dir, device)?;
+        match policy.config.value_head {
+            false => Ok(policy),
+            true => Err(Error::Unsupported {
+                path: dir.join("config.json"),
+                message: "is a critic's: it gives values and cannot generate".to_owned(),
+            }),
+        }
+    }
+
+    /// Reads a policy's folder or a critic's.
+    pub(crate) fn load_any(dir: &Path, device: &Device) -> Result<Self> {
         device.check_computes()?;
         let config = ModelConfig::load(dir)?;
         let tokenizer = Tokenizer::load(dir)?;
@@ -98,6 +110,18 @@ impl Policy {
         let rope = Arc::clone(&self.network.rope);
         let network = Network::new(&self.config, rope, &weights)?;
         Ok(Policy {
+            weights,
+            network: Arc::new(network),
+            ..self.clone()
+        })
+    }
+
+    /// The same tokenizer and template around another model.
+    pub(crate) fn with_config(&self, config: ModelConfig, weights: Weights) -> Result<Self> {
+        let rope = Arc::clone(&self.network.rope);
+        let network = Network::new(&config, rope, &weights)?;
+        Ok(Policy {
+            config: Arc::new(config),
             weights,
             network: Arc::new(network),
             ..self.clone()

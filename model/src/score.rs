@@ -36,7 +36,7 @@ pub fn score(
     check_temperature(temperature)?;
     let network = policy.network();
     for (number, request) in requests.iter().enumerate() {
-        check_sequence(network, request)
+        check_sequence(network, network.vocabulary(), request)
             .map_err(|message| Error::Request(format!("sequence {number} to score: {message}")))?;
     }
     let packs = pack(requests, options.pack_tokens);
@@ -68,7 +68,7 @@ pub fn score(
 }
 
 /// Runs of requests of at most `pack_tokens` tokens, or one request.
-fn pack(requests: &[ScoreRequest<'_>], pack_tokens: usize) -> Vec<Range<usize>> {
+pub(crate) fn pack(requests: &[ScoreRequest<'_>], pack_tokens: usize) -> Vec<Range<usize>> {
     let mut packs: Vec<Range<usize>> = Vec::new();
     let mut tokens = 0;
     for (number, request) in requests.iter().enumerate() {

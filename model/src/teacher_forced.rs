@@ -76,6 +76,30 @@ impl TeacherForced {
         (streams, Recorded { tape, hidden })
     }
 
+    /// The states that predict the masked tokens: what a value head reads.
+    pub(crate) fn states(&self, network: &Network) -> Vec<f32> {
+        network.hidden(&self.batch, &self.rows, None, None)
+    }
+
+    /// The same, with what the backward pass needs.
+    pub(crate) fn states_recorded(&self, network: &Network) -> (Vec<f32>, Tape) {
+        let mut tape = Tape::default();
+        let states = network.hidden(&self.batch, &self.rows, None, Some(&mut tape));
+        (states, tape)
+    }
+
+    /// Adds every parameter's derivative (the head's excepted), given the one by
+    /// the states.
+    pub(crate) fn backward_states(
+        &self,
+        network: &Network,
+        tape: Tape,
+        by_states: &[f32],
+        gradients: &mut Gradients,
+    ) {
+        network.backward(&self.batch, &self.rows, tape, by_states, gradients);
+    }
+
     /// Every parameter's derivative of a loss with the derivatives `coefficients` by
     /// the streams; the head's under the name `lm_head.weight` even where it is tied.
     pub(crate) fn backward(
@@ -168,7 +192,11 @@ pub(crate) fn check_temperature(temperature: f64) -> Result<()> {
 }
 
 /// What the kernels take for granted about a sequence.
-pub(crate) fn check_sequence(network: &Network, sequence: &ScoreRequest<'_>) -> Result<(), String> {
+pub(crate) fn check_sequence(
+    network: &Network,
+    vocabulary: usize,
+    sequence: &ScoreRequest<'_>,
+) -> Result<(), String> {
     let ScoreRequest {
         token_ids,
         loss_mask,
@@ -190,7 +218,6 @@ pub(crate) fn check_sequence(network: &Network, sequence: &ScoreRequest<'_>) -> 
             token_ids.len()
         ));
     }
-    let vocabulary = network.vocabulary();
     match token_ids.iter().find(|&&id| id as usize >= vocabulary) {
         Some(id) => Err(format!(
             "token id {id} is outside the vocabulary of {vocabulary}"

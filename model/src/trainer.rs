@@ -27,7 +27,7 @@ pub struct TrainSequence {
 }
 
 impl TrainSequence {
-    fn request(&self) -> ScoreRequest<'_> {
+    pub(crate) fn request(&self) -> ScoreRequest<'_> {
         ScoreRequest {
             token_ids: &self.token_ids,
             loss_mask: &self.loss_mask,
@@ -169,7 +169,7 @@ impl Trainer {
         let network = self.policy.network();
         let requests = unit.sequences.iter().map(TrainSequence::request);
         for (number, request) in requests.clone().enumerate() {
-            check_sequence(network, &request)
+            check_sequence(network, network.vocabulary(), &request)
                 .map_err(|message| Error::Request(format!("sequence {number}: {message}")))?;
         }
         let forced = TeacherForced::new(requests);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use safetensors::SafeTensors;
 
+use crate::critic::{HEAD_BIAS, HEAD_WEIGHT};
 use crate::{Error, ModelConfig, Result};
 
 /// A weight file is split above this many bytes.
@@ -91,7 +92,10 @@ pub fn parameter_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
         add(at("post_attention_layernorm.weight"), &[hidden]);
     }
     add("model.norm.weight".to_owned(), &[hidden]);
-    if !config.tie_word_embeddings {
+    if config.value_head {
+        add(HEAD_WEIGHT.to_owned(), &[1, hidden]);
+        add(HEAD_BIAS.to_owned(), &[1]);
+    } else if !config.tie_word_embeddings {
         add("lm_head.weight".to_owned(), &[hidden, config.vocab_size]);
     }
     shapes
@@ -145,7 +149,7 @@ impl Weights {
                     tensor: name.to_owned(),
                     message,
                 };
-                if name == "lm_head.weight" && config.tie_word_embeddings {
+                if name == "lm_head.weight" && (config.tie_word_embeddings || config.value_head) {
                     continue;
                 }
                 let Some(shape) = shapes.remove(name) else {

@@ -7,14 +7,14 @@
 //! policy_after/      the folder it wrote
 //! trajectories.jsonl one sequence of the batch per line, by slot
 //! update.json        minibatches in order: slots, hyper-parameters, metrics
+//! critic_…           the same three folders and record of a critic, where there is one
 //! export.json        where all this comes from
 //! ```
 
-use crate::records::{batch_json, input};
+use crate::records::{Slot, batch_json, input, slots};
 use crate::runs::{RunView, cache_dir};
 use crate::{Error, Result};
-use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
-use agentgym_jobs::records::Batch;
+use agentgym_jobs::pipeline::{PartId, Stage, critic_of, policy_of};
 use agentgym_storage::{Inputs, Manifest};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -95,26 +95,43 @@ async fn write_all(
             part: 0,
         };
         let batch = view.committed(batch).await?;
-        let Batch::V1(slots) = view.payload(&batch, "batch.bin").await?;
-        let lines = trajectories(&slots);
+        let lines = trajectories(&slots(view, &batch).await?);
         out.trajectories = lines.len();
-        origin["slots"] = json!(slots.len());
+        let config = &view.plan.config;
+        let samples = config.actor_rollout_ref.rollout.n as usize;
+        origin["slots"] = json!(config.data.train_batch_size * samples);
         let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
         write(to, "trajectories.jsonl", text.as_bytes(), out)?;
         let update = view.bytes(after, "update.json").await?;
         write(to, "update.json", &update, out)?;
+        if let Some(id) = critic_of(&view.plan, n) {
+            origin["critic"] = json!(view.plan.config.critic);
+            critic(view, &view.committed(id).await?, to, out).await?;
+        }
     }
     origin["removed"] = json!(out.removed);
     write(to, "export.json", format!("{origin:#}\n").as_bytes(), out)
 }
 
+/// The critic's side of an iteration.
+async fn critic(view: &RunView, after: &Manifest, to: &Path, out: &mut Exported) -> Result<()> {
+    let before = input(view, after, "critic").await?;
+    folder(view, after, "critic", &to.join("critic_after"), out).await?;
+    folder(view, &before, "critic", &to.join("critic_before"), out).await?;
+    if before.stage == Stage::CriticUpdate.name() {
+        let dir = to.join("critic_optimizer_before");
+        folder(view, &before, "optimizer", &dir, out).await?;
+    }
+    let record = view.bytes(after, "critic_update.json").await?;
+    write(to, "critic_update.json", &record, out)
+}
+
 /// One line per sequence: the fields of the episode, then the streams.
-fn trajectories(slots: &[Option<agentgym_jobs::records::BatchEpisode>]) -> Vec<Value> {
+fn trajectories(slots: &[Slot]) -> Vec<Value> {
     let mut lines = Vec::new();
     let mut number = 0;
-    for (slot, episode) in slots.iter().enumerate() {
-        let Some(episode) = episode else { continue };
-        let Value::Object(mut record) = batch_json(slot, episode, &mut number) else {
+    for slot in slots {
+        let Value::Object(mut record) = batch_json(slot, &mut number) else {
             continue;
         };
         let sequences = record.remove("sequences");

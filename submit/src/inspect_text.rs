@@ -119,7 +119,8 @@ pub(crate) fn body(content: &Content, brief: bool, tokens: bool, pieces: &Pieces
             }
         }
         Content::LogProbs(list) => {
-            for (episode, row) in list {
+            for scored in list {
+                let (episode, row) = (&scored.episode, &scored.streams);
                 out += &episode_line(episode);
                 for (i, sequence) in episode.sequences.iter().enumerate().filter(|_| tokens) {
                     let mut streams = vec![
@@ -129,19 +130,27 @@ pub(crate) fn body(content: &Content, brief: bool, tokens: bool, pieces: &Pieces
                     if let Some(reference) = &row.reference {
                         streams.push(("ref", widen(&reference[i])));
                     }
+                    if let Some(values) = &scored.values {
+                        streams.push(("value", widen(&values[i])));
+                    }
                     out += &token_table(sequence, &streams, pieces);
                 }
             }
         }
         Content::Batch(list) => {
-            for (slot, episode) in list {
-                out += &batch_line(*slot, episode);
-                for s in episode.sequences.iter().filter(|_| tokens) {
+            for slot in list {
+                out += &batch_line(slot.slot, &slot.episode);
+                let sequences = slot.episode.sequences.iter().enumerate();
+                for (i, s) in sequences.filter(|_| tokens) {
                     let mut streams = vec![("old", widen(&s.old_log_probs))];
                     if let Some(reference) = &s.ref_log_probs {
                         streams.push(("ref", widen(reference)));
                     }
                     streams.push(("advantage", s.advantages.clone()));
+                    if let Some(critic) = slot.targets.as_ref().and_then(|all| all.get(i)) {
+                        streams.push(("value", widen(&critic.values)));
+                        streams.push(("return", critic.returns.clone()));
+                    }
                     out += &token_table(&s.sequence, &streams, pieces);
                 }
             }

@@ -220,6 +220,7 @@ impl Book {
             Stage::LogProbs,
             Stage::Advantage,
             Stage::Update,
+            Stage::CriticUpdate,
         ];
         let rows = || blocking.into_iter().flat_map(|s| self.of(iteration, s));
         let start = rows().map(|r| r.started_unix_s).min().unwrap_or(0) as f64;

@@ -245,6 +245,9 @@ impl<'a> PlanView<'a> {
                 of(Stage::Advantage),
                 of(Stage::Update)
             );
+            if plan.config.has_critic() {
+                text += &format!(", {} critic_update", of(Stage::CriticUpdate));
+            }
         }
         text
     }

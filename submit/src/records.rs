@@ -6,8 +6,10 @@ use crate::Result;
 use crate::runs::{RunView, part_id};
 use agentgym_jobs::episode::{Episode, Episodes, Sequence};
 use agentgym_jobs::pipeline::Stage;
-use agentgym_jobs::records::{Batch, BatchEpisode, EpisodeLogProbs, LogProbs};
-use agentgym_storage::{InputRef, Manifest, Slot};
+use agentgym_jobs::records::{
+    Batch, BatchEpisode, CriticSequence, CriticTargets, EpisodeLogProbs, LogProbs, Values,
+};
+use agentgym_storage::{InputRef, Manifest};
 use serde_json::{Value, json};
 
 /// Which records are wanted.
@@ -25,15 +27,37 @@ impl Filter {
     }
 }
 
+/// An episode with its recomputed streams.
+#[derive(Debug)]
+pub struct ScoredEpisode {
+    /// As played.
+    pub episode: Episode,
+    /// Under policy and reference.
+    pub streams: EpisodeLogProbs,
+    /// The critic's, by sequence and token; where the run has one.
+    pub values: Option<Vec<Vec<f32>>>,
+}
+
+/// A filled slot of the batch.
+#[derive(Debug)]
+pub struct Slot {
+    /// draw × n + sample.
+    pub slot: usize,
+    /// What the policy learns from.
+    pub episode: BatchEpisode,
+    /// What the critic learns from, by sequence; where the run has one.
+    pub targets: Option<Vec<CriticSequence>>,
+}
+
 /// What a part holds, typed.
 #[derive(Debug)]
 pub enum Content {
     /// Rollout and evaluation.
     Episodes(Vec<Episode>),
     /// Log-probs beside the episodes they were computed for.
-    LogProbs(Vec<(Episode, EpisodeLogProbs)>),
+    LogProbs(Vec<ScoredEpisode>),
     /// The batch, by slot.
-    Batch(Vec<(usize, BatchEpisode)>),
+    Batch(Vec<Slot>),
     /// The update's minibatches, as the worker wrote them.
     Update(Value),
     /// A stage without records.
@@ -52,22 +76,60 @@ pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Res
         Some(Stage::LogProbs) => {
             let LogProbs::V1(rows) = view.payload(manifest, "log_probs.bin").await?;
             let rollout = input(view, manifest, "rollout").await?;
-            let both = episodes(view, &rollout).await?.into_iter().zip(rows);
-            let kept = both.filter(|(e, _)| filter.keeps(e.group, e.sample));
+            let values = match has(manifest, "values.bin") {
+                true => {
+                    let Values::V1(values) = view.payload(manifest, "values.bin").await?;
+                    values.into_iter().map(Some).collect()
+                }
+                false => vec![None; rows.len()],
+            };
+            let episodes = episodes(view, &rollout).await?.into_iter();
+            let all = episodes.zip(rows).zip(values);
+            let all = all.map(|((episode, streams), values)| ScoredEpisode {
+                episode,
+                streams,
+                values,
+            });
+            let kept = all.filter(|s| filter.keeps(s.episode.group, s.episode.sample));
             Content::LogProbs(kept.collect())
         }
         Some(Stage::Advantage) => {
-            let Batch::V1(slots) = view.payload(manifest, "batch.bin").await?;
-            let filled = slots
-                .into_iter()
-                .enumerate()
-                .filter_map(|(i, e)| Some((i, e?)));
-            let kept = filled.filter(|(_, e)| filter.keeps(e.group, e.sample));
-            Content::Batch(kept.collect())
+            let mut slots = slots(view, manifest).await?;
+            slots.retain(|s| filter.keeps(s.episode.group, s.episode.sample));
+            Content::Batch(slots)
         }
         Some(Stage::Update) => Content::Update(view.json(manifest, "update.json").await?),
+        Some(Stage::CriticUpdate) => {
+            Content::Update(view.json(manifest, "critic_update.json").await?)
+        }
         _ => Content::Nothing,
     })
+}
+
+fn has(manifest: &Manifest, name: &str) -> bool {
+    manifest.outputs.iter().any(|output| output.name == name)
+}
+
+/// The filled slots of an iteration's batch, with the critic's side of each.
+pub async fn slots(view: &RunView, manifest: &Manifest) -> Result<Vec<Slot>> {
+    let Batch::V1(batch) = view.payload(manifest, "batch.bin").await?;
+    let mut targets = match has(manifest, "targets.bin") {
+        true => {
+            let CriticTargets::V1(targets) = view.payload(manifest, "targets.bin").await?;
+            targets
+        }
+        false => Vec::new(),
+    };
+    targets.resize(batch.len(), None);
+    let all = batch.into_iter().zip(targets).enumerate();
+    let filled = all.filter_map(|(slot, (episode, targets))| {
+        Some(Slot {
+            slot,
+            episode: episode?,
+            targets,
+        })
+    });
+    Ok(filled.collect())
 }
 
 async fn episodes(view: &RunView, manifest: &Manifest) -> Result<Vec<Episode>> {
@@ -100,7 +162,7 @@ pub async fn input_commit(
     manifest: &Manifest,
     input: &InputRef,
 ) -> Result<Manifest> {
-    let slot = Slot {
+    let slot = agentgym_storage::Slot {
         run: manifest.run.clone(),
         iteration: input.iteration,
         stage: input.stage.clone(),
@@ -138,7 +200,8 @@ impl Content {
                 .collect(),
             Self::LogProbs(list) => list
                 .iter()
-                .map(|(e, row)| {
+                .map(|scored| {
+                    let (e, row) = (&scored.episode, &scored.streams);
                     let sequences: Vec<Value> = e
                         .sequences
                         .iter()
@@ -149,6 +212,7 @@ impl Content {
                             out["entropies"] = json!(row.entropies.get(i));
                             out["ref_log_probs"] =
                                 json!(row.reference.as_ref().and_then(|r| r.get(i)));
+                            out["values"] = json!(scored.values.as_ref().and_then(|v| v.get(i)));
                             out
                         })
                         .collect();
@@ -157,7 +221,7 @@ impl Content {
                 .collect(),
             Self::Batch(list) => list
                 .iter()
-                .map(|(slot, e)| batch_json(*slot, e, &mut number))
+                .map(|slot| batch_json(slot, &mut number))
                 .collect(),
             Self::Update(update) => match update.get("minibatches").and_then(Value::as_array) {
                 Some(minibatches) => minibatches.clone(),
@@ -207,15 +271,24 @@ fn episode_json(episode: &Episode, sequences: Vec<Value>) -> Value {
 }
 
 /// A slot of the batch with every stream an update reads.
-pub fn batch_json(slot: usize, episode: &BatchEpisode, number: &mut usize) -> Value {
+pub fn batch_json(slot: &Slot, number: &mut usize) -> Value {
+    let Slot {
+        slot,
+        episode,
+        targets,
+    } = slot;
     let sequences: Vec<Value> = episode
         .sequences
         .iter()
-        .map(|s| {
+        .enumerate()
+        .map(|(i, s)| {
             let mut out = sequence_json(&s.sequence, number);
             out["old_log_probs"] = json!(s.old_log_probs);
             out["ref_log_probs"] = json!(s.ref_log_probs);
             out["advantages"] = json!(s.advantages);
+            let critic = targets.as_ref().and_then(|all| all.get(i));
+            out["values"] = json!(critic.map(|c| &c.values));
+            out["returns"] = json!(critic.map(|c| &c.returns));
             out
         })
         .collect();
@@ -266,7 +339,16 @@ mod tests {
             advantage: 1.5,
             sequences: vec![one.clone(), one],
         };
-        let record = batch_json(8, &episode, &mut 5);
+        let targets = CriticSequence {
+            values: vec![0.0, 0.25, 0.5],
+            returns: vec![0.0, 1.0, 1.0],
+        };
+        let slot = Slot {
+            slot: 8,
+            episode,
+            targets: Some(vec![targets.clone(), targets]),
+        };
+        let record = batch_json(&slot, &mut 5);
         for sequence in record["sequences"].as_array().unwrap() {
             for (name, stream) in sequence.as_object().unwrap() {
                 if name != "ref_log_probs" {
@@ -274,6 +356,7 @@ mod tests {
                 }
             }
         }
+        assert_eq!(record["sequences"][1]["values"], json!([0.0, 0.25, 0.5]));
         assert_eq!(record["sequences"][0]["sequence_ids"], json!([5, 5, 5]));
         assert_eq!(record["sequences"][1]["sequence_ids"], json!([6, 6, 6]));
         assert_eq!(record["sequences"][1]["position_ids"], json!([0, 1, 2]));

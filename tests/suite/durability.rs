@@ -16,9 +16,13 @@ use tempfile::TempDir;
 const RUN: &str = "smoke";
 
 fn submit(store: &Path, bindings: &[&str]) -> Command {
+    submit_config("configs/smoke.yaml", store, bindings)
+}
+
+fn submit_config(config: &str, store: &Path, bindings: &[&str]) -> Command {
     let mut command = program("agentgym-submit");
     command
-        .arg("configs/smoke.yaml")
+        .arg(config)
         .arg(format!("storage.url={}", store.display()))
         .arg(format!("run.id={RUN}"))
         .args(bindings);
@@ -26,7 +30,12 @@ fn submit(store: &Path, bindings: &[&str]) -> Command {
 }
 
 fn run_to_end(store: &Path, bindings: &[&str]) -> String {
-    let output = finish(submit(store, bindings));
+    end(submit(store, bindings), store)
+}
+
+/// Follows a command to its end; the run's digest.
+fn end(command: Command, store: &Path) -> String {
+    let output = finish(command);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{}: {said}", output.status);
     digest(store)
@@ -106,6 +115,25 @@ async fn ten_kills_and_a_lost_queue_change_nothing() {
         }
     }
     assert_eq!(run_to_end(store, &[]), undisturbed());
+    no_part_started_after_its_commit(store).await;
+}
+
+/// The same with a critic: its own folder and optimizer state, values, and the
+/// state of the KL controller come through as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_critic_survives_kills() {
+    let whole = TempDir::new().unwrap();
+    let ppo = |store: &Path, bindings: &[&str]| submit_config("configs/ppo.yaml", store, bindings);
+    let undisturbed = end(ppo(whole.path(), &["jobs.threads=2"]), whole.path());
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    for wait in waits(11).take(8) {
+        let mut running = Running::start(ppo(store, &["jobs.threads=1"]));
+        std::thread::sleep(wait);
+        running.has_ended();
+        running.kill();
+    }
+    assert_eq!(end(ppo(store, &[]), store), undisturbed);
     no_part_started_after_its_commit(store).await;
 }
 

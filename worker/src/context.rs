@@ -3,7 +3,7 @@
 //! queue or clock.
 
 use crate::environments::Environments;
-use crate::policies::Policies;
+use crate::policies::{Critics, Policies};
 use agentgym_jobs::pipeline::{Part, PartId};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Inputs, Journal};
@@ -45,6 +45,8 @@ pub struct Resources {
     pub device: agentgym_model::Device,
     /// Policies in memory, by digest.
     pub policies: Policies,
+    /// Critics in memory, by digest.
+    pub critics: Critics,
     /// Environment clients and built-in servers.
     pub environments: Environments,
 }

@@ -1,73 +1,123 @@
-//! Policies that stay in memory between attempts. A policy is known by the
-//! digests of its files, never by the commit that holds it: a policy that was
-//! just trained here is not read back from the store, and two commits with
-//! equal bytes share one copy.
+//! Models that stay in memory between attempts. A model is known by the digests
+//! of its files, never by the commit that holds it: a policy that was just
+//! trained here is not read back from the store, and two commits with equal
+//! bytes share one copy.
 
 use crate::Result;
-use agentgym_model::{Device, Policy};
+use agentgym_model::{Critic, Device, Policy};
 use agentgym_storage::{Artifact, Inputs};
+use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::Mutex;
-
-/// Policies kept at once: the one being played, the one being evaluated and
-/// the reference.
-const POLICIES_KEPT: usize = 3;
 
 /// Prefix of a policy's artifacts.
 pub(crate) const POLICY: &str = "policy";
 
-/// A small cache, least recently used out first.
-#[derive(Default)]
-pub struct Policies {
-    /// Most recently used last.
-    kept: Mutex<Vec<(blake3::Hash, Arc<Policy>)>>,
+/// Prefix of a critic's artifacts.
+pub(crate) const CRITIC: &str = "critic";
+
+/// A model that can be kept.
+pub trait Resident: Sized + Send + Sync + 'static {
+    /// Prefix of its artifacts.
+    const PREFIX: &'static str;
+    /// Copies kept at once.
+    const KEPT: usize;
+
+    /// Reads its folder.
+    ///
+    /// # Errors
+    /// A folder that the model crate refuses.
+    fn load(folder: &Path, device: &Device) -> agentgym_model::Result<Self>;
 }
 
-impl Policies {
-    /// The policy in the commit that the stage knows as `input`.
+impl Resident for Policy {
+    const PREFIX: &'static str = POLICY;
+    /// The one being played, the one being evaluated and the reference.
+    const KEPT: usize = 3;
+
+    fn load(folder: &Path, device: &Device) -> agentgym_model::Result<Self> {
+        Self::load(folder, device)
+    }
+}
+
+impl Resident for Critic {
+    const PREFIX: &'static str = CRITIC;
+    /// The one that scores; its update hands on the next.
+    const KEPT: usize = 1;
+
+    fn load(folder: &Path, device: &Device) -> agentgym_model::Result<Self> {
+        Self::load(folder, device)
+    }
+}
+
+/// A small cache, least recently used out first.
+pub struct Models<T> {
+    /// Most recently used last.
+    kept: Mutex<Vec<(blake3::Hash, Arc<T>)>>,
+}
+
+/// Policies in memory.
+pub(crate) type Policies = Models<Policy>;
+
+/// Critics in memory.
+pub(crate) type Critics = Models<Critic>;
+
+impl<T> Default for Models<T> {
+    fn default() -> Self {
+        Self {
+            kept: Mutex::default(),
+        }
+    }
+}
+
+impl<T: Resident> Models<T> {
+    /// The model in the commit that the stage knows as `input`.
     ///
     /// # Errors
     /// A damaged artifact, or a folder that the model crate refuses.
-    pub async fn get(&self, device: &Device, inputs: &Inputs, input: &str) -> Result<Arc<Policy>> {
-        let key = fingerprint(inputs.artifacts(input)?);
+    pub async fn get(&self, device: &Device, inputs: &Inputs, input: &str) -> Result<Arc<T>> {
+        let key = fingerprint::<T>(inputs.artifacts(input)?);
         // Held while loading, so that two attempts do not load the same twice.
         let mut kept = self.kept.lock().await;
         if let Some(at) = kept.iter().position(|(k, _)| *k == key) {
             let hit = kept.remove(at);
-            let policy = Arc::clone(&hit.1);
+            let model = Arc::clone(&hit.1);
             kept.push(hit);
-            return Ok(policy);
+            return Ok(model);
         }
-        let folder = inputs.folder(input, POLICY).await?;
+        let folder = inputs.folder(input, T::PREFIX).await?;
         let device = device.clone();
-        let policy =
-            crate::stages::blocking(move || Ok(Policy::load(folder.path(), &device)?)).await?;
-        let policy = Arc::new(policy);
-        remember(&mut kept, key, Arc::clone(&policy));
-        Ok(policy)
+        let model = crate::stages::blocking(move || Ok(T::load(folder.path(), &device)?)).await?;
+        let model = Arc::new(model);
+        remember(&mut kept, key, Arc::clone(&model));
+        Ok(model)
     }
 
-    /// Keeps a policy that was written as `artifacts`.
-    pub async fn insert(&self, artifacts: &[Artifact], policy: Arc<Policy>) {
+    /// Keeps a model that was written as `artifacts`.
+    pub async fn insert(&self, artifacts: &[Artifact], model: Arc<T>) {
         let mut kept = self.kept.lock().await;
-        let key = fingerprint(artifacts);
+        let key = fingerprint::<T>(artifacts);
         kept.retain(|(k, _)| *k != key);
-        remember(&mut kept, key, policy);
+        remember(&mut kept, key, model);
     }
 }
 
-fn remember(kept: &mut Vec<(blake3::Hash, Arc<Policy>)>, key: blake3::Hash, policy: Arc<Policy>) {
-    kept.push((key, policy));
-    if kept.len() > POLICIES_KEPT {
+fn remember<T: Resident>(kept: &mut Vec<(blake3::Hash, Arc<T>)>, key: blake3::Hash, model: Arc<T>) {
+    kept.push((key, model));
+    if kept.len() > T::KEPT {
         kept.remove(0);
     }
 }
 
-/// Hash over names and digests of the policy's files.
-fn fingerprint(artifacts: &[Artifact]) -> blake3::Hash {
+/// Hash over names and digests of the model's files.
+fn fingerprint<T: Resident>(artifacts: &[Artifact]) -> blake3::Hash {
+    let own = |name: &str| {
+        name.strip_prefix(T::PREFIX)
+            .is_some_and(|rest| rest.starts_with('/'))
+    };
     let mut lines: Vec<String> = artifacts
         .iter()
-        .filter(|a| a.name.starts_with("policy/"))
+        .filter(|a| own(&a.name))
         .map(|a| format!("{} {}\n", a.name, a.digest))
         .collect();
     lines.sort_unstable();

@@ -6,7 +6,7 @@ use crate::Result;
 use crate::fleet::RunState;
 use crate::stages::expire::retained;
 use agentgym_jobs::config::Pipeline;
-use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
+use agentgym_jobs::pipeline::{PartId, Stage, critic_of, policy_of};
 use agentgym_storage::{Inputs, Manifest, Store};
 
 /// Iterations whose policies may still be waiting for an evaluation.
@@ -26,8 +26,11 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
         if !evaluated && iteration + 3 < latest {
             continue;
         }
-        if let Some(manifest) = state.manifest(policy_of(&state.plan, iteration)).await? {
-            manifests.push((*manifest).clone());
+        let makers = std::iter::once(policy_of(&state.plan, iteration));
+        for maker in makers.chain(critic_of(&state.plan, iteration)) {
+            if let Some(manifest) = state.manifest(maker).await? {
+                manifests.push((*manifest).clone());
+            }
         }
     }
     let pending: Vec<u32> = manifests

@@ -67,6 +67,7 @@ pub async fn run_worker(
         threads: options.threads,
         device: agentgym_model::Device::parse(&options.device)?,
         policies: crate::policies::Policies::default(),
+        critics: crate::policies::Critics::default(),
         environments: crate::environments::Environments::default(),
     });
     let queue = options.queue.clone();

@@ -51,25 +51,45 @@ pub struct PolicyTerm {
     pub ratio: f64,
     /// Whether the clipped branch is the larger one.
     pub is_clipped: bool,
+    /// Whether the bound of the dual clip holds the loss down.
+    pub is_dual_clipped: bool,
 }
 
 /// The clipped surrogate of PPO for one token. Source: arXiv:1707.06347 eq. 7.
+///
+/// With `dual_clip` c, a token of negative advantage loses at most `−A·c`: a
+/// ratio that has run away upwards pulls no further. Source: arXiv:1912.09729
+/// §3.3.
 pub fn policy_term(
     log_prob: f64,
     old_log_prob: f64,
     advantage: f64,
     clip: ClipRange,
+    dual_clip: Option<f64>,
 ) -> PolicyTerm {
     let log_ratio = log_prob - old_log_prob;
     let ratio = log_ratio.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp();
     let unclipped = -advantage * ratio;
     let clipped = -advantage * ratio.max(1.0 - clip.low).min(1.0 + clip.high);
-    if clipped > unclipped {
+    let bound = dual_clip
+        .filter(|_| advantage < 0.0)
+        .map(|dual_clip| -advantage * dual_clip)
+        .filter(|bound| clipped.max(unclipped) > *bound);
+    if let Some(bound) = bound {
+        PolicyTerm {
+            loss: bound,
+            coefficient: 0.0,
+            ratio,
+            is_clipped: false,
+            is_dual_clipped: true,
+        }
+    } else if clipped > unclipped {
         PolicyTerm {
             loss: clipped,
             coefficient: 0.0,
             ratio,
             is_clipped: true,
+            is_dual_clipped: false,
         }
     } else {
         let coefficient = if log_ratio.abs() > LOG_RATIO_MAX {
@@ -82,6 +102,7 @@ pub fn policy_term(
             coefficient,
             ratio,
             is_clipped: false,
+            is_dual_clipped: false,
         }
     }
 }
@@ -100,6 +121,9 @@ pub struct KlLoss {
 pub struct ActorLoss {
     /// `actor.clip_ratio`.
     pub clip: ClipRange,
+    /// `actor.clip_ratio_c`, greater than 1; `None` does without the dual clip.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dual_clip: Option<f64>,
     /// `actor.entropy_coeff`: a positive one keeps the policy spread out.
     pub entropy_coeff: f64,
     /// The divergence from the reference policy, where it is part of the loss.
@@ -112,6 +136,7 @@ impl Default for ActorLoss {
     fn default() -> Self {
         Self {
             clip: ClipRange::default(),
+            dual_clip: None,
             entropy_coeff: 0.001,
             kl: None,
             aggregation: Aggregation::default(),
@@ -171,6 +196,8 @@ pub struct ActorSums {
     pub kl_loss: f64,
     /// Tokens on which the clipped branch won.
     pub clipped_tokens: usize,
+    /// Tokens that the dual clip held down.
+    pub dual_clipped_tokens: usize,
     /// `Σ (old_log_prob − log_prob)`.
     pub approx_kl: f64,
     /// Largest ratio; 0 where there is no token.
@@ -186,6 +213,7 @@ impl ActorSums {
         self.entropy += next.entropy;
         self.kl_loss += next.kl_loss;
         self.clipped_tokens += next.clipped_tokens;
+        self.dual_clipped_tokens += next.dual_clipped_tokens;
         self.approx_kl += next.approx_kl;
         self.ratio_max = self.ratio_max.max(next.ratio_max);
     }
@@ -201,6 +229,8 @@ impl ActorSums {
             clip_fraction: self.clipped_tokens as f64 / tokens,
             approx_kl: self.approx_kl / tokens,
             ratio_max: self.ratio_max,
+            dual_clip_fraction: (self.dual_clipped_tokens > 0)
+                .then(|| self.dual_clipped_tokens as f64 / tokens),
         }
     }
 }
@@ -222,6 +252,9 @@ pub struct ActorMetrics {
     pub approx_kl: f64,
     /// Largest ratio.
     pub ratio_max: f64,
+    /// Share of tokens that the dual clip held down; `None` without any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dual_clip_fraction: Option<f64>,
 }
 
 impl ActorLoss {
@@ -240,6 +273,14 @@ impl ActorLoss {
             high >= 0.0 && high.is_finite(),
             "at least 0",
         )?;
+        if let Some(dual_clip) = self.dual_clip {
+            parameter(
+                "clip_ratio_c",
+                dual_clip,
+                dual_clip > 1.0 && dual_clip.is_finite(),
+                "greater than 1 (null does without the dual clip)",
+            )?;
+        }
         parameter(
             "entropy_coeff",
             self.entropy_coeff,
@@ -290,6 +331,7 @@ impl ActorLoss {
                 tokens.old_log_probs[t],
                 tokens.advantages[t],
                 self.clip,
+                self.dual_clip,
             );
             log_probs[t] = weight * policy.coefficient;
             entropies[t] = -weight * self.entropy_coeff;
@@ -301,6 +343,7 @@ impl ActorLoss {
                 sums.kl_loss += weight * term.value;
             }
             sums.clipped_tokens += usize::from(policy.is_clipped);
+            sums.dual_clipped_tokens += usize::from(policy.is_dual_clipped);
             sums.approx_kl += tokens.old_log_probs[t] - tokens.log_probs[t];
             sums.ratio_max = sums.ratio_max.max(policy.ratio);
         }

@@ -17,6 +17,10 @@ named! {
         /// `Σ_sequences (Σ l / its loss tokens) / sequences`: every sequence
         /// weighs the same (arXiv:2402.03300 eq. 3).
         SeqMeanTokenMean = "seq_mean_token_mean" or "seq-mean-token-mean",
+        /// The token mean of each micro-batch, averaged over the micro-batches:
+        /// AgentGym-RL's, where the size of a micro-batch decides what a token
+        /// weighs. It is a key of its own here and never a matter of memory.
+        MicroBatchMean = "micro_batch_mean" or "micro-batch-mean",
     }
 }
 
@@ -27,6 +31,15 @@ pub struct Denominator {
     pub loss_tokens: usize,
     /// Sequences with at least one of them. Empty ones do not dilute the mean.
     pub sequences: usize,
+    /// For [`Aggregation::MicroBatchMean`]: micro-batches of the minibatch with
+    /// at least one loss token. The other fields then speak of the sequence's
+    /// own micro-batch.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub micro_batches: usize,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 impl Denominator {
@@ -38,7 +51,23 @@ impl Denominator {
             .fold(Self::default(), |sum, count| Self {
                 loss_tokens: sum.loss_tokens + count,
                 sequences: sum.sequences + 1,
+                ..sum
             })
+    }
+
+    /// One per micro-batch, given the loss tokens of each of their sequences:
+    /// what [`Aggregation::MicroBatchMean`] evaluates their sequences with.
+    /// Empty micro-batches do not dilute the mean.
+    pub fn of_micro_batches(loss_tokens: &[Vec<usize>]) -> Vec<Self> {
+        let mut all: Vec<Self> = loss_tokens
+            .iter()
+            .map(|counts| Self::of(counts.iter().copied()))
+            .collect();
+        let micro_batches = all.iter().filter(|one| one.loss_tokens > 0).count();
+        for one in &mut all {
+            one.micro_batches = micro_batches;
+        }
+        all
     }
 
     /// Counts a minibatch, given the loss mask of each of its sequences.
@@ -63,6 +92,10 @@ impl Aggregation {
             Self::TokenMean => 1.0 / denominator.loss_tokens as f64,
             Self::SeqMeanTokenSum => 1.0 / denominator.sequences as f64,
             Self::SeqMeanTokenMean => 1.0 / (denominator.sequences as f64 * loss_tokens as f64),
+            // A minibatch that was not cut is one micro-batch.
+            Self::MicroBatchMean => {
+                1.0 / (denominator.micro_batches.max(1) as f64 * denominator.loss_tokens as f64)
+            }
         }
     }
 }
@@ -79,7 +112,8 @@ mod tests {
             Denominator::of([3, 0, 1]),
             Denominator {
                 loss_tokens: 4,
-                sequences: 2
+                sequences: 2,
+                micro_batches: 0
             }
         );
         for &aggregation in Aggregation::ALL {
@@ -90,7 +124,8 @@ mod tests {
             Denominator::of_masks(masks),
             Denominator {
                 loss_tokens: 1,
-                sequences: 1
+                sequences: 1,
+                micro_batches: 0
             }
         );
     }
@@ -105,6 +140,29 @@ mod tests {
         assert_eq!(weights(Aggregation::TokenMean), [0.25, 0.25]);
         assert_eq!(weights(Aggregation::SeqMeanTokenSum), [0.5, 0.5]);
         assert_eq!(weights(Aggregation::SeqMeanTokenMean), [1.0 / 6.0, 0.5]);
+    }
+
+    /// Two micro-batches of 4 and 2 loss tokens, and one that is empty.
+    #[test]
+    fn a_micro_batch_mean_weighs_by_micro_batch() {
+        let all = Denominator::of_micro_batches(&[vec![3, 1], vec![2, 0], vec![0]]);
+        let weight =
+            |index: usize, count| Aggregation::MicroBatchMean.token_weight(all[index], count);
+        assert_eq!(
+            (weight(0, 3), weight(0, 1), weight(1, 2), weight(2, 0)),
+            (0.125, 0.125, 0.25, 0.0)
+        );
+        // Whole, it is the token mean; with one sequence each, the sequence mean.
+        let whole = Denominator::of([3, 1]);
+        assert_eq!(
+            Aggregation::MicroBatchMean.token_weight(whole, 3),
+            Aggregation::TokenMean.token_weight(whole, 3)
+        );
+        let single = Denominator::of_micro_batches(&[vec![3], vec![1]]);
+        assert_eq!(
+            Aggregation::MicroBatchMean.token_weight(single[0], 3),
+            Aggregation::SeqMeanTokenMean.token_weight(whole, 3)
+        );
     }
 
     #[test]

@@ -24,6 +24,17 @@ pub struct KeySpec {
     pub default: &'static str,
     /// One line for people.
     pub doc: &'static str,
+    /// Hashed into the plan only where it is not its default: such a key came
+    /// later, and runs that never heard of it keep their identity.
+    pub hashed_if_set: bool,
+}
+
+/// An identity key that came after the first plans were made.
+const fn option(path: &'static str, default: &'static str, doc: &'static str) -> KeySpec {
+    KeySpec {
+        hashed_if_set: true,
+        ..id(path, default, doc)
+    }
 }
 
 const fn id(path: &'static str, default: &'static str, doc: &'static str) -> KeySpec {
@@ -32,6 +43,7 @@ const fn id(path: &'static str, default: &'static str, doc: &'static str) -> Key
         kind: Kind::Identity,
         default,
         doc,
+        hashed_if_set: false,
     }
 }
 const fn bind(path: &'static str, default: &'static str, doc: &'static str) -> KeySpec {
@@ -40,6 +52,7 @@ const fn bind(path: &'static str, default: &'static str, doc: &'static str) -> K
         kind: Kind::Binding,
         default,
         doc,
+        hashed_if_set: false,
     }
 }
 const fn unused(path: &'static str) -> KeySpec {
@@ -48,6 +61,7 @@ const fn unused(path: &'static str) -> KeySpec {
         kind: Kind::Unused,
         default: "null",
         doc: "not used here",
+        hashed_if_set: false,
     }
 }
 
@@ -193,6 +207,11 @@ pub const KEYS: &[KeySpec] = &[
         "${data.train_batch_size}",
         "tasks per optimizer step (× rollout.n episodes)",
     ),
+    option(
+        "actor_rollout_ref.actor.ppo_micro_batch_size",
+        "null",
+        "episodes per micro-batch; read by loss_agg_mode micro_batch_mean alone",
+    ),
     id(
         "actor_rollout_ref.actor.ppo_epochs",
         "1",
@@ -213,6 +232,11 @@ pub const KEYS: &[KeySpec] = &[
         "${actor_rollout_ref.actor.clip_ratio}",
         "upper clip range",
     ),
+    option(
+        "actor_rollout_ref.actor.clip_ratio_c",
+        "null",
+        "dual clip: a bad token costs at most this × its advantage; null: off",
+    ),
     id(
         "actor_rollout_ref.actor.entropy_coeff",
         "0.001",
@@ -231,12 +255,12 @@ pub const KEYS: &[KeySpec] = &[
     id(
         "actor_rollout_ref.actor.kl_loss_type",
         "low_var_kl",
-        "kl, abs, mse or low_var_kl",
+        "k1 (kl), abs, k2 (mse) or k3 (low_var_kl)",
     ),
     id(
         "actor_rollout_ref.actor.loss_agg_mode",
         "token_mean",
-        "token_mean, seq_mean_token_sum or seq_mean_token_mean",
+        "token_mean, seq_mean_token_sum, seq_mean_token_mean or micro_batch_mean",
     ),
     id(
         "actor_rollout_ref.actor.grad_clip",
@@ -268,6 +292,11 @@ pub const KEYS: &[KeySpec] = &[
         "actor_rollout_ref.actor.optim.weight_decay",
         "0.01",
         "AdamW decay",
+    ),
+    option(
+        "actor_rollout_ref.actor.optim.decay_excludes_norms_and_biases",
+        "false",
+        "no decay on norms and biases",
     ),
     id(
         "actor_rollout_ref.ref.model.path",
@@ -357,7 +386,7 @@ pub const KEYS: &[KeySpec] = &[
     id(
         "algorithm.adv_estimator",
         "grpo",
-        "grpo (others: rloo, reinforce_plus_plus, gae, remax)",
+        "grpo, gae, reinforce_plus_plus, rloo or remax",
     ),
     id(
         "algorithm.norm_adv_by_std_in_grpo",
@@ -376,6 +405,42 @@ pub const KEYS: &[KeySpec] = &[
         "keep",
         "keep: a horizon or length outcome keeps its reward; mask: it is not trained on",
     ),
+    option(
+        "algorithm.use_kl_in_reward",
+        "false",
+        "take the divergence from the reference policy off the reward",
+    ),
+    option(
+        "algorithm.kl_penalty",
+        "kl",
+        "its estimator: k1 (kl), abs, k2 (mse) or k3 (low_var_kl)",
+    ),
+    option(
+        "algorithm.kl_ctrl.type",
+        "fixed",
+        "its coefficient: fixed, or adaptive towards target_kl",
+    ),
+    option("algorithm.kl_ctrl.kl_coef", "0.001", "that of iteration 1"),
+    option(
+        "algorithm.kl_ctrl.target_kl",
+        "0.1",
+        "adaptive: the divergence to hold, nats per token",
+    ),
+    option(
+        "algorithm.kl_ctrl.horizon",
+        "10000",
+        "adaptive: episodes over which a correction is spread",
+    ),
+    option(
+        "algorithm.rollout_correction.rollout_is",
+        "null",
+        "weigh tokens by old / sampled probability: token or sequence; null: off",
+    ),
+    option(
+        "algorithm.rollout_correction.rollout_is_threshold",
+        "2.0",
+        "the largest such weight",
+    ),
     id(
         "algorithm.rounds_ctrl.type",
         "fixed",
@@ -390,6 +455,61 @@ pub const KEYS: &[KeySpec] = &[
         "algorithm.rounds_ctrl.steps_scaling_inter",
         "100",
         "iterations per stage",
+    ),
+    // --- critic (algorithm.adv_estimator: gae) -------------------------------------
+    option(
+        "critic.model.path",
+        "null",
+        "folder, hub id or tiny?… of the critic's trunk; default: the start policy's",
+    ),
+    option(
+        "critic.ppo_mini_batch_size",
+        "${actor_rollout_ref.actor.ppo_mini_batch_size}",
+        "tasks per optimizer step (× rollout.n episodes)",
+    ),
+    option(
+        "critic.ppo_micro_batch_size",
+        "${actor_rollout_ref.actor.ppo_micro_batch_size}",
+        "episodes per micro-batch, as for the actor",
+    ),
+    option(
+        "critic.ppo_epochs",
+        "${actor_rollout_ref.actor.ppo_epochs}",
+        "passes over the iteration's batch",
+    ),
+    option(
+        "critic.cliprange_value",
+        "0.5",
+        "farthest a value may move in an update; null: no clip",
+    ),
+    option(
+        "critic.loss_agg_mode",
+        "${actor_rollout_ref.actor.loss_agg_mode}",
+        "as for the actor",
+    ),
+    option("critic.grad_clip", "1.0", "largest global gradient norm"),
+    option("critic.optim.lr", "1e-5", "learning rate"),
+    option(
+        "critic.optim.lr_warmup_steps_ratio",
+        "0.0",
+        "share of the iterations that warm up",
+    ),
+    option(
+        "critic.optim.warmup_style",
+        "constant",
+        "constant or cosine, after the warm-up",
+    ),
+    option(
+        "critic.optim.min_lr_ratio",
+        "0.0",
+        "where cosine ends, as a share of lr",
+    ),
+    option("critic.optim.betas", "[0.9, 0.999]", "AdamW betas"),
+    option("critic.optim.weight_decay", "0.01", "AdamW decay"),
+    option(
+        "critic.optim.decay_excludes_norms_and_biases",
+        "false",
+        "no decay on norms and biases",
     ),
     // --- sft -----------------------------------------------------------------------
     id(
@@ -453,6 +573,11 @@ pub const KEYS: &[KeySpec] = &[
         "10",
         "evaluate every so many iterations; 0: only at start and end",
     ),
+    option(
+        "trainer.critic_warmup",
+        "0",
+        "first iterations that train the critic alone",
+    ),
     bind("trainer.project_name", "agentgym", "label"),
     bind("trainer.experiment_name", "run", "label"),
     bind(
@@ -481,7 +606,6 @@ pub const KEYS: &[KeySpec] = &[
     unused("actor_rollout_ref.model.trust_remote_code"),
     unused("actor_rollout_ref.model.use_liger"),
     unused("actor_rollout_ref.actor.strategy"),
-    unused("actor_rollout_ref.actor.ppo_micro_batch_size"),
     unused("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
     unused("actor_rollout_ref.actor.use_dynamic_bsz"),
     unused("actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
@@ -515,12 +639,26 @@ pub const KEYS: &[KeySpec] = &[
     unused("actor_rollout_ref.rollout.do_sample"),
     unused("actor_rollout_ref.rollout.send_interval"),
     unused("actor_rollout_ref.rollout.rollout_log_dir"),
-    unused("critic"),
+    unused("critic.strategy"),
+    unused("critic.rollout_n"),
+    unused("critic.shuffle"),
+    unused("critic.model.tokenizer_path"),
+    unused("critic.model.override_config"),
+    unused("critic.model.external_lib"),
+    unused("critic.model.trust_remote_code"),
+    unused("critic.model.enable_gradient_checkpointing"),
+    unused("critic.model.use_remove_padding"),
+    unused("critic.model.fsdp_config"),
+    unused("critic.ppo_micro_batch_size_per_gpu"),
+    unused("critic.forward_micro_batch_size"),
+    unused("critic.forward_micro_batch_size_per_gpu"),
+    unused("critic.use_dynamic_bsz"),
+    unused("critic.ppo_max_token_len_per_gpu"),
+    unused("critic.forward_max_token_len_per_gpu"),
+    unused("critic.ulysses_sequence_parallel_size"),
+    unused("critic.optim.total_training_steps"),
     unused("reward_model"),
     unused("custom_reward_function"),
-    unused("algorithm.kl_penalty"),
-    unused("algorithm.kl_ctrl"),
-    unused("trainer.critic_warmup"),
     unused("trainer.val_generations_to_log_to_wandb"),
     unused("trainer.nnodes"),
     unused("trainer.n_gpus_per_node"),

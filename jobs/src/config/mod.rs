@@ -3,9 +3,11 @@
 //! refuses unknown keys by naming the nearest one, and checks all arithmetic
 //! before anything runs.
 
+mod algorithm;
 pub mod keys;
 mod read;
 mod types;
 
+pub use algorithm::*;
 pub use read::RunConfig;
 pub use types::*;

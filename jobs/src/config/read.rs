@@ -96,6 +96,17 @@ impl RunConfig {
         })
     }
 
+    /// The identity leaves that are hashed: all but those that came later and
+    /// hold their default.
+    pub(crate) fn hashed(tree: &Value) -> Vec<(&'static str, Value)> {
+        let mut leaves = Self::leaves(tree, keys::Kind::Identity);
+        leaves.retain(|(path, value)| {
+            let key = keys::find(path).expect("a leaf has a key");
+            !key.hashed_if_set || default_of(tree, key).as_ref() != Some(value)
+        });
+        leaves
+    }
+
     /// Leaves of the tree that are of `kind`, as sorted (path, value) pairs.
     pub fn leaves(tree: &Value, kind: keys::Kind) -> Vec<(&'static str, Value)> {
         let mut out: Vec<_> = keys::KEYS
@@ -110,6 +121,15 @@ impl RunConfig {
 
 fn yaml(text: &str) -> Result<Value, String> {
     serde_saphyr::from_str(text).map_err(|e| e.to_string())
+}
+
+/// What a key holds if nobody gives it, as a resolved tree has it.
+fn default_of(tree: &Value, key: &keys::KeySpec) -> Option<Value> {
+    let reference = key.default.strip_prefix("${");
+    match reference.and_then(|r| r.strip_suffix('}')) {
+        Some(path) => get(tree, path).cloned(),
+        None => yaml(key.default).ok(),
+    }
 }
 
 /// The subtree at a dotted path.

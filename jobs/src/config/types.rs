@@ -5,6 +5,7 @@
     reason = "every field is documented once, in the key table"
 )]
 
+use super::algorithm::{Algorithm, Critic};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ pub struct Config {
     pub jobs: Jobs,
     pub data: Data,
     pub actor_rollout_ref: ActorRolloutRef,
+    pub critic: Critic,
     pub algorithm: Algorithm,
     pub sft: Sft,
     pub evaluation: Evaluation,
@@ -150,10 +152,12 @@ pub struct ReferenceModel {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Actor {
     pub ppo_mini_batch_size: usize,
+    pub ppo_micro_batch_size: Option<usize>,
     pub ppo_epochs: u32,
     pub clip_ratio: f64,
     pub clip_ratio_low: f64,
     pub clip_ratio_high: f64,
+    pub clip_ratio_c: Option<f64>,
     pub entropy_coeff: f64,
     pub use_kl_loss: bool,
     pub kl_loss_coef: f64,
@@ -178,6 +182,7 @@ pub struct Optim {
     pub min_lr_ratio: f64,
     pub betas: (f64, f64),
     pub weight_decay: f64,
+    pub decay_excludes_norms_and_biases: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -227,33 +232,6 @@ pub struct Environment {
 pub enum Overlong {
     Keep,
     Mask,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Algorithm {
-    pub adv_estimator: String,
-    pub norm_adv_by_std_in_grpo: bool,
-    pub gamma: f64,
-    pub lam: f64,
-    pub lag: u32,
-    pub overlong: Overlong,
-    pub rounds_ctrl: RoundsCtrl,
-}
-
-/// One number of rounds, or one per stage.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Rounds {
-    One(u32),
-    Stages(Vec<u32>),
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RoundsCtrl {
-    #[serde(rename = "type")]
-    pub kind: String,
-    pub rounds: Rounds,
-    pub steps_scaling_inter: u32,
 }
 
 /// Where demonstrations come from.
@@ -316,6 +294,7 @@ pub struct Trainer {
     pub total_epochs: u32,
     pub save_freq: u32,
     pub test_freq: u32,
+    pub critic_warmup: u32,
     pub project_name: String,
     pub experiment_name: String,
     pub logger: Vec<String>,
@@ -453,27 +432,7 @@ pub(super) fn check(config: &Config) -> Result<()> {
             format!("{mini} does not divide data.train_batch_size = {batch}; choose a divisor"),
         ));
     }
-    if config.run.pipeline == Pipeline::Rl
-        && config.algorithm.adv_estimator == "grpo"
-        && rollout.n < 2
-    {
-        return Err(Error::value(
-            "actor_rollout_ref.rollout.n",
-            format!(
-                "grpo compares the episodes of a group, {} cannot be compared; set it to 2 or more",
-                rollout.n
-            ),
-        ));
-    }
-    if config.run.pipeline == Pipeline::Rl && config.algorithm.adv_estimator != "grpo" {
-        return Err(Error::value(
-            "algorithm.adv_estimator",
-            format!(
-                "`{}` is not available in this version; known: grpo",
-                config.algorithm.adv_estimator
-            ),
-        ));
-    }
+    config.check_algorithm()?;
     if rollout.max_tokens > rollout.max_model_len {
         return Err(Error::value(
             "actor_rollout_ref.rollout.max_tokens",

@@ -71,6 +71,33 @@ fn wrong_types_and_impossible_arithmetic_name_the_key() {
         ),
         ("data.train_batch_size=${data.nothing}", "data.nothing"),
         ("run.pipeline=ppo", "run.pipeline"),
+        (
+            "algorithm.adv_estimator=reinforce",
+            "algorithm.adv_estimator",
+        ),
+        (
+            "algorithm.adv_estimator=reinforce",
+            "grpo, gae, reinforce_plus_plus, rloo, remax",
+        ),
+        (
+            "actor_rollout_ref.actor.loss_agg_mode=mean",
+            "actor_rollout_ref.actor.loss_agg_mode",
+        ),
+        (
+            "actor_rollout_ref.actor.loss_agg_mode=micro_batch_mean",
+            "actor_rollout_ref.actor.ppo_micro_batch_size",
+        ),
+        ("actor_rollout_ref.actor.clip_ratio_c=0.9", "clip_ratio_c"),
+        (
+            "algorithm.kl_penalty=full",
+            "k1, kl, abs, k2, mse, k3, low_var_kl",
+        ),
+        (
+            "algorithm.rollout_correction.rollout_is=turn",
+            "algorithm.rollout_correction.rollout_is",
+        ),
+        ("algorithm.gamma=1.5", "algorithm.gamma"),
+        ("trainer.critic_warmup=2", "trainer.critic_warmup"),
     ] {
         let error = match read(&[given]).and_then(|c| Plan::new(c, Path::new("."))) {
             Ok(_) => panic!("{given} was accepted"),
@@ -78,6 +105,125 @@ fn wrong_types_and_impossible_arithmetic_name_the_key() {
         };
         assert!(error.contains(key), "{given}: {error}");
     }
+}
+
+#[test]
+fn what_only_some_options_read_is_checked_where_they_are_on() {
+    let refused = |overrides: &[&str]| read(overrides).unwrap_err().to_string();
+    for (overrides, word) in [
+        (
+            &[
+                "algorithm.adv_estimator=rloo",
+                "actor_rollout_ref.rollout.n=1",
+            ][..],
+            "rloo compares",
+        ),
+        (
+            &[
+                "algorithm.adv_estimator=gae",
+                "critic.ppo_mini_batch_size=3",
+            ],
+            "critic.ppo_mini_batch_size",
+        ),
+        (
+            &[
+                "algorithm.use_kl_in_reward=true",
+                "algorithm.kl_ctrl.type=pid",
+            ],
+            "known: fixed, adaptive",
+        ),
+        (
+            &[
+                "algorithm.use_kl_in_reward=true",
+                "algorithm.kl_ctrl.type=adaptive",
+                "algorithm.kl_ctrl.target_kl=0",
+            ],
+            "target_kl",
+        ),
+        (
+            &[
+                "actor_rollout_ref.actor.loss_agg_mode=micro_batch_mean",
+                "actor_rollout_ref.actor.ppo_micro_batch_size=3",
+            ],
+            "3 does not divide the 16 episodes",
+        ),
+        (
+            &[
+                "actor_rollout_ref.actor.use_kl_loss=true",
+                "actor_rollout_ref.actor.kl_loss_type=full",
+            ],
+            "kl_loss_type",
+        ),
+    ] {
+        let message = refused(overrides);
+        assert!(message.contains(word), "{overrides:?}: {message}");
+    }
+    for estimator in ["reinforce_plus_plus", "remax", "gae"] {
+        let estimator = format!("algorithm.adv_estimator={estimator}");
+        assert!(read(&[&estimator, "actor_rollout_ref.rollout.n=1"]).is_ok());
+    }
+}
+
+/// A key that came later leaves the runs alone that do not set it.
+#[test]
+fn a_new_option_changes_the_identity_only_where_it_is_set() {
+    let base = plan(&[]).identity;
+    for same in [
+        "algorithm.use_kl_in_reward=false",
+        "critic.ppo_epochs=1",
+        "critic.ppo_mini_batch_size=4",
+        "algorithm.kl_ctrl.kl_coef=0.001",
+    ] {
+        assert_eq!(plan(&[same]).identity, base, "{same}");
+    }
+    for other in [
+        "algorithm.use_kl_in_reward=true",
+        "critic.ppo_epochs=2",
+        "actor_rollout_ref.actor.clip_ratio_c=3",
+    ] {
+        let plan = plan(&[other]);
+        assert_ne!(plan.identity, base, "{other}");
+        assert_eq!(
+            Plan::from_bytes(&plan.to_bytes()).unwrap().identity,
+            plan.identity
+        );
+    }
+}
+
+#[test]
+fn a_critic_is_a_line_of_its_own_and_the_reference_is_read_where_it_is_used() {
+    let inputs = |overrides: &[&str], stage: Stage| -> Vec<String> {
+        let plan = plan(overrides);
+        let all = parts(&plan, 2);
+        let part = all.iter().find(|p| p.id.stage == stage);
+        let inputs = part.map(|p| &p.inputs).into_iter().flatten();
+        inputs.map(|i| format!("{}={}", i.name, i.from)).collect()
+    };
+    let plain = inputs(&[], Stage::LogProbs);
+    assert_eq!(plain, ["rollout=2/rollout/0", "policy=1/update/0"]);
+    assert!(inputs(&[], Stage::CriticUpdate).is_empty());
+    let gae = "algorithm.adv_estimator=gae";
+    let own = "actor_rollout_ref.ref.model.path=elsewhere";
+    let kl = "actor_rollout_ref.actor.use_kl_loss=true";
+    let all = inputs(&[gae, own, kl], Stage::LogProbs);
+    assert_eq!(all[2..], ["reference=0/init/1", "critic=1/critic_update/0"]);
+    assert_eq!(
+        inputs(&[gae, own], Stage::LogProbs)[2..],
+        ["critic=1/critic_update/0"]
+    );
+    assert_eq!(
+        inputs(&[gae], Stage::CriticUpdate),
+        ["batch=2/advantage/0", "critic=1/critic_update/0"]
+    );
+    let adaptive = [
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_ctrl.type=adaptive",
+    ];
+    let advantage = inputs(&adaptive, Stage::Advantage);
+    assert!(
+        advantage.contains(&"before=1/advantage/0".to_owned()),
+        "{advantage:?}"
+    );
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod composed;
+mod critic;
 mod folders;
 mod golden;
 mod invariance;

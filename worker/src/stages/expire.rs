@@ -13,7 +13,9 @@ const ITERATIONS_KEPT: u32 = 2;
 /// Kept are: everything that is not a policy or an optimizer state
 /// (trajectories, records, metrics); the last two iterations; and of older
 /// policies the start policy (the reference), every `trainer.save_freq`-th,
-/// the final one, the best evaluated one, and those still to be evaluated.
+/// the final one, the best evaluated one, and those still to be evaluated. A
+/// critic stays with the policies of `save_freq` and the end, from which a run
+/// may be forked.
 ///
 /// `latest` is the newest iteration with a policy, `best` the one with the
 /// best evaluation so far, `pending` is true while an evaluation of
@@ -26,7 +28,7 @@ pub fn retained(
     best: Option<u32>,
     pending: bool,
 ) -> bool {
-    let heavy = ["policy/", "optimizer/"]
+    let heavy = ["policy/", "optimizer/", "critic/"]
         .into_iter()
         .find(|prefix| name.starts_with(prefix));
     let Some(kind) = heavy else { return true };
@@ -44,11 +46,13 @@ pub fn retained(
         return false;
     }
     let every = plan.config.trainer.save_freq;
-    iteration == 0
+    let is_saved = iteration == 0
         || iteration == plan.iterations
-        || (every > 0 && iteration.is_multiple_of(every))
-        || best == Some(iteration)
-        || pending
+        || (every > 0 && iteration.is_multiple_of(every));
+    if kind == "critic/" {
+        return is_saved;
+    }
+    is_saved || best == Some(iteration) || pending
 }
 
 #[cfg(test)]
@@ -80,6 +84,14 @@ mod tests {
             .filter(|n| kept("optimizer/state.safetensors", *n, 58, false))
             .collect();
         assert_eq!(stay, [57, 58]);
+    }
+
+    #[test]
+    fn critics_stay_where_a_run_may_be_forked() {
+        let stay: Vec<u32> = (0..=58)
+            .filter(|n| kept("critic/model.safetensors", *n, 58, *n == 40))
+            .collect();
+        assert_eq!(stay, [0, 25, 50, 57, 58]);
     }
 
     #[test]

@@ -1,27 +1,30 @@
-//! `init`: writes the initial policy, and copies of the demonstration files,
-//! so that everything later stages read is an artifact of this run.
+//! `init`: writes the initial models, one to a part, and with the policy copies
+//! of the demonstration files, so that everything later stages read is an
+//! artifact of this run.
 //!
 //! `actor_rollout_ref.model.path` is a preset (`tiny?hidden=…`), a folder in
 //! Hugging Face layout, or a hub id that is in the local cache. Nothing is
 //! downloaded; where something is missing, the message gives the command.
 
 use super::blocking;
-use super::training::upload_policy;
+use super::training::{upload_critic, upload_policy};
 use crate::demonstrations::{parse_file, solved};
-use crate::policies::POLICY;
+use crate::policies::{CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_envs::builtin;
 use agentgym_envs::textcraft::{Style, lexicon};
 use agentgym_jobs::config::History;
-use agentgym_jobs::plan::Plan;
+use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::random::{Purpose, StreamKey};
-use agentgym_model::{Device, Policy, TinyShape, tiny_text, tiny_words};
+use agentgym_model::{Critic, Device, Policy, TinyShape, tiny_text, tiny_words};
 use agentgym_storage::Outputs;
 use bytes::Bytes;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const KEY: &str = "actor_rollout_ref.model.path";
+const REFERENCE_KEY: &str = "actor_rollout_ref.ref.model.path";
+const CRITIC_KEY: &str = "critic.model.path";
 
 /// What a preset's tokenizer is trained on: tasks of each built-in environment,
 /// invented lines and their words, and how often each word of invented worlds
@@ -33,6 +36,95 @@ const CORPUS_SEED: u64 = 1;
 const WORD_WEIGHT: usize = 60;
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+    let roles = context.plan.init_roles();
+    match roles.get(context.part.id.part as usize) {
+        Some(InitRole::Policy) => policy(context, outputs).await,
+        Some(InitRole::Reference) => reference(context, outputs).await,
+        Some(InitRole::Critic) => critic(context, outputs).await,
+        None => Err(Error::stage(format!(
+            "the plan has no part {} of init; it was planned by another program version",
+            context.part.id.part
+        ))),
+    }
+}
+
+/// The reference policy of `ref.model.path`: another model, the same tokens.
+async fn reference(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+    let plan = Arc::clone(&context.plan);
+    let path = plan.config.actor_rollout_ref.reference.model.path.clone();
+    let trained = super::policy(context, POLICY).await?;
+    let (device, folder) = (
+        context.resources.device.clone(),
+        context.scratch.join(POLICY),
+    );
+    let reference = blocking({
+        let folder = folder.clone();
+        move || {
+            let path = path.unwrap_or_default();
+            let reference = load(&plan, REFERENCE_KEY, &path, &device)?;
+            same_tokens(
+                REFERENCE_KEY,
+                &path,
+                reference.config().vocab_size,
+                &trained,
+            )?;
+            reference.save(&folder)?;
+            Ok(reference)
+        }
+    })
+    .await?;
+    let files = upload_policy(outputs, &folder).await?;
+    let mut report = Report::default();
+    report.set("parameters", reference.parameter_count());
+    context
+        .resources
+        .policies
+        .insert(&files, Arc::new(reference))
+        .await;
+    Ok(report)
+}
+
+/// The critic: a new head on a trunk, or the critic's folder that is named.
+async fn critic(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+    let plan = Arc::clone(&context.plan);
+    let start = super::policy(context, POLICY).await?;
+    let (device, folder) = (
+        context.resources.device.clone(),
+        context.scratch.join(CRITIC),
+    );
+    let critic = blocking(move || {
+        let critic = match plan.config.critic.model.path.as_deref() {
+            None => Critic::new(&start)?,
+            Some(path) if is_preset(path) => Critic::new(&preset(&plan, CRITIC_KEY, path)?)?,
+            Some(path) => {
+                let critic = Critic::load(&local_folder(CRITIC_KEY, path)?, &device)?;
+                same_tokens(CRITIC_KEY, path, critic.vocab_size(), &start)?;
+                critic
+            }
+        };
+        critic.save(&folder)?;
+        Ok(critic)
+    })
+    .await?;
+    let mut report = Report::default();
+    report.set("parameters", critic.parameter_count());
+    upload_critic(context, outputs, critic).await?;
+    Ok(report)
+}
+
+/// Models that read each other's token ids must have as many of them.
+fn same_tokens(key: &str, path: &str, vocab_size: usize, policy: &Policy) -> Result<()> {
+    let expected = policy.config().vocab_size;
+    if vocab_size == expected {
+        return Ok(());
+    }
+    Err(Error::stage(format!(
+        "{key}: {path} has a vocabulary of {vocab_size}, the policy one of {expected}; \
+         give a model with the policy's own tokenizer"
+    )))
+}
+
+async fn policy(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let plan = Arc::clone(&context.plan);
     let (device, folder) = (
         context.resources.device.clone(),
@@ -81,15 +173,23 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
 }
 
 fn initial(plan: &Plan, device: &Device) -> Result<Policy> {
-    let path = plan.config.actor_rollout_ref.model.path.as_str();
-    if path == "tiny" || path.starts_with("tiny?") {
-        return preset(plan, path);
+    load(plan, KEY, &plan.config.actor_rollout_ref.model.path, device)
+}
+
+/// The model that `key` names by `path`.
+fn load(plan: &Plan, key: &str, path: &str, device: &Device) -> Result<Policy> {
+    match is_preset(path) {
+        true => preset(plan, key, path),
+        false => Ok(Policy::load(&local_folder(key, path)?, device)?),
     }
-    Ok(Policy::load(&local_folder(path)?, device)?)
+}
+
+fn is_preset(path: &str) -> bool {
+    path == "tiny" || path.starts_with("tiny?")
 }
 
 /// A small model with random weights and a tokenizer of its own.
-fn preset(plan: &Plan, path: &str) -> Result<Policy> {
+fn preset(plan: &Plan, key: &str, path: &str) -> Result<Policy> {
     let mut shape = TinyShape::default();
     let options = path.split_once('?').map_or("", |(_, options)| options);
     for option in options.split('&').filter(|option| !option.is_empty()) {
@@ -103,7 +203,7 @@ fn preset(plan: &Plan, path: &str) -> Result<Policy> {
             "vocab" => &mut shape.vocab,
             _ => {
                 return Err(Error::stage(format!(
-                    "{KEY}: `tiny` has no option `{name}`; known are hidden, layers, heads, kv_heads, \
+                    "{key}: `tiny` has no option `{name}`; known are hidden, layers, heads, kv_heads, \
                      intermediate, vocab"
                 )));
             }
@@ -114,7 +214,7 @@ fn preset(plan: &Plan, path: &str) -> Result<Policy> {
             .filter(|number| *number > 0)
             .ok_or_else(|| {
                 Error::stage(format!(
-                    "{KEY}: `{name}={value}` is not a positive whole number"
+                    "{key}: `{name}={value}` is not a positive whole number"
                 ))
             })?;
     }
@@ -164,14 +264,14 @@ fn corpus(plan: &Plan) -> Result<Vec<String>> {
 }
 
 /// The folder of a model: itself, or its snapshot in the hub cache.
-fn local_folder(path: &str) -> Result<PathBuf> {
+fn local_folder(key: &str, path: &str) -> Result<PathBuf> {
     let folder = Path::new(path);
     if folder.is_dir() {
         return Ok(folder.to_owned());
     }
     let Some((owner, name)) = hub_id(path) else {
         return Err(Error::stage(format!(
-            "{KEY}: there is no folder {path}; give a folder in Hugging Face layout, a hub id such as \
+            "{key}: there is no folder {path}; give a folder in Hugging Face layout, a hub id such as \
              Qwen/Qwen2.5-0.5B-Instruct, or tiny"
         )));
     };
@@ -183,7 +283,7 @@ fn local_folder(path: &str) -> Result<PathBuf> {
         .filter(|snapshot| snapshot.is_dir());
     snapshot.ok_or_else(|| {
         Error::stage(format!(
-            "{KEY}: neither a folder {path} nor a copy of the hub model under {} was found; \
+            "{key}: neither a folder {path} nor a copy of the hub model under {} was found; \
              download it with `hf download {path}`, or give the folder",
             cache.display()
         ))

@@ -1,12 +1,14 @@
 //! `log_probs`: scores what a rollout part sampled, teacher-forced, under the
-//! policy at the start of the update and, where the loss asks for it, under
-//! the reference policy. Writes `log_probs.bin`, one entry per episode.
+//! policy at the start of the update and, where a KL term asks for it, under
+//! the reference policy. Writes `log_probs.bin`, one entry per episode; with a
+//! critic also `values.bin`, its value of every sampled token.
 
 use super::{blocking, read, write};
+use crate::policies::CRITIC;
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::episode::{Episode, Episodes};
-use agentgym_jobs::records::{EpisodeLogProbs, LogProbs};
-use agentgym_model::{ComputeOptions, Policy, ScoreRequest, Scores, score};
+use agentgym_jobs::records::{EpisodeLogProbs, LogProbs, Values};
+use agentgym_model::{ComputeOptions, Policy, ScoreRequest, Scores, score, values};
 use agentgym_storage::Outputs;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,6 +23,11 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let old = scores(context, "policy", &episodes).await?;
     let reference = match context.plan.needs_reference() {
         true => Some(scores(context, "reference", &episodes).await?),
+        false => None,
+    };
+
+    let values = match context.plan.config.has_critic() {
+        true => Some(token_values(context, &episodes).await?),
         false => None,
     };
 
@@ -51,12 +58,16 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     )
     .await?;
 
+    if let Some(values) = &values {
+        write(outputs, "values.bin", "values", values).await?;
+    }
+
     let tokens: usize = episodes
         .iter()
         .flat_map(|e| &e.sequences)
         .map(|s| s.token_ids.len())
         .sum();
-    let passes = 1 + usize::from(context.plan.needs_reference());
+    let passes = 1 + usize::from(context.plan.needs_reference()) + usize::from(values.is_some());
     let mut report = Report::default();
     let wall_s = start.elapsed().as_secs_f64();
     report.set("scored_tokens", tokens * passes);
@@ -65,6 +76,45 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         (tokens * passes) as f64 / wall_s.max(1e-9),
     );
     Ok(report)
+}
+
+/// The critic's values, by episode and sequence.
+async fn token_values(context: &StageContext, episodes: &Arc<Vec<Episode>>) -> Result<Values> {
+    let critic = super::critic(context, CRITIC).await?;
+    let (threads, pack_tokens) = (
+        context.resources.threads,
+        context.plan.config.jobs.pack_tokens,
+    );
+    let (beat, shared) = (context.beat.clone(), Arc::clone(episodes));
+    let rows = blocking(move || {
+        let tick = || beat.tick();
+        let options = ComputeOptions {
+            threads,
+            pack_tokens,
+            beat: &tick,
+        };
+        Ok(values(&critic, &requests(&shared), &options)?)
+    })
+    .await?;
+    if context.cancel.is_cancelled() {
+        return Err(Error::Cancelled);
+    }
+    let mut rows = rows.into_iter();
+    let by_episode = episodes
+        .iter()
+        .map(|e| rows.by_ref().take(e.sequences.len()).collect());
+    Ok(Values::V1(by_episode.collect()))
+}
+
+fn requests(episodes: &[Episode]) -> Vec<ScoreRequest<'_>> {
+    episodes
+        .iter()
+        .flat_map(|e| &e.sequences)
+        .map(|s| ScoreRequest {
+            token_ids: &s.token_ids,
+            loss_mask: &s.loss_mask,
+        })
+        .collect()
 }
 
 /// One entry per sequence, in the order of episodes and sequences.
@@ -85,14 +135,7 @@ async fn scores(
         Arc::clone(episodes),
     );
     let scores = blocking(move || {
-        let requests: Vec<ScoreRequest<'_>> = episodes
-            .iter()
-            .flat_map(|e| &e.sequences)
-            .map(|s| ScoreRequest {
-                token_ids: &s.token_ids,
-                loss_mask: &s.loss_mask,
-            })
-            .collect();
+        let requests = requests(&episodes);
         let tick = || beat.tick();
         let options = ComputeOptions {
             threads,

@@ -4,6 +4,7 @@
 //! artifact (I3); what it measures goes into its [`Report`].
 
 mod advantage;
+mod critic_update;
 mod evaluate;
 pub mod expire;
 mod init;
@@ -17,7 +18,7 @@ mod update;
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::codec::{Payload, decode, encode};
 use agentgym_jobs::pipeline::Stage;
-use agentgym_model::Policy;
+use agentgym_model::{Critic, Policy};
 use agentgym_storage::{Inputs, Outputs};
 use bytes::Bytes;
 use std::sync::Arc;
@@ -38,6 +39,7 @@ pub async fn run(
         Stage::LogProbs => log_probs::run(context, outputs).await,
         Stage::Advantage => advantage::run(context, outputs).await,
         Stage::Update => update::run(context, outputs).await,
+        Stage::CriticUpdate => critic_update::run(context, outputs).await,
         Stage::Evaluate | Stage::EvaluateInit => evaluate::run(context, outputs).await,
         Stage::Expire => Ok(Report::default()),
     }
@@ -59,6 +61,15 @@ async fn policy(context: &StageContext, input: &str) -> Result<Arc<Policy>> {
     context
         .resources
         .policies
+        .get(&context.resources.device, &context.inputs, input)
+        .await
+}
+
+/// The critic in an input, from memory if it is there.
+async fn critic(context: &StageContext, input: &str) -> Result<Arc<Critic>> {
+    context
+        .resources
+        .critics
         .get(&context.resources.device, &context.inputs, input)
         .await
 }

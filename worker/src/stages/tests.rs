@@ -51,6 +51,7 @@ impl Bench {
                 threads,
                 device: Device::cpu(),
                 policies: Default::default(),
+                critics: Default::default(),
                 environments: Default::default(),
             }),
             cache: tempfile::tempdir().unwrap(),
@@ -224,6 +225,57 @@ async fn threads_rows_and_packs_do_not_show_in_a_run() {
     );
     for bench in [one, two] {
         bench.resources.environments.stop().await;
+    }
+}
+
+/// A critic, a KL penalty whose coefficient moves, a reference of its own and a
+/// warm-up; then greedy baselines with a micro-batch mean.
+#[tokio::test(flavor = "multi_thread")]
+async fn nor_with_a_critic_or_with_baselines() {
+    const TINY: &str = "tiny?hidden=32&layers=2&intermediate=64&vocab=420";
+    let reference = format!("actor_rollout_ref.ref.model.path={TINY}");
+    let ppo = [
+        "algorithm.adv_estimator=gae",
+        "algorithm.lam=0.9",
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_ctrl.type=adaptive",
+        "algorithm.kl_ctrl.horizon=100",
+        "trainer.critic_warmup=1",
+        "critic.optim.lr=1e-2",
+        reference.as_str(),
+    ];
+    let remax = [
+        "algorithm.adv_estimator=remax",
+        "actor_rollout_ref.actor.loss_agg_mode=micro_batch_mean",
+        "actor_rollout_ref.actor.ppo_micro_batch_size=3",
+        "actor_rollout_ref.actor.clip_ratio_c=3",
+    ];
+    for options in [&ppo[..], &remax[..]] {
+        let with = |more: &[&'static str]| [options, more].concat();
+        let one = Bench::new(1, &with(&["jobs.decode_rows=3", "jobs.pack_tokens=500"])).await;
+        let two = Bench::new(3, &with(&["jobs.decode_rows=64"])).await;
+        let (first, second) = (whole_run(&one, None).await, whole_run(&two, None).await);
+        assert!(first == second, "{options:?}");
+        let last = one.metrics(2, Stage::Advantage, 0).await;
+        if options[0].ends_with("gae") {
+            let before = one.metrics(1, Stage::Advantage, 0).await;
+            assert_eq!(before["kl_coef"], 0.001);
+            assert_ne!(last["kl_coef"], before["kl_coef"], "{last}");
+            assert!(last["explained_variance"].is_number(), "{last}");
+            let warm_up = one.metrics(1, Stage::Update, 0).await;
+            assert_eq!(warm_up["optimizer_steps"], 0);
+            let weights = |n| format!("{} policy/model.safetensors", policy_of(&one.plan, n));
+            assert_eq!(first[&weights(0)], first[&weights(1)]);
+            assert_ne!(first[&weights(1)], first[&weights(2)]);
+            let critic = one.metrics(2, Stage::CriticUpdate, 0).await;
+            assert_eq!(critic["optimizer_steps"], 4);
+        } else {
+            assert!(last["baseline_reward"].is_number(), "{last}");
+            assert_eq!(last["episodes"], 12, "baselines are not trained on");
+        }
+        for bench in [one, two] {
+            bench.resources.environments.stop().await;
+        }
     }
 }
 

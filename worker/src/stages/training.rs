@@ -1,16 +1,18 @@
 //! What the stages that train have in common: where the optimizer's state
-//! comes from, and how a policy and that state become artifacts.
+//! comes from, how a model and that state become artifacts, and what a token of
+//! a minibatch weighs.
 
-use crate::policies::POLICY;
+use crate::policies::{CRITIC, POLICY};
 use crate::{Error, Result, StageContext};
+use agentgym_algorithms::losses::Denominator;
 use agentgym_jobs::pipeline::Stage;
-use agentgym_model::{AdamW, Policy, Trainer};
+use agentgym_model::{AdamW, Critic, Policy, Trainer};
 use agentgym_storage::{Artifact, LocalFolder, Outputs};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Folder of the optimizer's state among the artifacts.
-const OPTIMIZER: &str = "optimizer";
+pub(super) const OPTIMIZER: &str = "optimizer";
 
 /// AdamW's ε: torch's default.
 pub(super) const ADAM_EPS: f64 = 1e-8;
@@ -21,16 +23,25 @@ pub(super) async fn optimizer_folder(
     context: &StageContext,
     from: Stage,
 ) -> Result<Option<LocalFolder>> {
+    optimizer_of(context, POLICY, from).await
+}
+
+/// The same for the model of any input.
+pub(super) async fn optimizer_of(
+    context: &StageContext,
+    model: &str,
+    from: Stage,
+) -> Result<Option<LocalFolder>> {
     let made_by = context
         .part
         .inputs
         .iter()
-        .find(|input| input.name == POLICY)
+        .find(|input| input.name == model)
         .map(|input| input.from.stage);
     if made_by != Some(from) {
         return Ok(None);
     }
-    Ok(Some(context.inputs.folder(POLICY, OPTIMIZER).await?))
+    Ok(Some(context.inputs.folder(model, OPTIMIZER).await?))
 }
 
 /// Writes policy and optimizer into local folders.
@@ -60,6 +71,25 @@ pub(super) async fn upload(
 
 /// Uploads a policy's folder; returns its artifacts.
 pub(super) async fn upload_policy(outputs: &mut Outputs, folder: &Path) -> Result<Vec<Artifact>> {
+    upload_model(outputs, POLICY, folder).await
+}
+
+/// Uploads a critic's folder and keeps the critic in memory.
+pub(super) async fn upload_critic(
+    context: &StageContext,
+    outputs: &mut Outputs,
+    critic: Critic,
+) -> Result<()> {
+    let files = upload_model(outputs, CRITIC, &context.scratch.join(CRITIC)).await?;
+    context
+        .resources
+        .critics
+        .insert(&files, Arc::new(critic))
+        .await;
+    Ok(())
+}
+
+async fn upload_model(outputs: &mut Outputs, kind: &str, folder: &Path) -> Result<Vec<Artifact>> {
     let failed = |source| Error::Io {
         what: format!("reading the folder {}", folder.display()),
         source,
@@ -67,8 +97,8 @@ pub(super) async fn upload_policy(outputs: &mut Outputs, folder: &Path) -> Resul
     let mut files = Vec::new();
     let mut entries = tokio::fs::read_dir(folder).await.map_err(failed)?;
     while let Some(entry) = entries.next_entry().await.map_err(failed)? {
-        let name = format!("{POLICY}/{}", entry.file_name().to_string_lossy());
-        files.push(outputs.file(&name, "policy", &entry.path()).await?.clone());
+        let name = format!("{kind}/{}", entry.file_name().to_string_lossy());
+        files.push(outputs.file(&name, kind, &entry.path()).await?.clone());
     }
     Ok(files)
 }
@@ -89,4 +119,40 @@ pub(super) fn resume(
 /// The streams as the algorithms read them.
 pub(super) fn wide(row: &[f32]) -> Vec<f64> {
     row.iter().map(|value| f64::from(*value)).collect()
+}
+
+/// The size of a minibatch as each of its slots sees it, given the loss tokens
+/// of each slot's sequences: of the whole minibatch, or, with `micro` slots to
+/// a micro-batch, of the slot's own.
+pub(super) fn denominators(loss_tokens: &[Vec<usize>], micro: Option<usize>) -> Vec<Denominator> {
+    let Some(micro) = micro else {
+        return vec![Denominator::of(loss_tokens.concat()); loss_tokens.len()];
+    };
+    let chunks: Vec<Vec<usize>> = loss_tokens.chunks(micro).map(|c| c.concat()).collect();
+    let all = Denominator::of_micro_batches(&chunks);
+    (0..loss_tokens.len())
+        .map(|slot| all[slot / micro])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_weigh_by_minibatch_or_by_their_micro_batch() {
+        let tokens = [vec![3], vec![], vec![1, 1], vec![5]];
+        let whole = denominators(&tokens, None);
+        assert!(
+            whole
+                .iter()
+                .all(|d| (d.loss_tokens, d.sequences) == (10, 4))
+        );
+        let micro = denominators(&tokens, Some(2));
+        let counts: Vec<_> = micro
+            .iter()
+            .map(|d| (d.loss_tokens, d.micro_batches))
+            .collect();
+        assert_eq!(counts, [(3, 2), (3, 2), (7, 2), (7, 2)]);
+    }
 }

@@ -12,9 +12,7 @@ use crate::metrics::{self, mean, write_json};
 use crate::policies::POLICY;
 use crate::{Error, Report, Result, StageContext};
 use agentgym_algorithms::batches::minibatches;
-use agentgym_algorithms::losses::{ActorLoss, ActorMetrics, ClipRange, Denominator, KlLoss};
-use agentgym_algorithms::{LearningRate, LearningRateStyle};
-use agentgym_jobs::config::WarmupStyle;
+use agentgym_algorithms::losses::{ActorLoss, ActorMetrics, Aggregation, Denominator};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::Batch;
@@ -39,6 +37,19 @@ struct Settings {
     loss: ActorLoss,
     ppo_epochs: u32,
     unit_tokens: usize,
+    #[serde(skip_serializing_if = "is_false")]
+    decay_excludes_norms_and_biases: bool,
+    /// Slots of a micro-batch, where the loss averages over these.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    micro_batch_size: Option<usize>,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// One optimizer step.
@@ -51,8 +62,12 @@ struct Step {
     /// Slots per gradient unit, of the sequences that have a gradient.
     units: Vec<Vec<usize>>,
     denominator: Denominator,
-    /// True if no sequence had a gradient: weights and moments stay.
+    /// True if no sequence had a gradient, or one that is not finite: weights and
+    /// moments stay.
     skipped: bool,
+    /// True if the gradient was not finite.
+    #[serde(skip_serializing_if = "is_false")]
+    non_finite: bool,
     /// Norm before clipping.
     grad_norm: f64,
     clip_scale: f64,
@@ -80,6 +95,11 @@ struct Metrics {
     lr: f64,
     optimizer_steps: usize,
     skipped_steps: usize,
+    /// Of the skipped ones, those whose gradient was not finite.
+    #[serde(skip_serializing_if = "is_zero")]
+    non_finite_steps: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dual_clip_fraction: Option<f64>,
     trained_tokens: usize,
 }
 
@@ -165,45 +185,25 @@ fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
         &config.actor_rollout_ref.actor,
         &config.actor_rollout_ref.actor.optim,
     );
-    let lr = LearningRate {
-        base: optim.lr,
-        warmup_iterations: (optim.lr_warmup_steps_ratio * f64::from(plan.iterations)) as u32,
-        total_iterations: plan.iterations,
-        style: match optim.warmup_style {
-            WarmupStyle::Constant => LearningRateStyle::Constant,
-            WarmupStyle::Cosine => LearningRateStyle::Cosine,
-        },
-        min_lr_ratio: optim.min_lr_ratio,
-    };
-    lr.validate()?;
-    let kl = match actor.use_kl_loss {
-        true => Some(KlLoss {
-            estimator: actor.kl_loss_type.parse()?,
-            coef: actor.kl_loss_coef,
-        }),
-        false => None,
-    };
-    let loss = ActorLoss {
-        clip: ClipRange {
-            low: actor.clip_ratio_low,
-            high: actor.clip_ratio_high,
-        },
-        entropy_coeff: actor.entropy_coeff,
-        kl,
-        aggregation: actor.loss_agg_mode.parse()?,
-    };
-    loss.validate()?;
+    let loss = config.actor_loss()?;
+    let by_micro_batch = loss.aggregation == Aggregation::MicroBatchMean;
     Ok(Settings {
         iteration,
-        lr: lr.at(iteration),
+        lr: optim.learning_rate(plan.iterations)?.at(iteration),
         temperature: config.actor_rollout_ref.rollout.temperature,
         betas: optim.betas,
         eps: ADAM_EPS,
         weight_decay: optim.weight_decay,
         grad_clip: actor.grad_clip,
         loss,
-        ppo_epochs: actor.ppo_epochs,
+        // A warm-up of the critic hands the policy on as it is.
+        ppo_epochs: match iteration <= config.trainer.critic_warmup {
+            true => 0,
+            false => actor.ppo_epochs,
+        },
         unit_tokens: config.jobs.unit_tokens,
+        decay_excludes_norms_and_biases: optim.decay_excludes_norms_and_biases,
+        micro_batch_size: actor.ppo_micro_batch_size.filter(|_| by_micro_batch),
     })
 }
 
@@ -213,7 +213,7 @@ fn trainer(policy: &Arc<Policy>, settings: &Settings, optimizer: Option<&Path>) 
         eps: settings.eps,
         weight_decay: settings.weight_decay,
         grad_clip: settings.grad_clip,
-        decay_excludes_norms_and_biases: false,
+        decay_excludes_norms_and_biases: settings.decay_excludes_norms_and_biases,
     };
     resume(policy, adamw, optimizer)
 }
@@ -239,6 +239,14 @@ fn summarise(record: &Record, trained_tokens: usize) -> Metrics {
         lr: record.settings.lr,
         optimizer_steps: taken.len(),
         skipped_steps: record.minibatches.len() - taken.len(),
+        non_finite_steps: record.minibatches.iter().filter(|s| s.non_finite).count(),
+        dual_clip_fraction: record.settings.loss.dual_clip.map(|_| {
+            mean(
+                taken
+                    .iter()
+                    .map(|s| s.metrics.dual_clip_fraction.unwrap_or(0.0)),
+            )
+        }),
         trained_tokens,
     }
 }

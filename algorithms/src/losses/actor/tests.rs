@@ -94,12 +94,13 @@ fn whole(
 
 proptest! {
     #[test]
-    fn coefficients_are_derivatives(minibatch in minibatch(), clip in 0.05..0.5f64) {
+    fn coefficients_are_derivatives(minibatch in minibatch(), clip in 0.05..0.5f64, dual in prop::option::of(1.1..4.0f64)) {
         // Central differences mean nothing across a kink.
         let near_kink = |token: &Token| {
             let ratio = (token.1 - token.2).exp();
             (ratio - 1.0 - clip).abs() < 1e-4
                 || (ratio - 1.0 + clip / 2.0).abs() < 1e-4
+                || dual.is_some_and(|dual| (ratio - dual).abs() < 1e-3)
                 || (token.1 - token.3).abs() < 1e-4
                 || (token.3 - token.1 > 2.0 && ((token.3 - token.1).exp() + token.1 - token.3 - 11.0).abs() < 1e-2)
         };
@@ -107,7 +108,7 @@ proptest! {
         let (log_probs, entropies) = (column(&minibatch, |token| token.1), column(&minibatch, |token| token.4));
         for &aggregation in Aggregation::ALL {
             for kl in std::iter::once(None).chain(KlEstimator::ALL.iter().map(|&estimator| Some(KlLoss { estimator, coef: 0.3 }))) {
-                let loss = ActorLoss { clip: ClipRange { low: clip / 2.0, high: clip }, entropy_coeff: 0.05, kl, aggregation };
+                let loss = ActorLoss { clip: ClipRange { low: clip / 2.0, high: clip }, dual_clip: dual, entropy_coeff: 0.05, kl, aggregation };
                 let (_, by_log_prob, by_entropy) = whole(&loss, &minibatch, &log_probs, &entropies);
                 assert_is_gradient(|moved| whole(&loss, &minibatch, moved, &entropies).0, &log_probs, &by_log_prob, "log_prob");
                 assert_is_gradient(|moved| whole(&loss, &minibatch, &log_probs, moved).0, &entropies, &by_entropy, "entropy");
@@ -122,7 +123,7 @@ fn the_four_corners_of_the_clip() {
         low: 0.2,
         high: 0.3,
     };
-    let at = |ratio: f64, advantage| policy_term(ratio.ln(), 0.0, advantage, clip);
+    let at = |ratio: f64, advantage| policy_term(ratio.ln(), 0.0, advantage, clip, None);
     assert!(at(1.5, 1.0).is_clipped && at(0.5, -1.0).is_clipped);
     assert_eq!(
         (at(1.5, 1.0).coefficient, at(0.5, -1.0).coefficient),
@@ -137,10 +138,30 @@ fn the_four_corners_of_the_clip() {
 }
 
 #[test]
+fn the_dual_clip_bounds_what_a_bad_token_costs() {
+    let at = |ratio: f64, advantage| {
+        policy_term(ratio.ln(), 0.0, advantage, ClipRange::default(), Some(3.0))
+    };
+    let run_away = at(5.0, -2.0);
+    assert_close(run_away.loss, 6.0, "−A·c");
+    assert!(run_away.is_dual_clipped && !run_away.is_clipped && run_away.coefficient == 0.0);
+    // Below the bound, and for good tokens, nothing changes.
+    for (ratio, advantage) in [(2.5, -2.0), (5.0, 2.0), (0.5, -2.0)] {
+        let plain = policy_term(ratio.ln(), 0.0, advantage, ClipRange::default(), None);
+        assert_eq!(at(ratio, advantage), plain);
+    }
+    let loss = |dual_clip| ActorLoss {
+        dual_clip: Some(dual_clip),
+        ..ActorLoss::default()
+    };
+    assert!(loss(1.0).validate().is_err() && loss(1.5).validate().is_ok());
+}
+
+#[test]
 fn a_runaway_ratio_stays_a_number() {
-    let term = policy_term(0.0, -1e4, -1.0, ClipRange::default());
+    let term = policy_term(0.0, -1e4, -1.0, ClipRange::default(), None);
     assert_eq!((term.loss, term.coefficient), (20f64.exp(), 0.0));
-    let term = policy_term(0.0, -1e4, 0.0, ClipRange::default());
+    let term = policy_term(0.0, -1e4, 0.0, ClipRange::default(), None);
     assert!(term.loss == 0.0 && term.coefficient == 0.0);
 }
 

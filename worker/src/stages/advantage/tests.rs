@@ -1,5 +1,20 @@
+//! Slots, advantages by estimator, the KL penalty, targets and metrics.
+
+use super::summary::summarise;
 use super::*;
 use crate::stages::testing::{episode, plan};
+use agentgym_jobs::episode::Outcome;
+use agentgym_jobs::plan::Plan;
+use agentgym_jobs::records::{Batch, BatchEpisode, CriticTargets};
+
+fn assign(plan: &Plan, all: &[Scored]) -> Credit {
+    Credit::assign(plan, all, &BTreeMap::new(), None).unwrap()
+}
+
+fn batch_of(credit: &Credit) -> &[Option<BatchEpisode>] {
+    let Batch::V1(slots) = &credit.batch;
+    slots
+}
 
 fn scored(episodes: Vec<Episode>) -> Vec<Scored> {
     let row = |s: &agentgym_jobs::episode::Sequence, value: f32| {
@@ -17,6 +32,7 @@ fn scored(episodes: Vec<Episode>) -> Vec<Scored> {
         .into_iter()
         .map(|e| Scored {
             streams: streams(&e),
+            values: None,
             episode: e,
         })
         .collect()
@@ -38,8 +54,7 @@ fn iteration() -> Vec<Scored> {
 }
 
 fn slots(plan: &Plan) -> Vec<Option<BatchEpisode>> {
-    let (Batch::V1(slots), _) = batch(plan, &iteration()).unwrap();
-    slots
+    batch_of(&assign(plan, &iteration())).to_vec()
 }
 
 #[test]
@@ -73,7 +88,8 @@ fn a_masked_overlong_episode_still_sets_the_baseline() {
     let plan = plan(&["algorithm.overlong=mask"]);
     let mut all = iteration();
     all[1].episode.outcome = Outcome::Length;
-    let (Batch::V1(slots), _) = batch(&plan, &all).unwrap();
+    let credit = assign(&plan, &all);
+    let slots = batch_of(&credit);
     assert!(slots[1].is_none() && slots[2].is_none() && slots[3].is_some());
     assert!(
         slots[0].as_ref().unwrap().advantage > 0.7,
@@ -85,8 +101,8 @@ fn a_masked_overlong_episode_still_sets_the_baseline() {
 fn metrics_count_every_group_once() {
     let plan = plan(&["algorithm.rounds_ctrl.rounds=7"]);
     let all = iteration();
-    let (_, groups) = batch(&plan, &all).unwrap();
-    let metrics = summarise(&plan, 3, &all, &groups).unwrap();
+    let credit = assign(&plan, &all);
+    let metrics = summarise(&plan, 3, &all, &BTreeMap::new(), &credit).unwrap();
     let counted = [
         metrics.groups_all_zero,
         metrics.groups_all_one,
@@ -119,7 +135,7 @@ fn streams_of_other_tokens_are_refused() {
         entropies: vec![vec![0.0; 6]],
         reference: None,
     };
-    let message = join(2, episodes.clone(), vec![short])
+    let message = join(2, episodes.clone(), vec![short.clone()], None)
         .err()
         .unwrap()
         .to_string();
@@ -127,5 +143,165 @@ fn streams_of_other_tokens_are_refused() {
         message.contains("part 2") && message.contains("textcraft_0"),
         "{message}"
     );
-    assert!(join(2, episodes, vec![]).is_err());
+    assert!(join(2, episodes.clone(), vec![], None).is_err());
+    let whole = EpisodeLogProbs {
+        old: vec![vec![0.0; 6]],
+        ..short
+    };
+    let join = |values| join(2, episodes.clone(), vec![whole.clone()], values);
+    assert!(join(Some(vec![vec![vec![0.0; 6]]])).is_ok());
+    assert!(join(Some(vec![vec![vec![0.0; 4]]])).is_err());
+    assert!(join(Some(vec![])).is_err());
+}
+
+/// Two groups of two: rewards 1, 0 and 1, 1.
+fn four() -> Vec<Scored> {
+    scored(vec![
+        episode(0, 0, Outcome::Solved, 1.0),
+        episode(0, 1, Outcome::Failed, 0.0),
+        episode(1, 0, Outcome::Solved, 1.0),
+        episode(1, 1, Outcome::Solved, 1.0),
+    ])
+}
+
+fn shown(slots: &[Option<BatchEpisode>]) -> Vec<f64> {
+    let shown = slots.iter().flatten().map(|e| e.advantage);
+    shown.collect()
+}
+
+fn with(overrides: &[&str], estimator: &str) -> Plan {
+    let estimator = format!("algorithm.adv_estimator={estimator}");
+    let mut all = vec![estimator.as_str()];
+    all.extend(overrides);
+    plan(&all)
+}
+
+fn near(found: &[f64], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() < 1e-9, "{found} is not {expected}");
+    }
+}
+
+#[test]
+fn every_estimator_is_reached_by_its_name() {
+    let all = four();
+    let found = |estimator: &str, overrides: &[&str]| {
+        shown(batch_of(&assign(&with(overrides, estimator), &all)))
+    };
+    near(&found("rloo", &[]), &[1.0, -1.0, 0.0, 0.0]);
+    let plain = "algorithm.norm_adv_by_std_in_grpo=false";
+    near(&found("grpo", &[plain]), &[0.5, -0.5, 0.0, 0.0]);
+    // Every token's return is its episode's reward: mean 0.75 over 12 tokens.
+    let scale = (12.0 * 0.75 * 0.25 / 11.0 + 1e-8f64).sqrt();
+    let (up, down) = (0.25 / scale, -0.75 / scale);
+    near(&found("reinforce_plus_plus", &[]), &[up, down, up, up]);
+}
+
+#[test]
+fn remax_compares_with_the_greedy_episode_of_the_task() {
+    let (plan, all) = (with(&[], "remax"), four());
+    let baselines = BTreeMap::from([(0, 1.0)]);
+    let credit = Credit::assign(&plan, &all, &baselines, None).unwrap();
+    near(&shown(batch_of(&credit)), &[0.0, -1.0]);
+    let metrics = summarise(&plan, 1, &all, &baselines, &credit).unwrap();
+    assert_eq!(
+        metrics.baseline_reward,
+        Some(1.0),
+        "the second task's greedy episode was spoiled, its group is left out"
+    );
+}
+
+#[test]
+fn a_penalty_is_taken_off_every_token_and_the_controller_moves() {
+    let reference = |all: &mut Vec<Scored>| {
+        for s in all {
+            let rows = s.streams.old.iter();
+            let lower = |row: &Vec<f32>| row.iter().map(|v| v - 0.5).collect();
+            s.streams.reference = Some(rows.map(lower).collect());
+        }
+    };
+    let mut all = four();
+    reference(&mut all);
+    let kl = [
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_ctrl.type=adaptive",
+        "algorithm.kl_ctrl.kl_coef=0.1",
+        "algorithm.kl_ctrl.target_kl=0.25",
+        "algorithm.kl_ctrl.horizon=100",
+    ];
+    let plan = with(&kl, "rloo");
+    let credit = Credit::assign(&plan, &all, &BTreeMap::new(), Some(0.1)).unwrap();
+    // The same 3 × 0.1 × 0.5 off each score: differences stay.
+    near(&shown(batch_of(&credit)), &[1.0, -1.0, 0.0, 0.0]);
+    let state = credit.kl.clone().unwrap();
+    assert_eq!((state.kl, state.episodes), (0.5, 4));
+    near(&[state.next_kl_coef], &[0.1 * (1.0 + 0.2 * 4.0 / 100.0)]);
+    let plan = with(&kl, "reinforce_plus_plus");
+    let credit = Credit::assign(&plan, &all, &BTreeMap::new(), Some(0.1)).unwrap();
+    let row = &batch_of(&credit)[0].as_ref().unwrap().sequences[0].advantages;
+    assert!(
+        row[2] < row[3] && row[3] < row[5],
+        "less penalty ahead: {row:?}"
+    );
+
+    let without = Credit::assign(&plan, &four(), &BTreeMap::new(), Some(0.1));
+    assert!(without.is_err(), "a penalty needs reference log-probs");
+}
+
+#[test]
+fn gae_whitens_advantages_and_hands_the_critic_its_targets() {
+    let (plan, mut all) = (with(&[], "gae"), four());
+    for s in &mut all {
+        s.values = Some(vec![vec![0.0, 0.0, 0.25, 0.25, 0.0, 0.25]]);
+    }
+    let credit = assign(&plan, &all);
+    let Some(CriticTargets::V1(targets)) = &credit.targets else {
+        panic!("a critic has targets");
+    };
+    let first = &targets[0].as_ref().unwrap()[0];
+    // γ = λ = 1: every return is the reward, and 0 on observations.
+    near(&first.returns, &[0.0, 0.0, 1.0, 1.0, 0.0, 1.0]);
+    assert_eq!(first.values, [0.0, 0.0, 0.25, 0.25, 0.0, 0.25]);
+    let advantages: Vec<f64> = batch_of(&credit)
+        .iter()
+        .flatten()
+        .flat_map(|e| &e.sequences[0].advantages)
+        .copied()
+        .collect();
+    assert!(advantages.iter().sum::<f64>().abs() < 1e-9);
+    // A constant explains nothing.
+    assert!(credit.explained_variance.unwrap().abs() < 1e-3);
+    let metrics = summarise(&plan, 1, &all, &BTreeMap::new(), &credit).unwrap();
+    assert_eq!(metrics.explained_variance, credit.explained_variance);
+    assert!(Credit::assign(&plan, &four(), &BTreeMap::new(), None).is_err());
+}
+
+#[test]
+fn tokens_of_another_sampler_are_weighed() {
+    let correction = [
+        "algorithm.rollout_correction.rollout_is=token",
+        "algorithm.rollout_correction.rollout_is_threshold=0.7",
+    ];
+    let (plan, all) = (with(&correction, "rloo"), four());
+    let credit = assign(&plan, &all);
+    // Sampled at −0.5, scored at −0.75: e^−0.25 = 0.78, cut to 0.7.
+    let row = &batch_of(&credit)[0].as_ref().unwrap().sequences[0].advantages;
+    near(row, &[0.0, 0.0, 0.7, 0.7, 0.0, 0.7]);
+    let metrics = summarise(&plan, 1, &all, &BTreeMap::new(), &credit).unwrap();
+    assert_eq!(metrics.importance_weight_cut, Some(1.0));
+    assert_eq!(metrics.log_prob_mismatch_max, 0.25);
+    let kl = (-0.25f64).exp() - 1.0 + 0.25;
+    near(&[metrics.log_prob_mismatch_kl.unwrap()], &[kl]);
+}
+
+#[test]
+fn whitening_leaves_masked_episodes_out() {
+    let plan = with(&["algorithm.overlong=mask"], "reinforce_plus_plus");
+    let mut all = four();
+    all[1].episode.outcome = Outcome::Horizon;
+    let credit = assign(&plan, &all);
+    assert_eq!(batch_of(&credit).iter().flatten().count(), 3);
+    // What is left has one and the same reward.
+    near(&shown(batch_of(&credit)), &[0.0; 3]);
 }

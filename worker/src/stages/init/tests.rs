@@ -3,7 +3,7 @@ use crate::stages::testing::plan;
 
 #[test]
 fn a_hub_id_without_a_copy_names_the_command() {
-    let message = local_folder("No-Such-Owner/No-Such-Model-7B")
+    let message = local_folder(KEY, "No-Such-Owner/No-Such-Model-7B")
         .unwrap_err()
         .to_string();
     assert!(
@@ -11,7 +11,7 @@ fn a_hub_id_without_a_copy_names_the_command() {
         "{message}"
     );
     for path in ["/no/such/folder", "plain", "../up", "a/b/c"] {
-        let message = local_folder(path).unwrap_err().to_string();
+        let message = local_folder(KEY, path).unwrap_err().to_string();
         assert!(
             message.contains(path) && !message.contains("hf download"),
             "{message}"
@@ -27,7 +27,7 @@ fn preset_options_are_checked() {
         ("tiny?hidden=zero", "hidden=zero"),
         ("tiny?layers=0", "layers=0"),
     ] {
-        let message = preset(&plan, path).err().unwrap().to_string();
+        let message = preset(&plan, KEY, path).err().unwrap().to_string();
         assert!(message.contains(part) && message.contains(KEY), "{message}");
     }
 }
@@ -36,7 +36,7 @@ fn preset_options_are_checked() {
 fn a_preset_is_a_function_of_the_seed() {
     let bytes = |seed: u64| {
         let plan = plan(&[&format!("run.seed={seed}")]);
-        let policy = preset(&plan, "tiny?hidden=32&layers=1&vocab=400").unwrap();
+        let policy = preset(&plan, KEY, "tiny?hidden=32&layers=1&vocab=400").unwrap();
         policy.chat().check(policy.tokenizer()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         policy.save(folder.path()).unwrap();

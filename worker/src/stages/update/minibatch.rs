@@ -8,7 +8,7 @@
 
 use super::{Settings, Step};
 use crate::Result;
-use crate::stages::training::wide;
+use crate::stages::training::{denominators, wide};
 use agentgym_algorithms::batches::units;
 use agentgym_algorithms::losses::{ActorLoss, ActorSums, ActorTokens, Denominator};
 use agentgym_jobs::records::{BatchEpisode, BatchSequence};
@@ -23,6 +23,8 @@ pub(super) struct Minibatch<'a> {
     pub(super) denominator: Denominator,
     /// Slot and sequence of everything that has a gradient, in slot order.
     pub(super) members: Vec<(usize, &'a BatchSequence)>,
+    /// What each member's tokens are weighed by.
+    pub(super) denominators: Vec<Denominator>,
     /// Ranges of members.
     pub(super) units: Vec<std::ops::Range<usize>>,
 }
@@ -33,7 +35,9 @@ impl<'a> Minibatch<'a> {
         slots: std::ops::Range<usize>,
         settings: &Settings,
     ) -> Result<Self> {
+        let first = slots.start;
         let filled: Vec<(usize, &BatchEpisode)> = slots
+            .clone()
             .filter_map(|slot| Some((slot, batch.get(slot)?.as_ref()?)))
             .collect();
         let sequences = || {
@@ -50,7 +54,19 @@ impl<'a> Minibatch<'a> {
             .iter()
             .map(|(_, s)| s.sequence.token_ids.len())
             .collect();
+        let loss_tokens: Vec<Vec<usize>> = slots
+            .map(|slot| {
+                let episode = batch.get(slot).and_then(Option::as_ref);
+                let sequences = episode.map_or(&[][..], |e| e.sequences.as_slice());
+                sequences.iter().map(|s| s.sequence.loss_tokens()).collect()
+            })
+            .collect();
+        let by_slot = denominators(&loss_tokens, settings.micro_batch_size);
         Ok(Self {
+            denominators: members
+                .iter()
+                .map(|(slot, _)| by_slot[slot - first])
+                .collect(),
             slots: filled.iter().map(|(slot, _)| *slot).collect(),
             denominator: Denominator::of_masks(
                 sequences().map(|(_, s)| s.sequence.loss_mask.as_slice()),
@@ -93,6 +109,7 @@ impl<'a> Minibatch<'a> {
             units,
             denominator: self.denominator,
             skipped: self.members.is_empty(),
+            non_finite: false,
             grad_norm: 0.0,
             clip_scale: 1.0,
             metrics: ActorSums::default().metrics(),
@@ -131,6 +148,7 @@ impl<'a> Minibatch<'a> {
             );
         }
         step.skipped = skipped_non_finite;
+        step.non_finite = skipped_non_finite;
         step.grad_norm = if grad_norm.is_finite() {
             grad_norm
         } else {
@@ -173,7 +191,11 @@ impl<'a> Minibatch<'a> {
             entropies: vec![],
         };
         let mut sums = Ok(ActorSums::default());
-        for (index, (_, member)) in self.members[self.units[unit].clone()].iter().enumerate() {
+        let range = self.units[unit].clone();
+        let members = self.members[range.clone()]
+            .iter()
+            .zip(&self.denominators[range]);
+        for (index, ((_, member), denominator)) in members.enumerate() {
             let reference = member.ref_log_probs.as_deref().map(wide);
             let tokens = ActorTokens {
                 log_probs: &wide(&streams.log_probs[index]),
@@ -183,7 +205,7 @@ impl<'a> Minibatch<'a> {
                 advantages: &member.advantages,
                 loss_mask: &member.sequence.loss_mask,
             };
-            match loss.evaluate(&tokens, self.denominator) {
+            match loss.evaluate(&tokens, *denominator) {
                 Ok(output) => {
                     if let Ok(sums) = &mut sums {
                         sums.merge(&output.sums);

@@ -1,6 +1,7 @@
 use super::*;
 use crate::stages::testing::{episode, fixture, plan, policy};
 use agentgym_algorithms::KlEstimator;
+use agentgym_algorithms::losses::{ClipRange, KlLoss};
 use agentgym_jobs::episode::{Outcome, Sequence};
 use agentgym_jobs::records::{BatchEpisode, BatchSequence};
 use serde_json::Value;
@@ -186,6 +187,64 @@ fn golden_steps() {
         finals.push(std::fs::read(folder.path().join("model.safetensors")).unwrap());
     }
     assert!(finals[1] == finals[2], "threads show in the weights");
+}
+
+/// The same minibatch under the mean over micro-batches of two slots.
+#[test]
+fn a_micro_batch_weighs_its_own_tokens() {
+    let plan = plan(&[
+        "actor_rollout_ref.actor.loss_agg_mode=micro_batch_mean",
+        "actor_rollout_ref.actor.ppo_micro_batch_size=2",
+    ]);
+    let settings = settings(&plan, 1).unwrap();
+    let batch = [
+        small(0, 0, 1.0),
+        small(0, 1, 1.0),
+        small(1, 0, 1.0),
+        None,
+        None,
+        None,
+    ];
+    let minibatch = Minibatch::new(&batch, 0..6, &settings).unwrap();
+    assert_eq!(minibatch.denominator.loss_tokens, 9);
+    let own: Vec<_> = minibatch
+        .denominators
+        .iter()
+        .map(|d| (d.loss_tokens, d.micro_batches))
+        .collect();
+    assert_eq!(own, [(6, 2), (6, 2), (3, 2)]);
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_changes_nothing_and_is_counted() {
+    let mut settings = settings(&plan(&[]), 1).unwrap();
+    // Coefficients past f32 overflow on their way back.
+    settings.loss.entropy_coeff = 1e300;
+    let policy = policy();
+    let mut trainer = trainer(&policy, &settings, None).unwrap();
+    let batch = [small(0, 0, 1.0)];
+    let minibatch = Minibatch::new(&batch, 0..1, &settings).unwrap();
+    let step = minibatch
+        .train(&mut trainer, &settings, 0, 0, &options(1))
+        .unwrap();
+    assert!(step.skipped && step.non_finite, "{step:?}");
+    assert_eq!(step.grad_norm, 0.0);
+    assert!(trainer.policy().weights() == policy.weights());
+    let record = Record {
+        settings,
+        minibatches: vec![step],
+    };
+    let metrics = summarise(&record, 0);
+    assert_eq!((metrics.skipped_steps, metrics.non_finite_steps), (1, 1));
+}
+
+#[test]
+fn a_warm_up_of_the_critic_leaves_the_policy() {
+    let plan = plan(&["algorithm.adv_estimator=gae", "trainer.critic_warmup=2"]);
+    let epochs: Vec<u32> = [1, 2, 3]
+        .map(|i| settings(&plan, i).unwrap().ppo_epochs)
+        .to_vec();
+    assert_eq!(epochs, [0, 0, 1]);
 }
 
 #[test]

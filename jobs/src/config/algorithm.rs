@@ -1,0 +1,326 @@
+//! The part of a config that says what is optimised: estimator, KL, the
+//! correction for other samplers, and the critic. What depends on several keys
+//! at once is checked here, before anything runs, and handed to the stages as
+//! the types of `agentgym_algorithms`.
+#![allow(
+    missing_docs,
+    reason = "every field is documented once, in the key table"
+)]
+
+use super::{Config, Optim, Overlong, Pipeline, WarmupStyle};
+use crate::{Error, Result};
+use agentgym_algorithms::{
+    ActorLoss, AdvantageEstimator, Aggregation, ClipRange, ImportanceCorrection, KlController,
+    KlEstimator, LearningRate, LearningRateStyle, ValueLoss, losses::KlLoss,
+};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Algorithm {
+    pub adv_estimator: AdvantageEstimator,
+    pub norm_adv_by_std_in_grpo: bool,
+    pub gamma: f64,
+    pub lam: f64,
+    pub lag: u32,
+    pub overlong: Overlong,
+    pub use_kl_in_reward: bool,
+    pub kl_penalty: String,
+    pub kl_ctrl: KlCtrl,
+    pub rollout_correction: RolloutCorrection,
+    pub rounds_ctrl: RoundsCtrl,
+}
+
+/// One number of rounds, or one per stage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Rounds {
+    One(u32),
+    Stages(Vec<u32>),
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RoundsCtrl {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub rounds: Rounds,
+    pub steps_scaling_inter: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KlCtrl {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub kl_coef: f64,
+    pub target_kl: f64,
+    pub horizon: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RolloutCorrection {
+    pub rollout_is: Option<String>,
+    pub rollout_is_threshold: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Critic {
+    pub model: CriticModel,
+    pub ppo_mini_batch_size: usize,
+    pub ppo_micro_batch_size: Option<usize>,
+    pub ppo_epochs: u32,
+    pub cliprange_value: Option<f64>,
+    pub loss_agg_mode: String,
+    pub grad_clip: f64,
+    pub optim: Optim,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CriticModel {
+    pub path: Option<String>,
+}
+
+impl Config {
+    /// True if the run trains a critic.
+    pub fn has_critic(&self) -> bool {
+        self.run.pipeline == Pipeline::Rl && self.algorithm.adv_estimator.needs_values()
+    }
+
+    /// The controller of the KL penalty in the reward, where there is one.
+    ///
+    /// # Errors
+    /// An unknown controller, or constants for which it means nothing.
+    pub fn kl_controller(&self) -> Result<Option<KlController>> {
+        if !self.algorithm.use_kl_in_reward {
+            return Ok(None);
+        }
+        let KlCtrl {
+            ref kind,
+            kl_coef,
+            target_kl,
+            horizon,
+        } = self.algorithm.kl_ctrl;
+        let controller = match kind.as_str() {
+            "fixed" => KlController::Fixed { kl_coef },
+            "adaptive" => KlController::Adaptive {
+                kl_coef,
+                target_kl,
+                horizon,
+            },
+            other => {
+                return Err(Error::value(
+                    "algorithm.kl_ctrl.type",
+                    format!("`{other}` is not known; known: fixed, adaptive"),
+                ));
+            }
+        };
+        controller
+            .validate()
+            .map_err(|e| Error::value("algorithm.kl_ctrl", e.to_string()))?;
+        Ok(Some(controller))
+    }
+
+    /// The estimator of that penalty.
+    ///
+    /// # Errors
+    /// An unknown name.
+    pub fn kl_penalty(&self) -> Result<KlEstimator> {
+        named("algorithm.kl_penalty", &self.algorithm.kl_penalty)
+    }
+
+    /// The correction for tokens that another policy sampled, where it is on.
+    ///
+    /// # Errors
+    /// An unknown level, or a threshold that means nothing.
+    pub fn importance_correction(&self) -> Result<Option<ImportanceCorrection>> {
+        const KEY: &str = "algorithm.rollout_correction";
+        let RolloutCorrection {
+            rollout_is,
+            rollout_is_threshold,
+        } = &self.algorithm.rollout_correction;
+        let Some(level) = rollout_is else {
+            return Ok(None);
+        };
+        let correction = ImportanceCorrection {
+            level: named(&format!("{KEY}.rollout_is"), level)?,
+            threshold: *rollout_is_threshold,
+        };
+        correction
+            .validate()
+            .map_err(|e| Error::value(KEY, e.to_string()))?;
+        Ok(Some(correction))
+    }
+
+    /// The loss of the policy.
+    ///
+    /// # Errors
+    /// Unknown names, or constants for which the loss means nothing.
+    pub fn actor_loss(&self) -> Result<ActorLoss> {
+        const KEY: &str = "actor_rollout_ref.actor";
+        let actor = &self.actor_rollout_ref.actor;
+        let kl = match actor.use_kl_loss {
+            true => Some(KlLoss {
+                estimator: named(&format!("{KEY}.kl_loss_type"), &actor.kl_loss_type)?,
+                coef: actor.kl_loss_coef,
+            }),
+            false => None,
+        };
+        let loss = ActorLoss {
+            clip: ClipRange {
+                low: actor.clip_ratio_low,
+                high: actor.clip_ratio_high,
+            },
+            dual_clip: actor.clip_ratio_c,
+            entropy_coeff: actor.entropy_coeff,
+            kl,
+            aggregation: named(&format!("{KEY}.loss_agg_mode"), &actor.loss_agg_mode)?,
+        };
+        loss.validate()
+            .map_err(|e| Error::value(KEY, e.to_string()))?;
+        Ok(loss)
+    }
+
+    /// The loss of the critic.
+    ///
+    /// # Errors
+    /// An unknown aggregation.
+    pub fn value_loss(&self) -> Result<ValueLoss> {
+        Ok(ValueLoss {
+            clip: self.critic.cliprange_value,
+            aggregation: named("critic.loss_agg_mode", &self.critic.loss_agg_mode)?,
+        })
+    }
+
+    /// Checks what the algorithm's keys say together.
+    pub(super) fn check_algorithm(&self) -> Result<()> {
+        let (algorithm, actor) = (&self.algorithm, &self.actor_rollout_ref.actor);
+        let n = self.actor_rollout_ref.rollout.n;
+        if self.run.pipeline == Pipeline::Rl && algorithm.adv_estimator.needs_groups() && n < 2 {
+            return Err(Error::value(
+                "actor_rollout_ref.rollout.n",
+                format!(
+                    "{} compares the episodes of a group, {n} cannot be compared; set it to 2 or more",
+                    algorithm.adv_estimator
+                ),
+            ));
+        }
+        for (key, value) in [("gamma", algorithm.gamma), ("lam", algorithm.lam)] {
+            if !(0.0..=1.0).contains(&value) {
+                return Err(Error::value(
+                    format!("algorithm.{key}"),
+                    format!("must be between 0 and 1, found {value}"),
+                ));
+            }
+        }
+        self.kl_penalty()?;
+        self.kl_controller()?;
+        self.importance_correction()?;
+        let loss = self.actor_loss()?;
+        check_micro_batches(
+            "actor_rollout_ref.actor",
+            loss.aggregation,
+            actor.ppo_mini_batch_size * n as usize,
+            actor.ppo_micro_batch_size,
+        )?;
+        if self.has_critic() {
+            self.check_critic()?;
+        } else if self.trainer.critic_warmup > 0 {
+            return Err(Error::value(
+                "trainer.critic_warmup",
+                format!(
+                    "{} has no critic to warm up; set it to 0, or algorithm.adv_estimator to gae",
+                    algorithm.adv_estimator
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_critic(&self) -> Result<()> {
+        let critic = &self.critic;
+        for (key, value) in [
+            ("ppo_mini_batch_size", critic.ppo_mini_batch_size as f64),
+            ("ppo_epochs", f64::from(critic.ppo_epochs)),
+            ("grad_clip", critic.grad_clip),
+            ("optim.lr", critic.optim.lr),
+            ("cliprange_value", critic.cliprange_value.unwrap_or(1.0)),
+        ] {
+            if !(value > 0.0 && value.is_finite()) {
+                return Err(Error::value(
+                    format!("critic.{key}"),
+                    format!("must be positive, found {value}"),
+                ));
+            }
+        }
+        let (batch, mini) = (self.data.train_batch_size, critic.ppo_mini_batch_size);
+        if batch % mini != 0 {
+            return Err(Error::value(
+                "critic.ppo_mini_batch_size",
+                format!("{mini} does not divide data.train_batch_size = {batch}; choose a divisor"),
+            ));
+        }
+        check_micro_batches(
+            "critic",
+            self.value_loss()?.aggregation,
+            mini * self.actor_rollout_ref.rollout.n as usize,
+            critic.ppo_micro_batch_size,
+        )
+    }
+}
+
+impl Optim {
+    /// The learning rate by iteration, of a run of so many.
+    ///
+    /// # Errors
+    /// Constants for which the schedule means nothing.
+    pub fn learning_rate(&self, iterations: u32) -> Result<LearningRate> {
+        let schedule = LearningRate {
+            base: self.lr,
+            warmup_iterations: (self.lr_warmup_steps_ratio * f64::from(iterations)) as u32,
+            total_iterations: iterations,
+            style: match self.warmup_style {
+                WarmupStyle::Constant => LearningRateStyle::Constant,
+                WarmupStyle::Cosine => LearningRateStyle::Cosine,
+            },
+            min_lr_ratio: self.min_lr_ratio,
+        };
+        schedule
+            .validate()
+            .map_err(|e| Error::value("optim", e.to_string()))?;
+        Ok(schedule)
+    }
+}
+
+/// Where a mean over micro-batches is asked for, their size must be given and
+/// divide the minibatch's `sequences`: it decides what every token weighs.
+fn check_micro_batches(
+    section: &str,
+    aggregation: Aggregation,
+    sequences: usize,
+    micro: Option<usize>,
+) -> Result<()> {
+    if aggregation != Aggregation::MicroBatchMean {
+        return Ok(());
+    }
+    let key = format!("{section}.ppo_micro_batch_size");
+    match micro {
+        None => Err(Error::value(
+            key,
+            "loss_agg_mode micro_batch_mean averages over micro-batches; give their size in episodes",
+        )),
+        Some(size) if size == 0 || !sequences.is_multiple_of(size) => Err(Error::value(
+            key,
+            format!(
+                "{size} does not divide the {sequences} episodes of a minibatch (ppo_mini_batch_size × rollout.n)"
+            ),
+        )),
+        Some(_) => Ok(()),
+    }
+}
+
+/// A name of the algorithms crate, with the key in the message.
+fn named<T: std::str::FromStr<Err = agentgym_algorithms::Error>>(
+    key: &str,
+    name: &str,
+) -> Result<T> {
+    name.parse()
+        .map_err(|e: agentgym_algorithms::Error| Error::value(key, e.to_string()))
+}

@@ -1,0 +1,297 @@
+//! Rewards to credit: which episodes take part, what each of their tokens is
+//! rewarded with, and what the plan's estimator makes of it.
+//!
+//! An episode of several sequences is joined in the order of time for the
+//! estimator and cut up again for the batch.
+
+use super::Scored;
+use crate::stages::training::wide;
+use crate::{Error, Result};
+use agentgym_algorithms::advantages::{AdvantageOptions, EpisodeTokens, estimate, place_score};
+use agentgym_algorithms::groups::{Group, collect, has_company};
+use agentgym_algorithms::kl::{masked_mean, penalty};
+use agentgym_algorithms::stats::explained_variance;
+use agentgym_jobs::config::Overlong;
+use agentgym_jobs::episode::Outcome;
+use agentgym_jobs::plan::Plan;
+use agentgym_jobs::records::{Batch, BatchEpisode, BatchSequence, CriticSequence, CriticTargets};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What an iteration's update learns from.
+pub(super) struct Credit {
+    pub(super) batch: Batch,
+    pub(super) targets: Option<CriticTargets>,
+    /// The groups that were compared.
+    pub(super) groups: Vec<Group>,
+    pub(super) kl: Option<KlState>,
+    /// Of the critic before its update, over the loss tokens.
+    pub(super) explained_variance: Option<f64>,
+    /// Weights of the correction for another sampler, over the loss tokens.
+    pub(super) importance_weights: Vec<f64>,
+}
+
+/// `kl.json`: the controller's state, from one iteration to the next.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct KlState {
+    /// Coefficient of this iteration's penalty.
+    pub(super) kl_coef: f64,
+    /// Mean over episodes of the estimate per token, nats.
+    pub(super) kl: f64,
+    /// Episodes it was measured on.
+    pub(super) episodes: usize,
+    /// Coefficient of the next iteration.
+    pub(super) next_kl_coef: f64,
+}
+
+/// An episode's streams, its sequences joined.
+struct Joined {
+    loss_mask: Vec<bool>,
+    rewards: Vec<f64>,
+    old_log_probs: Vec<f64>,
+    sampled_log_probs: Vec<f64>,
+    ref_log_probs: Option<Vec<f64>>,
+    values: Option<Vec<f64>>,
+}
+
+impl Joined {
+    fn of(scored: &Scored) -> Self {
+        let episode = &scored.episode;
+        let join = |rows: &[Vec<f32>]| wide(&rows.concat());
+        let own = || episode.sequences.iter();
+        let loss_mask: Vec<bool> = own().flat_map(|s| s.loss_mask.iter().copied()).collect();
+        let sampled: Vec<f32> = own()
+            .flat_map(|s| s.sampled_log_probs.iter().copied())
+            .collect();
+        Self {
+            rewards: place_score(episode.reward, &loss_mask),
+            loss_mask,
+            old_log_probs: join(&scored.streams.old),
+            sampled_log_probs: wide(&sampled),
+            ref_log_probs: scored.streams.reference.as_ref().map(|rows| join(rows)),
+            values: scored.values.as_ref().map(|rows| join(rows)),
+        }
+    }
+}
+
+impl Credit {
+    /// Credits the iteration's episodes, `all` sorted by (group, sample).
+    pub(super) fn assign(
+        plan: &Plan,
+        all: &[Scored],
+        baselines: &BTreeMap<u32, f64>,
+        kl_coef: Option<f64>,
+    ) -> Result<Self> {
+        let config = &plan.config;
+        let members = members(plan, all, baselines);
+        let ids: Vec<u64> = members.iter().map(|s| u64::from(s.episode.group)).collect();
+        let scores: Vec<f64> = members.iter().map(|s| s.episode.reward).collect();
+        let mut joined: Vec<Joined> = members.iter().map(|s| Joined::of(s)).collect();
+        let kl = match kl_coef {
+            Some(kl_coef) => Some(take_penalty(plan, &mut joined, kl_coef)?),
+            None => None,
+        };
+        let episodes: Vec<EpisodeTokens<'_>> = joined
+            .iter()
+            .zip(&members)
+            .map(|(joined, member)| EpisodeTokens {
+                group: u64::from(member.episode.group),
+                loss_mask: &joined.loss_mask,
+                rewards: &joined.rewards,
+                values: joined.values.as_deref(),
+                baseline: baselines.get(&member.episode.group).copied(),
+            })
+            .collect();
+        let options = AdvantageOptions {
+            gamma: config.algorithm.gamma,
+            lam: config.algorithm.lam,
+            norm_by_std: config.algorithm.norm_adv_by_std_in_grpo,
+        };
+        let found = estimate(config.algorithm.adv_estimator, &episodes, &options)?;
+
+        let slots = config.data.train_batch_size * config.actor_rollout_ref.rollout.n as usize;
+        let mut batch: Vec<Option<BatchEpisode>> = vec![None; slots];
+        let mut targets: Vec<Option<Vec<CriticSequence>>> = vec![None; slots];
+        let correction = config.importance_correction()?;
+        let mut importance_weights = Vec::new();
+        for ((member, joined), (advantages, returns)) in members
+            .iter()
+            .zip(&joined)
+            .zip(found.advantages.iter().zip(&found.returns))
+        {
+            // Its reward counts in the group's baseline; it is not trained on.
+            if is_masked(plan, member) {
+                continue;
+            }
+            let slot = slot_of(plan, member, &batch)?;
+            let mut tokens = advantages.clone();
+            if let Some(correction) = correction {
+                let weights = correction.weights(
+                    &joined.old_log_probs,
+                    &joined.sampled_log_probs,
+                    &joined.loss_mask,
+                )?;
+                for ((token, weight), _) in tokens
+                    .iter_mut()
+                    .zip(weights)
+                    .zip(&joined.loss_mask)
+                    .filter(|(_, kept)| **kept)
+                {
+                    *token *= weight;
+                    importance_weights.push(weight);
+                }
+            }
+            let advantage = episode_advantage(plan, advantages, &joined.loss_mask);
+            batch[slot] = Some(entry(member, advantage, &tokens));
+            targets[slot] = member.values.as_ref().map(|values| {
+                let mut start = 0;
+                let cut = values.iter().map(|row| {
+                    let returns = returns[start..start + row.len()].to_vec();
+                    start += row.len();
+                    CriticSequence {
+                        values: row.clone(),
+                        returns,
+                    }
+                });
+                cut.collect()
+            });
+        }
+        Ok(Self {
+            batch: Batch::V1(batch),
+            explained_variance: explained(&joined, &found.returns)?,
+            targets: config.has_critic().then_some(CriticTargets::V1(targets)),
+            groups: collect(&scores, &ids)?,
+            kl,
+            importance_weights,
+        })
+    }
+}
+
+/// The episodes that are compared.
+fn members<'a>(plan: &Plan, all: &'a [Scored], baselines: &BTreeMap<u32, f64>) -> Vec<&'a Scored> {
+    let estimator = plan.config.algorithm.adv_estimator;
+    let usable: Vec<&Scored> = all.iter().filter(|s| s.episode.usable()).collect();
+    if estimator.needs_groups() {
+        let ids: Vec<u64> = usable.iter().map(|s| u64::from(s.episode.group)).collect();
+        let company = has_company(&ids, 2);
+        let both = usable.into_iter().zip(company);
+        return both.filter_map(|(s, kept)| kept.then_some(s)).collect();
+    }
+    let compared = |s: &&Scored| match estimator.needs_baseline() {
+        true => baselines.contains_key(&s.episode.group),
+        // Whitening runs over what is trained on and nothing else.
+        false => !is_masked(plan, s),
+    };
+    usable.into_iter().filter(compared).collect()
+}
+
+fn is_masked(plan: &Plan, scored: &Scored) -> bool {
+    plan.config.algorithm.overlong == Overlong::Mask
+        && matches!(scored.episode.outcome, Outcome::Horizon | Outcome::Length)
+}
+
+/// Takes the KL penalty off the token rewards; the controller's next state.
+fn take_penalty(plan: &Plan, joined: &mut [Joined], kl_coef: f64) -> Result<KlState> {
+    let estimator = plan.config.kl_penalty()?;
+    let mut divergences = Vec::new();
+    for episode in joined {
+        let reference = episode.ref_log_probs.as_deref().ok_or_else(|| {
+            Error::stage("log_probs.bin holds no reference log-probs, which a KL penalty needs")
+        })?;
+        let (old, mask) = (&episode.old_log_probs, &episode.loss_mask);
+        divergences.extend(masked_mean(old, reference, mask, estimator)?);
+        let taken = penalty(old, reference, mask, estimator, kl_coef)?;
+        for (reward, penalty) in episode.rewards.iter_mut().zip(taken) {
+            *reward += penalty;
+        }
+    }
+    let episodes = divergences.len();
+    let kl = divergences.iter().sum::<f64>() / episodes.max(1) as f64;
+    let controller = plan.config.kl_controller()?;
+    let next_kl_coef = match controller.filter(|_| episodes > 0) {
+        Some(controller) => controller.next(kl_coef, kl, episodes)?,
+        None => kl_coef,
+    };
+    Ok(KlState {
+        kl_coef,
+        kl,
+        episodes,
+        next_kl_coef,
+    })
+}
+
+/// The slot of an episode, which must be free.
+fn slot_of(plan: &Plan, member: &Scored, batch: &[Option<BatchEpisode>]) -> Result<usize> {
+    let (episode, n) = (&member.episode, plan.config.actor_rollout_ref.rollout.n);
+    let slot = (episode.group * n + episode.sample) as usize;
+    let is_free = batch.get(slot).is_some_and(Option::is_none) && episode.sample < n;
+    is_free.then_some(slot).ok_or_else(|| {
+        Error::stage(format!(
+            "slot {slot} (task {}) is outside the batch or taken twice",
+            episode.task
+        ))
+    })
+}
+
+/// What people are shown as the episode's advantage: the one all of its tokens
+/// have, or the mean over them.
+fn episode_advantage(plan: &Plan, advantages: &[f64], loss_mask: &[bool]) -> f64 {
+    let own: Vec<f64> = advantages
+        .iter()
+        .zip(loss_mask)
+        .filter_map(|(advantage, kept)| kept.then_some(*advantage))
+        .collect();
+    match plan.config.algorithm.adv_estimator.needs_groups() {
+        true => own.first().copied().unwrap_or(0.0),
+        false => own.iter().sum::<f64>() / own.len().max(1) as f64,
+    }
+}
+
+fn entry(member: &Scored, advantage: f64, tokens: &[f64]) -> BatchEpisode {
+    let Scored {
+        episode, streams, ..
+    } = member;
+    let mut start = 0;
+    let sequences = episode
+        .sequences
+        .iter()
+        .enumerate()
+        .map(|(index, sequence)| {
+            let end = start + sequence.token_ids.len();
+            let advantages = tokens[start..end].to_vec();
+            start = end;
+            BatchSequence {
+                sequence: sequence.clone(),
+                old_log_probs: streams.old[index].clone(),
+                ref_log_probs: streams.reference.as_ref().map(|rows| rows[index].clone()),
+                advantages,
+            }
+        })
+        .collect();
+    BatchEpisode {
+        task: episode.task.clone(),
+        group: episode.group,
+        sample: episode.sample,
+        outcome: episode.outcome,
+        success: episode.success,
+        reward: episode.reward,
+        advantage,
+        sequences,
+    }
+}
+
+/// How much of the returns the critic knew.
+fn explained(joined: &[Joined], returns: &[Vec<f64>]) -> Result<Option<f64>> {
+    let (mut all_values, mut all_returns) = (Vec::new(), Vec::new());
+    for (episode, returns) in joined.iter().zip(returns) {
+        let Some(values) = &episode.values else {
+            return Ok(None);
+        };
+        let tokens = values.iter().zip(returns).zip(&episode.loss_mask);
+        for ((value, target), _) in tokens.filter(|(_, kept)| **kept) {
+            all_values.push(*value);
+            all_returns.push(*target);
+        }
+    }
+    Ok(explained_variance(&all_values, &all_returns)?)
+}

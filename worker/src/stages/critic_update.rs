@@ -1,0 +1,390 @@
+//! `critic_update`: the iteration's batch and its targets → `ppo_epochs` passes
+//! of the critic over its minibatches → the next critic, its optimizer state,
+//! and `critic_update.json`. It needs nothing of the policy's update and runs
+//! beside it.
+
+use super::training::{ADAM_EPS, OPTIMIZER, denominators, optimizer_of, upload_critic, wide};
+use super::{blocking, read};
+use crate::metrics::{self, mean, write_json};
+use crate::policies::CRITIC;
+use crate::{Error, Report, Result, StageContext};
+use agentgym_algorithms::batches::{minibatches, units};
+use agentgym_algorithms::losses::{
+    Aggregation, Denominator, ValueLoss, ValueMetrics, ValueSums, ValueTokens,
+};
+use agentgym_jobs::pipeline::Stage;
+use agentgym_jobs::plan::Plan;
+use agentgym_jobs::records::{Batch, BatchEpisode, CriticSequence, CriticTargets};
+use agentgym_model::{AdamW, ComputeOptions, Critic, CriticTrainer, TrainSequence, Unit};
+use agentgym_storage::{LocalFolder, Outputs};
+use serde::Serialize;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// What every optimizer step of an update has in common.
+#[derive(Debug, Clone, Serialize)]
+struct Settings {
+    iteration: u32,
+    lr: f64,
+    betas: (f64, f64),
+    eps: f64,
+    weight_decay: f64,
+    decay_excludes_norms_and_biases: bool,
+    grad_clip: f64,
+    loss: ValueLoss,
+    ppo_epochs: u32,
+    unit_tokens: usize,
+    /// Slots of a micro-batch, where the loss averages over these.
+    micro_batch_size: Option<usize>,
+}
+
+/// One optimizer step.
+#[derive(Debug, Clone, Serialize)]
+struct Step {
+    epoch: u32,
+    minibatch: usize,
+    /// Slots of the batch that hold an episode, in order.
+    slots: Vec<usize>,
+    denominator: Denominator,
+    /// True if there was no loss token, or a gradient that is not finite.
+    skipped: bool,
+    non_finite: bool,
+    /// Norm before clipping.
+    grad_norm: f64,
+    clip_scale: f64,
+    metrics: ValueMetrics,
+}
+
+/// `critic_update.json`.
+#[derive(Debug, Serialize)]
+struct Record {
+    settings: Settings,
+    /// In the order in which the steps were taken.
+    minibatches: Vec<Step>,
+}
+
+/// `metrics.json`: means over the optimizer steps that were taken.
+#[derive(Debug, Serialize)]
+struct Metrics {
+    vf_loss: f64,
+    vf_clip_fraction: f64,
+    /// Mean value per loss token.
+    value_mean: f64,
+    grad_norm: f64,
+    lr: f64,
+    optimizer_steps: usize,
+    skipped_steps: usize,
+    non_finite_steps: usize,
+    trained_tokens: usize,
+}
+
+struct Trained {
+    critic: Critic,
+    record: Record,
+    tokens: usize,
+    seconds: f64,
+}
+
+pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+    let plan = Arc::clone(&context.plan);
+    let Batch::V1(batch) = read(&context.inputs, "batch", "batch.bin").await?;
+    let CriticTargets::V1(targets) = read(&context.inputs, "batch", "targets.bin").await?;
+    let critic = super::critic(context, CRITIC).await?;
+    let optimizer = optimizer_of(context, CRITIC, Stage::CriticUpdate).await?;
+    let settings = settings(&plan, context.part.id.iteration)?;
+    let (threads, beat, cancel) = (
+        context.resources.threads,
+        context.beat.clone(),
+        context.cancel.clone(),
+    );
+    let scratch = context.scratch.clone();
+    let trained = blocking(move || {
+        let folder = optimizer.as_ref().map(LocalFolder::path);
+        let mut trainer = trainer(&critic, &settings, folder)?;
+        let start = Instant::now();
+        let (mut steps, mut tokens) = (Vec::new(), 0);
+        let ranges = minibatches(
+            plan.config.data.train_batch_size,
+            plan.config.critic.ppo_mini_batch_size,
+        )?;
+        let total = u64::from(settings.ppo_epochs) * ranges.len() as u64;
+        let tick = || beat.tick();
+        let options = ComputeOptions {
+            threads,
+            pack_tokens: plan.config.jobs.pack_tokens,
+            beat: &tick,
+        };
+        let n = plan.config.actor_rollout_ref.rollout.n as usize;
+        for epoch in 0..settings.ppo_epochs {
+            for (index, draws) in ranges.iter().enumerate() {
+                if cancel.is_cancelled() {
+                    return Err(Error::Cancelled);
+                }
+                let slots = draws.start * n..draws.end * n;
+                let minibatch = Minibatch::new(&batch, &targets, slots, &settings)?;
+                tokens += minibatch.tokens();
+                steps.push(minibatch.train(&mut trainer, &settings, (epoch, index), &options)?);
+                beat.progress(steps.len() as u64, total, "optimizer steps");
+            }
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        trainer.critic().save(&scratch.join(CRITIC))?;
+        trainer.save_optimizer(&scratch.join(OPTIMIZER))?;
+        Ok(Trained {
+            critic: trainer.into_critic(),
+            record: Record {
+                settings,
+                minibatches: steps,
+            },
+            tokens,
+            seconds,
+        })
+    })
+    .await?;
+    upload_critic(context, outputs, trained.critic).await?;
+    let optimizer = context.scratch.join(OPTIMIZER);
+    outputs.folder(OPTIMIZER, "optimizer", &optimizer).await?;
+    metrics::write(outputs, &summarise(&trained.record, trained.tokens)).await?;
+    write_json(outputs, "critic_update.json", "update", &trained.record).await?;
+    let mut report = Report::default();
+    report.set("trained_tokens", trained.tokens);
+    report.set(
+        "trained_tokens_per_s",
+        trained.tokens as f64 / trained.seconds.max(1e-9),
+    );
+    Ok(report)
+}
+
+fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
+    let critic = &plan.config.critic;
+    let loss = plan.config.value_loss()?;
+    let by_micro_batch = loss.aggregation == Aggregation::MicroBatchMean;
+    Ok(Settings {
+        iteration,
+        lr: critic.optim.learning_rate(plan.iterations)?.at(iteration),
+        betas: critic.optim.betas,
+        eps: ADAM_EPS,
+        weight_decay: critic.optim.weight_decay,
+        decay_excludes_norms_and_biases: critic.optim.decay_excludes_norms_and_biases,
+        grad_clip: critic.grad_clip,
+        loss,
+        ppo_epochs: critic.ppo_epochs,
+        unit_tokens: plan.config.jobs.unit_tokens,
+        micro_batch_size: critic.ppo_micro_batch_size.filter(|_| by_micro_batch),
+    })
+}
+
+fn trainer(
+    critic: &Arc<Critic>,
+    settings: &Settings,
+    optimizer: Option<&Path>,
+) -> Result<CriticTrainer> {
+    let adamw = AdamW {
+        betas: settings.betas,
+        eps: settings.eps,
+        weight_decay: settings.weight_decay,
+        grad_clip: settings.grad_clip,
+        decay_excludes_norms_and_biases: settings.decay_excludes_norms_and_biases,
+    };
+    let critic = Critic::clone(critic);
+    Ok(match optimizer {
+        Some(folder) => CriticTrainer::with_state(critic, adamw, folder)?,
+        None => CriticTrainer::new(critic, adamw),
+    })
+}
+
+/// A sequence of the minibatch.
+struct Member<'a> {
+    token_ids: &'a [u32],
+    loss_mask: &'a [bool],
+    targets: &'a CriticSequence,
+    denominator: Denominator,
+}
+
+/// A minibatch cut into gradient units. Every loss token pulls on the critic,
+/// whatever its advantage.
+struct Minibatch<'a> {
+    slots: Vec<usize>,
+    denominator: Denominator,
+    members: Vec<Member<'a>>,
+    /// Ranges of members.
+    units: Vec<Range<usize>>,
+}
+
+impl<'a> Minibatch<'a> {
+    fn new(
+        batch: &'a [Option<BatchEpisode>],
+        targets: &'a [Option<Vec<CriticSequence>>],
+        slots: Range<usize>,
+        settings: &Settings,
+    ) -> Result<Self> {
+        let episode = |slot: usize| batch.get(slot).and_then(Option::as_ref);
+        let loss_tokens: Vec<Vec<usize>> = slots
+            .clone()
+            .map(|slot| {
+                let sequences = episode(slot).map_or(&[][..], |e| e.sequences.as_slice());
+                sequences.iter().map(|s| s.sequence.loss_tokens()).collect()
+            })
+            .collect();
+        let by_slot = denominators(&loss_tokens, settings.micro_batch_size);
+        let (mut members, mut filled) = (Vec::new(), Vec::new());
+        for (slot, denominator) in slots.zip(by_slot) {
+            let Some(episode) = episode(slot) else {
+                continue;
+            };
+            let own = targets.get(slot).and_then(Option::as_ref);
+            let own = own
+                .filter(|own| own.len() == episode.sequences.len())
+                .ok_or_else(|| {
+                    Error::stage(format!(
+                        "targets.bin has nothing for slot {slot} of batch.bin (task {}); \
+                         delete the commit of the advantage so that it is made again",
+                        episode.task
+                    ))
+                })?;
+            filled.push(slot);
+            members.extend(
+                episode
+                    .sequences
+                    .iter()
+                    .zip(own)
+                    .filter(|(s, _)| s.sequence.loss_tokens() > 0)
+                    .map(|(s, targets)| Member {
+                        token_ids: &s.sequence.token_ids,
+                        loss_mask: &s.sequence.loss_mask,
+                        targets,
+                        denominator,
+                    }),
+            );
+        }
+        let lengths: Vec<usize> = members.iter().map(|m| m.token_ids.len()).collect();
+        Ok(Self {
+            slots: filled,
+            denominator: Denominator::of(loss_tokens.concat()),
+            units: units(&lengths, settings.unit_tokens)?,
+            members,
+        })
+    }
+
+    /// Tokens that go through forward and backward.
+    fn tokens(&self) -> usize {
+        self.members.iter().map(|m| m.token_ids.len()).sum()
+    }
+
+    fn train(
+        &self,
+        trainer: &mut CriticTrainer,
+        settings: &Settings,
+        (epoch, minibatch): (u32, usize),
+        options: &ComputeOptions<'_>,
+    ) -> Result<Step> {
+        let mut step = Step {
+            epoch,
+            minibatch,
+            slots: self.slots.clone(),
+            denominator: self.denominator,
+            skipped: self.members.is_empty(),
+            non_finite: false,
+            grad_norm: 0.0,
+            clip_scale: 1.0,
+            metrics: ValueSums::default().metrics(),
+        };
+        if step.skipped {
+            return Ok(step);
+        }
+        let model_units: Vec<Unit> = self
+            .units
+            .iter()
+            .map(|range| Unit {
+                sequences: self.members[range.clone()]
+                    .iter()
+                    .map(|m| TrainSequence {
+                        token_ids: m.token_ids.to_vec(),
+                        loss_mask: m.loss_mask.to_vec(),
+                    })
+                    .collect(),
+                skip: false,
+            })
+            .collect();
+        let sums = Mutex::new(vec![Ok(ValueSums::default()); self.units.len()]);
+        let coefficients = |unit: usize, values: &[Vec<f32>]| {
+            let (rows, result) = self.coefficients(unit, values, &settings.loss);
+            sums.lock().unwrap_or_else(PoisonError::into_inner)[unit] = result;
+            rows
+        };
+        let report = trainer.step(&model_units, settings.lr, &coefficients, options)?;
+        // Unit order, not the order in which threads finished.
+        let mut total = ValueSums::default();
+        for unit in sums.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            total.merge(&unit?);
+        }
+        if report.skipped_non_finite {
+            tracing::warn!(
+                epoch,
+                minibatch,
+                "the critic's gradient is not finite; this optimizer step changes nothing"
+            );
+        }
+        step.skipped = report.skipped_non_finite;
+        step.non_finite = report.skipped_non_finite;
+        step.grad_norm = Some(report.grad_norm)
+            .filter(|norm| norm.is_finite())
+            .unwrap_or(0.0);
+        step.clip_scale = report.clip_scale;
+        step.metrics = total.metrics();
+        Ok(step)
+    }
+
+    /// Coefficients of a unit; zeros beside an error, which ends the update.
+    fn coefficients(
+        &self,
+        unit: usize,
+        values: &[Vec<f32>],
+        loss: &ValueLoss,
+    ) -> (Vec<Vec<f64>>, Result<ValueSums, agentgym_algorithms::Error>) {
+        let (mut rows, mut sums) = (Vec::new(), Ok(ValueSums::default()));
+        for (member, values) in self.members[self.units[unit].clone()].iter().zip(values) {
+            let tokens = ValueTokens {
+                values: &wide(values),
+                old_values: &wide(&member.targets.values),
+                returns: &member.targets.returns,
+                loss_mask: member.loss_mask,
+            };
+            match loss.evaluate(&tokens, member.denominator) {
+                Ok(output) => {
+                    if let Ok(sums) = &mut sums {
+                        sums.merge(&output.sums);
+                    }
+                    rows.push(output.coefficients);
+                }
+                Err(error) => {
+                    sums = Err(error);
+                    rows.push(vec![0.0; member.loss_mask.len()]);
+                }
+            }
+        }
+        (rows, sums)
+    }
+}
+
+fn summarise(record: &Record, trained_tokens: usize) -> Metrics {
+    let all = &record.minibatches;
+    let taken: Vec<&Step> = all.iter().filter(|step| !step.skipped).collect();
+    let average = |value: fn(&Step) -> f64| mean(taken.iter().map(|step| value(step)));
+    Metrics {
+        vf_loss: average(|s| s.metrics.loss),
+        vf_clip_fraction: average(|s| s.metrics.clip_fraction),
+        value_mean: average(|s| s.metrics.value_mean),
+        grad_norm: average(|s| s.grad_norm),
+        lr: record.settings.lr,
+        optimizer_steps: taken.len(),
+        skipped_steps: all.len() - taken.len(),
+        non_finite_steps: all.iter().filter(|s| s.non_finite).count(),
+        trained_tokens,
+    }
+}
+
+#[cfg(test)]
+mod tests;
