@@ -20,6 +20,8 @@ pub enum Stage {
     Sft,
     /// Plays the iteration's tasks.
     Rollout,
+    /// Chooses the groups that teach; part r after round r of the rollouts.
+    Select,
     /// Teacher-forced log-probs of what was sampled.
     LogProbs,
     /// Rewards to advantages, and the batch of the update.
@@ -36,11 +38,12 @@ pub enum Stage {
 
 impl Stage {
     /// All stages, in the order of an iteration.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Init,
         Self::EvaluateInit,
         Self::Sft,
         Self::Rollout,
+        Self::Select,
         Self::LogProbs,
         Self::Advantage,
         Self::Update,
@@ -56,6 +59,7 @@ impl Stage {
             Self::EvaluateInit => "evaluate_init",
             Self::Sft => "sft",
             Self::Rollout => "rollout",
+            Self::Select => "select",
             Self::LogProbs => "log_probs",
             Self::Advantage => "advantage",
             Self::Update => "update",
@@ -260,13 +264,24 @@ impl Parts<'_> {
         let (plan, n) = (self.plan, self.iteration);
         let rollout_policy = policy_of(plan, (n - 1).saturating_sub(plan.config.algorithm.lag));
         let start_policy = policy_of(plan, n - 1);
-        let rollouts = plan.rollout_parts();
-        for part in 0..rollouts {
-            self.add(
-                Stage::Rollout,
-                part,
-                vec![("policy".into(), rollout_policy)],
-            );
+        let (per_round, rounds) = (plan.rollout_parts(), plan.rollout_rounds());
+        let rollouts = per_round * rounds;
+        for round in 0..rounds {
+            let own = round * per_round..(round + 1) * per_round;
+            let before = (round > 0).then(|| self.here(Stage::Select, round.saturating_sub(1)));
+            for part in own.clone() {
+                let mut inputs = vec![("policy".into(), rollout_policy)];
+                // A later round plays as many groups as are missing: none, often.
+                inputs.extend(before.map(|select| ("select".into(), select)));
+                self.add(Stage::Rollout, part, inputs);
+            }
+            if plan.selects() {
+                let rollouts =
+                    own.map(|part| (format!("rollout.{part}"), self.here(Stage::Rollout, part)));
+                let before = before.map(|select| ("before".into(), select));
+                let inputs = rollouts.chain(before).collect();
+                self.add(Stage::Select, round, inputs);
+            }
         }
         for part in 0..rollouts {
             let mut inputs = vec![
@@ -291,6 +306,9 @@ impl Parts<'_> {
             ]
         });
         let mut inputs: Vec<(String, PartId)> = both.collect();
+        if plan.selects() {
+            inputs.push(("select".into(), self.here(Stage::Select, rounds - 1)));
+        }
         if plan.kl_adapts() && n > 1 {
             let before = PartId {
                 iteration: n - 1,

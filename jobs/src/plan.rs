@@ -2,6 +2,7 @@
 //! configs; a plan never holds a secret, a store URL or a queue URL.
 
 use crate::config::{Config, Files, Pipeline, RunConfig, keys};
+use crate::episode::Task;
 use crate::tasks::{TaskPool, read_item_ids};
 use crate::{Error, Result};
 use agentgym_algorithms::HorizonSchedule;
@@ -207,7 +208,32 @@ impl Plan {
             .collect()
     }
 
-    /// Parts of a rollout stage.
+    /// How often an iteration may play tasks: once, or with a filter until it
+    /// has enough groups that teach.
+    pub fn rollout_rounds(&self) -> u32 {
+        let filter = &self.config.algorithm.filter_groups;
+        match filter.enable {
+            true => filter.max_num_gen_batches,
+            false => 1,
+        }
+    }
+
+    /// True if an iteration chooses among its groups.
+    pub fn selects(&self) -> bool {
+        self.config.algorithm.filter_groups.enable
+    }
+
+    /// The tasks that an iteration plays in a round, by draw index. Rounds that
+    /// are not needed pass over their tasks, so that what an iteration draws
+    /// depends on its number alone.
+    pub fn round_tasks(&self, iteration: u32, round: u32) -> Vec<Task> {
+        let before = iteration
+            .saturating_sub(1)
+            .saturating_mul(self.rollout_rounds());
+        self.tasks.draws(before.saturating_add(round + 1))
+    }
+
+    /// Parts of a rollout stage, of one round.
     pub fn rollout_parts(&self) -> u32 {
         self.config
             .data

@@ -137,6 +137,48 @@ async fn a_critic_survives_kills() {
     no_part_started_after_its_commit(store).await;
 }
 
+/// Rollouts of the next iteration run beside the update, with an older policy.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lag_survives_kills() {
+    const LAG: [&str; 2] = [
+        "algorithm.lag=1",
+        "algorithm.rollout_correction.rollout_is=token",
+    ];
+    let with = |threads: &'static str| [&LAG[..], &[threads]].concat();
+    let whole = TempDir::new().unwrap();
+    let lagging = run_to_end(whole.path(), &with("jobs.threads=2"));
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    for wait in waits(23).take(6) {
+        let mut running = Running::start(submit(store, &with("jobs.threads=1")));
+        std::thread::sleep(wait);
+        running.has_ended();
+        running.kill();
+    }
+    assert_eq!(run_to_end(store, &LAG), lagging);
+    no_part_started_after_its_commit(store).await;
+}
+
+/// The guard pauses, says where to go on from, and leaves no trace in the run.
+#[test]
+fn a_paused_run_goes_on_under_other_limits_and_ends_equal() {
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    let limits = ["guard.entropy_min=100", "guard.patience=2"];
+    let output = finish(submit(store, &limits));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("paused by the guard after iteration 2"),
+        "{said}"
+    );
+    assert!(said.contains("export smoke --iteration 0"), "{said}");
+    assert_eq!(
+        run_to_end(store, &["guard.entropy_min=null"]),
+        undisturbed()
+    );
+}
+
 #[test]
 fn one_thread_gives_the_bytes_of_two() {
     let folder = TempDir::new().unwrap();

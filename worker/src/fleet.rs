@@ -2,7 +2,7 @@
 //! and from them what is worth enqueuing. Commits are immutable, so what was
 //! seen once is never asked for again.
 
-use crate::Result;
+use crate::{Result, guard};
 use agentgym_jobs::Error as JobsError;
 use agentgym_jobs::pipeline::{PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
@@ -26,6 +26,8 @@ pub struct RunState {
     /// Commits seen.
     pub progress: Progress,
     manifests: BTreeMap<PartId, Arc<Manifest>>,
+    /// What the stop guard has read so far.
+    pub(crate) history: guard::History,
 }
 
 /// The newest revision of a run's plan.
@@ -81,6 +83,7 @@ impl RunState {
             plan,
             progress: Progress::default(),
             manifests: BTreeMap::new(),
+            history: guard::History::new(),
         };
         state.catch_up().await?;
         Ok(state)
@@ -94,6 +97,7 @@ impl RunState {
             plan: Arc::clone(&self.plan),
             progress: self.progress.clone(),
             manifests: self.manifests.clone(),
+            history: guard::History::new(),
         }
     }
 

@@ -13,6 +13,7 @@ mod environments;
 mod episode;
 mod error;
 mod fleet;
+mod guard;
 mod metrics;
 mod policies;
 mod process;

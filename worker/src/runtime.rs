@@ -4,7 +4,7 @@
 use crate::attempt::{self, Bench, Ended};
 use crate::context::{Event, Resources};
 use crate::fleet::RunState;
-use crate::{Error, Result};
+use crate::{Error, Result, guard};
 use agentgym_jobs::pipeline::{PartId, Stage, parts};
 use agentgym_jobs::queue::{Claim, Gate, Job, Queue};
 use agentgym_storage::{RunId, Store};
@@ -281,6 +281,11 @@ impl Worker {
                 run: run.to_string(),
             });
             self.leave();
+            return Ok(());
+        }
+        if let Some(message) = guard::check(&self.options.store, &mut state).await? {
+            drop(state);
+            self.stop_run(&run, message);
             return Ok(());
         }
         let running = self.running().clone();

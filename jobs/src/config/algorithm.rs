@@ -26,6 +26,7 @@ pub struct Algorithm {
     pub use_kl_in_reward: bool,
     pub kl_penalty: String,
     pub kl_ctrl: KlCtrl,
+    pub filter_groups: FilterGroups,
     pub rollout_correction: RolloutCorrection,
     pub rounds_ctrl: RoundsCtrl,
 }
@@ -53,6 +54,12 @@ pub struct KlCtrl {
     pub kl_coef: f64,
     pub target_kl: f64,
     pub horizon: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilterGroups {
+    pub enable: bool,
+    pub max_num_gen_batches: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -210,6 +217,7 @@ impl Config {
                 ));
             }
         }
+        self.check_filter()?;
         self.kl_penalty()?;
         self.kl_controller()?;
         self.importance_correction()?;
@@ -228,6 +236,30 @@ impl Config {
                 format!(
                     "{} has no critic to warm up; set it to 0, or algorithm.adv_estimator to gae",
                     algorithm.adv_estimator
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_filter(&self) -> Result<()> {
+        let (algorithm, filter) = (&self.algorithm, &self.algorithm.filter_groups);
+        if filter.enable && !algorithm.adv_estimator.needs_groups() {
+            return Err(Error::value(
+                "algorithm.filter_groups.enable",
+                format!(
+                    "{} learns from groups of equal rewards too; the filter is for grpo and rloo",
+                    algorithm.adv_estimator
+                ),
+            ));
+        }
+        const BATCHES_MAX: u32 = 16;
+        if filter.enable && !(1..=BATCHES_MAX).contains(&filter.max_num_gen_batches) {
+            return Err(Error::value(
+                "algorithm.filter_groups.max_num_gen_batches",
+                format!(
+                    "must be between 1 and {BATCHES_MAX}, found {}",
+                    filter.max_num_gen_batches
                 ),
             ));
         }

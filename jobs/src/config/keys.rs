@@ -432,6 +432,16 @@ pub const KEYS: &[KeySpec] = &[
         "adaptive: episodes over which a correction is spread",
     ),
     option(
+        "algorithm.filter_groups.enable",
+        "false",
+        "train on groups whose rewards differ alone, and play more tasks for the others",
+    ),
+    option(
+        "algorithm.filter_groups.max_num_gen_batches",
+        "2",
+        "most times an iteration plays tasks, the first included",
+    ),
+    option(
         "algorithm.rollout_correction.rollout_is",
         "null",
         "weigh tokens by old / sampled probability: token or sequence; null: off",
@@ -556,6 +566,37 @@ pub const KEYS: &[KeySpec] = &[
         "one greedy episode per task beside them",
     ),
     id("evaluation.max_rounds", "15", "horizon of evaluation"),
+    // --- guard -----------------------------------------------------------------------
+    bind(
+        "guard.patience",
+        "3",
+        "iterations running that must be beyond a limit before the run is paused",
+    ),
+    bind(
+        "guard.entropy_min",
+        "null",
+        "pause below this entropy per token, nats; null: no limit",
+    ),
+    bind(
+        "guard.entropy_max",
+        "null",
+        "pause above this entropy per token, nats",
+    ),
+    bind(
+        "guard.grad_norm_max",
+        "null",
+        "pause above this gradient norm (before clipping)",
+    ),
+    bind(
+        "guard.success_share_min",
+        "null",
+        "pause where success falls below this share of its best",
+    ),
+    bind(
+        "guard.mismatch_max",
+        "null",
+        "pause above this difference of sampled and recomputed log-prob",
+    ),
     // --- trainer ---------------------------------------------------------------------
     id(
         "trainer.total_training_steps",

@@ -22,6 +22,7 @@ pub struct Config {
     pub algorithm: Algorithm,
     pub sft: Sft,
     pub evaluation: Evaluation,
+    pub guard: Guard,
     pub trainer: Trainer,
 }
 
@@ -289,6 +290,16 @@ pub struct Evaluation {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Guard {
+    pub patience: u32,
+    pub entropy_min: Option<f64>,
+    pub entropy_max: Option<f64>,
+    pub grad_norm_max: Option<f64>,
+    pub success_share_min: Option<f64>,
+    pub mismatch_max: Option<f64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Trainer {
     pub total_training_steps: Option<u32>,
     pub total_epochs: u32,
@@ -406,6 +417,7 @@ pub(super) fn check(config: &Config) -> Result<()> {
         ("jobs.lease_ttl_s", config.jobs.lease_ttl_s as f64),
         ("sft.batch_size", config.sft.batch_size as f64),
         ("sft.lr", config.sft.lr),
+        ("guard.patience", f64::from(config.guard.patience)),
         ("evaluation.samples", f64::from(config.evaluation.samples)),
         ("evaluation.temperature", config.evaluation.temperature),
         (

@@ -97,6 +97,7 @@ fn wrong_types_and_impossible_arithmetic_name_the_key() {
             "algorithm.rollout_correction.rollout_is",
         ),
         ("algorithm.gamma=1.5", "algorithm.gamma"),
+        ("guard.patience=0", "guard.patience"),
         ("trainer.critic_warmup=2", "trainer.critic_warmup"),
     ] {
         let error = match read(&[given]).and_then(|c| Plan::new(c, Path::new("."))) {
@@ -117,6 +118,13 @@ fn what_only_some_options_read_is_checked_where_they_are_on() {
                 "actor_rollout_ref.rollout.n=1",
             ][..],
             "rloo compares",
+        ),
+        (
+            &[
+                "algorithm.adv_estimator=remax",
+                "algorithm.filter_groups.enable=true",
+            ],
+            "for grpo and rloo",
         ),
         (
             &[
@@ -224,6 +232,42 @@ fn a_critic_is_a_line_of_its_own_and_the_reference_is_read_where_it_is_used() {
         advantage.contains(&"before=1/advantage/0".to_owned()),
         "{advantage:?}"
     );
+}
+
+#[test]
+fn a_filter_plans_its_rounds_beforehand() {
+    let plan = plan(&[
+        "algorithm.filter_groups.enable=true",
+        "algorithm.filter_groups.max_num_gen_batches=3",
+        "trainer.total_training_steps=2",
+    ]);
+    let all = parts(&plan, 2);
+    let find = |stage, part| {
+        let found = all
+            .iter()
+            .find(|p| p.id.stage == stage && p.id.part == part);
+        let inputs = found.map(|p| &p.inputs).into_iter().flatten();
+        inputs
+            .map(|i| format!("{}={}", i.name, i.from))
+            .collect::<Vec<_>>()
+    };
+    // Two rollout parts a round.
+    assert_eq!(
+        find(Stage::Rollout, 3),
+        ["policy=1/update/0", "select=2/select/0"]
+    );
+    assert_eq!(
+        find(Stage::Select, 1),
+        [
+            "rollout.2=2/rollout/2",
+            "rollout.3=2/rollout/3",
+            "before=2/select/0"
+        ]
+    );
+    assert!(find(Stage::Advantage, 0).contains(&"select=2/select/2".to_owned()));
+    assert_eq!(find(Stage::LogProbs, 5)[0], "rollout=2/rollout/5");
+    let mut progress = run_to(&plan, usize::MAX);
+    assert!(progress.finished(&plan));
 }
 
 #[test]

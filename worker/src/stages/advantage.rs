@@ -1,7 +1,8 @@
 //! `advantage`: all parts of an iteration → one batch by slot, with an
 //! advantage per token, the targets of a critic, and the iteration's metrics.
 //!
-//! A slot is draw × n + sample. An episode that the environment spoiled, one
+//! A slot is draw × n + sample; where groups are selected, the group's place in
+//! the selection takes the draw's. An episode that the environment spoiled, one
 //! that is left alone in its group or without its baseline, and (with
 //! `algorithm.overlong: mask`) one that ran out of rounds or tokens leaves its
 //! slot empty; no other slot moves, so every minibatch keeps its members (I8).
@@ -9,13 +10,13 @@
 mod credit;
 mod summary;
 
-use super::{read, write};
+use super::{read, select, write};
 use crate::metrics::{self, write_json};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_jobs::records::{EpisodeLogProbs, LogProbs, Values};
 use agentgym_storage::Outputs;
-use credit::{Credit, KlState};
+use credit::{Credit, Given, KlState};
 use std::collections::BTreeMap;
 
 /// An episode with its recomputed streams.
@@ -29,7 +30,7 @@ struct Scored {
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let plan = &context.plan;
     let (mut all, mut baselines) = (Vec::new(), BTreeMap::new());
-    for part in 0..plan.rollout_parts() {
+    for part in 0..plan.rollout_parts() * plan.rollout_rounds() {
         let (rollout, log_probs) = (format!("rollout.{part}"), format!("log_probs.{part}"));
         let inputs = &context.inputs;
         let episodes = read::<Episodes>(inputs, &rollout, "episodes.bin")
@@ -54,9 +55,17 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     all.sort_by_key(|s| (s.episode.group, s.episode.sample));
 
     let iteration = context.part.id.iteration;
-    let kl_coef = kl_coef(context).await?;
-    let credit = Credit::assign(plan, &all, &baselines, kl_coef)?;
-    let metrics = summary::summarise(plan, iteration, &all, &baselines, &credit)?;
+    let selected = match plan.selects() {
+        true => Some(select::selection(&context.inputs, "select").await?.groups),
+        false => None,
+    };
+    let given = Given {
+        baselines,
+        kl_coef: kl_coef(context).await?,
+        selected,
+    };
+    let credit = Credit::assign(plan, &all, &given)?;
+    let metrics = summary::summarise(plan, iteration, &all, &given, &credit)?;
     let groups = plan.config.algorithm.adv_estimator.needs_groups();
     if groups && metrics.groups_mixed == 0 {
         tracing::warn!(

@@ -11,6 +11,7 @@ mod init;
 mod log_probs;
 mod play;
 mod rollout;
+mod select;
 mod sft;
 mod training;
 mod update;
@@ -36,6 +37,7 @@ pub async fn run(
         Stage::Init => init::run(context, outputs).await,
         Stage::Sft => sft::run(context, outputs).await,
         Stage::Rollout => rollout::run(context, outputs).await,
+        Stage::Select => select::run(context, outputs).await,
         Stage::LogProbs => log_probs::run(context, outputs).await,
         Stage::Advantage => advantage::run(context, outputs).await,
         Stage::Update => update::run(context, outputs).await,

@@ -3,20 +3,36 @@
 //! compares with a greedy episode, each task is played once more that way, and
 //! these stand in `baseline.bin`: nothing trains on them.
 
-use super::{play, write};
+use super::{play, select, write};
 use crate::episode::Request;
 use crate::{Report, Result, StageContext};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey};
 use agentgym_model::Sampling;
 use agentgym_storage::Outputs;
+use std::sync::Arc;
+
+/// The input of a later round: what the rounds before left to play.
+const SELECT: &str = "select";
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let id = context.part.id;
-    let requests = requests(&context.plan, id.iteration, id.part);
-    let rules = play::rules(context, context.plan.rounds_max(id.iteration));
-    let (mut episodes, report) = play::all(context, requests, rules).await?;
-    let config = &context.plan.config;
+    let plan = Arc::clone(&context.plan);
+    let later = context.part.inputs.iter().any(|i| i.name == SELECT);
+    let wanted = match later {
+        true => select::selection(&context.inputs, SELECT).await?.missing,
+        false => plan.config.data.train_batch_size,
+    };
+    let requests = requests(&plan, id.iteration, id.part, wanted);
+    let (mut episodes, report) = if requests.is_empty() {
+        let mut report = Report::default();
+        report.set("sampled_tokens", 0);
+        (Vec::new(), report)
+    } else {
+        let rules = play::rules(context, plan.rounds_max(id.iteration));
+        play::all(context, requests, rules).await?
+    };
+    let config = &plan.config;
     if config.algorithm.adv_estimator.needs_baseline() {
         let n = config.actor_rollout_ref.rollout.n;
         let baseline;
@@ -39,8 +55,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     Ok(report)
 }
 
-/// The episodes of a part: a pure function of the plan.
-fn requests(plan: &Plan, iteration: u32, part: u32) -> Vec<Request> {
+/// The episodes of a part: a pure function of the plan and of how many groups
+/// its round is to play.
+fn requests(plan: &Plan, iteration: u32, part: u32, wanted: usize) -> Vec<Request> {
     let rollout = &plan.config.actor_rollout_ref.rollout;
     let sampling = Sampling {
         temperature: rollout.temperature,
@@ -48,16 +65,20 @@ fn requests(plan: &Plan, iteration: u32, part: u32) -> Vec<Request> {
         top_p: rollout.top_p,
         greedy: false,
     };
-    let tasks = plan.tasks.draws(iteration);
+    let (round, part) = (part / plan.rollout_parts(), part % plan.rollout_parts());
+    let tasks = plan.round_tasks(iteration, round);
+    let first_group = round as usize * plan.config.data.train_batch_size;
     // The sample after the group's own is its greedy baseline.
     let baselines = u32::from(plan.config.algorithm.adv_estimator.needs_baseline());
     plan.rollout_draws(part)
+        .filter(|draw| *draw < wanted)
         .flat_map(|draw| (0..rollout.n + baselines).map(move |sample| (draw, sample)))
         .map(|(draw, sample)| {
             let is_baseline = sample == rollout.n;
+            let group = first_group + draw;
             Request {
                 task: tasks[draw].clone(),
-                group: draw as u32,
+                group: group as u32,
                 sample,
                 stream: StreamKey {
                     seed: plan.config.run.seed,
@@ -66,7 +87,7 @@ fn requests(plan: &Plan, iteration: u32, part: u32) -> Vec<Request> {
                         false => Purpose::Rollout,
                     },
                     iteration,
-                    draw: draw as u64,
+                    draw: group as u64,
                     sample,
                 }
                 .stream(),
@@ -86,9 +107,30 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
+    fn a_later_round_plays_what_is_missing_with_other_tasks_and_keys() {
+        let plan = plan(&[
+            "algorithm.filter_groups.enable=true",
+            "jobs.rollout_part_tasks=2",
+        ]);
+        let (first, last) = (requests(&plan, 1, 0, 4), requests(&plan, 2, 3, 3));
+        // Part 3 is the second half of the second round: draw 2 of 0..3.
+        let groups: BTreeSet<u32> = last.iter().map(|r| r.group).collect();
+        assert_eq!(groups, BTreeSet::from([6]));
+        assert!(requests(&plan, 2, 3, 2).is_empty());
+        let all = (1..=2).flat_map(|n| (0..4).flat_map(move |part| [(n, part)]));
+        let tasks: BTreeSet<i64> = all
+            .flat_map(|(n, part)| requests(&plan, n, part, 4))
+            .map(|r| r.task.item_id)
+            .collect();
+        assert_eq!(tasks.len(), 16, "no task twice in a pass");
+        let streams: BTreeSet<_> = first.iter().chain(&last).map(|r| r.stream).collect();
+        assert_eq!(streams.len(), first.len() + last.len());
+    }
+
+    #[test]
     fn baselines_are_greedy_and_have_keys_of_their_own() {
-        let plain = requests(&plan(&[]), 3, 0);
-        let all = requests(&plan(&["algorithm.adv_estimator=remax"]), 3, 0);
+        let plain = requests(&plan(&[]), 3, 0, 4);
+        let all = requests(&plan(&["algorithm.adv_estimator=remax"]), 3, 0, 4);
         let (greedy, sampled): (Vec<_>, Vec<_>) = all.iter().partition(|r| r.sampling.greedy);
         assert_eq!((greedy.len(), sampled.len(), plain.len()), (4, 8, 8));
         let streams: BTreeSet<_> = all.iter().map(|r| r.stream).collect();

@@ -250,7 +250,12 @@ async fn nor_with_a_critic_or_with_baselines() {
         "actor_rollout_ref.actor.ppo_micro_batch_size=3",
         "actor_rollout_ref.actor.clip_ratio_c=3",
     ];
-    for options in [&ppo[..], &remax[..]] {
+    let filter = [
+        "algorithm.filter_groups.enable=true",
+        "actor_rollout_ref.rollout.n=2",
+        "algorithm.adv_estimator=rloo",
+    ];
+    for options in [&ppo[..], &remax[..], &filter[..]] {
         let with = |more: &[&'static str]| [options, more].concat();
         let one = Bench::new(1, &with(&["jobs.decode_rows=3", "jobs.pack_tokens=500"])).await;
         let two = Bench::new(3, &with(&["jobs.decode_rows=64"])).await;
@@ -269,6 +274,14 @@ async fn nor_with_a_critic_or_with_baselines() {
             assert_ne!(first[&weights(1)], first[&weights(2)]);
             let critic = one.metrics(2, Stage::CriticUpdate, 0).await;
             assert_eq!(critic["optimizer_steps"], 4);
+        } else if options == filter {
+            // Nothing is solved by chance: both rounds were played to the end.
+            assert_eq!(last["episodes"], 16, "{last}");
+            let select = one.metrics(2, Stage::Select, 1).await;
+            assert_eq!(
+                (&select["round"], &select["groups"]),
+                (&2.into(), &4.into())
+            );
         } else {
             assert!(last["baseline_reward"].is_number(), "{last}");
             assert_eq!(last["episodes"], 12, "baselines are not trained on");

@@ -146,7 +146,7 @@ fn the_dual_clip_bounds_what_a_bad_token_costs() {
     assert_close(run_away.loss, 6.0, "−A·c");
     assert!(run_away.is_dual_clipped && !run_away.is_clipped && run_away.coefficient == 0.0);
     // Below the bound, and for good tokens, nothing changes.
-    for (ratio, advantage) in [(2.5, -2.0), (5.0, 2.0), (0.5, -2.0)] {
+    for (ratio, advantage) in [(2.5f64, -2.0), (5.0, 2.0), (0.5, -2.0)] {
         let plain = policy_term(ratio.ln(), 0.0, advantage, ClipRange::default(), None);
         assert_eq!(at(ratio, advantage), plain);
     }

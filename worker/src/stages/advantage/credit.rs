@@ -31,6 +31,17 @@ pub(super) struct Credit {
     pub(super) importance_weights: Vec<f64>,
 }
 
+/// What an iteration's credit depends on besides its episodes.
+#[derive(Debug, Default)]
+pub(super) struct Given {
+    /// Rewards of the greedy episodes, by group.
+    pub(super) baselines: BTreeMap<u32, f64>,
+    /// Coefficient of the KL penalty, where there is one.
+    pub(super) kl_coef: Option<f64>,
+    /// The groups to train on, in the order of their slots; `None` for all.
+    pub(super) selected: Option<Vec<u32>>,
+}
+
 /// `kl.json`: the controller's state, from one iteration to the next.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct KlState {
@@ -76,18 +87,13 @@ impl Joined {
 
 impl Credit {
     /// Credits the iteration's episodes, `all` sorted by (group, sample).
-    pub(super) fn assign(
-        plan: &Plan,
-        all: &[Scored],
-        baselines: &BTreeMap<u32, f64>,
-        kl_coef: Option<f64>,
-    ) -> Result<Self> {
+    pub(super) fn assign(plan: &Plan, all: &[Scored], given: &Given) -> Result<Self> {
         let config = &plan.config;
-        let members = members(plan, all, baselines);
+        let members = members(plan, all, given);
         let ids: Vec<u64> = members.iter().map(|s| u64::from(s.episode.group)).collect();
         let scores: Vec<f64> = members.iter().map(|s| s.episode.reward).collect();
         let mut joined: Vec<Joined> = members.iter().map(|s| Joined::of(s)).collect();
-        let kl = match kl_coef {
+        let kl = match given.kl_coef {
             Some(kl_coef) => Some(take_penalty(plan, &mut joined, kl_coef)?),
             None => None,
         };
@@ -99,7 +105,7 @@ impl Credit {
                 loss_mask: &joined.loss_mask,
                 rewards: &joined.rewards,
                 values: joined.values.as_deref(),
-                baseline: baselines.get(&member.episode.group).copied(),
+                baseline: given.baselines.get(&member.episode.group).copied(),
             })
             .collect();
         let options = AdvantageOptions {
@@ -123,7 +129,7 @@ impl Credit {
             if is_masked(plan, member) {
                 continue;
             }
-            let slot = slot_of(plan, member, &batch)?;
+            let slot = slot_of(plan, member, given, &batch)?;
             let mut tokens = advantages.clone();
             if let Some(correction) = correction {
                 let weights = correction.weights(
@@ -168,9 +174,13 @@ impl Credit {
 }
 
 /// The episodes that are compared.
-fn members<'a>(plan: &Plan, all: &'a [Scored], baselines: &BTreeMap<u32, f64>) -> Vec<&'a Scored> {
+fn members<'a>(plan: &Plan, all: &'a [Scored], given: &Given) -> Vec<&'a Scored> {
     let estimator = plan.config.algorithm.adv_estimator;
-    let usable: Vec<&Scored> = all.iter().filter(|s| s.episode.usable()).collect();
+    let chosen = |s: &&Scored| {
+        let groups = given.selected.as_ref();
+        s.episode.usable() && groups.is_none_or(|all| all.contains(&s.episode.group))
+    };
+    let usable: Vec<&Scored> = all.iter().filter(chosen).collect();
     if estimator.needs_groups() {
         let ids: Vec<u64> = usable.iter().map(|s| u64::from(s.episode.group)).collect();
         let company = has_company(&ids, 2);
@@ -178,7 +188,7 @@ fn members<'a>(plan: &Plan, all: &'a [Scored], baselines: &BTreeMap<u32, f64>) -
         return both.filter_map(|(s, kept)| kept.then_some(s)).collect();
     }
     let compared = |s: &&Scored| match estimator.needs_baseline() {
-        true => baselines.contains_key(&s.episode.group),
+        true => given.baselines.contains_key(&s.episode.group),
         // Whitening runs over what is trained on and nothing else.
         false => !is_masked(plan, s),
     };
@@ -221,16 +231,25 @@ fn take_penalty(plan: &Plan, joined: &mut [Joined], kl_coef: f64) -> Result<KlSt
 }
 
 /// The slot of an episode, which must be free.
-fn slot_of(plan: &Plan, member: &Scored, batch: &[Option<BatchEpisode>]) -> Result<usize> {
+fn slot_of(
+    plan: &Plan,
+    member: &Scored,
+    given: &Given,
+    batch: &[Option<BatchEpisode>],
+) -> Result<usize> {
     let (episode, n) = (&member.episode, plan.config.actor_rollout_ref.rollout.n);
-    let slot = (episode.group * n + episode.sample) as usize;
-    let is_free = batch.get(slot).is_some_and(Option::is_none) && episode.sample < n;
-    is_free.then_some(slot).ok_or_else(|| {
-        Error::stage(format!(
-            "slot {slot} (task {}) is outside the batch or taken twice",
-            episode.task
-        ))
-    })
+    let place = match &given.selected {
+        None => Some(episode.group as usize),
+        Some(groups) => groups.iter().position(|group| *group == episode.group),
+    };
+    let slot = place.map(|place| place * n as usize + episode.sample as usize);
+    slot.filter(|slot| batch.get(*slot).is_some_and(Option::is_none) && episode.sample < n)
+        .ok_or_else(|| {
+            Error::stage(format!(
+                "group {} sample {} (task {}) is outside the batch or there twice",
+                episode.group, episode.sample, episode.task
+            ))
+        })
 }
 
 /// What people are shown as the episode's advantage: the one all of its tokens

@@ -2,7 +2,7 @@
 //! where the option is on, so that the metrics of other runs keep their bytes.
 
 use super::Scored;
-use super::credit::Credit;
+use super::credit::{Credit, Given};
 use crate::Result;
 use crate::metrics::{EpisodeSummary, mean, success_by_env};
 use crate::stages::training::wide;
@@ -62,7 +62,7 @@ pub(super) fn summarise(
     plan: &Plan,
     iteration: u32,
     all: &[Scored],
-    baselines: &BTreeMap<u32, f64>,
+    given: &Given,
     credit: &Credit,
 ) -> Result<Metrics> {
     let episodes: Vec<&Episode> = all.iter().map(|s| &s.episode).collect();
@@ -118,7 +118,7 @@ pub(super) fn summarise(
         kl_in_reward: credit.kl.as_ref().map(|kl| kl.kl),
         baseline_reward: estimator
             .needs_baseline()
-            .then(|| mean(baselines.values().copied())),
+            .then(|| mean(given.baselines.values().copied())),
         explained_variance: credit.explained_variance,
         episodes: EpisodeSummary::of(&episodes),
     })

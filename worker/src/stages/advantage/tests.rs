@@ -8,7 +8,7 @@ use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{Batch, BatchEpisode, CriticTargets};
 
 fn assign(plan: &Plan, all: &[Scored]) -> Credit {
-    Credit::assign(plan, all, &BTreeMap::new(), None).unwrap()
+    Credit::assign(plan, all, &Given::default()).unwrap()
 }
 
 fn batch_of(credit: &Credit) -> &[Option<BatchEpisode>] {
@@ -51,6 +51,13 @@ fn iteration() -> Vec<Scored> {
         episode(3, 0, Outcome::EnvFault, 0.0),
         episode(3, 1, Outcome::EnvFault, 0.0),
     ])
+}
+
+fn penalised() -> Given {
+    Given {
+        kl_coef: Some(0.1),
+        ..Given::default()
+    }
 }
 
 fn slots(plan: &Plan) -> Vec<Option<BatchEpisode>> {
@@ -102,7 +109,7 @@ fn metrics_count_every_group_once() {
     let plan = plan(&["algorithm.rounds_ctrl.rounds=7"]);
     let all = iteration();
     let credit = assign(&plan, &all);
-    let metrics = summarise(&plan, 3, &all, &BTreeMap::new(), &credit).unwrap();
+    let metrics = summarise(&plan, 3, &all, &Given::default(), &credit).unwrap();
     let counted = [
         metrics.groups_all_zero,
         metrics.groups_all_one,
@@ -201,10 +208,13 @@ fn every_estimator_is_reached_by_its_name() {
 #[test]
 fn remax_compares_with_the_greedy_episode_of_the_task() {
     let (plan, all) = (with(&[], "remax"), four());
-    let baselines = BTreeMap::from([(0, 1.0)]);
-    let credit = Credit::assign(&plan, &all, &baselines, None).unwrap();
+    let given = Given {
+        baselines: BTreeMap::from([(0, 1.0)]),
+        ..Given::default()
+    };
+    let credit = Credit::assign(&plan, &all, &given).unwrap();
     near(&shown(batch_of(&credit)), &[0.0, -1.0]);
-    let metrics = summarise(&plan, 1, &all, &baselines, &credit).unwrap();
+    let metrics = summarise(&plan, 1, &all, &given, &credit).unwrap();
     assert_eq!(
         metrics.baseline_reward,
         Some(1.0),
@@ -231,21 +241,21 @@ fn a_penalty_is_taken_off_every_token_and_the_controller_moves() {
         "algorithm.kl_ctrl.horizon=100",
     ];
     let plan = with(&kl, "rloo");
-    let credit = Credit::assign(&plan, &all, &BTreeMap::new(), Some(0.1)).unwrap();
+    let credit = Credit::assign(&plan, &all, &penalised()).unwrap();
     // The same 3 × 0.1 × 0.5 off each score: differences stay.
     near(&shown(batch_of(&credit)), &[1.0, -1.0, 0.0, 0.0]);
     let state = credit.kl.clone().unwrap();
     assert_eq!((state.kl, state.episodes), (0.5, 4));
     near(&[state.next_kl_coef], &[0.1 * (1.0 + 0.2 * 4.0 / 100.0)]);
     let plan = with(&kl, "reinforce_plus_plus");
-    let credit = Credit::assign(&plan, &all, &BTreeMap::new(), Some(0.1)).unwrap();
+    let credit = Credit::assign(&plan, &all, &penalised()).unwrap();
     let row = &batch_of(&credit)[0].as_ref().unwrap().sequences[0].advantages;
     assert!(
         row[2] < row[3] && row[3] < row[5],
         "less penalty ahead: {row:?}"
     );
 
-    let without = Credit::assign(&plan, &four(), &BTreeMap::new(), Some(0.1));
+    let without = Credit::assign(&plan, &four(), &penalised());
     assert!(without.is_err(), "a penalty needs reference log-probs");
 }
 
@@ -272,9 +282,9 @@ fn gae_whitens_advantages_and_hands_the_critic_its_targets() {
     assert!(advantages.iter().sum::<f64>().abs() < 1e-9);
     // A constant explains nothing.
     assert!(credit.explained_variance.unwrap().abs() < 1e-3);
-    let metrics = summarise(&plan, 1, &all, &BTreeMap::new(), &credit).unwrap();
+    let metrics = summarise(&plan, 1, &all, &Given::default(), &credit).unwrap();
     assert_eq!(metrics.explained_variance, credit.explained_variance);
-    assert!(Credit::assign(&plan, &four(), &BTreeMap::new(), None).is_err());
+    assert!(Credit::assign(&plan, &four(), &Given::default()).is_err());
 }
 
 #[test]
@@ -288,7 +298,7 @@ fn tokens_of_another_sampler_are_weighed() {
     // Sampled at −0.5, scored at −0.75: e^−0.25 = 0.78, cut to 0.7.
     let row = &batch_of(&credit)[0].as_ref().unwrap().sequences[0].advantages;
     near(row, &[0.0, 0.0, 0.7, 0.7, 0.0, 0.7]);
-    let metrics = summarise(&plan, 1, &all, &BTreeMap::new(), &credit).unwrap();
+    let metrics = summarise(&plan, 1, &all, &Given::default(), &credit).unwrap();
     assert_eq!(metrics.importance_weight_cut, Some(1.0));
     assert_eq!(metrics.log_prob_mismatch_max, 0.25);
     let kl = (-0.25f64).exp() - 1.0 + 0.25;
@@ -304,4 +314,24 @@ fn whitening_leaves_masked_episodes_out() {
     assert_eq!(batch_of(&credit).iter().flatten().count(), 3);
     // What is left has one and the same reward.
     near(&shown(batch_of(&credit)), &[0.0; 3]);
+}
+
+#[test]
+fn selected_groups_move_up_and_the_others_are_left_out() {
+    let (plan, mut all) = (with(&[], "grpo"), four());
+    // A later round's group stands behind the batch's size.
+    for s in &mut all[..2] {
+        s.episode.group = 6;
+    }
+    let given = Given {
+        selected: Some(vec![6]),
+        ..Given::default()
+    };
+    let credit = Credit::assign(&plan, &all, &given).unwrap();
+    let filled: Vec<_> = batch_of(&credit).iter().map(Option::is_some).collect();
+    assert_eq!(filled[..4], [true, true, false, false]);
+    assert_eq!(batch_of(&credit)[1].as_ref().unwrap().group, 6);
+    let refused = Credit::assign(&plan, &all, &Given::default());
+    let message = refused.err().unwrap().to_string();
+    assert!(message.contains("group 6"), "{message}");
 }

@@ -1,0 +1,293 @@
+//! The stop guard: a run whose figures have left what the user calls sound is
+//! paused instead of being trained on, and told from which iteration to go on.
+//!
+//! The verdict is a function of the committed metrics and of the `guard.*`
+//! keys, which are bindings: every process comes to the same one, a resumed run
+//! comes to it again, and other limits (or none) let the run go on. Nothing is
+//! deleted and no number changes.
+
+use crate::Result;
+use crate::fleet::RunState;
+use crate::stages::expire::retained;
+use agentgym_jobs::config::Guard;
+use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
+use agentgym_jobs::plan::Plan;
+use agentgym_storage::{Inputs, Store};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// What the guard looks at in one iteration.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Figures {
+    entropy: Option<f64>,
+    success: Option<f64>,
+    mismatch: Option<f64>,
+    grad_norm: Option<f64>,
+}
+
+/// Why a run is paused.
+#[derive(Debug, Clone, PartialEq)]
+struct Trip {
+    /// Figure, key and limit.
+    reason: String,
+    /// The first iteration of the offence.
+    since: u32,
+}
+
+/// Figures by iteration, as far as they have been read.
+pub(crate) type History = BTreeMap<u32, Figures>;
+
+/// The message with which the run is paused, if it is. A run that is trained to
+/// its end is left alone.
+///
+/// # Errors
+/// The store cannot be read.
+pub(crate) async fn check(store: &Store, state: &mut RunState) -> Result<Option<String>> {
+    let plan = std::sync::Arc::clone(&state.plan);
+    let guard = &plan.config.guard;
+    if !is_on(guard) {
+        return Ok(None);
+    }
+    let latest = state.progress.latest_policy(&plan).unwrap_or(0);
+    if latest == plan.iterations {
+        return Ok(None);
+    }
+    for iteration in 1..=latest {
+        if !state.history.contains_key(&iteration) {
+            let figures = read(store, state, iteration).await?;
+            state.history.insert(iteration, figures);
+        }
+    }
+    Ok(verdict(guard, &state.history).map(|trip| message(&plan, latest, &trip)))
+}
+
+fn is_on(guard: &Guard) -> bool {
+    let limits = [
+        guard.entropy_min,
+        guard.entropy_max,
+        guard.grad_norm_max,
+        guard.success_share_min,
+        guard.mismatch_max,
+    ];
+    limits.iter().any(Option::is_some)
+}
+
+async fn read(store: &Store, state: &RunState, iteration: u32) -> Result<Figures> {
+    let metrics = async |stage| {
+        let id = PartId {
+            iteration,
+            stage,
+            part: 0,
+        };
+        let Some(manifest) = store.manifest(&state.slot(id)).await? else {
+            return Ok::<Value, crate::Error>(Value::Null);
+        };
+        let inputs = Inputs::new(
+            store.clone(),
+            vec![("stage".into(), manifest)],
+            std::env::temp_dir(),
+        );
+        let bytes = inputs.bytes("stage", "metrics.json").await?;
+        Ok(serde_json::from_slice(&bytes).unwrap_or_default())
+    };
+    let (episodes, update) = (
+        metrics(Stage::Advantage).await?,
+        metrics(Stage::Update).await?,
+    );
+    let figure = |of: &Value, name: &str| of.get(name).and_then(Value::as_f64);
+    Ok(Figures {
+        entropy: figure(&episodes, "entropy"),
+        success: figure(&episodes, "success"),
+        mismatch: figure(&episodes, "log_prob_mismatch_max"),
+        grad_norm: figure(&update, "grad_norm"),
+    })
+}
+
+/// The first limit that all of the last `guard.patience` iterations are beyond.
+fn verdict(guard: &Guard, history: &History) -> Option<Trip> {
+    let patience = guard.patience.max(1) as usize;
+    let recent: Vec<(u32, Figures)> = history
+        .iter()
+        .rev()
+        .take(patience)
+        .map(|(n, f)| (*n, *f))
+        .collect();
+    if recent.len() < patience {
+        return None;
+    }
+    let since = recent.last().map_or(0, |(n, _)| *n);
+    let latest = recent.first().map(|(_, figures)| *figures)?;
+    type Pick = fn(&Figures) -> Option<f64>;
+    let beyond = |key: &str, pick: Pick, limit: Option<f64>, is_floor: bool| {
+        let limit = limit?;
+        let all = recent.iter().all(|(_, figures)| {
+            pick(figures).is_some_and(|value| match is_floor {
+                true => value < limit,
+                false => value > limit,
+            })
+        });
+        let side = if is_floor { "below" } else { "above" };
+        all.then(|| Trip {
+            reason: format!(
+                "{} {:.4} is {side} guard.{key} = {limit}",
+                name(key),
+                pick(&latest).unwrap_or(f64::NAN)
+            ),
+            since,
+        })
+    };
+    beyond("entropy_min", |f| f.entropy, guard.entropy_min, true)
+        .or_else(|| beyond("entropy_max", |f| f.entropy, guard.entropy_max, false))
+        .or_else(|| beyond("grad_norm_max", |f| f.grad_norm, guard.grad_norm_max, false))
+        .or_else(|| beyond("mismatch_max", |f| f.mismatch, guard.mismatch_max, false))
+        .or_else(|| collapse(guard.success_share_min?, patience, history, since))
+}
+
+/// The figure that a key limits.
+fn name(key: &str) -> &str {
+    match key {
+        "entropy_min" | "entropy_max" => "entropy",
+        "grad_norm_max" => "grad_norm",
+        _ => "log_prob_mismatch_max",
+    }
+}
+
+/// Success against its own best: both are means over `patience` iterations,
+/// since a single one is mostly noise.
+fn collapse(share: f64, patience: usize, history: &History, since: u32) -> Option<Trip> {
+    let success: Option<Vec<f64>> = history.values().map(|f| f.success).collect();
+    let means: Vec<f64> = success?
+        .windows(patience)
+        .map(|window| window.iter().sum::<f64>() / patience as f64)
+        .collect();
+    let last = *means.last()?;
+    let best = means.iter().copied().fold(0.0, f64::max);
+    (last < share * best).then(|| Trip {
+        reason: format!(
+            "success {last:.3} is below guard.success_share_min = {share} of its best {best:.3}, \
+             both over {patience} iterations"
+        ),
+        since,
+    })
+}
+
+fn message(plan: &Plan, latest: u32, trip: &Trip) -> String {
+    // The newest policy before the offence that retention keeps.
+    let sound = (0..trip.since)
+        .rev()
+        .find(|n| retained(plan, *n, "policy/", latest, None, false))
+        .unwrap_or(0);
+    let run = &plan.run;
+    format!(
+        "paused by the guard after iteration {latest}: {} since iteration {} (guard.patience = {}). \
+         Fork from iteration {sound}: `agentgym-submit export {run} --iteration {sound} --to FOLDER`, then start a \
+         run with actor_rollout_ref.model.path=FOLDER/policy_after; or go on with other limits, e.g. \
+         `agentgym-submit resume {run} guard.patience={}`; the policy of iteration {sound} is {}",
+        trip.reason,
+        trip.since,
+        plan.config.guard.patience,
+        plan.config.guard.patience + 10,
+        policy_of(plan, sound)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stages::testing::plan;
+
+    fn history(of: impl Fn(u32) -> Figures, iterations: u32) -> History {
+        (1..=iterations).map(|n| (n, of(n))).collect()
+    }
+
+    fn sound() -> Figures {
+        Figures {
+            entropy: Some(1.0),
+            success: Some(0.5),
+            mismatch: Some(0.0),
+            grad_norm: Some(0.3),
+        }
+    }
+
+    fn guard(overrides: &[&str]) -> Guard {
+        plan(overrides).config.guard
+    }
+
+    #[test]
+    fn a_limit_must_be_left_for_as_long_as_the_patience() {
+        let guard = guard(&["guard.entropy_min=0.1", "guard.patience=3"]);
+        let falls = |at: u32| {
+            move |n| Figures {
+                entropy: Some(if n >= at { 0.05 } else { 1.0 }),
+                ..sound()
+            }
+        };
+        assert_eq!(verdict(&guard, &history(falls(9), 10)), None);
+        let trip = verdict(&guard, &history(falls(8), 10)).unwrap();
+        assert_eq!(trip.since, 8);
+        assert!(
+            trip.reason.contains("0.0500 is below guard.entropy_min"),
+            "{}",
+            trip.reason
+        );
+        // One sound iteration in between starts the count anew.
+        let mut spiked = history(falls(6), 10);
+        spiked.insert(9, sound());
+        assert_eq!(verdict(&guard, &spiked), None);
+    }
+
+    #[test]
+    fn every_figure_has_its_limit() {
+        let off = |change: fn(&mut Figures)| {
+            let mut figures = sound();
+            change(&mut figures);
+            history(|_| figures, 3)
+        };
+        for (limit, history) in [
+            ("guard.entropy_max=2", off(|f| f.entropy = Some(3.0))),
+            ("guard.grad_norm_max=5", off(|f| f.grad_norm = Some(9.0))),
+            ("guard.mismatch_max=0.1", off(|f| f.mismatch = Some(0.5))),
+        ] {
+            let guard = guard(&[limit]);
+            assert!(
+                is_on(&guard) && verdict(&guard, &history).is_some(),
+                "{limit}"
+            );
+            assert_eq!(verdict(&guard, &off(|_| ())), None, "{limit}");
+        }
+        assert!(!is_on(&guard(&[])));
+    }
+
+    #[test]
+    fn success_is_held_against_its_own_best() {
+        let guard = guard(&["guard.success_share_min=0.5", "guard.patience=2"]);
+        let curve = |values: &[f64]| {
+            let at = |n: u32| Figures {
+                success: Some(values[n as usize - 1]),
+                ..sound()
+            };
+            history(at, values.len() as u32)
+        };
+        // A single bad iteration is noise.
+        assert_eq!(verdict(&guard, &curve(&[0.1, 0.6, 0.6, 0.1])), None);
+        let trip = verdict(&guard, &curve(&[0.1, 0.6, 0.6, 0.1, 0.1])).unwrap();
+        assert_eq!(trip.since, 4);
+    }
+
+    #[test]
+    fn the_message_names_a_policy_that_is_still_there() {
+        let plan = plan(&[
+            "trainer.total_training_steps=100",
+            "trainer.save_freq=10",
+            "run.id=r",
+        ]);
+        let trip = Trip {
+            reason: "entropy".into(),
+            since: 37,
+        };
+        let message = message(&plan, 39, &trip);
+        assert!(message.contains("export r --iteration 30"), "{message}");
+        let trip = Trip { since: 3, ..trip };
+        assert!(super::message(&plan, 5, &trip).contains("--iteration 0 "));
+    }
+}

@@ -1,0 +1,152 @@
+//! `select`: which groups of an iteration teach, after a round of rollouts. A
+//! group whose members all got the same reward has no gradient under a group
+//! estimator; the next round plays a new task in its stead, up to
+//! `algorithm.filter_groups.max_num_gen_batches` rounds, and what is still
+//! missing then stays an empty slot.
+//!
+//! Rounds are parts of the plan like any other, planned whether they will be
+//! needed or not: one that is not needed plays nothing. So the planner knows
+//! no decision, and a run's parts are known beforehand.
+//!
+//! Source: dynamic sampling, arXiv:2503.14476 §3.2.
+
+use super::read;
+use crate::metrics::{self, write_json};
+use crate::{Error, Report, Result, StageContext};
+use agentgym_algorithms::groups::{collect, count};
+use agentgym_jobs::episode::{Episode, Episodes};
+use agentgym_storage::{Inputs, Outputs};
+use serde::{Deserialize, Serialize};
+
+const FILE: &str = "selection.json";
+
+/// `selection.json`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Selection {
+    /// Groups in the order of their slots in the batch.
+    pub(super) groups: Vec<u32>,
+    /// Groups that the batch still lacks.
+    pub(super) missing: usize,
+}
+
+/// `metrics.json` of a round.
+#[derive(Debug, Serialize)]
+struct Metrics {
+    /// 1-based.
+    round: u32,
+    /// Groups of the round with a member left.
+    groups: usize,
+    /// Of these, those whose rewards differ.
+    groups_mixed: usize,
+    /// Of these, those whose rewards are all the same.
+    groups_uniform: usize,
+    /// Chosen so far.
+    groups_selected: usize,
+    /// Still missing.
+    groups_missing: usize,
+}
+
+pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+    let (plan, round) = (&context.plan, context.part.id.part);
+    let before = match round {
+        0 => Selection {
+            groups: Vec::new(),
+            missing: plan.config.data.train_batch_size,
+        },
+        _ => selection(&context.inputs, "before").await?,
+    };
+    let per_round = plan.rollout_parts();
+    let mut episodes = Vec::new();
+    for part in round * per_round..(round + 1) * per_round {
+        let input = format!("rollout.{part}");
+        let own = read::<Episodes>(&context.inputs, &input, "episodes.bin").await?;
+        episodes.extend(own.into_vec());
+    }
+    let (after, metrics) = select(before, &episodes, round)?;
+    write_json(outputs, FILE, "selection", &after).await?;
+    metrics::write(outputs, &metrics).await?;
+    Ok(Report::default())
+}
+
+/// What the round in an input left.
+pub(super) async fn selection(inputs: &Inputs, input: &str) -> Result<Selection> {
+    let bytes = inputs.bytes(input, FILE).await?;
+    serde_json::from_slice(&bytes).map_err(|e| Error::stage(format!("{FILE} of {input}: {e}")))
+}
+
+fn select(before: Selection, episodes: &[Episode], round: u32) -> Result<(Selection, Metrics)> {
+    let usable = || episodes.iter().filter(|e| e.usable());
+    let ids: Vec<u64> = usable().map(|e| u64::from(e.group)).collect();
+    let rewards: Vec<f64> = usable().map(|e| e.reward).collect();
+    let groups = collect(&rewards, &ids)?;
+    let counts = count(&groups);
+    let mut after = before;
+    let chosen: Vec<u32> = groups
+        .iter()
+        .filter(|group| group.is_informative())
+        .take(after.missing)
+        .map(|group| group.id as u32)
+        .collect();
+    after.missing -= chosen.len();
+    after.groups.extend(chosen);
+    let metrics = Metrics {
+        round: round + 1,
+        groups: counts.groups,
+        groups_mixed: counts.informative,
+        groups_uniform: counts.uniform,
+        groups_selected: after.groups.len(),
+        groups_missing: after.missing,
+    };
+    Ok((after, metrics))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stages::testing::episode;
+    use agentgym_jobs::episode::Outcome;
+
+    fn pair(group: u32, rewards: [f64; 2]) -> Vec<Episode> {
+        let play = |sample: u32| {
+            let reward = rewards[sample as usize];
+            let outcome = match reward > 0.0 {
+                true => Outcome::Solved,
+                false => Outcome::Failed,
+            };
+            episode(group, sample, outcome, reward)
+        };
+        vec![play(0), play(1)]
+    }
+
+    #[test]
+    fn groups_that_teach_fill_the_batch_round_by_round() {
+        let start = Selection {
+            groups: vec![],
+            missing: 3,
+        };
+        let mut first = [
+            pair(0, [1.0, 1.0]),
+            pair(1, [0.0, 1.0]),
+            pair(2, [0.0, 0.0]),
+        ]
+        .concat();
+        let (after, metrics) = select(start, &first, 0).unwrap();
+        assert_eq!((after.groups.as_slice(), after.missing), (&[1][..], 2));
+        assert_eq!((metrics.groups_mixed, metrics.groups_uniform), (1, 2));
+        // More than is missing: the first ones are taken.
+        let second = [
+            pair(3, [1.0, 0.0]),
+            pair(4, [0.0, 1.0]),
+            pair(5, [1.0, 0.0]),
+        ]
+        .concat();
+        let (last, _) = select(after.clone(), &second, 1).unwrap();
+        assert_eq!((last.groups.as_slice(), last.missing), (&[1, 3, 4][..], 0));
+        // A round that was not needed played nothing.
+        assert_eq!(select(last.clone(), &[], 2).unwrap().0, last);
+        // A fault is no difference of rewards.
+        first[2].outcome = Outcome::EnvFault;
+        let (after, metrics) = select(after, &first[2..4], 1).unwrap();
+        assert_eq!((after.groups.len(), metrics.groups_mixed), (1, 0));
+    }
+}
