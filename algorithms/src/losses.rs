@@ -31,5 +31,5 @@ pub use aggregation::{Aggregation, Denominator};
 pub use critic::{
     ValueLoss, ValueMetrics, ValueOutput, ValueSums, ValueTerm, ValueTokens, value_term,
 };
-pub use dpo::{Dpo, DpoPair, DpoSums, DpoTerm};
+pub use dpo::{Dpo, DpoLoss, DpoPair, DpoSums, DpoTerm};
 pub use sft::{SftOutput, sequence_log_prob, sft};

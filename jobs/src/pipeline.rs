@@ -18,6 +18,8 @@ pub enum Stage {
     EvaluateInit,
     /// Supervised steps on demonstrations.
     Sft,
+    /// Steps on pairs of preferences.
+    Dpo,
     /// Plays the iteration's tasks.
     Rollout,
     /// Chooses the groups that teach; part r after round r of the rollouts.
@@ -38,10 +40,11 @@ pub enum Stage {
 
 impl Stage {
     /// All stages, in the order of an iteration.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Init,
         Self::EvaluateInit,
         Self::Sft,
+        Self::Dpo,
         Self::Rollout,
         Self::Select,
         Self::LogProbs,
@@ -58,6 +61,7 @@ impl Stage {
             Self::Init => "init",
             Self::EvaluateInit => "evaluate_init",
             Self::Sft => "sft",
+            Self::Dpo => "dpo",
             Self::Rollout => "rollout",
             Self::Select => "select",
             Self::LogProbs => "log_probs",
@@ -147,16 +151,12 @@ pub fn parts(plan: &Plan, iteration: u32) -> Vec<Part> {
 
 /// The part whose output is the policy *after* `iteration`.
 pub fn policy_of(plan: &Plan, iteration: u32) -> PartId {
-    match (iteration, plan.sft_parts()) {
-        (0, 0) => PartId {
+    match (iteration, plan.dpo_parts()) {
+        (0, 0) => warm_start_of(plan),
+        (0, parts) => PartId {
             iteration: 0,
-            stage: Stage::Init,
-            part: 0,
-        },
-        (0, sft) => PartId {
-            iteration: 0,
-            stage: Stage::Sft,
-            part: sft - 1,
+            stage: Stage::Dpo,
+            part: parts - 1,
         },
         _ => PartId {
             iteration,
@@ -166,10 +166,24 @@ pub fn policy_of(plan: &Plan, iteration: u32) -> PartId {
     }
 }
 
+/// The part whose output is the policy after the warm start, or without one
+/// the initial policy.
+fn warm_start_of(plan: &Plan) -> PartId {
+    let (stage, part) = match plan.sft_parts() {
+        0 => (Stage::Init, 0),
+        parts => (Stage::Sft, parts - 1),
+    };
+    PartId {
+        iteration: 0,
+        stage,
+        part,
+    }
+}
+
 /// The part that wrote what divergences are measured against: the model of
-/// `ref.model.path`, or the start policy.
+/// `ref.model.path`, or the policy that training begins with.
 pub fn reference_of(plan: &Plan) -> PartId {
-    init_part(plan, InitRole::Reference).unwrap_or_else(|| policy_of(plan, 0))
+    init_part(plan, InitRole::Reference).unwrap_or_else(|| warm_start_of(plan))
 }
 
 /// The part whose output is the critic *after* `iteration`, if there is one.
@@ -244,7 +258,20 @@ impl Parts<'_> {
                 vec![("init".into(), init), ("policy".into(), before)],
             );
         }
-        if sft > 0 {
+        let start = warm_start_of(self.plan);
+        for part in 0..self.plan.dpo_parts() {
+            let before = match part {
+                0 => start,
+                _ => self.here(Stage::Dpo, part - 1),
+            };
+            let inputs = vec![
+                ("init".into(), init),
+                ("policy".into(), before),
+                ("reference".into(), reference_of(self.plan)),
+            ];
+            self.add(Stage::Dpo, part, inputs);
+        }
+        if self.plan.warms_up() {
             self.evaluate(Stage::EvaluateInit, init);
         }
         self.evaluate(Stage::Evaluate, policy_of(self.plan, 0));

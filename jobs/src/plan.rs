@@ -84,7 +84,7 @@ impl Plan {
         let horizon = horizon(&config)?;
         let tasks = TaskPool::new(&config.data)?;
         let iterations = match (config.run.pipeline, config.trainer.total_training_steps) {
-            (Pipeline::Sft, _) => 0,
+            (Pipeline::Sft | Pipeline::Dpo, _) => 0,
             (Pipeline::Rl, _) if tasks.is_empty() => {
                 return Err(Error::value(
                     "data.tasks",
@@ -258,6 +258,29 @@ impl Plan {
             .div_ceil(self.config.jobs.sft_part_steps)
     }
 
+    /// Parts of the dpo stage; 0 in other runs.
+    pub fn dpo_parts(&self) -> u32 {
+        match self.config.run.pipeline {
+            Pipeline::Dpo => self
+                .config
+                .dpo
+                .steps
+                .div_ceil(self.config.jobs.dpo_part_steps),
+            Pipeline::Rl | Pipeline::Sft => 0,
+        }
+    }
+
+    /// Optimizer steps (0-based) of a dpo part.
+    pub fn dpo_steps(&self, part: u32) -> std::ops::Range<u32> {
+        let (size, all) = (self.config.jobs.dpo_part_steps, self.config.dpo.steps);
+        (part * size).min(all)..((part + 1) * size).min(all)
+    }
+
+    /// True if iteration 0 trains, so that its policy before is evaluated too.
+    pub fn warms_up(&self) -> bool {
+        self.sft_parts() + self.dpo_parts() > 0
+    }
+
     /// Optimizer steps (0-based) of an sft part.
     pub fn sft_steps(&self, part: u32) -> std::ops::Range<u32> {
         let (size, all) = (self.config.jobs.sft_part_steps, self.config.sft.steps);
@@ -274,7 +297,14 @@ impl Plan {
 
     /// True if a stage reads the reference policy: it is scored nowhere else.
     pub fn needs_reference(&self) -> bool {
-        self.config.actor_rollout_ref.actor.use_kl_loss || self.config.algorithm.use_kl_in_reward
+        let config = &self.config;
+        match config.run.pipeline {
+            Pipeline::Rl => {
+                config.actor_rollout_ref.actor.use_kl_loss || config.algorithm.use_kl_in_reward
+            }
+            Pipeline::Sft => false,
+            Pipeline::Dpo => true,
+        }
     }
 
     /// True if the coefficient of the KL penalty follows what was measured, so

@@ -19,6 +19,8 @@ pub enum Purpose {
     /// Greedy episodes that rewards are compared with: they draw nothing, but
     /// their streams are their own all the same.
     Baseline = 6,
+    /// Order of pairs.
+    Dpo = 7,
 }
 
 /// The key of one stream.

@@ -261,8 +261,9 @@ impl Book {
                 });
             }
         }
-        let warm = plan.sft_parts() > 0;
+        let warm = plan.warms_up();
         let label = |iteration: u32, after: bool| match (iteration, after && warm) {
+            (0, true) if plan.dpo_parts() > 0 => "after training".to_owned(),
             (0, true) => "after warm start".to_owned(),
             (0, false) => "before training".to_owned(),
             (n, _) if n == plan.iterations => format!("end (iteration {n})"),

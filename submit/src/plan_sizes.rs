@@ -12,6 +12,8 @@ use agentgym_jobs::plan::Plan;
 /// (21); reference log-probs come on top.
 const RECORD_BYTES_PER_TOKEN: u64 = 9 + 8 + 21;
 const REFERENCE_BYTES_PER_TOKEN: u64 = 4 + 4;
+/// Values in `values.bin` and `targets.bin`, and f64 returns in the latter.
+const CRITIC_BYTES_PER_TOKEN: u64 = 4 + 4 + 8;
 /// Weights, gradients and both AdamW moments are f32.
 const F32: u64 = 4;
 
@@ -26,6 +28,8 @@ const RESIDENT_POLICIES: u64 = 3;
 pub(crate) struct Sizes {
     pub(crate) policy: u64,
     pub(crate) optimizer: u64,
+    /// The critic and its optimizer state; 0 without one.
+    pub(crate) critic: u64,
     pub(crate) records: u64,
     pub(crate) kept: u64,
     pub(crate) rollout_memory: u64,
@@ -41,6 +45,11 @@ impl Sizes {
                 REFERENCE_BYTES_PER_TOKEN
             } else {
                 0
+            }
+            + if plan.config.has_critic() {
+                CRITIC_BYTES_PER_TOKEN
+            } else {
+                0
             };
         let records = if plan.config.run.pipeline == Pipeline::Rl {
             sequences(plan) * tokens_max(plan) * per_token
@@ -48,16 +57,26 @@ impl Sizes {
             0
         };
         let optimizer = 2 * weights;
+        // Its head is one column where the policy's may be a whole vocabulary.
+        let critic = match plan.config.has_critic() {
+            true => weights + optimizer,
+            false => 0,
+        };
         let iterations = u64::from(plan.iterations);
         // Retention: the last two policies and optimizer states, the start
         // policy, the best, and every `save_freq`-th.
         let every = u64::from(plan.config.trainer.save_freq);
         let saved = iterations.checked_div(every).unwrap_or(0);
         let policies = (saved + 4).min(iterations + 1);
-        let kept = policies * weights + 2 * optimizer + iterations * records;
+        let critics = match critic {
+            0 => 0,
+            _ => policies * weights + 2 * optimizer,
+        };
+        let kept = policies * weights + 2 * optimizer + critics + iterations * records;
         Self {
             policy: weights,
             optimizer,
+            critic,
             records,
             kept,
             rollout_memory: PROGRAM_BYTES

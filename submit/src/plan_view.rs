@@ -68,6 +68,7 @@ impl<'a> PlanView<'a> {
         let pipeline = match config.run.pipeline {
             Pipeline::Rl => "rl",
             Pipeline::Sft => "sft",
+            Pipeline::Dpo => "dpo",
         };
         line(
             "run",
@@ -87,7 +88,7 @@ impl<'a> PlanView<'a> {
         if config.sft.steps > 0 {
             let (steps, size) = (config.sft.steps, config.sft.batch_size);
             let name = match config.run.pipeline {
-                Pipeline::Rl => "warm start",
+                Pipeline::Rl | Pipeline::Dpo => "warm start",
                 Pipeline::Sft => "sft",
             };
             line(
@@ -100,6 +101,21 @@ impl<'a> PlanView<'a> {
                 ),
             );
         }
+        if config.run.pipeline == Pipeline::Dpo {
+            let dpo = &config.dpo;
+            line(
+                "dpo",
+                format!(
+                    "{} optimizer steps × {} pairs, {} with beta {}, lr {:e}, in {} parts",
+                    dpo.steps,
+                    dpo.batch_size,
+                    dpo.loss_type,
+                    dpo.beta,
+                    dpo.lr,
+                    plan.dpo_parts()
+                ),
+            );
+        }
         if config.run.pipeline == Pipeline::Rl {
             self.render_training(&mut line);
         }
@@ -109,8 +125,12 @@ impl<'a> PlanView<'a> {
             Ok(model) => {
                 let s = Sizes::new(plan, model, self.threads);
                 let (policy, optimizer) = (bytes(s.policy), bytes(s.optimizer));
+                let critic = match s.critic {
+                    0 => String::new(),
+                    critic => format!("critic with optimizer {}, ", bytes(critic)),
+                };
                 let per_iteration = format!(
-                    "policy {policy}, optimizer {optimizer}, records ≤ {}",
+                    "policy {policy}, optimizer {optimizer}, {critic}records ≤ {}",
                     bytes(s.records)
                 );
                 line(
@@ -212,7 +232,7 @@ impl<'a> PlanView<'a> {
             }
             all => all.join(", "),
         };
-        let before = if self.plan.sft_parts() > 0 {
+        let before = if self.plan.warms_up() {
             "before the warm start and "
         } else {
             ""
@@ -258,7 +278,7 @@ impl<'a> PlanView<'a> {
         let sizes = self.model.as_ref().ok().map(|m| {
             let s = Sizes::new(plan, m, self.threads);
             json!({
-                "parameters": m.parameters, "policy_bytes": s.policy, "optimizer_bytes": s.optimizer,
+                "parameters": m.parameters, "policy_bytes": s.policy, "optimizer_bytes": s.optimizer, "critic_bytes": s.critic,
                 "records_bytes_max": s.records, "kept_bytes_max": s.kept,
                 "rollout_memory_bytes": s.rollout_memory, "update_memory_bytes": s.update_memory,
             })

@@ -137,6 +137,24 @@ async fn a_critic_survives_kills() {
     no_part_started_after_its_commit(store).await;
 }
 
+/// Preferences: pairs, their order and the optimizer's state come through.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_preference_run_survives_kills() {
+    let whole = TempDir::new().unwrap();
+    let dpo = |store: &Path, bindings: &[&str]| submit_config("configs/dpo.yaml", store, bindings);
+    let undisturbed = end(dpo(whole.path(), &["jobs.threads=2"]), whole.path());
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    for wait in waits(5).take(4) {
+        let mut running = Running::start(dpo(store, &["jobs.threads=1"]));
+        std::thread::sleep(wait / 2);
+        running.has_ended();
+        running.kill();
+    }
+    assert_eq!(end(dpo(store, &[]), store), undisturbed);
+    no_part_started_after_its_commit(store).await;
+}
+
 /// Rollouts of the next iteration run beside the update, with an older policy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lag_survives_kills() {

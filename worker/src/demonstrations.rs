@@ -10,7 +10,7 @@
 use crate::{Error, Result};
 use agentgym_envs::textcraft::{Style, Tasks, demonstration};
 use agentgym_model::{Message, Policy, Role};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// One conversation.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -23,7 +23,7 @@ pub(crate) struct Conversation {
 }
 
 /// One message.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Line {
     /// `human`, `gpt` or `system`.
     pub(crate) from: String,
@@ -88,6 +88,16 @@ impl Conversation {
     /// A message order that no rollout could have, or more than `tokens_max`
     /// tokens; the message starts with `what`.
     pub(crate) fn encode(&self, policy: &Policy, what: &str, tokens_max: usize) -> Result<Encoded> {
+        self.encode_below(policy, what, ("sft.max_length", tokens_max))
+    }
+
+    /// The same with the limit's key.
+    pub(crate) fn encode_below(
+        &self,
+        policy: &Policy,
+        what: &str,
+        (key, tokens_max): (&str, usize),
+    ) -> Result<Encoded> {
         let name = self.item_id.as_deref().unwrap_or("no item_id");
         let bad = |message: String| Error::stage(format!("{what} ({name}): {message}"));
         let roles = self
@@ -155,7 +165,7 @@ impl Conversation {
         }
         if out.token_ids.len() > tokens_max {
             return Err(bad(format!(
-                "has {} tokens, sft.max_length = {tokens_max} is too small; raise it or leave the row out",
+                "has {} tokens, {key} = {tokens_max} is too small; raise it or leave the row out",
                 out.token_ids.len()
             )));
         }

@@ -15,6 +15,7 @@ mod error;
 mod fleet;
 mod guard;
 mod metrics;
+mod pairs;
 mod policies;
 mod process;
 mod retention;

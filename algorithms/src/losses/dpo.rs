@@ -5,6 +5,22 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, all_finite, parameter};
+use crate::names::named;
+
+named! {
+    /// What is made of Δ, by how many nats more than the reference the policy
+    /// prefers the chosen answer.
+    #[derive(Default)]
+    pub enum DpoLoss, called "preference loss" {
+        /// `−ln σ(β·Δ)`: arXiv:2305.18290 eq. 7.
+        #[default]
+        Sigmoid = "sigmoid",
+        /// `max(0, 1 − β·Δ)`: arXiv:2305.10425 §2.
+        Hinge = "hinge",
+        /// `(Δ − 1/(2β))²`: arXiv:2310.12036 eq. 17.
+        Ipo = "ipo",
+    }
+}
 
 /// Log-probs of whole answers, nats ([`super::sequence_log_prob`]).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,17 +35,19 @@ pub struct DpoPair {
     pub ref_rejected: f64,
 }
 
-/// The sigmoid loss of DPO. Source: arXiv:2305.18290 eq. 7.
+/// A preference loss.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Dpo {
     /// β: how much a nat of difference to the reference is worth.
     pub beta: f64,
+    /// Which one.
+    pub loss: DpoLoss,
 }
 
 /// One pair's share of a minibatch's loss.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DpoTerm {
-    /// `−ln σ(margin) / pairs`.
+    /// The pair's loss / pairs.
     pub loss: f64,
     /// d minibatch loss / d log_prob of every loss token of the chosen answer.
     pub chosen_coefficient: f64,
@@ -42,16 +60,21 @@ pub struct DpoTerm {
 }
 
 impl Dpo {
-    /// Evaluates one pair of a minibatch of `pairs`. The answer's log-prob is
-    /// the sum of its tokens', so the coefficient is the same for all of them:
-    /// spread it with [`crate::advantages::broadcast`].
-    pub fn evaluate(&self, pair: &DpoPair, pairs: usize) -> Result<DpoTerm, Error> {
+    /// Refuses a β for which the loss means nothing.
+    pub fn validate(&self) -> Result<(), Error> {
         parameter(
             "dpo.beta",
             self.beta,
             self.beta > 0.0 && self.beta.is_finite(),
             "greater than 0",
-        )?;
+        )
+    }
+
+    /// Evaluates one pair of a minibatch of `pairs`. The answer's log-prob is
+    /// the sum of its tokens', so the coefficient is the same for all of them:
+    /// spread it with [`crate::advantages::broadcast`].
+    pub fn evaluate(&self, pair: &DpoPair, pairs: usize) -> Result<DpoTerm, Error> {
+        self.validate()?;
         parameter("pairs", pairs as f64, pairs > 0, "at least 1")?;
         all_finite(
             "policy log-prob (chosen, rejected)",
@@ -64,15 +87,8 @@ impl Dpo {
         let chosen_reward = self.beta * (pair.policy_chosen - pair.ref_chosen);
         let rejected_reward = self.beta * (pair.policy_rejected - pair.ref_rejected);
         let margin = chosen_reward - rejected_reward;
-        // Neither −ln σ(m) nor σ(−m) may overflow for a large |m|.
-        let tail = (-margin.abs()).exp();
-        let loss = (-margin).max(0.0) + tail.ln_1p();
-        let doubt = if margin >= 0.0 {
-            tail / (1.0 + tail)
-        } else {
-            1.0 / (1.0 + tail)
-        };
-        let slope = self.beta * doubt / pairs as f64;
+        let (loss, by_margin) = self.of_margin(margin);
+        let slope = -self.beta * by_margin / pairs as f64;
         Ok(DpoTerm {
             loss: loss / pairs as f64,
             chosen_coefficient: -slope,
@@ -80,6 +96,28 @@ impl Dpo {
             chosen_reward,
             rejected_reward,
         })
+    }
+
+    /// The loss at β·Δ = `margin`, and its derivative by the margin.
+    fn of_margin(&self, margin: f64) -> (f64, f64) {
+        match self.loss {
+            DpoLoss::Sigmoid => {
+                // Neither −ln σ(m) nor σ(−m) may overflow for a large |m|.
+                let tail = (-margin.abs()).exp();
+                let loss = (-margin).max(0.0) + tail.ln_1p();
+                let doubt = match margin >= 0.0 {
+                    true => tail / (1.0 + tail),
+                    false => 1.0 / (1.0 + tail),
+                };
+                (loss, -doubt)
+            }
+            DpoLoss::Hinge if margin < 1.0 => (1.0 - margin, -1.0),
+            DpoLoss::Hinge => (0.0, 0.0),
+            DpoLoss::Ipo => {
+                let error = margin / self.beta - 0.5 / self.beta;
+                (error * error, 2.0 * error / self.beta)
+            }
+        }
     }
 }
 
@@ -133,6 +171,7 @@ mod tests {
         for case in golden("dpo").cases() {
             let dpo = Dpo {
                 beta: case["beta"].as_f64().unwrap(),
+                loss: DpoLoss::Sigmoid,
             };
             let names = [
                 "policy_chosen",
@@ -181,10 +220,47 @@ mod tests {
                 ref_chosen: 0.0,
                 ref_rejected: 0.0,
             };
-            Dpo { beta: 1.0 }.evaluate(&pair, 1).unwrap()
+            Dpo {
+                beta: 1.0,
+                loss: DpoLoss::Sigmoid,
+            }
+            .evaluate(&pair, 1)
+            .unwrap()
         };
         assert_eq!((at(-1e4).loss, at(-1e4).chosen_coefficient), (1e4, -1.0));
         assert_eq!((at(1e4).loss, at(1e4).rejected_coefficient), (0.0, 0.0));
         assert_close(at(0.0).loss, 2f64.ln(), "no preference yet");
+    }
+
+    #[test]
+    fn every_loss_follows_its_formula_and_finite_differences() {
+        for &loss in DpoLoss::ALL {
+            let dpo = Dpo { beta: 0.4, loss };
+            let at = |policy: &[f64]| {
+                let pair = DpoPair {
+                    policy_chosen: policy[0],
+                    policy_rejected: policy[1],
+                    ref_chosen: -4.0,
+                    ref_rejected: -5.0,
+                };
+                dpo.evaluate(&pair, 3).unwrap()
+            };
+            // Δ = (−3.5 + 4) − (−6 + 5) = 1.5.
+            let expected = match loss {
+                DpoLoss::Sigmoid => -(1.0 / (1.0 + (-0.6f64).exp())).ln(),
+                DpoLoss::Hinge => 0.4,
+                DpoLoss::Ipo => (1.5 - 1.25f64).powi(2),
+            };
+            assert_close(at(&[-3.5, -6.0]).loss, expected / 3.0, loss.name());
+            for policy in [[-3.5, -6.0], [-1.0, -9.0], [-9.0, -1.0]] {
+                let slopes = [
+                    at(&policy).chosen_coefficient,
+                    at(&policy).rejected_coefficient,
+                ];
+                assert_is_gradient(|moved| at(moved).loss, &policy, &slopes, loss.name());
+            }
+        }
+        let error = "kto".parse::<DpoLoss>().unwrap_err().to_string();
+        assert!(error.contains("sigmoid, hinge, ipo"), "{error}");
     }
 }

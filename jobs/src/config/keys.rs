@@ -75,7 +75,7 @@ pub const KEYS: &[KeySpec] = &[
         "null",
         "name of the run; default: file stem and the head of the plan hash",
     ),
-    id("run.pipeline", "rl", "rl or sft"),
+    id("run.pipeline", "rl", "rl, sft or dpo"),
     id("run.seed", "1", "seed of every random stream of the run"),
     id(
         "run.numerics",
@@ -117,6 +117,11 @@ pub const KEYS: &[KeySpec] = &[
         "jobs.sft_part_steps",
         "200",
         "optimizer steps of one part of an sft stage",
+    ),
+    option(
+        "jobs.dpo_part_steps",
+        "50",
+        "optimizer steps of one part of a dpo stage",
     ),
     bind(
         "jobs.pack_tokens",
@@ -544,6 +549,52 @@ pub const KEYS: &[KeySpec] = &[
     id("sft.weight_decay", "0.01", "AdamW decay"),
     id("sft.grad_clip", "1.0", "largest global gradient norm"),
     id("sft.max_length", "4096", "longer conversations are refused"),
+    // --- dpo (run.pipeline: dpo) ------------------------------------------------------
+    option(
+        "dpo.expert_file",
+        "null",
+        "trajectories {item_id, conversations, reward}, JSON or JSONL; the best of each task",
+    ),
+    option(
+        "dpo.experience_file",
+        "null",
+        "trajectories to compare with; the worst of each task",
+    ),
+    option(
+        "dpo.reward_gap",
+        "0.01",
+        "least difference of rewards within a pair",
+    ),
+    option(
+        "dpo.expert_threshold",
+        "0.7",
+        "least reward of the chosen answer",
+    ),
+    option(
+        "dpo.prompt_length",
+        "3",
+        "messages that both answers begin with",
+    ),
+    option("dpo.beta", "0.1", "what a nat of preference is worth"),
+    option("dpo.loss_type", "sigmoid", "sigmoid, hinge or ipo"),
+    option("dpo.batch_size", "8", "pairs per optimizer step"),
+    option("dpo.steps", "0", "optimizer steps of the run"),
+    option("dpo.lr", "5e-7", "learning rate"),
+    option("dpo.warmup_steps", "0", "steps of linear warm-up"),
+    option(
+        "dpo.warmup_style",
+        "constant",
+        "constant or cosine, after the warm-up",
+    ),
+    option(
+        "dpo.min_lr_ratio",
+        "0.0",
+        "where cosine ends, as a share of lr",
+    ),
+    option("dpo.betas", "[0.9, 0.999]", "AdamW betas"),
+    option("dpo.weight_decay", "0.01", "AdamW decay"),
+    option("dpo.grad_clip", "1.0", "largest global gradient norm"),
+    option("dpo.max_length", "4096", "longer answers are refused"),
     // --- evaluation ------------------------------------------------------------------
     id(
         "evaluation.sets",

@@ -4,10 +4,12 @@
 //! before anything runs.
 
 mod algorithm;
+mod dpo;
 pub mod keys;
 mod read;
 mod types;
 
 pub use algorithm::*;
+pub use dpo::Dpo;
 pub use read::RunConfig;
 pub use types::*;

@@ -5,6 +5,7 @@
     reason = "every field is documented once, in the key table"
 )]
 
+use super::Dpo;
 use super::algorithm::{Algorithm, Critic};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,7 @@ pub struct Config {
     pub critic: Critic,
     pub algorithm: Algorithm,
     pub sft: Sft,
+    pub dpo: Dpo,
     pub evaluation: Evaluation,
     pub guard: Guard,
     pub trainer: Trainer,
@@ -31,6 +33,7 @@ pub struct Config {
 pub enum Pipeline {
     Rl,
     Sft,
+    Dpo,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +68,7 @@ pub struct Jobs {
     pub rollout_part_tasks: usize,
     pub unit_tokens: usize,
     pub sft_part_steps: u32,
+    pub dpo_part_steps: u32,
     pub pack_tokens: usize,
     pub decode_rows: usize,
     pub cache_tokens: usize,
@@ -445,6 +449,7 @@ pub(super) fn check(config: &Config) -> Result<()> {
         ));
     }
     config.check_algorithm()?;
+    config.check_dpo()?;
     if rollout.max_tokens > rollout.max_model_len {
         return Err(Error::value(
             "actor_rollout_ref.rollout.max_tokens",

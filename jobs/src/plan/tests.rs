@@ -271,6 +271,52 @@ fn a_filter_plans_its_rounds_beforehand() {
 }
 
 #[test]
+fn a_preference_run_is_a_chain_of_parts_against_its_start() {
+    let dpo = |more: &[&str]| {
+        let mut all = vec![
+            "run.pipeline=dpo",
+            "dpo.expert_file=a.json",
+            "dpo.experience_file=b.json",
+            "dpo.steps=120",
+        ];
+        all.extend(more);
+        all.iter().map(|o| (*o).to_owned()).collect::<Vec<_>>()
+    };
+    let plan = |more: &[&str]| {
+        let config = RunConfig::parse("run", Path::new("run.yaml"), RUN, &dpo(more)).unwrap();
+        Plan::new(config, Path::new(".")).unwrap()
+    };
+    let inputs = |plan: &Plan, part: u32| -> Vec<String> {
+        let all = parts(plan, 0);
+        let found = all
+            .into_iter()
+            .find(|p| p.id.stage == Stage::Dpo && p.id.part == part);
+        let inputs = found.unwrap().inputs.into_iter();
+        inputs.map(|i| format!("{}={}", i.name, i.from)).collect()
+    };
+    let plain = plan(&[]);
+    assert_eq!((plain.iterations, plain.dpo_parts()), (0, 3));
+    assert_eq!(policy_of(&plain, 0).to_string(), "0/dpo/2");
+    assert_eq!(
+        inputs(&plain, 1),
+        ["init=0/init/0", "policy=0/dpo/0", "reference=0/init/0"]
+    );
+    let other = plan(&["actor_rollout_ref.ref.model.path=elsewhere"]);
+    assert_eq!(inputs(&other, 0)[2], "reference=0/init/1");
+    assert!(run_to(&plain, usize::MAX).finished(&plain));
+    for (given, word) in [
+        ("dpo.loss_type=kto", "sigmoid, hinge, ipo"),
+        ("dpo.steps=0", "dpo.steps"),
+        ("dpo.experience_file=null", "dpo.experience_file"),
+        ("dpo.beta=0", "dpo.beta"),
+    ] {
+        let config = RunConfig::parse("run", Path::new("run.yaml"), RUN, &dpo(&[given]));
+        let message = config.err().unwrap().to_string();
+        assert!(message.contains(word), "{given}: {message}");
+    }
+}
+
+#[test]
 fn machinery_that_does_not_exist_here_is_reported_not_refused() {
     let config = read(&[
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.7",

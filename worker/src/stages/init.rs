@@ -7,13 +7,15 @@
 //! downloaded; where something is missing, the message gives the command.
 
 use super::blocking;
+use super::dpo::PAIRS;
 use super::training::{upload_critic, upload_policy};
 use crate::demonstrations::{parse_file, solved};
+use crate::metrics::{self, write_json};
 use crate::policies::{CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_envs::builtin;
 use agentgym_envs::textcraft::{Style, lexicon};
-use agentgym_jobs::config::History;
+use agentgym_jobs::config::{History, Pipeline};
 use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::random::{Purpose, StreamKey};
 use agentgym_model::{Critic, Device, Policy, TinyShape, tiny_text, tiny_words};
@@ -167,9 +169,32 @@ async fn policy(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
             )
             .await?;
     }
+    if plan.config.run.pipeline == Pipeline::Dpo {
+        pairs(&plan, outputs).await?;
+    }
     let mut report = Report::default();
     report.set("parameters", parameters);
     Ok(report)
+}
+
+/// Builds the pairs of a preference run, so that a bad row is reported now.
+async fn pairs(plan: &Plan, outputs: &mut Outputs) -> Result<()> {
+    let dpo = &plan.config.dpo;
+    let read = async |key: &str, file: &Option<String>| {
+        let file = file.clone().unwrap_or_default();
+        let what = format!("{key} {file}");
+        let bytes = tokio::fs::read(&file).await.map_err(|source| Error::Io {
+            what: format!("reading {what}"),
+            source,
+        })?;
+        Ok::<_, Error>((what, bytes))
+    };
+    let expert = read("dpo.expert_file", &dpo.expert_file).await?;
+    let experience = read("dpo.experience_file", &dpo.experience_file).await?;
+    let (pairs, counts) =
+        crate::pairs::build(dpo, (&expert.0, &expert.1), (&experience.0, &experience.1))?;
+    write_json(outputs, PAIRS, "pairs", &pairs).await?;
+    metrics::write(outputs, &counts).await
 }
 
 fn initial(plan: &Plan, device: &Device) -> Result<Policy> {

@@ -5,6 +5,7 @@
 
 mod advantage;
 mod critic_update;
+mod dpo;
 mod evaluate;
 pub mod expire;
 mod init;
@@ -35,6 +36,7 @@ pub async fn run(
 ) -> Result<Report> {
     match stage {
         Stage::Init => init::run(context, outputs).await,
+        Stage::Dpo => dpo::run(context, outputs).await,
         Stage::Sft => sft::run(context, outputs).await,
         Stage::Rollout => rollout::run(context, outputs).await,
         Stage::Select => select::run(context, outputs).await,

@@ -1,0 +1,350 @@
+//! `dpo`: optimizer steps on pairs of preferences, `jobs.dpo_part_steps` to a
+//! part. Which pairs a step learns from is a function of the seed and the step's
+//! number, so parts can be cut anywhere. The reference is scored where its pairs
+//! are used and nowhere else; a pair never falls apart into two gradient units.
+
+use super::blocking;
+use super::training::{ADAM_EPS, optimizer_folder, resume, save, upload, wide};
+use crate::demonstrations::Encoded;
+use crate::metrics::{self, mean};
+use crate::pairs::Pair;
+use crate::policies::POLICY;
+use crate::{Error, Report, Result, StageContext};
+use agentgym_algorithms::advantages::broadcast;
+use agentgym_algorithms::batches::scoped_units;
+use agentgym_algorithms::losses::{Dpo, DpoPair, DpoSums, sequence_log_prob};
+use agentgym_jobs::pipeline::Stage;
+use agentgym_jobs::plan::Plan;
+use agentgym_jobs::random::{Purpose, StreamKey, permutation};
+use agentgym_model::{
+    AdamW, ComputeOptions, Policy, ScoreRequest, StepReport, TrainSequence, Trainer, Unit,
+    UnitCoefficients, UnitStreams, score,
+};
+use agentgym_storage::{LocalFolder, Outputs};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// File of the pairs that `init` wrote.
+pub(super) const PAIRS: &str = "pairs.json";
+
+/// Points of the curve that a part records.
+const POINTS_MAX: usize = 50;
+
+/// Log-probs are those of the plain distribution.
+const TEMPERATURE: f64 = 1.0;
+
+/// `metrics.json` of a part: means over its steps.
+#[derive(Debug, Serialize)]
+struct Metrics {
+    /// 0-based, the end excluded.
+    steps: (u32, u32),
+    loss: f64,
+    /// Share of pairs whose chosen answer has the larger implicit reward.
+    accuracy: f64,
+    /// β · (policy − reference) of the chosen and of the rejected answers, nats.
+    chosen_reward: f64,
+    rejected_reward: f64,
+    grad_norm: f64,
+    non_finite_steps: usize,
+    trained_tokens: usize,
+    curve: Vec<Point>,
+}
+
+/// Means over some neighbouring steps.
+#[derive(Debug, Serialize)]
+struct Point {
+    /// Last step of the point, 1-based.
+    step: u32,
+    loss: f64,
+    accuracy: f64,
+    lr: f64,
+}
+
+struct StepResult {
+    lr: f64,
+    sums: DpoSums,
+    grad_norm: f64,
+    non_finite: bool,
+    tokens: usize,
+}
+
+/// A pair as the model reads it.
+struct Example {
+    /// Chosen, rejected.
+    answers: [Encoded; 2],
+    /// Log-probs of both under the reference, nats.
+    reference: [f64; 2],
+}
+
+pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+    let plan = Arc::clone(&context.plan);
+    let steps = plan.dpo_steps(context.part.id.part);
+    let bytes = context.inputs.bytes("init", PAIRS).await?;
+    let pairs: Vec<Pair> =
+        serde_json::from_slice(&bytes).map_err(|e| Error::stage(format!("{PAIRS}: {e}")))?;
+    let policy = super::policy(context, POLICY).await?;
+    let reference = super::policy(context, "reference").await?;
+    let optimizer = optimizer_folder(context, Stage::Dpo).await?;
+    let (threads, beat, cancel) = (
+        context.resources.threads,
+        context.beat.clone(),
+        context.cancel.clone(),
+    );
+    let scratch = context.scratch.clone();
+    let (first, span) = (steps.start, steps.clone());
+    let (policy, results, seconds) = blocking(move || {
+        let dpo = &plan.config.dpo;
+        let adamw = AdamW {
+            betas: dpo.betas,
+            eps: ADAM_EPS,
+            weight_decay: dpo.weight_decay,
+            grad_clip: dpo.grad_clip,
+            decay_excludes_norms_and_biases: false,
+        };
+        let mut trainer = resume(&policy, adamw, optimizer.as_ref().map(LocalFolder::path))?;
+        let start = Instant::now();
+        let tick = || beat.tick();
+        let options = ComputeOptions {
+            threads,
+            pack_tokens: plan.config.jobs.pack_tokens,
+            beat: &tick,
+        };
+        let (loss, rate) = (dpo.loss()?, dpo.learning_rate()?);
+        let mut examples: BTreeMap<usize, Example> = BTreeMap::new();
+        let mut results = Vec::with_capacity(span.len());
+        for step in span.clone() {
+            if cancel.is_cancelled() {
+                return Err(Error::Cancelled);
+            }
+            let batch = picks(&plan, pairs.len(), step);
+            for &index in &batch {
+                if let Entry::Vacant(place) = examples.entry(index) {
+                    place.insert(example(&plan, &pairs[index], &reference, &options)?);
+                }
+            }
+            let batch: Vec<&Example> = batch.iter().map(|index| &examples[index]).collect();
+            let unit_tokens = plan.config.jobs.unit_tokens;
+            let lr = rate.at(step + 1);
+            results.push(train(
+                &mut trainer,
+                &batch,
+                loss,
+                (lr, unit_tokens),
+                &options,
+            )?);
+            beat.progress(results.len() as u64, span.len() as u64, "optimizer steps");
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        save(&trainer, &scratch)?;
+        Ok((trainer.into_policy(), results, seconds))
+    })
+    .await?;
+    upload(context, outputs, policy).await?;
+    let metrics = summarise(first, &results);
+    metrics::write(outputs, &metrics).await?;
+    let mut report = Report::default();
+    report.set("trained_tokens", metrics.trained_tokens);
+    report.set(
+        "trained_tokens_per_s",
+        metrics.trained_tokens as f64 / seconds.max(1e-9),
+    );
+    Ok(report)
+}
+
+/// The pairs of a step: each pass takes every pair once, in an order of its own.
+fn picks(plan: &Plan, pairs: usize, step: u32) -> Vec<usize> {
+    let size = plan.config.dpo.batch_size;
+    let stream = StreamKey {
+        seed: plan.config.run.seed,
+        purpose: Purpose::Dpo,
+        iteration: 0,
+        draw: 0,
+        sample: 0,
+    }
+    .stream();
+    let seed = super::head(&stream);
+    let mut order: Option<(u64, Vec<u32>)> = None;
+    let first = u64::from(step) * size as u64;
+    (first..first + size as u64)
+        .map(|pick| {
+            let (pass, at) = (pick / pairs as u64, (pick % pairs as u64) as usize);
+            match &order {
+                Some((known, order)) if *known == pass => order[at] as usize,
+                _ => {
+                    let made = permutation(seed, pass, pairs);
+                    let index = made[at] as usize;
+                    order = Some((pass, made));
+                    index
+                }
+            }
+        })
+        .collect()
+}
+
+fn example(
+    plan: &Plan,
+    pair: &Pair,
+    reference: &Policy,
+    options: &ComputeOptions<'_>,
+) -> Result<Example> {
+    const KEY: &str = "dpo.max_length";
+    let limit = plan.config.dpo.max_length;
+    let encode = |chosen: bool| {
+        let what = if chosen {
+            "chosen answer"
+        } else {
+            "rejected answer"
+        };
+        let conversation = pair.conversation(chosen);
+        conversation.encode_below(reference, what, (KEY, limit))
+    };
+    let answers = [encode(true)?, encode(false)?];
+    let requests = [request(&answers[0]), request(&answers[1])];
+    let scores = score(reference, &requests, TEMPERATURE, options)?;
+    let log_prob =
+        |at: usize| sequence_log_prob(&wide(&scores[at].log_probs), &answers[at].loss_mask);
+    Ok(Example {
+        reference: [log_prob(0)?, log_prob(1)?],
+        answers,
+    })
+}
+
+fn request(answer: &Encoded) -> ScoreRequest<'_> {
+    ScoreRequest {
+        token_ids: &answer.token_ids,
+        loss_mask: &answer.loss_mask,
+    }
+}
+
+/// One optimizer step.
+fn train(
+    trainer: &mut Trainer,
+    batch: &[&Example],
+    loss: Dpo,
+    (lr, unit_tokens): (f64, usize),
+    options: &ComputeOptions<'_>,
+) -> Result<StepResult> {
+    let answers: Vec<&Encoded> = batch.iter().flat_map(|e| &e.answers).collect();
+    let lengths: Vec<usize> = answers.iter().map(|a| a.token_ids.len()).collect();
+    let ranges = scoped_units(&lengths, 2, unit_tokens)?;
+    let model_units: Vec<Unit> = ranges
+        .iter()
+        .map(|range| Unit {
+            sequences: answers[range.clone()]
+                .iter()
+                .map(|a| TrainSequence {
+                    token_ids: a.token_ids.clone(),
+                    loss_mask: a.loss_mask.clone(),
+                })
+                .collect(),
+            skip: false,
+        })
+        .collect();
+    let sums = Mutex::new(vec![Ok(DpoSums::default()); ranges.len()]);
+    let coefficients = |unit: usize, streams: &UnitStreams| {
+        let pairs = pairs_of(&ranges[unit]);
+        let found = unit_coefficients(&batch[pairs], batch.len(), loss, streams);
+        let zeros = || -> Vec<Vec<f64>> {
+            let rows = streams.log_probs.iter();
+            rows.map(|row| vec![0.0; row.len()]).collect()
+        };
+        let (log_probs, result) = match found {
+            Ok((rows, sums)) => (rows, Ok(sums)),
+            Err(error) => (zeros(), Err(error)),
+        };
+        sums.lock().unwrap_or_else(PoisonError::into_inner)[unit] = result;
+        UnitCoefficients {
+            log_probs,
+            entropies: zeros(),
+        }
+    };
+    let StepReport {
+        grad_norm,
+        skipped_non_finite,
+        ..
+    } = trainer.step(&model_units, TEMPERATURE, lr, &coefficients, options)?;
+    if skipped_non_finite {
+        tracing::warn!("the gradient is not finite; this optimizer step changes nothing");
+    }
+    let mut total = DpoSums::default();
+    for unit in sums.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        total.merge(&unit?);
+    }
+    Ok(StepResult {
+        lr,
+        sums: total,
+        grad_norm: Some(grad_norm).filter(|g| g.is_finite()).unwrap_or(0.0),
+        non_finite: skipped_non_finite,
+        tokens: lengths.iter().sum(),
+    })
+}
+
+/// The pairs of a range of answers.
+fn pairs_of(answers: &Range<usize>) -> Range<usize> {
+    answers.start / 2..answers.end / 2
+}
+
+type Found = (Vec<Vec<f64>>, DpoSums);
+
+fn unit_coefficients(
+    pairs: &[&Example],
+    in_all: usize,
+    loss: Dpo,
+    streams: &UnitStreams,
+) -> Result<Found, agentgym_algorithms::Error> {
+    let (mut rows, mut sums) = (Vec::new(), DpoSums::default());
+    for (example, own) in pairs.iter().zip(streams.log_probs.chunks(2)) {
+        let [chosen, rejected] = &example.answers;
+        let pair = DpoPair {
+            policy_chosen: sequence_log_prob(&wide(&own[0]), &chosen.loss_mask)?,
+            policy_rejected: sequence_log_prob(&wide(&own[1]), &rejected.loss_mask)?,
+            ref_chosen: example.reference[0],
+            ref_rejected: example.reference[1],
+        };
+        let term = loss.evaluate(&pair, in_all)?;
+        sums.add(&term);
+        rows.push(broadcast(term.chosen_coefficient, &chosen.loss_mask));
+        rows.push(broadcast(term.rejected_coefficient, &rejected.loss_mask));
+    }
+    Ok((rows, sums))
+}
+
+fn summarise(first: u32, results: &[StepResult]) -> Metrics {
+    let average = |value: fn(&StepResult) -> f64| mean(results.iter().map(value));
+    let share = |sum: f64, pairs: usize| sum / pairs.max(1) as f64;
+    let rewards = |pick: fn(&DpoSums) -> f64| {
+        mean(results.iter().map(|r| share(pick(&r.sums), r.sums.pairs)))
+    };
+    let size = results.len().div_ceil(POINTS_MAX).max(1);
+    let mut step = first;
+    let curve = results
+        .chunks(size)
+        .map(|chunk| {
+            step += chunk.len() as u32;
+            Point {
+                step,
+                loss: mean(chunk.iter().map(|r| r.sums.loss)),
+                accuracy: mean(chunk.iter().map(|r| r.sums.accuracy())),
+                lr: mean(chunk.iter().map(|r| r.lr)),
+            }
+        })
+        .collect();
+    Metrics {
+        steps: (first, first + results.len() as u32),
+        loss: average(|r| r.sums.loss),
+        accuracy: average(|r| r.sums.accuracy()),
+        chosen_reward: rewards(|s| s.chosen_reward),
+        rejected_reward: rewards(|s| s.rejected_reward),
+        grad_norm: average(|r| r.grad_norm),
+        non_finite_steps: results.iter().filter(|r| r.non_finite).count(),
+        trained_tokens: results.iter().map(|r| r.tokens).sum(),
+        curve,
+    }
+}
+
+#[cfg(test)]
+mod tests;
