@@ -1,8 +1,11 @@
-//! The server inside this process, by address.
+//! The servers inside this process, by address.
 //!
-//! `builtin` is our own recipe table, `builtin:worlds?depths=1-3&lines=4-8&words=lexicon` generated worlds,
-//! `builtin:folder?path=DIR` a folder of recipe files. It listens on a free loopback port and
-//! is spoken to over HTTP like any other server.
+//! TextCraft: `builtin` is our own recipe table,
+//! `builtin:worlds?depths=1-3&lines=4-8&words=lexicon` generated worlds,
+//! `builtin:folder?path=DIR` a folder of recipe files. The others: `builtin:maze`,
+//! `builtin:wordle?seed=0`, `builtin:searchqa?corpus=FILE&questions=FILE&top_k=3` (without
+//! files: our own passages). They listen on a free loopback port and are spoken to over HTTP
+//! like any other server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -10,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::EnvError;
-use crate::server::{ServerHandle, ServerOptions, serve};
+use crate::searchqa::{Library, TOP_K};
+use crate::server::{Served, ServerHandle, ServerOptions, serve};
 use crate::textcraft::{DISTRACTORS_MAX, RecipeBook, Tasks, Vocabulary, Worlds};
 
 const SCHEME: &str = "builtin";
@@ -51,13 +55,70 @@ pub enum TaskSource {
     },
     /// Generated worlds.
     Worlds(Worlds),
+    /// The maze.
+    Maze,
+    /// Wordle.
+    Wordle {
+        /// Mixed into every game.
+        seed: u64,
+    },
+    /// Questions over a corpus.
+    Searchqa {
+        /// Corpus and questions; our own without them.
+        files: Option<(PathBuf, PathBuf)>,
+        /// Where the index is kept; beside the corpus without it.
+        index: Option<PathBuf>,
+        /// Passages per search.
+        top_k: usize,
+    },
 }
 
 impl TaskSource {
-    /// Reads what has to be read.
+    /// The environment that these are tasks of.
+    pub fn env(&self) -> &'static str {
+        match self {
+            Self::Table { .. } | Self::Folder { .. } | Self::Worlds(_) => "textcraft",
+            Self::Maze => "maze",
+            Self::Wordle { .. } => "wordle",
+            Self::Searchqa { .. } => "searchqa",
+        }
+    }
+
+    /// Reads what a server of these tasks needs. `progress` is told how many bytes of how many
+    /// a first reading of a corpus has behind it.
+    pub fn served(&self, progress: impl FnMut(u64, u64)) -> Result<Served, EnvError> {
+        Ok(match self {
+            Self::Maze => Served::Maze,
+            Self::Wordle { seed } => Served::Wordle { seed: *seed },
+            Self::Searchqa {
+                files,
+                index,
+                top_k,
+            } => {
+                let library = match files {
+                    None => Library::builtin(),
+                    Some((corpus, questions)) => {
+                        Library::open(corpus, questions, index.as_deref(), progress)?
+                    }
+                };
+                Served::Searchqa(Arc::new(library.with_top_k(*top_k)))
+            }
+            _ => Served::Textcraft(Arc::new(self.tasks()?)),
+        })
+    }
+
+    /// TextCraft's tasks, with what has to be read for them.
     pub fn tasks(&self) -> Result<Tasks, EnvError> {
         let (book, distractors_max) = match self {
             Self::Worlds(worlds) => return Ok(Tasks::Worlds(worlds.clone())),
+            other @ (Self::Maze | Self::Wordle { .. } | Self::Searchqa { .. }) => {
+                return Err(EnvError::Address {
+                    address: format!("{SCHEME}:{}", other.env()),
+                    problem: "this environment has no solver; demonstrations for it come from a \
+                              file"
+                        .to_owned(),
+                });
+            }
             Self::Table { distractors_max } => (RecipeBook::builtin(), *distractors_max),
             Self::Folder {
                 path,
@@ -136,9 +197,30 @@ pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
             };
             TaskSource::Worlds(Worlds::new(depths, lines)?.with_vocabulary(vocabulary))
         }
+        ":maze" => TaskSource::Maze,
+        ":wordle" => TaskSource::Wordle {
+            seed: options.number("seed", 0).map_err(bad)?,
+        },
+        ":searchqa" => {
+            let corpus = options.take("corpus").map(PathBuf::from);
+            let questions = options.take("questions").map(PathBuf::from);
+            let files = match (corpus, questions) {
+                (None, None) => None,
+                (Some(corpus), Some(questions)) => Some((corpus, questions)),
+                _ => {
+                    let problem = "options \"corpus\" and \"questions\" belong together";
+                    return Err(bad(problem.to_owned()));
+                }
+            };
+            TaskSource::Searchqa {
+                files,
+                index: options.take("index").map(PathBuf::from),
+                top_k: options.number("top_k", TOP_K as u64).map_err(bad)? as usize,
+            }
+        }
         other => {
             return Err(bad(format!(
-                "{other:?} is not one of :table, :worlds, :folder"
+                "{other:?} is not one of :table, :worlds, :folder, :maze, :wordle, :searchqa"
             )));
         }
     };
@@ -173,15 +255,11 @@ pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
 /// Starts the server that an address asks for.
 pub async fn start(address: &str) -> Result<ServerHandle, EnvError> {
     let BuiltinAddress { source, options } = parse(address)?;
-    let tasks = tokio::task::spawn_blocking(move || source.tasks())
+    let told = |done: u64, total: u64| tracing::info!(done, total, "reading the corpus, bytes");
+    let served = tokio::task::spawn_blocking(move || source.served(told))
         .await
-        .expect("reading recipes does not panic")?;
-    serve(
-        Arc::new(tasks),
-        SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        options,
-    )
-    .await
+        .expect("reading tasks does not panic")?;
+    serve(served, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), options).await
 }
 
 /// `2` or `1-3`.
@@ -254,6 +332,8 @@ mod tests {
             ),
             ("builtin:worlds?depths=0-3", "depths 0-3 are not possible"),
             ("builtin?ttl_s=soon", "option \"ttl_s\" is \"soon\""),
+            ("builtin:searchqa?corpus=a", "belong together"),
+            ("builtin:maze?seed=1", "unknown option \"seed\""),
         ] {
             let message = parse(address).expect_err(address).to_string();
             assert!(message.contains(words), "{message}");

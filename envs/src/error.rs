@@ -199,6 +199,14 @@ pub enum EnvError {
         /// What is wrong.
         problem: String,
     },
+    /// A corpus, its index or a file of questions that cannot be read.
+    #[error("corpus: {path}: {problem}", path = path.display())]
+    Corpus {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
     /// Options of generated worlds that cannot be met.
     #[error("worlds: {0}")]
     Worlds(String),
@@ -252,6 +260,7 @@ impl EnvError {
             Self::UnknownSpec { .. }
             | Self::Address { .. }
             | Self::Recipes { .. }
+            | Self::Corpus { .. }
             | Self::Worlds(_)
             | Self::Bind { .. }
             | Self::Client(_) => FaultKind::Setup,

@@ -1,7 +1,7 @@
 //! Environments: what AgentGym's HTTP servers expect ([`mod@spec`]), how a model's text becomes an
 //! action ([`parser`]), a client that any such server can be driven with ([`client`]), and
-//! TextCraft written in Rust ([`textcraft`]) behind the same wire behaviour ([`server`]), also
-//! started inside the process ([`builtin`]).
+//! environments written in Rust ([`textcraft`], [`searchqa`], a maze, Wordle) behind the same
+//! wire behaviour ([`server`]), also started inside the process ([`builtin`]).
 //!
 //! Rollouts always go through HTTP, also to the built-in server: there is one path, and it is
 //! the one that production takes. Nothing here knows models, jobs or storage.
@@ -9,13 +9,16 @@
 pub mod builtin;
 pub mod client;
 mod error;
+mod maze;
 pub mod parser;
+pub mod searchqa;
 pub mod server;
 pub mod spec;
 pub mod textcraft;
+mod wordle;
 
 pub use client::{ClientCounters, ClientOptions, EnvClient, Session, StepOutput};
 pub use error::{Call, EnvError, FaultKind, Verdict};
 pub use parser::{Parsed, Parser};
-pub use server::{ServerHandle, ServerOptions};
+pub use server::{Served, ServerHandle, ServerOptions};
 pub use spec::{EnvSpec, Replay, SuccessRule, spec};

@@ -18,33 +18,44 @@ const PAUSE: Duration = Duration::from_millis(300);
 /// The first that cannot be reached, by name and URL.
 pub(crate) async fn environments(plan: &Plan) -> Result<()> {
     for (name, environment) in plan.config.environments() {
-        let address = &environment.env_addr;
-        if address.starts_with("builtin") {
+        if environment.env_addr.starts_with("builtin") {
             continue;
         }
-        let unusable = |why: &str| {
-            Error::Usage(format!(
-                "environment `{name}`: address {address:?} {why}; write http://host:port or builtin"
-            ))
-        };
-        let url = Url::parse(address).map_err(|e| unusable(&e.to_string()))?;
-        let host = url.host_str().ok_or_else(|| unusable("names no host"))?;
-        let port = url
-            .port_or_known_default()
-            .ok_or_else(|| unusable("names no port"))?;
-        reach(host.trim_matches(['[', ']']), port)
-            .await
-            .map_err(|found| Error::Unreachable {
-                what: format!("environment `{name}`"),
-                url: address.clone(),
-                found,
-                remedy: format!(
-                    "Start its server, or give another address with \
-                     actor_rollout_ref.agentgym.env_addr (or agentgym.envs.{name}.env_addr); the run can be resumed"
-                ),
-            })?;
+        // Of several servers one is enough to begin with.
+        let mut result = Ok(());
+        for address in environment.env_addr.split(',') {
+            result = server(&name, address.trim()).await;
+            if result.is_ok() {
+                break;
+            }
+        }
+        result?;
     }
     Ok(())
+}
+
+async fn server(name: &str, address: &str) -> Result<()> {
+    let unusable = |why: &str| {
+        Error::Usage(format!(
+            "environment `{name}`: address {address:?} {why}; write http://host:port or builtin"
+        ))
+    };
+    let url = Url::parse(address).map_err(|e| unusable(&e.to_string()))?;
+    let host = url.host_str().ok_or_else(|| unusable("names no host"))?;
+    let port = url
+        .port_or_known_default()
+        .ok_or_else(|| unusable("names no port"))?;
+    reach(host.trim_matches(['[', ']']), port)
+        .await
+        .map_err(|found| Error::Unreachable {
+            what: format!("environment `{name}`"),
+            url: address.clone(),
+            found,
+            remedy: format!(
+                "Start its server, or give another address with \
+                 actor_rollout_ref.agentgym.env_addr (or agentgym.envs.{name}.env_addr); the run can be resumed"
+            ),
+        })
 }
 
 async fn reach(host: &str, port: u16) -> Result<(), String> {

@@ -55,8 +55,10 @@ impl Environments {
             attempts_max: gym.max_retries.max(1),
             ..ClientOptions::default()
         };
-        let client = EnvClient::new(spec, std::slice::from_ref(&url), options)
-            .map_err(|e| Error::stage(e.to_string()))?;
+        // Several servers of one kind: addresses with commas between them.
+        let urls: Vec<String> = url.split(',').map(|url| url.trim().to_owned()).collect();
+        let client =
+            EnvClient::new(spec, &urls, options).map_err(|e| Error::stage(e.to_string()))?;
         Ok(Environment { spec, client, url })
     }
 

@@ -4,9 +4,9 @@ use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use agentgym_envs::builtin::{TaskSource, range};
+use agentgym_envs::searchqa::TOP_K;
 use agentgym_envs::server::{ServerOptions, serve};
 use agentgym_envs::textcraft::{DISTRACTORS_MAX, Style, Tasks, Vocabulary, Worlds, demonstration};
 use anyhow::{Context, Result, bail};
@@ -27,20 +27,41 @@ struct Cli {
 enum Command {
     /// Serve TextCraft over HTTP until interrupted.
     Textcraft {
-        /// Address to listen on.
-        #[arg(long, default_value = "127.0.0.1")]
-        host: IpAddr,
-        /// Port to listen on; 0 takes a free one.
-        #[arg(long, default_value_t = 36001)]
-        port: u16,
-        /// Close sessions that are not used for this many seconds.
-        #[arg(long, default_value_t = ServerOptions::default().session_ttl_s)]
-        ttl_s: u64,
-        /// Largest number of open sessions.
-        #[arg(long, default_value_t = ServerOptions::default().sessions_max)]
-        sessions_max: usize,
+        #[command(flatten)]
+        listen: Listen<36001>,
         #[command(flatten)]
         source: Source,
+    },
+    /// Serve SearchQA: questions over a corpus, with BM25 search.
+    Searchqa {
+        #[command(flatten)]
+        listen: Listen<36004>,
+        /// JSON lines {"id", "contents"}; contents = title line, then text. Without it a small
+        /// set of our own.
+        #[arg(long, value_name = "FILE", requires = "questions")]
+        corpus: Option<PathBuf>,
+        /// JSON lines {"id", "question", "answers"}.
+        #[arg(long, value_name = "FILE", requires = "corpus")]
+        questions: Option<PathBuf>,
+        /// Where the index is kept; beside the corpus without it.
+        #[arg(long, value_name = "FILE", requires = "corpus")]
+        index: Option<PathBuf>,
+        /// Passages per search.
+        #[arg(long, default_value_t = TOP_K)]
+        top_k: usize,
+    },
+    /// Serve the maze; the base URL for clients ends in /maze.
+    Maze {
+        #[command(flatten)]
+        listen: Listen<36006>,
+    },
+    /// Serve Wordle; the base URL for clients ends in /wordle.
+    Wordle {
+        #[command(flatten)]
+        listen: Listen<36007>,
+        /// Mixed into every game.
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
     },
     /// Print solved TextCraft tasks, one JSON line each, in AgentGym's trajectory format.
     Demos {
@@ -56,6 +77,45 @@ enum Command {
         #[command(flatten)]
         source: Source,
     },
+}
+
+/// Where to listen, and limits.
+#[derive(Args)]
+struct Listen<const PORT: u16> {
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// Port to listen on; 0 takes a free one.
+    #[arg(long, default_value_t = PORT)]
+    port: u16,
+    /// Close sessions that are not used for this many seconds.
+    #[arg(long, default_value_t = ServerOptions::default().session_ttl_s)]
+    ttl_s: u64,
+    /// Largest number of open sessions.
+    #[arg(long, default_value_t = ServerOptions::default().sessions_max)]
+    sessions_max: usize,
+}
+
+impl<const PORT: u16> Listen<PORT> {
+    /// Serves until interrupted.
+    async fn serve(self, source: TaskSource) -> Result<()> {
+        let progress = |done: u64, total: u64| {
+            eprintln!("reading the corpus: {} of {} MiB", done >> 20, total >> 20);
+        };
+        let served = tokio::task::spawn_blocking(move || source.served(progress)).await??;
+        let options = ServerOptions {
+            session_ttl_s: self.ttl_s,
+            sessions_max: self.sessions_max,
+        };
+        let server = serve(served, SocketAddr::new(self.host, self.port), options).await?;
+        // On stdout and at once: whoever starts the server waits for this line.
+        let mut stdout = std::io::stdout();
+        writeln!(stdout, "listening on {}", server.url)?;
+        stdout.flush()?;
+        interrupted().await?;
+        server.stop().await;
+        Ok(())
+    }
 }
 
 /// Without an option: the built-in recipe table.
@@ -83,7 +143,11 @@ struct Source {
 
 impl Source {
     fn tasks(self) -> Result<Tasks> {
-        let source = if let Some(depths) = self.worlds {
+        Ok(self.source()?.tasks()?)
+    }
+
+    fn source(self) -> Result<TaskSource> {
+        Ok(if let Some(depths) = self.worlds {
             let depths = range(&depths)
                 .with_context(|| format!("--worlds {depths}: expected a range such as 1-3"))?;
             let lines = range(&self.lines)
@@ -103,8 +167,7 @@ impl Source {
             TaskSource::Table {
                 distractors_max: self.distractors,
             }
-        };
-        Ok(source.tasks()?)
+        })
     }
 }
 
@@ -125,27 +188,23 @@ async fn main() -> Result<()> {
         .with_writer(std::io::stderr)
         .init();
     match Cli::parse().command {
-        Command::Textcraft {
-            host,
-            port,
-            ttl_s,
-            sessions_max,
-            source,
+        Command::Textcraft { listen, source } => listen.serve(source.source()?).await,
+        Command::Searchqa {
+            listen,
+            corpus,
+            questions,
+            index,
+            top_k,
         } => {
-            let options = ServerOptions {
-                session_ttl_s: ttl_s,
-                sessions_max,
+            let source = TaskSource::Searchqa {
+                files: corpus.zip(questions),
+                index,
+                top_k,
             };
-            let tasks = Arc::new(source.tasks()?);
-            let server = serve(tasks, SocketAddr::new(host, port), options).await?;
-            // On stdout and at once: whoever starts the server waits for this line.
-            let mut stdout = std::io::stdout();
-            writeln!(stdout, "listening on {}", server.url)?;
-            stdout.flush()?;
-            interrupted().await?;
-            server.stop().await;
-            Ok(())
+            listen.serve(source).await
         }
+        Command::Maze { listen } => listen.serve(TaskSource::Maze).await,
+        Command::Wordle { listen, seed } => listen.serve(TaskSource::Wordle { seed }).await,
         Command::Demos {
             ids,
             instruction,

@@ -1,14 +1,18 @@
-//! TextCraft over HTTP, with the wire behaviour of AgentGym's server: its routes, its shapes
-//! of replies and errors, its lenient numbers.
+//! Environments over HTTP, with the wire behaviour of AgentGym's servers: their routes, their
+//! shapes of replies and errors, their lenient numbers.
 //!
 //! Added: `GET /health`, an end to sessions that nobody uses, a limit on their number, and
 //! texts that depend on the task alone. Not copied: dropping connections.
 
-mod routes;
+mod http;
+mod maze;
+mod searchqa;
 mod sessions;
 #[cfg(test)]
 mod tests;
+mod textcraft;
 mod validation;
+mod wordle;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,8 +23,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::error::EnvError;
+use crate::searchqa::Library;
 use crate::textcraft::Tasks;
-use sessions::Sessions;
+use http::App;
 
 /// How long open requests may take to end after a stop.
 const STOP_MAX: Duration = Duration::from_secs(5);
@@ -43,11 +48,53 @@ impl Default for ServerOptions {
     }
 }
 
+/// What a server plays.
+#[derive(Clone, Debug)]
+pub enum Served {
+    /// Crafting.
+    Textcraft(Arc<Tasks>),
+    /// Questions over a corpus.
+    Searchqa(Arc<Library>),
+    /// The maze of two Ts.
+    Maze,
+    /// Guessing words.
+    Wordle {
+        /// Mixed into every game; 0 is what the seeds of the requests alone give.
+        seed: u64,
+    },
+}
+
+impl From<Arc<Tasks>> for Served {
+    fn from(tasks: Arc<Tasks>) -> Self {
+        Self::Textcraft(tasks)
+    }
+}
+
+impl Served {
+    /// What the base URL for clients ends in.
+    fn path_prefix(&self) -> &'static str {
+        match self {
+            Self::Maze => maze::PREFIX,
+            Self::Wordle { .. } => wordle::PREFIX,
+            _ => "",
+        }
+    }
+
+    fn app(self, options: &ServerOptions) -> Arc<dyn App> {
+        match self {
+            Self::Textcraft(tasks) => Arc::new(textcraft::Textcraft::new(tasks, options)),
+            Self::Searchqa(library) => Arc::new(searchqa::Searchqa::new(library, options)),
+            Self::Maze => Arc::new(maze::MazeServer::new(options)),
+            Self::Wordle { seed } => Arc::new(wordle::WordleServer::new(seed, options)),
+        }
+    }
+}
+
 /// A running server. Dropping it stops it without waiting.
 pub struct ServerHandle {
     /// Base URL for clients.
     pub url: String,
-    sessions: Arc<Sessions>,
+    app: Arc<dyn App>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<std::io::Result<()>>,
 }
@@ -55,7 +102,7 @@ pub struct ServerHandle {
 impl ServerHandle {
     /// Sessions open now.
     pub fn sessions(&self) -> usize {
-        self.sessions.count()
+        self.app.sessions()
     }
 
     /// Ends open requests, then the server.
@@ -76,9 +123,9 @@ impl Drop for ServerHandle {
     }
 }
 
-/// Starts a server of these tasks. Port 0 takes a free one.
+/// Starts a server. Port 0 takes a free one.
 pub async fn serve(
-    tasks: Arc<Tasks>,
+    served: impl Into<Served>,
     addr: SocketAddr,
     options: ServerOptions,
 ) -> Result<ServerHandle, EnvError> {
@@ -93,10 +140,12 @@ pub async fn serve(
             tracing::debug!(%error, "cannot switch off delayed sending");
         }
     });
-    let sessions = Arc::new(Sessions::new(tasks, options));
+    let served = served.into();
+    let url = format!("http://{bound}{}", served.path_prefix());
+    let app = served.app(&options);
     let (stop, stopped) = oneshot::channel::<()>();
-    let sweeper = tokio::spawn(Arc::clone(&sessions).sweep());
-    let router = routes::router(Arc::clone(&sessions));
+    let sweeper = tokio::spawn(sweep(Arc::clone(&app), options.session_ttl_s));
+    let router = http::router(Arc::clone(&app));
     let task = tokio::spawn(async move {
         let served = axum::serve(listener, router)
             .with_graceful_shutdown(async move {
@@ -108,9 +157,19 @@ pub async fn serve(
         served
     });
     Ok(ServerHandle {
-        url: format!("http://{bound}"),
-        sessions,
+        url,
+        app,
         stop: Some(stop),
         task,
     })
+}
+
+/// Frees the memory of expired sessions, for as long as the server runs.
+async fn sweep(app: Arc<dyn App>, ttl_s: u64) {
+    let ttl = Duration::from_secs(ttl_s);
+    let pause = (ttl / 4).clamp(Duration::from_millis(250), Duration::from_secs(30));
+    loop {
+        tokio::time::sleep(pause).await;
+        app.remove_unused();
+    }
 }

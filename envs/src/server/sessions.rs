@@ -1,6 +1,6 @@
-//! The table of open games, with an end for those that nobody uses.
+//! The table of open sessions, with an end for those that nobody uses.
 //!
-//! Trainers die, and the original server then keeps their sessions for ever. Here a session
+//! Trainers die, and the original servers then keep their sessions for ever. Here a session
 //! that was not used for its time to live does not exist any more: lookups check the time
 //! themselves, so behaviour does not depend on when the sweeper runs.
 
@@ -10,23 +10,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::ServerOptions;
-use crate::textcraft::{Game, TaskIndex, Tasks};
+use crate::textcraft::TaskIndex;
 
-/// A game and what it said last.
-pub(super) struct Play {
-    game: Game,
-    pub(super) observation: String,
-    pub(super) reward: u8,
-    pub(super) done: bool,
-    used: Instant,
-}
-
-pub(super) struct Sessions {
-    tasks: Arc<Tasks>,
+pub(super) struct Sessions<P> {
     ttl: Duration,
     sessions_max: usize,
     next_id: AtomicU64,
-    table: Mutex<BTreeMap<u64, Arc<Mutex<Play>>>>,
+    table: Mutex<BTreeMap<u64, Arc<Mutex<Slot<P>>>>>,
+}
+
+struct Slot<P> {
+    play: P,
+    used: Instant,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -35,32 +30,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Play {
-    fn new(tasks: &Tasks, index: &TaskIndex) -> Self {
-        let world = tasks.world_at(index);
+impl<P> Sessions<P> {
+    pub(super) fn new(options: &ServerOptions) -> Self {
         Self {
-            game: world.game(),
-            observation: world.observation(),
-            reward: 0,
-            done: false,
-            used: Instant::now(),
-        }
-    }
-
-    /// Runs a command; `Err` is the text for an error reply and changes nothing.
-    pub(super) fn step(&mut self, action: &str) -> Result<(), String> {
-        let reply = self.game.step(action)?;
-        self.observation = reply.observation;
-        self.reward = reply.reward;
-        self.done = reply.done;
-        Ok(())
-    }
-}
-
-impl Sessions {
-    pub(super) fn new(tasks: Arc<Tasks>, options: ServerOptions) -> Self {
-        Self {
-            tasks,
             ttl: Duration::from_secs(options.session_ttl_s),
             sessions_max: options.sessions_max,
             next_id: AtomicU64::new(0),
@@ -72,9 +44,12 @@ impl Sessions {
         lock(&self.table).len()
     }
 
-    /// Opens a session on the task whose index is the new id, as the original does. `None`
-    /// if there are too many.
-    pub(super) fn create(&self) -> Option<(u64, String)> {
+    /// Opens a session; what it plays may depend on its number. `None` if there are too many.
+    pub(super) fn create<T>(
+        &self,
+        play: impl FnOnce(u64) -> P,
+        view: impl FnOnce(u64, &P) -> T,
+    ) -> Option<T> {
         if self.count() >= self.sessions_max {
             self.remove_unused();
             if self.count() >= self.sessions_max {
@@ -82,33 +57,19 @@ impl Sessions {
             }
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let index = TaskIndex::from(i64::try_from(id).unwrap_or(i64::MAX));
-        let play = Play::new(&self.tasks, &index);
-        let observation = play.observation.clone();
-        lock(&self.table).insert(id, Arc::new(Mutex::new(play)));
-        Some((id, observation))
+        let play = play(id);
+        let shown = view(id, &play);
+        let used = Instant::now();
+        lock(&self.table).insert(id, Arc::new(Mutex::new(Slot { play, used })));
+        Some(shown)
     }
 
-    /// Starts a session anew on a task.
-    pub(super) fn reset<T>(
-        &self,
-        id: &TaskIndex,
-        task: &TaskIndex,
-        view: impl FnOnce(&Play) -> T,
-    ) -> Option<T> {
+    /// Uses a session. `None` if there is no such session.
+    pub(super) fn with<T>(&self, id: &TaskIndex, act: impl FnOnce(&mut P) -> T) -> Option<T> {
         let session = self.find(id)?;
-        let play = Play::new(&self.tasks, task);
-        let mut session = lock(&session);
-        *session = play;
-        Some(view(&session))
-    }
-
-    /// Uses a session.
-    pub(super) fn with<T>(&self, id: &TaskIndex, act: impl FnOnce(&mut Play) -> T) -> Option<T> {
-        let session = self.find(id)?;
-        let mut play = lock(&session);
-        play.used = Instant::now();
-        Some(act(&mut play))
+        let mut slot = lock(&session);
+        slot.used = Instant::now();
+        Some(act(&mut slot.play))
     }
 
     /// Whether there was such a session.
@@ -120,27 +81,24 @@ impl Sessions {
         found
     }
 
-    fn find(&self, id: &TaskIndex) -> Option<Arc<Mutex<Play>>> {
+    /// The numbers of the sessions, in order.
+    pub(super) fn ids(&self) -> Vec<u64> {
+        lock(&self.table).keys().copied().collect()
+    }
+
+    fn find(&self, id: &TaskIndex) -> Option<Arc<Mutex<Slot<P>>>> {
         let session = lock(&self.table).get(&id.as_u64()?).cloned()?;
         let unused = lock(&session).used.elapsed();
         (unused < self.ttl).then_some(session)
     }
 
-    fn remove_unused(&self) {
+    /// Frees the memory of expired sessions.
+    pub(super) fn remove_unused(&self) {
         let ttl = self.ttl;
         // A session that is in use at this moment is not unused.
-        lock(&self.table).retain(|_, play| {
-            play.try_lock()
-                .map_or(true, |play| play.used.elapsed() < ttl)
+        lock(&self.table).retain(|_, slot| {
+            slot.try_lock()
+                .map_or(true, |slot| slot.used.elapsed() < ttl)
         });
-    }
-
-    /// Frees the memory of expired sessions, for as long as the server runs.
-    pub(super) async fn sweep(self: Arc<Self>) {
-        let pause = (self.ttl / 4).clamp(Duration::from_millis(250), Duration::from_secs(30));
-        loop {
-            tokio::time::sleep(pause).await;
-            self.remove_unused();
-        }
     }
 }

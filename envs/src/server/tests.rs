@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::searchqa::Library;
 use crate::textcraft::{RecipeBook, Worlds, required_lines};
 
 const LOCAL: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
@@ -244,4 +245,219 @@ async fn dead_routes_answer_as_the_original_does() {
     assert!(content_type.is_some_and(|value| value.starts_with("text/plain")));
     let request = json!({"method": "GET", "path": "/health"});
     assert_eq!(replay(&server.url, &request).await.2["status"], "ok");
+}
+
+/// Passages found and the wording of the question's introduction are ours. What is compared of
+/// them: the question, and that as many passages of the corpus are shown in the same shape.
+fn same_qa(corpus: &[String], found: &Value, recorded: &Value) -> bool {
+    let shape = |text: &str| {
+        let inside = text
+            .strip_prefix("<information>")?
+            .strip_suffix("</information>")?;
+        let mut shown = 0;
+        for (rank, piece) in inside.split("Doc ").skip(1).enumerate() {
+            let (title, text) = piece
+                .strip_prefix(&format!("{}(Title: ", rank + 1))?
+                .split_once(") ")?;
+            shown += usize::from(corpus.contains(&format!("{title}\n{}", text.trim())));
+        }
+        Some(shown)
+    };
+    match (found, recorded) {
+        (Value::String(found), Value::String(recorded)) => match shape(recorded) {
+            Some(count) => count == 3 && shape(found) == Some(count),
+            None if recorded.contains("\n\n Question: ") => {
+                let question =
+                    |text: &str| text.rsplit("\n\n Question: ").next().map(str::to_owned);
+                question(found) == question(recorded)
+            }
+            None => found == recorded,
+        },
+        (Value::Object(found), Value::Object(recorded)) => {
+            found.len() == recorded.len()
+                && recorded.iter().all(|(key, value)| {
+                    found
+                        .get(key)
+                        .is_some_and(|found| same_qa(corpus, found, value))
+                })
+        }
+        _ => found == recorded,
+    }
+}
+
+fn transcript(name: &str) -> Value {
+    let path = fixtures().join(format!("transcripts/{name}.json"));
+    serde_json::from_slice(&std::fs::read(path).expect("the transcript")).expect("JSON")
+}
+
+#[tokio::test]
+async fn recorded_questions_are_answered_alike() {
+    let transcript = transcript("searchqa");
+    let passages = transcript["corpus"].as_array().expect("a corpus");
+    let corpus: Vec<String> = passages
+        .iter()
+        .map(|row| row["contents"].as_str().expect("a text").to_owned())
+        .collect();
+    let mut questions: Vec<String> = Vec::new();
+    for (id, question) in transcript["questions_test"].as_object().expect("questions") {
+        let id: i64 = id.parse().expect("a number");
+        let row = json!({"id": id, "question": question[0], "answers": question[1]});
+        questions.push(row.to_string());
+    }
+    // Of the training questions only what was shown of them is recorded.
+    for section in transcript["sections"].as_array().expect("sections") {
+        for call in section["calls"].as_array().expect("calls") {
+            let (item, shown) = (&call["request"]["json"]["id"], &call["response"]["json"]);
+            if let (Some(item @ 51713..), Some(shown)) = (item.as_i64(), shown.as_str()) {
+                let text = shown.rsplit(" Question: ").next().expect("a question");
+                let row = json!({"id": item, "question": text, "answers": []}).to_string();
+                if !questions.contains(&row) {
+                    questions.push(row);
+                }
+            }
+        }
+    }
+    let lines: Vec<String> = passages.iter().map(Value::to_string).collect();
+    let library = Library::from_texts(&lines.join("\n"), &questions.join("\n")).expect("valid");
+    let served = Served::Searchqa(Arc::new(library));
+    let server = serve(served, LOCAL, ServerOptions::default())
+        .await
+        .expect("a free port");
+    // The recording's first session is its second.
+    post(&server.url, "/create", json!({"id": 0})).await;
+    let (mut compared, mut skipped) = (0, Vec::new());
+    for section in transcript["sections"].as_array().expect("sections") {
+        for call in section["calls"].as_array().expect("calls") {
+            let (request, recorded) = (&call["request"], &call["response"]);
+            if request["path"] == "/health" {
+                skipped.push(request.to_string());
+                continue;
+            }
+            let (status, content_type, body) = replay(&server.url, request).await;
+            let context = format!("{}: {request}", section["name"]);
+            assert_eq!(status, recorded["status"], "{context}\nfound {body}");
+            assert_eq!(
+                content_type.as_deref(),
+                recorded["content_type"].as_str(),
+                "{context}"
+            );
+            let recorded_body = recorded.get("json").unwrap_or(&recorded["text"]);
+            if body.is_u64() && recorded_body.is_u64() {
+                // Calls that were left out, and failed ones, have used up numbers.
+                compared += 1;
+                continue;
+            }
+            assert!(
+                same_qa(&corpus, &body, recorded_body),
+                "{context}\nfound    {body}\nrecorded {recorded_body}"
+            );
+            compared += 1;
+        }
+    }
+    eprintln!("{compared} compared, skipped: {skipped:?}");
+    assert!(compared > 90 && skipped.len() < 5, "{compared}");
+}
+
+#[tokio::test]
+async fn the_maze_speaks_as_documented() {
+    let server = serve(Served::Maze, LOCAL, ServerOptions::default())
+        .await
+        .expect("a port");
+    let url = &server.url;
+    assert!(url.ends_with("/maze"), "{url}");
+    let step = |action: &str| json!({"id": 0, "action": action});
+    assert_eq!(post(url, "/create", json!({})).await, json!({"id": 0}));
+    assert_eq!(
+        post(url, "/step", step("move up")).await,
+        json!({"error": "0"})
+    );
+    let reset = |game: i64| json!({"id": 0, "game": game});
+    for (game, error) in [
+        (26, "The game 26 is not valid."),
+        (25, ""),
+        (-27, "The game -27 is not valid."),
+    ] {
+        assert_eq!(
+            post(url, "/reset", reset(game)).await,
+            json!({ "error": error })
+        );
+    }
+    let start = post(url, "/reset", reset(23)).await;
+    let text = start["observation"].as_str().expect("a text");
+    assert!(
+        text.contains("Your current position is at position 6, 6."),
+        "{text}"
+    );
+    let reply = post(url, "/step", step("move down")).await;
+    assert_eq!(
+        (&reply["reward"], &reply["done"]),
+        (&json!(0.0), &json!(false))
+    );
+    let won = post(url, "/step", step("move down")).await;
+    assert_eq!(
+        won,
+        json!({"observation": "Success\n", "reward": 1.0, "done": true})
+    );
+    let over = json!({"error": "The task with environment 0 has finished."});
+    assert_eq!(post(url, "/step", step("move down")).await, over);
+    let get = |path: &str| json!({"method": "GET", "path": path});
+    assert_eq!(replay(url, &get("/observation?id=0")).await.2, over);
+    let actions = replay(url, &get("/available_actions")).await.2;
+    assert_eq!(actions.as_array().map(Vec::len), Some(4));
+    assert_eq!(
+        replay(url, &json!({"method": "POST", "path": "/close"}))
+            .await
+            .0,
+        404
+    );
+    let bad = replay(
+        url,
+        &json!({"method": "POST", "path": "/reset", "json": {"id": "x"}}),
+    )
+    .await;
+    assert_eq!(
+        (bad.0, bad.2["detail"].as_array().map(Vec::len)),
+        (422, Some(2))
+    );
+}
+
+#[tokio::test]
+async fn wordle_speaks_as_documented() {
+    let options = ServerOptions::default();
+    let server = serve(Served::Wordle { seed: 0 }, LOCAL, options)
+        .await
+        .expect("a port");
+    let url = &server.url;
+    assert!(url.ends_with("/wordle"), "{url}");
+    assert_eq!(post(url, "/create", json!({})).await, json!({"id": 0}));
+    let opening = json!({"id": 0, "observation": "Let's start Wordle!"});
+    assert_eq!(
+        post(url, "/reset", json!({"id": 0, "seed": 4})).await,
+        opening
+    );
+    let get = |path: &str| json!({"method": "GET", "path": path});
+    let words = replay(url, &get("/filtered_vocab?id=0")).await.2;
+    assert_eq!(words.as_array().map(Vec::len), Some(40));
+    for turn in 1..=6 {
+        let reply = post(url, "/step", json!({"id": 0, "action": "no such word"})).await;
+        assert_eq!(
+            reply,
+            json!({"observation": "invalid word", "reward": 0.0, "done": turn == 6})
+        );
+    }
+    let over = json!({"error": "The task with environment 0 has finished."});
+    assert_eq!(
+        post(url, "/step", json!({"id": 0, "action": "c r a n e"})).await,
+        over
+    );
+    assert_eq!(
+        post(url, "/reset", json!({"id": 0, "seed": 4})).await,
+        opening
+    );
+    let reply = post(url, "/step", json!({"id": 0, "action": "c r a n e\n"})).await;
+    let colours = reply["observation"].as_str().expect("a text");
+    assert!(
+        colours.len() == 10 && colours.ends_with('\n'),
+        "{colours:?}"
+    );
 }

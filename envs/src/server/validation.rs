@@ -23,6 +23,19 @@ impl Problems {
         (!self.0.is_empty()).then(|| json!({"detail": self.0}))
     }
 
+    /// Fails if anything was noted.
+    pub(super) fn none(self) -> Result<(), Self> {
+        if self.0.is_empty() { Ok(()) } else { Err(self) }
+    }
+
+    /// What was read, unless anything was noted on the way.
+    pub(super) fn some<T>(self, read: Option<T>) -> Result<T, Self> {
+        match read {
+            Some(value) if self.0.is_empty() => Ok(value),
+            _ => Err(self),
+        }
+    }
+
     fn one(kind: &str, loc: &[&str], message: &str, input: &Value) -> Self {
         let mut problems = Self::default();
         problems.add(kind, loc, message, input);
@@ -97,6 +110,18 @@ pub(super) fn integer_or_null(
         None => Some(Some(TaskIndex::from(default))),
         Some(Value::Null) => None,
         Some(value) => Some(checked(value, &["body", key], problems)),
+    }
+}
+
+/// As [`integer`], where null and nothing pass the check and fail later: `Some(None)`.
+pub(super) fn integer_nullable(
+    fields: &Map<String, Value>,
+    key: &str,
+    problems: &mut Problems,
+) -> Option<Option<TaskIndex>> {
+    match fields.get(key) {
+        None | Some(Value::Null) => Some(None),
+        _ => integer(fields, key, problems).map(Some),
     }
 }
 

@@ -103,9 +103,8 @@ const SCIWORLD: EnvSpec = EnvSpec {
 
 const SEARCHQA: EnvSpec = EnvSpec {
     name: "searchqa",
-    instruction: "Answer the question. Think inside <think> and </think>. To look something up \
-                  write <search>query</search> and stop; passages follow inside <information> \
-                  and </information>. When you know the answer write <answer>answer</answer>.",
+    // The server's own first text explains the tags.
+    instruction: "Answer the question, in the format that is described here.",
     create_body: CreateBody::Item("id"),
     reset_key: "id",
     parser: Parser::Tags,

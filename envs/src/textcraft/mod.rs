@@ -22,6 +22,7 @@ pub use book::{Ingredient, Name, Recipe, RecipeBook};
 pub use demonstration::{Demonstration, Message, Style, demonstration};
 pub use game::{Game, StepReply};
 pub(crate) use quantity::Quantity;
+pub(crate) use random::Draws;
 pub use solver::{Gather, Move, solve, solve_with};
 pub(crate) use task::TaskIndex;
 pub use task::{DISTRACTORS_MAX, Tasks, World, required_lines};

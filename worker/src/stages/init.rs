@@ -269,9 +269,13 @@ fn corpus(plan: &Plan) -> Result<Vec<String>> {
         if !builtin::is_builtin(&declared.env_addr) {
             continue;
         }
-        let tasks = builtin::parse(&declared.env_addr)
-            .and_then(|address| address.source.tasks())
-            .map_err(|e| Error::stage(format!("actor_rollout_ref.agentgym.envs.{name}: {e}")))?;
+        let bad = |e| Error::stage(format!("actor_rollout_ref.agentgym.envs.{name}: {e}"));
+        let source = builtin::parse(&declared.env_addr).map_err(bad)?.source;
+        if source.env() != "textcraft" {
+            // Only TextCraft's solver shows how its tasks are played.
+            continue;
+        }
+        let tasks = source.tasks().map_err(bad)?;
         for id in 0..CORPUS_TASKS {
             let shown = solved(
                 &tasks,

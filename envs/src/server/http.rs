@@ -1,0 +1,180 @@
+//! What all servers share between the socket and the environment.
+//!
+//! One function looks at path and method, since the originals' answers to wrong ones are part
+//! of their behaviour too: 404 and 405 as JSON, also for HEAD and OPTIONS, and a redirect for
+//! a slash too many.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+
+use super::validation::{Problems, fields, integer, query_integer};
+use crate::textcraft::TaskIndex;
+
+const BODY_MAX_BYTES: usize = 1 << 20;
+
+const HEALTH: &str = "/health";
+
+/// An environment's side of a server.
+pub(super) trait App: Send + Sync + 'static {
+    /// Paths with the method that each takes.
+    fn routes(&self) -> &'static [(&'static str, Method)];
+
+    /// The reply to a request for one of the routes.
+    fn answer(&self, path: &str, asked: &Asked<'_>) -> Result<Value, Refusal>;
+
+    /// Sessions open now.
+    fn sessions(&self) -> usize;
+
+    /// Frees the memory of expired sessions.
+    fn remove_unused(&self);
+
+    /// Answers take so long that they should not hold up the others on their thread.
+    fn is_slow(&self) -> bool {
+        false
+    }
+}
+
+/// A request, as far as an environment is concerned.
+pub(super) struct Asked<'a> {
+    query: &'a str,
+    content_type: Option<&'a str>,
+    body: &'a [u8],
+}
+
+impl Asked<'_> {
+    /// The fields of the body, which has to be a JSON object.
+    pub(super) fn fields(&self) -> Result<Map<String, Value>, Problems> {
+        fields(self.content_type, self.body)
+    }
+
+    /// A number from a body in which nothing else counts.
+    pub(super) fn body_integer(&self, key: &str) -> Result<TaskIndex, Problems> {
+        let mut problems = Problems::default();
+        let number = integer(&self.fields()?, key, &mut problems);
+        problems.some(number)
+    }
+
+    /// A number from the query string.
+    pub(super) fn query_integer(&self, key: &str) -> Result<TaskIndex, Problems> {
+        let mut problems = Problems::default();
+        let number = query_integer(self.query, key, &mut problems);
+        problems.some(number)
+    }
+}
+
+/// Replies other than 200.
+pub(super) enum Refusal {
+    /// The framework's 422.
+    Invalid(Problems),
+    /// No further session can be opened.
+    Full,
+    /// The original's uncaught exceptions.
+    Failed,
+}
+
+impl From<Problems> for Refusal {
+    fn from(problems: Problems) -> Self {
+        Self::Invalid(problems)
+    }
+}
+
+pub(super) fn not_valid(id: &TaskIndex) -> Value {
+    json!({"error": format!("The id {id} is not valid.")})
+}
+
+pub(super) fn finished(id: &TaskIndex) -> Value {
+    json!({"error": format!("The task with environment {id} has finished.")})
+}
+
+pub(super) fn router(app: Arc<dyn App>) -> Router {
+    Router::new().fallback(dispatch).with_state(app)
+}
+
+async fn dispatch(State(app): State<Arc<dyn App>>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let path = head.uri.path();
+    if path == HEALTH && head.method == Method::GET {
+        let health = json!({"status": "ok", "sessions": app.sessions()});
+        return reply(StatusCode::OK, &health);
+    }
+    let routes = app.routes();
+    let Some((known, method)) = routes.iter().find(|(known, _)| *known == path) else {
+        let shorter = path.trim_end_matches('/');
+        if let Some((known, _)) = routes.iter().find(|(known, _)| *known == shorter) {
+            return redirect(known);
+        }
+        return reply(StatusCode::NOT_FOUND, &json!({"detail": "Not Found"}));
+    };
+    if head.method != *method {
+        let body = json!({"detail": "Method Not Allowed"});
+        let mut response = reply(StatusCode::METHOD_NOT_ALLOWED, &body);
+        if let Ok(allowed) = HeaderValue::from_str(method.as_str()) {
+            response.headers_mut().insert(header::ALLOW, allowed);
+        }
+        return response;
+    }
+    let Ok(body) = axum::body::to_bytes(body, BODY_MAX_BYTES).await else {
+        let detail = format!("no whole body of at most {BODY_MAX_BYTES} bytes could be read");
+        return reply(StatusCode::PAYLOAD_TOO_LARGE, &json!({"detail": detail}));
+    };
+    if app.is_slow() {
+        let known = *known;
+        let slow = Arc::clone(&app);
+        let answered = tokio::task::spawn_blocking(move || answer(&*slow, known, &head, &body));
+        answered.await.unwrap_or_else(|_| failed())
+    } else {
+        answer(&*app, known, &head, &body)
+    }
+}
+
+fn answer(
+    app: &dyn App,
+    path: &'static str,
+    head: &axum::http::request::Parts,
+    body: &Bytes,
+) -> Response {
+    let content_type = head.headers.get(header::CONTENT_TYPE);
+    let asked = Asked {
+        query: head.uri.query().unwrap_or_default(),
+        content_type: content_type.and_then(|value| value.to_str().ok()),
+        body,
+    };
+    match app.answer(path, &asked) {
+        Ok(answer) => reply(StatusCode::OK, &answer),
+        Err(Refusal::Invalid(problems)) => {
+            let detail = problems.detail().unwrap_or_default();
+            reply(StatusCode::UNPROCESSABLE_ENTITY, &detail)
+        }
+        Err(Refusal::Full) => {
+            let body = json!({"error": "Too many sessions are open; close some."});
+            reply(StatusCode::SERVICE_UNAVAILABLE, &body)
+        }
+        Err(Refusal::Failed) => failed(),
+    }
+}
+
+fn failed() -> Response {
+    (StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error").into_response()
+}
+
+fn reply(status: StatusCode, body: &Value) -> Response {
+    let mut response = Response::new(Body::from(body.to_string()));
+    *response.status_mut() = status;
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+fn redirect(path: &'static str) -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::TEMPORARY_REDIRECT;
+    let path = HeaderValue::from_static(path);
+    response.headers_mut().insert(header::LOCATION, path);
+    response
+}

@@ -1,0 +1,130 @@
+//! The maze's routes. One process of the original serves several games under prefixes.
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use super::ServerOptions;
+use super::http::{App, Asked, Refusal, finished, not_valid};
+use super::sessions::Sessions;
+use super::validation::{Problems, integer, text};
+use crate::maze::{Maze, MazeReply, NoGame};
+
+pub(super) const PREFIX: &str = "/maze";
+
+pub(super) struct MazeServer {
+    sessions: Sessions<Option<Play>>,
+}
+
+/// A game and what it said last; there is none before the first reset.
+struct Play {
+    maze: Maze,
+    last: MazeReply,
+}
+
+impl MazeServer {
+    pub(super) fn new(options: &ServerOptions) -> Self {
+        Self {
+            sessions: Sessions::new(options),
+        }
+    }
+
+    fn reset(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let fields = asked.fields()?;
+        let mut problems = Problems::default();
+        let id = integer(&fields, "id", &mut problems);
+        let game = integer(&fields, "game", &mut problems);
+        let (id, game) = problems.some(id.zip(game))?;
+        let number = game.to_string().parse().unwrap_or(i64::MAX);
+        let reply = self.sessions.with(&id, |play| match Maze::start(number) {
+            Ok(maze) => {
+                let observation = maze.observation();
+                let last = MazeReply {
+                    observation: observation.clone(),
+                    reward: 0.0,
+                    done: false,
+                };
+                *play = Some(Play { maze, last });
+                json!({ "observation": observation })
+            }
+            // The original asserts that a game does not start at its end, without a text.
+            Err(NoGame::OnGoal) => json!({"error": ""}),
+            Err(NoGame::Unknown) => json!({"error": format!("The game {game} is not valid.")}),
+        });
+        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+    }
+
+    fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let fields = asked.fields()?;
+        let mut problems = Problems::default();
+        let id = integer(&fields, "id", &mut problems);
+        let action = text(&fields, "action", &mut problems);
+        let (id, action) = problems.some(id.zip(action))?;
+        let reply = self.sessions.with(&id, |play| match play {
+            None => json!({"error": id.to_string()}),
+            Some(play) if play.last.done => finished(&id),
+            Some(play) => {
+                play.last = play.maze.step(action);
+                shown(&play.last)
+            }
+        });
+        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+    }
+
+    fn queried(
+        &self,
+        asked: &Asked<'_>,
+        before: &str,
+        view: impl FnOnce(&MazeReply) -> Value,
+    ) -> Result<Value, Refusal> {
+        let id = asked.query_integer("id")?;
+        let reply = self.sessions.with(&id, |play| match play {
+            None => json!({ "error": before }),
+            Some(play) if play.last.done => finished(&id),
+            Some(play) => view(&play.last),
+        });
+        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+    }
+}
+
+fn shown(reply: &MazeReply) -> Value {
+    json!({"observation": reply.observation, "reward": reply.reward, "done": reply.done})
+}
+
+impl App for MazeServer {
+    fn routes(&self) -> &'static [(&'static str, Method)] {
+        &[
+            ("/", Method::GET),
+            ("/maze/create", Method::POST),
+            ("/maze/reset", Method::POST),
+            ("/maze/step", Method::POST),
+            ("/maze/observation", Method::GET),
+            ("/maze/available_actions", Method::GET),
+            ("/maze/detail", Method::GET),
+        ]
+    }
+
+    fn answer(&self, path: &str, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        match path {
+            "/" => Ok(json!("This is environment LMRL-Gym.")),
+            "/maze/create" => self
+                .sessions
+                .create(|_| None, |id, _| json!({ "id": id }))
+                .ok_or(Refusal::Full),
+            "/maze/reset" => self.reset(asked),
+            "/maze/step" => self.step(asked),
+            "/maze/observation" => {
+                self.queried(asked, "'observation'", |last| json!(last.observation))
+            }
+            "/maze/available_actions" => Ok(json!(Maze::actions())),
+            _ => self.queried(asked, "'goal_position'", shown),
+        }
+    }
+
+    fn sessions(&self) -> usize {
+        self.sessions.count()
+    }
+
+    fn remove_unused(&self) {
+        self.sessions.remove_unused();
+    }
+}

@@ -1,0 +1,127 @@
+//! SearchQA's routes. Unlike the others it fails with status 500, also for unknown sessions.
+
+use std::sync::Arc;
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use super::ServerOptions;
+use super::http::{App, Asked, Refusal};
+use super::sessions::Sessions;
+use super::validation::{Problems, integer, integer_nullable, text};
+use crate::searchqa::{Library, Question};
+use crate::textcraft::TaskIndex;
+
+pub(super) struct Searchqa {
+    library: Arc<Library>,
+    /// The id of the question that a session plays.
+    sessions: Sessions<i64>,
+}
+
+impl Searchqa {
+    pub(super) fn new(library: Arc<Library>, options: &ServerOptions) -> Self {
+        Self {
+            library,
+            sessions: Sessions::new(options),
+        }
+    }
+
+    fn question(&self, id: Option<&TaskIndex>) -> Result<(i64, &Question), Refusal> {
+        let id = id.ok_or(Refusal::Failed)?;
+        let id: i64 = id.to_string().parse().map_err(|_| Refusal::Failed)?;
+        let question = self.library.question(id).ok_or(Refusal::Failed)?;
+        Ok((id, question))
+    }
+
+    fn create(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let fields = asked.fields()?;
+        let mut problems = Problems::default();
+        let item = integer(&fields, "id", &mut problems);
+        let item = problems.some(item)?;
+        let (item, _) = self.question(Some(&item))?;
+        let opened = self.sessions.create(|_| item, |id, _| json!(id));
+        opened.ok_or(Refusal::Full)
+    }
+
+    fn reset(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let fields = asked.fields()?;
+        let mut problems = Problems::default();
+        let id = integer(&fields, "env_idx", &mut problems);
+        let item = integer_nullable(&fields, "id", &mut problems);
+        let (id, item) = problems.some(id.zip(item))?;
+        let (item, question) = self.question(item.as_ref())?;
+        let found = self.sessions.with(&id, |played| *played = item);
+        found.ok_or(Refusal::Failed)?;
+        Ok(json!(self.library.prompt(question)))
+    }
+
+    fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let fields = asked.fields()?;
+        let mut problems = Problems::default();
+        let id = integer(&fields, "env_idx", &mut problems);
+        let action = text(&fields, "action", &mut problems);
+        let (id, action) = problems.some(id.zip(action))?;
+        let item = self.sessions.with(&id, |played| *played);
+        let question = self.library.question(item.ok_or(Refusal::Failed)?);
+        let question = question.ok_or(Refusal::Failed)?;
+        let reply = self.library.step(question, action).map_err(|error| {
+            tracing::error!(%error, "a search failed");
+            Refusal::Failed
+        })?;
+        Ok(json!({
+            "observation": reply.observation,
+            "reward": reply.reward,
+            "done": reply.done,
+            "info": null,
+        }))
+    }
+
+    fn observation(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let id = asked.query_integer("env_idx")?;
+        let item = self.sessions.with(&id, |played| *played);
+        let question = self.library.question(item.ok_or(Refusal::Failed)?);
+        let question = question.ok_or(Refusal::Failed)?;
+        Ok(json!(self.library.prompt(question)))
+    }
+}
+
+impl App for Searchqa {
+    fn routes(&self) -> &'static [(&'static str, Method)] {
+        &[
+            ("/", Method::GET),
+            ("/list_envs", Method::GET),
+            ("/create", Method::POST),
+            ("/reset", Method::POST),
+            ("/step", Method::POST),
+            ("/close", Method::POST),
+            ("/observation", Method::GET),
+        ]
+    }
+
+    fn answer(&self, path: &str, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        match path {
+            "/" => Ok(json!("ok")),
+            "/list_envs" => Ok(json!(self.sessions.ids())),
+            "/create" => self.create(asked),
+            "/reset" => self.reset(asked),
+            "/step" => self.step(asked),
+            "/close" => {
+                let id = asked.body_integer("env_idx")?;
+                Ok(json!(self.sessions.close(&id)))
+            }
+            _ => self.observation(asked),
+        }
+    }
+
+    fn sessions(&self) -> usize {
+        self.sessions.count()
+    }
+
+    fn remove_unused(&self) {
+        self.sessions.remove_unused();
+    }
+
+    fn is_slow(&self) -> bool {
+        true
+    }
+}

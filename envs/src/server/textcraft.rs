@@ -1,0 +1,166 @@
+//! TextCraft's routes and what they answer.
+
+use std::sync::Arc;
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use super::ServerOptions;
+use super::http::{App, Asked, Refusal, not_valid};
+use super::sessions::Sessions;
+use super::validation::{Problems, integer, integer_or_null, text, text_or_null};
+use crate::textcraft::{Game, TaskIndex, Tasks};
+
+pub(super) struct Textcraft {
+    tasks: Arc<Tasks>,
+    sessions: Sessions<Play>,
+}
+
+/// A game and what it said last.
+struct Play {
+    game: Game,
+    observation: String,
+    reward: u8,
+    done: bool,
+}
+
+impl Play {
+    fn new(tasks: &Tasks, index: &TaskIndex) -> Self {
+        let world = tasks.world_at(index);
+        Self {
+            game: world.game(),
+            observation: world.observation(),
+            reward: 0,
+            done: false,
+        }
+    }
+
+    /// Runs a command; `Err` is the text for an error reply and changes nothing.
+    fn step(&mut self, action: &str) -> Result<(), String> {
+        let reply = self.game.step(action)?;
+        self.observation = reply.observation;
+        self.reward = reply.reward;
+        self.done = reply.done;
+        Ok(())
+    }
+}
+
+impl Textcraft {
+    pub(super) fn new(tasks: Arc<Tasks>, options: &ServerOptions) -> Self {
+        Self {
+            tasks,
+            sessions: Sessions::new(options),
+        }
+    }
+
+    /// Opens a session on the task whose index is the new id, as the original does.
+    fn create(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let fields = asked.fields()?;
+        let mut problems = Problems::default();
+        text_or_null(&fields, "commands", &mut problems);
+        text_or_null(&fields, "goal", &mut problems);
+        problems.none()?;
+        let play = |id| {
+            let index = TaskIndex::from(i64::try_from(id).unwrap_or(i64::MAX));
+            Play::new(&self.tasks, &index)
+        };
+        let view = |id, play: &Play| json!({"id": id, "observation": play.observation, "done": false, "reward": 0});
+        self.sessions.create(play, view).ok_or(Refusal::Full)
+    }
+
+    fn reset(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let fields = asked.fields()?;
+        let mut problems = Problems::default();
+        let id = integer(&fields, "id", &mut problems);
+        let task = integer_or_null(&fields, "data_idx", 0, &mut problems);
+        let id = problems.some(id)?;
+        let reply = self.sessions.with(&id, |play| match task.flatten() {
+            None => json!({"error": "unsupported operand type(s) for %: 'NoneType' and 'int'"}),
+            Some(task) => {
+                *play = Play::new(&self.tasks, &task);
+                json!({
+                    "id": id.as_u64(),
+                    "observation": play.observation,
+                    "done": play.done,
+                    "reward": play.reward,
+                })
+            }
+        });
+        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+    }
+
+    fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let fields = asked.fields()?;
+        let mut problems = Problems::default();
+        let id = integer(&fields, "id", &mut problems);
+        let action = text(&fields, "action", &mut problems);
+        let (id, action) = problems.some(id.zip(action))?;
+        let reply = self.sessions.with(&id, |play| match play.step(action) {
+            Ok(()) => json!({
+                "observation": play.observation,
+                "reward": play.reward,
+                "done": play.done,
+            }),
+            Err(text) => json!({"error": text}),
+        });
+        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+    }
+
+    fn queried(
+        &self,
+        asked: &Asked<'_>,
+        view: impl FnOnce(&Play) -> Value,
+    ) -> Result<Value, Refusal> {
+        let id = asked.query_integer("id")?;
+        let reply = self.sessions.with(&id, |play| view(play));
+        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+    }
+}
+
+impl App for Textcraft {
+    fn routes(&self) -> &'static [(&'static str, Method)] {
+        &[
+            ("/", Method::GET),
+            ("/create", Method::POST),
+            ("/reset", Method::POST),
+            ("/step", Method::POST),
+            ("/close", Method::POST),
+            ("/observation", Method::GET),
+            ("/detail", Method::GET),
+            ("/commands", Method::GET),
+            ("/goal", Method::GET),
+        ]
+    }
+
+    fn answer(&self, path: &str, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        match path {
+            "/" => Ok(json!("This is environment TextCraft.")),
+            "/create" => self.create(asked),
+            "/reset" => self.reset(asked),
+            "/step" => self.step(asked),
+            "/close" => {
+                let id = asked.body_integer("id")?;
+                Ok(json!(self.sessions.close(&id)))
+            }
+            "/observation" => self.queried(asked, |play| json!(play.observation)),
+            "/detail" => self.queried(asked, |play| {
+                json!({
+                    "observation": play.observation,
+                    "done": play.done,
+                    "reward": play.reward,
+                    "deleted": false,
+                })
+            }),
+            // The original has the paths, but not the functions behind them.
+            _ => Err(Refusal::Failed),
+        }
+    }
+
+    fn sessions(&self) -> usize {
+        self.sessions.count()
+    }
+
+    fn remove_unused(&self) {
+        self.sessions.remove_unused();
+    }
+}

@@ -1,0 +1,138 @@
+//! Wordle's routes.
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use super::ServerOptions;
+use super::http::{App, Asked, Refusal, finished, not_valid};
+use super::sessions::Sessions;
+use super::validation::{Problems, integer, text};
+use crate::wordle::{OPENING, Wordle, WordleReply};
+
+pub(super) const PREFIX: &str = "/wordle";
+
+pub(super) struct WordleServer {
+    seed: u64,
+    sessions: Sessions<Play>,
+}
+
+/// A game, what it said last, and the rewards so far.
+struct Play {
+    game: Wordle,
+    last: WordleReply,
+    total: f64,
+}
+
+impl Play {
+    fn new(server_seed: u64, seed: &str) -> Self {
+        Self {
+            game: Wordle::start(server_seed, seed),
+            last: WordleReply {
+                observation: OPENING.to_owned(),
+                reward: 0.0,
+                done: false,
+            },
+            total: 0.0,
+        }
+    }
+}
+
+impl WordleServer {
+    pub(super) fn new(seed: u64, options: &ServerOptions) -> Self {
+        Self {
+            seed,
+            sessions: Sessions::new(options),
+        }
+    }
+
+    fn reset(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let fields = asked.fields()?;
+        let mut problems = Problems::default();
+        let id = integer(&fields, "id", &mut problems);
+        let seed = integer(&fields, "seed", &mut problems);
+        let (id, seed) = problems.some(id.zip(seed))?;
+        let reply = self.sessions.with(&id, |play| {
+            *play = Play::new(self.seed, &seed.to_string());
+            json!({"id": id.as_u64(), "observation": OPENING})
+        });
+        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+    }
+
+    fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let fields = asked.fields()?;
+        let mut problems = Problems::default();
+        let id = integer(&fields, "id", &mut problems);
+        let action = text(&fields, "action", &mut problems);
+        let (id, action) = problems.some(id.zip(action))?;
+        let reply = self.sessions.with(&id, |play| {
+            if play.last.done {
+                return finished(&id);
+            }
+            play.last = play.game.step(action);
+            play.total += play.last.reward;
+            let last = &play.last;
+            json!({"observation": last.observation, "reward": last.reward, "done": last.done})
+        });
+        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+    }
+
+    fn queried(
+        &self,
+        asked: &Asked<'_>,
+        view: impl FnOnce(&Play) -> Value,
+    ) -> Result<Value, Refusal> {
+        let id = asked.query_integer("id")?;
+        let reply = self.sessions.with(&id, |play| match play.last.done {
+            true => finished(&id),
+            false => view(play),
+        });
+        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+    }
+}
+
+impl App for WordleServer {
+    fn routes(&self) -> &'static [(&'static str, Method)] {
+        &[
+            ("/", Method::GET),
+            ("/wordle/create", Method::POST),
+            ("/wordle/reset", Method::POST),
+            ("/wordle/step", Method::POST),
+            ("/wordle/observation", Method::GET),
+            ("/wordle/filtered_vocab", Method::GET),
+            ("/wordle/detail", Method::GET),
+        ]
+    }
+
+    fn answer(&self, path: &str, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        match path {
+            "/" => Ok(json!("This is environment LMRL-Gym.")),
+            // A game that is never reset can be played too; its number is its seed.
+            "/wordle/create" => self
+                .sessions
+                .create(
+                    |id| Play::new(self.seed, &format!("session {id}")),
+                    |id, _| json!({ "id": id }),
+                )
+                .ok_or(Refusal::Full),
+            "/wordle/reset" => self.reset(asked),
+            "/wordle/step" => self.step(asked),
+            "/wordle/observation" => self.queried(asked, |play| json!(play.last.observation)),
+            "/wordle/filtered_vocab" => self.queried(asked, |play| json!(play.game.left())),
+            _ => self.queried(asked, |play| {
+                json!({
+                    "observation": play.last.observation,
+                    "reward": play.total,
+                    "done": play.last.done,
+                })
+            }),
+        }
+    }
+
+    fn sessions(&self) -> usize {
+        self.sessions.count()
+    }
+
+    fn remove_unused(&self) {
+        self.sessions.remove_unused();
+    }
+}

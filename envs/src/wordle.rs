@@ -1,0 +1,139 @@
+//! Wordle as LMRL-Gym plays it: the hidden word is not fixed. Each guess draws a fresh one
+//! among the words that fit everything said so far, so only the last guess can be sure.
+
+use crate::textcraft::Draws;
+
+/// Our own forty.
+pub(crate) const WORDS: [&str; 40] = [
+    "amber", "apron", "bench", "brook", "candy", "cedar", "cider", "cliff", "crane", "daisy",
+    "delta", "eagle", "ember", "fable", "ferry", "frost", "glove", "grape", "honey", "ivory",
+    "jelly", "knife", "lemon", "linen", "maple", "mirth", "noble", "ocean", "olive", "pearl",
+    "plume", "quilt", "raven", "river", "slate", "spoon", "tiger", "tulip", "wagon", "yeast",
+];
+
+/// Guesses in a game, those that are no words included.
+const GUESSES_MAX: usize = 6;
+
+pub(crate) const OPENING: &str = "Let's start Wordle!";
+
+/// What a guess brought.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct WordleReply {
+    pub(crate) observation: String,
+    pub(crate) reward: f64,
+    pub(crate) done: bool,
+}
+
+/// A game in progress.
+pub(crate) struct Wordle {
+    draws: Draws,
+    left: Vec<&'static str>,
+    guesses: usize,
+}
+
+impl Wordle {
+    pub(crate) fn start(server_seed: u64, seed: &str) -> Self {
+        let parts: [&[u8]; 2] = [&server_seed.to_le_bytes(), seed.as_bytes()];
+        Self {
+            draws: Draws::new("wordle", &parts),
+            left: WORDS.to_vec(),
+            guesses: 0,
+        }
+    }
+
+    /// The words that fit what was said so far.
+    pub(crate) fn left(&self) -> &[&'static str] {
+        &self.left
+    }
+
+    /// Takes a guess: five letters, with or without white space between them.
+    pub(crate) fn step(&mut self, guess: &str) -> WordleReply {
+        self.guesses += 1;
+        let guess: String = guess.split_whitespace().collect();
+        let last = self.guesses >= GUESSES_MAX;
+        if !WORDS.contains(&guess.as_str()) {
+            return WordleReply {
+                observation: "invalid word".to_owned(),
+                reward: 0.0,
+                done: last,
+            };
+        }
+        let hidden = self.left[self.draws.below(self.left.len())];
+        let colours = colours(&guess, hidden);
+        // The drawn word fits itself, so that something is always left.
+        self.left
+            .retain(|word| self::colours(&guess, word) == colours);
+        let won = guess == hidden;
+        let letters: Vec<String> = colours.iter().map(|c| char::from(*c).to_string()).collect();
+        WordleReply {
+            observation: format!("{}\n", letters.join(" ")),
+            reward: f64::from(u8::from(won)),
+            done: won || last,
+        }
+    }
+}
+
+/// `g` at its place, `y` elsewhere in the word, `b` not in it.
+fn colours(guess: &str, hidden: &str) -> [u8; 5] {
+    let mut colours = [b'b'; 5];
+    for (place, (guessed, letter)) in guess.bytes().zip(hidden.bytes()).enumerate() {
+        if guessed == letter {
+            colours[place] = b'g';
+        } else if hidden.bytes().any(|letter| letter == guessed) {
+            colours[place] = b'y';
+        }
+    }
+    colours
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_five_letters_in_order() {
+        assert!(WORDS.is_sorted());
+        assert!(WORDS.iter().all(|word| word.len() == 5));
+        assert_eq!(&colours("crane", "raven"), b"byyyy");
+        assert_eq!(&colours("ember", "eagle"), b"gbbyb");
+    }
+
+    #[test]
+    fn a_player_of_fitting_words_always_wins_or_runs_out() {
+        let mut won = 0;
+        for seed in 0..200 {
+            let mut game = Wordle::start(0, &seed.to_string());
+            for turn in 1..=6 {
+                let guess = game.left()[0];
+                let reply = game.step(guess);
+                assert_eq!(reply.done, reply.reward == 1.0 || turn == 6);
+                if reply.done {
+                    assert_eq!(reply.reward == 1.0, reply.observation == "g g g g g\n");
+                    won += u32::from(reply.reward == 1.0);
+                    break;
+                }
+                assert!(!game.left().is_empty());
+            }
+        }
+        assert!(won > 150, "{won}");
+    }
+
+    #[test]
+    fn games_are_functions_of_their_seeds() {
+        let play = |server: u64, seed: &str| {
+            let mut game = Wordle::start(server, seed);
+            let turns = ["c r a n e", "slate", "CRANE", "zzzzz", "", "honey"];
+            turns.map(|guess| game.step(guess))
+        };
+        assert_eq!(play(0, "7"), play(0, "7"));
+        assert!((0..20).any(|seed| play(0, &seed.to_string()) != play(1, &seed.to_string())));
+        let replies = play(0, "7");
+        for invalid in &replies[2..5] {
+            assert_eq!(
+                (invalid.observation.as_str(), invalid.done),
+                ("invalid word", false)
+            );
+        }
+        assert!(replies[5].done);
+    }
+}
