@@ -2,8 +2,8 @@
 //!
 //! TextCraft: `builtin` is our own recipe table,
 //! `builtin:worlds?depths=1-3&lines=4-8&words=lexicon` generated worlds,
-//! `builtin:folder?path=DIR` a folder of recipe files. The others: `builtin:maze`,
-//! `builtin:wordle?seed=0`, `builtin:searchqa?corpus=FILE&questions=FILE&top_k=3` (without
+//! `builtin:folder?path=DIR` a folder of recipe files. The others:
+//! `builtin:babyai?compat=fixed&seed=0`, `builtin:maze`, `builtin:wordle?seed=0`, `builtin:searchqa?corpus=FILE&questions=FILE&top_k=3` (without
 //! files: our own passages). They listen on a free loopback port and are spoken to over HTTP
 //! like any other server.
 
@@ -12,6 +12,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::babyai::Compat;
 use crate::error::EnvError;
 use crate::searchqa::{Library, TOP_K};
 use crate::server::{Served, ServerHandle, ServerOptions, serve};
@@ -55,6 +56,13 @@ pub enum TaskSource {
     },
     /// Generated worlds.
     Worlds(Worlds),
+    /// Grids of rooms.
+    Babyai {
+        /// Which habits of the original are kept.
+        compat: Compat,
+        /// Mixed into every world.
+        seed: u64,
+    },
     /// The maze.
     Maze,
     /// Wordle.
@@ -78,6 +86,7 @@ impl TaskSource {
     pub fn env(&self) -> &'static str {
         match self {
             Self::Table { .. } | Self::Folder { .. } | Self::Worlds(_) => "textcraft",
+            Self::Babyai { .. } => "babyai",
             Self::Maze => "maze",
             Self::Wordle { .. } => "wordle",
             Self::Searchqa { .. } => "searchqa",
@@ -88,6 +97,10 @@ impl TaskSource {
     /// a first reading of a corpus has behind it.
     pub fn served(&self, progress: impl FnMut(u64, u64)) -> Result<Served, EnvError> {
         Ok(match self {
+            Self::Babyai { compat, seed } => Served::Babyai {
+                compat: *compat,
+                seed: *seed,
+            },
             Self::Maze => Served::Maze,
             Self::Wordle { seed } => Served::Wordle { seed: *seed },
             Self::Searchqa {
@@ -111,7 +124,10 @@ impl TaskSource {
     pub fn tasks(&self) -> Result<Tasks, EnvError> {
         let (book, distractors_max) = match self {
             Self::Worlds(worlds) => return Ok(Tasks::Worlds(worlds.clone())),
-            other @ (Self::Maze | Self::Wordle { .. } | Self::Searchqa { .. }) => {
+            other @ (Self::Babyai { .. }
+            | Self::Maze
+            | Self::Wordle { .. }
+            | Self::Searchqa { .. }) => {
                 return Err(EnvError::Address {
                     address: format!("{SCHEME}:{}", other.env()),
                     problem: "this environment has no solver; demonstrations for it come from a \
@@ -197,6 +213,18 @@ pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
             };
             TaskSource::Worlds(Worlds::new(depths, lines)?.with_vocabulary(vocabulary))
         }
+        ":babyai" => TaskSource::Babyai {
+            compat: match options.take("compat").as_deref() {
+                None | Some("fixed") => Compat::Fixed,
+                Some("original") => Compat::Original,
+                Some(other) => {
+                    return Err(bad(format!(
+                        "option \"compat\" is {other:?}; expected fixed or original"
+                    )));
+                }
+            },
+            seed: options.number("seed", 0).map_err(bad)?,
+        },
         ":maze" => TaskSource::Maze,
         ":wordle" => TaskSource::Wordle {
             seed: options.number("seed", 0).map_err(bad)?,
@@ -220,7 +248,7 @@ pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
         }
         other => {
             return Err(bad(format!(
-                "{other:?} is not one of :table, :worlds, :folder, :maze, :wordle, :searchqa"
+                "{other:?} is not one of :table, :worlds, :folder, :babyai, :maze, :wordle, :searchqa"
             )));
         }
     };

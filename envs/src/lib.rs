@@ -1,11 +1,12 @@
 //! Environments: what AgentGym's HTTP servers expect ([`mod@spec`]), how a model's text becomes an
 //! action ([`parser`]), a client that any such server can be driven with ([`client`]), and
-//! environments written in Rust ([`textcraft`], [`searchqa`], a maze, Wordle) behind the same
+//! environments written in Rust ([`textcraft`], [`babyai`], [`searchqa`], a maze, Wordle) behind the same
 //! wire behaviour ([`server`]), also started inside the process ([`builtin`]).
 //!
 //! Rollouts always go through HTTP, also to the built-in server: there is one path, and it is
 //! the one that production takes. Nothing here knows models, jobs or storage.
 
+pub mod babyai;
 pub mod builtin;
 pub mod client;
 mod error;

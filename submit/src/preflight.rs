@@ -49,7 +49,7 @@ async fn server(name: &str, address: &str) -> Result<()> {
         .await
         .map_err(|found| Error::Unreachable {
             what: format!("environment `{name}`"),
-            url: address.clone(),
+            url: address.to_owned(),
             found,
             remedy: format!(
                 "Start its server, or give another address with \

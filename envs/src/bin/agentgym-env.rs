@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
 
+use agentgym_envs::babyai::Compat;
 use agentgym_envs::builtin::{TaskSource, range};
 use agentgym_envs::searchqa::TOP_K;
 use agentgym_envs::server::{ServerOptions, serve};
@@ -31,6 +32,18 @@ enum Command {
         listen: Listen<36001>,
         #[command(flatten)]
         source: Source,
+    },
+    /// Serve BabyAI: goals in grids of rooms.
+    Babyai {
+        #[command(flatten)]
+        listen: Listen<36002>,
+        /// Keep the original's habits: late successes go on, scores add up, orders are hidden,
+        /// sessions closed before their first reset stay.
+        #[arg(long)]
+        compat: bool,
+        /// Mixed into every world.
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
     },
     /// Serve SearchQA: questions over a corpus, with BM25 search.
     Searchqa {
@@ -202,6 +215,18 @@ async fn main() -> Result<()> {
                 top_k,
             };
             listen.serve(source).await
+        }
+        Command::Babyai {
+            listen,
+            compat,
+            seed,
+        } => {
+            let compat = if compat {
+                Compat::Original
+            } else {
+                Compat::Fixed
+            };
+            listen.serve(TaskSource::Babyai { compat, seed }).await
         }
         Command::Maze { listen } => listen.serve(TaskSource::Maze).await,
         Command::Wordle { listen, seed } => listen.serve(TaskSource::Wordle { seed }).await,

@@ -4,6 +4,7 @@
 //! Added: `GET /health`, an end to sessions that nobody uses, a limit on their number, and
 //! texts that depend on the task alone. Not copied: dropping connections.
 
+mod babyai;
 mod http;
 mod maze;
 mod searchqa;
@@ -22,6 +23,7 @@ use axum::serve::ListenerExt;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::babyai::Compat;
 use crate::error::EnvError;
 use crate::searchqa::Library;
 use crate::textcraft::Tasks;
@@ -53,6 +55,13 @@ impl Default for ServerOptions {
 pub enum Served {
     /// Crafting.
     Textcraft(Arc<Tasks>),
+    /// Grids of rooms; every world is a function of its id and this seed.
+    Babyai {
+        /// Which habits of the original are kept.
+        compat: Compat,
+        /// Mixed into every world; 0 is what the ids alone give.
+        seed: u64,
+    },
     /// Questions over a corpus.
     Searchqa(Arc<Library>),
     /// The maze of two Ts.
@@ -83,6 +92,7 @@ impl Served {
     fn app(self, options: &ServerOptions) -> Arc<dyn App> {
         match self {
             Self::Textcraft(tasks) => Arc::new(textcraft::Textcraft::new(tasks, options)),
+            Self::Babyai { compat, seed } => Arc::new(babyai::Babyai::new(compat, seed, options)),
             Self::Searchqa(library) => Arc::new(searchqa::Searchqa::new(library, options)),
             Self::Maze => Arc::new(maze::MazeServer::new(options)),
             Self::Wordle { seed } => Arc::new(wordle::WordleServer::new(seed, options)),

@@ -64,6 +64,21 @@ impl Quantity {
         rest as u64
     }
 
+    /// The whole part of the division by a small number.
+    pub(crate) fn quotient(&self, divisor: u64) -> Self {
+        let mut rest = 0u128;
+        let mut digits = self.0.clone();
+        for digit in digits.iter_mut().rev() {
+            rest = rest * 10 + u128::from(*digit);
+            // Below ten, since the rest is below the divisor.
+            *digit = (rest / u128::from(divisor)) as u8;
+            rest %= u128::from(divisor);
+        }
+        let mut number = Self(digits);
+        number.trim();
+        number
+    }
+
     fn trim(&mut self) {
         while self.0.last() == Some(&0) {
             self.0.pop();
@@ -119,6 +134,7 @@ mod tests {
             number.subtract(&other);
             prop_assert_eq!(number.to_string(), large.to_string());
             prop_assert_eq!(number.remainder(n), large % n);
+            prop_assert_eq!(number.quotient(n).to_string(), (large / n).to_string());
         }
     }
 }

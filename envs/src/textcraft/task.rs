@@ -143,6 +143,17 @@ impl TaskIndex {
 }
 
 impl TaskIndex {
+    /// Remainder and quotient, rounded down, as Python's `divmod`.
+    pub(crate) fn div_mod(&self, count: u64) -> (u64, Self) {
+        let rest = self.modulo(count);
+        let mut size = self.size.quotient(count);
+        if self.negative && rest != 0 {
+            size.add(&Quantity::from(1));
+        }
+        let negative = self.negative && !size.is_zero();
+        (rest, Self { negative, size })
+    }
+
     /// As a session's number.
     pub(crate) fn as_u64(&self) -> Option<u64> {
         if self.negative {

@@ -1,0 +1,406 @@
+//! A grid with walls and things, an agent in it, and what the agent sees.
+//!
+//! The physics are MiniGrid's: six primitive moves, a view of 7 × 7 cells in front of the
+//! agent, walls and closed doors hide what is behind them.
+
+/// Side of the square that the agent sees; it stands in the middle of the nearest row.
+const VIEW: usize = 7;
+
+/// Column and row.
+pub(crate) type Pos = (usize, usize);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Door,
+    Key,
+    Ball,
+    Box,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Door => "door",
+            Self::Key => "key",
+            Self::Ball => "ball",
+            Self::Box => "box",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Colour {
+    Red,
+    Green,
+    Blue,
+    Purple,
+    Yellow,
+    Grey,
+}
+
+impl Colour {
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Red,
+        Self::Green,
+        Self::Blue,
+        Self::Purple,
+        Self::Yellow,
+        Self::Grey,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Red => "red",
+            Self::Green => "green",
+            Self::Blue => "blue",
+            Self::Purple => "purple",
+            Self::Yellow => "yellow",
+            Self::Grey => "grey",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lock {
+    Open,
+    Closed,
+    Locked,
+}
+
+/// Something that is not a wall.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Thing {
+    pub(crate) kind: Kind,
+    pub(crate) colour: Colour,
+    /// Only of doors.
+    pub(crate) lock: Lock,
+    /// `None` while it is carried, in a box, or gone.
+    pub(crate) at: Option<Pos>,
+    /// Only of boxes.
+    pub(crate) inside: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cell {
+    Empty,
+    Wall,
+    Thing(usize),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Primitive {
+    Left,
+    Right,
+    Forward,
+    Pickup,
+    Drop,
+    Toggle,
+}
+
+/// Steps for the directions right, down, left, up; a turn to the right is the next one.
+pub(crate) const STEPS: [(isize, isize); 4] = [(1, 0), (0, 1), (-1, 0), (0, -1)];
+
+/// A cell in view.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Seen {
+    pub(crate) ahead: usize,
+    /// Negative to the left.
+    pub(crate) right: isize,
+    pub(crate) cell: Cell,
+}
+
+impl Seen {
+    pub(crate) fn distance(&self) -> usize {
+        self.ahead + self.right.unsigned_abs()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Grid {
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    cells: Vec<Cell>,
+    pub(crate) things: Vec<Thing>,
+    pub(crate) agent: Pos,
+    /// Index into [`STEPS`].
+    pub(crate) facing: usize,
+    pub(crate) carrying: Option<usize>,
+}
+
+/// Where a step leads; `None` off the low edges of the grid.
+pub(crate) fn beside((x, y): Pos, facing: usize) -> Option<Pos> {
+    let (right, down) = STEPS[facing];
+    Some((x.checked_add_signed(right)?, y.checked_add_signed(down)?))
+}
+
+impl Grid {
+    pub(crate) fn new(width: usize, height: usize) -> Self {
+        Self {
+            width,
+            height,
+            cells: vec![Cell::Empty; width * height],
+            things: Vec::new(),
+            agent: (0, 0),
+            facing: 0,
+            carrying: None,
+        }
+    }
+
+    /// Outside of the grid is wall.
+    pub(crate) fn cell(&self, (x, y): Pos) -> Cell {
+        if x < self.width && y < self.height {
+            self.cells[y * self.width + x]
+        } else {
+            Cell::Wall
+        }
+    }
+
+    pub(crate) fn set(&mut self, (x, y): Pos, cell: Cell) {
+        self.cells[y * self.width + x] = cell;
+    }
+
+    /// Puts a new thing down; its number.
+    pub(crate) fn add(&mut self, kind: Kind, colour: Colour, lock: Lock, at: Pos) -> usize {
+        let number = self.things.len();
+        self.things.push(Thing {
+            kind,
+            colour,
+            lock,
+            at: Some(at),
+            inside: None,
+        });
+        self.set(at, Cell::Thing(number));
+        number
+    }
+
+    pub(crate) fn front(&self) -> Pos {
+        // The agent is inside walls, so that there is a cell in front of it.
+        beside(self.agent, self.facing).unwrap_or(self.agent)
+    }
+
+    pub(crate) fn thing_at(&self, at: Pos) -> Option<usize> {
+        match self.cell(at) {
+            Cell::Thing(number) => Some(number),
+            _ => None,
+        }
+    }
+
+    /// One can stand there: nothing is there, or an open door.
+    pub(crate) fn passable(&self, at: Pos) -> bool {
+        match self.cell(at) {
+            Cell::Empty => true,
+            Cell::Wall => false,
+            Cell::Thing(number) => {
+                let thing = &self.things[number];
+                thing.kind == Kind::Door && thing.lock == Lock::Open
+            }
+        }
+    }
+
+    /// Whether the door in front of the agent would open for it.
+    pub(crate) fn opens(&self, door: usize) -> bool {
+        match self.things[door].lock {
+            Lock::Closed => true,
+            Lock::Open => false,
+            Lock::Locked => self.carrying.is_some_and(|carried| {
+                let carried = &self.things[carried];
+                carried.kind == Kind::Key && carried.colour == self.things[door].colour
+            }),
+        }
+    }
+
+    /// Makes a move; whether anything changed.
+    pub(crate) fn act(&mut self, primitive: Primitive) -> bool {
+        let front = self.front();
+        match primitive {
+            Primitive::Left => self.facing = (self.facing + 3) % 4,
+            Primitive::Right => self.facing = (self.facing + 1) % 4,
+            Primitive::Forward => {
+                if !self.passable(front) {
+                    return false;
+                }
+                self.agent = front;
+            }
+            Primitive::Pickup => {
+                let Some(number) = self.thing_at(front) else {
+                    return false;
+                };
+                if self.carrying.is_some() || self.things[number].kind == Kind::Door {
+                    return false;
+                }
+                self.carrying = Some(number);
+                self.things[number].at = None;
+                self.set(front, Cell::Empty);
+            }
+            Primitive::Drop => {
+                let Some(number) = self.carrying else {
+                    return false;
+                };
+                if self.cell(front) != Cell::Empty {
+                    return false;
+                }
+                self.carrying = None;
+                self.things[number].at = Some(front);
+                self.set(front, Cell::Thing(number));
+            }
+            Primitive::Toggle => {
+                let Some(number) = self.thing_at(front) else {
+                    return false;
+                };
+                return self.toggle(number, front);
+            }
+        }
+        true
+    }
+
+    fn toggle(&mut self, number: usize, at: Pos) -> bool {
+        match (self.things[number].kind, self.things[number].lock) {
+            (Kind::Door, Lock::Open) => self.things[number].lock = Lock::Closed,
+            (Kind::Door, _) if self.opens(number) => self.things[number].lock = Lock::Open,
+            (Kind::Box, _) => {
+                self.things[number].at = None;
+                let inside = self.things[number].inside.take();
+                if let Some(inside) = inside {
+                    self.things[inside].at = Some(at);
+                }
+                self.set(at, inside.map_or(Cell::Empty, Cell::Thing));
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// What is `ahead` steps in front of the agent and `right` steps aside.
+    fn relative(&self, ahead: usize, right: isize) -> Cell {
+        let (forward, aside) = (STEPS[self.facing], STEPS[(self.facing + 1) % 4]);
+        let ahead = ahead as isize;
+        let x = self.agent.0 as isize + ahead * forward.0 + right * aside.0;
+        let y = self.agent.1 as isize + ahead * forward.1 + right * aside.1;
+        match (usize::try_from(x), usize::try_from(y)) {
+            (Ok(x), Ok(y)) => self.cell((x, y)),
+            _ => Cell::Wall,
+        }
+    }
+
+    fn see_behind(&self, cell: Cell) -> bool {
+        match cell {
+            Cell::Empty => true,
+            Cell::Wall => false,
+            Cell::Thing(number) => {
+                let thing = &self.things[number];
+                thing.kind != Kind::Door || thing.lock == Lock::Open
+            }
+        }
+    }
+
+    /// The cells in view that are not empty, without the agent's own: from left to right, and
+    /// in a column from the far end.
+    pub(crate) fn view(&self) -> Vec<Seen> {
+        let middle = (VIEW / 2) as isize;
+        let cell = |column: usize, ahead: usize| self.relative(ahead, column as isize - middle);
+        // Light goes out from the agent's cell, row by row, to both sides and ahead.
+        let mut lit = [[false; VIEW]; VIEW];
+        lit[0][VIEW / 2] = true;
+        for ahead in 0..VIEW {
+            let spread = |from: usize, to: Option<usize>, lit: &mut [[bool; VIEW]; VIEW]| {
+                let here = match (ahead, from == VIEW / 2) {
+                    // A thing that is carried does not stand in the way.
+                    (0, true) => Cell::Empty,
+                    _ => cell(from, ahead),
+                };
+                if !lit[ahead][from] || !self.see_behind(here) {
+                    return;
+                }
+                let Some(to) = to else { return };
+                lit[ahead][to] = true;
+                if ahead + 1 < VIEW {
+                    lit[ahead + 1][to] = true;
+                    lit[ahead + 1][from] = true;
+                }
+            };
+            for column in 0..VIEW - 1 {
+                spread(column, Some(column + 1), &mut lit);
+            }
+            for column in (1..VIEW).rev() {
+                spread(column, column.checked_sub(1), &mut lit);
+            }
+        }
+        let mut seen = Vec::new();
+        for column in 0..VIEW {
+            for ahead in (0..VIEW).rev() {
+                let right = column as isize - middle;
+                let cell = cell(column, ahead);
+                if lit[ahead][column] && cell != Cell::Empty && (ahead, right) != (0, 0) {
+                    seen.push(Seen { ahead, right, cell });
+                }
+            }
+        }
+        seen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A room of 8 × 8 with the agent at its left wall, looking right.
+    fn room() -> Grid {
+        let mut grid = Grid::new(8, 8);
+        for at in 0..8 {
+            for edge in [(at, 0), (at, 7), (0, at), (7, at)] {
+                grid.set(edge, Cell::Wall);
+            }
+        }
+        grid.agent = (1, 3);
+        grid
+    }
+
+    #[test]
+    fn closed_doors_and_walls_hide_what_is_behind() {
+        let mut grid = room();
+        for row in 1..7 {
+            grid.set((3, row), Cell::Wall);
+        }
+        let door = grid.add(Kind::Door, Colour::Red, Lock::Closed, (3, 3));
+        let ball = grid.add(Kind::Ball, Colour::Red, Lock::Open, (5, 3));
+        let sees = |grid: &Grid, thing| grid.view().iter().any(|s| s.cell == Cell::Thing(thing));
+        assert!(sees(&grid, door) && !sees(&grid, ball));
+        grid.things[door].lock = Lock::Open;
+        assert!(sees(&grid, ball));
+        let seen = grid
+            .view()
+            .into_iter()
+            .find(|s| s.cell == Cell::Thing(ball));
+        let seen = seen.expect("in view");
+        assert_eq!((seen.ahead, seen.right), (4, 0));
+        grid.act(Primitive::Left);
+        assert!(!sees(&grid, ball));
+    }
+
+    #[test]
+    fn moves_follow_the_rules() {
+        let mut grid = room();
+        let key = grid.add(Kind::Key, Colour::Blue, Lock::Open, (2, 3));
+        assert!(!grid.act(Primitive::Forward) && !grid.act(Primitive::Drop));
+        assert!(grid.act(Primitive::Pickup) && grid.carrying == Some(key));
+        assert!(grid.act(Primitive::Forward) && grid.agent == (2, 3));
+        let door = grid.add(Kind::Door, Colour::Red, Lock::Locked, (3, 3));
+        assert!(!grid.act(Primitive::Toggle), "the key has another colour");
+        grid.things[key].colour = Colour::Red;
+        assert!(grid.act(Primitive::Toggle) && grid.things[door].lock == Lock::Open);
+        assert!(grid.act(Primitive::Forward) && grid.act(Primitive::Drop));
+        assert_eq!(grid.things[key].at, Some((4, 3)));
+    }
+
+    #[test]
+    fn an_opened_box_leaves_what_was_in_it() {
+        let mut grid = room();
+        let key = grid.add(Kind::Key, Colour::Blue, Lock::Open, (2, 3));
+        let chest = grid.add(Kind::Box, Colour::Red, Lock::Open, (2, 3));
+        grid.things[key].at = None;
+        grid.things[chest].inside = Some(key);
+        assert!(grid.act(Primitive::Toggle));
+        assert_eq!(grid.thing_at((2, 3)), Some(key));
+        assert_eq!(grid.things[chest].at, None);
+    }
+}

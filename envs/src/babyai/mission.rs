@@ -1,0 +1,272 @@
+//! What an episode asks for, in words and as a check after each primitive move.
+
+use super::grid::{Colour, Grid, Kind, Pos, Primitive, STEPS};
+
+/// Where a thing lies, as seen by the agent at the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Left,
+    Right,
+    Front,
+    Behind,
+}
+
+impl Side {
+    pub(crate) const ALL: [Self; 4] = [Self::Left, Self::Right, Self::Front, Self::Behind];
+
+    /// Whether a thing at this offset lies on this side of an agent that faces so.
+    pub(crate) fn holds(self, agent: Pos, facing: usize, at: Pos) -> bool {
+        let turn = match self {
+            Self::Front => 0,
+            Self::Right => 1,
+            Self::Behind => 2,
+            Self::Left => 3,
+        };
+        let (x, y) = STEPS[(facing + turn) % 4];
+        let (dx, dy) = (
+            at.0 as isize - agent.0 as isize,
+            at.1 as isize - agent.1 as isize,
+        );
+        x * dx + y * dy > 0
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Self::Left => " on your left",
+            Self::Right => " on your right",
+            Self::Front => " in front of you",
+            Self::Behind => " behind you",
+        }
+    }
+}
+
+/// Which things are meant: all that fitted the words at the start.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Desc {
+    pub(crate) kind: Option<Kind>,
+    pub(crate) colour: Option<Colour>,
+    pub(crate) side: Option<Side>,
+    pub(crate) set: Vec<usize>,
+}
+
+impl Desc {
+    fn words(&self) -> String {
+        let article = if self.set.len() == 1 { "the" } else { "a" };
+        let colour = self
+            .colour
+            .map_or(String::new(), |c| format!("{} ", c.name()));
+        let kind = self.kind.map_or("object", Kind::name);
+        let side = self.side.map_or("", Side::words);
+        format!("{article} {colour}{kind}{side}")
+    }
+}
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Task {
+    GoTo(Desc),
+    /// Strict: taking anything else fails.
+    Pickup(Desc, bool),
+    /// Strict: opening another door fails.
+    Open(Desc, bool),
+    PutNext(Desc, Desc),
+}
+
+/// In which order two goals have to be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The first one first.
+    Before,
+    /// The second one first.
+    After,
+    /// Any.
+    And,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Goal {
+    One(Task),
+    Two {
+        order: Order,
+        goals: Box<[Goal; 2]>,
+        done: [bool; 2],
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    Going,
+    Reached,
+    Failed,
+}
+
+/// What just happened.
+pub(crate) struct Event {
+    pub(crate) primitive: Primitive,
+    pub(crate) carried_before: Option<usize>,
+}
+
+impl Task {
+    /// Trips through the rooms that it takes; the limit of moves is in proportion.
+    fn trips(&self) -> u32 {
+        match self {
+            Self::PutNext(..) => 2,
+            _ => 1,
+        }
+    }
+
+    fn words(&self) -> String {
+        match self {
+            Self::GoTo(desc) => format!("go to {}", desc.words()),
+            Self::Pickup(desc, _) => format!("pick up {}", desc.words()),
+            Self::Open(desc, _) => format!("open {}", desc.words()),
+            Self::PutNext(moved, fixed) => {
+                format!("put {} next to {}", moved.words(), fixed.words())
+            }
+        }
+    }
+
+    fn check(&self, grid: &Grid, event: &Event) -> Status {
+        let reached = match self {
+            Self::GoTo(desc) => {
+                let front = grid.front();
+                desc.set
+                    .iter()
+                    .any(|thing| grid.things[*thing].at == Some(front))
+            }
+            Self::Pickup(desc, strict) => {
+                let taken = grid.carrying.filter(|_| {
+                    event.primitive == Primitive::Pickup && event.carried_before.is_none()
+                });
+                let Some(taken) = taken else {
+                    return Status::Going;
+                };
+                if *strict && !desc.set.contains(&taken) {
+                    return Status::Failed;
+                }
+                desc.set.contains(&taken)
+            }
+            Self::Open(desc, strict) => {
+                let door = grid.thing_at(grid.front()).filter(|thing| {
+                    event.primitive == Primitive::Toggle
+                        && grid.things[*thing].kind == Kind::Door
+                        && grid.passable(grid.front())
+                });
+                let Some(door) = door else {
+                    return Status::Going;
+                };
+                if *strict && !desc.set.contains(&door) {
+                    return Status::Failed;
+                }
+                desc.set.contains(&door)
+            }
+            Self::PutNext(moved, fixed) => {
+                let dropped = event.carried_before.filter(|thing| {
+                    event.primitive == Primitive::Drop && moved.set.contains(thing)
+                });
+                dropped.is_some_and(|dropped| fixed.set.iter().any(|f| next(grid, dropped, *f)))
+            }
+        };
+        if reached {
+            Status::Reached
+        } else {
+            Status::Going
+        }
+    }
+}
+
+/// Whether two things lie side by side.
+pub(crate) fn next(grid: &Grid, one: usize, other: usize) -> bool {
+    match (grid.things[one].at, grid.things[other].at) {
+        (Some(a), Some(b)) => a.0.abs_diff(b.0) + a.1.abs_diff(b.1) == 1,
+        _ => false,
+    }
+}
+
+impl Goal {
+    pub(crate) fn two(order: Order, first: Self, second: Self) -> Self {
+        Self::Two {
+            order,
+            goals: Box::new([first, second]),
+            done: [false; 2],
+        }
+    }
+
+    pub(crate) fn trips(&self) -> u32 {
+        match self {
+            Self::One(task) => task.trips(),
+            Self::Two { goals, .. } => goals.iter().map(Self::trips).sum(),
+        }
+    }
+
+    /// In words. The original hides the order, which nobody can then follow but by luck.
+    pub(crate) fn words(&self, hide_order: bool) -> String {
+        match self {
+            Self::One(task) => task.words(),
+            Self::Two { order, goals, .. } => {
+                let [first, second] = [0, 1].map(|at: usize| goals[at].words(hide_order));
+                match order {
+                    _ if hide_order => format!("{first} and {second}"),
+                    Order::Before => format!("{first}, then {second}"),
+                    Order::After => format!("{first} after you {second}"),
+                    Order::And => format!("{first} and {second}"),
+                }
+            }
+        }
+    }
+
+    /// Every task in it.
+    pub(crate) fn tasks(&self) -> Vec<&Task> {
+        match self {
+            Self::One(task) => vec![task],
+            Self::Two { goals, .. } => goals.iter().flat_map(Self::tasks).collect(),
+        }
+    }
+
+    /// Takes note of a move.
+    pub(crate) fn check(&mut self, grid: &Grid, event: &Event) -> Status {
+        match self {
+            Self::One(task) => task.check(grid, event),
+            Self::Two { order, goals, done } => {
+                let turns = match order {
+                    Order::Before | Order::And => [0, 1],
+                    Order::After => [1, 0],
+                };
+                for at in turns {
+                    if !done[at] {
+                        match goals[at].check(grid, event) {
+                            Status::Failed => return Status::Failed,
+                            Status::Reached => done[at] = true,
+                            Status::Going => {}
+                        }
+                        // What comes later counts from the next move on.
+                        if *order != Order::And && !(done[0] && done[1]) {
+                            return Status::Going;
+                        }
+                    }
+                }
+                match done {
+                    [true, true] => Status::Reached,
+                    _ => Status::Going,
+                }
+            }
+        }
+    }
+
+    /// The tasks that can be done now, in the order of the words.
+    #[cfg(test)]
+    pub(crate) fn open_tasks(&self) -> Vec<&Task> {
+        match self {
+            Self::One(task) => vec![task],
+            Self::Two { order, goals, done } => {
+                let turns: &[usize] = match (order, done) {
+                    (Order::Before, [false, _]) => &[0],
+                    (Order::After, [_, false]) => &[1],
+                    _ => &[0, 1],
+                };
+                let open = turns.iter().filter(|at| !done[**at]);
+                open.flat_map(|at| goals[*at].open_tasks()).collect()
+            }
+        }
+    }
+}

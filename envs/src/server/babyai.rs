@@ -1,0 +1,172 @@
+//! BabyAI's routes.
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use super::ServerOptions;
+use super::http::{App, Asked, Refusal, finished, not_valid};
+use super::sessions::Sessions;
+use super::validation::{Problems, integer, text};
+use crate::babyai::{BabyaiGame, Compat};
+use crate::textcraft::TaskIndex;
+
+pub(super) struct Babyai {
+    compat: Compat,
+    seed: u64,
+    sessions: Sessions<Play>,
+}
+
+#[derive(Default)]
+struct Play {
+    /// There is none before the first reset.
+    game: Option<BabyaiGame>,
+    /// Somebody tried to close the session before that, which the original never forgets.
+    stuck: bool,
+}
+
+/// Numbers as the original writes them: a whole one without a point.
+fn number(value: f64) -> Value {
+    if value == 0.0 { json!(0) } else { json!(value) }
+}
+
+impl Babyai {
+    pub(super) fn new(compat: Compat, seed: u64, options: &ServerOptions) -> Self {
+        Self {
+            compat,
+            seed,
+            sessions: Sessions::new(options),
+        }
+    }
+
+    fn reset(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let fields = asked.fields()?;
+        let mut problems = Problems::default();
+        let id = integer(&fields, "id", &mut problems);
+        let item = integer(&fields, "data_idx", &mut problems);
+        let (id, item) = problems.some(id.zip(item))?;
+        let reply = self.sessions.with(&id, |play| {
+            match BabyaiGame::start(&item, self.seed, self.compat) {
+                Ok(game) => {
+                    let last = play.game.insert(game).last();
+                    json!({
+                        "observation": last.observation,
+                        "reward": number(last.reward),
+                        "score": number(last.score),
+                        "deleted": false,
+                        "done": last.done,
+                    })
+                }
+                Err(text) => json!({ "error": text }),
+            }
+        });
+        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+    }
+
+    fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let fields = asked.fields()?;
+        let mut problems = Problems::default();
+        let id = integer(&fields, "id", &mut problems);
+        let action = text(&fields, "action", &mut problems);
+        let (id, action) = problems.some(id.zip(action))?;
+        let reply = self.sessions.with(&id, |play| match &mut play.game {
+            None => json!({"error": id.to_string()}),
+            Some(game) if game.last().done => finished(&id),
+            Some(game) => {
+                let last = game.step(action);
+                json!({
+                    "observation": last.observation,
+                    "reward": number(last.reward),
+                    "score": number(last.score),
+                    "done": last.done,
+                })
+            }
+        });
+        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+    }
+
+    fn observation(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let id = asked.query_integer("id")?;
+        let reply = self.sessions.with(&id, |play| match &play.game {
+            None => json!({
+                "observation": "Environment not initialized",
+                "reward": 0,
+                "score": 0,
+                "done": false,
+                "deleted": false,
+            }),
+            Some(game) if game.last().done => finished(&id),
+            Some(game) => {
+                let last = game.last();
+                json!({
+                    "observation": last.observation,
+                    "reward": number(last.reward),
+                    "score": number(last.score),
+                    "done": last.done,
+                    "deleted": false,
+                })
+            }
+        });
+        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+    }
+
+    /// There are no pictures here; what can be said about a session is said.
+    fn render(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let id = asked.body_integer("id")?;
+        let reply = self.sessions.with(&id, |play| match &play.game {
+            None => json!({"error": id.to_string()}),
+            Some(game) if game.last().done => finished(&id),
+            Some(_) => json!({"error": "This server draws no pictures."}),
+        });
+        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+    }
+
+    fn close(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        let id = asked.body_integer("id")?;
+        Ok(json!(self.closed(&id)))
+    }
+
+    fn closed(&self, id: &TaskIndex) -> bool {
+        let may_close = self.sessions.with(id, |play| {
+            play.stuck |= self.compat == Compat::Original && play.game.is_none();
+            !play.stuck
+        });
+        may_close.unwrap_or(false) && self.sessions.close(id)
+    }
+}
+
+impl App for Babyai {
+    fn routes(&self) -> &'static [(&'static str, Method)] {
+        &[
+            ("/", Method::GET),
+            ("/create", Method::POST),
+            ("/reset", Method::POST),
+            ("/step", Method::POST),
+            ("/close", Method::POST),
+            ("/render", Method::POST),
+            ("/observation", Method::GET),
+        ]
+    }
+
+    fn answer(&self, path: &str, asked: &Asked<'_>) -> Result<Value, Refusal> {
+        match path {
+            "/" => Ok(json!("This is environment BabyAI.")),
+            "/create" => self
+                .sessions
+                .create(|_| Play::default(), |id, _| json!({ "id": id }))
+                .ok_or(Refusal::Full),
+            "/reset" => self.reset(asked),
+            "/step" => self.step(asked),
+            "/close" => self.close(asked),
+            "/render" => self.render(asked),
+            _ => self.observation(asked),
+        }
+    }
+
+    fn sessions(&self) -> usize {
+        self.sessions.count()
+    }
+
+    fn remove_unused(&self) {
+        self.sessions.remove_unused();
+    }
+}
