@@ -1,5 +1,6 @@
 //! Environments: what AgentGym's HTTP servers expect ([`mod@spec`]), how a model's text becomes an
-//! action ([`parser`]), a client that any such server can be driven with ([`client`]), and
+//! action ([`parser`]), a client that any such server can be driven with ([`client`]), an examination
+//! of such a server ([`doctor`]), and
 //! environments written in Rust ([`textcraft`], [`babyai`], [`searchqa`], a maze, Wordle) behind the same
 //! wire behaviour ([`server`]), also started inside the process ([`builtin`]).
 //!
@@ -9,6 +10,7 @@
 pub mod babyai;
 pub mod builtin;
 pub mod client;
+pub mod doctor;
 mod error;
 mod maze;
 pub mod parser;

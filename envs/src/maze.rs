@@ -183,10 +183,10 @@ mod tests {
                 if next.step(action).done {
                     return way;
                 }
-                if !ways.contains_key(&next.at) {
-                    ways.insert(next.at, way);
+                ways.entry(next.at).or_insert_with(|| {
                     open.push_back(next);
-                }
+                    way
+                });
             }
         }
         panic!("game {game} has no way out");

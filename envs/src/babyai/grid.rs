@@ -325,17 +325,15 @@ impl Grid {
                 spread(column, column.checked_sub(1), &mut lit);
             }
         }
-        let mut seen = Vec::new();
-        for column in 0..VIEW {
-            for ahead in (0..VIEW).rev() {
-                let right = column as isize - middle;
-                let cell = cell(column, ahead);
-                if lit[ahead][column] && cell != Cell::Empty && (ahead, right) != (0, 0) {
-                    seen.push(Seen { ahead, right, cell });
-                }
-            }
-        }
-        seen
+        let all = (0..VIEW).flat_map(|column| (0..VIEW).rev().map(move |ahead| (column, ahead)));
+        all.filter(|(column, ahead)| lit[*ahead][*column])
+            .map(|(column, ahead)| Seen {
+                ahead,
+                right: column as isize - middle,
+                cell: cell(column, ahead),
+            })
+            .filter(|seen| seen.cell != Cell::Empty && seen.distance() > 0)
+            .collect()
     }
 }
 

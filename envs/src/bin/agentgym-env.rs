@@ -7,8 +7,10 @@ use std::path::PathBuf;
 
 use agentgym_envs::babyai::Compat;
 use agentgym_envs::builtin::{TaskSource, range};
+use agentgym_envs::doctor::{DoctorOptions, Verdict, examine};
 use agentgym_envs::searchqa::TOP_K;
 use agentgym_envs::server::{ServerOptions, serve};
+use agentgym_envs::spec::spec;
 use agentgym_envs::textcraft::{DISTRACTORS_MAX, Style, Tasks, Vocabulary, Worlds, demonstration};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
@@ -75,6 +77,27 @@ enum Command {
         /// Mixed into every game.
         #[arg(long, default_value_t = 0)]
         seed: u64,
+    },
+    /// Examine a server: what it answers, whether the same item is the same task, which items
+    /// it has, how it fails, whether closed sessions are gone, how fast it is.
+    Doctor {
+        /// Base URL; that of maze and wordle ends in /maze and /wordle.
+        url: String,
+        /// The environment that it should be.
+        #[arg(long)]
+        task: String,
+        /// Sessions opened and closed in the test for leaks; 0 leaves it out.
+        #[arg(long, default_value_t = DoctorOptions::default().leaks)]
+        leaks: usize,
+        /// Numbers of clients to measure the speed with.
+        #[arg(long, value_delimiter = ',', default_value = "1,8,64")]
+        clients: Vec<usize>,
+        /// Seconds for each measurement.
+        #[arg(long, default_value_t = DoctorOptions::default().measure_s)]
+        measure_s: f64,
+        /// Longest time for a call, in seconds.
+        #[arg(long, default_value_t = DoctorOptions::default().call_timeout_s)]
+        call_timeout_s: f64,
     },
     /// Print solved TextCraft tasks, one JSON line each, in AgentGym's trajectory format.
     Demos {
@@ -230,6 +253,27 @@ async fn main() -> Result<()> {
         }
         Command::Maze { listen } => listen.serve(TaskSource::Maze).await,
         Command::Wordle { listen, seed } => listen.serve(TaskSource::Wordle { seed }).await,
+        Command::Doctor {
+            url,
+            task,
+            leaks,
+            clients,
+            measure_s,
+            call_timeout_s,
+        } => {
+            let options = DoctorOptions {
+                leaks,
+                clients,
+                measure_s,
+                call_timeout_s,
+            };
+            let report = examine(spec(&task)?, &url, &options).await?;
+            println!("{report}");
+            match report.verdict() {
+                Verdict::Bad => bail!("{url} is not fit for training as {task}"),
+                _ => Ok(()),
+            }
+        }
         Command::Demos {
             ids,
             instruction,

@@ -568,7 +568,8 @@ async fn dear_sessions_are_kept_for_the_next_episode() {
         ..spec("textcraft").expect("known").clone()
     };
     let dear: &'static EnvSpec = Box::leak(Box::new(dear));
-    let client = EnvClient::new(dear, &[server.url.clone()], quick()).expect("a valid address");
+    let client =
+        EnvClient::new(dear, std::slice::from_ref(&server.url), quick()).expect("a valid address");
     for item in 0..5 {
         let mut session = client.open(item).await.expect("opened");
         session.step("Action: inventory").await.expect("a reply");
@@ -615,7 +616,8 @@ async fn a_lost_session_is_replaced() {
         ..spec("textcraft").expect("known").clone()
     };
     let dear: &'static EnvSpec = Box::leak(Box::new(dear));
-    let client = EnvClient::new(dear, &[server.url.clone()], quick()).expect("a valid address");
+    let client =
+        EnvClient::new(dear, std::slice::from_ref(&server.url), quick()).expect("a valid address");
     client
         .open(0)
         .await

@@ -75,8 +75,8 @@ impl Parser {
             Self::ActionLine => "Action: line",
             Self::LastAction => "last Action:",
             Self::FirstAction => "first Action:",
-            Self::Fenced => "``` block",
-            Self::SqlBlock => "```sql block",
+            Self::Fenced => "fenced block",
+            Self::SqlBlock => "fenced SQL",
             Self::Tags => "tags",
             Self::Raw => "raw",
         }

@@ -58,3 +58,94 @@ fn rewards_that_shrink_are_successes_all_the_same() {
     assert!(sciworld.success.holds(100.0 * sciworld.reward_scale));
     assert!(!sciworld.success.holds(75.0 * sciworld.reward_scale));
 }
+
+fn row(spec: &EnvSpec) -> String {
+    let create = match spec.create_body {
+        CreateBody::EmptyObject => "`{}`".to_owned(),
+        CreateBody::Nothing => "none".to_owned(),
+        CreateBody::Item(key) => format!("`{{{key}}}`"),
+    };
+    let fixed: String = spec
+        .reset_fixed
+        .iter()
+        .map(|(key, value)| match value {
+            Fixed::Int(number) => format!(", {key}: {number}"),
+            Fixed::Text(text) => format!(", {key}: {text}"),
+        })
+        .collect();
+    let first = match spec.first_observation {
+        FirstObservation::Bare => "the reply".to_owned(),
+        FirstObservation::Keys(keys) => keys.join(" + "),
+        FirstObservation::Observe => "GET /observation".to_owned(),
+    };
+    let rule = match spec.reward_rule {
+        RewardRule::EachStep => "",
+        RewardRule::WhenDone => ", at the end",
+        RewardRule::FirstNonZero => ", the first not 0",
+    };
+    let scale = match spec.reward_scale {
+        1.0 => String::new(),
+        scale => format!(" × {scale}"),
+    };
+    let errors = match spec.errors {
+        ErrorShape::Soft => "200 `{error}`",
+        ErrorShape::Status => "500",
+        ErrorShape::InObservation(_) => "200, info null",
+    };
+    let success = match spec.success {
+        SuccessRule::RewardAtLeast(least) => format!("≥ {least}"),
+        SuccessRule::RewardAbove(bound) => format!("> {bound}"),
+    };
+    let actions = match spec.actions {
+        Actions::None => "–".to_owned(),
+        Actions::InReply(key) => format!("in replies, {key}"),
+        Actions::InText(_) => "in the text".to_owned(),
+        Actions::Endpoint { path, .. } => path.to_owned(),
+    };
+    let items = match &spec.items {
+        Items::Any => "any".to_owned(),
+        Items::Wrapping(count) => format!("modulo {count}"),
+        Items::Within(range) => format!("{}–{}", range.start, range.end - 1),
+        Items::Unknown => "by its data".to_owned(),
+    };
+    let replay = match spec.replay {
+        Replay::Exact => "exact",
+        Replay::SameLines => "same lines",
+        Replay::None => "no",
+    };
+    let close = match (spec.close, spec.reuse) {
+        (true, false) => "closed",
+        (true, true) => "kept, closed at last",
+        (false, _) => "kept; no /close",
+    };
+    let prefix = match spec.path_prefix {
+        "" => String::new(),
+        prefix => format!(" (`{prefix}`)"),
+    };
+    format!(
+        "| {}{} | {} | {create} | {}{fixed} | {first} | {}{scale}{rule} | {success} | {} | {errors} | {} | {actions} | {} | {items} | {replay} | {close} |",
+        spec.name,
+        prefix,
+        spec.id_key,
+        spec.reset_key,
+        spec.reward_key,
+        spec.done_key,
+        spec.parser.name(),
+        spec.rounds_max,
+    )
+}
+
+/// The table in the documentation is this one.
+#[test]
+fn the_documented_table_is_true() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/environments.md");
+    let text = std::fs::read_to_string(path).expect("the documentation");
+    let rows: Vec<String> = ALL.iter().map(row).collect();
+    for row in &rows {
+        assert!(
+            text.contains(row),
+            "docs/environments.md lacks a row; all of them:\n{}",
+            rows.join("\n")
+        );
+    }
+}

@@ -1,0 +1,544 @@
+//! Is a server what its specification says, and how fast is it?
+//!
+//! Works on any AgentGym server, the original Python ones included. Only sessions of its own
+//! are touched; where the server cannot close sessions it opens as few as it can.
+
+mod report;
+#[cfg(test)]
+mod tests;
+
+pub use report::{Check, Report, Speed, Verdict};
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+
+use crate::client::{ClientOptions, EnvClient, Session};
+use crate::error::{EnvError, FaultKind};
+use crate::parser::Parser;
+use crate::spec::{Actions, CreateBody, EnvSpec, ErrorShape, IdInReply, Items, Replay};
+
+/// A session id that no server has given out.
+const NO_SESSION: i64 = 987_654_321;
+
+/// Items whose first observation is asked for twice.
+const REPEATED: i64 = 4;
+
+/// How much is measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DoctorOptions {
+    /// Sessions opened and closed in the test for leaks; 0 leaves it out.
+    pub leaks: usize,
+    /// Numbers of clients to measure the speed with.
+    pub clients: Vec<usize>,
+    /// How long each measurement takes, in seconds.
+    pub measure_s: f64,
+    /// Longest time for a call, in seconds.
+    pub call_timeout_s: f64,
+}
+
+impl Default for DoctorOptions {
+    fn default() -> Self {
+        Self {
+            leaks: 500,
+            clients: vec![1, 8, 64],
+            measure_s: 2.0,
+            call_timeout_s: 120.0,
+        }
+    }
+}
+
+struct Doctor<'a> {
+    spec: &'static EnvSpec,
+    url: &'a str,
+    http: reqwest::Client,
+    client: EnvClient,
+    checks: Vec<Check>,
+}
+
+/// Examines a server.
+pub async fn examine(
+    spec: &'static EnvSpec,
+    url: &str,
+    options: &DoctorOptions,
+) -> Result<Report, EnvError> {
+    let url = url.trim_end_matches('/');
+    let limits = ClientOptions {
+        call_timeout_s: options.call_timeout_s,
+        attempts_max: 1,
+        ..ClientOptions::default()
+    };
+    let timeout = Duration::try_from_secs_f64(options.call_timeout_s)
+        .map_err(|error| EnvError::Client(format!("the call timeout: {error}")))?;
+    let http = reqwest::Client::builder()
+        .timeout(timeout)
+        .pool_max_idle_per_host(0)
+        .build()
+        .map_err(|error| EnvError::Client(error.to_string()))?;
+    let mut doctor = Doctor {
+        spec,
+        url,
+        http,
+        client: EnvClient::new(spec, &[url.to_owned()], limits)?,
+        checks: Vec::new(),
+    };
+    let mut speeds = Vec::new();
+    if doctor.answers().await && doctor.plays().await {
+        doctor.repeats().await;
+        doctor.item_range().await;
+        doctor.errors().await;
+        doctor.leaks(options.leaks).await;
+        for clients in &options.clients {
+            // What is dear to open is not opened by the dozen.
+            let clients = match spec.creates_at_once {
+                ..=2 => (*clients).min(2),
+                _ => *clients,
+            };
+            if speeds.iter().all(|speed: &Speed| speed.clients != clients) {
+                speeds.push(doctor.speed(clients, options.measure_s).await);
+            }
+        }
+        doctor.client.drain().await;
+    }
+    Ok(Report {
+        url: url.to_owned(),
+        task: spec.name,
+        checks: doctor.checks,
+        speeds,
+    })
+}
+
+impl Doctor<'_> {
+    fn note(&mut self, name: &'static str, verdict: Verdict, found: impl Into<String>) {
+        self.checks.push(Check {
+            name,
+            verdict,
+            found: found.into(),
+        });
+    }
+
+    /// Status and body; a body that is not JSON comes as a text.
+    async fn ask(
+        &self,
+        method: reqwest::Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<(u16, Value), String> {
+        let mut request = self.http.request(method, format!("{}{path}", self.url));
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        let reply = request.send().await.map_err(|error| error.to_string())?;
+        let status = reply.status().as_u16();
+        let text = reply.text().await.map_err(|error| error.to_string())?;
+        Ok((
+            status,
+            serde_json::from_str(&text).unwrap_or(Value::String(text)),
+        ))
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Result<(u16, Value), String> {
+        self.ask(reqwest::Method::POST, path, Some(body)).await
+    }
+
+    async fn answers(&mut self) -> bool {
+        let root = match self.url.strip_suffix(self.spec.path_prefix) {
+            Some(root) => root.to_owned(),
+            None => {
+                let found = format!("the base URL has to end in {}", self.spec.path_prefix);
+                self.note("address", Verdict::Bad, found);
+                return false;
+            }
+        };
+        match self.http.get(format!("{root}/")).send().await {
+            Err(error) => {
+                self.note("address", Verdict::Bad, format!("no answer: {error}"));
+                return false;
+            }
+            Ok(reply) => {
+                let banner = reply.text().await.unwrap_or_default();
+                let banner: String = banner.trim().chars().take(60).collect();
+                self.note("address", Verdict::Good, format!("answers {banner}"));
+            }
+        }
+        match self.sessions().await {
+            Some(open) => self.note("health", Verdict::Good, format!("{open} sessions open")),
+            None => self.note(
+                "health",
+                Verdict::Good,
+                "no /health, as the original servers",
+            ),
+        }
+        true
+    }
+
+    /// Open sessions, if the server tells.
+    async fn sessions(&self) -> Option<u64> {
+        let root = self.url.strip_suffix(self.spec.path_prefix)?;
+        let reply = self.http.get(format!("{root}/health")).send().await.ok()?;
+        if reply.status().as_u16() != 200 {
+            return None;
+        }
+        let body: Value = serde_json::from_str(&reply.text().await.ok()?).ok()?;
+        body["sessions"].as_u64()
+    }
+
+    /// An item that most servers have.
+    fn item(&self) -> i64 {
+        match &self.spec.items {
+            Items::Within(range) => range.start,
+            _ => 0,
+        }
+    }
+
+    async fn plays(&mut self) -> bool {
+        let mut session = match self.client.open(self.item()).await {
+            Ok(session) => session,
+            Err(error) => {
+                self.note("open", Verdict::Bad, error.to_string());
+                return false;
+            }
+        };
+        let length = session.observation().chars().count();
+        let found = format!("item {}: a first text of {length} characters", self.item());
+        match length {
+            0 => self.note("open", Verdict::Bad, "the first text is empty"),
+            _ => self.note("open", Verdict::Good, found),
+        }
+        match session.available_actions().await {
+            Ok(Some(actions)) => {
+                let shown: Vec<&str> = actions.iter().take(3).map(String::as_str).collect();
+                let found = format!("{} listed: {}, …", actions.len(), shown.join(", "));
+                self.note("actions", Verdict::Good, found);
+            }
+            Ok(None) if self.spec.actions == Actions::None => {}
+            Ok(None) => self.note("actions", Verdict::Note, "none listed"),
+            Err(error) => self.note("actions", Verdict::Note, error.to_string()),
+        }
+        let plays = match session.step(&probe(self.spec)).await {
+            Ok(step) => {
+                let found = format!(
+                    "reward {}, {}, {} characters",
+                    step.reward,
+                    if step.done { "done" } else { "not done" },
+                    step.observation.chars().count()
+                );
+                self.note("step", Verdict::Good, found);
+                true
+            }
+            Err(error) => {
+                self.note("step", Verdict::Bad, error.to_string());
+                false
+            }
+        };
+        if let Err(error) = session.close().await {
+            self.note("close", Verdict::Bad, error.to_string());
+        }
+        plays
+    }
+
+    /// The same item twice: in a row in one session's place, and in another session.
+    async fn repeats(&mut self) {
+        let (mut same, mut differing, mut refused) = (0, Vec::new(), 0);
+        for item in self.item()..self.item() + REPEATED {
+            let mut texts = Vec::new();
+            for _ in 0..2 {
+                if let Ok(session) = self.client.open(item).await {
+                    texts.push(session.observation().to_owned());
+                    // A failure to close is looked at elsewhere.
+                    let _ = session.close().await;
+                }
+            }
+            match &texts[..] {
+                [one, two] if one == two => same += 1,
+                [one, two] => differing.push((item, self.spec.replay.accepts(one, two))),
+                _ => refused += 1,
+            }
+        }
+        let as_declared = differing.iter().all(|(_, accepted)| *accepted);
+        let items: Vec<String> = differing.iter().map(|(item, _)| item.to_string()).collect();
+        let items = items.join(", ");
+        let (verdict, found) = match (&self.spec.replay, differing.is_empty()) {
+            (_, true) => (Verdict::Good, format!("{same} items, twice the same text")),
+            (Replay::None, false) => (
+                Verdict::Note,
+                format!("items {items} differ, as is known of this environment"),
+            ),
+            (Replay::SameLines, false) if as_declared => (
+                Verdict::Note,
+                format!("items {items} have the same lines in another order, as is known"),
+            ),
+            _ => (
+                Verdict::Bad,
+                format!("items {items} gave two different tasks"),
+            ),
+        };
+        let found = match refused {
+            0 => found,
+            _ => format!("{found}; {refused} items could not be opened"),
+        };
+        self.note("same task", verdict, found);
+    }
+
+    async fn opens(&self, item: i64) -> Result<String, EnvError> {
+        let session = self.client.open(item).await?;
+        let text = session.observation().to_owned();
+        // A failure to close is looked at elsewhere.
+        let _ = session.close().await;
+        Ok(text)
+    }
+
+    async fn item_range(&mut self) {
+        let (verdict, found) = match self.spec.items.clone() {
+            Items::Unknown => (Verdict::Good, "depends on the server's data".to_owned()),
+            Items::Any => match self.opens(1_000_000).await {
+                Ok(_) => (Verdict::Good, "any number; 1000000 opens".to_owned()),
+                Err(error) => (Verdict::Note, format!("1000000: {error}")),
+            },
+            Items::Wrapping(count) => match (self.opens(0).await, self.opens(count).await) {
+                (Ok(first), Ok(last)) if self.spec.replay.accepts(&first, &last) => {
+                    (Verdict::Good, format!("{count} wraps to 0"))
+                }
+                (Ok(_), Ok(_)) => (
+                    Verdict::Note,
+                    format!("{count} is not item 0: this server has other tasks"),
+                ),
+                (_, Err(error)) | (Err(error), _) => (Verdict::Note, error.to_string()),
+            },
+            Items::Within(range) => {
+                let last = self.opens(range.end - 1).await;
+                let beyond = self.opens(range.end).await;
+                match (last, beyond) {
+                    (Ok(_), Err(_)) => (
+                        Verdict::Good,
+                        format!("{} opens, {} is refused", range.end - 1, range.end),
+                    ),
+                    (Ok(_), Ok(_)) => (
+                        Verdict::Note,
+                        format!("{} opens too: more tasks than published", range.end),
+                    ),
+                    (Err(_), _) => (
+                        Verdict::Note,
+                        format!("{} is refused: fewer tasks than published", range.end - 1),
+                    ),
+                }
+            }
+        };
+        self.note("items", verdict, found);
+    }
+
+    /// A failed call must not look like a step.
+    async fn errors(&mut self) {
+        let step = json!({self.spec.id_key: NO_SESSION, "action": "x"});
+        let reply = self.post("/step", step).await;
+        let (verdict, found) = match (reply, self.spec.errors) {
+            (Err(error), _) => (
+                Verdict::Bad,
+                format!("no reply to an unknown session: {error}"),
+            ),
+            (Ok((200, body)), ErrorShape::Soft) if body.get("error").is_some() => (
+                Verdict::Good,
+                format!("200 with an error: {}", body["error"]),
+            ),
+            (Ok((200, body)), ErrorShape::InObservation(_)) if body["info"].is_null() => {
+                (Verdict::Good, "200 with info null".to_owned())
+            }
+            (Ok((status @ 400.., _)), _) => (Verdict::Good, format!("status {status}")),
+            (Ok((status, body)), _) => {
+                let body: String = body.to_string().chars().take(80).collect();
+                (
+                    Verdict::Bad,
+                    format!("a step in no session was answered with {status} {body}"),
+                )
+            }
+        };
+        self.note("errors", verdict, found);
+        let reply = self.post("/step", json!({})).await;
+        let (verdict, found) = match reply {
+            Ok((422, body)) => {
+                let count = body["detail"].as_array().map_or(0, Vec::len);
+                (Verdict::Good, format!("422 with {count} details"))
+            }
+            Ok((status @ 400.., _)) => (Verdict::Good, format!("status {status}")),
+            Ok((status, body)) if body.get("error").is_some() => {
+                (Verdict::Good, format!("{status} with an error"))
+            }
+            Ok((status, _)) => (
+                Verdict::Bad,
+                format!("an empty step was answered with {status}"),
+            ),
+            Err(error) => (Verdict::Bad, error),
+        };
+        self.note("bad requests", verdict, found);
+    }
+
+    /// Opens and closes many sessions, without playing in them.
+    async fn leaks(&mut self, count: usize) {
+        if count == 0 {
+            return;
+        }
+        if !self.spec.close {
+            let found = "the server has no /close: every session it opens stays; the client \
+                         uses them again";
+            self.note("leaks", Verdict::Note, found);
+            return;
+        }
+        // A browser or a Java process for each would take hours.
+        let count = if self.spec.creates_at_once <= 2 {
+            count.min(3)
+        } else {
+            count
+        };
+        let before = self.sessions().await;
+        let started = Instant::now();
+        let (mut failed, mut unclosed) = (0, 0);
+        for _ in 0..count {
+            match self.create_and_close().await {
+                Ok(true) => {}
+                Ok(false) => unclosed += 1,
+                Err(_) => failed += 1,
+            }
+        }
+        let each_ms = started.elapsed().as_secs_f64() * 1000.0 / count as f64;
+        let after = self.sessions().await;
+        let left = before
+            .zip(after)
+            .map(|(before, after)| after as i64 - before as i64);
+        let told = left.map_or(String::new(), |left| {
+            format!(", {left} more open than before")
+        });
+        let found = format!(
+            "{count} opened and closed in {each_ms:.2} ms each; {failed} failed, {unclosed} not \
+             closed{told}"
+        );
+        let verdict = match (failed, unclosed, left.unwrap_or(0)) {
+            (0, 0, ..=0) => Verdict::Good,
+            // Those that were never reset cannot be closed; others can.
+            (0, ..) if self.spec.name == "babyai" => Verdict::Note,
+            _ => Verdict::Bad,
+        };
+        self.note("leaks", verdict, found);
+    }
+
+    async fn create_and_close(&self) -> Result<bool, String> {
+        let path = "/create";
+        let created = match self.spec.create_body {
+            CreateBody::Nothing => self.ask(reqwest::Method::POST, path, None).await?,
+            CreateBody::EmptyObject => self.post(path, json!({})).await?,
+            CreateBody::Item(key) => self.post(path, json!({ key: self.item() })).await?,
+        };
+        let id = match self.spec.id_in_reply {
+            IdInReply::Bare => created.1,
+            IdInReply::Key(key) => created.1[key].clone(),
+        };
+        if created.0 != 200 || id.is_null() {
+            return Err(format!("status {}", created.0));
+        }
+        let mut body = Map::new();
+        body.insert(self.spec.id_key.to_owned(), id);
+        let (status, reply) = self.post("/close", Value::Object(body)).await?;
+        Ok(status == 200 && reply != json!(false))
+    }
+
+    async fn speed(&self, clients: usize, measure_s: f64) -> Speed {
+        let until = Instant::now() + Duration::from_secs_f64(measure_s.clamp(0.0, 3600.0));
+        let started = Instant::now();
+        let mut running = tokio::task::JoinSet::new();
+        for number in 0..clients {
+            let (client, item, text) = (self.client.clone(), self.item(), probe(self.spec));
+            let item = item + number as i64 % REPEATED;
+            running.spawn(async move { measure(&client, item, &text, until).await });
+        }
+        let (mut steps, mut opens, mut failures) = (Vec::new(), Vec::new(), 0);
+        while let Some(measured) = running.join_next().await {
+            match measured {
+                Ok(measured) => {
+                    steps.extend(measured.steps_ms);
+                    opens.extend(measured.opens_ms);
+                    failures += measured.failures;
+                }
+                Err(_) => failures += 1,
+            }
+        }
+        let elapsed_s = started.elapsed().as_secs_f64();
+        steps.sort_by(f64::total_cmp);
+        opens.sort_by(f64::total_cmp);
+        let at = |sorted: &[f64], share: f64| {
+            let index = (sorted.len() as f64 * share) as usize;
+            sorted
+                .get(index.min(sorted.len().saturating_sub(1)))
+                .copied()
+                .unwrap_or(f64::NAN)
+        };
+        Speed {
+            clients,
+            steps_per_s: steps.len() as f64 / elapsed_s,
+            step_ms: (at(&steps, 0.5), at(&steps, 0.99)),
+            open_ms: at(&opens, 0.5),
+            failures,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Measured {
+    steps_ms: Vec<f64>,
+    opens_ms: Vec<f64>,
+    failures: usize,
+}
+
+async fn measure(client: &EnvClient, item: i64, text: &str, until: Instant) -> Measured {
+    let mut measured = Measured::default();
+    let ms = |since: Instant| since.elapsed().as_secs_f64() * 1000.0;
+    let mut session: Option<Session> = None;
+    while Instant::now() < until {
+        let started = Instant::now();
+        let Some(open) = &mut session else {
+            match client.open(item).await {
+                Ok(opened) => session = Some(opened),
+                Err(_) => {
+                    measured.failures += 1;
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+            measured.opens_ms.push(ms(started));
+            continue;
+        };
+        match open.step(text).await {
+            Ok(step) => {
+                measured.steps_ms.push(ms(started));
+                if !step.done {
+                    continue;
+                }
+            }
+            Err(error) if error.kind() == FaultKind::Finished => {}
+            Err(_) => measured.failures += 1,
+        }
+        // Closed in the background, or kept for the next round.
+        session = None;
+    }
+    measured
+}
+
+/// A model's text that any state of the environment takes.
+fn probe(spec: &EnvSpec) -> String {
+    let action = match spec.name {
+        "textcraft" => "inventory",
+        "babyai" => "turn left",
+        "sciworld" => "look around",
+        "searchqa" => "<search>river</search>",
+        "webarena" => "```scroll [down]```",
+        "webshop" => "search[shoes]",
+        "sqlgym" => "```sql\nSELECT 1\n```",
+        "maze" => "move up",
+        "wordle" => "c r a n e",
+        "alfworld" => "look",
+        _ => "Action: finish with Action Input: {}",
+    };
+    match spec.parser {
+        Parser::ActionLine | Parser::LastAction | Parser::FirstAction => {
+            format!("Action: {action}")
+        }
+        _ => action.to_owned(),
+    }
+}

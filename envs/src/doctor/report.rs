@@ -1,0 +1,118 @@
+//! What the doctor found, and how it is printed.
+
+use std::fmt;
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// As the specification says.
+    Good,
+    /// Works, but somebody should know.
+    Note,
+    /// Training against this server goes wrong.
+    Bad,
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Good => "ok",
+            Self::Note => "note",
+            Self::Bad => "FAIL",
+        }
+    }
+}
+
+/// One check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// What was looked at.
+    pub name: &'static str,
+    /// How it came out.
+    pub verdict: Verdict,
+    /// What was found.
+    pub found: String,
+}
+
+/// Speed with so many clients at once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Speed {
+    /// Clients, each with a session of its own.
+    pub clients: usize,
+    /// Steps in all, per second.
+    pub steps_per_s: f64,
+    /// Median and 99th percentile of a step, in milliseconds.
+    pub step_ms: (f64, f64),
+    /// Median of opening a session, creation and reset, in milliseconds.
+    pub open_ms: f64,
+    /// Steps or openings that failed.
+    pub failures: usize,
+}
+
+/// Everything about one server.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Its base URL.
+    pub url: String,
+    /// The environment it was taken for.
+    pub task: &'static str,
+    /// In the order in which they were made.
+    pub checks: Vec<Check>,
+    /// Empty if the server is not worth measuring.
+    pub speeds: Vec<Speed>,
+}
+
+impl Report {
+    /// The worst verdict.
+    pub fn verdict(&self) -> Verdict {
+        let any = |verdict| self.checks.iter().any(|check| check.verdict == verdict);
+        if any(Verdict::Bad) {
+            Verdict::Bad
+        } else if any(Verdict::Note) {
+            Verdict::Note
+        } else {
+            Verdict::Good
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} as {}", self.url, self.task)?;
+        writeln!(f)?;
+        for check in &self.checks {
+            let word = check.verdict.word();
+            writeln!(f, "  {word:<5} {:<14} {}", check.name, check.found)?;
+        }
+        if !self.speeds.is_empty() {
+            writeln!(f)?;
+            writeln!(
+                f,
+                "  {:>7} {:>10} {:>12} {:>12} {:>12} {:>8}",
+                "clients", "steps/s", "step p50 ms", "step p99 ms", "open p50 ms", "failures"
+            )?;
+        }
+        for speed in &self.speeds {
+            writeln!(
+                f,
+                "  {:>7} {:>10.1} {:>12.2} {:>12.2} {:>12.2} {:>8}",
+                speed.clients,
+                speed.steps_per_s,
+                speed.step_ms.0,
+                speed.step_ms.1,
+                speed.open_ms,
+                speed.failures
+            )?;
+        }
+        writeln!(f)?;
+        let bad = self
+            .checks
+            .iter()
+            .filter(|check| check.verdict == Verdict::Bad);
+        match (self.verdict(), bad.count()) {
+            (Verdict::Bad, count) => write!(f, "Not fit for training: {count} checks failed."),
+            (Verdict::Note, _) => write!(f, "Fit for training; see the notes."),
+            (Verdict::Good, _) => write!(f, "Fit for training."),
+        }
+    }
+}

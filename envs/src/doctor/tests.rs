@@ -1,0 +1,90 @@
+//! The doctor on our own servers, on the wrong ones, and on one that lies.
+
+use super::*;
+use crate::builtin;
+use crate::spec::spec;
+
+fn quick() -> DoctorOptions {
+    DoctorOptions {
+        leaks: 20,
+        clients: vec![1, 4],
+        measure_s: 0.2,
+        call_timeout_s: 30.0,
+    }
+}
+
+async fn examined(address: &str, task: &str) -> Report {
+    let server = builtin::start(address).await.expect("started");
+    let spec = spec(task).expect("known");
+    let report = examine(spec, &server.url, &quick())
+        .await
+        .expect("a report");
+    assert!(report.to_string().contains(&server.url));
+    server.stop().await;
+    report
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn our_own_servers_are_healthy() {
+    for (address, task) in [
+        ("builtin", "textcraft"),
+        ("builtin:babyai", "babyai"),
+        ("builtin:searchqa", "searchqa"),
+        ("builtin:maze", "maze"),
+        ("builtin:wordle", "wordle"),
+    ] {
+        let report = examined(address, task).await;
+        assert_ne!(report.verdict(), Verdict::Bad, "{report}");
+        assert_eq!(report.speeds.len(), 2, "{report}");
+        let healthy = |speed: &Speed| speed.failures == 0 && speed.steps_per_s > 0.0;
+        assert!(report.speeds.iter().all(healthy), "{report}");
+        eprintln!("{report}\n");
+    }
+}
+
+#[tokio::test]
+async fn a_server_of_another_environment_is_told_apart() {
+    for (address, task) in [
+        ("builtin", "searchqa"),
+        ("builtin:searchqa", "textcraft"),
+        ("builtin:maze", "wordle"),
+    ] {
+        let report = examined(address, task).await;
+        assert_eq!(report.verdict(), Verdict::Bad, "{report}");
+        assert!(
+            report.speeds.is_empty() && report.to_string().contains("Not fit"),
+            "{report}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn nobody_at_the_address_is_one_clear_line() {
+    let spec = spec("textcraft").expect("known");
+    let report = examine(spec, "http://127.0.0.1:9", &quick())
+        .await
+        .expect("a report");
+    assert_eq!(
+        (report.checks.len(), report.verdict()),
+        (1, Verdict::Bad),
+        "{report}"
+    );
+}
+
+/// The original's sessions that were never reset cannot be closed.
+#[tokio::test]
+async fn sessions_that_stay_are_counted() {
+    let report = examined("builtin:babyai?compat=original", "babyai").await;
+    let leaks = report
+        .checks
+        .iter()
+        .find(|check| check.name == "leaks")
+        .expect("made");
+    assert_eq!(leaks.verdict, Verdict::Note, "{report}");
+    assert!(
+        leaks
+            .found
+            .contains("20 not closed, 20 more open than before"),
+        "{report}"
+    );
+}
