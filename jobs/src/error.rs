@@ -28,11 +28,11 @@ pub enum Error {
         message: String,
     },
     /// A key in the config does not exist.
-    #[error("unknown key `{key}`{hint}. `agentgym-submit keys` lists all of them")]
+    #[error("unknown key `{key}`{hint} `agentgym-submit keys` lists all of them")]
     UnknownKey {
         /// The key as written.
         key: String,
-        /// `; did you mean …?` or empty.
+        /// `: did you mean …?` or `.`
         hint: String,
     },
     /// A value has the wrong type or cannot be used.
@@ -73,7 +73,7 @@ pub enum Error {
         known: String,
     },
     /// The queue backend failed.
-    #[error("queue: {0}")]
+    #[error("{0}")]
     Queue(String),
     /// The object store failed.
     #[error(transparent)]

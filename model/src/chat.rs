@@ -148,7 +148,7 @@ impl Chat {
         if let Err(e) = built {
             return Err(Error::Template {
                 path,
-                message: format!("the chat template does not parse: {e:#}"),
+                message: format!("the chat template does not parse: {e}"),
             });
         }
         Ok(Chat {
@@ -189,7 +189,7 @@ impl Chat {
         self.environment
             .get_template("chat")
             .and_then(|template| template.render(minijinja::value::Serde(context)))
-            .map_err(|e| self.bad(format!("the chat template cannot render: {e:#}")))
+            .map_err(|e| self.bad(format!("the chat template cannot render: {e}")))
     }
 
     /// Ids of an episode's first prompt, the opening of the first reply included.

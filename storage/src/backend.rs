@@ -92,7 +92,13 @@ fn folder(path: &Path) -> Result<Backend> {
         };
         match Error::backend(&shown, "create a folder", &shown, &generic) {
             // Not a passing condition: a file is in the way, or a name is too long.
-            Error::Unavailable { url, why, .. } => Error::BadUrl { url, why },
+            Error::Unavailable { url, why, .. } => {
+                let blocked = path.ancestors().find(|at| at.is_file());
+                let why = blocked.map_or(why, |file| {
+                    format!("a file is in the way, {}; give a folder", file.display())
+                });
+                Error::BadUrl { url, why }
+            }
             sorted => sorted,
         }
     };
@@ -279,7 +285,10 @@ mod tests {
         assert!(refused("").contains("empty"));
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file"), "").unwrap();
-        assert!(refused(dir.path().join("file").to_str().unwrap()).contains("file"));
+        for below in ["file", "file/below"] {
+            let message = refused(dir.path().join(below).to_str().unwrap());
+            assert!(message.contains("a file is in the way"), "{message}");
+        }
     }
 
     #[test]

@@ -73,9 +73,7 @@ pub enum Error {
         why: String,
     },
     /// No room is left.
-    #[error(
-        "the store {url} is full ({why}); free some space, then resume: nothing that is committed is lost"
-    )]
+    #[error("the store {url} is full ({why}); free some space, then resume")]
     Full {
         /// The store.
         url: String,

@@ -148,7 +148,10 @@ pub fn with_run(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
         let named_like_one = path
             .extension()
             .is_some_and(|e| e == "yaml" || e == "yml" || e == "json");
-        !COMMANDS.iter().any(|command| word == command) && (named_like_one || path.is_file())
+        // With a slash it is a path, whether anything is there or not: the
+        // message about a missing file is the one that helps.
+        let is_path = word.to_string_lossy().contains('/') || path.exists();
+        !COMMANDS.iter().any(|command| word == command) && (named_like_one || is_path)
     });
     if is_config {
         args.insert(at, "run".into());
@@ -187,6 +190,17 @@ mod tests {
             };
             assert_eq!(args.config, PathBuf::from("configs/a.yaml"), "{line}");
             assert_eq!(args.overrides, ["run.seed=2", "data.seed=3"], "{line}");
+        }
+    }
+
+    #[test]
+    fn a_path_is_a_config_even_where_nothing_is() {
+        for path in ["configs/nothing-here", "/nowhere", "./x", "src"] {
+            let Command::Run(args) = parse(&format!("agentgym-submit {path}")).unwrap().command
+            else {
+                panic!("{path} is not a run");
+            };
+            assert_eq!(args.config, PathBuf::from(path));
         }
     }
 

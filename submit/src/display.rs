@@ -1,21 +1,40 @@
 //! Progress on standard error: bars on a terminal (run, iteration, parts in
 //! flight), plain lines elsewhere, nothing when asked to be quiet.
+//!
+//! Bars never wrap: what does not fit the terminal is cut. Lines are few:
+//! what is finished is told once, and a long part speaks up only when nothing
+//! else has been said for a while.
 
+use crate::text;
 use agentgym_jobs::pipeline::PartId;
 use agentgym_worker::Event;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most part bars at once; further parts run without one.
 const PART_BARS_MAX: usize = 8;
+/// Off a terminal, a part that works says how far it is when no line has been
+/// printed for so long.
+const SILENCE_MAX: Duration = Duration::from_secs(20);
+/// The same trouble is told again after so long.
+const TROUBLE_AGAIN: Duration = Duration::from_secs(60);
+/// Width of lines where no terminal has one.
+const LINE_WIDTH: usize = 100;
 
 /// Where progress goes.
 pub(crate) struct Display {
     form: Form,
-    /// The last waiting message, so that it is not repeated.
-    waiting: String,
+    /// When what was last waited for was told.
+    waiting: BTreeMap<String, Instant>,
+    /// The last failure, so that the same is not told at length again.
+    failure: String,
+    /// When a line was last printed.
+    spoke: Cell<Instant>,
+    parts: BTreeMap<PartId, Part>,
+    run: Run,
 }
 
 enum Form {
@@ -24,11 +43,30 @@ enum Form {
     Bars(Box<Bars>),
 }
 
+/// A part in flight.
+struct Part {
+    /// When and where it was first heard of: a part may go on from a journal.
+    first: Option<(Instant, u64)>,
+    done: u64,
+    total: u64,
+    note: String,
+    figures: Vec<(&'static str, f64)>,
+    bar: Option<ProgressBar>,
+}
+
+/// The run as a whole.
+struct Run {
+    begun: Instant,
+    /// Parts that were committed when this process began.
+    before: Option<u64>,
+    committed: u64,
+    total: u64,
+}
+
 struct Bars {
     all: MultiProgress,
     run: ProgressBar,
     iteration: ProgressBar,
-    parts: BTreeMap<PartId, ProgressBar>,
 }
 
 impl Display {
@@ -43,56 +81,86 @@ impl Display {
         };
         Self {
             form,
-            waiting: String::new(),
+            waiting: BTreeMap::new(),
+            failure: String::new(),
+            spoke: Cell::new(Instant::now()),
+            parts: BTreeMap::new(),
+            run: Run {
+                begun: Instant::now(),
+                before: None,
+                committed: 0,
+                total: 0,
+            },
+        }
+    }
+
+    /// Columns that a line may have.
+    pub(crate) fn width(&self) -> usize {
+        match &self.form {
+            Form::Bars(_) => console::Term::stderr()
+                .size_checked()
+                .map_or(LINE_WIDTH, |(_, columns)| usize::from(columns)),
+            _ => LINE_WIDTH,
         }
     }
 
     /// A line that stays.
-    pub(crate) fn line(&self, text: &str) {
+    pub(crate) fn line(&self, said: &str) {
+        self.spoke.set(Instant::now());
         match &self.form {
             Form::Quiet => {}
-            Form::Lines => eprintln!("{text}"),
-            Form::Bars(bars) => bars.all.suspend(|| eprintln!("{text}")),
+            Form::Lines => text::tell(said),
+            Form::Bars(bars) => bars.all.suspend(|| text::tell(said)),
         }
     }
 
     /// A problem: shown even when quiet.
-    pub(crate) fn problem(&self, text: &str) {
+    pub(crate) fn problem(&self, said: &str) {
         match &self.form {
-            Form::Quiet => eprintln!("{text}"),
-            _ => self.line(text),
+            Form::Quiet => text::tell(said),
+            _ => self.line(said),
         }
     }
 
     /// Parts committed, of the run and of the first iteration in flight.
-    pub(crate) fn progress(&self, run: (u64, u64), iteration: (u32, u64, u64), note: &str) {
+    pub(crate) fn progress(&mut self, run: (u64, u64), iteration: (u32, u64, u64), rate: &str) {
+        self.run.before.get_or_insert(run.0);
+        (self.run.committed, self.run.total) = run;
         if let Form::Bars(bars) = &self.form {
-            bars.run.set_length(run.1);
-            bars.run.set_position(run.0);
-            bars.run.set_message(note.to_owned());
             bars.iteration.set_length(iteration.2);
             bars.iteration.set_position(iteration.1);
             bars.iteration
                 .set_prefix(format!("iteration {}", iteration.0));
+            let mut words = vec![format!("{} of {} parts", iteration.1, iteration.2)];
+            words.extend((!rate.is_empty()).then(|| rate.to_owned()));
+            bars.iteration.set_message(words.join("  "));
         }
+        self.draw_run();
     }
 
     /// Something a worker of this process said.
     pub(crate) fn event(&mut self, event: &Event) {
         match event {
-            Event::Started { part, .. } => self.bar(*part, |_| {}),
+            Event::Started { part, .. } => {
+                let bar = self.bar(*part);
+                self.parts.insert(*part, Part::new(bar));
+            }
             Event::Progress {
                 part,
                 done,
                 total,
                 note,
+                figures,
             } => {
-                let (done, total, note) = (*done, *total, note.clone());
-                self.bar(*part, |bar| {
-                    bar.set_length(total);
-                    bar.set_position(done);
-                    bar.set_message(note);
-                });
+                if let Some(known) = self.parts.get_mut(part) {
+                    known.first.get_or_insert((Instant::now(), *done));
+                    (known.done, known.total) = (*done, *total);
+                    known.note.clone_from(note);
+                    known.figures.clone_from(figures);
+                    known.draw();
+                }
+                self.draw_run();
+                self.speak(*part);
             }
             Event::Committed { part, .. } | Event::Superseded { part } => {
                 self.remove(part);
@@ -104,49 +172,90 @@ impl Display {
                 attempts_left,
             } => {
                 self.remove(part);
-                self.problem(&format!(
-                    "{part} failed, {attempts_left} attempts left: {message}"
-                ));
+                self.failed(*part, message, *attempts_left);
             }
-            Event::Waiting { message } if *message != self.waiting => {
-                self.waiting.clone_from(message);
-                self.line(&format!("waiting: {message}"));
+            Event::Waiting { message } => {
+                let again = |told: &Instant| told.elapsed() >= TROUBLE_AGAIN;
+                if self.waiting.get(message).is_none_or(again) {
+                    self.waiting.insert(message.clone(), Instant::now());
+                    self.line(&format!("waiting: {message}"));
+                }
             }
-            Event::Waiting { .. } | Event::RunFinished { .. } | Event::RunStopped { .. } => {}
+            Event::RunFinished { .. } | Event::RunStopped { .. } => {}
+        }
+    }
+
+    fn failed(&mut self, part: PartId, message: &str, attempts_left: u32) {
+        let left = match attempts_left {
+            // The end of the run says it all.
+            0 => return,
+            1 => "1 attempt is left".to_owned(),
+            n => format!("{n} attempts are left"),
+        };
+        if message == self.failure {
+            self.problem(&format!("{part} failed for the same reason, {left}"));
+        } else {
+            message.clone_into(&mut self.failure);
+            self.problem(&format!("{part} failed, {left}: {message}"));
         }
     }
 
     /// Removes all bars.
     pub(crate) fn close(&mut self) {
-        if let Form::Bars(bars) = &mut self.form {
-            for (_, bar) in std::mem::take(&mut bars.parts) {
+        for (_, part) in std::mem::take(&mut self.parts) {
+            if let Some(bar) = part.bar {
                 bar.finish_and_clear();
             }
+        }
+        if let Form::Bars(bars) = &mut self.form {
             bars.iteration.finish_and_clear();
             bars.run.finish_and_clear();
         }
     }
 
-    fn bar(&mut self, part: PartId, change: impl FnOnce(&ProgressBar)) {
-        let Form::Bars(bars) = &mut self.form else {
-            return;
-        };
-        if bars.parts.len() >= PART_BARS_MAX && !bars.parts.contains_key(&part) {
+    /// Off a terminal: how far a long part is, if nothing else was said lately.
+    fn speak(&self, id: PartId) {
+        if !matches!(self.form, Form::Lines) || self.spoke.get().elapsed() < SILENCE_MAX {
             return;
         }
-        let all = &bars.all;
-        let bar = bars.parts.entry(part).or_insert_with(|| {
-            let bar = all.add(ProgressBar::new(0));
-            bar.set_style(style("  {prefix:<24} {bar:24} {pos}/{len} {msg} {elapsed}"));
-            bar.set_prefix(part.to_string());
-            bar
-        });
-        change(bar);
+        if let Some(part) = self.parts.get(&id) {
+            self.line(&format!("{id}  {}", part.words()));
+        }
+    }
+
+    fn draw_run(&self) {
+        let Form::Bars(bars) = &self.form else {
+            return;
+        };
+        bars.run.set_length(self.run.total);
+        bars.run.set_position(self.run.committed);
+        let in_flight: f64 = self.parts.values().map(Part::share).sum();
+        let mut words = vec![format!(
+            "{} of {} parts",
+            self.run.committed, self.run.total
+        )];
+        words.extend(self.run.left_s(in_flight).map(left));
+        bars.run.set_message(words.join("  "));
+    }
+
+    fn bar(&self, part: PartId) -> Option<ProgressBar> {
+        let Form::Bars(bars) = &self.form else {
+            return None;
+        };
+        let drawn = self.parts.values().filter(|p| p.bar.is_some()).count();
+        if drawn >= PART_BARS_MAX {
+            return None;
+        }
+        // Of length one: a bar of length zero is drawn full.
+        let bar = bars.all.add(ProgressBar::new(1));
+        bar.set_style(style());
+        bar.set_prefix(format!("  {part}"));
+        Some(bar)
     }
 
     fn remove(&mut self, part: &PartId) {
-        if let Form::Bars(bars) = &mut self.form
-            && let Some(bar) = bars.parts.remove(part)
+        if let Some(Part { bar: Some(bar), .. }) = self.parts.remove(part)
+            && let Form::Bars(bars) = &self.form
         {
             bar.finish_and_clear();
             bars.all.remove(&bar);
@@ -154,30 +263,169 @@ impl Display {
     }
 }
 
+impl Part {
+    fn new(bar: Option<ProgressBar>) -> Self {
+        Self {
+            first: None,
+            done: 0,
+            total: 0,
+            note: String::new(),
+            figures: Vec::new(),
+            bar,
+        }
+    }
+
+    /// Share done, 0 where that is unknown.
+    fn share(&self) -> f64 {
+        self.done as f64 / (self.total as f64).max(1.0)
+    }
+
+    /// Seconds left at the rate so far.
+    fn left_s(&self) -> Option<f64> {
+        let (at, done) = self.first?;
+        let made = self.done.checked_sub(done).filter(|made| *made > 0)?;
+        let todo = self.total.checked_sub(self.done).filter(|todo| *todo > 0)?;
+        Some(at.elapsed().as_secs_f64() / made as f64 * todo as f64)
+    }
+
+    /// `120 of 500 optimizer steps  loss 0.412  4 800 tokens/s  3 min 20 s left`.
+    fn words(&self) -> String {
+        let mut words = vec![format!("{} of {} {}", self.done, self.total, self.note)];
+        let known = self.figures.iter().filter(|(_, value)| *value > 0.0);
+        words.extend(known.map(|(name, value)| {
+            if name.ends_with("/s") {
+                format!("{} {name}", text::count(value.round().max(0.0) as u64))
+            } else {
+                format!("{name} {value:.3}")
+            }
+        }));
+        words.extend(self.left_s().map(left));
+        words.join("  ")
+    }
+
+    fn draw(&self) {
+        if let Some(bar) = &self.bar {
+            bar.set_length(self.total);
+            bar.set_position(self.done);
+            bar.set_message(self.words());
+        }
+    }
+}
+
+impl Run {
+    /// Seconds left at the rate of this process; `None` before that means
+    /// anything.
+    fn left_s(&self, in_flight: f64) -> Option<f64> {
+        const MADE_MIN: f64 = 0.1;
+        let done = self.committed as f64 + in_flight;
+        let made = done - self.before? as f64;
+        let todo = self.total as f64 - done;
+        let means_something = made >= MADE_MIN && made >= 0.01 * self.total as f64 && todo > 0.0;
+        means_something.then(|| self.begun.elapsed().as_secs_f64() / made * todo)
+    }
+}
+
+/// `3 min 20 s left`.
+fn left(seconds: f64) -> String {
+    format!("{} left", text::seconds(seconds.max(1.0).round()))
+}
+
 impl Bars {
     fn new() -> Self {
         const FRAMES_PER_S: u8 = 10;
         const TICK: Duration = Duration::from_millis(250);
         let all = MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(FRAMES_PER_S));
-        let run = all.add(ProgressBar::new(0));
-        run.set_style(style(
-            "{prefix:<26} {bar:24} {pos}/{len} parts, {elapsed} gone, {eta} left  {msg}",
-        ));
+        let run = all.add(ProgressBar::new(1));
+        run.set_style(style());
         run.set_prefix("run");
         run.enable_steady_tick(TICK);
-        let iteration = all.add(ProgressBar::new(0));
-        iteration.set_style(style("{prefix:<26} {bar:24} {pos}/{len} parts"));
+        let iteration = all.add(ProgressBar::new(1));
+        iteration.set_style(style());
         Self {
             all,
             run,
             iteration,
-            parts: BTreeMap::new(),
         }
     }
 }
 
-fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template)
-        .expect("templates are constants and valid")
+/// One form for all bars, so that they line up; the message takes what is
+/// left of the line and is cut there.
+fn style() -> ProgressStyle {
+    ProgressStyle::with_template("{prefix:<18.18} {bar:20} {wide_msg}")
+        .expect("the template is a constant and valid")
         .progress_chars("━╸─")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agentgym_jobs::pipeline::Stage;
+
+    fn id() -> PartId {
+        PartId {
+            iteration: 0,
+            stage: Stage::Sft,
+            part: 1,
+        }
+    }
+
+    fn progress(done: u64) -> Event {
+        Event::Progress {
+            part: id(),
+            done,
+            total: 500,
+            note: "optimizer steps".into(),
+            figures: vec![("loss", 0.4125), ("tokens/s", 4800.4)],
+        }
+    }
+
+    #[test]
+    fn a_part_says_how_far_it_is() {
+        let mut display = Display::new(true);
+        display.event(&Event::Started {
+            part: id(),
+            attempt: 1,
+            worker: "w".into(),
+        });
+        display.event(&progress(100));
+        let words = |display: &Display| display.parts[&id()].words();
+        assert_eq!(
+            words(&display),
+            "100 of 500 optimizer steps  loss 0.412  4 800 tokens/s",
+            "nothing is known about the time that is left"
+        );
+        let hour = Duration::from_secs(3600);
+        let part = display.parts.get_mut(&id()).unwrap();
+        part.first = Some((Instant::now().checked_sub(hour).unwrap(), 100));
+        display.event(&progress(300));
+        assert!(
+            words(&display).ends_with("  1 h 00 min left"),
+            "{}",
+            words(&display)
+        );
+        display.event(&Event::Committed {
+            part: id(),
+            wall_s: 1.0,
+            stats: serde_json::Map::new(),
+        });
+        assert!(display.parts.is_empty());
+    }
+
+    #[test]
+    fn the_run_ends_at_the_rate_of_this_process() {
+        let run = |before, committed| Run {
+            begun: Instant::now()
+                .checked_sub(Duration::from_secs(100))
+                .unwrap(),
+            before,
+            committed,
+            total: 50,
+        };
+        let left = run(Some(20), 30).left_s(0.0).unwrap();
+        assert!((left - 200.0).abs() < 1.0, "{left}");
+        assert_eq!(run(Some(20), 20).left_s(0.05), None);
+        assert_eq!(run(None, 20).left_s(0.5), None);
+        assert_eq!(run(Some(20), 50).left_s(0.0), None);
+    }
 }

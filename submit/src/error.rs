@@ -2,6 +2,7 @@
 //! are an interface (scripts branch on them), so they are written in one
 //! place and never renumbered.
 
+use agentgym_worker::Cause;
 use std::path::PathBuf;
 
 /// Shorthand for results of this crate.
@@ -59,13 +60,16 @@ pub enum Error {
     },
     /// The run stopped by itself.
     #[error(
-        "run {run} stopped: {message}\nNothing that is committed is lost. When the cause is gone: {resume}"
+        "run {run} stopped: {message}\nNothing that is committed is lost. {}: {resume}",
+        when(*.cause)
     )]
     Stopped {
         /// The run.
         run: String,
         /// Which part failed, and why.
         message: String,
+        /// What has to be put right.
+        cause: Cause,
         /// The command that carries on.
         resume: String,
     },
@@ -89,6 +93,17 @@ pub enum Error {
     },
 }
 
+/// What has to happen before the command that carries on.
+fn when(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Part => "When the cause is gone",
+        Cause::Config => "When the files are in order",
+        Cause::Store => "When the store is in order",
+        Cause::Environment => "When the environment answers",
+        Cause::Queue => "When the queue answers",
+    }
+}
+
 impl Error {
     /// The exit code of the process.
     pub fn exit(&self) -> Exit {
@@ -102,7 +117,13 @@ impl Error {
             | Self::Storage(_)
             | Self::Local { .. } => Exit::Store,
             Self::Jobs(_) | Self::Usage(_) => Exit::Config,
-            Self::Worker(_) | Self::Stopped { .. } => Exit::Stopped,
+            Self::Stopped { cause, .. } => match cause {
+                Cause::Part => Exit::Stopped,
+                Cause::Config => Exit::Config,
+                Cause::Store => Exit::Store,
+                Cause::Environment | Cause::Queue => Exit::Unreachable,
+            },
+            Self::Worker(_) => Exit::Stopped,
             Self::Interrupted { .. } => Exit::Interrupted,
         }
     }

@@ -3,15 +3,15 @@
 //! workers are elsewhere is followed just as well.
 
 use crate::display::Display;
-use crate::metrics::Book;
+use crate::metrics::{Book, Row};
 use crate::runs::{RunView, part_id};
 use crate::signals::Interrupts;
 use crate::status::status;
-use crate::{Error, Result, summary};
+use crate::{Error, Result, summary, text};
 use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
 use agentgym_jobs::planner::Progress;
 use agentgym_storage::Verdict;
-use agentgym_worker::Event;
+use agentgym_worker::{Cause, Event};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,8 +29,8 @@ const ATTEMPTS_EVERY: u64 = 10;
 pub(crate) enum End {
     /// Every part is committed.
     Finished,
-    /// A part cannot be made.
-    Stopped(String),
+    /// A part cannot be made, or what the run needs does not answer.
+    Stopped(String, Cause),
     /// A signal came.
     Interrupted,
 }
@@ -51,8 +51,8 @@ pub(crate) struct Follower {
     pub(crate) book: Book,
     display: Display,
     metrics_dir: Option<PathBuf>,
-    /// Lines that were printed, by what they are about.
-    told: BTreeSet<(u32, Stage)>,
+    /// Lines that were printed, by the part whose commit made them true.
+    told: BTreeSet<PartId>,
     part_total: u64,
     rate: String,
 }
@@ -112,7 +112,7 @@ impl Follower {
                         self.display.event(&event);
                         match event {
                             Event::Committed { .. } | Event::RunFinished { .. } => self.look_if_it_answers().await?,
-                            Event::RunStopped { message, .. } => stopped = Some(message),
+                            Event::RunStopped { message, cause, .. } => stopped = Some((message, cause)),
                             _ => {}
                         }
                     }
@@ -128,16 +128,21 @@ impl Follower {
                     }
                     if crew.workers.is_empty() {
                         while let Ok(event) = crew.events.try_recv() {
-                            if let Event::RunStopped { message, .. } = event {
-                                stopped = Some(message);
+                            if let Event::RunStopped { message, cause, .. } = event {
+                                stopped = Some((message, cause));
                             }
+                        }
+                        // What stopped the run may keep it from being listed, too.
+                        if let Some((message, cause)) = stopped.take() {
+                            let looked = self.look().await;
+                            if looked.is_ok() && self.finished() {
+                                break End::Finished;
+                            }
+                            break End::Stopped(message, cause);
                         }
                         self.look().await?;
                         if self.finished() {
                             break End::Finished;
-                        }
-                        if let Some(message) = stopped.take() {
-                            break End::Stopped(message);
                         }
                         if draining {
                             break End::Interrupted;
@@ -155,7 +160,8 @@ impl Follower {
                         if let Some((part, failed)) = status.exhausted {
                             let last = status.failures.iter().rev().find(|f| f.part == part);
                             let why = last.map_or("", |f| f.message.as_str());
-                            break End::Stopped(format!("{part} failed {failed} times, last: {why}"));
+                            let message = format!("{part} failed {failed} times, last: {why}");
+                            break End::Stopped(message, Cause::Part);
                         }
                         let line = status.waiting_line();
                         let message = line.trim_start_matches("waiting: ").to_owned();
@@ -227,12 +233,30 @@ impl Follower {
     }
 
     /// Lines about iterations and evaluations that are complete and untold.
-    fn news(&self) -> Vec<((u32, Stage), String)> {
+    fn news(&self) -> Vec<(PartId, String)> {
         let plan = &self.view.plan;
         let mut out = Vec::new();
+        let id = |iteration, stage, part| PartId {
+            iteration,
+            stage,
+            part,
+        };
+        for part in 0..plan.sft_parts() {
+            let key = id(0, Stage::Sft, part);
+            // The rate is known a moment after the commit, or never if its
+            // worker died in that moment.
+            let over = |row: &&Row| {
+                row.wall_s.is_some() || self.book.row(id(0, Stage::Sft, part + 1)).is_some()
+            };
+            if !self.told.contains(&key)
+                && let Some(row) = self.book.row(key).filter(over)
+            {
+                out.push((key, summary::sft_line(row, plan, part)));
+            }
+        }
         let latest = self.progress.latest_policy(plan).unwrap_or(0);
         for n in 1..=latest {
-            let key = (n, Stage::Update);
+            let key = id(n, Stage::Update, 0);
             if self.told.contains(&key) || !self.progress.contains(&policy_of(plan, n)) {
                 continue;
             }
@@ -240,6 +264,7 @@ impl Follower {
                 out.push((key, summary::training_line(&training, plan.iterations)));
             }
         }
+        let width = self.display.width();
         for evaluated in self.book.evaluations(plan) {
             let before = evaluated.iteration == 0 && evaluated.before_warm_start;
             let stage = if before {
@@ -247,9 +272,9 @@ impl Follower {
             } else {
                 Stage::Evaluate
             };
-            let key = (evaluated.iteration, stage);
+            let key = id(evaluated.iteration, stage, 0);
             if evaluated.sets.iter().all(Option::is_some) && !self.told.contains(&key) {
-                out.push((key, summary::evaluation_line(&evaluated, plan)));
+                out.push((key, summary::evaluation_line(&evaluated, plan, width)));
             }
         }
         out
@@ -267,7 +292,7 @@ impl Follower {
             .training(plan, latest)
             .and_then(|t| t.tokens_per_s)
         {
-            self.rate = format!("{rate:.0} tokens/s");
+            self.rate = format!("{} tokens/s", text::count(rate.round() as u64));
         }
         self.display.progress(
             (self.progress.len() as u64, self.part_total),

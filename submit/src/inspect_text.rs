@@ -98,8 +98,23 @@ fn figure(name: &str, value: &Value) -> String {
                 format!("{name} {v:.4}")
             }
         }
-        Value::Array(list) if list.len() > 4 => format!("{name} [{} values]", list.len()),
+        Value::Array(list) if leaves(value) > 4 => {
+            let nested = list.iter().any(Value::is_array);
+            let what = if nested { "lists" } else { "values" };
+            format!("{name} [{} {what}]", list.len())
+        }
+        Value::Object(map) if !map.is_empty() => {
+            let inner: Vec<String> = map.iter().map(|(k, v)| figure(k, v)).collect();
+            format!("{name}: {}", inner.join(", "))
+        }
         other => format!("{name} {other}"),
+    }
+}
+
+fn leaves(value: &Value) -> usize {
+    match value {
+        Value::Array(list) => list.iter().map(leaves).sum(),
+        _ => 1,
     }
 }
 
@@ -157,7 +172,7 @@ pub(crate) fn body(content: &Content, brief: bool, tokens: bool, pieces: &Pieces
         }
         Content::Update(_) => {
             for (index, minibatch) in content.to_json().iter().enumerate() {
-                out += &format!("  minibatch {index}");
+                out += &format!("  step {index}");
                 for (name, value) in minibatch.as_object().into_iter().flatten() {
                     out += &format!("  {}", figure(name, value));
                 }

@@ -79,10 +79,10 @@ pub async fn execute(cli: Cli) -> Result<()> {
                 text::emit(&format!("{}: {}", to.display(), exported.names.join(", ")));
             }
             if !exported.removed.is_empty() {
-                eprintln!(
+                text::tell(&format!(
                     "removed by the retention rules, not in the export: {}",
                     exported.removed.join(", ")
-                );
+                ));
             }
             Ok(())
         }
@@ -130,9 +130,7 @@ async fn show_metrics(view: &RunView, global: &Global) -> Result<()> {
     if out.is_empty() {
         out = format!("run {} has measured nothing yet\n", view.plan.run);
     }
-    for path in written {
-        out += &format!("wrote   {}\n", path.display());
-    }
+    out += &text::written(&written);
     text::emit(&out);
     Ok(())
 }

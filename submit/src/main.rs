@@ -3,6 +3,7 @@
 
 use agentgym_submit::cli::{Cli, with_run};
 use agentgym_submit::execute;
+use agentgym_submit::text::tell;
 use clap::Parser;
 use std::process::ExitCode;
 
@@ -23,6 +24,8 @@ fn main() -> ExitCode {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("off"));
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        // A reader of the log that went away is no reason to panic.
+        .log_internal_errors(false)
         .with_env_filter(filter)
         .init();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
@@ -31,7 +34,7 @@ fn main() -> ExitCode {
     {
         Ok(runtime) => runtime,
         Err(e) => {
-            eprintln!("error: cannot start: {e}");
+            tell(&format!("error: cannot start: {e}"));
             return ExitCode::FAILURE;
         }
     };
@@ -41,7 +44,7 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {e}");
+            tell(&format!("error: {e}"));
             ExitCode::from(e.exit() as u8)
         }
     }

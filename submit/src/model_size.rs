@@ -3,7 +3,7 @@
 //! per layer, the head shared with the embedding where tied.
 
 use agentgym_model::TinyShape;
-use std::path::{Path, PathBuf};
+use agentgym_worker::model_folder;
 
 /// What sizes are computed from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,10 +54,14 @@ pub fn of(path: &str) -> Result<ModelSize, String> {
     if path == "tiny" || path.starts_with("tiny?") {
         return tiny(path.strip_prefix("tiny").unwrap_or_default());
     }
-    let folder = local_folder(path)?;
+    let folder = model_folder(path)?;
     let file = folder.join("config.json");
-    let text = std::fs::read_to_string(&file)
-        .map_err(|e| format!("cannot read {}: {e}", file.display()))?;
+    let text = std::fs::read_to_string(&file).map_err(|e| {
+        format!(
+            "cannot read {}: {e}; a model folder holds config.json, model.safetensors, tokenizer.json and a chat template",
+            file.display()
+        )
+    })?;
     from_config(&text).map_err(|e| format!("{}: {e}", file.display()))
 }
 
@@ -117,35 +121,6 @@ fn tiny(options: &str) -> Result<ModelSize, String> {
     Ok(shape.size())
 }
 
-/// A model folder on this machine: a path, or a hub id in the local cache.
-pub fn local_folder(path: &str) -> Result<PathBuf, String> {
-    let folder = Path::new(path);
-    if folder.is_dir() {
-        return Ok(folder.to_owned());
-    }
-    let hub_id = path.split('/').count() == 2 && !path.starts_with(['.', '/', '~']);
-    if !hub_id {
-        return Err("no such folder on this machine".into());
-    }
-    let hub = std::env::var_os("HF_HUB_CACHE")
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HF_HOME").map(|home| PathBuf::from(home).join("hub")))
-        .or_else(|| {
-            std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/huggingface/hub"))
-        })
-        .unwrap_or_default();
-    let repository = hub.join(format!("models--{}", path.replace('/', "--")));
-    let revision = std::fs::read_to_string(repository.join("refs/main")).unwrap_or_default();
-    let snapshot = repository.join("snapshots").join(revision.trim());
-    if snapshot.join("config.json").is_file() {
-        return Ok(snapshot);
-    }
-    Err(format!(
-        "not in the local cache at {}; fetch it with `hf download {path}`",
-        hub.display()
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,7 +130,7 @@ mod tests {
         let fixtures = std::env::var("AGENTGYM_FIXTURES").unwrap_or_else(|_| {
             concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures").to_owned()
         });
-        let folder = Path::new(&fixtures).join("qwen2-tiny");
+        let folder = std::path::Path::new(&fixtures).join("qwen2-tiny");
         let size = of(&folder.to_string_lossy()).unwrap();
         // A safetensors file starts with the length of its JSON header.
         let file = std::fs::read(folder.join("model.safetensors")).unwrap();
@@ -176,7 +151,7 @@ mod tests {
 
     #[test]
     fn what_is_not_here_says_how_to_get_it() {
-        assert!(of("no/such/folder").unwrap_err().contains("no such folder"));
+        assert!(of("no/such/folder").unwrap_err().contains("no folder"));
         assert!(
             of("someorg/no-such-model")
                 .unwrap_err()

@@ -3,7 +3,7 @@
 
 use crate::model_size::{self, ModelSize};
 use crate::plan_sizes::{Sizes, minibatches, sequences, steps_per_iteration};
-use crate::text::{bytes, count};
+use crate::text::{bytes, count, many};
 use agentgym_jobs::config::{Numerics, Pipeline};
 use agentgym_jobs::pipeline::{Stage, parts};
 use agentgym_jobs::plan::Plan;
@@ -152,8 +152,10 @@ impl<'a> PlanView<'a> {
         line(
             "place",
             format!(
-                "store {}, queue {}, {} workers in this process",
-                self.store, self.queue, config.jobs.workers
+                "store {}, queue {}, {} in this process",
+                self.store,
+                self.queue,
+                many(config.jobs.workers as u64, "worker")
             ),
         );
         if !self.unused.is_empty() {
@@ -183,10 +185,10 @@ impl<'a> PlanView<'a> {
         line(
             "steps",
             format!(
-                "{} minibatches × {} epochs = {steps} optimizer steps; × {} iterations = {}, lr {:e}",
-                minibatches(plan),
-                actor.ppo_epochs,
-                plan.iterations,
+                "{} × {} = {steps} optimizer steps; × {} = {}, lr {:e}",
+                many(minibatches(plan), "minibatch"),
+                many(u64::from(actor.ppo_epochs), "epoch"),
+                many(u64::from(plan.iterations), "iteration"),
                 count(steps * u64::from(plan.iterations)),
                 actor.optim.lr
             ),
@@ -360,7 +362,7 @@ jobs: {rollout_part_tasks: 2}
             parts       283 jobs in all; each iteration 4 rollout (2 tasks each), 4 log_probs, 1 advantage, 1 update
             bytes       each iteration policy 822 kB, optimizer 1.6 MB, records ≤ 934 kB; kept ≤ 31 MB
             memory      each worker, 2 threads: about 95 MB in rollout, 172 MB in update
-            place       store data, queue redis://h, 1 workers in this process
+            place       store data, queue redis://h, 1 worker in this process
             not used    trainer.nnodes
         ");
     }
@@ -369,7 +371,7 @@ jobs: {rollout_part_tasks: 2}
     fn a_model_that_is_not_here_leaves_the_rest_readable() {
         let (plan, _) = plan(TEXT, &["actor_rollout_ref.model.path=no/such/folder"]);
         let screen = PlanView::new(&plan, "data", None, &[]).render();
-        assert!(screen.contains("no such folder"), "{screen}");
+        assert!(screen.contains("there is no folder"), "{screen}");
         assert!(screen.contains("unknown without the model"), "{screen}");
         assert!(
             screen.contains("8 tasks × 4 samples = 32 sequences"),

@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(300);
 ///
 /// # Errors
 /// The first that cannot be reached, by name and URL.
-pub(crate) async fn environments(plan: &Plan) -> Result<()> {
+pub(crate) async fn environments(plan: &Plan, resume: &str) -> Result<()> {
     for (name, environment) in plan.config.environments() {
         if environment.env_addr.starts_with("builtin") {
             continue;
@@ -24,7 +24,7 @@ pub(crate) async fn environments(plan: &Plan) -> Result<()> {
         // Of several servers one is enough to begin with.
         let mut result = Ok(());
         for address in environment.env_addr.split(',') {
-            result = server(&name, address.trim()).await;
+            result = server(&name, address.trim(), resume).await;
             if result.is_ok() {
                 break;
             }
@@ -34,7 +34,7 @@ pub(crate) async fn environments(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-async fn server(name: &str, address: &str) -> Result<()> {
+async fn server(name: &str, address: &str, resume: &str) -> Result<()> {
     let unusable = |why: &str| {
         Error::Usage(format!(
             "environment `{name}`: address {address:?} {why}; write http://host:port or builtin"
@@ -52,8 +52,8 @@ async fn server(name: &str, address: &str) -> Result<()> {
             url: address.to_owned(),
             found,
             remedy: format!(
-                "Start its server, or give another address with \
-                 actor_rollout_ref.agentgym.env_addr (or agentgym.envs.{name}.env_addr); the run can be resumed"
+                "Start its server, or give another address with actor_rollout_ref.agentgym.env_addr (or \
+                 agentgym.envs.{name}.env_addr). Nothing that is committed is lost. Carry on with: {resume}"
             ),
         })
 }

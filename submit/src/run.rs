@@ -9,9 +9,9 @@ use crate::signals::Interrupts;
 use crate::{Error, Result, model_size, preflight, summary, text};
 use agentgym_jobs::config::RunConfig;
 use agentgym_jobs::plan::Plan;
-use agentgym_jobs::queue::{Queue, QueueOptions};
+use agentgym_jobs::queue::{Error as QueueError, Queue, QueueOptions};
 use agentgym_storage::{Created, Store};
-use agentgym_worker::{WorkerOptions, run_worker};
+use agentgym_worker::{Cause, ScratchFolder, WorkerOptions, run_worker};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::broadcast;
@@ -61,12 +61,14 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
         config.config.queue.url.clone(),
     );
     let plan = Plan::new(config.clone(), base())?;
-    check_model(&plan)?;
     let store = Store::open(&storage).await?;
     store.probe().await?;
     let plan = loop {
         let plan = match newest_plan(&store, &plan.run).await? {
-            None => Plan::new(config.clone(), base())?,
+            None => {
+                check_model(&plan, &args.config)?;
+                Plan::new(config.clone(), base())?
+            }
             Some(stored) => {
                 let revised = stored.revised(config.clone(), base())?;
                 if stored.same_bindings(&revised) && !needs_new_revision(&store, &stored).await? {
@@ -114,7 +116,6 @@ pub(crate) async fn resume(run: &str, overrides: &[String], global: &Global) -> 
             break;
         }
     }
-    check_model(&view.plan)?;
     let plan = newest_plan(&store, &view.plan.run).await?;
     let plan = plan.ok_or_else(|| Error::Missing(format!("the plan of {run} is gone")))?;
     drive(store, plan, queue, Display::new(global.quiet), global).await
@@ -141,15 +142,30 @@ async fn needs_new_revision(store: &Store, plan: &Plan) -> Result<bool> {
     Ok(crate::status::status(&view).await?.exhausted.is_some())
 }
 
-/// The policy must be on this machine where this process trains it.
-fn check_model(plan: &Plan) -> Result<()> {
+/// The policy must be on this machine where this process makes the first copy
+/// of it. Later everything is read from the store, so a run that exists may be
+/// carried on where there is no such folder.
+fn check_model(plan: &Plan, config: &Path) -> Result<()> {
     let path = &plan.config.actor_rollout_ref.model.path;
     if plan.config.jobs.workers == 0 {
         return Ok(());
     }
-    model_size::of(path)
-        .map(|_| ())
-        .map_err(|why| Error::Usage(format!("key `actor_rollout_ref.model.path`: {path}: {why}")))
+    model_size::of(path).map(|_| ()).map_err(|why| {
+        let hint = found_above(config, path).map_or_else(String::new, |folder| {
+            format!(
+                ". It is in {0}: run the command there, or give actor_rollout_ref.model.path={0}/{path}",
+                folder.display()
+            )
+        });
+        Error::Usage(format!("key `actor_rollout_ref.model.path`: {why}{hint}"))
+    })
+}
+
+/// The folder of the config, or one above it, below which `path` exists.
+fn found_above(config: &Path, path: &str) -> Option<PathBuf> {
+    let config = std::path::absolute(config).ok()?;
+    let found = config.ancestors().skip(1).find(|at| at.join(path).is_dir());
+    found.map(Path::to_owned)
 }
 
 /// Where metrics go: the configured folder, else beside a folder store.
@@ -174,9 +190,10 @@ async fn open_queue(store: &Store, plan: &Plan, url: Option<String>) -> Result<Q
         length_max: jobs.length_max,
         ..QueueOptions::default()
     };
-    Queue::open(&url, options)
-        .await
-        .map_err(|e| Error::Jobs(agentgym_jobs::Error::Queue(e.to_string())))
+    Queue::open(&url, options).await.map_err(|e| match e {
+        QueueError::Url { .. } | QueueError::Options(_) => Error::Usage(e.to_string()),
+        other => Error::Jobs(agentgym_jobs::Error::Queue(other.to_string())),
+    })
 }
 
 async fn drive(
@@ -190,14 +207,14 @@ async fn drive(
     let interrupts = Interrupts::listen();
     let resume = resume_command(&store, &plan, queue_url.as_deref());
     display.line(&format!(
-        "run {}  revision {}  {} iterations  store {}",
+        "run {}  revision {}  {}  store {}",
         plan.run,
         plan.revision,
-        plan.iterations,
+        text::many(u64::from(plan.iterations), "iteration"),
         store.url()
     ));
     if plan.config.jobs.workers > 0 {
-        preflight::environments(&plan).await?;
+        preflight::environments(&plan, &resume).await?;
     }
     let queue = open_queue(&store, &plan, queue_url).await?;
     let view = RunView {
@@ -205,16 +222,29 @@ async fn drive(
         plan: Arc::clone(&plan),
     };
     let mut follower = Follower::new(view, display, metrics_dir(&store, &plan)).await?;
-    let scratch = scratch_folder()?;
+    let scratch = ScratchFolder::new(&cache_dir()).map_err(|e| match e {
+        agentgym_worker::Error::Io { source, .. } => Error::local(cache_dir())(source),
+        other => Error::Worker(other.to_string()),
+    })?;
     let crew = start_workers(&store, &plan, &queue, scratch.path(), &interrupts);
     if crew.workers.is_empty() {
         announce(&store, &plan, &queue).await?;
     }
-    let end = follower.follow(crew, &interrupts).await;
-    follower.settle().await?;
-    let written = follower.write_metrics()?;
+    let end = follower.follow(crew, &interrupts).await?;
     let run = plan.run.to_string();
-    match end? {
+    // Figures are a copy of what is committed: where a run ends early, for a
+    // reason that people have to hear of, they do not get in its way.
+    let written = match &end {
+        End::Finished => {
+            follower.settle().await?;
+            follower.write_metrics()?
+        }
+        _ => {
+            let _ = follower.settle().await;
+            follower.write_metrics().unwrap_or_default()
+        }
+    };
+    match end {
         End::Finished => {
             let (digest, commits) = store.run_digest(&plan.run).await?;
             if global.json {
@@ -229,20 +259,21 @@ async fn drive(
                 text::emit_json(&report);
             } else {
                 let mut out = summary::report(&follower.book, &plan);
-                for path in &written {
-                    out += &format!("wrote   {}\n", path.display());
-                }
-                out += &format!("digest  {digest}  ({commits} commits)\n");
+                out += &text::written(&written);
+                out += &format!("commits {commits}\ndigest  {digest}\n");
                 text::emit(&out);
             }
             Ok(())
         }
-        End::Stopped(message) => {
-            // The cause may be an environment that went away: say so by code.
-            preflight::environments(&plan).await?;
+        End::Stopped(message, cause) => {
+            if matches!(cause, Cause::Part | Cause::Environment) {
+                // Workers elsewhere say only what happened, not why.
+                preflight::environments(&plan, &resume).await?;
+            }
             Err(Error::Stopped {
                 run,
                 message,
+                cause,
                 resume,
             })
         }
@@ -285,16 +316,6 @@ fn start_workers(
         workers,
         events: receiver,
     }
-}
-
-/// Downloads and scratch files of this process's workers, removed at its end.
-fn scratch_folder() -> Result<tempfile::TempDir> {
-    let cache = cache_dir();
-    std::fs::create_dir_all(&cache).map_err(Error::local(&cache))?;
-    tempfile::Builder::new()
-        .prefix("run-")
-        .tempdir_in(&cache)
-        .map_err(Error::local(&cache))
 }
 
 /// Pushes what can run, so that workers elsewhere begin without delay.

@@ -311,7 +311,22 @@ pub async fn all(store: &Store, as_json: bool) -> Result<()> {
     let mut rows = Vec::new();
     let mut documents = Vec::new();
     for run in store.runs().await? {
-        let status = status(&RunView::open(store, run.as_str()).await?).await?;
+        // One run that cannot be read does not hide the others.
+        let read = async { status(&RunView::open(store, run.as_str()).await?).await };
+        let status = match read.await {
+            Ok(status) => status,
+            Err(e) => {
+                let message = e.to_string();
+                rows.push(vec![
+                    run.to_string(),
+                    "–".into(),
+                    "–".into(),
+                    format!("for you, it cannot be read: {message}"),
+                ]);
+                documents.push(json!({"run": run.to_string(), "error": message}));
+                continue;
+            }
+        };
         rows.push(vec![
             status.run.clone(),
             format!("{}/{}", status.latest.unwrap_or(0), status.iterations),

@@ -1,24 +1,47 @@
 //! What a run says for itself: a line per iteration while it goes on, the
 //! table of evaluations and the plot at its end.
 
-use crate::metrics::{Book, Evaluated, SetScore, Training};
+use crate::metrics::{Book, Evaluated, Row, SetScore, Training};
 use crate::plot::{Series, plot};
 use crate::text;
 use agentgym_jobs::plan::Plan;
 use serde_json::{Value, json};
 
-/// Columns and rows of the plot: fits a terminal of 80 × 24 beside its axis.
-const PLOT_SIZE: (usize, usize) = (60, 11);
+/// Columns and rows of the plot: fits a terminal of 80 × 24 beside its axis and
+/// the range of the horizon.
+const PLOT_SIZE: (usize, usize) = (54, 11);
 
-/// `iteration 3/20  success 0.412  reward …`.
+/// `sft  200 of 500 steps  loss 0.412  4 800 tokens/s  42 s, about 1 min 03 s left`.
+pub fn sft_line(row: &Row, plan: &Plan, part: u32) -> String {
+    let (steps, all) = (plan.sft_steps(part), plan.config.sft.steps);
+    let mut words = vec![format!("sft  {} of {all} steps", steps.end)];
+    words.extend(row.metric("loss").map(|loss| format!("loss {loss:.3}")));
+    let rate = row
+        .stats
+        .get("trained_tokens_per_s")
+        .and_then(Value::as_f64);
+    words.extend(rate.map(|rate| format!("{} tokens/s", text::count(rate.round() as u64))));
+    if let Some(wall_s) = row.wall_s {
+        let left_s = wall_s / steps.len().max(1) as f64 * f64::from(all - steps.end.min(all));
+        words.push(text::seconds(wall_s));
+        words.extend((left_s > 0.0).then(|| format!("about {} left", text::seconds(left_s))));
+    }
+    words.join("  ")
+}
+
+/// `iteration 3/20  success 0.412  reward …`; the reward where it says more
+/// than the success.
 pub fn training_line(row: &Training, iterations: u32) -> String {
+    let digits = iterations.to_string().len();
     let mut parts = vec![
-        format!("iteration {:>3}/{iterations}", row.iteration),
+        format!("iteration {:>digits$}/{iterations}", row.iteration),
         format!("success {}", text::share(row.success)),
-        format!("reward {}", text::share(row.reward)),
     ];
+    if text::share(row.reward) != text::share(row.success) {
+        parts.push(format!("reward {}", text::share(row.reward)));
+    }
     match row.rounds {
-        Some(rounds) => parts.push(format!("rounds {rounds:.1} of {}", row.horizon)),
+        Some(rounds) => parts.push(format!("rounds {rounds:>4.1} of {}", row.horizon)),
         None => parts.push(format!("horizon {}", row.horizon)),
     }
     if let Some(rate) = row.tokens_per_s {
@@ -28,17 +51,32 @@ pub fn training_line(row: &Training, iterations: u32) -> String {
     parts.join("  ")
 }
 
-/// `evaluation  iteration 10  easy 0.500/0.562  … all 0.4/0.5`.
-pub fn evaluation_line(row: &Evaluated, plan: &Plan) -> String {
-    let mut out = format!("evaluation  {}", row.label);
+/// `evaluation  iteration 10  easy 0.500/0.562  … all 0.4/0.5`; what does not
+/// fit `width` columns goes to further lines, a set never in two.
+pub fn evaluation_line(row: &Evaluated, plan: &Plan, width: usize) -> String {
+    const INDENT: &str = "            ";
     let names = plan.config.evaluation.sets.iter().map(|s| s.name.as_str());
-    for (name, score) in names.zip(&row.sets) {
-        out += &format!("  {name} {}", cell(*score));
-    }
+    let mut cells: Vec<String> = vec![row.label.clone()];
+    cells.extend(
+        names
+            .zip(&row.sets)
+            .map(|(name, score)| format!("{name} {}", cell(*score))),
+    );
     if row.sets.len() > 1 {
-        out += &format!("  all {}", cell(row.overall()));
+        cells.push(format!("all {}", cell(row.overall())));
     }
-    out
+    let mut out = String::new();
+    let mut line = "evaluation".to_owned();
+    for cell in cells {
+        if line.chars().count() + 2 + cell.chars().count() <= width {
+            line = format!("{line}  {cell}");
+        } else {
+            out += &line;
+            out.push('\n');
+            line = format!("{INDENT}{cell}");
+        }
+    }
+    out + &line
 }
 
 /// Success at the sampling temperature and, behind the stroke, greedy.
@@ -151,4 +189,67 @@ pub fn report_json(book: &Book, plan: &Plan) -> Value {
         })
         .collect();
     json!({"run": plan.run.to_string(), "evaluations": evaluations, "training": training})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agentgym_jobs::config::RunConfig;
+    use serde_json::json;
+    use std::path::Path;
+
+    fn plan() -> Plan {
+        let text = "
+data: {tasks: [{env: textcraft, ids: 0..4}]}
+actor_rollout_ref: {rollout: {n: 2}}
+sft: {steps: 500, sources: [{env: textcraft, ids: 0..4}]}
+jobs: {sft_part_steps: 200}
+evaluation:
+  sets:
+    - {name: worlds d1, env: textcraft, ids: 0..2}
+    - {name: worlds d2, env: textcraft, ids: 0..2}
+    - {name: real d1, env: textcraft, ids: 0..2}
+";
+        let config = RunConfig::parse("x", Path::new("x.yaml"), text, &[]).unwrap();
+        Plan::new(config, Path::new("")).unwrap()
+    }
+
+    #[test]
+    fn a_long_evaluation_breaks_between_sets() {
+        let score = |success| {
+            Some(SetScore {
+                success,
+                greedy: Some(success / 2.0),
+                tasks: 2.0,
+            })
+        };
+        let row = Evaluated {
+            label: "before training".into(),
+            iteration: 0,
+            before_warm_start: true,
+            sets: vec![score(0.5), score(0.25), score(0.125)],
+            apart: vec![false; 3],
+        };
+        insta::assert_snapshot!(evaluation_line(&row, &plan(), 80), @r"
+        evaluation  before training  worlds d1 0.500/0.250  worlds d2 0.250/0.125
+                    real d1 0.125/0.062  all 0.292/0.146
+        ");
+        for width in 50..200 {
+            let text = evaluation_line(&row, &plan(), width);
+            assert!(text.lines().all(|l| l.chars().count() <= width), "{text}");
+        }
+    }
+
+    #[test]
+    fn parts_of_an_sft_stage_are_told() {
+        let value = |v: Value| v.as_object().unwrap().clone();
+        let row = Row {
+            metrics: value(json!({"loss": 0.4321})),
+            stats: value(json!({"trained_tokens_per_s": 4812.3})),
+            wall_s: Some(40.0),
+            ..Row::default()
+        };
+        insta::assert_snapshot!(sft_line(&row, &plan(), 1), @"sft  400 of 500 steps  loss 0.432  4 812 tokens/s  40 s  about 20 s left");
+        insta::assert_snapshot!(sft_line(&row, &plan(), 2), @"sft  500 of 500 steps  loss 0.432  4 812 tokens/s  40 s");
+    }
 }

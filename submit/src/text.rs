@@ -3,8 +3,22 @@
 use std::io::Write as _;
 
 /// Writes results to standard output. A reader that went away (`… | head`)
-/// ends the output, not the program with a panic.
+/// ends the output, not the program with a panic. On a terminal, lines that
+/// are too long break between columns instead of anywhere.
 pub fn emit(text: &str) {
+    let fitted = match console::Term::stdout().size_checked() {
+        Some((_, columns)) => fit(text, usize::from(columns)),
+        None => text.to_owned(),
+    };
+    write_out(&fitted);
+}
+
+/// A line to standard error, for people; that nobody listens is their choice.
+pub fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
+}
+
+fn write_out(text: &str) {
     let mut out = std::io::stdout().lock();
     let newline = if text.ends_with('\n') { "" } else { "\n" };
     // The only failure here is a closed pipe, which is the reader's choice.
@@ -13,7 +27,80 @@ pub fn emit(text: &str) {
 
 /// Prints a JSON document to standard output.
 pub fn emit_json(value: &serde_json::Value) {
-    emit(&format!("{value:#}"));
+    write_out(&format!("{value:#}"));
+}
+
+/// Breaks lines longer than `width`: between columns (two spaces) where that
+/// helps, else between words. What follows is indented to the second column.
+pub fn fit(text: &str, width: usize) -> String {
+    let mut out = String::new();
+    for line in text.lines() {
+        if line.chars().count() <= width {
+            out += line;
+        } else {
+            out += &fit_line(line, width);
+        }
+        out.push('\n');
+    }
+    if !text.ends_with('\n') {
+        out.pop();
+    }
+    out
+}
+
+fn fit_line(line: &str, width: usize) -> String {
+    const DEEPER: usize = 4;
+    let chars: Vec<char> = line.chars().collect();
+    let leading = chars.iter().take_while(|c| **c == ' ').count();
+    // The second column begins after the first run of two spaces or more.
+    let gap = chars[leading..].windows(2).position(|w| w == [' ', ' ']);
+    let second = gap.map(|at| {
+        let from = leading + at;
+        from + chars[from..].iter().take_while(|c| **c == ' ').count()
+    });
+    let indent = second
+        .filter(|at| *at <= width / 2)
+        .unwrap_or(leading + DEEPER);
+    let mut out = String::new();
+    let mut rest = &chars[..];
+    let mut room = width;
+    while rest.len() > room {
+        let head = &rest[..room.min(rest.len() - 1) + 1];
+        // A break at a column must leave the line at least half full.
+        let column = (room / 2..head.len().saturating_sub(1)).rev().find(|at| {
+            head[*at] == ' ' && (head[at + 1] == ' ' || (*at > 0 && head[at - 1] == ' '))
+        });
+        let word = (1..head.len())
+            .rev()
+            .find(|at| head[*at] == ' ' && head[..*at].iter().any(|c| *c != ' '));
+        let Some(at) = column.or(word) else { break };
+        let line: String = rest[..at].iter().collect();
+        out += line.trim_end();
+        out.push('\n');
+        out += &" ".repeat(indent);
+        let skipped = rest[at..].iter().take_while(|c| **c == ' ').count();
+        rest = &rest[at + skipped..];
+        room = width.saturating_sub(indent).max(1);
+    }
+    out.extend(rest);
+    out
+}
+
+/// `wrote   FOLDER: metrics.jsonl, tensorboard/…`.
+pub fn written(paths: &[std::path::PathBuf]) -> String {
+    let Some(folder) = paths.first().and_then(|path| path.parent()) else {
+        return String::new();
+    };
+    let names: Vec<String> = paths
+        .iter()
+        .map(|path| {
+            path.strip_prefix(folder)
+                .unwrap_or(path)
+                .display()
+                .to_string()
+        })
+        .collect();
+    format!("wrote   {}: {}\n", folder.display(), names.join(", "))
 }
 
 /// Aligned columns: numbers to the right, words to the left.
@@ -80,6 +167,16 @@ pub fn count(value: u64) -> String {
     out
 }
 
+/// `1 epoch`, `2 epochs`, `3 minibatches`.
+pub fn many(value: u64, noun: &str) -> String {
+    let plural = match value {
+        1 => "",
+        _ if noun.ends_with("ch") && !noun.ends_with("och") => "es",
+        _ => "s",
+    };
+    format!("{} {noun}{plural}", count(value))
+}
+
 /// `0.8 s`, `42 s`, `3 min 20 s`, `2 h 05 min`.
 pub fn seconds(value: f64) -> String {
     if value < 10.0 {
@@ -120,8 +217,40 @@ mod tests {
         assert_eq!(bytes(107_000_000_000), "107 GB");
         assert_eq!(count(1_234_567), "1 234 567");
         assert_eq!(count(12), "12");
+        assert_eq!(many(1, "epoch"), "1 epoch");
+        assert_eq!(many(2, "epoch"), "2 epochs");
+        assert_eq!(many(0, "minibatch"), "0 minibatches");
         assert_eq!(seconds(200.0), "3 min 20 s");
         assert_eq!(seconds(7500.0), "2 h 05 min");
+    }
+
+    #[test]
+    fn long_lines_break_between_columns() {
+        let line = "evaluate    worlds d1 (20 tasks), worlds d2 (20 tasks), real d1 (29 tasks)";
+        insta::assert_snapshot!(fit(line, 50), @r"
+        evaluate    worlds d1 (20 tasks), worlds d2 (20
+                    tasks), real d1 (29 tasks)
+        ");
+        let columns = "  pg_loss 0.1000  clip_fraction 0.0200  entropy 6.1559  grad_norm 0.2";
+        insta::assert_snapshot!(fit(columns, 45), @r"
+          pg_loss 0.1000  clip_fraction 0.0200
+                          entropy 6.1559  grad_norm 0.2
+        ");
+        let short = "a\nb  c\n";
+        assert_eq!(fit(short, 5), short);
+        assert_eq!(fit("unbreakable-and-long", 5), "unbreakable-and-long");
+        for width in 1..90 {
+            let text = fit(&format!("{line}\n{columns}"), width);
+            let words = |t: &str| t.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            assert_eq!(
+                words(&text),
+                words(&format!("{line}\n{columns}")),
+                "{width}"
+            );
+            if width >= 40 {
+                assert!(text.lines().all(|l| l.chars().count() <= width), "{text}");
+            }
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@
 mod queue;
 mod storage;
 
+mod bad_input;
 mod configs;
 mod durability;
 mod submit;

@@ -87,6 +87,8 @@ pub enum Event {
         total: u64,
         /// What the units are.
         note: String,
+        /// What was measured on the way, by name: `loss`, `tokens/s`.
+        figures: Vec<(&'static str, f64)>,
     },
     /// A part is committed.
     Committed {
@@ -127,7 +129,24 @@ pub enum Event {
         run: String,
         /// Why, and what to do.
         message: String,
+        /// Whose turn it is.
+        cause: Cause,
     },
+}
+
+/// What has to be put right before a run that stopped can go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// A part that cannot be made; its message says why.
+    Part,
+    /// The config, or the model that it names.
+    Config,
+    /// The object store, or a local disk.
+    Store,
+    /// An environment.
+    Environment,
+    /// The queue.
+    Queue,
 }
 
 /// A stage's sign of life. Cheap to clone and to tick from any thread.
@@ -166,6 +185,17 @@ impl Beat {
 
     /// Ticks, and tells followers at most five times a second.
     pub fn progress(&self, done: u64, total: u64, note: &str) {
+        self.progress_with(done, total, note, Vec::new);
+    }
+
+    /// [`Beat::progress`] with what was measured on the way.
+    pub fn progress_with(
+        &self,
+        done: u64,
+        total: u64,
+        note: &str,
+        figures: impl FnOnce() -> Vec<(&'static str, f64)>,
+    ) {
         const EVERY_MS: u64 = 200;
         self.tick();
         let (now, told) = (self.now_ms(), self.inner.told_ms.load(Ordering::Relaxed));
@@ -182,9 +212,15 @@ impl Beat {
                 done,
                 total,
                 note: note.to_owned(),
+                figures: figures(),
             };
             let _ = self.inner.events.send(event);
         }
+    }
+
+    /// Tells followers what the stage is waiting for.
+    pub fn waiting(&self, message: String) {
+        let _ = self.inner.events.send(Event::Waiting { message });
     }
 
     /// Time since the last tick.

@@ -1,5 +1,6 @@
 //! What can end an attempt, and what that means for its job.
 
+use crate::Cause;
 use agentgym_storage::Verdict;
 use std::time::Duration;
 
@@ -46,6 +47,28 @@ impl Error {
         Self::Stage(message.into())
     }
 
+    /// What has to be put right.
+    pub fn cause(&self) -> Cause {
+        match self {
+            Self::Storage(_) | Self::Jobs(agentgym_jobs::Error::Storage(_)) => Cause::Store,
+            Self::Jobs(agentgym_jobs::Error::Queue(_)) => Cause::Queue,
+            Self::Environment(_) => Cause::Environment,
+            Self::Io { source, .. } if is_full(source) => Cause::Store,
+            _ => Cause::Part,
+        }
+    }
+
+    /// True where somebody has to free space first.
+    pub(crate) fn is_full(&self) -> bool {
+        match self {
+            Self::Storage(e) | Self::Jobs(agentgym_jobs::Error::Storage(e)) => {
+                matches!(e.verdict(), Verdict::Wait(_))
+            }
+            Self::Io { source, .. } => is_full(source),
+            _ => false,
+        }
+    }
+
     /// What the failure means for the job.
     pub fn verdict(&self) -> Verdict {
         match self {
@@ -59,4 +82,9 @@ impl Error {
             Self::Stage(_) | Self::Algorithm(_) | Self::Model(_) | Self::Jobs(_) => Verdict::GiveUp,
         }
     }
+}
+
+fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded)
 }

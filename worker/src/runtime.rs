@@ -2,7 +2,7 @@
 //! after every commit and now and then; draining on request.
 
 use crate::attempt::{self, Bench, Ended};
-use crate::context::{Event, Resources};
+use crate::context::{Cause, Event, Resources};
 use crate::fleet::RunState;
 use crate::{Error, Result, guard};
 use agentgym_jobs::pipeline::{PartId, Stage, parts};
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, broadcast};
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +20,13 @@ use tokio_util::sync::CancellationToken;
 const PLAN_EVERY: Duration = Duration::from_secs(2);
 /// Wait before a store or queue that failed is asked again.
 const TROUBLE_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long a store or queue may fail before a worker that ends with its run
+/// gives up. The others go on asking: somebody will repair it.
+const TROUBLE_MAX: Duration = Duration::from_secs(60);
+/// When a queue has failed for so long, the store is asked as well: a file
+/// queue lies beside a folder store, and a full disk shows itself there.
+const TROUBLE_ASK_STORE: Duration = Duration::from_secs(5);
 
 /// What a worker needs to know.
 pub struct WorkerOptions {
@@ -52,6 +59,8 @@ struct Worker {
     stop: CancellationToken,
     runs: Mutex<BTreeMap<RunId, Arc<Mutex<RunState>>>>,
     running: std::sync::Mutex<BTreeSet<PartId>>,
+    /// Since when the store or the queue has failed without a success between.
+    trouble: std::sync::Mutex<Option<Instant>>,
 }
 
 /// Works until drained, or until the run is over where the options say so.
@@ -90,6 +99,7 @@ pub async fn run_worker(
         stop: stop.clone(),
         runs: Mutex::default(),
         running: std::sync::Mutex::default(),
+        trouble: std::sync::Mutex::default(),
     });
     if let Some(run) = worker.options.run.clone() {
         worker.state(&run).await?;
@@ -128,12 +138,45 @@ impl Worker {
     /// queue is told that the job is over.
     async fn handle(&self, job: Job) {
         if let Err(e) = self.try_job(&job).await {
-            tracing::warn!(job = %job.key(), "{e}");
-            let _ = self.events.send(Event::Waiting {
-                message: e.to_string(),
-            });
+            tracing::debug!(job = %job.key(), "{e}");
+            self.in_trouble(e).await;
             self.pause().await;
         }
+    }
+
+    /// Says what failed, and ends the run's own workers where waiting is in
+    /// vain: a message and an exit code are worth more than a silent loop.
+    async fn in_trouble(&self, error: Error) {
+        let message = error.to_string();
+        let _ = self.events.send(Event::Waiting { message });
+        let Some(run) = self.options.run.as_ref() else {
+            return;
+        };
+        let lasted = {
+            let mut since = self
+                .trouble
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            since.get_or_insert_with(Instant::now).elapsed()
+        };
+        let mut error = error;
+        if error.cause() == Cause::Queue
+            && lasted > TROUBLE_ASK_STORE
+            && let Err(deeper) = self.options.store.probe().await
+        {
+            error = deeper.into();
+        }
+        let hopeless = error.verdict() == agentgym_storage::Verdict::GiveUp || error.is_full();
+        if self.options.exit_when_finished && (hopeless || lasted > TROUBLE_MAX) {
+            self.stop_run(run, error.to_string(), error.cause());
+        }
+    }
+
+    fn out_of_trouble(&self) {
+        *self
+            .trouble
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = None;
     }
 
     async fn try_job(&self, job: &Job) -> Result<()> {
@@ -168,7 +211,7 @@ impl Worker {
             (part, state.exhausted(id, &attempts))
         };
         if let Some(message) = message {
-            self.stop_run(&run, message);
+            self.stop_run(&run, message, Cause::Part);
             return Ok(());
         }
         let Some(part) = part else { return Ok(()) };
@@ -242,7 +285,14 @@ impl Worker {
                 let state = shared.lock().await;
                 let attempts = self.options.store.attempts(&state.slot(id)).await?;
                 let failed = state.failed(&attempts);
-                let left = state.plan.config.jobs.failures_max.saturating_sub(failed);
+                // Only a worker that serves other runs too can wait for space.
+                let hopeless = error.verdict() == agentgym_storage::Verdict::GiveUp
+                    || (self.options.exit_when_finished && error.is_full());
+                let left = if hopeless {
+                    0
+                } else {
+                    state.plan.config.jobs.failures_max.saturating_sub(failed)
+                };
                 let message = error.to_string();
                 tracing::warn!(part = %id, attempts_left = left, "{message}");
                 let _ = self.events.send(Event::Failed {
@@ -250,9 +300,14 @@ impl Worker {
                     message: message.clone(),
                     attempts_left: left,
                 });
-                if left == 0 || error.verdict() == agentgym_storage::Verdict::GiveUp {
+                if left == 0 {
                     drop(state);
-                    self.stop_run(run, format!("{id} cannot be made: {message}"));
+                    // All that `init` reads is named by the config.
+                    let cause = match error.cause() {
+                        Cause::Part if id.stage == Stage::Init => Cause::Config,
+                        other => other,
+                    };
+                    self.stop_run(run, format!("{id} cannot be made: {message}"), cause);
                     return Ok(());
                 }
                 let (job, delay) = (
@@ -285,7 +340,7 @@ impl Worker {
         }
         if let Some(message) = guard::check(&self.options.store, &mut state).await? {
             drop(state);
-            self.stop_run(&run, message);
+            self.stop_run(&run, message, Cause::Part);
             return Ok(());
         }
         let running = self.running().clone();
@@ -294,8 +349,9 @@ impl Worker {
             .await?
         {
             drop(state);
-            self.stop_run(&run, message);
+            self.stop_run(&run, message, Cause::Part);
         }
+        self.out_of_trouble();
         Ok(())
     }
 
@@ -304,10 +360,8 @@ impl Worker {
         let mut first = true;
         loop {
             if let Err(e) = self.plan_all(std::mem::take(&mut first)).await {
-                tracing::warn!("planning: {e}");
-                let _ = self.events.send(Event::Waiting {
-                    message: e.to_string(),
-                });
+                tracing::debug!("planning: {e}");
+                self.in_trouble(e).await;
             }
             tokio::select! {
                 () = self.stop.cancelled() => return,
@@ -338,11 +392,12 @@ impl Worker {
         Ok(())
     }
 
-    fn stop_run(&self, run: &RunId, message: String) {
+    fn stop_run(&self, run: &RunId, message: String, cause: Cause) {
         tracing::error!(%run, "{message}");
         let _ = self.events.send(Event::RunStopped {
             run: run.to_string(),
             message,
+            cause,
         });
         self.leave();
     }

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use agentgym_envs::babyai::Compat;
 use agentgym_envs::builtin::{TaskSource, range};
@@ -216,12 +217,24 @@ fn ids(text: &str) -> Result<Range<i64>, String> {
 }
 
 #[tokio::main]
-async fn main() -> Result<()> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // A reader of the log that went away is no reason to panic.
+        .log_internal_errors(false)
         .init();
     match Cli::parse().command {
         Command::Textcraft { listen, source } => listen.serve(source.source()?).await,

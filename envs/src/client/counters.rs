@@ -24,6 +24,8 @@ pub struct ClientCounters {
     pub local_replies: u64,
     /// Steps whose action was changed by the parser's cleaning.
     pub normalised: u64,
+    /// Why the last request is being repeated; `None` once one has succeeded.
+    pub trouble: Option<String>,
     /// Time spent in requests, summed over concurrent ones, in seconds.
     pub call_time_s: f64,
     faults: [u64; FaultKind::ALL.len()],

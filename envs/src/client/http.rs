@@ -142,7 +142,10 @@ impl Server {
         let mut attempt = 1;
         loop {
             let error = match self.try_call(ask, attempt).await {
-                Ok(reply) => return Ok(reply),
+                Ok(reply) => {
+                    self.counters.note(|counters| counters.trouble = None);
+                    return Ok(reply);
+                }
                 Err(error) => error,
             };
             let may_repeat = match repeat {
@@ -154,6 +157,8 @@ impl Server {
                 return Err(error);
             }
             tracing::debug!(%error, attempt, "environment call will be repeated");
+            self.counters
+                .note(|counters| counters.trouble = Some(error.to_string()));
             tokio::time::sleep(self.pause(attempt)).await;
             attempt += 1;
         }

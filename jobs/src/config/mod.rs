@@ -4,6 +4,7 @@
 //! before anything runs.
 
 mod algorithm;
+mod check;
 mod dpo;
 pub mod keys;
 mod read;

@@ -3,7 +3,11 @@
 use super::{Config, keys};
 use crate::{Error, Result};
 use serde_json::{Map, Value};
+use std::io::Read as _;
 use std::path::Path;
+
+/// No run config is longer; a larger file is something else, and is not read.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// A run config as written, resolved but not yet planned.
 #[derive(Debug, Clone)]
@@ -24,10 +28,7 @@ impl RunConfig {
     /// # Errors
     /// Unreadable file, bad YAML, unknown key, wrong type, impossible arithmetic.
     pub fn read(path: &Path, overrides: &[String]) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
-            path: path.into(),
-            source,
-        })?;
+        let text = read_text(path)?;
         let stem = path
             .file_stem()
             .map(|s| s.to_string_lossy().into_owned())
@@ -42,15 +43,24 @@ impl RunConfig {
             message,
         };
         let mut given: Value = if text.trim().is_empty() {
-            Value::Object(Map::new())
+            Value::Null
         } else {
             yaml(text).map_err(&format)?
         };
-        if given.is_null() {
-            given = Value::Object(Map::new());
-        }
-        if !given.is_object() {
-            return Err(format("a run config is a map of keys".into()));
+        match &given {
+            Value::Object(_) => {}
+            Value::Null if overrides.is_empty() => {
+                return Err(format(
+                    "it holds no keys; configs/smoke.yaml is a small one to start from".into(),
+                ));
+            }
+            Value::Null => given = Value::Object(Map::new()),
+            other => {
+                return Err(format(format!(
+                    "a run config is a map of keys such as `run: {{seed: 1}}`, found {}",
+                    shown(other)
+                )));
+            }
         }
         for text in overrides {
             let (key, value) = text.split_once('=').ok_or_else(|| {
@@ -87,7 +97,7 @@ impl RunConfig {
         }
         interpolate(&mut tree)?;
         let config: Config = typed(&tree)?;
-        super::types::check(&config)?;
+        super::check::check(&config)?;
         Ok(Self {
             stem: String::new(),
             tree,
@@ -119,8 +129,71 @@ impl RunConfig {
     }
 }
 
+fn read_text(path: &Path) -> Result<String> {
+    let unread = |source| Error::Read {
+        path: path.into(),
+        source,
+    };
+    let format = |message: String| Error::Format {
+        path: path.into(),
+        message,
+    };
+    let file = std::fs::File::open(path).map_err(unread)?;
+    if file.metadata().map_err(unread)?.is_dir() {
+        return Err(format("it is a folder; give the YAML file in it".into()));
+    }
+    let mut bytes = Vec::new();
+    file.take(CONFIG_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(unread)?;
+    if bytes.len() as u64 > CONFIG_BYTES_MAX {
+        return Err(format(format!(
+            "it is longer than {CONFIG_BYTES_MAX} bytes, which no run config is; give the YAML file of a run"
+        )));
+    }
+    String::from_utf8(bytes).map_err(|e| {
+        let valid = e.utf8_error().valid_up_to();
+        let line = e.as_bytes()[..valid]
+            .iter()
+            .filter(|b| **b == b'\n')
+            .count()
+            + 1;
+        format(format!(
+            "line {line} is not UTF-8 (byte {valid}); save the file as UTF-8"
+        ))
+    })
+}
+
+/// Reads YAML. Messages are the parser's own with the place in the text; its
+/// advice to programmers, and the places it came from, are left out.
 fn yaml(text: &str) -> Result<Value, String> {
-    serde_saphyr::from_str(text).map_err(|e| e.to_string())
+    serde_saphyr::from_str(text).map_err(|e| {
+        let said = e.to_string();
+        let said = said.split("\n\nnote:").next().unwrap_or_default();
+        let said = said
+            .split("\n  |\n  | This value comes")
+            .next()
+            .unwrap_or_default()
+            .trim_start_matches("error: ")
+            .replace(", set DuplicateKeyPolicy in Options if acceptable", "");
+        match said.find("budget breached") {
+            None => said.trim_end().to_owned(),
+            Some(_) => format!(
+                "{}: it unfolds to far more values than a run config has; look at its anchors and aliases",
+                said.split(": ").next().unwrap_or_default()
+            ),
+        }
+    })
+}
+
+/// A value in a message: short, as it would be written.
+fn shown(value: &Value) -> String {
+    const CHARS_MAX: usize = 60;
+    let text = value.to_string();
+    if text.chars().count() <= CHARS_MAX {
+        return text;
+    }
+    text.chars().take(CHARS_MAX).chain(['…']).collect()
 }
 
 /// What a key holds if nobody gives it, as a resolved tree has it.
@@ -172,9 +245,10 @@ fn remove(tree: &mut Value, path: &str) {
 }
 
 fn unknown(path: &str) -> Error {
-    let hint = keys::nearest(path)
-        .map(|near| format!("; did you mean `{near}`?"))
-        .unwrap_or_default();
+    let hint = keys::nearest(path).map_or_else(
+        || ".".to_owned(),
+        |near| format!(": did you mean `{near}`?"),
+    );
     Error::UnknownKey {
         key: path.to_owned(),
         hint,
@@ -296,12 +370,30 @@ fn replace(path: &str, node: &mut Value, whole: &Value) -> Result<bool> {
 fn typed(tree: &Value) -> Result<Config> {
     serde_path_to_error::deserialize(tree).map_err(|e| {
         let key = e.path().to_string();
-        let found = get(tree, &key)
-            .map(|v| format!(" (found {v})"))
-            .unwrap_or_default();
         let doc = keys::find(&key)
             .map(|k| format!(". It means: {}", k.doc))
             .unwrap_or_default();
-        Error::value(key, format!("{}{found}{doc}", e.into_inner()))
+        let said = e.into_inner().to_string();
+        let message = match (said.split_once(", expected "), get(tree, &key)) {
+            (Some((_, expected)), Some(found)) if said.starts_with("invalid ") => {
+                format!("expected {}, found {}", wanted(expected), shown(found))
+            }
+            (_, Some(found)) => format!("{said} (found {})", shown(found)),
+            (_, None) => said,
+        };
+        Error::value(key, format!("{message}{doc}"))
     })
+}
+
+/// A type as people call it.
+fn wanted(expected: &str) -> &str {
+    match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number that is not negative",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "f32" | "f64" => "a number",
+        "a boolean" => "true or false",
+        "a string" => "text (in quotes, if it looks like something else)",
+        "a sequence" => "a list",
+        other => other,
+    }
 }

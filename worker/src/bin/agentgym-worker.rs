@@ -1,12 +1,18 @@
 //! `agentgym-worker`: one more pair of hands for the runs of a store.
+//!
+//! Its log, on standard error, is for people: a line per attempt, no noise of
+//! the queue's own. It ends with the exit codes of `agentgym-submit`.
 
 use agentgym_jobs::pipeline::Stage;
-use agentgym_jobs::queue::{Queue, QueueOptions};
+use agentgym_jobs::queue::{Error as QueueError, Queue, QueueOptions};
 use agentgym_storage::{RunId, Store};
-use agentgym_worker::{Event, WorkerOptions, run_worker};
+use agentgym_worker::{Cause, Error, Event, ScratchFolder, WorkerOptions, run_worker};
 use clap::Parser;
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::io::{IsTerminal as _, Write as _};
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 #[global_allocator]
@@ -33,18 +39,23 @@ struct Arguments {
     device: String,
     /// Compute threads; default: all cores.
     #[arg(long)]
-    threads: Option<usize>,
+    threads: Option<NonZeroUsize>,
     /// End when the run is finished.
     #[arg(long, requires = "run")]
     exit_when_finished: bool,
 }
 
 fn main() -> ExitCode {
+    let arguments = Arguments::parse();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        // A reader of the log that went away is no reason to panic.
+        .log_internal_errors(false)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("AGENTGYM_LOG")
-                .unwrap_or_else(|_| "info".into()),
+                .unwrap_or_else(|_| "warn,agentgym_worker=info".into()),
         )
         .init();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
@@ -53,66 +64,110 @@ fn main() -> ExitCode {
     {
         Ok(runtime) => runtime,
         Err(e) => {
-            eprintln!("error: cannot start: {e}");
+            let _ = writeln!(std::io::stderr(), "error: cannot start: {e}");
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(work(Arguments::parse())) {
+    match runtime.block_on(work(arguments)) {
         Ok(code) => code,
         Err(e) => {
-            eprintln!("error: {e:#}");
-            ExitCode::FAILURE
+            // Nobody may be listening any more.
+            let _ = writeln!(std::io::stderr(), "error: {e}");
+            ExitCode::from(exit_code(&e))
         }
     }
 }
 
-async fn work(arguments: Arguments) -> anyhow::Result<ExitCode> {
+/// The codes of docs/cli.md.
+fn exit_code(error: &Error) -> u8 {
+    const UNKNOWN_RUN: u8 = 4;
+    match error {
+        Error::Jobs(agentgym_jobs::Error::UnknownRun { .. }) => UNKNOWN_RUN,
+        // Before any job, these are about the device and the queue's URL.
+        Error::Model(_) | Error::Stage(_) => code_of(Cause::Config),
+        other => code_of(other.cause()),
+    }
+}
+
+fn code_of(cause: Cause) -> u8 {
+    match cause {
+        Cause::Part => 1,
+        Cause::Config => 2,
+        Cause::Store => 3,
+        Cause::Queue | Cause::Environment => 5,
+    }
+}
+
+async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
     let store = Store::open(&arguments.store).await?;
     store.probe().await?;
     let url = match arguments.queue {
         Some(url) => url,
         None => agentgym_worker::default_queue_url(&store)?,
     };
-    let queue = Queue::open(&url, QueueOptions::default()).await?;
+    let queue = Queue::open(&url, QueueOptions::default())
+        .await
+        .map_err(|e| match e {
+            QueueError::Url { .. } => Error::stage(e.to_string()),
+            other => other.into(),
+        })?;
     let name = agentgym_worker::worker_name(0);
     let drain = CancellationToken::new();
     tokio::spawn(agentgym_worker::drain_on_signal(drain.clone()));
     let (events, mut news) = tokio::sync::broadcast::channel(1024);
     let log = tokio::spawn(async move {
         use tokio::sync::broadcast::error::RecvError;
+        let (mut told, mut stopped) = (BTreeMap::new(), None);
         loop {
             match news.recv().await {
-                Ok(event) => say(&event),
+                Ok(event) => {
+                    say(&event, &mut told);
+                    if let Event::RunStopped { cause, .. } = event {
+                        stopped = Some(cause);
+                    }
+                }
                 Err(RecvError::Lagged(_)) => {}
-                Err(RecvError::Closed) => return,
+                Err(RecvError::Closed) => return stopped,
             }
         }
     });
-    let cache_dir = std::env::temp_dir().join(format!("agentgym-worker-{}", std::process::id()));
+    let scratch = ScratchFolder::new(&std::env::temp_dir())?;
+    let runs = store.runs().await?;
+    if runs.is_empty() {
+        tracing::info!(
+            "the store {} holds no run yet; waiting for the first to be submitted",
+            store.url()
+        );
+    }
     let options = WorkerOptions {
         store,
         queue,
         name,
         stages: arguments.stages,
-        threads: arguments.threads.unwrap_or_else(agentgym_worker::cores),
+        threads: arguments
+            .threads
+            .map_or_else(agentgym_worker::cores, NonZeroUsize::get),
         device: arguments.device,
         run: arguments.run,
         exit_when_finished: arguments.exit_when_finished,
-        cache_dir: PathBuf::clone(&cache_dir),
+        cache_dir: scratch.path().to_owned(),
     };
     let worked = run_worker(options, events, drain.clone()).await;
-    log.abort();
-    let _ = std::fs::remove_dir_all(&cache_dir);
+    // Ends with the last sender, which a compute thread may hold a little longer.
+    let stopped = tokio::time::timeout(Duration::from_secs(1), log).await;
+    drop(scratch);
     worked?;
     const INTERRUPTED: u8 = 130;
-    Ok(if drain.is_cancelled() {
-        ExitCode::from(INTERRUPTED)
-    } else {
-        ExitCode::SUCCESS
+    Ok(match stopped {
+        _ if drain.is_cancelled() => ExitCode::from(INTERRUPTED),
+        Ok(Ok(Some(cause))) if arguments.exit_when_finished => ExitCode::from(code_of(cause)),
+        _ => ExitCode::SUCCESS,
     })
 }
 
-fn say(event: &Event) {
+/// `told` holds what was waited for, so that it is not repeated every second.
+fn say(event: &Event, told: &mut BTreeMap<String, Instant>) {
+    const AGAIN: Duration = Duration::from_secs(60);
     match event {
         Event::Started { part, attempt, .. } => tracing::info!(%part, attempt, "started"),
         Event::Committed { part, wall_s, .. } => {
@@ -120,7 +175,14 @@ fn say(event: &Event) {
         }
         Event::Superseded { part } => tracing::info!(%part, "another attempt committed first"),
         Event::RunFinished { run } => tracing::info!(%run, "finished"),
-        Event::Waiting { message } => tracing::info!("waiting: {message}"),
+        Event::Waiting { message } => {
+            let again = |at: &Instant| at.elapsed() >= AGAIN;
+            if told.get(message).is_none_or(again) {
+                told.insert(message.clone(), Instant::now());
+                tracing::info!("waiting: {message}");
+            }
+        }
+        // The runtime logs failures itself.
         Event::Progress { .. } | Event::Failed { .. } | Event::RunStopped { .. } => {}
     }
 }

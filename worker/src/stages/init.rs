@@ -11,24 +11,25 @@ use super::dpo::PAIRS;
 use super::training::{upload_critic, upload_policy};
 use crate::demonstrations::{parse_file, solved};
 use crate::metrics::{self, write_json};
+use crate::model_folder;
 use crate::policies::{CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
-use agentgym_envs::builtin;
-use agentgym_envs::textcraft::{Style, lexicon};
+use agentgym_envs::builtin::{self, TaskSource};
+use agentgym_envs::textcraft::{Style, Tasks, lexicon};
 use agentgym_jobs::config::{History, Pipeline};
 use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::random::{Purpose, StreamKey};
 use agentgym_model::{Critic, Device, Policy, TinyShape, tiny_text, tiny_words};
 use agentgym_storage::Outputs;
 use bytes::Bytes;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 const KEY: &str = "actor_rollout_ref.model.path";
 const REFERENCE_KEY: &str = "actor_rollout_ref.ref.model.path";
 const CRITIC_KEY: &str = "critic.model.path";
 
-/// What a preset's tokenizer is trained on: tasks of each built-in environment,
+/// What a preset's tokenizer is trained on: tasks of the generated worlds,
 /// invented lines and their words, and how often each word of invented worlds
 /// is shown so that most become one token.
 const CORPUS_TASKS: i64 = 400;
@@ -255,10 +256,13 @@ fn preset(plan: &Plan, key: &str, path: &str) -> Result<Policy> {
     Ok(shape.policy(super::head(&stream), tokenizer)?)
 }
 
-/// Text that a preset's tokenizer should know well: how the tasks of the
-/// plan's built-in environments are shown and solved, the words that invented
-/// worlds are made of, the chat around them, and invented lines in the same
-/// manner, so that other worlds are not spelled out byte by byte.
+/// Text that a preset's tokenizer should know well: how tasks of the plan's
+/// generated worlds are shown and solved, the words that invented worlds are
+/// made of, the chat around them, and invented lines in the same manner, so
+/// that other worlds are not spelled out byte by byte.
+///
+/// Recipe books, the real table first of all, are no part of it: a model that
+/// was made from a seed has never seen a goal that it will be asked for.
 fn corpus(plan: &Plan) -> Result<Vec<String>> {
     let words = tiny_words::words(CORPUS_SEED, CORPUS_WORDS);
     let mut texts: Vec<String> = tiny_words::lines(CORPUS_SEED, &words, CORPUS_LINES).collect();
@@ -271,11 +275,10 @@ fn corpus(plan: &Plan) -> Result<Vec<String>> {
         }
         let bad = |e| Error::stage(format!("actor_rollout_ref.agentgym.envs.{name}: {e}"));
         let source = builtin::parse(&declared.env_addr).map_err(bad)?.source;
-        if source.env() != "textcraft" {
-            // Only TextCraft's solver shows how its tasks are played.
+        let TaskSource::Worlds(worlds) = source else {
             continue;
-        }
-        let tasks = source.tasks().map_err(bad)?;
+        };
+        let tasks = Tasks::Worlds(worlds);
         for id in 0..CORPUS_TASKS {
             let shown = solved(
                 &tasks,
@@ -292,56 +295,8 @@ fn corpus(plan: &Plan) -> Result<Vec<String>> {
     Ok(texts)
 }
 
-/// The folder of a model: itself, or its snapshot in the hub cache.
 fn local_folder(key: &str, path: &str) -> Result<PathBuf> {
-    let folder = Path::new(path);
-    if folder.is_dir() {
-        return Ok(folder.to_owned());
-    }
-    let Some((owner, name)) = hub_id(path) else {
-        return Err(Error::stage(format!(
-            "{key}: there is no folder {path}; give a folder in Hugging Face layout, a hub id such as \
-             Qwen/Qwen2.5-0.5B-Instruct, or tiny"
-        )));
-    };
-    let cache = hub_cache();
-    let repository = cache.join(format!("models--{owner}--{name}"));
-    let snapshot = std::fs::read_to_string(repository.join("refs/main"))
-        .ok()
-        .map(|revision| repository.join("snapshots").join(revision.trim()))
-        .filter(|snapshot| snapshot.is_dir());
-    snapshot.ok_or_else(|| {
-        Error::stage(format!(
-            "{key}: neither a folder {path} nor a copy of the hub model under {} was found; \
-             download it with `hf download {path}`, or give the folder",
-            cache.display()
-        ))
-    })
-}
-
-fn hub_id(path: &str) -> Option<(&str, &str)> {
-    let (owner, name) = path.split_once('/')?;
-    let plain = |part: &str| {
-        !part.is_empty()
-            && !part.starts_with('.')
-            && part
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-    };
-    (plain(owner) && plain(name)).then_some((owner, name))
-}
-
-/// Where the hub's own tools keep their downloads.
-fn hub_cache() -> PathBuf {
-    let folder = |name: &str| {
-        std::env::var_os(name)
-            .filter(|v| !v.is_empty())
-            .map(PathBuf::from)
-    };
-    folder("HF_HUB_CACHE")
-        .or_else(|| folder("HF_HOME").map(|home| home.join("hub")))
-        .or_else(|| folder("HOME").map(|home| home.join(".cache/huggingface/hub")))
-        .unwrap_or_else(|| PathBuf::from(".cache/huggingface/hub"))
+    model_folder(path).map_err(|why| Error::stage(format!("{key}: {why}")))
 }
 
 #[cfg(test)]

@@ -25,6 +25,9 @@ const EPISODES_PER_ROW: usize = 2;
 /// Most episodes in one segment of the journal, which is read in one piece.
 const SEGMENT_EPISODES: usize = 64;
 
+/// How often it is looked whether environments make their callers wait.
+const TROUBLE_EVERY: Duration = Duration::from_secs(3);
+
 /// The limits that both stages share; the rounds differ.
 pub(super) fn rules(context: &StageContext, rounds_max: u32) -> Rules {
     let config = &context.plan.config;
@@ -77,6 +80,8 @@ pub(super) async fn all(
 
     let mut interval =
         tokio::time::interval(Duration::from_secs_f64(jobs.journal_interval_s.max(0.1)));
+    let mut environments = tokio::time::interval(TROUBLE_EVERY);
+    environments.tick().await;
     let mut unsaved: Vec<Episode> = Vec::new();
     let mut failure: Option<Error> = None;
     let cancel = context.cancel.clone();
@@ -87,6 +92,7 @@ pub(super) async fn all(
                 break;
             }
             _ = interval.tick() => save(context, &mut unsaved).await?,
+            _ = environments.tick() => tell_trouble(context, &player),
             ended = playing.join_next() => match ended {
                 None => break,
                 Some(Ok(Ok(episode))) => {
@@ -95,7 +101,10 @@ pub(super) async fn all(
                         unsaved.push(episode.clone());
                     }
                     finished.insert((episode.group, episode.sample), episode);
-                    context.beat.progress(finished.len() as u64, total, "episodes");
+                    context.beat.progress_with(finished.len() as u64, total, "episodes", || {
+                        let tokens = player.decoder.sampled_tokens() as f64;
+                        vec![("tokens/s", tokens / start.elapsed().as_secs_f64().max(1e-9))]
+                    });
                 }
                 // The others may finish: what they play is not lost.
                 Some(Ok(Err(error @ Error::Environment(_)))) => {
@@ -129,6 +138,18 @@ pub(super) async fn all(
     report.set("env_s", player.env_us.load(Ordering::Relaxed) as f64 / 1e6);
     report.set("episodes_replayed", replayed_count);
     Ok((episodes, report))
+}
+
+/// Calls are repeated with back-off for a while before anything fails: people
+/// should know meanwhile what is being waited for.
+fn tell_trouble(context: &StageContext, player: &Player) {
+    for (name, environment) in &player.environments {
+        if let Some(trouble) = environment.client.counters().trouble {
+            context.beat.waiting(format!(
+                "environment `{name}` fails and is asked again: {trouble}"
+            ));
+        }
+    }
 }
 
 /// Faults are left out and counted. An environment that spoils every episode

@@ -105,7 +105,8 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 plan.config.jobs.unit_tokens,
                 &options,
             )?);
-            beat.progress(results.len() as u64, steps.len() as u64, "optimizer steps");
+            let (done, total) = (results.len() as u64, steps.len() as u64);
+            beat.progress_with(done, total, "optimizer steps", || figures(&results, start));
         }
         let seconds = start.elapsed().as_secs_f64();
         save(&trainer, &scratch)?;
@@ -122,6 +123,20 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         metrics.trained_tokens as f64 / seconds.max(1e-9),
     );
     Ok(report)
+}
+
+/// The loss of the last steps and the rate of all of them.
+fn figures(results: &[StepResult], start: Instant) -> Vec<(&'static str, f64)> {
+    const RECENT_STEPS: usize = 20;
+    let recent = &results[results.len().saturating_sub(RECENT_STEPS)..];
+    let tokens: usize = results.iter().map(|r| r.tokens).sum();
+    vec![
+        ("loss", mean(recent.iter().map(|r| r.loss))),
+        (
+            "tokens/s",
+            tokens as f64 / start.elapsed().as_secs_f64().max(1e-9),
+        ),
+    ]
 }
 
 fn schedule(plan: &Plan) -> LearningRate {

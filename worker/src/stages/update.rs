@@ -151,7 +151,12 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 };
                 tokens += minibatch.tokens();
                 steps.push(minibatch.train(&mut trainer, &settings, epoch, index, &options)?);
-                beat.progress(steps.len() as u64, total, "optimizer steps");
+                beat.progress_with(steps.len() as u64, total, "optimizer steps", || {
+                    vec![(
+                        "tokens/s",
+                        tokens as f64 / start.elapsed().as_secs_f64().max(1e-9),
+                    )]
+                });
             }
         }
         let seconds = start.elapsed().as_secs_f64();

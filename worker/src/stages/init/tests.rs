@@ -1,23 +1,5 @@
 use super::*;
-use crate::stages::testing::plan;
-
-#[test]
-fn a_hub_id_without_a_copy_names_the_command() {
-    let message = local_folder(KEY, "No-Such-Owner/No-Such-Model-7B")
-        .unwrap_err()
-        .to_string();
-    assert!(
-        message.contains("hf download No-Such-Owner/No-Such-Model-7B"),
-        "{message}"
-    );
-    for path in ["/no/such/folder", "plain", "../up", "a/b/c"] {
-        let message = local_folder(KEY, path).unwrap_err().to_string();
-        assert!(
-            message.contains(path) && !message.contains("hf download"),
-            "{message}"
-        );
-    }
-}
+use crate::stages::testing::{plan, plan_of};
 
 #[test]
 fn preset_options_are_checked() {
@@ -46,4 +28,33 @@ fn a_preset_is_a_function_of_the_seed() {
     let (first, again, other) = (bytes(3), bytes(3), bytes(4));
     assert!(first == again);
     assert!(first[0] != other[0], "another seed, other weights");
+}
+
+/// The tokenizer of a seed knows the same text whether or not the run plays
+/// the real table, and none of the table's own words.
+#[test]
+fn a_preset_never_sees_the_real_table() {
+    const WORLDS: &str = "worlds: {task_name: textcraft, env_addr: \"builtin:worlds?depths=1-2\"}";
+    let text = |address: &str| {
+        let text = format!(
+            "
+data: {{tasks: [{{env: worlds, ids: 0..100}}], train_batch_size: 4}}
+actor_rollout_ref:
+  rollout: {{n: 2}}
+  agentgym: {{task_name: textcraft, env_addr: \"{address}\", envs: {{{WORLDS}}}}}
+"
+        );
+        corpus(&plan_of(&text, &[])).unwrap()
+    };
+    let alone = text("http://localhost:1");
+    assert!(!alone.is_empty());
+    assert!(alone == text("builtin"), "the table is part of the corpus");
+    let seen: std::collections::BTreeSet<&str> = alone
+        .iter()
+        .flat_map(|line| line.split(|c: char| !c.is_alphabetic()))
+        .collect();
+    for word in ["planks", "pickaxe", "cobblestone", "trapdoor"] {
+        assert!(!seen.contains(word), "the corpus shows `{word}`");
+    }
+    assert_ne!(alone, text("builtin:worlds?depths=3-3"));
 }

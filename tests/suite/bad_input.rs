@@ -1,0 +1,450 @@
+//! Bad input, typed as a user types it: each case ends with one clear message,
+//! a stable exit code, no panic and no backtrace, and a run that can go on.
+
+use agentgym_tests::program::{finish, program, workspace};
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use tempfile::TempDir;
+
+/// One iteration of everything that reads a policy, in a second or two.
+const RUN: &str = "
+actor_rollout_ref:
+  model: {path: 'tiny?hidden=32&heads=2&kv_heads=1&layers=1&intermediate=64&vocab=400'}
+  actor: {ppo_mini_batch_size: 1}
+  rollout: {n: 2, max_tokens: 4, max_model_len: 768, fault_retries: 0}
+  agentgym: {env_addr: 'builtin:worlds?depths=1-1', max_retries: 2}
+data:
+  train_batch_size: 2
+  max_prompt_length: 512
+  max_response_length: 256
+  tasks: [{env: textcraft, ids: 0..8}]
+algorithm: {rounds_ctrl: {rounds: 1}}
+evaluation: {samples: 1, max_rounds: 1, sets: [{name: easy, env: textcraft, ids: 200..202}]}
+trainer: {total_training_steps: 1}
+jobs: {threads: 1, backoff_s: 0.05, failures_max: 2}
+run: {id: r}
+";
+
+struct Scene {
+    dir: TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        std::fs::write(dir.path().join("run.yaml"), RUN).unwrap();
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) {
+        std::fs::write(self.path(name), bytes).unwrap();
+    }
+
+    /// Types a line of `agentgym-submit` in the scene's folder.
+    fn submit(&self, line: &str) -> Output {
+        self.program("agentgym-submit", line)
+    }
+
+    fn program(&self, name: &str, line: &str) -> Output {
+        let mut command = program(name);
+        command
+            .args(line.split_whitespace())
+            .current_dir(self.dir.path())
+            .env("RUST_BACKTRACE", "1")
+            .env("AGENTGYM_CACHE", self.path("cache"));
+        finish(command)
+    }
+
+    /// The line ends with `code` and one message that holds all `words`.
+    fn refuses(&self, line: &str, code: i32, words: &[&str]) -> String {
+        refused(line, &self.submit(line), code, words)
+    }
+
+    fn succeeds(&self, line: &str) -> String {
+        let output = self.submit(line);
+        let said = said(&output);
+        assert!(output.status.success(), "{line}: {said}");
+        said
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn refused(line: &str, output: &Output, code: i32, words: &[&str]) -> String {
+    let said = said(output);
+    assert_eq!(output.status.code(), Some(code), "{line}: {said}");
+    for word in words {
+        assert!(said.contains(word), "{line}: `{word}` is not in: {said}");
+    }
+    for noise in ["panicked", "backtrace", "RUST_BACKTRACE", "Error {"] {
+        assert!(!said.contains(noise), "{line}: {said}");
+    }
+    let messages = said.lines().filter(|l| l.starts_with("error: ")).count();
+    assert_eq!(messages, 1, "{line}: {said}");
+    said
+}
+
+#[test]
+fn files_that_are_no_config() {
+    let scene = Scene::new();
+    scene.write("latin.yaml", b"run:\n  seed: 1 # gr\xfc\xdfe\n");
+    scene.write("empty.yaml", b"");
+    scene.write("list.yaml", b"- a\n- b\n");
+    scene.write("twice.yaml", b"run: {seed: 1}\nrun: {seed: 2}\n");
+    scene.write("broken.yaml", b"run:\n  seed: 1\n bad: [\n");
+    scene.write("large.yaml", &vec![b'#'; 3 << 20]);
+    let mut bomb = String::from("a: &a [x,x,x,x,x,x,x,x,x]\n");
+    for (before, name) in ('a'..='g').zip('b'..='h') {
+        let nine = vec![format!("*{before}"); 9].join(",");
+        bomb += &format!("{name}: &{name} [{nine}]\n");
+    }
+    scene.write("bomb.yaml", bomb.as_bytes());
+    for (file, words) in [
+        ("latin.yaml", &["line 2", "UTF-8"][..]),
+        ("empty.yaml", &["no keys", "configs/smoke.yaml"]),
+        ("list.yaml", &["a map of keys", "[\"a\",\"b\"]"]),
+        ("twice.yaml", &["line 2", "duplicate mapping key: run"]),
+        ("broken.yaml", &["line 3"]),
+        ("large.yaml", &["longer than", "run config"]),
+        ("bomb.yaml", &["anchors"]),
+        (
+            "no/such.yaml",
+            &["cannot read no/such.yaml", "current folder"],
+        ),
+        ("no/such", &["cannot read no/such"]),
+        (".", &["it is a folder"]),
+    ] {
+        let said = scene.refuses(file, 2, words);
+        assert!(!said.contains("DuplicateKeyPolicy"), "{said}");
+    }
+    assert!(!scene.path("agentgym-data").exists(), "something was made");
+}
+
+#[test]
+fn keys_and_values_that_cannot_be() {
+    let scene = Scene::new();
+    for (given, words) in [
+        (
+            "trainer.total_training_stepz=3",
+            &["did you mean `trainer.total_training_steps`? `"][..],
+        ),
+        ("xyzzy=3", &["unknown key `xyzzy`. `agentgym-submit keys`"]),
+        (
+            "run.seed=-1",
+            &[
+                "key `run.seed`",
+                "a whole number that is not negative",
+                "found -1",
+            ],
+        ),
+        ("run.seed=abc", &["found \"abc\""]),
+        (
+            "evaluation.greedy=maybe",
+            &["true or false", "found \"maybe\""],
+        ),
+        ("run.seed", &["key=value"]),
+        (
+            "jobs.backoff_s=-1",
+            &["jobs.backoff_s", "seconds", "found -1"],
+        ),
+        ("jobs.beat_timeout_s=0", &["jobs.beat_timeout_s"]),
+        ("jobs.journal_interval_s=.inf", &["jobs.journal_interval_s"]),
+        (
+            "actor_rollout_ref.agentgym.timeout=-5",
+            &["agentgym.timeout"],
+        ),
+    ] {
+        scene.refuses(&format!("plan run.yaml {given}"), 2, words);
+    }
+    let said = scene.refuses(
+        "plan run.yaml data.train_batch_size=12 actor_rollout_ref.actor.ppo_mini_batch_size=5",
+        2,
+        &["5 does not divide data.train_batch_size = 12"],
+    );
+    assert!(said.contains("nearest that does: 4 or 6"), "{said}");
+}
+
+#[test]
+fn stores_and_queues_that_cannot_be() {
+    let scene = Scene::new();
+    scene.write("file", b"x");
+    scene.refuses(
+        "run.yaml --store file",
+        3,
+        &["`file`", "a file is in the way"],
+    );
+    scene.refuses("run.yaml --store file/below", 3, &["a file is in the way"]);
+    scene.refuses("status --store file", 4, &["no store at file"]);
+    scene.refuses("run.yaml --store gs://b", 3, &["s3://bucket/prefix"]);
+    scene.refuses(
+        "run.yaml --store s --queue amqp://h",
+        2,
+        &["amqp://h", "redis://"],
+    );
+    scene.refuses(
+        "run.yaml --store s --queue redis://127.0.0.1:1",
+        5,
+        &["redis://127.0.0.1:1"],
+    );
+    let worker = |line: &str, code, words: &[&str]| {
+        refused(line, &scene.program("agentgym-worker", line), code, words)
+    };
+    worker("--store file", 3, &["a file is in the way"]);
+    worker("--store s --queue amqp://h", 2, &["amqp://h"]);
+    worker(
+        "--store s --run nobody --exit-when-finished",
+        4,
+        &["unknown run `nobody`"],
+    );
+    worker("--store s --device tpu", 2, &["tpu", "cpu"]);
+}
+
+#[test]
+fn a_plan_that_cannot_be_read_hides_no_other_run() {
+    let scene = Scene::new();
+    scene.succeeds("run.yaml --store s");
+    let plan = "runs/r/plan/0000.json";
+    let broken = "s/runs/broken/plan";
+    std::fs::create_dir_all(scene.path(broken)).unwrap();
+    let bytes = std::fs::read(scene.path("s").join(plan)).unwrap();
+    scene.write("s/runs/broken/plan/0000.json", &bytes[..300]);
+    let key = "runs/broken/plan/0000.json";
+    scene.refuses("status broken --store s", 3, &[key, "restore"]);
+    let shown = scene.submit("status --store s");
+    let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.status.success(), "{text}");
+    assert!(text.contains(key) && text.contains("  r "), "{text}");
+}
+
+/// Damage is found where it is read, told with the store's code, and once it
+/// is repaired the same command carries on.
+#[test]
+fn a_damaged_policy_stops_the_run_until_it_is_repaired() {
+    let scene = Scene::new();
+    scene.succeeds("run.yaml --store s");
+    let digest = |store: &str| {
+        String::from_utf8(scene.submit(&format!("digest r --store {store}")).stdout).unwrap()
+    };
+    let whole = digest("s");
+    let iteration = scene.path("s/runs/r/commits/00000001");
+    std::fs::remove_dir_all(iteration).unwrap();
+    let policy = find(
+        &scene.path("s/runs/r/files/00000000/init"),
+        "model.safetensors",
+    );
+    let bytes = std::fs::read(&policy).unwrap();
+    let mut flipped = bytes.clone();
+    flipped[bytes.len() / 2] ^= 1;
+    for damage in [Some(&flipped[..]), Some(&bytes[..100]), None] {
+        match damage {
+            Some(bytes) => std::fs::write(&policy, bytes).unwrap(),
+            None => std::fs::remove_file(&policy).unwrap(),
+        }
+        let said = scene.refuses(
+            "run.yaml --store s",
+            3,
+            &[
+                "policy/model.safetensors is damaged",
+                "restore",
+                "agentgym-submit resume r",
+            ],
+        );
+        assert_eq!(said.matches("is damaged").count(), 1, "told once: {said}");
+    }
+    std::fs::write(&policy, &bytes).unwrap();
+    scene.succeeds("resume r --store s");
+    assert_eq!(digest("s"), whole);
+}
+
+#[test]
+fn models_that_are_no_models() {
+    let scene = Scene::new();
+    let file = |name: &str| std::fs::read(workspace().join("models/base").join(name)).unwrap();
+    let names = [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "chat_template.jinja",
+    ];
+    let mut cases: Vec<(&str, &str, Vec<u8>, &str)> = vec![
+        ("cfg", "config.json", b"{".to_vec(), "config.json"),
+        (
+            "tok",
+            "tokenizer.json",
+            file("tokenizer.json")[..5000].to_vec(),
+            "tokenizer.json",
+        ),
+        (
+            "tpl",
+            "chat_template.jinja",
+            b"{% for m in messages %}{{ m.content".to_vec(),
+            "chat_template.jinja",
+        ),
+        (
+            "cut",
+            "model.safetensors",
+            file("model.safetensors")[..10_000].to_vec(),
+            "model.safetensors",
+        ),
+    ];
+    let mut nan = file("model.safetensors");
+    let at = nan.len() - 4;
+    nan[at..].copy_from_slice(&f32::NAN.to_le_bytes());
+    cases.push(("nan", "model.safetensors", nan, "NaN"));
+    for (folder, name, bytes, word) in cases {
+        std::fs::create_dir_all(scene.path(folder)).unwrap();
+        for other in names {
+            scene.write(&format!("{folder}/{other}"), &file(other));
+        }
+        scene.write(&format!("{folder}/{name}"), &bytes);
+        let line =
+            format!("run.yaml --store s run.id={folder} actor_rollout_ref.model.path=./{folder}");
+        let said = scene.refuses(&line, 2, &[word]);
+        assert!(!said.contains("-----"), "no drawings: {said}");
+    }
+    scene.refuses(
+        "run.yaml --store s run.id=x actor_rollout_ref.model.path=org/none",
+        2,
+        &[
+            "hf download org/none",
+            "relative paths start at the current folder",
+        ],
+    );
+    // A folder that exists beside the config is pointed at.
+    std::fs::create_dir_all(scene.path("configs/deep/models/m")).unwrap();
+    scene.write("configs/run.yaml", RUN.as_bytes());
+    scene.refuses(
+        "configs/deep/../run.yaml --store s actor_rollout_ref.model.path=deep/models/m",
+        2,
+        &["run the command there"],
+    );
+}
+
+#[test]
+fn environments_that_answer_nonsense() {
+    let scene = Scene::new();
+    for (name, answer, words) in [
+        (
+            "error",
+            http("200 OK", r#"{"error":"no such game"}"#),
+            "no such game",
+        ),
+        (
+            "garbage",
+            http("200 OK", "<html>\u{fffd}</html>"),
+            "not JSON",
+        ),
+        (
+            "failing",
+            http("500 Internal Server Error", "oh no"),
+            "HTTP 500",
+        ),
+        ("endless", endless(), "more than"),
+    ] {
+        let url = serve(answer);
+        let line =
+            format!("run.yaml --store s run.id={name} actor_rollout_ref.agentgym.env_addr={url}");
+        let said = scene.refuses(&line, 5, &[words, &url, "resume"]);
+        assert!(
+            said.matches(words).count() <= 3,
+            "told at length too often: {said}"
+        );
+        // The environment is a binding: with one that works, the run goes on.
+    }
+    scene.succeeds(
+        "resume error --store s actor_rollout_ref.agentgym.env_addr=builtin:worlds?depths=1-1",
+    );
+}
+
+/// `agentgym-submit … 2>&1 | head`: what nobody reads ends no run.
+#[test]
+fn a_reader_that_went_away() {
+    let scene = Scene::new();
+    let unheard = |name: &str, line: &str| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = program(name);
+        command
+            .args(line.split_whitespace())
+            .current_dir(scene.dir.path())
+            .env("AGENTGYM_LOG", "info")
+            .env("AGENTGYM_CACHE", scene.path("cache"))
+            .stdin(std::process::Stdio::null())
+            .stdout(writer.try_clone().unwrap())
+            .stderr(writer);
+        command.status().unwrap().code()
+    };
+    assert_eq!(unheard("agentgym-submit", "run.yaml --store s"), Some(0));
+    assert_eq!(unheard("agentgym-submit", "plan none.yaml"), Some(2));
+    let worker = "--store s --run r --exit-when-finished";
+    assert_eq!(unheard("agentgym-worker", worker), Some(0));
+}
+
+#[test]
+fn a_port_that_is_taken() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let scene = Scene::new();
+    let line = format!("textcraft --port {port}");
+    refused(&line, &scene.program("agentgym-env", &line), 1, &["in use"]);
+    let line = "textcraft --port 0 --recipes nowhere";
+    refused(line, &scene.program("agentgym-env", line), 1, &["nowhere"]);
+}
+
+fn find(folder: &Path, name: &str) -> PathBuf {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            let below = find(&path, name);
+            if below.exists() {
+                return below;
+            }
+        } else if path.ends_with(name) {
+            return path;
+        }
+    }
+    folder.join(name)
+}
+
+fn http(status: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
+        .into()
+}
+
+/// Far more than any observation.
+fn endless() -> Vec<u8> {
+    const BYTES: usize = 100_000_000;
+    let mut answer =
+        format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {BYTES}\r\n\r\n")
+            .into_bytes();
+    answer.resize(BYTES, b' ');
+    answer
+}
+
+/// A server that gives everybody the same answer, for as long as the test runs.
+fn serve(answer: Vec<u8>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let answer = std::sync::Arc::new(answer);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let (mut stream, answer) = (stream, std::sync::Arc::clone(&answer));
+            std::thread::spawn(move || {
+                // The request fits one read, or is of no interest.
+                let mut request = [0; 4096];
+                let _ = stream.read(&mut request);
+                let _ = stream.write_all(&answer);
+            });
+        }
+    });
+    url
+}

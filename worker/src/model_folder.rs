@@ -1,0 +1,90 @@
+//! Where a model lies on this machine: a folder, or the snapshot of a hub model
+//! in the hub tools' own cache. Nothing is downloaded; where nothing is found,
+//! the message says where was looked and which command fetches it.
+
+use std::path::{Path, PathBuf};
+
+/// The folder of `actor_rollout_ref.model.path`.
+///
+/// # Errors
+/// In words: what was looked for, and what to give instead.
+pub fn model_folder(path: &str) -> Result<PathBuf, String> {
+    let folder = Path::new(path);
+    if folder.is_dir() {
+        return Ok(folder.to_owned());
+    }
+    let looked = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    let looked = looked.display();
+    if folder.exists() {
+        return Err(format!(
+            "{looked} is a file; give the folder that holds config.json and model.safetensors"
+        ));
+    }
+    let Some((owner, name)) = hub_id(path) else {
+        return Err(format!(
+            "there is no folder {looked}; relative paths start at the current folder. Give a folder in \
+             Hugging Face layout, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or tiny"
+        ));
+    };
+    let cache = hub_cache();
+    let repository = cache.join(format!("models--{owner}--{name}"));
+    let snapshot = std::fs::read_to_string(repository.join("refs/main"))
+        .ok()
+        .map(|revision| repository.join("snapshots").join(revision.trim()))
+        .filter(|snapshot| snapshot.is_dir());
+    snapshot.ok_or_else(|| {
+        format!(
+            "there is no folder {looked} (relative paths start at the current folder), and no copy of a hub \
+             model of this name in {}; fetch it with `hf download {path}`, or give the folder",
+            cache.display()
+        )
+    })
+}
+
+fn hub_id(path: &str) -> Option<(&str, &str)> {
+    let (owner, name) = path.split_once('/')?;
+    let plain = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+    };
+    (plain(owner) && plain(name)).then_some((owner, name))
+}
+
+/// Where the hub's own tools keep their downloads.
+fn hub_cache() -> PathBuf {
+    let folder = |name: &str| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
+    folder("HF_HUB_CACHE")
+        .or_else(|| folder("HF_HOME").map(|home| home.join("hub")))
+        .or_else(|| folder("HOME").map(|home| home.join(".cache/huggingface/hub")))
+        .unwrap_or_else(|| PathBuf::from(".cache/huggingface/hub"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hub_id_without_a_copy_names_the_command() {
+        let message = model_folder("No-Such-Owner/No-Such-Model-7B").unwrap_err();
+        assert!(
+            message.contains("hf download No-Such-Owner/No-Such-Model-7B"),
+            "{message}"
+        );
+        for path in ["/no/such/folder", "plain", "../up", "a/b/c"] {
+            let message = model_folder(path).unwrap_err();
+            assert!(
+                message.contains(path) && !message.contains("hf download"),
+                "{message}"
+            );
+        }
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        assert!(model_folder(file).unwrap_err().contains("is a file"));
+    }
+}
