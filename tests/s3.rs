@@ -7,9 +7,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
@@ -36,8 +36,12 @@ pub struct S3Server {
     pub url: String,
     endpoint: String,
     bucket: PathBuf,
+    requests: Requests,
     accepting: JoinHandle<()>,
 }
+
+/// Requests by kind: HTTP methods, and LIST for the GET that lists.
+type Requests = Arc<std::sync::Mutex<BTreeMap<String, u64>>>;
 
 impl S3Server {
     /// Serves `dir`, in which a bucket is made if there is none.
@@ -69,11 +73,15 @@ impl S3Server {
         // The server checks a condition and then writes; real ones are atomic.
         let one_by_one = Arc::new(Mutex::new(BTreeSet::new()));
         let root = dir.to_owned();
+        let requests = Requests::default();
+        let counts = Arc::clone(&requests);
         let accepting = tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 let (service, one_by_one, root) =
                     (service.clone(), Arc::clone(&one_by_one), root.clone());
+                let counts = Arc::clone(&counts);
                 let answer = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+                    count(&counts, &request);
                     let (service, one_by_one, root) =
                         (service.clone(), Arc::clone(&one_by_one), root.clone());
                     async move {
@@ -109,6 +117,7 @@ impl S3Server {
             url,
             endpoint,
             bucket,
+            requests,
             accepting,
         }
     }
@@ -124,6 +133,12 @@ impl S3Server {
         ]
     }
 
+    /// Requests so far, by kind, however they were answered.
+    pub fn requests(&self) -> BTreeMap<String, u64> {
+        let counts = self.requests.lock();
+        counts.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// The file that holds the object `key` of the store at [`S3Server::url`].
     pub fn file_of(&self, key: &str) -> PathBuf {
         self.bucket.join("a/prefix").join(key)
@@ -134,6 +149,16 @@ impl Drop for S3Server {
     fn drop(&mut self) {
         self.accepting.abort();
     }
+}
+
+fn count<B>(requests: &Requests, request: &hyper::Request<B>) {
+    let query = request.uri().query().unwrap_or_default();
+    let kind = match request.method().as_str() {
+        "GET" if query.contains("list-type") => "LIST",
+        method => method,
+    };
+    let mut counts = requests.lock().unwrap_or_else(PoisonError::into_inner);
+    *counts.entry(kind.to_owned()).or_default() += 1;
 }
 
 /// The file server would make the bucket; S3 does not.

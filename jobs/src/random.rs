@@ -21,6 +21,8 @@ pub enum Purpose {
     Baseline = 6,
     /// Order of pairs.
     Dpo = 7,
+    /// Sampling of evaluation episodes before a warm start.
+    EvaluateInit = 8,
 }
 
 /// The key of one stream.
@@ -56,16 +58,20 @@ impl StreamKey {
     }
 }
 
-/// A permutation of `0..len` that depends on (`seed`, `pass`) alone.
-pub fn permutation(seed: u64, pass: u64, len: usize) -> Vec<u32> {
-    let key = StreamKey {
+/// The key of a [`permutation`].
+pub fn permutation_key(seed: u64, pass: u64) -> StreamKey {
+    StreamKey {
         seed,
         purpose: Purpose::Data,
         iteration: 0,
         draw: pass,
         sample: 0,
     }
-    .stream();
+}
+
+/// A permutation of `0..len` that depends on (`seed`, `pass`) alone.
+pub fn permutation(seed: u64, pass: u64, len: usize) -> Vec<u32> {
+    let key = permutation_key(seed, pass).stream();
     let mut order: Vec<([u8; 8], u32)> = (0..len as u32)
         .map(|index| {
             let hash = blake3::keyed_hash(&key, &index.to_le_bytes());
@@ -83,28 +89,36 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
+    /// Which keys a run really uses is checked where they are made, in the
+    /// worker's stages.
     #[test]
-    fn no_two_keys_of_a_long_run_share_a_stream() {
-        let mut seen = BTreeSet::new();
-        let mut count = 0;
-        for iteration in 0..300 {
-            for purpose in [Purpose::Rollout, Purpose::Evaluate] {
-                for draw in 0..16 {
-                    for sample in 0..8 {
-                        let key = StreamKey {
-                            seed: 7,
-                            purpose,
-                            iteration,
-                            draw,
-                            sample,
-                        };
-                        count += 1;
-                        seen.insert(key.stream());
-                    }
-                }
-            }
-        }
-        assert_eq!(seen.len(), count);
+    fn every_field_of_a_key_counts() {
+        let key = StreamKey {
+            seed: 7,
+            purpose: Purpose::Rollout,
+            iteration: 2,
+            draw: 3,
+            sample: 4,
+        };
+        let others = [
+            StreamKey { seed: 8, ..key },
+            StreamKey {
+                purpose: Purpose::Evaluate,
+                ..key
+            },
+            StreamKey {
+                iteration: 3,
+                ..key
+            },
+            StreamKey {
+                draw: 3 << 32,
+                ..key
+            },
+            StreamKey { sample: 5, ..key },
+        ];
+        let mut seen: BTreeSet<_> = others.iter().map(StreamKey::stream).collect();
+        assert!(seen.insert(key.stream()));
+        assert_eq!(seen.len(), 6);
     }
 
     #[test]

@@ -144,12 +144,17 @@ impl TaskPool {
             cache.clear();
         }
         let len = self.sources[source].ids.len();
-        let seed = self.seed.wrapping_add((source as u64) << 32);
+        let seed = self.shuffle_seed(source);
         Arc::clone(
             cache
                 .entry((source, pass))
                 .or_insert_with(|| Arc::new(permutation(seed, pass, len))),
         )
+    }
+
+    /// What the order of a source depends on, besides the pass.
+    pub fn shuffle_seed(&self, source: usize) -> u64 {
+        self.seed.wrapping_add((source as u64) << 32)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tokens per second of one thread at the quickstart's shape: decoding, scoring,
-//! training. `cargo bench --workspace --bench tiny`.
+//! training, and training by the tensor library's own gradients (*composed*) beside
+//! the kernels. `cargo bench --workspace --bench tiny`.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -11,6 +12,10 @@ use agentgym_model::{
     ScoreRequest, Tokenizer, TrainSequence, Trainer, Turn, Unit, UnitCoefficients, UnitStreams,
     Weights, keep_freed_memory, parameter_shapes, score,
 };
+
+/// The oracle of the tests, which names what it uses as `crate::…`.
+#[path = "../src/tests/composed.rs"]
+mod composed;
 
 /// Hidden 128, four layers, 4/2 heads, inner 384, 1024 ids, tied.
 const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 128, "intermediate_size": 384,
@@ -72,14 +77,14 @@ fn cpu_seconds() -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-/// Runs `work` (which returns tokens) for about two seconds.
-fn rate(what: &str, mut work: impl FnMut() -> usize) {
+/// Runs `work` (which returns tokens) for about two seconds; tokens per CPU-second.
+fn rate(what: &str, mut work: impl FnMut() -> usize) -> Option<f64> {
     // The first argument that is no option selects by substring, as in cargo's benches.
     let filter = std::env::args()
         .skip(1)
         .find(|argument| !argument.starts_with('-'));
     if filter.is_some_and(|filter| !what.contains(&filter)) {
-        return;
+        return None;
     }
     work();
     let (start, cpu) = (Instant::now(), cpu_seconds());
@@ -92,6 +97,7 @@ fn rate(what: &str, mut work: impl FnMut() -> usize) {
         "{what:<44} {:>8.0} tokens per CPU-second",
         tokens as f64 / seconds
     );
+    Some(tokens as f64 / seconds)
 }
 
 fn decode(policy: &Policy, rows: usize, context: usize) {
@@ -144,7 +150,21 @@ fn turn(sequence: u64, append: Vec<u32>) -> Turn {
     }
 }
 
+/// The tensor library's threads spin on work as small as this; ten times the CPU
+/// time would be put down to it. It looks at this variable when it starts.
+const THREADS: (&str, &str) = ("RAYON_NUM_THREADS", "1");
+
 fn main() {
+    if std::env::var_os(THREADS.0).is_none() {
+        let program = std::env::current_exe().expect("a program knows its path");
+        let mut again = std::process::Command::new(program);
+        again
+            .args(std::env::args().skip(1))
+            .env(THREADS.0, THREADS.1);
+        let ended = again.status().expect("a program can be started");
+        assert!(ended.success(), "{ended}");
+        return;
+    }
     keep_freed_memory();
     let policy = policy();
     let mut numbers = Numbers(4);
@@ -182,6 +202,19 @@ fn main() {
                 .map(|s| vec![0.0; s.len()])
                 .collect(),
         };
+        let composed = composed::Composed::new(&policy).expect("a copy of the policy");
+        let by_library = rate(&format!("train, composed, sequences of {length}"), || {
+            let mut tokens = 0;
+            for sequence in &sequences[..2] {
+                black_box(
+                    composed
+                        .gradients(sequence, 1.0, |_| (1e-4, 0.0))
+                        .expect("runs"),
+                );
+                tokens += sequence.token_ids.len();
+            }
+            tokens
+        });
         for per_unit in [2, 8] {
             let units: Vec<Unit> = sequences
                 .chunks(per_unit)
@@ -190,13 +223,16 @@ fn main() {
                     skip: false,
                 })
                 .collect();
-            rate(
+            let by_kernels = rate(
                 &format!("train, sequences of {length}, {per_unit} per unit"),
                 || {
                     let report = trainer.step(&units, 1.0, 1e-4, &ask, &ComputeOptions::default());
                     report.expect("runs").tokens
                 },
             );
+            if let Some((kernels, library)) = by_kernels.zip(by_library) {
+                println!("{:<44} {:>8.1} times composed", "", kernels / library);
+            }
         }
     }
 }

@@ -167,6 +167,20 @@ mod tests {
     }
 
     #[test]
+    fn turns_and_tokens_share_no_number() {
+        let mut seen = std::collections::BTreeSet::new();
+        for stream in [[7; 32], [8; 32]] {
+            for turn in 0..64 {
+                for token in 0..512 {
+                    let number = uniform(&stream, turn, token);
+                    assert!((0.0..1.0).contains(&number));
+                    assert!(seen.insert(number.to_bits()), "turn {turn}, token {token}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn greedy_takes_the_lowest_of_equals_and_reports_the_whole_vocabulary() {
         let greedy = Sampling {
             greedy: true,

@@ -159,6 +159,7 @@ async fn make(
         &format!("{}-{}", slot.stage, attempt.nonce),
     )?;
     let beat = Beat::new(part.id, bench.events.clone());
+    forget_peak_memory();
     let mut context = StageContext {
         plan: Arc::clone(&plan),
         part: part.clone(),
@@ -171,10 +172,14 @@ async fn make(
         scratch: scratch.path.clone(),
     };
     let mut outputs = Outputs::new(bench.store.clone(), slot.clone(), attempt.clone());
-    let watch = watch(beat, Duration::from_secs(plan.config.jobs.beat_timeout_s));
+    let watch = watch(
+        beat.clone(),
+        Duration::from_secs(plan.config.jobs.beat_timeout_s),
+    );
     let mut report = stages::run(part.id.stage, &mut context, &mut outputs).await;
     drop(watch);
     if let Ok(report) = &mut report {
+        report.set("busy_s", beat.busy_s());
         report.set("peak_memory_bytes", peak_memory_bytes());
     }
     let report = report?;
@@ -255,7 +260,15 @@ fn unix_now_s() -> u64 {
         .map_or(0, |d| d.as_secs())
 }
 
-/// The process's largest resident size so far; 0 where the system does not say.
+/// Begins the process's peak anew, so that each attempt has its own. Attempts
+/// that overlap in one process share the younger one's.
+fn forget_peak_memory() {
+    // Elsewhere than on Linux there is no such file, and no peak to be read.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+}
+
+/// The process's largest resident size since [`forget_peak_memory`]; 0 where the
+/// system does not say.
 fn peak_memory_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));

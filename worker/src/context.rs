@@ -2,6 +2,7 @@
 //! beat, a cancellation, resident resources and its journal. No key, store,
 //! queue or clock.
 
+use crate::busy::{Busy, BusyCall};
 use crate::environments::Environments;
 use crate::policies::{Critics, Policies};
 use agentgym_jobs::pipeline::{Part, PartId};
@@ -159,6 +160,7 @@ struct BeatInner {
     born: Instant,
     last_ms: AtomicU64,
     told_ms: AtomicU64,
+    busy: Busy,
     part: PartId,
     events: broadcast::Sender<Event>,
 }
@@ -170,6 +172,7 @@ impl Beat {
             born: Instant::now(),
             last_ms: AtomicU64::new(0),
             told_ms: AtomicU64::new(0),
+            busy: Busy::default(),
             part,
             events,
         };
@@ -221,6 +224,17 @@ impl Beat {
     /// Tells followers what the stage is waiting for.
     pub fn waiting(&self, message: String) {
         let _ = self.inner.events.send(Event::Waiting { message });
+    }
+
+    /// Says that the policy computes, or an environment is called, for as long
+    /// as the result lives.
+    pub fn busy(&self) -> BusyCall {
+        self.inner.busy.call()
+    }
+
+    /// Seconds in which at least one such call went on.
+    pub fn busy_s(&self) -> f64 {
+        self.inner.busy.seconds()
     }
 
     /// Time since the last tick.

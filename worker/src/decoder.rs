@@ -180,7 +180,10 @@ fn serve(mut engine: Engine, commands: &mpsc::Receiver<Command>, counts: &Counts
             }
         }
         let start = Instant::now();
-        match engine.step() {
+        let call = beat.busy();
+        let stepped = engine.step();
+        drop(call);
+        match stepped {
             Ok(done) => {
                 for turn in done {
                     counts

@@ -223,7 +223,9 @@ impl Player {
 
     async fn timed<T>(&self, call: impl Future<Output = T>) -> T {
         let start = Instant::now();
+        let busy = self.beat.busy();
         let result = call.await;
+        drop(busy);
         self.env_us
             .fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
         self.beat.tick();

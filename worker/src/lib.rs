@@ -6,6 +6,7 @@
 //! as a function from artifacts to artifacts.
 
 mod attempt;
+mod busy;
 mod context;
 mod decoder;
 mod demonstrations;
@@ -24,6 +25,7 @@ mod runtime;
 mod scratch;
 pub mod stages;
 
+pub use busy::BusyCall;
 pub use context::{Beat, Cause, Event, Report, Resources, StageContext};
 pub use error::{Error, Result};
 pub use fleet::{RunState, load_plan};

@@ -442,6 +442,39 @@ fn the_horizon_at_every_resume_point_of_300_iterations() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4))]
+
+    /// The process ends before each of 300 iterations and another one, with
+    /// other bindings, knows the stored plan and nothing else.
+    #[test]
+    fn resumed_and_cut_otherwise_a_run_keeps_its_horizons(
+        rounds in prop::collection::vec(1u32..60, 1..6),
+        step in 1u32..130,
+        part_tasks in 1usize..9,
+    ) {
+        let identity = [
+            format!("algorithm.rounds_ctrl.rounds={rounds:?}"),
+            format!("algorithm.rounds_ctrl.steps_scaling_inter={step}"),
+            format!("jobs.rollout_part_tasks={part_tasks}"),
+        ];
+        let overrides: Vec<&str> = identity.iter().map(String::as_str).collect();
+        let mut stored = plan(&overrides).to_bytes();
+        // The schedule as arXiv:2509.08755 puts it: a stage lasts `step` iterations.
+        let stages = rounds.iter().flat_map(|&r| std::iter::repeat_n(r, step as usize));
+        let schedule = stages.chain(std::iter::repeat(rounds[rounds.len() - 1]));
+        for (iteration, horizon) in (1u32..=300).zip(schedule) {
+            let resumed = Plan::from_bytes(&stored).unwrap();
+            prop_assert_eq!(resumed.rounds_max(iteration), horizon, "iteration {}", iteration);
+            let threads = format!("jobs.threads={}", iteration % 7 + 1);
+            let newer = read(&[&overrides[..], &[&threads]].concat()).unwrap();
+            let revised = resumed.revised(newer, Path::new(".")).unwrap();
+            prop_assert_eq!(revised.rounds_max(iteration), horizon);
+            stored = revised.to_bytes();
+        }
+    }
+}
+
+proptest! {
     #[test]
     fn any_part_size_plays_every_draw_once(part_tasks in 1usize..12, batch in 1usize..5) {
         let (size, batch) = (format!("jobs.rollout_part_tasks={part_tasks}"), batch * 4);

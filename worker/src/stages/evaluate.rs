@@ -8,6 +8,7 @@ use crate::metrics::{self, EpisodeSummary, mean};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::config::EvaluationSet;
 use agentgym_jobs::episode::{Episode, Task};
+use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey};
 use agentgym_model::Sampling;
@@ -51,7 +52,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 id.part
             ))
         })?;
-    let requests = requests(&plan, set, id.iteration, id.part)?;
+    let requests = requests(&plan, set, id)?;
     let rules = play::rules(context, plan.config.evaluation.max_rounds);
     let (episodes, report) = play::all(context, requests, rules).await?;
     let metrics = summarise(&plan, set, &episodes);
@@ -66,7 +67,13 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     Ok(report)
 }
 
-fn requests(plan: &Plan, set: &EvaluationSet, iteration: u32, part: u32) -> Result<Vec<Request>> {
+/// The episodes of a part: a pure function of the plan.
+pub(super) fn requests(plan: &Plan, set: &EvaluationSet, id: PartId) -> Result<Vec<Request>> {
+    let PartId {
+        iteration,
+        stage,
+        part,
+    } = id;
     let evaluation = &plan.config.evaluation;
     let rollout = &plan.config.actor_rollout_ref.rollout;
     let ids = set.ids.resolve(&format!("evaluation.sets[{part}].ids"))?;
@@ -76,7 +83,11 @@ fn requests(plan: &Plan, set: &EvaluationSet, iteration: u32, part: u32) -> Resu
         for sample in 0..evaluation.samples + greedy {
             let stream = StreamKey {
                 seed: plan.config.run.seed,
-                purpose: Purpose::Evaluate,
+                // Both may evaluate iteration 0.
+                purpose: match stage {
+                    Stage::EvaluateInit => Purpose::EvaluateInit,
+                    _ => Purpose::Evaluate,
+                },
                 iteration,
                 draw: u64::from(part) << 32 | index as u64,
                 sample,

@@ -244,16 +244,20 @@ fn preset(plan: &Plan, key: &str, path: &str) -> Result<Policy> {
                 ))
             })?;
     }
-    let stream = StreamKey {
-        seed: plan.config.run.seed,
+    let stream = weights_key(plan.config.run.seed).stream();
+    let tokenizer = tiny_text::train_tokenizer(corpus(plan)?.into_iter(), shape.vocab)?;
+    Ok(shape.policy(super::head(&stream), tokenizer)?)
+}
+
+/// Where a preset's weights come from.
+pub(super) fn weights_key(seed: u64) -> StreamKey {
+    StreamKey {
+        seed,
         purpose: Purpose::Init,
         iteration: 0,
         draw: 0,
         sample: 0,
     }
-    .stream();
-    let tokenizer = tiny_text::train_tokenizer(corpus(plan)?.into_iter(), shape.vocab)?;
-    Ok(shape.policy(super::head(&stream), tokenizer)?)
 }
 
 /// Text that a preset's tokenizer should know well: how tasks of the plan's

@@ -142,6 +142,7 @@ async fn scores(
             pack_tokens,
             beat: &tick,
         };
+        let _call = beat.busy();
         Ok(score(&policy, &requests, temperature, &options)?)
     })
     .await?;

@@ -100,6 +100,8 @@ fn head(stream: &[u8; 32]) -> u64 {
 }
 
 #[cfg(test)]
+mod random_keys;
+#[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

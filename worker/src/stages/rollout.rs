@@ -57,7 +57,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
 
 /// The episodes of a part: a pure function of the plan and of how many groups
 /// its round is to play.
-fn requests(plan: &Plan, iteration: u32, part: u32, wanted: usize) -> Vec<Request> {
+pub(super) fn requests(plan: &Plan, iteration: u32, part: u32, wanted: usize) -> Vec<Request> {
     let rollout = &plan.config.actor_rollout_ref.rollout;
     let sampling = Sampling {
         temperature: rollout.temperature,

@@ -4,7 +4,7 @@
 //! number, so parts can be cut anywhere and a step never depends on who made
 //! the one before it. The loss is the mean over the step's own reply tokens.
 
-mod mixture;
+pub(super) mod mixture;
 
 use super::blocking;
 use super::training::{ADAM_EPS, optimizer_folder, resume, save, upload, wide};
@@ -98,6 +98,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 return Err(Error::Cancelled);
             }
             let batch = mixture.batch(&policy, sft.max_length)?;
+            let _call = beat.busy();
             results.push(train(
                 &mut trainer,
                 &batch,

@@ -150,7 +150,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                     beat: &tick,
                 };
                 tokens += minibatch.tokens();
+                let call = beat.busy();
                 steps.push(minibatch.train(&mut trainer, &settings, epoch, index, &options)?);
+                drop(call);
                 beat.progress_with(steps.len() as u64, total, "optimizer steps", || {
                     vec![(
                         "tokens/s",

@@ -43,6 +43,25 @@ pub(super) enum Content {
     },
 }
 
+/// Which source pick `k` comes from.
+pub(in crate::stages) fn pick_key(seed: u64, k: u64) -> StreamKey {
+    StreamKey {
+        seed,
+        purpose: Purpose::Sft,
+        iteration: 0,
+        draw: k,
+        sample: 0,
+    }
+}
+
+/// The order of a source; no pick has its sample.
+pub(in crate::stages) fn source_key(seed: u64, index: usize) -> StreamKey {
+    StreamKey {
+        sample: u32::MAX,
+        ..pick_key(seed, index as u64)
+    }
+}
+
 impl Mixture {
     pub(super) async fn open(context: &StageContext, plan: &Plan) -> Result<Self> {
         let seed = plan.config.run.seed;
@@ -70,21 +89,12 @@ impl Mixture {
                 Content::File(rows) => rows.len(),
                 Content::Solver { ids, .. } => ids.len(),
             };
-            let draw = index as u64;
-            let stream = StreamKey {
-                seed,
-                purpose: Purpose::Sft,
-                iteration: 0,
-                draw,
-                sample: u32::MAX,
-            }
-            .stream();
             sources.push(Source {
                 what: key,
                 content,
                 len,
                 share_end: given.share.unwrap_or(0.0),
-                seed: head(&stream),
+                seed: head(&source_key(seed, index).stream()),
                 picks: 0,
                 order: None,
             });
@@ -120,14 +130,7 @@ impl Mixture {
 
     /// The source of the next pick, and the how-manieth pick from it it is.
     pub(super) fn pick(&mut self) -> (usize, u64) {
-        let stream = StreamKey {
-            seed: self.seed,
-            purpose: Purpose::Sft,
-            iteration: 0,
-            draw: self.picks,
-            sample: 0,
-        }
-        .stream();
+        let stream = pick_key(self.seed, self.picks).stream();
         let chance = head(&stream) as f64 / 2f64.powi(64);
         let last = self.sources.len().saturating_sub(1);
         let index = self

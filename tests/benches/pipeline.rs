@@ -1,0 +1,159 @@
+//! What a run costs beside its computing. `cargo bench --workspace --bench
+//! pipeline` plays configs with the real programs and prints, per stage, wall
+//! time, the time inside the policy and the environments, and peak memory; then
+//! the share of the worker's time that is neither; then what a commit costs in
+//! requests to an S3 server. Nothing is asserted: numbers depend on the machine.
+
+use agentgym_jobs::pipeline::Stage;
+use agentgym_storage::{AttemptEnd, RunId, Store};
+use agentgym_tests::program::{finish, program};
+use agentgym_tests::s3::S3Server;
+use anyhow::{Context as _, ensure};
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::str::FromStr as _;
+use std::time::Instant;
+
+const RUN: &str = "bench";
+
+/// Two iterations of the quickstart, evaluated on one small set.
+const QUICKSTART: [&str; 5] = [
+    "configs/quickstart.yaml",
+    "trainer.total_training_steps=2",
+    "trainer.test_freq=0",
+    "evaluation.samples=1",
+    "evaluation.sets=[{name: d1, env: worlds, ids: 1000000..1000006}]",
+];
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    // `cargo test --benches` only wants to see it run.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return Ok(());
+    }
+    folder(&["configs/smoke.yaml"]).await?;
+    folder(&QUICKSTART).await?;
+    s3(&["configs/smoke.yaml"]).await
+}
+
+fn submit(store: &str, arguments: &[&str]) -> Command {
+    let mut command = program("agentgym-submit");
+    command.args(arguments).arg("--quiet");
+    command
+        .arg(format!("run.id={RUN}"))
+        .args(["--store", store]);
+    command
+}
+
+/// Runs to the end; seconds.
+async fn played(command: Command) -> anyhow::Result<f64> {
+    let begun = Instant::now();
+    let output = tokio::task::spawn_blocking(|| finish(command)).await?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {said}", output.status);
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+async fn ends(store: &Store) -> anyhow::Result<Vec<(Stage, AttemptEnd)>> {
+    let attempts = store.all_attempts(&RunId::from_str(RUN)?).await?;
+    let mut ends = Vec::new();
+    for (slot, attempts) in attempts {
+        let stage = Stage::from_str(&slot.stage).map_err(anyhow::Error::msg)?;
+        ends.extend(attempts.into_iter().filter_map(|a| Some((stage, a.end?))));
+    }
+    Ok(ends)
+}
+
+async fn folder(arguments: &[&str]) -> anyhow::Result<()> {
+    let scratch = tempfile::tempdir()?;
+    let path = scratch.path().join("store").display().to_string();
+    let whole_s = played(submit(&path, arguments)).await?;
+    let store = Store::open(&path).await?;
+    let mut stages: BTreeMap<Stage, Row> = BTreeMap::new();
+    for (stage, end) in ends(&store).await? {
+        stages.entry(stage).or_default().add(&end);
+    }
+    println!("\n{}, folder store, SQLite, one worker", arguments[0]);
+    println!("stage          parts      wall      busy   beside   per part   peak memory");
+    let mut all = Row::default();
+    for (stage, row) in &stages {
+        println!("{stage:<13} {row}");
+        all.merge(row);
+    }
+    println!("{:<13} {all}", "attempts");
+    println!(
+        "whole process {whole_s:>11.2} s, of which policy and environments {:.2} s: pipeline share {:.1} %",
+        all.busy_s,
+        100.0 * (1.0 - all.busy_s / whole_s)
+    );
+    Ok(())
+}
+
+async fn s3(arguments: &[&str]) -> anyhow::Result<()> {
+    let scratch = tempfile::tempdir()?;
+    let server = S3Server::start(scratch.path()).await;
+    let queue = format!(
+        "queue.url=sqlite:{}",
+        scratch.path().join("queue").display()
+    );
+    let mut command = submit(&server.url, arguments);
+    command.arg(&queue).envs(server.env());
+    let whole_s = played(command).await?;
+    let requests = server.requests();
+    let store = Store::open_with(&server.url, &server.env()).await?;
+    let commits = ends(&store).await?.len() as f64;
+    println!(
+        "\n{}, S3 store in {whole_s:.1} s: requests per commit, of {commits} commits",
+        arguments[0]
+    );
+    for (kind, count) in &requests {
+        println!("{kind:<8} {:>6.1}", *count as f64 / commits);
+    }
+    let total: u64 = requests.values().sum();
+    println!("{:<8} {:>6.1}", "all", total as f64 / commits);
+    requests.get("PUT").context("a run writes")?;
+    Ok(())
+}
+
+/// Attempts of one stage.
+#[derive(Default)]
+struct Row {
+    parts: usize,
+    wall_s: f64,
+    busy_s: f64,
+    peak_bytes: f64,
+}
+
+impl Row {
+    fn add(&mut self, end: &AttemptEnd) {
+        let stat = |name: &str| end.stats.get(name).and_then(|v| v.as_f64()).unwrap_or(0.0);
+        self.merge(&Self {
+            parts: 1,
+            wall_s: end.wall_s,
+            busy_s: stat("busy_s"),
+            peak_bytes: stat("peak_memory_bytes"),
+        });
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.parts += other.parts;
+        self.wall_s += other.wall_s;
+        self.busy_s += other.busy_s;
+        self.peak_bytes = self.peak_bytes.max(other.peak_bytes);
+    }
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{:>6} {:>7.2} s {:>7.2} s {:>6.1} % {:>7.0} ms {:>10.0} MB",
+            self.parts,
+            self.wall_s,
+            self.busy_s,
+            100.0 * (1.0 - self.busy_s / self.wall_s.max(1e-9)),
+            1e3 * (self.wall_s - self.busy_s) / self.parts.max(1) as f64,
+            self.peak_bytes / 1e6,
+        )
+    }
+}

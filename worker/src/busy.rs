@@ -1,0 +1,87 @@
+//! How long an attempt spent where the work is: inside the policy or waiting
+//! for an environment. Calls overlap, on threads and in time, so what counts is
+//! the time in which at least one went on. The rest of an attempt is what this
+//! project's own machinery costs.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Cheap to clone; clones count together.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Busy {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    calls: usize,
+    since: Option<Instant>,
+    total: Duration,
+}
+
+/// A call that goes on until this is dropped.
+#[derive(Debug)]
+pub struct BusyCall {
+    busy: Busy,
+}
+
+impl Busy {
+    pub(crate) fn call(&self) -> BusyCall {
+        let mut inner = self.lock();
+        inner.calls += 1;
+        if inner.since.is_none() {
+            inner.since = Some(Instant::now());
+        }
+        BusyCall { busy: self.clone() }
+    }
+
+    /// Seconds in which a call went on; one that goes on still counts.
+    pub(crate) fn seconds(&self) -> f64 {
+        let inner = self.lock();
+        let open = inner.since.map_or(Duration::ZERO, |since| since.elapsed());
+        (inner.total + open).as_secs_f64()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for BusyCall {
+    fn drop(&mut self) {
+        let mut inner = self.busy.lock();
+        inner.calls -= 1;
+        if inner.calls == 0
+            && let Some(since) = inner.since.take()
+        {
+            inner.total += since.elapsed();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread::sleep;
+
+    #[test]
+    fn calls_that_overlap_count_once_and_pauses_do_not_count() {
+        const SPAN: Duration = Duration::from_millis(40);
+        let busy = Busy::default();
+        let begun = Instant::now();
+        let first = busy.call();
+        let second = busy.clone().call();
+        sleep(SPAN);
+        drop(first);
+        sleep(SPAN);
+        drop(second);
+        let most = begun.elapsed().as_secs_f64();
+        let counted = busy.seconds();
+        assert!((2.0 * SPAN.as_secs_f64()..=most).contains(&counted));
+        sleep(SPAN);
+        assert_eq!(busy.seconds(), counted, "a pause counted");
+        let _third = busy.call();
+        sleep(SPAN);
+        assert!(busy.seconds() >= counted + SPAN.as_secs_f64());
+    }
+}
