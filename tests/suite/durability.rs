@@ -5,6 +5,7 @@
 use agentgym_storage::{RunId, Store};
 use agentgym_tests::program::{Running, finish, program};
 use agentgym_tests::redis::RedisServer;
+use agentgym_tests::s3::S3Server;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
@@ -20,10 +21,14 @@ fn submit(store: &Path, bindings: &[&str]) -> Command {
 }
 
 fn submit_config(config: &str, store: &Path, bindings: &[&str]) -> Command {
+    submit_to(config, &store.display().to_string(), bindings)
+}
+
+fn submit_to(config: &str, store: &str, bindings: &[&str]) -> Command {
     let mut command = program("agentgym-submit");
     command
         .arg(config)
-        .arg(format!("storage.url={}", store.display()))
+        .arg(format!("storage.url={store}"))
         .arg(format!("run.id={RUN}"))
         .args(bindings);
     command
@@ -35,23 +40,27 @@ fn run_to_end(store: &Path, bindings: &[&str]) -> String {
 
 /// Follows a command to its end; the run's digest.
 fn end(command: Command, store: &Path) -> String {
-    let output = finish(command);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{}: {said}", output.status);
-    digest(store)
+    said(command);
+    digest(digest_of(&store.display().to_string()))
 }
 
-fn digest(store: &Path) -> String {
-    let mut command = program("agentgym-submit");
-    command.args(["digest", RUN, "--store"]).arg(store);
+/// Runs a program to its end; it must succeed.
+fn said(command: Command) -> String {
     let output = finish(command);
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text.split_whitespace()
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {complaint}", output.status);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn digest_of(store: &str) -> Command {
+    let mut command = program("agentgym-submit");
+    command.args(["digest", RUN, "--store", store]);
+    command
+}
+
+fn digest(command: Command) -> String {
+    said(command)
+        .split_whitespace()
         .find(|word| word.len() == 64)
         .expect("a digest has 64 letters")
         .to_owned()
@@ -70,6 +79,10 @@ fn undisturbed() -> &'static str {
 /// committing attempt is the last one. Returns the commits by worker.
 async fn no_part_started_after_its_commit(store: &Path) -> BTreeMap<String, usize> {
     let store = Store::open(&store.display().to_string()).await.unwrap();
+    commits_by_worker(&store).await
+}
+
+async fn commits_by_worker(store: &Store) -> BTreeMap<String, usize> {
     let run = RunId::from_str(RUN).unwrap();
     let mut by_worker = BTreeMap::new();
     for (slot, attempts) in store.all_attempts(&run).await.unwrap() {
@@ -230,6 +243,43 @@ async fn redis_gives_the_same_digest_and_two_workers_share_the_parts() {
     assert!(
         5 * least >= all,
         "one worker made less than a fifth of the parts: {by_worker:?}"
+    );
+}
+
+/// The fleet's store and queue. The server counts what it is asked, from
+/// outside: what a commit costs in requests is printed.
+#[tokio::test(flavor = "multi_thread")]
+async fn s3_as_the_store_and_redis_as_the_queue_give_the_digest_of_a_folder() {
+    let folder = TempDir::new().unwrap();
+    let (server, redis) = (S3Server::start(folder.path()).await, RedisServer::start());
+    let queue = format!("queue.url={}", redis.url());
+    let mut submit = submit_to(
+        "configs/smoke.yaml",
+        &server.url,
+        &[&queue, "jobs.threads=2"],
+    );
+    submit.envs(server.env());
+    let mut digest_of = digest_of(&server.url);
+    digest_of.envs(server.env());
+    let requests = server.requests();
+    assert_eq!(requests.values().sum::<u64>(), 0);
+    // This process answers, so it must not wait.
+    let found = tokio::task::spawn_blocking(move || {
+        said(submit);
+        digest(digest_of)
+    });
+    assert_eq!(found.await.unwrap(), undisturbed());
+    let requests = server.requests();
+    let store = Store::open_with(&server.url, &server.env()).await.unwrap();
+    let commits: usize = commits_by_worker(&store).await.values().sum();
+    for (kind, count) in &requests {
+        let each = *count as f64 / commits as f64;
+        println!("{kind:<6} {count:>6} requests, {each:.1} per commit");
+    }
+    // Each commit is a conditional put of its own, beside its files.
+    assert!(
+        requests["PUT"] > commits as u64 && requests["GET"] > 0,
+        "{requests:?}"
     );
 }
 

@@ -4,10 +4,12 @@
     reason = "helpers of tests are not marked as tests"
 )]
 
+mod export;
 mod queue;
 mod storage;
+mod submit;
 
+mod architecture;
 mod bad_input;
 mod configs;
 mod durability;
-mod submit;

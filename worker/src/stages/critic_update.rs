@@ -125,6 +125,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 let slots = draws.start * n..draws.end * n;
                 let minibatch = Minibatch::new(&batch, &targets, slots, &settings)?;
                 tokens += minibatch.tokens();
+                let _call = beat.busy();
                 steps.push(minibatch.train(&mut trainer, &settings, (epoch, index), &options)?);
                 beat.progress(steps.len() as u64, total, "optimizer steps");
             }

@@ -123,12 +123,14 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             let batch = picks(&plan, pairs.len(), step);
             for &index in &batch {
                 if let Entry::Vacant(place) = examples.entry(index) {
+                    let _call = beat.busy();
                     place.insert(example(&plan, &pairs[index], &reference, &options)?);
                 }
             }
             let batch: Vec<&Example> = batch.iter().map(|index| &examples[index]).collect();
             let unit_tokens = plan.config.jobs.unit_tokens;
             let lr = rate.at(step + 1);
+            let _call = beat.busy();
             results.push(train(
                 &mut trainer,
                 &batch,
@@ -155,18 +157,21 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     Ok(report)
 }
 
-/// The pairs of a step: each pass takes every pair once, in an order of its own.
-fn picks(plan: &Plan, pairs: usize, step: u32) -> Vec<usize> {
-    let size = plan.config.dpo.batch_size;
-    let stream = StreamKey {
-        seed: plan.config.run.seed,
+/// Where the order of the pairs comes from.
+pub(super) fn order_key(seed: u64) -> StreamKey {
+    StreamKey {
+        seed,
         purpose: Purpose::Dpo,
         iteration: 0,
         draw: 0,
         sample: 0,
     }
-    .stream();
-    let seed = super::head(&stream);
+}
+
+/// The pairs of a step: each pass takes every pair once, in an order of its own.
+fn picks(plan: &Plan, pairs: usize, step: u32) -> Vec<usize> {
+    let size = plan.config.dpo.batch_size;
+    let seed = super::head(&order_key(plan.config.run.seed).stream());
     let mut order: Option<(u64, Vec<u32>)> = None;
     let first = u64::from(step) * size as u64;
     (first..first + size as u64)

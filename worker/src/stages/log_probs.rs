@@ -93,6 +93,7 @@ async fn token_values(context: &StageContext, episodes: &Arc<Vec<Episode>>) -> R
             pack_tokens,
             beat: &tick,
         };
+        let _call = beat.busy();
         Ok(values(&critic, &requests(&shared), &options)?)
     })
     .await?;

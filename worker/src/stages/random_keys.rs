@@ -5,7 +5,7 @@
 
 use super::sft::mixture::{pick_key, source_key};
 use super::testing::plan_of;
-use super::{evaluate, head, init, rollout};
+use super::{dpo, evaluate, head, init, rollout};
 use crate::episode::Request;
 use agentgym_jobs::episode::Task;
 use agentgym_jobs::pipeline::{PartId, Stage, parts};
@@ -31,7 +31,7 @@ fn plan(seed: u64, sizes: &Sizes, part_tasks: usize, part_steps: u32) -> Plan {
     let sets: Vec<String> = (0..*sets)
         .map(|set| format!("{{name: s{set}, env: textcraft, ids: 0..{held_out}}}"))
         .collect();
-    // Tasks repeat within an iteration, and the sets hold the training tasks:
+    // Every task is also played greedily, and later rounds play others. Tasks repeat within an iteration, and the sets hold the training tasks:
     // neither may share a stream.
     let text = format!(
         "
@@ -43,6 +43,7 @@ data:
   tasks: [{{env: textcraft, ids: 0..5, share: 0.5}}, {{env: textcraft, ids: 0..3, share: 0.5}}]
 sft: {{steps: {steps}, batch_size: 3, sources: [{{env: textcraft, ids: 0..9}}, {{env: textcraft, ids: 3..7}}]}}
 evaluation: {{samples: {samples}, sets: [{}]}}
+algorithm: {{adv_estimator: remax, filter_groups: {{enable: true, max_num_gen_batches: 3}}}}
 trainer: {{total_training_steps: 300, test_freq: 20}}
 jobs: {{rollout_part_tasks: {part_tasks}, sft_part_steps: {part_steps}}}
 ",
@@ -74,7 +75,10 @@ fn sizes() -> impl Strategy<Value = Sizes> {
 
 fn requests(plan: &Plan, id: PartId) -> Vec<Request> {
     match id.stage {
-        Stage::Rollout => rollout::requests(plan, id.iteration, id.part),
+        Stage::Rollout => {
+            let all = plan.config.data.train_batch_size;
+            rollout::requests(plan, id.iteration, id.part, all)
+        }
         Stage::Evaluate | Stage::EvaluateInit => {
             let set = &plan.config.evaluation.sets[id.part as usize];
             evaluate::requests(plan, set, id).unwrap()
@@ -108,7 +112,10 @@ fn others(plan: &Plan) -> Vec<[u8; 32]> {
     let seed = plan.config.run.seed;
     let picks = u64::from(plan.config.sft.steps) * plan.config.sft.batch_size as u64;
     let sources = plan.config.sft.sources.len();
-    let orders = (0..sources).map(|index| head(&source_key(seed, index).stream()));
+    let pairs = dpo::order_key(seed).stream();
+    let orders = (0..sources)
+        .map(|index| head(&source_key(seed, index).stream()))
+        .chain([head(&pairs)]);
     let shuffles = (0..plan.config.data.tasks.len())
         .map(|source| plan.tasks.shuffle_seed(source))
         .chain(orders)
@@ -119,7 +126,7 @@ fn others(plan: &Plan) -> Vec<[u8; 32]> {
     picks
         .chain(sources)
         .chain(shuffles)
-        .chain([weights])
+        .chain([weights, pairs])
         .collect()
 }
 

@@ -1,0 +1,243 @@
+//! Invariant I5, by machine: which crate may depend on what, and where a
+//! dependency's version and features are decided. Looks at the manifests as
+//! cargo reads them, and at the sources where a boundary runs inside a crate.
+
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// Crates of this workspace that a crate may import: strictly downwards, and
+/// those of the lowest row do not know each other.
+const IMPORTS: [(&str, &[&str]); 8] = [
+    ("agentgym-storage", &[]),
+    ("agentgym-algorithms", &[]),
+    ("agentgym-envs", &[]),
+    ("agentgym-model", &[]),
+    ("agentgym-jobs", &["algorithms", "envs", "storage"]),
+    (
+        "agentgym-worker",
+        &["algorithms", "envs", "jobs", "model", "storage"],
+    ),
+    (
+        "agentgym-submit",
+        &["algorithms", "envs", "jobs", "model", "storage", "worker"],
+    ),
+    (
+        "agentgym-tests",
+        &[
+            "algorithms",
+            "envs",
+            "jobs",
+            "model",
+            "storage",
+            "submit",
+            "worker",
+        ],
+    ),
+];
+
+/// What only one crate may know, by the beginning of its name.
+const OWNED: [(&str, &str); 16] = [
+    ("candle", "agentgym-model"),
+    ("gemm", "agentgym-model"),
+    ("pulp", "agentgym-model"),
+    ("safetensors", "agentgym-model"),
+    ("tokenizers", "agentgym-model"),
+    ("minijinja", "agentgym-model"),
+    ("apalis", "agentgym-jobs"),
+    ("sqlx", "agentgym-jobs"),
+    ("redis", "agentgym-jobs"),
+    ("bincode", "agentgym-jobs"),
+    ("serde-saphyr", "agentgym-jobs"),
+    ("object_store", "agentgym-storage"),
+    ("axum", "agentgym-envs"),
+    ("reqwest", "agentgym-envs"),
+    ("indicatif", "agentgym-submit"),
+    ("crc32c", "agentgym-submit"),
+];
+
+/// Everything that a crate of pure functions may use.
+const PURE: [(&str, &[&str]); 1] = [("agentgym-algorithms", &["serde", "thiserror"])];
+
+/// What a crate must do without although no other owns it.
+const WITHOUT: [(&str, &str); 1] = [("agentgym-model", "tokio")];
+
+/// Directories of a crate that alone may name a library.
+const INSIDE: [(&str, &str, &str); 3] = [
+    ("jobs", "src/queue", "apalis"),
+    ("jobs", "src/queue", "sqlx"),
+    ("jobs", "src/queue", "redis"),
+];
+
+/// `cargo metadata` of the workspace; it needs no network.
+fn metadata() -> Value {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "metadata",
+            "--offline",
+            "--no-deps",
+            "--format-version",
+            "1",
+        ])
+        .current_dir(ROOT)
+        .output()
+        .unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{complaint}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// What is wrong with the dependencies. The test crate may look everywhere.
+fn violations(metadata: &Value) -> Vec<String> {
+    let imports = BTreeMap::from(IMPORTS);
+    let mut wrong = Vec::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let name = package["name"].as_str().unwrap();
+        let Some(own) = imports.get(name) else {
+            wrong.push(format!("{name} has no row in this test"));
+            continue;
+        };
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let other = dependency["name"].as_str().unwrap();
+            let is_shipped = dependency["kind"].is_null();
+            if let Some(other) = other.strip_prefix("agentgym-") {
+                if !own.contains(&other) {
+                    wrong.push(format!("{name} imports agentgym-{other}"));
+                }
+                continue;
+            }
+            if name == "agentgym-tests" {
+                continue;
+            }
+            let owner = OWNED.iter().find(|(prefix, _)| other.starts_with(prefix));
+            if let Some((_, owner)) = owner.filter(|(_, owner)| *owner != name) {
+                wrong.push(format!("{name} imports {other}, which only {owner} knows"));
+            }
+            let pure = PURE.iter().find(|(known, _)| *known == name);
+            if pure.is_some_and(|(_, allowed)| is_shipped && !allowed.contains(&other)) {
+                wrong.push(format!("{name} is pure and imports {other}"));
+            }
+            if is_shipped && WITHOUT.contains(&(name, other)) {
+                wrong.push(format!("{name} does without {other}"));
+            }
+        }
+    }
+    wrong
+}
+
+#[test]
+fn crates_import_what_they_may() {
+    let mut metadata = metadata();
+    assert_eq!(violations(&metadata), [""; 0]);
+    let names: BTreeSet<&str> = metadata["packages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|package| package["name"].as_str().unwrap())
+        .collect();
+    assert!(names.iter().eq(BTreeMap::from(IMPORTS).keys()), "{names:?}");
+
+    // Each kind of trespass is seen.
+    let mut trespass = |package: &str, dependency: &str| {
+        let packages = metadata["packages"].as_array_mut().unwrap();
+        let found = packages.iter_mut().find(|p| p["name"] == package).unwrap();
+        let list = found["dependencies"].as_array_mut().unwrap();
+        list.push(json!({"name": dependency, "kind": null}));
+    };
+    trespass("agentgym-storage", "agentgym-envs");
+    trespass("agentgym-jobs", "agentgym-worker");
+    trespass("agentgym-worker", "candle-nn");
+    trespass("agentgym-algorithms", "rand");
+    trespass("agentgym-model", "tokio");
+    assert_eq!(
+        violations(&metadata).len(),
+        5,
+        "{:?}",
+        violations(&metadata)
+    );
+}
+
+/// Lines of a member's dependency tables that decide something themselves.
+fn own_decisions(manifest: &str) -> Vec<&str> {
+    let mut in_dependencies = false;
+    let mut found = Vec::new();
+    for line in manifest.lines().map(str::trim) {
+        if let Some(table) = line.strip_prefix('[') {
+            in_dependencies = table.contains("dependencies");
+            // `[dependencies.x]` could hide a version from the line below.
+            if in_dependencies && table.contains("dependencies.") {
+                found.push(line);
+            }
+        } else if in_dependencies
+            && !line.is_empty()
+            && !line.starts_with('#')
+            && !line.ends_with(".workspace = true")
+        {
+            found.push(line);
+        }
+    }
+    found
+}
+
+#[test]
+fn versions_and_features_are_decided_at_the_root() {
+    for (package, _) in IMPORTS {
+        let folder = package.strip_prefix("agentgym-").unwrap();
+        let path = Path::new(ROOT).join(folder).join("Cargo.toml");
+        let manifest = std::fs::read_to_string(&path).unwrap();
+        assert!(manifest.contains("dependencies]"), "{folder}");
+        assert_eq!(own_decisions(&manifest), [""; 0], "{folder}/Cargo.toml");
+    }
+    let spoiled = "[dependencies]\nserde.workspace = true\ntokio = { workspace = true, features = [\"fs\"] }\n\
+                   [dependencies.url]\nversion = \"2\"\n[[bench]]\nname = \"x\"\n";
+    assert_eq!(own_decisions(spoiled).len(), 3);
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// Whether code, comments aside, has a path into the library.
+fn names(source: &str, library: &str) -> bool {
+    let code = source
+        .lines()
+        .map(|line| line.split("//").next().unwrap_or(""));
+    let paths =
+        code.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && !"_:".contains(c)));
+    let mut paths = paths.filter(|word| word.contains("::"));
+    paths.any(|word| {
+        word.split("::")
+            .next()
+            .is_some_and(|head| head.starts_with(library))
+    })
+}
+
+#[test]
+fn libraries_stay_inside_their_module() {
+    for (package, module, library) in INSIDE {
+        let folder = Path::new(ROOT).join(package);
+        let (inside, outside): (Vec<_>, Vec<_>) = sources(&folder.join("src"))
+            .into_iter()
+            .filter(|path| names(&std::fs::read_to_string(path).unwrap(), library))
+            .partition(|path| path.starts_with(folder.join(module)));
+        assert!(
+            !inside.is_empty(),
+            "{package}/{module} does not use {library}"
+        );
+        assert!(outside.is_empty(), "{library} is named in {outside:?}");
+    }
+    assert!(names("use apalis_core::task;", "apalis"));
+    assert!(!names("let redis = 1; // redis::Client", "redis"));
+}

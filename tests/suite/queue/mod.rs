@@ -1,0 +1,152 @@
+//! The queue's promises, on real SQLite files and a real Redis: one delivery
+//! per key, redelivery after the lease, and a worker process that survives
+//! whatever happens to its backend. What is here is common to the tests: a
+//! backend of a test's own, and a worker that reports what it starts.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use agentgym_jobs::queue::{
+    CancellationToken, Claim, Enqueued, Gate, Job, Queue, QueueOptions, Verdict, process_name,
+};
+use agentgym_tests::redis::RedisServer;
+use tokio::{sync::mpsc, task::JoinHandle, time::sleep};
+
+const NOW: Duration = Duration::ZERO;
+/// Under test a worker is dead after two silent seconds.
+const LEASE: Duration = Duration::from_secs(2);
+/// Patience of a loaded two-core machine.
+const LONG: Duration = Duration::from_secs(20);
+
+fn options() -> QueueOptions {
+    QueueOptions {
+        lease_ttl_s: LEASE.as_secs(),
+        heartbeat_s: 1,
+        length_max: 50,
+        ..QueueOptions::default()
+    }
+}
+
+fn job(part: u32) -> Job {
+    Job {
+        run: "maze".into(),
+        iteration: 3,
+        stage: "rollout".into(),
+        part,
+        started_attempts: 0,
+    }
+}
+
+/// A backend of the test's own.
+enum Bed {
+    Sqlite(tempfile::TempDir),
+    Redis(RedisServer),
+}
+
+impl Bed {
+    fn sqlite() -> Self {
+        Self::Sqlite(tempfile::tempdir().unwrap())
+    }
+
+    fn redis() -> Self {
+        Self::Redis(RedisServer::start())
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Self::Sqlite(_) => format!("sqlite:{}", self.file().display()),
+            Self::Redis(server) => server.url(),
+        }
+    }
+
+    fn file(&self) -> PathBuf {
+        match self {
+            Self::Sqlite(folder) => folder.path().join("queue.sqlite"),
+            Self::Redis(_) => panic!("Redis has no file"),
+        }
+    }
+
+    async fn open(&self) -> Queue {
+        Queue::open(&self.url(), options()).await.unwrap()
+    }
+}
+
+/// A worker that reports what it starts and takes `busy` for each job.
+struct Hand {
+    gate: Gate,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+type Started = mpsc::UnboundedReceiver<(String, Job, Instant)>;
+type Report = mpsc::UnboundedSender<(String, Job, Instant)>;
+
+fn hire(queue: &Queue, name: &str, classes: &[&str], busy: Duration, report: &Report) -> Hand {
+    let (gate, stop) = (Gate::new(1), CancellationToken::new());
+    let handler = {
+        let (report, name) = (report.clone(), name.to_owned());
+        move |job: Job| {
+            let (report, name) = (report.clone(), name.clone());
+            async move {
+                let _ = report.send((name, job, Instant::now()));
+                sleep(busy).await;
+            }
+        }
+    };
+    let task = {
+        let (queue, name, gate, stop) =
+            (queue.clone(), name.to_owned(), gate.clone(), stop.clone());
+        let classes: Vec<String> = classes.iter().map(|&class| class.to_owned()).collect();
+        tokio::spawn(async move {
+            let classes: Vec<&str> = classes.iter().map(String::as_str).collect();
+            let worked = queue.work(&name, &classes, gate, handler, stop).await;
+            worked.unwrap();
+        })
+    };
+    Hand { gate, stop, task }
+}
+
+impl Hand {
+    async fn drain(self) {
+        self.stop.cancel();
+        let drained = tokio::time::timeout(LONG, self.task).await;
+        drained.expect("the worker drains").unwrap();
+        assert_eq!(self.gate.in_flight(), 0);
+    }
+}
+
+async fn next(started: &mut Started) -> (String, Job, Instant) {
+    let next = tokio::time::timeout(LONG, started.recv()).await;
+    next.expect("a job starts").expect("a worker lives")
+}
+
+async fn silent(started: &mut Started, span: Duration) {
+    if let Ok(Some(next)) = tokio::time::timeout(span, started.recv()).await {
+        panic!("nothing should start, but {next:?} did");
+    }
+}
+
+/// Runs a test on both backends, as two tests.
+macro_rules! on_both {
+    ($($name:ident),* $(,)?) => {
+        mod sqlite { $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() { super::$name(super::Bed::sqlite()).await }
+        )* }
+        mod redis { $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() { super::$name(super::Bed::redis()).await }
+        )* }
+    };
+}
+
+mod delivery;
+mod slots;
+mod trouble;

@@ -1,0 +1,165 @@
+//! What a worker may hold at once: slots behind a gate, claims that run out,
+//! and the planner's turn.
+
+use super::*;
+
+on_both!(
+    a_closed_gate_starts_nothing,
+    two_classes_share_a_slot_without_hoarding,
+    slots_run_side_by_side,
+    claims_exclude_and_run_out,
+    one_planner_per_span,
+);
+
+async fn a_closed_gate_starts_nothing(bed: Bed) {
+    let queue = bed.open().await;
+    let (report, mut started) = mpsc::unbounded_channel();
+    let busy = Duration::from_millis(500);
+    let hand = hire(&queue, "w", &["gpu"], busy, &report);
+    queue.enqueue("gpu", &job(0), NOW).await.unwrap();
+    queue.enqueue("gpu", &job(1), NOW).await.unwrap();
+    next(&mut started).await;
+    hand.gate.close();
+    assert!(hand.gate.is_closed());
+    assert_eq!(hand.gate.in_flight(), 1);
+    hand.gate.idle().await;
+    silent(&mut started, busy).await;
+    hand.drain().await;
+    // What was not started is where another worker finds it, and at once.
+    let other = hire(&queue, "other", &["gpu"], NOW, &report);
+    let begun = Instant::now();
+    let (_, _, at) = next(&mut started).await;
+    assert!(at - begun < LEASE);
+    other.drain().await;
+}
+
+/// The reason for granted fetches: a busy worker takes no job of another
+/// class off the queue, and its connection blocks no writer.
+async fn two_classes_share_a_slot_without_hoarding(bed: Bed) {
+    let (one, two) = (bed.open().await, bed.open().await);
+    let (report, mut started) = mpsc::unbounded_channel();
+    let busy = Duration::from_secs(3);
+    let first = hire(&one, "first", &["update", "rollout"], busy, &report);
+    for part in 0..4 {
+        for class in ["rollout", "update"] {
+            let (stage, job) = (class.to_owned(), job(part));
+            one.enqueue(class, &Job { stage, ..job }, NOW)
+                .await
+                .unwrap();
+        }
+    }
+    next(&mut started).await;
+    silent(&mut started, Duration::from_millis(500)).await;
+    let left: usize = one.depth().await.unwrap().iter().map(|(_, n)| n).sum();
+    assert_eq!(left, 7, "a job that cannot start stays in the queue");
+
+    let second = hire(&two, "second", &["update", "rollout"], NOW, &report);
+    let begun = Instant::now();
+    let mut stages = Vec::new();
+    for _ in 0..7 {
+        let (worker, job, _) = next(&mut started).await;
+        assert_eq!(worker, "second");
+        stages.push(job.stage);
+    }
+    assert!(begun.elapsed() < busy, "{:?}", begun.elapsed());
+    let updates = stages.iter().position(|stage| stage == "rollout").unwrap();
+    assert!(updates >= 3, "the first class goes first: {stages:?}");
+    first.drain().await;
+    second.drain().await;
+}
+
+async fn slots_run_side_by_side(bed: Bed) {
+    let queue = bed.open().await;
+    let (stop, gate) = (CancellationToken::new(), Gate::new(3));
+    let peak = Arc::new(AtomicUsize::new(0));
+    let ended = Arc::new(AtomicUsize::new(0));
+    let handler = {
+        let (gate, peak, ended) = (gate.clone(), peak.clone(), ended.clone());
+        move |_| {
+            let (gate, peak, ended) = (gate.clone(), peak.clone(), ended.clone());
+            async move {
+                peak.fetch_max(gate.in_flight(), SeqCst);
+                sleep(Duration::from_millis(300)).await;
+                ended.fetch_add(1, SeqCst);
+            }
+        }
+    };
+    let work = {
+        let (queue, gate, stop) = (queue.clone(), gate.clone(), stop.clone());
+        tokio::spawn(async move { queue.work("w", &["a", "b"], gate, handler, stop).await })
+    };
+    for part in 0..9 {
+        let class = ["a", "b"][part as usize % 2];
+        queue.enqueue(class, &job(part), NOW).await.unwrap();
+    }
+    while ended.load(SeqCst) < 9 {
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(peak.load(SeqCst), 3);
+    stop.cancel();
+    work.await.unwrap().unwrap();
+}
+
+async fn claims_exclude_and_run_out(bed: Bed) {
+    let (one, two) = (bed.open().await, bed.open().await);
+    let Claim::Held(guard) = one.claim(&job(0), "one").await.unwrap() else {
+        panic!("nobody has it");
+    };
+    let taken = |claim: Claim| match claim {
+        Claim::Taken { by } => by,
+        Claim::Held(_) => panic!("it is taken"),
+    };
+    assert_eq!(taken(two.claim(&job(0), "two").await.unwrap()), "one");
+    assert_eq!(taken(one.claim(&job(0), "one").await.unwrap()), "one");
+    assert_eq!(two.holder(&job(0)).await.unwrap().as_deref(), Some("one"));
+    assert_eq!(two.holder(&job(1)).await.unwrap(), None);
+    // The next attempt is the same job.
+    let next = Job {
+        started_attempts: 1,
+        ..job(0)
+    };
+    assert_eq!(taken(two.claim(&next, "two").await.unwrap()), "one");
+    assert!(matches!(
+        two.claim(&job(1), "two").await.unwrap(),
+        Claim::Held(_)
+    ));
+
+    sleep(LEASE / 2).await;
+    assert!(guard.renew().await.unwrap());
+    sleep(LEASE * 2 / 3).await;
+    assert_eq!(taken(two.claim(&job(0), "two").await.unwrap()), "one");
+    guard.release().await.unwrap();
+    let Claim::Held(guard) = two.claim(&job(0), "two").await.unwrap() else {
+        panic!("it was released");
+    };
+    sleep(LEASE + Duration::from_millis(200)).await;
+    let Claim::Held(_third) = one.claim(&job(0), "one").await.unwrap() else {
+        panic!("it has run out");
+    };
+    assert!(!guard.renew().await.unwrap(), "lost to one");
+
+    // A process of this machine that is gone holds nothing: its name has this
+    // process's host and pid and another start.
+    let own = process_name();
+    let dead = format!("{}1/0", own.split('/').next().unwrap());
+    let Claim::Held(_dead) = one.claim(&job(2), &dead).await.unwrap() else {
+        panic!("nobody has it");
+    };
+    assert_eq!(two.holder(&job(2)).await.unwrap(), None);
+    assert!(matches!(
+        two.claim(&job(2), &own).await.unwrap(),
+        Claim::Held(_)
+    ));
+    assert_eq!(taken(one.claim(&job(2), "one").await.unwrap()), own);
+}
+
+async fn one_planner_per_span(bed: Bed) {
+    let (one, two) = (bed.open().await, bed.open().await);
+    let every = Duration::from_millis(700);
+    assert!(one.planning_turn("maze", every).await.unwrap());
+    assert!(!two.planning_turn("maze", every).await.unwrap());
+    assert!(!one.planning_turn("maze", every).await.unwrap());
+    assert!(two.planning_turn("other", every).await.unwrap());
+    sleep(every + Duration::from_millis(100)).await;
+    assert!(two.planning_turn("maze", every).await.unwrap());
+}

@@ -1,0 +1,168 @@
+//! Whatever happens to the backend or comes out of it, the worker lives, and
+//! an error says what to do without giving a password away.
+
+use super::*;
+
+on_both!(garbage_and_panics_stop_nothing, a_lost_backend_comes_back,);
+
+async fn garbage_and_panics_stop_nothing(bed: Bed) {
+    let queue = bed.open().await;
+    queue.enqueue("gpu", &job(0), NOW).await.unwrap();
+    for n in 0..3_u8 {
+        push_garbage(&bed, &[0xff, n, 0xfe, 0x01]).await;
+    }
+    let (stop, gate) = (CancellationToken::new(), Gate::new(1));
+    let (report, mut started) = mpsc::unbounded_channel();
+    let handler = move |job: Job| {
+        let report = report.clone();
+        async move {
+            report
+                .send((String::new(), job.clone(), Instant::now()))
+                .unwrap();
+            assert_eq!(job.part, 1, "a handler panics");
+        }
+    };
+    let work = {
+        let (queue, gate, stop) = (queue.clone(), gate.clone(), stop.clone());
+        tokio::spawn(async move { queue.work("w", &["gpu"], gate, handler, stop).await })
+    };
+    assert_eq!(next(&mut started).await.1.part, 0);
+    queue.enqueue("gpu", &job(1), NOW).await.unwrap();
+    assert_eq!(next(&mut started).await.1.part, 1);
+    while !queue.depth().await.unwrap().is_empty() {
+        sleep(Duration::from_millis(20)).await;
+    }
+    // Neither is delivered again.
+    silent(&mut started, LEASE * 2).await;
+    assert_eq!(gate.in_flight(), 0);
+    stop.cancel();
+    work.await.unwrap().unwrap();
+}
+
+async fn push_garbage(bed: &Bed, bytes: &[u8]) {
+    let id = format!("01ARZ3NDEKTSV4RRFFQ69G5F{:02X}", bytes[1]);
+    match bed {
+        Bed::Sqlite(_) => {
+            let options = sqlx::sqlite::SqliteConnectOptions::new().filename(bed.file());
+            let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+            sqlx::query("INSERT INTO Jobs (job, id, job_type) VALUES (?1, ?2, 'agentgym:gpu')")
+                .bind(bytes)
+                .bind(id)
+                .execute(&pool)
+                .await
+                .unwrap();
+        }
+        Bed::Redis(server) => {
+            let id = id.as_bytes();
+            let meta = format!("agentgym:gpu:meta:01ARZ3NDEKTSV4RRFFQ69G5F{:02X}", bytes[1]);
+            let commands: [&[&[u8]]; 3] = [
+                &[b"HSET", b"agentgym:gpu:data", id, bytes],
+                &[
+                    b"HSET",
+                    meta.as_bytes(),
+                    b"attempts",
+                    b"0",
+                    b"max_attempts",
+                    b"25",
+                    b"status",
+                    b"Pending",
+                ],
+                &[b"RPUSH", b"agentgym:gpu:active", id],
+            ];
+            for command in commands {
+                let answer = server.command(command).unwrap();
+                assert!(answer.starts_with(':'), "{answer}");
+            }
+        }
+    }
+}
+
+/// The queue is wiped under an idle worker and again under a busy one. Both
+/// times the job that is pushed afterwards runs, without a lease of waiting.
+async fn a_lost_backend_comes_back(mut bed: Bed) {
+    let queue = bed.open().await;
+    let (report, mut started) = mpsc::unbounded_channel();
+    let hand = hire(&queue, "w", &["gpu"], Duration::from_millis(700), &report);
+    queue.enqueue("gpu", &job(0), NOW).await.unwrap();
+    next(&mut started).await;
+    for (part, busy) in [(1, false), (2, true), (3, false)] {
+        let pause = if busy { 100 } else { 1000 };
+        sleep(Duration::from_millis(pause)).await;
+        match &mut bed {
+            Bed::Sqlite(folder) => {
+                for entry in std::fs::read_dir(folder.path()).unwrap() {
+                    std::fs::remove_file(entry.unwrap().path()).unwrap();
+                }
+            }
+            Bed::Redis(server) if part == 3 => server.restart(),
+            Bed::Redis(server) => {
+                assert_eq!(server.command(&[b"FLUSHALL"]).unwrap(), "+OK");
+            }
+        }
+        let mut pushed = queue.enqueue("gpu", &job(part), NOW).await;
+        let begun = Instant::now();
+        while pushed.is_err() && begun.elapsed() < LONG {
+            sleep(Duration::from_millis(50)).await;
+            pushed = queue.enqueue("gpu", &job(part), NOW).await;
+        }
+        assert_eq!(pushed.unwrap(), Enqueued::Pushed);
+        let (_, got, at) = next(&mut started).await;
+        assert_eq!(got, job(part));
+        let after = at - begun;
+        assert!(after < Duration::from_secs(4), "part {part}: {after:?}");
+        // A second process finds the same queue.
+        let other = bed.open().await;
+        assert_eq!(other.depth().await.unwrap(), []);
+    }
+    hand.drain().await;
+}
+
+#[tokio::test]
+async fn a_dropped_connection_is_survived() {
+    let bed = Bed::redis();
+    let queue = bed.open().await;
+    let (report, mut started) = mpsc::unbounded_channel();
+    let hand = hire(&queue, "w", &["gpu"], NOW, &report);
+    for part in 0..3 {
+        queue.enqueue("gpu", &job(part), NOW).await.unwrap();
+        next(&mut started).await;
+        let Bed::Redis(server) = &bed else {
+            unreachable!()
+        };
+        for kind in ["normal", "pubsub"] {
+            let kill: [&[u8]; 4] = [b"CLIENT", b"KILL", b"TYPE", kind.as_bytes()];
+            server.command(&kill).unwrap();
+        }
+        while queue.depth().await.is_err() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+    hand.drain().await;
+}
+
+#[tokio::test]
+async fn errors_say_what_to_do_and_no_password() {
+    let closed = "redis://me:secret@127.0.0.1:1/0";
+    let plain = RedisServer::start();
+    let not_tls = plain.url().replace("redis://", "rediss://me:secret@");
+    for (url, hint, verdict) in [
+        ("kafka://me:secret@host", "sqlite:PATH", Verdict::GiveUp),
+        ("sqlite:", "names no file", Verdict::GiveUp),
+        ("sqlite:/no/such/folder/q", "folder exists", Verdict::Retry),
+        (closed, "Check that Redis runs", Verdict::Retry),
+        (&not_tls, "Check that Redis runs", Verdict::Retry),
+    ] {
+        let error = Queue::open(url, options()).await.unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains(hint), "{message}");
+        assert!(!message.contains("secret"), "{message}");
+        assert_eq!(error.verdict(), verdict, "{message}");
+    }
+    let hasty = QueueOptions {
+        lease_ttl_s: 3,
+        heartbeat_s: 2,
+        ..options()
+    };
+    let error = Queue::open("memory:", hasty).await.unwrap_err();
+    assert!(error.to_string().contains("heartbeat_s"), "{error}");
+}
