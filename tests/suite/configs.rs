@@ -1,4 +1,4 @@
-//! Every file in `configs/` can be planned as it stands, and `base.yaml` is where
+//! Every file in `configs/` and its folders can be planned as it stands, and `base.yaml` is where
 //! `models/base` comes from.
 
 use agentgym_jobs::config::RunConfig;
@@ -10,11 +10,18 @@ use std::path::{Path, PathBuf};
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 fn configs() -> Vec<PathBuf> {
-    let mut found: Vec<_> = std::fs::read_dir(Path::new(ROOT).join("configs"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|e| e == "yaml"))
-        .collect();
+    let mut folders = vec![Path::new(ROOT).join("configs")];
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "yaml") {
+                found.push(path);
+            }
+        }
+    }
     found.sort();
     found
 }

@@ -218,16 +218,6 @@ fn ids(text: &str) -> Result<Range<i64>, String> {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run().await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-async fn run() -> Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     tracing_subscriber::fmt()
@@ -236,8 +226,18 @@ async fn run() -> Result<()> {
         // A reader of the log that went away is no reason to panic.
         .log_internal_errors(false)
         .init();
-    match Cli::parse().command {
-        Command::Textcraft { listen, source } => listen.serve(source.source()?).await,
+    match run(Cli::parse().command).await {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Textcraft { listen, source } => listen.serve(source.source()?).await?,
         Command::Searchqa {
             listen,
             corpus,
@@ -250,7 +250,7 @@ async fn run() -> Result<()> {
                 index,
                 top_k,
             };
-            listen.serve(source).await
+            listen.serve(source).await?
         }
         Command::Babyai {
             listen,
@@ -262,10 +262,10 @@ async fn run() -> Result<()> {
             } else {
                 Compat::Fixed
             };
-            listen.serve(TaskSource::Babyai { compat, seed }).await
+            listen.serve(TaskSource::Babyai { compat, seed }).await?
         }
-        Command::Maze { listen } => listen.serve(TaskSource::Maze).await,
-        Command::Wordle { listen, seed } => listen.serve(TaskSource::Wordle { seed }).await,
+        Command::Maze { listen } => listen.serve(TaskSource::Maze).await?,
+        Command::Wordle { listen, seed } => listen.serve(TaskSource::Wordle { seed }).await?,
         Command::Doctor {
             url,
             task,
@@ -282,18 +282,19 @@ async fn run() -> Result<()> {
             };
             let report = examine(spec(&task)?, &url, &options).await?;
             println!("{report}");
-            match report.verdict() {
-                Verdict::Bad => bail!("{url} is not fit for training as {task}"),
-                _ => Ok(()),
-            }
+            return Ok(match report.verdict() {
+                Verdict::Bad => ExitCode::FAILURE,
+                _ => ExitCode::SUCCESS,
+            });
         }
         Command::Demos {
             ids,
             instruction,
             style,
             source,
-        } => demos(&source.tasks()?, ids, &instruction, style),
+        } => demos(&source.tasks()?, ids, &instruction, style)?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn demos(tasks: &Tasks, ids: Range<i64>, instruction: &str, style: Style) -> Result<()> {
