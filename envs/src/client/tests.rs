@@ -629,3 +629,59 @@ async fn a_lost_session_is_replaced() {
     let counters = client.counters();
     assert_eq!((counters.opened, counters.reused), (2, 0));
 }
+
+/// A server that needs 700 ms to open a session, and remembers how many at once.
+#[tokio::test]
+async fn dear_sessions_are_opened_few_at_a_time_and_one_after_the_other() {
+    let at_once = Arc::new((AtomicU32::new(0), AtomicU32::new(0)));
+    let counted = Arc::clone(&at_once);
+    let create = move || {
+        let counted = Arc::clone(&counted);
+        async move {
+            let now = counted.0.fetch_add(1, Ordering::SeqCst) + 1;
+            counted.1.fetch_max(now, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            counted.0.fetch_sub(1, Ordering::SeqCst);
+            axum::Json(serde_json::json!({"id": 1}))
+        }
+    };
+    let reset =
+        || async { axum::Json(serde_json::json!({"task_description": "t", "observation": "o"})) };
+    let router = axum::Router::new()
+        .route("/create", axum::routing::post(create))
+        .route("/reset", axum::routing::post(reset));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let options = ClientOptions {
+        call_timeout_s: 30.0,
+        ..quick()
+    };
+    let spec = spec("sciworld").expect("known");
+    let client = EnvClient::new(spec, &[url], options).expect("a valid address");
+    let started = Instant::now();
+    let opening = (0..6).map(|item| {
+        let client = client.clone();
+        tokio::spawn(async move {
+            client
+                .open(item)
+                .await
+                .map(|session| session.observation().to_owned())
+        })
+    });
+    let opening: Vec<_> = opening.collect();
+    for opened in opening {
+        let text = opened.await.expect("no panic").expect("opened");
+        assert_eq!(text, "t\no");
+    }
+    assert_eq!(
+        at_once.1.load(Ordering::SeqCst),
+        2,
+        "all that the specification allows"
+    );
+    // Some episodes ended before others began and left their session; the rest waited.
+    let counters = client.counters();
+    assert_eq!(counters.opened + counters.reused, 6);
+    let pairs = counters.opened.div_ceil(2) as u32;
+    assert!(started.elapsed() >= Duration::from_millis(700) * pairs.saturating_sub(1));
+}
