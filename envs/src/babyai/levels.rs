@@ -3,7 +3,7 @@
 //! Sizes, numbers of things and the limits of moves are those of the BabyAI levels of the same
 //! names. The worlds of a seed are our own, since the original draws them from NumPy.
 
-use super::build::{Build, CARRIED, Reject, RoomAt};
+use super::build::{Build, Reject, RoomAt};
 use super::grid::{Colour, Grid, Kind, Lock};
 use super::mission::{Desc, Goal, Order, Side, Task, next};
 use crate::textcraft::Draws;
@@ -85,12 +85,12 @@ fn attempt(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
         9 | 10 | 12 | 13 | 14 | 15 | 29 => doors(number, draws),
         20 | 24..=28 | 30 | 31 => keys(number, draws),
         22 | 33 => two_rooms(number, draws),
-        _ => generated(number, draws),
+        _ => super::grammar::generated(number, draws),
     }
 }
 
 /// By default the limit is a room's cells for each room and trip.
-fn finished(build: Build<'_>, goal: Goal, moves_max: Option<u32>) -> Level {
+pub(super) fn finished(build: Build<'_>, goal: Goal, moves_max: Option<u32>) -> Level {
     let rooms = (build.columns * build.rows) as u32;
     let each = (build.room_size * build.room_size) as u32 * rooms;
     let moves_max = moves_max.unwrap_or(each * goal.trips());
@@ -200,7 +200,7 @@ fn put_next(build: &mut Build<'_>, from: &[usize], to: &[usize]) -> Result<Goal,
     put_next_task(build, moved, fixed).map(Goal::One)
 }
 
-fn put_next_task(build: &Build<'_>, moved: Desc, fixed: Desc) -> Result<Task, Reject> {
+pub(super) fn put_next_task(build: &Build<'_>, moved: Desc, fixed: Desc) -> Result<Task, Reject> {
     let overlap = moved.set.iter().any(|thing| fixed.set.contains(thing));
     let done = |moved: &usize| {
         fixed
@@ -252,7 +252,7 @@ fn door_numbers(grid: &Grid) -> Vec<usize> {
 }
 
 /// Three by three rooms, one of them behind a locked door whose key lies elsewhere.
-fn lock_a_room(build: &mut Build<'_>) -> Result<(RoomAt, usize), Reject> {
+pub(super) fn lock_a_room(build: &mut Build<'_>) -> Result<(RoomAt, usize), Reject> {
     let room = build.any_room();
     let colour = build.colour();
     let door = build.add_any_door(room, colour, true)?;
@@ -524,107 +524,4 @@ fn two_rooms(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
         build.grid.carrying = Some(moved);
     }
     Ok(finished(build, goal, Some(8 * cells)))
-}
-
-/// The levels whose missions are drawn from a grammar.
-fn generated(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
-    let (size, columns, rows, things) = match number {
-        7 => (5, 2, 2, 4),
-        34 => (5, 3, 2, 7),
-        37 => (5, 2, 2, 7),
-        _ => (8, 3, 3, 18),
-    };
-    let mut build = Build::new(draws, size, columns, rows);
-    let chance = match number {
-        7 | 39 => 0,
-        37 => 25,
-        _ => 50,
-    };
-    if build.draws.percent(chance) {
-        lock_a_room(&mut build)?;
-    } else {
-        build.connect()?;
-    }
-    build.add_distractors(None, things, false)?;
-    let free: Vec<RoomAt> = build
-        .rooms()
-        .into_iter()
-        .filter(|room| Some(*room) != build.locked)
-        .collect();
-    let start = build.pick(&free);
-    build.place_agent(start)?;
-    if number == 7 {
-        build.require_reachable()?;
-    }
-    let grammar = Grammar {
-        only_go_to: number == 7,
-        sides: !matches!(number, 7 | 34),
-        sequences: !matches!(number, 34 | 35),
-        unlocks: matches!(number, 37 | 38),
-    };
-    let goal = grammar.goal(&mut build, true)?;
-    Ok(finished(build, goal, None))
-}
-
-struct Grammar {
-    only_go_to: bool,
-    /// Things may be told by where they lie.
-    sides: bool,
-    /// Two goals in an order.
-    sequences: bool,
-    /// What is behind the locked door may be asked for.
-    unlocks: bool,
-}
-
-impl Grammar {
-    fn goal(&self, build: &mut Build<'_>, may_order: bool) -> Result<Goal, Reject> {
-        match build.draws.below(if may_order { 3 } else { 2 }) {
-            1 if self.sequences => {
-                let (one, two) = (self.task(build)?, self.task(build)?);
-                Ok(Goal::two(Order::And, Goal::One(one), Goal::One(two)))
-            }
-            2 if self.sequences => {
-                let (one, two) = (self.goal(build, false)?, self.goal(build, false)?);
-                let order = build.pick(&[Order::Before, Order::After]);
-                Ok(Goal::two(order, one, two))
-            }
-            _ => Ok(Goal::One(self.task(build)?)),
-        }
-    }
-
-    fn task(&self, build: &mut Build<'_>) -> Result<Task, Reject> {
-        let all = [Kind::Key, Kind::Ball, Kind::Box, Kind::Door];
-        match build.draws.below(if self.only_go_to { 1 } else { 4 }) {
-            0 => Ok(Task::GoTo(self.thing(build, &all)?)),
-            1 => Ok(Task::Pickup(self.thing(build, &CARRIED)?, false)),
-            2 => Ok(Task::Open(self.thing(build, &[Kind::Door])?, false)),
-            _ => {
-                let (moved, fixed) = (self.thing(build, &CARRIED)?, self.thing(build, &all)?);
-                put_next_task(build, moved, fixed)
-            }
-        }
-    }
-
-    fn thing(&self, build: &mut Build<'_>, kinds: &[Kind]) -> Result<Desc, Reject> {
-        for _ in 0..100 {
-            let kind = build.pick(kinds);
-            let colour = build.colour();
-            let colour = build.draws.percent(80).then_some(colour);
-            let side = build.pick(&Side::ALL);
-            let side = (self.sides && build.draws.percent(33)).then_some(side);
-            let desc = build.desc(Some(kind), colour, side);
-            let can_do = |thing: &usize| {
-                self.unlocks || {
-                    let thing = &build.grid.things[*thing];
-                    let at = thing.at.map(|at| build.room_of(at));
-                    thing.lock != Lock::Locked
-                        && (thing.kind == Kind::Door || at != build.locked || at.is_none())
-                }
-            };
-            if desc.set.iter().any(can_do) {
-                return Ok(desc);
-            }
-        }
-        Err(Reject)
-    }
 }

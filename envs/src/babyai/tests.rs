@@ -1,0 +1,221 @@
+//! Episodes as a whole: worlds, texts, rewards, and the habits of the original.
+
+use super::*;
+use grid::{Colour, Kind};
+
+#[test]
+fn worlds_are_functions_of_their_ids() {
+    for item in 0..200 {
+        let game = BabyaiGame::new(item, Compat::Fixed);
+        let again = BabyaiGame::start(&TaskIndex::from(item as i64), 0, Compat::Fixed);
+        let again = again.expect("a world");
+        assert_eq!(game.level, again.level, "{item}");
+        assert!(
+            game.last()
+                .observation
+                .starts_with(&format!("Your goal: {}\n", game.mission))
+        );
+        // Other seeds are other worlds, as far as a small room has room for them.
+        let other = |step: u64| BabyaiGame::new(item + 40 * step, Compat::Fixed).level;
+        assert!((1..6).any(|step| other(step) != game.level), "{item}");
+    }
+    let other = BabyaiGame::start(&TaskIndex::from(7), 1, Compat::Fixed).expect("a world");
+    assert_ne!(other.level, BabyaiGame::new(7, Compat::Fixed).level);
+}
+
+/// The documented limits of moves, by level; two where the mission decides.
+#[test]
+fn limits_of_moves_are_those_of_the_levels() {
+    let expected: [&[u32]; 40] = [
+        &[64],
+        &[64],
+        &[64],
+        &[16],
+        &[64],
+        &[441],
+        &[576],
+        &[100, 200, 300, 400],
+        &[64],
+        &[441],
+        &[576],
+        &[576],
+        &[50],
+        &[576],
+        &[720],
+        &[720],
+        &[576],
+        &[576],
+        &[64],
+        &[49],
+        &[288],
+        &[72],
+        &[392],
+        &[576],
+        &[576],
+        &[576],
+        &[72],
+        &[576],
+        &[1080],
+        &[441],
+        &[980],
+        &[1080],
+        &[400],
+        &[1024],
+        &[150, 300],
+        &[576, 1152],
+        &[],
+        &[],
+        &[],
+        &[],
+    ];
+    for item in 0..120 {
+        let level = (item % 40) as usize;
+        let found = BabyaiGame::new(item, Compat::Fixed).level.moves_max;
+        match expected[level] {
+            // Multiples by the trips of the mission.
+            [] => assert_eq!(found % if level == 37 { 100 } else { 576 }, 0, "{level}"),
+            some => assert!(some.contains(&found), "{}: {found}", LEVELS[level]),
+        }
+    }
+}
+
+fn small(lock: Lock) -> BabyaiGame {
+    let mut game = BabyaiGame::new(12, Compat::Fixed);
+    let mut grid = Grid::new(9, 5);
+    for x in 0..9 {
+        for y in 0..5 {
+            if x % 4 == 0 || y % 4 == 0 {
+                grid.set((x, y), Cell::Wall);
+            }
+        }
+    }
+    grid.add(Kind::Door, Colour::Red, lock, (4, 2));
+    grid.agent = (1, 2);
+    game.level.grid = grid;
+    game
+}
+
+#[test]
+fn texts_are_the_documented_ones() {
+    let mut game = small(Lock::Locked);
+    let key = game
+        .level
+        .grid
+        .add(Kind::Key, Colour::Grey, Lock::Open, (2, 1));
+    assert_eq!(
+        describe(game.grid()),
+        "In front of you in this room, you can see several objects: There is a grey key 1 1 \
+         steps in front of you and 1 steps to your left.  There is a red locked door 1 right \
+         in front of you 3 steps away.  The room has walls around you. You are not carrying \
+         anything."
+    );
+    let line = "Available actions: [\"turn left\", \"turn right\", \"move forward\", \
+                \"pickup grey key 1\", \"toggle and go through red locked door 1\", \"go to \
+                grey key 1\", \"go to red locked door 1\", \"check available actions\"]";
+    assert_eq!(game.actions_line(), line);
+    for (action, reply) in [
+        ("", "No change in state."),
+        (
+            "jump",
+            "The action is not recognized. Please check valid actions.",
+        ),
+        (
+            "drop",
+            "You cannot drop the object, as you are not carrying anything.",
+        ),
+        (
+            "toggle and go through red locked door 1",
+            "You cannot toggle and go through red locked door 1, as you are not carrying a key.",
+        ),
+        (
+            "go through red locked door 1",
+            "You cannot go through red locked door 1, as it is closed. You should toggle it first.",
+        ),
+    ] {
+        let observation = format!("{reply}\n{line}");
+        assert_eq!(game.step(action).observation, observation, "{action}");
+    }
+    assert!(
+        game.step("please CHECK")
+            .observation
+            .starts_with("You can take the following actions: turn left, turn right,")
+    );
+    game.step("Pickup grey key 1 ");
+    assert_eq!(game.grid().carrying, Some(key));
+    assert!(
+        game.last()
+            .observation
+            .contains("You are carrying a grey key.\nAvail")
+    );
+    game.step("turn right");
+    let text = &game
+        .step("toggle and go through red locked door 1")
+        .observation;
+    assert!(
+        text.starts_with("The action is not recognized")
+            || text.contains("does not match the color of door.")
+    );
+}
+
+#[test]
+fn a_success_is_worth_what_the_moves_leave() {
+    let mut game = small(Lock::Closed);
+    game.level.goal = mission::Goal::One(mission::Task::Open(
+        mission::Desc {
+            kind: Some(Kind::Door),
+            colour: None,
+            side: None,
+            set: vec![0],
+        },
+        false,
+    ));
+    game.level.moves_max = 50;
+    let reply = game.step("toggle and go through red closed door 1").clone();
+    // Two steps to the door, one to open it; what would follow is not made any more.
+    assert_eq!((reply.reward, reply.done), (1.0 - 0.9 * 3.0 / 50.0, true));
+    assert!(
+        reply
+            .observation
+            .contains("\n The task is completed.\nAvailable actions: [")
+    );
+    assert_eq!(reply.score, reply.reward);
+}
+
+#[test]
+fn the_originals_habits_can_be_had() {
+    let late = |compat| {
+        let mut game = small(Lock::Closed);
+        game.compat = compat;
+        game.level.goal = mission::Goal::One(mission::Task::Open(
+            mission::Desc {
+                kind: None,
+                colour: None,
+                side: None,
+                set: vec![0],
+            },
+            false,
+        ));
+        game.level.moves_max = 50;
+        game.moves = 40;
+        let reply = game.step("toggle and go through red closed door 1").clone();
+        let again = game.step("nonsense").clone();
+        (reply, again)
+    };
+    let (reply, again) = late(Compat::Original);
+    assert!(!reply.done && reply.reward < 0.5 && reply.score == reply.reward);
+    assert_eq!((again.score, again.done), (2.0 * reply.score, false));
+    let (reply, again) = late(Compat::Fixed);
+    assert!(reply.done && reply.score == reply.reward);
+    assert_eq!(again.score, reply.score);
+}
+
+#[test]
+fn an_episode_ends_at_its_limit_of_moves() {
+    let mut game = BabyaiGame::new(3, Compat::Fixed);
+    for turn in 1..=16 {
+        assert_eq!(game.step("turn left").done, turn == 16);
+    }
+    assert_eq!(game.last().score, 0.0);
+    let mut original = BabyaiGame::new(3, Compat::Original);
+    assert!((0..200).all(|_| !original.step("turn left").done));
+}
