@@ -232,7 +232,7 @@ mod tests {
                     tasks), real d1 (29 tasks)
         ");
         let columns = "  pg_loss 0.1000  clip_fraction 0.0200  entropy 6.1559  grad_norm 0.2";
-        insta::assert_snapshot!(fit(columns, 45), @r"
+        insta::assert_snapshot!(fit(columns, 47), @r"
           pg_loss 0.1000  clip_fraction 0.0200
                           entropy 6.1559  grad_norm 0.2
         ");

@@ -169,7 +169,9 @@ impl Maker {
         self.add_simple(output, count);
     }
 
-    /// Another recipe of something that is made from raw items alone.
+    /// Another recipe of something that is made from raw items alone. Rarely it comes out as
+    /// the very recipe it stands beside, and the world has one line fewer than asked for:
+    /// worlds are named by their seed, and one that was trained on stays as it is.
     fn alternative(&mut self) {
         let simple: Vec<usize> = (0..self.drafts.len())
             .filter(|at| self.drafts[*at].depth == 1)

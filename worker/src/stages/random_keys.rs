@@ -27,11 +27,16 @@ fn plan(seed: u64, sizes: &Sizes, part_tasks: usize, part_steps: u32) -> Plan {
         sets,
         held_out,
         steps,
+        baselines,
     } = sizes;
+    let algorithm = match baselines {
+        true => "adv_estimator: remax",
+        false => "filter_groups: {enable: true, max_num_gen_batches: 3}",
+    };
     let sets: Vec<String> = (0..*sets)
         .map(|set| format!("{{name: s{set}, env: textcraft, ids: 0..{held_out}}}"))
         .collect();
-    // Every task is also played greedily, and later rounds play others. Tasks repeat within an iteration, and the sets hold the training tasks:
+    // Every task is also played greedily, or later rounds play others. Tasks repeat within an iteration, and the sets hold the training tasks:
     // neither may share a stream.
     let text = format!(
         "
@@ -43,7 +48,7 @@ data:
   tasks: [{{env: textcraft, ids: 0..5, share: 0.5}}, {{env: textcraft, ids: 0..3, share: 0.5}}]
 sft: {{steps: {steps}, batch_size: 3, sources: [{{env: textcraft, ids: 0..9}}, {{env: textcraft, ids: 3..7}}]}}
 evaluation: {{samples: {samples}, sets: [{}]}}
-algorithm: {{adv_estimator: remax, filter_groups: {{enable: true, max_num_gen_batches: 3}}}}
+algorithm: {{{algorithm}}}
 trainer: {{total_training_steps: 300, test_freq: 20}}
 jobs: {{rollout_part_tasks: {part_tasks}, sft_part_steps: {part_steps}}}
 ",
@@ -59,18 +64,27 @@ struct Sizes {
     sets: u32,
     held_out: u32,
     steps: u32,
+    /// Greedy episodes beside the sampled ones; else a filter and its rounds.
+    baselines: bool,
 }
 
 fn sizes() -> impl Strategy<Value = Sizes> {
-    (2usize..7, 2u32..4, 1u32..4, 1u32..6, 1u32..40).prop_map(
-        |(batch, samples, sets, held_out, steps)| Sizes {
+    (
+        2usize..7,
+        2u32..4,
+        1u32..4,
+        1u32..6,
+        1u32..40,
+        any::<bool>(),
+    )
+        .prop_map(|(batch, samples, sets, held_out, steps, baselines)| Sizes {
             batch,
             samples,
             sets,
             held_out,
             steps,
-        },
-    )
+            baselines,
+        })
 }
 
 fn requests(plan: &Plan, id: PartId) -> Vec<Request> {
