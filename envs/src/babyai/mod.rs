@@ -1,7 +1,7 @@
 //! BabyAI: reach a goal told in words, in a grid of rooms seen from inside.
 //!
 //! Rules, wording, levels and rewards are those of AgentGym's server; worlds are drawn by our
-//! own generator ([`levels`]), as functions of the item id alone. An item id is a level (its
+//! own generator (`levels`), as functions of the item id alone. An item id is a level (its
 //! remainder by 40) and a seed (its quotient).
 
 mod build;
