@@ -1,5 +1,6 @@
 //! Shared fixture kit of the integration tests.
 
+pub mod files;
 pub mod program;
 pub mod redis;
 pub mod s3;

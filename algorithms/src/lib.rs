@@ -33,11 +33,13 @@
 //! | [`horizon`] | how many rounds an episode of iteration n may take |
 //! | [`learning_rate`] | the learning rate of iteration n |
 //! | [`batches`] | minibatches, gradient units, the order of addition |
+//! | [`evaluation`] | avg@n, pass@k and faults of evaluated items |
 //! | [`stats`] | success rates with intervals, pass@k, summaries |
 
 pub mod advantages;
 pub mod batches;
 mod error;
+pub mod evaluation;
 pub mod groups;
 pub mod horizon;
 pub mod importance;

@@ -94,21 +94,8 @@ impl SuccessRate {
                 high: 1.0,
             });
         }
-        let n = trials as f64;
-        let rate = successes as f64 / n;
-        let z2 = z * z;
-        let centre = (rate + z2 / (2.0 * n)) / (1.0 + z2 / n);
-        let half = z / (1.0 + z2 / n) * (rate * (1.0 - rate) / n + z2 / (4.0 * n * n)).sqrt();
-        let low = if successes == 0 {
-            0.0
-        } else {
-            (centre - half).max(0.0)
-        };
-        let high = if successes == trials {
-            1.0
-        } else {
-            (centre + half).min(1.0)
-        };
+        let rate = successes as f64 / trials as f64;
+        let (low, high) = wilson_interval(rate, trials as f64, z)?;
         Ok(Self {
             successes,
             trials,
@@ -121,6 +108,34 @@ impl SuccessRate {
     pub fn rate(&self) -> Option<f64> {
         (self.trials > 0).then(|| self.successes as f64 / self.trials as f64)
     }
+}
+
+/// The ends of Wilson's score interval of a rate over so many trials, which need
+/// not be whole: an effective number of them serves as well.
+pub fn wilson_interval(rate: f64, trials: f64, z: f64) -> Result<(f64, f64), Error> {
+    parameter("rate", rate, (0.0..=1.0).contains(&rate), "between 0 and 1")?;
+    parameter(
+        "trials",
+        trials,
+        trials > 0.0 && trials.is_finite(),
+        "positive",
+    )?;
+    let z2 = z * z;
+    let centre = (rate + z2 / (2.0 * trials)) / (1.0 + z2 / trials);
+    let half = z / (1.0 + z2 / trials)
+        * (rate * (1.0 - rate) / trials + z2 / (4.0 * trials * trials)).sqrt();
+    // Rounding must not open an end that is closed.
+    let low = if rate == 0.0 {
+        0.0
+    } else {
+        (centre - half).max(0.0)
+    };
+    let high = if rate == 1.0 {
+        1.0
+    } else {
+        (centre + half).min(1.0)
+    };
+    Ok((low, high))
 }
 
 /// The chance that at least one of `k` samples of a task succeeds, estimated

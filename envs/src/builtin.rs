@@ -262,11 +262,13 @@ pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
             .map_err(bad)? as usize;
     }
     let limits = ServerOptions::default();
+    // Its port is taken anew with each start, so that the numbers may begin with 0.
     let limits = ServerOptions {
         session_ttl_s: options.number("ttl_s", limits.session_ttl_s).map_err(bad)?,
         sessions_max: options
             .number("sessions_max", limits.sessions_max as u64)
             .map_err(bad)? as usize,
+        first_id: limits.first_id,
     };
     if let Some((unknown, _)) = options.pairs.first() {
         return Err(bad(format!(

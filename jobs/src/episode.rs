@@ -113,6 +113,10 @@ pub struct Turn {
     pub policy_iteration: u32,
 }
 
+/// Entry of [`Episode::extra`]: by turn, the actions that were possible before
+/// it, or null where none were listed; JSON.
+pub const AVAILABLE_ACTIONS: &str = "available_actions";
+
 /// A finished episode.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Episode {
@@ -141,6 +145,18 @@ pub struct Episode {
 }
 
 impl Episode {
+    /// By turn, the actions that were possible before it; empty where that was
+    /// not recorded.
+    pub fn available_actions(&self) -> Vec<Option<Vec<String>>> {
+        let entry = self
+            .extra
+            .iter()
+            .find(|(name, _)| name == AVAILABLE_ACTIONS);
+        entry
+            .and_then(|(_, text)| serde_json::from_str(text).ok())
+            .unwrap_or_default()
+    }
+
     /// True if the episode may be trained on.
     pub fn usable(&self) -> bool {
         !matches!(self.outcome, Outcome::EnvFault | Outcome::Cancelled)

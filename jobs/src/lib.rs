@@ -16,6 +16,8 @@ pub mod planner;
 pub mod queue;
 pub mod random;
 pub mod records;
+mod styles;
 pub mod tasks;
+mod test_files;
 
 pub use error::{Error, Result};

@@ -181,10 +181,23 @@ fn warm_start_of(plan: &Plan) -> PartId {
 }
 
 /// The part that wrote what divergences are measured against: the model of
-/// `ref.model.path`, or the policy that training begins with.
+/// `ref.model.path`; else the policy that training begins with, or where an
+/// adapter is trained the base below it.
 pub fn reference_of(plan: &Plan) -> PartId {
-    init_part(plan, InitRole::Reference).unwrap_or_else(|| warm_start_of(plan))
+    let own = init_part(plan, InitRole::Reference);
+    own.unwrap_or_else(|| match plan.has_adapter() {
+        true => BASE_PART,
+        false => warm_start_of(plan),
+    })
 }
+
+/// Writes the initial policy; where an adapter is trained, also what stays below
+/// it.
+pub const BASE_PART: PartId = PartId {
+    iteration: 0,
+    stage: Stage::Init,
+    part: 0,
+};
 
 /// The part whose output is the critic *after* `iteration`, if there is one.
 pub fn critic_of(plan: &Plan, iteration: u32) -> Option<PartId> {
@@ -215,7 +228,12 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    fn add(&mut self, stage: Stage, part: u32, inputs: Vec<(String, PartId)>) {
+    fn add(&mut self, stage: Stage, part: u32, mut inputs: Vec<(String, PartId)>) {
+        // Commits of a training stage hold an adapter alone.
+        let trained = |(name, from): &(String, PartId)| name == "policy" && *from != BASE_PART;
+        if self.plan.has_adapter() && inputs.iter().any(trained) {
+            inputs.push(("base".into(), BASE_PART));
+        }
         let id = PartId {
             iteration: self.iteration,
             stage,

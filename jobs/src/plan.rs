@@ -64,7 +64,7 @@ impl Plan {
     /// # Errors
     /// Everything that makes the run impossible, by key.
     pub fn new(mut config: RunConfig, base: &Path) -> Result<Self> {
-        absorb_item_files(&mut config, base)?;
+        absorb_files(&mut config, base)?;
         let identity = identity(&config.tree);
         let run = match &config.config.run.id {
             Some(id) => id.clone(),
@@ -79,12 +79,16 @@ impl Plan {
         revision: u32,
         identity: String,
         tree: Value,
-        config: Config,
+        mut config: Config,
     ) -> Result<Self> {
+        if config.run.pipeline == Pipeline::Eval {
+            // Nothing is trained on, so that no file of demonstrations is needed.
+            config.sft.sources.clear();
+        }
         let horizon = horizon(&config)?;
         let tasks = TaskPool::new(&config.data)?;
         let iterations = match (config.run.pipeline, config.trainer.total_training_steps) {
-            (Pipeline::Sft | Pipeline::Dpo, _) => 0,
+            (Pipeline::Sft | Pipeline::Dpo | Pipeline::Eval, _) => 0,
             (Pipeline::Rl, _) if tasks.is_empty() => {
                 return Err(Error::value(
                     "data.tasks",
@@ -162,7 +166,7 @@ impl Plan {
     /// [`Error::Identity`] naming each key with both values.
     pub fn revised(&self, newer: RunConfig, base: &Path) -> Result<Self> {
         let mut newer = newer;
-        absorb_item_files(&mut newer, base)?;
+        absorb_files(&mut newer, base)?;
         let differences = self.identity_differences(&newer.tree);
         if !differences.is_empty() {
             let keys = differences
@@ -252,10 +256,14 @@ impl Plan {
 
     /// Parts of the sft stage; 0 without one.
     pub fn sft_parts(&self) -> u32 {
-        self.config
-            .sft
-            .steps
-            .div_ceil(self.config.jobs.sft_part_steps)
+        match self.config.run.pipeline {
+            Pipeline::Eval => 0,
+            Pipeline::Rl | Pipeline::Sft | Pipeline::Dpo => self
+                .config
+                .sft
+                .steps
+                .div_ceil(self.config.jobs.sft_part_steps),
+        }
     }
 
     /// Parts of the dpo stage; 0 in other runs.
@@ -266,7 +274,7 @@ impl Plan {
                 .dpo
                 .steps
                 .div_ceil(self.config.jobs.dpo_part_steps),
-            Pipeline::Rl | Pipeline::Sft => 0,
+            Pipeline::Rl | Pipeline::Sft | Pipeline::Eval => 0,
         }
     }
 
@@ -302,9 +310,14 @@ impl Plan {
             Pipeline::Rl => {
                 config.actor_rollout_ref.actor.use_kl_loss || config.algorithm.use_kl_in_reward
             }
-            Pipeline::Sft => false,
+            Pipeline::Sft | Pipeline::Eval => false,
             Pipeline::Dpo => true,
         }
+    }
+
+    /// True if an adapter is trained and the policy's own weights stay.
+    pub fn has_adapter(&self) -> bool {
+        self.config.actor_rollout_ref.model.has_adapter()
     }
 
     /// True if the coefficient of the KL penalty follows what was measured, so
@@ -365,6 +378,13 @@ fn canonical(value: &Value) -> String {
         ),
         other => other.to_string(),
     }
+}
+
+/// Puts what files of item ids say into the config itself.
+fn absorb_files(config: &mut RunConfig, base: &Path) -> Result<()> {
+    absorb_item_files(config, base)?;
+    crate::test_files::absorb(config, base)?;
+    crate::styles::absorb(config, base)
 }
 
 fn absorb_item_files(config: &mut RunConfig, base: &Path) -> Result<()> {

@@ -9,7 +9,7 @@ use crate::gradients::Gradients;
 use crate::kernels::vectorised;
 use crate::tensor_file::{self, Entry};
 use crate::weights::{is_dense, numbers, transpose};
-use crate::{Error, ModelConfig, Result, Weights, parameter_shapes};
+use crate::{Error, Result, Weights};
 
 const FILE: &str = "state.safetensors";
 const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
@@ -70,9 +70,9 @@ pub struct AdamWState {
 }
 
 impl AdamWState {
-    /// No steps yet.
-    pub fn new(config: &ModelConfig) -> Self {
-        let moments = parameter_shapes(config)
+    /// No steps yet, for trained parameters of these names and in-memory shapes.
+    pub(crate) fn new(shapes: BTreeMap<String, Vec<usize>>) -> Self {
+        let moments = shapes
             .into_iter()
             .map(|(name, shape)| {
                 let count = shape.iter().product();
@@ -165,8 +165,8 @@ impl AdamWState {
         )
     }
 
-    /// Reads what [`AdamWState::save`] wrote.
-    pub fn load(dir: &Path, config: &ModelConfig) -> Result<Self> {
+    /// Reads what [`AdamWState::save`] wrote for the same parameters.
+    pub(crate) fn load(dir: &Path, shapes: BTreeMap<String, Vec<usize>>) -> Result<Self> {
         let path = dir.join(FILE);
         let bytes = std::fs::read(&path).map_err(Error::io(&path))?;
         let unreadable = |source| Error::SafeTensors {
@@ -203,7 +203,7 @@ impl AdamWState {
                 return Err(bad(
                     tensor,
                     format!(
-                        "has shape {:?}, config.json gives {expected:?}",
+                        "has shape {:?}, the trained parameter {expected:?}",
                         view.shape()
                     ),
                 ));
@@ -219,7 +219,7 @@ impl AdamWState {
             })
         };
         let mut moments = BTreeMap::new();
-        for (name, shape) in parameter_shapes(config) {
+        for (name, shape) in shapes {
             let first = read(MOMENTS[0], &name, &shape)?;
             let second = read(MOMENTS[1], &name, &shape)?;
             moments.insert(

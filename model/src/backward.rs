@@ -5,10 +5,11 @@
 use crate::gradients::Gradients;
 use crate::kernels::attention_backward::{Sequence, SequenceGradients, attend_backward};
 use crate::kernels::dense;
+use crate::kernels::dense::Sizes;
 use crate::kernels::pointwise::{
     add_assign, column_sums, rms_norm, rms_norm_backward, rope, swiglu, swiglu_backward,
 };
-use crate::network::{Batch, Dense, Layer, Network, Norm, select};
+use crate::network::{Batch, Dense, Factors, Layer, Learns, Network, Norm, select};
 
 /// Name of the embedding's gradient.
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -27,6 +28,8 @@ pub(crate) struct Tape {
 pub(crate) struct LayerTape {
     /// Input of the layer.
     pub(crate) x: Vec<f32>,
+    /// Queries and keys before their norms, where they have these.
+    pub(crate) unnormed: Option<[Vec<f32>; 2]>,
     /// Rotated.
     pub(crate) queries: Vec<f32>,
     /// Rotated.
@@ -41,8 +44,8 @@ pub(crate) struct LayerTape {
 }
 
 impl Network {
-    /// Adds to `gradients` every parameter's derivative (the head's excepted), given
-    /// the derivative `grad` by the hidden states that [`Network::hidden`] returned.
+    /// Adds to `gradients` every trained parameter's derivative (the head's excepted),
+    /// given the derivative `grad` by the hidden states that [`Network::hidden`] returned.
     pub(crate) fn backward(
         &self,
         batch: &Batch,
@@ -56,6 +59,9 @@ impl Network {
         for (layer, tape) in self.layers.iter().zip(tape.layers).rev() {
             // Only the last layer, the first here, has selected rows.
             grad = self.layer_backward(layer, batch, wanted.take(), tape, grad, gradients);
+        }
+        if self.adapted {
+            return;
         }
         let mut by_embedding = vec![0.0; self.embedding.len()];
         for (&id, grad) in batch.ids.iter().zip(grad.chunks_exact(self.hidden)) {
@@ -85,7 +91,7 @@ impl Network {
         add_assign(&mut grad, &by_norm);
 
         // middle = x + output(attention(query(h), key(h), value(h))), h = norm(x)
-        let wanted = rows.map(|rows| select(&tape.mixed, rows, self.hidden));
+        let wanted = rows.map(|rows| select(&tape.mixed, rows, self.heads * self.width));
         let mixed = wanted.as_deref().unwrap_or(&tape.mixed);
         let mut grad_mixed = layer.output.backward(mixed, &grad, gradients);
         if let Some(rows) = rows {
@@ -108,6 +114,11 @@ impl Network {
             &self.rope,
             true,
         );
+        if let (Some(norms), Some(unnormed)) = (&layer.head_norms, &tape.unnormed) {
+            let [by_query, by_key] = norms;
+            grad_queries = self.norm_backward(by_query, &unnormed[0], &grad_queries, gradients);
+            grad_keys = self.norm_backward(by_key, &unnormed[1], &grad_keys, gradients);
+        }
         let h = rms_norm(&tape.x, &layer.input_norm.weight, self.eps);
         let mut grad_h = layer.query.backward(&h, &grad_queries, gradients);
         layer
@@ -160,13 +171,15 @@ impl Network {
         gradients: &mut Gradients,
     ) -> Vec<f32> {
         let (by_x, by_weight) = rms_norm_backward(x, &norm.weight, grad, self.eps);
-        gradients.insert(&norm.name, by_weight);
+        if !self.adapted {
+            gradients.insert(&norm.name, by_weight);
+        }
         by_x
     }
 }
 
 impl Dense {
-    /// Records the derivatives by weight and bias, returns the one by the input.
+    /// Records the derivatives by what is trained, returns the one by the input.
     fn backward(&self, x: &[f32], grad: &[f32], gradients: &mut Gradients) -> Vec<f32> {
         let mut by_x = vec![0.0; x.len()];
         self.derive(&mut by_x, x, grad, gradients, false);
@@ -187,11 +200,42 @@ impl Dense {
         accumulate: bool,
     ) {
         dense::grad_input(by_x, grad, &self.weight, self.sizes, accumulate);
-        let by_weight = dense::grad_weight(x, grad, self.sizes);
-        gradients.insert(&format!("{}.weight", self.name), by_weight);
-        if self.bias.is_some() {
-            let by_bias = column_sums(grad, self.sizes.width);
-            gradients.insert(&format!("{}.bias", self.name), by_bias);
+        match &self.learns {
+            Learns::All => {
+                let by_weight = dense::grad_weight(x, grad, self.sizes);
+                gradients.insert(&format!("{}.weight", self.name), by_weight);
+                if self.bias.is_some() {
+                    let by_bias = column_sums(grad, self.sizes.width);
+                    gradients.insert(&format!("{}.bias", self.name), by_bias);
+                }
+            }
+            Learns::Factors(factors) => factors.derive(x, grad, self.sizes, gradients),
+            Learns::Nothing => {}
+        }
+    }
+}
+
+impl Factors {
+    /// With y = x·(W + s·A·B) the derivatives are s·xᵀ·(g·Bᵀ) by A and s·(x·A)ᵀ·g
+    /// by B: what follows from the dense weight's xᵀ·g, without ever making it.
+    fn derive(&self, x: &[f32], grad: &[f32], sizes: Sizes, gradients: &mut Gradients) {
+        let down = Sizes {
+            inner: sizes.inner,
+            width: self.rank,
+        };
+        let up = Sizes {
+            inner: self.rank,
+            width: sizes.width,
+        };
+        let rows = x.len() / sizes.inner;
+        let mut by_middle = vec![0.0; rows * self.rank];
+        dense::grad_input(&mut by_middle, grad, &self.b, up, false);
+        let middle = dense::forward(x, &self.a, None, down);
+        let by_a = dense::grad_weight(x, &by_middle, down);
+        let by_b = dense::grad_weight(&middle, grad, up);
+        for (name, mut gradient) in self.names.iter().zip([by_a, by_b]) {
+            gradient.iter_mut().for_each(|x| *x *= self.scale);
+            gradients.insert(name, gradient);
         }
     }
 }

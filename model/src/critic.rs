@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::adamw::{AdamW, AdamWState, StepReport};
-use crate::gradients::{GradientTree, Gradients};
+use crate::gradients::{Gradients, over_units};
 use crate::parallel::{self, ComputeOptions};
 use crate::score::{ScoreRequest, pack};
 use crate::teacher_forced::{TeacherForced, check_sequence};
@@ -171,7 +171,7 @@ pub struct CriticTrainer {
 impl CriticTrainer {
     /// Starts with a fresh optimizer state.
     pub fn new(critic: Critic, options: AdamW) -> Self {
-        let state = AdamWState::new(critic.model.config());
+        let state = AdamWState::new(critic.model.trained_shapes());
         CriticTrainer {
             critic,
             options,
@@ -181,7 +181,7 @@ impl CriticTrainer {
 
     /// Carries on with the optimizer state in `dir`.
     pub fn with_state(critic: Critic, options: AdamW, dir: &Path) -> Result<Self> {
-        let state = AdamWState::load(dir, critic.model.config())?;
+        let state = AdamWState::load(dir, critic.model.trained_shapes())?;
         Ok(CriticTrainer {
             critic,
             options,
@@ -216,19 +216,9 @@ impl CriticTrainer {
         coefficients: &ValueCoefficients<'_>,
         options: &ComputeOptions<'_>,
     ) -> Result<(Gradients, usize)> {
-        let tree = GradientTree::new(units.len());
-        let tokens = parallel::map(options, units.len(), |number| {
-            let ask = |values: &[Vec<f32>]| coefficients(number, values);
-            let (gradients, tokens) =
-                self.unit_gradients(&units[number], ask)
-                    .map_err(|error| match error {
-                        Error::Request(m) => Error::Request(format!("unit {number}: {m}")),
-                        other => other,
-                    })?;
-            tree.add(number, gradients);
-            Ok(tokens)
-        })?;
-        Ok((tree.finish(), tokens.into_iter().sum()))
+        over_units(options, units.len(), |number| {
+            self.unit_gradients(&units[number], |values| coefficients(number, values))
+        })
     }
 
     fn unit_gradients(

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use crate::kernels::pointwise::{add_assign, sum_of_squares};
+use crate::parallel::{self, ComputeOptions};
+use crate::{Error, Result};
 
 /// A gradient per parameter, by Hugging Face name, in the in-memory layout.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -56,6 +58,25 @@ impl Gradients {
             }
         }
     }
+}
+
+/// The gradient of a minibatch, summed over its `count` units, and the total of
+/// the tokens that `unit` says went through a forward pass.
+pub(crate) fn over_units(
+    options: &ComputeOptions<'_>,
+    count: usize,
+    unit: impl Fn(usize) -> Result<(Option<Gradients>, usize)> + Sync,
+) -> Result<(Gradients, usize)> {
+    let tree = GradientTree::new(count);
+    let tokens = parallel::map(options, count, |number| {
+        let (gradients, tokens) = unit(number).map_err(|error| match error {
+            Error::Request(message) => Error::Request(format!("unit {number}: {message}")),
+            other => other,
+        })?;
+        tree.add(number, gradients);
+        Ok(tokens)
+    })?;
+    Ok((tree.finish(), tokens.into_iter().sum()))
 }
 
 /// Node (level, index) of the tree covers the units [index·2^level, (index+1)·2^level).

@@ -1,4 +1,4 @@
-//! The policy: a Qwen2-family language model that generates, scores, and is
+//! The policy: a language model of the Qwen2 or Qwen3 family that generates, scores, and is
 //! trained, with the same bits however the work is batched.
 
 mod adamw;
@@ -11,6 +11,7 @@ mod engine;
 mod error;
 mod gradients;
 mod kernels;
+mod lora;
 mod memory;
 mod network;
 mod parallel;
@@ -28,12 +29,13 @@ mod weights;
 
 pub use adamw::{AdamW, AdamWState, StepReport};
 pub use chat::{Bridge, Chat, Message, Role};
-pub use config::ModelConfig;
+pub use config::{Architecture, ModelConfig};
 pub use critic::{Critic, CriticTrainer, ValueCoefficients, values};
 pub use device::Device;
 pub use engine::{Engine, EngineOptions, EngineStats, Finish, Turn, TurnDone};
 pub use error::{Error, Result, Verdict};
 pub use gradients::Gradients;
+pub use lora::{ALL_LINEAR, Adapter, LORA_MODULES, LoraOptions};
 pub use memory::keep_freed_memory;
 pub use parallel::ComputeOptions;
 pub use policy::Policy;

@@ -1,4 +1,4 @@
-//! The Qwen2 forward pass, one for everything: generation, scoring and training
+//! The Qwen2 and Qwen3 forward pass, one for everything: generation, scoring and training
 //! give it a packed list of segments of sequences. Positions count per sequence
 //! and attention stays inside it, so a row's result does not depend on what else
 //! is in the batch.
@@ -9,7 +9,8 @@ use crate::backward::{LayerTape, Tape};
 use crate::kernels::attention::{KeyValues, attend};
 use crate::kernels::dense::{self, Sizes};
 use crate::kernels::pointwise::{RopeTable, rms_norm, rope, swiglu};
-use crate::{Error, ModelConfig, Result, Weights};
+use crate::lora::factor_names;
+use crate::{Adapter, Error, ModelConfig, Result, Weights};
 
 /// New tokens of some sequences, one after another.
 pub(crate) struct Batch {
@@ -53,13 +54,37 @@ impl Cache {
 pub(crate) fn rope_table(config: &ModelConfig) -> Arc<RopeTable> {
     Arc::new(RopeTable::new(
         config.rope_theta,
-        config.head_width(),
+        config.head_dim,
         config.max_position_embeddings,
     ))
 }
 
 /// A parameter's numbers, shared with [`Weights`].
 pub(crate) type Numbers = Arc<Vec<f32>>;
+
+/// What training changes of a dense layer.
+#[derive(Debug, Clone)]
+pub(crate) enum Learns {
+    /// Weight and bias.
+    All,
+    /// Nothing: the layer belongs to the base of an adapter.
+    Nothing,
+    /// The factors of the adapter whose product is in the weight.
+    Factors(Factors),
+}
+
+/// The adapter of one dense weight.
+#[derive(Debug, Clone)]
+pub(crate) struct Factors {
+    /// Names of A and B.
+    pub(crate) names: [String; 2],
+    /// `[in, rank]`
+    pub(crate) a: Numbers,
+    /// `[rank, out]`
+    pub(crate) b: Numbers,
+    pub(crate) rank: usize,
+    pub(crate) scale: f32,
+}
 
 /// A dense layer of the network.
 #[derive(Debug, Clone)]
@@ -69,6 +94,7 @@ pub(crate) struct Dense {
     pub(crate) sizes: Sizes,
     pub(crate) weight: Numbers,
     pub(crate) bias: Option<Numbers>,
+    pub(crate) learns: Learns,
 }
 
 impl Dense {
@@ -95,6 +121,8 @@ pub(crate) struct Layer {
     pub(crate) query: Dense,
     pub(crate) key: Dense,
     pub(crate) value: Dense,
+    /// Of every head of queries, and of keys, before the rotation: Qwen3.
+    pub(crate) head_norms: Option<[Norm; 2]>,
     pub(crate) output: Dense,
     pub(crate) mlp_norm: Norm,
     pub(crate) gate: Dense,
@@ -118,15 +146,33 @@ pub(crate) struct Network {
     /// Numbers per head.
     pub(crate) width: usize,
     pub(crate) eps: f32,
+    /// Only the factors of an adapter are trained.
+    pub(crate) adapted: bool,
 }
 
 impl Network {
-    /// Arranges `weights`; their shapes are those of `config`.
+    /// Arranges `weights`, in which the product of `adapter` is contained; their
+    /// shapes are those of `config`.
     pub(crate) fn new(
         config: &ModelConfig,
         rope: Arc<RopeTable>,
         weights: &Weights,
+        adapter: Option<&Adapter>,
     ) -> Result<Self> {
+        let learns = |module: &str| {
+            let Some(adapter) = adapter else {
+                return Learns::All;
+            };
+            adapter.factors(module).map_or(Learns::Nothing, |[a, b]| {
+                Learns::Factors(Factors {
+                    names: factor_names(module),
+                    a: a.shared(),
+                    b: b.shared(),
+                    rank: adapter.options().rank(),
+                    scale: adapter.options().scale(),
+                })
+            })
+        };
         let get = |name: String| match weights.get(&name) {
             Some(parameter) => Ok((name, parameter)),
             None => Err(Error::Request(format!("the weights lack {name}"))),
@@ -153,13 +199,23 @@ impl Network {
                     },
                     weight: weight.shared(),
                     bias,
+                    learns: learns(&at(part)),
                 })
+            };
+            let biased = config.has_biases();
+            let head_norms = match config.norms_heads() {
+                true => Some([
+                    norm(at("self_attn.q_norm.weight"))?,
+                    norm(at("self_attn.k_norm.weight"))?,
+                ]),
+                false => None,
             };
             layers.push(Layer {
                 input_norm: norm(at("input_layernorm.weight"))?,
-                query: dense("self_attn.q_proj", true)?,
-                key: dense("self_attn.k_proj", true)?,
-                value: dense("self_attn.v_proj", true)?,
+                query: dense("self_attn.q_proj", biased)?,
+                key: dense("self_attn.k_proj", biased)?,
+                value: dense("self_attn.v_proj", biased)?,
+                head_norms,
                 output: dense("self_attn.o_proj", false)?,
                 mlp_norm: norm(at("post_attention_layernorm.weight"))?,
                 gate: dense("mlp.gate_proj", false)?,
@@ -184,8 +240,9 @@ impl Network {
             hidden: config.hidden_size,
             heads: config.num_attention_heads,
             kv_heads: config.num_key_value_heads,
-            width: config.head_width(),
+            width: config.head_dim,
             eps: config.rms_norm_eps as f32,
+            adapted: adapter.is_some(),
         })
     }
 
@@ -232,6 +289,7 @@ impl Network {
             let mut queries = layer.query.apply(&h);
             let mut keys = layer.key.apply(&h);
             let values = layer.value.apply(&h);
+            let unnormed = self.norm_heads(layer, &mut queries, &mut keys);
             rope(
                 &mut queries,
                 &batch.positions,
@@ -253,7 +311,7 @@ impl Network {
             let (residual, wanted) = match last {
                 true => (
                     select(&x, rows, self.hidden),
-                    Some(select(&mixed, rows, self.hidden)),
+                    Some(select(&mixed, rows, self.heads * self.width)),
                 ),
                 false => (x.clone(), None),
             };
@@ -268,6 +326,7 @@ impl Network {
             if let Some(tape) = &mut tape {
                 tape.layers.push(LayerTape {
                     x,
+                    unnormed,
                     queries,
                     keys,
                     values,
@@ -284,6 +343,26 @@ impl Network {
             tape.last = x;
         }
         normed
+    }
+
+    /// Norms every head of queries and keys where the model does; returns what
+    /// they were before.
+    fn norm_heads(
+        &self,
+        layer: &Layer,
+        queries: &mut Vec<f32>,
+        keys: &mut Vec<f32>,
+    ) -> Option<[Vec<f32>; 2]> {
+        let [by_query, by_key] = layer.head_norms.as_ref()?;
+        let normed = [
+            rms_norm(queries, &by_query.weight, self.eps),
+            rms_norm(keys, &by_key.weight, self.eps),
+        ];
+        let [new_queries, new_keys] = normed;
+        Some([
+            std::mem::replace(queries, new_queries),
+            std::mem::replace(keys, new_keys),
+        ])
     }
 
     fn attend(

@@ -1,13 +1,14 @@
 //! A policy folder in Hugging Face's layout, loaded once and shared: immutable
 //! weights and their sizes, the tokenizer and chat template that belong to them.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use crate::network::{Network, rope_table};
-use crate::{Chat, Device, Error, ModelConfig, Result, Tokenizer, Weights};
+use crate::{Adapter, Chat, Device, Error, ModelConfig, Result, Tokenizer, Weights};
 
 const GENERATION_CONFIG: &str = "generation_config.json";
 
@@ -15,13 +16,22 @@ const GENERATION_CONFIG: &str = "generation_config.json";
 #[derive(Debug, Clone)]
 pub struct Policy {
     config: Arc<ModelConfig>,
+    /// With an adapter, its product is in them.
     weights: Weights,
+    adapted: Option<Arc<Adapted>>,
     network: Arc<Network>,
     tokenizer: Arc<Tokenizer>,
     chat: Arc<Chat>,
     /// `generation_config.json`, kept byte by byte.
     generation: Option<Arc<[u8]>>,
     eos_ids: Arc<[u32]>,
+}
+
+/// An adapter and the weights without it.
+#[derive(Debug)]
+struct Adapted {
+    adapter: Adapter,
+    base: Weights,
 }
 
 impl Policy {
@@ -93,10 +103,11 @@ impl Policy {
             });
         }
         let eos_ids = eos_ids(&config, generation.as_deref(), dir)?;
-        let network = Network::new(&config, rope_table(&config), &weights)?;
+        let network = Network::new(&config, rope_table(&config), &weights, None)?;
         Ok(Policy {
             config: Arc::new(config),
             weights,
+            adapted: None,
             network: Arc::new(network),
             tokenizer: Arc::new(tokenizer),
             chat: Arc::new(chat),
@@ -105,30 +116,82 @@ impl Policy {
         })
     }
 
-    /// The same policy with other weights of the same shapes.
+    /// The same policy with other weights of the same shapes, and no adapter.
     pub(crate) fn with_weights(&self, weights: Weights) -> Result<Self> {
         let rope = Arc::clone(&self.network.rope);
-        let network = Network::new(&self.config, rope, &weights)?;
+        let network = Network::new(&self.config, rope, &weights, None)?;
         Ok(Policy {
             weights,
+            adapted: None,
             network: Arc::new(network),
             ..self.clone()
         })
+    }
+
+    /// The same base with `adapter`, in place of the one it may have.
+    pub fn with_adapter(&self, adapter: Adapter) -> Result<Self> {
+        let base = match &self.adapted {
+            Some(adapted) => &adapted.base,
+            None => &self.weights,
+        };
+        let weights = adapter.merge(base);
+        let rope = Arc::clone(&self.network.rope);
+        let network = Network::new(&self.config, rope, &weights, Some(&adapter))?;
+        Ok(Policy {
+            weights,
+            adapted: Some(Arc::new(Adapted {
+                adapter,
+                base: base.clone(),
+            })),
+            network: Arc::new(network),
+            ..self.clone()
+        })
+    }
+
+    /// The adapter, if there is one; everything else is its base's then.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapted.as_ref().map(|adapted| &adapted.adapter)
+    }
+
+    /// What training changes: the adapter where there is one, else everything.
+    pub fn trained_weights(&self) -> &Weights {
+        match self.adapter() {
+            Some(adapter) => adapter.weights(),
+            None => &self.weights,
+        }
+    }
+
+    /// Names and in-memory shapes of what training changes.
+    pub(crate) fn trained_shapes(&self) -> BTreeMap<String, Vec<usize>> {
+        let trained = self.trained_weights().iter();
+        trained
+            .map(|(name, parameter)| (name.to_owned(), parameter.shape().to_vec()))
+            .collect()
+    }
+
+    /// The same policy with other numbers in what training changes.
+    pub(crate) fn with_trained(&self, weights: Weights) -> Result<Self> {
+        match self.adapter() {
+            Some(adapter) => self.with_adapter(adapter.with_weights(weights)),
+            None => self.with_weights(weights),
+        }
     }
 
     /// The same tokenizer and template around another model.
     pub(crate) fn with_config(&self, config: ModelConfig, weights: Weights) -> Result<Self> {
         let rope = Arc::clone(&self.network.rope);
-        let network = Network::new(&config, rope, &weights)?;
+        let network = Network::new(&config, rope, &weights, None)?;
         Ok(Policy {
             config: Arc::new(config),
             weights,
+            adapted: None,
             network: Arc::new(network),
             ..self.clone()
         })
     }
 
-    /// Writes the folder in Hugging Face's layout. Equal policies give equal bytes.
+    /// Writes the folder in Hugging Face's layout, an adapter's product merged into
+    /// the weights. Equal policies give equal bytes.
     pub fn save(&self, dir: &Path) -> Result<()> {
         std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
         let config = dir.join("config.json");

@@ -100,7 +100,7 @@ impl TeacherForced {
         network.backward(&self.batch, &self.rows, tape, by_states, gradients);
     }
 
-    /// Every parameter's derivative of a loss with the derivatives `coefficients` by
+    /// Every trained parameter's derivative of a loss with the derivatives `coefficients` by
     /// the streams; the head's under the name `lm_head.weight` even where it is tied.
     pub(crate) fn backward(
         &self,
@@ -115,8 +115,11 @@ impl TeacherForced {
             entropies,
         } = coefficients;
         let head = self.head(network, temperature);
-        let (grad, by_head) = head.backward(&recorded.hidden, log_probs, entropies);
-        gradients.insert("lm_head.weight", by_head);
+        let (grad, by_head) =
+            head.backward(&recorded.hidden, log_probs, entropies, !network.adapted);
+        if let Some(by_head) = by_head {
+            gradients.insert("lm_head.weight", by_head);
+        }
         network.backward(
             &self.batch,
             &self.rows,

@@ -6,6 +6,11 @@
 //! the first layer look at the token one to three places back, whatever it is,
 //! and heads of later layers look where something like the present content stood
 //! and pass it on. Training refines this instead of finding it.
+//!
+//! The place that the first layer's heads look at is a constant query and key.
+//! Qwen2 has biases for that. Qwen3 has none, so there the first number of the
+//! residual stream is a constant that no layer writes to, and its rows of the
+//! first layer's weights are the biases.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +19,10 @@ use serde_json::json;
 
 use crate::tiny_text::{self, EOS_ID, PAD_ID};
 use crate::tiny_words::Choices;
-use crate::{Error, ModelConfig, Parameter, Policy, Result, Tokenizer, Weights, parameter_shapes};
+use crate::{
+    Architecture, Error, ModelConfig, Parameter, Policy, Result, Tokenizer, Weights,
+    parameter_shapes,
+};
 
 /// Standard deviation of every weight that has no structure.
 const STD: f64 = 0.05;
@@ -31,10 +39,16 @@ const FIRST_LAYER_SCALE: f64 = 0.25;
 const AMPLITUDES_SQUARED: [f64; 6] = [30.0, 20.0, 12.0, 8.0, 5.0, 3.0];
 /// How far back the first layer's heads look, in turn.
 const DISTANCES: [f64; 4] = [1.0, 2.0, 1.0, 3.0];
+/// The constant of a Qwen3's embedding, in standard deviations of the rest.
+const CONSTANT: f64 = 4.0;
+/// Part of every dense weight that reads the constant, or writes where it is kept.
+const CONSTANT_AT: usize = 0;
 
 /// Sizes of a tiny model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TinyShape {
+    /// The family.
+    pub architecture: Architecture,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Decoder layers.
@@ -58,6 +72,7 @@ pub struct TinyShape {
 impl Default for TinyShape {
     fn default() -> Self {
         TinyShape {
+            architecture: Architecture::Qwen2,
             hidden: 128,
             layers: 4,
             heads: 4,
@@ -72,11 +87,56 @@ impl Default for TinyShape {
 }
 
 impl TinyShape {
+    /// The shape that `tiny` or `tiny?layers=2&vocab=512…` names; none where `path`
+    /// is no preset. An error says which options there are.
+    pub fn preset(path: &str) -> Result<Option<Self>, String> {
+        let options = match path.strip_prefix("tiny") {
+            Some("") => "",
+            Some(rest) => match rest.strip_prefix('?') {
+                Some(options) => options,
+                None => return Ok(None),
+            },
+            None => return Ok(None),
+        };
+        let mut shape = TinyShape::default();
+        for option in options.split('&').filter(|option| !option.is_empty()) {
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            if name == "arch" {
+                let known = Architecture::ALL.map(Architecture::model_type);
+                let found = known.iter().position(|known| *known == value);
+                shape.architecture = found.map(|at| Architecture::ALL[at]).ok_or_else(|| {
+                    format!(
+                        "`arch={value}` is not known; known are {}",
+                        known.join(", ")
+                    )
+                })?;
+                continue;
+            }
+            let field = match name {
+                "hidden" => &mut shape.hidden,
+                "layers" => &mut shape.layers,
+                "heads" => &mut shape.heads,
+                "kv_heads" => &mut shape.kv_heads,
+                "intermediate" => &mut shape.intermediate,
+                "vocab" => &mut shape.vocab,
+                _ => {
+                    return Err(format!(
+                        "`tiny` has no option `{name}`; known are arch, hidden, layers, heads, \
+                         kv_heads, intermediate, vocab"
+                    ));
+                }
+            };
+            let number = value.parse().ok().filter(|number| *number > 0);
+            *field = number.ok_or_else(|| format!("`{option}` is not a positive whole number"))?;
+        }
+        Ok(Some(shape))
+    }
+
     /// The `config.json` of this shape.
     pub fn config(&self) -> Result<ModelConfig> {
-        let value = json!({
-            "architectures": ["Qwen2ForCausalLM"],
-            "model_type": "qwen2",
+        let mut value = json!({
+            "architectures": [self.architecture.causal_lm()],
+            "model_type": self.architecture.model_type(),
             "attention_dropout": 0.0,
             "bos_token_id": null,
             "eos_token_id": EOS_ID,
@@ -98,6 +158,10 @@ impl TinyShape {
             "use_sliding_window": false,
             "vocab_size": self.vocab,
         });
+        if self.architecture == Architecture::Qwen3 {
+            value["attention_bias"] = json!(false);
+            value["head_dim"] = json!(self.hidden / self.heads.max(1));
+        }
         let serde_json::Value::Object(raw) = value else {
             return Err(Error::Request("the shape is no JSON object".to_owned()));
         };
@@ -116,7 +180,7 @@ impl TinyShape {
         let birth = Birth {
             seed,
             shape: self,
-            width: config.head_width(),
+            width: config.head_dim,
         };
         let mut parameters = BTreeMap::new();
         for (name, dims) in parameter_shapes(&config) {
@@ -140,6 +204,14 @@ impl Birth<'_> {
         let first_layer = name.starts_with("model.layers.0.");
         let part = name.rsplit_once("layers.").map_or(name, |(_, part)| part);
         let part = part.split_once('.').map_or(part, |(_, part)| part);
+        if self.shape.architecture == Architecture::Qwen3 {
+            return self.without_biases(name, part, first_layer, count);
+        }
+        self.unbiased(name, part, first_layer, count)
+    }
+
+    /// Everything but the place of a Qwen3.
+    fn unbiased(&self, name: &str, part: &str, first_layer: bool, count: usize) -> Vec<f32> {
         match part {
             "self_attn.q_proj.weight" if first_layer => {
                 self.normal(name, count, STD * FIRST_LAYER_SCALE)
@@ -158,6 +230,45 @@ impl Birth<'_> {
             _ if name.ends_with(".bias") => vec![0.0; count],
             _ => self.normal(name, count, STD),
         }
+    }
+
+    /// The same for a Qwen3, where a constant of the residual stream stands in for
+    /// the biases: queries and keys of the first layer read the place from it,
+    /// other queries, keys and values do not read it, and nothing writes to it.
+    fn without_biases(&self, name: &str, part: &str, first_layer: bool, count: usize) -> Vec<f32> {
+        let hidden = self.shape.hidden;
+        let mut numbers = self.unbiased(name, part, first_layer, count);
+        let row = CONSTANT_AT * (count / hidden)..(CONSTANT_AT + 1) * (count / hidden);
+        // What the first norm makes of the constant beside unit numbers.
+        let seen = CONSTANT / ((hidden as f64 - 1.0 + CONSTANT.powi(2)) / hidden as f64).sqrt();
+        let place = |bias: Vec<f32>| bias.into_iter().map(move |x| (f64::from(x) / seen) as f32);
+        match part {
+            "self_attn.q_proj.weight" if first_layer => {
+                numbers.splice(row, place(self.place_queries()));
+            }
+            "self_attn.k_proj.weight" if first_layer => {
+                numbers.splice(row, place(self.place_keys()));
+            }
+            "self_attn.q_proj.weight" | "self_attn.k_proj.weight" | "self_attn.v_proj.weight" => {
+                numbers[row].fill(0.0);
+            }
+            "self_attn.o_proj.weight" | "mlp.down_proj.weight" => {
+                let rows = numbers.chunks_exact_mut(hidden);
+                rows.for_each(|row| row[CONSTANT_AT] = 0.0);
+            }
+            // The length of a normed head is the root of its width; the place keeps
+            // the score that it has in a Qwen2.
+            "self_attn.q_norm.weight" | "self_attn.k_norm.weight" if first_layer => {
+                let length = self.frequencies().map(|(a, _)| a * a).sum::<f64>();
+                numbers.fill((length / self.width as f64).sqrt() as f32);
+            }
+            _ if name == "model.embed_tokens.weight" => {
+                let rows = numbers.chunks_exact_mut(hidden);
+                rows.for_each(|row| row[CONSTANT_AT] = (CONSTANT * STD) as f32);
+            }
+            _ => {}
+        }
+        numbers
     }
 
     /// The sum of twelve uniform numbers has variance 1 and is as good as normal for
@@ -323,6 +434,23 @@ mod tests {
     }
 
     #[test]
+    fn presets_are_named_by_their_options() {
+        let shape = |path: &str| TinyShape::preset(path);
+        assert_eq!(shape("tiny"), Ok(Some(TinyShape::default())));
+        let found = shape("tiny?arch=qwen3&layers=2").unwrap().unwrap();
+        assert_eq!((found.architecture, found.layers), (Architecture::Qwen3, 2));
+        assert_eq!(shape("tiny-model"), Ok(None));
+        for (path, word) in [
+            ("tiny?arch=llama", "qwen3"),
+            ("tiny?size=3", "no option `size`"),
+            ("tiny?layers=0", "layers=0"),
+        ] {
+            let message = shape(path).unwrap_err();
+            assert!(message.contains(word), "{message}");
+        }
+    }
+
+    #[test]
     fn outputs_write_back_what_values_read() {
         for shape in [TinyShape::default(), other()] {
             let weights = shape.init_weights(2).unwrap();
@@ -360,9 +488,63 @@ mod tests {
     fn first_layer_heads_look_one_to_three_tokens_back() {
         let shape = TinyShape::default();
         let weights = shape.init_weights(9).unwrap();
-        let width = shape.hidden / shape.heads;
         let queries = numbers(&weights, "model.layers.0.self_attn.q_proj.bias");
         let keys = numbers(&weights, "model.layers.0.self_attn.k_proj.bias");
+        looks_back(&shape, &queries, &keys, 0.9);
+    }
+
+    /// A Qwen3 reads its place from the constant, along with what a token is, and
+    /// norms it.
+    #[test]
+    fn so_do_those_of_a_qwen3() {
+        let shape = TinyShape {
+            architecture: Architecture::Qwen3,
+            ..TinyShape::default()
+        };
+        let weights = shape.init_weights(9).unwrap();
+        let (width, hidden) = (shape.hidden / shape.heads, shape.hidden);
+        let embedding = numbers(&weights, "model.embed_tokens.weight");
+        let normed = |x: &[f64], scale: f64| -> Vec<f32> {
+            let square: f64 = x.iter().map(|x| x * x).sum();
+            let rms = (square / x.len() as f64).sqrt();
+            x.iter().map(|x| (x / rms * scale) as f32).collect()
+        };
+        let token: Vec<f64> = embedding[7 * hidden..8 * hidden]
+            .iter()
+            .map(|&x| f64::from(x))
+            .collect();
+        let token = normed(&token, 1.0);
+        let read = |part: &str, heads: usize| -> Vec<f32> {
+            let weight = numbers(
+                &weights,
+                &format!("model.layers.0.self_attn.{part}_proj.weight"),
+            );
+            let scale = numbers(
+                &weights,
+                &format!("model.layers.0.self_attn.{part}_norm.weight"),
+            );
+            let mut sums = vec![0.0; heads * width];
+            for (x, row) in token.iter().zip(weight.chunks_exact(heads * width)) {
+                for (sum, w) in sums.iter_mut().zip(row) {
+                    *sum += f64::from(x * w);
+                }
+            }
+            let heads = sums.chunks_exact(width);
+            heads
+                .flat_map(|head| normed(head, f64::from(scale[0])))
+                .collect()
+        };
+        looks_back(
+            &shape,
+            &read("q", shape.heads),
+            &read("k", shape.kv_heads),
+            0.8,
+        );
+    }
+
+    /// Heads whose queries and keys are constant attend to their own distance.
+    fn looks_back(shape: &TinyShape, queries: &[f32], keys: &[f32], least: f64) {
+        let width = shape.hidden / shape.heads;
         let last = 60;
         for (head, back) in [1, 2, 1, 3].into_iter().enumerate() {
             let query = rotated(
@@ -378,7 +560,7 @@ mod tests {
                 })
                 .collect();
             let share = scores[(last - back) as usize] / scores.iter().sum::<f64>();
-            assert!(share > 0.9, "head {head}: {share}");
+            assert!(share > least, "head {head}: {share}");
         }
     }
 

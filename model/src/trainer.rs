@@ -7,9 +7,9 @@ use std::path::Path;
 
 use crate::adamw::{AdamW, AdamWState, StepReport};
 use crate::backward::EMBEDDING;
-use crate::gradients::{GradientTree, Gradients};
+use crate::gradients::{Gradients, over_units};
 use crate::kernels::pointwise::add_assign;
-use crate::parallel::{self, ComputeOptions};
+use crate::parallel::ComputeOptions;
 use crate::score::ScoreRequest;
 use crate::teacher_forced::{Streams, TeacherForced, check_sequence, check_temperature};
 use crate::weights::transpose;
@@ -65,7 +65,8 @@ pub struct UnitCoefficients {
 /// Asked between forward and backward of each unit, from the thread that computes it.
 pub type Coefficients<'a> = dyn Fn(usize, &UnitStreams) -> UnitCoefficients + Sync + 'a;
 
-/// A policy under training and its optimizer state.
+/// A policy under training and its optimizer state. Of a policy with an adapter
+/// the adapter alone is trained.
 pub struct Trainer {
     policy: Policy,
     options: AdamW,
@@ -75,7 +76,7 @@ pub struct Trainer {
 impl std::fmt::Debug for Trainer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Trainer")
-            .field("parameters", &self.policy.parameter_count())
+            .field("trained", &self.policy.trained_weights().parameter_count())
             .field("optimizer", &self.options)
             .field("step", &self.state.step())
             .finish_non_exhaustive()
@@ -85,7 +86,7 @@ impl std::fmt::Debug for Trainer {
 impl Trainer {
     /// Starts with a fresh optimizer state.
     pub fn new(policy: Policy, options: AdamW) -> Self {
-        let state = AdamWState::new(policy.config());
+        let state = AdamWState::new(policy.trained_shapes());
         Trainer {
             policy,
             options,
@@ -95,7 +96,7 @@ impl Trainer {
 
     /// Carries on with the optimizer state in `dir`.
     pub fn with_state(policy: Policy, options: AdamW, dir: &Path) -> Result<Self> {
-        let state = AdamWState::load(dir, policy.config())?;
+        let state = AdamWState::load(dir, policy.trained_shapes())?;
         Ok(Trainer {
             policy,
             options,
@@ -113,12 +114,12 @@ impl Trainer {
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
         let (gradients, tokens) = self.gradients(units, temperature, coefficients, options)?;
-        let mut weights = self.policy.weights().clone();
+        let mut weights = self.policy.trained_weights().clone();
         let report = self
             .state
             .update(&self.options, &mut weights, &gradients, lr);
         if !report.skipped_non_finite {
-            self.policy = self.policy.with_weights(weights)?;
+            self.policy = self.policy.with_trained(weights)?;
         }
         Ok(StepReport { tokens, ..report })
     }
@@ -133,19 +134,10 @@ impl Trainer {
         options: &ComputeOptions<'_>,
     ) -> Result<(Gradients, usize)> {
         check_temperature(temperature)?;
-        let tree = GradientTree::new(units.len());
-        let tokens = parallel::map(options, units.len(), |number| {
+        let (mut gradients, tokens) = over_units(options, units.len(), |number| {
             let ask = |streams: &UnitStreams| coefficients(number, streams);
-            let (gradients, tokens) = self
-                .unit_gradients(&units[number], temperature, ask)
-                .map_err(|error| match error {
-                    Error::Request(message) => Error::Request(format!("unit {number}: {message}")),
-                    other => other,
-                })?;
-            tree.add(number, gradients);
-            Ok(tokens)
+            self.unit_gradients(&units[number], temperature, ask)
         })?;
-        let mut gradients = tree.finish();
         if self.policy.config().tie_word_embeddings
             && let Some(by_head) = gradients.remove(HEAD)
             && let Some(by_embedding) = gradients.get_mut(EMBEDDING)
@@ -156,7 +148,7 @@ impl Trainer {
                 &transpose(&by_head, hidden, by_head.len() / hidden),
             );
         }
-        Ok((gradients, tokens.into_iter().sum()))
+        Ok((gradients, tokens))
     }
 
     /// Forward, the caller's coefficients, backward; none where nothing contributes.

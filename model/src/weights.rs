@@ -10,6 +10,7 @@ use candle_core::{DType, Device, Tensor};
 use safetensors::SafeTensors;
 
 use crate::critic::{HEAD_BIAS, HEAD_WEIGHT};
+use crate::lora::{FACTOR_A, FACTOR_B};
 use crate::{Error, ModelConfig, Result};
 
 /// A weight file is split above this many bytes.
@@ -62,16 +63,18 @@ pub struct Weights {
     parameters: BTreeMap<String, Parameter>,
 }
 
-/// Whether a parameter is a dense weight, kept transposed in memory.
+/// Whether a parameter is a dense weight, or a factor of one, kept transposed in
+/// memory.
 pub(crate) fn is_dense(name: &str) -> bool {
-    name.ends_with("_proj.weight") || name == "lm_head.weight"
+    let dense = ["_proj.weight", FACTOR_A, FACTOR_B];
+    dense.iter().any(|ending| name.ends_with(ending)) || name == "lm_head.weight"
 }
 
 /// Names and in-memory shapes of all parameters, in a fixed order.
 pub fn parameter_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
     let hidden = config.hidden_size;
     let inner = config.intermediate_size;
-    let kv = config.num_key_value_heads * config.head_width();
+    let (queries, kv) = (config.query_width(), config.key_width());
     let mut shapes = BTreeMap::new();
     let mut add = |name: String, shape: &[usize]| shapes.insert(name, shape.to_vec());
     add(
@@ -80,11 +83,17 @@ pub fn parameter_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
     );
     for layer in 0..config.num_hidden_layers {
         let at = |part: &str| format!("model.layers.{layer}.{part}");
-        for (part, width) in [("q_proj", hidden), ("k_proj", kv), ("v_proj", kv)] {
+        for (part, width) in [("q_proj", queries), ("k_proj", kv), ("v_proj", kv)] {
             add(at(&format!("self_attn.{part}.weight")), &[hidden, width]);
-            add(at(&format!("self_attn.{part}.bias")), &[width]);
+            if config.has_biases() {
+                add(at(&format!("self_attn.{part}.bias")), &[width]);
+            }
         }
-        add(at("self_attn.o_proj.weight"), &[hidden, hidden]);
+        if config.norms_heads() {
+            add(at("self_attn.q_norm.weight"), &[config.head_dim]);
+            add(at("self_attn.k_norm.weight"), &[config.head_dim]);
+        }
+        add(at("self_attn.o_proj.weight"), &[queries, hidden]);
         add(at("mlp.gate_proj.weight"), &[hidden, inner]);
         add(at("mlp.up_proj.weight"), &[hidden, inner]);
         add(at("mlp.down_proj.weight"), &[inner, hidden]);
@@ -137,45 +146,12 @@ impl Weights {
         let mut shapes = parameter_shapes(config);
         let mut parameters = BTreeMap::new();
         let files = weight_files(dir)?;
+        // A tied model, or a critic, may bring a head along that it does not read.
+        let skip = |name: &str| {
+            name == "lm_head.weight" && (config.tie_word_embeddings || config.value_head)
+        };
         for path in &files {
-            let bytes = std::fs::read(path).map_err(Error::io(path))?;
-            let file = SafeTensors::deserialize(&bytes).map_err(|source| Error::SafeTensors {
-                path: path.clone(),
-                source,
-            })?;
-            for (name, view) in file.iter() {
-                let bad = |message: String| Error::Tensor {
-                    path: path.clone(),
-                    tensor: name.to_owned(),
-                    message,
-                };
-                if name == "lm_head.weight" && (config.tie_word_embeddings || config.value_head) {
-                    continue;
-                }
-                let Some(shape) = shapes.remove(name) else {
-                    return Err(bad("is not a parameter of this config.json".to_owned()));
-                };
-                let mut expected = shape.clone();
-                if is_dense(name) {
-                    expected.reverse();
-                }
-                if view.shape() != expected {
-                    return Err(bad(format!(
-                        "has shape {:?}, config.json gives {expected:?}",
-                        view.shape()
-                    )));
-                }
-                let numbers = numbers(view.dtype(), view.data()).map_err(bad)?;
-                if let Some(at) = numbers.iter().position(|x| !x.is_finite()) {
-                    return Err(bad(format!("number {at} is {}, not finite", numbers[at])));
-                }
-                let numbers = if is_dense(name) {
-                    transpose(&numbers, expected[0], expected[1])
-                } else {
-                    numbers
-                };
-                parameters.insert(name.to_owned(), Parameter::new(shape, numbers));
-            }
+            read_tensors(path, &mut shapes, "config.json", &skip, &mut parameters)?;
         }
         match shapes.into_iter().next() {
             None => Ok(Weights { parameters }),
@@ -192,8 +168,65 @@ impl Weights {
 
     /// Writes Hugging Face's layout in f32; equal weights give equal bytes.
     pub fn save(&self, dir: &Path) -> Result<()> {
-        crate::tensor_file::save_sharded(dir, "model", SHARD_BYTES_MAX, self.iter())
+        self.save_as(dir, "model")
     }
+
+    /// [`Weights::save`] with another stem than `model`.
+    pub(crate) fn save_as(&self, dir: &Path, stem: &str) -> Result<()> {
+        crate::tensor_file::save_sharded(dir, stem, SHARD_BYTES_MAX, self.iter())
+    }
+}
+
+/// Adds a file's tensors to `parameters` and takes their names out of `shapes`,
+/// the in-memory shapes that `source` gives. Names that nobody expects, other
+/// shapes and numbers that are not finite are refused.
+pub(crate) fn read_tensors(
+    path: &Path,
+    shapes: &mut BTreeMap<String, Vec<usize>>,
+    source: &str,
+    skip: &dyn Fn(&str) -> bool,
+    parameters: &mut BTreeMap<String, Parameter>,
+) -> Result<()> {
+    let bytes = std::fs::read(path).map_err(Error::io(path))?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|source| Error::SafeTensors {
+        path: path.to_owned(),
+        source,
+    })?;
+    // In name order: of several bad tensors the same one is named every time.
+    let views: BTreeMap<_, _> = file.iter().collect();
+    for (name, view) in views {
+        let bad = |message: String| Error::Tensor {
+            path: path.to_owned(),
+            tensor: name.to_owned(),
+            message,
+        };
+        if skip(name) {
+            continue;
+        }
+        let Some(shape) = shapes.remove(name) else {
+            return Err(bad(format!("is not a parameter of this {source}")));
+        };
+        let mut expected = shape.clone();
+        if is_dense(name) {
+            expected.reverse();
+        }
+        if view.shape() != expected {
+            return Err(bad(format!(
+                "has shape {:?}, {source} gives {expected:?}",
+                view.shape()
+            )));
+        }
+        let numbers = numbers(view.dtype(), view.data()).map_err(bad)?;
+        if let Some(at) = numbers.iter().position(|x| !x.is_finite()) {
+            return Err(bad(format!("number {at} is {}, not finite", numbers[at])));
+        }
+        let numbers = match is_dense(name) {
+            true => transpose(&numbers, expected[0], expected[1]),
+            false => numbers,
+        };
+        parameters.insert(name.to_owned(), Parameter::new(shape, numbers));
+    }
+    Ok(())
 }
 
 /// Rows and columns exchanged: `[rows, columns]` in, `[columns, rows]` out.

@@ -2,12 +2,12 @@
 //! vanished has a beginning and no end. Times are for people; nothing here is
 //! compared with another machine's clock, and nothing reaches an artifact.
 
-use crate::keys::nonce;
+use crate::keys::{attempts_prefix, nonce};
 use crate::manifest::{from_json, to_json};
 use crate::{AttemptId, Created, Error, Key, Result, RunId, Slot, Store};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const VERSION: u32 = 1;
 /// Records read at once.
@@ -86,17 +86,17 @@ struct EndFile {
 }
 
 impl Store {
-    /// Records a beginning under the next free number and gives it out.
+    /// Records a beginning under the first free number above `taken` and gives it out.
+    /// `taken` is the highest number that the caller has seen, 0 for none: it saves requests.
     ///
     /// # Errors
     /// The store fails.
-    pub async fn start_attempt(&self, slot: &Slot, start: &AttemptStart) -> Result<AttemptId> {
-        let taken = self.list(&slot.attempts_prefix()).await?;
-        let highest = taken
-            .iter()
-            .filter_map(|(key, _)| number(key))
-            .max()
-            .unwrap_or(0);
+    pub async fn start_attempt(
+        &self,
+        slot: &Slot,
+        start: &AttemptStart,
+        taken: u32,
+    ) -> Result<AttemptId> {
         let nonce = nonce();
         let file = StartFile {
             version: VERSION,
@@ -105,7 +105,7 @@ impl Store {
         };
         // Another worker may take a number first; each loss means that one
         // more attempt is on record, so this ends.
-        for number in highest + 1.. {
+        for number in taken + 1.. {
             let key = Key::AttemptStart {
                 slot: slot.clone(),
                 attempt: number,
@@ -162,6 +162,21 @@ impl Store {
             .into_values()
             .next()
             .unwrap_or_default())
+    }
+
+    /// The attempts of some parts of an iteration: one listing, and the records of those parts.
+    ///
+    /// # Errors
+    /// The store fails, or a record cannot be read.
+    pub async fn attempts_of(
+        &self,
+        run: &RunId,
+        iteration: u32,
+        wanted: &BTreeSet<Slot>,
+    ) -> Result<BTreeMap<Slot, Vec<AttemptRecord>>> {
+        let mut listed = self.list(&attempts_prefix(run, iteration)).await?;
+        listed.retain(|(key, _)| attempted(key).is_some_and(|slot| wanted.contains(slot)));
+        self.read_attempts(listed).await
     }
 
     /// The attempts of all parts of a run.
@@ -231,9 +246,9 @@ impl Store {
     }
 }
 
-fn number(key: &Key) -> Option<u32> {
+fn attempted(key: &Key) -> Option<&Slot> {
     match key {
-        Key::AttemptStart { attempt, .. } | Key::AttemptEnd { attempt, .. } => Some(*attempt),
+        Key::AttemptStart { slot, .. } | Key::AttemptEnd { slot, .. } => Some(slot),
         _ => None,
     }
 }

@@ -212,6 +212,11 @@ pub(crate) fn commits_prefix(run: &RunId, iteration: u32) -> String {
     format!("runs/{run}/commits/{iteration:08}")
 }
 
+/// The attempts of one iteration: one listing.
+pub(crate) fn attempts_prefix(run: &RunId, iteration: u32) -> String {
+    format!("runs/{run}/attempts/{iteration:08}")
+}
+
 /// The one object outside of `runs/`: written, refused, and deleted when a
 /// store is opened.
 pub(crate) fn probe_path(nonce: &str) -> String {

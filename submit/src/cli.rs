@@ -47,6 +47,8 @@ pub struct Global {
 pub enum Command {
     /// Run a config, or carry on with it: start workers and follow to the end
     Run(ConfigArgs),
+    /// Evaluate the model of a config on its evaluation sets: avg@n, pass@k, by category
+    Eval(ConfigArgs),
     /// Show what a config would do, in one screen; touches nothing
     Plan(ConfigArgs),
     /// What runs, what waits for what, what failed
@@ -74,6 +76,10 @@ pub enum Command {
         /// Folder to write; made if missing, must be empty
         #[arg(long, value_name = "DIR")]
         to: PathBuf,
+        /// Of a run that trains an adapter: the adapter alone, without the policies
+        /// that it is merged into
+        #[arg(long)]
+        adapter: bool,
     },
     /// The digest of everything a run has committed
     Digest {
@@ -129,7 +135,8 @@ pub struct InspectArgs {
 }
 
 const COMMANDS: &[&str] = &[
-    "run", "plan", "status", "resume", "inspect", "export", "digest", "keys", "metrics", "help",
+    "run", "eval", "plan", "status", "resume", "inspect", "export", "digest", "keys", "metrics",
+    "help",
 ];
 
 /// Inserts `run` where the first word is a config file and not a command.

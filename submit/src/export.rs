@@ -10,12 +10,17 @@
 //! critic_…           the same three folders and record of a critic, where there is one
 //! export.json        where all this comes from
 //! ```
+//!
+//! Where an adapter is trained, `adapter_before/` and `adapter_after/` hold it in
+//! PEFT's layout, the optimizer's state is the adapter's, and the policies are
+//! the base with the adapter merged, left out with `--adapter`.
 
 use crate::records::{Slot, batch_json, input, slots};
 use crate::runs::{RunView, cache_dir};
 use crate::{Error, Result};
-use agentgym_jobs::pipeline::{PartId, Stage, critic_of, policy_of};
-use agentgym_storage::{Inputs, Manifest};
+use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, critic_of, policy_of};
+use agentgym_model::{Adapter, Device, Policy};
+use agentgym_storage::{Inputs, LocalFolder, Manifest};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -30,13 +35,20 @@ pub struct Exported {
     pub trajectories: usize,
 }
 
-/// Writes iteration `n` as the folder `to`, all of it or nothing.
+/// Writes iteration `n` as the folder `to`, all of it or nothing; of a run that
+/// trains an adapter the policies only if not `adapter_alone`.
 ///
 /// # Errors
 /// An iteration without an update yet, a damaged artifact, a folder that is
-/// not empty.
-pub async fn export(view: &RunView, n: u32, to: &Path) -> Result<Exported> {
+/// not empty, an adapter alone where there is none.
+pub async fn export(view: &RunView, n: u32, to: &Path, adapter_alone: bool) -> Result<Exported> {
     view.iteration_parts(n)?;
+    if adapter_alone && !view.plan.has_adapter() {
+        return Err(Error::Usage(format!(
+            "run {} trains no adapter (actor_rollout_ref.model.lora_rank is 0); leave --adapter out",
+            view.plan.run
+        )));
+    }
     let after = view.committed(policy_of(&view.plan, n)).await?;
     check_free(to)?;
     let parent = match to.parent() {
@@ -49,7 +61,7 @@ pub async fn export(view: &RunView, n: u32, to: &Path) -> Result<Exported> {
         .tempdir_in(parent)
         .map_err(Error::local(parent))?;
     let mut out = Exported::default();
-    write_all(view, n, &after, partial.path(), &mut out).await?;
+    write_all(view, (n, adapter_alone), &after, partial.path(), &mut out).await?;
     let partial = partial.keep();
     #[cfg(unix)]
     {
@@ -64,7 +76,7 @@ pub async fn export(view: &RunView, n: u32, to: &Path) -> Result<Exported> {
 
 async fn write_all(
     view: &RunView,
-    n: u32,
+    (n, adapter_alone): (u32, bool),
     after: &Manifest,
     to: &Path,
     out: &mut Exported,
@@ -78,10 +90,13 @@ async fn write_all(
         "actor": view.plan.config.actor_rollout_ref.actor,
         "algorithm": view.plan.config.algorithm,
     });
-    folder(view, after, "policy", &to.join("policy_after"), out).await?;
+    if view.plan.has_adapter() {
+        origin["model"] = json!(view.plan.config.actor_rollout_ref.model);
+    }
+    policy(view, after, (to, "after", adapter_alone), out).await?;
     if n > 0 {
         let before = input(view, after, "policy").await?;
-        folder(view, &before, "policy", &to.join("policy_before"), out).await?;
+        policy(view, &before, (to, "before", adapter_alone), out).await?;
         // Only an update's optimizer carries on; a warm start's does not.
         let carries_on = before.stage == Stage::Update.name();
         if carries_on {
@@ -111,6 +126,37 @@ async fn write_all(
     }
     origin["removed"] = json!(out.removed);
     write(to, "export.json", format!("{origin:#}\n").as_bytes(), out)
+}
+
+/// The policy of a commit, and its adapter where one is trained.
+async fn policy(
+    view: &RunView,
+    manifest: &Manifest,
+    (to, when, adapter_alone): (&Path, &str, bool),
+    out: &mut Exported,
+) -> Result<()> {
+    let (policy, adapter) = (format!("policy_{when}"), format!("adapter_{when}"));
+    if !view.plan.has_adapter() {
+        return folder(view, manifest, "policy", &to.join(policy), out).await;
+    }
+    folder(view, manifest, "adapter", &to.join(&adapter), out).await?;
+    if adapter_alone {
+        return Ok(());
+    }
+    if out.removed.contains(&adapter) {
+        out.removed.push(policy);
+        return Ok(());
+    }
+    let base = view.committed(BASE_PART).await?;
+    let base: LocalFolder = inputs(view, &base).folder(INPUT, "policy").await?;
+    let merge = || {
+        let base = Policy::load(base.path(), &Device::cpu())?;
+        let adapter = Adapter::load(&to.join(&adapter), base.config())?;
+        base.with_adapter(adapter)?.save(&to.join(&policy))
+    };
+    merge().map_err(|e| Error::Usage(format!("merging {adapter}: {e}")))?;
+    out.names.push(format!("{policy}/"));
+    Ok(())
 }
 
 /// The critic's side of an iteration.
@@ -174,6 +220,14 @@ fn write(to: &Path, name: &str, bytes: &[u8], out: &mut Exported) -> Result<()> 
     Ok(())
 }
 
+/// Name of the one commit that [`inputs`] reads.
+const INPUT: &str = "commit";
+
+fn inputs(view: &RunView, manifest: &Manifest) -> Inputs {
+    let commit = vec![(INPUT.to_owned(), manifest.clone())];
+    Inputs::new(view.store.clone(), commit, cache_dir())
+}
+
 /// Copies a verified artifact folder, or notes that it is gone.
 async fn folder(
     view: &RunView,
@@ -182,14 +236,8 @@ async fn folder(
     to: &Path,
     out: &mut Exported,
 ) -> Result<()> {
-    const INPUT: &str = "commit";
-    let inputs = Inputs::new(
-        view.store.clone(),
-        vec![(INPUT.to_owned(), manifest.clone())],
-        cache_dir(),
-    );
     let name = to.file_name().unwrap_or_default().to_string_lossy();
-    match inputs.folder(INPUT, prefix).await {
+    match inputs(view, manifest).folder(INPUT, prefix).await {
         Ok(local) => {
             copy_files(local.path(), to)?;
             out.names.push(format!("{name}/"));

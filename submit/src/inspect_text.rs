@@ -236,7 +236,12 @@ fn batch_line(slot: usize, episode: &BatchEpisode) -> String {
 
 fn turns(episode: &Episode) -> String {
     let mut out = indented("prompt", &episode.prompt);
+    let available = episode.available_actions();
     for (index, turn) in episode.turns.iter().enumerate() {
+        if let Some(Some(actions)) = available.get(index) {
+            let label = format!("{} possible", text::many(actions.len() as u64, "action"));
+            out += &indented(&label, &actions.join(" | "));
+        }
         let finish = match turn.finish {
             Finish::Eos => "",
             Finish::Length => ", cut by length",

@@ -8,6 +8,7 @@
 pub mod cli;
 mod display;
 mod error;
+pub mod evaluation;
 pub mod export;
 mod follow;
 mod inspect;
@@ -45,6 +46,7 @@ pub async fn execute(cli: Cli) -> Result<()> {
     let global = &cli.global;
     match &cli.command {
         Command::Run(args) => run::run(args, global).await,
+        Command::Eval(args) => run::eval(args, global).await,
         Command::Resume { run, overrides } => run::resume(run, overrides, global).await,
         Command::Plan(args) => plan(args, global),
         Command::Keys { filter } => {
@@ -68,8 +70,14 @@ pub async fn execute(cli: Cli) -> Result<()> {
         Command::Inspect(args) => {
             inspect::inspect(&view(&args.run, global).await?, args, global).await
         }
-        Command::Export { run, iteration, to } => {
-            let exported = export::export(&view(run, global).await?, *iteration, to).await?;
+        Command::Export {
+            run,
+            iteration,
+            to,
+            adapter,
+        } => {
+            let view = view(run, global).await?;
+            let exported = export::export(&view, *iteration, to, *adapter).await?;
             if global.json {
                 text::emit_json(&json!({
                     "to": to, "names": exported.names, "removed": exported.removed,
@@ -118,10 +126,13 @@ fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
 async fn show_metrics(view: &RunView, global: &Global) -> Result<()> {
     let mut book = metrics::Book::default();
     book.absorb(view, view.commits().await?).await?;
-    let written = match run::metrics_dir(&view.store, &view.plan) {
-        Some(dir) => book.write(&dir, &view.plan.config.trainer.logger)?,
-        None => Vec::new(),
-    };
+    let mut written = Vec::new();
+    if let Some(dir) = run::metrics_dir(&view.store, &view.plan) {
+        written = book.write(&dir, &view.plan.config.trainer.logger)?;
+        if evaluation::is_all(&view.plan) {
+            written.push(evaluation::write_items(view, &dir).await?);
+        }
+    }
     if global.json {
         text::emit_json(&summary::report_json(&book, &view.plan));
         return Ok(());

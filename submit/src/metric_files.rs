@@ -108,7 +108,7 @@ fn flatten(head: &str, map: &Map<String, Value>, out: &mut Vec<(String, f64)>) {
 }
 
 /// Writes a file whole: readers see the old content or the new.
-fn replace(path: &Path, content: &[u8]) -> Result<()> {
+pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir).map_err(Error::local(dir))?;
     let mut file = tempfile::NamedTempFile::new_in(dir).map_err(Error::local(dir))?;

@@ -265,6 +265,7 @@ impl Book {
         let label = |iteration: u32, after: bool| match (iteration, after && warm) {
             (0, true) if plan.dpo_parts() > 0 => "after training".to_owned(),
             (0, true) => "after warm start".to_owned(),
+            (0, false) if crate::evaluation::is_all(plan) => "policy".to_owned(),
             (0, false) => "before training".to_owned(),
             (n, _) if n == plan.iterations => format!("end (iteration {n})"),
             (n, _) => format!("iteration {n}"),

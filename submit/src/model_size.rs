@@ -1,15 +1,20 @@
 //! How large the policy of a plan is, from its config alone: no weights are
-//! read. The count is that of a Qwen2 model: biases on q, k and v, two norms
-//! per layer, the head shared with the embedding where tied.
+//! read. The count is that of the model's own table of parameters.
 
-use agentgym_model::TinyShape;
+use agentgym_jobs::config::Model;
+use agentgym_model::{LoraOptions, ModelConfig, TinyShape, parameter_shapes};
 use agentgym_worker::model_folder;
+use std::collections::BTreeMap;
 
 /// What sizes are computed from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelSize {
-    /// Trained parameters.
+    /// Parameters, an adapter's not among them.
     pub parameters: u64,
+    /// Those that are trained: all of them, or those of an adapter.
+    pub trained: u64,
+    /// Rank of the adapter, if one is trained.
+    pub adapter_rank: Option<usize>,
     /// Transformer layers.
     pub layers: u64,
     /// Width of the residual stream.
@@ -20,110 +25,81 @@ pub struct ModelSize {
     pub kv_width: u64,
 }
 
-/// Dimensions, named as in `config.json`.
-#[derive(Debug, Clone, Copy)]
-struct Shape {
-    vocab: u64,
-    hidden: u64,
-    intermediate: u64,
-    layers: u64,
-    heads: u64,
-    kv_heads: u64,
-    tied: bool,
+/// The size of `actor_rollout_ref.model`, or why it is not known here.
+pub fn of(model: &Model) -> Result<ModelSize, String> {
+    let config = config(&model.path)?;
+    let adapter = match &model.lora_adapter_path {
+        Some(path) => Some(LoraOptions::load(&model_folder(path)?).map_err(|e| e.to_string())?),
+        None if !model.has_adapter() => None,
+        None => Some(LoraOptions::new(
+            model.lora_rank,
+            model.lora_alpha,
+            model.target_modules.iter(),
+        )?),
+    };
+    let parameters = count(parameter_shapes(&config));
+    Ok(ModelSize {
+        parameters,
+        trained: adapter
+            .as_ref()
+            .map_or(parameters, |adapter| count(adapter.shapes(&config))),
+        adapter_rank: adapter.map(|adapter| adapter.rank()),
+        layers: config.num_hidden_layers as u64,
+        hidden: config.hidden_size as u64,
+        intermediate: config.intermediate_size as u64,
+        kv_width: config.key_width() as u64,
+    })
 }
 
-impl Shape {
-    fn size(self) -> ModelSize {
-        let head = self.hidden / self.heads.max(1);
-        let (q, kv) = (self.heads * head, self.kv_heads * head);
-        let attention = self.hidden * (q + 2 * kv) + q + 2 * kv + q * self.hidden;
-        let layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden;
-        let tables = self.vocab * self.hidden * if self.tied { 1 } else { 2 };
-        ModelSize {
-            parameters: tables + self.layers * layer + self.hidden,
-            layers: self.layers,
-            hidden: self.hidden,
-            intermediate: self.intermediate,
-            kv_width: kv,
-        }
-    }
-}
-
-/// The size of `actor_rollout_ref.model.path`, or why it is not known here.
-pub fn of(path: &str) -> Result<ModelSize, String> {
-    if path == "tiny" || path.starts_with("tiny?") {
-        return tiny(path.strip_prefix("tiny").unwrap_or_default());
+fn config(path: &str) -> Result<ModelConfig, String> {
+    if let Some(shape) = TinyShape::preset(path)? {
+        return shape.config().map_err(|e| e.to_string());
     }
     let folder = model_folder(path)?;
-    let file = folder.join("config.json");
-    let text = std::fs::read_to_string(&file).map_err(|e| {
-        format!(
-            "cannot read {}: {e}; a model folder holds config.json, model.safetensors, tokenizer.json and a chat template",
-            file.display()
-        )
-    })?;
-    from_config(&text).map_err(|e| format!("{}: {e}", file.display()))
+    ModelConfig::load(&folder).map_err(|e| match e {
+        agentgym_model::Error::Io { .. } => format!(
+            "{e}; a model folder holds config.json, model.safetensors, tokenizer.json and a chat template"
+        ),
+        other => other.to_string(),
+    })
 }
 
-fn from_config(text: &str) -> Result<ModelSize, String> {
-    let config: serde_json::Value =
-        serde_json::from_str(text).map_err(|e| format!("is not JSON: {e}"))?;
-    let number = |name: &str| {
-        let value = config.get(name).and_then(serde_json::Value::as_u64);
-        value.ok_or_else(|| format!("has no number `{name}`"))
-    };
-    let heads = number("num_attention_heads")?;
-    Ok(Shape {
-        vocab: number("vocab_size")?,
-        hidden: number("hidden_size")?,
-        intermediate: number("intermediate_size")?,
-        layers: number("num_hidden_layers")?,
-        heads,
-        kv_heads: number("num_key_value_heads").unwrap_or(heads),
-        tied: config
-            .get("tie_word_embeddings")
-            .and_then(serde_json::Value::as_bool)
-            .unwrap_or(false),
-    }
-    .size())
-}
-
-fn tiny(options: &str) -> Result<ModelSize, String> {
-    let preset = TinyShape::default();
-    let mut shape = Shape {
-        vocab: preset.vocab as u64,
-        hidden: preset.hidden as u64,
-        intermediate: preset.intermediate as u64,
-        layers: preset.layers as u64,
-        heads: preset.heads as u64,
-        kv_heads: preset.kv_heads as u64,
-        tied: preset.tied,
-    };
-    for (name, value) in url::form_urlencoded::parse(options.trim_start_matches('?').as_bytes()) {
-        let number = || {
-            let parsed = value.parse::<u64>().ok().filter(|n| *n > 0);
-            parsed.ok_or_else(|| format!("`{name}={value}` is not a positive whole number"))
-        };
-        match name.as_ref() {
-            "vocab" => shape.vocab = number()?,
-            "hidden" => shape.hidden = number()?,
-            "layers" => shape.layers = number()?,
-            "heads" => shape.heads = number()?,
-            "kv_heads" => shape.kv_heads = number()?,
-            "intermediate" => shape.intermediate = number()?,
-            _ => {
-                return Err(format!(
-                    "`tiny` has no option `{name}`; known are hidden, layers, heads, kv_heads, intermediate, vocab"
-                ));
-            }
-        }
-    }
-    Ok(shape.size())
+fn count(shapes: BTreeMap<String, Vec<usize>>) -> u64 {
+    let sizes = shapes.into_values();
+    sizes
+        .map(|shape| shape.iter().map(|&size| size as u64).product::<u64>())
+        .sum()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn of(path: &str) -> Result<ModelSize, String> {
+        super::of(&model(path, 0))
+    }
+
+    fn model(path: &str, lora_rank: i64) -> Model {
+        Model {
+            path: path.to_owned(),
+            lora_rank,
+            lora_alpha: 16.0,
+            target_modules: agentgym_jobs::config::Files::One("q_proj".to_owned()),
+            lora_adapter_path: None,
+        }
+    }
+
+    #[test]
+    fn an_adapter_counts_its_factors() {
+        let path = "tiny?hidden=32&layers=3&heads=2&kv_heads=1&vocab=400";
+        let (all, size) = (of(path).unwrap(), super::of(&model(path, 4)).unwrap());
+        assert_eq!((all.trained, all.adapter_rank), (all.parameters, None));
+        assert_eq!(
+            (size.parameters, size.adapter_rank),
+            (all.parameters, Some(4))
+        );
+        assert_eq!(size.trained, 3 * 4 * (32 + 32));
+    }
 
     #[test]
     fn the_fixture_model_has_as_many_parameters_as_its_weights() {

@@ -26,6 +26,7 @@ const RESIDENT_POLICIES: u64 = 3;
 /// Sizes of one iteration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
+    /// Policy of an iteration, or its adapter.
     pub(crate) policy: u64,
     pub(crate) optimizer: u64,
     /// The critic and its optimizer state; 0 without one.
@@ -39,7 +40,12 @@ pub(crate) struct Sizes {
 impl Sizes {
     /// Sizes for workers with so many compute threads.
     pub(crate) fn new(plan: &Plan, model: &ModelSize, threads: u64) -> Self {
-        let weights = model.parameters * F32;
+        let (weights, trained) = (model.parameters * F32, model.trained * F32);
+        // What an adapter is put on is written once and stays in memory.
+        let base = match model.adapter_rank {
+            Some(_) => weights,
+            None => 0,
+        };
         let per_token = RECORD_BYTES_PER_TOKEN
             + if plan.needs_reference() {
                 REFERENCE_BYTES_PER_TOKEN
@@ -56,10 +62,10 @@ impl Sizes {
         } else {
             0
         };
-        let optimizer = 2 * weights;
+        let optimizer = 2 * trained;
         // Its head is one column where the policy's may be a whole vocabulary.
         let critic = match plan.config.has_critic() {
-            true => weights + optimizer,
+            true => 3 * weights,
             false => 0,
         };
         let iterations = u64::from(plan.iterations);
@@ -70,21 +76,24 @@ impl Sizes {
         let policies = (saved + 4).min(iterations + 1);
         let critics = match critic {
             0 => 0,
-            _ => policies * weights + 2 * optimizer,
+            _ => policies * weights + 2 * 2 * weights,
         };
-        let kept = policies * weights + 2 * optimizer + critics + iterations * records;
+        let kept = base + policies * trained + 2 * optimizer + critics + iterations * records;
         Self {
-            policy: weights,
+            policy: trained,
             optimizer,
             critic,
             records,
             kept,
             rollout_memory: PROGRAM_BYTES
                 + RESIDENT_POLICIES * weights
+                + base
                 + cache_bytes(plan, model, threads),
             // Policy, two moments, and one gradient set per thread and tree level.
             update_memory: PROGRAM_BYTES
-                + weights * (RESIDENT_POLICIES + 2 + threads + 2)
+                + RESIDENT_POLICIES * weights
+                + base
+                + trained * (2 + threads + 2)
                 + activation_bytes(plan, model, threads),
         }
     }

@@ -26,7 +26,7 @@ impl<'a> PlanView<'a> {
         let cores = agentgym_worker::cores();
         Self {
             plan,
-            model: model_size::of(&plan.config.actor_rollout_ref.model.path),
+            model: model_size::of(&plan.config.actor_rollout_ref.model),
             threads: plan.config.jobs.threads.unwrap_or(cores) as u64,
             store: store.to_owned(),
             queue: queue.unwrap_or("beside the store").to_owned(),
@@ -69,6 +69,7 @@ impl<'a> PlanView<'a> {
             Pipeline::Rl => "rl",
             Pipeline::Sft => "sft",
             Pipeline::Dpo => "dpo",
+            Pipeline::Eval => "eval",
         };
         line(
             "run",
@@ -81,14 +82,24 @@ impl<'a> PlanView<'a> {
         line(
             "model",
             match &self.model {
-                Ok(m) => format!("{path}, {} parameters", count(m.parameters)),
+                Ok(m) => {
+                    let adapter = m.adapter_rank.map(|rank| {
+                        let trained = count(m.trained);
+                        format!("; trained is an adapter of rank {rank}, {trained} parameters")
+                    });
+                    let parameters = count(m.parameters);
+                    format!(
+                        "{path}, {parameters} parameters{}",
+                        adapter.unwrap_or_default()
+                    )
+                }
                 Err(why) => format!("{path}: {why}"),
             },
         );
-        if config.sft.steps > 0 {
+        if plan.sft_parts() > 0 {
             let (steps, size) = (config.sft.steps, config.sft.batch_size);
             let name = match config.run.pipeline {
-                Pipeline::Rl | Pipeline::Dpo => "warm start",
+                Pipeline::Rl | Pipeline::Dpo | Pipeline::Eval => "warm start",
                 Pipeline::Sft => "sft",
             };
             line(
@@ -220,11 +231,39 @@ impl<'a> PlanView<'a> {
                     .ids
                     .resolve("evaluation.sets")
                     .map_or(0, |ids| ids.len());
-                format!("{} ({tasks} tasks)", set.name)
+                let categories = match set.categories.as_ref().map_or(0, |c| c.len() as u64) {
+                    0 => String::new(),
+                    1 => " in 1 category".to_owned(),
+                    n => format!(" in {n} categories"),
+                };
+                format!("{} ({tasks} tasks{categories})", set.name)
             })
             .collect();
         line("evaluate", sets.join(", "));
-        let greedy = if evaluation.greedy { " + 1 greedy" } else { "" };
+        let greedy = if evaluation.greedy && evaluation.temperature > 0.0 {
+            " + 1 greedy"
+        } else {
+            ""
+        };
+        if crate::evaluation::is_all(self.plan) {
+            let ks: Vec<String> = evaluation
+                .ks()
+                .iter()
+                .map(|k| format!("pass@{k}"))
+                .collect();
+            line(
+                "",
+                format!(
+                    "{} at T={}{greedy}, {} rounds; avg@{}, {}",
+                    many(evaluation.samples.into(), "sample"),
+                    evaluation.temperature,
+                    evaluation.max_rounds,
+                    evaluation.samples,
+                    ks.join(", ")
+                ),
+            );
+            return;
+        }
         let at = self.evaluations();
         let when: Vec<String> = at.iter().map(ToString::to_string).collect();
         const NAMED_MAX: usize = 8;
@@ -280,7 +319,7 @@ impl<'a> PlanView<'a> {
         let sizes = self.model.as_ref().ok().map(|m| {
             let s = Sizes::new(plan, m, self.threads);
             json!({
-                "parameters": m.parameters, "policy_bytes": s.policy, "optimizer_bytes": s.optimizer, "critic_bytes": s.critic,
+                "parameters": m.parameters, "trained_parameters": m.trained, "policy_bytes": s.policy, "optimizer_bytes": s.optimizer, "critic_bytes": s.critic,
                 "records_bytes_max": s.records, "kept_bytes_max": s.kept,
                 "rollout_memory_bytes": s.rollout_memory, "update_memory_bytes": s.update_memory,
             })

@@ -4,8 +4,10 @@
 
 use crate::Result;
 use crate::runs::{RunView, part_id};
-use agentgym_jobs::episode::{Episode, Episodes, Sequence};
+use agentgym_envs::spec::spec;
+use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Episodes, Sequence};
 use agentgym_jobs::pipeline::Stage;
+use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{
     Batch, BatchEpisode, CriticSequence, CriticTargets, EpisodeLogProbs, LogProbs, Values,
 };
@@ -71,6 +73,7 @@ pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Res
         Some(Stage::Rollout | Stage::Evaluate | Stage::EvaluateInit) => {
             let mut episodes = episodes(view, manifest).await?;
             episodes.retain(|e| filter.keeps(e.group, e.sample));
+            list_actions(&view.plan, &mut episodes);
             Content::Episodes(episodes)
         }
         Some(Stage::LogProbs) => {
@@ -104,6 +107,30 @@ pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Res
         }
         _ => Content::Nothing,
     })
+}
+
+/// Adds the possible actions where they stand in the observations themselves.
+fn list_actions(plan: &Plan, episodes: &mut [Episode]) {
+    let environments = plan.config.environments();
+    for episode in episodes {
+        let known = environments.get(&episode.task.env);
+        let Some(spec) = known.and_then(|e| spec(&e.task_name).ok()) else {
+            continue;
+        };
+        if !episode.available_actions().is_empty() {
+            continue;
+        }
+        let before = std::iter::once(&episode.prompt)
+            .chain(episode.turns.iter().map(|turn| &turn.observation));
+        let listed: Vec<Option<Vec<String>>> = before
+            .take(episode.turns.len())
+            .map(|text| spec.actions.in_text(text))
+            .collect();
+        if listed.iter().any(Option::is_some) {
+            let text = serde_json::json!(listed).to_string();
+            episode.extra.push((AVAILABLE_ACTIONS.to_owned(), text));
+        }
+    }
 }
 
 fn has(manifest: &Manifest, name: &str) -> bool {
@@ -266,8 +293,17 @@ fn episode_json(episode: &Episode, sequences: Vec<Value>) -> Value {
         "fault": episode.fault,
         "prompt": episode.prompt,
         "turns": episode.turns,
+        "available_actions": available_json(episode),
         "sequences": sequences,
     })
+}
+
+/// By turn; null where the environment does not list them, or nobody asked.
+fn available_json(episode: &Episode) -> Value {
+    match episode.available_actions() {
+        listed if listed.is_empty() => Value::Null,
+        listed => json!(listed),
+    }
 }
 
 /// A slot of the batch with every stream an update reads.
@@ -310,8 +346,68 @@ pub fn batch_json(slot: &Slot, number: &mut usize) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use agentgym_jobs::episode::{Outcome, Task};
+    use agentgym_jobs::config::RunConfig;
+    use agentgym_jobs::episode::{Finish, Outcome, Parse, Task, Turn};
     use agentgym_jobs::records::BatchSequence;
+    use std::path::Path;
+
+    /// BabyAI lists the actions in its texts: those before a turn are the ones
+    /// that were possible in it.
+    #[test]
+    fn possible_actions_are_read_from_the_texts() {
+        let text = "
+data: {tasks: [{env: grid, ids: 0..4}]}
+actor_rollout_ref:
+  rollout: {n: 2}
+  agentgym: {envs: {grid: {task_name: babyai, env_addr: 'builtin:babyai'}}}
+";
+        let config = RunConfig::parse("x", Path::new("x.yaml"), text, &[]).unwrap();
+        let plan = Plan::new(config, Path::new("")).unwrap();
+        let turn = |observation: &str| Turn {
+            sequence: 0,
+            context: (0, 0),
+            policy: (0, 0),
+            text: String::new(),
+            action: None,
+            parse: Parse::Clean,
+            observation: observation.into(),
+            reward: None,
+            done: false,
+            finish: Finish::Eos,
+            policy_iteration: 0,
+        };
+        let mut episode = Episode {
+            task: Task {
+                env: "grid".into(),
+                item_id: 4,
+            },
+            group: 0,
+            sample: 0,
+            outcome: Outcome::Horizon,
+            success: false,
+            reward: 0.0,
+            prompt: "Your goal: go.\nAvailable actions: [\"turn left\", \"move forward\"]".into(),
+            sequences: vec![],
+            turns: vec![
+                turn("A wall.\nAvailable actions: [\"turn right\"]"),
+                turn("?"),
+                turn(""),
+            ],
+            fault: None,
+            extra: vec![],
+        };
+        list_actions(&plan, std::slice::from_mut(&mut episode));
+        let json = episode_json(&episode, vec![]);
+        assert_eq!(
+            json["available_actions"],
+            json!([["turn left", "move forward"], ["turn right"], null])
+        );
+        // Where nothing is listed, nothing is shown.
+        episode.extra.clear();
+        episode.task.env = "textcraft".into();
+        list_actions(&plan, std::slice::from_mut(&mut episode));
+        assert!(episode_json(&episode, vec![])["available_actions"].is_null());
+    }
 
     #[test]
     fn every_stream_has_one_entry_per_token() {

@@ -6,7 +6,7 @@ use crate::display::Display;
 use crate::follow::{Crew, End, Follower};
 use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan};
 use crate::signals::Interrupts;
-use crate::{Error, Result, model_size, preflight, summary, text};
+use crate::{Error, Result, evaluation, model_size, preflight, summary, text};
 use agentgym_jobs::config::RunConfig;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::queue::{Error as QueueError, Queue, QueueOptions};
@@ -86,6 +86,13 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
     drive(store, plan, queue, display, global).await
 }
 
+/// `eval RUN.YAML`: `run` of the same config with nothing but its evaluation.
+pub(crate) async fn eval(args: &ConfigArgs, global: &Global) -> Result<()> {
+    let mut args = args.clone();
+    args.overrides.push("run.pipeline=eval".to_owned());
+    run(&args, global).await
+}
+
 /// `resume RUN [KEY=VALUE]…`.
 pub(crate) async fn resume(run: &str, overrides: &[String], global: &Global) -> Result<()> {
     let from_overrides = |key: &str| {
@@ -146,11 +153,12 @@ async fn needs_new_revision(store: &Store, plan: &Plan) -> Result<bool> {
 /// of it. Later everything is read from the store, so a run that exists may be
 /// carried on where there is no such folder.
 fn check_model(plan: &Plan, config: &Path) -> Result<()> {
-    let path = &plan.config.actor_rollout_ref.model.path;
+    let model = &plan.config.actor_rollout_ref.model;
+    let path = &model.path;
     if plan.config.jobs.workers == 0 {
         return Ok(());
     }
-    model_size::of(path).map(|_| ()).map_err(|why| {
+    model_size::of(model).map(|_| ()).map_err(|why| {
         let hint = found_above(config, path).map_or_else(String::new, |folder| {
             format!(
                 ". It is in {0}: run the command there, or give actor_rollout_ref.model.path={0}/{path}",
@@ -221,6 +229,7 @@ async fn drive(
         store: store.clone(),
         plan: Arc::clone(&plan),
     };
+    let look = view.clone();
     let mut follower = Follower::new(view, display, metrics_dir(&store, &plan)).await?;
     let scratch = ScratchFolder::new(&cache_dir()).map_err(|e| match e {
         agentgym_worker::Error::Io { source, .. } => Error::local(cache_dir())(source),
@@ -237,7 +246,13 @@ async fn drive(
     let written = match &end {
         End::Finished => {
             follower.settle().await?;
-            follower.write_metrics()?
+            let mut written = follower.write_metrics()?;
+            if let Some(dir) = metrics_dir(&store, &plan)
+                && evaluation::is_all(&plan)
+            {
+                written.push(evaluation::write_items(&look, &dir).await?);
+            }
+            written
         }
         _ => {
             let _ = follower.settle().await;

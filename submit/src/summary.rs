@@ -3,7 +3,7 @@
 
 use crate::metrics::{Book, Evaluated, Row, SetScore, Training};
 use crate::plot::{Series, plot};
-use crate::text;
+use crate::{evaluation, text};
 use agentgym_jobs::plan::Plan;
 use serde_json::{Value, json};
 
@@ -92,6 +92,9 @@ fn cell(score: Option<SetScore>) -> String {
 
 /// Evaluations by set and the plot of the run so far.
 pub fn report(book: &Book, plan: &Plan) -> String {
+    if evaluation::is_all(plan) {
+        return evaluation::report(book, plan);
+    }
     let mut out = String::new();
     let evaluations = book.evaluations(plan);
     if !evaluations.is_empty() {
@@ -166,6 +169,9 @@ fn evaluation_table(evaluations: &[Evaluated], plan: &Plan) -> String {
 
 /// The same as one JSON document.
 pub fn report_json(book: &Book, plan: &Plan) -> Value {
+    if evaluation::is_all(plan) {
+        return evaluation::report_json(book, plan);
+    }
     let score = |s: Option<SetScore>| {
         s.map(|s| json!({"success": s.success, "success_greedy": s.greedy, "tasks": s.tasks}))
     };

@@ -2,6 +2,7 @@
 //! dependency's version and features are decided. Looks at the manifests as
 //! cargo reads them, and at the sources where a boundary runs inside a crate.
 
+use agentgym_tests::files::files_below;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -197,15 +198,8 @@ fn versions_and_features_are_decided_at_the_root() {
 }
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            found.extend(sources(&path));
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            found.push(path);
-        }
-    }
+    let mut found = files_below(folder);
+    found.retain(|path| path.extension().is_some_and(|e| e == "rs"));
     found
 }
 

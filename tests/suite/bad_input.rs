@@ -1,10 +1,11 @@
 //! Bad input, typed as a user types it: each case ends with one clear message,
 //! a stable exit code, no panic and no backtrace, and a run that can go on.
 
+use agentgym_tests::files::files_below;
 use agentgym_tests::program::{finish, program, workspace};
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Output;
 use tempfile::TempDir;
 
@@ -236,17 +237,16 @@ fn a_damaged_policy_stops_the_run_until_it_is_repaired() {
     let whole = digest("s");
     let iteration = scene.path("s/runs/r/commits/00000001");
     std::fs::remove_dir_all(iteration).unwrap();
-    let policy = find(
-        &scene.path("s/runs/r/files/00000000/init"),
-        "model.safetensors",
-    );
-    let bytes = std::fs::read(&policy).unwrap();
+    let init = files_below(&scene.path("s/runs/r/files/00000000/init"));
+    let policy = init.iter().find(|path| path.ends_with("model.safetensors"));
+    let policy = policy.unwrap();
+    let bytes = std::fs::read(policy).unwrap();
     let mut flipped = bytes.clone();
     flipped[bytes.len() / 2] ^= 1;
     for damage in [Some(&flipped[..]), Some(&bytes[..100]), None] {
         match damage {
-            Some(bytes) => std::fs::write(&policy, bytes).unwrap(),
-            None => std::fs::remove_file(&policy).unwrap(),
+            Some(bytes) => std::fs::write(policy, bytes).unwrap(),
+            None => std::fs::remove_file(policy).unwrap(),
         }
         let said = scene.refuses(
             "run.yaml --store s",
@@ -259,7 +259,7 @@ fn a_damaged_policy_stops_the_run_until_it_is_repaired() {
         );
         assert_eq!(said.matches("is damaged").count(), 1, "told once: {said}");
     }
-    std::fs::write(&policy, &bytes).unwrap();
+    std::fs::write(policy, &bytes).unwrap();
     scene.succeeds("resume r --store s");
     assert_eq!(digest("s"), whole);
 }
@@ -397,21 +397,6 @@ fn a_port_that_is_taken() {
     refused(&line, &scene.program("agentgym-env", &line), 1, &["in use"]);
     let line = "textcraft --port 0 --recipes nowhere";
     refused(line, &scene.program("agentgym-env", line), 1, &["nowhere"]);
-}
-
-fn find(folder: &Path, name: &str) -> PathBuf {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            let below = find(&path, name);
-            if below.exists() {
-                return below;
-            }
-        } else if path.ends_with(name) {
-            return path;
-        }
-    }
-    folder.join(name)
 }
 
 fn http(status: &str, body: &str) -> Vec<u8> {

@@ -2,6 +2,7 @@
 //! killed, wiped, added or exchanged, the run ends with the same bytes, and
 //! nothing that was finished is done again.
 
+use agentgym_model::{Adapter, Device, Policy};
 use agentgym_storage::{RunId, Store};
 use agentgym_tests::program::{Running, finish, program};
 use agentgym_tests::redis::RedisServer;
@@ -150,11 +151,85 @@ async fn a_critic_survives_kills() {
     no_part_started_after_its_commit(store).await;
 }
 
+/// A Qwen3: no biases, norms of its own; sampled is scored there too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_qwen3_survives_kills() {
+    const MODEL: &str = "actor_rollout_ref.model.path=tiny?arch=qwen3&hidden=64&layers=2&vocab=512";
+    let whole = TempDir::new().unwrap();
+    let undisturbed = run_to_end(whole.path(), &[MODEL, "jobs.threads=2"]);
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    for wait in waits(31).take(4) {
+        let mut running = Running::start(submit(store, &[MODEL, "jobs.threads=1"]));
+        std::thread::sleep(wait);
+        running.has_ended();
+        running.kill();
+    }
+    assert_eq!(run_to_end(store, &[MODEL]), undisturbed);
+    no_part_started_after_its_commit(store).await;
+    let mut looked = program("agentgym-submit");
+    looked.args(["inspect", RUN, "4", "advantage", "--json"]);
+    looked.args(["--store", &store.display().to_string()]);
+    let text = said(looked).replace(char::is_whitespace, "");
+    assert!(text.contains("\"log_prob_mismatch_max\":0.0"), "{text}");
+}
+
+/// An adapter: its factors, its optimizer's state and its base come through, and
+/// it can be taken out alone or merged.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adapter_survives_kills_and_is_exported() {
+    let lora =
+        |store: &Path, bindings: &[&str]| submit_config("configs/lora.yaml", store, bindings);
+    let whole = TempDir::new().unwrap();
+    let undisturbed = end(lora(whole.path(), &["jobs.threads=2"]), whole.path());
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    for wait in waits(41).take(5) {
+        let mut running = Running::start(lora(store, &["jobs.threads=1"]));
+        std::thread::sleep(wait);
+        running.has_ended();
+        running.kill();
+    }
+    assert_eq!(end(lora(store, &[]), store), undisturbed);
+    no_part_started_after_its_commit(store).await;
+
+    let export = |to: &Path, more: &[&str]| {
+        let mut command = program("agentgym-submit");
+        let store = store.display().to_string();
+        command.args(["export", RUN, "--iteration", "3", "--store", &store]);
+        command.arg("--to").arg(to).args(more);
+        said(command)
+    };
+    let (both, alone) = (folder.path().join("both"), folder.path().join("alone"));
+    export(&both, &[]);
+    export(&alone, &["--adapter"]);
+    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/base");
+    let load = |folder: &Path| Policy::load(folder, &Device::cpu()).unwrap();
+    let (base, merged) = (load(&base), load(&both.join("policy_after")));
+    let adapter = Adapter::load(&alone.join("adapter_after"), base.config()).unwrap();
+    assert!(base.with_adapter(adapter).unwrap().weights() == merged.weights());
+    assert!(base.weights() != merged.weights());
+    assert!(both.join("adapter_before").exists() && both.join("optimizer_before").exists());
+    assert!(!alone.join("policy_after").exists());
+}
+
 /// Preferences: pairs, their order and the optimizer's state come through.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_preference_run_survives_kills() {
+    preferences_survive(&[]).await;
+}
+
+/// The same where an adapter learns them and the reference is its base.
+#[tokio::test(flavor = "multi_thread")]
+async fn preferences_of_an_adapter_survive_kills() {
+    preferences_survive(&["actor_rollout_ref.model.lora_rank=4"]).await;
+}
+
+async fn preferences_survive(options: &[&str]) {
     let whole = TempDir::new().unwrap();
-    let dpo = |store: &Path, bindings: &[&str]| submit_config("configs/dpo.yaml", store, bindings);
+    let dpo = |store: &Path, bindings: &[&str]| {
+        submit_config("configs/dpo.yaml", store, &[options, bindings].concat())
+    };
     let undisturbed = end(dpo(whole.path(), &["jobs.threads=2"]), whole.path());
     let folder = TempDir::new().unwrap();
     let store = folder.path();

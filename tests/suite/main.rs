@@ -13,3 +13,5 @@ mod architecture;
 mod bad_input;
 mod configs;
 mod durability;
+mod environments;
+mod evaluation;

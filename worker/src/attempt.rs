@@ -45,7 +45,7 @@ pub(crate) enum Ended {
     Declined(String),
 }
 
-/// Makes `part`, from its inputs to its commit.
+/// Makes `part`, from its inputs to its commit. `taken` is the highest attempt number known.
 ///
 /// # Errors
 /// Only what happens before the attempt is on record.
@@ -53,6 +53,7 @@ pub(crate) async fn run(
     bench: &Bench<'_>,
     state: &mut RunState,
     part: Part,
+    taken: u32,
 ) -> Result<(u32, Ended)> {
     let slot = state.slot(part.id);
     let mut inputs = Vec::new();
@@ -88,7 +89,7 @@ pub(crate) async fn run(
         code_version: code_version().to_owned(),
         plan_revision: state.plan.revision,
     };
-    let attempt = bench.store.start_attempt(&slot, &start).await?;
+    let attempt = bench.store.start_attempt(&slot, &start, taken).await?;
     let _ = bench.events.send(Event::Started {
         part: part.id,
         attempt: attempt.number,
@@ -168,7 +169,11 @@ async fn make(
         cancel: bench.drain.child_token(),
         resources: Arc::clone(bench.resources),
         journal: Journal::open(bench.store.clone(), slot.clone(), attempt.clone()),
-        replayed: Journal::replay(bench.store, &slot).await?,
+        // A first attempt has nothing to take up.
+        replayed: match attempt.number {
+            1 => Vec::new(),
+            _ => Journal::replay(bench.store, &slot).await?,
+        },
         scratch: scratch.path.clone(),
     };
     let mut outputs = Outputs::new(bench.store.clone(), slot.clone(), attempt.clone());

@@ -64,6 +64,13 @@ impl Report {
     pub fn set(&mut self, name: &str, value: impl Into<serde_json::Value>) {
         self.stats.insert(name.to_owned(), value.into());
     }
+
+    /// Adds `<what>_tokens` and `<what>_tokens_per_s`.
+    pub fn tokens(&mut self, what: &str, tokens: u64, seconds: f64) {
+        self.set(&format!("{what}_tokens"), tokens);
+        let rate = tokens as f64 / seconds.max(1e-9);
+        self.set(&format!("{what}_tokens_per_s"), rate);
+    }
 }
 
 /// What a worker tells its followers.

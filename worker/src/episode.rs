@@ -5,20 +5,26 @@
 //! Three promises. Ids are kept as sampled and the loss mask says who produced
 //! them (I6). A budget ends an episode before it is exceeded, with an outcome
 //! of its own; nothing is cut silently. An environment's failure is never a
-//! reward of zero (I8): the episode is played again from the start with the
-//! same random stream, and if that does not help it becomes an `env_fault`.
+//! reward of zero (I8): the episode is taken up in a fresh session
+//! ([`take_up`]), or else played again from the start with the same random
+//! stream, and if that does not help it becomes an `env_fault`.
 
-use crate::decoder::{Decoder, Sequence as DecoderSequence};
+mod take_up;
+mod transcript;
+
+use crate::decoder::Decoder;
 use crate::environments::Environment;
 use crate::{Beat, Error, Result};
-use agentgym_envs::spec::first_message;
+use agentgym_envs::spec::{Actions, first_message};
 use agentgym_envs::{EnvError, Session, StepOutput};
-use agentgym_jobs::episode::{Episode, Finish, Outcome, Parse, Sequence, Task, Turn};
-use agentgym_model::{Message, Policy, Role, Sampling};
+use agentgym_jobs::config::AgentGym;
+use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Finish, Outcome, Parse, Task, Turn};
+use agentgym_model::{Policy, Sampling};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use transcript::Transcript;
 
 /// What all episodes of a part have in common.
 pub(crate) struct Player {
@@ -36,6 +42,8 @@ pub(crate) struct Player {
     pub(crate) beat: Beat,
     /// Microseconds inside environment calls, summed over episodes.
     pub(crate) env_us: AtomicU64,
+    /// Times that an episode was taken up in a fresh session.
+    pub(crate) taken_up: AtomicU64,
 }
 
 /// The limits of an episode.
@@ -51,11 +59,12 @@ pub(crate) struct Rules {
     pub(crate) context_tokens_max: usize,
     /// Most sampled tokens per turn.
     pub(crate) turn_tokens_max: usize,
-    /// Instead of the environment's own instruction.
-    pub(crate) instruction: Option<String>,
+    /// What the policy is told, how much it sees, and what is noted.
+    pub(crate) gym: AgentGym,
     /// An attempt at an episode that takes longer is a fault.
     pub(crate) deadline: Duration,
-    /// Times that a faulted episode is played again.
+    /// Times that a faulted episode is played again, and that a fault in the
+    /// middle of it is answered with a fresh session.
     pub(crate) fault_retries: u32,
 }
 
@@ -72,6 +81,25 @@ pub(crate) struct Request {
     pub(crate) stream: [u8; 32],
     /// Temperature and the like.
     pub(crate) sampling: Sampling,
+}
+
+impl Request {
+    /// The record of an episode that the environment spoiled.
+    pub(crate) fn spoiled(&self, fault: String) -> Episode {
+        Episode {
+            task: self.task.clone(),
+            group: self.group,
+            sample: self.sample,
+            outcome: Outcome::EnvFault,
+            success: false,
+            reward: 0.0,
+            prompt: String::new(),
+            sequences: vec![],
+            turns: vec![],
+            fault: Some(fault),
+            extra: vec![],
+        }
+    }
 }
 
 /// How playing can end without an episode.
@@ -116,19 +144,7 @@ impl Player {
             }
             tracing::warn!(task = %request.task, sample = request.sample, fault, "environment fault");
         }
-        Ok(Episode {
-            task: request.task.clone(),
-            group: request.group,
-            sample: request.sample,
-            outcome: Outcome::EnvFault,
-            success: false,
-            reward: 0.0,
-            prompt: String::new(),
-            sequences: vec![],
-            turns: vec![],
-            fault: Some(fault),
-            extra: vec![],
-        })
+        Ok(request.spoiled(fault))
     }
 
     async fn attempt(&self, request: &Request) -> Result<Episode, Interruption> {
@@ -158,15 +174,12 @@ impl Player {
         environment: &Environment,
         session: &mut Session,
     ) -> Result<Episode, Interruption> {
-        let instruction = self
-            .rules
-            .instruction
-            .as_deref()
-            .unwrap_or(environment.spec.instruction);
-        let prompt = first_message(instruction, session.observation());
-        let mut table = Transcript::start(&self.policy, &self.rules, request, &prompt)?;
-        let seat = self.decoder.open();
+        let instruction = self.rules.gym.instruction_of(environment.spec.instruction);
+        let first = session.observation().to_owned();
+        let prompt = first_message(&instruction, &first);
+        let mut table = Transcript::start(self, request, &prompt)?;
         let mut turns: Vec<Turn> = Vec::new();
+        let mut available: Vec<Option<Vec<String>>> = Vec::new();
         // The environment's last word; an answer that the client gave by itself
         // says nothing about the task and takes no reward away.
         let (mut reward, mut success) = (0.0, false);
@@ -175,20 +188,29 @@ impl Player {
                 break Outcome::Horizon;
             }
             if let Some(turn) = turns.last()
-                && !table.observe(&self.policy, turn.finish == Finish::Eos, &turn.observation)?
+                && !table.observe(self, turn.finish == Finish::Eos, &turn.observation)?
             {
                 break Outcome::Length;
             }
-            let Some(mut turn) = table
-                .sample(self, &seat, request, turns.len() as u32)
-                .await?
-            else {
+            if self.rules.gym.record_actions {
+                let listed = self.timed(session.available_actions()).await;
+                available.push(listed.map_err(|e| Interruption::Fault(e.to_string()))?);
+            }
+            let Some(mut turn) = table.sample(self, request, turns.len() as u32).await? else {
                 break Outcome::Length;
             };
-            let step = self
-                .timed(session.step(&turn.text))
-                .await
-                .map_err(|e| Interruption::Fault(e.to_string()))?;
+            let step = match self.timed(session.step(&turn.text)).await {
+                Ok(step) => step,
+                Err(error) => {
+                    let played = take_up::Played {
+                        item_id: request.task.item_id,
+                        prompt: &first,
+                        turns: &turns,
+                    };
+                    self.take_up(environment, session, played, &turn.text, error)
+                        .await?
+                }
+            };
             if !step.local {
                 (reward, success) = (step.reward, step.success);
                 turn.reward = Some(step.reward);
@@ -214,10 +236,10 @@ impl Player {
             success,
             reward,
             prompt,
-            sequences: vec![table.sequence],
+            sequences: table.into_sequences(),
+            extra: extra(environment, available, turns.len()),
             turns,
             fault: None,
-            extra: vec![],
         })
     }
 
@@ -233,136 +255,28 @@ impl Player {
     }
 }
 
+/// What was noted beside the turns. Where the observations hold the actions
+/// themselves, nothing is written twice.
+fn extra(
+    environment: &Environment,
+    mut available: Vec<Option<Vec<String>>>,
+    turns: usize,
+) -> Vec<(String, String)> {
+    // The last list may belong to a turn for which there was no room.
+    available.truncate(turns);
+    let in_text = matches!(environment.spec.actions, Actions::InText(_));
+    if in_text || available.iter().all(Option::is_none) {
+        return vec![];
+    }
+    let text = serde_json::to_string(&available).expect("lists of texts are plain JSON");
+    vec![(AVAILABLE_ACTIONS.to_owned(), text)]
+}
+
 fn parse(step: &StepOutput) -> Parse {
     match &step.parsed {
         parsed if !parsed.found || parsed.action.is_none() => Parse::Invalid,
         parsed if parsed.normalised => Parse::Normalised,
         _ => Parse::Clean,
-    }
-}
-
-/// The tokens of an episode while it is played.
-struct Transcript {
-    sequence: Sequence,
-    /// Tokens that the engine has not been given yet: from here to the end.
-    unsent: usize,
-    /// Longest sequence that the budgets allow.
-    tokens_max: usize,
-}
-
-impl Transcript {
-    fn start(policy: &Policy, rules: &Rules, request: &Request, prompt: &str) -> Result<Self> {
-        let message = Message {
-            role: Role::User,
-            content: prompt.to_owned(),
-        };
-        let ids = policy.chat().prompt_ids(policy.tokenizer(), &[message])?;
-        for (key, limit, needed) in [
-            ("data.max_prompt_length", rules.prompt_tokens_max, ids.len()),
-            (
-                "actor_rollout_ref.rollout.max_model_len",
-                rules.context_tokens_max,
-                ids.len() + 1,
-            ),
-        ] {
-            if needed > limit {
-                return Err(Error::stage(format!(
-                    "task {}: its prompt has {} tokens, {key} = {limit} is too small; raise it or leave the task out",
-                    request.task,
-                    ids.len()
-                )));
-            }
-        }
-        let tokens_max = rules
-            .context_tokens_max
-            .min(ids.len() + rules.response_tokens_max);
-        let mut transcript = Self {
-            sequence: Sequence::default(),
-            unsent: 0,
-            tokens_max,
-        };
-        transcript.append_context(&ids);
-        Ok(transcript)
-    }
-
-    fn append_context(&mut self, ids: &[u32]) {
-        self.sequence.token_ids.extend_from_slice(ids);
-        self.sequence
-            .loss_mask
-            .resize(self.sequence.token_ids.len(), false);
-        self.sequence
-            .sampled_log_probs
-            .resize(self.sequence.token_ids.len(), 0.0);
-    }
-
-    /// Appends the environment's answer; false if that would leave no room for
-    /// a reply, in which case nothing is appended.
-    fn observe(
-        &mut self,
-        policy: &Policy,
-        ended_with_eos: bool,
-        observation: &str,
-    ) -> Result<bool> {
-        let ids = policy
-            .chat()
-            .observation_ids(policy.tokenizer(), ended_with_eos, observation)?;
-        let fits = self.sequence.token_ids.len() + ids.len() < self.tokens_max;
-        if fits {
-            self.append_context(&ids);
-        }
-        Ok(fits)
-    }
-
-    /// Samples the policy's next message; `None` if there is no room for one.
-    async fn sample(
-        &mut self,
-        player: &Player,
-        seat: &DecoderSequence,
-        request: &Request,
-        turn: u32,
-    ) -> Result<Option<Turn>> {
-        let policy = &player.policy;
-        let start = self.sequence.token_ids.len();
-        let room = self.tokens_max.saturating_sub(start);
-        if room == 0 {
-            return Ok(None);
-        }
-        let done = seat
-            .turn(agentgym_model::Turn {
-                sequence: seat.id(),
-                append: self.sequence.token_ids[self.unsent..].to_vec(),
-                stream: request.stream,
-                turn,
-                sampling: request.sampling,
-                tokens_max: room.min(player.rules.turn_tokens_max),
-                stop_ids: policy.eos_ids().to_vec(),
-            })
-            .await?;
-        let ended = done.finish == agentgym_model::Finish::Eos;
-        // The engine keeps what it sampled; the next turn appends behind it.
-        self.sequence.token_ids.extend_from_slice(&done.token_ids);
-        self.sequence
-            .loss_mask
-            .resize(self.sequence.token_ids.len(), true);
-        self.sequence
-            .sampled_log_probs
-            .extend_from_slice(&done.log_probs);
-        let context = (self.unsent as u32, start as u32);
-        self.unsent = self.sequence.token_ids.len();
-        let text_ids = done.token_ids.len() - usize::from(ended);
-        Ok(Some(Turn {
-            sequence: 0,
-            context,
-            policy: (start as u32, self.unsent as u32),
-            text: policy.tokenizer().decode(&done.token_ids[..text_ids], true),
-            action: None,
-            parse: Parse::Invalid,
-            observation: String::new(),
-            reward: None,
-            done: false,
-            finish: if ended { Finish::Eos } else { Finish::Length },
-            policy_iteration: player.policy_iteration,
-        }))
     }
 }
 

@@ -4,13 +4,13 @@
 
 use crate::{Result, guard};
 use agentgym_jobs::Error as JobsError;
-use agentgym_jobs::pipeline::{PartId, Stage, parts};
+use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::planner::{Frontier, Progress};
 use agentgym_jobs::queue::{Job, Queue};
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Manifest, RunId, Slot, Store};
 use futures::{StreamExt, TryStreamExt, stream};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +26,8 @@ pub struct RunState {
     /// Commits seen.
     pub progress: Progress,
     manifests: BTreeMap<PartId, Arc<Manifest>>,
+    /// Parts that this process has pushed since it began.
+    offered: BTreeSet<PartId>,
     /// What the stop guard has read so far.
     pub(crate) history: guard::History,
 }
@@ -83,6 +85,7 @@ impl RunState {
             plan,
             progress: Progress::default(),
             manifests: BTreeMap::new(),
+            offered: BTreeSet::new(),
             history: guard::History::new(),
         };
         state.catch_up().await?;
@@ -97,6 +100,7 @@ impl RunState {
             plan: Arc::clone(&self.plan),
             progress: self.progress.clone(),
             manifests: self.manifests.clone(),
+            offered: BTreeSet::new(),
             history: guard::History::new(),
         }
     }
@@ -141,17 +145,17 @@ impl RunState {
         Ok(())
     }
 
-    /// Lists the commits of the iterations in flight and plans anew.
+    /// Lists the commits of the iterations in flight, each once, and plans anew.
     pub async fn refresh(&mut self) -> Result<Frontier> {
+        let mut listed = BTreeSet::new();
         loop {
             let frontier = self.progress.frontier(&self.plan);
-            if self
-                .list(frontier.iterations.iter().copied().collect())
-                .await?
-                == 0
-            {
+            let new: Vec<u32> = frontier.iterations.difference(&listed).copied().collect();
+            if new.is_empty() {
                 return Ok(frontier);
             }
+            listed.extend(&new);
+            self.list(new).await?;
         }
     }
 
@@ -213,14 +217,21 @@ impl RunState {
         &mut self,
         queue: &Queue,
         frontier: &Frontier,
-        running: &std::collections::BTreeSet<PartId>,
+        running: &BTreeSet<PartId>,
     ) -> Result<Option<String>> {
-        for part in frontier
-            .runnable
-            .iter()
-            .filter(|p| !running.contains(&p.id))
-        {
-            let attempts = self.store.attempts(&self.slot(part.id)).await?;
+        let mut wanted: BTreeMap<u32, BTreeSet<Slot>> = BTreeMap::new();
+        let idle = |part: &&Part| !running.contains(&part.id);
+        for part in frontier.runnable.iter().filter(idle) {
+            let slots = wanted.entry(part.id.iteration).or_default();
+            slots.insert(self.slot(part.id));
+        }
+        let mut known = BTreeMap::new();
+        for (iteration, slots) in &wanted {
+            let run = &self.plan.run;
+            known.append(&mut self.store.attempts_of(run, *iteration, slots).await?);
+        }
+        for part in frontier.runnable.iter().filter(idle) {
+            let attempts = known.remove(&self.slot(part.id)).unwrap_or_default();
             if let Some(message) = self.exhausted(part.id, &attempts) {
                 return Ok(Some(message));
             }
@@ -232,8 +243,30 @@ impl RunState {
                 Some(_) => Duration::ZERO,
             };
             queue.enqueue(part.id.stage.name(), &job, delay).await?;
+            self.offered.insert(part.id);
         }
         Ok(None)
+    }
+
+    /// Pushes what this process has not pushed yet, without a look at the store: what a commit
+    /// has just made possible has no attempts. Where another worker was quicker, the queue
+    /// holds the same key or the claim is taken. Whatever goes wrong, [`Self::enqueue`] heals.
+    ///
+    /// # Errors
+    /// The queue fails.
+    pub async fn enqueue_new(&mut self, queue: &Queue, frontier: &Frontier) -> Result<()> {
+        for part in &frontier.runnable {
+            if self.offered.insert(part.id) {
+                let job = self.job(part.id, 0);
+                queue
+                    .enqueue(part.id.stage.name(), &job, Duration::ZERO)
+                    .await?;
+            }
+        }
+        // What is committed is never asked for again.
+        let first = frontier.iterations.first().copied().unwrap_or(0);
+        self.offered.retain(|id| id.iteration >= first);
+        Ok(())
     }
 
     /// The queue's view of a part.
@@ -292,7 +325,7 @@ impl RunState {
     }
 
     /// The parts of an iteration.
-    pub fn parts(&self, iteration: u32) -> Vec<agentgym_jobs::pipeline::Part> {
+    pub fn parts(&self, iteration: u32) -> Vec<Part> {
         parts(&self.plan, iteration)
     }
 }

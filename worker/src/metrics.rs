@@ -60,6 +60,8 @@ pub(crate) struct EpisodeSummary {
     pub(crate) outcomes: BTreeMap<&'static str, usize>,
     /// Episodes that the environment spoiled.
     pub(crate) env_faults: usize,
+    /// Their share.
+    pub(crate) env_fault_rate: f64,
 }
 
 impl EpisodeSummary {
@@ -71,7 +73,13 @@ impl EpisodeSummary {
         for episode in episodes {
             *outcomes.entry(outcome_name(episode.outcome)).or_default() += 1;
         }
+        let env_faults = episodes
+            .iter()
+            .filter(|e| e.outcome == Outcome::EnvFault)
+            .count();
         Self {
+            env_faults,
+            env_fault_rate: env_faults as f64 / episodes.len().max(1) as f64,
             episodes: episodes.len(),
             success: average(|e| f64::from(u8::from(e.success))),
             reward: average(|e| e.reward),
@@ -84,10 +92,6 @@ impl EpisodeSummary {
                 .map(|s| s.loss_tokens())
                 .sum(),
             outcomes,
-            env_faults: episodes
-                .iter()
-                .filter(|e| e.outcome == Outcome::EnvFault)
-                .count(),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! bytes share one copy.
 
 use crate::Result;
-use agentgym_model::{Critic, Device, Policy};
+use agentgym_model::{Adapter, Critic, Device, Policy};
 use agentgym_storage::{Artifact, Inputs};
 use std::path::Path;
 use std::sync::Arc;
@@ -15,6 +15,9 @@ pub(crate) const POLICY: &str = "policy";
 
 /// Prefix of a critic's artifacts.
 pub(crate) const CRITIC: &str = "critic";
+
+/// Prefix of an adapter's artifacts.
+pub(crate) const ADAPTER: &str = "adapter";
 
 /// A model that can be kept.
 pub trait Resident: Sized + Send + Sync + 'static {
@@ -76,43 +79,102 @@ impl<T: Resident> Models<T> {
     /// # Errors
     /// A damaged artifact, or a folder that the model crate refuses.
     pub async fn get(&self, device: &Device, inputs: &Inputs, input: &str) -> Result<Arc<T>> {
-        let key = fingerprint::<T>(inputs.artifacts(input)?);
+        let key = fingerprint(T::PREFIX, inputs.artifacts(input)?);
         // Held while loading, so that two attempts do not load the same twice.
         let mut kept = self.kept.lock().await;
-        if let Some(at) = kept.iter().position(|(k, _)| *k == key) {
-            let hit = kept.remove(at);
-            let model = Arc::clone(&hit.1);
-            kept.push(hit);
+        if let Some(model) = recall(&mut kept, key) {
             return Ok(model);
         }
         let folder = inputs.folder(input, T::PREFIX).await?;
         let device = device.clone();
         let model = crate::stages::blocking(move || Ok(T::load(folder.path(), &device)?)).await?;
         let model = Arc::new(model);
-        remember(&mut kept, key, Arc::clone(&model));
+        remember(&mut kept, key, Arc::clone(&model), T::KEPT);
         Ok(model)
     }
 
     /// Keeps a model that was written as `artifacts`.
     pub async fn insert(&self, artifacts: &[Artifact], model: Arc<T>) {
         let mut kept = self.kept.lock().await;
-        let key = fingerprint::<T>(artifacts);
+        let key = fingerprint(T::PREFIX, artifacts);
         kept.retain(|(k, _)| *k != key);
-        remember(&mut kept, key, model);
+        remember(&mut kept, key, model, T::KEPT);
     }
 }
 
-fn remember<T: Resident>(kept: &mut Vec<(blake3::Hash, Arc<T>)>, key: blake3::Hash, model: Arc<T>) {
+impl Policies {
+    /// The adapter in the commit `input` on the policy in the commit `base`, which
+    /// is kept as well: the next adapter needs it too.
+    ///
+    /// # Errors
+    /// A damaged artifact, or a folder that the model crate refuses.
+    pub(crate) async fn adapted(
+        &self,
+        device: &Device,
+        inputs: &Inputs,
+        (base, input): (&str, &str),
+    ) -> Result<Arc<Policy>> {
+        let key = fingerprint_adapted(inputs.artifacts(base)?, inputs.artifacts(input)?);
+        if let Some(model) = recall(&mut *self.kept.lock().await, key) {
+            return Ok(model);
+        }
+        let plain = self.get(device, inputs, base).await?;
+        let mut kept = self.kept.lock().await;
+        if let Some(model) = recall(&mut kept, key) {
+            return Ok(model);
+        }
+        let folder = inputs.folder(input, ADAPTER).await?;
+        let model = crate::stages::blocking(move || {
+            let adapter = Adapter::load(folder.path(), plain.config())?;
+            Ok(plain.with_adapter(adapter)?)
+        });
+        let model = Arc::new(model.await?);
+        remember(&mut kept, key, Arc::clone(&model), Policy::KEPT + 1);
+        Ok(model)
+    }
+
+    /// Keeps a policy whose adapter was written as `artifacts`.
+    pub(crate) async fn insert_adapted(
+        &self,
+        base: &[Artifact],
+        artifacts: &[Artifact],
+        policy: Arc<Policy>,
+    ) {
+        let mut kept = self.kept.lock().await;
+        let key = fingerprint_adapted(base, artifacts);
+        kept.retain(|(k, _)| *k != key);
+        remember(&mut kept, key, policy, Policy::KEPT + 1);
+    }
+}
+
+type Kept<T> = Vec<(blake3::Hash, Arc<T>)>;
+
+/// The model of this key, which is now the one used last.
+fn recall<T>(kept: &mut Kept<T>, key: blake3::Hash) -> Option<Arc<T>> {
+    let at = kept.iter().position(|(k, _)| *k == key)?;
+    let hit = kept.remove(at);
+    let model = Arc::clone(&hit.1);
+    kept.push(hit);
+    Some(model)
+}
+
+fn remember<T>(kept: &mut Kept<T>, key: blake3::Hash, model: Arc<T>, at_once: usize) {
     kept.push((key, model));
-    if kept.len() > T::KEPT {
+    if kept.len() > at_once {
         kept.remove(0);
     }
 }
 
-/// Hash over names and digests of the model's files.
-fn fingerprint<T: Resident>(artifacts: &[Artifact]) -> blake3::Hash {
+/// Hash over the files of an adapter and of its base.
+fn fingerprint_adapted(base: &[Artifact], artifacts: &[Artifact]) -> blake3::Hash {
+    let both = [fingerprint(POLICY, base), fingerprint(ADAPTER, artifacts)];
+    blake3::hash(&both.map(|hash| *hash.as_bytes()).concat())
+}
+
+/// Hash over names and digests of the files below a prefix.
+fn fingerprint(prefix: &str, artifacts: &[Artifact]) -> blake3::Hash {
     let own = |name: &str| {
-        name.strip_prefix(T::PREFIX)
+        name.strip_prefix(prefix)
             .is_some_and(|rest| rest.starts_with('/'))
     };
     let mut lines: Vec<String> = artifacts

@@ -50,6 +50,15 @@ pub struct WorkerOptions {
     pub cache_dir: PathBuf,
 }
 
+/// How much of what can run a worker looks at.
+#[derive(Clone, Copy)]
+enum Look {
+    /// What has become possible: after every commit.
+    New,
+    /// Everything, with its attempts: now and then, since pushes, claims and workers get lost.
+    All,
+}
+
 struct Worker {
     options: WorkerOptions,
     resources: Arc<Resources>,
@@ -198,17 +207,18 @@ impl Worker {
             part: job.part,
         };
         let shared = self.state(&run).await?;
-        let (part, message) = {
+        let (part, taken, message) = {
             let mut state = shared.lock().await;
             if state.manifest(id).await?.is_some() {
                 drop(state);
-                return self.plan(&shared).await;
+                return self.plan(&shared, Look::New).await;
             }
             let attempts = self.options.store.attempts(&state.slot(id)).await?;
             let part = parts(&state.plan, id.iteration)
                 .into_iter()
                 .find(|p| p.id == id);
-            (part, state.exhausted(id, &attempts))
+            let taken = attempts.last().map_or(0, |last| last.number);
+            (part, taken, state.exhausted(id, &attempts))
         };
         if let Some(message) = message {
             self.stop_run(&run, message, Cause::Part);
@@ -234,7 +244,7 @@ impl Worker {
             drain: &self.drain,
         };
         let ended = {
-            let attempt = attempt::run(&bench, &mut own, part);
+            let attempt = attempt::run(&bench, &mut own, part, taken);
             tokio::pin!(attempt);
             let lease = Duration::from_secs(self.options.queue.options().lease_ttl_s);
             loop {
@@ -274,7 +284,7 @@ impl Worker {
                 state.progress.insert(id);
                 state.remember(id, manifest);
                 drop(state);
-                self.plan(shared).await
+                self.plan(shared, Look::New).await
             }
             Ended::Drained => Ok(()),
             Ended::Declined(reason) => {
@@ -325,7 +335,7 @@ impl Worker {
     }
 
     /// Lists what is new, pushes what can run, ends the worker when all is done.
-    async fn plan(&self, shared: &Arc<Mutex<RunState>>) -> Result<()> {
+    async fn plan(&self, shared: &Arc<Mutex<RunState>>, look: Look) -> Result<()> {
         let mut state = shared.lock().await;
         let frontier = state.refresh().await?;
         let run = state.plan.run.clone();
@@ -343,13 +353,16 @@ impl Worker {
             self.stop_run(&run, message, Cause::Part);
             return Ok(());
         }
-        let running = self.running().clone();
-        if let Some(message) = state
-            .enqueue(&self.options.queue, &frontier, &running)
-            .await?
-        {
-            drop(state);
-            self.stop_run(&run, message, Cause::Part);
+        let queue = &self.options.queue;
+        match look {
+            Look::New => state.enqueue_new(queue, &frontier).await?,
+            Look::All => {
+                let running = self.running().clone();
+                if let Some(message) = state.enqueue(queue, &frontier, &running).await? {
+                    drop(state);
+                    self.stop_run(&run, message, Cause::Part);
+                }
+            }
         }
         self.out_of_trouble();
         Ok(())
@@ -387,7 +400,7 @@ impl Worker {
             }
             let shared = self.state(&run).await?;
             shared.lock().await.refresh_plan().await?;
-            self.plan(&shared).await?;
+            self.plan(&shared, Look::All).await?;
         }
         Ok(())
     }

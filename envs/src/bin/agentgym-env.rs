@@ -143,6 +143,9 @@ impl<const PORT: u16> Listen<PORT> {
         let options = ServerOptions {
             session_ttl_s: self.ttl_s,
             sessions_max: self.sessions_max,
+            // Numbers that no earlier process has given: a client that knew that one must not
+            // find another's session behind its own number.
+            first_id: unix_ms(),
         };
         let server = serve(served, SocketAddr::new(self.host, self.port), options).await?;
         // On stdout and at once: whoever starts the server waits for this line.
@@ -153,6 +156,13 @@ impl<const PORT: u16> Listen<PORT> {
         server.stop().await;
         Ok(())
     }
+}
+
+/// Milliseconds since 1970; exact in a JSON number for some hundred thousand years.
+fn unix_ms() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Without an option: the built-in recipe table.

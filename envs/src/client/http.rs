@@ -1,11 +1,17 @@
 //! One request to one server: limits on time and size, repetition, and a typed error for
 //! everything that can come back instead of a JSON reply.
 //!
+//! A refused connection means that the server's process was gone. The original servers count
+//! sessions from 0 again when they start, so that a number from before may be another's by
+//! now: calls that name a session are not repeated then, and the server remembers how often
+//! this happened.
+//!
 //! Two habits of the original servers shape it. They drop idle connections after 5 s, and a
 //! model often thinks longer than that: idle connections are given up after 4 s. And they drop
 //! a connection after a 500 without saying so: after such a reply the whole pool is replaced,
 //! so that no later step meets a dead connection.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -83,6 +89,8 @@ pub(super) struct Server {
     options: ClientOptions,
     http: RwLock<reqwest::Client>,
     counters: Arc<Counters>,
+    /// Connections that were refused.
+    gone: AtomicU64,
 }
 
 impl Server {
@@ -117,7 +125,13 @@ impl Server {
             http: RwLock::new(connections(&options, is_local)?),
             options,
             counters,
+            gone: AtomicU64::new(0),
         })
+    }
+
+    /// How often nobody listened. Sessions opened before the last time are lost.
+    pub(super) fn gone(&self) -> u64 {
+        self.gone.load(Ordering::Relaxed)
     }
 
     pub(super) fn name(&self, endpoint: &'static str) -> Call {
@@ -137,9 +151,10 @@ impl Server {
         error
     }
 
-    /// Asks and reads a JSON reply. The error that is returned has been counted.
+    /// Asks about a session and reads a JSON reply. The error that is returned has been counted.
     pub(super) async fn call(&self, ask: Ask<'_>, repeat: Repeat) -> Result<Value, EnvError> {
         let mut attempt = 1;
+        let gone = self.gone();
         loop {
             let error = match self.try_call(ask, attempt).await {
                 Ok(reply) => {
@@ -152,7 +167,7 @@ impl Server {
                 Repeat::Always => error.verdict() == Verdict::Retry,
                 Repeat::IfNotRun => matches!(error, EnvError::Unreachable { .. }),
             };
-            if !may_repeat || attempt >= self.options.attempts_max {
+            if !may_repeat || self.gone() != gone || attempt >= self.options.attempts_max {
                 self.counters.fault(&error);
                 return Err(error);
             }
@@ -242,6 +257,9 @@ impl Server {
     fn failed(&self, endpoint: &'static str, error: &reqwest::Error, attempts: u32) -> EnvError {
         let call = self.name(endpoint);
         if error.is_connect() {
+            if is_refused(error) {
+                self.gone.fetch_add(1, Ordering::Relaxed);
+            }
             return EnvError::Unreachable {
                 call,
                 found: causes(error),
@@ -285,6 +303,18 @@ fn connections(options: &ClientOptions, is_local: bool) -> Result<reqwest::Clien
     builder
         .build()
         .map_err(|error| EnvError::Client(causes(&error)))
+}
+
+fn is_refused(error: &reqwest::Error) -> bool {
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = cause {
+        let kind = error.downcast_ref::<std::io::Error>().map(|e| e.kind());
+        if kind == Some(std::io::ErrorKind::ConnectionRefused) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// The innermost cause: what the operating system said.

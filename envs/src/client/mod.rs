@@ -1,7 +1,7 @@
 //! Drives any AgentGym server through its specification.
 //!
 //! What it promises: a call ends, with a typed error if need be; a step is sent again only if
-//! it cannot have run; a session that was opened is closed (or, where opening one is dear,
+//! it cannot have run and the server was there all the time; a session that was opened is closed (or, where opening one is dear,
 //! kept for the next episode), also when it is dropped or its opening fails half-way; and all
 //! of this is counted. With several servers of one kind a session goes to the least loaded of
 //! those that answer. Cheap to clone, made to be shared by many episodes at once.
@@ -126,12 +126,19 @@ impl EnvClient {
                 Err(error) => return Err(error),
             }
         }
-        let (place, id) = inner.create(item_id).await?;
-        inner.counters.note(|counters| counters.opened += 1);
-        // From here on the session is closed whatever happens, cancellation included.
-        let mut session = Session::new(Arc::clone(inner), place, id);
-        session.reset(item_id).await?;
-        Ok(session)
+        let mut attempt = 1;
+        loop {
+            let (place, id) = inner.create(item_id).await?;
+            inner.counters.note(|counters| counters.opened += 1);
+            // From here on the session is closed whatever happens, cancellation included.
+            let mut session = Session::new(Arc::clone(inner), place, id);
+            match session.reset(item_id).await {
+                Ok(()) => return Ok(session),
+                // A server that was started again needs a new session, not another reset.
+                Err(_) if session.is_lost() && attempt < inner.attempts_max => attempt += 1,
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Closes the sessions that are kept for later episodes, and waits until closes that were
@@ -295,7 +302,13 @@ async fn close(
     let body = json!({ spec.id_key: id });
     let ask = Ask::post("/close", Some(&body));
     let retries = counters.snapshot().retries;
+    let gone = place.server().gone();
     match place.server().call(ask, Repeat::Always).await {
+        // The session ended with its server.
+        Err(_) if place.server().gone() != gone => {
+            counters.note(|counters| counters.closed += 1);
+            Ok(())
+        }
         Err(error) => {
             counters.note(|counters| counters.leaked += 1);
             tracing::warn!(%error, "a session may have been left open");

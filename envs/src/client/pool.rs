@@ -37,8 +37,8 @@ struct Host {
 
 #[derive(Default)]
 struct State {
-    /// Sessions left by earlier episodes.
-    idle: Vec<Value>,
+    /// Sessions left by earlier episodes, with the server's `gone` when they were opened.
+    idle: Vec<(Value, u64)>,
     avoided_until: Option<Instant>,
     next_creation: Option<Instant>,
 }
@@ -115,7 +115,12 @@ impl Pool {
         let mut hosts: Vec<&Arc<Host>> = self.hosts.iter().collect();
         hosts.sort_by_key(|host| host.load.load(Ordering::Relaxed));
         hosts.into_iter().find_map(|host| {
-            let id = host.state().idle.pop()?;
+            let gone = host.server.gone();
+            let mut state = host.state();
+            // Those from before a restart are lost.
+            state.idle.retain(|(_, born)| *born == gone);
+            let (id, _) = state.idle.pop()?;
+            drop(state);
             Some((Place::new(host, self.avoid), id))
         })
     }
@@ -160,8 +165,8 @@ impl Place {
     }
 
     /// Leaves the session to a later episode.
-    pub(super) fn keep(&self, id: Value) {
-        self.host.state().idle.push(id);
+    pub(super) fn keep(&self, id: Value, born: u64) {
+        self.host.state().idle.push((id, born));
     }
 }
 

@@ -9,7 +9,7 @@ use super::http::{Ask, Repeat};
 use super::pool::Place;
 use crate::error::EnvError;
 use crate::parser::Parsed;
-use crate::spec::{Actions, FirstObservation, Fixed, RewardRule};
+use crate::spec::{Actions, DoneRule, FirstObservation, Fixed, RewardRule};
 
 /// What a step brought.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +37,8 @@ pub struct Session {
     /// `None` once closed.
     place: Option<Place>,
     id: Value,
+    /// The server's `gone` when the session was opened.
+    born: u64,
     first: String,
     latest: String,
     /// From the latest reply, where actions are listed there.
@@ -52,6 +54,7 @@ impl Session {
     pub(super) fn new(inner: Arc<Inner>, place: Place, id: Value) -> Self {
         Self {
             inner,
+            born: place.server().gone(),
             place: Some(place),
             id,
             first: String::new(),
@@ -125,10 +128,7 @@ impl Session {
         match self.inner.spec.actions {
             Actions::None => Ok(None),
             Actions::InReply(_) => Ok(self.listed.clone()),
-            Actions::InText(marker) => Ok(self
-                .latest
-                .rsplit_once(marker)
-                .and_then(|(_, list)| serde_json::from_str(list.lines().next()?).ok())),
+            actions @ Actions::InText(_) => Ok(actions.in_text(&self.latest)),
             Actions::Endpoint { path, with_id } => {
                 let query = with_id.then_some((self.inner.spec.id_key, &self.id));
                 let ask = Ask::get(path, query);
@@ -193,6 +193,14 @@ impl Session {
                 self.reward
             }
         };
+        let success = spec.success.holds(reward);
+        if spec.done_rule == DoneRule::WhenSolved && done != success {
+            let what = match done {
+                true => "an end of the episode without a solution",
+                false => "a solution that does not end the episode",
+            };
+            return Err(self.protocol("/step", what, &reply));
+        }
         self.read_actions(&reply);
         self.latest.clone_from(&observation);
         (self.finished, self.sound) = (done, true);
@@ -200,7 +208,7 @@ impl Session {
             observation,
             reward,
             done,
-            success: spec.success.holds(reward),
+            success,
             action: Some(action),
             parsed,
             local: false,
@@ -212,11 +220,26 @@ impl Session {
         if self.inner.spec.reuse && self.sound {
             return Ok(());
         }
+        if self.is_lost() {
+            self.forget();
+            return Ok(());
+        }
         // The place stays until the reply is there: a caller that is cancelled while it waits
         // leaves the close to `drop`. Closing twice is harmless.
         let closed = self.inner.close(self.place(), &self.id).await;
         self.place = None;
         closed
+    }
+
+    /// The server was gone in between: the session is, too, and its number may be another's.
+    pub(super) fn is_lost(&self) -> bool {
+        self.place().server().gone() != self.born
+    }
+
+    /// Lets go of a session that ended with its server.
+    fn forget(&mut self) {
+        self.place = None;
+        self.inner.counters.note(|counters| counters.closed += 1);
     }
 
     fn place(&self) -> &Place {
@@ -232,11 +255,26 @@ impl Session {
         repeat: Repeat,
     ) -> Result<Value, EnvError> {
         let place = self.place();
+        if self.is_lost() {
+            let error = EnvError::Dropped {
+                call: place.server().name(endpoint),
+                found: "nobody listened there since the session was opened".to_owned(),
+            };
+            self.inner.counters.fault(&error);
+            return Err(error);
+        }
         let reply = place.server().call(ask, repeat).await;
         if let Err(EnvError::Unreachable { .. } | EnvError::TimedOut { .. }) = reply {
             place.failed();
         }
-        self.inner.without_error(place, endpoint, reply?)
+        let reply = self.inner.without_error(place, endpoint, reply?)?;
+        match reply.get(self.inner.spec.id_key) {
+            Some(id) if *id != self.id => {
+                let what = format!("the reply of session {id} and not {}", self.id);
+                Err(self.protocol(endpoint, &what, &reply))
+            }
+            _ => Ok(reply),
+        }
     }
 
     fn text(&self, endpoint: &'static str, reply: &Value, key: &str) -> Result<String, EnvError> {
@@ -277,12 +315,19 @@ fn actions_of(reply: &Value) -> Option<Vec<String>> {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        if self.place.is_none() {
+            return;
+        }
+        if self.is_lost() {
+            self.forget();
+            return;
+        }
         let Some(place) = self.place.take() else {
             return;
         };
         let id = self.id.take();
         if self.inner.spec.reuse && self.sound {
-            place.keep(id);
+            place.keep(id, self.born);
         } else {
             self.inner.close_in_background(place, id);
         }

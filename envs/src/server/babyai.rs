@@ -4,9 +4,9 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use super::ServerOptions;
-use super::http::{App, Asked, Refusal, finished, not_valid};
+use super::http::{App, Asked, Refusal, finished};
 use super::sessions::Sessions;
-use super::validation::{Problems, integer, text};
+use super::validation::{Problems, integer, step};
 use crate::babyai::{BabyaiGame, Compat};
 use crate::textcraft::TaskIndex;
 
@@ -44,7 +44,7 @@ impl Babyai {
         let id = integer(&fields, "id", &mut problems);
         let item = integer(&fields, "data_idx", &mut problems);
         let (id, item) = problems.some(id.zip(item))?;
-        let reply = self.sessions.with(&id, |play| {
+        Ok(self.sessions.answer(&id, |play| {
             match BabyaiGame::start(&item, self.seed, self.compat) {
                 Ok(game) => {
                     let last = play.game.insert(game).last();
@@ -58,17 +58,13 @@ impl Babyai {
                 }
                 Err(text) => json!({ "error": text }),
             }
-        });
-        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+        }))
     }
 
     fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
         let fields = asked.fields()?;
-        let mut problems = Problems::default();
-        let id = integer(&fields, "id", &mut problems);
-        let action = text(&fields, "action", &mut problems);
-        let (id, action) = problems.some(id.zip(action))?;
-        let reply = self.sessions.with(&id, |play| match &mut play.game {
+        let (id, action) = step(&fields, "id")?;
+        Ok(self.sessions.answer(&id, |play| match &mut play.game {
             None => json!({"error": id.to_string()}),
             Some(game) if game.last().done => finished(&id),
             Some(game) => {
@@ -80,13 +76,12 @@ impl Babyai {
                     "done": last.done,
                 })
             }
-        });
-        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+        }))
     }
 
     fn observation(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
         let id = asked.query_integer("id")?;
-        let reply = self.sessions.with(&id, |play| match &play.game {
+        Ok(self.sessions.answer(&id, |play| match &play.game {
             None => json!({
                 "observation": "Environment not initialized",
                 "reward": 0,
@@ -105,19 +100,17 @@ impl Babyai {
                     "deleted": false,
                 })
             }
-        });
-        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+        }))
     }
 
     /// There are no pictures here; what can be said about a session is said.
     fn render(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
         let id = asked.body_integer("id")?;
-        let reply = self.sessions.with(&id, |play| match &play.game {
+        Ok(self.sessions.answer(&id, |play| match &play.game {
             None => json!({"error": id.to_string()}),
             Some(game) if game.last().done => finished(&id),
             Some(_) => json!({"error": "This server draws no pictures."}),
-        });
-        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+        }))
     }
 
     fn close(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {

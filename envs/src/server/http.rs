@@ -84,10 +84,6 @@ impl From<Problems> for Refusal {
     }
 }
 
-pub(super) fn not_valid(id: &TaskIndex) -> Value {
-    json!({"error": format!("The id {id} is not valid.")})
-}
-
 pub(super) fn finished(id: &TaskIndex) -> Value {
     json!({"error": format!("The task with environment {id} has finished.")})
 }

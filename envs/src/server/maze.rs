@@ -4,9 +4,9 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use super::ServerOptions;
-use super::http::{App, Asked, Refusal, finished, not_valid};
+use super::http::{App, Asked, Refusal, finished};
 use super::sessions::Sessions;
-use super::validation::{Problems, integer, text};
+use super::validation::{Problems, integer, step};
 use crate::maze::{Maze, MazeReply, NoGame};
 
 pub(super) const PREFIX: &str = "/maze";
@@ -35,7 +35,7 @@ impl MazeServer {
         let game = integer(&fields, "game", &mut problems);
         let (id, game) = problems.some(id.zip(game))?;
         let number = game.to_string().parse().unwrap_or(i64::MAX);
-        let reply = self.sessions.with(&id, |play| match Maze::start(number) {
+        Ok(self.sessions.answer(&id, |play| match Maze::start(number) {
             Ok(maze) => {
                 let observation = maze.observation();
                 let last = MazeReply {
@@ -49,25 +49,20 @@ impl MazeServer {
             // The original asserts that a game does not start at its end, without a text.
             Err(NoGame::OnGoal) => json!({"error": ""}),
             Err(NoGame::Unknown) => json!({"error": format!("The game {game} is not valid.")}),
-        });
-        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+        }))
     }
 
     fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
         let fields = asked.fields()?;
-        let mut problems = Problems::default();
-        let id = integer(&fields, "id", &mut problems);
-        let action = text(&fields, "action", &mut problems);
-        let (id, action) = problems.some(id.zip(action))?;
-        let reply = self.sessions.with(&id, |play| match play {
+        let (id, action) = step(&fields, "id")?;
+        Ok(self.sessions.answer(&id, |play| match play {
             None => json!({"error": id.to_string()}),
             Some(play) if play.last.done => finished(&id),
             Some(play) => {
                 play.last = play.maze.step(action);
                 shown(&play.last)
             }
-        });
-        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+        }))
     }
 
     fn queried(
@@ -77,12 +72,11 @@ impl MazeServer {
         view: impl FnOnce(&MazeReply) -> Value,
     ) -> Result<Value, Refusal> {
         let id = asked.query_integer("id")?;
-        let reply = self.sessions.with(&id, |play| match play {
+        Ok(self.sessions.answer(&id, |play| match play {
             None => json!({ "error": before }),
             Some(play) if play.last.done => finished(&id),
             Some(play) => view(&play.last),
-        });
-        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+        }))
     }
 }
 

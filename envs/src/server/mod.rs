@@ -39,6 +39,9 @@ pub struct ServerOptions {
     pub session_ttl_s: u64,
     /// Sessions open at a time; a further create is refused with status 503.
     pub sessions_max: usize,
+    /// Number of the first session. The originals begin with 0 whenever they start; a program
+    /// that may be started again under the same address should not.
+    pub first_id: u64,
 }
 
 impl Default for ServerOptions {
@@ -46,6 +49,7 @@ impl Default for ServerOptions {
         Self {
             session_ttl_s: 3600,
             sessions_max: 10_000,
+            first_id: 0,
         }
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::ServerOptions;
 use super::http::{App, Asked, Refusal};
 use super::sessions::Sessions;
-use super::validation::{Problems, integer, integer_nullable, text};
+use super::validation::{Problems, integer, integer_nullable, step};
 use crate::searchqa::{Library, Question};
 use crate::textcraft::TaskIndex;
 
@@ -57,10 +57,7 @@ impl Searchqa {
 
     fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
         let fields = asked.fields()?;
-        let mut problems = Problems::default();
-        let id = integer(&fields, "env_idx", &mut problems);
-        let action = text(&fields, "action", &mut problems);
-        let (id, action) = problems.some(id.zip(action))?;
+        let (id, action) = step(&fields, "env_idx")?;
         let item = self.sessions.with(&id, |played| *played);
         let question = self.library.question(item.ok_or(Refusal::Failed)?);
         let question = question.ok_or(Refusal::Failed)?;

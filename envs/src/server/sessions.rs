@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
+
 use super::ServerOptions;
 use crate::textcraft::TaskIndex;
 
@@ -35,7 +37,7 @@ impl<P> Sessions<P> {
         Self {
             ttl: Duration::from_secs(options.session_ttl_s),
             sessions_max: options.sessions_max,
-            next_id: AtomicU64::new(0),
+            next_id: AtomicU64::new(options.first_id),
             table: Mutex::default(),
         }
     }
@@ -70,6 +72,12 @@ impl<P> Sessions<P> {
         let mut slot = lock(&session);
         slot.used = Instant::now();
         Some(act(&mut slot.play))
+    }
+
+    /// What a session answers, or the error that there is no such session.
+    pub(super) fn answer(&self, id: &TaskIndex, act: impl FnOnce(&mut P) -> Value) -> Value {
+        let answer = self.with(id, act);
+        answer.unwrap_or_else(|| json!({"error": format!("The id {id} is not valid.")}))
     }
 
     /// Whether there was such a session.

@@ -6,9 +6,9 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use super::ServerOptions;
-use super::http::{App, Asked, Refusal, not_valid};
+use super::http::{App, Asked, Refusal};
 use super::sessions::Sessions;
-use super::validation::{Problems, integer, integer_or_null, text, text_or_null};
+use super::validation::{Problems, integer, integer_or_null, step, text_or_null};
 use crate::textcraft::{Game, TaskIndex, Tasks};
 
 pub(super) struct Textcraft {
@@ -74,7 +74,7 @@ impl Textcraft {
         let id = integer(&fields, "id", &mut problems);
         let task = integer_or_null(&fields, "data_idx", 0, &mut problems);
         let id = problems.some(id)?;
-        let reply = self.sessions.with(&id, |play| match task.flatten() {
+        Ok(self.sessions.answer(&id, |play| match task.flatten() {
             None => json!({"error": "unsupported operand type(s) for %: 'NoneType' and 'int'"}),
             Some(task) => {
                 *play = Play::new(&self.tasks, &task);
@@ -85,25 +85,20 @@ impl Textcraft {
                     "reward": play.reward,
                 })
             }
-        });
-        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+        }))
     }
 
     fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
         let fields = asked.fields()?;
-        let mut problems = Problems::default();
-        let id = integer(&fields, "id", &mut problems);
-        let action = text(&fields, "action", &mut problems);
-        let (id, action) = problems.some(id.zip(action))?;
-        let reply = self.sessions.with(&id, |play| match play.step(action) {
+        let (id, action) = step(&fields, "id")?;
+        Ok(self.sessions.answer(&id, |play| match play.step(action) {
             Ok(()) => json!({
                 "observation": play.observation,
                 "reward": play.reward,
                 "done": play.done,
             }),
             Err(text) => json!({"error": text}),
-        });
-        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+        }))
     }
 
     fn queried(
@@ -112,8 +107,7 @@ impl Textcraft {
         view: impl FnOnce(&Play) -> Value,
     ) -> Result<Value, Refusal> {
         let id = asked.query_integer("id")?;
-        let reply = self.sessions.with(&id, |play| view(play));
-        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+        Ok(self.sessions.answer(&id, |play| view(play)))
     }
 }
 

@@ -85,6 +85,17 @@ pub(super) fn fields(
     }
 }
 
+/// The session and the action of a step.
+pub(super) fn step<'a>(
+    fields: &'a Map<String, Value>,
+    id_key: &str,
+) -> Result<(TaskIndex, &'a str), Problems> {
+    let mut problems = Problems::default();
+    let id = integer(fields, id_key, &mut problems);
+    let action = text(fields, "action", &mut problems);
+    problems.some(id.zip(action))
+}
+
 /// A required whole number. `None` has been noted as a problem.
 pub(super) fn integer(
     fields: &Map<String, Value>,

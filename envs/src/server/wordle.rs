@@ -4,9 +4,9 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use super::ServerOptions;
-use super::http::{App, Asked, Refusal, finished, not_valid};
+use super::http::{App, Asked, Refusal, finished};
 use super::sessions::Sessions;
-use super::validation::{Problems, integer, text};
+use super::validation::{Problems, integer, step};
 use crate::wordle::{OPENING, Wordle, WordleReply};
 
 pub(super) const PREFIX: &str = "/wordle";
@@ -51,20 +51,16 @@ impl WordleServer {
         let id = integer(&fields, "id", &mut problems);
         let seed = integer(&fields, "seed", &mut problems);
         let (id, seed) = problems.some(id.zip(seed))?;
-        let reply = self.sessions.with(&id, |play| {
+        Ok(self.sessions.answer(&id, |play| {
             *play = Play::new(self.seed, &seed.to_string());
             json!({"id": id.as_u64(), "observation": OPENING})
-        });
-        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+        }))
     }
 
     fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
         let fields = asked.fields()?;
-        let mut problems = Problems::default();
-        let id = integer(&fields, "id", &mut problems);
-        let action = text(&fields, "action", &mut problems);
-        let (id, action) = problems.some(id.zip(action))?;
-        let reply = self.sessions.with(&id, |play| {
+        let (id, action) = step(&fields, "id")?;
+        Ok(self.sessions.answer(&id, |play| {
             if play.last.done {
                 return finished(&id);
             }
@@ -72,8 +68,7 @@ impl WordleServer {
             play.total += play.last.reward;
             let last = &play.last;
             json!({"observation": last.observation, "reward": last.reward, "done": last.done})
-        });
-        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+        }))
     }
 
     fn queried(
@@ -82,11 +77,10 @@ impl WordleServer {
         view: impl FnOnce(&Play) -> Value,
     ) -> Result<Value, Refusal> {
         let id = asked.query_integer("id")?;
-        let reply = self.sessions.with(&id, |play| match play.last.done {
+        Ok(self.sessions.answer(&id, |play| match play.last.done {
             true => finished(&id),
             false => view(play),
-        });
-        Ok(reply.unwrap_or_else(|| not_valid(&id)))
+        }))
     }
 }
 

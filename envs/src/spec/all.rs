@@ -2,8 +2,8 @@
 //! family's base value.
 
 use super::{
-    Actions, CreateBody, EnvSpec, ErrorShape, FirstObservation, Fixed, IdInReply, Items, Replay,
-    RewardRule, SuccessRule,
+    Actions, CreateBody, DoneRule, EnvSpec, ErrorShape, FirstObservation, Fixed, IdInReply, Items,
+    Replay, RewardRule, SuccessRule,
 };
 use crate::parser::Parser;
 
@@ -30,6 +30,7 @@ const COMMON: EnvSpec = EnvSpec {
     reward_rule: RewardRule::EachStep,
     reward_scale: 1.0,
     done_key: "done",
+    done_rule: DoneRule::Any,
     errors: ErrorShape::Soft,
     actions: Actions::None,
     close: true,
@@ -57,6 +58,7 @@ const TEXTCRAFT: EnvSpec = EnvSpec {
     name: "textcraft",
     instruction: "Craft the goal. Answer with one line: Action: <command>",
     create_body: CreateBody::EmptyObject,
+    done_rule: DoneRule::WhenSolved,
     items: Items::Wrapping(544),
     replay: Replay::SameLines,
     ..COMMON

@@ -118,6 +118,26 @@ pub enum Actions {
     },
 }
 
+impl Actions {
+    /// The actions that an observation itself lists.
+    pub fn in_text(self, observation: &str) -> Option<Vec<String>> {
+        let Self::InText(marker) = self else {
+            return None;
+        };
+        let (_, list) = observation.rsplit_once(marker)?;
+        serde_json::from_str(list.lines().next()?).ok()
+    }
+}
+
+/// When a server ends an episode. A reply that contradicts it is a fault of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DoneRule {
+    /// Whenever it likes.
+    Any,
+    /// With the step that solves the task, and never otherwise.
+    WhenSolved,
+}
+
 /// Which item ids exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Items {
@@ -195,6 +215,8 @@ pub struct EnvSpec {
     pub reward_scale: f64,
     /// Key of the end-of-episode flag in replies to `/step`.
     pub done_key: &'static str,
+    /// When it is set.
+    pub done_rule: DoneRule,
     /// How failures look.
     pub errors: ErrorShape,
     /// Where possible actions are listed.

@@ -7,11 +7,11 @@
     reason = "every field is documented once, in the key table"
 )]
 
-use super::{Config, Optim, Overlong, Pipeline, WarmupStyle};
+use super::{Config, Optim, Overlong, Pipeline};
 use crate::{Error, Result};
 use agentgym_algorithms::{
     ActorLoss, AdvantageEstimator, Aggregation, ClipRange, ImportanceCorrection, KlController,
-    KlEstimator, LearningRate, LearningRateStyle, ValueLoss, losses::KlLoss,
+    KlEstimator, LearningRate, ValueLoss, losses::KlLoss,
 };
 use serde::{Deserialize, Serialize};
 
@@ -308,10 +308,7 @@ impl Optim {
             base: self.lr,
             warmup_iterations: (self.lr_warmup_steps_ratio * f64::from(iterations)) as u32,
             total_iterations: iterations,
-            style: match self.warmup_style {
-                WarmupStyle::Constant => LearningRateStyle::Constant,
-                WarmupStyle::Cosine => LearningRateStyle::Cosine,
-            },
+            style: self.warmup_style.into(),
             min_lr_ratio: self.min_lr_ratio,
         };
         schedule

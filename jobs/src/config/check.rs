@@ -9,14 +9,27 @@ use crate::{Error, Result};
 /// be added to a clock.
 const SECONDS_MAX: f64 = 1e9;
 
+/// What an adapter can be put on, as PEFT names it; the model crate has the same list.
+pub const LORA_MODULES: [&str; 7] = [
+    "down_proj",
+    "gate_proj",
+    "k_proj",
+    "o_proj",
+    "q_proj",
+    "up_proj",
+    "v_proj",
+];
+
 /// Checks the arithmetic and the names that serde cannot.
 pub(super) fn check(config: &Config) -> Result<()> {
     numbers(config)?;
     seconds(config)?;
+    adapter(config)?;
     arithmetic(config)?;
     environments(config)?;
     demonstrations(config)?;
-    tasks(config)
+    tasks(config)?;
+    evaluation(config)
 }
 
 fn numbers(config: &Config) -> Result<()> {
@@ -70,7 +83,6 @@ fn numbers(config: &Config) -> Result<()> {
         ("sft.lr", config.sft.lr),
         ("guard.patience", f64::from(config.guard.patience)),
         ("evaluation.samples", f64::from(config.evaluation.samples)),
-        ("evaluation.temperature", config.evaluation.temperature),
         (
             "evaluation.max_rounds",
             f64::from(config.evaluation.max_rounds),
@@ -86,6 +98,12 @@ fn numbers(config: &Config) -> Result<()> {
                 format!("must be positive, found {value}"),
             ));
         }
+    }
+    if config.actor_rollout_ref.agentgym.context_turns == Some(0) {
+        return Err(Error::value(
+            "actor_rollout_ref.agentgym.context_turns",
+            "must be at least 1, or null for all turns",
+        ));
     }
     if jobs.threads == Some(0) {
         return Err(Error::value(
@@ -122,6 +140,44 @@ fn seconds(config: &Config) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The keys of an adapter, under the names that users of verl know.
+fn adapter(config: &Config) -> Result<()> {
+    let model = &config.actor_rollout_ref.model;
+    let key = |name: &str| format!("actor_rollout_ref.model.{name}");
+    if model.lora_rank < 0 {
+        return Err(Error::value(
+            key("lora_rank"),
+            format!(
+                "is the rank of an adapter, at least 1, or 0 for none; found {}",
+                model.lora_rank
+            ),
+        ));
+    }
+    if !(model.lora_alpha > 0.0 && model.lora_alpha.is_finite()) {
+        return Err(Error::value(
+            key("lora_alpha"),
+            format!("must be positive, found {}", model.lora_alpha),
+        ));
+    }
+    let mut modules = model.target_modules.iter().peekable();
+    if modules.peek().is_none() {
+        return Err(Error::value(
+            key("target_modules"),
+            "is empty; all-linear adapts all of them",
+        ));
+    }
+    match modules.find(|name| *name != "all-linear" && !LORA_MODULES.contains(name)) {
+        None => Ok(()),
+        Some(unknown) => Err(Error::value(
+            key("target_modules"),
+            format!(
+                "there is no module `{unknown}` to adapt; known are {}, and all-linear for all of them",
+                LORA_MODULES.join(", ")
+            ),
+        )),
+    }
 }
 
 fn arithmetic(config: &Config) -> Result<()> {
@@ -228,8 +284,55 @@ fn tasks(config: &Config) -> Result<()> {
             ));
         }
     }
-    for (index, set) in config.evaluation.sets.iter().enumerate() {
-        set.ids.resolve(&format!("evaluation.sets[{index}].ids"))?;
+    Ok(())
+}
+
+/// Every set says what is played, once, and the numbers of samples go together.
+fn evaluation(config: &Config) -> Result<()> {
+    let evaluation = &config.evaluation;
+    for (index, set) in evaluation.sets.iter().enumerate() {
+        let key = format!("evaluation.sets[{index}]");
+        let given = !set.ids.resolve(&format!("{key}.ids"))?.is_empty();
+        if given == set.file.is_some() {
+            return Err(Error::value(
+                key,
+                "which items? give either `file` or `ids` (A..B, or a list)",
+            ));
+        }
+        set.categories_of(&key)?;
+    }
+    let (temperature, samples) = (evaluation.temperature, evaluation.samples);
+    if !(temperature >= 0.0 && temperature.is_finite()) {
+        return Err(Error::value(
+            "evaluation.temperature",
+            format!("must be at least 0, found {temperature}"),
+        ));
+    }
+    if temperature == 0.0 && samples != 1 {
+        return Err(Error::value(
+            "evaluation.samples",
+            format!(
+                "at temperature 0 all samples of a task are the same, found {samples}; set it to 1"
+            ),
+        ));
+    }
+    if let Some(k) = evaluation
+        .ks()
+        .into_iter()
+        .find(|k| !(1..=samples as usize).contains(k))
+    {
+        return Err(Error::value(
+            "evaluation.k",
+            format!(
+                "pass@{k} cannot be estimated from evaluation.samples = {samples}; give numbers of 1 to {samples}"
+            ),
+        ));
+    }
+    if config.run.pipeline == Pipeline::Eval && evaluation.sets.is_empty() {
+        return Err(Error::value(
+            "evaluation.sets",
+            "an eval run needs at least one set: {name, env, ids} or {name, env, file}",
+        ));
     }
     Ok(())
 }

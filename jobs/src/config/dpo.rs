@@ -6,8 +6,8 @@
 
 use super::{Config, Pipeline, WarmupStyle};
 use crate::{Error, Result};
+use agentgym_algorithms::LearningRate;
 use agentgym_algorithms::losses::Dpo as DpoLossOptions;
-use agentgym_algorithms::{LearningRate, LearningRateStyle};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -60,10 +60,7 @@ impl Dpo {
             base: self.lr,
             warmup_iterations: self.warmup_steps,
             total_iterations: self.steps,
-            style: match self.warmup_style {
-                WarmupStyle::Constant => LearningRateStyle::Constant,
-                WarmupStyle::Cosine => LearningRateStyle::Cosine,
-            },
+            style: self.warmup_style.into(),
             min_lr_ratio: self.min_lr_ratio,
         };
         schedule

@@ -11,6 +11,7 @@ mod read;
 mod types;
 
 pub use algorithm::*;
+pub use check::LORA_MODULES;
 pub use dpo::Dpo;
 pub use read::RunConfig;
 pub use types::*;

@@ -8,8 +8,9 @@
 use super::Dpo;
 use super::algorithm::{Algorithm, Critic};
 use crate::{Error, Result};
+use agentgym_algorithms::LearningRateStyle;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Config {
@@ -34,6 +35,7 @@ pub enum Pipeline {
     Rl,
     Sft,
     Dpo,
+    Eval,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,6 +144,17 @@ pub struct ActorRolloutRef {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Model {
     pub path: String,
+    pub lora_rank: i64,
+    pub lora_alpha: f64,
+    pub target_modules: Files,
+    pub lora_adapter_path: Option<String>,
+}
+
+impl Model {
+    /// True if an adapter is trained instead of the model's own weights.
+    pub fn has_adapter(&self) -> bool {
+        self.lora_rank > 0 || self.lora_adapter_path.is_some()
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -179,6 +192,15 @@ pub enum WarmupStyle {
     Cosine,
 }
 
+impl From<WarmupStyle> for LearningRateStyle {
+    fn from(style: WarmupStyle) -> Self {
+        match style {
+            WarmupStyle::Constant => Self::Constant,
+            WarmupStyle::Cosine => Self::Cosine,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Optim {
     pub lr: f64,
@@ -210,6 +232,7 @@ pub struct Rollout {
     pub history: History,
     pub episode_deadline_s: f64,
     pub fault_retries: u32,
+    pub exclude: Vec<(u32, u32, u32)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -220,6 +243,35 @@ pub struct AgentGym {
     pub max_retries: u32,
     pub timeout: f64,
     pub instruction: Option<String>,
+    pub record_actions: bool,
+    pub style: Option<Style>,
+    pub context_turns: Option<usize>,
+}
+
+/// How the policy is told to answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Style {
+    /// As given: a name in `prompts/`, or a file.
+    Named(String),
+    /// As a plan holds it.
+    Read {
+        /// As it was given.
+        name: String,
+        /// What the file held.
+        text: String,
+    },
+}
+
+impl AgentGym {
+    /// The first lines of every prompt, where the environment's own are `own`.
+    pub fn instruction_of(&self, own: &str) -> String {
+        let own = self.instruction.as_deref().unwrap_or(own);
+        match &self.style {
+            Some(Style::Read { text, .. }) => text.replace("{instruction}", own),
+            _ => own.to_owned(),
+        }
+    }
 }
 
 /// Where an environment's episodes are played.
@@ -278,7 +330,15 @@ pub struct Sft {
 pub struct EvaluationSet {
     pub name: String,
     pub env: String,
+    /// The items; or else `file`.
+    #[serde(default)]
     pub ids: Ids,
+    /// AgentEval test file. A plan holds its items and categories instead.
+    #[serde(default)]
+    pub file: Option<String>,
+    /// Items by category; default: the files beside `file`.
+    #[serde(default)]
+    pub categories: Option<BTreeMap<String, Ids>>,
     /// Reported beside the others and not counted into the figure over all sets.
     #[serde(default)]
     pub apart: bool,
@@ -291,6 +351,16 @@ pub struct Evaluation {
     pub temperature: f64,
     pub greedy: bool,
     pub max_rounds: u32,
+    pub k: Option<Vec<u32>>,
+}
+
+impl Evaluation {
+    /// The k of pass@k, ascending.
+    pub fn ks(&self) -> Vec<usize> {
+        let default = vec![1, self.samples];
+        let ks: BTreeSet<u32> = self.k.clone().unwrap_or(default).into_iter().collect();
+        ks.into_iter().map(|k| k as usize).collect()
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -314,6 +384,24 @@ pub struct Trainer {
     pub experiment_name: String,
     pub logger: Vec<String>,
     pub default_local_dir: Option<String>,
+}
+
+impl EvaluationSet {
+    /// The item ids of each category; `key` names the set in messages.
+    pub fn categories_of(&self, key: &str) -> Result<BTreeMap<String, BTreeSet<i64>>> {
+        let all = self.categories.iter().flatten();
+        all.map(|(name, ids)| {
+            let ids = ids.resolve(&format!("{key}.categories.{name}"))?;
+            Ok((name.clone(), ids.into_iter().collect()))
+        })
+        .collect()
+    }
+}
+
+impl Default for Ids {
+    fn default() -> Self {
+        Self::List(Vec::new())
+    }
 }
 
 impl Ids {

@@ -317,6 +317,60 @@ fn a_preference_run_is_a_chain_of_parts_against_its_start() {
 }
 
 #[test]
+fn an_adapter_is_read_with_its_base_and_measured_against_it() {
+    let plan = |more: &[&str]| {
+        let adapter = ["actor_rollout_ref.model.lora_rank=4"];
+        let kl = ["actor_rollout_ref.actor.use_kl_loss=true"];
+        plan(&[&adapter[..], &kl[..], more].concat())
+    };
+    let inputs = |plan: &Plan, iteration: u32, stage: Stage| -> Vec<String> {
+        let all = parts(plan, iteration);
+        let part = all.iter().find(|part| part.id.stage == stage).unwrap();
+        part.inputs
+            .iter()
+            .map(|input| format!("{}={}", input.name, input.from))
+            .collect()
+    };
+    let own = plan(&[]);
+    assert_eq!(inputs(&own, 1, Stage::Rollout), ["policy=0/init/0"]);
+    assert_eq!(
+        inputs(&own, 2, Stage::Rollout),
+        ["policy=1/update/0", "base=0/init/0"]
+    );
+    let update = ["batch=2/advantage/0", "policy=1/update/0", "base=0/init/0"];
+    assert_eq!(inputs(&own, 2, Stage::Update), update);
+    let scored = inputs(&own, 2, Stage::LogProbs);
+    assert!(scored.contains(&"reference=0/init/0".to_owned()));
+    let other = plan(&["actor_rollout_ref.ref.model.path=elsewhere"]);
+    let scored = inputs(&other, 2, Stage::LogProbs);
+    assert!(scored.contains(&"reference=0/init/1".to_owned()));
+}
+
+#[test]
+fn keys_of_an_adapter_are_checked_by_name() {
+    for (text, words) in [
+        ("lora_rank=-1", ["lora_rank", "-1"]),
+        ("lora_alpha=0", ["lora_alpha", "positive"]),
+        (
+            "target_modules=[q_proj,lm_head]",
+            ["`lm_head`", "down_proj"],
+        ),
+        ("target_modules=[]", ["target_modules", "all-linear"]),
+    ] {
+        let text = format!("actor_rollout_ref.model.{text}");
+        let message = read(&[&text]).unwrap_err().to_string();
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    }
+    // Off by default, and then no other run.
+    let off = plan(&["actor_rollout_ref.model.lora_rank=0"]);
+    assert_eq!(off.identity, plan(&[]).identity);
+    assert_ne!(
+        plan(&["actor_rollout_ref.model.lora_rank=2"]).identity,
+        off.identity
+    );
+}
+
+#[test]
 fn machinery_that_does_not_exist_here_is_reported_not_refused() {
     let config = read(&[
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.7",

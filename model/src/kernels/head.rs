@@ -62,19 +62,20 @@ impl Head<'_> {
         (log_probs, entropies)
     }
 
-    /// Derivatives by hidden states and weight, for a loss with these derivatives by
-    /// log-probabilities and entropies.
+    /// Derivatives by hidden states and, where it is trained, by the weight, for a
+    /// loss with these derivatives by log-probabilities and entropies.
     pub(crate) fn backward(
         &self,
         hidden: &[f32],
         by_log_prob: &[f32],
         by_entropy: &[f32],
-    ) -> (Vec<f32>, Vec<f32>) {
+        trained: bool,
+    ) -> (Vec<f32>, Option<Vec<f32>>) {
         let (width, vocabulary) = (self.width(), self.vocabulary);
         let rows = self.rows_per_chunk();
         let weight = View::new(self.weight, width, vocabulary);
         let mut grad_hidden = vec![0.0; hidden.len()];
-        let mut grad_weight = vec![0.0; self.weight.len()];
+        let mut grad_weight = trained.then(|| vec![0.0; self.weight.len()]);
         let mut buffer = self.buffer();
         let grads = by_log_prob.chunks(rows).zip(by_entropy.chunks(rows));
         let chunks = hidden.chunks(rows * width).zip(self.targets.chunks(rows));
@@ -90,7 +91,9 @@ impl Head<'_> {
             }
             let logits = View::new(logits, targets.len(), vocabulary);
             matmul(logits, weight.transposed(), grad_hidden, false);
-            matmul(hidden.transposed(), logits, &mut grad_weight, true);
+            if let Some(grad_weight) = &mut grad_weight {
+                matmul(hidden.transposed(), logits, grad_weight, true);
+            }
         }
         (grad_hidden, grad_weight)
     }

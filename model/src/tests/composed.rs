@@ -1,4 +1,4 @@
-//! Qwen2 out of the tensor library's elementary operations, differentiated by the
+//! Qwen2 and Qwen3 out of the tensor library's elementary operations, differentiated by the
 //! library itself: the oracle of the kernels and of the explicit backward pass.
 
 use std::collections::BTreeMap;
@@ -42,14 +42,16 @@ impl<'a> Composed<'a> {
         x.broadcast_div(&rms)?.broadcast_mul(self.get(name))
     }
 
-    /// `[length, heads · width]` to rotated `[heads, length, width]`.
-    fn heads(&self, x: &Tensor, heads: usize, rotate: bool) -> Result<Tensor> {
+    /// `[length, heads · width]` to normed and rotated `[heads, length, width]`.
+    fn heads(&self, x: &Tensor, heads: usize, rotate: bool, norm: &str) -> Result<Tensor> {
         let (length, columns) = x.dims2()?;
         let width = columns / heads;
-        let x = x
-            .reshape((length, heads, width))?
-            .transpose(0, 1)?
-            .contiguous()?;
+        let x = x.reshape((length, heads, width))?;
+        let x = match self.variables.contains_key(norm) {
+            true => self.norm(&x, norm)?,
+            false => x,
+        };
+        let x = x.transpose(0, 1)?.contiguous()?;
         if !rotate {
             return Ok(x);
         }
@@ -74,7 +76,7 @@ impl<'a> Composed<'a> {
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let (length, _) = h.dims2()?;
         let repeat = |t: Tensor| {
-            let width = config.head_width();
+            let width = config.head_dim;
             t.unsqueeze(1)?
                 .broadcast_as((kv_heads, heads / kv_heads, length, width))?
                 .reshape((heads, length, width))
@@ -83,13 +85,19 @@ impl<'a> Composed<'a> {
             &self.dense(h, &format!("{layer}.self_attn.q_proj"))?,
             heads,
             true,
+            &format!("{layer}.self_attn.q_norm.weight"),
         )?;
         let k = self.dense(h, &format!("{layer}.self_attn.k_proj"))?;
-        let k = repeat(self.heads(&k, kv_heads, true)?)?;
+        let k = repeat(self.heads(
+            &k,
+            kv_heads,
+            true,
+            &format!("{layer}.self_attn.k_norm.weight"),
+        )?)?;
         let v = self.dense(h, &format!("{layer}.self_attn.v_proj"))?;
-        let v = repeat(self.heads(&v, kv_heads, false)?)?;
+        let v = repeat(self.heads(&v, kv_heads, false, "")?)?;
         let scores = q.matmul(&k.transpose(1, 2)?.contiguous()?)?;
-        let scores = (scores / (config.head_width() as f64).sqrt())?;
+        let scores = (scores / (config.head_dim as f64).sqrt())?;
         let mask: Vec<f32> = (0..length * length)
             .map(|i| if i % length > i / length { -1e30 } else { 0.0 })
             .collect();
@@ -99,7 +107,8 @@ impl<'a> Composed<'a> {
             .broadcast_sub(&scores.max_keepdim(D::Minus1)?.detach())?
             .exp()?;
         let weights = shifted.broadcast_div(&shifted.sum_keepdim(D::Minus1)?)?;
-        let mixed = weights.matmul(&v)?.transpose(0, 1)?.reshape(h.shape())?;
+        let mixed = weights.matmul(&v)?.transpose(0, 1)?;
+        let mixed = mixed.reshape((length, config.query_width()))?;
         self.dense(&mixed, &format!("{layer}.self_attn.o_proj"))
     }
 

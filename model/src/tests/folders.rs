@@ -19,7 +19,11 @@ fn bytes(dir: &Path) -> BTreeMap<String, Vec<u8>> {
 
 #[test]
 fn save_and_load_give_the_same_policy_and_the_same_bytes() {
-    for policy in [tiny_policy(), random_policy(SHAPES[1], 1)] {
+    for policy in [
+        tiny_policy(),
+        random_policy(SHAPES[1], 1),
+        random_policy(SHAPES[5], 1),
+    ] {
         let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         policy.save(first.path()).unwrap();
         let loaded = Policy::load(first.path(), &Device::cpu()).unwrap();

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{Random, SHAPES, random_policy, requests, sequences, tiny_policy};
+use super::{Random, SHAPES, random_adapter, random_policy, requests, sequences, tiny_policy};
 use crate::network::{Batch, Cache};
 use crate::{
-    ComputeOptions, Engine, EngineOptions, Finish, Policy, Sampling, ScoreRequest, Scores,
-    TrainSequence, Turn, TurnDone, score,
+    ALL_LINEAR, ComputeOptions, Engine, EngineOptions, Finish, LoraOptions, Policy, Sampling,
+    ScoreRequest, Scores, TrainSequence, Turn, TurnDone, score,
 };
 
 const LENGTHS: [usize; 12] = [1, 2, 17, 40, 63, 64, 65, 90, 128, 129, 200, 33];
@@ -18,6 +18,13 @@ fn policies() -> Vec<Policy> {
         .map(|shape| random_policy(shape, 77))
         .collect();
     policies.push(tiny_policy());
+    // With an adapter: sampled and scored from the same merged weights.
+    for shape in [SHAPES[1], SHAPES[4]] {
+        let base = random_policy(shape, 78);
+        let options = LoraOptions::new(3, 6.0, [ALL_LINEAR]).unwrap();
+        let adapter = random_adapter(&base, options, 79);
+        policies.push(base.with_adapter(adapter).unwrap());
+    }
     policies
 }
 

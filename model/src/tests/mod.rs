@@ -12,7 +12,8 @@ mod training;
 use std::path::PathBuf;
 
 use crate::{
-    Device, ModelConfig, Parameter, Policy, ScoreRequest, TrainSequence, Weights, parameter_shapes,
+    Adapter, Architecture, Device, LoraOptions, ModelConfig, Parameter, Policy, ScoreRequest,
+    TrainSequence, Weights, parameter_shapes,
 };
 
 /// The fixture set: `AGENTGYM_FIXTURES`, else the workspace's own.
@@ -30,18 +31,22 @@ pub(crate) fn tiny_policy() -> Policy {
 
 /// Sizes of an invented model.
 #[derive(Clone, Copy)]
-struct Shape {
-    heads: usize,
-    kv_heads: usize,
+pub(crate) struct Shape {
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
     /// Numbers per head.
-    width: usize,
-    inner: usize,
-    layers: usize,
-    tied: bool,
+    pub(crate) width: usize,
+    pub(crate) inner: usize,
+    pub(crate) layers: usize,
+    pub(crate) tied: bool,
+    pub(crate) architecture: Architecture,
+    /// Residual stream, where it is not heads × width.
+    pub(crate) hidden: Option<usize>,
 }
 
-/// Head widths below, at and across the vector width; groups of 1, 2, 3 and 7.
-const SHAPES: [Shape; 4] = [
+/// Head widths below, at and across the vector width; groups of 1, 2, 3 and 7; Qwen3
+/// with heads wider and narrower than their share of the residual stream.
+pub(crate) const SHAPES: [Shape; 7] = [
     Shape {
         heads: 4,
         kv_heads: 2,
@@ -49,6 +54,8 @@ const SHAPES: [Shape; 4] = [
         inner: 80,
         layers: 2,
         tied: true,
+        architecture: Architecture::Qwen2,
+        hidden: None,
     },
     Shape {
         heads: 3,
@@ -57,6 +64,8 @@ const SHAPES: [Shape; 4] = [
         inner: 50,
         layers: 3,
         tied: false,
+        architecture: Architecture::Qwen2,
+        hidden: None,
     },
     Shape {
         heads: 2,
@@ -65,6 +74,8 @@ const SHAPES: [Shape; 4] = [
         inner: 33,
         layers: 1,
         tied: false,
+        architecture: Architecture::Qwen2,
+        hidden: None,
     },
     Shape {
         heads: 7,
@@ -73,15 +84,49 @@ const SHAPES: [Shape; 4] = [
         inner: 600,
         layers: 2,
         tied: true,
+        architecture: Architecture::Qwen2,
+        hidden: None,
+    },
+    Shape {
+        heads: 4,
+        kv_heads: 2,
+        width: 16,
+        inner: 80,
+        layers: 2,
+        tied: true,
+        architecture: Architecture::Qwen3,
+        hidden: Some(48),
+    },
+    Shape {
+        heads: 3,
+        kv_heads: 1,
+        width: 24,
+        inner: 50,
+        layers: 3,
+        tied: false,
+        architecture: Architecture::Qwen3,
+        hidden: Some(100),
+    },
+    Shape {
+        heads: 6,
+        kv_heads: 2,
+        width: 8,
+        inner: 33,
+        layers: 1,
+        tied: true,
+        architecture: Architecture::Qwen3,
+        hidden: None,
     },
 ];
 
 /// A policy with random numbers in every parameter.
-fn random_policy(shape: Shape, seed: u64) -> Policy {
+pub(crate) fn random_policy(shape: Shape, seed: u64) -> Policy {
     let model = tiny_policy();
     let raw = serde_json::json!({
-        "model_type": "qwen2",
-        "hidden_size": shape.heads * shape.width,
+        "architectures": [shape.architecture.causal_lm()],
+        "model_type": shape.architecture.model_type(),
+        "hidden_size": shape.hidden.unwrap_or(shape.heads * shape.width),
+        "head_dim": shape.width,
         "intermediate_size": shape.inner,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
@@ -115,6 +160,22 @@ fn random_policy(shape: Shape, seed: u64) -> Policy {
     Policy::new(config, Weights::new(parameters), tokenizer, chat).unwrap()
 }
 
+/// An adapter of a policy with random numbers in both factors.
+pub(crate) fn random_adapter(policy: &Policy, options: LoraOptions, seed: u64) -> Adapter {
+    let adapter = Adapter::new(policy.config(), options, "base", seed);
+    let mut random = Random(seed);
+    let mut weights = adapter.weights().clone();
+    for (name, parameter) in adapter.weights().iter() {
+        let scale = 1.0 / (parameter.shape()[0] as f32).sqrt();
+        weights.replace(name, &mut |old| {
+            (old.iter())
+                .map(|_| scale * (random.unit() - 0.5))
+                .collect()
+        });
+    }
+    adapter.with_weights(weights)
+}
+
 /// A 64-bit linear congruential generator.
 struct Random(u64);
 
@@ -133,7 +194,7 @@ impl Random {
 }
 
 /// Sequences of the given lengths with a random mask that spares the first token.
-fn sequences(vocabulary: usize, lengths: &[usize], seed: u64) -> Vec<TrainSequence> {
+pub(crate) fn sequences(vocabulary: usize, lengths: &[usize], seed: u64) -> Vec<TrainSequence> {
     let mut random = Random(seed);
     lengths
         .iter()
@@ -146,7 +207,7 @@ fn sequences(vocabulary: usize, lengths: &[usize], seed: u64) -> Vec<TrainSequen
         .collect()
 }
 
-fn requests(sequences: &[TrainSequence]) -> Vec<ScoreRequest<'_>> {
+pub(crate) fn requests(sequences: &[TrainSequence]) -> Vec<ScoreRequest<'_>> {
     sequences
         .iter()
         .map(|s| ScoreRequest {
@@ -157,7 +218,7 @@ fn requests(sequences: &[TrainSequence]) -> Vec<ScoreRequest<'_>> {
 }
 
 /// Largest |a − b| over the rms of b.
-fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
+pub(crate) fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let squares: f64 = expected.iter().map(|&x| f64::from(x).powi(2)).sum();
     let rms = (squares / expected.len() as f64).sqrt();

@@ -1,15 +1,18 @@
 //! The kernels against the same model out of elementary operations, and against
-//! another implementation of Qwen2.
+//! another implementation of Qwen2 and Qwen3, and the gradients of what Qwen3 adds
+//! against finite differences.
+
+use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use candle_transformers::models::qwen2;
+use candle_transformers::models::{qwen2, qwen3};
 
 use super::composed::Composed;
 use super::{SHAPES, random_policy, relative_error, requests, sequences, tiny_policy};
 use crate::network::Batch;
 use crate::{
-    AdamW, ComputeOptions, Policy, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams,
-    score,
+    AdamW, Architecture, ComputeOptions, Policy, TrainSequence, Trainer, Unit, UnitCoefficients,
+    UnitStreams, score,
 };
 
 /// Lengths around block edges and tile sizes.
@@ -21,6 +24,18 @@ fn coefficients(token: usize) -> (f64, f64) {
         (token % 5) as f64 * 0.3 - 0.5,
         (token % 3) as f64 * 0.2 - 0.1,
     )
+}
+
+/// [`coefficients`] of every token of a unit.
+fn ask(_: usize, streams: &UnitStreams) -> UnitCoefficients {
+    let spread = |pick: fn((f64, f64)) -> f64| {
+        let numbers = |s: &Vec<f32>| (0..s.len()).map(|t| pick(coefficients(t))).collect();
+        streams.log_probs.iter().map(numbers).collect()
+    };
+    UnitCoefficients {
+        log_probs: spread(|c| c.0),
+        entropies: spread(|c| c.1),
+    }
 }
 
 #[test]
@@ -50,16 +65,6 @@ fn gradients_agree_with_elementary_operations_and_reach_every_parameter() {
         let policy = random_policy(shape, 10 + seed as u64);
         let sequences = sequences(policy.config().vocab_size, &LENGTHS, 6);
         let trainer = Trainer::new(policy.clone(), AdamW::default());
-        let ask = |_: usize, streams: &UnitStreams| {
-            let spread = |pick: fn((f64, f64)) -> f64| {
-                let numbers = |s: &Vec<f32>| (0..s.len()).map(|t| pick(coefficients(t))).collect();
-                streams.log_probs.iter().map(numbers).collect()
-            };
-            UnitCoefficients {
-                log_probs: spread(|c| c.0),
-                entropies: spread(|c| c.1),
-            }
-        };
         let units = [Unit {
             sequences: sequences.clone(),
             skip: false,
@@ -102,46 +107,137 @@ fn summed_gradients(policy: &Policy, sequences: &[TrainSequence]) -> Vec<(String
     sums
 }
 
+/// The other implementation's logits of the last token of a prompt.
+fn other_logits(policy: &Policy, folder: &Path, prompts: &[TrainSequence]) -> Vec<Vec<f32>> {
+    let weights = folder.join("model.safetensors");
+    let tensors = candle_core::safetensors::load(weights, &Device::Cpu).unwrap();
+    let builder = candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
+    let own = policy.config();
+    let mut forward: Box<dyn FnMut(&Tensor) -> Tensor> = match own.architecture {
+        Architecture::Qwen2 => {
+            let config = qwen2::Config {
+                vocab_size: own.vocab_size,
+                hidden_size: own.hidden_size,
+                intermediate_size: own.intermediate_size,
+                num_hidden_layers: own.num_hidden_layers,
+                num_attention_heads: own.num_attention_heads,
+                num_key_value_heads: own.num_key_value_heads,
+                max_position_embeddings: own.max_position_embeddings,
+                sliding_window: own.max_position_embeddings,
+                max_window_layers: own.num_hidden_layers,
+                tie_word_embeddings: own.tie_word_embeddings,
+                rope_theta: own.rope_theta,
+                rms_norm_eps: own.rms_norm_eps,
+                use_sliding_window: false,
+                hidden_act: candle_nn::Activation::Silu,
+            };
+            let mut other = qwen2::ModelForCausalLM::new(&config, builder).unwrap();
+            Box::new(move |input| {
+                other.clear_kv_cache();
+                other.forward(input, 0).unwrap()
+            })
+        }
+        Architecture::Qwen3 => {
+            // Read from the saved file, as it would be by others.
+            let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
+            let mut raw: serde_json::Value = serde_json::from_str(&text).unwrap();
+            for (key, value) in [
+                ("attention_bias", false.into()),
+                ("sliding_window", serde_json::Value::Null),
+                ("max_window_layers", own.num_hidden_layers.into()),
+                ("use_sliding_window", false.into()),
+            ] {
+                raw[key] = value;
+            }
+            let config: qwen3::Config = serde_json::from_value(raw).unwrap();
+            assert_eq!(config.head_dim, own.head_dim);
+            let mut other = qwen3::ModelForCausalLM::new(&config, builder).unwrap();
+            Box::new(move |input| {
+                other.clear_kv_cache();
+                other.forward(input, 0).unwrap()
+            })
+        }
+    };
+    let logits = prompts.iter().map(|prompt| {
+        let ids = &prompt.token_ids;
+        let input = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
+        forward(&input).flatten_all().unwrap().to_vec1().unwrap()
+    });
+    logits.collect()
+}
+
 #[test]
 fn last_logits_agree_with_another_implementation_on_a_saved_folder() {
-    let dir = tempfile::tempdir().unwrap();
-    for policy in [
-        tiny_policy(),
-        random_policy(SHAPES[0], 3),
-        random_policy(SHAPES[1], 4),
-    ] {
+    let mut policies = vec![tiny_policy()];
+    for (seed, shape) in SHAPES.into_iter().enumerate() {
+        policies.push(random_policy(shape, 3 + seed as u64));
+    }
+    for (number, policy) in policies.into_iter().enumerate() {
+        let dir = tempfile::tempdir().unwrap();
         policy.save(dir.path()).unwrap();
-        let weights = dir.path().join("model.safetensors");
-        let tensors = candle_core::safetensors::load(weights, &Device::Cpu).unwrap();
-        let builder = candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
-        let own = policy.config();
-        let config = qwen2::Config {
-            vocab_size: own.vocab_size,
-            hidden_size: own.hidden_size,
-            intermediate_size: own.intermediate_size,
-            num_hidden_layers: own.num_hidden_layers,
-            num_attention_heads: own.num_attention_heads,
-            num_key_value_heads: own.num_key_value_heads,
-            max_position_embeddings: own.max_position_embeddings,
-            sliding_window: own.max_position_embeddings,
-            max_window_layers: own.num_hidden_layers,
-            tie_word_embeddings: own.tie_word_embeddings,
-            rope_theta: own.rope_theta,
-            rms_norm_eps: own.rms_norm_eps,
-            use_sliding_window: false,
-            hidden_act: candle_nn::Activation::Silu,
-        };
-        let mut other = qwen2::ModelForCausalLM::new(&config, builder).unwrap();
-        for sequence in sequences(own.vocab_size, &[5, 70], 9) {
-            let ids = &sequence.token_ids;
-            let input = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
-            other.clear_kv_cache();
-            let expected = other.forward(&input, 0).unwrap().flatten_all().unwrap();
-            let expected: Vec<f32> = expected.to_vec1().unwrap();
+        let prompts = sequences(policy.config().vocab_size, &[5, 70], 9);
+        let expected = other_logits(&policy, dir.path(), &prompts);
+        for (prompt, expected) in prompts.iter().zip(expected) {
+            let ids = &prompt.token_ids;
             let batch = Batch::new([(0, ids.as_slice())]);
             let network = policy.network();
             let hidden = network.hidden(&batch, &[ids.len() as u32 - 1], None, None);
-            assert!(relative_error(&network.logits(&hidden), &expected) < 1e-4);
+            let error = relative_error(&network.logits(&hidden), &expected);
+            assert!(error < 1e-4, "policy {number} is off by {error}");
+        }
+    }
+}
+
+/// Every number of the norms of queries and keys, moved both ways.
+#[test]
+fn gradients_of_head_norms_agree_with_finite_differences() {
+    const STEP: f32 = 5e-3;
+    let options = ComputeOptions::default();
+    for (seed, shape) in SHAPES.into_iter().enumerate() {
+        if shape.architecture != Architecture::Qwen3 {
+            continue;
+        }
+        let policy = random_policy(shape, 40 + seed as u64);
+        let sequences = sequences(policy.config().vocab_size, &[9, 64, 40], 6);
+        let loss = |policy: &Policy| -> f64 {
+            let scores = score(policy, &requests(&sequences), 0.8, &options).unwrap();
+            let terms = sequences
+                .iter()
+                .zip(&scores)
+                .flat_map(|(sequence, scores)| {
+                    let tokens = sequence.loss_mask.iter().enumerate();
+                    tokens.filter(|(_, wanted)| **wanted).map(|(token, _)| {
+                        let (a, b) = coefficients(token);
+                        a * f64::from(scores.log_probs[token])
+                            + b * f64::from(scores.entropies[token])
+                    })
+                });
+            terms.sum()
+        };
+        let trainer = Trainer::new(policy.clone(), AdamW::default());
+        let units = [Unit {
+            sequences: sequences.clone(),
+            skip: false,
+        }];
+        let (gradients, _) = trainer.gradients(&units, 0.8, &ask, &options).unwrap();
+        for layer in 0..shape.layers {
+            for part in ["q_norm", "k_norm"] {
+                let name = format!("model.layers.{layer}.self_attn.{part}.weight");
+                let moved = |at: usize, by: f32| {
+                    let mut weights = policy.weights().clone();
+                    weights.replace(&name, &mut |old| {
+                        let mut new = old.to_vec();
+                        new[at] += by;
+                        new
+                    });
+                    loss(&policy.with_weights(weights).unwrap())
+                };
+                let differences: Vec<f32> = (0..shape.width)
+                    .map(|at| ((moved(at, STEP) - moved(at, -STEP)) / f64::from(2.0 * STEP)) as f32)
+                    .collect();
+                let error = relative_error(gradients.get(&name).unwrap(), &differences);
+                assert!(error < 2e-2, "shape {seed}: {name} is off by {error}");
+            }
         }
     }
 }

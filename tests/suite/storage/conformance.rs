@@ -142,7 +142,7 @@ async fn attempts_race(store: &Store) {
     let mut racers = JoinSet::new();
     for _ in 0..8 {
         let (store, slot, start) = (store.clone(), slot.clone(), start.clone());
-        racers.spawn(async move { store.start_attempt(&slot, &start).await.unwrap() });
+        racers.spawn(async move { store.start_attempt(&slot, &start, 0).await.unwrap() });
     }
     let mut given = racers.join_all().await;
     given.sort();

@@ -67,6 +67,32 @@ async fn bad_input_ends_with_a_message_and_a_code() {
             "no option `size`",
         ),
         (
+            "no such module",
+            format!(
+                "plan {run} actor_rollout_ref.model.lora_rank=4 actor_rollout_ref.model.target_modules=qproj"
+            ),
+            Exit::Config,
+            "gate_proj",
+        ),
+        (
+            "negative rank",
+            format!("plan {run} actor_rollout_ref.model.lora_rank=-4"),
+            Exit::Config,
+            "lora_rank",
+        ),
+        (
+            "no adapter there",
+            format!("{run} run.id=m actor_rollout_ref.model.lora_adapter_path=org/none"),
+            Exit::Config,
+            "hf download org/none",
+        ),
+        (
+            "no adapter to export",
+            "export handmade --iteration 0 --to nowhere --adapter".into(),
+            Exit::Config,
+            "trains no adapter",
+        ),
+        (
             "identity conflict",
             format!("{run} run.seed=2"),
             Exit::Run,

@@ -76,7 +76,7 @@ impl Scene {
             plan_revision: 0,
         };
         self.store
-            .start_attempt(&self.slot(id), &start)
+            .start_attempt(&self.slot(id), &start, 0)
             .await
             .unwrap()
     }

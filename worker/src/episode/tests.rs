@@ -5,6 +5,7 @@ use super::*;
 use crate::decoder::DecoderOptions;
 use crate::environments::Environments;
 use crate::stages::testing::{plan, policy};
+use agentgym_jobs::episode::Sequence;
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{ComputeOptions, ScoreRequest, score};
@@ -35,9 +36,9 @@ async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) ->
         response_tokens_max: 2000,
         context_tokens_max: 8000,
         turn_tokens_max: 12,
-        instruction: None,
         deadline: Duration::from_secs(60),
         fault_retries: 1,
+        gym: plan.config.actor_rollout_ref.agentgym.clone(),
     };
     change(&mut rules);
     Player {
@@ -48,6 +49,7 @@ async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) ->
         rules,
         beat: beat(),
         env_us: AtomicU64::new(0),
+        taken_up: AtomicU64::new(0),
     }
 }
 
@@ -224,4 +226,118 @@ async fn a_server_that_answers_errors_faults_the_episode() {
         fault.contains("out of order") && fault.contains(&url),
         "{fault}"
     );
+}
+
+/// What the policy sees is the prompt and the last turns, put together from the
+/// ids that are there; each id is trained on once, and scoring agrees.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limited_context_has_a_sequence_for_every_turn_beyond_it() {
+    for limit in [1, 2] {
+        let player = player(&plan(&[]), 2, |rules| {
+            rules.gym.context_turns = Some(limit);
+            rules.rounds_max = 5;
+        })
+        .await;
+        let episode = player.play(&request(3, 1)).await.unwrap();
+        episode.check().unwrap();
+        assert_eq!(
+            (episode.outcome, episode.turns.len()),
+            (Outcome::Horizon, 5)
+        );
+        assert_eq!(episode.sequences.len(), 5 - limit);
+        let ids = |turn: &Turn, (from, to): (u32, u32)| {
+            episode.sequences[turn.sequence as usize].token_ids[from as usize..to as usize].to_vec()
+        };
+        let first = &episode.turns[0];
+        let prompt = ids(first, first.context);
+        let chat = player.policy.chat();
+        let mut told = Vec::new();
+        for (index, turn) in episode.turns.iter().enumerate() {
+            assert_eq!(turn.sequence as usize, index.saturating_sub(limit));
+            let own = ids(turn, (0, turn.policy.0));
+            let before = told[index.saturating_sub(limit)..].concat();
+            assert_eq!(own, [prompt.clone(), before].concat(), "turn {index}");
+            let ended = turn.finish == Finish::Eos;
+            let tokenizer = player.policy.tokenizer();
+            let bridge = chat.observation_ids(tokenizer, ended, &turn.observation);
+            told.push([ids(turn, turn.policy), bridge.unwrap()].concat());
+        }
+        let loss: usize = episode.sequences.iter().map(Sequence::loss_tokens).sum();
+        let sampled: u32 = episode.turns.iter().map(|t| t.policy.1 - t.policy.0).sum();
+        assert_eq!(loss, sampled as usize, "every sampled id counts once");
+        for sequence in &episode.sequences {
+            let requests = [ScoreRequest {
+                token_ids: &sequence.token_ids,
+                loss_mask: &sequence.loss_mask,
+            }];
+            let options = ComputeOptions {
+                threads: 1,
+                pack_tokens: 4096,
+                beat: &|| {},
+            };
+            let scores = score(&player.policy, &requests, 1.0, &options).unwrap();
+            assert_eq!(scores[0].log_probs, sequence.sampled_log_probs);
+        }
+    }
+    // A window that is never left changes nothing.
+    let play = async |limit| {
+        let player = player(&plan(&[]), 1, |rules| rules.gym.context_turns = limit).await;
+        player.play(&request(3, 2)).await.unwrap()
+    };
+    assert_eq!(play(Some(3)).await, play(None).await);
+}
+
+/// Possible actions are noted where somebody asks, the environment lists them
+/// and they are not in its texts anyway.
+#[tokio::test(flavor = "multi_thread")]
+async fn possible_actions_are_noted_on_demand() {
+    for (env, asked, noted) in [
+        ("maze", false, false),
+        ("maze", true, true),
+        ("textcraft", true, false),
+    ] {
+        let address = match env {
+            "textcraft" => "builtin".to_owned(),
+            other => format!("builtin:{other}"),
+        };
+        let key = "actor_rollout_ref.agentgym";
+        let plan = plan(&[
+            &format!("{key}.envs={{{env}: {{task_name: {env}, env_addr: \"{address}\"}}}}"),
+            &format!("{key}.record_actions={asked}"),
+        ]);
+        let environments = Environments::default();
+        let mut player = player(&plan, 1, |rules| rules.rounds_max = 1).await;
+        let environment = environments.open(&plan, env).await.unwrap();
+        player.environments.insert(env.to_owned(), environment);
+        let mut request = request(4, 0);
+        request.task.env = env.to_owned();
+        let episode = player.play(&request).await.unwrap();
+        let listed = episode.available_actions();
+        assert_eq!(
+            listed.len(),
+            if noted { episode.turns.len() } else { 0 },
+            "{env}"
+        );
+        assert_eq!(
+            episode.extra.is_empty(),
+            !noted,
+            "no byte where nobody asks"
+        );
+        if noted {
+            let first = listed[0].as_ref().unwrap();
+            assert!(
+                first.iter().any(|action| action.contains("up")),
+                "{first:?}"
+            );
+        }
+        environments.stop().await;
+    } // What the observations list is not written twice.
+    let environments = Environments::default();
+    let plan = plan(&[
+        "actor_rollout_ref.agentgym.envs={babyai: {task_name: babyai, env_addr: \"builtin:babyai\"}}",
+    ]);
+    let babyai = environments.open(&plan, "babyai").await.unwrap();
+    let listed = vec![Some(vec!["turn left".to_owned()])];
+    assert!(extra(&babyai, listed, 1).is_empty());
+    environments.stop().await;
 }

@@ -87,7 +87,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let pairs: Vec<Pair> =
         serde_json::from_slice(&bytes).map_err(|e| Error::stage(format!("{PAIRS}: {e}")))?;
     let policy = super::policy(context, POLICY).await?;
-    let reference = super::policy(context, "reference").await?;
+    let reference = super::plain_policy(context, "reference").await?;
     let optimizer = optimizer_folder(context, Stage::Dpo).await?;
     let (threads, beat, cancel) = (
         context.resources.threads,
@@ -149,11 +149,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let metrics = summarise(first, &results);
     metrics::write(outputs, &metrics).await?;
     let mut report = Report::default();
-    report.set("trained_tokens", metrics.trained_tokens);
-    report.set(
-        "trained_tokens_per_s",
-        metrics.trained_tokens as f64 / seconds.max(1e-9),
-    );
+    report.tokens("trained", metrics.trained_tokens as u64, seconds);
     Ok(report)
 }
 

@@ -1,11 +1,15 @@
 //! `evaluate`, `evaluate_init`: plays every held-out task of one set,
 //! `evaluation.samples` times at `evaluation.temperature` and once greedily,
-//! and writes the episodes and their success. Nothing waits for it.
+//! and writes the episodes, a line per task and the figures of the set and of
+//! each of its categories. Nothing waits for it.
+
+mod items;
 
 use super::{play, write};
 use crate::episode::Request;
 use crate::metrics::{self, EpisodeSummary, mean};
 use crate::{Error, Report, Result, StageContext};
+use agentgym_algorithms::evaluation::EvaluationScore;
 use agentgym_jobs::config::EvaluationSet;
 use agentgym_jobs::episode::{Episode, Task};
 use agentgym_jobs::pipeline::{PartId, Stage};
@@ -13,7 +17,9 @@ use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey};
 use agentgym_model::Sampling;
 use agentgym_storage::Outputs;
+use bytes::Bytes;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// `metrics.json` of an evaluation. The summary is over sampled episodes; the
 /// greedy ones stand apart.
@@ -36,6 +42,11 @@ struct Metrics {
     rounds_mean: f64,
     horizon: u32,
     sampled: EpisodeSummary,
+    /// avg@n, pass@k and the like over all tasks.
+    score: EvaluationScore,
+    /// The same over the tasks of each category; absent without categories.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    categories: BTreeMap<String, EvaluationScore>,
 }
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
@@ -55,8 +66,13 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let requests = requests(&plan, set, id)?;
     let rules = play::rules(context, plan.config.evaluation.max_rounds);
     let (episodes, report) = play::all(context, requests, rules).await?;
-    let metrics = summarise(&plan, set, &episodes);
+    let items = items::of(&plan, set, id.part, &episodes)?;
+    let metrics = summarise(&plan, set, &episodes, &items)?;
     metrics::write(outputs, &metrics).await?;
+    let lines = items::to_jsonl(&items);
+    outputs
+        .bytes("items.jsonl", "items", Bytes::from(lines))
+        .await?;
     write(
         outputs,
         "episodes.bin",
@@ -77,7 +93,7 @@ pub(super) fn requests(plan: &Plan, set: &EvaluationSet, id: PartId) -> Result<V
     let evaluation = &plan.config.evaluation;
     let rollout = &plan.config.actor_rollout_ref.rollout;
     let ids = set.ids.resolve(&format!("evaluation.sets[{part}].ids"))?;
-    let greedy = u32::from(evaluation.greedy);
+    let greedy = greedy_beside(plan);
     let mut requests = Vec::with_capacity(ids.len() * (evaluation.samples + greedy) as usize);
     for (index, item_id) in ids.into_iter().enumerate() {
         for sample in 0..evaluation.samples + greedy {
@@ -101,10 +117,13 @@ pub(super) fn requests(plan: &Plan, set: &EvaluationSet, id: PartId) -> Result<V
                 sample,
                 stream: stream.stream(),
                 sampling: Sampling {
-                    temperature: evaluation.temperature,
+                    temperature: match evaluation.temperature {
+                        0.0 => 1.0,
+                        temperature => temperature,
+                    },
                     top_k: usize::try_from(rollout.top_k).unwrap_or(0),
                     top_p: rollout.top_p,
-                    greedy: sample == evaluation.samples,
+                    greedy: sample == evaluation.samples || evaluation.temperature == 0.0,
                 },
             });
         }
@@ -112,7 +131,18 @@ pub(super) fn requests(plan: &Plan, set: &EvaluationSet, id: PartId) -> Result<V
     Ok(requests)
 }
 
-fn summarise(plan: &Plan, set: &EvaluationSet, episodes: &[Episode]) -> Metrics {
+/// Greedy episodes of each task beside the samples: none where those are greedy.
+fn greedy_beside(plan: &Plan) -> u32 {
+    let evaluation = &plan.config.evaluation;
+    u32::from(evaluation.greedy && evaluation.temperature > 0.0)
+}
+
+fn summarise(
+    plan: &Plan,
+    set: &EvaluationSet,
+    episodes: &[Episode],
+    items: &[items::Item],
+) -> Result<Metrics> {
     let evaluation = &plan.config.evaluation;
     let (greedy, sampled): (Vec<&Episode>, Vec<&Episode>) = episodes
         .iter()
@@ -141,18 +171,21 @@ fn summarise(plan: &Plan, set: &EvaluationSet, episodes: &[Episode]) -> Metrics 
         .filter(|e| e.usable())
         .map(|e| f64::from(u8::from(e.success)));
     let sampled = EpisodeSummary::of(&sampled);
-    Metrics {
+    let ks = evaluation.ks();
+    Ok(Metrics {
+        score: items::score(items, &ks, None)?,
+        categories: items::by_category(items, set, &ks)?,
         set: set.name.clone(),
         env: set.env.clone(),
         tasks: by_task.len(),
         success,
         stderr,
-        success_greedy: evaluation.greedy.then(|| mean(solved_greedily)),
+        success_greedy: (greedy_beside(plan) > 0).then(|| mean(solved_greedily)),
         episodes: episodes.len(),
         reward: sampled.reward,
         rounds_mean: sampled.rounds_mean,
         horizon: evaluation.max_rounds,
         faults: episodes.iter().filter(|e| !e.usable()).count(),
         sampled,
-    }
+    })
 }

@@ -10,7 +10,7 @@ const ITERATIONS_KEPT: u32 = 2;
 
 /// True if retention keeps the artifact `name` that `iteration` made.
 ///
-/// Kept are: everything that is not a policy or an optimizer state
+/// Kept are: everything that is not a policy, an adapter or an optimizer state
 /// (trajectories, records, metrics); the last two iterations; and of older
 /// policies the start policy (the reference), every `trainer.save_freq`-th,
 /// the final one, the best evaluated one, and those still to be evaluated. A
@@ -28,13 +28,13 @@ pub fn retained(
     best: Option<u32>,
     pending: bool,
 ) -> bool {
-    let heavy = ["policy/", "optimizer/", "critic/"]
+    let heavy = ["policy/", "adapter/", "optimizer/", "critic/"]
         .into_iter()
         .find(|prefix| name.starts_with(prefix));
     let Some(kind) = heavy else { return true };
     // Rollouts that lag behind still sample with older policies.
     let kept = ITERATIONS_KEPT
-        + if kind == "policy/" {
+        + if matches!(kind, "policy/" | "adapter/") {
             plan.config.algorithm.lag
         } else {
             0
@@ -76,6 +76,17 @@ mod tests {
             .filter(|n| kept("policy/model.safetensors", *n, 58, false))
             .collect();
         assert_eq!(stay, [0, 25, 31, 50, 57, 58]);
+    }
+
+    #[test]
+    fn an_adapter_stays_where_its_policy_would() {
+        for n in 0..=58 {
+            for pending in [false, true] {
+                let [policy, adapter] = ["policy/model.safetensors", "adapter/adapter_config.json"]
+                    .map(|name| kept(name, n, 58, pending));
+                assert_eq!(policy, adapter, "iteration {n}");
+            }
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! `init`: writes the initial models, one to a part, and with the policy copies
-//! of the demonstration files, so that everything later stages read is an
+//! `init`: writes the initial models, one to a part, and with the policy its
+//! adapter, where one is trained, and copies of the demonstration files, so that everything later stages read is an
 //! artifact of this run.
 //!
 //! `actor_rollout_ref.model.path` is a preset (`tiny?hidden=…`), a folder in
@@ -8,18 +8,20 @@
 
 use super::blocking;
 use super::dpo::PAIRS;
-use super::training::{upload_critic, upload_policy};
+use super::training::{upload_adapter, upload_critic, upload_policy};
 use crate::demonstrations::{parse_file, solved};
 use crate::metrics::{self, write_json};
 use crate::model_folder;
-use crate::policies::{CRITIC, POLICY};
+use crate::policies::{ADAPTER, CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_envs::builtin::{self, TaskSource};
 use agentgym_envs::textcraft::{Style, Tasks, lexicon};
 use agentgym_jobs::config::{History, Pipeline};
 use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::random::{Purpose, StreamKey};
-use agentgym_model::{Critic, Device, Policy, TinyShape, tiny_text, tiny_words};
+use agentgym_model::{
+    Adapter, Critic, Device, LoraOptions, Policy, TinyShape, tiny_text, tiny_words,
+};
 use agentgym_storage::Outputs;
 use bytes::Bytes;
 use std::path::PathBuf;
@@ -28,6 +30,8 @@ use std::sync::Arc;
 const KEY: &str = "actor_rollout_ref.model.path";
 const REFERENCE_KEY: &str = "actor_rollout_ref.ref.model.path";
 const CRITIC_KEY: &str = "critic.model.path";
+const RANK_KEY: &str = "actor_rollout_ref.model.lora_rank";
+const ADAPTER_KEY: &str = "actor_rollout_ref.model.lora_adapter_path";
 
 /// What a preset's tokenizer is trained on: tasks of the generated worlds,
 /// invented lines and their words, and how often each word of invented worlds
@@ -98,12 +102,14 @@ async fn critic(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
     let critic = blocking(move || {
         let critic = match plan.config.critic.model.path.as_deref() {
             None => Critic::new(&start)?,
-            Some(path) if is_preset(path) => Critic::new(&preset(&plan, CRITIC_KEY, path)?)?,
-            Some(path) => {
-                let critic = Critic::load(&local_folder(CRITIC_KEY, path)?, &device)?;
-                same_tokens(CRITIC_KEY, path, critic.vocab_size(), &start)?;
-                critic
-            }
+            Some(path) => match preset(&plan, CRITIC_KEY, path)? {
+                Some(trunk) => Critic::new(&trunk)?,
+                None => {
+                    let critic = Critic::load(&local_folder(CRITIC_KEY, path)?, &device)?;
+                    same_tokens(CRITIC_KEY, path, critic.vocab_size(), &start)?;
+                    critic
+                }
+            },
         };
         critic.save(&folder)?;
         Ok(critic)
@@ -133,21 +139,37 @@ async fn policy(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
         context.resources.device.clone(),
         context.scratch.join(POLICY),
     );
-    let policy = blocking({
+    let scratch = context.scratch.clone();
+    let (policy, adapted) = blocking({
         let (plan, folder) = (Arc::clone(&plan), folder.clone());
         move || {
             let policy = initial(&plan, &device)?;
+            let adapted = match adapter(&plan, &policy)? {
+                None => None,
+                Some(adapter) => {
+                    adapter.save(&scratch.join(ADAPTER))?;
+                    Some(policy.with_adapter(adapter)?)
+                }
+            };
             if plan.config.actor_rollout_ref.rollout.history == History::Template {
                 policy.chat().check(policy.tokenizer())?;
             }
             policy.save(&folder)?;
-            Ok(policy)
+            Ok((policy, adapted))
         }
     })
     .await?;
     context.beat.tick();
     let files = upload_policy(outputs, &folder).await?;
-    let parameters = policy.parameter_count();
+    let mut report = Report::default();
+    report.set("parameters", policy.parameter_count());
+    if let Some(adapted) = adapted {
+        let trained = adapted.trained_weights().parameter_count();
+        report.set("adapter_parameters", trained);
+        let policies = &context.resources.policies;
+        let adapted = Arc::new(adapted);
+        upload_adapter(policies, outputs, &files, &context.scratch, adapted).await?;
+    }
     context
         .resources
         .policies
@@ -173,8 +195,6 @@ async fn policy(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
     if plan.config.run.pipeline == Pipeline::Dpo {
         pairs(&plan, outputs).await?;
     }
-    let mut report = Report::default();
-    report.set("parameters", parameters);
     Ok(report)
 }
 
@@ -198,55 +218,51 @@ async fn pairs(plan: &Plan, outputs: &mut Outputs) -> Result<()> {
     metrics::write(outputs, &counts).await
 }
 
+/// The adapter that training begins with, if the run trains one: that of a
+/// folder, or one that changes nothing yet.
+fn adapter(plan: &Plan, base: &Policy) -> Result<Option<Adapter>> {
+    let model = &plan.config.actor_rollout_ref.model;
+    let (rank, alpha) = (model.lora_rank, model.lora_alpha);
+    let Some(path) = &model.lora_adapter_path else {
+        if !model.has_adapter() {
+            return Ok(None);
+        }
+        let options = LoraOptions::new(rank, alpha, model.target_modules.iter())
+            .map_err(|why| Error::stage(format!("{RANK_KEY}: {why}")))?;
+        let seed = super::head(&weights_key(plan.config.run.seed).stream());
+        let adapter = Adapter::new(base.config(), options, &model.path, seed);
+        return Ok(Some(adapter));
+    };
+    let adapter = Adapter::load(&local_folder(ADAPTER_KEY, path)?, base.config())?;
+    let found = adapter.options().rank();
+    match rank == 0 || usize::try_from(rank) == Ok(found) {
+        true => Ok(Some(adapter)),
+        false => Err(Error::stage(format!(
+            "{RANK_KEY} is {rank}, the adapter in {path} has rank {found}; leave the key out to go on with it"
+        ))),
+    }
+}
+
 fn initial(plan: &Plan, device: &Device) -> Result<Policy> {
     load(plan, KEY, &plan.config.actor_rollout_ref.model.path, device)
 }
 
 /// The model that `key` names by `path`.
 fn load(plan: &Plan, key: &str, path: &str, device: &Device) -> Result<Policy> {
-    match is_preset(path) {
-        true => preset(plan, key, path),
-        false => Ok(Policy::load(&local_folder(key, path)?, device)?),
+    match preset(plan, key, path)? {
+        Some(policy) => Ok(policy),
+        None => Ok(Policy::load(&local_folder(key, path)?, device)?),
     }
 }
 
-fn is_preset(path: &str) -> bool {
-    path == "tiny" || path.starts_with("tiny?")
-}
-
-/// A small model with random weights and a tokenizer of its own.
-fn preset(plan: &Plan, key: &str, path: &str) -> Result<Policy> {
-    let mut shape = TinyShape::default();
-    let options = path.split_once('?').map_or("", |(_, options)| options);
-    for option in options.split('&').filter(|option| !option.is_empty()) {
-        let (name, value) = option.split_once('=').unwrap_or((option, ""));
-        let field = match name {
-            "hidden" => &mut shape.hidden,
-            "layers" => &mut shape.layers,
-            "heads" => &mut shape.heads,
-            "kv_heads" => &mut shape.kv_heads,
-            "intermediate" => &mut shape.intermediate,
-            "vocab" => &mut shape.vocab,
-            _ => {
-                return Err(Error::stage(format!(
-                    "{key}: `tiny` has no option `{name}`; known are hidden, layers, heads, kv_heads, \
-                     intermediate, vocab"
-                )));
-            }
-        };
-        *field = value
-            .parse()
-            .ok()
-            .filter(|number| *number > 0)
-            .ok_or_else(|| {
-                Error::stage(format!(
-                    "{key}: `{name}={value}` is not a positive whole number"
-                ))
-            })?;
-    }
+/// A small model with random weights and a tokenizer of its own, where `path`
+/// names one.
+fn preset(plan: &Plan, key: &str, path: &str) -> Result<Option<Policy>> {
+    let shape = TinyShape::preset(path).map_err(|why| Error::stage(format!("{key}: {why}")))?;
+    let Some(shape) = shape else { return Ok(None) };
     let stream = weights_key(plan.config.run.seed).stream();
     let tokenizer = tiny_text::train_tokenizer(corpus(plan)?.into_iter(), shape.vocab)?;
-    Ok(shape.policy(super::head(&stream), tokenizer)?)
+    Ok(Some(shape.policy(super::head(&stream), tokenizer)?))
 }
 
 /// Where a preset's weights come from.

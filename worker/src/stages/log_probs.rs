@@ -4,7 +4,7 @@
 //! critic also `values.bin`, its value of every sampled token.
 
 use super::{blocking, read, write};
-use crate::policies::CRITIC;
+use crate::policies::{CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_jobs::records::{EpisodeLogProbs, LogProbs, Values};
@@ -20,9 +20,13 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             .await?
             .into_vec(),
     );
-    let old = scores(context, "policy", &episodes).await?;
+    let policy = super::policy(context, POLICY).await?;
+    let old = scores(context, policy, &episodes).await?;
     let reference = match context.plan.needs_reference() {
-        true => Some(scores(context, "reference", &episodes).await?),
+        true => {
+            let reference = super::plain_policy(context, "reference").await?;
+            Some(scores(context, reference, &episodes).await?)
+        }
         false => None,
     };
 
@@ -70,37 +74,17 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let passes = 1 + usize::from(context.plan.needs_reference()) + usize::from(values.is_some());
     let mut report = Report::default();
     let wall_s = start.elapsed().as_secs_f64();
-    report.set("scored_tokens", tokens * passes);
-    report.set(
-        "scored_tokens_per_s",
-        (tokens * passes) as f64 / wall_s.max(1e-9),
-    );
+    report.tokens("scored", (tokens * passes) as u64, wall_s);
     Ok(report)
 }
 
 /// The critic's values, by episode and sequence.
 async fn token_values(context: &StageContext, episodes: &Arc<Vec<Episode>>) -> Result<Values> {
     let critic = super::critic(context, CRITIC).await?;
-    let (threads, pack_tokens) = (
-        context.resources.threads,
-        context.plan.config.jobs.pack_tokens,
-    );
-    let (beat, shared) = (context.beat.clone(), Arc::clone(episodes));
-    let rows = blocking(move || {
-        let tick = || beat.tick();
-        let options = ComputeOptions {
-            threads,
-            pack_tokens,
-            beat: &tick,
-        };
-        let _call = beat.busy();
-        Ok(values(&critic, &requests(&shared), &options)?)
-    })
-    .await?;
-    if context.cancel.is_cancelled() {
-        return Err(Error::Cancelled);
-    }
-    let mut rows = rows.into_iter();
+    let rows = teacher_forced(context, episodes, move |requests, options| {
+        values(&critic, requests, options)
+    });
+    let mut rows = rows.await?.into_iter();
     let by_episode = episodes
         .iter()
         .map(|e| rows.by_ref().take(e.sequences.len()).collect());
@@ -118,25 +102,34 @@ fn requests(episodes: &[Episode]) -> Vec<ScoreRequest<'_>> {
         .collect()
 }
 
-/// One entry per sequence, in the order of episodes and sequences.
+/// Log-probs and entropies under a policy.
 async fn scores(
     context: &StageContext,
-    input: &str,
+    policy: Arc<Policy>,
     episodes: &Arc<Vec<Episode>>,
 ) -> Result<Vec<Scores>> {
-    let policy: Arc<Policy> = super::policy(context, input).await?;
     let temperature = context.plan.config.actor_rollout_ref.rollout.temperature;
+    teacher_forced(context, episodes, move |requests, options| {
+        score(&policy, requests, temperature, options)
+    })
+    .await
+}
+
+/// What a model says of the sampled sequences: one entry per sequence, in the
+/// order of episodes and sequences.
+async fn teacher_forced<T: Send + 'static>(
+    context: &StageContext,
+    episodes: &Arc<Vec<Episode>>,
+    ask: impl FnOnce(&[ScoreRequest<'_>], &ComputeOptions<'_>) -> agentgym_model::Result<Vec<T>>
+    + Send
+    + 'static,
+) -> Result<Vec<T>> {
     let (threads, pack_tokens) = (
         context.resources.threads,
         context.plan.config.jobs.pack_tokens,
     );
-    let (beat, cancel, episodes) = (
-        context.beat.clone(),
-        context.cancel.clone(),
-        Arc::clone(episodes),
-    );
-    let scores = blocking(move || {
-        let requests = requests(&episodes);
+    let (beat, episodes) = (context.beat.clone(), Arc::clone(episodes));
+    let rows = blocking(move || {
         let tick = || beat.tick();
         let options = ComputeOptions {
             threads,
@@ -144,11 +137,11 @@ async fn scores(
             beat: &tick,
         };
         let _call = beat.busy();
-        Ok(score(&policy, &requests, temperature, &options)?)
+        Ok(ask(&requests(&episodes), &options)?)
     })
     .await?;
-    if cancel.is_cancelled() {
+    if context.cancel.is_cancelled() {
         return Err(Error::Cancelled);
     }
-    Ok(scores)
+    Ok(rows)
 }

@@ -60,8 +60,32 @@ pub(crate) async fn blocking<T: Send + 'static>(
     }
 }
 
-/// The policy in an input, from memory if it is there.
+/// The policy in an input, from memory if it is there; where the run trains an
+/// adapter, with it.
 async fn policy(context: &StageContext, input: &str) -> Result<Arc<Policy>> {
+    if !context.plan.has_adapter() {
+        return plain_policy(context, input).await;
+    }
+    let resources = &context.resources;
+    let names = (base_of(context, input), input);
+    resources
+        .policies
+        .adapted(&resources.device, &context.inputs, names)
+        .await
+}
+
+/// The input that holds what stays below the adapter of another one: `init`
+/// commits both.
+fn base_of<'a>(context: &StageContext, input: &'a str) -> &'a str {
+    const BASE: &str = "base";
+    match context.inputs.names().any(|name| name == BASE) {
+        true => BASE,
+        false => input,
+    }
+}
+
+/// The policy in an input without an adapter: the reference.
+async fn plain_policy(context: &StageContext, input: &str) -> Result<Arc<Policy>> {
     context
         .resources
         .policies

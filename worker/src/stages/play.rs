@@ -8,6 +8,7 @@ use crate::decoder::{Decoder, DecoderOptions};
 use crate::episode::{Player, Request, Rules};
 use crate::policies::POLICY;
 use crate::{Error, Report, Result, StageContext};
+use agentgym_envs::FaultKind;
 use agentgym_jobs::codec::{decode, encode};
 use agentgym_jobs::episode::{Episode, Episodes, Outcome};
 use bytes::Bytes;
@@ -38,9 +39,9 @@ pub(super) fn rules(context: &StageContext, rounds_max: u32) -> Rules {
         response_tokens_max: config.data.max_response_length.min(rollout.response_length),
         context_tokens_max: rollout.max_model_len,
         turn_tokens_max: rollout.max_tokens,
-        instruction: config.actor_rollout_ref.agentgym.instruction.clone(),
         deadline: Duration::from_secs_f64(rollout.episode_deadline_s),
         fault_retries: rollout.fault_retries,
+        gym: config.actor_rollout_ref.agentgym.clone(),
     }
 }
 
@@ -132,12 +133,36 @@ pub(super) async fn all(
         player.decoder.sampled_tokens(),
         start.elapsed().as_secs_f64(),
     );
-    report.set("sampled_tokens", tokens);
-    report.set("sampled_tokens_per_s", tokens as f64 / wall_s.max(1e-9));
+    report.tokens("sampled", tokens, wall_s);
     report.set("policy_s", player.decoder.busy_s());
     report.set("env_s", player.env_us.load(Ordering::Relaxed) as f64 / 1e6);
     report.set("episodes_replayed", replayed_count);
+    environment_report(&player, &mut report);
     Ok((episodes, report))
+}
+
+/// What the environments' servers did to this attempt.
+fn environment_report(player: &Player, report: &mut Report) {
+    let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
+    let (mut calls, mut failed, mut leaked) = (0, 0, 0);
+    for environment in player.environments.values() {
+        let counters = environment.client.counters();
+        (calls, leaked) = (calls + counters.calls, leaked + counters.leaked);
+        // Every further attempt had a failed one before it.
+        failed += counters.retries;
+        for kind in FaultKind::ALL {
+            let count = counters.faults(kind);
+            failed += count;
+            if count > 0 {
+                *faults.entry(kind.name()).or_default() += count;
+            }
+        }
+    }
+    report.set("env_calls", calls);
+    report.set("env_call_fault_rate", failed as f64 / calls.max(1) as f64);
+    report.set("env_call_faults", serde_json::json!(faults));
+    report.set("env_sessions_leaked", leaked);
+    report.set("episodes_taken_up", player.taken_up.load(Ordering::Relaxed));
 }
 
 /// Calls are repeated with back-off for a while before anything fails: people
@@ -217,6 +242,7 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
         rules,
         beat: context.beat.clone(),
         env_us: AtomicU64::new(0),
+        taken_up: AtomicU64::new(0),
     }))
 }
 

@@ -6,6 +6,7 @@
 use super::{play, select, write};
 use crate::episode::Request;
 use crate::{Report, Result, StageContext};
+use agentgym_jobs::episode::Episode;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey};
 use agentgym_model::Sampling;
@@ -24,6 +25,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         false => plan.config.data.train_batch_size,
     };
     let requests = requests(&plan, id.iteration, id.part, wanted);
+    let (left_out, requests): (Vec<Request>, Vec<Request>) = requests
+        .into_iter()
+        .partition(|request| is_excluded(&plan, id.iteration, request));
     let (mut episodes, report) = if requests.is_empty() {
         let mut report = Report::default();
         report.set("sampled_tokens", 0);
@@ -32,6 +36,8 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let rules = play::rules(context, plan.rounds_max(id.iteration));
         play::all(context, requests, rules).await?
     };
+    episodes.extend(left_out.iter().map(excluded));
+    episodes.sort_by_key(|episode| (episode.group, episode.sample));
     let config = &plan.config;
     if config.algorithm.adv_estimator.needs_baseline() {
         let n = config.actor_rollout_ref.rollout.n;
@@ -53,6 +59,17 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     )
     .await?;
     Ok(report)
+}
+
+fn is_excluded(plan: &Plan, iteration: u32, request: &Request) -> bool {
+    let list = &plan.config.actor_rollout_ref.rollout.exclude;
+    list.contains(&(iteration, request.group, request.sample))
+}
+
+/// Stands for an episode that the config leaves out: nothing learns from it,
+/// and it moves no other.
+fn excluded(request: &Request) -> Episode {
+    request.spoiled("left out by actor_rollout_ref.rollout.exclude".to_owned())
 }
 
 /// The episodes of a part: a pure function of the plan and of how many groups

@@ -118,11 +118,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let metrics = summarise(context.plan.sft_steps(context.part.id.part).start, &results);
     metrics::write(outputs, &metrics).await?;
     let mut report = Report::default();
-    report.set("trained_tokens", metrics.trained_tokens);
-    report.set(
-        "trained_tokens_per_s",
-        metrics.trained_tokens as f64 / seconds.max(1e-9),
-    );
+    report.tokens("trained", metrics.trained_tokens as u64, seconds);
     Ok(report)
 }
 

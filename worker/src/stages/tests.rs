@@ -228,13 +228,14 @@ async fn threads_rows_and_packs_do_not_show_in_a_run() {
     }
 }
 
-/// A critic, a KL penalty whose coefficient moves, a reference of its own and a
+/// A Qwen3 with a critic, a KL penalty whose coefficient moves, a reference of its own and a
 /// warm-up; then greedy baselines with a micro-batch mean.
 #[tokio::test(flavor = "multi_thread")]
 async fn nor_with_a_critic_or_with_baselines() {
     const TINY: &str = "tiny?hidden=32&layers=2&intermediate=64&vocab=420";
     let reference = format!("actor_rollout_ref.ref.model.path={TINY}");
     let ppo = [
+        "actor_rollout_ref.model.path=tiny?arch=qwen3&hidden=32&layers=2&intermediate=64&vocab=420",
         "algorithm.adv_estimator=gae",
         "algorithm.lam=0.9",
         "algorithm.use_kl_in_reward=true",
@@ -262,7 +263,7 @@ async fn nor_with_a_critic_or_with_baselines() {
         let (first, second) = (whole_run(&one, None).await, whole_run(&two, None).await);
         assert!(first == second, "{options:?}");
         let last = one.metrics(2, Stage::Advantage, 0).await;
-        if options[0].ends_with("gae") {
+        if options == ppo {
             let before = one.metrics(1, Stage::Advantage, 0).await;
             assert_eq!(before["kl_coef"], 0.001);
             assert_ne!(last["kl_coef"], before["kl_coef"], "{last}");
@@ -290,6 +291,114 @@ async fn nor_with_a_critic_or_with_baselines() {
             bench.resources.environments.stop().await;
         }
     }
+}
+
+/// An adapter alone is written after `init`, it moves, what is sampled is scored
+/// with the same bits, and the reference is the base: with a warm start by the
+/// time of the first update, the divergence from it is not zero.
+#[tokio::test(flavor = "multi_thread")]
+async fn nor_with_an_adapter() {
+    let options = [
+        "actor_rollout_ref.model.lora_rank=3",
+        "actor_rollout_ref.model.target_modules=[q_proj,v_proj,down_proj]",
+        "algorithm.adv_estimator=gae",
+        "sft.lr=1e-2",
+    ];
+    let with = |more: &'static str| [&options[..], &[more]].concat();
+    let one = Bench::new(1, &with("jobs.decode_rows=3")).await;
+    let two = Bench::new(3, &with("jobs.decode_rows=64")).await;
+    let (first, second) = (whole_run(&one, None).await, whole_run(&two, None).await);
+    assert!(first == second);
+    let dense = |name: &str| name.contains(" policy/");
+    let policies = first.keys().filter(|name| dense(name));
+    assert!(policies.clone().count() > 0);
+    for name in policies {
+        assert!(
+            name.starts_with("0/init/0 "),
+            "{name} is a copy of the base"
+        );
+    }
+    let adapter = |n| {
+        &first[&format!(
+            "{} adapter/adapter_model.safetensors",
+            policy_of(&one.plan, n)
+        )]
+    };
+    assert!(adapter(0) != adapter(1) && adapter(1) != adapter(2));
+    let weights = one.manifest(policy_of(&one.plan, 2)).await;
+    let size = |name: &str| weights.output(name).unwrap().size;
+    let optimizer = size("optimizer/state.safetensors");
+    assert!(
+        optimizer < 3 * size("adapter/adapter_model.safetensors"),
+        "{optimizer}"
+    );
+    for iteration in 1..=2 {
+        let metrics = one.metrics(iteration, Stage::Advantage, 0).await;
+        assert_eq!(metrics["log_prob_mismatch_max"], 0.0);
+        let update = one.metrics(iteration, Stage::Update, 0).await;
+        assert!(update["kl_loss"].as_f64().unwrap() > 0.0, "{update}");
+    }
+    for bench in [one, two] {
+        bench.resources.environments.stop().await;
+    }
+}
+
+/// Training goes on with an adapter of a folder, if it fits.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adapter_of_a_folder_is_gone_on_with() {
+    let rank = "actor_rollout_ref.model.lora_rank=3";
+    let one = Bench::new(1, &[rank, "sft.steps=2"]).await;
+    let init = &parts(&one.plan, 0)[0];
+    one.make(init).await;
+    let inputs = Inputs::new(
+        one.store.clone(),
+        vec![("x".into(), one.manifest(init.id).await)],
+        one.cache.path(),
+    );
+    let folder = inputs.folder("x", "adapter").await.unwrap();
+    let path = format!(
+        "actor_rollout_ref.model.lora_adapter_path={}",
+        folder.path().display()
+    );
+    let digest = |manifest: &Manifest| {
+        let adapter = manifest.output("adapter/adapter_model.safetensors");
+        adapter.unwrap().digest.to_string()
+    };
+    for rank in [None, Some(rank)] {
+        let two = Bench::new(1, &[&[path.as_str()][..], rank.as_slice()].concat()).await;
+        two.make(init).await;
+        let (mine, theirs) = (one.manifest(init.id).await, two.manifest(init.id).await);
+        assert_eq!(digest(&mine), digest(&theirs));
+    }
+    let attempt = async |overrides: &[&str]| {
+        let bench = Bench::new(1, overrides).await;
+        let (cancel, events) = (CancellationToken::new(), broadcast::channel(64).0);
+        bench
+            .attempt(init, cancel, events)
+            .await
+            .unwrap_err()
+            .to_string()
+    };
+    let other = "actor_rollout_ref.model.lora_rank=5";
+    let message = attempt(&[path.as_str(), other]).await;
+    assert!(
+        message.contains("lora_rank is 5") && message.contains("rank 3"),
+        "{message}"
+    );
+    let wider = "actor_rollout_ref.model.path=tiny?hidden=48&layers=2&vocab=420";
+    let message = attempt(&[path.as_str(), wider]).await;
+    assert!(
+        message.contains("lora_A") && message.contains("adapter_model"),
+        "{message}"
+    );
+}
+
+#[test]
+fn both_crates_know_the_same_modules() {
+    assert_eq!(
+        agentgym_jobs::config::LORA_MODULES,
+        agentgym_model::LORA_MODULES
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

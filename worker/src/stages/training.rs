@@ -2,7 +2,7 @@
 //! comes from, how a model and that state become artifacts, and what a token of
 //! a minibatch weighs.
 
-use crate::policies::{CRITIC, POLICY};
+use crate::policies::{ADAPTER, CRITIC, POLICY, Policies};
 use crate::{Error, Result, StageContext};
 use agentgym_algorithms::losses::Denominator;
 use agentgym_jobs::pipeline::Stage;
@@ -44,9 +44,14 @@ pub(super) async fn optimizer_of(
     Ok(Some(context.inputs.folder(model, OPTIMIZER).await?))
 }
 
-/// Writes policy and optimizer into local folders.
+/// Writes what was trained, a policy or its adapter, and the optimizer's state
+/// into local folders.
 pub(super) fn save(trainer: &Trainer, scratch: &Path) -> Result<()> {
-    trainer.policy().save(&scratch.join(POLICY))?;
+    let policy = trainer.policy();
+    match policy.adapter() {
+        Some(adapter) => adapter.save(&scratch.join(ADAPTER))?,
+        None => policy.save(&scratch.join(POLICY))?,
+    }
     trainer.save_optimizer(&scratch.join(OPTIMIZER))?;
     Ok(())
 }
@@ -57,15 +62,31 @@ pub(super) async fn upload(
     outputs: &mut Outputs,
     policy: Policy,
 ) -> Result<()> {
-    let files = upload_policy(outputs, &context.scratch.join(POLICY)).await?;
+    let (policies, adapted) = (&context.resources.policies, policy.adapter().is_some());
+    let policy = Arc::new(policy);
+    if adapted {
+        let base = context.inputs.artifacts(super::base_of(context, POLICY))?;
+        upload_adapter(policies, outputs, base, &context.scratch, policy).await?;
+    } else {
+        let files = upload_policy(outputs, &context.scratch.join(POLICY)).await?;
+        policies.insert(&files, policy).await;
+    }
     outputs
         .folder(OPTIMIZER, "optimizer", &context.scratch.join(OPTIMIZER))
         .await?;
-    context
-        .resources
-        .policies
-        .insert(&files, Arc::new(policy))
-        .await;
+    Ok(())
+}
+
+/// Uploads the adapter that `scratch` holds and keeps its policy in memory.
+pub(super) async fn upload_adapter(
+    policies: &Policies,
+    outputs: &mut Outputs,
+    base: &[Artifact],
+    scratch: &Path,
+    policy: Arc<Policy>,
+) -> Result<()> {
+    let files = upload_model(outputs, ADAPTER, &scratch.join(ADAPTER)).await?;
+    policies.insert_adapted(base, &files, policy).await;
     Ok(())
 }
 

@@ -178,11 +178,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     metrics::write(outputs, &summarise(&trained.record, trained.tokens)).await?;
     write_json(outputs, "update.json", "update", &trained.record).await?;
     let mut report = Report::default();
-    report.set("trained_tokens", trained.tokens);
-    report.set(
-        "trained_tokens_per_s",
-        trained.tokens as f64 / trained.seconds.max(1e-9),
-    );
+    report.tokens("trained", trained.tokens as u64, trained.seconds);
     Ok(report)
 }
 

@@ -49,7 +49,7 @@ pub const KEYS: &[KeySpec] = &[
         "null",
         "name of the run; default: file stem and the head of the plan hash",
     ),
-    id("run.pipeline", "rl", "rl, sft or dpo"),
+    id("run.pipeline", "rl", "rl, sft, dpo or eval"),
     id("run.seed", "1", "seed of every random stream of the run"),
     id(
         "run.numerics",
@@ -179,7 +179,27 @@ pub const KEYS: &[KeySpec] = &[
     id(
         "actor_rollout_ref.model.path",
         "tiny",
-        "folder, store URL, hub id in the local cache, or tiny?vocab=…&hidden=…",
+        "folder, store URL, hub id in the local cache, or tiny?arch=qwen3&vocab=…&hidden=…",
+    ),
+    option(
+        "actor_rollout_ref.model.lora_rank",
+        "0",
+        "train a LoRA adapter of this rank instead of the policy's weights; 0: off",
+    ),
+    option(
+        "actor_rollout_ref.model.lora_alpha",
+        "16",
+        "the adapter's product is multiplied by lora_alpha / lora_rank",
+    ),
+    option(
+        "actor_rollout_ref.model.target_modules",
+        "all-linear",
+        "what is adapted: all-linear, or a list of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
+    ),
+    option(
+        "actor_rollout_ref.model.lora_adapter_path",
+        "null",
+        "folder of a PEFT adapter of model.path to go on with; its size is its own",
     ),
     id(
         "actor_rollout_ref.actor.ppo_mini_batch_size",
@@ -219,7 +239,7 @@ pub const KEYS: &[KeySpec] = &[
     id(
         "actor_rollout_ref.actor.entropy_coeff",
         "0.001",
-        "entropy bonus",
+        "entropy bonus; negative: entropy is minimised",
     ),
     id(
         "actor_rollout_ref.actor.use_kl_loss",
@@ -328,7 +348,12 @@ pub const KEYS: &[KeySpec] = &[
     bind(
         "actor_rollout_ref.rollout.fault_retries",
         "2",
-        "times a faulted episode is played again",
+        "times a faulted episode is played again, and a fault in its middle answered with a fresh session",
+    ),
+    option(
+        "actor_rollout_ref.rollout.exclude",
+        "[]",
+        "training episodes not to play, [iteration, group, sample] each: as if the environment had spoiled them",
     ),
     // --- environments ----------------------------------------------------------
     id(
@@ -360,6 +385,21 @@ pub const KEYS: &[KeySpec] = &[
         "actor_rollout_ref.agentgym.instruction",
         "null",
         "first lines of every prompt; default: the environment's own",
+    ),
+    option(
+        "actor_rollout_ref.agentgym.style",
+        "null",
+        "how to answer: plain, react, plan, reflect or another file of prompts/, or a path",
+    ),
+    option(
+        "actor_rollout_ref.agentgym.context_turns",
+        "null",
+        "turns before the present one that the policy sees besides the prompt; null: all",
+    ),
+    option(
+        "actor_rollout_ref.agentgym.record_actions",
+        "false",
+        "record the possible actions of every turn; one more call per turn where they have a path of their own",
     ),
     // --- algorithm ---------------------------------------------------------------
     id(
@@ -573,7 +613,7 @@ pub const KEYS: &[KeySpec] = &[
     id(
         "evaluation.sets",
         "[]",
-        "{name, env, ids, apart}: held-out tasks; apart: not counted into `all`",
+        "{name, env, ids, apart}: held-out tasks; file instead of ids: a test file with its categories",
     ),
     id(
         "evaluation.samples",
@@ -583,7 +623,7 @@ pub const KEYS: &[KeySpec] = &[
     id(
         "evaluation.temperature",
         "1.0",
-        "sampling temperature of evaluation",
+        "sampling temperature of evaluation; 0: greedy, with one sample",
     ),
     id(
         "evaluation.greedy",
@@ -591,6 +631,11 @@ pub const KEYS: &[KeySpec] = &[
         "one greedy episode per task beside them",
     ),
     id("evaluation.max_rounds", "15", "horizon of evaluation"),
+    option(
+        "evaluation.k",
+        "null",
+        "the k of pass@k, a list; default: 1 and evaluation.samples",
+    ),
     // --- guard -----------------------------------------------------------------------
     bind(
         "guard.patience",

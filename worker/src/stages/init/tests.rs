@@ -18,7 +18,9 @@ fn preset_options_are_checked() {
 fn a_preset_is_a_function_of_the_seed() {
     let bytes = |seed: u64| {
         let plan = plan(&[&format!("run.seed={seed}")]);
-        let policy = preset(&plan, KEY, "tiny?hidden=32&layers=1&vocab=400").unwrap();
+        let policy = preset(&plan, KEY, "tiny?hidden=32&layers=1&vocab=400")
+            .unwrap()
+            .unwrap();
         policy.chat().check(policy.tokenizer()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         policy.save(folder.path()).unwrap();

@@ -210,17 +210,12 @@ fn solver(
     let tasks = builtin::parse(&declared.env_addr)
         .and_then(|address| address.source.tasks())
         .map_err(|e| Error::stage(format!("{key}.env: {e}")))?;
-    let instruction = plan
-        .config
-        .actor_rollout_ref
-        .agentgym
-        .instruction
-        .as_deref()
-        .unwrap_or(known.instruction);
+    let gym = &plan.config.actor_rollout_ref.agentgym;
+    let instruction = gym.instruction_of(known.instruction);
     Ok(Content::Solver {
         tasks,
         ids,
-        instruction: instruction.to_owned(),
+        instruction,
         style: style
             .unwrap_or_default()
             .parse()

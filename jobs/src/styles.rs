@@ -1,0 +1,149 @@
+//! Agent styles: what the policy is told about how to answer, as files that a
+//! user edits. `{instruction}` in the text stands for the environment's own
+//! lines. The text is read when a plan is made and hashed into it, so a run
+//! never depends on a file that was changed later.
+
+use crate::config::{RunConfig, Style};
+use crate::{Error, Result};
+use std::path::{Path, PathBuf};
+
+const KEY: &str = "actor_rollout_ref.agentgym.style";
+const FOLDER: &str = "prompts";
+/// More is no instruction; it would be paid for in every episode.
+const BYTES_MAX: usize = 32 << 10;
+
+/// Replaces the name of a style by what its file holds.
+pub(crate) fn absorb(config: &mut RunConfig, base: &Path) -> Result<()> {
+    let gym = &mut config.config.actor_rollout_ref.agentgym;
+    let Some(Style::Named(name)) = gym.style.clone() else {
+        return Ok(());
+    };
+    let path = path_of(&name, base);
+    let text = std::fs::read_to_string(&path).map_err(|error| {
+        Error::value(
+            KEY,
+            format!(
+                "`{name}` means the file {}, which cannot be read ({error}); styles in {}: {}. Relative paths \
+                 start at the current folder",
+                path.display(),
+                base.join(FOLDER).display(),
+                known(base)
+            ),
+        )
+    })?;
+    let text = text.trim().to_owned();
+    if text.is_empty() || text.len() > BYTES_MAX {
+        let found = text.len();
+        return Err(Error::value(
+            KEY,
+            format!(
+                "{} holds {found} bytes; 1 to {BYTES_MAX} are an instruction",
+                path.display()
+            ),
+        ));
+    }
+    let read = Style::Read { name, text };
+    config.tree["actor_rollout_ref"]["agentgym"]["style"] =
+        serde_json::to_value(&read).expect("a style is plain text");
+    gym.style = Some(read);
+    Ok(())
+}
+
+/// A bare word is a file of `prompts/`, anything else a path.
+fn path_of(name: &str, base: &Path) -> PathBuf {
+    match name.contains(['/', '.']) {
+        true => base.join(name),
+        false => base.join(FOLDER).join(format!("{name}.md")),
+    }
+}
+
+fn known(base: &Path) -> String {
+    let entries = std::fs::read_dir(base.join(FOLDER))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|e| e == "md"))
+        .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
+        .collect();
+    names.sort();
+    match names.is_empty() {
+        true => "none".to_owned(),
+        false => names.join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Plan;
+
+    fn plan(base: &Path, style: &str) -> Result<Plan> {
+        let text = "data: {tasks: [{env: textcraft, ids: 0..20}]}
+actor_rollout_ref: {rollout: {n: 2}}";
+        let style = format!("{KEY}={style}");
+        let config = RunConfig::parse("x", Path::new("x.yaml"), text, &[style])?;
+        Plan::new(config, base)
+    }
+
+    fn told(plan: &Plan) -> String {
+        plan.config
+            .actor_rollout_ref
+            .agentgym
+            .instruction_of("Craft.")
+    }
+
+    #[test]
+    fn a_plan_keeps_the_text_and_another_text_is_another_plan() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("prompts/careful.md");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, "{instruction}\nTake care.\n").unwrap();
+        let first = plan(dir.path(), "careful").unwrap();
+        assert_eq!(told(&first), "Craft.\nTake care.");
+        let by_path = plan(dir.path(), "prompts/careful.md").unwrap();
+        assert_eq!(told(&by_path), told(&first));
+        std::fs::write(&file, "Hurry. {instruction}").unwrap();
+        let second = plan(dir.path(), "careful").unwrap();
+        assert_ne!(first.identity, second.identity);
+        drop(dir);
+        let stored = Plan::from_bytes(&first.to_bytes()).unwrap();
+        assert_eq!(told(&stored), "Craft.\nTake care.");
+        let without = plan(Path::new("/nowhere"), "null").unwrap();
+        assert_eq!(told(&without), "Craft.");
+    }
+
+    #[test]
+    fn what_is_not_there_is_named_with_what_is() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("prompts")).unwrap();
+        for name in ["b", "a"] {
+            std::fs::write(dir.path().join(format!("prompts/{name}.md")), "x").unwrap();
+        }
+        let message = plan(dir.path(), "c").unwrap_err().to_string();
+        assert!(
+            message.contains("prompts/c.md") && message.contains("a, b"),
+            "{message}"
+        );
+        std::fs::write(dir.path().join("prompts/c.md"), " ").unwrap();
+        let message = plan(dir.path(), "c").unwrap_err().to_string();
+        assert!(message.contains("holds 0 bytes"), "{message}");
+    }
+
+    /// Those that are shipped: each keeps the environment's own words, and none
+    /// has the marker that introduces an action, of which there may be one only.
+    #[test]
+    fn shipped_styles_are_sound() {
+        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        assert_eq!(known(root), "plain, plan, react, reflect");
+        for name in ["plain", "plan", "react", "reflect"] {
+            let text = told(&plan(root, name).unwrap());
+            assert!(text.starts_with("Craft.\n"), "{name}: {text}");
+            assert!(
+                !text.contains("Action:") && text.len() < 700,
+                "{name}: {text}"
+            );
+        }
+    }
+}

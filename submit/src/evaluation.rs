@@ -1,0 +1,184 @@
+//! What an eval run says at its end: a table per set with its categories, and
+//! the lines of all items as one file. Figures are computed once, by the stage
+//! that played the episodes; here they are only shown.
+
+use crate::metrics::{Book, Row};
+use crate::runs::RunView;
+use crate::{Error, Result, text};
+use agentgym_jobs::config::Pipeline;
+use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_jobs::plan::Plan;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// True where evaluating is all that the run does.
+pub fn is_all(plan: &Plan) -> bool {
+    plan.config.run.pipeline == Pipeline::Eval
+}
+
+fn part(set: usize) -> PartId {
+    PartId {
+        iteration: 0,
+        stage: Stage::Evaluate,
+        part: set as u32,
+    }
+}
+
+/// The rows of the plan's sets that are committed.
+fn rows<'a>(book: &'a Book, plan: &'a Plan) -> impl Iterator<Item = (&'a str, &'a Row)> {
+    let sets = plan.config.evaluation.sets.iter().enumerate();
+    sets.filter_map(|(i, set)| Some((set.name.as_str(), book.row(part(i))?)))
+}
+
+/// One table for all sets: a line for each, and below it its categories.
+pub fn report(book: &Book, plan: &Plan) -> String {
+    let evaluation = &plan.config.evaluation;
+    let ks = evaluation.ks();
+    let mut head: Vec<String> = ["set", "items"].map(String::from).to_vec();
+    head.push(format!("avg@{}", evaluation.samples));
+    head.extend(ks.iter().map(|k| format!("pass@{k}")));
+    let greedy = evaluation.greedy && evaluation.temperature > 0.0;
+    head.extend(greedy.then(|| "greedy".to_owned()));
+    head.extend(["rounds", "env faults"].map(String::from));
+    let mut table = Vec::new();
+    for (name, row) in rows(book, plan) {
+        let line = |name: &str, score: &Value, greedy_success: Option<f64>| {
+            let mut cells = vec![name.to_owned(), items(score), estimate(&score["avg"])];
+            cells.extend(ks.iter().map(|k| estimate(&score["pass"][k.to_string()])));
+            cells.extend(greedy.then(|| text::share(greedy_success)));
+            let rounds = score["rounds_mean"].as_f64();
+            cells.push(rounds.map_or_else(|| "–".into(), |r| format!("{r:.1}")));
+            cells.push(estimate(&score["fault_rate"]));
+            cells
+        };
+        let score = |name: &str| row.metrics.get(name).unwrap_or(&Value::Null);
+        table.push(line(name, score("score"), row.metric("success_greedy")));
+        for (category, found) in score("categories").as_object().into_iter().flatten() {
+            table.push(line(&format!("  {category}"), found, None));
+        }
+    }
+    if table.is_empty() {
+        return String::new();
+    }
+    let head: Vec<&str> = head.iter().map(String::as_str).collect();
+    format!(
+        "{} at temperature {}, at most {} rounds; mean with 95 % interval\n{}",
+        plan.config.actor_rollout_ref.model.path,
+        evaluation.temperature,
+        evaluation.max_rounds,
+        text::table(&head, &table)
+    )
+}
+
+/// `90`, or `88 of 90` where the environment spoiled every sample of two.
+fn items(score: &Value) -> String {
+    let count = |name: &str| score[name].as_u64().unwrap_or(0);
+    match count("items_lost") {
+        0 => count("items").to_string(),
+        lost => format!("{} of {}", count("items") - lost, count("items")),
+    }
+}
+
+/// `0.750 [0.655, 0.824]`.
+fn estimate(value: &Value) -> String {
+    let field = |name: &str| value[name].as_f64();
+    match (field("mean"), field("low"), field("high")) {
+        (Some(mean), Some(low), Some(high)) => format!("{mean:.3} [{low:.3}, {high:.3}]"),
+        _ => "–".to_owned(),
+    }
+}
+
+/// The same as one JSON document.
+pub fn report_json(book: &Book, plan: &Plan) -> Value {
+    let evaluation = &plan.config.evaluation;
+    let sets: serde_json::Map<String, Value> = rows(book, plan)
+        .map(|(name, row)| {
+            let field = |name: &str| row.metrics.get(name).cloned().unwrap_or(Value::Null);
+            let set = json!({
+                "env": field("env"), "score": field("score"), "categories": field("categories"),
+                "success_greedy": field("success_greedy"), "outcomes": field("sampled")["outcomes"],
+            });
+            (name.to_owned(), set)
+        })
+        .collect();
+    json!({
+        "run": plan.run.to_string(), "model": plan.config.actor_rollout_ref.model.path,
+        "samples": evaluation.samples, "temperature": evaluation.temperature,
+        "max_rounds": evaluation.max_rounds, "sets": sets,
+    })
+}
+
+/// Writes the items of all sets, a line each, as `items.jsonl`.
+pub(crate) async fn write_items(view: &RunView, dir: &Path) -> Result<PathBuf> {
+    let mut lines = Vec::new();
+    for set in 0..view.plan.config.evaluation.sets.len() {
+        if let Some(manifest) = view.manifest(part(set)).await? {
+            lines.extend(view.bytes(&manifest, "items.jsonl").await?);
+        }
+    }
+    let path = dir.join("items.jsonl");
+    std::fs::create_dir_all(dir).map_err(Error::local(dir))?;
+    crate::metric_files::replace(&path, &lines)?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agentgym_jobs::config::RunConfig;
+
+    fn book() -> (Book, Plan) {
+        let text = "
+run: {pipeline: eval, id: e}
+actor_rollout_ref: {model: {path: models/base}}
+evaluation:
+  samples: 4
+  greedy: false
+  k: [1, 4]
+  sets:
+    - {name: real, env: textcraft, ids: 0..3, categories: {d1: [0, 1], d2: [2]}}
+    - {name: other, env: textcraft, ids: 5..6}
+";
+        let config = RunConfig::parse("x", Path::new("x.yaml"), text, &[]).unwrap();
+        let plan = Plan::new(config, Path::new("")).unwrap();
+        let estimate = |mean: f64| json!({"mean": mean, "low": mean / 2.0, "high": 1.0, "of": 2});
+        let score = |items: u64, lost: u64, mean: f64| {
+            json!({
+                "items": items, "items_lost": lost, "avg": estimate(mean),
+                "pass": {"1": estimate(mean), "4": estimate(1.0)},
+                "rounds_mean": 6.25, "fault_rate": estimate(0.0),
+            })
+        };
+        let metrics = json!({
+            "env": "textcraft", "score": score(3, 0, 0.5),
+            "categories": {"d1": score(2, 0, 0.75), "d2": {"items": 1, "items_lost": 1}},
+            "sampled": {"outcomes": {"solved": 6}},
+        });
+        let Value::Object(metrics) = metrics else {
+            unreachable!()
+        };
+        let mut book = Book::default();
+        let row = Row {
+            metrics,
+            ..Row::default()
+        };
+        book.insert(part(0), row);
+        (book, plan)
+    }
+
+    #[test]
+    fn a_table_with_categories() {
+        let (book, plan) = book();
+        insta::assert_snapshot!(report(&book, &plan), @"
+        models/base at temperature 1, at most 15 rounds; mean with 95 % interval
+          set    items                 avg@4                pass@1                pass@4  rounds            env faults
+          real       3  0.500 [0.250, 1.000]  0.500 [0.250, 1.000]  1.000 [0.500, 1.000]     6.2  0.000 [0.000, 1.000]
+            d1       2  0.750 [0.375, 1.000]  0.750 [0.375, 1.000]  1.000 [0.500, 1.000]     6.2  0.000 [0.000, 1.000]
+            d2  0 of 1                     –                     –                     –       –                     –
+        ");
+        let json = report_json(&book, &plan);
+        assert_eq!(json["sets"]["real"]["score"]["pass"]["1"]["mean"], 0.5);
+        assert_eq!(json["sets"]["real"]["outcomes"]["solved"], 6);
+        assert!(json["sets"].get("other").is_none(), "not committed yet");
+    }
+}

@@ -1,0 +1,120 @@
+//! Training against environment servers as they are: one that is killed and
+//! started again, and one whose every tenth answer is wrong in some way.
+
+mod proxy;
+mod restarts;
+mod wrong_answers;
+
+use agentgym_storage::Store;
+use agentgym_submit::runs::RunView;
+use agentgym_tests::program::{Running, program};
+use serde_json::Value;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A run of several rounds that trains in seconds, played at a URL.
+const CONFIG: &str = "
+run: {id: tried}
+actor_rollout_ref:
+  model: {path: 'tiny?hidden=32&heads=2&kv_heads=1&layers=1&intermediate=64&vocab=400'}
+  actor: {ppo_mini_batch_size: 2, entropy_coeff: 0.01, optim: {lr: 1e-3}}
+  rollout: {n: 4, max_tokens: 8, max_model_len: 900, fault_retries: 1}
+  agentgym: {timeout: 1, envs: {}}
+data:
+  train_batch_size: 8
+  max_prompt_length: 512
+  max_response_length: 384
+  tasks: [{env: textcraft, ids: 0..24}]
+algorithm: {rounds_ctrl: {rounds: 6}}
+trainer: {total_training_steps: 3, test_freq: 0}
+jobs: {rollout_part_tasks: 4, threads: 1, backoff_s: 0.1, journal_interval_s: 0.2}
+";
+
+/// `agentgym-env textcraft` as a process of its own.
+struct Server {
+    addr: SocketAddr,
+    running: Option<Running>,
+}
+
+impl Server {
+    fn start() -> Self {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = free.local_addr().unwrap();
+        drop(free);
+        let mut server = Self {
+            addr,
+            running: None,
+        };
+        server.start_again();
+        server
+    }
+
+    fn start_again(&mut self) {
+        let mut command = program("agentgym-env");
+        command
+            .args(["textcraft", "--worlds", "1-2", "--ttl-s", "3", "--port"])
+            .arg(self.addr.port().to_string());
+        self.running = Some(Running::start(command));
+        let begun = Instant::now();
+        while self.sessions().is_none() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "no server");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// As a machine dies.
+    fn kill(&mut self) {
+        if let Some(running) = self.running.take() {
+            running.kill();
+        }
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// Sessions open now; `None` where nobody answers.
+    fn sessions(&self) -> Option<u64> {
+        let mut stream = TcpStream::connect_timeout(&self.addr, Duration::from_secs(1)).ok()?;
+        stream
+            .write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        let (_, body) = text.split_once("\r\n\r\n")?;
+        serde_json::from_str::<Value>(body).ok()?["sessions"].as_u64()
+    }
+}
+
+/// The run below `folder`, played at this address.
+fn train(folder: &Path, address: &str, more: &[String]) -> Command {
+    let config = folder.join("tried.yaml");
+    std::fs::write(&config, CONFIG).unwrap();
+    let mut command = program("agentgym-submit");
+    command
+        .arg(config)
+        .args(["--quiet", "--store"])
+        .arg(folder.join("store"))
+        .arg(format!("actor_rollout_ref.agentgym.env_addr={address}"))
+        .args(more);
+    command
+}
+
+async fn view(folder: &Path) -> RunView {
+    let store = folder.join("store").display().to_string();
+    let store = Store::open(&store).await.unwrap();
+    RunView::open(&store, "tried").await.unwrap()
+}
+
+/// A figure of the attempts, summed over the run.
+fn stat(folder: &Path, name: &str) -> f64 {
+    let path = folder.join("store/exports/tried/metrics.jsonl");
+    let text = std::fs::read_to_string(path).unwrap();
+    let rows = text
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    rows.filter_map(|row| row["stats"][name].as_f64()).sum()
+}

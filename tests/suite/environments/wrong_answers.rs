@@ -1,0 +1,135 @@
+//! Every tenth call goes wrong, and still: training goes on, what is learnt is
+//! what a clean run learns that leaves the same episodes out, nothing stays on
+//! the server, and the faults are counted.
+
+use super::proxy::Proxy;
+use super::*;
+use agentgym_jobs::episode::{Episodes, Outcome};
+use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_tests::program::finish;
+use tempfile::TempDir;
+
+const ITERATIONS: u32 = 3;
+const SHARE: f64 = 0.1;
+/// A task of the first iterations whose steps always fail.
+const DOOMED: i64 = 5;
+
+/// Names and digests of what the updates wrote.
+async fn updates(folder: &Path) -> Vec<(String, String)> {
+    let view = view(folder).await;
+    let mut found = Vec::new();
+    for iteration in 1..=ITERATIONS {
+        let id = PartId {
+            iteration,
+            stage: Stage::Update,
+            part: 0,
+        };
+        for output in view.committed(id).await.unwrap().outputs {
+            found.push((
+                format!("{iteration}/{}", output.name),
+                output.digest.to_string(),
+            ));
+        }
+    }
+    found
+}
+
+/// Episodes without an outcome of their own, and how many there are in all.
+async fn excluded(folder: &Path) -> (Vec<(u32, u32, u32)>, usize) {
+    let view = view(folder).await;
+    let (mut excluded, mut all) = (Vec::new(), 0);
+    for iteration in 1..=ITERATIONS {
+        for id in view.stage_parts(iteration, Stage::Rollout).unwrap() {
+            let manifest = view.committed(id).await.unwrap();
+            let episodes: Episodes = view.payload(&manifest, "episodes.bin").await.unwrap();
+            for episode in episodes.into_vec() {
+                all += 1;
+                if episode.outcome == Outcome::EnvFault {
+                    excluded.push((iteration, episode.group, episode.sample));
+                }
+            }
+        }
+    }
+    (excluded, all)
+}
+
+async fn run(command: Command) {
+    let output = tokio::task::spawn_blocking(move || finish(command))
+        .await
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenth_of_the_calls_may_go_wrong() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr, SHARE, DOOMED, 20_261_120).await;
+    let spoiled = TempDir::new().unwrap();
+    run(train(spoiled.path(), &proxy.url, &[])).await;
+    let (calls, wrong) = proxy.counts();
+    let total: u64 = wrong.values().sum();
+    let (list, episodes) = excluded(spoiled.path()).await;
+    println!(
+        "{calls} calls, {total} wrong: {wrong:?}; {} of {episodes} episodes excluded",
+        list.len()
+    );
+    assert_eq!(wrong.len(), 8, "every kind has happened");
+    assert!(
+        total as f64 > 0.07 * calls as f64,
+        "a tenth was to go wrong"
+    );
+    assert!(list.len() >= 4 && 2 * list.len() < episodes, "{list:?}");
+
+    // Nothing is left on the server once nobody can use it any more.
+    let begun = Instant::now();
+    while server.sessions() != Some(0) {
+        assert!(
+            begun.elapsed() < Duration::from_secs(12),
+            "{:?} sessions are left",
+            server.sessions()
+        );
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+
+    // The rates are in the metrics.
+    let view = view(spoiled.path()).await;
+    let (mut rate, mut faults) = (0.0, 0.0);
+    for iteration in 1..=ITERATIONS {
+        let id = PartId {
+            iteration,
+            stage: Stage::Advantage,
+            part: 0,
+        };
+        let manifest = view.committed(id).await.unwrap();
+        let metrics = view.json(&manifest, "metrics.json").await.unwrap();
+        rate += metrics["env_fault_rate"].as_f64().unwrap() / f64::from(ITERATIONS);
+        faults += metrics["env_faults"].as_f64().unwrap();
+    }
+    assert_eq!(faults, list.len() as f64);
+    assert!((rate - faults / episodes as f64).abs() < 1e-12);
+    assert!(stat(spoiled.path(), "env_call_fault_rate") > 0.0);
+    assert!(stat(spoiled.path(), "episodes_taken_up") > 0.0);
+
+    // A clean run that is told to leave the same episodes out learns the same.
+    let clean = TempDir::new().unwrap();
+    let told = list.iter().map(|(i, g, s)| format!("[{i}, {g}, {s}]"));
+    let told = told.collect::<Vec<_>>().join(", ");
+    let exclude = format!("actor_rollout_ref.rollout.exclude=[{told}]");
+    let patient = "actor_rollout_ref.agentgym.timeout=60".to_owned();
+    run(train(
+        clean.path(),
+        &server.url(),
+        &[exclude, patient.clone()],
+    ))
+    .await;
+    assert_eq!(excluded(clean.path()).await.0, list);
+    assert_eq!(stat(clean.path(), "env_call_fault_rate"), 0.0);
+    let learnt = updates(spoiled.path()).await;
+    assert_eq!(updates(clean.path()).await, learnt);
+
+    // And one that is not told learns something else.
+    let whole = TempDir::new().unwrap();
+    run(train(whole.path(), &server.url(), &[patient])).await;
+    assert_ne!(updates(whole.path()).await, learnt);
+}
