@@ -160,14 +160,14 @@ async fn recorded_exchanges_are_answered_alike() {
 #[tokio::test]
 async fn a_session_nobody_uses_expires() {
     let server = worlds(ServerOptions {
-        session_ttl_s: 1,
+        session_ttl_s: 3,
         ..ServerOptions::default()
     })
     .await;
     let step = json!({"id": 0, "action": "inventory"});
     post(&server.url, "/create", json!({})).await;
-    for _ in 0..3 {
-        tokio::time::sleep(Duration::from_millis(600)).await;
+    for _ in 0..4 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(
             post(&server.url, "/step", step.clone())
                 .await
@@ -175,7 +175,7 @@ async fn a_session_nobody_uses_expires() {
                 .is_none()
         );
     }
-    tokio::time::sleep(Duration::from_millis(1600)).await;
+    tokio::time::sleep(Duration::from_millis(4500)).await;
     let reply = post(&server.url, "/step", step).await;
     assert_eq!(reply, json!({"error": "The id 0 is not valid."}));
     assert_eq!(server.sessions(), 0);

@@ -40,6 +40,9 @@ const GRANT_MAX: Duration = Duration::from_millis(100);
 /// How long acks may take at the end; then the jobs are delivered again, found
 /// committed and skipped.
 const ACK_MAX: Duration = Duration::from_secs(10);
+/// How long a worker that starts waits for its backends before it takes jobs of
+/// those that are there. Otherwise the quickest class, not the first, begins.
+const ATTACH_MAX: Duration = Duration::from_secs(2);
 const PURGE_EVERY: Duration = Duration::from_secs(60);
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
@@ -237,8 +240,21 @@ impl Loop {
         Ok(())
     }
 
+    /// Until every class has a backend that polls, or [`ATTACH_MAX`].
+    async fn attached(&self) {
+        let all = async {
+            while !self.classes.iter().all(|class| class.turn.is_attached()) {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        if timeout(ATTACH_MAX, all).await.is_err() {
+            debug!("worker {} starts without some of its classes", self.worker);
+        }
+    }
+
     /// Grants fetches, for ever.
     async fn scout(&self, mut pushed: watch::Receiver<()>) {
+        self.attached().await;
         let names: Vec<String> = self.classes.iter().map(|c| c.name.clone()).collect();
         let mut tick = interval(self.driver.poll_every());
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);

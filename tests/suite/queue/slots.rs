@@ -38,7 +38,8 @@ async fn a_closed_gate_starts_nothing(bed: Bed) {
 async fn two_classes_share_a_slot_without_hoarding(bed: Bed) {
     let (one, two) = (bed.open().await, bed.open().await);
     let (report, mut started) = mpsc::unbounded_channel();
-    let busy = Duration::from_secs(3);
+    // Longer than the test, however slow the machine.
+    let busy = LONG * 10;
     let first = hire(&one, "first", &["update", "rollout"], busy, &report);
     for part in 0..4 {
         for class in ["rollout", "update"] {
@@ -54,18 +55,16 @@ async fn two_classes_share_a_slot_without_hoarding(bed: Bed) {
     assert_eq!(left, 7, "a job that cannot start stays in the queue");
 
     let second = hire(&two, "second", &["update", "rollout"], NOW, &report);
-    let begun = Instant::now();
     let mut stages = Vec::new();
     for _ in 0..7 {
         let (worker, job, _) = next(&mut started).await;
         assert_eq!(worker, "second");
         stages.push(job.stage);
     }
-    assert!(begun.elapsed() < busy, "{:?}", begun.elapsed());
     let updates = stages.iter().position(|stage| stage == "rollout").unwrap();
     assert!(updates >= 3, "the first class goes first: {stages:?}");
-    first.drain().await;
     second.drain().await;
+    first.task.abort();
 }
 
 async fn slots_run_side_by_side(bed: Bed) {
