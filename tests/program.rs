@@ -66,6 +66,14 @@ impl Running {
         matches!(self.0.try_wait(), Ok(Some(_)))
     }
 
+    /// Waits for its end; its exit code, none where a signal ended it.
+    ///
+    /// # Panics
+    /// If the program is not this process's child.
+    pub fn wait(mut self) -> Option<i32> {
+        self.0.wait().expect("a child can be waited for").code()
+    }
+
     /// `kill -9`, and waits until the process is gone.
     pub fn kill(mut self) {
         self.stop();

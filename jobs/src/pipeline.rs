@@ -116,6 +116,24 @@ impl fmt::Display for PartId {
     }
 }
 
+impl FromStr for PartId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let shape = || format!("`{text}` is no part; write ITERATION/STAGE/PART, e.g. 3/rollout/0");
+        let mut pieces = text.split('/');
+        let mut piece = || pieces.next().ok_or_else(shape);
+        let (iteration, stage, part) = (piece()?, piece()?, piece()?);
+        let number = |digits: &str| digits.parse().map_err(|_| shape());
+        let id = Self {
+            iteration: number(iteration)?,
+            stage: stage.parse()?,
+            part: number(part)?,
+        };
+        pieces.next().map_or(Ok(id), |_| Err(shape()))
+    }
+}
+
 /// An input of a part, by the name under which the stage opens it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Input {

@@ -2,6 +2,7 @@
 //! short for `agentgym-submit run run.yaml key=value…`, since running is what
 //! one does all day.
 
+use agentgym_jobs::pipeline::PartId;
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -61,6 +62,32 @@ pub enum Command {
         /// Run id
         run: String,
         /// Bindings to change, e.g. jobs.threads=4
+        #[arg(value_name = "KEY=VALUE")]
+        overrides: Vec<String>,
+    },
+    /// Keep looking: what `status` says, anew every two seconds, until the run ends
+    Watch {
+        /// Run id
+        run: String,
+    },
+    /// Why a run, or one of its parts, is not further
+    Why {
+        /// Run id
+        run: String,
+        /// A part, e.g. 3/rollout/0; without it, what the next policy waits for
+        #[arg(value_name = "ITERATION/STAGE/PART")]
+        part: Option<PartId>,
+    },
+    /// Put a run on hold, wherever its workers are; nothing is lost
+    Cancel {
+        /// Run id
+        run: String,
+    },
+    /// Give the parts of a run their attempts back and let workers elsewhere go on
+    Retry {
+        /// Run id
+        run: String,
+        /// Bindings to change, e.g. jobs.failures_max=10
         #[arg(value_name = "KEY=VALUE")]
         overrides: Vec<String>,
     },
@@ -135,8 +162,8 @@ pub struct InspectArgs {
 }
 
 const COMMANDS: &[&str] = &[
-    "run", "eval", "plan", "status", "resume", "inspect", "export", "digest", "keys", "metrics",
-    "help",
+    "run", "eval", "plan", "status", "resume", "watch", "why", "cancel", "retry", "inspect",
+    "export", "digest", "keys", "metrics", "help",
 ];
 
 /// Inserts `run` where the first word is a config file and not a command.

@@ -97,6 +97,7 @@ pub enum Error {
 fn when(cause: Cause) -> &'static str {
     match cause {
         Cause::Part => "When the cause is gone",
+        Cause::Hold => "To go on",
         Cause::Config => "When the files are in order",
         Cause::Store => "When the store is in order",
         Cause::Environment => "When the environment answers",
@@ -118,7 +119,7 @@ impl Error {
             | Self::Local { .. } => Exit::Store,
             Self::Jobs(_) | Self::Usage(_) => Exit::Config,
             Self::Stopped { cause, .. } => match cause {
-                Cause::Part => Exit::Stopped,
+                Cause::Part | Cause::Hold => Exit::Stopped,
                 Cause::Config => Exit::Config,
                 Cause::Store => Exit::Store,
                 Cause::Environment | Cause::Queue => Exit::Unreachable,

@@ -156,12 +156,11 @@ impl Follower {
                         break End::Finished;
                     }
                     if crew.workers.is_empty() && ticks.is_multiple_of(ATTEMPTS_EVERY) {
-                        let status = status(&self.view).await?;
-                        if let Some((part, failed)) = status.exhausted {
-                            let last = status.failures.iter().rev().find(|f| f.part == part);
-                            let why = last.map_or("", |f| f.message.as_str());
-                            let message = format!("{part} failed {failed} times, last: {why}");
-                            break End::Stopped(message, Cause::Part);
+                        let run = self.view.plan.run.to_string();
+                        let newest = RunView::open(&self.view.store, &run).await?;
+                        let status = status(&newest).await?;
+                        if let Some((message, cause)) = status.stopped() {
+                            break End::Stopped(message, cause);
                         }
                         let line = status.waiting_line();
                         let message = line.trim_start_matches("waiting: ").to_owned();

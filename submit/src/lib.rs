@@ -6,6 +6,7 @@
 //! error; each command ends with one of the codes of [`Exit`].
 
 pub mod cli;
+mod control;
 mod display;
 mod error;
 pub mod evaluation;
@@ -29,6 +30,8 @@ pub mod status;
 pub mod summary;
 pub mod tensorboard;
 pub mod text;
+mod watch;
+pub mod why;
 
 pub use error::{Error, Exit, Result};
 
@@ -66,6 +69,12 @@ pub async fn execute(cli: Cli) -> Result<()> {
                 text::emit(&status.render(unix_now_s()));
             }
             Ok(())
+        }
+        Command::Watch { run } => watch::watch(&store(global).await?, run, global).await,
+        Command::Why { run, part } => why::why(&view(run, global).await?, *part, global).await,
+        Command::Cancel { run } => control::cancel(&store(global).await?, run, global).await,
+        Command::Retry { run, overrides } => {
+            control::retry(&store(global).await?, run, overrides, global).await
         }
         Command::Inspect(args) => {
             inspect::inspect(&view(&args.run, global).await?, args, global).await

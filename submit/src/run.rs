@@ -83,7 +83,7 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
             Created::Exists => {}
         }
     };
-    drive(store, plan, queue, display, global).await
+    drive(store, Arc::new(plan), queue, display, global).await
 }
 
 /// `eval RUN.YAML`: `run` of the same config with nothing but its evaluation.
@@ -107,25 +107,29 @@ pub(crate) async fn resume(run: &str, overrides: &[String], global: &Global) -> 
         .unwrap_or_else(|| DEFAULT_STORE.to_owned());
     let queue = global.queue.clone().or_else(|| from_overrides("queue.url"));
     let store = Store::open(&url).await?;
-    let mut view = RunView::open(&store, run).await?;
     store.probe().await?;
+    // What is on hold goes on, unless the user says that it stays there.
+    let overrides = [&["jobs.hold=false".to_owned()], overrides].concat();
+    let plan = revise(&store, run, &overrides).await?;
+    drive(store, plan, queue, Display::new(global.quiet), global).await
+}
+
+/// The plan of a run with other bindings: a new revision where anything changes, or where a part
+/// has used up its attempts.
+pub(crate) async fn revise(store: &Store, run: &str, overrides: &[String]) -> Result<Arc<Plan>> {
     loop {
-        let stored = &view.plan;
-        let config = stored_config(stored, overrides)?;
+        let stored = RunView::open(store, run).await?.plan;
+        let config = stored_config(&stored, overrides)?;
         let revised = stored.revised(config, base())?;
         let same = stored.same_bindings(&revised);
-        if same && !needs_new_revision(&store, stored).await? {
-            break;
+        if same && !needs_new_revision(store, &stored).await? {
+            return Ok(stored);
         }
-        let put = put(&store, &revised).await?;
-        view = RunView::open(&store, run).await?;
-        if matches!(put, Created::Won) {
-            break;
+        // Somebody else may have written this revision: then look at theirs.
+        if put(store, &revised).await? == Created::Won {
+            return Ok(Arc::new(revised));
         }
     }
-    let plan = newest_plan(&store, &view.plan.run).await?;
-    let plan = plan.ok_or_else(|| Error::Missing(format!("the plan of {run} is gone")))?;
-    drive(store, plan, queue, Display::new(global.quiet), global).await
 }
 
 /// The config inside a stored plan, with overrides on top.
@@ -185,7 +189,7 @@ pub(crate) fn metrics_dir(store: &Store, plan: &Plan) -> Option<PathBuf> {
     Some(root.join("exports").join(plan.run.to_string()))
 }
 
-async fn open_queue(store: &Store, plan: &Plan, url: Option<String>) -> Result<Queue> {
+pub(crate) async fn open_queue(store: &Store, plan: &Plan, url: Option<String>) -> Result<Queue> {
     let url = match url {
         Some(url) => url,
         None => {
@@ -206,12 +210,11 @@ async fn open_queue(store: &Store, plan: &Plan, url: Option<String>) -> Result<Q
 
 async fn drive(
     store: Store,
-    plan: Plan,
+    plan: Arc<Plan>,
     queue_url: Option<String>,
     display: Display,
     global: &Global,
 ) -> Result<()> {
-    let plan = Arc::new(plan);
     let interrupts = Interrupts::listen();
     let resume = resume_command(&store, &plan, queue_url.as_deref());
     display.line(&format!(

@@ -2,11 +2,11 @@
 //! follows from the plan, the commits and the attempt records; no worker is
 //! asked, so it works when none is left.
 
-use crate::Result;
 use crate::runs::RunView;
-use crate::text;
-use agentgym_jobs::pipeline::{PartId, Stage, parts};
+use crate::{Error, Result, text};
+use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Store};
+use agentgym_worker::Cause;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,8 +60,23 @@ pub struct Status {
     pub failures: Vec<Failure>,
     /// The part that has used up its attempts, with the count.
     pub exhausted: Option<(PartId, u32)>,
+    /// Somebody has put the run on hold.
+    pub on_hold: bool,
+    /// Why the guard has paused the run.
+    pub paused: Option<String>,
+    /// How fast it has been of late.
+    pub pace: Option<Pace>,
     /// Every part is committed.
     pub finished: bool,
+}
+
+/// The mean over the last iterations, from the clocks of the workers: for people only.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    /// Seconds from one new policy to the next.
+    pub iteration_s: f64,
+    /// Seconds until the last one at this pace.
+    pub left_s: f64,
 }
 
 /// Reads the status of a run.
@@ -80,8 +95,15 @@ pub async fn status(view: &RunView) -> Result<Status> {
         in_flight: Vec::new(),
         failures: Vec::new(),
         exhausted: None,
+        on_hold: plan.config.jobs.hold && !finished,
+        paused: None,
+        pace: None,
         finished,
     };
+    if !finished {
+        out.pace = pace(view, out.latest).await?;
+        out.paused = paused(view).await?;
+    }
     for part in &frontier.runnable {
         let attempts = view.store.attempts(&view.slot(part.id)).await?;
         let failed = failures(part.id, &attempts);
@@ -98,6 +120,47 @@ pub async fn status(view: &RunView) -> Result<Status> {
     }
     out.in_flight.sort_by_key(|(id, _)| *id);
     Ok(out)
+}
+
+/// What the guard says, if the plan has one.
+async fn paused(view: &RunView) -> Result<Option<String>> {
+    let other = |e: agentgym_worker::Error| Error::Worker(e.to_string());
+    if !agentgym_worker::is_guarded(&view.plan) {
+        return Ok(None);
+    }
+    let run = &view.plan.run;
+    let mut state = agentgym_worker::RunState::open(&view.store, run)
+        .await
+        .map_err(other)?;
+    agentgym_worker::guard_verdict(&view.store, &mut state)
+        .await
+        .map_err(other)
+}
+
+async fn pace(view: &RunView, latest: Option<u32>) -> Result<Option<Pace>> {
+    const ITERATIONS: u32 = 5;
+    let plan = &view.plan;
+    let Some(latest) = latest.filter(|n| *n > 1) else {
+        return Ok(None);
+    };
+    let first = latest.saturating_sub(ITERATIONS).max(1);
+    let ended = async |n| {
+        let slot = view.slot(policy_of(plan, n));
+        let attempts = view.store.attempts(&slot).await?;
+        Ok::<_, Error>(attempts.iter().find_map(|a| {
+            let end = a.end.as_ref()?;
+            (end.outcome == AttemptOutcome::Committed)
+                .then_some(a.start.started_unix_s as f64 + end.wall_s)
+        }))
+    };
+    let (Some(from), Some(to)) = (ended(first).await?, ended(latest).await?) else {
+        return Ok(None);
+    };
+    let iteration_s = (to - from).max(0.0) / f64::from(latest - first);
+    Ok(Some(Pace {
+        iteration_s,
+        left_s: iteration_s * f64::from(plan.iterations - latest),
+    }))
 }
 
 fn state(attempts: &[AttemptRecord]) -> State {
@@ -140,10 +203,36 @@ pub fn counted_failures(attempts: &[AttemptRecord], revision: u32) -> u32 {
 }
 
 impl Status {
+    /// Why the run goes no further by itself, if so, and what has to be put right.
+    pub(crate) fn stopped(&self) -> Option<(String, Cause)> {
+        if self.on_hold {
+            return Some(("it is on hold (jobs.hold)".to_owned(), Cause::Hold));
+        }
+        if let Some(message) = &self.paused {
+            return Some((message.clone(), Cause::Part));
+        }
+        let (part, failed) = self.exhausted?;
+        let last = self.failures.iter().rev().find(|f| f.part == part);
+        let why = last.map_or("", |f| f.message.as_str());
+        Some((
+            format!("{part} failed {failed} times, last: {why}"),
+            Cause::Part,
+        ))
+    }
+
     /// One line that says what the run is waiting for.
     pub fn waiting_line(&self) -> String {
         if self.finished {
             return "waiting: for nothing, every part is committed".into();
+        }
+        if self.on_hold {
+            return format!(
+                "waiting: for you, the run is on hold; `agentgym-submit resume {}` carries on",
+                self.run
+            );
+        }
+        if let Some(message) = &self.paused {
+            return format!("waiting: for you, {message}");
         }
         if let Some((part, failed)) = self.exhausted {
             return format!(
@@ -242,6 +331,13 @@ impl Status {
             out += &row;
             out.push('\n');
         }
+        if let Some(pace) = self.pace {
+            out += &format!(
+                "pace: {} an iteration, about {} left\n",
+                text::seconds(pace.iteration_s),
+                text::seconds(pace.left_s)
+            );
+        }
         out + &self.waiting_line() + "\n"
     }
 
@@ -274,7 +370,8 @@ impl Status {
         json!({
             "run": self.run, "revision": self.revision, "iterations": self.iterations, "latest": self.latest,
             "committed": self.committed, "parts": self.parts, "finished": self.finished,
-            "stopped": self.exhausted.is_some(), "in_flight": in_flight, "failures": failures,
+            "stopped": self.exhausted.is_some(), "on_hold": self.on_hold, "paused": self.paused,
+            "iteration_s": self.pace.map(|p| p.iteration_s), "left_s": self.pace.map(|p| p.left_s), "in_flight": in_flight, "failures": failures,
             "waiting": self.waiting_line().trim_start_matches("waiting: "),
         })
     }
@@ -394,6 +491,12 @@ mod tests {
                 message: "environment textcraft at http://h:1 does not answer".into(),
             }],
             exhausted: None,
+            on_hold: false,
+            paused: None,
+            pace: Some(Pace {
+                iteration_s: 31.0,
+                left_s: 558.0,
+            }),
             finished: false,
         }
     }
@@ -406,6 +509,7 @@ mod tests {
               3/rollout/1  runnable  waits for a worker
               3/log_probs (2 parts)  waits for 3/rollout/0, 3/rollout/1
               3/rollout/0  failed  attempt 1: environment textcraft at http://h:1 does not answer
+            pace: 31 s an iteration, about 9 min 18 s left
             waiting: for 3/rollout/0 to finish; then 3/log_probs
         ");
     }
@@ -417,6 +521,8 @@ mod tests {
         insta::assert_snapshot!(status.waiting_line(), @"waiting: for a worker to take 3/rollout/1; then 3/log_probs");
         status.exhausted = Some((id(3, Stage::Rollout, 0), 3));
         insta::assert_snapshot!(status.waiting_line(), @"waiting: for you, 3/rollout/0 failed 3 times; `agentgym-submit resume quick-1a2b` tries again");
+        status.on_hold = true;
+        insta::assert_snapshot!(status.waiting_line(), @"waiting: for you, the run is on hold; `agentgym-submit resume quick-1a2b` carries on");
         status.finished = true;
         insta::assert_snapshot!(status.waiting_line(), @"waiting: for nothing, every part is committed");
     }

@@ -61,7 +61,7 @@ async fn measure(name: &str, producer: &Queue, worker: &Queue, jobs: u32) -> any
             iteration: 1,
             stage: "rollout".into(),
             part,
-            started_attempts: 0,
+            offer: 0,
         };
         let pushed = Instant::now();
         producer.enqueue("rollout", &job, Duration::ZERO).await?;

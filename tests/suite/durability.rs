@@ -375,3 +375,42 @@ async fn a_second_worker_on_the_same_files_may_die() {
     assert_eq!(run_to_end(store, &[]), undisturbed());
     no_part_started_after_its_commit(store).await;
 }
+
+/// A run that is cancelled while it works stops within a few parts, whoever works
+/// on it, and goes on elsewhere to the same bytes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_run_goes_on_elsewhere() {
+    // Long enough to be met in the middle.
+    const LONG: &str = "trainer.total_training_steps=16";
+    let whole = TempDir::new().unwrap();
+    let undisturbed = run_to_end(whole.path(), &[LONG]);
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().display().to_string();
+    let command = |word: &str| {
+        let mut command = program("agentgym-submit");
+        command.args([word, RUN, "--store", &path]);
+        command
+    };
+    let commits = async || {
+        let store = Store::open(&path).await.unwrap();
+        let run = RunId::from_str(RUN).unwrap();
+        store.all_commits(&run).await.unwrap().len()
+    };
+    let first = Running::start(submit(folder.path(), &[LONG]));
+    while commits().await < 4 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    said(command("cancel"));
+    assert_eq!(first.wait(), Some(1), "stopped before its end");
+    let before = commits().await;
+
+    let mut worker = program("agentgym-worker");
+    worker.args(["--store", &path]);
+    let worker = Running::start(worker);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(commits().await, before, "on hold for every worker");
+    said(command("retry"));
+    said(command("watch"));
+    assert_eq!(digest(digest_of(&path)), undisturbed);
+    worker.kill();
+}

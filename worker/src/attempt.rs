@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 /// The numeric class of every CPU worker of this build (design: I7): own
 /// kernels in f32 with a fixed order of operations.
@@ -96,7 +97,15 @@ pub(crate) async fn run(
         worker: bench.worker.to_owned(),
     });
     let began = Instant::now();
-    let made = make(bench, state, &part, &attempt, inputs, references).await;
+    let span = tracing::info_span!(
+        "attempt",
+        run = %slot.run,
+        part = %part.id,
+        attempt = attempt.number
+    );
+    span.in_scope(|| tracing::info!("begins"));
+    let making = make(bench, state, &part, &attempt, inputs, references);
+    let made = making.instrument(span.clone()).await;
     let wall_s = began.elapsed().as_secs_f64();
     let (outcome, message, report, ended) = match made {
         Ok((Committed::Won, manifest, report)) => (
@@ -137,11 +146,21 @@ pub(crate) async fn run(
         wall_s,
         stats: report.stats,
     };
-    // The commit already stands or does not; a lost end record costs a line
-    // of history, never work.
-    if let Err(e) = bench.store.end_attempt(&slot, attempt.number, &end).await {
-        tracing::warn!(part = %part.id, "the end of the attempt could not be recorded: {e}");
-    }
+    let recorded = bench.store.end_attempt(&slot, attempt.number, &end).await;
+    span.in_scope(|| {
+        match outcome {
+            AttemptOutcome::Committed => tracing::info!("committed after {wall_s:.2} s"),
+            AttemptOutcome::Superseded => tracing::info!("another attempt committed first"),
+            AttemptOutcome::Drained => tracing::info!("handed back after {wall_s:.2} s"),
+            // The runtime says it, with the attempts that are left.
+            AttemptOutcome::Failed | AttemptOutcome::Cancelled => {}
+        }
+        // The commit already stands or does not; a lost end record costs a line
+        // of history, never work.
+        if let Err(e) = recorded {
+            tracing::warn!("the end of the attempt could not be recorded: {e}");
+        }
+    });
     Ok((attempt.number, ended))
 }
 

@@ -155,6 +155,8 @@ pub enum Cause {
     Environment,
     /// The queue.
     Queue,
+    /// Nothing: somebody put the run on hold.
+    Hold,
 }
 
 /// A stage's sign of life. Cheap to clone and to tick from any thread.

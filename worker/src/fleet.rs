@@ -13,18 +13,24 @@ use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Requests for the commits of so many iterations run at once.
 const LISTS_AT_ONCE: usize = 8;
+
+/// A worker acts on a plan that is no older, if it looks at a plan at all.
+const PLAN_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// A run as one process sees it.
 pub struct RunState {
     store: Store,
     /// The newest plan revision.
     pub plan: Arc<Plan>,
+    plan_read: Instant,
     /// Commits seen.
     pub progress: Progress,
+    /// Everything is committed, and the worker has acted on it.
+    pub(crate) is_over: bool,
     manifests: BTreeMap<PartId, Arc<Manifest>>,
     /// Parts that this process has pushed since it began.
     offered: BTreeSet<PartId>,
@@ -83,7 +89,9 @@ impl RunState {
         let mut state = Self {
             store: store.clone(),
             plan,
+            plan_read: Instant::now(),
             progress: Progress::default(),
+            is_over: false,
             manifests: BTreeMap::new(),
             offered: BTreeSet::new(),
             history: guard::History::new(),
@@ -98,7 +106,9 @@ impl RunState {
         Self {
             store: self.store.clone(),
             plan: Arc::clone(&self.plan),
+            plan_read: self.plan_read,
             progress: self.progress.clone(),
+            is_over: self.is_over,
             manifests: self.manifests.clone(),
             offered: BTreeSet::new(),
             history: guard::History::new(),
@@ -124,8 +134,25 @@ impl RunState {
                 "a newer plan revision is in force"
             );
             self.plan = Arc::new(plan);
+            // What was dropped while the run was on hold is offered again.
+            self.offered.clear();
         }
+        self.plan_read = Instant::now();
         Ok(())
+    }
+
+    /// Reads the plan again unless that was done a moment ago: a busy worker, too, hears of a
+    /// hold, for a request every few seconds.
+    pub async fn refresh_old_plan(&mut self) -> Result<()> {
+        if self.plan_read.elapsed() < PLAN_AGE_MAX {
+            return Ok(());
+        }
+        self.refresh_plan().await
+    }
+
+    /// True if nothing more may begin (`jobs.hold`).
+    pub fn on_hold(&self) -> bool {
+        self.plan.config.jobs.hold
     }
 
     /// Lists the commits of every iteration from the first incomplete one up.
@@ -207,9 +234,9 @@ impl RunState {
 
     /// Pushes what can run. `running` are parts this process is making.
     ///
-    /// A part that was never started is pushed under key `#0`. One that was
-    /// started is pushed again under the next key if its last attempt ended
-    /// without a commit, or if nobody alive holds its claim any more.
+    /// A part that was started is pushed again, under the next key, if its last
+    /// attempt ended without a commit, or if nobody alive holds its claim any
+    /// more. Of a run on hold nothing is pushed.
     ///
     /// # Errors
     /// The first part that has used up its attempts, by name.
@@ -219,6 +246,9 @@ impl RunState {
         frontier: &Frontier,
         running: &BTreeSet<PartId>,
     ) -> Result<Option<String>> {
+        if self.on_hold() {
+            return Ok(None);
+        }
         let mut wanted: BTreeMap<u32, BTreeSet<Slot>> = BTreeMap::new();
         let idle = |part: &&Part| !running.contains(&part.id);
         for part in frontier.runnable.iter().filter(idle) {
@@ -235,7 +265,7 @@ impl RunState {
             if let Some(message) = self.exhausted(part.id, &attempts) {
                 return Ok(Some(message));
             }
-            let job = self.job(part.id, attempts.len() as u32);
+            let job = self.job(part.id, attempts.len());
             let delay = match attempts.last() {
                 None => Duration::ZERO,
                 Some(last) if last.end.is_some() => self.backoff(&attempts),
@@ -255,7 +285,12 @@ impl RunState {
     /// # Errors
     /// The queue fails.
     pub async fn enqueue_new(&mut self, queue: &Queue, frontier: &Frontier) -> Result<()> {
-        for part in &frontier.runnable {
+        let runnable: &[Part] = if self.on_hold() {
+            &[]
+        } else {
+            &frontier.runnable
+        };
+        for part in runnable {
             if self.offered.insert(part.id) {
                 let job = self.job(part.id, 0);
                 queue
@@ -269,14 +304,15 @@ impl RunState {
         Ok(())
     }
 
-    /// The queue's view of a part.
-    pub fn job(&self, id: PartId, started_attempts: u32) -> Job {
+    /// The queue's view of a part that has begun so often. Whatever gives it another chance, an
+    /// attempt or a new plan revision, gives it another key; neither number ever falls.
+    pub fn job(&self, id: PartId, attempts: usize) -> Job {
         Job {
             run: self.plan.run.to_string(),
             iteration: id.iteration,
             stage: id.stage.name().to_owned(),
             part: id.part,
-            started_attempts,
+            offer: attempts as u32 + self.plan.revision,
         }
     }
 
@@ -304,24 +340,30 @@ impl RunState {
             let message = last.map(|e| e.message.clone()).unwrap_or_default();
             return Some(format!("{id} failed {failures} times, last: {message}"));
         }
-        let vanished = attempts.iter().filter(|a| a.end.is_none()).count() as u32;
+        let vanished = self.counted(attempts).filter(|a| a.end.is_none()).count() as u32;
         (vanished >= jobs.vanished_max).then(|| {
             format!("{id} took its worker down {vanished} times without a word; look at the worker's log (memory?)")
         })
     }
 
-    /// Attempts that count towards `jobs.failures_max`: those made under the
-    /// plan revision in force, so that a resume gives a part its attempts back.
-    pub fn failed(&self, attempts: &[AttemptRecord]) -> u32 {
+    /// Attempts made under the plan revision in force: a resume gives a part its chances back.
+    fn counted<'a>(
+        &self,
+        attempts: &'a [AttemptRecord],
+    ) -> impl Iterator<Item = &'a AttemptRecord> {
+        let revision = self.plan.revision;
         attempts
             .iter()
-            .filter(|a| a.start.plan_revision == self.plan.revision)
-            .filter(|a| {
-                a.end
-                    .as_ref()
-                    .is_some_and(|e| e.outcome == AttemptOutcome::Failed)
-            })
-            .count() as u32
+            .filter(move |a| a.start.plan_revision == revision)
+    }
+
+    /// Attempts that count towards `jobs.failures_max`.
+    pub fn failed(&self, attempts: &[AttemptRecord]) -> u32 {
+        let failed = |a: &&AttemptRecord| {
+            let end = a.end.as_ref();
+            end.is_some_and(|end| end.outcome == AttemptOutcome::Failed)
+        };
+        self.counted(attempts).filter(failed).count() as u32
     }
 
     /// The parts of an iteration.

@@ -42,10 +42,10 @@ pub(crate) type History = BTreeMap<u32, Figures>;
 ///
 /// # Errors
 /// The store cannot be read.
-pub(crate) async fn check(store: &Store, state: &mut RunState) -> Result<Option<String>> {
+pub async fn check(store: &Store, state: &mut RunState) -> Result<Option<String>> {
     let plan = std::sync::Arc::clone(&state.plan);
     let guard = &plan.config.guard;
-    if !is_on(guard) {
+    if !is_guarded(&plan) {
         return Ok(None);
     }
     let latest = state.progress.latest_policy(&plan).unwrap_or(0);
@@ -59,6 +59,11 @@ pub(crate) async fn check(store: &Store, state: &mut RunState) -> Result<Option<
         }
     }
     Ok(verdict(guard, &state.history).map(|trip| message(&plan, latest, &trip)))
+}
+
+/// True if a plan has limits that a run can leave.
+pub fn is_guarded(plan: &Plan) -> bool {
+    is_on(&plan.config.guard)
 }
 
 fn is_on(guard: &Guard) -> bool {

@@ -6,7 +6,7 @@ use crate::context::{Cause, Event, Resources};
 use crate::fleet::RunState;
 use crate::{Error, Result, guard};
 use agentgym_jobs::pipeline::{PartId, Stage, parts};
-use agentgym_jobs::queue::{Claim, Gate, Job, Queue};
+use agentgym_jobs::queue::{Claim, Gate, Handled, Job, Queue};
 use agentgym_storage::{RunId, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -18,6 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 /// How often an idle worker plans, at most, per fleet and run.
 const PLAN_EVERY: Duration = Duration::from_secs(2);
+/// How long a job of another run is out of sight once a worker of one run met it.
+const NOT_MINE_PAUSE: Duration = Duration::from_secs(1);
 /// Wait before a store or queue that failed is asked again.
 const TROUBLE_PAUSE: Duration = Duration::from_secs(2);
 
@@ -68,6 +70,8 @@ struct Worker {
     stop: CancellationToken,
     runs: Mutex<BTreeMap<RunId, Arc<Mutex<RunState>>>>,
     running: std::sync::Mutex<BTreeSet<PartId>>,
+    /// Why a run goes no further, as it was last said: every look finds it again.
+    stopped: std::sync::Mutex<BTreeMap<RunId, String>>,
     /// Since when the store or the queue has failed without a success between.
     trouble: std::sync::Mutex<Option<Instant>>,
 }
@@ -108,6 +112,7 @@ pub async fn run_worker(
         stop: stop.clone(),
         runs: Mutex::default(),
         running: std::sync::Mutex::default(),
+        stopped: std::sync::Mutex::default(),
         trouble: std::sync::Mutex::default(),
     });
     if let Some(run) = worker.options.run.clone() {
@@ -145,11 +150,15 @@ impl Worker {
 
     /// Handles one job; whatever happens is on record or said aloud, and the
     /// queue is told that the job is over.
-    async fn handle(&self, job: Job) {
-        if let Err(e) = self.try_job(&job).await {
-            tracing::debug!(job = %job.key(), "{e}");
-            self.in_trouble(e).await;
-            self.pause().await;
+    async fn handle(&self, job: Job) -> Handled {
+        match self.try_job(&job).await {
+            Ok(handled) => handled,
+            Err(e) => {
+                tracing::debug!(job = %job.key(), "{e}");
+                self.in_trouble(e).await;
+                self.pause().await;
+                Handled::Done
+            }
         }
     }
 
@@ -188,18 +197,17 @@ impl Worker {
             .unwrap_or_else(std::sync::PoisonError::into_inner) = None;
     }
 
-    async fn try_job(&self, job: &Job) -> Result<()> {
+    async fn try_job(&self, job: &Job) -> Result<Handled> {
         let Ok(run) = RunId::from_str(&job.run) else {
             tracing::warn!(job = %job.key(), "not a run of ours");
-            return Ok(());
+            return Ok(Handled::Done);
         };
         if self.options.run.as_ref().is_some_and(|only| *only != run) {
-            // Somebody else's run on a shared queue: its own workers' planners
-            // push it again.
-            return Ok(());
+            // Another run on a shared queue, whose workers find it again.
+            return Ok(Handled::PutBack(NOT_MINE_PAUSE));
         }
         let Ok(stage) = Stage::from_str(&job.stage) else {
-            return Ok(());
+            return Ok(Handled::Done);
         };
         let id = PartId {
             iteration: job.iteration,
@@ -209,9 +217,14 @@ impl Worker {
         let shared = self.state(&run).await?;
         let (part, taken, message) = {
             let mut state = shared.lock().await;
+            state.refresh_old_plan().await?;
+            if state.on_hold() {
+                return Ok(Handled::Done);
+            }
             if state.manifest(id).await?.is_some() {
                 drop(state);
-                return self.plan(&shared, Look::New).await;
+                self.plan(&shared, Look::New).await?;
+                return Ok(Handled::Done);
             }
             let attempts = self.options.store.attempts(&state.slot(id)).await?;
             let part = parts(&state.plan, id.iteration)
@@ -222,26 +235,29 @@ impl Worker {
         };
         if let Some(message) = message {
             self.stop_run(&run, message, Cause::Part);
-            return Ok(());
+            return Ok(Handled::Done);
         }
-        let Some(part) = part else { return Ok(()) };
+        let Some(part) = part else {
+            return Ok(Handled::Done);
+        };
         let claim = match self.options.queue.claim(job, &self.options.name).await? {
             Claim::Held(claim) => claim,
             Claim::Taken { by } => {
                 tracing::debug!(part = %id, "held by {by}");
-                return Ok(());
+                return Ok(Handled::Done);
             }
         };
         self.running().insert(id);
         // The attempt works on its own view, so that planning goes on beside it.
         let mut own = shared.lock().await.view();
+        let drain = self.drain.child_token();
         let bench = Bench {
             store: &self.options.store,
             resources: &self.resources,
             worker: &self.options.name,
             cache_dir: &self.options.cache_dir,
             events: &self.events,
-            drain: &self.drain,
+            drain: &drain,
         };
         let ended = {
             let attempt = attempt::run(&bench, &mut own, part, taken);
@@ -255,6 +271,13 @@ impl Worker {
                         if let Err(e) = claim.renew().await {
                             tracing::debug!(part = %id, "claim not renewed: {e}");
                         }
+                        let mut state = shared.lock().await;
+                        if let Err(e) = state.refresh_old_plan().await {
+                            tracing::debug!(part = %id, "the plan was not read again: {e}");
+                        }
+                        if state.on_hold() {
+                            drain.cancel();
+                        }
                     }
                 }
             }
@@ -264,7 +287,8 @@ impl Worker {
             tracing::debug!(part = %id, "claim not released: {e}");
         }
         let (number, ended) = ended?;
-        self.after(&run, &shared, id, number, ended).await
+        self.after(&run, &shared, id, number, ended).await?;
+        Ok(Handled::Done)
     }
 
     async fn after(
@@ -304,7 +328,7 @@ impl Worker {
                     state.plan.config.jobs.failures_max.saturating_sub(failed)
                 };
                 let message = error.to_string();
-                tracing::warn!(part = %id, attempts_left = left, "{message}");
+                tracing::warn!(%run, part = %id, attempt, attempts_left = left, "{message}");
                 let _ = self.events.send(Event::Failed {
                     part: id,
                     message: message.clone(),
@@ -320,10 +344,7 @@ impl Worker {
                     self.stop_run(run, format!("{id} cannot be made: {message}"), cause);
                     return Ok(());
                 }
-                let (job, delay) = (
-                    state.job(id, attempts.len() as u32),
-                    state.backoff(&attempts),
-                );
+                let (job, delay) = (state.job(id, attempts.len()), state.backoff(&attempts));
                 drop(state);
                 self.options
                     .queue
@@ -341,11 +362,18 @@ impl Worker {
         let run = state.plan.run.clone();
         let plan = Arc::clone(&state.plan);
         if state.progress.finished(&plan) {
+            state.is_over = true;
             drop(state);
             let _ = self.events.send(Event::RunFinished {
                 run: run.to_string(),
             });
             self.leave();
+            return Ok(());
+        }
+        state.refresh_old_plan().await?;
+        if state.on_hold() {
+            drop(state);
+            self.stop_run(&run, "it is on hold (jobs.hold)".to_owned(), Cause::Hold);
             return Ok(());
         }
         if let Some(message) = guard::check(&self.options.store, &mut state).await? {
@@ -388,25 +416,42 @@ impl Worker {
             Some(run) => vec![run.clone()],
             None => self.options.store.runs().await?,
         };
+        // A run that cannot be read keeps no other one waiting.
+        let mut failed = None;
         for run in runs {
-            if !at_once
-                && !self
-                    .options
-                    .queue
-                    .planning_turn(run.as_str(), PLAN_EVERY)
-                    .await?
-            {
-                continue;
+            if let Err(e) = self.plan_run(&run, at_once).await {
+                failed.get_or_insert(e);
             }
-            let shared = self.state(&run).await?;
-            shared.lock().await.refresh_plan().await?;
-            self.plan(&shared, Look::All).await?;
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
+    }
+
+    async fn plan_run(&self, run: &RunId, at_once: bool) -> Result<()> {
+        let shared = self.state(run).await?;
+        if shared.lock().await.is_over {
+            return Ok(());
+        }
+        let queue = &self.options.queue;
+        if !at_once && !queue.planning_turn(run.as_str(), PLAN_EVERY).await? {
+            return Ok(());
+        }
+        shared.lock().await.refresh_plan().await?;
+        self.plan(&shared, Look::All).await
     }
 
     fn stop_run(&self, run: &RunId, message: String, cause: Cause) {
-        tracing::error!(%run, "{message}");
+        let known = {
+            let mut stopped = self
+                .stopped
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            stopped.insert(run.clone(), message.clone())
+        };
+        match (known.as_ref() == Some(&message), cause) {
+            (true, _) => {}
+            (false, Cause::Hold) => tracing::info!(%run, "{message}"),
+            (false, _) => tracing::error!(%run, "{message}"),
+        }
         let _ = self.events.send(Event::RunStopped {
             run: run.to_string(),
             message,

@@ -67,6 +67,7 @@ pub struct QueueSection {
 pub struct Jobs {
     pub workers: usize,
     pub threads: Option<usize>,
+    pub hold: bool,
     pub rollout_part_tasks: usize,
     pub unit_tokens: usize,
     pub sft_part_steps: u32,

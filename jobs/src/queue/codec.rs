@@ -95,7 +95,7 @@ mod tests {
             iteration: 12,
             stage: "log_probs".into(),
             part: 7,
-            started_attempts: 2,
+            offer: 2,
         }
     }
 
@@ -133,8 +133,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_trip(run in ".{0,40}", iteration: u32, stage in "[a-z_]{1,20}", part: u32, started_attempts: u32) {
-            let job = Job { run, iteration, stage, part, started_attempts };
+        fn round_trip(run in ".{0,40}", iteration: u32, stage in "[a-z_]{1,20}", part: u32, offer: u32) {
+            let job = Job { run, iteration, stage, part, offer };
             prop_assert_eq!(decode(&encode(&job).unwrap()), Payload::Job(job));
         }
 

@@ -46,9 +46,9 @@ pub struct Job {
     pub stage: String,
     /// The part of the stage.
     pub part: u32,
-    /// Attempts that were started before, as the planner saw it: one more
-    /// attempt is one more key.
-    pub started_attempts: u32,
+    /// How often the part has got a chance, as the planner saw it: a greater
+    /// number is a new key, which the queue has never seen.
+    pub offer: u32,
 }
 
 impl Job {
@@ -60,9 +60,9 @@ impl Job {
         )
     }
 
-    /// `key#started_attempts`: what may be queued once at a time.
+    /// `key#offer`: what may be queued once at a time.
     pub fn idempotency_key(&self) -> String {
-        format!("{}#{}", self.key(), self.started_attempts)
+        format!("{}#{}", self.key(), self.offer)
     }
 }
 
@@ -105,6 +105,21 @@ pub enum Enqueued {
     Duplicate,
     /// The class holds [`QueueOptions::length_max`] jobs; plan again later.
     Full,
+}
+
+/// What a handler says of its job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handled {
+    /// Its work is done, or not worth doing: the queue forgets it.
+    Done,
+    /// It is for somebody else, who finds it again after this time.
+    PutBack(Duration),
+}
+
+impl From<()> for Handled {
+    fn from((): ()) -> Self {
+        Self::Done
+    }
 }
 
 /// The answer to [`Queue::claim`].
@@ -244,9 +259,9 @@ impl Queue {
     ) -> Result<()>
     where
         H: Fn(Job) -> Fut + Clone + Send + Sync + 'static,
-        Fut: Future<Output = ()> + Send + 'static,
+        Fut: Future<Output: Into<Handled>> + Send + 'static,
     {
-        let handler: work::Handler = Arc::new(move |job| handler(job).boxed());
+        let handler: work::Handler = Arc::new(move |job| handler(job).map(Into::into).boxed());
         let driver = Arc::clone(&self.driver);
         work::Loop::new(driver, worker, classes, gate, handler)?
             .run(self.pushed.clone(), stop)

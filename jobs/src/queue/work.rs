@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
 use super::{
-    Job, codec,
+    Handled, Job, codec,
     codec::Payload,
     driver::Driver,
     error::Result,
@@ -32,7 +32,7 @@ use super::{
     nonce,
 };
 
-pub(super) type Handler = Arc<dyn Fn(Job) -> BoxFuture<'static, ()> + Send + Sync>;
+pub(super) type Handler = Arc<dyn Fn(Job) -> BoxFuture<'static, Handled> + Send + Sync>;
 
 /// A fetch takes milliseconds. A grant that is older has missed its job,
 /// because a worker elsewhere was quicker.
@@ -77,28 +77,33 @@ impl Class {
     async fn handle(&self, job: Job, slot: Option<Slot>) {
         let key = job.idempotency_key();
         let Some(mut slot) = slot else {
-            return self.put_back(&job).await;
+            return self.put_back(&job, Duration::ZERO).await;
         };
         if !slot.begin() {
-            return self.put_back(&job).await;
+            return self.put_back(&job, Duration::ZERO).await;
         }
-        let handled = AssertUnwindSafe(async { (self.handler)(job).await }).catch_unwind();
-        if handled.await.is_err() {
-            error!("the handler of job {key} panicked; the planner will queue it again");
+        let handled = AssertUnwindSafe(async { (self.handler)(job.clone()).await }).catch_unwind();
+        match handled.await {
+            Ok(Handled::Done) => {}
+            Ok(Handled::PutBack(after)) => self.put_back(&job, after).await,
+            Err(_) => {
+                error!("the handler of job {key} panicked; the planner will queue it again");
+            }
         }
         if let Err(error) = self.driver.ended(&self.name, &key).await {
             debug!("job {key} ended, but: {error}");
         }
     }
 
-    /// A job was fetched and cannot start: its grant had run out, or the gate
-    /// closed. It goes back without a key, since its key counts as running.
-    async fn put_back(&self, job: &Job) {
+    /// A job was fetched and cannot start: its grant had run out, the gate closed,
+    /// or it is not for this worker. It goes back without a key, since its key
+    /// counts as running.
+    async fn put_back(&self, job: &Job, after: Duration) {
         let mut delay = BACKOFF_MIN;
         loop {
             let pushed = match codec::encode(job) {
                 Ok(bytes) => {
-                    let push = self.driver.push(&self.name, bytes, None, Duration::ZERO);
+                    let push = self.driver.push(&self.name, bytes, None, after);
                     push.await.map_err(|error| error.to_string())
                 }
                 Err(reason) => return error!("job {} cannot go back: {reason}", job.key()),

@@ -73,7 +73,7 @@ struct Step {
 
 /// Norm and first numbers of a tensor in Hugging Face's layout.
 #[derive(Deserialize)]
-struct Summary {
+pub(super) struct Summary {
     l2: f64,
     first: Vec<f64>,
 }
@@ -82,11 +82,11 @@ fn golden() -> Golden {
     read(&fixtures().join("qwen2-tiny/golden.json"))
 }
 
-fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> T {
+pub(super) fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> T {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-fn close(found: &[f32], expected: &[f64], what: &str) {
+pub(super) fn close(found: &[f32], expected: &[f64], what: &str) {
     let squares: f64 = expected.iter().map(|x| x * x).sum();
     close_to_rms(
         found,
@@ -108,7 +108,13 @@ fn close_to_rms(found: &[f32], expected: &[f64], rms: f64, what: &str) {
 }
 
 /// A tensor of the in-memory layout against its golden summary.
-fn matches(name: &str, shape: &[usize], numbers: &[f32], expected: &Summary, what: &str) {
+pub(super) fn matches(
+    name: &str,
+    shape: &[usize],
+    numbers: &[f32],
+    expected: &Summary,
+    what: &str,
+) {
     let numbers = if is_dense(name) {
         transpose(numbers, shape[0], shape[1])
     } else {

@@ -5,6 +5,7 @@ mod composed;
 mod critic;
 mod folders;
 mod golden;
+mod golden_lora;
 mod invariance;
 mod oracle;
 mod training;

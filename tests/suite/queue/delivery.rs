@@ -29,10 +29,7 @@ async fn a_key_is_queued_once_at_a_time(bed: Bed) {
     sleep(Duration::from_millis(600)).await;
     assert_eq!(enqueue(job(0)).await, Enqueued::Duplicate, "just ended");
 
-    let second = Job {
-        started_attempts: 1,
-        ..job(0)
-    };
+    let second = Job { offer: 1, ..job(0) };
     assert_eq!(enqueue(second.clone()).await, Enqueued::Pushed);
     assert_eq!(next(&mut started).await.1, second);
     sleep(LEASE + Duration::from_secs(1)).await;

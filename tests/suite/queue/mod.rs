@@ -40,7 +40,7 @@ fn job(part: u32) -> Job {
         iteration: 3,
         stage: "rollout".into(),
         part,
-        started_attempts: 0,
+        offer: 0,
     }
 }
 

@@ -113,10 +113,7 @@ async fn claims_exclude_and_run_out(bed: Bed) {
     assert_eq!(two.holder(&job(0)).await.unwrap().as_deref(), Some("one"));
     assert_eq!(two.holder(&job(1)).await.unwrap(), None);
     // The next attempt is the same job.
-    let next = Job {
-        started_attempts: 1,
-        ..job(0)
-    };
+    let next = Job { offer: 1, ..job(0) };
     assert_eq!(taken(two.claim(&next, "two").await.unwrap()), "one");
     assert!(matches!(
         two.claim(&job(1), "two").await.unwrap(),

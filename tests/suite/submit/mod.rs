@@ -3,6 +3,7 @@
 //! were put together by hand, so that looking at it needs no worker.
 
 mod bad_input;
+mod control;
 mod event_file;
 mod looks;
 mod whole_run;

@@ -6,7 +6,7 @@
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::queue::{Error as QueueError, Queue, QueueOptions};
 use agentgym_storage::{RunId, Store};
-use agentgym_worker::{Cause, Error, Event, ScratchFolder, WorkerOptions, run_worker};
+use agentgym_worker::{Cause, Cloud, Error, Event, ScratchFolder, WorkerOptions, run_worker};
 use clap::Parser;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
@@ -40,6 +40,16 @@ struct Arguments {
     /// Compute threads; default: all cores.
     #[arg(long)]
     threads: Option<NonZeroUsize>,
+    /// Drain when this cloud gives notice that it takes the machine away: aws, gcp or azure.
+    #[arg(long, value_name = "CLOUD")]
+    preemption: Option<Cloud>,
+    /// Seconds that a drain may take; then the process ends, whatever is under way. What is
+    /// committed or journalled is safe.
+    #[arg(long, value_name = "SECONDS")]
+    preemption_notice_s: Option<u64>,
+    /// Log one JSON object per line, with run, part and attempt as fields.
+    #[arg(long)]
+    log_json: bool,
     /// End when the run is finished.
     #[arg(long, requires = "run")]
     exit_when_finished: bool,
@@ -47,7 +57,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    tracing_subscriber::fmt()
+    let log = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         // A reader of the log that went away is no reason to panic.
         .log_internal_errors(false)
@@ -56,8 +66,11 @@ fn main() -> ExitCode {
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("AGENTGYM_LOG")
                 .unwrap_or_else(|_| "warn,agentgym_worker=info".into()),
-        )
-        .init();
+        );
+    match arguments.log_json {
+        true => log.json().init(),
+        false => log.init(),
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -91,7 +104,7 @@ fn exit_code(error: &Error) -> u8 {
 
 fn code_of(cause: Cause) -> u8 {
     match cause {
-        Cause::Part => 1,
+        Cause::Part | Cause::Hold => 1,
         Cause::Config => 2,
         Cause::Store => 3,
         Cause::Queue | Cause::Environment => 5,
@@ -114,6 +127,13 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
     let name = agentgym_worker::worker_name(0);
     let drain = CancellationToken::new();
     tokio::spawn(agentgym_worker::drain_on_signal(drain.clone()));
+    if let Some(cloud) = arguments.preemption {
+        tokio::spawn(agentgym_worker::drain_on_notice(cloud, drain.clone()));
+    }
+    if let Some(seconds) = arguments.preemption_notice_s {
+        let limit = Duration::from_secs(seconds);
+        tokio::spawn(agentgym_worker::leave_in_time(drain.clone(), limit));
+    }
     let (events, mut news) = tokio::sync::broadcast::channel(1024);
     let log = tokio::spawn(async move {
         use tokio::sync::broadcast::error::RecvError;
@@ -169,11 +189,6 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
 fn say(event: &Event, told: &mut BTreeMap<String, Instant>) {
     const AGAIN: Duration = Duration::from_secs(60);
     match event {
-        Event::Started { part, attempt, .. } => tracing::info!(%part, attempt, "started"),
-        Event::Committed { part, wall_s, .. } => {
-            tracing::info!(%part, "committed after {wall_s:.2} s")
-        }
-        Event::Superseded { part } => tracing::info!(%part, "another attempt committed first"),
         Event::RunFinished { run } => tracing::info!(%run, "finished"),
         Event::Waiting { message } => {
             let again = |at: &Instant| at.elapsed() >= AGAIN;
@@ -182,7 +197,12 @@ fn say(event: &Event, told: &mut BTreeMap<String, Instant>) {
                 tracing::info!("waiting: {message}");
             }
         }
-        // The runtime logs failures itself.
-        Event::Progress { .. } | Event::Failed { .. } | Event::RunStopped { .. } => {}
+        // The runtime logs these itself, with their run and attempt.
+        Event::Started { .. }
+        | Event::Committed { .. }
+        | Event::Superseded { .. }
+        | Event::Progress { .. }
+        | Event::Failed { .. }
+        | Event::RunStopped { .. } => {}
     }
 }

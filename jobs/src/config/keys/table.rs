@@ -77,6 +77,11 @@ pub const KEYS: &[KeySpec] = &[
         "null",
         "compute threads of each worker; default: all cores",
     ),
+    bind(
+        "jobs.hold",
+        "false",
+        "no part is begun, and rollouts under way are journalled: what `cancel` sets and `resume` lifts",
+    ),
     id(
         "jobs.rollout_part_tasks",
         "4",

@@ -1,0 +1,73 @@
+//! `cancel` and `retry`: what workers elsewhere are told, by a new revision of
+//! the plan. They read it within seconds; no worker is called and no queue is
+//! needed, so both work while either is down.
+
+use crate::cli::Global;
+use crate::runs::RunView;
+use crate::{Result, run, text};
+use agentgym_storage::Store;
+use serde_json::json;
+
+/// `cancel RUN`.
+pub(crate) async fn cancel(store: &Store, name: &str, global: &Global) -> Result<()> {
+    let view = RunView::open(store, name).await?;
+    let finished = view.progress().await?.finished(&view.plan);
+    let was_on_hold = view.plan.config.jobs.hold;
+    let plan = if finished {
+        view.plan
+    } else {
+        run::revise(store, name, &["jobs.hold=true".to_owned()]).await?
+    };
+    let said = match (finished, was_on_hold) {
+        (true, _) => format!("run {name} is finished: there is nothing to cancel"),
+        (false, true) => format!("run {name} is on hold already"),
+        (false, false) => format!(
+            "run {name} is on hold from revision {}: no part begins, and within {} s those under way are \
+             journalled or committed",
+            plan.revision,
+            plan.config.jobs.lease_ttl_s.div_ceil(3) + 5
+        ),
+    };
+    tell(global, &said, &plan, !finished);
+    Ok(())
+}
+
+/// `retry RUN [KEY=VALUE]…`.
+pub(crate) async fn retry(
+    store: &Store,
+    name: &str,
+    overrides: &[String],
+    global: &Global,
+) -> Result<()> {
+    let before = RunView::open(store, name).await?.plan.revision;
+    let overrides = [&["jobs.hold=false".to_owned()], overrides].concat();
+    let plan = run::revise(store, name, &overrides).await?;
+    let said = if plan.revision == before {
+        format!(
+            "run {name} has no part without attempts left, and no binding changes: nothing to do"
+        )
+    } else {
+        format!(
+            "run {name} goes on from revision {}: its workers begin within seconds",
+            plan.revision
+        )
+    };
+    tell(global, &said, &plan, false);
+    Ok(())
+}
+
+fn tell(global: &Global, said: &str, plan: &agentgym_jobs::plan::Plan, resumable: bool) {
+    if global.json {
+        text::emit_json(&json!({
+            "run": plan.run.to_string(), "revision": plan.revision, "on_hold": plan.config.jobs.hold,
+        }));
+        return;
+    }
+    text::emit(said);
+    if resumable {
+        text::emit(&format!(
+            "`agentgym-submit resume {0}` (or `retry {0}`, for workers elsewhere) carries on",
+            plan.run
+        ));
+    }
+}

@@ -1,0 +1,62 @@
+//! `watch RUN`: the screen of `status`, kept up to date. On a terminal it is
+//! drawn over itself; elsewhere a screen (or, with `--json`, a document on a
+//! line) is written whenever something has changed.
+
+use crate::cli::Global;
+use crate::runs::RunView;
+use crate::status::{Status, status};
+use crate::{Error, Result, text};
+use agentgym_storage::Store;
+use std::time::Duration;
+
+const EVERY: Duration = Duration::from_secs(2);
+
+/// Watches until the run is finished, stopped or on hold.
+///
+/// # Errors
+/// The store cannot be read; a run that goes no further ends like `run` would.
+pub(crate) async fn watch(store: &Store, run: &str, global: &Global) -> Result<()> {
+    let screen = console::Term::stdout();
+    let mut drawn = 0;
+    let mut last = None;
+    loop {
+        let status = status(&RunView::open(store, run).await?).await?;
+        let changed = last.as_ref() != Some(&status);
+        if global.json {
+            if changed {
+                text::emit(&status.to_json().to_string());
+            }
+        } else if screen.is_term() {
+            let width = usize::from(screen.size().1);
+            let fitted = text::fit(&status.render(crate::unix_now_s()), width);
+            // A terminal that went away is the reader's choice.
+            let _ = screen.clear_last_lines(drawn);
+            drawn = fitted.lines().count();
+            text::emit(&fitted);
+        } else if changed {
+            text::emit(&status.render(crate::unix_now_s()));
+        }
+        if let Some(end) = end(&status, store) {
+            return end;
+        }
+        last = Some(status);
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+fn end(status: &Status, store: &Store) -> Option<Result<()>> {
+    if status.finished {
+        return Some(Ok(()));
+    }
+    let (message, cause) = status.stopped()?;
+    Some(Err(Error::Stopped {
+        run: status.run.clone(),
+        message,
+        cause,
+        resume: format!(
+            "agentgym-submit resume {} --store {}",
+            status.run,
+            store.url()
+        ),
+    }))
+}

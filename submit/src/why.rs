@@ -1,0 +1,297 @@
+//! `why RUN [PART]`: the planner's reason in words. A part that waits is
+//! followed to what it waits for in the end, so that the last lines name what
+//! can be done about it. The plan, the commits and the attempt records decide;
+//! the queue is asked only who holds a part and how many jobs wait, and the
+//! answer does without where no queue answers.
+
+use crate::cli::Global;
+use crate::runs::RunView;
+use crate::status::{counted_failures, status};
+use crate::{Error, Result, run, text};
+use agentgym_jobs::pipeline::{Part, PartId, parts, policy_of};
+use agentgym_jobs::planner::Progress;
+use agentgym_jobs::queue::{Job, Queue};
+use agentgym_storage::{AttemptOutcome, AttemptRecord};
+use serde_json::json;
+use std::collections::{BTreeSet, VecDeque};
+
+/// What is said of so many parts; the others are counted.
+const PARTS_MAX: usize = 8;
+
+/// `why RUN [ITERATION/STAGE/PART]`.
+///
+/// # Errors
+/// A part that the plan does not have; a store that cannot be read.
+pub(crate) async fn why(view: &RunView, part: Option<PartId>, global: &Global) -> Result<()> {
+    let lines = because(view, part, queue(view, global).await).await?;
+    if global.json {
+        text::emit_json(&json!({
+            "run": view.plan.run.to_string(), "part": part.map(|p| p.to_string()), "because": lines,
+        }));
+    } else {
+        text::emit(&lines.join("\n"));
+    }
+    Ok(())
+}
+
+/// The reasons, a line each.
+///
+/// # Errors
+/// Those of the command.
+pub async fn because(
+    view: &RunView,
+    part: Option<PartId>,
+    queue: Option<Queue>,
+) -> Result<Vec<String>> {
+    let mut teller = Teller {
+        view,
+        progress: view.progress().await?,
+        queue,
+        lines: Vec::new(),
+    };
+    match part {
+        Some(part) => teller.part(part).await?,
+        None => teller.run().await?,
+    }
+    Ok(teller.lines)
+}
+
+/// The queue of the run, if it is there: looking must not create one.
+async fn queue(view: &RunView, global: &Global) -> Option<Queue> {
+    let url = match &global.queue {
+        Some(url) => url.clone(),
+        None => {
+            let file = view.store.local_root()?.join("queue.sqlite");
+            file.exists()
+                .then(|| format!("sqlite:{}", file.display()))?
+        }
+    };
+    run::open_queue(&view.store, &view.plan, Some(url))
+        .await
+        .ok()
+}
+
+struct Teller<'a> {
+    view: &'a RunView,
+    progress: Progress,
+    queue: Option<Queue>,
+    lines: Vec<String>,
+}
+
+impl Teller<'_> {
+    fn say(&mut self, line: impl Into<String>) {
+        self.lines.push(line.into());
+    }
+
+    async fn run(&mut self) -> Result<()> {
+        let status = status(self.view).await?;
+        let plan = &self.view.plan;
+        if status.finished {
+            self.say(format!(
+                "run {} is finished: every part is committed",
+                plan.run
+            ));
+            return Ok(());
+        }
+        if status.stopped().is_some() {
+            self.say(
+                status
+                    .waiting_line()
+                    .trim_start_matches("waiting: for you, "),
+            );
+        }
+        let next = status.latest.map_or(0, |n| n + 1);
+        if next > plan.iterations {
+            self.say("every policy is committed; what is left holds nothing up");
+            let left = self.progress.frontier(plan).runnable;
+            return self.roots(left.into_iter().map(|part| part.id)).await;
+        }
+        let target = policy_of(plan, next);
+        self.say(format!(
+            "the policy of iteration {next} is made by {target}"
+        ));
+        self.part(target).await
+    }
+
+    async fn part(&mut self, id: PartId) -> Result<()> {
+        let part = self.find(id)?;
+        if self.progress.contains(&id) {
+            return self.committed(id).await;
+        }
+        let missing = self.missing(&part);
+        if missing.is_empty() {
+            return self.roots([id]).await;
+        }
+        for (name, from) in &missing {
+            self.say(format!("{id} waits for {from} (its input `{name}`)"));
+        }
+        let mut roots = BTreeSet::new();
+        let mut seen = BTreeSet::new();
+        let mut open: VecDeque<PartId> = missing.into_iter().map(|(_, from)| from).collect();
+        while let Some(next) = open.pop_front() {
+            if !seen.insert(next) {
+                continue;
+            }
+            let missing = self.missing(&self.find(next)?);
+            if missing.is_empty() {
+                roots.insert(next);
+            }
+            open.extend(missing.into_iter().map(|(_, from)| from));
+        }
+        self.roots(roots).await
+    }
+
+    fn find(&self, id: PartId) -> Result<Part> {
+        self.view.iteration_parts(id.iteration)?;
+        let all = parts(&self.view.plan, id.iteration);
+        all.into_iter().find(|part| part.id == id).ok_or_else(|| {
+            let of_stage = self.view.stage_parts(id.iteration, id.stage);
+            of_stage.map_or_else(
+                |e| e,
+                |ids| {
+                    Error::Missing(format!(
+                        "{}/{} has parts 0 to {}, not {}",
+                        id.iteration,
+                        id.stage,
+                        ids.len() - 1,
+                        id.part
+                    ))
+                },
+            )
+        })
+    }
+
+    /// Inputs without a commit, by the name under which the stage opens them.
+    fn missing(&self, part: &Part) -> Vec<(String, PartId)> {
+        let missing = part
+            .inputs
+            .iter()
+            .filter(|i| !self.progress.contains(&i.from));
+        missing.map(|i| (i.name.clone(), i.from)).collect()
+    }
+
+    async fn committed(&mut self, id: PartId) -> Result<()> {
+        let manifest = self.view.committed(id).await?;
+        let attempts = self.view.store.attempts(&self.view.slot(id)).await?;
+        let of = attempts.iter().find(|a| a.number == manifest.attempt);
+        let by = of.map_or_else(String::new, |a| format!(" by {}", a.start.worker));
+        let took = of.and_then(|a| a.end.as_ref());
+        let took = took.map_or_else(String::new, |end| {
+            format!(" in {}", text::seconds(end.wall_s))
+        });
+        self.say(format!(
+            "{id} is committed: attempt {} of {}{by}{took}",
+            manifest.attempt,
+            attempts.len()
+        ));
+        Ok(())
+    }
+
+    /// Parts that have all they need.
+    async fn roots(&mut self, ids: impl IntoIterator<Item = PartId>) -> Result<()> {
+        let ids: Vec<PartId> = ids.into_iter().collect();
+        for id in ids.iter().take(PARTS_MAX) {
+            let line = self.root(*id).await?;
+            self.say(format!("{id} {line}"));
+        }
+        if ids.len() > PARTS_MAX {
+            self.say(format!(
+                "and {} more parts that have all they need",
+                ids.len() - PARTS_MAX
+            ));
+        }
+        Ok(())
+    }
+
+    async fn root(&self, id: PartId) -> Result<String> {
+        let plan = &self.view.plan;
+        let attempts = self.view.store.attempts(&self.view.slot(id)).await?;
+        let Some(last) = attempts.last() else {
+            return Ok(format!(
+                "has all it needs and nobody has begun it: {}",
+                self.idle(id).await
+            ));
+        };
+        let Some(end) = &last.end else {
+            return Ok(self.begun(id, last).await);
+        };
+        let failed = counted_failures(&attempts, plan.revision);
+        let most = plan.config.jobs.failures_max;
+        Ok(match end.outcome {
+            AttemptOutcome::Failed if failed >= most => format!(
+                "failed {failed} times, the most that jobs.failures_max allows; the last time: {}. When the cause is \
+                 gone: `agentgym-submit retry {}`",
+                end.message, plan.run
+            ),
+            AttemptOutcome::Failed => format!(
+                "failed {failed} of {most} times and is tried again; the last time: {}",
+                end.message
+            ),
+            AttemptOutcome::Drained | AttemptOutcome::Cancelled => format!(
+                "was handed back by {}, which drained; what it had played is journalled. {}",
+                last.start.worker,
+                self.idle(id).await
+            ),
+            AttemptOutcome::Committed | AttemptOutcome::Superseded => {
+                "is committed since this moment".to_owned()
+            }
+        })
+    }
+
+    /// An attempt without an end: at work, or gone.
+    async fn begun(&self, id: PartId, last: &AttemptRecord) -> String {
+        let ago = crate::unix_now_s().saturating_sub(last.start.started_unix_s) as f64;
+        let (worker, ago) = (&last.start.worker, text::seconds(ago));
+        let began = format!("attempt {} by {worker}, begun {ago} ago", last.number);
+        let Some(queue) = &self.queue else {
+            return format!(
+                "is at work ({began}), unless its worker has vanished: no queue was asked"
+            );
+        };
+        match queue.holder(&self.job(id)).await {
+            Ok(Some(_)) => format!("is at work: {began}"),
+            Ok(None) => format!(
+                "has lost its worker ({began}): its claim is free, and the next worker takes the part up"
+            ),
+            Err(e) => format!("is at work ({began}), unless its worker has vanished: {e}"),
+        }
+    }
+
+    /// Why nobody takes a part that could run.
+    async fn idle(&self, id: PartId) -> String {
+        let plan = &self.view.plan;
+        if plan.config.jobs.hold {
+            return "the run is on hold (jobs.hold)".to_owned();
+        }
+        let Some(queue) = &self.queue else {
+            return "no queue was asked; give --queue URL".to_owned();
+        };
+        let stage = id.stage.name();
+        match queue.depth().await {
+            Err(e) => e.to_string(),
+            Ok(depth) => {
+                let waiting = depth.iter().find(|(class, _)| class == stage);
+                match waiting.map_or(0, |(_, n)| *n) {
+                    0 => format!(
+                        "no {stage} job is in the queue; any worker's next look, every two seconds, puts it there. \
+                         If nothing happens, no worker is alive: start `agentgym-worker`"
+                    ),
+                    n => format!(
+                        "{} in the queue; every worker that takes {stage} (--stages) is busy, or there is none",
+                        text::many(n as u64, &format!("{stage} job"))
+                    ),
+                }
+            }
+        }
+    }
+
+    fn job(&self, id: PartId) -> Job {
+        Job {
+            run: self.view.plan.run.to_string(),
+            iteration: id.iteration,
+            stage: id.stage.name().to_owned(),
+            part: id.part,
+            offer: 0,
+        }
+    }
+}
