@@ -3,9 +3,9 @@
 on top of tests/fixtures/qwen2-tiny, and what PyTorch computes with it in f64.
 
     pip install torch transformers peft
-    tools/lora_fixture.py                        writes the fixture again
-    tools/lora_fixture.py --check BASE ADAPTER MERGED   three folders that this project exported:
-                                 the weights merged by PEFT against ours
+    tools/lora_fixture.py                                writes the fixture again
+    tools/lora_fixture.py --check BASE ADAPTER MERGED    PEFT's merge of an exported adapter against ours:
+                                                         the base, adapter_after/ and policy_after/ of `export`
 
 The loss is the sum over all predicted tokens of c(t)·log_prob(t), c(t) = 0.3·((t mod 4) − 1.2),
 with t the token's place in its sequence, at temperature 1.

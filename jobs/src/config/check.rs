@@ -105,6 +105,14 @@ fn numbers(config: &Config) -> Result<()> {
             "must be at least 1, or null for all turns",
         ));
     }
+    let algorithm = &config.algorithm;
+    if algorithm.lag > 0 && algorithm.rollout_correction.rollout_is.is_none() {
+        return Err(Error::value(
+            "algorithm.lag",
+            "samples come from an older policy than the one that is updated, which must be corrected for: set \
+             algorithm.rollout_correction.rollout_is to token or sequence",
+        ));
+    }
     if jobs.threads == Some(0) {
         return Err(Error::value(
             "jobs.threads",

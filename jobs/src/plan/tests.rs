@@ -162,6 +162,7 @@ fn what_only_some_options_read_is_checked_where_they_are_on() {
             ],
             "kl_loss_type",
         ),
+        (&["algorithm.lag=1"], "rollout_is to token or sequence"),
     ] {
         let message = refused(overrides);
         assert!(message.contains(word), "{overrides:?}: {message}");
@@ -456,7 +457,11 @@ fn evaluation_never_holds_training_up() {
 
 #[test]
 fn with_a_lag_rollouts_overlap_the_update() {
-    let plan = plan(&["algorithm.lag=1", "trainer.total_training_steps=4"]);
+    let plan = plan(&[
+        "algorithm.lag=1",
+        "algorithm.rollout_correction.rollout_is=token",
+        "trainer.total_training_steps=4",
+    ]);
     let mut progress = Progress::default();
     while !progress.contains(&policy_of(&plan, 1)) {
         let frontier = progress.frontier(&plan);
