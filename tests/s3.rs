@@ -15,7 +15,8 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
 const ACCESS_KEY: &str = "test";
-const SECRET_KEY: &str = "testtest";
+/// What signs requests: a word that is nowhere else.
+pub const SECRET_KEY: &str = "not-for-any-log-3";
 const BUCKET: &str = "bucket";
 
 /// How the server treats create-only writes.

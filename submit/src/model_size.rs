@@ -51,7 +51,8 @@ pub fn of(model: &Model) -> Result<ModelSize, String> {
     })
 }
 
-fn config(path: &str) -> Result<ModelConfig, String> {
+/// The shape of the model at `path`, or why it cannot be used.
+pub(crate) fn config(path: &str) -> Result<ModelConfig, String> {
     if let Some(shape) = TinyShape::preset(path)? {
         return shape.config().map_err(|e| e.to_string());
     }

@@ -8,7 +8,7 @@ use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan};
 use crate::signals::Interrupts;
 use crate::{Error, Result, evaluation, model_size, preflight, summary, text};
 use agentgym_jobs::config::RunConfig;
-use agentgym_jobs::plan::Plan;
+use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::queue::{Error as QueueError, Queue, QueueOptions};
 use agentgym_storage::{Created, Store};
 use agentgym_worker::{Cause, ScratchFolder, WorkerOptions, run_worker};
@@ -66,7 +66,7 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
     let plan = loop {
         let plan = match newest_plan(&store, &plan.run).await? {
             None => {
-                check_model(&plan, &args.config)?;
+                check_models(&plan, &args.config)?;
                 Plan::new(config.clone(), base())?
             }
             Some(stored) => {
@@ -153,24 +153,40 @@ async fn needs_new_revision(store: &Store, plan: &Plan) -> Result<bool> {
     Ok(crate::status::status(&view).await?.exhausted.is_some())
 }
 
-/// The policy must be on this machine where this process makes the first copy
-/// of it. Later everything is read from the store, so a run that exists may be
+/// The models must be on this machine where this process makes the first copy of
+/// them. Later everything is read from the store, so a run that exists may be
 /// carried on where there is no such folder.
-fn check_model(plan: &Plan, config: &Path) -> Result<()> {
-    let model = &plan.config.actor_rollout_ref.model;
-    let path = &model.path;
+fn check_models(plan: &Plan, config: &Path) -> Result<()> {
     if plan.config.jobs.workers == 0 {
         return Ok(());
     }
-    model_size::of(model).map(|_| ()).map_err(|why| {
-        let hint = found_above(config, path).map_or_else(String::new, |folder| {
-            format!(
-                ". It is in {0}: run the command there, or give actor_rollout_ref.model.path={0}/{path}",
-                folder.display()
-            )
-        });
-        Error::Usage(format!("key `actor_rollout_ref.model.path`: {why}{hint}"))
-    })
+    let actor = &plan.config.actor_rollout_ref;
+    for role in plan.init_roles() {
+        let (key, path) = match role {
+            InitRole::Policy => ("actor_rollout_ref.model.path", Some(&actor.model.path)),
+            InitRole::Reference => (
+                "actor_rollout_ref.ref.model.path",
+                actor.reference.model.path.as_ref(),
+            ),
+            InitRole::Critic => ("critic.model.path", plan.config.critic.model.path.as_ref()),
+        };
+        // Without a path of its own it begins as the policy does.
+        let Some(path) = path else { continue };
+        let found = match role {
+            InitRole::Policy => model_size::of(&actor.model).map(|_| ()),
+            InitRole::Reference | InitRole::Critic => model_size::config(path).map(|_| ()),
+        };
+        found.map_err(|why| {
+            let hint = found_above(config, path).map_or_else(String::new, |folder| {
+                format!(
+                    ". It is in {0}: run the command there, or give {key}={0}/{path}",
+                    folder.display()
+                )
+            });
+            Error::Usage(format!("key `{key}`: {why}{hint}"))
+        })?;
+    }
+    Ok(())
 }
 
 /// The folder of the config, or one above it, below which `path` exists.

@@ -173,6 +173,24 @@ fn keys_and_values_that_cannot_be() {
     assert!(said.contains("nearest that does: 4 or 6"), "{said}");
 }
 
+/// Before the first part is made, and for every model that the run would copy.
+#[test]
+fn models_that_are_not_there() {
+    let scene = Scene::new();
+    for (key, on) in [
+        ("actor_rollout_ref.model.path", ""),
+        (
+            "actor_rollout_ref.ref.model.path",
+            "actor_rollout_ref.actor.use_kl_loss=true",
+        ),
+        ("critic.model.path", "algorithm.adv_estimator=gae"),
+    ] {
+        let line = format!("run.yaml --store s {key}=no/folder {on}");
+        let named = format!("key `{key}`");
+        scene.refuses(line.trim(), 2, &[&named, "no/folder"]);
+    }
+}
+
 #[test]
 fn stores_and_queues_that_cannot_be() {
     let scene = Scene::new();
@@ -206,6 +224,11 @@ fn stores_and_queues_that_cannot_be() {
         &["unknown run `nobody`"],
     );
     worker("--store s --device tpu", 2, &["tpu", "cpu"]);
+    worker(
+        "--store s --preemption oracle",
+        2,
+        &["oracle", "aws, gcp and azure"],
+    );
 }
 
 #[test]

@@ -6,9 +6,9 @@ use agentgym_model::{Adapter, Device, Policy};
 use agentgym_storage::{RunId, Store};
 use agentgym_tests::program::{Running, finish, program};
 use agentgym_tests::redis::RedisServer;
-use agentgym_tests::s3::S3Server;
+use agentgym_tests::s3::{S3Server, SECRET_KEY};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -321,29 +321,69 @@ async fn redis_gives_the_same_digest_and_two_workers_share_the_parts() {
     );
 }
 
-/// The fleet's store and queue. The server counts what it is asked, from
+/// The first of these words that the bytes hold.
+fn named<'a>(bytes: &[u8], words: &[&'a str]) -> Option<&'a str> {
+    let holds = |word: &&&str| bytes.windows(word.len()).any(|at| at == word.as_bytes());
+    words.iter().find(holds).copied()
+}
+
+/// Every file below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let (mut files, mut open) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(folder) = open.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => open.push(path),
+                false => files.push(path),
+            }
+        }
+    }
+    assert!(!files.is_empty());
+    files
+}
+
+/// The fleet's store and queue, both behind a secret that is found nowhere after a run that
+/// said all it could: in no object, plan or log. The server counts what it is asked, from
 /// outside: what a commit costs in requests is printed.
 #[tokio::test(flavor = "multi_thread")]
 async fn s3_as_the_store_and_redis_as_the_queue_give_the_digest_of_a_folder() {
     let folder = TempDir::new().unwrap();
+    const PASSWORD: &str = "open-sesame-7";
     let (server, redis) = (S3Server::start(folder.path()).await, RedisServer::start());
-    let queue = format!("queue.url={}", redis.url());
+    let set = redis.command(&[b"CONFIG", b"SET", b"requirepass", PASSWORD.as_bytes()]);
+    assert_eq!(set.unwrap(), "+OK");
+    let url = redis
+        .url()
+        .replace("redis://", &format!("redis://:{PASSWORD}@"));
+    let queue = format!("queue.url={url}");
     let mut submit = submit_to(
         "configs/smoke.yaml",
         &server.url,
         &[&queue, "jobs.threads=2"],
     );
-    submit.envs(server.env());
+    submit.envs(server.env()).env("AGENTGYM_LOG", "debug");
     let mut digest_of = digest_of(&server.url);
     digest_of.envs(server.env());
     let requests = server.requests();
     assert_eq!(requests.values().sum::<u64>(), 0);
     // This process answers, so it must not wait.
     let found = tokio::task::spawn_blocking(move || {
-        said(submit);
-        digest(digest_of)
+        let submitted = finish(submit);
+        assert!(submitted.status.success());
+        (submitted, digest(digest_of))
     });
-    assert_eq!(found.await.unwrap(), undisturbed());
+    let (submitted, digest) = found.await.unwrap();
+    assert_eq!(digest, undisturbed());
+    let secrets = [PASSWORD, SECRET_KEY];
+    for said in [&submitted.stdout, &submitted.stderr] {
+        assert_eq!(named(said, &secrets), None, "said aloud");
+    }
+    assert!(String::from_utf8_lossy(&submitted.stderr).contains("DEBUG"));
+    for file in files(folder.path()) {
+        let content = std::fs::read(&file).unwrap();
+        assert_eq!(named(&content, &secrets), None, "{}", file.display());
+    }
     let requests = server.requests();
     let store = Store::open_with(&server.url, &server.env()).await.unwrap();
     let commits: usize = commits_by_worker(&store).await.values().sum();
