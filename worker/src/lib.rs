@@ -21,6 +21,7 @@ mod pairs;
 mod policies;
 mod process;
 mod retention;
+mod rewards;
 mod runtime;
 mod scratch;
 pub mod stages;

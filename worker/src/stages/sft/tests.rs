@@ -34,6 +34,7 @@ fn mixture() -> Mixture {
     Mixture {
         sources: vec![source("a", 10, 0.75), source("b", 7, 1.0)],
         seed: 5,
+        iteration: 0,
         batch_size: 4,
         picks: 0,
     }
