@@ -277,8 +277,12 @@ fn read_items(path: &Path, env: &str) -> Result<Vec<(String, i64)>> {
         let split = item.map(|text| text.rsplit_once('_').unwrap_or(("", text)));
         let found = split.and_then(|(name, id)| Some((name.to_owned(), id.parse().ok()?)));
         items.push(found.ok_or_else(|| {
+            let found = match row.get("item_id") {
+                None => "no item_id".to_owned(),
+                Some(found) => format!("item_id {found}"),
+            };
             format(format!(
-                "row {index} has item_id {item:?}; expected text that ends in _NUMBER, like {env}_6"
+                "row {index} has {found}; expected text that ends in _NUMBER, like {env}_6"
             ))
         })?);
     }

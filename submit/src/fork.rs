@@ -223,7 +223,11 @@ fn gone(parent: &RunView, args: &ForkArgs, key: &Key) -> Error {
     Error::Missing(match is_optimizer {
         true => format!(
             "the optimizer state of iteration {n} was removed by retention, which keeps the last two; go on with a fresh \
-             one: `agentgym-submit fork {run} --iteration {n} --fresh-optimizer --store {url}`"
+             one: `agentgym-submit fork {run} --iteration {n} --fresh-optimizer --store {url}{}`",
+            args.overrides
+                .iter()
+                .map(|o| format!(" {o}"))
+                .collect::<String>()
         ),
         false => format!(
             "what iteration {n} left was removed by retention ({key}); fork one of the last two iterations, or one that \

@@ -184,6 +184,13 @@ fn check_model(plan: &Plan, config: &Path) -> Result<()> {
     if plan.config.jobs.workers == 0 {
         return Ok(());
     }
+    model_size::adapter_of(model).map_err(|why| {
+        let key = match model.lora_adapter_path {
+            Some(_) => "lora_adapter_path",
+            None => "lora_rank",
+        };
+        Error::Usage(format!("key `actor_rollout_ref.model.{key}`: {why}"))
+    })?;
     model_size::of(model).map(|_| ()).map_err(|why| {
         let hint = found_above(config, path).map_or_else(String::new, |folder| {
             format!(

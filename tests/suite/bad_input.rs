@@ -420,7 +420,7 @@ fn a_bad_row_is_named_by_the_first_part() {
     };
     let said = scene.refuses(
         &sft("a", "long.json"),
-        1,
+        2,
         &["long.json row 1 (t_9)", "sft.max_length = 300"],
     );
     assert!(
@@ -434,7 +434,7 @@ fn a_bad_row_is_named_by_the_first_part() {
     assert!(shown.contains("sft_rows_left_out 1"), "{shown}");
     scene.refuses(
         &sft("c", "silent.json"),
-        1,
+        2,
         &[
             "silent.json row 1 (t_9)",
             "loss is false on every gpt message",
@@ -442,7 +442,7 @@ fn a_bad_row_is_named_by_the_first_part() {
         ],
     );
     let line = format!("{} sft.overlong=leave_out", sft("d", "huge.json"));
-    scene.refuses(&line, 1, &["huge.json", "every one of its 1 rows"]);
+    scene.refuses(&line, 2, &["huge.json", "every one of its 1 rows"]);
 
     file("expert.json", &good);
     file(
@@ -460,7 +460,7 @@ fn a_bad_row_is_named_by_the_first_part() {
         "dpo.overlong=leave_out",
         "0/init/0",
     ];
-    scene.refuses(&dpo("e"), 1, &words);
+    scene.refuses(&dpo("e"), 2, &words);
     scene.succeeds(&format!("{} dpo.overlong=leave_out", dpo("f")));
     let shown = scene.submit("inspect r 0 init 0 --store f");
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();

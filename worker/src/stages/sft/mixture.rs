@@ -202,7 +202,7 @@ impl Source {
         row
     }
 
-    fn new(what: String, content: Content, share_end: f64, order: StreamKey) -> Self {
+    pub(super) fn new(what: String, content: Content, share_end: f64, order: StreamKey) -> Self {
         Self {
             what,
             len: content.len(),
@@ -230,7 +230,7 @@ async fn kept(inputs: &Inputs) -> Result<Content> {
 
 /// Puts what was kept behind the demonstrations, whose shares end at 1: with
 /// `share` of every batch, or by size. What has no rows is never drawn from.
-fn add_kept(sources: &mut Vec<Source>, own: Source, share: Option<f64>) {
+pub(super) fn add_kept(sources: &mut Vec<Source>, own: Source, share: Option<f64>) {
     if own.len == 0 {
         return;
     }
