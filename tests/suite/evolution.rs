@@ -1,6 +1,7 @@
 //! AgentEvol as durable jobs, and trajectories that leave a run and come back.
 
 use crate::durability::{RUN, end, no_part_started_after_its_commit, said, submit_config, waits};
+use crate::forks::{equal, fork};
 use agentgym_tests::program::{Running, finish, program};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -85,6 +86,10 @@ async fn an_evolution_survives_kills_and_every_kept_trajectory_has_its_lineage()
             }
         }
         assert_eq!(record["lineage"]["item_id"], record["task"]);
+    }
+    said(fork(store, &["--iteration", "1", "run.id=same"]));
+    for part in [(2, "rollout", 0), (2, "filter", 0), (2, "sft", 2)] {
+        assert!(equal(store, "same", part).await, "{part:?}");
     }
     // Every iteration trains the base, never the policy before it.
     let shown = said(type_in(store, &["inspect", RUN, "2", "sft", "0"]));

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::str::FromStr;
 use tempfile::TempDir;
 
-fn fork(store: &Path, words: &[&str]) -> Command {
+pub(super) fn fork(store: &Path, words: &[&str]) -> Command {
     let mut command = program("agentgym-submit");
     command
         .args(["fork", RUN])
@@ -32,7 +32,11 @@ async fn commit(store: &Path, run: &str, iteration: u32, stage: &str, part: u32)
 }
 
 /// Names and digests of what two runs committed as the same part are equal.
-async fn equal(store: &Path, child: &str, (iteration, stage, part): (u32, &str, u32)) -> bool {
+pub(super) async fn equal(
+    store: &Path,
+    child: &str,
+    (iteration, stage, part): (u32, &str, u32),
+) -> bool {
     let outputs = |manifest: Manifest| -> Vec<_> {
         let all = manifest.outputs.into_iter();
         all.map(|o| (o.name, o.digest)).collect()
@@ -146,5 +150,42 @@ async fn an_adapter_with_a_lag_is_taken_over() {
     said(fork(store, &["--iteration", "2", "run.id=same"]));
     for stage in ["rollout", "update"] {
         assert!(equal(store, "same", (3, stage, 0)).await, "{stage}");
+    }
+}
+
+/// A paused run is forked from before the offence; then it goes on, and its
+/// retention comes to what the fork needs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pin_outlives_the_retention_of_the_parent() {
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    let limits = ["guard.entropy_min=100", "guard.patience=2"];
+    let output = finish(submit_config("configs/smoke.yaml", store, &limits));
+    assert_eq!(output.status.code(), Some(1));
+    let off = "guard.entropy_min=null";
+    said(fork(store, &["--iteration", "1", "run.id=child", off]));
+    end(submit_config("configs/smoke.yaml", store, &[off]), store);
+    let taken = commit(store, "child", 1, "update", 0).await;
+    let names: Vec<&str> = taken.outputs.iter().map(|o| o.name.as_str()).collect();
+    assert!(names.contains(&"optimizer/state.safetensors"), "{names:?}");
+    for artifact in &taken.outputs {
+        assert!(
+            store.join(artifact.key.path()).exists(),
+            "{} is gone",
+            artifact.name
+        );
+    }
+    // What nobody has pinned went as always.
+    let other = commit(store, RUN, 2, "update", 0).await;
+    let state = other
+        .outputs
+        .iter()
+        .find(|o| o.name.starts_with("optimizer/"));
+    assert!(!store.join(state.unwrap().key.path()).exists());
+    for iteration in 2..=4 {
+        assert!(
+            equal(store, "child", (iteration, "update", 0)).await,
+            "{iteration}"
+        );
     }
 }
