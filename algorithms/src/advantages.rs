@@ -5,8 +5,9 @@
 //! a greedy episode; GAE and REINFORCE++ run backwards over the tokens.
 //!
 //! Two rules hold for all of them. The score of an episode sits on the last
-//! token that the policy produced ([`place_score`]), never on an observation,
-//! where a masked recursion would lose it. And observation tokens are outside
+//! token that the policy produced ([`place_score`]), or that of each turn on the
+//! turn's last one ([`place_turn_rewards`]), never on an observation, where a
+//! masked recursion would lose it. And observation tokens are outside
 //! time: value and return are carried across them undiscounted, and a policy
 //! token bootstraps from the value of the next *policy* token. Advantages and
 //! returns are exactly 0 on tokens with loss mask 0.
@@ -17,6 +18,7 @@
 use crate::error::{Error, all_finite, finite_where, parameter, same_length};
 use crate::groups;
 use crate::names::named;
+use std::ops::Range;
 
 /// Keeps GRPO's division defined where all members of a group agree.
 const GRPO_EPSILON: f64 = 1e-6;
@@ -258,6 +260,32 @@ pub fn place_score(score: f64, loss_mask: &[bool]) -> Vec<f64> {
         rewards[last] = score;
     }
     rewards
+}
+
+/// Token rewards `[tokens]` with the reward of each turn on the last token of the
+/// loss mask within its range, in the order of time. Where a range holds none,
+/// its reward goes to the last such token before it, or if there is none to the
+/// first one after, so that the rewards' sum is kept; an empty mask gives zeros.
+///
+/// # Errors
+/// A range that reaches beyond the mask, or a reward that is not finite.
+pub fn place_turn_rewards(
+    turns: &[(Range<usize>, f64)],
+    loss_mask: &[bool],
+) -> Result<Vec<f64>, Error> {
+    let mut rewards = vec![0.0; loss_mask.len()];
+    for (range, reward) in turns {
+        all_finite("turn reward", &[*reward])?;
+        if range.end > loss_mask.len() {
+            same_length("loss_mask", loss_mask.len(), range.end)?;
+        }
+        let own = loss_mask[..range.end].iter().rposition(|&kept| kept);
+        let place = own.or_else(|| loss_mask.iter().position(|&kept| kept));
+        if let Some(place) = place {
+            rewards[place] += reward;
+        }
+    }
+    Ok(rewards)
 }
 
 /// GAE of one episode before whitening.

@@ -157,6 +157,23 @@ impl Episode {
             .unwrap_or_default()
     }
 
+    /// What each turn earned: its own reward, or where the environment's number
+    /// is a `total` its growth since the turn before. A turn that the environment
+    /// never saw earned nothing.
+    pub fn turn_rewards(&self, total: bool) -> Vec<f64> {
+        let mut before = 0.0;
+        let own = |turn: &Turn| match turn.reward {
+            None => 0.0,
+            Some(reward) if total => {
+                let growth = reward - before;
+                before = reward;
+                growth
+            }
+            Some(reward) => reward,
+        };
+        self.turns.iter().map(own).collect()
+    }
+
     /// True if the episode may be trained on.
     pub fn usable(&self) -> bool {
         !matches!(self.outcome, Outcome::EnvFault | Outcome::Cancelled)

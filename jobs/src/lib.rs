@@ -19,5 +19,6 @@ pub mod records;
 mod styles;
 pub mod tasks;
 mod test_files;
+pub mod trajectory;
 
 pub use error::{Error, Result};

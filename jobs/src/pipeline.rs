@@ -5,6 +5,7 @@
 use crate::config::Pipeline;
 use crate::plan::{InitRole, Plan};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -24,6 +25,8 @@ pub enum Stage {
     Rollout,
     /// Chooses the groups that teach; part r after round r of the rollouts.
     Select,
+    /// Keeps the trajectories that are worth learning.
+    Filter,
     /// Teacher-forced log-probs of what was sampled.
     LogProbs,
     /// Rewards to advantages, and the batch of the update.
@@ -40,13 +43,14 @@ pub enum Stage {
 
 impl Stage {
     /// All stages, in the order of an iteration.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Init,
         Self::EvaluateInit,
         Self::Sft,
         Self::Dpo,
         Self::Rollout,
         Self::Select,
+        Self::Filter,
         Self::LogProbs,
         Self::Advantage,
         Self::Update,
@@ -64,6 +68,7 @@ impl Stage {
             Self::Dpo => "dpo",
             Self::Rollout => "rollout",
             Self::Select => "select",
+            Self::Filter => "filter",
             Self::LogProbs => "log_probs",
             Self::Advantage => "advantage",
             Self::Update => "update",
@@ -154,6 +159,39 @@ pub struct Part {
 
 /// The parts of an iteration, in the order of the stages.
 pub fn parts(plan: &Plan, iteration: u32) -> Vec<Part> {
+    if plan.forked_at().is_some_and(|last| iteration <= last) {
+        let own = adopted(plan)
+            .into_iter()
+            .filter(|id| id.iteration == iteration);
+        let inputs = Vec::new;
+        return own
+            .map(|id| Part {
+                id,
+                inputs: inputs(),
+            })
+            .collect();
+    }
+    planned(plan, iteration)
+}
+
+/// What a fork takes over: the parts of its parent's iterations that its own
+/// read, and the policy that it goes on from. `agentgym-submit fork` commits
+/// them before the plan is written, so nobody ever makes them.
+pub fn adopted(plan: &Plan) -> BTreeSet<PartId> {
+    let Some(last) = plan.forked_at() else {
+        return BTreeSet::new();
+    };
+    // Nothing reads farther back than the lag and one iteration more.
+    let own = last + 1..=last.saturating_add(plan.config.algorithm.lag + 1);
+    let read = own
+        .flat_map(|iteration| planned(plan, iteration))
+        .flat_map(|part| part.inputs)
+        .map(|input| input.from)
+        .filter(|from| from.iteration <= last);
+    read.chain([policy_of(plan, last)]).collect()
+}
+
+fn planned(plan: &Plan, iteration: u32) -> Vec<Part> {
     let mut parts = Parts {
         plan,
         iteration,
@@ -161,8 +199,12 @@ pub fn parts(plan: &Plan, iteration: u32) -> Vec<Part> {
     };
     if iteration == 0 {
         parts.start();
-    } else if plan.config.run.pipeline == Pipeline::Rl && iteration <= plan.iterations {
-        parts.train();
+    } else if iteration <= plan.iterations {
+        match plan.config.run.pipeline {
+            Pipeline::Rl => parts.train(),
+            Pipeline::AgentEvol => parts.evolve(),
+            Pipeline::Sft | Pipeline::Dpo | Pipeline::Eval => {}
+        }
     }
     parts.list
 }
@@ -176,6 +218,11 @@ pub fn policy_of(plan: &Plan, iteration: u32) -> PartId {
             stage: Stage::Dpo,
             part: parts - 1,
         },
+        _ if plan.config.run.pipeline == Pipeline::AgentEvol => PartId {
+            iteration,
+            stage: Stage::Sft,
+            part: plan.sft_parts(iteration).saturating_sub(1),
+        },
         _ => PartId {
             iteration,
             stage: Stage::Update,
@@ -187,7 +234,7 @@ pub fn policy_of(plan: &Plan, iteration: u32) -> PartId {
 /// The part whose output is the policy after the warm start, or without one
 /// the initial policy.
 fn warm_start_of(plan: &Plan) -> PartId {
-    let (stage, part) = match plan.sft_parts() {
+    let (stage, part) = match plan.sft_parts(0) {
         0 => (Stage::Init, 0),
         parts => (Stage::Sft, parts - 1),
     };
@@ -281,19 +328,7 @@ impl Parts<'_> {
     fn start(&mut self) {
         let init = self.here(Stage::Init, 0);
         self.add(Stage::Init, 0, vec![]);
-        let sft = self.plan.sft_parts();
-        for part in 0..sft {
-            let before = if part == 0 {
-                init
-            } else {
-                self.here(Stage::Sft, part - 1)
-            };
-            self.add(
-                Stage::Sft,
-                part,
-                vec![("init".into(), init), ("policy".into(), before)],
-            );
-        }
+        self.fit(None);
         let start = warm_start_of(self.plan);
         for part in 0..self.plan.dpo_parts() {
             let before = match part {
@@ -321,6 +356,46 @@ impl Parts<'_> {
             };
             self.add(Stage::Init, part as u32, inputs);
         }
+    }
+
+    /// The chain of supervised parts, from the initial policy on.
+    fn fit(&mut self, kept: Option<PartId>) {
+        for part in 0..self.plan.sft_parts(self.iteration) {
+            let before = match part {
+                0 => BASE_PART,
+                _ => self.here(Stage::Sft, part - 1),
+            };
+            let mut inputs = vec![("init".into(), BASE_PART), ("policy".into(), before)];
+            inputs.extend(kept.map(|kept| ("kept".into(), kept)));
+            self.add(Stage::Sft, part, inputs);
+        }
+    }
+
+    /// AgentEvol: explore, filter, and train the *initial* policy anew.
+    fn evolve(&mut self) {
+        let (plan, n) = (self.plan, self.iteration);
+        let explorer = policy_of(plan, (n - 1).saturating_sub(plan.config.algorithm.lag));
+        for part in 0..plan.rollout_parts() {
+            self.add(Stage::Rollout, part, vec![("policy".into(), explorer)]);
+        }
+        let rollouts = 0..plan.rollout_parts();
+        let mut inputs: Vec<(String, PartId)> = rollouts
+            .map(|part| (format!("rollout.{part}"), self.here(Stage::Rollout, part)))
+            .collect();
+        if plan.config.agentevol.accumulate && n > 1 {
+            let before = PartId {
+                iteration: n - 1,
+                ..self.here(Stage::Filter, 0)
+            };
+            inputs.push(("before".into(), before));
+        }
+        self.add(Stage::Filter, 0, inputs);
+        self.fit(Some(self.here(Stage::Filter, 0)));
+        let trained = policy_of(plan, n);
+        if plan.evaluates(n) {
+            self.evaluate(Stage::Evaluate, trained);
+        }
+        self.add(Stage::Expire, 0, vec![("update".into(), trained)]);
     }
 
     fn train(&mut self) {

@@ -3,7 +3,7 @@
 
 use crate::config::{Config, Files, Pipeline, RunConfig, keys};
 use crate::episode::Task;
-use crate::tasks::{TaskPool, read_item_ids};
+use crate::tasks::{TaskPool, read_train_items};
 use crate::{Error, Result};
 use agentgym_algorithms::HorizonSchedule;
 use agentgym_storage::RunId;
@@ -89,14 +89,14 @@ impl Plan {
         let tasks = TaskPool::new(&config.data)?;
         let iterations = match (config.run.pipeline, config.trainer.total_training_steps) {
             (Pipeline::Sft | Pipeline::Dpo | Pipeline::Eval, _) => 0,
-            (Pipeline::Rl, _) if tasks.is_empty() => {
+            (Pipeline::Rl | Pipeline::AgentEvol, _) if tasks.is_empty() => {
                 return Err(Error::value(
                     "data.tasks",
-                    "an rl run needs tasks: give data.tasks or data.train_file",
+                    "the run plays tasks and there are none: give data.tasks or data.train_file",
                 ));
             }
-            (Pipeline::Rl, Some(steps)) => steps,
-            (Pipeline::Rl, None) => tasks
+            (Pipeline::Rl | Pipeline::AgentEvol, Some(steps)) => steps,
+            (Pipeline::Rl | Pipeline::AgentEvol, None) => tasks
                 .iterations_per_pass()
                 .saturating_mul(config.trainer.total_epochs),
         };
@@ -212,11 +212,17 @@ impl Plan {
             .collect()
     }
 
+    /// The iteration up to which a fork is its parent.
+    pub fn forked_at(&self) -> Option<u32> {
+        let fork = &self.config.run.fork;
+        fork.run.as_ref().map(|_| fork.iteration)
+    }
+
     /// How often an iteration may play tasks: once, or with a filter until it
     /// has enough groups that teach.
     pub fn rollout_rounds(&self) -> u32 {
         let filter = &self.config.algorithm.filter_groups;
-        match filter.enable {
+        match self.selects() {
             true => filter.max_num_gen_batches,
             false => 1,
         }
@@ -224,7 +230,13 @@ impl Plan {
 
     /// True if an iteration chooses among its groups.
     pub fn selects(&self) -> bool {
-        self.config.algorithm.filter_groups.enable
+        self.config.run.pipeline == Pipeline::Rl && self.config.algorithm.filter_groups.enable
+    }
+
+    /// True if every task of a rollout is played once more, greedily.
+    pub fn plays_baselines(&self) -> bool {
+        let estimator = self.config.algorithm.adv_estimator;
+        self.config.run.pipeline == Pipeline::Rl && estimator.needs_baseline()
     }
 
     /// The tasks that an iteration plays in a round, by draw index. Rounds that
@@ -254,16 +266,22 @@ impl Plan {
         (part as usize * size).min(all)..((part as usize + 1) * size).min(all)
     }
 
-    /// Parts of the sft stage; 0 without one.
-    pub fn sft_parts(&self) -> u32 {
-        match self.config.run.pipeline {
-            Pipeline::Eval => 0,
-            Pipeline::Rl | Pipeline::Sft | Pipeline::Dpo => self
-                .config
-                .sft
-                .steps
-                .div_ceil(self.config.jobs.sft_part_steps),
+    /// Optimizer steps of the sft stage of an iteration; 0 without one. Iteration
+    /// 0 learns from the demonstrations alone; an AgentEvol run trains in every
+    /// iteration.
+    pub fn sft_steps_of(&self, iteration: u32) -> u32 {
+        match (self.config.run.pipeline, iteration) {
+            (Pipeline::Eval, _) => 0,
+            (_, 0) => self.config.sft.steps,
+            (Pipeline::AgentEvol, _) => self.config.agentevol.steps,
+            (Pipeline::Rl | Pipeline::Sft | Pipeline::Dpo, _) => 0,
         }
+    }
+
+    /// Parts of the sft stage of an iteration.
+    pub fn sft_parts(&self, iteration: u32) -> u32 {
+        let steps = self.sft_steps_of(iteration);
+        steps.div_ceil(self.config.jobs.sft_part_steps)
     }
 
     /// Parts of the dpo stage; 0 in other runs.
@@ -274,7 +292,7 @@ impl Plan {
                 .dpo
                 .steps
                 .div_ceil(self.config.jobs.dpo_part_steps),
-            Pipeline::Rl | Pipeline::Sft | Pipeline::Eval => 0,
+            Pipeline::Rl | Pipeline::Sft | Pipeline::AgentEvol | Pipeline::Eval => 0,
         }
     }
 
@@ -286,12 +304,13 @@ impl Plan {
 
     /// True if iteration 0 trains, so that its policy before is evaluated too.
     pub fn warms_up(&self) -> bool {
-        self.sft_parts() + self.dpo_parts() > 0
+        self.sft_parts(0) + self.dpo_parts() > 0
     }
 
     /// Optimizer steps (0-based) of an sft part.
-    pub fn sft_steps(&self, part: u32) -> std::ops::Range<u32> {
-        let (size, all) = (self.config.jobs.sft_part_steps, self.config.sft.steps);
+    pub fn sft_steps(&self, iteration: u32, part: u32) -> std::ops::Range<u32> {
+        let size = self.config.jobs.sft_part_steps;
+        let all = self.sft_steps_of(iteration);
         (part * size).min(all)..((part + 1) * size).min(all)
     }
 
@@ -310,7 +329,7 @@ impl Plan {
             Pipeline::Rl => {
                 config.actor_rollout_ref.actor.use_kl_loss || config.algorithm.use_kl_in_reward
             }
-            Pipeline::Sft | Pipeline::Eval => false,
+            Pipeline::Sft | Pipeline::AgentEvol | Pipeline::Eval => false,
             Pipeline::Dpo => true,
         }
     }
@@ -398,10 +417,12 @@ fn absorb_item_files(config: &mut RunConfig, base: &Path) -> Result<()> {
         ));
     }
     let env = config.config.actor_rollout_ref.agentgym.task_name.clone();
+    let known = config.config.environments();
     let sources = files
         .iter()
-        .map(|file| read_item_ids(&base.join(file), &env))
-        .collect::<Result<Vec<_>>>()?;
+        .map(|file| read_train_items(&base.join(file), &env, &known))
+        .collect::<Result<Vec<_>>>()?
+        .concat();
     config.tree["data"]["tasks"] =
         serde_json::to_value(&sources).expect("task sources are plain JSON");
     config.tree["data"]["train_file"] = Value::Null;

@@ -1,13 +1,33 @@
 //! Which tasks an iteration draws: a pure function of the plan, so a resumed
 //! run, another worker and another part size all see the same tasks.
 
-use crate::config::{Data, TaskSource};
+use crate::config::{Data, Environment, TaskSource};
 use crate::episode::Task;
 use crate::random::permutation;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+
+/// Words before the number of AgentGym's item ids; the envs crate has the same
+/// list, with all there is to know of each.
+pub const AGENTGYM_NAMES: [&str; 15] = [
+    "academia",
+    "alfworld",
+    "babyai",
+    "maze",
+    "movie",
+    "sciworld",
+    "searchqa",
+    "sheet",
+    "sqlgym",
+    "textcraft",
+    "todo",
+    "weather",
+    "webarena",
+    "webshop",
+    "wordle",
+];
 
 /// The resolved task sources of a plan.
 #[derive(Debug)]
@@ -180,6 +200,67 @@ fn spread(weights: &[f64], count: usize) -> Vec<usize> {
 /// # Errors
 /// Unreadable file, or a row without a usable `item_id` (named by its index).
 pub fn read_item_ids(path: &Path, env: &str) -> Result<TaskSource> {
+    let ids = read_items(path, env)?.into_iter().map(|(_, id)| id);
+    Ok(TaskSource {
+        env: env.to_owned(),
+        ids: crate::config::Ids::List(ids.collect()),
+        share: None,
+    })
+}
+
+/// The same for a file of training tasks, in which the word before the number
+/// names the environment. Items of environments that `known` declares are theirs,
+/// a source each; all others belong to `env`, and may begin with any one word
+/// that is not the name of another environment.
+///
+/// # Errors
+/// As [`read_item_ids`], or a row of an environment that is not declared.
+pub fn read_train_items(
+    path: &Path,
+    env: &str,
+    known: &BTreeMap<String, Environment>,
+) -> Result<Vec<TaskSource>> {
+    let own = known.get(env).map_or(env, |e| e.task_name.as_str());
+    let mut sources: Vec<(String, Vec<i64>)> = Vec::new();
+    let mut stranger: Option<(usize, String)> = None;
+    for (index, (name, id)) in read_items(path, env)?.into_iter().enumerate() {
+        let belongs = if known.contains_key(&name) {
+            &name
+        } else {
+            env
+        };
+        if belongs == env && ![env, own, ""].contains(&name.as_str()) {
+            let (first, other) = stranger.get_or_insert((index, name.clone()));
+            if AGENTGYM_NAMES.contains(&name.as_str()) || *other != name {
+                let others = match *other == name {
+                    true => String::new(),
+                    false => format!(", row {first} is of `{other}`"),
+                };
+                return Err(Error::Format {
+                    path: path.into(),
+                    message: format!(
+                        "row {index} is `{name}_{id}`{others}, and the file is of `{env}` \
+                         (actor_rollout_ref.agentgym.task_name); declare `{name}` under \
+                         actor_rollout_ref.agentgym.envs, or give a file of one environment"
+                    ),
+                });
+            }
+        }
+        match sources.iter_mut().find(|(known, _)| known == belongs) {
+            Some((_, ids)) => ids.push(id),
+            None => sources.push((belongs.to_owned(), vec![id])),
+        }
+    }
+    let sources = sources.into_iter().map(|(env, ids)| TaskSource {
+        env,
+        ids: crate::config::Ids::List(ids),
+        share: None,
+    });
+    Ok(sources.collect())
+}
+
+/// Word and number of every item; the word is empty where there is none.
+fn read_items(path: &Path, env: &str) -> Result<Vec<(String, i64)>> {
     let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
         path: path.into(),
         source,
@@ -190,26 +271,25 @@ pub fn read_item_ids(path: &Path, env: &str) -> Result<TaskSource> {
     };
     let rows: Vec<serde_json::Value> = serde_json::from_str(&text)
         .map_err(|e| format(format!("is not a JSON array of items: {e}")))?;
-    let mut ids = Vec::with_capacity(rows.len());
+    let mut items = Vec::with_capacity(rows.len());
     for (index, row) in rows.iter().enumerate() {
         let item = row.get("item_id").and_then(|v| v.as_str());
-        let id = item
-            .and_then(|text| text.rsplit('_').next())
-            .and_then(|n| n.parse().ok());
-        ids.push(id.ok_or_else(|| {
+        let split = item.map(|text| text.rsplit_once('_').unwrap_or(("", text)));
+        let found = split.and_then(|(name, id)| Some((name.to_owned(), id.parse().ok()?)));
+        items.push(found.ok_or_else(|| {
+            let found = match row.get("item_id") {
+                None => "no item_id".to_owned(),
+                Some(found) => format!("item_id {found}"),
+            };
             format(format!(
-                "row {index} has item_id {item:?}; expected text that ends in _NUMBER, like {env}_6"
+                "row {index} has {found}; expected text that ends in _NUMBER, like {env}_6"
             ))
         })?);
     }
-    if ids.is_empty() {
+    if items.is_empty() {
         return Err(format("holds no items".into()));
     }
-    Ok(TaskSource {
-        env: env.to_owned(),
-        ids: crate::config::Ids::List(ids),
-        share: None,
-    })
+    Ok(items)
 }
 
 #[cfg(test)]
@@ -266,6 +346,45 @@ mod tests {
             for half in draws.chunks(8) {
                 assert_eq!(half.iter().filter(|t| t.env == "b").count(), 2);
             }
+        }
+    }
+
+    #[test]
+    fn a_file_may_hold_items_of_every_environment_that_is_declared() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ids.json");
+        let known: BTreeMap<String, Environment> = ["textcraft", "babyai"]
+            .map(|name| {
+                let environment = Environment {
+                    task_name: name.into(),
+                    env_addr: "builtin".into(),
+                };
+                (name.to_owned(), environment)
+            })
+            .into();
+        let read = |ids: &[&str]| {
+            let rows: Vec<_> = ids
+                .iter()
+                .map(|id| serde_json::json!({"item_id": id}))
+                .collect();
+            std::fs::write(&path, serde_json::to_vec(&rows).unwrap()).unwrap();
+            read_train_items(&path, "textcraft", &known)
+        };
+        let sources = read(&["textcraft_3", "babyai_1", "textcraft_5"]).unwrap();
+        let shown: Vec<_> = sources
+            .iter()
+            .map(|s| (s.env.as_str(), s.ids.resolve("").unwrap()))
+            .collect();
+        assert_eq!(shown, [("textcraft", vec![3, 5]), ("babyai", vec![1])]);
+        assert_eq!(read(&["item_3", "item_4", "5"]).unwrap().len(), 1);
+        for (ids, words) in [
+            (&["textcraft_3", "webshop_6"][..], ["row 1", "`webshop_6`"]),
+            (&["a_3", "b_6"], ["row 1", "row 0 is of `a`"]),
+            (&["textcraft_3", "textcraft"], ["row 1", "_NUMBER"]),
+        ] {
+            let message = read(ids).unwrap_err().to_string();
+            let all = words.iter().all(|word| message.contains(word));
+            assert!(all && message.contains("ids.json"), "{message}");
         }
     }
 }

@@ -183,6 +183,16 @@ impl Store {
         Ok(())
     }
 
+    /// Those of `keys` of `run` that a tombstone names.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn removed(&self, run: &RunId, keys: &BTreeSet<Key>) -> Result<BTreeSet<Key>> {
+        let tombstones = self.key_lists(run, "expired").await?;
+        let named = tombstones.into_iter().flat_map(|(_, named)| named);
+        Ok(named.filter(|key| keys.contains(key)).collect())
+    }
+
     /// Keys of `run` that forks need.
     async fn pinned(&self, run: &RunId) -> Result<BTreeSet<Key>> {
         Ok(self

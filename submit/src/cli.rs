@@ -91,23 +91,13 @@ pub enum Command {
         #[arg(value_name = "KEY=VALUE")]
         overrides: Vec<String>,
     },
+    /// A new run that goes on from an iteration of another one, under other keys
+    Fork(ForkArgs),
     /// Look inside a run, an iteration, a stage or a part
     Inspect(InspectArgs),
-    /// Write an iteration as plain files: policies, optimizer, trajectories, minibatches
-    Export {
-        /// Run id
-        run: String,
-        /// Iteration; 0 is the start policy
-        #[arg(long)]
-        iteration: u32,
-        /// Folder to write; made if missing, must be empty
-        #[arg(long, value_name = "DIR")]
-        to: PathBuf,
-        /// Of a run that trains an adapter: the adapter alone, without the policies
-        /// that it is merged into
-        #[arg(long)]
-        adapter: bool,
-    },
+    /// Write an iteration as plain files (policies, optimizer, trajectories, minibatches),
+    /// or a run's episodes as conversations to train on
+    Export(ExportArgs),
     /// The digest of everything a run has committed
     Digest {
         /// Run id
@@ -136,6 +126,63 @@ pub struct ConfigArgs {
     pub overrides: Vec<String>,
 }
 
+/// Where a new run begins.
+#[derive(Debug, Clone, Args)]
+pub struct ForkArgs {
+    /// Run id of the parent
+    pub run: String,
+    /// The last iteration that is taken over; 0 is the start policy
+    #[arg(long)]
+    pub iteration: u32,
+    /// Leave the optimizer's state behind; needed where retention has removed it
+    #[arg(long)]
+    pub fresh_optimizer: bool,
+    /// What is to be different, e.g. actor_rollout_ref.actor.optim.lr=1e-5
+    #[arg(value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+}
+
+/// What to write.
+#[derive(Debug, Clone, Args)]
+pub struct ExportArgs {
+    /// Run id
+    pub run: String,
+    /// Iteration; 0 is the start policy
+    #[arg(long, required_unless_present = "trajectories")]
+    pub iteration: Option<u32>,
+    /// Folder to write; made if missing, must be empty
+    #[arg(
+        long,
+        value_name = "DIR",
+        required_unless_present = "trajectories",
+        conflicts_with = "trajectories"
+    )]
+    pub to: Option<PathBuf>,
+    /// Of a run that trains an adapter: the adapter alone, without the policies
+    /// that it is merged into
+    #[arg(long, conflicts_with = "trajectories")]
+    pub adapter: bool,
+    /// Instead: a new JSON file for the episodes of the run, or of --iteration, in
+    /// AgentTraj-L's format, which sft and dpo runs read
+    #[arg(long, value_name = "FILE")]
+    pub trajectories: Option<PathBuf>,
+    /// Of these, only episodes of this stage: rollout, filter, evaluate or evaluate_init
+    /// [default: rollout, or evaluate where nothing is rolled out]
+    #[arg(long, requires = "trajectories")]
+    pub stage: Option<String>,
+    /// Only solved episodes
+    #[arg(long, requires = "trajectories")]
+    pub success: bool,
+    /// Only episodes with at least this reward
+    #[arg(
+        long,
+        value_name = "REWARD",
+        requires = "trajectories",
+        allow_negative_numbers = true
+    )]
+    pub reward_min: Option<f64>,
+}
+
 /// What to look at.
 #[derive(Debug, Clone, Args)]
 pub struct InspectArgs {
@@ -162,8 +209,8 @@ pub struct InspectArgs {
 }
 
 const COMMANDS: &[&str] = &[
-    "run", "eval", "plan", "status", "resume", "watch", "why", "cancel", "retry", "inspect",
-    "export", "digest", "keys", "metrics", "help",
+    "run", "eval", "plan", "status", "resume", "watch", "why", "cancel", "retry", "fork",
+    "inspect", "export", "digest", "keys", "metrics", "help",
 ];
 
 /// Inserts `run` where the first word is a config file and not a command.

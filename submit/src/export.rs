@@ -8,6 +8,7 @@
 //! trajectories.jsonl one sequence of the batch per line, by slot
 //! update.json        minibatches in order: slots, hyper-parameters, metrics
 //! critic_…           the same three folders and record of a critic, where there is one
+//! lineage.json       of an AgentEvol run instead: where each kept trajectory was played
 //! export.json        where all this comes from
 //! ```
 //!
@@ -18,6 +19,7 @@
 use crate::records::{Slot, batch_json, input, slots};
 use crate::runs::{RunView, cache_dir};
 use crate::{Error, Result};
+use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, critic_of, policy_of};
 use agentgym_model::{Adapter, Device, Policy};
 use agentgym_storage::{Inputs, LocalFolder, Manifest};
@@ -94,7 +96,19 @@ async fn write_all(
         origin["model"] = json!(view.plan.config.actor_rollout_ref.model);
     }
     policy(view, after, (to, "after", adapter_alone), out).await?;
-    if n > 0 {
+    // What a fork begins with is the end of an iteration of its parent's.
+    let own = view.plan.forked_at().map_or(n > 0, |last| n > last);
+    if own && view.plan.config.run.pipeline == Pipeline::AgentEvol {
+        let filter = PartId {
+            iteration: n,
+            stage: Stage::Filter,
+            part: 0,
+        };
+        let lineage = view
+            .bytes(&view.committed(filter).await?, "lineage.json")
+            .await?;
+        write(to, "lineage.json", &lineage, out)?;
+    } else if own {
         let before = input(view, after, "policy").await?;
         policy(view, &before, (to, "before", adapter_alone), out).await?;
         // Only an update's optimizer carries on; a warm start's does not.

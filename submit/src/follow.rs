@@ -240,7 +240,7 @@ impl Follower {
             stage,
             part,
         };
-        for part in 0..plan.sft_parts() {
+        for part in 0..plan.sft_parts(0) {
             let key = id(0, Stage::Sft, part);
             // The rate is known a moment after the commit, or never if its
             // worker died in that moment.
@@ -255,7 +255,7 @@ impl Follower {
         }
         let latest = self.progress.latest_policy(plan).unwrap_or(0);
         for n in 1..=latest {
-            let key = id(n, Stage::Update, 0);
+            let key = policy_of(plan, n);
             if self.told.contains(&key) || !self.progress.contains(&policy_of(plan, n)) {
                 continue;
             }

@@ -46,6 +46,8 @@ async fn run(view: &RunView, global: &Global) -> Result<()> {
         matches!(
             id.stage,
             Stage::Rollout
+                | Stage::Filter
+                | Stage::Sft
                 | Stage::Advantage
                 | Stage::Update
                 | Stage::Evaluate
@@ -59,6 +61,10 @@ async fn run(view: &RunView, global: &Global) -> Result<()> {
     for n in 0..=plan.iterations {
         let all = view.iteration_parts(n)?;
         let done = all.iter().filter(|id| progress.contains(id)).count();
+        // Most of what a fork has taken over is its parent's.
+        if all.is_empty() {
+            continue;
+        }
         if done == 0 {
             break;
         }

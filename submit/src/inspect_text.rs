@@ -6,7 +6,7 @@ use crate::records::Content;
 use crate::runs::RunView;
 use crate::text;
 use agentgym_jobs::episode::{Episode, Finish, Outcome, Parse, Sequence};
-use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::records::BatchEpisode;
 use agentgym_model::Tokenizer;
 use agentgym_storage::Manifest;
@@ -34,7 +34,14 @@ impl Pieces {
             stage: Stage::Init,
             part: 0,
         };
-        let commit = view.committed(init).await?;
+        let start = view
+            .plan
+            .forked_at()
+            .map(|last| policy_of(&view.plan, last));
+        let commit = match (view.manifest(init).await?, start) {
+            (None, Some(start)) => view.committed(start).await?,
+            _ => view.committed(init).await?,
+        };
         let dir = tempfile::tempdir().map_err(crate::Error::local("a temporary folder"))?;
         for file in FILES {
             let name = format!("policy/{file}");
@@ -125,6 +132,23 @@ pub(crate) fn body(content: &Content, brief: bool, tokens: bool, pieces: &Pieces
         Content::Episodes(list) => {
             for episode in list {
                 out += &episode_line(episode);
+                if !brief {
+                    out += &turns(episode);
+                }
+                for sequence in episode.sequences.iter().filter(|_| tokens) {
+                    out += &token_table(sequence, &[], pieces);
+                }
+            }
+        }
+        Content::Kept(list) => {
+            for (lineage, episode) in list {
+                out += &format!(
+                    "{}  from iteration {} rollout {} episode {}\n",
+                    episode_line(episode).trim_end(),
+                    lineage.iteration,
+                    lineage.part,
+                    lineage.episode
+                );
                 if !brief {
                     out += &turns(episode);
                 }

@@ -12,6 +12,7 @@ mod error;
 pub mod evaluation;
 pub mod export;
 mod follow;
+mod fork;
 mod inspect;
 mod inspect_text;
 pub mod keys_view;
@@ -30,6 +31,7 @@ pub mod status;
 pub mod summary;
 pub mod tensorboard;
 pub mod text;
+pub mod trajectories;
 mod watch;
 pub mod why;
 
@@ -51,6 +53,7 @@ pub async fn execute(cli: Cli) -> Result<()> {
         Command::Run(args) => run::run(args, global).await,
         Command::Eval(args) => run::eval(args, global).await,
         Command::Resume { run, overrides } => run::resume(run, overrides, global).await,
+        Command::Fork(args) => run::fork(args, global).await,
         Command::Plan(args) => plan(args, global),
         Command::Keys { filter } => {
             if global.json {
@@ -79,30 +82,7 @@ pub async fn execute(cli: Cli) -> Result<()> {
         Command::Inspect(args) => {
             inspect::inspect(&view(&args.run, global).await?, args, global).await
         }
-        Command::Export {
-            run,
-            iteration,
-            to,
-            adapter,
-        } => {
-            let view = view(run, global).await?;
-            let exported = export::export(&view, *iteration, to, *adapter).await?;
-            if global.json {
-                text::emit_json(&json!({
-                    "to": to, "names": exported.names, "removed": exported.removed,
-                    "trajectories": exported.trajectories,
-                }));
-            } else {
-                text::emit(&format!("{}: {}", to.display(), exported.names.join(", ")));
-            }
-            if !exported.removed.is_empty() {
-                text::tell(&format!(
-                    "removed by the retention rules, not in the export: {}",
-                    exported.removed.join(", ")
-                ));
-            }
-            Ok(())
-        }
+        Command::Export(args) => export(args, global).await,
         Command::Digest { run } => {
             let view = view(run, global).await?;
             let (digest, commits) = view.store.run_digest(&view.plan.run).await?;
@@ -128,6 +108,47 @@ fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
         text::emit_json(&view.to_json());
     } else {
         text::emit(&view.render());
+    }
+    Ok(())
+}
+
+async fn export(args: &cli::ExportArgs, global: &Global) -> Result<()> {
+    let view = view(&args.run, global).await?;
+    if let Some(file) = &args.trajectories {
+        let stage = args.stage.as_deref().map(str::parse).transpose();
+        let wanted = trajectories::Wanted {
+            iteration: args.iteration,
+            stage: stage.map_err(Error::Usage)?,
+            success: args.success,
+            reward_min: args.reward_min,
+        };
+        let written = trajectories::export(&view, &wanted, file).await?;
+        if global.json {
+            text::emit_json(&written.to_json(file));
+        } else {
+            text::emit(&written.to_text(file));
+        }
+        return Ok(());
+    }
+    let (Some(iteration), Some(to)) = (args.iteration, &args.to) else {
+        return Err(Error::Usage(
+            "give --iteration N and --to DIR, or --trajectories FILE".into(),
+        ));
+    };
+    let exported = export::export(&view, iteration, to, args.adapter).await?;
+    if global.json {
+        text::emit_json(&json!({
+            "to": to, "names": exported.names, "removed": exported.removed,
+            "trajectories": exported.trajectories,
+        }));
+    } else {
+        text::emit(&format!("{}: {}", to.display(), exported.names.join(", ")));
+    }
+    if !exported.removed.is_empty() {
+        text::tell(&format!(
+            "removed by the retention rules, not in the export: {}",
+            exported.removed.join(", ")
+        ));
     }
     Ok(())
 }

@@ -49,7 +49,9 @@ impl Book {
                     step: id.iteration,
                     values,
                 };
-                curve(row).chain([whole])
+                // Later iterations would draw over the first one's steps.
+                let first = id.iteration == 0;
+                curve(row).filter(move |_| first).chain([whole])
             })
             .collect()
     }

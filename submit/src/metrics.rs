@@ -4,7 +4,8 @@
 
 use crate::runs::RunView;
 use crate::{Error, Result};
-use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_jobs::config::Pipeline;
+use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_storage::Manifest;
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::{Map, Value};
@@ -59,6 +60,8 @@ pub struct Training {
     pub horizon: u32,
     /// Mean rounds played.
     pub rounds: Option<f64>,
+    /// Trajectories that an AgentEvol iteration trains on.
+    pub kept: Option<u64>,
     /// Sampled tokens per second of rollout time.
     pub tokens_per_s: Option<f64>,
     /// From the first attempt's start to the update's end.
@@ -205,8 +208,19 @@ impl Book {
 
     /// The figures of a training iteration whose update is committed.
     pub fn training(&self, plan: &agentgym_jobs::plan::Plan, iteration: u32) -> Option<Training> {
-        let advantage = self.of(iteration, Stage::Advantage).next()?;
-        self.of(iteration, Stage::Update).next()?;
+        if plan.forked_at().is_some_and(|last| iteration <= last) {
+            return None;
+        }
+        let evolves = plan.config.run.pipeline == Pipeline::AgentEvol;
+        let (summary, last) = match evolves {
+            true => (Stage::Filter, Stage::Sft),
+            false => (Stage::Advantage, Stage::Update),
+        };
+        let episodes = self.of(iteration, summary).next()?;
+        let parts = policy_of(plan, iteration).part as usize + 1;
+        if self.of(iteration, last).count() < parts {
+            return None;
+        }
         let rollouts: Vec<&Row> = self.of(iteration, Stage::Rollout).collect();
         let sum = |name: &str| -> Option<f64> {
             rollouts
@@ -217,6 +231,8 @@ impl Book {
         let rollout_s: Option<f64> = rollouts.iter().map(|r| r.wall_s).sum();
         let blocking = [
             Stage::Rollout,
+            Stage::Filter,
+            Stage::Sft,
             Stage::LogProbs,
             Stage::Advantage,
             Stage::Update,
@@ -227,10 +243,11 @@ impl Book {
         let end = rows().map(Row::ended_unix_s).fold(0.0, f64::max);
         Some(Training {
             iteration,
-            success: advantage.metric("success"),
-            reward: advantage.metric("reward"),
+            success: episodes.metric("success"),
+            reward: episodes.metric("reward"),
             horizon: plan.rounds_max(iteration),
-            rounds: advantage.metric("rounds_mean"),
+            rounds: episodes.metric("rounds_mean"),
+            kept: episodes.metric("kept").map(|kept| kept as u64),
             tokens_per_s: sum("sampled_tokens")
                 .zip(rollout_s)
                 .map(|(tokens, s)| tokens / s.max(1e-9)),

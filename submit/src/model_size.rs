@@ -28,15 +28,7 @@ pub struct ModelSize {
 /// The size of `actor_rollout_ref.model`, or why it is not known here.
 pub fn of(model: &Model) -> Result<ModelSize, String> {
     let config = config(&model.path)?;
-    let adapter = match &model.lora_adapter_path {
-        Some(path) => Some(LoraOptions::load(&model_folder(path)?).map_err(|e| e.to_string())?),
-        None if !model.has_adapter() => None,
-        None => Some(LoraOptions::new(
-            model.lora_rank,
-            model.lora_alpha,
-            model.target_modules.iter(),
-        )?),
-    };
+    let adapter = adapter_of(model)?;
     let parameters = count(parameter_shapes(&config));
     Ok(ModelSize {
         parameters,
@@ -49,6 +41,25 @@ pub fn of(model: &Model) -> Result<ModelSize, String> {
         intermediate: config.intermediate_size as u64,
         kv_width: config.key_width() as u64,
     })
+}
+
+/// What is trained in the model's stead, or why the adapter is not known here.
+pub fn adapter_of(model: &Model) -> Result<Option<LoraOptions>, String> {
+    match &model.lora_adapter_path {
+        Some(path) => {
+            let options = LoraOptions::load(&model_folder(path)?).map_err(|e| {
+                format!(
+                    "{e}; an adapter folder holds adapter_config.json and adapter_model.safetensors"
+                )
+            })?;
+            Ok(Some(options))
+        }
+        None if !model.has_adapter() => Ok(None),
+        None => {
+            let modules = model.target_modules.iter();
+            LoraOptions::new(model.lora_rank, model.lora_alpha, modules).map(Some)
+        }
+    }
 }
 
 /// The shape of the model at `path`, or why it cannot be used.

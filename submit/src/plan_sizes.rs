@@ -10,7 +10,8 @@ use agentgym_jobs::plan::Plan;
 /// log-prob in `episodes.bin` (9), old log-prob and entropy in
 /// `log_probs.bin` (8), and all streams with an f64 advantage in `batch.bin`
 /// (21); reference log-probs come on top.
-const RECORD_BYTES_PER_TOKEN: u64 = 9 + 8 + 21;
+const RECORD_BYTES_PER_TOKEN: u64 = EPISODE_BYTES_PER_TOKEN + 8 + 21;
+const EPISODE_BYTES_PER_TOKEN: u64 = 9;
 const REFERENCE_BYTES_PER_TOKEN: u64 = 4 + 4;
 /// Values in `values.bin` and `targets.bin`, and f64 returns in the latter.
 const CRITIC_BYTES_PER_TOKEN: u64 = 4 + 4 + 8;
@@ -57,10 +58,11 @@ impl Sizes {
             } else {
                 0
             };
-        let records = if plan.config.run.pipeline == Pipeline::Rl {
-            sequences(plan) * tokens_max(plan) * per_token
-        } else {
-            0
+        let records = match plan.config.run.pipeline {
+            Pipeline::Rl => sequences(plan) * tokens_max(plan) * per_token,
+            // As played, and as kept.
+            Pipeline::AgentEvol => 2 * sequences(plan) * tokens_max(plan) * EPISODE_BYTES_PER_TOKEN,
+            Pipeline::Sft | Pipeline::Dpo | Pipeline::Eval => 0,
         };
         let optimizer = 2 * trained;
         // Its head is one column where the policy's may be a whole vocabulary.
@@ -132,6 +134,9 @@ pub(crate) fn minibatches(plan: &Plan) -> u64 {
 
 /// Optimizer steps of an iteration.
 pub(crate) fn steps_per_iteration(plan: &Plan) -> u64 {
+    if plan.config.run.pipeline == Pipeline::AgentEvol {
+        return u64::from(plan.config.agentevol.steps);
+    }
     minibatches(plan) * u64::from(plan.config.actor_rollout_ref.actor.ppo_epochs)
 }
 

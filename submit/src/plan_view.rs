@@ -69,6 +69,7 @@ impl<'a> PlanView<'a> {
             Pipeline::Rl => "rl",
             Pipeline::Sft => "sft",
             Pipeline::Dpo => "dpo",
+            Pipeline::AgentEvol => "agentevol",
             Pipeline::Eval => "eval",
         };
         line(
@@ -96,10 +97,10 @@ impl<'a> PlanView<'a> {
                 Err(why) => format!("{path}: {why}"),
             },
         );
-        if plan.sft_parts() > 0 {
+        if plan.sft_parts(0) > 0 {
             let (steps, size) = (config.sft.steps, config.sft.batch_size);
             let name = match config.run.pipeline {
-                Pipeline::Rl | Pipeline::Dpo | Pipeline::Eval => "warm start",
+                Pipeline::Rl | Pipeline::Dpo | Pipeline::AgentEvol | Pipeline::Eval => "warm start",
                 Pipeline::Sft => "sft",
             };
             line(
@@ -108,7 +109,7 @@ impl<'a> PlanView<'a> {
                     "{steps} optimizer steps × {size} conversations = {}, lr {:e}, in {} parts",
                     count(u64::from(steps) * size as u64),
                     config.sft.lr,
-                    plan.sft_parts()
+                    plan.sft_parts(0)
                 ),
             );
         }
@@ -127,7 +128,7 @@ impl<'a> PlanView<'a> {
                 ),
             );
         }
-        if config.run.pipeline == Pipeline::Rl {
+        if plan.iterations > 0 {
             self.render_training(&mut line);
         }
         self.render_evaluation(&mut line);
@@ -178,10 +179,7 @@ impl<'a> PlanView<'a> {
     fn render_training(&self, line: &mut dyn FnMut(&str, String)) {
         let plan = self.plan;
         let config = &plan.config;
-        let (actor, rollout) = (
-            &config.actor_rollout_ref.actor,
-            &config.actor_rollout_ref.rollout,
-        );
+        let rollout = &config.actor_rollout_ref.rollout;
         line(
             "batch",
             format!(
@@ -192,18 +190,7 @@ impl<'a> PlanView<'a> {
                 count(plan.tasks.len() as u64)
             ),
         );
-        let steps = steps_per_iteration(plan);
-        line(
-            "steps",
-            format!(
-                "{} × {} = {steps} optimizer steps; × {} = {}, lr {:e}",
-                many(minibatches(plan), "minibatch"),
-                many(u64::from(actor.ppo_epochs), "epoch"),
-                many(u64::from(plan.iterations), "iteration"),
-                count(steps * u64::from(plan.iterations)),
-                actor.optim.lr
-            ),
-        );
+        line("steps", self.steps_text());
         line(
             "tokens",
             format!(
@@ -216,6 +203,34 @@ impl<'a> PlanView<'a> {
             ),
         );
         line("horizon", horizons(plan));
+    }
+
+    /// What an iteration trains.
+    fn steps_text(&self) -> String {
+        let (plan, config) = (self.plan, &self.plan.config);
+        let iterations = u64::from(plan.iterations);
+        let steps = steps_per_iteration(plan);
+        let all = count(steps * iterations);
+        let iterations = many(iterations, "iteration");
+        if config.run.pipeline == Pipeline::AgentEvol {
+            let (evol, size) = (&config.agentevol, config.sft.batch_size);
+            let beside = match (evol.add_original_data, evol.share) {
+                (false, _) => "kept alone".to_owned(),
+                (true, None) => "kept beside the demonstrations".to_owned(),
+                (true, Some(share)) => format!("{:.0} % kept", 100.0 * share),
+            };
+            return format!(
+                "{steps} optimizer steps × {size} conversations from the base, {beside}; × {iterations} = {all}, lr {:e}",
+                config.sft.lr
+            );
+        }
+        let actor = &config.actor_rollout_ref.actor;
+        format!(
+            "{} × {} = {steps} optimizer steps; × {iterations} = {all}, lr {:e}",
+            many(minibatches(plan), "minibatch"),
+            many(u64::from(actor.ppo_epochs), "epoch"),
+            actor.optim.lr
+        )
     }
 
     fn render_evaluation(&self, line: &mut dyn FnMut(&str, String)) {
@@ -295,17 +310,22 @@ impl<'a> PlanView<'a> {
                 let all = parts(plan, 1);
                 all.iter().filter(|p| p.id.stage == stage).count()
             };
+            let tasks = plan.config.jobs.rollout_part_tasks;
             text += &format!(
-                "; each iteration {} rollout ({} tasks each), {} log_probs, {} advantage, {} update",
+                "; each iteration {} rollout ({} tasks each)",
                 of(Stage::Rollout),
-                plan.config
-                    .jobs
-                    .rollout_part_tasks
-                    .min(plan.config.data.train_batch_size),
-                of(Stage::LogProbs),
-                of(Stage::Advantage),
-                of(Stage::Update)
+                tasks.min(plan.config.data.train_batch_size)
             );
+            let stages = [
+                Stage::Filter,
+                Stage::Sft,
+                Stage::LogProbs,
+                Stage::Advantage,
+                Stage::Update,
+            ];
+            for stage in stages.into_iter().filter(|stage| of(*stage) > 0) {
+                text += &format!(", {} {stage}", of(stage));
+            }
             if plan.config.has_critic() {
                 text += &format!(", {} critic_update", of(Stage::CriticUpdate));
             }

@@ -72,3 +72,16 @@ async fn reach(host: &str, port: u16) -> Result<(), String> {
     }
     Err(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    /// Two crates that do not know each other name the environments.
+    #[test]
+    fn item_ids_name_the_environments_that_there_are() {
+        let specs = agentgym_envs::spec::ALL.iter();
+        let known: BTreeSet<&str> = specs.map(|spec| spec.name).collect();
+        assert_eq!(known, agentgym_jobs::tasks::AGENTGYM_NAMES.into());
+    }
+}

@@ -11,6 +11,7 @@ use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{
     Batch, BatchEpisode, CriticSequence, CriticTargets, EpisodeLogProbs, LogProbs, Values,
 };
+use agentgym_jobs::trajectory::Lineage;
 use agentgym_storage::{InputRef, Manifest};
 use serde_json::{Value, json};
 
@@ -56,6 +57,8 @@ pub struct Slot {
 pub enum Content {
     /// Rollout and evaluation.
     Episodes(Vec<Episode>),
+    /// What an AgentEvol iteration trains on, and where it was played.
+    Kept(Vec<(Lineage, Episode)>),
     /// Log-probs beside the episodes they were computed for.
     LogProbs(Vec<ScoredEpisode>),
     /// The batch, by slot.
@@ -75,6 +78,11 @@ pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Res
             episodes.retain(|e| filter.keeps(e.group, e.sample));
             list_actions(&view.plan, &mut episodes);
             Content::Episodes(episodes)
+        }
+        Some(Stage::Filter) => {
+            let mut kept = kept(view, manifest).await?;
+            kept.retain(|(_, e)| filter.keeps(e.group, e.sample));
+            Content::Kept(kept)
         }
         Some(Stage::LogProbs) => {
             let LogProbs::V1(rows) = view.payload(manifest, "log_probs.bin").await?;
@@ -107,6 +115,23 @@ pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Res
         }
         _ => Content::Nothing,
     })
+}
+
+/// The trajectories of a filter's commit with their lineage.
+async fn kept(view: &RunView, manifest: &Manifest) -> Result<Vec<(Lineage, Episode)>> {
+    const FILE: &str = "lineage.json";
+    let bad = |message: String| agentgym_jobs::Error::Payload {
+        what: FILE.into(),
+        message,
+    };
+    let lineage: Vec<Lineage> =
+        serde_json::from_value(view.json(manifest, FILE).await?).map_err(|e| bad(e.to_string()))?;
+    let episodes = episodes(view, manifest).await?;
+    if lineage.len() != episodes.len() {
+        let (rows, episodes) = (lineage.len(), episodes.len());
+        return Err(bad(format!("has {rows} rows for {episodes} episodes")).into());
+    }
+    Ok(lineage.into_iter().zip(episodes).collect())
 }
 
 /// Adds the possible actions where they stand in the observations themselves.
@@ -159,7 +184,8 @@ pub async fn slots(view: &RunView, manifest: &Manifest) -> Result<Vec<Slot>> {
     Ok(filled.collect())
 }
 
-async fn episodes(view: &RunView, manifest: &Manifest) -> Result<Vec<Episode>> {
+/// The episodes of a commit, checked.
+pub async fn episodes(view: &RunView, manifest: &Manifest) -> Result<Vec<Episode>> {
     let episodes: Episodes = view.payload(manifest, "episodes.bin").await?;
     let episodes = episodes.into_vec();
     for episode in &episodes {
@@ -223,6 +249,16 @@ impl Content {
                         .map(|s| sequence_json(s, &mut number))
                         .collect();
                     episode_json(e, sequences)
+                })
+                .collect(),
+            Self::Kept(list) => list
+                .iter()
+                .map(|(lineage, e)| {
+                    let sequences = e.sequences.iter();
+                    let sequences = sequences.map(|s| sequence_json(s, &mut number)).collect();
+                    let mut record = episode_json(e, sequences);
+                    record["lineage"] = json!(lineage);
+                    record
                 })
                 .collect(),
             Self::LogProbs(list) => list

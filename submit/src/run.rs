@@ -1,12 +1,12 @@
 //! `run` and `resume`: freeze the plan (or find the one that is there), start
 //! workers in this process, follow to the end, report.
 
-use crate::cli::{ConfigArgs, Global};
+use crate::cli::{ConfigArgs, ForkArgs, Global};
 use crate::display::Display;
 use crate::follow::{Crew, End, Follower};
 use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan};
 use crate::signals::Interrupts;
-use crate::{Error, Result, evaluation, model_size, preflight, summary, text};
+use crate::{Error, Result, evaluation, fork, model_size, preflight, summary, text};
 use agentgym_jobs::config::RunConfig;
 use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::queue::{Error as QueueError, Queue, QueueOptions};
@@ -66,6 +66,12 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
     let plan = loop {
         let plan = match newest_plan(&store, &plan.run).await? {
             None => {
+                if let Some(parent) = &plan.config.run.fork.run {
+                    return Err(Error::Usage(format!(
+                        "key `run.fork.run`: a fork is made by `agentgym-submit fork {parent} --iteration {}`, not by a config",
+                        plan.config.run.fork.iteration
+                    )));
+                }
                 check_models(&plan, &args.config)?;
                 Plan::new(config.clone(), base())?
             }
@@ -132,11 +138,38 @@ pub(crate) async fn revise(store: &Store, run: &str, overrides: &[String]) -> Re
     }
 }
 
-/// The config inside a stored plan, with overrides on top.
-fn stored_config(plan: &Plan, overrides: &[String]) -> Result<RunConfig> {
-    let file: serde_json::Value =
+/// `fork RUN --iteration N [KEY=VALUE]…`.
+pub(crate) async fn fork(args: &ForkArgs, global: &Global) -> Result<()> {
+    let url = global.store.as_deref().unwrap_or(DEFAULT_STORE);
+    let store = Store::open(url).await?;
+    let parent = RunView::open(&store, &args.run).await?;
+    store.probe().await?;
+    let child = fork::fork(&parent, args, global_overrides(global), base()).await?;
+    let display = Display::new(global.quiet);
+    display.line(&format!(
+        "run {} goes on from iteration {} of {}",
+        child.run, args.iteration, parent.plan.run
+    ));
+    drive(
+        store,
+        Arc::new(child),
+        global.queue.clone(),
+        display,
+        global,
+    )
+    .await
+}
+
+/// The config inside a stored plan.
+pub(crate) fn stored_tree(plan: &Plan) -> serde_json::Value {
+    let mut file: serde_json::Value =
         serde_json::from_slice(&plan.to_bytes()).expect("a plan is written as JSON");
-    let text = file["config"].to_string();
+    file["config"].take()
+}
+
+/// The same with overrides on top.
+fn stored_config(plan: &Plan, overrides: &[String]) -> Result<RunConfig> {
+    let text = stored_tree(plan).to_string();
     let path = PathBuf::from(format!("plan of {}", plan.run));
     Ok(RunConfig::parse("", &path, &text, overrides)?)
 }
@@ -161,6 +194,13 @@ fn check_models(plan: &Plan, config: &Path) -> Result<()> {
         return Ok(());
     }
     let actor = &plan.config.actor_rollout_ref;
+    model_size::adapter_of(&actor.model).map_err(|why| {
+        let key = match actor.model.lora_adapter_path {
+            Some(_) => "lora_adapter_path",
+            None => "lora_rank",
+        };
+        Error::Usage(format!("key `actor_rollout_ref.model.{key}`: {why}"))
+    })?;
     for role in plan.init_roles() {
         let (key, path) = match role {
             InitRole::Policy => ("actor_rollout_ref.model.path", Some(&actor.model.path)),

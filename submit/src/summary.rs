@@ -13,7 +13,7 @@ const PLOT_SIZE: (usize, usize) = (54, 11);
 
 /// `sft  200 of 500 steps  loss 0.412  4 800 tokens/s  42 s, about 1 min 03 s left`.
 pub fn sft_line(row: &Row, plan: &Plan, part: u32) -> String {
-    let (steps, all) = (plan.sft_steps(part), plan.config.sft.steps);
+    let (steps, all) = (plan.sft_steps(0, part), plan.sft_steps_of(0));
     let mut words = vec![format!("sft  {} of {all} steps", steps.end)];
     words.extend(row.metric("loss").map(|loss| format!("loss {loss:.3}")));
     let rate = row
@@ -44,6 +44,7 @@ pub fn training_line(row: &Training, iterations: u32) -> String {
         Some(rounds) => parts.push(format!("rounds {rounds:>4.1} of {}", row.horizon)),
         None => parts.push(format!("horizon {}", row.horizon)),
     }
+    parts.extend(row.kept.map(|kept| format!("kept {kept}")));
     if let Some(rate) = row.tokens_per_s {
         parts.push(format!("{} tokens/s", text::count(rate.round() as u64)));
     }
@@ -190,7 +191,7 @@ pub fn report_json(book: &Book, plan: &Plan) -> Value {
         .map(|t| {
             json!({
                 "iteration": t.iteration, "success": t.success, "reward": t.reward, "horizon": t.horizon,
-                "rounds_mean": t.rounds, "tokens_per_s": t.tokens_per_s, "wall_s": t.wall_s,
+                "rounds_mean": t.rounds, "kept": t.kept, "tokens_per_s": t.tokens_per_s, "wall_s": t.wall_s,
             })
         })
         .collect();

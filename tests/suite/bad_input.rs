@@ -411,6 +411,85 @@ fn a_reader_that_went_away() {
     assert_eq!(unheard("agentgym-worker", worker), Some(0));
 }
 
+/// Rows of training files are looked at before anything is trained.
+#[test]
+fn a_bad_row_is_named_by_the_first_part() {
+    let scene = Scene::new();
+    let row = |id: &str, reply: &str, loss: bool, reward: f64| {
+        format!(
+            "{{\"item_id\": \"{id}\", \"reward\": {reward}, \"conversations\": [\
+             {{\"from\": \"human\", \"value\": \"go\"}}, {{\"from\": \"gpt\", \"loss\": {loss}, \"value\": \"{reply}\"}}]}}"
+        )
+    };
+    let long = "craft ".repeat(400);
+    let file = |name: &str, rows: &[String]| {
+        scene.write(name, format!("[{}]", rows.join(",")).as_bytes());
+    };
+    let good = [row("t_1", "yes", true, 1.0), row("t_2", "no", true, 1.0)];
+    file(
+        "long.json",
+        &[good[0].clone(), row("t_9", &long, true, 1.0)],
+    );
+    file(
+        "silent.json",
+        &[good[0].clone(), row("t_9", "yes", false, 1.0)],
+    );
+    file("huge.json", &[row("t_9", &long, true, 1.0)]);
+    let sft = |store: &str, name: &str| {
+        format!(
+            "run.yaml --store {store} run.pipeline=sft sft.steps=2 sft.max_length=300 evaluation.sets=[] \
+             jobs.failures_max=1 sft.sources=[{{\"file\":\"{name}\"}}]"
+        )
+    };
+    let said = scene.refuses(
+        &sft("a", "long.json"),
+        2,
+        &["long.json row 1 (t_9)", "sft.max_length = 300"],
+    );
+    assert!(
+        said.contains("0/init/0") && said.contains("sft.overlong=leave_out"),
+        "{said}"
+    );
+    let line = format!("{} sft.overlong=leave_out", sft("b", "long.json"));
+    scene.succeeds(&line);
+    let shown = scene.submit("inspect r 0 init 0 --store b");
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("sft_rows_left_out 1"), "{shown}");
+    scene.refuses(
+        &sft("c", "silent.json"),
+        2,
+        &[
+            "silent.json row 1 (t_9)",
+            "loss is false on every gpt message",
+            "0/init/0",
+        ],
+    );
+    let line = format!("{} sft.overlong=leave_out", sft("d", "huge.json"));
+    scene.refuses(&line, 2, &["huge.json", "every one of its 1 rows"]);
+
+    file("expert.json", &good);
+    file(
+        "worse.json",
+        &[row("t_1", &long, true, 0.0), row("t_2", "never", true, 0.0)],
+    );
+    let dpo = |store: &str| {
+        format!(
+            "run.yaml --store {store} run.pipeline=dpo dpo.steps=2 dpo.max_length=300 dpo.prompt_length=1 \
+             evaluation.sets=[] jobs.failures_max=1 dpo.expert_file=expert.json dpo.experience_file=worse.json"
+        )
+    };
+    let words = [
+        "worse.json row 0 (t_1)",
+        "dpo.overlong=leave_out",
+        "0/init/0",
+    ];
+    scene.refuses(&dpo("e"), 2, &words);
+    scene.succeeds(&format!("{} dpo.overlong=leave_out", dpo("f")));
+    let shown = scene.submit("inspect r 0 init 0 --store f");
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("too_long 1"), "{shown}");
+}
+
 #[test]
 fn a_port_that_is_taken() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -15,13 +15,13 @@ use std::sync::OnceLock;
 use std::time::Duration;
 use tempfile::TempDir;
 
-const RUN: &str = "smoke";
+pub(super) const RUN: &str = "smoke";
 
 fn submit(store: &Path, bindings: &[&str]) -> Command {
     submit_config("configs/smoke.yaml", store, bindings)
 }
 
-fn submit_config(config: &str, store: &Path, bindings: &[&str]) -> Command {
+pub(super) fn submit_config(config: &str, store: &Path, bindings: &[&str]) -> Command {
     submit_to(config, &store.display().to_string(), bindings)
 }
 
@@ -40,13 +40,13 @@ fn run_to_end(store: &Path, bindings: &[&str]) -> String {
 }
 
 /// Follows a command to its end; the run's digest.
-fn end(command: Command, store: &Path) -> String {
+pub(super) fn end(command: Command, store: &Path) -> String {
     said(command);
     digest(digest_of(&store.display().to_string()))
 }
 
 /// Runs a program to its end; it must succeed.
-fn said(command: Command) -> String {
+pub(super) fn said(command: Command) -> String {
     let output = finish(command);
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {complaint}", output.status);
@@ -78,7 +78,7 @@ fn undisturbed() -> &'static str {
 
 /// Every attempt of a part that has a commit is older than the commit: the
 /// committing attempt is the last one. Returns the commits by worker.
-async fn no_part_started_after_its_commit(store: &Path) -> BTreeMap<String, usize> {
+pub(super) async fn no_part_started_after_its_commit(store: &Path) -> BTreeMap<String, usize> {
     let store = Store::open(&store.display().to_string()).await.unwrap();
     commits_by_worker(&store).await
 }
@@ -103,7 +103,7 @@ async fn commits_by_worker(store: &Store) -> BTreeMap<String, usize> {
 }
 
 /// Waits that differ from each other, the same in every test run.
-fn waits(seed: u64) -> impl Iterator<Item = Duration> {
+pub(super) fn waits(seed: u64) -> impl Iterator<Item = Duration> {
     let mut state = seed;
     std::iter::repeat_with(move || {
         state = state
@@ -278,7 +278,11 @@ fn a_paused_run_goes_on_under_other_limits_and_ends_equal() {
         said.contains("paused by the guard after iteration 2"),
         "{said}"
     );
-    assert!(said.contains("export smoke --iteration 0"), "{said}");
+    let command = format!(
+        "agentgym-submit fork smoke --iteration 0 --store {}",
+        store.display()
+    );
+    assert!(said.contains(&command), "{said}");
     assert_eq!(
         run_to_end(store, &["guard.entropy_min=null"]),
         undisturbed()

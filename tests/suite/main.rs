@@ -15,3 +15,5 @@ mod configs;
 mod durability;
 mod environments;
 mod evaluation;
+mod evolution;
+mod forks;

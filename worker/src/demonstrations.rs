@@ -9,8 +9,9 @@
 
 use crate::{Error, Result};
 use agentgym_envs::textcraft::{Style, Tasks, demonstration};
+pub(crate) use agentgym_jobs::trajectory::Line;
 use agentgym_model::{Message, Policy, Role};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 /// One conversation.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -20,18 +21,6 @@ pub(crate) struct Conversation {
     /// What it solves, e.g. `textcraft_12`.
     #[serde(default)]
     pub(crate) item_id: Option<String>,
-}
-
-/// One message.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Line {
-    /// `human`, `gpt` or `system`.
-    pub(crate) from: String,
-    /// False: shown but not imitated. Only read for `gpt`.
-    #[serde(default)]
-    pub(crate) loss: Option<bool>,
-    /// The text.
-    pub(crate) value: String,
 }
 
 /// Tokens to imitate.
@@ -66,19 +55,17 @@ pub(crate) fn parse_file(what: &str, bytes: &[u8]) -> Result<Vec<Conversation>> 
     Ok(rows)
 }
 
-impl Line {
-    fn role(&self) -> Option<Role> {
-        match self.from.as_str() {
-            "system" => Some(Role::System),
-            "human" | "user" => Some(Role::User),
-            "gpt" | "assistant" => Some(Role::Assistant),
-            _ => None,
-        }
+fn role(line: &Line) -> Option<Role> {
+    match line.from.as_str() {
+        "system" => Some(Role::System),
+        "human" | "user" => Some(Role::User),
+        "gpt" | "assistant" => Some(Role::Assistant),
+        _ => None,
     }
+}
 
-    fn is_trained(&self) -> bool {
-        self.loss != Some(false)
-    }
+fn is_trained(line: &Line) -> bool {
+    line.loss != Some(false)
 }
 
 impl Conversation {
@@ -98,13 +85,34 @@ impl Conversation {
         what: &str,
         (key, tokens_max): (&str, usize),
     ) -> Result<Encoded> {
-        let name = self.item_id.as_deref().unwrap_or("no item_id");
+        let out = self.tokens(policy, what)?;
+        if out.token_ids.len() <= tokens_max {
+            return Ok(out);
+        }
+        Err(Error::stage(format!(
+            "{what} ({}): has {} tokens, {key} = {tokens_max} is too small; raise it or leave the row out",
+            self.name(),
+            out.token_ids.len()
+        )))
+    }
+
+    /// What it solves, for messages.
+    pub(crate) fn name(&self) -> &str {
+        self.item_id.as_deref().unwrap_or("no item_id")
+    }
+
+    /// Renders for a policy, however long.
+    ///
+    /// # Errors
+    /// A message order that no rollout could have; the message starts with `what`.
+    pub(crate) fn tokens(&self, policy: &Policy, what: &str) -> Result<Encoded> {
+        let name = self.name();
         let bad = |message: String| Error::stage(format!("{what} ({name}): {message}"));
         let roles = self
             .conversations
             .iter()
             .map(|line| {
-                line.role().ok_or_else(|| {
+                role(line).ok_or_else(|| {
                     bad(format!(
                         "message from `{}`; known are human, gpt, system",
                         line.from
@@ -119,7 +127,7 @@ impl Conversation {
             .conversations
             .iter()
             .zip(&roles)
-            .any(|(l, role)| *role == Role::Assistant && l.is_trained())
+            .any(|(l, role)| *role == Role::Assistant && is_trained(l))
         {
             return Err(bad(
                 "has nothing to imitate: loss is false on every gpt message".into(),
@@ -156,18 +164,12 @@ impl Conversation {
             }
             let line = &self.conversations[at];
             if expected == Role::Assistant {
-                out.extend(&tokenizer.encode_ordinary(&line.value)?, line.is_trained());
-                out.extend(&end_of_turn, line.is_trained());
+                out.extend(&tokenizer.encode_ordinary(&line.value)?, is_trained(line));
+                out.extend(&end_of_turn, is_trained(line));
             } else if at + 1 < roles.len() {
                 // A last observation that nobody answers teaches nothing.
                 out.extend(&chat.observation_ids(tokenizer, true, &line.value)?, false);
             }
-        }
-        if out.token_ids.len() > tokens_max {
-            return Err(bad(format!(
-                "has {} tokens, {key} = {tokens_max} is too small; raise it or leave the row out",
-                out.token_ids.len()
-            )));
         }
         Ok(out)
     }

@@ -9,7 +9,7 @@
 use crate::Result;
 use crate::fleet::RunState;
 use crate::stages::expire::retained;
-use agentgym_jobs::config::Guard;
+use agentgym_jobs::config::{Guard, Pipeline};
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Inputs, Store};
@@ -52,13 +52,14 @@ pub async fn check(store: &Store, state: &mut RunState) -> Result<Option<String>
     if latest == plan.iterations {
         return Ok(None);
     }
-    for iteration in 1..=latest {
+    for iteration in plan.forked_at().unwrap_or(0) + 1..=latest {
         if !state.history.contains_key(&iteration) {
             let figures = read(store, state, iteration).await?;
             state.history.insert(iteration, figures);
         }
     }
-    Ok(verdict(guard, &state.history).map(|trip| message(&plan, latest, &trip)))
+    let url = store.url();
+    Ok(verdict(guard, &state.history).map(|trip| message(&plan, latest, &trip, url)))
 }
 
 /// True if a plan has limits that a run can leave.
@@ -95,10 +96,13 @@ async fn read(store: &Store, state: &RunState, iteration: u32) -> Result<Figures
         let bytes = inputs.bytes("stage", "metrics.json").await?;
         Ok(serde_json::from_slice(&bytes).unwrap_or_default())
     };
-    let (episodes, update) = (
-        metrics(Stage::Advantage).await?,
-        metrics(Stage::Update).await?,
-    );
+    let (episodes, update) = match state.plan.config.run.pipeline {
+        Pipeline::AgentEvol => (metrics(Stage::Filter).await?, Value::Null),
+        _ => (
+            metrics(Stage::Advantage).await?,
+            metrics(Stage::Update).await?,
+        ),
+    };
     let figure = |of: &Value, name: &str| of.get(name).and_then(Value::as_f64);
     Ok(Figures {
         entropy: figure(&episodes, "entropy"),
@@ -176,18 +180,27 @@ fn collapse(share: f64, patience: usize, history: &History, since: u32) -> Optio
     })
 }
 
-fn message(plan: &Plan, latest: u32, trip: &Trip) -> String {
+fn message(plan: &Plan, latest: u32, trip: &Trip, url: &str) -> String {
+    let kept = |n: u32, name: &str| {
+        plan.forked_at() == Some(n) || retained(plan, n, name, latest, None, false)
+    };
     // The newest policy before the offence that retention keeps.
-    let sound = (0..trip.since)
+    let first = plan.forked_at().unwrap_or(0);
+    let sound = (first..trip.since)
         .rev()
-        .find(|n| retained(plan, *n, "policy/", latest, None, false))
-        .unwrap_or(0);
+        .find(|n| kept(*n, "policy/"))
+        .unwrap_or(first);
     let run = &plan.run;
+    // A start policy has no optimizer state to go on with.
+    let fresh = match sound == 0 || kept(sound, "optimizer/") {
+        true => "",
+        false => " --fresh-optimizer",
+    };
     format!(
         "paused by the guard after iteration {latest}: {} since iteration {} (guard.patience = {}). \
-         Fork from iteration {sound}: `agentgym-submit export {run} --iteration {sound} --to FOLDER`, then start a \
-         run with actor_rollout_ref.model.path=FOLDER/policy_after; or go on with other limits, e.g. \
-         `agentgym-submit resume {run} guard.patience={}`; the policy of iteration {sound} is {}",
+         Fork from iteration {sound}: `agentgym-submit fork {run} --iteration {sound}{fresh} --store {url}`, with what \
+         is to be different as KEY=VALUE behind it; or go on with other limits, e.g. \
+         `agentgym-submit resume {run} --store {url} guard.patience={}`; the policy of iteration {sound} is {}",
         trip.reason,
         trip.since,
         plan.config.guard.patience,
@@ -290,9 +303,18 @@ mod tests {
             reason: "entropy".into(),
             since: 37,
         };
-        let message = message(&plan, 39, &trip);
-        assert!(message.contains("export r --iteration 30"), "{message}");
+        let said = |latest, trip: &Trip| message(&plan, latest, trip, "s3://b/p");
+        let far = said(39, &trip);
+        let command = "agentgym-submit fork r --iteration 30 --fresh-optimizer --store s3://b/p`";
+        assert!(far.contains(command), "{far}");
+        // The last two optimizer states are there.
+        let near = Trip {
+            since: 39,
+            ..trip.clone()
+        };
+        let near = said(39, &near);
+        assert!(near.contains("--iteration 38 --store"), "{near}");
         let trip = Trip { since: 3, ..trip };
-        assert!(super::message(&plan, 5, &trip).contains("--iteration 0 "));
+        assert!(said(5, &trip).contains("--iteration 0 --store"));
     }
 }

@@ -22,6 +22,7 @@ mod policies;
 mod preemption;
 mod process;
 mod retention;
+mod rewards;
 mod runtime;
 mod scratch;
 pub mod stages;

@@ -32,6 +32,9 @@ pub(crate) struct Pair {
     pub(crate) rejected: Vec<Line>,
     pub(crate) chosen_reward: f64,
     pub(crate) rejected_reward: f64,
+    /// File and row of the chosen and of the rejected answer, for messages.
+    #[serde(skip)]
+    pub(crate) rows: [String; 2],
 }
 
 /// What became of the tasks of both files.
@@ -44,9 +47,21 @@ pub(crate) struct Counts {
     pub(crate) below_gap: usize,
     /// The better one below `dpo.expert_threshold`.
     pub(crate) below_threshold: usize,
+    /// An answer longer than `dpo.max_length`, where `dpo.overlong` is `leave_out`.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) too_long: usize,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 impl Pair {
+    /// File and row of an answer.
+    pub(crate) fn from(&self, chosen: bool) -> &str {
+        &self.rows[usize::from(!chosen)]
+    }
+
     /// One of both answers with its prompt, of which nothing is learnt.
     pub(crate) fn conversation(&self, chosen: bool) -> Conversation {
         let shown = self.prompt.iter().map(|line| Line {
@@ -113,8 +128,13 @@ pub(crate) fn build(
             chosen_reward: expert_reward,
             rejected_reward: *reward,
             item_id: id,
+            rows: [
+                format!("{} row {expert_row}", expert.0),
+                format!("{} row {row}", experience.0),
+            ],
         };
         if *reward > expert_reward {
+            pair.rows.swap(0, 1);
             std::mem::swap(&mut pair.chosen, &mut pair.rejected);
             std::mem::swap(&mut pair.chosen_reward, &mut pair.rejected_reward);
         }
@@ -280,11 +300,14 @@ mod tests {
             .collect();
         // The experience of t_4 is the better one.
         assert_eq!(shown, [("t_1", "good", "worst"), ("t_4", "better", "weak")]);
+        assert_eq!(pairs[1].from(true), "experience.jsonl row 4");
+        assert_eq!(pairs[1].from(false), "expert.json row 4");
         let expected = Counts {
             pairs: 2,
             without_counterpart: 2,
             below_gap: 1,
             below_threshold: 1,
+            too_long: 0,
         };
         assert_eq!(counts, expected);
         let whole = pairs[0].conversation(false);

@@ -14,7 +14,8 @@ const WINDOW: u32 = 64;
 
 /// Applies the retention rules as of the update of `latest`.
 pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> Result<()> {
-    if state.plan.config.run.pipeline != Pipeline::Rl {
+    let pipeline = state.plan.config.run.pipeline;
+    if !matches!(pipeline, Pipeline::Rl | Pipeline::AgentEvol) {
         return Ok(());
     }
     let best = best_evaluated(store, state, latest).await?;
@@ -26,7 +27,9 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
         if !evaluated && iteration + 3 < latest {
             continue;
         }
-        let makers = std::iter::once(policy_of(&state.plan, iteration));
+        let last = policy_of(&state.plan, iteration);
+        // A supervised stage of several parts has a policy of each.
+        let makers = (0..=last.part).map(|part| PartId { part, ..last });
         for maker in makers.chain(critic_of(&state.plan, iteration)) {
             if let Some(manifest) = state.manifest(maker).await? {
                 manifests.push((*manifest).clone());
@@ -40,6 +43,14 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
         .collect();
     let plan = std::sync::Arc::clone(&state.plan);
     let keep = |manifest: &Manifest, name: &str| {
+        let last = policy_of(&plan, manifest.iteration);
+        let unfinished = manifest.stage == last.stage.name() && manifest.part != last.part;
+        // Only the last part's policy is the iteration's; the others go as
+        // optimizer states do.
+        let name = match (unfinished, name.split_once('/')) {
+            (true, Some((_, rest))) => &format!("optimizer/{rest}"),
+            _ => name,
+        };
         retained(
             &plan,
             manifest.iteration,
@@ -72,7 +83,7 @@ async fn best_evaluated(store: &Store, state: &mut RunState, latest: u32) -> Res
         if !state.plan.evaluates(iteration) || evaluation_pending(state, iteration) {
             continue;
         }
-        let mut sum = 0.0;
+        let (mut sum, mut found) = (0.0, false);
         for part in 0..sets {
             let id = PartId {
                 iteration,
@@ -82,6 +93,7 @@ async fn best_evaluated(store: &Store, state: &mut RunState, latest: u32) -> Res
             let Some(manifest) = store.manifest(&state.slot(id)).await? else {
                 continue;
             };
+            found = true;
             let inputs = Inputs::new(
                 store.clone(),
                 vec![("evaluate".into(), manifest)],
@@ -94,7 +106,8 @@ async fn best_evaluated(store: &Store, state: &mut RunState, latest: u32) -> Res
                 .and_then(serde_json::Value::as_f64)
                 .unwrap_or(0.0);
         }
-        if sets > 0 && best.is_none_or(|(b, _)| sum > b) {
+        // A fork has none of the iterations before it.
+        if found && best.is_none_or(|(b, _)| sum > b) {
             best = Some((sum, iteration));
         }
     }

@@ -274,3 +274,57 @@ proptest! {
         prop_assert!(mean.abs() < 1e-9 && (variance - 1.0).abs() < 1e-4);
     }
 }
+
+/// Two turns of two tokens each, an observation between them: by hand.
+#[test]
+fn rewards_of_turns_reach_the_estimators_that_run_over_tokens() {
+    let mask = [false, true, true, false, true, true];
+    let rewards = place_turn_rewards(&[(1..3, 0.5), (4..6, 1.0)], &mask).unwrap();
+    assert_eq!(rewards, [0.0, 0.0, 0.5, 0.0, 0.0, 1.0]);
+    let close = |found: &[f64], expected: &[f64]| {
+        assert_eq!(found.len(), expected.len());
+        let differ = found
+            .iter()
+            .zip(expected)
+            .find(|(a, b)| (**a - **b).abs() > 1e-12);
+        assert!(differ.is_none(), "{found:?} is not {expected:?}");
+    };
+    // R = 1; 0.9·1; 0.5 + 0.9·0.9; 0.9·1.31.
+    let returns = discounted_returns(&rewards, &mask, 0.9).unwrap();
+    close(&returns, &[0.0, 1.179, 1.31, 0.0, 0.9, 1.0]);
+    // δ = 0.6, 0.06, 0.57, 0.08 from the last token on; A = δ + 0.45·A′.
+    let values = [9.0, 0.1, 0.2, 9.0, 0.3, 0.4];
+    let found = gae(&rewards, &values, &mask, 0.9, 0.5).unwrap();
+    close(&found.advantages, &[0.0, 0.403325, 0.7185, 0.0, 0.33, 0.6]);
+    close(&found.returns, &[0.0, 0.503325, 0.9185, 0.0, 0.63, 1.0]);
+    // A group estimator compares the sums and knows no turn.
+    let last = place_score(0.5, &mask);
+    let episode = |rewards| EpisodeTokens {
+        group: 0,
+        loss_mask: &mask,
+        rewards,
+        values: None,
+        baseline: None,
+    };
+    let both = [episode(rewards.as_slice()), episode(last.as_slice())];
+    let found = estimate(
+        AdvantageEstimator::Rloo,
+        &both,
+        &AdvantageOptions::default(),
+    )
+    .unwrap();
+    close(&found.advantages[0], &broadcast(1.0, &mask));
+    close(&found.advantages[1], &broadcast(-1.0, &mask));
+}
+
+#[test]
+fn a_turn_without_a_sampled_token_keeps_its_reward() {
+    let mask = [false, true, false, true];
+    let placed = |turns: &[(std::ops::Range<usize>, f64)]| place_turn_rewards(turns, &mask);
+    // The first turn has none before it, the third none of its own.
+    let turns = [(0..1, 0.25), (1..2, 1.0), (2..3, 2.0), (3..4, 4.0)];
+    assert_eq!(placed(&turns).unwrap(), [0.0, 3.25, 0.0, 4.0]);
+    assert_eq!(place_turn_rewards(&turns, &[false; 4]).unwrap(), [0.0; 4]);
+    assert!(placed(&[(3..5, 1.0)]).is_err());
+    assert!(placed(&[(1..2, f64::NAN)]).is_err());
+}

@@ -28,6 +28,7 @@ const COMMON: EnvSpec = EnvSpec {
     observation_key: "observation",
     reward_key: "reward",
     reward_rule: RewardRule::EachStep,
+    reward_is_total: false,
     reward_scale: 1.0,
     done_key: "done",
     done_rule: DoneRule::Any,
@@ -71,6 +72,7 @@ const BABYAI: EnvSpec = EnvSpec {
                   Answer with one line: Action: <action>",
     reward_key: "score",
     reward_rule: RewardRule::FirstNonZero,
+    reward_is_total: true,
     actions: Actions::InText("Available actions: "),
     success: SuccessRule::RewardAbove(0.0),
     rounds_max: 20,
@@ -88,6 +90,7 @@ const SCIWORLD: EnvSpec = EnvSpec {
                   inventory. Answer with your thought and, last, one line: Action: <action>",
     first_observation: FirstObservation::Keys(&["task_description", "observation"]),
     reward_key: "score",
+    reward_is_total: true,
     reward_scale: 0.01,
     actions: Actions::Endpoint {
         path: "/action_hint",
@@ -238,6 +241,8 @@ const WORDLE: EnvSpec = EnvSpec {
 const TOOLS: EnvSpec = EnvSpec {
     create_body: CreateBody::Item("id"),
     reset_key: "id",
+    // The best so far.
+    reward_is_total: true,
     close: false,
     reuse: true,
     replay: Replay::None,

@@ -211,6 +211,8 @@ pub struct EnvSpec {
     pub reward_key: &'static str,
     /// Which of these numbers counts.
     pub reward_rule: RewardRule,
+    /// That number is what the episode has earned so far, not what the step did.
+    pub reward_is_total: bool,
     /// Factor from the server's number to a reward of 1 for a full solution.
     pub reward_scale: f64,
     /// Key of the end-of-episode flag in replies to `/step`.

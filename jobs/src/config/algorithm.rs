@@ -23,6 +23,7 @@ pub struct Algorithm {
     pub lam: f64,
     pub lag: u32,
     pub overlong: Overlong,
+    pub turn_rewards: bool,
     pub use_kl_in_reward: bool,
     pub kl_penalty: String,
     pub kl_ctrl: KlCtrl,

@@ -212,6 +212,7 @@ fn arithmetic(config: &Config) -> Result<()> {
     }
     config.check_algorithm()?;
     config.check_dpo()?;
+    config.check_agentevol()?;
     if rollout.max_tokens > rollout.max_model_len {
         return Err(Error::value(
             "actor_rollout_ref.rollout.max_tokens",

@@ -4,7 +4,7 @@
     reason = "every field is documented once, in the key table"
 )]
 
-use super::{Config, Pipeline, WarmupStyle};
+use super::{Config, OverlongRows, Pipeline, WarmupStyle};
 use crate::{Error, Result};
 use agentgym_algorithms::LearningRate;
 use agentgym_algorithms::losses::Dpo as DpoLossOptions;
@@ -29,6 +29,7 @@ pub struct Dpo {
     pub weight_decay: f64,
     pub grad_clip: f64,
     pub max_length: usize,
+    pub overlong: OverlongRows,
 }
 
 impl Dpo {

@@ -3,6 +3,7 @@
 //! refuses unknown keys by naming the nearest one, and checks all arithmetic
 //! before anything runs.
 
+mod agentevol;
 mod algorithm;
 mod check;
 mod dpo;
@@ -10,6 +11,7 @@ pub mod keys;
 mod read;
 mod types;
 
+pub use agentevol::{AgentEvol, Keep, Threshold};
 pub use algorithm::*;
 pub use check::LORA_MODULES;
 pub use dpo::Dpo;

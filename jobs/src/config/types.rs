@@ -5,8 +5,8 @@
     reason = "every field is documented once, in the key table"
 )]
 
-use super::Dpo;
 use super::algorithm::{Algorithm, Critic};
+use super::{AgentEvol, Dpo};
 use crate::{Error, Result};
 use agentgym_algorithms::LearningRateStyle;
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,7 @@ pub struct Config {
     pub algorithm: Algorithm,
     pub sft: Sft,
     pub dpo: Dpo,
+    pub agentevol: AgentEvol,
     pub evaluation: Evaluation,
     pub guard: Guard,
     pub trainer: Trainer,
@@ -35,6 +36,8 @@ pub enum Pipeline {
     Rl,
     Sft,
     Dpo,
+    #[serde(rename = "agentevol")]
+    AgentEvol,
     Eval,
 }
 
@@ -51,6 +54,16 @@ pub struct Run {
     pub pipeline: Pipeline,
     pub seed: u64,
     pub numerics: Numerics,
+    pub fork: Fork,
+}
+
+/// Where a forked run goes on from; `agentgym-submit fork` writes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fork {
+    pub run: Option<String>,
+    pub identity: Option<String>,
+    pub iteration: u32,
+    pub fresh_optimizer: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -292,6 +305,16 @@ pub enum Overlong {
     Mask,
 }
 
+/// What happens to a row of a training file that is too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OverlongRows {
+    /// The run stops at its first part and names the row.
+    Refuse,
+    /// It is counted and not learnt.
+    LeaveOut,
+}
+
 /// Where demonstrations come from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -324,6 +347,7 @@ pub struct Sft {
     pub weight_decay: f64,
     pub grad_clip: f64,
     pub max_length: usize,
+    pub overlong: OverlongRows,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

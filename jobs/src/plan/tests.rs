@@ -567,3 +567,98 @@ proptest! {
         prop_assert_eq!(progress.frontier(&plan), other.frontier(&plan));
     }
 }
+
+#[test]
+fn an_evolution_explores_filters_and_trains_the_base_anew() {
+    let evolution = |more: &[&str]| {
+        let all = [
+            "run.pipeline=agentevol",
+            "sft.sources=[{env: textcraft, ids: 0..4}]",
+            "agentevol.steps=500",
+            "trainer.total_training_steps=3",
+        ];
+        plan(&[&all[..], more].concat())
+    };
+    let inputs = |plan: &Plan, iteration: u32, stage: Stage, part: u32| -> Vec<String> {
+        let all = parts(plan, iteration);
+        let found = all
+            .into_iter()
+            .find(|p| p.id.stage == stage && p.id.part == part);
+        let inputs = found.map(|p| p.inputs).into_iter().flatten();
+        inputs.map(|i| format!("{}={}", i.name, i.from)).collect()
+    };
+    let plain = evolution(&[]);
+    assert_eq!(policy_of(&plain, 0).to_string(), "0/init/0");
+    assert_eq!(policy_of(&plain, 2).to_string(), "2/sft/2");
+    assert_eq!(inputs(&plain, 3, Stage::Rollout, 1), ["policy=2/sft/2"]);
+    assert_eq!(
+        inputs(&plain, 2, Stage::Filter, 0),
+        [
+            "rollout.0=2/rollout/0",
+            "rollout.1=2/rollout/1",
+            "before=1/filter/0"
+        ]
+    );
+    assert_eq!(
+        inputs(&plain, 2, Stage::Sft, 0),
+        ["init=0/init/0", "policy=0/init/0", "kept=2/filter/0"]
+    );
+    assert_eq!(inputs(&plain, 2, Stage::Sft, 1)[1], "policy=2/sft/0");
+    assert!(run_to(&plain, usize::MAX).finished(&plain));
+    let alone = evolution(&["agentevol.accumulate=false"]);
+    assert_eq!(inputs(&alone, 2, Stage::Filter, 0).len(), 2);
+    // Estimators of other pipelines have no say.
+    assert!(!evolution(&["algorithm.adv_estimator=remax"]).plays_baselines());
+    for (given, word) in [
+        ("agentevol.share=1", "between 0 and 1"),
+        ("agentevol.steps=0", "agentevol.steps"),
+        (
+            "agentevol.threshold={webshop: 1}",
+            "`webshop` is not declared",
+        ),
+        ("agentevol.keep=none", "agentevol.keep"),
+    ] {
+        let message = read(&["run.pipeline=agentevol", "agentevol.steps=1", given]);
+        let message = message.err().unwrap().to_string();
+        assert!(message.contains(word), "{given}: {message}");
+    }
+}
+
+#[test]
+fn a_fork_has_what_its_iterations_read_and_nothing_else_of_its_parent() {
+    let fork = |more: &[&str]| {
+        let all = ["run.fork.run=parent", "run.fork.iteration=40"];
+        plan(&[&all[..], more].concat())
+    };
+    let taken = |plan: &Plan| -> Vec<String> {
+        let all = (0..=40).flat_map(|n| parts(plan, n));
+        all.map(|p| {
+            assert!(p.inputs.is_empty());
+            p.id.to_string()
+        })
+        .collect()
+    };
+    let plain = fork(&[]);
+    assert_eq!(taken(&plain), ["40/update/0"]);
+    assert_ne!(plain.identity, plan(&[]).identity);
+    assert!(run_to(&plain, usize::MAX).finished(&plain));
+    let own = parts(&plain, 41);
+    let parent = parts(&plan(&[]), 41);
+    assert_eq!(own, parent, "its own iterations are as any run's");
+    let all = fork(&[
+        "algorithm.adv_estimator=gae",
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_ctrl.type=adaptive",
+        "algorithm.lag=1",
+    ]);
+    assert_eq!(
+        taken(&all),
+        [
+            "0/init/0",
+            "39/update/0",
+            "40/advantage/0",
+            "40/update/0",
+            "40/critic_update/0"
+        ]
+    );
+}

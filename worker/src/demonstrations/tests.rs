@@ -78,7 +78,7 @@ fn the_tokens_are_those_of_the_template() {
         .conversations
         .iter()
         .map(|l| Message {
-            role: l.role().unwrap(),
+            role: role(l).unwrap(),
             content: l.value.clone(),
         })
         .collect();
@@ -147,7 +147,7 @@ fn a_solver_shows_what_an_episode_looks_like() {
         let trained = conversation
             .conversations
             .iter()
-            .filter(|l| l.from == "gpt" && l.is_trained());
+            .filter(|l| l.from == "gpt" && is_trained(l));
         let replies: String = trained.map(|l| l.value.as_str()).collect();
         let end = policy.chat().bridge().unwrap().end_of_turn;
         assert_eq!(

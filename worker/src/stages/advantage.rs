@@ -12,6 +12,7 @@ mod summary;
 
 use super::{read, select, write};
 use crate::metrics::{self, write_json};
+use crate::rewards::Rewards;
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_jobs::records::{EpisodeLogProbs, LogProbs, Values};
@@ -29,6 +30,7 @@ struct Scored {
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let plan = &context.plan;
+    let rewards = Rewards::of(plan)?;
     let (mut all, mut baselines) = (Vec::new(), BTreeMap::new());
     for part in 0..plan.rollout_parts() * plan.rollout_rounds() {
         let (rollout, log_probs) = (format!("rollout.{part}"), format!("log_probs.{part}"));
@@ -47,7 +49,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         if plan.config.algorithm.adv_estimator.needs_baseline() {
             let greedy = read::<Episodes>(inputs, &rollout, "baseline.bin").await?;
             let usable = greedy.into_vec().into_iter().filter(Episode::usable);
-            baselines.extend(usable.map(|e| (e.group, e.reward)));
+            baselines.extend(usable.map(|e| (e.group, rewards.score(&e))));
         }
         all.extend(join(part, episodes, streams, values)?);
         context.beat.tick();

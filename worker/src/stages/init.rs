@@ -6,24 +6,23 @@
 //! Hugging Face layout, or a hub id that is in the local cache. Nothing is
 //! downloaded; where something is missing, the message gives the command.
 
+mod data;
+
 use super::blocking;
-use super::dpo::PAIRS;
 use super::training::{upload_adapter, upload_critic, upload_policy};
-use crate::demonstrations::{parse_file, solved};
-use crate::metrics::{self, write_json};
+use crate::demonstrations::solved;
 use crate::model_folder;
 use crate::policies::{ADAPTER, CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_envs::builtin::{self, TaskSource};
 use agentgym_envs::textcraft::{Style, Tasks, lexicon};
-use agentgym_jobs::config::{History, Pipeline};
+use agentgym_jobs::config::History;
 use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::random::{Purpose, StreamKey};
 use agentgym_model::{
     Adapter, Critic, Device, LoraOptions, Policy, TinyShape, tiny_text, tiny_words,
 };
 use agentgym_storage::Outputs;
-use bytes::Bytes;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -170,52 +169,10 @@ async fn policy(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
         let adapted = Arc::new(adapted);
         upload_adapter(policies, outputs, &files, &context.scratch, adapted).await?;
     }
-    context
-        .resources
-        .policies
-        .insert(&files, Arc::new(policy))
-        .await;
-    for (index, source) in plan.config.sft.sources.iter().enumerate() {
-        let Some(file) = &source.file else { continue };
-        let what = format!("sft.sources[{index}].file {file}");
-        let bytes = tokio::fs::read(file).await.map_err(|source| Error::Io {
-            what: format!("reading {what}"),
-            source,
-        })?;
-        // A bad row is reported now, not after hours of other stages.
-        parse_file(&what, &bytes)?;
-        outputs
-            .bytes(
-                &format!("sft/{index}.json"),
-                "demonstrations",
-                Bytes::from(bytes),
-            )
-            .await?;
-    }
-    if plan.config.run.pipeline == Pipeline::Dpo {
-        pairs(&plan, outputs).await?;
-    }
+    let policy = Arc::new(policy);
+    data::write(context, outputs, &policy).await?;
+    context.resources.policies.insert(&files, policy).await;
     Ok(report)
-}
-
-/// Builds the pairs of a preference run, so that a bad row is reported now.
-async fn pairs(plan: &Plan, outputs: &mut Outputs) -> Result<()> {
-    let dpo = &plan.config.dpo;
-    let read = async |key: &str, file: &Option<String>| {
-        let file = file.clone().unwrap_or_default();
-        let what = format!("{key} {file}");
-        let bytes = tokio::fs::read(&file).await.map_err(|source| Error::Io {
-            what: format!("reading {what}"),
-            source,
-        })?;
-        Ok::<_, Error>((what, bytes))
-    };
-    let expert = read("dpo.expert_file", &dpo.expert_file).await?;
-    let experience = read("dpo.experience_file", &dpo.experience_file).await?;
-    let (pairs, counts) =
-        crate::pairs::build(dpo, (&expert.0, &expert.1), (&experience.0, &experience.1))?;
-    write_json(outputs, PAIRS, "pairs", &pairs).await?;
-    metrics::write(outputs, &counts).await
 }
 
 /// The adapter that training begins with, if the run trains one: that of a

@@ -8,6 +8,7 @@ mod critic_update;
 mod dpo;
 mod evaluate;
 pub mod expire;
+mod filter;
 mod init;
 mod log_probs;
 mod play;
@@ -40,6 +41,7 @@ pub async fn run(
         Stage::Sft => sft::run(context, outputs).await,
         Stage::Rollout => rollout::run(context, outputs).await,
         Stage::Select => select::run(context, outputs).await,
+        Stage::Filter => filter::run(context, outputs).await,
         Stage::LogProbs => log_probs::run(context, outputs).await,
         Stage::Advantage => advantage::run(context, outputs).await,
         Stage::Update => update::run(context, outputs).await,

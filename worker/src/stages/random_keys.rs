@@ -128,14 +128,14 @@ fn others(plan: &Plan) -> Vec<[u8; 32]> {
     let sources = plan.config.sft.sources.len();
     let pairs = dpo::order_key(seed).stream();
     let orders = (0..sources)
-        .map(|index| head(&source_key(seed, index).stream()))
+        .map(|index| head(&source_key(seed, 0, index).stream()))
         .chain([head(&pairs)]);
     let shuffles = (0..plan.config.data.tasks.len())
         .map(|source| plan.tasks.shuffle_seed(source))
         .chain(orders)
         .flat_map(|seed| (0..PASSES).map(move |pass| permutation_key(seed, pass).stream()));
-    let picks = (0..picks).map(|k| pick_key(seed, k).stream());
-    let sources = (0..sources).map(|index| source_key(seed, index).stream());
+    let picks = (0..picks).map(|k| pick_key(seed, 0, k).stream());
+    let sources = (0..sources).map(|index| source_key(seed, 0, index).stream());
     let weights = init::weights_key(seed).stream();
     picks
         .chain(sources)

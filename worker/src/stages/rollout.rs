@@ -39,7 +39,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     episodes.extend(left_out.iter().map(excluded));
     episodes.sort_by_key(|episode| (episode.group, episode.sample));
     let config = &plan.config;
-    if config.algorithm.adv_estimator.needs_baseline() {
+    if plan.plays_baselines() {
         let n = config.actor_rollout_ref.rollout.n;
         let baseline;
         (baseline, episodes) = episodes.into_iter().partition(|e| e.sample == n);
@@ -86,7 +86,7 @@ pub(super) fn requests(plan: &Plan, iteration: u32, part: u32, wanted: usize) ->
     let tasks = plan.round_tasks(iteration, round);
     let first_group = round as usize * plan.config.data.train_batch_size;
     // The sample after the group's own is its greedy baseline.
-    let baselines = u32::from(plan.config.algorithm.adv_estimator.needs_baseline());
+    let baselines = u32::from(plan.plays_baselines());
     plan.rollout_draws(part)
         .filter(|draw| *draw < wanted)
         .flat_map(|draw| (0..rollout.n + baselines).map(move |sample| (draw, sample)))

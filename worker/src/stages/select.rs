@@ -12,6 +12,7 @@
 
 use super::read;
 use crate::metrics::{self, write_json};
+use crate::rewards::Rewards;
 use crate::{Error, Report, Result, StageContext};
 use agentgym_algorithms::groups::{collect, count};
 use agentgym_jobs::episode::{Episode, Episodes};
@@ -62,7 +63,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let own = read::<Episodes>(&context.inputs, &input, "episodes.bin").await?;
         episodes.extend(own.into_vec());
     }
-    let (after, metrics) = select(before, &episodes, round)?;
+    let rewards = Rewards::of(plan)?;
+    let score = |episode: &Episode| rewards.score(episode);
+    let (after, metrics) = select(before, &episodes, round, score)?;
     write_json(outputs, FILE, "selection", &after).await?;
     metrics::write(outputs, &metrics).await?;
     Ok(Report::default())
@@ -74,10 +77,15 @@ pub(super) async fn selection(inputs: &Inputs, input: &str) -> Result<Selection>
     serde_json::from_slice(&bytes).map_err(|e| Error::stage(format!("{FILE} of {input}: {e}")))
 }
 
-fn select(before: Selection, episodes: &[Episode], round: u32) -> Result<(Selection, Metrics)> {
+fn select(
+    before: Selection,
+    episodes: &[Episode],
+    round: u32,
+    score: impl Fn(&Episode) -> f64,
+) -> Result<(Selection, Metrics)> {
     let usable = || episodes.iter().filter(|e| e.usable());
     let ids: Vec<u64> = usable().map(|e| u64::from(e.group)).collect();
-    let rewards: Vec<f64> = usable().map(|e| e.reward).collect();
+    let rewards: Vec<f64> = usable().map(score).collect();
     let groups = collect(&rewards, &ids)?;
     let counts = count(&groups);
     let mut after = before;
@@ -106,6 +114,10 @@ mod tests {
     use crate::stages::testing::episode;
     use agentgym_jobs::episode::Outcome;
 
+    fn last_reward(episode: &Episode) -> f64 {
+        episode.reward
+    }
+
     fn pair(group: u32, rewards: [f64; 2]) -> Vec<Episode> {
         let play = |sample: u32| {
             let reward = rewards[sample as usize];
@@ -130,7 +142,7 @@ mod tests {
             pair(2, [0.0, 0.0]),
         ]
         .concat();
-        let (after, metrics) = select(start, &first, 0).unwrap();
+        let (after, metrics) = select(start, &first, 0, last_reward).unwrap();
         assert_eq!((after.groups.as_slice(), after.missing), (&[1][..], 2));
         assert_eq!((metrics.groups_mixed, metrics.groups_uniform), (1, 2));
         // More than is missing: the first ones are taken.
@@ -140,13 +152,13 @@ mod tests {
             pair(5, [1.0, 0.0]),
         ]
         .concat();
-        let (last, _) = select(after.clone(), &second, 1).unwrap();
+        let (last, _) = select(after.clone(), &second, 1, last_reward).unwrap();
         assert_eq!((last.groups.as_slice(), last.missing), (&[1, 3, 4][..], 0));
         // A round that was not needed played nothing.
-        assert_eq!(select(last.clone(), &[], 2).unwrap().0, last);
+        assert_eq!(select(last.clone(), &[], 2, last_reward).unwrap().0, last);
         // A fault is no difference of rewards.
         first[2].outcome = Outcome::EnvFault;
-        let (after, metrics) = select(after, &first[2..4], 1).unwrap();
+        let (after, metrics) = select(after, &first[2..4], 1, last_reward).unwrap();
         assert_eq!((after.groups.len(), metrics.groups_mixed), (1, 0));
     }
 }

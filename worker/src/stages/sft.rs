@@ -62,7 +62,8 @@ struct StepResult {
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let plan = Arc::clone(&context.plan);
-    let steps = plan.sft_steps(context.part.id.part);
+    let id = context.part.id;
+    let steps = plan.sft_steps(id.iteration, id.part);
     let mut mixture = Mixture::open(context, &plan).await?;
     let policy = super::policy(context, POLICY).await?;
     let optimizer = optimizer_folder(context, Stage::Sft).await?;
@@ -89,7 +90,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             pack_tokens: plan.config.jobs.pack_tokens,
             beat: &tick,
         };
-        let rate = schedule(&plan);
+        let rate = schedule(&plan, id.iteration);
         rate.validate()?;
         let mut results = Vec::with_capacity(steps.len());
         mixture.skip_to(steps.start);
@@ -115,7 +116,8 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     })
     .await?;
     upload(context, outputs, policy).await?;
-    let metrics = summarise(context.plan.sft_steps(context.part.id.part).start, &results);
+    let first = context.plan.sft_steps(id.iteration, id.part).start;
+    let metrics = summarise(first, &results);
     metrics::write(outputs, &metrics).await?;
     let mut report = Report::default();
     report.tokens("trained", metrics.trained_tokens as u64, seconds);
@@ -136,12 +138,12 @@ fn figures(results: &[StepResult], start: Instant) -> Vec<(&'static str, f64)> {
     ]
 }
 
-fn schedule(plan: &Plan) -> LearningRate {
+fn schedule(plan: &Plan, iteration: u32) -> LearningRate {
     let sft = &plan.config.sft;
     LearningRate {
         base: sft.lr,
         warmup_iterations: sft.warmup_steps,
-        total_iterations: sft.steps,
+        total_iterations: plan.sft_steps_of(iteration),
         style: LearningRateStyle::Cosine,
         min_lr_ratio: sft.min_lr_ratio,
     }

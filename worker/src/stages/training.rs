@@ -38,7 +38,10 @@ pub(super) async fn optimizer_of(
         .iter()
         .find(|input| input.name == model)
         .map(|input| input.from.stage);
-    if made_by != Some(from) {
+    // A fork may have left it behind.
+    let kept = |name: &str| name.split('/').next() == Some(OPTIMIZER);
+    let artifacts = context.inputs.artifacts(model)?;
+    if made_by != Some(from) || !artifacts.iter().any(|a| kept(&a.name)) {
         return Ok(None);
     }
     Ok(Some(context.inputs.folder(model, OPTIMIZER).await?))

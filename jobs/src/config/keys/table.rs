@@ -49,12 +49,28 @@ pub const KEYS: &[KeySpec] = &[
         "null",
         "name of the run; default: file stem and the head of the plan hash",
     ),
-    id("run.pipeline", "rl", "rl, sft, dpo or eval"),
+    id("run.pipeline", "rl", "rl, sft, dpo, agentevol or eval"),
     id("run.seed", "1", "seed of every random stream of the run"),
     id(
         "run.numerics",
         "exact",
         "exact: one numeric class for the whole run; any: mixed fleets",
+    ),
+    option(
+        "run.fork.run",
+        "null",
+        "the run that this one was forked from; set by `agentgym-submit fork`, as the keys below",
+    ),
+    option("run.fork.identity", "null", "the hash of its plan"),
+    option(
+        "run.fork.iteration",
+        "0",
+        "the last of its iterations that this run takes over",
+    ),
+    option(
+        "run.fork.fresh_optimizer",
+        "false",
+        "its optimizer states were left behind",
     ),
     // --- storage, queue, jobs ----------------------------------------------
     bind(
@@ -430,6 +446,11 @@ pub const KEYS: &[KeySpec] = &[
         "keep: a horizon or length outcome keeps its reward; mask: it is not trained on",
     ),
     option(
+        "algorithm.turn_rewards",
+        "false",
+        "reward each turn with what it earned, instead of the whole episode with the last reward",
+    ),
+    option(
         "algorithm.use_kl_in_reward",
         "false",
         "take the divergence from the reference policy off the reward",
@@ -567,7 +588,16 @@ pub const KEYS: &[KeySpec] = &[
     id("sft.betas", "[0.9, 0.95]", "AdamW betas"),
     id("sft.weight_decay", "0.01", "AdamW decay"),
     id("sft.grad_clip", "1.0", "largest global gradient norm"),
-    id("sft.max_length", "4096", "longer conversations are refused"),
+    id(
+        "sft.max_length",
+        "4096",
+        "longer conversations are refused, in tokens",
+    ),
+    option(
+        "sft.overlong",
+        "refuse",
+        "rows of a file that are longer: refuse, or leave_out (counted)",
+    ),
     // --- dpo (run.pipeline: dpo) ------------------------------------------------------
     option(
         "dpo.expert_file",
@@ -613,7 +643,47 @@ pub const KEYS: &[KeySpec] = &[
     option("dpo.betas", "[0.9, 0.999]", "AdamW betas"),
     option("dpo.weight_decay", "0.01", "AdamW decay"),
     option("dpo.grad_clip", "1.0", "largest global gradient norm"),
-    option("dpo.max_length", "4096", "longer answers are refused"),
+    option(
+        "dpo.max_length",
+        "4096",
+        "longer answers are refused, prompt included, in tokens",
+    ),
+    option(
+        "dpo.overlong",
+        "refuse",
+        "pairs with a longer answer: refuse, or leave_out (counted)",
+    ),
+    // --- agentevol (run.pipeline: agentevol) ------------------------------------------
+    option(
+        "agentevol.threshold",
+        "null",
+        "least reward of a kept trajectory: a number, or {env: number}; null: what the environment calls solved",
+    ),
+    option(
+        "agentevol.keep",
+        "best",
+        "best: one trajectory per task; all: every one that differs",
+    ),
+    option(
+        "agentevol.add_original_data",
+        "true",
+        "train on sft.sources beside what was kept",
+    ),
+    option(
+        "agentevol.accumulate",
+        "true",
+        "train on what earlier iterations kept, too",
+    ),
+    option(
+        "agentevol.share",
+        "null",
+        "share of every batch that was kept; default: by size",
+    ),
+    option(
+        "agentevol.steps",
+        "${sft.steps}",
+        "optimizer steps of every iteration, from the base",
+    ),
     // --- evaluation ------------------------------------------------------------------
     id(
         "evaluation.sets",

@@ -5,9 +5,10 @@
 //! estimator and cut up again for the batch.
 
 use super::Scored;
+use crate::rewards::Rewards;
 use crate::stages::training::wide;
 use crate::{Error, Result};
-use agentgym_algorithms::advantages::{AdvantageOptions, EpisodeTokens, estimate, place_score};
+use agentgym_algorithms::advantages::{AdvantageOptions, EpisodeTokens, estimate};
 use agentgym_algorithms::groups::{Group, collect, has_company};
 use agentgym_algorithms::kl::{masked_mean, penalty};
 use agentgym_algorithms::stats::explained_variance;
@@ -66,7 +67,7 @@ struct Joined {
 }
 
 impl Joined {
-    fn of(scored: &Scored) -> Self {
+    fn of(scored: &Scored, rewards: &Rewards) -> Result<Self> {
         let episode = &scored.episode;
         let join = |rows: &[Vec<f32>]| wide(&rows.concat());
         let own = || episode.sequences.iter();
@@ -74,14 +75,14 @@ impl Joined {
         let sampled: Vec<f32> = own()
             .flat_map(|s| s.sampled_log_probs.iter().copied())
             .collect();
-        Self {
-            rewards: place_score(episode.reward, &loss_mask),
+        Ok(Self {
+            rewards: rewards.tokens(episode, &loss_mask)?,
             loss_mask,
             old_log_probs: join(&scored.streams.old),
             sampled_log_probs: wide(&sampled),
             ref_log_probs: scored.streams.reference.as_ref().map(|rows| join(rows)),
             values: scored.values.as_ref().map(|rows| join(rows)),
-        }
+        })
     }
 }
 
@@ -91,8 +92,12 @@ impl Credit {
         let config = &plan.config;
         let members = members(plan, all, given);
         let ids: Vec<u64> = members.iter().map(|s| u64::from(s.episode.group)).collect();
-        let scores: Vec<f64> = members.iter().map(|s| s.episode.reward).collect();
-        let mut joined: Vec<Joined> = members.iter().map(|s| Joined::of(s)).collect();
+        let rewards = Rewards::of(plan)?;
+        let scores: Vec<f64> = members.iter().map(|s| rewards.score(&s.episode)).collect();
+        let mut joined = members
+            .iter()
+            .map(|s| Joined::of(s, &rewards))
+            .collect::<Result<Vec<Joined>>>()?;
         let kl = match given.kl_coef {
             Some(kl_coef) => Some(take_penalty(plan, &mut joined, kl_coef)?),
             None => None,

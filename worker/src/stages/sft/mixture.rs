@@ -1,21 +1,25 @@
 //! Which demonstrations a step learns from: sources are drawn by share, rows
 //! of a source by a permutation per pass. Pick k is a function of the seed and
-//! k alone.
+//! the iteration and k alone. In an AgentEvol run the trajectories that were kept
+//! are one more source, whose rows are sequences as they were sampled.
 
 use crate::demonstrations::{Conversation, Encoded, parse_file, solved};
-use crate::stages::head;
+use crate::stages::{head, read};
 use crate::{Error, Result, StageContext};
 use agentgym_envs::builtin;
 use agentgym_envs::spec::spec;
 use agentgym_envs::textcraft::{Style, Tasks};
+use agentgym_jobs::episode::Episodes;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey, permutation};
 use agentgym_model::Policy;
+use agentgym_storage::Inputs;
 
 /// Where the demonstrations come from, and which one comes next.
 pub(super) struct Mixture {
     pub(super) sources: Vec<Source>,
     pub(super) seed: u64,
+    pub(super) iteration: u32,
     pub(super) batch_size: usize,
     /// Picks so far, over all sources.
     pub(super) picks: u64,
@@ -41,32 +45,52 @@ pub(super) enum Content {
         instruction: String,
         style: Style,
     },
+    /// Tokens are never encoded again (I6).
+    Sampled(Vec<Encoded>),
 }
 
+impl Content {
+    fn len(&self) -> usize {
+        match self {
+            Self::File(rows) => rows.len(),
+            Self::Solver { ids, .. } => ids.len(),
+            Self::Sampled(rows) => rows.len(),
+        }
+    }
+}
+
+/// The input that holds what an AgentEvol iteration kept.
+const KEPT: &str = "kept";
+
 /// Which source pick `k` comes from.
-pub(in crate::stages) fn pick_key(seed: u64, k: u64) -> StreamKey {
+pub(in crate::stages) fn pick_key(seed: u64, iteration: u32, k: u64) -> StreamKey {
     StreamKey {
         seed,
         purpose: Purpose::Sft,
-        iteration: 0,
+        iteration,
         draw: k,
         sample: 0,
     }
 }
 
 /// The order of a source; no pick has its sample.
-pub(in crate::stages) fn source_key(seed: u64, index: usize) -> StreamKey {
+pub(in crate::stages) fn source_key(seed: u64, iteration: u32, index: usize) -> StreamKey {
     StreamKey {
         sample: u32::MAX,
-        ..pick_key(seed, index as u64)
+        ..pick_key(seed, iteration, index as u64)
     }
 }
 
 impl Mixture {
     pub(super) async fn open(context: &StageContext, plan: &Plan) -> Result<Self> {
-        let seed = plan.config.run.seed;
+        let (seed, iteration) = (plan.config.run.seed, context.part.id.iteration);
+        let evol = &plan.config.agentevol;
+        let originals = match iteration == 0 || evol.add_original_data {
+            true => plan.config.sft.sources.as_slice(),
+            false => &[],
+        };
         let mut sources = Vec::new();
-        for (index, given) in plan.config.sft.sources.iter().enumerate() {
+        for (index, given) in originals.iter().enumerate() {
             let key = format!("sft.sources[{index}]");
             let content = match (&given.file, &given.env, &given.ids) {
                 (Some(file), ..) => {
@@ -85,21 +109,11 @@ impl Mixture {
                     )));
                 }
             };
-            let len = match &content {
-                Content::File(rows) => rows.len(),
-                Content::Solver { ids, .. } => ids.len(),
-            };
-            sources.push(Source {
-                what: key,
-                content,
-                len,
-                share_end: given.share.unwrap_or(0.0),
-                seed: head(&source_key(seed, index).stream()),
-                picks: 0,
-                order: None,
-            });
+            let key_of = source_key(seed, iteration, index);
+            let share = given.share.unwrap_or(0.0);
+            sources.push(Source::new(key, content, share, key_of));
         }
-        let given = plan.config.sft.sources.iter().any(|s| s.share.is_some());
+        let given = originals.iter().any(|s| s.share.is_some());
         let mut end = 0.0;
         for source in &mut sources {
             // Without shares, by size.
@@ -113,9 +127,16 @@ impl Mixture {
         for source in &mut sources {
             source.share_end /= end.max(f64::MIN_POSITIVE);
         }
+        if context.part.inputs.iter().any(|input| input.name == KEPT) {
+            let kept = kept(&context.inputs).await?;
+            let index = plan.config.sft.sources.len();
+            let own = Source::new(KEPT.into(), kept, 1.0, source_key(seed, iteration, index));
+            add_kept(&mut sources, own, evol.share);
+        }
         Ok(Self {
             sources,
             seed,
+            iteration,
             batch_size: plan.config.sft.batch_size,
             picks: 0,
         })
@@ -130,7 +151,7 @@ impl Mixture {
 
     /// The source of the next pick, and the how-manieth pick from it it is.
     pub(super) fn pick(&mut self) -> (usize, u64) {
-        let stream = pick_key(self.seed, self.picks).stream();
+        let stream = pick_key(self.seed, self.iteration, self.picks).stream();
         let chance = head(&stream) as f64 / 2f64.powi(64);
         let last = self.sources.len().saturating_sub(1);
         let index = self
@@ -150,11 +171,18 @@ impl Mixture {
                 let (index, position) = self.pick();
                 let source = &mut self.sources[index];
                 let row = source.row(position);
-                source.conversation(row)?.encode(
-                    policy,
-                    &format!("{} row {row}", source.what),
-                    tokens_max,
-                )
+                let what = format!("{} row {row}", source.what);
+                match &source.content {
+                    Content::Sampled(rows) => Ok(rows[row].clone()),
+                    Content::File(rows) => rows[row].encode(policy, &what, tokens_max),
+                    Content::Solver {
+                        tasks,
+                        ids,
+                        instruction,
+                        style,
+                    } => solved(tasks, ids[row], instruction, *style)?
+                        .encode(policy, &what, tokens_max),
+                }
             })
             .collect()
     }
@@ -174,17 +202,48 @@ impl Source {
         row
     }
 
-    fn conversation(&self, row: usize) -> Result<Conversation> {
-        match &self.content {
-            Content::File(rows) => Ok(rows[row].clone()),
-            Content::Solver {
-                tasks,
-                ids,
-                instruction,
-                style,
-            } => solved(tasks, ids[row], instruction, *style),
+    pub(super) fn new(what: String, content: Content, share_end: f64, order: StreamKey) -> Self {
+        Self {
+            what,
+            len: content.len(),
+            content,
+            share_end,
+            seed: head(&order.stream()),
+            picks: 0,
+            order: None,
         }
     }
+}
+
+/// The sequences that an AgentEvol iteration kept.
+async fn kept(inputs: &Inputs) -> Result<Content> {
+    let episodes = read::<Episodes>(inputs, KEPT, "episodes.bin").await?;
+    let sequences = episodes.into_vec().into_iter().flat_map(|e| e.sequences);
+    let rows = sequences
+        .filter(|sequence| sequence.loss_tokens() > 0)
+        .map(|sequence| Encoded {
+            token_ids: sequence.token_ids,
+            loss_mask: sequence.loss_mask,
+        });
+    Ok(Content::Sampled(rows.collect()))
+}
+
+/// Puts what was kept behind the demonstrations, whose shares end at 1: with
+/// `share` of every batch, or by size. What has no rows is never drawn from.
+pub(super) fn add_kept(sources: &mut Vec<Source>, own: Source, share: Option<f64>) {
+    if own.len == 0 {
+        return;
+    }
+    let originals: usize = sources.iter().map(|source| source.len).sum();
+    let share = match share {
+        _ if originals == 0 => 1.0,
+        Some(share) => share,
+        None => own.len as f64 / (own.len + originals) as f64,
+    };
+    for source in sources.iter_mut() {
+        source.share_end *= 1.0 - share;
+    }
+    sources.push(own);
 }
 
 fn solver(

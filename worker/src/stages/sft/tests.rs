@@ -34,6 +34,7 @@ fn mixture() -> Mixture {
     Mixture {
         sources: vec![source("a", 10, 0.75), source("b", 7, 1.0)],
         seed: 5,
+        iteration: 0,
         batch_size: 4,
         picks: 0,
     }
@@ -70,6 +71,43 @@ fn every_row_once_per_pass_and_shares_hold() {
     assert_eq!(seen, (0..10).collect::<Vec<_>>());
     let share = counts[0] as f64 / 4000.0;
     assert!((share - 0.75).abs() < 0.03, "{share}");
+}
+
+/// Iterations of an AgentEvol run draw and shuffle with keys of their own.
+#[test]
+fn no_two_iterations_share_a_stream() {
+    let picks = (0..5).flat_map(|n| (0..100).map(move |k| mixture::pick_key(7, n, k)));
+    let orders = (0..5).flat_map(|n| (0..3).map(move |index| mixture::source_key(7, n, index)));
+    let streams: std::collections::BTreeSet<_> = picks.chain(orders).map(|k| k.stream()).collect();
+    assert_eq!(streams.len(), 515);
+}
+
+/// What was kept takes its share, or its share by size; of nothing nothing is drawn.
+#[test]
+fn kept_trajectories_join_the_demonstrations() {
+    let kept = |count: usize| {
+        let row = Encoded {
+            token_ids: vec![1, 2],
+            loss_mask: vec![false, true],
+        };
+        Source::new(
+            "kept".into(),
+            Content::Sampled(vec![row; count]),
+            1.0,
+            mixture::source_key(1, 1, 2),
+        )
+    };
+    let ends = |count: usize, share: Option<f64>| -> Vec<f64> {
+        let mut sources = mixture().sources;
+        mixture::add_kept(&mut sources, kept(count), share);
+        sources.iter().map(|s| s.share_end).collect()
+    };
+    assert_eq!(ends(51, None), [0.75 * 0.25, 0.25, 1.0]);
+    assert_eq!(ends(51, Some(0.5)), [0.375, 0.5, 1.0]);
+    assert_eq!(ends(0, Some(0.5)), [0.75, 1.0]);
+    let mut alone = Vec::new();
+    mixture::add_kept(&mut alone, kept(3), Some(0.5));
+    assert_eq!(alone[0].share_end, 1.0);
 }
 
 #[test]

@@ -1,0 +1,136 @@
+//! An episode as the conversation it was, in AgentTraj-L's shape: what `export
+//! --trajectories` writes and what `sft` and `dpo` runs read back.
+//!
+//! It holds text. Token ids as sampled are in the episode itself; a file of
+//! conversations can be trained on by another model with another tokenizer.
+
+use crate::episode::{Episode, Outcome};
+use serde::{Deserialize, Serialize};
+
+/// One message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    /// `human`, `gpt` or `system`.
+    pub from: String,
+    /// False: shown but not imitated. Only read for `gpt`.
+    #[serde(default)]
+    pub loss: Option<bool>,
+    /// The text.
+    pub value: String,
+}
+
+/// A row of an AgentTraj-L file, with what AgentGym's evaluators add to it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Trajectory {
+    /// `{env}_{item}`, the environment by its name in the plan.
+    pub item_id: String,
+    /// The environment's last reward.
+    pub reward: f64,
+    /// 1 where the environment's rule calls it solved, else 0, as AgentGym writes it.
+    pub success: u8,
+    /// Why it ended.
+    pub outcome: Outcome,
+    /// The prompt, then replies and observations in turn. Every reply has `loss: true`.
+    pub conversations: Vec<Line>,
+}
+
+impl Trajectory {
+    /// The conversation of an episode. The observation after the last reply is
+    /// part of it, as AgentGym records it; nothing is learnt from it.
+    pub fn of(episode: &Episode) -> Self {
+        let line = |from: &str, loss: Option<bool>, value: &str| Line {
+            from: from.to_owned(),
+            loss,
+            value: value.to_owned(),
+        };
+        let mut conversations = vec![line("human", None, &episode.prompt)];
+        for turn in &episode.turns {
+            conversations.push(line("gpt", Some(true), &turn.text));
+            conversations.push(line("human", None, &turn.observation));
+        }
+        Self {
+            item_id: episode.task.to_string(),
+            reward: episode.reward,
+            success: u8::from(episode.success),
+            outcome: episode.outcome,
+            conversations,
+        }
+    }
+}
+
+/// Where a trajectory that an AgentEvol iteration trains on was played: a row of
+/// its `lineage.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Lineage {
+    /// Iteration of the exploration.
+    pub iteration: u32,
+    /// Part of its rollout.
+    pub part: u32,
+    /// Index among that part's episodes.
+    pub episode: u32,
+    /// Draw index in the iteration.
+    pub group: u32,
+    /// Sample of the task.
+    pub sample: u32,
+    /// `{env}_{item}`.
+    pub item_id: String,
+    /// The environment's last reward.
+    pub reward: f64,
+    /// Whether the environment's rule calls it solved.
+    pub success: bool,
+    /// Turns played.
+    pub turns: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::episode::{Finish, Parse, Task, Turn};
+
+    #[test]
+    fn an_episode_reads_as_agenttraj_writes_it() {
+        let turn = |text: &str, observation: &str| Turn {
+            sequence: 0,
+            context: (0, 0),
+            policy: (0, 0),
+            text: text.into(),
+            action: None,
+            parse: Parse::Clean,
+            observation: observation.into(),
+            reward: None,
+            done: false,
+            finish: Finish::Eos,
+            policy_iteration: 0,
+        };
+        let episode = Episode {
+            task: Task {
+                env: "worlds".into(),
+                item_id: 7,
+            },
+            group: 0,
+            sample: 0,
+            outcome: Outcome::Solved,
+            success: true,
+            reward: 1.0,
+            prompt: "Goal: craft a torch.".into(),
+            sequences: vec![],
+            turns: vec![
+                turn("Action: get 1 coal", "Got 1 coal"),
+                turn("Action: x", ""),
+            ],
+            fault: None,
+            extra: vec![],
+        };
+        let row = serde_json::to_value(Trajectory::of(&episode)).unwrap();
+        assert_eq!(row["item_id"], "worlds_7");
+        assert_eq!((&row["success"], &row["reward"]), (&1.into(), &1.0.into()));
+        let lines = row["conversations"].as_array().unwrap();
+        let from: Vec<_> = lines.iter().map(|l| l["from"].as_str().unwrap()).collect();
+        assert_eq!(from, ["human", "gpt", "human", "gpt", "human"]);
+        assert_eq!(
+            (&lines[1]["loss"], &lines[0]["loss"]),
+            (&true.into(), &serde_json::Value::Null)
+        );
+        assert_eq!(lines[2]["value"], "Got 1 coal");
+    }
+}

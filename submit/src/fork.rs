@@ -1,0 +1,277 @@
+//! `fork RUN --iteration N [KEY=VALUE]…`: a new run that goes on where an
+//! iteration of another one ended, under keys of its own.
+//!
+//! The child takes over the commits that its first iterations read: policy,
+//! optimizer state, critic, the KL controller's state, the reference
+//! ([`adopted`]). They name the parent's objects, which a pin keeps from the
+//! parent's retention; nothing is copied. The random keys of an iteration are
+//! those of its number and the seed, so a fork that changes nothing repeats its
+//! parent byte for byte.
+//!
+//! The order makes it safe to be killed and typed again: pins, then commits,
+//! then the plan; without a plan there is no run.
+
+use crate::cli::ForkArgs;
+use crate::runs::{RunView, newest_plan};
+use crate::{Error, Result};
+use agentgym_jobs::config::{Pipeline, RunConfig};
+use agentgym_jobs::pipeline::{PartId, Stage, adopted, critic_of, policy_of};
+use agentgym_jobs::plan::{Plan, code_version};
+use agentgym_storage::{
+    Artifact, AttemptEnd, AttemptOutcome, AttemptStart, Committed, Key, Manifest, RunId, Store,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Keys of what a fork takes over as it is.
+const FIXED: [&str; 8] = [
+    "run.pipeline",
+    "run.fork",
+    "actor_rollout_ref.model",
+    "actor_rollout_ref.ref.model",
+    "critic.model",
+    "sft.steps",
+    "sft.sources",
+    "jobs.sft_part_steps",
+];
+
+/// What stages read of a commit.
+const READ: [&str; 8] = [
+    "policy/",
+    "adapter/",
+    "critic/",
+    "optimizer/",
+    "sft/",
+    "kl.json",
+    "episodes.bin",
+    "lineage.json",
+];
+
+/// Makes the child, or finds it; its plan.
+///
+/// # Errors
+/// An iteration that cannot be forked, a key that a fork cannot change, or
+/// objects that retention has removed.
+pub(crate) async fn fork(
+    parent: &RunView,
+    args: &ForkArgs,
+    global: Vec<String>,
+    base: &Path,
+) -> Result<Plan> {
+    let n = args.iteration;
+    check(parent, args)?;
+    let child = plan(parent, args, global, base)?;
+    if child.iterations <= n {
+        return Err(Error::Usage(format!(
+            "run {} has {} iterations, so nothing is left to do after iteration {n}; fork an earlier one, or \
+             give trainer.total_training_steps=N with more",
+            parent.plan.run, child.iterations
+        )));
+    }
+    if let Some(stored) = newest_plan(&parent.store, &child.run).await? {
+        if stored.identity == child.identity {
+            return Ok(stored);
+        }
+        return Err(Error::Missing(format!(
+            "run {} is there already, with another plan; give run.id another name, or leave it out",
+            child.run
+        )));
+    }
+    let manifests = take_over(parent, &child, args).await?;
+    for manifest in manifests {
+        commit(&parent.store, manifest).await?;
+    }
+    parent
+        .store
+        .put_plan(&child.run, child.revision, child.to_bytes().into())
+        .await?;
+    Ok(child)
+}
+
+fn check(parent: &RunView, args: &ForkArgs) -> Result<()> {
+    let plan = &parent.plan;
+    if !matches!(plan.config.run.pipeline, Pipeline::Rl | Pipeline::AgentEvol) {
+        return Err(Error::Usage(format!(
+            "run {} has no iterations to fork from; export its policy (`agentgym-submit export {} --iteration 0 \
+             --to DIR`) and start a run with actor_rollout_ref.model.path=DIR/policy_after",
+            plan.run, plan.run
+        )));
+    }
+    parent.iteration_parts(args.iteration)?;
+    if let Some(first) = plan.forked_at().filter(|first| args.iteration < *first) {
+        return Err(Error::Usage(format!(
+            "run {} is a fork itself, from iteration {first} on; fork its parent {} instead",
+            plan.run,
+            plan.config.run.fork.run.as_deref().unwrap_or_default()
+        )));
+    }
+    for given in &args.overrides {
+        let key = given.split('=').next().unwrap_or_default();
+        let key = key.trim_start_matches('+');
+        let inside = |outer: &str, inner: &str| {
+            inner
+                .strip_prefix(outer)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        if let Some(fixed) = FIXED
+            .into_iter()
+            .find(|fixed| inside(fixed, key) || inside(key, fixed))
+        {
+            return Err(Error::Usage(format!(
+                "key `{fixed}`: a fork takes over what its parent made under it; leave it out, or start a run of its own"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The parent's config with the overrides, and where it goes on from.
+fn plan(parent: &RunView, args: &ForkArgs, global: Vec<String>, base: &Path) -> Result<Plan> {
+    const STEM_CHARS_MAX: usize = 40;
+    let of = &parent.plan;
+    let text = crate::run::stored_tree(of).to_string();
+    let mut overrides = vec![
+        "run.id=null".to_owned(),
+        "jobs.hold=false".to_owned(),
+        format!("run.fork.run={:?}", of.run.as_str()),
+        format!("run.fork.identity={:?}", of.identity),
+        format!("run.fork.iteration={}", args.iteration),
+        format!("run.fork.fresh_optimizer={}", args.fresh_optimizer),
+    ];
+    overrides.extend(args.overrides.iter().cloned());
+    overrides.extend(global);
+    let path = PathBuf::from(format!("plan of {}", of.run));
+    let head: String = of.run.as_str().chars().take(STEM_CHARS_MAX).collect();
+    let stem = format!("{head}-at-{}", args.iteration);
+    let config = RunConfig::parse(&stem, &path, &text, &overrides)?;
+    Ok(Plan::new(config, base)?)
+}
+
+/// Pins what the child needs; its commits.
+async fn take_over(parent: &RunView, child: &Plan, args: &ForkArgs) -> Result<Vec<Manifest>> {
+    let (n, plan) = (args.iteration, &parent.plan);
+    let newest = [Some(policy_of(plan, n)), critic_of(plan, n)];
+    let mut manifests = Vec::new();
+    for id in adopted(child) {
+        check_part(plan, child, id)?;
+        let mut manifest = parent.committed(id).await?;
+        let carries_on = newest.contains(&Some(id)) && !args.fresh_optimizer;
+        let is_read = |artifact: &Artifact| {
+            let name = artifact.name.as_str();
+            let wanted = match id.stage {
+                Stage::Advantage => name == "kl.json",
+                _ => READ.iter().any(|read| name.starts_with(read)),
+            };
+            wanted && (carries_on || !name.starts_with("optimizer/"))
+        };
+        manifest.outputs.retain(is_read);
+        manifests.push(manifest);
+    }
+    let mut by_owner: BTreeMap<RunId, BTreeSet<Key>> = BTreeMap::new();
+    for artifact in manifests.iter().flat_map(|m| &m.outputs) {
+        let owner = by_owner.entry(artifact.key.run().clone()).or_default();
+        owner.insert(artifact.key.clone());
+    }
+    for (owner, keys) in &by_owner {
+        let removed = parent.store.removed(owner, keys).await?;
+        if let Some(key) = removed.first() {
+            return Err(gone(parent, args, key));
+        }
+    }
+    for (owner, keys) in by_owner {
+        parent.store.pin(&owner, &child.run, keys).await?;
+    }
+    for manifest in &mut manifests {
+        manifest.run = child.run.clone();
+        manifest.inputs = Vec::new();
+        manifest.seed = child.config.run.seed;
+        manifest.plan_revision = child.revision;
+        manifest.decision = None;
+    }
+    Ok(manifests)
+}
+
+/// What a part is called must be the same thing in both plans.
+fn check_part(parent: &Plan, child: &Plan, id: PartId) -> Result<()> {
+    let role = |plan: &Plan| plan.init_roles().get(id.part as usize).copied();
+    if id.stage == Stage::Init && role(parent) != role(child) {
+        return Err(Error::Usage(format!(
+            "the fork reads a model that run {} never made (a critic, or a reference policy of its own): keep \
+             algorithm.adv_estimator and the kl keys as they are there, or start a run of its own",
+            parent.run
+        )));
+    }
+    if id.stage == Stage::CriticUpdate && !parent.config.has_critic() {
+        return Err(Error::Usage(format!(
+            "key `algorithm.adv_estimator`: run {} trains no critic to go on with; keep {}",
+            parent.run, parent.config.algorithm.adv_estimator
+        )));
+    }
+    if id.stage == Stage::Advantage && !parent.kl_adapts() {
+        return Err(Error::Usage(format!(
+            "key `algorithm.kl_ctrl.type`: run {} has no adaptive coefficient to go on with; keep its kl keys",
+            parent.run
+        )));
+    }
+    Ok(())
+}
+
+/// Retention was quicker: what can be done instead.
+fn gone(parent: &RunView, args: &ForkArgs, key: &Key) -> Error {
+    let (run, n, url) = (&parent.plan.run, args.iteration, parent.store.url());
+    let is_optimizer = matches!(key, Key::File { name, .. } if name.starts_with("optimizer/"));
+    let every = parent.plan.config.trainer.save_freq;
+    Error::Missing(match is_optimizer {
+        true => format!(
+            "the optimizer state of iteration {n} was removed by retention, which keeps the last two; go on with a fresh \
+             one: `agentgym-submit fork {run} --iteration {n} --fresh-optimizer --store {url}{}`",
+            args.overrides
+                .iter()
+                .map(|o| format!(" {o}"))
+                .collect::<String>()
+        ),
+        false => format!(
+            "what iteration {n} left was removed by retention ({key}); fork one of the last two iterations, or one that \
+             trainer.save_freq = {every} divides (with --fresh-optimizer)"
+        ),
+    })
+}
+
+/// Commits a part that was taken over, once.
+async fn commit(store: &Store, mut manifest: Manifest) -> Result<()> {
+    let slot = manifest.slot();
+    if let Some(there) = store.manifest(&slot).await? {
+        return same(&there, &manifest);
+    }
+    let now = crate::unix_now_s();
+    let start = AttemptStart {
+        worker: "fork".to_owned(),
+        started_unix_s: now,
+        code_version: code_version().to_owned(),
+        plan_revision: manifest.plan_revision,
+    };
+    let attempt = store.start_attempt(&slot, &start, 0).await?;
+    manifest.attempt = attempt.number;
+    manifest.nonce = attempt.nonce.clone();
+    if let Committed::Superseded(there) = store.commit(&manifest).await? {
+        return same(&there, &manifest);
+    }
+    let end = AttemptEnd {
+        outcome: AttemptOutcome::Committed,
+        message: String::new(),
+        wall_s: 0.0,
+        stats: serde_json::Map::new(),
+    };
+    Ok(store.end_attempt(&slot, attempt.number, &end).await?)
+}
+
+/// A commit that was there must hold what this one would.
+fn same(there: &Manifest, manifest: &Manifest) -> Result<()> {
+    match there.outputs == manifest.outputs {
+        true => Ok(()),
+        false => Err(Error::Missing(format!(
+            "{} is committed already, with something else; give run.id another name",
+            there.slot()
+        ))),
+    }
+}

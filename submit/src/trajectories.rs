@@ -1,0 +1,201 @@
+//! `export RUN --trajectories FILE`: the episodes of a run as conversations, in
+//! the format that `sft` and `dpo` runs (and AgentGym's own trainers) read.
+//!
+//! Episodes that the environment spoiled say nothing about the policy and are
+//! left out. A file is written whole or not at all, and never over another.
+
+use crate::records::episodes;
+use crate::runs::RunView;
+use crate::{Error, Result};
+use agentgym_jobs::episode::Episode;
+use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_jobs::trajectory::Trajectory;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::Path;
+
+/// Stages that hold episodes.
+const STAGES: [Stage; 4] = [
+    Stage::Rollout,
+    Stage::Filter,
+    Stage::Evaluate,
+    Stage::EvaluateInit,
+];
+
+/// Which episodes are wanted.
+#[derive(Debug, Clone, Default)]
+pub struct Wanted {
+    /// Only those of this iteration.
+    pub iteration: Option<u32>,
+    /// Only those of this stage; default: the rollouts, or where a run plays no
+    /// training tasks its evaluations.
+    pub stage: Option<Stage>,
+    /// Only those that the environment's rule calls solved.
+    pub success: bool,
+    /// Least reward.
+    pub reward_min: Option<f64>,
+}
+
+/// What was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Written {
+    /// Rows of the file.
+    pub trajectories: usize,
+    /// Not solved, or of too little reward.
+    pub below_threshold: usize,
+    /// Spoiled by the environment.
+    pub unusable: usize,
+    /// Parts that were read.
+    pub parts: usize,
+}
+
+/// A row: the trajectory, and where in the run it was played.
+fn row(run: &str, id: PartId, episode: &Episode) -> Value {
+    let mut row = json!(Trajectory::of(episode));
+    row["run"] = json!(run);
+    row["iteration"] = json!(id.iteration);
+    row["stage"] = json!(id.stage);
+    row["part"] = json!(id.part);
+    row["group"] = json!(episode.group);
+    row["sample"] = json!(episode.sample);
+    row
+}
+
+/// Writes the wanted episodes as a JSON array, a row per line, in the order of
+/// iteration, part, group and sample.
+///
+/// # Errors
+/// A stage without episodes, nothing committed, nothing that is wanted, a
+/// damaged artifact, or a file that cannot be written or is there already.
+pub async fn export(view: &RunView, wanted: &Wanted, to: &Path) -> Result<Written> {
+    if to.exists() {
+        return Err(Error::Usage(format!(
+            "{} is there already; give --trajectories a new file",
+            to.display()
+        )));
+    }
+    let ids = parts(view, wanted).await?;
+    let mut written = Written {
+        trajectories: 0,
+        below_threshold: 0,
+        unusable: 0,
+        parts: ids.len(),
+    };
+    let parent = match to.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    std::fs::create_dir_all(parent).map_err(Error::local(parent))?;
+    let file = tempfile::Builder::new()
+        .prefix(".trajectories-")
+        .tempfile_in(parent)
+        .map_err(Error::local(parent))?;
+    let mut out = std::io::BufWriter::new(file);
+    let run = view.plan.run.as_str();
+    for id in ids {
+        let manifest = view.committed(id).await?;
+        for episode in episodes(view, &manifest).await? {
+            let enough = wanted
+                .reward_min
+                .is_none_or(|least| episode.reward >= least);
+            match (
+                episode.usable(),
+                enough && (episode.success || !wanted.success),
+            ) {
+                (false, _) => written.unusable += 1,
+                (true, false) => written.below_threshold += 1,
+                (true, true) => {
+                    let row = row(run, id, &episode);
+                    let head = if written.trajectories == 0 {
+                        "[\n"
+                    } else {
+                        ",\n"
+                    };
+                    write!(out, "{head}{row}").map_err(Error::local(to))?;
+                    written.trajectories += 1;
+                }
+            }
+        }
+    }
+    if written.trajectories == 0 {
+        return Err(Error::Missing(format!(
+            "no episode of run {run} is to be written: of {} in {} parts {} are below the threshold and {} were spoiled by their environment",
+            written.below_threshold + written.unusable,
+            written.parts,
+            written.below_threshold,
+            written.unusable
+        )));
+    }
+    writeln!(out, "\n]").map_err(Error::local(to))?;
+    let file = out
+        .into_inner()
+        .map_err(|e| Error::local(to)(e.into_error()))?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::Permissions::from_mode(0o644);
+        file.as_file()
+            .set_permissions(mode)
+            .map_err(Error::local(to))?;
+    }
+    file.persist_noclobber(to)
+        .map_err(|e| Error::local(to)(e.error))?;
+    Ok(written)
+}
+
+impl Written {
+    /// For programs.
+    pub fn to_json(self, to: &Path) -> Value {
+        json!({
+            "to": to, "trajectories": self.trajectories, "below_threshold": self.below_threshold,
+            "unusable": self.unusable, "parts": self.parts,
+        })
+    }
+
+    /// For people.
+    pub fn to_text(self, to: &Path) -> String {
+        format!(
+            "{}: {} trajectories; left out: {} below the threshold, {} spoiled by their environment",
+            to.display(),
+            self.trajectories,
+            self.below_threshold,
+            self.unusable
+        )
+    }
+}
+
+/// The committed parts that hold what is wanted.
+async fn parts(view: &RunView, wanted: &Wanted) -> Result<Vec<PartId>> {
+    if let Some(stage) = wanted.stage.filter(|stage| !STAGES.contains(stage)) {
+        let names: Vec<_> = STAGES.iter().map(|s| s.name()).collect();
+        return Err(Error::Usage(format!(
+            "stage {stage} holds no episodes; those that do are {}",
+            names.join(", ")
+        )));
+    }
+    if let Some(n) = wanted.iteration {
+        view.iteration_parts(n)?;
+    }
+    let mut committed = view.commits().await?;
+    committed.retain(|id| wanted.iteration.is_none_or(|n| n == id.iteration));
+    let stage = wanted.stage.unwrap_or_else(|| {
+        let plays = committed.iter().any(|id| id.stage == Stage::Rollout);
+        if plays {
+            Stage::Rollout
+        } else {
+            Stage::Evaluate
+        }
+    });
+    committed.retain(|id| id.stage == stage);
+    committed.sort_unstable();
+    if committed.is_empty() {
+        let of = wanted
+            .iteration
+            .map_or_else(String::new, |n| format!("iteration {n} of "));
+        return Err(Error::Missing(format!(
+            "{of}run {} has no committed part of stage {stage}; `agentgym-submit inspect {}` shows what there is",
+            view.plan.run, view.plan.run
+        )));
+    }
+    Ok(committed)
+}

@@ -1,0 +1,191 @@
+//! A fork goes on where its parent stood: to the bit where nothing is changed,
+//! and elsewhere where something is.
+
+use crate::durability::{RUN, end, said, submit_config};
+use agentgym_storage::{Manifest, RunId, Slot, Store};
+use agentgym_tests::program::{finish, program};
+use std::path::Path;
+use std::process::Command;
+use std::str::FromStr;
+use tempfile::TempDir;
+
+pub(super) fn fork(store: &Path, words: &[&str]) -> Command {
+    let mut command = program("agentgym-submit");
+    command
+        .args(["fork", RUN])
+        .args(words)
+        .arg("--store")
+        .arg(store);
+    command
+}
+
+async fn commit(store: &Path, run: &str, iteration: u32, stage: &str, part: u32) -> Manifest {
+    let store = Store::open(&store.display().to_string()).await.unwrap();
+    let slot = Slot {
+        run: RunId::from_str(run).unwrap(),
+        iteration,
+        stage: stage.into(),
+        part,
+    };
+    let found = store.manifest(&slot).await.unwrap();
+    found.unwrap_or_else(|| panic!("{slot} is not committed"))
+}
+
+/// Names and digests of what two runs committed as the same part are equal.
+pub(super) async fn equal(
+    store: &Path,
+    child: &str,
+    (iteration, stage, part): (u32, &str, u32),
+) -> bool {
+    let outputs = |manifest: Manifest| -> Vec<_> {
+        let all = manifest.outputs.into_iter();
+        all.map(|o| (o.name, o.digest)).collect()
+    };
+    let parent = outputs(commit(store, RUN, iteration, stage, part).await);
+    parent == outputs(commit(store, child, iteration, stage, part).await)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fork_without_changes_repeats_its_parent_and_with_them_it_does_not() {
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    end(
+        submit_config("configs/smoke.yaml", store, &["jobs.threads=2"]),
+        store,
+    );
+    said(fork(store, &["--iteration", "3", "run.id=same"]));
+    for part in [
+        (4, "rollout", 1),
+        (4, "advantage", 0),
+        (4, "update", 0),
+        (4, "evaluate", 0),
+    ] {
+        assert!(equal(store, "same", part).await, "{part:?}");
+    }
+    assert!(store.join("runs/smoke/pins/same.json").exists());
+    // What was taken over lies where the parent put it.
+    let taken = commit(store, "same", 3, "update", 0).await;
+    assert!(taken.outputs.iter().all(|o| o.key.run().as_str() == RUN));
+    // The same again finds the run.
+    said(fork(store, &["--iteration", "3", "run.id=same"]));
+
+    let lr = "actor_rollout_ref.actor.optim.lr=1e-3";
+    said(fork(store, &["--iteration", "3", "run.id=other", lr]));
+    assert!(equal(store, "other", (4, "rollout", 1)).await);
+    assert!(!equal(store, "other", (4, "update", 0)).await);
+
+    // Retention kept the policy of iteration 2 and not its optimizer's state.
+    let refused = |words: &[&str], code: i32, word: &str| {
+        let output = finish(fork(store, words));
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {complaint}");
+        assert!(complaint.contains(word), "{words:?}: {complaint}");
+    };
+    refused(&["--iteration", "2"], 4, "--iteration 2 --fresh-optimizer");
+    said(fork(
+        store,
+        &["--iteration", "2", "--fresh-optimizer", "run.id=fresh"],
+    ));
+    assert!(equal(store, "fresh", (3, "rollout", 0)).await);
+    assert!(!equal(store, "fresh", (3, "update", 0)).await);
+    refused(
+        &["--iteration", "1", "--fresh-optimizer"],
+        4,
+        "trainer.save_freq = 2",
+    );
+    refused(&["--iteration", "4"], 2, "trainer.total_training_steps=N");
+    refused(&["--iteration", "9"], 4, "iterations 0 to 4");
+    refused(
+        &["--iteration", "3", "actor_rollout_ref.model.path=tiny"],
+        2,
+        "actor_rollout_ref.model",
+    );
+    refused(
+        &["--iteration", "3", "algorithm.adv_estimator=gae"],
+        2,
+        "critic",
+    );
+    refused(
+        &["--iteration", "3", "run.id=other"],
+        4,
+        "with another plan",
+    );
+    // A fork may be forked, and goes on beyond its parent's end.
+    let mut again = program("agentgym-submit");
+    again.args(["fork", "same", "--iteration", "4", "run.id=longer"]);
+    again
+        .args(["trainer.total_training_steps=5", "--store"])
+        .arg(store);
+    said(again);
+    assert!(
+        !commit(store, "longer", 5, "update", 0)
+            .await
+            .outputs
+            .is_empty()
+    );
+}
+
+/// The critic, its optimizer and the state of the KL controller go with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_critic_and_a_kl_controller_are_taken_over() {
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    end(
+        submit_config("configs/ppo.yaml", store, &["jobs.threads=2"]),
+        store,
+    );
+    said(fork(store, &["--iteration", "2", "run.id=same"]));
+    for stage in ["log_probs", "advantage", "update", "critic_update"] {
+        assert!(equal(store, "same", (3, stage, 0)).await, "{stage}");
+    }
+}
+
+/// An adapter needs its base; a lag reaches back before the fork.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adapter_with_a_lag_is_taken_over() {
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    let options = ["algorithm.lag=1", "jobs.threads=2"];
+    end(submit_config("configs/lora.yaml", store, &options), store);
+    said(fork(store, &["--iteration", "2", "run.id=same"]));
+    for stage in ["rollout", "update"] {
+        assert!(equal(store, "same", (3, stage, 0)).await, "{stage}");
+    }
+}
+
+/// A paused run is forked from before the offence; then it goes on, and its
+/// retention comes to what the fork needs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pin_outlives_the_retention_of_the_parent() {
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    let limits = ["guard.entropy_min=100", "guard.patience=2"];
+    let output = finish(submit_config("configs/smoke.yaml", store, &limits));
+    assert_eq!(output.status.code(), Some(1));
+    let off = "guard.entropy_min=null";
+    said(fork(store, &["--iteration", "1", "run.id=child", off]));
+    end(submit_config("configs/smoke.yaml", store, &[off]), store);
+    let taken = commit(store, "child", 1, "update", 0).await;
+    let names: Vec<&str> = taken.outputs.iter().map(|o| o.name.as_str()).collect();
+    assert!(names.contains(&"optimizer/state.safetensors"), "{names:?}");
+    for artifact in &taken.outputs {
+        assert!(
+            store.join(artifact.key.path()).exists(),
+            "{} is gone",
+            artifact.name
+        );
+    }
+    // What nobody has pinned went as always.
+    let other = commit(store, RUN, 2, "update", 0).await;
+    let state = other
+        .outputs
+        .iter()
+        .find(|o| o.name.starts_with("optimizer/"));
+    assert!(!store.join(state.unwrap().key.path()).exists());
+    for iteration in 2..=4 {
+        assert!(
+            equal(store, "child", (iteration, "update", 0)).await,
+            "{iteration}"
+        );
+    }
+}

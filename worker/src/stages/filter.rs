@@ -1,0 +1,323 @@
+//! `filter`: which trajectories of an exploration are worth learning, and where
+//! each of them came from.
+//!
+//! Of the episodes that reach their environment's threshold the best of each
+//! task is kept, or all that differ; what earlier iterations kept takes part,
+//! unless `agentevol.accumulate` is off. `episodes.bin` holds what the iteration
+//! trains on, token for token as it was sampled, and `lineage.json` beside it
+//! says of each row which iteration, part and episode it is.
+//!
+//! Source: AgentEvol, arXiv:2406.04151.
+
+use super::{play, read, write};
+use crate::metrics::{self, EpisodeSummary, success_by_env, write_json};
+use crate::{Error, Report, Result, StageContext};
+use agentgym_jobs::config::{AgentEvol, Keep};
+use agentgym_jobs::episode::{Episode, Episodes, Task};
+use agentgym_jobs::plan::Plan;
+use agentgym_jobs::trajectory::Lineage;
+use agentgym_storage::{Inputs, Outputs};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// File of the lineage, parallel to `episodes.bin`.
+const LINEAGE: &str = "lineage.json";
+
+/// The input that holds what earlier iterations kept.
+const BEFORE: &str = "before";
+
+/// A trajectory and where it came from.
+#[derive(Debug, Clone)]
+struct Kept {
+    lineage: Lineage,
+    episode: Episode,
+}
+
+/// What became of the candidates.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+struct Counts {
+    /// What the iteration trains on.
+    kept: usize,
+    /// Of these, from this iteration.
+    kept_new: usize,
+    /// Different tasks among them.
+    tasks_kept: usize,
+    /// Episodes of this iteration below their threshold.
+    below_threshold: usize,
+    /// Good ones that others stand for: a better one of the task, or an equal.
+    duplicates: usize,
+    /// Good ones with more tokens than `sft.max_length`.
+    too_long: usize,
+}
+
+/// `metrics.json`.
+#[derive(Debug, Serialize)]
+struct Metrics {
+    #[serde(flatten)]
+    episodes: EpisodeSummary,
+    #[serde(flatten)]
+    counts: Counts,
+    success_by_env: BTreeMap<String, f64>,
+}
+
+pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+    let (plan, iteration) = (&context.plan, context.part.id.iteration);
+    let mut pool = match context.part.inputs.iter().any(|i| i.name == BEFORE) {
+        true => before(&context.inputs).await?,
+        false => Vec::new(),
+    };
+    let mut played = Vec::new();
+    for part in 0..plan.rollout_parts() {
+        let input = format!("rollout.{part}");
+        let own = read::<Episodes>(&context.inputs, &input, "episodes.bin").await?;
+        played.extend(
+            own.into_vec()
+                .into_iter()
+                .enumerate()
+                .map(|(index, episode)| Kept {
+                    lineage: lineage(iteration, part, index as u32, &episode),
+                    episode,
+                }),
+        );
+        context.beat.tick();
+    }
+    played.sort_by_key(|k| (k.episode.group, k.episode.sample));
+    let all: Vec<&Episode> = played.iter().map(|k| &k.episode).collect();
+    let (episodes, success_by_env) = (EpisodeSummary::of(&all), success_by_env(&all));
+    pool.extend(played);
+    let sft = &plan.config.sft;
+    let (kept, counts) = filter(&plan.config.agentevol, sft.max_length, iteration, pool);
+    let metrics = Metrics {
+        episodes,
+        counts,
+        success_by_env,
+    };
+    refuse_nothing(plan, iteration, &metrics)?;
+    let (lineage, kept): (Vec<Lineage>, Vec<Episode>) =
+        kept.into_iter().map(|k| (k.lineage, k.episode)).unzip();
+    write(outputs, "episodes.bin", "episodes", &play::checked(kept)?).await?;
+    write_json(outputs, LINEAGE, "lineage", &lineage).await?;
+    metrics::write(outputs, &metrics).await?;
+    Ok(Report::default())
+}
+
+fn lineage(iteration: u32, part: u32, index: u32, episode: &Episode) -> Lineage {
+    Lineage {
+        iteration,
+        part,
+        episode: index,
+        group: episode.group,
+        sample: episode.sample,
+        item_id: episode.task.to_string(),
+        reward: episode.reward,
+        success: episode.success,
+        turns: episode.turns.len(),
+    }
+}
+
+/// What the iteration before trained on.
+async fn before(inputs: &Inputs) -> Result<Vec<Kept>> {
+    let episodes = read::<Episodes>(inputs, BEFORE, "episodes.bin").await?;
+    let bytes = inputs.bytes(BEFORE, LINEAGE).await?;
+    let lineage: Vec<Lineage> = serde_json::from_slice(&bytes)
+        .map_err(|e| Error::stage(format!("{LINEAGE} of the iteration before: {e}")))?;
+    let episodes = episodes.into_vec();
+    if lineage.len() != episodes.len() {
+        return Err(Error::stage(format!(
+            "{LINEAGE} of the iteration before has {} rows for {} episodes",
+            lineage.len(),
+            episodes.len()
+        )));
+    }
+    let both = lineage.into_iter().zip(episodes);
+    Ok(both
+        .map(|(lineage, episode)| Kept { lineage, episode })
+        .collect())
+}
+
+/// `pool` is sorted: what was kept before, then this iteration's episodes.
+fn filter(
+    options: &AgentEvol,
+    tokens_max: usize,
+    iteration: u32,
+    pool: Vec<Kept>,
+) -> (Vec<Kept>, Counts) {
+    let mut counts = Counts::default();
+    let mut good = Vec::new();
+    for candidate in pool {
+        let is_new = candidate.lineage.iteration == iteration;
+        let longest = candidate
+            .episode
+            .sequences
+            .iter()
+            .map(|s| s.token_ids.len());
+        if is_new && !options.keeps(&candidate.episode) {
+            counts.below_threshold += usize::from(candidate.episode.usable());
+        } else if longest.max().unwrap_or(0) > tokens_max {
+            counts.too_long += 1;
+        } else {
+            good.push(candidate);
+        }
+    }
+    let candidates = good.len();
+    let mut kept = match options.keep {
+        Keep::Best => best(good),
+        Keep::All => different(good),
+    };
+    kept.sort_by_key(|k| (k.lineage.iteration, k.lineage.group, k.lineage.sample));
+    let tasks: BTreeSet<&Task> = kept.iter().map(|k| &k.episode.task).collect();
+    counts.tasks_kept = tasks.len();
+    counts.kept = kept.len();
+    counts.kept_new = kept
+        .iter()
+        .filter(|k| k.lineage.iteration == iteration)
+        .count();
+    counts.duplicates = candidates - kept.len();
+    (kept, counts)
+}
+
+/// One per task: the highest reward, then the fewest turns, then the first.
+fn best(good: Vec<Kept>) -> Vec<Kept> {
+    let mut by_task: BTreeMap<Task, Kept> = BTreeMap::new();
+    for candidate in good {
+        let better = by_task.get(&candidate.episode.task).is_none_or(|old| {
+            let (new, old) = (&candidate.episode, &old.episode);
+            new.reward > old.reward
+                || (new.reward == old.reward && new.turns.len() < old.turns.len())
+        });
+        if better {
+            by_task.insert(candidate.episode.task.clone(), candidate);
+        }
+    }
+    by_task.into_values().collect()
+}
+
+/// Those in which the policy said something that no earlier one of the task did.
+fn different(good: Vec<Kept>) -> Vec<Kept> {
+    let mut seen: BTreeSet<(Task, Vec<String>)> = BTreeSet::new();
+    let said = |k: &Kept| k.episode.turns.iter().map(|t| t.text.clone()).collect();
+    good.into_iter()
+        .filter(|k| seen.insert((k.episode.task.clone(), said(k))))
+        .collect()
+}
+
+/// Without demonstrations beside it, nothing kept means nothing to train on.
+fn refuse_nothing(plan: &Plan, iteration: u32, metrics: &Metrics) -> Result<()> {
+    let config = &plan.config;
+    let demonstrated = config.agentevol.add_original_data && !config.sft.sources.is_empty();
+    if metrics.counts.kept > 0 || demonstrated {
+        return Ok(());
+    }
+    Err(Error::stage(format!(
+        "iteration {iteration} keeps no trajectory and has no demonstrations to train on: of {} episodes {} are below \
+         agentevol.threshold, {} are longer than sft.max_length = {}, {} were spoiled by their environment; \
+         lower the threshold, play more tasks or samples, or give sft.sources with agentevol.add_original_data",
+        metrics.episodes.episodes,
+        metrics.counts.below_threshold,
+        metrics.counts.too_long,
+        config.sft.max_length,
+        metrics.episodes.env_faults
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stages::testing::{episode, plan};
+    use agentgym_jobs::episode::{Finish, Outcome, Parse, Turn};
+
+    fn options(overrides: &[&str]) -> AgentEvol {
+        plan(overrides).config.agentevol
+    }
+
+    /// An episode of task `group` in which the policy said so many things.
+    fn played(iteration: u32, group: u32, sample: u32, reward: f64, said: &[&str]) -> Kept {
+        let outcome = match reward >= 1.0 {
+            true => Outcome::Solved,
+            false => Outcome::Horizon,
+        };
+        let mut episode = episode(group, sample, outcome, reward);
+        episode.turns = said
+            .iter()
+            .map(|text| Turn {
+                sequence: 0,
+                context: (0, 2),
+                policy: (2, 4),
+                text: (*text).into(),
+                action: None,
+                parse: Parse::Clean,
+                observation: String::new(),
+                reward: None,
+                done: false,
+                finish: Finish::Eos,
+                policy_iteration: iteration - 1,
+            })
+            .collect();
+        Kept {
+            lineage: lineage(iteration, 0, sample, &episode),
+            episode,
+        }
+    }
+
+    fn ids(kept: &[Kept]) -> Vec<(u32, u32, u32)> {
+        let of = |k: &Kept| (k.lineage.iteration, k.lineage.group, k.lineage.sample);
+        kept.iter().map(of).collect()
+    }
+
+    #[test]
+    fn the_best_of_a_task_is_kept_with_its_lineage() {
+        let pool = vec![
+            played(1, 0, 0, 1.0, &["a", "b", "c"]),
+            played(1, 3, 0, 1.0, &["a"]),
+            played(2, 0, 0, 1.0, &["a", "b"]),
+            played(2, 0, 1, 1.0, &["b", "a"]),
+            played(2, 1, 0, 0.5, &["a"]),
+            played(2, 2, 0, 1.0, &["a"]),
+            played(2, 3, 1, 1.0, &["b"]),
+        ];
+        let (kept, counts) = filter(&options(&[]), 100, 2, pool.clone());
+        // Task 0: shorter than the one before; task 3: as good as the one before.
+        assert_eq!(ids(&kept), [(1, 3, 0), (2, 0, 0), (2, 2, 0)]);
+        let expected = Counts {
+            kept: 3,
+            kept_new: 2,
+            tasks_kept: 3,
+            below_threshold: 1,
+            duplicates: 3,
+            too_long: 0,
+        };
+        assert_eq!(counts, expected);
+        assert_eq!(kept[1].lineage.item_id, "textcraft_0");
+        // An environment with a threshold of its own, or one for all.
+        for threshold in [
+            "agentevol.threshold=0.5",
+            "agentevol.threshold={textcraft: 0.5}",
+        ] {
+            let (kept, _) = filter(&options(&[threshold]), 100, 2, pool.clone());
+            assert!(ids(&kept).contains(&(2, 1, 0)), "{threshold}");
+        }
+        let (kept, counts) = filter(&options(&[]), 5, 2, pool);
+        assert_eq!((kept.len(), counts.too_long), (0, 6));
+    }
+
+    #[test]
+    fn all_that_differ_are_kept_once() {
+        let pool = vec![
+            played(1, 0, 0, 1.0, &["a", "b"]),
+            played(2, 0, 0, 1.0, &["a", "b"]),
+            played(2, 0, 1, 1.0, &["a"]),
+            played(2, 1, 0, 1.0, &["a"]),
+        ];
+        let (kept, counts) = filter(&options(&["agentevol.keep=all"]), 100, 2, pool);
+        assert_eq!(ids(&kept), [(1, 0, 0), (2, 0, 1), (2, 1, 0)]);
+        assert_eq!((counts.duplicates, counts.tasks_kept), (1, 2));
+    }
+
+    #[test]
+    fn a_spoiled_episode_is_no_failure_and_never_kept() {
+        let mut spoiled = played(1, 0, 0, 1.0, &["a"]);
+        spoiled.episode.outcome = Outcome::EnvFault;
+        let (kept, counts) = filter(&options(&["agentevol.threshold=-1"]), 100, 1, vec![spoiled]);
+        assert_eq!((kept.len(), counts.below_threshold), (0, 0));
+    }
+}
