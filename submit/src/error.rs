@@ -83,6 +83,14 @@ pub enum Error {
         /// The command that carries on.
         resume: String,
     },
+    /// Ctrl-C or SIGTERM while following workers elsewhere.
+    #[error("run {run} is no longer followed; its workers go on. Follow it again with: {watch}")]
+    Detached {
+        /// The run.
+        run: String,
+        /// The command that follows it.
+        watch: String,
+    },
     /// A local file or folder.
     #[error("cannot write {path}: {source}. Check the folder and the space left")]
     Local {
@@ -125,7 +133,7 @@ impl Error {
                 Cause::Environment | Cause::Queue => Exit::Unreachable,
             },
             Self::Worker(_) => Exit::Stopped,
-            Self::Interrupted { .. } => Exit::Interrupted,
+            Self::Interrupted { .. } | Self::Detached { .. } => Exit::Interrupted,
         }
     }
 

@@ -351,6 +351,10 @@ async fn drive(
                 resume,
             })
         }
+        End::Interrupted if plan.config.jobs.workers == 0 => Err(Error::Detached {
+            watch: format!("agentgym-submit watch {run} --store {}", store.url()),
+            run,
+        }),
         End::Interrupted => Err(Error::Interrupted { run, resume }),
     }
 }
