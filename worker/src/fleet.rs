@@ -37,12 +37,7 @@ pub struct RunState {
 /// # Errors
 /// [`JobsError::UnknownRun`] if nobody has planned the run.
 pub async fn load_plan(store: &Store, run: &RunId) -> Result<Plan> {
-    match store
-        .plans(run)
-        .await?
-        .into_iter()
-        .max_by_key(|(revision, _)| *revision)
-    {
+    match store.newest_plan(run, None).await? {
         Some((_, bytes)) => Ok(Plan::from_bytes(&bytes)?),
         None => {
             let known = store.runs().await?;
@@ -117,13 +112,10 @@ impl RunState {
 
     /// Reads a newer plan revision, if there is one.
     pub async fn refresh_plan(&mut self) -> Result<()> {
-        let plan = load_plan(&self.store, &self.plan.run).await?;
-        if plan.revision > self.plan.revision {
-            tracing::info!(
-                revision = plan.revision,
-                "a newer plan revision is in force"
-            );
-            self.plan = Arc::new(plan);
+        let known = Some(self.plan.revision);
+        if let Some((revision, bytes)) = self.store.newest_plan(&self.plan.run, known).await? {
+            tracing::info!(revision, "a newer plan revision is in force");
+            self.plan = Arc::new(Plan::from_bytes(&bytes)?);
         }
         Ok(())
     }
