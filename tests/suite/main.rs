@@ -6,6 +6,7 @@
 
 mod export;
 mod queue;
+mod simulation;
 mod storage;
 mod submit;
 
@@ -15,3 +16,4 @@ mod configs;
 mod durability;
 mod environments;
 mod evaluation;
+mod fleet;
