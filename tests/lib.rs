@@ -1,6 +1,7 @@
 //! Shared fixture kit of the integration tests.
 
 pub mod files;
+pub mod fleet;
 pub mod program;
 pub mod redis;
 pub mod s3;

@@ -74,6 +74,26 @@ impl Running {
         self.0.wait().expect("a child can be waited for").code()
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Sends a signal by name: `STOP`, `CONT`, `TERM`.
+    ///
+    /// # Panics
+    /// If there is no such process any more.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill")
+            .args([format!("-{name}"), self.id().to_string()])
+            .status();
+        assert!(
+            sent.is_ok_and(|status| status.success()),
+            "SIG{name} to {}",
+            self.id()
+        );
+    }
+
     /// `kill -9`, and waits until the process is gone.
     pub fn kill(mut self) {
         self.stop();

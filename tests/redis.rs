@@ -75,6 +75,18 @@ impl RedisServer {
         Ok(line.trim_end().to_owned())
     }
 
+    /// Memory that its data and its bookkeeping take.
+    ///
+    /// # Errors
+    /// If the server is away, or does not say.
+    pub fn memory_bytes(&self) -> io::Result<u64> {
+        const ASK: &[u8] =
+            b"return tonumber(string.match(redis.call('info', 'memory'), 'used_memory:(%d+)'))";
+        let answer = self.command(&[b"EVAL", ASK, b"0"])?;
+        let number = answer.trim_start_matches(':').parse();
+        number.map_err(|_| io::Error::other(answer))
+    }
+
     fn answers(&mut self) -> bool {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(10) {

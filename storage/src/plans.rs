@@ -24,6 +24,34 @@ impl Store {
         .await
     }
 
+    /// The newest plan revision of a run, if it is newer than the one that the
+    /// caller knows: one listing, and a read only where there is something new.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn newest_plan(
+        &self,
+        run: &RunId,
+        known: Option<u32>,
+    ) -> Result<Option<(u32, Bytes)>> {
+        let listed = self.list_run(run, "plan").await?;
+        let revision = |(key, _): &(Key, u64)| match key {
+            Key::Plan { revision, .. } => Some(*revision),
+            _ => None,
+        };
+        let Some(revision) = listed.iter().filter_map(revision).max() else {
+            return Ok(None);
+        };
+        if known.is_some_and(|known| known >= revision) {
+            return Ok(None);
+        }
+        let key = Key::Plan {
+            run: run.clone(),
+            revision,
+        };
+        Ok(Some((revision, self.get(&key).await?)))
+    }
+
     /// All plan revisions of a run, in ascending order; none if nobody planned it.
     ///
     /// # Errors

@@ -98,15 +98,24 @@ impl Store {
     /// As [`Store::open`].
     pub async fn open_with(url: &str, options: &[(&str, &str)]) -> Result<Self> {
         let backend = backend::open(url, options)?;
+        Ok(Self::new(backend.objects, backend.url, backend.local_root))
+    }
+
+    /// A store over a backend that is open already; `url` is its name for people.
+    pub fn over(objects: Arc<dyn ObjectStore>, url: &str) -> Self {
+        Self::new(objects, url.to_owned(), None)
+    }
+
+    fn new(objects: Arc<dyn ObjectStore>, url: String, local_root: Option<PathBuf>) -> Self {
         let inner = Inner {
-            objects: backend.objects,
-            url: backend.url,
-            local_root: backend.local_root,
+            objects,
+            url,
+            local_root,
             counters: Counters::default(),
         };
-        Ok(Self {
+        Self {
             inner: Arc::new(inner),
-        })
+        }
     }
 
     /// The store's name for people: without secrets, a folder as its absolute path.

@@ -254,9 +254,8 @@ pub(crate) async fn open_queue(store: &Store, plan: &Plan, url: Option<String>) 
     };
     let jobs = &plan.config.jobs;
     let options = QueueOptions {
-        lease_ttl_s: jobs.lease_ttl_s,
         length_max: jobs.length_max,
-        ..QueueOptions::default()
+        ..QueueOptions::leasing(jobs.lease_ttl_s)
     };
     Queue::open(&url, options).await.map_err(|e| match e {
         QueueError::Url { .. } | QueueError::Options(_) => Error::Usage(e.to_string()),
@@ -374,6 +373,7 @@ fn start_workers(
             queue: queue.clone(),
             name: agentgym_worker::worker_name(index),
             stages: Vec::new(),
+            functions: Arc::new(agentgym_worker::stages::Stages),
             threads: plan
                 .config
                 .jobs

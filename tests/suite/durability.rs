@@ -25,7 +25,7 @@ pub(super) fn submit_config(config: &str, store: &Path, bindings: &[&str]) -> Co
     submit_to(config, &store.display().to_string(), bindings)
 }
 
-fn submit_to(config: &str, store: &str, bindings: &[&str]) -> Command {
+pub(crate) fn submit_to(config: &str, store: &str, bindings: &[&str]) -> Command {
     let mut command = program("agentgym-submit");
     command
         .arg(config)
@@ -40,7 +40,7 @@ fn run_to_end(store: &Path, bindings: &[&str]) -> String {
 }
 
 /// Follows a command to its end; the run's digest.
-pub(super) fn end(command: Command, store: &Path) -> String {
+pub(crate) fn end(command: Command, store: &Path) -> String {
     said(command);
     digest(digest_of(&store.display().to_string()))
 }
@@ -83,7 +83,7 @@ pub(super) async fn no_part_started_after_its_commit(store: &Path) -> BTreeMap<S
     commits_by_worker(&store).await
 }
 
-async fn commits_by_worker(store: &Store) -> BTreeMap<String, usize> {
+pub(crate) async fn commits_by_worker(store: &Store) -> BTreeMap<String, usize> {
     let run = RunId::from_str(RUN).unwrap();
     let mut by_worker = BTreeMap::new();
     for (slot, attempts) in store.all_attempts(&run).await.unwrap() {
@@ -103,7 +103,7 @@ async fn commits_by_worker(store: &Store) -> BTreeMap<String, usize> {
 }
 
 /// Waits that differ from each other, the same in every test run.
-pub(super) fn waits(seed: u64) -> impl Iterator<Item = Duration> {
+pub(crate) fn waits(seed: u64) -> impl Iterator<Item = Duration> {
     let mut state = seed;
     std::iter::repeat_with(move || {
         state = state
@@ -409,7 +409,8 @@ async fn a_second_worker_on_the_same_files_may_die() {
     let mut running = Running::start(submit(store, &["jobs.threads=1", "jobs.lease_ttl_s=6"]));
     std::thread::sleep(Duration::from_secs(2));
     let mut helper = program("agentgym-worker");
-    helper.args(["--threads", "1", "--store"]).arg(store);
+    helper.args(["--threads", "1", "--lease-ttl-s", "6", "--store"]);
+    helper.arg(store);
     let helper = Running::start(helper);
     std::thread::sleep(Duration::from_secs(5));
     helper.kill();

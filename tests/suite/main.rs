@@ -6,6 +6,7 @@
 
 mod export;
 mod queue;
+mod simulation;
 mod storage;
 mod submit;
 
@@ -16,4 +17,5 @@ mod durability;
 mod environments;
 mod evaluation;
 mod evolution;
+mod fleet;
 mod forks;

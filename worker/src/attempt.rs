@@ -3,7 +3,8 @@
 
 use crate::context::{Beat, Event, Report, Resources, StageContext};
 use crate::fleet::RunState;
-use crate::{Error, Result, retention, stages};
+use crate::stages::StageFunctions;
+use crate::{Error, Result, retention};
 use agentgym_jobs::config::Numerics;
 use agentgym_jobs::pipeline::{Part, Stage};
 use agentgym_jobs::plan::code_version;
@@ -13,8 +14,9 @@ use agentgym_storage::{
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::broadcast;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
@@ -26,6 +28,7 @@ pub(crate) const CPU_CLASS: &str = "cpu-f32-1";
 pub(crate) struct Bench<'a> {
     pub(crate) store: &'a Store,
     pub(crate) resources: &'a Arc<Resources>,
+    pub(crate) functions: &'a dyn StageFunctions,
     pub(crate) worker: &'a str,
     pub(crate) cache_dir: &'a Path,
     pub(crate) events: &'a broadcast::Sender<Event>,
@@ -200,7 +203,10 @@ async fn make(
         beat.clone(),
         Duration::from_secs(plan.config.jobs.beat_timeout_s),
     );
-    let mut report = stages::run(part.id.stage, &mut context, &mut outputs).await;
+    let made = bench
+        .functions
+        .run(part.id.stage, &mut context, &mut outputs);
+    let mut report = made.await;
     drop(watch);
     if let Ok(report) = &mut report {
         report.set("busy_s", beat.busy_s());

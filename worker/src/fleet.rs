@@ -13,7 +13,8 @@ use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Requests for the commits of so many iterations run at once.
 const LISTS_AT_ONCE: usize = 8;
@@ -43,12 +44,7 @@ pub struct RunState {
 /// # Errors
 /// [`JobsError::UnknownRun`] if nobody has planned the run.
 pub async fn load_plan(store: &Store, run: &RunId) -> Result<Plan> {
-    match store
-        .plans(run)
-        .await?
-        .into_iter()
-        .max_by_key(|(revision, _)| *revision)
-    {
+    match store.newest_plan(run, None).await? {
         Some((_, bytes)) => Ok(Plan::from_bytes(&bytes)?),
         None => {
             let known = store.runs().await?;
@@ -127,13 +123,10 @@ impl RunState {
 
     /// Reads a newer plan revision, if there is one.
     pub async fn refresh_plan(&mut self) -> Result<()> {
-        let plan = load_plan(&self.store, &self.plan.run).await?;
-        if plan.revision > self.plan.revision {
-            tracing::info!(
-                revision = plan.revision,
-                "a newer plan revision is in force"
-            );
-            self.plan = Arc::new(plan);
+        let known = Some(self.plan.revision);
+        if let Some((revision, bytes)) = self.store.newest_plan(&self.plan.run, known).await? {
+            tracing::info!(revision, "a newer plan revision is in force");
+            self.plan = Arc::new(Plan::from_bytes(&bytes)?);
             // What was dropped while the run was on hold is offered again.
             self.offered.clear();
         }

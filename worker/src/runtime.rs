@@ -4,16 +4,18 @@
 use crate::attempt::{self, Bench, Ended};
 use crate::context::{Cause, Event, Resources};
 use crate::fleet::RunState;
+use crate::stages::StageFunctions;
 use crate::{Error, Result, guard};
-use agentgym_jobs::pipeline::{PartId, Stage, parts};
-use agentgym_jobs::queue::{Claim, Gate, Handled, Job, Queue};
+use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
+use agentgym_jobs::queue::{Claim, ClaimGuard, Gate, Handled, Job, Queue};
 use agentgym_storage::{RunId, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{Mutex, broadcast};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// How often an idle worker plans, at most, per fleet and run.
@@ -40,6 +42,8 @@ pub struct WorkerOptions {
     pub name: String,
     /// Stages this worker takes; empty for all.
     pub stages: Vec<Stage>,
+    /// What makes their outputs: [`crate::stages::Stages`] in every program.
+    pub functions: Arc<dyn StageFunctions>,
     /// Compute threads.
     pub threads: usize,
     /// `cpu` or `cuda:N`.
@@ -215,31 +219,18 @@ impl Worker {
             part: job.part,
         };
         let shared = self.state(&run).await?;
-        let (part, taken, message) = {
+        {
             let mut state = shared.lock().await;
             state.refresh_old_plan().await?;
             if state.on_hold() {
                 return Ok(Handled::Done);
             }
-            if state.manifest(id).await?.is_some() {
+            if state.progress.contains(&id) {
                 drop(state);
                 self.plan(&shared, Look::New).await?;
                 return Ok(Handled::Done);
             }
-            let attempts = self.options.store.attempts(&state.slot(id)).await?;
-            let part = parts(&state.plan, id.iteration)
-                .into_iter()
-                .find(|p| p.id == id);
-            let taken = attempts.last().map_or(0, |last| last.number);
-            (part, taken, state.exhausted(id, &attempts))
-        };
-        if let Some(message) = message {
-            self.stop_run(&run, message, Cause::Part);
-            return Ok(Handled::Done);
         }
-        let Some(part) = part else {
-            return Ok(Handled::Done);
-        };
         let claim = match self.options.queue.claim(job, &self.options.name).await? {
             Claim::Held(claim) => claim,
             Claim::Taken { by } => {
@@ -247,13 +238,17 @@ impl Worker {
                 return Ok(Handled::Done);
             }
         };
+        let prepared = self.prepare(&run, &shared, id).await;
+        let Ok(Some((mut own, part, taken))) = prepared else {
+            release(claim).await;
+            return prepared.map(|_| Handled::Done);
+        };
         self.running().insert(id);
-        // The attempt works on its own view, so that planning goes on beside it.
-        let mut own = shared.lock().await.view();
         let drain = self.drain.child_token();
         let bench = Bench {
             store: &self.options.store,
             resources: &self.resources,
+            functions: &*self.options.functions,
             worker: &self.options.name,
             cache_dir: &self.options.cache_dir,
             events: &self.events,
@@ -265,6 +260,7 @@ impl Worker {
             let lease = Duration::from_secs(self.options.queue.options().lease_ttl_s);
             loop {
                 tokio::select! {
+                    biased;
                     ended = &mut attempt => break ended,
                     () = tokio::time::sleep(lease / 3) => {
                         // A lost claim costs at most double work; the first commit wins.
@@ -283,12 +279,46 @@ impl Worker {
             }
         };
         self.running().remove(&id);
-        if let Err(e) = claim.release().await {
-            tracing::debug!(part = %id, "claim not released: {e}");
-        }
+        release(claim).await;
         let (number, ended) = ended?;
         self.after(&run, &shared, id, number, ended).await?;
         Ok(Handled::Done)
+    }
+
+    /// What an attempt begins with, unless the part is committed or may not be
+    /// tried. To be called behind the claim: whoever had it before has committed
+    /// by now, so that a commit is not overlooked as long as claims hold.
+    async fn prepare(
+        &self,
+        run: &RunId,
+        shared: &Arc<Mutex<RunState>>,
+        id: PartId,
+    ) -> Result<Option<(RunState, Part, u32)>> {
+        let mut state = shared.lock().await;
+        if state.manifest(id).await?.is_some() {
+            drop(state);
+            self.plan(shared, Look::New).await?;
+            return Ok(None);
+        }
+        let attempts = self.options.store.attempts(&state.slot(id)).await?;
+        if let Some(message) = state.exhausted(id, &attempts) {
+            self.stop_run(run, message, Cause::Part);
+            return Ok(None);
+        }
+        let taken = attempts.last().map_or(0, |last| last.number);
+        let planned = parts(&state.plan, id.iteration);
+        let Some(part) = planned.into_iter().find(|p| p.id == id) else {
+            return Ok(None);
+        };
+        // The attempt works on its own view, so that planning goes on beside it.
+        let mut own = state.view();
+        drop(state);
+        for input in &part.inputs {
+            own.manifest(input.from).await?;
+        }
+        // Planning may have heard of a commit meanwhile.
+        let known = shared.lock().await.progress.contains(&id);
+        Ok((!known).then_some((own, part, taken)))
     }
 
     async fn after(
@@ -405,6 +435,7 @@ impl Worker {
                 self.in_trouble(e).await;
             }
             tokio::select! {
+                biased;
                 () = self.stop.cancelled() => return,
                 () = tokio::time::sleep(PLAN_EVERY) => {}
             }
@@ -474,9 +505,17 @@ impl Worker {
 
     async fn pause(&self) {
         tokio::select! {
+            biased;
             () = self.stop.cancelled() => {}
             () = tokio::time::sleep(TROUBLE_PAUSE) => {}
         }
+    }
+}
+
+/// One that stays behind runs out by itself.
+async fn release(claim: ClaimGuard) {
+    if let Err(e) = claim.release().await {
+        tracing::debug!("claim not released: {e}");
     }
 }
 

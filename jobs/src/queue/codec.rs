@@ -54,7 +54,7 @@ pub(super) fn encode(job: &Job) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-fn decode(bytes: &[u8]) -> Payload {
+pub(super) fn decode(bytes: &[u8]) -> Payload {
     let poison = |reason: String| Payload::Poison {
         bytes: bytes.len(),
         reason,

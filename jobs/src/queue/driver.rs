@@ -1,5 +1,6 @@
 //! What a backend must be able to do. [`super::sqlite`] and [`super::redis`]
-//! implement it; nothing outside this module sees which one is used.
+//! implement it, and the tests' simulation, which holds to the same contract;
+//! nothing outside this module sees which one is used.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::{Enqueued, QueueOptions, error::Result, work::Worker};
 /// One backend. Names of queues and leases are made by the implementation from
 /// [`QueueOptions::name_prefix`]; callers pass classes and bare lease names.
 #[async_trait]
-pub(super) trait Driver: Send + Sync + 'static {
+pub trait Driver: Send + Sync + 'static {
     /// How long a push of another process may go unnoticed.
     fn poll_every(&self) -> Duration;
 

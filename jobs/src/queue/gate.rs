@@ -23,7 +23,7 @@ use std::{
         },
     },
     task::{Context, Poll, Wake, Waker},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use apalis_core::{
@@ -31,7 +31,10 @@ use apalis_core::{
     worker::context::WorkerContext,
 };
 use futures::task::AtomicWaker;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::Instant,
+};
 
 /// The slots of one device. Clones are the same gate.
 #[derive(Clone, Debug)]
@@ -191,6 +194,22 @@ impl Turn {
         self.grant_lock().take().map(|(slot, _)| slot)
     }
 
+    /// Waits for a grant, as the only worker of the class.
+    pub(super) async fn granted(&self) {
+        std::future::poll_fn(|cx| match self.poll_woken(cx) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        })
+        .await;
+    }
+
+    /// Whether there is a reason to poll the backend; else `cx` hears of it.
+    fn poll_woken(&self, cx: &Context<'_>) -> bool {
+        self.worker.register(cx.waker());
+        self.attached.store(true, Release);
+        self.woken.swap(false, AcqRel)
+    }
+
     /// The worker is gone; the next one starts without a grant.
     pub(super) fn detach(&self) {
         self.attached.store(false, Release);
@@ -239,9 +258,7 @@ impl<B: Backend> Backend for Gated<B> {
         cx: &mut Context<'_>,
         worker: &WorkerContext,
     ) -> Poll<Option<Result<B::Task, B::Error>>> {
-        self.turn.worker.register(cx.waker());
-        self.turn.attached.store(true, Release);
-        if !self.turn.woken.swap(false, AcqRel) {
+        if !self.turn.poll_woken(cx) {
             return Poll::Pending;
         }
         let waker = Waker::from(Arc::clone(&self.turn));

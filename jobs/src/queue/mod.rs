@@ -28,11 +28,12 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 pub use tokio_util::sync::CancellationToken;
 
-use driver::Driver;
+pub use driver::Driver;
 pub use error::{Error, Result, Source, Verdict};
 pub use gate::Gate;
 use holder::is_gone;
 pub use holder::process_name;
+pub use work::{Started, Worker};
 
 /// One part of one stage of one iteration of one run. Everything else about
 /// it is in the object store.
@@ -96,6 +97,30 @@ impl Default for QueueOptions {
     }
 }
 
+impl QueueOptions {
+    /// The defaults with a lease of so many seconds, and a heartbeat that goes
+    /// with it.
+    pub fn leasing(lease_ttl_s: u64) -> Self {
+        Self {
+            lease_ttl_s,
+            heartbeat_s: (lease_ttl_s / 3).max(1),
+            ..Self::default()
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.heartbeat_s == 0 || self.lease_ttl_s < 2 * self.heartbeat_s {
+            return Err(Error::Options(format!(
+                "queue.heartbeat_s is {} and queue.lease_ttl_s is {}: the lease must be at least \
+                 two heartbeats of a second or more, or one late heartbeat hands running jobs to \
+                 others",
+                self.heartbeat_s, self.lease_ttl_s
+            )));
+        }
+        Ok(())
+    }
+}
+
 /// What became of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enqueued {
@@ -155,20 +180,19 @@ impl Queue {
     /// Opens `sqlite:PATH` (created if missing), `redis://…`, `rediss://…`, or
     /// `memory:`, a queue of its own that lives as long as its clones.
     pub async fn open(url: &str, options: QueueOptions) -> Result<Self> {
-        if options.heartbeat_s == 0 || options.lease_ttl_s < 2 * options.heartbeat_s {
-            return Err(Error::Options(format!(
-                "queue.heartbeat_s is {} and queue.lease_ttl_s is {}: the lease must be at least \
-                 two heartbeats of a second or more, or one late heartbeat hands running jobs to \
-                 others",
-                options.heartbeat_s, options.lease_ttl_s
-            )));
-        }
+        options.check()?;
         let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
         let driver: Arc<dyn Driver> = match scheme {
             "sqlite" | "memory" => Arc::new(sqlite::Sqlite::open(url, &options).await?),
             "redis" | "rediss" => Arc::new(redis::Redis::open(url, &options).await?),
             _ => return Err(error::bad_url(url, "no queue has this scheme")),
         };
+        Self::over(driver, options)
+    }
+
+    /// A queue over a backend that is open already.
+    pub fn over(driver: Arc<dyn Driver>, options: QueueOptions) -> Result<Self> {
+        options.check()?;
         Ok(Self {
             driver,
             pushed: watch::Sender::new(()),

@@ -11,14 +11,14 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures::{FutureExt, future::BoxFuture};
 use tokio::{
     sync::watch,
     task::{JoinHandle, JoinSet},
-    time::{MissedTickBehavior, interval, sleep, timeout},
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
@@ -57,6 +57,12 @@ pub(super) struct Class {
 }
 
 impl Class {
+    /// A grant is out, and its job has gone elsewhere.
+    fn is_stale(&self) -> bool {
+        let age = self.turn.granted_for();
+        age.is_some_and(|age| age > GRANT_MAX)
+    }
+
     /// Starts a fetched job. The slot is taken here, before the first await,
     /// so that a fetch and its grant stay together.
     /// A task of its own, since a busy handler must not stop the heartbeats.
@@ -120,7 +126,8 @@ impl Class {
 
 /// A job in its task. Dropping it leaves the job running: apalis drops what is
 /// in flight when a backend fails, and the work is not lost with the hint.
-pub(super) struct Started(JoinHandle<()>);
+#[derive(Debug)]
+pub struct Started(JoinHandle<()>);
 
 impl Future for Started {
     type Output = ();
@@ -131,17 +138,38 @@ impl Future for Started {
     }
 }
 
-/// What a driver needs to run one apalis worker; see [`run_apalis`].
-pub(super) struct Worker {
-    /// New for each incarnation: apalis refuses a name it has just seen.
+/// What a driver needs to run one worker; for those of apalis see [`run_apalis`].
+pub struct Worker {
+    /// apalis refuses a name it has just seen.
     pub(super) name: String,
     pub(super) class: Arc<Class>,
     pub(super) end: CancellationToken,
 }
 
 impl Worker {
-    pub(super) fn class_name(&self) -> &str {
+    /// New for each incarnation.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The class whose jobs it takes.
+    pub fn class_name(&self) -> &str {
         &self.class.name
+    }
+
+    /// Cancelled when the worker is to end, after its acks.
+    pub fn end(&self) -> &CancellationToken {
+        &self.end
+    }
+
+    /// Waits until one job may be fetched.
+    pub async fn granted(&self) {
+        self.class.turn.granted().await;
+    }
+
+    /// Starts what was fetched; to be acked when the result is ready.
+    pub fn start(&self, payload: &[u8]) -> Started {
+        Arc::clone(&self.class).start(codec::decode(payload))
     }
 
     pub(super) fn turn(&self) -> Arc<Turn> {
@@ -267,6 +295,7 @@ impl Loop {
         let mut backoff = BACKOFF_MIN;
         loop {
             tokio::select! {
+                biased;
                 _ = tick.tick() => {}
                 // Never fails: `run` holds a sender.
                 _ = pushed.changed() => {}
@@ -291,18 +320,20 @@ impl Loop {
 
     /// A look that could lead to nothing is not taken.
     fn wants_to_look(&self) -> bool {
-        let stale = |class: &Arc<Class>| {
-            let age = class.turn.granted_for();
-            age.is_some_and(|age| age > GRANT_MAX)
-        };
-        self.gate.has_room() || self.classes.iter().any(stale)
+        self.gate.has_room() || self.classes.iter().any(|class| class.is_stale())
     }
 
     fn grant(&self, due: &[usize]) {
+        // First the slots that were granted in vain: a class further up may
+        // wait for one, and nobody else would ever free it.
+        for (class, &due) in self.classes.iter().zip(due) {
+            if due == 0 && class.is_stale() {
+                drop(class.turn.take());
+            }
+        }
         for (class, &due) in self.classes.iter().zip(due) {
             match class.turn.granted_for() {
-                Some(age) if age > GRANT_MAX && due == 0 => drop(class.turn.take()),
-                Some(age) if age > GRANT_MAX => class.turn.renew(),
+                Some(_) if class.is_stale() => class.turn.renew(),
                 Some(_) => {}
                 None if due > 0 && class.turn.is_attached() => match self.gate.reserve() {
                     Some(slot) => class.turn.grant(slot),
@@ -358,5 +389,32 @@ async fn purge(driver: Arc<dyn Driver>, worker: String) {
         if let Err(error) = purged.await {
             debug!("{error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::queue::{QueueOptions, sqlite::Sqlite};
+
+    /// Found by simulated worlds: the job went elsewhere, and the only slot
+    /// stayed with a class that had no other.
+    #[tokio::test]
+    async fn a_slot_granted_in_vain_goes_to_a_class_further_up() {
+        let options = QueueOptions::default();
+        let driver = Arc::new(Sqlite::open("memory:", &options).await.unwrap());
+        let handler: Handler = Arc::new(|_| async {}.boxed());
+        let classes = ["first", "second"];
+        let looking = Loop::new(driver, "w", &classes, Gate::new(1), handler).unwrap();
+        let turns: Vec<_> = looking.classes.iter().map(|c| &c.turn).collect();
+        for turn in &turns {
+            assert!(turn.granted().now_or_never().is_none());
+        }
+        looking.grant(&[0, 1]);
+        assert!(turns[1].granted().now_or_never().is_some());
+        sleep(GRANT_MAX * 2).await;
+        looking.grant(&[1, 0]);
+        assert!(turns[1].granted_for().is_none());
+        assert!(turns[0].granted().now_or_never().is_some());
     }
 }

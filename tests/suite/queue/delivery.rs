@@ -2,7 +2,7 @@
 
 use super::*;
 
-on_both!(
+on_all!(
     a_key_is_queued_once_at_a_time,
     a_delayed_job_waits,
     a_full_class_says_so,
@@ -105,7 +105,7 @@ async fn two_processes_share_the_jobs(bed: Bed) {
 /// which ends heartbeats and handler together, as `kill -9` does.
 async fn a_killed_workers_job_is_delivered_again(bed: Bed) {
     let (report, mut started) = mpsc::unbounded_channel();
-    let url = bed.url();
+    let address = bed.address();
     let doomed_report = report.clone();
     let doomed = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -114,7 +114,7 @@ async fn a_killed_workers_job_is_delivered_again(bed: Bed) {
             .build()
             .unwrap();
         runtime.block_on(async {
-            let queue = Queue::open(&url, options()).await.unwrap();
+            let queue = address.open().await;
             queue.enqueue("gpu", &job(0), NOW).await.unwrap();
             let _hand = hire(&queue, "doomed", &["gpu"], LONG, &doomed_report);
             while doomed_report.strong_count() > 0 && !queue.depth().await.unwrap().is_empty() {

@@ -1,4 +1,5 @@
-//! The queue's promises, on real SQLite files and a real Redis: one delivery
+//! The queue's promises, on real SQLite files, a real Redis and the queue of the
+//! simulated worlds, which proves nothing unless it is one: one delivery
 //! per key, redelivery after the lease, and a worker process that survives
 //! whatever happens to its backend. What is here is common to the tests: a
 //! backend of a test's own, and a worker that reports what it starts.
@@ -17,6 +18,8 @@ use agentgym_jobs::queue::{
     CancellationToken, Claim, Enqueued, Gate, Job, Queue, QueueOptions, Verdict, process_name,
 };
 use agentgym_tests::redis::RedisServer;
+
+use crate::simulation::{Server, SimulatedDriver};
 use tokio::{sync::mpsc, task::JoinHandle, time::sleep};
 
 const NOW: Duration = Duration::ZERO;
@@ -48,6 +51,27 @@ fn job(part: u32) -> Job {
 enum Bed {
     Sqlite(tempfile::TempDir),
     Redis(RedisServer),
+    Simulated(Arc<Server>),
+}
+
+/// How a process finds a [`Bed`].
+#[derive(Clone)]
+enum Address {
+    Url(String),
+    Simulated(Arc<Server>),
+}
+
+impl Address {
+    async fn open(&self) -> Queue {
+        match self {
+            Self::Url(url) => Queue::open(url, options()).await,
+            Self::Simulated(server) => {
+                let driver = SimulatedDriver::calm(Arc::clone(server));
+                Queue::over(Arc::new(driver), options())
+            }
+        }
+        .unwrap()
+    }
 }
 
 impl Bed {
@@ -59,22 +83,27 @@ impl Bed {
         Self::Redis(RedisServer::start())
     }
 
-    fn url(&self) -> String {
+    fn simulated() -> Self {
+        Self::Simulated(Server::new(options()))
+    }
+
+    fn address(&self) -> Address {
         match self {
-            Self::Sqlite(_) => format!("sqlite:{}", self.file().display()),
-            Self::Redis(server) => server.url(),
+            Self::Sqlite(_) => Address::Url(format!("sqlite:{}", self.file().display())),
+            Self::Redis(server) => Address::Url(server.url()),
+            Self::Simulated(server) => Address::Simulated(Arc::clone(server)),
         }
     }
 
     fn file(&self) -> PathBuf {
         match self {
             Self::Sqlite(folder) => folder.path().join("queue.sqlite"),
-            Self::Redis(_) => panic!("Redis has no file"),
+            _ => panic!("it has no file"),
         }
     }
 
     async fn open(&self) -> Queue {
-        Queue::open(&self.url(), options()).await.unwrap()
+        self.address().open().await
     }
 }
 
@@ -133,8 +162,8 @@ async fn silent(started: &mut Started, span: Duration) {
     }
 }
 
-/// Runs a test on both backends, as two tests.
-macro_rules! on_both {
+/// Runs a test on every backend, as three tests.
+macro_rules! on_all {
     ($($name:ident),* $(,)?) => {
         mod sqlite { $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -143,6 +172,10 @@ macro_rules! on_both {
         mod redis { $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() { super::$name(super::Bed::redis()).await }
+        )* }
+        mod simulated { $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() { super::$name(super::Bed::simulated()).await }
         )* }
     };
 }

@@ -3,7 +3,7 @@
 
 use super::*;
 
-on_both!(
+on_all!(
     a_closed_gate_starts_nothing,
     two_classes_share_a_slot_without_hoarding,
     slots_run_side_by_side,

@@ -3,7 +3,7 @@
 
 use super::*;
 
-on_both!(garbage_and_panics_stop_nothing, a_lost_backend_comes_back,);
+on_all!(garbage_and_panics_stop_nothing, a_lost_backend_comes_back,);
 
 async fn garbage_and_panics_stop_nothing(bed: Bed) {
     let queue = bed.open().await;
@@ -52,6 +52,7 @@ async fn push_garbage(bed: &Bed, bytes: &[u8]) {
                 .await
                 .unwrap();
         }
+        Bed::Simulated(server) => server.push_bytes("gpu", bytes.to_vec()),
         Bed::Redis(server) => {
             let id = id.as_bytes();
             let meta = format!("agentgym:gpu:meta:01ARZ3NDEKTSV4RRFFQ69G5F{:02X}", bytes[1]);
@@ -94,6 +95,7 @@ async fn a_lost_backend_comes_back(mut bed: Bed) {
                     std::fs::remove_file(entry.unwrap().path()).unwrap();
                 }
             }
+            Bed::Simulated(server) => server.wipe(),
             Bed::Redis(server) if part == 3 => server.restart(),
             Bed::Redis(server) => {
                 assert_eq!(server.command(&[b"FLUSHALL"]).unwrap(), "+OK");

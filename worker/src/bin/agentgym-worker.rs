@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -40,6 +41,10 @@ struct Arguments {
     /// Compute threads; default: all cores.
     #[arg(long)]
     threads: Option<NonZeroUsize>,
+    /// Seconds of silence after which a worker counts as dead; the same in all
+    /// workers of a fleet, and as jobs.lease_ttl_s of its runs.
+    #[arg(long, default_value_t = QueueOptions::default().lease_ttl_s)]
+    lease_ttl_s: u64,
     /// Drain when this cloud gives notice that it takes the machine away: aws, gcp or azure.
     #[arg(long, value_name = "CLOUD")]
     preemption: Option<Cloud>,
@@ -118,10 +123,10 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
         Some(url) => url,
         None => agentgym_worker::default_queue_url(&store)?,
     };
-    let queue = Queue::open(&url, QueueOptions::default())
+    let queue = Queue::open(&url, QueueOptions::leasing(arguments.lease_ttl_s))
         .await
         .map_err(|e| match e {
-            QueueError::Url { .. } => Error::stage(e.to_string()),
+            QueueError::Url { .. } | QueueError::Options(_) => Error::stage(e.to_string()),
             other => other.into(),
         })?;
     let name = agentgym_worker::worker_name(0);
@@ -164,6 +169,7 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
         queue,
         name,
         stages: arguments.stages,
+        functions: Arc::new(agentgym_worker::stages::Stages),
         threads: arguments
             .threads
             .map_or_else(agentgym_worker::cores, NonZeroUsize::get),

@@ -24,7 +24,38 @@ use agentgym_jobs::pipeline::Stage;
 use agentgym_model::{Critic, Policy};
 use agentgym_storage::{Inputs, Outputs};
 use bytes::Bytes;
+use futures::future::{BoxFuture, FutureExt};
 use std::sync::Arc;
+
+/// The table of stage functions. The simulation has one of its own, as cheap as
+/// hashing; everything around the table is what runs everywhere.
+pub trait StageFunctions: Send + Sync {
+    /// Runs a stage.
+    ///
+    /// # Errors
+    /// Whatever keeps the stage from its outputs; nothing is committed then.
+    fn run<'a>(
+        &'a self,
+        stage: Stage,
+        context: &'a mut StageContext,
+        outputs: &'a mut Outputs,
+    ) -> BoxFuture<'a, Result<Report>>;
+}
+
+/// The stages of this program.
+#[derive(Debug, Clone, Copy)]
+pub struct Stages;
+
+impl StageFunctions for Stages {
+    fn run<'a>(
+        &'a self,
+        stage: Stage,
+        context: &'a mut StageContext,
+        outputs: &'a mut Outputs,
+    ) -> BoxFuture<'a, Result<Report>> {
+        run(stage, context, outputs).boxed()
+    }
+}
 
 /// Runs a stage.
 ///

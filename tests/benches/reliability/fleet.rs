@@ -1,0 +1,278 @@
+//! Three worker processes under preemptions: what is lost, and for how long.
+
+use crate::spread;
+use agentgym_storage::{AttemptOutcome, Key, Slot, Store};
+use agentgym_tests::fleet::{Fleet, RUN};
+use agentgym_tests::program::Running;
+use anyhow::{Context as _, ensure};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::time::sleep;
+
+const WORKERS: usize = 3;
+const LEASE_S: u64 = 6;
+/// An hour of a fleet in so many times less: 30 seconds.
+const FACTOR: f64 = 120.0;
+/// Preemptions per worker and hour.
+const RATES: [f64; 4] = [0.0, 1.0, 4.0, 12.0];
+const REPEATS: u64 = 3;
+const LONG: Duration = Duration::from_secs(900);
+const MORE: [&str; 1] = ["jobs.failures_max=50"];
+
+/// What one run under fire came to.
+#[derive(Default)]
+struct Played {
+    digest: String,
+    wall_s: f64,
+    kills: u64,
+    attempts: u64,
+    redone: u64,
+    /// Tokens sampled by the attempts that committed.
+    sampled: f64,
+    /// Tokens that killed attempts had sampled, at their stage's mean rate.
+    lost_at_most: f64,
+}
+
+/// Digests, work done again and goodput at several rates of preemption.
+pub(crate) async fn kills() -> anyhow::Result<()> {
+    println!(
+        "\nconfigs/smoke.yaml, {WORKERS} workers of one thread, Redis, S3, lease {LEASE_S} s; SIGKILL at random,\n\
+         a new worker at once; one hour of a worker is {:.0} s ({FACTOR} times less); {REPEATS} runs each",
+        3600.0 / FACTOR
+    );
+    println!(
+        "per worker-hour   kills   digests equal   redone   attempts   wall      goodput   regenerated per kill"
+    );
+    let mut calm = Played::default();
+    for rate in RATES {
+        let (mut all, mut equal) = (Played::default(), 0);
+        for repeat in 0..REPEATS {
+            let played = play(rate, 7 + repeat).await?;
+            if calm.digest.is_empty() {
+                calm.digest.clone_from(&played.digest);
+            }
+            equal += u64::from(played.digest == calm.digest);
+            all.wall_s += played.wall_s / REPEATS as f64;
+            all.kills += played.kills;
+            all.attempts += played.attempts;
+            all.redone += played.redone;
+            all.sampled += played.sampled / REPEATS as f64;
+            all.lost_at_most += played.lost_at_most;
+        }
+        if rate == 0.0 {
+            (calm.wall_s, calm.sampled) = (all.wall_s, all.sampled);
+        }
+        let taken_up = (calm.sampled - all.sampled) * REPEATS as f64;
+        println!(
+            "{rate:>15} {:>7} {:>12}/{REPEATS} {:>8} {:>10} {:>6.1} s {:>9.0} % {:>13.0} tokens of {:.0}",
+            all.kills,
+            equal,
+            all.redone,
+            all.attempts,
+            all.wall_s,
+            100.0 * calm.wall_s / all.wall_s,
+            (all.lost_at_most - taken_up).max(0.0) / all.kills.max(1) as f64,
+            calm.sampled,
+        );
+        ensure!(equal == REPEATS && all.redone == 0, "a promise is broken");
+    }
+    Ok(())
+}
+
+async fn play(rate: f64, seed: u64) -> anyhow::Result<Played> {
+    let folder = TempDir::new()?;
+    let mut fleet = Fleet::of(folder.path(), WORKERS, LEASE_S).await;
+    let store = open(&fleet).await?;
+    let mut chance = Chance(seed);
+    let begun = Instant::now();
+    let mut follower = Running::start(fleet.submit(&MORE));
+    let mut played = Played::default();
+    let mut cut_off: Vec<(String, Duration)> = Vec::new();
+    let per_s = rate * WORKERS as f64 * FACTOR / 3600.0;
+    let mut next = begun + chance.wait(per_s);
+    while !follower.has_ended() {
+        ensure!(begun.elapsed() < LONG, "the run does not end");
+        sleep(Duration::from_millis(20)).await;
+        if Instant::now() >= next {
+            let victim = chance.below(WORKERS);
+            if let Some((slot, age)) = in_flight(&store, fleet.workers[victim].id()).await? {
+                cut_off.push((slot.stage, age));
+            }
+            fleet.replace(victim);
+            played.kills += 1;
+            next = Instant::now() + chance.wait(per_s);
+        }
+    }
+    played.wall_s = begun.elapsed().as_secs_f64();
+    played.digest = fleet.digest();
+    let mut rates: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+    for (slot, attempts) in store.all_attempts(&RUN.parse()?).await? {
+        let commit = store.manifest(&slot).await?.context("it has a commit")?;
+        played.attempts += attempts.len() as u64;
+        for attempt in attempts {
+            let Some(end) = &attempt.end else { continue };
+            let after = attempt.number > commit.attempt;
+            played.redone += u64::from(after && end.outcome != AttemptOutcome::Superseded);
+            let sampled = end.stats.get("sampled_tokens").and_then(|v| v.as_f64());
+            if attempt.number == commit.attempt
+                && let Some(sampled) = sampled
+            {
+                played.sampled += sampled;
+                let rate = rates.entry(slot.stage.clone()).or_default();
+                *rate = (rate.0 + sampled, rate.1 + end.wall_s);
+            }
+        }
+    }
+    for (stage, age) in cut_off {
+        let (tokens, seconds) = rates.get(&stage).copied().unwrap_or_default();
+        played.lost_at_most += age.as_secs_f64() * tokens / seconds.max(1e-9);
+    }
+    Ok(played)
+}
+
+/// From a blow to the next attempt: of the same part after a worker's death, of
+/// any part where the queue is hit.
+pub(crate) async fn recovery() -> anyhow::Result<()> {
+    const BLOWS: usize = 12;
+    println!("\nrecovery, 2 workers of one thread, Redis, S3, lease {LEASE_S} s");
+    let folder = TempDir::new()?;
+    let mut fleet = Fleet::of(folder.path(), 2, LEASE_S).await;
+    let store = open(&fleet).await?;
+    let _follower =
+        Running::start(fleet.submit(&[&MORE[..], &["trainer.total_training_steps=60"]].concat()));
+    let mut spans: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
+    for blow in 0..3 * BLOWS {
+        sleep(Duration::from_millis(300)).await;
+        let victim = blow % 2;
+        let (slot, number) = caught(&store, fleet.workers[victim].id()).await?;
+        let begun = Instant::now();
+        let role = match blow / BLOWS {
+            0 => "a worker is killed",
+            1 => "a worker falls silent",
+            _ if blow % 2 == 0 => "the queue is wiped",
+            _ => "redis-server is restarted empty",
+        };
+        match blow / BLOWS {
+            0 => fleet.replace(victim),
+            1 => fleet.workers[victim].signal("STOP"),
+            _ if blow % 2 == 0 => _ = fleet.redis.command(&[b"FLUSHALL"])?,
+            _ => fleet.redis.restart(),
+        }
+        let starts = starts(&store).await?;
+        loop {
+            ensure!(begun.elapsed() < LONG, "{role}: no recovery");
+            let again = match blow / BLOWS {
+                0 | 1 => {
+                    let commit = store.manifest(&slot).await?;
+                    store.attempts(&slot).await?.len() as u32 > number || commit.is_some()
+                }
+                _ => self::starts(&store).await? > starts,
+            };
+            if again {
+                break;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+        spans.entry(role).or_default().push(begun.elapsed());
+        if blow / BLOWS == 1 {
+            fleet.workers[victim].signal("CONT");
+        }
+    }
+    for (role, spans) in spans {
+        println!("{role:<32} {}", spread(spans));
+    }
+    Ok(())
+}
+
+/// From SIGTERM, in the middle of a part, to the end of the process.
+pub(crate) async fn drain() -> anyhow::Result<()> {
+    const DRAINS: usize = 12;
+    let folder = TempDir::new()?;
+    let mut fleet = Fleet::of(folder.path(), 2, LEASE_S).await;
+    let store = open(&fleet).await?;
+    let _follower =
+        Running::start(fleet.submit(&[&MORE[..], &["trainer.total_training_steps=60"]].concat()));
+    let mut spans = Vec::new();
+    for turn in 0..DRAINS {
+        let index = turn % 2;
+        caught(&store, fleet.workers[index].id()).await?;
+        let begun = Instant::now();
+        fleet.workers[index].signal("TERM");
+        while !fleet.workers[index].has_ended() {
+            ensure!(begun.elapsed() < LONG, "no drain");
+            sleep(Duration::from_millis(2)).await;
+        }
+        spans.push(begun.elapsed());
+        fleet.workers[index] = fleet.worker(&[]);
+    }
+    println!("\n{:<32} {}", "SIGTERM to exit", spread(spans));
+    Ok(())
+}
+
+async fn open(fleet: &Fleet) -> anyhow::Result<Store> {
+    Ok(Store::open_with(&fleet.s3.url, &fleet.s3.env()).await?)
+}
+
+/// Attempts begun so far.
+async fn starts(store: &Store) -> anyhow::Result<usize> {
+    let keys = store.list(&format!("runs/{RUN}/attempts")).await?;
+    let starts = keys
+        .iter()
+        .filter(|(key, _)| matches!(key, Key::AttemptStart { .. }));
+    Ok(starts.count())
+}
+
+/// The attempt that a process has begun and not ended, and its age.
+async fn in_flight(store: &Store, pid: u32) -> anyhow::Result<Option<(Slot, Duration)>> {
+    let own = format!(":{pid}:");
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
+    for (slot, attempts) in store.all_attempts(&RUN.parse()?).await? {
+        let Some(last) = attempts.last() else {
+            continue;
+        };
+        if last.start.worker.contains(&own) && last.end.is_none() {
+            let age = now.saturating_sub(Duration::from_secs(last.start.started_unix_s));
+            return Ok(Some((slot, age)));
+        }
+    }
+    Ok(None)
+}
+
+/// Waits until a process is in the middle of a part.
+async fn caught(store: &Store, pid: u32) -> anyhow::Result<(Slot, u32)> {
+    let begun = Instant::now();
+    loop {
+        ensure!(begun.elapsed() < LONG, "process {pid} begins nothing");
+        if let Some((slot, _)) = in_flight(store, pid).await? {
+            let attempts = store.attempts(&slot).await?.len() as u32;
+            return Ok((slot, attempts));
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Chance that is the same in every run.
+struct Chance(u64);
+
+impl Chance {
+    fn share(&mut self) -> f64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.share() * n as f64) as usize
+    }
+
+    /// Until the next event of a Poisson process.
+    fn wait(&mut self, per_s: f64) -> Duration {
+        if per_s <= 0.0 {
+            return LONG;
+        }
+        Duration::from_secs_f64((-(1.0 - self.share()).ln() / per_s).min(LONG.as_secs_f64()))
+    }
+}

@@ -1,0 +1,87 @@
+//! A fleet as it runs for days: worker processes of their own, a real Redis as
+//! the queue and a real S3 server as the store.
+
+use crate::program::{Running, finish, program};
+use crate::redis::RedisServer;
+use crate::s3::S3Server;
+use std::path::Path;
+use std::process::Command;
+
+/// The run of a fleet.
+pub const RUN: &str = "smoke";
+
+/// Servers and workers; all of them end with it.
+pub struct Fleet {
+    /// The store.
+    pub s3: S3Server,
+    /// The queue.
+    pub redis: RedisServer,
+    /// The workers, one process each.
+    pub workers: Vec<Running>,
+    lease_s: u64,
+}
+
+impl Fleet {
+    /// Starts servers, with their files in `folder`, and some workers whose
+    /// lease is `lease_s`.
+    pub async fn of(folder: &Path, workers: usize, lease_s: u64) -> Self {
+        let mut fleet = Self {
+            s3: S3Server::start(folder).await,
+            redis: RedisServer::start(),
+            workers: Vec::new(),
+            lease_s,
+        };
+        fleet.workers = (0..workers).map(|_| fleet.worker(&[])).collect();
+        fleet
+    }
+
+    /// One more worker of one thread, with further arguments.
+    pub fn worker(&self, arguments: &[&str]) -> Running {
+        let mut command = program("agentgym-worker");
+        command
+            .args(["--threads", "1", "--lease-ttl-s", &self.lease_s.to_string()])
+            .args(["--store", &self.s3.url, "--queue", &self.redis.url()])
+            .args(arguments)
+            .envs(self.s3.env());
+        Running::start(command)
+    }
+
+    /// Plans, enqueues and follows, as a user does; the workers are elsewhere.
+    pub fn submit(&self, arguments: &[&str]) -> Command {
+        let mut command = program("agentgym-submit");
+        command
+            .arg("configs/smoke.yaml")
+            .args(arguments)
+            .arg(format!("run.id={RUN}"))
+            .arg(format!("storage.url={}", self.s3.url))
+            .arg(format!("queue.url={}", self.redis.url()))
+            .arg(format!("jobs.lease_ttl_s={}", self.lease_s))
+            .arg("jobs.workers=0")
+            .envs(self.s3.env());
+        command
+    }
+
+    /// SIGKILL, and a new worker in the same place.
+    pub fn replace(&mut self, index: usize) {
+        let new = self.worker(&[]);
+        std::mem::replace(&mut self.workers[index], new).kill();
+    }
+
+    /// The digest of the run.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn digest(&self) -> String {
+        let mut command = program("agentgym-submit");
+        command
+            .args(["digest", RUN, "--store", &self.s3.url])
+            .envs(self.s3.env());
+        let output = finish(command);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        let digest = said.split_whitespace().find(|word| word.len() == 64);
+        digest
+            .unwrap_or_else(|| panic!("no digest: {complaint}"))
+            .to_owned()
+    }
+}

@@ -1,0 +1,188 @@
+//! Worker processes of their own, a real Redis, a real S3 server, and somebody
+//! who kills, stops and wipes what he likes: the run ends with the bytes of an
+//! undisturbed one.
+
+use crate::durability::{commits_by_worker, end, submit_to, waits};
+use agentgym_storage::{AttemptOutcome, AttemptRecord, Slot, Store};
+use agentgym_tests::fleet::{Fleet, RUN};
+use agentgym_tests::program::Running;
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Two iterations of the smoke run: some thirty parts.
+const SMALL: [&str; 4] = [
+    "trainer.total_training_steps=2",
+    "sft.steps=6",
+    "evaluation.samples=1",
+    "jobs.failures_max=50",
+];
+const LEASE_S: u64 = 2;
+/// Patience of a loaded two-core machine.
+const LONG: Duration = Duration::from_secs(240);
+
+fn undisturbed() -> &'static str {
+    static DIGEST: OnceLock<String> = OnceLock::new();
+    DIGEST.get_or_init(|| {
+        let folder = TempDir::new().unwrap();
+        let store = folder.path().display().to_string();
+        end(
+            submit_to("configs/smoke.yaml", &store, &SMALL),
+            folder.path(),
+        )
+    })
+}
+
+async fn fleet(folder: &TempDir, workers: usize) -> Fleet {
+    Fleet::of(folder.path(), workers, LEASE_S).await
+}
+
+async fn store(fleet: &Fleet) -> Store {
+    Store::open_with(&fleet.s3.url, &fleet.s3.env())
+        .await
+        .unwrap()
+}
+
+async fn attempts(store: &Store) -> BTreeMap<Slot, Vec<AttemptRecord>> {
+    store.all_attempts(&RUN.parse().unwrap()).await.unwrap()
+}
+
+/// No part has been started again after its commit: what began after the
+/// commit's attempt was overtaken by it.
+async fn nothing_finished_was_redone(store: &Store) {
+    for (slot, attempts) in attempts(store).await {
+        let Some(manifest) = store.manifest(&slot).await.unwrap() else {
+            continue;
+        };
+        let later = attempts.iter().filter(|a| a.number > manifest.attempt);
+        for attempt in later {
+            let outcome = attempt.end.as_ref().map(|end| end.outcome);
+            assert!(
+                matches!(outcome, None | Some(AttemptOutcome::Superseded)),
+                "{slot}: attempt {} committed it, then attempt {} ended as {outcome:?}",
+                manifest.attempt,
+                attempt.number
+            );
+        }
+    }
+}
+
+/// Kills without a pause first, where nothing but safety can be asked for; then
+/// at intervals of half a lease and more. Two users follow, so two plan.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fleet_under_fire_ends_equal() {
+    let folder = TempDir::new().unwrap();
+    let mut fleet = fleet(&folder, 3).await;
+    let mut followers = [
+        Running::start(fleet.submit(&SMALL)),
+        Running::start(fleet.submit(&SMALL)),
+    ];
+    let mut fire = waits(97);
+    for shot in 0..30 {
+        std::thread::sleep(fire.next().unwrap() / 10);
+        fleet.replace(shot % 3);
+    }
+    nothing_finished_was_redone(&store(&fleet).await).await;
+    let (begun, mut shots) = (Instant::now(), 0);
+    while !followers[0].has_ended() {
+        assert!(begun.elapsed() < LONG, "the run does not end");
+        std::thread::sleep(fire.next().unwrap());
+        shots += 1;
+        match shots % 7 {
+            _ if shots > 20 => {}
+            3 => fleet.redis.restart(),
+            5 => _ = fleet.redis.command(&[b"FLUSHALL"]),
+            victim => fleet.replace(victim % 3),
+        }
+    }
+    println!("ended after 30 quick kills and {shots} slower blows");
+    assert_eq!(fleet.digest(), undisturbed());
+    nothing_finished_was_redone(&store(&fleet).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_wiped_all_the_time_changes_nothing() {
+    let folder = TempDir::new().unwrap();
+    let fleet = fleet(&folder, 2).await;
+    let mut follower = Running::start(fleet.submit(&SMALL));
+    let (begun, mut wipes) = (Instant::now(), 0);
+    while !follower.has_ended() {
+        assert!(begun.elapsed() < LONG, "the run does not end");
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(fleet.redis.command(&[b"FLUSHALL"]).unwrap(), "+OK");
+        wipes += 1;
+    }
+    println!("ended after {wipes} wipes");
+    assert_eq!(fleet.digest(), undisturbed());
+    // No worker died, so whatever was begun was ended.
+    let store = store(&fleet).await;
+    commits_by_worker(&store).await;
+}
+
+/// A worker is stopped in the middle of a part for longer than its lease. The
+/// part is made elsewhere; when the worker wakes up, it learns that it was
+/// superseded, and what it made is nowhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_zombie_is_superseded() {
+    let folder = TempDir::new().unwrap();
+    let fleet = fleet(&folder, 2).await;
+    let mut follower = Running::start(fleet.submit(&SMALL));
+    let store = store(&fleet).await;
+    let zombie = &fleet.workers[0];
+    let pid = format!(":{}:", zombie.id());
+    let begun = Instant::now();
+    let (slot, number) = 'caught: loop {
+        assert!(begun.elapsed() < LONG, "nothing was caught in flight");
+        let ended = follower.has_ended();
+        assert!(!ended, "the run ended before a worker was caught");
+        let Some((slot, number)) = in_flight(&store, &pid).await else {
+            continue;
+        };
+        zombie.signal("STOP");
+        let stopped = Instant::now();
+        // What was on its way may still arrive: then it is no zombie.
+        while stopped.elapsed() < LONG {
+            if let Some(manifest) = store.manifest(&slot).await.unwrap() {
+                if manifest.attempt != number {
+                    break 'caught (slot, number);
+                }
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        zombie.signal("CONT");
+    };
+    zombie.signal("CONT");
+    let first = store.manifest(&slot).await.unwrap().unwrap();
+    loop {
+        assert!(
+            begun.elapsed() < LONG,
+            "the zombie does not say how it ended"
+        );
+        let attempts = store.attempts(&slot).await.unwrap();
+        let own = attempts.iter().find(|a| a.number == number).unwrap();
+        if let Some(end) = &own.end {
+            assert_eq!(end.outcome, AttemptOutcome::Superseded, "{}", end.message);
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(store.manifest(&slot).await.unwrap().unwrap(), first);
+    while !follower.has_ended() {
+        assert!(begun.elapsed() < LONG, "the run does not end");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(fleet.digest(), undisturbed());
+    nothing_finished_was_redone(&store).await;
+}
+
+/// An attempt that a worker has begun and not ended.
+async fn in_flight(store: &Store, pid: &str) -> Option<(Slot, u32)> {
+    let attempts = attempts(store).await;
+    attempts.into_iter().find_map(|(slot, attempts)| {
+        let last = attempts.last()?;
+        let own = last.start.worker.contains(pid) && last.end.is_none();
+        own.then_some((slot, last.number))
+    })
+}

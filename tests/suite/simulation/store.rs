@@ -1,0 +1,269 @@
+//! A simulated object store: objects in memory, reached over a [`Link`]. It
+//! keeps the history of every effect and checks on the way what may be checked
+//! at once: nobody starts a part whose commit it has seen, a commit's inputs
+//! are committed before it, and only files and journals are ever deleted.
+
+use super::world::{Fate, Link};
+use async_trait::async_trait;
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    Result,
+};
+use serde_json::Value;
+use std::fmt;
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// One process's way to the objects.
+#[derive(Debug)]
+pub(super) struct SimulatedStore {
+    pub(super) objects: Arc<InMemory>,
+    pub(super) link: Arc<Link>,
+}
+
+impl fmt::Display for SimulatedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the simulated store")
+    }
+}
+
+fn away() -> Error {
+    Error::Generic {
+        store: "simulated",
+        source: "503 Slow Down".into(),
+    }
+}
+
+fn exists(location: &Path) -> Error {
+    Error::AlreadyExists {
+        path: location.to_string(),
+        source: "412".into(),
+    }
+}
+
+/// The commit of the part whose attempt an object belongs to.
+fn commit_of(start: &str) -> Option<String> {
+    let pieces: Vec<&str> = start.split('/').collect();
+    match pieces.as_slice() {
+        [
+            "runs",
+            run,
+            "attempts",
+            iteration,
+            stage,
+            part,
+            _,
+            "start.json",
+        ] => Some(format!(
+            "runs/{run}/commits/{iteration}/{stage}/{part}.json"
+        )),
+        _ => None,
+    }
+}
+
+fn is_commit(key: &str) -> bool {
+    key.split('/').nth(2) == Some("commits")
+}
+
+/// What a crash in the middle of a write may leave half of: nothing refers to
+/// these before they are whole.
+fn may_be_torn(key: &str) -> bool {
+    matches!(key.split('/').nth(2), Some("files" | "journal"))
+}
+
+impl SimulatedStore {
+    fn created(&self, key: &str, content: &PutPayload) {
+        let world = &self.link.world;
+        if let Some(commit) = commit_of(key) {
+            let committed = world.log().commits.contains_key(&commit);
+            world.log().counts.attempts += 1;
+            world.log().counts.races += u64::from(committed);
+        }
+        if is_commit(key) {
+            self.committed(key, content);
+        }
+    }
+
+    fn committed(&self, key: &str, content: &PutPayload) {
+        let world = &self.link.world;
+        let bytes: Vec<u8> = content.iter().flat_map(|piece| piece.to_vec()).collect();
+        let manifest: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        for input in manifest["inputs"].as_array().into_iter().flatten() {
+            let input = format!(
+                "runs/{}/commits/{:08}/{}/{:06}.json",
+                manifest["run"].as_str().unwrap_or_default(),
+                input["iteration"].as_u64().unwrap_or_default(),
+                input["stage"].as_str().unwrap_or_default(),
+                input["part"].as_u64().unwrap_or_default(),
+            );
+            if !world.log().commits.contains_key(&input) {
+                world.violated(format!("{key} was committed before its input {input}"));
+            }
+        }
+        if world
+            .log()
+            .commits
+            .insert(key.to_owned(), Instant::now())
+            .is_some()
+        {
+            world.violated(format!("{key} was committed twice"));
+        }
+    }
+
+    fn sees(&self, key: &str) {
+        if is_commit(key) {
+            self.link.sees(key);
+        }
+    }
+}
+
+#[async_trait]
+impl ObjectStore for SimulatedStore {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        let (link, key) = (&self.link, location.as_ref());
+        assert_eq!(options.mode, PutMode::Create, "{key} could be overwritten");
+        let world = &link.world;
+        if let Some(commit) = commit_of(key).filter(|commit| link.has_seen(commit)) {
+            world.violated(format!(
+                "{} began {key} after it had been told of {commit}",
+                link.name
+            ));
+        }
+        let fate = link.ask().await;
+        if fate == Fate::Refused || may_be_torn(key) && world.strikes(|f| f.torn) {
+            if fate != Fate::Refused {
+                let half: Vec<u8> = payload.iter().flat_map(|piece| piece.to_vec()).collect();
+                let half = half[..half.len() / 2].to_vec();
+                let _ = self.objects.put_opts(location, half.into(), options).await;
+            }
+            link.note("put", key, "refused");
+            link.answer().await;
+            return Err(away());
+        }
+        if world.strikes(|f| f.conflict) {
+            link.note("put", key, "conflict");
+            link.answer().await;
+            return Err(exists(location));
+        }
+        let put = self
+            .objects
+            .put_opts(location, payload.clone(), options)
+            .await;
+        match &put {
+            Ok(_) => {
+                link.note("put", key, "done");
+                self.created(key, &payload);
+            }
+            Err(_) => link.note("put", key, "exists"),
+        }
+        link.answer().await;
+        match put {
+            _ if fate == Fate::LostReply => Err(away()),
+            Ok(_) if world.strikes(|f| f.own_exists) => Err(exists(location)),
+            Ok(put) => {
+                self.sees(key);
+                Ok(put)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let (link, key) = (&self.link, location.as_ref());
+        let fate = link.ask().await;
+        let got = self.objects.get_opts(location, options).await;
+        let how = if got.is_ok() { "found" } else { "missing" };
+        link.note("get", key, how);
+        link.answer().await;
+        if fate != Fate::Fine {
+            return Err(away());
+        }
+        if got.is_ok() {
+            self.sees(key);
+        }
+        got
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let (objects, link) = (Arc::clone(&self.objects), Arc::clone(&self.link));
+        let prefix = prefix.cloned();
+        let listed = async move {
+            let fate = link.ask().await;
+            let listed: Vec<ObjectMeta> = objects.list(prefix.as_ref()).try_collect().await?;
+            let about = prefix.as_ref().map_or("", AsRef::as_ref);
+            link.note("list", about, &listed.len().to_string());
+            link.answer().await;
+            if fate != Fate::Fine {
+                return Err(away());
+            }
+            for meta in &listed {
+                if is_commit(meta.location.as_ref()) {
+                    link.sees(meta.location.as_ref());
+                }
+            }
+            Ok(stream::iter(listed).map(Ok::<_, Error>))
+        };
+        stream::once(listed).try_flatten().boxed()
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        let fate = self.link.ask().await;
+        let listed = self.objects.list_with_delimiter(prefix).await;
+        self.link.note("list", "runs", "");
+        self.link.answer().await;
+        match fate {
+            Fate::Fine => listed,
+            _ => Err(away()),
+        }
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        let (objects, link) = (Arc::clone(&self.objects), Arc::clone(&self.link));
+        let delete = move |location: Path| {
+            let (objects, link) = (Arc::clone(&objects), Arc::clone(&link));
+            async move {
+                let key = location.as_ref();
+                let fate = link.ask().await;
+                if fate != Fate::Refused {
+                    if !may_be_torn(key) && !key.starts_with("probe") {
+                        link.world.violated(format!("{key} was deleted"));
+                    }
+                    objects.delete(&location).await?;
+                    link.note("delete", key, "done");
+                    link.world.log().deleted.insert(key.to_owned());
+                }
+                link.answer().await;
+                match fate {
+                    Fate::Fine => Ok(location),
+                    _ => Err(away()),
+                }
+            }
+        };
+        locations.and_then(delete).boxed()
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        _: &Path,
+        _: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        unreachable!("the simulation's artifacts are small")
+    }
+
+    async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
+        unreachable!("nothing is ever copied")
+    }
+}
