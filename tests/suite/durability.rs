@@ -83,7 +83,7 @@ pub(super) async fn no_part_started_after_its_commit(store: &Path) -> BTreeMap<S
     commits_by_worker(&store).await
 }
 
-pub(crate) async fn commits_by_worker(store: &Store) -> BTreeMap<String, usize> {
+async fn commits_by_worker(store: &Store) -> BTreeMap<String, usize> {
     let run = RunId::from_str(RUN).unwrap();
     let mut by_worker = BTreeMap::new();
     for (slot, attempts) in store.all_attempts(&run).await.unwrap() {

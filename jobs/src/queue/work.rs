@@ -360,7 +360,9 @@ async fn supervise(name: String, class: Arc<Class>, end: CancellationToken) {
         if end.is_cancelled() {
             return;
         }
-        if begun.elapsed() > BACKOFF_MAX {
+        // One that lived is no sign of a backend that is gone, even if another
+        // wiped it soon after.
+        if begun.elapsed() > backoff {
             backoff = BACKOFF_MIN;
         }
         match ended {

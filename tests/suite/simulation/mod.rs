@@ -26,7 +26,7 @@ use std::time::Instant;
 use world::Counts;
 
 /// Worlds of the ordinary test run.
-const SOME: Range<u64> = 0..300;
+const SOME: Range<u64> = 0..200;
 /// Worlds of the long one.
 const MANY: Range<u64> = 0..10_000;
 const THREADS: usize = 2;

@@ -374,7 +374,8 @@ impl Link {
             log.counts.points += u64::from(!faults.over);
             log.counts.points
         };
-        if point == faults.crash_at || self.world.strikes(|f| f.crash) {
+        let is_due = faults.crash_at > 0 && point == faults.crash_at;
+        if is_due || self.world.strikes(|f| f.crash) {
             self.kill();
             self.gate().await;
         }
