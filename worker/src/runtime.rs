@@ -445,6 +445,10 @@ impl Worker {
     async fn plan_all(&self, at_once: bool) -> Result<()> {
         let runs = match &self.options.run {
             Some(run) => vec![run.clone()],
+            // One idle worker looks for all of them.
+            None if !at_once && !self.options.queue.planning_turn("*", PLAN_EVERY).await? => {
+                return Ok(());
+            }
             None => self.options.store.runs().await?,
         };
         // A run that cannot be read keeps no other one waiting.
