@@ -145,7 +145,11 @@ async fn a_critic_and_a_kl_controller_are_taken_over() {
 async fn an_adapter_with_a_lag_is_taken_over() {
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    let options = ["algorithm.lag=1", "jobs.threads=2"];
+    let options = [
+        "algorithm.lag=1",
+        "algorithm.rollout_correction.rollout_is=token",
+        "jobs.threads=2",
+    ];
     end(submit_config("configs/lora.yaml", store, &options), store);
     said(fork(store, &["--iteration", "2", "run.id=same"]));
     for stage in ["rollout", "update"] {

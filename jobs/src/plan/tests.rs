@@ -650,6 +650,7 @@ fn a_fork_has_what_its_iterations_read_and_nothing_else_of_its_parent() {
         "algorithm.use_kl_in_reward=true",
         "algorithm.kl_ctrl.type=adaptive",
         "algorithm.lag=1",
+        "algorithm.rollout_correction.rollout_is=token",
     ]);
     assert_eq!(
         taken(&all),

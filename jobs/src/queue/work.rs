@@ -405,7 +405,7 @@ mod tests {
     async fn a_slot_granted_in_vain_goes_to_a_class_further_up() {
         let options = QueueOptions::default();
         let driver = Arc::new(Sqlite::open("memory:", &options).await.unwrap());
-        let handler: Handler = Arc::new(|_| async {}.boxed());
+        let handler: Handler = Arc::new(|_| async { Handled::Done }.boxed());
         let classes = ["first", "second"];
         let looking = Loop::new(driver, "w", &classes, Gate::new(1), handler).unwrap();
         let turns: Vec<_> = looking.classes.iter().map(|c| &c.turn).collect();

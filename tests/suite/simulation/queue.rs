@@ -8,7 +8,7 @@ use agentgym_jobs::queue::{Driver, Enqueued, Error, QueueOptions, Result, Starte
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
@@ -37,8 +37,10 @@ struct Entry {
 struct Memory {
     entries: Vec<Entry>,
     next: u64,
-    /// When each worker was last heard of.
-    workers: BTreeMap<String, i64>,
+    /// Who has registered.
+    workers: BTreeSet<String>,
+    /// When each worker last beat or fetched.
+    heard: BTreeMap<String, i64>,
     leases: BTreeMap<String, (String, i64)>,
     /// What the clock has jumped by, in milliseconds.
     jumped: i64,
@@ -115,7 +117,7 @@ impl Memory {
     fn redeliver(&mut self, now: i64, lease_ms: i64) {
         for entry in &mut self.entries {
             if let State::Running(worker) = &entry.state {
-                let heard = self.workers.get(worker).copied();
+                let heard = self.heard.get(worker).copied();
                 if heard.is_none_or(|at| at + lease_ms <= now) {
                     entry.state = State::Waiting;
                 }
@@ -198,6 +200,7 @@ impl SimulatedDriver {
                 memory.entries.remove(at);
                 return None;
             }
+            memory.heard.insert(worker.name().to_owned(), now);
             let entry = &mut memory.entries[at];
             if !world.strikes(|f| f.twice) {
                 entry.state = State::Running(worker.name().to_owned());
@@ -334,7 +337,10 @@ impl Driver for SimulatedDriver {
 
     async fn run(&self, worker: Worker) -> Result<()> {
         let name = worker.name().to_owned();
-        let beats = |memory: &mut Memory, now| memory.workers.insert(name.clone(), now).is_some();
+        let beats = |memory: &mut Memory, now| {
+            memory.heard.insert(name.clone(), now);
+            !memory.workers.insert(name.clone())
+        };
         self.call("register", worker.class_name(), beats).await?;
         let mut beat = interval(Duration::from_secs(self.server.options.heartbeat_s));
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -38,7 +38,11 @@ jobs: {rollout_part_tasks: 2, sft_part_steps: 2, backoff_s: 1, vanished_max: 100
 /// Shapes of a run; the seed chooses one.
 pub(super) const SHAPES: [&[&str]; 5] = [
     &[],
-    &["algorithm.lag=1", "trainer.total_training_steps=5"],
+    &[
+        "algorithm.lag=1",
+        "algorithm.rollout_correction.rollout_is=token",
+        "trainer.total_training_steps=5",
+    ],
     &[
         "algorithm.adv_estimator=gae",
         "algorithm.use_kl_in_reward=true",
