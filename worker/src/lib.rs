@@ -34,6 +34,6 @@ pub use fleet::{RunState, load_plan};
 pub use guard::{check as guard_verdict, is_guarded};
 pub use model_folder::model_folder;
 pub use preemption::{Cloud, drain_on_notice};
-pub use process::{cores, default_queue_url, drain_on_signal, leave_in_time, worker_name};
+pub use process::{cores, default_queue_url, drain_on_signal, out_of_time, worker_name};
 pub use runtime::{WorkerOptions, run_worker};
 pub use scratch::ScratchFolder;

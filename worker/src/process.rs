@@ -40,17 +40,18 @@ pub async fn drain_on_signal(drain: CancellationToken) {
     std::process::abort();
 }
 
-/// Ends the process when a drain has taken `limit`: whoever takes the machine away
-/// does not wait, and an end of one's own is the same without the waiting.
-pub async fn leave_in_time(drain: CancellationToken, limit: std::time::Duration) {
-    const INTERRUPTED: i32 = 130;
+/// Returns when a drain has taken `limit`, or never: whoever takes the machine away does
+/// not wait, and an end of one's own is the same without the waiting.
+pub async fn out_of_time(drain: &CancellationToken, limit: Option<std::time::Duration>) {
+    let Some(limit) = limit else {
+        return std::future::pending().await;
+    };
     drain.cancelled().await;
     tokio::time::sleep(limit).await;
     tracing::warn!(
         "not drained after {} s (--preemption-notice-s): leaving; what is committed or journalled is safe",
         limit.as_secs()
     );
-    std::process::exit(INTERRUPTED);
 }
 
 async fn wait_for_signal() {

@@ -138,7 +138,7 @@ impl Future for Started {
     }
 }
 
-/// What a driver needs to run one worker; for those of apalis see [`run_apalis`].
+/// What a driver needs to run one worker; for those of apalis see `run_apalis`.
 pub struct Worker {
     /// apalis refuses a name it has just seen.
     pub(super) name: String,

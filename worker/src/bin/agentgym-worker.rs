@@ -86,7 +86,10 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(work(arguments)) {
+    let ended = runtime.block_on(work(arguments));
+    // A compute thread that is still at work is not waited for.
+    runtime.shutdown_background();
+    match ended {
         Ok(code) => code,
         Err(e) => {
             // Nobody may be listening any more.
@@ -135,10 +138,6 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
     if let Some(cloud) = arguments.preemption {
         tokio::spawn(agentgym_worker::drain_on_notice(cloud, drain.clone()));
     }
-    if let Some(seconds) = arguments.preemption_notice_s {
-        let limit = Duration::from_secs(seconds);
-        tokio::spawn(agentgym_worker::leave_in_time(drain.clone(), limit));
-    }
     let (events, mut news) = tokio::sync::broadcast::channel(1024);
     let log = tokio::spawn(async move {
         use tokio::sync::broadcast::error::RecvError;
@@ -178,12 +177,16 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
         exit_when_finished: arguments.exit_when_finished,
         cache_dir: scratch.path().to_owned(),
     };
-    let worked = run_worker(options, events, drain.clone()).await;
+    const INTERRUPTED: u8 = 130;
+    let limit = arguments.preemption_notice_s.map(Duration::from_secs);
+    let worked = tokio::select! {
+        worked = run_worker(options, events, drain.clone()) => worked,
+        () = agentgym_worker::out_of_time(&drain, limit) => return Ok(ExitCode::from(INTERRUPTED)),
+    };
     // Ends with the last sender, which a compute thread may hold a little longer.
     let stopped = tokio::time::timeout(Duration::from_secs(1), log).await;
     drop(scratch);
     worked?;
-    const INTERRUPTED: u8 = 130;
     Ok(match stopped {
         _ if drain.is_cancelled() => ExitCode::from(INTERRUPTED),
         Ok(Ok(Some(cause))) if arguments.exit_when_finished => ExitCode::from(code_of(cause)),
