@@ -1,14 +1,17 @@
 //! The worker's loop: jobs from the queue, one at a time per device; planning
 //! after every commit and now and then; draining on request.
 
+mod planning;
+
 use crate::attempt::{self, Bench, Ended};
 use crate::context::{Cause, Event, Resources};
 use crate::fleet::RunState;
 use crate::stages::StageFunctions;
-use crate::{Error, Result, guard};
+use crate::{Error, Result};
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_jobs::queue::{Claim, ClaimGuard, Gate, Handled, Job, Queue};
 use agentgym_storage::{RunId, Store};
+use planning::Look;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -18,8 +21,6 @@ use tokio::sync::{Mutex, broadcast};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// How often an idle worker plans, at most, per fleet and run.
-const PLAN_EVERY: Duration = Duration::from_secs(2);
 /// How long a job of another run is out of sight once a worker of one run met it.
 const NOT_MINE_PAUSE: Duration = Duration::from_secs(1);
 /// Wait before a store or queue that failed is asked again.
@@ -54,15 +55,6 @@ pub struct WorkerOptions {
     pub exit_when_finished: bool,
     /// Local folder for inputs and scratch.
     pub cache_dir: PathBuf,
-}
-
-/// How much of what can run a worker looks at.
-#[derive(Clone, Copy)]
-enum Look {
-    /// What has become possible: after every commit.
-    New,
-    /// Everything, with its attempts: now and then, since pushes, claims and workers get lost.
-    All,
 }
 
 struct Worker {
@@ -383,95 +375,6 @@ impl Worker {
                 Ok(())
             }
         }
-    }
-
-    /// Lists what is new, pushes what can run, ends the worker when all is done.
-    async fn plan(&self, shared: &Arc<Mutex<RunState>>, look: Look) -> Result<()> {
-        let mut state = shared.lock().await;
-        let frontier = state.refresh().await?;
-        let run = state.plan.run.clone();
-        let plan = Arc::clone(&state.plan);
-        if state.progress.finished(&plan) {
-            state.is_over = true;
-            drop(state);
-            let _ = self.events.send(Event::RunFinished {
-                run: run.to_string(),
-            });
-            self.leave();
-            return Ok(());
-        }
-        state.refresh_old_plan().await?;
-        if state.on_hold() {
-            drop(state);
-            self.stop_run(&run, "it is on hold (jobs.hold)".to_owned(), Cause::Hold);
-            return Ok(());
-        }
-        if let Some(message) = guard::check(&self.options.store, &mut state).await? {
-            drop(state);
-            self.stop_run(&run, message, Cause::Part);
-            return Ok(());
-        }
-        let queue = &self.options.queue;
-        match look {
-            Look::New => state.enqueue_new(queue, &frontier).await?,
-            Look::All => {
-                let running = self.running().clone();
-                if let Some(message) = state.enqueue(queue, &frontier, &running).await? {
-                    drop(state);
-                    self.stop_run(&run, message, Cause::Part);
-                }
-            }
-        }
-        self.out_of_trouble();
-        Ok(())
-    }
-
-    /// Idle planning: heals lost pushes, flushed queues and vanished workers.
-    async fn plan_now_and_then(self: Arc<Self>) {
-        let mut first = true;
-        loop {
-            if let Err(e) = self.plan_all(std::mem::take(&mut first)).await {
-                tracing::debug!("planning: {e}");
-                self.in_trouble(e).await;
-            }
-            tokio::select! {
-                biased;
-                () = self.stop.cancelled() => return,
-                () = tokio::time::sleep(PLAN_EVERY) => {}
-            }
-        }
-    }
-
-    async fn plan_all(&self, at_once: bool) -> Result<()> {
-        let runs = match &self.options.run {
-            Some(run) => vec![run.clone()],
-            // One idle worker looks for all of them.
-            None if !at_once && !self.options.queue.planning_turn("*", PLAN_EVERY).await? => {
-                return Ok(());
-            }
-            None => self.options.store.runs().await?,
-        };
-        // A run that cannot be read keeps no other one waiting.
-        let mut failed = None;
-        for run in runs {
-            if let Err(e) = self.plan_run(&run, at_once).await {
-                failed.get_or_insert(e);
-            }
-        }
-        failed.map_or(Ok(()), Err)
-    }
-
-    async fn plan_run(&self, run: &RunId, at_once: bool) -> Result<()> {
-        let shared = self.state(run).await?;
-        if shared.lock().await.is_over {
-            return Ok(());
-        }
-        let queue = &self.options.queue;
-        if !at_once && !queue.planning_turn(run.as_str(), PLAN_EVERY).await? {
-            return Ok(());
-        }
-        shared.lock().await.refresh_plan().await?;
-        self.plan(&shared, Look::All).await
     }
 
     fn stop_run(&self, run: &RunId, message: String, cause: Cause) {
