@@ -164,17 +164,23 @@ impl Store {
             .unwrap_or_default())
     }
 
-    /// The attempts of some parts of an iteration: one listing, and the records of those parts.
+    /// The attempts of some parts: a listing for each iteration among them, and the records of
+    /// those parts.
     ///
     /// # Errors
     /// The store fails, or a record cannot be read.
     pub async fn attempts_of(
         &self,
-        run: &RunId,
-        iteration: u32,
         wanted: &BTreeSet<Slot>,
     ) -> Result<BTreeMap<Slot, Vec<AttemptRecord>>> {
-        let mut listed = self.list(&attempts_prefix(run, iteration)).await?;
+        let iterations: BTreeSet<_> = wanted
+            .iter()
+            .map(|slot| (&slot.run, slot.iteration))
+            .collect();
+        let mut listed = Vec::new();
+        for (run, iteration) in iterations {
+            listed.append(&mut self.list(&attempts_prefix(run, iteration)).await?);
+        }
         listed.retain(|(key, _)| attempted(key).is_some_and(|slot| wanted.contains(slot)));
         self.read_attempts(listed).await
     }

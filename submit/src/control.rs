@@ -40,8 +40,7 @@ pub(crate) async fn retry(
     global: &Global,
 ) -> Result<()> {
     let before = RunView::open(store, name).await?.plan.revision;
-    let overrides = [&["jobs.hold=false".to_owned()], overrides].concat();
-    let plan = run::revise(store, name, &overrides).await?;
+    let plan = run::go_on(store, name, overrides).await?;
     let said = if plan.revision == before {
         format!(
             "run {name} has no part without attempts left, and no binding changes: nothing to do"

@@ -114,10 +114,14 @@ pub(crate) async fn resume(run: &str, overrides: &[String], global: &Global) -> 
     let queue = global.queue.clone().or_else(|| from_overrides("queue.url"));
     let store = Store::open(&url).await?;
     store.probe().await?;
-    // What is on hold goes on, unless the user says that it stays there.
-    let overrides = [&["jobs.hold=false".to_owned()], overrides].concat();
-    let plan = revise(&store, run, &overrides).await?;
+    let plan = go_on(&store, run, overrides).await?;
     drive(store, plan, queue, Display::new(global.quiet), global).await
+}
+
+/// The plan under which a run goes on, on hold no longer unless the user says that it stays there.
+pub(crate) async fn go_on(store: &Store, run: &str, overrides: &[String]) -> Result<Arc<Plan>> {
+    let overrides = [&["jobs.hold=false".to_owned()], overrides].concat();
+    revise(store, run, &overrides).await
 }
 
 /// The plan of a run with other bindings: a new revision where anything changes, or where a part

@@ -6,7 +6,7 @@ use crate::runs::RunView;
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Store};
-use agentgym_worker::Cause;
+use agentgym_worker::{Cause, Exhausted};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -58,8 +58,8 @@ pub struct Status {
     pub in_flight: Vec<(PartId, State)>,
     /// Failed attempts of parts in flight.
     pub failures: Vec<Failure>,
-    /// The part that has used up its attempts, with the count.
-    pub exhausted: Option<(PartId, u32)>,
+    /// The part that has used up its attempts, with the limit that it reached.
+    pub exhausted: Option<(PartId, Exhausted)>,
     /// Somebody has put the run on hold.
     pub on_hold: bool,
     /// Why the guard has paused the run.
@@ -104,14 +104,14 @@ pub async fn status(view: &RunView) -> Result<Status> {
         out.pace = pace(view, out.latest).await?;
         out.paused = paused(view).await?;
     }
+    let runnable = frontier.runnable.iter().map(|part| view.slot(part.id));
+    let mut known = view.store.attempts_of(&runnable.collect()).await?;
     for part in &frontier.runnable {
-        let attempts = view.store.attempts(&view.slot(part.id)).await?;
-        let failed = failures(part.id, &attempts);
-        let counted = counted_failures(&attempts, plan.revision);
-        if counted >= plan.config.jobs.failures_max {
-            out.exhausted.get_or_insert((part.id, counted));
+        let attempts = known.remove(&view.slot(part.id)).unwrap_or_default();
+        if let Some(exhausted) = Exhausted::of(plan, &attempts) {
+            out.exhausted.get_or_insert((part.id, exhausted));
         }
-        out.failures.extend(failed);
+        out.failures.extend(failures(part.id, &attempts));
         out.in_flight.push((part.id, state(&attempts)));
     }
     for waiting in frontier.waiting {
@@ -188,20 +188,6 @@ fn failures(part: PartId, attempts: &[AttemptRecord]) -> Vec<Failure> {
         .collect()
 }
 
-/// Failed attempts that count: those under the plan revision in force, since
-/// a resume gives every part its attempts back.
-pub fn counted_failures(attempts: &[AttemptRecord], revision: u32) -> u32 {
-    attempts
-        .iter()
-        .filter(|a| a.start.plan_revision == revision)
-        .filter(|a| {
-            a.end
-                .as_ref()
-                .is_some_and(|e| e.outcome == AttemptOutcome::Failed)
-        })
-        .count() as u32
-}
-
 impl Status {
     /// Why the run goes no further by itself, if so, and what has to be put right.
     pub(crate) fn stopped(&self) -> Option<(String, Cause)> {
@@ -211,13 +197,10 @@ impl Status {
         if let Some(message) = &self.paused {
             return Some((message.clone(), Cause::Part));
         }
-        let (part, failed) = self.exhausted?;
+        let (part, exhausted) = self.exhausted?;
         let last = self.failures.iter().rev().find(|f| f.part == part);
-        let why = last.map_or("", |f| f.message.as_str());
-        Some((
-            format!("{part} failed {failed} times, last: {why}"),
-            Cause::Part,
-        ))
+        let last = last.map_or("", |f| f.message.as_str());
+        Some((exhausted.message(part, last), Cause::Part))
     }
 
     /// One line that says what the run is waiting for.
@@ -234,9 +217,9 @@ impl Status {
         if let Some(message) = &self.paused {
             return format!("waiting: for you, {message}");
         }
-        if let Some((part, failed)) = self.exhausted {
+        if let Some((part, exhausted)) = self.exhausted {
             return format!(
-                "waiting: for you, {part} failed {failed} times; `agentgym-submit resume {}` tries again",
+                "waiting: for you, {part} {exhausted}; `agentgym-submit resume {}` tries again",
                 self.run
             );
         }
@@ -519,7 +502,7 @@ mod tests {
         let mut status = sample();
         status.in_flight.remove(0);
         insta::assert_snapshot!(status.waiting_line(), @"waiting: for a worker to take 3/rollout/1; then 3/log_probs");
-        status.exhausted = Some((id(3, Stage::Rollout, 0), 3));
+        status.exhausted = Some((id(3, Stage::Rollout, 0), Exhausted::Failed(3)));
         insta::assert_snapshot!(status.waiting_line(), @"waiting: for you, 3/rollout/0 failed 3 times; `agentgym-submit resume quick-1a2b` tries again");
         status.on_hold = true;
         insta::assert_snapshot!(status.waiting_line(), @"waiting: for you, the run is on hold; `agentgym-submit resume quick-1a2b` carries on");

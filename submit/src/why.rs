@@ -6,12 +6,13 @@
 
 use crate::cli::Global;
 use crate::runs::RunView;
-use crate::status::{counted_failures, status};
+use crate::status::status;
 use crate::{Error, Result, run, text};
 use agentgym_jobs::pipeline::{Part, PartId, parts, policy_of};
 use agentgym_jobs::planner::Progress;
 use agentgym_jobs::queue::{Job, Queue};
 use agentgym_storage::{AttemptOutcome, AttemptRecord};
+use agentgym_worker::{Exhausted, counted_failures};
 use serde_json::json;
 use std::collections::{BTreeSet, VecDeque};
 
@@ -212,13 +213,20 @@ impl Teller<'_> {
                 self.idle(id).await
             ));
         };
+        let exhausted = Exhausted::of(plan, &attempts);
+        if let Some(vanished @ Exhausted::Vanished(_)) = exhausted {
+            return Ok(format!(
+                "{vanished}. When the cause is gone: `agentgym-submit retry {}`",
+                plan.run
+            ));
+        }
         let Some(end) = &last.end else {
             return Ok(self.begun(id, last).await);
         };
-        let failed = counted_failures(&attempts, plan.revision);
+        let failed = counted_failures(plan, &attempts);
         let most = plan.config.jobs.failures_max;
         Ok(match end.outcome {
-            AttemptOutcome::Failed if failed >= most => format!(
+            AttemptOutcome::Failed if exhausted.is_some() => format!(
                 "failed {failed} times, the most that jobs.failures_max allows; the last time: {}. When the cause is \
                  gone: `agentgym-submit retry {}`",
                 end.message, plan.run

@@ -2,6 +2,7 @@
 //! and from them what is worth enqueuing. Commits are immutable, so what was
 //! seen once is never asked for again.
 
+use crate::exhausted::{Exhausted, counted_failures};
 use crate::{Result, guard};
 use agentgym_jobs::Error as JobsError;
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
@@ -242,17 +243,10 @@ impl RunState {
         if self.on_hold() {
             return Ok(None);
         }
-        let mut wanted: BTreeMap<u32, BTreeSet<Slot>> = BTreeMap::new();
         let idle = |part: &&Part| !running.contains(&part.id);
-        for part in frontier.runnable.iter().filter(idle) {
-            let slots = wanted.entry(part.id.iteration).or_default();
-            slots.insert(self.slot(part.id));
-        }
-        let mut known = BTreeMap::new();
-        for (iteration, slots) in &wanted {
-            let run = &self.plan.run;
-            known.append(&mut self.store.attempts_of(run, *iteration, slots).await?);
-        }
+        let parts = frontier.runnable.iter().filter(idle);
+        let wanted: BTreeSet<Slot> = parts.map(|part| self.slot(part.id)).collect();
+        let mut known = self.store.attempts_of(&wanted).await?;
         for part in frontier.runnable.iter().filter(idle) {
             let attempts = known.remove(&self.slot(part.id)).unwrap_or_default();
             if let Some(message) = self.exhausted(part.id, &attempts) {
@@ -322,41 +316,17 @@ impl RunState {
 
     /// Why a part may not be tried again, if so.
     pub fn exhausted(&self, id: PartId, attempts: &[AttemptRecord]) -> Option<String> {
-        let jobs = &self.plan.config.jobs;
-        let failures = self.failed(attempts);
-        if failures >= jobs.failures_max {
-            let last = attempts.iter().rev().find_map(|a| {
-                a.end
-                    .as_ref()
-                    .filter(|e| e.outcome == AttemptOutcome::Failed)
-            });
-            let message = last.map(|e| e.message.clone()).unwrap_or_default();
-            return Some(format!("{id} failed {failures} times, last: {message}"));
-        }
-        let vanished = self.counted(attempts).filter(|a| a.end.is_none()).count() as u32;
-        (vanished >= jobs.vanished_max).then(|| {
-            format!("{id} took its worker down {vanished} times without a word; look at the worker's log (memory?)")
-        })
-    }
-
-    /// Attempts made under the plan revision in force: a resume gives a part its chances back.
-    fn counted<'a>(
-        &self,
-        attempts: &'a [AttemptRecord],
-    ) -> impl Iterator<Item = &'a AttemptRecord> {
-        let revision = self.plan.revision;
-        attempts
-            .iter()
-            .filter(move |a| a.start.plan_revision == revision)
+        let exhausted = Exhausted::of(&self.plan, attempts)?;
+        let ends = attempts.iter().rev().filter_map(|a| a.end.as_ref());
+        let last = ends
+            .into_iter()
+            .find(|e| e.outcome == AttemptOutcome::Failed);
+        Some(exhausted.message(id, last.map_or("", |end| &end.message)))
     }
 
     /// Attempts that count towards `jobs.failures_max`.
     pub fn failed(&self, attempts: &[AttemptRecord]) -> u32 {
-        let failed = |a: &&AttemptRecord| {
-            let end = a.end.as_ref();
-            end.is_some_and(|end| end.outcome == AttemptOutcome::Failed)
-        };
-        self.counted(attempts).filter(failed).count() as u32
+        counted_failures(&self.plan, attempts)
     }
 
     /// The parts of an iteration.

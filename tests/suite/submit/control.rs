@@ -123,6 +123,30 @@ async fn hold_and_retry_are_plan_revisions() {
     scene.command("watch handmade").await.unwrap();
 }
 
+/// The limit that no attempt's end tells of; it is the same to workers and to those who look.
+#[tokio::test]
+async fn a_part_that_takes_its_workers_down_gets_its_chances_back() {
+    let scene = Scene::new().await;
+    let revision = async || scene.view().await.plan.revision;
+    scene
+        .command("retry handmade jobs.vanished_max=2")
+        .await
+        .unwrap();
+    assert_eq!(revision().await, 1);
+    for _ in 0..2 {
+        scene.start_under(id(0, Stage::Init), 1).await;
+    }
+    let told = lines(&scene, None, None).await;
+    says(
+        &told,
+        "0/init/0 took its worker down 2 times without a word",
+    );
+    says(&told, "agentgym-submit retry handmade");
+    scene.command("retry handmade").await.unwrap();
+    assert_eq!(revision().await, 2);
+    says(&lines(&scene, None, None).await, "is at work");
+}
+
 #[tokio::test]
 async fn what_does_not_exist_is_named() {
     let scene = Scene::new().await;

@@ -70,11 +70,15 @@ impl Scene {
     }
 
     async fn start(&self, id: PartId) -> agentgym_storage::AttemptId {
+        self.start_under(id, 0).await
+    }
+
+    async fn start_under(&self, id: PartId, revision: u32) -> agentgym_storage::AttemptId {
         let start = AttemptStart {
             worker: "host:1:ab".into(),
             started_unix_s: 1_000_000,
             code_version: "test".into(),
-            plan_revision: 0,
+            plan_revision: revision,
         };
         self.store
             .start_attempt(&self.slot(id), &start, 0)

@@ -1,0 +1,68 @@
+//! When a part has had its chances. Workers and everyone who looks at a run ask
+//! here, so that what `status` calls stopped is what no worker tries again.
+
+use agentgym_jobs::pipeline::PartId;
+use agentgym_jobs::plan::Plan;
+use agentgym_storage::{AttemptOutcome, AttemptRecord};
+use std::fmt;
+
+/// Which limit a part has reached under the plan revision in force: a new
+/// revision gives it all its attempts back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exhausted {
+    /// It failed so often: `jobs.failures_max`.
+    Failed(u32),
+    /// So many attempts have no end: `jobs.vanished_max`.
+    Vanished(u32),
+}
+
+impl Exhausted {
+    /// The limit that these attempts have reached, if they have.
+    pub fn of(plan: &Plan, attempts: &[AttemptRecord]) -> Option<Self> {
+        let jobs = &plan.config.jobs;
+        let failed = counted_failures(plan, attempts);
+        if failed >= jobs.failures_max {
+            return Some(Self::Failed(failed));
+        }
+        let vanished = counted(plan, attempts).filter(|a| a.end.is_none()).count() as u32;
+        (vanished >= jobs.vanished_max).then_some(Self::Vanished(vanished))
+    }
+
+    /// The whole sentence; `last` is what the last failed attempt said.
+    pub fn message(self, id: PartId, last: &str) -> String {
+        match self {
+            Self::Failed(_) => format!("{id} {self}, last: {last}"),
+            Self::Vanished(_) => format!("{id} {self}"),
+        }
+    }
+}
+
+impl fmt::Display for Exhausted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(times) => write!(f, "failed {times} times"),
+            Self::Vanished(times) => write!(
+                f,
+                "took its worker down {times} times without a word; look at the worker's log (memory?)"
+            ),
+        }
+    }
+}
+
+/// Failed attempts that count towards `jobs.failures_max`.
+pub fn counted_failures(plan: &Plan, attempts: &[AttemptRecord]) -> u32 {
+    let failed = |a: &&AttemptRecord| {
+        let end = a.end.as_ref();
+        end.is_some_and(|end| end.outcome == AttemptOutcome::Failed)
+    };
+    counted(plan, attempts).filter(failed).count() as u32
+}
+
+fn counted<'a>(
+    plan: &Plan,
+    attempts: &'a [AttemptRecord],
+) -> impl Iterator<Item = &'a AttemptRecord> {
+    let revision = plan.revision;
+    let is_counted = move |a: &&AttemptRecord| a.start.plan_revision == revision;
+    attempts.iter().filter(is_counted)
+}
