@@ -93,7 +93,7 @@ fn log_probs(model: &mut ModelForCausalLM, ids: &[u32], temperature: f64) -> Vec
 
 #[test]
 fn exported_policies_are_hugging_face_folders_that_another_library_runs() {
-    let exported = Exported::make();
+    let exported = Exported::make("");
     let text = std::fs::read_to_string(exported.folder.join("trajectories.jsonl")).unwrap();
     let lines: Vec<Value> = text
         .lines()

@@ -51,7 +51,8 @@ struct Exported {
 }
 
 impl Exported {
-    fn make() -> Self {
+    /// Of the run above with other settings: `key=value`, with spaces between.
+    fn make(overrides: &str) -> Self {
         let scratch = TempDir::new().unwrap();
         let (config, store) = (
             scratch.path().join("run.yaml"),
@@ -64,7 +65,8 @@ impl Exported {
             .arg(&config)
             .arg("--quiet")
             .arg("--store")
-            .arg(&store);
+            .arg(&store)
+            .args(overrides.split_whitespace());
         succeed(submit);
         let mut export = program("agentgym-submit");
         export.args(["export", "exported", "--iteration", "2", "--to"]);

@@ -10,13 +10,31 @@ use std::path::Path;
 /// A model whose parameters have the files' names and layout: `[out, in]`.
 pub(super) struct Qwen2 {
     config: Value,
+    /// What is not trained: nothing, or the base of an adapter.
+    frozen: BTreeMap<String, Tensor>,
+    /// What an update changes.
     pub(super) parameters: BTreeMap<String, Var>,
+    /// What an adapter's product is multiplied by: alpha / rank.
+    scale: f64,
 }
 
 /// Log-probs and entropies of the tokens 1.. of a sequence, in nats.
 pub(super) struct Streams {
     pub(super) log_probs: Tensor,
     pub(super) entropies: Tensor,
+}
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+fn json_of(file: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
+}
+
+fn variables(file: &Path) -> Result<BTreeMap<String, Var>> {
+    tensors(file)?
+        .into_iter()
+        .map(|(name, tensor)| Ok((name, Var::from_tensor(&tensor)?)))
+        .collect()
 }
 
 /// Every tensor of a safetensors file, widened.
@@ -29,15 +47,46 @@ pub(super) fn tensors(file: &Path) -> Result<BTreeMap<String, Tensor>> {
 
 impl Qwen2 {
     pub(super) fn load(folder: &Path) -> Result<Self> {
-        let config = std::fs::read(folder.join("config.json"))?;
-        let parameters = tensors(&folder.join("model.safetensors"))?
-            .into_iter()
-            .map(|(name, tensor)| Ok((name, Var::from_tensor(&tensor)?)))
-            .collect::<Result<_>>()?;
         Ok(Self {
-            config: serde_json::from_slice(&config).unwrap(),
-            parameters,
+            config: json_of(&folder.join("config.json")),
+            frozen: BTreeMap::new(),
+            parameters: variables(&folder.join("model.safetensors"))?,
+            scale: 0.0,
         })
+    }
+
+    /// A policy with its adapter merged, of which the adapter alone is trained:
+    /// what is merged is taken out again first.
+    pub(super) fn load_adapted(policy: &Path, adapter: &Path) -> Result<Self> {
+        let settings = json_of(&adapter.join("adapter_config.json"));
+        let number = |key: &str| settings[key].as_f64().unwrap();
+        let mut model = Self {
+            config: json_of(&policy.join("config.json")),
+            frozen: BTreeMap::new(),
+            parameters: variables(&adapter.join("adapter_model.safetensors"))?,
+            scale: number("lora_alpha") / number("r"),
+        };
+        for (name, merged) in tensors(&policy.join("model.safetensors"))? {
+            let base = match model.product(&name)? {
+                Some(product) => (merged - product)?,
+                None => merged,
+            };
+            model.frozen.insert(name, base.detach());
+        }
+        Ok(model)
+    }
+
+    /// What the adapter adds to a weight, `[out, in]`: alpha / rank · B A (arXiv:2106.09685).
+    fn product(&self, name: &str) -> Result<Option<Tensor>> {
+        let module = name.trim_end_matches(".weight");
+        let part = |half: &str| {
+            let name = format!("base_model.model.{module}.{half}.weight");
+            self.parameters.get(&name)
+        };
+        match (part("lora_A"), part("lora_B")) {
+            (Some(a), Some(b)) => Ok(Some((b.matmul(a)? * self.scale)?)),
+            _ => Ok(None),
+        }
     }
 
     fn size(&self, key: &str) -> usize {
@@ -48,14 +97,28 @@ impl Qwen2 {
         self.config[key].as_f64().unwrap()
     }
 
-    fn get(&self, name: &str) -> &Tensor {
-        self.parameters[name].as_tensor()
+    /// A parameter by its name in the folder; `None` where the model has none.
+    fn find(&self, name: &str) -> Result<Option<Tensor>> {
+        if let Some(parameter) = self.parameters.get(name) {
+            return Ok(Some(parameter.as_tensor().clone()));
+        }
+        let Some(base) = self.frozen.get(name) else {
+            return Ok(None);
+        };
+        Ok(Some(match self.product(name)? {
+            Some(product) => (base + product)?,
+            None => base.clone(),
+        }))
+    }
+
+    fn get(&self, name: &str) -> Result<Tensor> {
+        Ok(self.find(name)?.expect("the folder has every tensor"))
     }
 
     fn dense(&self, x: &Tensor, name: &str) -> Result<Tensor> {
-        let y = x.matmul(&self.get(&format!("{name}.weight")).t()?)?;
-        match self.parameters.get(&format!("{name}.bias")) {
-            Some(bias) => y.broadcast_add(bias),
+        let y = x.matmul(&self.get(&format!("{name}.weight"))?.t()?)?;
+        match self.find(&format!("{name}.bias"))? {
+            Some(bias) => y.broadcast_add(&bias),
             None => Ok(y),
         }
     }
@@ -63,7 +126,7 @@ impl Qwen2 {
     fn norm(&self, x: &Tensor, name: &str) -> Result<Tensor> {
         let mean = x.sqr()?.mean_keepdim(D::Minus1)?;
         let rms = (mean + self.number("rms_norm_eps"))?.sqrt()?;
-        x.broadcast_div(&rms)?.broadcast_mul(self.get(name))
+        x.broadcast_div(&rms)?.broadcast_mul(&self.get(name)?)
     }
 
     /// `[length, heads · width]` to `[heads, length, width]`.
@@ -120,11 +183,11 @@ impl Qwen2 {
         )
     }
 
-    /// One sequence, alone, without padding.
-    pub(super) fn streams(&self, ids: &[u32], temperature: f64) -> Result<Streams> {
+    /// The states from which tokens 1.. of a sequence are chosen,
+    /// `[length - 1, hidden]`: one sequence, alone, without padding.
+    fn states(&self, ids: &[u32]) -> Result<Tensor> {
         let index = Tensor::from_slice(ids, ids.len(), &Device::Cpu)?;
-        let embedding = self.get("model.embed_tokens.weight");
-        let mut x = embedding.index_select(&index, 0)?;
+        let mut x = self.get(EMBEDDING)?.index_select(&index, 0)?;
         for layer in 0..self.size("num_hidden_layers") {
             let layer = format!("model.layers.{layer}");
             let h = self.norm(&x, &format!("{layer}.input_layernorm.weight"))?;
@@ -136,18 +199,27 @@ impl Qwen2 {
             x = (x + self.dense(&inner, &format!("{layer}.mlp.down_proj"))?)?;
         }
         let x = self.norm(&x, "model.norm.weight")?;
-        let x = x.narrow(0, 0, ids.len() - 1)?;
-        let head = match self.parameters.get("lm_head.weight") {
-            Some(head) => head.as_tensor(),
-            None => embedding,
+        x.narrow(0, 0, ids.len() - 1)
+    }
+
+    pub(super) fn streams(&self, ids: &[u32], temperature: f64) -> Result<Streams> {
+        let head = match self.find("lm_head.weight")? {
+            Some(head) => head,
+            None => self.get(EMBEDDING)?,
         };
-        let log_probs = log_softmax(&(x.matmul(&head.t()?)? / temperature)?)?;
-        let targets = index.narrow(0, 1, ids.len() - 1)?.unsqueeze(1)?;
+        let logits = self.states(ids)?.matmul(&head.t()?)?;
+        let log_probs = log_softmax(&(logits / temperature)?)?;
+        let targets = Tensor::from_slice(&ids[1..], (ids.len() - 1, 1), &Device::Cpu)?;
         let entropies = (log_probs.exp()? * &log_probs)?.sum(D::Minus1)?.neg()?;
         Ok(Streams {
             log_probs: log_probs.gather(&targets, 1)?.squeeze(1)?,
             entropies,
         })
+    }
+
+    /// What a critic says of the states before tokens 1.. of a sequence.
+    pub(super) fn values(&self, ids: &[u32]) -> Result<Tensor> {
+        self.dense(&self.states(ids)?, "score")?.squeeze(1)
     }
 }
 

@@ -1,5 +1,6 @@
-//! The policy after an update follows from the policy before it, the optimizer
-//! before it, the trajectories and `update.json`.
+//! A policy after its update follows from the policy before it, the optimizer
+//! before it, the trajectories and `update.json`; so do an adapter and a critic
+//! from theirs.
 
 use super::Exported;
 use super::qwen2::{Qwen2, tensors};
@@ -7,6 +8,7 @@ use super::update::{Files, Step};
 use candle_core::Tensor;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 /// Largest distance of the recomputed change of a parameter from the exported
 /// one, relative to its length: what f32 costs in four steps (4e-4 was seen).
@@ -50,70 +52,145 @@ fn assert_metrics(files: &Files, steps: &[Step]) {
     let recorded = files.update["minibatches"].as_array().unwrap();
     assert_eq!((recorded.len(), steps.len()), (4, 4));
     for (recorded, step) in recorded.iter().zip(steps) {
-        let metrics = &recorded["metrics"];
-        for (what, recorded, recomputed) in [
-            ("policy_loss", &metrics["policy_loss"], step.policy_loss),
-            ("entropy", &metrics["entropy"], step.entropy),
-            ("kl_loss", &metrics["kl_loss"], step.kl_loss),
-            (
-                "clip_fraction",
-                &metrics["clip_fraction"],
-                step.clip_fraction,
-            ),
-            ("grad_norm", &recorded["grad_norm"], step.grad_norm),
-            ("clip_scale", &recorded["clip_scale"], step.clip_scale),
-        ] {
-            assert_near(what, recorded, recomputed);
+        for (name, recomputed) in step {
+            let place = match *name {
+                "grad_norm" | "clip_scale" => recorded,
+                _ => &recorded["metrics"],
+            };
+            assert_near(name, &place[name], *recomputed);
         }
     }
     // Otherwise a term could be wrong without a trace.
-    let any = |test: fn(&Step) -> bool| steps.iter().any(test);
-    assert!(any(|s| s.clip_fraction > 0.0) && any(|s| s.kl_loss > 0.0));
-    assert!(any(|s| s.clip_scale < 1.0) && any(|s| s.policy_loss.abs() > 0.0));
+    let any = |test: &dyn Fn(&Step) -> bool| steps.iter().any(test);
+    for name in steps[0].keys().filter(|name| **name != "clip_scale") {
+        assert!(any(&|step| step[name] != 0.0), "{name} is always 0");
+    }
+    assert!(any(&|step| step["clip_scale"] < 1.0));
 }
+
+/// A model's file of the export, and which update changes it.
+struct Trained {
+    exported: Exported,
+    /// The file before the update.
+    before: PathBuf,
+    /// The same after it.
+    after: PathBuf,
+    load: fn(&Path) -> candle_core::Result<Qwen2>,
+    files: fn(&Path) -> Files,
+}
+
+/// Breaks one thing in `update.json`.
+type Spoil = fn(&mut Value);
+
+impl Trained {
+    fn new(
+        exported: Exported,
+        [before, after]: [String; 2],
+        load: fn(&Path) -> candle_core::Result<Qwen2>,
+        files: fn(&Path) -> Files,
+    ) -> Self {
+        Self {
+            before: exported.folder.join(before),
+            after: exported.folder.join(after),
+            exported,
+            load,
+            files,
+        }
+    }
+
+    fn files(&self) -> Files {
+        (self.files)(&self.exported.folder)
+    }
+
+    fn model(&self) -> Qwen2 {
+        (self.load)(&self.exported.folder).unwrap()
+    }
+
+    fn assert_recomputed(&self) {
+        let (model, files) = (self.model(), self.files());
+        let steps = files.replay(&model, usize::MAX).unwrap();
+        assert_metrics(&files, &steps);
+        let (before, after) = (&self.before, &self.after);
+        let (before, after) = (tensors(before).unwrap(), tensors(after).unwrap());
+        let (name, error) = furthest(&before, &after, &model);
+        println!("recomputed: {name} is furthest off, by {error:.1e} of its change");
+        assert!(error < CHANGE_ERROR_MAX, "{name} is off by {error}");
+    }
+
+    /// The bound is tight enough to see each part of one step.
+    fn assert_shows(&self, spoils: &[(&str, Spoil)]) {
+        let first_step = |files: &Files| {
+            let model = self.model();
+            files.replay(&model, 1).unwrap();
+            model
+        };
+        let right: Tensors = first_step(&self.files())
+            .parameters
+            .into_iter()
+            .map(|(name, parameter)| (name, parameter.as_detached_tensor()))
+            .collect();
+        let before = tensors(&self.before).unwrap();
+        for (what, spoil) in spoils {
+            let mut files = self.files();
+            spoil(&mut files.update);
+            let (name, error) = furthest(&before, &right, &first_step(&files));
+            println!("without the right {what}: {name} is off by {error:.1e}");
+            assert!(
+                error > 2.0 * CHANGE_ERROR_MAX,
+                "{what} does not show: {error}"
+            );
+        }
+    }
+}
+
+const DECAY: (&str, Spoil) = ("decay", |u| u["settings"]["weight_decay"] = json!(0.0));
+const ORDER: (&str, Spoil) = ("order", |u| {
+    u["minibatches"].as_array_mut().unwrap().swap(0, 1);
+});
 
 #[test]
 fn an_update_is_computed_again_from_the_exported_files_alone() {
-    let exported = Exported::make();
-    let folder = |name: &str| exported.folder.join(name);
-    let read = |name: &str| tensors(&folder(name).join("model.safetensors")).unwrap();
-    let load = || Qwen2::load(&folder("policy_before")).unwrap();
-    let before = read("policy_before");
-    let files = Files::read(&exported.folder);
-    let policy = load();
-    let steps = files.replay(&policy, usize::MAX).unwrap();
-    assert_metrics(&files, &steps);
-    let (name, error) = furthest(&before, &read("policy_after"), &policy);
-    println!("recomputed: {name} is furthest off, by {error:.1e} of its change");
-    assert!(error < CHANGE_ERROR_MAX, "{name} is off by {error}");
+    let trained = Trained::new(
+        Exported::make(""),
+        ["policy_before", "policy_after"].map(|f| f.to_owned() + "/model.safetensors"),
+        |folder| Qwen2::load(&folder.join("policy_before")),
+        Files::of_policy,
+    );
+    trained.assert_recomputed();
+    let divergence: Spoil = |u| u["settings"]["loss"]["kl"] = Value::Null;
+    trained.assert_shows(&[DECAY, ("divergence", divergence), ORDER]);
+}
 
-    // The bound is tight enough to see each part of one step.
-    let first_step = |files: &Files| {
-        let policy = load();
-        files.replay(&policy, 1).unwrap();
-        policy
-    };
-    let right: Tensors = first_step(&files)
-        .parameters
-        .into_iter()
-        .map(|(name, parameter)| (name, parameter.as_detached_tensor()))
-        .collect();
-    type Spoil = fn(&mut Value);
-    let spoils: [(&str, Spoil); 3] = [
-        ("decay", |u| u["settings"]["weight_decay"] = json!(0.0)),
-        ("divergence", |u| u["settings"]["loss"]["kl"] = Value::Null),
-        ("order", |u| {
-            u["minibatches"].as_array_mut().unwrap().swap(0, 1);
-        }),
-    ];
-    for (what, spoil) in spoils {
-        let mut files = Files::read(&exported.folder);
-        spoil(&mut files.update);
-        let (name, error) = furthest(&before, &right, &first_step(&files));
-        println!("without the right {what}: {name} is off by {error:.1e}");
-        assert!(
-            error > 2.0 * CHANGE_ERROR_MAX,
-            "{what} does not show: {error}"
-        );
-    }
+#[test]
+fn so_is_that_of_an_adapter() {
+    let trained = Trained::new(
+        Exported::make(
+            "actor_rollout_ref.model.lora_rank=4 actor_rollout_ref.actor.grad_clip=0.02",
+        ),
+        ["adapter_before", "adapter_after"].map(|f| f.to_owned() + "/adapter_model.safetensors"),
+        |folder| {
+            Qwen2::load_adapted(
+                &folder.join("policy_before"),
+                &folder.join("adapter_before"),
+            )
+        },
+        Files::of_policy,
+    );
+    trained.assert_recomputed();
+    trained.assert_shows(&[DECAY, ORDER]);
+}
+
+#[test]
+fn so_is_that_of_a_critic() {
+    let trained = Trained::new(
+        Exported::make(
+            "algorithm.adv_estimator=gae critic.optim.lr=1e-3 critic.cliprange_value=0.02",
+        ),
+        ["critic_before", "critic_after"].map(|f| f.to_owned() + "/model.safetensors"),
+        |folder| Qwen2::load(&folder.join("critic_before")),
+        Files::of_critic,
+    );
+    trained.assert_recomputed();
+    let weights: Spoil = |u| u["settings"]["loss"]["aggregation"] = json!("token_mean");
+    trained.assert_shows(&[DECAY, ("weights", weights), ORDER]);
 }

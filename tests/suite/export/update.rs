@@ -11,13 +11,18 @@ use std::path::Path;
 /// Numbers of each parameter, by name.
 pub(super) type Numbers = BTreeMap<String, Vec<f64>>;
 
-/// What the exported files say, apart from the policies.
+/// What the exported files say of one model's update, apart from its weights.
 pub(super) struct Files {
     pub(super) update: Value,
     /// Lines of `trajectories.jsonl`.
     pub(super) sequences: Vec<Value>,
     optimizer: Optimizer,
+    loss: Loss,
 }
+
+/// The loss of some sequences under the settings of the update, with its
+/// metrics and gradients.
+type Loss = fn(&Qwen2, &[&Value], &Value) -> Result<(Step, Numbers)>;
 
 /// AdamW's moments and the number of steps behind them.
 #[derive(Clone)]
@@ -27,21 +32,23 @@ pub(super) struct Optimizer {
     second: Numbers,
 }
 
-/// What one optimizer step looked like.
-#[derive(Debug, Default)]
-pub(super) struct Step {
-    pub(super) policy_loss: f64,
-    pub(super) entropy: f64,
-    pub(super) kl_loss: f64,
-    pub(super) clip_fraction: f64,
-    pub(super) grad_norm: f64,
-    pub(super) clip_scale: f64,
-}
+/// What one optimizer step looked like: the figures that `update.json` has, by
+/// their names there.
+pub(super) type Step = BTreeMap<&'static str, f64>;
 
 impl Files {
-    pub(super) fn read(folder: &Path) -> Self {
+    /// Of the policy, or of its adapter.
+    pub(super) fn of_policy(folder: &Path) -> Self {
+        Self::read(folder, "", policy_loss)
+    }
+
+    pub(super) fn of_critic(folder: &Path) -> Self {
+        Self::read(folder, "critic_", value_loss)
+    }
+
+    fn read(folder: &Path, model: &str, loss: Loss) -> Self {
         let text = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
-        let file = folder.join("optimizer_before/state.safetensors");
+        let file = folder.join(format!("{model}optimizer_before/state.safetensors"));
         let (mut first, mut second) = (Numbers::new(), Numbers::new());
         for (name, tensor) in tensors(&file).unwrap() {
             let (kind, name) = name.split_once('.').unwrap();
@@ -53,7 +60,7 @@ impl Files {
             moments.insert(name.to_owned(), numbers(&tensor));
         }
         Self {
-            update: serde_json::from_str(&text("update.json")).unwrap(),
+            update: serde_json::from_str(&text(&format!("{model}update.json"))).unwrap(),
             sequences: text("trajectories.jsonl")
                 .lines()
                 .map(|line| serde_json::from_str(line).unwrap())
@@ -63,11 +70,12 @@ impl Files {
                 first,
                 second,
             },
+            loss,
         }
     }
 
-    /// Takes the first `steps` optimizer steps of the update on `policy`.
-    pub(super) fn replay(&self, policy: &Qwen2, steps: usize) -> Result<Vec<Step>> {
+    /// Takes the first `steps` optimizer steps of the update on `model`.
+    pub(super) fn replay(&self, model: &Qwen2, steps: usize) -> Result<Vec<Step>> {
         let settings = &self.update["settings"];
         let mut optimizer = self.optimizer.clone();
         let all = self.update["minibatches"].as_array().unwrap();
@@ -80,8 +88,8 @@ impl Files {
                     .iter()
                     .flat_map(|slot| self.sequences.iter().filter(move |s| s["slot"] == *slot))
                     .collect();
-                let (mut step, gradients) = backward(policy, &members, settings)?;
-                optimizer.step(policy, &gradients, settings, &mut step)?;
+                let (mut step, gradients) = (self.loss)(model, &members, settings)?;
+                optimizer.step(model, &gradients, settings, &mut step)?;
                 Ok(step)
             })
             .collect()
@@ -114,50 +122,38 @@ fn sum(x: &Tensor) -> Result<f64> {
     x.sum_all()?.to_scalar()
 }
 
-/// Metrics and gradients of a minibatch.
-fn backward(policy: &Qwen2, members: &[&Value], settings: &Value) -> Result<(Step, Numbers)> {
-    let loss = &settings["loss"];
-    let number = |value: &Value| value.as_f64().unwrap();
-    let (low, high) = (number(&loss["clip"]["low"]), number(&loss["clip"]["high"]));
-    let masks = members
-        .iter()
-        .map(|m| stream(m, "loss_mask"))
-        .collect::<Result<Vec<_>>>()?;
-    assert!(loss["dual_clip"].is_null(), "this test has no dual clip");
-    let loss_tokens = masks.iter().map(sum).sum::<Result<f64>>()?;
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
+
+/// Weights of every sequence's tokens: a mean over tokens, or over sequences of
+/// means. Observation tokens weigh nothing.
+fn weights(masks: &[Tensor], loss: &Value) -> Result<Vec<Tensor>> {
+    let all = masks.iter().map(sum).sum::<Result<f64>>()?;
+    let of = |mask: &Tensor| match loss["aggregation"].as_str().unwrap() {
+        "token_mean" => mask / all,
+        "seq_mean_token_mean" => mask / (sum(mask)? * masks.len() as f64),
+        other => panic!("this test does not know {other}"),
+    };
+    masks.iter().map(of).collect()
+}
+
+/// Adds up what each sequence of a minibatch gives: its figures, and its loss,
+/// of which the gradients are taken.
+fn backward(
+    model: &Qwen2,
+    members: &[&Value],
+    loss: &Value,
+    of: impl Fn(&Value, &Tensor, &Tensor, &mut Step) -> Result<Tensor>,
+) -> Result<(Step, Numbers)> {
+    let masks = members.iter().map(|m| stream(m, "loss_mask"));
+    let masks = masks.collect::<Result<Vec<_>>>()?;
+    let weights = weights(&masks, loss)?;
     let mut step = Step::default();
     let mut gradients = Numbers::new();
-    for (member, mask) in members.iter().zip(masks) {
-        let ids: Vec<u32> = serde_json::from_value(member["token_ids"].clone()).unwrap();
-        let streams = policy.streams(&ids, number(&settings["temperature"]))?;
-        // Weight of each token: a mean over tokens, or over sequences of means.
-        let weight = match loss["aggregation"].as_str().unwrap() {
-            "token_mean" => (&mask / loss_tokens)?,
-            "seq_mean_token_mean" => (&mask / (sum(&mask)? * members.len() as f64))?,
-            other => panic!("this test does not know {other}"),
-        };
-        let advantages = stream(member, "advantages")?;
-        let ratio = (&streams.log_probs - stream(member, "old_log_probs")?)?.exp()?;
-        let free = (&ratio * &advantages)?;
-        let clipped = (ratio.clamp(1.0 - low, 1.0 + high)? * &advantages)?;
-        let is_clipped = clipped.lt(&free)?.to_dtype(DType::F64)?;
-        let policy_loss = (free.minimum(&clipped)?.neg()? * &weight)?.sum_all()?;
-        let entropy = (&streams.entropies * &weight)?.sum_all()?;
-        let mut total = (&policy_loss - (&entropy * number(&loss["entropy_coeff"]))?)?;
-        if !loss["kl"].is_null() {
-            assert_eq!(loss["kl"]["estimator"], "k3");
-            let d = (stream(member, "ref_log_probs")? - &streams.log_probs)?;
-            // Cut at 10 nats, as AgentGym-RL does.
-            let k3 = ((d.exp()? - &d)? - 1.0)?.clamp(-10.0, 10.0)?;
-            let kl = (k3 * &weight)?.sum_all()?;
-            total = (total + (&kl * number(&loss["kl"]["coef"]))?)?;
-            step.kl_loss += kl.to_scalar::<f64>()?;
-        }
-        step.policy_loss += policy_loss.to_scalar::<f64>()?;
-        step.entropy += entropy.to_scalar::<f64>()?;
-        step.clip_fraction += sum(&(is_clipped * &mask)?)? / loss_tokens;
-        let store = total.backward()?;
-        for (name, parameter) in &policy.parameters {
+    for ((member, mask), weight) in members.iter().zip(&masks).zip(&weights) {
+        let store = of(member, mask, weight, &mut step)?.backward()?;
+        for (name, parameter) in &model.parameters {
             let gradient = numbers(store.get(parameter).expect("every parameter is used"));
             let sums = gradients
                 .entry(name.clone())
@@ -165,32 +161,101 @@ fn backward(policy: &Qwen2, members: &[&Value], settings: &Value) -> Result<(Ste
             sums.iter_mut().zip(gradient).for_each(|(s, g)| *s += g);
         }
     }
+    let tokens = masks.iter().map(sum).sum::<Result<f64>>()?;
+    for name in ["clip_fraction", "value_mean"] {
+        step.entry(name).and_modify(|total| *total /= tokens);
+    }
     Ok((step, gradients))
+}
+
+/// The clipped surrogate, entropy and divergence of a minibatch.
+fn policy_loss(policy: &Qwen2, members: &[&Value], settings: &Value) -> Result<(Step, Numbers)> {
+    let loss = &settings["loss"];
+    let (low, high) = (number(&loss["clip"]["low"]), number(&loss["clip"]["high"]));
+    assert!(loss["dual_clip"].is_null(), "this test has no dual clip");
+    backward(policy, members, loss, |member, mask, weight, step| {
+        let mut add = |name, x: &Tensor| -> Result<()> {
+            *step.entry(name).or_default() += sum(x)?;
+            Ok(())
+        };
+        let streams = policy.streams(&ids(member), number(&settings["temperature"]))?;
+        let advantages = stream(member, "advantages")?;
+        let ratio = (&streams.log_probs - stream(member, "old_log_probs")?)?.exp()?;
+        let free = (&ratio * &advantages)?;
+        let clipped = (ratio.clamp(1.0 - low, 1.0 + high)? * &advantages)?;
+        let is_clipped = clipped.lt(&free)?.to_dtype(DType::F64)?;
+        let policy_loss = (free.minimum(&clipped)?.neg()? * weight)?.sum_all()?;
+        let entropy = (&streams.entropies * weight)?.sum_all()?;
+        add("policy_loss", &policy_loss)?;
+        add("entropy", &entropy)?;
+        add("clip_fraction", &(is_clipped * mask)?)?;
+        let total = (&policy_loss - (&entropy * number(&loss["entropy_coeff"]))?)?;
+        if loss["kl"].is_null() {
+            return Ok(total);
+        }
+        assert_eq!(loss["kl"]["estimator"], "k3");
+        let d = (stream(member, "ref_log_probs")? - &streams.log_probs)?;
+        // Cut at 10 nats, as AgentGym-RL does.
+        let k3 = ((d.exp()? - &d)? - 1.0)?.clamp(-10.0, 10.0)?;
+        let kl = (k3 * weight)?.sum_all()?;
+        add("kl_loss", &kl)?;
+        total + (&kl * number(&loss["kl"]["coef"]))?
+    })
+}
+
+/// Half the squared error against the returns, or that of the value kept
+/// within its range, whichever is larger.
+fn value_loss(critic: &Qwen2, members: &[&Value], settings: &Value) -> Result<(Step, Numbers)> {
+    let loss = &settings["loss"];
+    let range = number(&loss["clip"]);
+    backward(critic, members, loss, |member, mask, weight, step| {
+        let mut add = |name, x: &Tensor| -> Result<()> {
+            *step.entry(name).or_default() += sum(x)?;
+            Ok(())
+        };
+        let values = critic.values(&ids(member))?;
+        let (old, returns) = (stream(member, "values")?, stream(member, "returns")?);
+        let free = (&values - &returns)?.sqr()?;
+        let moved = (&values - &old)?.clamp(-range, range)?;
+        let clipped = ((old + moved)? - &returns)?.sqr()?;
+        // Within the range both are the same but for rounding.
+        let is_clipped = clipped.gt(&(&free * (1.0 + 1e-12))?)?;
+        let total = ((free.maximum(&clipped)? * 0.5)? * weight)?.sum_all()?;
+        add("loss", &total)?;
+        add("clip_fraction", &(is_clipped.to_dtype(DType::F64)? * mask)?)?;
+        add("value_mean", &(values * mask)?)?;
+        Ok(total)
+    })
+}
+
+fn ids(sequence: &Value) -> Vec<u32> {
+    serde_json::from_value(sequence["token_ids"].clone()).unwrap()
 }
 
 impl Optimizer {
     /// `clip_grad_norm_`, then `AdamW.step`.
     fn step(
         &mut self,
-        policy: &Qwen2,
+        model: &Qwen2,
         gradients: &Numbers,
         settings: &Value,
         report: &mut Step,
     ) -> Result<()> {
-        let number = |key: &str| settings[key].as_f64().unwrap();
-        let (lr, eps, decay) = (number("lr"), number("eps"), number("weight_decay"));
-        let beta = |index: usize| settings["betas"][index].as_f64().unwrap();
+        let setting = |key: &str| number(&settings[key]);
+        let (lr, eps, decay) = (setting("lr"), setting("eps"), setting("weight_decay"));
+        let beta = |index: usize| number(&settings["betas"][index]);
         let (beta1, beta2) = (beta(0), beta(1));
         let squares: f64 = gradients.values().flatten().map(|g| g * g).sum();
-        report.grad_norm = squares.sqrt();
-        report.clip_scale = (number("grad_clip") / (report.grad_norm + 1e-6)).min(1.0);
+        let norm = squares.sqrt();
+        let scale = (setting("grad_clip") / (norm + 1e-6)).min(1.0);
+        report.extend([("grad_norm", norm), ("clip_scale", scale)]);
         self.step += 1;
-        for (name, parameter) in &policy.parameters {
+        for (name, parameter) in &model.parameters {
             let first = self.first.get_mut(name).unwrap();
             let second = self.second.get_mut(name).unwrap();
             let mut weights = numbers(parameter);
             for (i, weight) in weights.iter_mut().enumerate() {
-                let g = gradients[name][i] * report.clip_scale;
+                let g = gradients[name][i] * scale;
                 first[i] = beta1 * first[i] + (1.0 - beta1) * g;
                 second[i] = beta2 * second[i] + (1.0 - beta2) * g * g;
                 let mean = first[i] / (1.0 - beta1.powi(self.step));
