@@ -31,6 +31,8 @@ pub enum Stage {
     LogProbs,
     /// Rewards to advantages, and the batch of the update.
     Advantage,
+    /// Some of the gradient of one optimizer step; step by step, shard by shard.
+    Gradient,
     /// Optimizer steps: the next policy.
     Update,
     /// Optimizer steps of the critic.
@@ -43,7 +45,7 @@ pub enum Stage {
 
 impl Stage {
     /// All stages, in the order of an iteration.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Init,
         Self::EvaluateInit,
         Self::Sft,
@@ -53,6 +55,7 @@ impl Stage {
         Self::Filter,
         Self::LogProbs,
         Self::Advantage,
+        Self::Gradient,
         Self::Update,
         Self::CriticUpdate,
         Self::Evaluate,
@@ -71,6 +74,7 @@ impl Stage {
             Self::Filter => "filter",
             Self::LogProbs => "log_probs",
             Self::Advantage => "advantage",
+            Self::Gradient => "gradient",
             Self::Update => "update",
             Self::CriticUpdate => "critic_update",
             Self::Evaluate => "evaluate",
@@ -226,7 +230,7 @@ pub fn policy_of(plan: &Plan, iteration: u32) -> PartId {
         _ => PartId {
             iteration,
             stage: Stage::Update,
-            part: 0,
+            part: plan.update_parts(iteration) - 1,
         },
     }
 }
@@ -456,11 +460,7 @@ impl Parts<'_> {
         }
         self.add(Stage::Advantage, 0, inputs);
         let batch = self.here(Stage::Advantage, 0);
-        self.add(
-            Stage::Update,
-            0,
-            vec![("batch".into(), batch), ("policy".into(), start_policy)],
-        );
+        self.update(batch, start_policy);
         if let Some(critic) = critic_of(plan, n - 1) {
             self.add(
                 Stage::CriticUpdate,
@@ -468,10 +468,32 @@ impl Parts<'_> {
                 vec![("batch".into(), batch), ("critic".into(), critic)],
             );
         }
-        let update = self.here(Stage::Update, 0);
+        let update = policy_of(plan, n);
         if plan.evaluates(n) {
             self.evaluate(Stage::Evaluate, update);
         }
         self.add(Stage::Expire, 0, vec![("update".into(), update)]);
+    }
+
+    /// The optimizer steps: in one part, or each with its gradient in shards.
+    fn update(&mut self, batch: PartId, start: PartId) {
+        let shards = self.plan.gradient_shards(self.iteration);
+        for part in 0..self.plan.update_parts(self.iteration) {
+            let before = match part {
+                0 => start,
+                _ => self.here(Stage::Update, part - 1),
+            };
+            let inputs = vec![("batch".into(), batch), ("policy".into(), before)];
+            let own = part * shards..(part + 1) * shards;
+            for shard in own.clone() {
+                self.add(Stage::Gradient, shard, inputs.clone());
+            }
+            let gradients = own.enumerate().map(|(shard, part)| {
+                let from = self.here(Stage::Gradient, part);
+                (format!("gradient.{shard}"), from)
+            });
+            let inputs = inputs.into_iter().chain(gradients).collect();
+            self.add(Stage::Update, part, inputs);
+        }
     }
 }

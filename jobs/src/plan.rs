@@ -284,6 +284,35 @@ impl Plan {
         steps.div_ceil(self.config.jobs.sft_part_steps)
     }
 
+    /// Optimizer steps of an iteration's update: its minibatches, once per epoch.
+    /// While the critic alone is trained there are none.
+    pub fn update_steps(&self, iteration: u32) -> u32 {
+        let (config, actor) = (&self.config, &self.config.actor_rollout_ref.actor);
+        if config.run.pipeline != Pipeline::Rl || iteration <= config.trainer.critic_warmup {
+            return 0;
+        }
+        let batch = config.data.train_batch_size;
+        actor.ppo_epochs * batch.div_ceil(actor.ppo_mini_batch_size) as u32
+    }
+
+    /// Parts that share the gradient of each optimizer step; 0 where one part makes
+    /// the whole update.
+    pub fn gradient_shards(&self, iteration: u32) -> u32 {
+        match self.config.jobs.update_shards {
+            shards if shards > 1 && self.update_steps(iteration) > 0 => shards,
+            _ => 0,
+        }
+    }
+
+    /// Parts of the update stage: one, or where gradients are shared one for each
+    /// optimizer step.
+    pub fn update_parts(&self, iteration: u32) -> u32 {
+        match self.gradient_shards(iteration) {
+            0 => 1,
+            _ => self.update_steps(iteration),
+        }
+    }
+
     /// Parts of the dpo stage; 0 in other runs.
     pub fn dpo_parts(&self) -> u32 {
         match self.config.run.pipeline {

@@ -4,6 +4,7 @@
 
 use crate::codec::Payload;
 use crate::episode::{Outcome, Sequence, Task};
+use agentgym_algorithms::losses::ActorSums;
 use serde::{Deserialize, Serialize};
 
 /// `log_probs.bin`: one entry per episode of the rollout part, in its order.
@@ -108,4 +109,18 @@ pub struct BatchSequence {
     pub ref_log_probs: Option<Vec<f32>>,
     /// Advantage of each token; 0 where the mask is false.
     pub advantages: Vec<f64>,
+}
+
+/// `gradient.bin`: what a shard of an optimizer step saw, beside its gradients.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum GradientShard {
+    /// The first wire form.
+    V1 {
+        /// The loss of each of the shard's gradient units, in order.
+        units: Vec<ActorSums>,
+    },
+}
+
+impl Payload for GradientShard {
+    const KIND: [u8; 4] = *b"GRAD";
 }

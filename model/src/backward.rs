@@ -15,11 +15,40 @@ use crate::network::{Batch, Dense, Factors, Layer, Learns, Network, Norm, select
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// What the forward pass leaves for the backward pass.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Tape {
-    pub(crate) layers: Vec<LayerTape>,
+    layers: Vec<Kept>,
     /// Input of the final norm.
     pub(crate) last: Vec<f32>,
+    checkpoints: bool,
+}
+
+/// What is kept of a layer.
+#[derive(Debug)]
+enum Kept {
+    /// Everything.
+    Layer(LayerTape),
+    /// Its input alone: the backward pass runs it forward again.
+    Input(Vec<f32>),
+}
+
+impl Tape {
+    /// With `checkpoints` a layer's memory is that of its input, and its forward
+    /// pass is made twice (arXiv:1604.06174).
+    pub(crate) fn new(checkpoints: bool) -> Self {
+        Tape {
+            layers: Vec::new(),
+            last: Vec::new(),
+            checkpoints,
+        }
+    }
+
+    pub(crate) fn keep(&mut self, layer: LayerTape) {
+        self.layers.push(match self.checkpoints {
+            true => Kept::Input(layer.x),
+            false => Kept::Layer(layer),
+        });
+    }
 }
 
 /// Rows of one layer. In the last layer `middle`, `gate` and `up` hold the wanted
@@ -56,9 +85,14 @@ impl Network {
     ) {
         let mut grad = self.norm_backward(&self.norm, &tape.last, grad, gradients);
         let mut wanted = Some(rows);
-        for (layer, tape) in self.layers.iter().zip(tape.layers).rev() {
+        for (number, kept) in tape.layers.into_iter().enumerate().rev() {
             // Only the last layer, the first here, has selected rows.
-            grad = self.layer_backward(layer, batch, wanted.take(), tape, grad, gradients);
+            let rows = wanted.take();
+            let tape = match kept {
+                Kept::Layer(tape) => tape,
+                Kept::Input(x) => self.layer(number, batch, rows, None, x).1,
+            };
+            grad = self.layer_backward(&self.layers[number], batch, rows, tape, grad, gradients);
         }
         if self.adapted {
             return;

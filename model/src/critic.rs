@@ -217,13 +217,15 @@ impl CriticTrainer {
         options: &ComputeOptions<'_>,
     ) -> Result<(Gradients, usize)> {
         over_units(options, units.len(), |number| {
-            self.unit_gradients(&units[number], |values| coefficients(number, values))
+            let ask = |values: &[Vec<f32>]| coefficients(number, values);
+            self.unit_gradients(&units[number], options.checkpointed, ask)
         })
     }
 
     fn unit_gradients(
         &self,
         unit: &Unit,
+        checkpointed: bool,
         ask: impl Fn(&[Vec<f32>]) -> Vec<Vec<f64>>,
     ) -> Result<(Option<Gradients>, usize)> {
         let (network, head) = (self.critic.model.network(), self.critic.head()?);
@@ -237,7 +239,7 @@ impl CriticTrainer {
         if unit.skip || forced.is_empty() {
             return Ok((None, 0));
         }
-        let (states, tape) = forced.states_recorded(network);
+        let (states, tape) = forced.states_recorded(network, checkpointed);
         let coefficients = ask(&forced.spread(&head.forward(&states)));
         let by_value = forced.gather(&coefficients, "values")?;
         if by_value.iter().all(|&coefficient| coefficient == 0.0) {

@@ -34,7 +34,7 @@ pub use critic::{Critic, CriticTrainer, ValueCoefficients, values};
 pub use device::Device;
 pub use engine::{Engine, EngineOptions, EngineStats, Finish, Turn, TurnDone};
 pub use error::{Error, Result, Verdict};
-pub use gradients::Gradients;
+pub use gradients::{Gradients, PartialSum};
 pub use lora::{ALL_LINEAR, Adapter, LORA_MODULES, LoraOptions};
 pub use memory::keep_freed_memory;
 pub use parallel::ComputeOptions;
@@ -43,7 +43,9 @@ pub use sampler::Sampling;
 pub use score::{ScoreRequest, Scores, score};
 pub use tiny::TinyShape;
 pub use tokenizer::Tokenizer;
-pub use trainer::{Coefficients, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams};
+pub use trainer::{
+    Coefficients, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams, partial_gradients,
+};
 pub use weights::{Parameter, Weights, parameter_shapes};
 
 #[cfg(test)]

@@ -284,57 +284,13 @@ impl Network {
         mut tape: Option<&mut Tape>,
     ) -> Vec<f32> {
         let mut x = select(&self.embedding, &batch.ids, self.hidden);
-        for (number, layer) in self.layers.iter().enumerate() {
-            let h = rms_norm(&x, &layer.input_norm.weight, self.eps);
-            let mut queries = layer.query.apply(&h);
-            let mut keys = layer.key.apply(&h);
-            let values = layer.value.apply(&h);
-            let unnormed = self.norm_heads(layer, &mut queries, &mut keys);
-            rope(
-                &mut queries,
-                &batch.positions,
-                self.heads,
-                &self.rope,
-                false,
-            );
-            rope(
-                &mut keys,
-                &batch.positions,
-                self.kv_heads,
-                &self.rope,
-                false,
-            );
+        for number in 0..self.layers.len() {
+            // The last layer's rows go their own ways: only the wanted ones are needed.
+            let wanted = (number + 1 == self.layers.len()).then_some(rows);
             let caches = caches.as_deref_mut();
-            let mixed = self.attend(number, batch, caches, (&queries, &keys, &values));
-            // From here on rows go their own ways: the last layer needs the wanted ones only.
-            let last = number + 1 == self.layers.len();
-            let (residual, wanted) = match last {
-                true => (
-                    select(&x, rows, self.hidden),
-                    Some(select(&mixed, rows, self.heads * self.width)),
-                ),
-                false => (x.clone(), None),
-            };
-            let mut middle = residual;
-            layer
-                .output
-                .add_to(&mut middle, wanted.as_deref().unwrap_or(&mixed));
-            let h = rms_norm(&middle, &layer.mlp_norm.weight, self.eps);
-            let (gate, up) = (layer.gate.apply(&h), layer.up.apply(&h));
-            let mut next = middle.clone();
-            layer.down.add_to(&mut next, &swiglu(&gate, &up));
+            let (next, layer) = self.layer(number, batch, wanted, caches, x);
             if let Some(tape) = &mut tape {
-                tape.layers.push(LayerTape {
-                    x,
-                    unnormed,
-                    queries,
-                    keys,
-                    values,
-                    mixed,
-                    middle,
-                    gate,
-                    up,
-                });
+                tape.keep(layer);
             }
             x = next;
         }
@@ -343,6 +299,54 @@ impl Network {
             tape.last = x;
         }
         normed
+    }
+
+    /// One layer: its output, and what its backward pass needs. Of the output,
+    /// and of what follows attention, only the `wanted` rows, if these are named.
+    pub(crate) fn layer(
+        &self,
+        number: usize,
+        batch: &Batch,
+        wanted: Option<&[u32]>,
+        caches: Option<&mut [&mut Cache]>,
+        x: Vec<f32>,
+    ) -> (Vec<f32>, LayerTape) {
+        let layer = &self.layers[number];
+        let h = rms_norm(&x, &layer.input_norm.weight, self.eps);
+        let mut queries = layer.query.apply(&h);
+        let mut keys = layer.key.apply(&h);
+        let values = layer.value.apply(&h);
+        let unnormed = self.norm_heads(layer, &mut queries, &mut keys);
+        for (rows, heads) in [(&mut queries, self.heads), (&mut keys, self.kv_heads)] {
+            rope(rows, &batch.positions, heads, &self.rope, false);
+        }
+        let mixed = self.attend(number, batch, caches, (&queries, &keys, &values));
+        let (residual, selected) = match wanted {
+            Some(rows) => (
+                select(&x, rows, self.hidden),
+                Some(select(&mixed, rows, self.heads * self.width)),
+            ),
+            None => (x.clone(), None),
+        };
+        let mut middle = residual;
+        let attended = selected.as_deref().unwrap_or(&mixed);
+        layer.output.add_to(&mut middle, attended);
+        let h = rms_norm(&middle, &layer.mlp_norm.weight, self.eps);
+        let (gate, up) = (layer.gate.apply(&h), layer.up.apply(&h));
+        let mut next = middle.clone();
+        layer.down.add_to(&mut next, &swiglu(&gate, &up));
+        let tape = LayerTape {
+            x,
+            unnormed,
+            queries,
+            keys,
+            values,
+            mixed,
+            middle,
+            gate,
+            up,
+        };
+        (next, tape)
     }
 
     /// Norms every head of queries and keys where the model does; returns what

@@ -64,13 +64,15 @@ impl TeacherForced {
         self.predict(network, temperature, &hidden)
     }
 
-    /// The same, with what the backward pass needs.
+    /// The same, with what the backward pass needs: of each layer its input, or
+    /// where nothing is `checkpointed` all that it computed.
     pub(crate) fn forward_recorded(
         &self,
         network: &Network,
         temperature: f64,
+        checkpointed: bool,
     ) -> (Streams, Recorded) {
-        let mut tape = Tape::default();
+        let mut tape = Tape::new(checkpointed);
         let hidden = network.hidden(&self.batch, &self.rows, None, Some(&mut tape));
         let streams = self.predict(network, temperature, &hidden);
         (streams, Recorded { tape, hidden })
@@ -82,8 +84,12 @@ impl TeacherForced {
     }
 
     /// The same, with what the backward pass needs.
-    pub(crate) fn states_recorded(&self, network: &Network) -> (Vec<f32>, Tape) {
-        let mut tape = Tape::default();
+    pub(crate) fn states_recorded(
+        &self,
+        network: &Network,
+        checkpointed: bool,
+    ) -> (Vec<f32>, Tape) {
+        let mut tape = Tape::new(checkpointed);
         let states = network.hidden(&self.batch, &self.rows, None, Some(&mut tape));
         (states, tape)
     }

@@ -32,6 +32,14 @@ pub(crate) fn entry(name: &str, mut shape: Vec<usize>, numbers: &[f32]) -> Entry
     }
 }
 
+/// Numbers as they are, without a shape of their own.
+pub(crate) fn flat(numbers: &[f32]) -> Entry {
+    Entry {
+        shape: vec![numbers.len()],
+        bytes: little_endian(numbers),
+    }
+}
+
 fn little_endian(numbers: &[f32]) -> Vec<u8> {
     numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
 }

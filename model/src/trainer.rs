@@ -3,11 +3,13 @@
 //! each of them as constants, and back-propagates. One thread computes a unit
 //! alone; units are added in a fixed tree, so threads never show in a result.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use crate::adamw::{AdamW, AdamWState, StepReport};
 use crate::backward::EMBEDDING;
-use crate::gradients::{Gradients, over_units};
+use crate::gradients::{Gradients, PartialSum, over_some_units};
 use crate::kernels::pointwise::add_assign;
 use crate::parallel::ComputeOptions;
 use crate::score::ScoreRequest;
@@ -114,14 +116,29 @@ impl Trainer {
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
         let (gradients, tokens) = self.gradients(units, temperature, coefficients, options)?;
+        let report = self.step_along(&gradients, lr)?;
+        Ok(StepReport { tokens, ..report })
+    }
+
+    /// The same step, on gradients that others have computed by
+    /// [`partial_gradients`]: all units of the minibatch, each once.
+    ///
+    /// # Errors
+    /// Units are missing.
+    pub fn step_on(&mut self, parts: Vec<PartialSum>, lr: f64) -> Result<StepReport> {
+        let gradients = self.tied(PartialSum::whole(parts)?);
+        self.step_along(&gradients, lr)
+    }
+
+    fn step_along(&mut self, gradients: &Gradients, lr: f64) -> Result<StepReport> {
         let mut weights = self.policy.trained_weights().clone();
         let report = self
             .state
-            .update(&self.options, &mut weights, &gradients, lr);
+            .update(&self.options, &mut weights, gradients, lr);
         if !report.skipped_non_finite {
             self.policy = self.policy.with_trained(weights)?;
         }
-        Ok(StepReport { tokens, ..report })
+        Ok(report)
     }
 
     /// The gradient of a minibatch, summed over its units, and how many tokens went
@@ -133,11 +150,15 @@ impl Trainer {
         coefficients: &Coefficients<'_>,
         options: &ComputeOptions<'_>,
     ) -> Result<(Gradients, usize)> {
-        check_temperature(temperature)?;
-        let (mut gradients, tokens) = over_units(options, units.len(), |number| {
-            let ask = |streams: &UnitStreams| coefficients(number, streams);
-            self.unit_gradients(&units[number], temperature, ask)
-        })?;
+        let all = 0..units.len();
+        let policy = &self.policy;
+        let (sum, tokens) =
+            partial_gradients(policy, units, all, temperature, coefficients, options)?;
+        Ok((self.tied(PartialSum::whole([sum])?), tokens))
+    }
+
+    /// Adds the head's gradient to that of the embedding where both are one.
+    fn tied(&self, mut gradients: Gradients) -> Gradients {
         if self.policy.config().tie_word_embeddings
             && let Some(by_head) = gradients.remove(HEAD)
             && let Some(by_embedding) = gradients.get_mut(EMBEDDING)
@@ -148,41 +169,21 @@ impl Trainer {
                 &transpose(&by_head, hidden, by_head.len() / hidden),
             );
         }
-        Ok((gradients, tokens))
+        gradients
     }
 
-    /// Forward, the caller's coefficients, backward; none where nothing contributes.
-    fn unit_gradients(
-        &self,
-        unit: &Unit,
-        temperature: f64,
-        ask: impl Fn(&UnitStreams) -> UnitCoefficients,
-    ) -> Result<(Option<Gradients>, usize)> {
-        let network = self.policy.network();
-        let requests = unit.sequences.iter().map(TrainSequence::request);
-        for (number, request) in requests.clone().enumerate() {
-            check_sequence(network, network.vocabulary(), &request)
-                .map_err(|message| Error::Request(format!("sequence {number}: {message}")))?;
+    /// Reads gradients that [`partial_gradients`] computed for this policy.
+    ///
+    /// # Errors
+    /// The file is missing, or of another model.
+    pub fn read_partial(&self, dir: &Path) -> Result<PartialSum> {
+        let size = |(name, shape): (String, Vec<usize>)| (name, shape.iter().product());
+        let shapes = self.policy.trained_shapes();
+        let mut sizes: BTreeMap<String, usize> = shapes.into_iter().map(size).collect();
+        if let Some(&size) = sizes.get(EMBEDDING) {
+            sizes.entry(HEAD.to_owned()).or_insert(size);
         }
-        let forced = TeacherForced::new(requests);
-        if unit.skip || forced.is_empty() {
-            return Ok((None, 0));
-        }
-        let (streams, recorded) = forced.forward_recorded(network, temperature);
-        let coefficients = ask(&UnitStreams {
-            log_probs: forced.spread(&streams.log_probs),
-            entropies: forced.spread(&streams.entropies),
-        });
-        let coefficients = Streams {
-            log_probs: forced.gather(&coefficients.log_probs, "log_probs")?,
-            entropies: forced.gather(&coefficients.entropies, "entropies")?,
-        };
-        let mut all = coefficients.log_probs.iter().chain(&coefficients.entropies);
-        if all.all(|&coefficient| coefficient == 0.0) {
-            return Ok((None, forced.tokens()));
-        }
-        let gradients = forced.backward(network, temperature, recorded, &coefficients);
-        Ok((Some(gradients), forced.tokens()))
+        PartialSum::load(dir, &sizes)
     }
 
     /// The policy as of the last step; later steps do not change it.
@@ -205,4 +206,67 @@ impl Trainer {
         std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
         self.state.save(dir)
     }
+}
+
+/// The gradients of `some` of a minibatch's units, and how many tokens went through
+/// a forward pass. The units are those of the whole minibatch: what is
+/// computed elsewhere fits into the same sum.
+///
+/// # Errors
+/// A unit cannot be computed: an id outside the vocabulary, a sequence that is
+/// too long, coefficients of another shape.
+pub fn partial_gradients(
+    policy: &Policy,
+    units: &[Unit],
+    some: Range<usize>,
+    temperature: f64,
+    coefficients: &Coefficients<'_>,
+    options: &ComputeOptions<'_>,
+) -> Result<(PartialSum, usize)> {
+    check_temperature(temperature)?;
+    over_some_units(options, units.len(), some, |number| {
+        let ask = |streams: &UnitStreams| coefficients(number, streams);
+        unit_gradients(
+            policy,
+            &units[number],
+            temperature,
+            options.checkpointed,
+            ask,
+        )
+    })
+}
+
+/// Forward, the caller's coefficients, backward; none where nothing contributes.
+fn unit_gradients(
+    policy: &Policy,
+    unit: &Unit,
+    temperature: f64,
+    checkpointed: bool,
+    ask: impl Fn(&UnitStreams) -> UnitCoefficients,
+) -> Result<(Option<Gradients>, usize)> {
+    let network = policy.network();
+    let requests = unit.sequences.iter().map(TrainSequence::request);
+    for (number, request) in requests.clone().enumerate() {
+        check_sequence(network, network.vocabulary(), &request)
+            .map_err(|message| Error::Request(format!("sequence {number}: {message}")))?;
+    }
+    let forced = TeacherForced::new(requests);
+    if unit.skip || forced.is_empty() {
+        return Ok((None, 0));
+    }
+    let (streams, recorded) = forced.forward_recorded(network, temperature, checkpointed);
+    let coefficients = ask(&UnitStreams {
+        log_probs: forced.spread(&streams.log_probs),
+        entropies: forced.spread(&streams.entropies),
+    });
+    let coefficients = Streams {
+        log_probs: forced.gather(&coefficients.log_probs, "log_probs")?,
+        entropies: forced.gather(&coefficients.entropies, "entropies")?,
+    };
+    let mut all = coefficients.log_probs.iter().chain(&coefficients.entropies);
+    if all.all(|&coefficient| coefficient == 0.0) {
+        return Ok((None, forced.tokens()));
+    }
+    let gradients = forced.backward(network, temperature, recorded, &coefficients);
+    Ok((Some(gradients), forced.tokens()))
 }

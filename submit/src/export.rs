@@ -109,7 +109,7 @@ async fn write_all(
             .await?;
         write(to, "lineage.json", &lineage, out)?;
     } else if own {
-        let before = input(view, after, "policy").await?;
+        let before = view.committed(policy_of(&view.plan, n - 1)).await?;
         policy(view, &before, (to, "before", adapter_alone), out).await?;
         // Only an update's optimizer carries on; a warm start's does not.
         let carries_on = before.stage == Stage::Update.name();

@@ -235,6 +235,7 @@ impl Book {
             Stage::Sft,
             Stage::LogProbs,
             Stage::Advantage,
+            Stage::Gradient,
             Stage::Update,
             Stage::CriticUpdate,
         ];

@@ -98,6 +98,7 @@ mod tests {
             lora_alpha: 16.0,
             target_modules: agentgym_jobs::config::Files::One("q_proj".to_owned()),
             lora_adapter_path: None,
+            enable_gradient_checkpointing: false,
         }
     }
 

@@ -112,12 +112,18 @@ fn cache_bytes(plan: &Plan, model: &ModelSize, threads: u64) -> u64 {
 
 /// What the backward pass of a gradient unit needs, on every thread: per
 /// token and layer eight vectors of the residual stream, keys and values,
-/// and three of the MLP; half as much again for the gradients in flight.
+/// and three of the MLP; half as much again for the gradients in flight. With
+/// checkpoints, one such layer and the input of each.
 fn activation_bytes(plan: &Plan, model: &ModelSize, threads: u64) -> u64 {
     let jobs = &plan.config.jobs;
     let per_layer = 8 * model.hidden + 2 * model.kv_width + 3 * model.intermediate;
     let unit = (jobs.unit_tokens as u64).max(tokens_max(plan));
-    threads * unit * model.layers * per_layer * F32 * 3 / 2
+    let checkpointed = &plan.config.actor_rollout_ref.model;
+    let per_token = match checkpointed.enable_gradient_checkpointing {
+        true => per_layer * 3 / 2 + model.layers * model.hidden,
+        false => model.layers * per_layer * 3 / 2,
+    };
+    threads * unit * per_token * F32
 }
 
 /// Sequences of an iteration.

@@ -321,6 +321,7 @@ impl<'a> PlanView<'a> {
                 Stage::Sft,
                 Stage::LogProbs,
                 Stage::Advantage,
+                Stage::Gradient,
                 Stage::Update,
             ];
             for stage in stages.into_iter().filter(|stage| of(*stage) > 0) {

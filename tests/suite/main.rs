@@ -19,3 +19,4 @@ mod evaluation;
 mod evolution;
 mod fleet;
 mod forks;
+mod shared_updates;

@@ -79,12 +79,7 @@ fn is_on(guard: &Guard) -> bool {
 }
 
 async fn read(store: &Store, state: &RunState, iteration: u32) -> Result<Figures> {
-    let metrics = async |stage| {
-        let id = PartId {
-            iteration,
-            stage,
-            part: 0,
-        };
+    let metrics = async |id: PartId| {
         let Some(manifest) = store.manifest(&state.slot(id)).await? else {
             return Ok::<Value, crate::Error>(Value::Null);
         };
@@ -96,11 +91,16 @@ async fn read(store: &Store, state: &RunState, iteration: u32) -> Result<Figures
         let bytes = inputs.bytes("stage", "metrics.json").await?;
         Ok(serde_json::from_slice(&bytes).unwrap_or_default())
     };
+    let of = |stage| PartId {
+        iteration,
+        stage,
+        part: 0,
+    };
     let (episodes, update) = match state.plan.config.run.pipeline {
-        Pipeline::AgentEvol => (metrics(Stage::Filter).await?, Value::Null),
+        Pipeline::AgentEvol => (metrics(of(Stage::Filter)).await?, Value::Null),
         _ => (
-            metrics(Stage::Advantage).await?,
-            metrics(Stage::Update).await?,
+            metrics(of(Stage::Advantage)).await?,
+            metrics(policy_of(&state.plan, iteration)).await?,
         ),
     };
     let figure = |of: &Value, name: &str| of.get(name).and_then(Value::as_f64);

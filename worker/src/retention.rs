@@ -30,7 +30,10 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
         let last = policy_of(&state.plan, iteration);
         // A supervised stage of several parts has a policy of each.
         let makers = (0..=last.part).map(|part| PartId { part, ..last });
-        for maker in makers.chain(critic_of(&state.plan, iteration)) {
+        let parts = state.parts(iteration).into_iter().map(|part| part.id);
+        let gradients: Vec<PartId> = parts.filter(|id| id.stage == Stage::Gradient).collect();
+        let critic = critic_of(&state.plan, iteration);
+        for maker in makers.chain(critic).chain(gradients) {
             if let Some(manifest) = state.manifest(maker).await? {
                 manifests.push((*manifest).clone());
             }

@@ -84,6 +84,7 @@ pub struct Critic {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CriticModel {
     pub path: Option<String>,
+    pub enable_gradient_checkpointing: bool,
 }
 
 impl Config {

@@ -73,6 +73,7 @@ fn numbers(config: &Config) -> Result<()> {
         ("actor_rollout_ref.actor.optim.lr", actor.optim.lr),
         ("jobs.rollout_part_tasks", jobs.rollout_part_tasks as f64),
         ("jobs.unit_tokens", jobs.unit_tokens as f64),
+        ("jobs.update_shards", f64::from(jobs.update_shards)),
         ("jobs.pack_tokens", jobs.pack_tokens as f64),
         ("jobs.decode_rows", jobs.decode_rows as f64),
         ("jobs.sft_part_steps", f64::from(jobs.sft_part_steps)),

@@ -83,6 +83,7 @@ pub struct Jobs {
     pub hold: bool,
     pub rollout_part_tasks: usize,
     pub unit_tokens: usize,
+    pub update_shards: u32,
     pub sft_part_steps: u32,
     pub dpo_part_steps: u32,
     pub pack_tokens: usize,
@@ -162,6 +163,7 @@ pub struct Model {
     pub lora_alpha: f64,
     pub target_modules: Files,
     pub lora_adapter_path: Option<String>,
+    pub enable_gradient_checkpointing: bool,
 }
 
 impl Model {

@@ -120,6 +120,7 @@ fn threads_packs_and_units_do_not_show() {
         let mut trainer = CriticTrainer::new(critic.clone(), AdamW::default());
         let options = ComputeOptions {
             threads,
+            checkpointed: threads > 1,
             ..ComputeOptions::default()
         };
         for _ in 0..3 {

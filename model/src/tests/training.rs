@@ -38,11 +38,13 @@ fn coefficients(unit: usize, streams: &UnitStreams) -> UnitCoefficients {
 }
 
 fn step(trainer: &mut Trainer, seed: u64, threads: usize) -> StepReport {
-    let units = units(&trainer.policy(), seed);
+    // Layers computed twice do not show either.
     let options = ComputeOptions {
         threads,
+        checkpointed: matches!(threads, 2 | 7),
         ..ComputeOptions::default()
     };
+    let units = units(&trainer.policy(), seed);
     trainer
         .step(&units, 0.7, 1e-2, &coefficients, &options)
         .unwrap()

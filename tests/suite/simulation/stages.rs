@@ -134,6 +134,7 @@ fn needed(stage: Stage, input: &Input) -> Vec<&'static str> {
         (_, Stage::LogProbs) => vec!["log_probs.bin"],
         (_, Stage::Select) => vec!["select.bin"],
         (_, Stage::Advantage) => vec!["batch.bin"],
+        (_, Stage::Gradient) => vec!["gradient/sum", "gradient.bin"],
         (name, other) => unreachable!("{stage} reads {name} of {other}"),
     }
 }
@@ -149,6 +150,7 @@ fn written(stage: Stage) -> Vec<&'static str> {
         Stage::LogProbs => vec!["log_probs.bin"],
         Stage::Select => vec!["select.bin"],
         Stage::Advantage => vec!["batch.bin", "metrics.json"],
+        Stage::Gradient => vec!["gradient/sum", "gradient.bin"],
         Stage::Evaluate | Stage::EvaluateInit => vec!["metrics.json"],
         Stage::Expire => vec![],
     }

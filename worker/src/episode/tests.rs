@@ -120,6 +120,7 @@ async fn scoring_gives_the_sampled_log_probs_bit_for_bit() {
     let options = ComputeOptions {
         threads: 1,
         pack_tokens: 4096,
+        checkpointed: false,
         beat: &|| {},
     };
     let scores = score(&player.policy, &requests, 1.0, &options).unwrap();
@@ -273,6 +274,7 @@ async fn a_limited_context_has_a_sequence_for_every_turn_beyond_it() {
             let options = ComputeOptions {
                 threads: 1,
                 pack_tokens: 4096,
+                checkpointed: false,
                 beat: &|| {},
             };
             let scores = score(&player.policy, &requests, 1.0, &options).unwrap();

@@ -114,6 +114,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let options = ComputeOptions {
             threads,
             pack_tokens: plan.config.jobs.pack_tokens,
+            checkpointed: plan.config.critic.model.enable_gradient_checkpointing,
             beat: &tick,
         };
         let n = plan.config.actor_rollout_ref.rollout.n as usize;

@@ -111,6 +111,11 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let options = ComputeOptions {
             threads,
             pack_tokens: plan.config.jobs.pack_tokens,
+            checkpointed: plan
+                .config
+                .actor_rollout_ref
+                .model
+                .enable_gradient_checkpointing,
             beat: &tick,
         };
         let (loss, rate) = (dpo.loss()?, dpo.learning_rate()?);

@@ -10,8 +10,8 @@ const ITERATIONS_KEPT: u32 = 2;
 
 /// True if retention keeps the artifact `name` that `iteration` made.
 ///
-/// Kept are: everything that is not a policy, an adapter or an optimizer state
-/// (trajectories, records, metrics); the last two iterations; and of older
+/// Kept are: everything that is not a policy, an adapter, a gradient or an
+/// optimizer state (trajectories, records, metrics); the last two iterations; and of older
 /// policies the start policy (the reference), every `trainer.save_freq`-th,
 /// the final one, the best evaluated one, and those still to be evaluated. A
 /// critic stays with the policies of `save_freq` and the end, from which a run
@@ -28,10 +28,14 @@ pub fn retained(
     best: Option<u32>,
     pending: bool,
 ) -> bool {
-    let heavy = ["policy/", "adapter/", "optimizer/", "critic/"]
+    let heavy = ["policy/", "adapter/", "optimizer/", "critic/", "gradient/"]
         .into_iter()
         .find(|prefix| name.starts_with(prefix));
     let Some(kind) = heavy else { return true };
+    // Its optimizer step is made.
+    if kind == "gradient/" {
+        return iteration >= latest;
+    }
     // Rollouts that lag behind still sample with older policies.
     let kept = ITERATIONS_KEPT
         + if matches!(kind, "policy/" | "adapter/") {

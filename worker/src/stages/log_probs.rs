@@ -134,6 +134,7 @@ async fn teacher_forced<T: Send + 'static>(
         let options = ComputeOptions {
             threads,
             pack_tokens,
+            checkpointed: false,
             beat: &tick,
         };
         let _call = beat.busy();

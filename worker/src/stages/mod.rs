@@ -75,6 +75,7 @@ pub async fn run(
         Stage::Filter => filter::run(context, outputs).await,
         Stage::LogProbs => log_probs::run(context, outputs).await,
         Stage::Advantage => advantage::run(context, outputs).await,
+        Stage::Gradient => update::gradient::run(context, outputs).await,
         Stage::Update => update::run(context, outputs).await,
         Stage::CriticUpdate => critic_update::run(context, outputs).await,
         Stage::Evaluate | Stage::EvaluateInit => evaluate::run(context, outputs).await,

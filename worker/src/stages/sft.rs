@@ -88,6 +88,11 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let options = ComputeOptions {
             threads,
             pack_tokens: plan.config.jobs.pack_tokens,
+            checkpointed: plan
+                .config
+                .actor_rollout_ref
+                .model
+                .enable_gradient_checkpointing,
             beat: &tick,
         };
         let rate = schedule(&plan, id.iteration);

@@ -4,6 +4,12 @@
 //! elsewhere.
 //!
 //! The learning rate is that of the iteration: the same for all of its steps.
+//!
+//! With `jobs.update_shards` above 1 every step is a part of its own, and its
+//! gradient is added from those of `gradient` parts, which may be computed on as many
+//! workers. The bytes are the same: units are cut and added as by one part.
+
+pub(super) mod gradient;
 mod minibatch;
 
 use super::training::{ADAM_EPS, optimizer_folder, resume, save, upload};
@@ -18,14 +24,15 @@ use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::Batch;
 use agentgym_model::{AdamW, ComputeOptions, Policy, Trainer};
 use agentgym_storage::{LocalFolder, Outputs};
-use minibatch::Minibatch;
-use serde::Serialize;
+use minibatch::{Minibatch, Share};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// What every optimizer step of an update has in common.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Settings {
     iteration: u32,
     lr: f64,
@@ -37,7 +44,7 @@ struct Settings {
     loss: ActorLoss,
     ppo_epochs: u32,
     unit_tokens: usize,
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_false")]
     decay_excludes_norms_and_biases: bool,
     /// Slots of a micro-batch, where the loss averages over these.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,7 +60,7 @@ fn is_zero(count: &usize) -> bool {
 }
 
 /// One optimizer step.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Step {
     epoch: u32,
     minibatch: usize,
@@ -66,7 +73,7 @@ struct Step {
     /// moments stay.
     skipped: bool,
     /// True if the gradient was not finite.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_false")]
     non_finite: bool,
     /// Norm before clipping.
     grad_norm: f64,
@@ -75,7 +82,7 @@ struct Step {
 }
 
 /// `update.json`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Record {
     settings: Settings,
     /// In the order in which the steps were taken.
@@ -106,16 +113,64 @@ struct Metrics {
 struct Trained {
     policy: Policy,
     record: Record,
+    /// Of all steps up to the last one made here.
     tokens: usize,
+    /// Of the steps made here.
+    own_tokens: usize,
     seconds: f64,
 }
 
+/// Which optimizer step of an update.
+struct Place {
+    epoch: u32,
+    minibatch: usize,
+    slots: Range<usize>,
+}
+
+/// The optimizer steps of an update, in order.
+fn places(plan: &Plan, epochs: u32) -> Result<Vec<Place>> {
+    let n = plan.config.actor_rollout_ref.rollout.n as usize;
+    let ranges = minibatches(
+        plan.config.data.train_batch_size,
+        plan.config.actor_rollout_ref.actor.ppo_mini_batch_size,
+    )?;
+    let epoch = |epoch| {
+        let ranges = ranges.iter().enumerate();
+        ranges.map(move |(minibatch, draws)| Place {
+            epoch,
+            minibatch,
+            slots: draws.start * n..draws.end * n,
+        })
+    };
+    Ok((0..epochs).flat_map(epoch).collect())
+}
+
+/// What other parts have done for this one.
+struct Shared {
+    /// The steps before.
+    before: Vec<Step>,
+    /// The gradient of this one.
+    shares: Vec<Share>,
+}
+
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
-    let plan = Arc::clone(&context.plan);
+    let (plan, id) = (Arc::clone(&context.plan), context.part.id);
     let Batch::V1(batch) = read(&context.inputs, "batch", "batch.bin").await?;
     let policy = super::policy(context, POLICY).await?;
     let optimizer = optimizer_folder(context, Stage::Update).await?;
-    let settings = settings(&plan, context.part.id.iteration)?;
+    let settings = settings(&plan, id.iteration)?;
+    let mut trainer = trainer(
+        &policy,
+        &settings,
+        optimizer.as_ref().map(LocalFolder::path),
+    )?;
+    let shared = match plan.gradient_shards(id.iteration) {
+        0 => None,
+        shards => Some(Shared {
+            before: steps_before(context).await?,
+            shares: gradient::shares(context, &trainer, shards).await?,
+        }),
+    };
     let (threads, beat, cancel) = (
         context.resources.threads,
         context.beat.clone(),
@@ -123,43 +178,40 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     );
     let scratch = context.scratch.clone();
     let trained = blocking(move || {
-        let mut trainer = trainer(
-            &policy,
-            &settings,
-            optimizer.as_ref().map(LocalFolder::path),
-        )?;
         let start = Instant::now();
-        let mut steps = Vec::new();
-        let mut tokens = 0;
-        let ranges = minibatches(
-            plan.config.data.train_batch_size,
-            plan.config.actor_rollout_ref.actor.ppo_mini_batch_size,
-        )?;
-        let total = u64::from(settings.ppo_epochs) * ranges.len() as u64;
+        let places = places(&plan, settings.ppo_epochs)?;
         let tick = || beat.tick();
-        for epoch in 0..settings.ppo_epochs {
-            for (index, draws) in ranges.iter().enumerate() {
+        let options = options(&plan, threads, &tick);
+        let (mut steps, mut tokens, mut own_tokens) = (Vec::new(), 0, 0);
+        if let Some(Shared { before, shares }) = shared {
+            let last = before.len();
+            for place in &places[..=last] {
+                tokens += Minibatch::new(&batch, place.slots.clone(), &settings)?.tokens();
+            }
+            let place = &places[last];
+            let minibatch = Minibatch::new(&batch, place.slots.clone(), &settings)?;
+            let step = minibatch.step(&mut trainer, &settings, place, shares)?;
+            steps = before;
+            steps.push(step);
+        } else {
+            for place in &places {
                 if cancel.is_cancelled() {
                     return Err(Error::Cancelled);
                 }
-                let n = plan.config.actor_rollout_ref.rollout.n as usize;
-                let minibatch = Minibatch::new(&batch, draws.start * n..draws.end * n, &settings)?;
-                let options = ComputeOptions {
-                    threads,
-                    pack_tokens: plan.config.jobs.pack_tokens,
-                    beat: &tick,
-                };
+                let minibatch = Minibatch::new(&batch, place.slots.clone(), &settings)?;
                 tokens += minibatch.tokens();
                 let call = beat.busy();
-                steps.push(minibatch.train(&mut trainer, &settings, epoch, index, &options)?);
+                steps.push(minibatch.train(&mut trainer, &settings, place, &options)?);
                 drop(call);
-                beat.progress_with(steps.len() as u64, total, "optimizer steps", || {
+                let (done, total) = (steps.len() as u64, places.len() as u64);
+                beat.progress_with(done, total, "optimizer steps", || {
                     vec![(
                         "tokens/s",
                         tokens as f64 / start.elapsed().as_secs_f64().max(1e-9),
                     )]
                 });
             }
+            own_tokens = tokens;
         }
         let seconds = start.elapsed().as_secs_f64();
         save(&trainer, &scratch)?;
@@ -170,16 +222,44 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 minibatches: steps,
             },
             tokens,
+            own_tokens,
             seconds,
         })
     })
     .await?;
     upload(context, outputs, trained.policy).await?;
     metrics::write(outputs, &summarise(&trained.record, trained.tokens)).await?;
-    write_json(outputs, "update.json", "update", &trained.record).await?;
+    write_json(outputs, RECORD, "update", &trained.record).await?;
     let mut report = Report::default();
-    report.tokens("trained", trained.tokens as u64, trained.seconds);
+    report.tokens("trained", trained.own_tokens as u64, trained.seconds);
     Ok(report)
+}
+
+const RECORD: &str = "update.json";
+
+/// The optimizer steps that made the policy which this part trains on, of the
+/// same iteration.
+async fn steps_before(context: &StageContext) -> Result<Vec<Step>> {
+    if context.part.id.part == 0 {
+        return Ok(Vec::new());
+    }
+    let bytes = context.inputs.bytes(POLICY, RECORD).await?;
+    let record: Record = serde_json::from_slice(&bytes).map_err(|e| {
+        let message = e.to_string();
+        let what = RECORD.to_owned();
+        agentgym_jobs::Error::Payload { what, message }
+    })?;
+    Ok(record.minibatches)
+}
+
+fn options<'a>(plan: &Plan, threads: usize, beat: &'a (dyn Fn() + Sync)) -> ComputeOptions<'a> {
+    let model = &plan.config.actor_rollout_ref.model;
+    ComputeOptions {
+        threads,
+        pack_tokens: plan.config.jobs.pack_tokens,
+        checkpointed: model.enable_gradient_checkpointing,
+        beat,
+    }
 }
 
 fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {

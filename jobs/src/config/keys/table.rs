@@ -108,6 +108,11 @@ pub const KEYS: &[KeySpec] = &[
         "2048",
         "a gradient unit holds whole sequences up to this many tokens",
     ),
+    option(
+        "jobs.update_shards",
+        "1",
+        "jobs that share the gradient of each optimizer step of an update; 1: one job makes all steps",
+    ),
     id(
         "jobs.sft_part_steps",
         "200",
@@ -221,6 +226,11 @@ pub const KEYS: &[KeySpec] = &[
         "actor_rollout_ref.model.lora_adapter_path",
         "null",
         "folder of a PEFT adapter of model.path to go on with; its size is its own",
+    ),
+    bind(
+        "actor_rollout_ref.model.enable_gradient_checkpointing",
+        "false",
+        "training keeps each layer's input alone and computes the layer again: a third more work, far less memory",
     ),
     id(
         "actor_rollout_ref.actor.ppo_mini_batch_size",
@@ -517,6 +527,11 @@ pub const KEYS: &[KeySpec] = &[
         "null",
         "folder, hub id or tiny?… of the critic's trunk; default: the start policy's",
     ),
+    bind(
+        "critic.model.enable_gradient_checkpointing",
+        "${actor_rollout_ref.model.enable_gradient_checkpointing}",
+        "the same for the critic",
+    ),
     option(
         "critic.ppo_mini_batch_size",
         "${actor_rollout_ref.actor.ppo_mini_batch_size}",
@@ -787,7 +802,6 @@ pub const KEYS: &[KeySpec] = &[
     unused("actor_rollout_ref.hybrid_engine"),
     unused("actor_rollout_ref.model.external_lib"),
     unused("actor_rollout_ref.model.override_config"),
-    unused("actor_rollout_ref.model.enable_gradient_checkpointing"),
     unused("actor_rollout_ref.model.use_remove_padding"),
     unused("actor_rollout_ref.model.trust_remote_code"),
     unused("actor_rollout_ref.model.use_liger"),
@@ -832,7 +846,6 @@ pub const KEYS: &[KeySpec] = &[
     unused("critic.model.override_config"),
     unused("critic.model.external_lib"),
     unused("critic.model.trust_remote_code"),
-    unused("critic.model.enable_gradient_checkpointing"),
     unused("critic.model.use_remove_padding"),
     unused("critic.model.fsdp_config"),
     unused("critic.ppo_micro_batch_size_per_gpu"),

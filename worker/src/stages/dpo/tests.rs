@@ -41,6 +41,7 @@ fn options(threads: usize) -> ComputeOptions<'static> {
     ComputeOptions {
         threads,
         pack_tokens: 4096,
+        checkpointed: false,
         beat: &|| {},
     }
 }

@@ -127,6 +127,7 @@ fn steps_lower_the_loss_and_threads_do_not_show() {
         let options = ComputeOptions {
             threads,
             pack_tokens: 4096,
+            checkpointed: false,
             beat: &|| {},
         };
         let batch = mixture.batch(&policy, 1000).unwrap();

@@ -6,16 +6,25 @@
 //! advantage, and no entropy or KL term) are left out before units are cut:
 //! they add nothing to a sum but time. They still count in the denominator.
 
-use super::{Settings, Step};
+use super::{Place, Settings, Step};
 use crate::Result;
 use crate::stages::training::{denominators, wide};
 use agentgym_algorithms::batches::units;
 use agentgym_algorithms::losses::{ActorLoss, ActorSums, ActorTokens, Denominator};
 use agentgym_jobs::records::{BatchEpisode, BatchSequence};
 use agentgym_model::{
-    ComputeOptions, StepReport, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams,
+    ComputeOptions, PartialSum, Policy, StepReport, TrainSequence, Trainer, Unit, UnitCoefficients,
+    UnitStreams, partial_gradients,
 };
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
+
+/// What some of a minibatch's units give.
+pub(super) struct Share {
+    pub(super) gradient: PartialSum,
+    /// Sums of each of the units, in order.
+    pub(super) units: Vec<ActorSums>,
+}
 
 /// A minibatch cut into gradient units.
 pub(super) struct Minibatch<'a> {
@@ -26,13 +35,13 @@ pub(super) struct Minibatch<'a> {
     /// What each member's tokens are weighed by.
     pub(super) denominators: Vec<Denominator>,
     /// Ranges of members.
-    pub(super) units: Vec<std::ops::Range<usize>>,
+    pub(super) units: Vec<Range<usize>>,
 }
 
 impl<'a> Minibatch<'a> {
     pub(super) fn new(
         batch: &'a [Option<BatchEpisode>],
-        slots: std::ops::Range<usize>,
+        slots: Range<usize>,
         settings: &Settings,
     ) -> Result<Self> {
         let first = slots.start;
@@ -78,35 +87,76 @@ impl<'a> Minibatch<'a> {
 
     /// Tokens that go through forward and backward.
     pub(super) fn tokens(&self) -> usize {
-        self.members
-            .iter()
-            .map(|(_, s)| s.sequence.token_ids.len())
+        self.tokens_of(0..self.units.len())
+    }
+
+    /// Those of some units.
+    pub(super) fn tokens_of(&self, units: Range<usize>) -> usize {
+        let members = self.units[units].iter().flat_map(Range::clone);
+        members
+            .map(|member| self.members[member].1.sequence.token_ids.len())
             .sum()
     }
 
+    /// The whole step.
     pub(super) fn train(
         &self,
         trainer: &mut Trainer,
         settings: &Settings,
-        epoch: u32,
-        minibatch: usize,
+        place: &Place,
         options: &ComputeOptions<'_>,
     ) -> Result<Step> {
-        let units: Vec<Vec<usize>> = self
-            .units
-            .iter()
-            .map(|range| {
-                self.members[range.clone()]
-                    .iter()
-                    .map(|(slot, _)| *slot)
-                    .collect()
-            })
-            .collect();
+        let all = self.share(&trainer.policy(), settings, 0..self.units.len(), options)?;
+        self.step(trainer, settings, place, vec![all])
+    }
+
+    /// The gradient of some units.
+    pub(super) fn share(
+        &self,
+        policy: &Policy,
+        settings: &Settings,
+        units: Range<usize>,
+        options: &ComputeOptions<'_>,
+    ) -> Result<Share> {
+        let sums = Mutex::new(vec![Ok(ActorSums::default()); self.units.len()]);
+        let coefficients = |unit: usize, streams: &UnitStreams| {
+            let (coefficients, result) = self.coefficients(unit, streams, &settings.loss);
+            sums.lock().unwrap_or_else(PoisonError::into_inner)[unit] = result;
+            coefficients
+        };
+        let (gradient, _) = partial_gradients(
+            policy,
+            &self.model_units(),
+            units.clone(),
+            settings.temperature,
+            &coefficients,
+            options,
+        )?;
+        let mut sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let own = sums.drain(units);
+        Ok(Share {
+            gradient,
+            units: own.collect::<std::result::Result<_, _>>()?,
+        })
+    }
+
+    /// The optimizer step, given the gradients of all units in their order.
+    pub(super) fn step(
+        &self,
+        trainer: &mut Trainer,
+        settings: &Settings,
+        place: &Place,
+        shares: Vec<Share>,
+    ) -> Result<Step> {
+        let slots = |range: &Range<usize>| {
+            let members = self.members[range.clone()].iter();
+            members.map(|(slot, _)| *slot).collect()
+        };
         let mut step = Step {
-            epoch,
-            minibatch,
+            epoch: place.epoch,
+            minibatch: place.minibatch,
             slots: self.slots.clone(),
-            units,
+            units: self.units.iter().map(slots).collect(),
             denominator: self.denominator,
             skipped: self.members.is_empty(),
             non_finite: false,
@@ -117,33 +167,22 @@ impl<'a> Minibatch<'a> {
         if step.skipped {
             return Ok(step);
         }
-        let sums = Mutex::new(vec![Ok(ActorSums::default()); self.units.len()]);
-        let coefficients = |unit: usize, streams: &UnitStreams| {
-            let (coefficients, result) = self.coefficients(unit, streams, &settings.loss);
-            sums.lock().unwrap_or_else(PoisonError::into_inner)[unit] = result;
-            coefficients
-        };
+        // Unit order, not the order in which threads or workers finished.
+        let mut total = ActorSums::default();
+        for unit in shares.iter().flat_map(|share| &share.units) {
+            total.merge(unit);
+        }
+        let gradients = shares.into_iter().map(|share| share.gradient).collect();
         let StepReport {
             grad_norm,
             clip_scale,
             skipped_non_finite,
             ..
-        } = trainer.step(
-            &self.model_units(),
-            settings.temperature,
-            settings.lr,
-            &coefficients,
-            options,
-        )?;
-        // Unit order, not the order in which threads finished.
-        let mut total = ActorSums::default();
-        for unit in sums.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            total.merge(&unit?);
-        }
+        } = trainer.step_on(gradients, settings.lr)?;
         if skipped_non_finite {
             tracing::warn!(
-                epoch,
-                minibatch,
+                epoch = place.epoch,
+                minibatch = place.minibatch,
                 "the gradient is not finite; this optimizer step changes nothing"
             );
         }

@@ -45,7 +45,16 @@ fn options(threads: usize) -> ComputeOptions<'static> {
     ComputeOptions {
         threads,
         pack_tokens: 4096,
+        checkpointed: false,
         beat: &|| {},
+    }
+}
+
+fn place(minibatch: usize) -> Place {
+    Place {
+        epoch: 0,
+        minibatch,
+        slots: 0..0,
     }
 }
 
@@ -92,7 +101,7 @@ fn a_minibatch_without_gradient_takes_no_step() {
     let batch = [small(0, 0, 0.0), None];
     let minibatch = Minibatch::new(&batch, 0..2, &settings).unwrap();
     let step = minibatch
-        .train(&mut trainer, &settings, 0, 0, &options(1))
+        .train(&mut trainer, &settings, &place(0), &options(1))
         .unwrap();
     assert!(step.skipped && step.units.is_empty());
     let folder = tempfile::tempdir().unwrap();
@@ -166,7 +175,7 @@ fn golden_steps() {
         for (index, expected) in update["steps"].as_array().unwrap().iter().enumerate() {
             let minibatch = Minibatch::new(&batch, 0..batch.len(), &settings).unwrap();
             let step = minibatch
-                .train(&mut trainer, &settings, 0, index, &options(threads))
+                .train(&mut trainer, &settings, &place(index), &options(threads))
                 .unwrap();
             for (name, found) in [
                 ("loss", step.metrics.loss),
@@ -225,7 +234,7 @@ fn a_gradient_that_is_not_finite_changes_nothing_and_is_counted() {
     let batch = [small(0, 0, 1.0)];
     let minibatch = Minibatch::new(&batch, 0..1, &settings).unwrap();
     let step = minibatch
-        .train(&mut trainer, &settings, 0, 0, &options(1))
+        .train(&mut trainer, &settings, &place(0), &options(1))
         .unwrap();
     assert!(step.skipped && step.non_finite, "{step:?}");
     assert_eq!(step.grad_norm, 0.0);

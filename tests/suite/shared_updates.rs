@@ -1,0 +1,103 @@
+//! An update whose gradients several jobs share is the update that one job
+//! makes, to the last byte: policy, optimizer and records, however many shards,
+//! threads and kills, for a whole model and for an adapter.
+
+use crate::durability::{RUN, end, no_part_started_after_its_commit, said, submit_config, waits};
+use agentgym_tests::program::{Running, program};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+/// Two minibatches of several units each, twice: four steps an iteration.
+const SMALL: [&str; 4] = [
+    "jobs.unit_tokens=400",
+    "trainer.total_training_steps=2",
+    "evaluation.sets=[]",
+    "sft.steps=4",
+];
+
+fn smoke(store: &Path, bindings: &[&str]) -> Command {
+    let bindings = [&SMALL[..], bindings].concat();
+    submit_config("configs/smoke.yaml", store, &bindings)
+}
+
+/// What the second update read and wrote, by file; that a run is another one
+/// stands in `export.json` alone.
+fn exported(store: &Path) -> BTreeMap<String, Vec<u8>> {
+    let folder = TempDir::new().unwrap();
+    let to = folder.path().join("2");
+    let mut export = program("agentgym-submit");
+    export.args(["export", RUN, "--iteration", "2", "--to"]);
+    export.arg(&to).arg("--store").arg(store);
+    said(export);
+    let mut files = BTreeMap::new();
+    let mut folders = vec![to.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if !path.ends_with("export.json") {
+                let name = path.strip_prefix(&to).unwrap().display().to_string();
+                files.insert(name, std::fs::read(path).unwrap());
+            }
+        }
+    }
+    assert!(files.len() > 8, "{:?}", files.keys());
+    files
+}
+
+fn assert_equal(expected: &BTreeMap<String, Vec<u8>>, store: &Path, how: &str) {
+    let found = exported(store);
+    assert!(
+        found.keys().eq(expected.keys()),
+        "{how}: {:?}",
+        found.keys()
+    );
+    for (name, bytes) in found {
+        assert!(bytes == expected[&name], "{how}: {name} differs");
+    }
+}
+
+async fn any_number_of_shards_gives(more: &[&str], killed_at: u64) {
+    let with = |bindings: &[&'static str]| [more, bindings].concat();
+    let whole = TempDir::new().unwrap();
+    end(
+        smoke(whole.path(), &with(&["jobs.threads=2"])),
+        whole.path(),
+    );
+    let expected = exported(whole.path());
+    for (shards, threads) in [("2", "1"), ("4", "2")] {
+        let folder = TempDir::new().unwrap();
+        let shards = format!("jobs.update_shards={shards}");
+        let threads = format!("jobs.threads={threads}");
+        let bindings = [more, &[&shards, &threads]].concat();
+        end(smoke(folder.path(), &bindings), folder.path());
+        assert_equal(&expected, folder.path(), &shards);
+    }
+    // More shards than some minibatches have units, and kills.
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    let killed = with(&["jobs.update_shards=7", "jobs.threads=1"]);
+    for wait in waits(killed_at).take(4) {
+        let mut running = Running::start(smoke(store, &killed));
+        std::thread::sleep(wait);
+        running.has_ended();
+        running.kill();
+    }
+    end(smoke(store, &with(&["jobs.update_shards=7"])), store);
+    no_part_started_after_its_commit(store).await;
+    assert_equal(&expected, store, "seven shards and kills");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shards_of_a_gradient_do_not_show() {
+    any_number_of_shards_gives(&[], 61).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nor_do_those_of_an_adapters() {
+    let lora = ["actor_rollout_ref.model.lora_rank=4"];
+    any_number_of_shards_gives(&lora, 67).await;
+}
