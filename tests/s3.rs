@@ -41,7 +41,8 @@ pub struct S3Server {
     accepting: JoinHandle<()>,
 }
 
-/// Requests by kind: HTTP methods, and LIST for the GET that lists.
+/// Requests by kind (HTTP methods, and LIST for the GET that lists) and by the
+/// folder of a run that they are about: `PUT commits`.
 type Requests = Arc<std::sync::Mutex<BTreeMap<String, u64>>>;
 
 impl S3Server {
@@ -136,6 +137,17 @@ impl S3Server {
 
     /// Requests so far, by kind, however they were answered.
     pub fn requests(&self) -> BTreeMap<String, u64> {
+        let mut by_kind = BTreeMap::new();
+        for (name, count) in self.requests_by_folder() {
+            let kind = name.split(' ').next().unwrap_or_default().to_owned();
+            *by_kind.entry(kind).or_default() += count;
+        }
+        by_kind
+    }
+
+    /// Requests so far, by kind and folder of a run: `LIST commits`. What is about
+    /// no run or all runs has `store` for a folder.
+    pub fn requests_by_folder(&self) -> BTreeMap<String, u64> {
         let counts = self.requests.lock();
         counts.unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -158,8 +170,18 @@ fn count<B>(requests: &Requests, request: &hyper::Request<B>) {
         "GET" if query.contains("list-type") => "LIST",
         method => method,
     };
+    let prefix = query
+        .split('&')
+        .find_map(|pair| pair.strip_prefix("prefix="));
+    let about = match prefix {
+        Some(prefix) => prefix.replace("%2F", "/"),
+        None => request.uri().path().to_owned(),
+    };
+    let below_run = about.split_once("/runs/").map_or("", |(_, rest)| rest);
+    let folder = below_run.split('/').nth(1).filter(|name| !name.is_empty());
+    let name = format!("{kind} {}", folder.unwrap_or("store"));
     let mut counts = requests.lock().unwrap_or_else(PoisonError::into_inner);
-    *counts.entry(kind.to_owned()).or_default() += 1;
+    *counts.entry(name).or_default() += 1;
 }
 
 /// The file server would make the bucket; S3 does not.

@@ -1,14 +1,15 @@
 //! The store: create, read, list. There is no way to overwrite an object, and
 //! deletion is reserved to retention, so a reader never sees a change.
 
-use crate::keys::run_prefix;
+use crate::keys::{before_iteration, run_prefix};
 use crate::{Error, Key, Result, RunId, backend};
 use bytes::Bytes;
 use futures::TryStreamExt;
+use futures::stream::BoxStream;
 use object_store::path::Path as ObjectPath;
 use object_store::{
-    Error as BackendError, GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt,
-    PutMode, PutPayload,
+    Error as BackendError, GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt, PutMode, PutPayload,
 };
 use std::fmt;
 use std::ops::Range;
@@ -196,10 +197,30 @@ impl Store {
     /// The store fails.
     pub async fn list(&self, prefix: &str) -> Result<Vec<(Key, u64)>> {
         let path = ObjectPath::from(prefix.trim_end_matches('/'));
-        let mut found: Vec<_> = self
-            .inner
-            .objects
-            .list(Some(&path))
+        let objects = self.inner.objects.list(Some(&path));
+        self.listed(&path, objects).await
+    }
+
+    /// What a folder of a run holds of iteration `first` and all later ones: one listing,
+    /// however many iterations that are, and however many lie behind.
+    pub(crate) async fn list_iterations(
+        &self,
+        run: &RunId,
+        folder: &str,
+        first: u32,
+    ) -> Result<Vec<(Key, u64)>> {
+        let path = ObjectPath::from(run_prefix(run, folder));
+        let before = ObjectPath::from(before_iteration(run, folder, first));
+        let objects = self.inner.objects.list_with_offset(Some(&path), &before);
+        self.listed(&path, objects).await
+    }
+
+    async fn listed(
+        &self,
+        path: &ObjectPath,
+        objects: BoxStream<'static, object_store::Result<ObjectMeta>>,
+    ) -> Result<Vec<(Key, u64)>> {
+        let mut found: Vec<_> = objects
             .try_filter_map(|meta| async move {
                 Ok(Key::parse(meta.location.as_ref())
                     .ok()
@@ -207,7 +228,7 @@ impl Store {
             })
             .try_collect()
             .await
-            .map_err(|e| self.failed("list", &path, &e))?;
+            .map_err(|e| self.failed("list", path, &e))?;
         self.inner.counters.lists.fetch_add(
             (found.len() as u64).div_ceil(LIST_PAGE).max(1),
             Ordering::Relaxed,

@@ -105,7 +105,10 @@ pub async fn status(view: &RunView) -> Result<Status> {
         out.paused = paused(view).await?;
     }
     let runnable = frontier.runnable.iter().map(|part| view.slot(part.id));
-    let mut known = view.store.attempts_of(&runnable.collect()).await?;
+    let mut known = view
+        .store
+        .attempts_of(&runnable.collect(), BTreeMap::new())
+        .await?;
     for part in &frontier.runnable {
         let attempts = known.remove(&view.slot(part.id)).unwrap_or_default();
         if let Some(exhausted) = Exhausted::of(plan, &attempts) {
@@ -145,13 +148,9 @@ async fn pace(view: &RunView, latest: Option<u32>) -> Result<Option<Pace>> {
     };
     let first = latest.saturating_sub(ITERATIONS).max(1);
     let ended = async |n| {
-        let slot = view.slot(policy_of(plan, n));
-        let attempts = view.store.attempts(&slot).await?;
-        Ok::<_, Error>(attempts.iter().find_map(|a| {
-            let end = a.end.as_ref()?;
-            (end.outcome == AttemptOutcome::Committed)
-                .then_some(a.start.started_unix_s as f64 + end.wall_s)
-        }))
+        let work = view.manifest(policy_of(plan, n)).await?;
+        let work = work.and_then(|manifest| manifest.work);
+        Ok::<_, Error>(work.map(|work| work.started_unix_s as f64 + work.wall_s))
     };
     let (Some(from), Some(to)) = (ended(first).await?, ended(latest).await?) else {
         return Ok(None);

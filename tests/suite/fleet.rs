@@ -128,15 +128,15 @@ async fn a_zombie_is_superseded() {
     let mut follower = Running::start(fleet.submit(&SMALL));
     let store = store(&fleet).await;
     let zombie = &fleet.workers[0];
-    let pid = format!(":{}:", zombie.id());
     let begun = Instant::now();
     let (slot, number) = 'caught: loop {
         assert!(begun.elapsed() < LONG, "nothing was caught in flight");
         let ended = follower.has_ended();
         assert!(!ended, "the run ended before a worker was caught");
-        let Some((slot, number)) = in_flight(&store, &pid).await else {
+        let Some((slot, attempt)) = Fleet::in_flight(&store, zombie.id()).await else {
             continue;
         };
+        let number = attempt.number;
         zombie.signal("STOP");
         let stopped = Instant::now();
         // What was on its way may still arrive: then it is no zombie.
@@ -173,14 +173,4 @@ async fn a_zombie_is_superseded() {
     }
     assert_eq!(fleet.digest(), undisturbed());
     nothing_finished_was_redone(&store).await;
-}
-
-/// An attempt that a worker has begun and not ended.
-async fn in_flight(store: &Store, pid: &str) -> Option<(Slot, u32)> {
-    let attempts = attempts(store).await;
-    attempts.into_iter().find_map(|(slot, attempts)| {
-        let last = attempts.last()?;
-        let own = last.start.worker.contains(pid) && last.end.is_none();
-        own.then_some((slot, last.number))
-    })
 }

@@ -10,7 +10,7 @@ use agentgym_jobs::pipeline::{Part, Stage};
 use agentgym_jobs::plan::code_version;
 use agentgym_storage::{
     AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, Committed, InputRef, Inputs, Journal,
-    Manifest, Outputs, Store,
+    Manifest, Outputs, Store, Work,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,9 +47,13 @@ pub(crate) enum Ended {
     Failed(Error),
     /// It was not begun, for this reason.
     Declined(String),
+    /// It was not begun: it was to be the first, and the part has an attempt already.
+    NotTheFirst,
 }
 
-/// Makes `part`, from its inputs to its commit. `taken` is the highest attempt number known.
+/// Makes `part`, from its inputs to its commit. `taken` is the highest attempt number known;
+/// with none the attempt is the first or does not begin, which tells that there is no commit
+/// without a look at anything else.
 ///
 /// # Errors
 /// Only what happens before the attempt is on record.
@@ -57,7 +61,7 @@ pub(crate) async fn run(
     bench: &Bench<'_>,
     state: &mut RunState,
     part: Part,
-    taken: u32,
+    taken: Option<u32>,
 ) -> Result<(u32, Ended)> {
     let slot = state.slot(part.id);
     let mut inputs = Vec::new();
@@ -93,7 +97,13 @@ pub(crate) async fn run(
         code_version: code_version().to_owned(),
         plan_revision: state.plan.revision,
     };
-    let attempt = bench.store.start_attempt(&slot, &start, taken).await?;
+    let attempt = match taken {
+        Some(taken) => bench.store.start_attempt(&slot, &start, taken).await?,
+        None => match bench.store.start_attempt_as(&slot, &start, 1).await? {
+            Some(attempt) => attempt,
+            None => return Ok((0, Ended::NotTheFirst)),
+        },
+    };
     let _ = bench.events.send(Event::Started {
         part: part.id,
         attempt: attempt.number,
@@ -107,59 +117,54 @@ pub(crate) async fn run(
         attempt = attempt.number
     );
     span.in_scope(|| tracing::info!("begins"));
-    let making = make(bench, state, &part, &attempt, inputs, references);
+    let work = |report: Report| Work {
+        worker: bench.worker.to_owned(),
+        started_unix_s: start.started_unix_s,
+        wall_s: began.elapsed().as_secs_f64(),
+        stats: report.stats,
+    };
+    let making = make(bench, state, &part, &attempt, inputs, references, work);
     let made = making.instrument(span.clone()).await;
     let wall_s = began.elapsed().as_secs_f64();
-    let (outcome, message, report, ended) = match made {
-        Ok((Committed::Won, manifest, report)) => (
-            AttemptOutcome::Committed,
-            String::new(),
-            report,
-            Ended::Committed(manifest),
-        ),
-        Ok((Committed::Superseded(first), _, report)) => (
+    let (outcome, message, stats, ended) = match made {
+        Ok((Committed::Won, manifest)) => {
+            // The commit is the end of this attempt, and says how it went.
+            let _ = bench.events.send(Event::Committed {
+                part: part.id,
+                manifest: Arc::clone(&manifest),
+            });
+            span.in_scope(|| tracing::info!("committed after {wall_s:.2} s"));
+            return Ok((attempt.number, Ended::Committed(manifest)));
+        }
+        Ok((Committed::Superseded(first), own)) => (
             AttemptOutcome::Superseded,
             String::new(),
-            report,
+            own.work.as_ref().map(|w| w.stats.clone()),
             Ended::Superseded(Arc::new(*first)),
         ),
-        Err(Error::Cancelled) => (
-            AttemptOutcome::Drained,
-            String::new(),
-            Report::default(),
-            Ended::Drained,
-        ),
+        Err(Error::Cancelled) => (AttemptOutcome::Drained, String::new(), None, Ended::Drained),
         Err(e) => (
             AttemptOutcome::Failed,
             e.to_string(),
-            Report::default(),
+            None,
             Ended::Failed(e),
         ),
     };
-    if let Ended::Committed(_) = &ended {
-        let _ = bench.events.send(Event::Committed {
-            part: part.id,
-            wall_s,
-            stats: report.stats.clone(),
-        });
-    }
     let end = AttemptEnd {
         outcome,
         message,
         wall_s,
-        stats: report.stats,
+        stats: stats.unwrap_or_default(),
     };
     let recorded = bench.store.end_attempt(&slot, attempt.number, &end).await;
     span.in_scope(|| {
         match outcome {
-            AttemptOutcome::Committed => tracing::info!("committed after {wall_s:.2} s"),
             AttemptOutcome::Superseded => tracing::info!("another attempt committed first"),
             AttemptOutcome::Drained => tracing::info!("handed back after {wall_s:.2} s"),
             // The runtime says it, with the attempts that are left.
-            AttemptOutcome::Failed | AttemptOutcome::Cancelled => {}
+            AttemptOutcome::Committed | AttemptOutcome::Failed | AttemptOutcome::Cancelled => {}
         }
-        // The commit already stands or does not; a lost end record costs a line
-        // of history, never work.
+        // A lost end record costs a line of history, never work.
         if let Err(e) = recorded {
             tracing::warn!("the end of the attempt could not be recorded: {e}");
         }
@@ -174,7 +179,8 @@ async fn make(
     attempt: &AttemptId,
     inputs: Vec<(String, Manifest)>,
     references: Vec<InputRef>,
-) -> Result<(Committed, Arc<Manifest>, Report)> {
+    work: impl FnOnce(Report) -> Work,
+) -> Result<(Committed, Arc<Manifest>)> {
     let slot = state.slot(part.id);
     let plan = Arc::clone(&state.plan);
     let scratch = Scratch::new(
@@ -231,9 +237,10 @@ async fn make(
         code_version: code_version().to_owned(),
         plan_revision: plan.revision,
         decision: None,
+        work: Some(work(report)),
     };
     let committed = bench.store.commit(&manifest).await?;
-    Ok((committed, Arc::new(manifest), report))
+    Ok((committed, Arc::new(manifest)))
 }
 
 /// A stage that goes silent cannot be stopped, since a compute thread cannot

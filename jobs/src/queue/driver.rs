@@ -9,6 +9,11 @@ use tokio::sync::watch;
 
 use super::{Enqueued, QueueOptions, error::Result, work::Worker};
 
+/// What is so far below the newest note of a board is of no use any more.
+pub const BOARD_RANKS: u32 = 16;
+/// A board on which nothing was written for so long is forgotten.
+pub(super) const BOARD_TTL: Duration = Duration::from_secs(24 * 3600);
+
 /// One backend. Names of queues and leases are made by the implementation from
 /// [`QueueOptions::name_prefix`]; callers pass classes and bare lease names.
 #[async_trait]
@@ -43,6 +48,11 @@ pub trait Driver: Send + Sync + 'static {
 
     /// Gives a lease up, if `holder` has it.
     async fn release(&self, name: &str, holder: &str) -> Result<()>;
+
+    /// Puts a note of some rank on a board, if there is one, and reads those of rank `from` and
+    /// above. Who reads after another one has written sees what it wrote. Notes more than
+    /// [`BOARD_RANKS`] below the newest, and boards that nobody writes on, may be forgotten.
+    async fn post(&self, board: &str, note: Option<(u32, &str)>, from: u32) -> Result<Vec<String>>;
 
     /// A handler has returned: its key blocks for one more lease and no longer.
     async fn ended(&self, class: &str, key: &str) -> Result<()>;

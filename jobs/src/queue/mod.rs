@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 pub use tokio_util::sync::CancellationToken;
 
-pub use driver::Driver;
+pub use driver::{BOARD_RANKS, Driver};
 pub use error::{Error, Result, Source, Verdict};
 pub use gate::Gate;
 use holder::is_gone;
@@ -248,6 +248,34 @@ impl Queue {
         Ok(holder
             .map(|h| holder_name(&h).to_owned())
             .filter(|h| !is_gone(h)))
+    }
+
+    /// Tells the fleet that a part of a run is committed, and returns what it was told of
+    /// iteration `from` and later. Two who tell at once: at least one of them hears of both.
+    /// Only a hint, since a queue may be wiped, or be older than its store.
+    pub async fn tell(
+        &self,
+        run: &str,
+        (iteration, part): (u32, &str),
+        from: u32,
+    ) -> Result<Vec<String>> {
+        let board = format!("commits/{run}");
+        self.driver
+            .post(&board, Some((iteration, part)), from)
+            .await
+    }
+
+    /// Tells the fleet which revision of a run's plan is in force.
+    pub async fn tell_plan(&self, run: &str, revision: u32) -> Result<()> {
+        let (board, text) = (format!("plan/{run}"), revision.to_string());
+        let note = Some((revision, text.as_str()));
+        self.driver.post(&board, note, u32::MAX).await.map(|_| ())
+    }
+
+    /// The newest revision that the fleet was told of.
+    pub async fn plan_told(&self, run: &str) -> Result<Option<u32>> {
+        let told = self.driver.post(&format!("plan/{run}"), None, 0).await?;
+        Ok(told.iter().filter_map(|note| note.parse().ok()).max())
     }
 
     /// True for at most one caller of the whole fleet per run and `every`.

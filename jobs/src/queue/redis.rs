@@ -27,7 +27,7 @@ use tokio::{
 use super::{
     Enqueued, QueueOptions,
     codec::{JobCodec, Payload},
-    driver::{Driver, missed_heartbeats},
+    driver::{BOARD_RANKS, BOARD_TTL, Driver, missed_heartbeats},
     error::{Error, Result, Source, bad_url, failed, without_password},
     work::{Worker, run_apalis},
 };
@@ -304,6 +304,25 @@ impl Driver for Redis {
             .await
             .map_err(failed(&self.url, "release a lease"))?;
         Ok(())
+    }
+
+    async fn post(&self, board: &str, note: Option<(u32, &str)>, from: u32) -> Result<Vec<String>> {
+        let board = self.named(&format!("board/{board}"));
+        let mut pipe = ::redis::pipe();
+        if let Some((rank, note)) = note {
+            pipe.zadd(&board, note, rank)
+                .ignore()
+                .zrembyscore(&board, "-inf", i64::from(rank) - i64::from(BOARD_RANKS))
+                .ignore()
+                .expire(&board, BOARD_TTL.as_secs() as i64)
+                .ignore();
+        }
+        let (notes,): (Vec<String>,) = pipe
+            .zrangebyscore(&board, from, "+inf")
+            .query_async(&mut self.connection.clone())
+            .await
+            .map_err(failed(&self.url, "tell the fleet"))?;
+        Ok(notes)
     }
 
     async fn ended(&self, class: &str, key: &str) -> Result<()> {

@@ -26,7 +26,7 @@ use tokio::sync::{RwLock, watch};
 use super::{
     Enqueued, QueueOptions,
     codec::{JobCodec, Payload},
-    driver::{Driver, missed_heartbeats},
+    driver::{BOARD_RANKS, BOARD_TTL, Driver, missed_heartbeats},
     error::{Error, Result, Source, bad_url, failed},
     work::{Worker, run_apalis},
 };
@@ -41,6 +41,10 @@ const OPEN_TRIES: u32 = 5;
 
 const LEASES: &str = "CREATE TABLE IF NOT EXISTS agentgym_leases (
     name TEXT PRIMARY KEY, holder TEXT NOT NULL, until_ms INTEGER NOT NULL) WITHOUT ROWID";
+
+const NOTES: &str = "CREATE TABLE IF NOT EXISTS agentgym_notes (
+    board TEXT NOT NULL, rank INTEGER NOT NULL, note TEXT NOT NULL, at_ms INTEGER NOT NULL,
+    PRIMARY KEY (board, rank, note)) WITHOUT ROWID";
 
 const ADVICE: &str = "Check that the folder exists, can be written and is on a local disk \
     (SQLite's locks do not work on network file systems); the file itself may be deleted at any \
@@ -193,6 +197,7 @@ impl Open {
         let pool = pool.connect_with(connect).await?;
         SqliteStorage::migrations().run(&pool).await?;
         sqlx::query(LEASES).execute(&pool).await?;
+        sqlx::query(NOTES).execute(&pool).await?;
         Ok(pool)
     }
 }
@@ -371,6 +376,30 @@ impl Driver for Sqlite {
         Ok(())
     }
 
+    async fn post(&self, board: &str, note: Option<(u32, &str)>, from: u32) -> Result<Vec<String>> {
+        let pool = self.pool().await?;
+        let board = self.lease_name(board);
+        let posted = async {
+            if let Some((rank, note)) = note {
+                sqlx::query("INSERT OR IGNORE INTO agentgym_notes VALUES (?1, ?2, ?3, ?4)")
+                    .bind(&board)
+                    .bind(rank)
+                    .bind(note)
+                    .bind(now_ms())
+                    .execute(&pool)
+                    .await?;
+            }
+            sqlx::query_scalar(
+                "SELECT note FROM agentgym_notes WHERE board = ?1 AND rank >= ?2 ORDER BY rank, note",
+            )
+            .bind(&board)
+            .bind(from)
+            .fetch_all(&pool)
+            .await
+        };
+        posted.await.map_err(failed(&self.url, "tell the fleet"))
+    }
+
     /// The row knows when it was done; [`Driver::push`] looks at that.
     async fn ended(&self, _: &str, _: &str) -> Result<()> {
         Ok(())
@@ -398,6 +427,14 @@ impl Driver for Sqlite {
                 .bind(now_ms() - 10_000 * self.options.lease_ttl_s as i64)
                 .execute(&pool)
                 .await?;
+            sqlx::query(
+                "DELETE FROM agentgym_notes WHERE at_ms <= ?1 OR rank < ?2 +
+                 (SELECT MAX(rank) FROM agentgym_notes AS other WHERE other.board = agentgym_notes.board)",
+            )
+            .bind(now_ms() - BOARD_TTL.as_millis() as i64)
+            .bind(-i64::from(BOARD_RANKS))
+            .execute(&pool)
+            .await?;
             Ok::<_, sqlx::Error>(jobs.rows_affected() as usize)
         };
         purged.await.map_err(failed(&self.url, "delete old jobs"))

@@ -4,7 +4,9 @@
 //! faults it also does what those do on their worst days.
 
 use super::world::{Fate, Link};
-use agentgym_jobs::queue::{Driver, Enqueued, Error, QueueOptions, Result, Started, Worker};
+use agentgym_jobs::queue::{
+    BOARD_RANKS, Driver, Enqueued, Error, QueueOptions, Result, Started, Worker,
+};
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -42,6 +44,7 @@ struct Memory {
     /// When each worker last beat or fetched.
     heard: BTreeMap<String, i64>,
     leases: BTreeMap<String, (String, i64)>,
+    boards: BTreeMap<String, BTreeSet<(u32, String)>>,
     /// What the clock has jumped by, in milliseconds.
     jumped: i64,
 }
@@ -313,6 +316,19 @@ impl Driver for SimulatedDriver {
             if memory.leases.get(name).is_some_and(|(by, _)| by == holder) {
                 memory.leases.remove(name);
             }
+        })
+        .await
+    }
+
+    async fn post(&self, board: &str, note: Option<(u32, &str)>, from: u32) -> Result<Vec<String>> {
+        self.call("post", board, |memory, _| {
+            let notes = memory.boards.entry(board.to_owned()).or_default();
+            if let Some((rank, note)) = note {
+                notes.insert((rank, note.to_owned()));
+                notes.retain(|(other, _)| other + BOARD_RANKS >= rank);
+            }
+            let wanted = notes.iter().filter(|(rank, _)| *rank >= from);
+            wanted.map(|(_, note)| note.clone()).collect()
         })
         .await
     }
