@@ -9,6 +9,7 @@ use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
@@ -38,6 +39,7 @@ pub struct S3Server {
     endpoint: String,
     bucket: PathBuf,
     requests: Requests,
+    away: Arc<AtomicBool>,
     accepting: JoinHandle<()>,
 }
 
@@ -77,16 +79,22 @@ impl S3Server {
         let root = dir.to_owned();
         let requests = Requests::default();
         let counts = Arc::clone(&requests);
+        let away = Arc::new(AtomicBool::new(false));
+        let is_away = Arc::clone(&away);
         let accepting = tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 let (service, one_by_one, root) =
                     (service.clone(), Arc::clone(&one_by_one), root.clone());
-                let counts = Arc::clone(&counts);
+                let (counts, is_away) = (Arc::clone(&counts), Arc::clone(&is_away));
                 let answer = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
                     count(&counts, &request);
+                    let is_away = is_away.load(Ordering::SeqCst);
                     let (service, one_by_one, root) =
                         (service.clone(), Arc::clone(&one_by_one), root.clone());
                     async move {
+                        if is_away {
+                            return Err(s3s::HttpError::new("the server is away".into()));
+                        }
                         let path = request.uri().path().trim_start_matches('/').to_owned();
                         let bucket = path.split('/').next().unwrap_or_default();
                         if !root.join(bucket).is_dir() {
@@ -120,8 +128,14 @@ impl S3Server {
             endpoint,
             bucket,
             requests,
+            away,
             accepting,
         }
+    }
+
+    /// From now on every connection is cut, or none any more.
+    pub fn set_away(&self, away: bool) {
+        self.away.store(away, Ordering::SeqCst);
     }
 
     /// The environment with which any S3 client finds this server.

@@ -36,7 +36,7 @@ pub enum AttemptOutcome {
     Committed,
     /// Another attempt's manifest is.
     Superseded,
-    /// An error; counts towards the limit.
+    /// An error; counts towards the limit unless it is excused.
     Failed,
     /// Its worker was asked to stop.
     Drained,
@@ -55,6 +55,14 @@ pub struct AttemptEnd {
     pub wall_s: f64,
     /// What it measured: rates and times, which no artifact may hold.
     pub stats: serde_json::Map<String, serde_json::Value>,
+    /// It failed, but what failed is the store or the queue: it does not count towards the limit.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub excused: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// One attempt of a part.

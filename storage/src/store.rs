@@ -16,6 +16,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Largest object that is read in one piece.
 const OBJECT_BYTES_MAX: u64 = 1 << 30;
@@ -25,10 +27,19 @@ const LIST_PAGE: u64 = 1_000;
 /// writer's request is in flight and may yet fail. Then it is asked again.
 const CREATE_TRIES: usize = 5;
 
+/// First and longest pause before a store that failed is asked again.
+const PAUSE_MIN: Duration = Duration::from_millis(500);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// Whether to wait for a store that fails: asked with what it said, and for how long the
+/// request has failed.
+type Patience = Arc<dyn Fn(&Error, Duration) -> bool + Send + Sync>;
+
 /// A store of runs. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<Inner>,
+    patience: Option<Patience>,
 }
 
 struct Inner {
@@ -116,6 +127,41 @@ impl Store {
         };
         Self {
             inner: Arc::new(inner),
+            patience: None,
+        }
+    }
+
+    /// The same store, for callers that rather wait than fail: while it does not answer or is
+    /// full, requests are made again, with growing pauses, as long as `waits` says so.
+    pub fn patient(
+        &self,
+        waits: impl Fn(&Error, Duration) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            inner: Arc::clone(&self.inner),
+            patience: Some(Arc::new(waits)),
+        }
+    }
+
+    /// Makes a request until it is answered, or patience ends.
+    async fn persist<T, F: Future<Output = Result<T>>>(
+        &self,
+        request: impl Fn() -> F,
+    ) -> Result<T> {
+        let Some(waits) = &self.patience else {
+            return request().await;
+        };
+        let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
+        loop {
+            let error = match request().await {
+                Err(e @ (Error::Unavailable { .. } | Error::Full { .. })) => e,
+                answer => return answer,
+            };
+            if !waits(&error, begun.elapsed()) {
+                return Err(error);
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 
@@ -178,7 +224,7 @@ impl Store {
             match self.get_at(&path).await? {
                 Some(found) if found == content => return Ok(Created::Won),
                 Some(_) => return Ok(Created::Exists),
-                None => tokio::time::sleep(std::time::Duration::from_millis(50)).await,
+                None => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
         let why = "it says that the object exists, but does not find it".to_owned();
@@ -197,8 +243,11 @@ impl Store {
     /// The store fails.
     pub async fn list(&self, prefix: &str) -> Result<Vec<(Key, u64)>> {
         let path = ObjectPath::from(prefix.trim_end_matches('/'));
-        let objects = self.inner.objects.list(Some(&path));
-        self.listed(&path, objects).await
+        self.persist(|| {
+            let objects = self.inner.objects.list(Some(&path));
+            self.listed(&path, objects)
+        })
+        .await
     }
 
     /// What a folder of a run holds of iteration `first` and all later ones: one listing,
@@ -211,8 +260,11 @@ impl Store {
     ) -> Result<Vec<(Key, u64)>> {
         let path = ObjectPath::from(run_prefix(run, folder));
         let before = ObjectPath::from(before_iteration(run, folder, first));
-        let objects = self.inner.objects.list_with_offset(Some(&path), &before);
-        self.listed(&path, objects).await
+        self.persist(|| {
+            let objects = self.inner.objects.list_with_offset(Some(&path), &before);
+            self.listed(&path, objects)
+        })
+        .await
     }
 
     async fn listed(
@@ -262,6 +314,10 @@ impl Store {
 
     /// Removes an object; only retention and the probe do. A missing one is fine.
     pub(crate) async fn delete_at(&self, path: &ObjectPath) -> Result<()> {
+        self.persist(|| self.delete_at_once(path)).await
+    }
+
+    async fn delete_at_once(&self, path: &ObjectPath) -> Result<()> {
         self.inner.counters.deletes.fetch_add(1, Ordering::Relaxed);
         match self.inner.objects.delete(path).await {
             Ok(()) | Err(BackendError::NotFound { .. }) => Ok(()),
@@ -271,6 +327,11 @@ impl Store {
 
     /// One create-only write; false if something is there.
     pub(crate) async fn put_at(&self, path: &ObjectPath, content: Bytes) -> Result<bool> {
+        self.persist(|| self.put_at_once(path, content.clone()))
+            .await
+    }
+
+    async fn put_at_once(&self, path: &ObjectPath, content: Bytes) -> Result<bool> {
         self.count_put(content.len());
         let payload = PutPayload::from_bytes(content);
         match self
@@ -286,6 +347,10 @@ impl Store {
     }
 
     pub(crate) async fn get_at(&self, path: &ObjectPath) -> Result<Option<Bytes>> {
+        self.persist(|| self.get_at_once(path)).await
+    }
+
+    async fn get_at_once(&self, path: &ObjectPath) -> Result<Option<Bytes>> {
         self.inner.counters.gets.fetch_add(1, Ordering::Relaxed);
         let failed = |e| self.failed("read", path, &e);
         let found = match self.inner.objects.get(path).await {
@@ -317,6 +382,11 @@ impl Store {
 
     /// Size of the whole object and the bytes of a range that is not empty.
     pub(crate) async fn get_range(&self, key: &Key, range: Range<u64>) -> Result<(u64, Bytes)> {
+        self.persist(|| self.get_range_once(key, range.clone()))
+            .await
+    }
+
+    async fn get_range_once(&self, key: &Key, range: Range<u64>) -> Result<(u64, Bytes)> {
         let path = location(key)?;
         self.inner.counters.gets.fetch_add(1, Ordering::Relaxed);
         let options = GetOptions {
@@ -341,6 +411,10 @@ impl Store {
 
     /// Size of an object.
     pub(crate) async fn size(&self, key: &Key) -> Result<u64> {
+        self.persist(|| self.size_once(key)).await
+    }
+
+    async fn size_once(&self, key: &Key) -> Result<u64> {
         let path = location(key)?;
         self.inner.counters.gets.fetch_add(1, Ordering::Relaxed);
         let meta = self

@@ -6,7 +6,7 @@ use crate::display::Display;
 use crate::metrics::Book;
 use crate::runs::{RunView, part_id};
 use crate::signals::Interrupts;
-use crate::status::status;
+use crate::status::{Known, status_again};
 use crate::{Error, Result, summary, text};
 use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
 use agentgym_jobs::planner::Progress;
@@ -58,6 +58,7 @@ pub(crate) struct Follower {
     told: BTreeSet<PartId>,
     part_total: u64,
     rate: String,
+    known: Known,
 }
 
 impl Follower {
@@ -80,6 +81,7 @@ impl Follower {
             told: BTreeSet::new(),
             part_total,
             rate: String::new(),
+            known: Known::default(),
         };
         let commits = follower.view.commits().await?;
         for id in &commits {
@@ -165,21 +167,31 @@ impl Follower {
                         break End::Finished;
                     }
                     if crew.workers.is_empty() && ticks.is_multiple_of(ATTEMPTS_EVERY) {
-                        let run = self.view.plan.run.to_string();
-                        let newest = RunView::open(&self.view.store, &run).await?;
-                        let status = status(&newest).await?;
-                        if let Some((message, cause)) = status.stopped() {
+                        let asked = self.ask_why().await;
+                        if let Ok(Some((message, cause))) = asked {
                             break End::Stopped(message, cause);
                         }
-                        let line = status.waiting_line();
-                        let message = line.trim_start_matches("waiting: ").to_owned();
-                        self.display.event(&Event::Waiting { message });
+                        self.if_it_answers(asked.map(|_| ()))?;
                     }
                 }
             }
         };
         self.display.close();
         Ok(end)
+    }
+
+    /// Says what the run waits for, or why it has stopped.
+    async fn ask_why(&mut self) -> Result<Option<(String, Cause)>> {
+        let run = self.view.plan.run.to_string();
+        let newest = RunView::open(&self.view.store, &run).await?;
+        let status = status_again(&newest, &mut self.known).await?;
+        let stopped = status.stopped();
+        if stopped.is_none() {
+            let line = status.waiting_line();
+            let message = line.trim_start_matches("waiting: ").to_owned();
+            self.display.event(&Event::Waiting { message });
+        }
+        Ok(stopped)
     }
 
     /// A store that fails to answer for a while ends no run: workers try again

@@ -383,6 +383,7 @@ fn start_workers(
             run: Some(plan.run.clone()),
             exit_when_finished: true,
             cache_dir: scratch.to_owned(),
+            prefetch: true,
         };
         workers.spawn(run_worker(
             options,

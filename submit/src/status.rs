@@ -6,7 +6,7 @@ use crate::runs::RunView;
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Store};
-use agentgym_worker::{Cause, Exhausted};
+use agentgym_worker::{Cause, Exhausted, RunState};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -79,8 +79,18 @@ pub struct Pace {
     pub left_s: f64,
 }
 
+/// What repeated looks at a guarded run keep: the figures of an iteration never change, so each
+/// is read once.
+#[derive(Default)]
+pub(crate) struct Known(Option<RunState>);
+
 /// Reads the status of a run.
 pub async fn status(view: &RunView) -> Result<Status> {
+    status_again(view, &mut Known::default()).await
+}
+
+/// [`status`], by somebody who has looked before.
+pub(crate) async fn status_again(view: &RunView, known: &mut Known) -> Result<Status> {
     let plan = &view.plan;
     let mut progress = view.progress().await?;
     let frontier = progress.frontier(plan);
@@ -102,7 +112,7 @@ pub async fn status(view: &RunView) -> Result<Status> {
     };
     if !finished {
         out.pace = pace(view, out.latest).await?;
-        out.paused = paused(view).await?;
+        out.paused = paused(view, known).await?;
     }
     let runnable = frontier.runnable.iter().map(|part| view.slot(part.id));
     let mut known = view
@@ -126,16 +136,23 @@ pub async fn status(view: &RunView) -> Result<Status> {
 }
 
 /// What the guard says, if the plan has one.
-async fn paused(view: &RunView) -> Result<Option<String>> {
+async fn paused(view: &RunView, known: &mut Known) -> Result<Option<String>> {
     let other = |e: agentgym_worker::Error| Error::Worker(e.to_string());
     if !agentgym_worker::is_guarded(&view.plan) {
         return Ok(None);
     }
-    let run = &view.plan.run;
-    let mut state = agentgym_worker::RunState::open(&view.store, run)
-        .await
-        .map_err(other)?;
-    agentgym_worker::guard_verdict(&view.store, &mut state)
+    let state = match &mut known.0 {
+        Some(state) => {
+            state.refresh_plan().await.map_err(other)?;
+            state.refresh().await.map_err(other)?;
+            state
+        }
+        none => {
+            let opened = RunState::open(&view.store, &view.plan.run).await;
+            none.insert(opened.map_err(other)?)
+        }
+    };
+    agentgym_worker::guard_verdict(&view.store, state)
         .await
         .map_err(other)
 }

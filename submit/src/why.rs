@@ -278,7 +278,7 @@ impl Teller<'_> {
                 let waiting = depth.iter().find(|(class, _)| class == stage);
                 match waiting.map_or(0, |(_, n)| *n) {
                     0 => format!(
-                        "no {stage} job is in the queue; any worker's next look, every two seconds, puts it there. \
+                        "no {stage} job is in the queue; any worker's next look, every five seconds, puts it there. \
                          If nothing happens, no worker is alive: start `agentgym-worker`"
                     ),
                     n => format!(

@@ -7,7 +7,7 @@ use crate::stages::StageFunctions;
 use crate::{Error, Result, retention};
 use agentgym_jobs::config::Numerics;
 use agentgym_jobs::pipeline::{Part, Stage};
-use agentgym_jobs::plan::code_version;
+use agentgym_jobs::plan::{Plan, code_version};
 use agentgym_storage::{
     AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, Committed, InputRef, Inputs, Journal,
     Manifest, Outputs, Store, Work,
@@ -33,6 +33,23 @@ pub(crate) struct Bench<'a> {
     pub(crate) cache_dir: &'a Path,
     pub(crate) events: &'a broadcast::Sender<Event>,
     pub(crate) drain: &'a CancellationToken,
+    /// How long an attempt waits for a store that does not answer, and none for one that is
+    /// full; without a limit it waits for either.
+    pub(crate) outage_max: Option<Duration>,
+}
+
+impl Bench<'_> {
+    /// The store as an attempt asks it: what is computed is not thrown away because the store
+    /// is away for a while.
+    fn patient_store(&self, beat: &Beat) -> Store {
+        let (beat, drain, most) = (beat.clone(), self.drain.clone(), self.outage_max);
+        self.store.patient(move |error, lasted| {
+            beat.tick();
+            beat.waiting(error.to_string());
+            let is_full = matches!(error, agentgym_storage::Error::Full { .. });
+            !drain.is_cancelled() && most.is_none_or(|most| !is_full && lasted < most)
+        })
+    }
 }
 
 /// How an attempt ended.
@@ -97,9 +114,11 @@ pub(crate) async fn run(
         code_version: code_version().to_owned(),
         plan_revision: state.plan.revision,
     };
+    let beat = Beat::new(part.id, bench.events.clone());
+    let store = bench.patient_store(&beat);
     let attempt = match taken {
-        Some(taken) => bench.store.start_attempt(&slot, &start, taken).await?,
-        None => match bench.store.start_attempt_as(&slot, &start, 1).await? {
+        Some(taken) => store.start_attempt(&slot, &start, taken).await?,
+        None => match store.start_attempt_as(&slot, &start, 1).await? {
             Some(attempt) => attempt,
             None => return Ok((0, Ended::NotTheFirst)),
         },
@@ -123,7 +142,8 @@ pub(crate) async fn run(
         wall_s: began.elapsed().as_secs_f64(),
         stats: report.stats,
     };
-    let making = make(bench, state, &part, &attempt, inputs, references, work);
+    let sources = (inputs, references);
+    let making = make(bench, (&store, beat), state, &part, &attempt, sources, work);
     let made = making.instrument(span.clone()).await;
     let wall_s = began.elapsed().as_secs_f64();
     let (outcome, message, stats, ended) = match made {
@@ -143,6 +163,10 @@ pub(crate) async fn run(
             Ended::Superseded(Arc::new(*first)),
         ),
         Err(Error::Cancelled) => (AttemptOutcome::Drained, String::new(), None, Ended::Drained),
+        // Nobody waits for the store while the worker drains.
+        Err(e) if bench.drain.is_cancelled() && e.is_outage() => {
+            (AttemptOutcome::Drained, e.to_string(), None, Ended::Drained)
+        }
         Err(e) => (
             AttemptOutcome::Failed,
             e.to_string(),
@@ -155,8 +179,9 @@ pub(crate) async fn run(
         message,
         wall_s,
         stats: stats.unwrap_or_default(),
+        excused: matches!(&ended, Ended::Failed(e) if e.is_outage()),
     };
-    let recorded = bench.store.end_attempt(&slot, attempt.number, &end).await;
+    let recorded = store.end_attempt(&slot, attempt.number, &end).await;
     span.in_scope(|| {
         match outcome {
             AttemptOutcome::Superseded => tracing::info!("another attempt committed first"),
@@ -172,13 +197,23 @@ pub(crate) async fn run(
     Ok((attempt.number, ended))
 }
 
+/// Where downloaded inputs are kept.
+pub(crate) fn input_cache(cache_dir: &Path) -> PathBuf {
+    cache_dir.join("inputs")
+}
+
+/// How much of them is kept.
+pub(crate) fn cache_bytes(plan: &Plan) -> u64 {
+    (plan.config.jobs.cache_gb * 1e9) as u64
+}
+
 async fn make(
     bench: &Bench<'_>,
+    (store, beat): (&Store, Beat),
     state: &mut RunState,
     part: &Part,
     attempt: &AttemptId,
-    inputs: Vec<(String, Manifest)>,
-    references: Vec<InputRef>,
+    (inputs, references): (Vec<(String, Manifest)>, Vec<InputRef>),
     work: impl FnOnce(Report) -> Work,
 ) -> Result<(Committed, Arc<Manifest>)> {
     let slot = state.slot(part.id);
@@ -187,24 +222,24 @@ async fn make(
         bench.cache_dir,
         &format!("{}-{}", slot.stage, attempt.nonce),
     )?;
-    let beat = Beat::new(part.id, bench.events.clone());
     forget_peak_memory();
     let mut context = StageContext {
         plan: Arc::clone(&plan),
         part: part.clone(),
-        inputs: Inputs::new(bench.store.clone(), inputs, bench.cache_dir.join("inputs")),
+        inputs: Inputs::new(store.clone(), inputs, input_cache(bench.cache_dir))
+            .with_cache_max(cache_bytes(&plan)),
         beat: beat.clone(),
         cancel: bench.drain.child_token(),
         resources: Arc::clone(bench.resources),
-        journal: Journal::open(bench.store.clone(), slot.clone(), attempt.clone()),
+        journal: Journal::open(store.clone(), slot.clone(), attempt.clone()),
         // A first attempt has nothing to take up.
         replayed: match attempt.number {
             1 => Vec::new(),
-            _ => Journal::replay(bench.store, &slot).await?,
+            _ => Journal::replay(store, &slot).await?,
         },
         scratch: scratch.path.clone(),
     };
-    let mut outputs = Outputs::new(bench.store.clone(), slot.clone(), attempt.clone());
+    let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt.clone());
     let watch = watch(
         beat.clone(),
         Duration::from_secs(plan.config.jobs.beat_timeout_s),
@@ -220,7 +255,7 @@ async fn make(
     }
     let report = report?;
     if part.id.stage == Stage::Expire {
-        retention::expire(bench.store, state, part.id.iteration).await?;
+        retention::expire(store, state, part.id.iteration).await?;
     }
     let manifest = Manifest {
         version: Manifest::VERSION,
@@ -239,7 +274,7 @@ async fn make(
         decision: None,
         work: Some(work(report)),
     };
-    let committed = bench.store.commit(&manifest).await?;
+    let committed = store.commit(&manifest).await?;
     Ok((committed, Arc::new(manifest)))
 }
 

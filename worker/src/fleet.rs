@@ -263,7 +263,7 @@ impl RunState {
                 Some(_) if queue.holder(&job).await?.is_some() => continue,
                 Some(_) => Duration::ZERO,
             };
-            queue.enqueue(part.id.stage.name(), &job, delay).await?;
+            self.push(queue, &job, delay).await?;
             self.offered.insert(part.id);
         }
         Ok(None)
@@ -280,14 +280,22 @@ impl RunState {
         for part in parts {
             if self.offered.insert(part.id) {
                 let job = self.job(part.id, 0);
-                queue
-                    .enqueue(part.id.stage.name(), &job, Duration::ZERO)
-                    .await?;
+                self.push(queue, &job, Duration::ZERO).await?;
             }
         }
         // What is committed is never asked for again.
         let first = self.first_iteration();
         self.offered.retain(|id| id.iteration >= first);
+        Ok(())
+    }
+
+    /// Queues a job of this run with the run's priority.
+    ///
+    /// # Errors
+    /// The queue fails.
+    pub async fn push(&self, queue: &Queue, job: &Job, delay: Duration) -> Result<()> {
+        let priority = self.plan.config.jobs.priority;
+        queue.enqueue_at(&job.stage, priority, job, delay).await?;
         Ok(())
     }
 

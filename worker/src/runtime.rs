@@ -2,6 +2,7 @@
 //! after every commit and now and then; draining on request.
 
 mod planning;
+mod prefetch;
 
 use crate::attempt::{self, Bench, Ended};
 use crate::context::{Cause, Event, Resources};
@@ -54,6 +55,8 @@ pub struct WorkerOptions {
     pub exit_when_finished: bool,
     /// Local folder for inputs and scratch.
     pub cache_dir: PathBuf,
+    /// Fetch the next policy while a part is made. Off where time is simulated.
+    pub prefetch: bool,
 }
 
 struct Worker {
@@ -115,6 +118,7 @@ pub async fn run_worker(
     }
     tracing::info!(worker = %name, threads = worker.options.threads, "ready");
     let planner = tokio::spawn(Arc::clone(&worker).plan_now_and_then());
+    let prefetch = tokio::spawn(Arc::clone(&worker).prefetch_now_and_then());
     let handler = {
         let worker = Arc::clone(&worker);
         move |job: Job| {
@@ -127,6 +131,7 @@ pub async fn run_worker(
         .await;
     stop.cancel();
     planner.abort();
+    prefetch.abort();
     worker.resources.environments.stop().await;
     worked?;
     Ok(())
@@ -335,6 +340,7 @@ impl Worker {
             cache_dir: &self.options.cache_dir,
             events: &self.events,
             drain: &drain,
+            outage_max: self.options.exit_when_finished.then_some(TROUBLE_MAX),
         };
         let attempt = attempt::run(&bench, &mut own, part, taken);
         tokio::pin!(attempt);
@@ -388,10 +394,7 @@ impl Worker {
                 }
                 // Numbers have no gaps, so this is how often the part has begun.
                 let job = state.job(id, attempt as usize);
-                drop(state);
-                let queue = &self.options.queue;
-                queue.enqueue(id.stage.name(), &job, Duration::ZERO).await?;
-                Ok(())
+                state.push(&self.options.queue, &job, Duration::ZERO).await
             }
             Ended::NotTheFirst => Ok(()),
             Ended::Declined(reason) => {
@@ -402,9 +405,10 @@ impl Worker {
                 let state = shared.lock().await;
                 let attempts = self.options.store.attempts(&state.slot(id)).await?;
                 let failed = state.failed(&attempts);
-                // Only a worker that serves other runs too can wait for space.
+                // The attempt has waited for the store as long as this worker may; one that
+                // serves other runs too goes on waiting.
                 let hopeless = error.verdict() == agentgym_storage::Verdict::GiveUp
-                    || (self.options.exit_when_finished && error.is_full());
+                    || (self.options.exit_when_finished && error.is_outage());
                 let left = if hopeless {
                     0
                 } else {
@@ -427,13 +431,11 @@ impl Worker {
                     self.stop_run(run, format!("{id} cannot be made: {message}"), cause);
                     return Ok(());
                 }
-                let (job, delay) = (state.job(id, attempts.len()), state.backoff(&attempts));
-                drop(state);
-                self.options
-                    .queue
-                    .enqueue(id.stage.name(), &job, delay)
-                    .await?;
-                Ok(())
+                let (job, mut delay) = (state.job(id, attempts.len()), state.backoff(&attempts));
+                if error.is_outage() {
+                    delay = delay.max(TROUBLE_PAUSE);
+                }
+                state.push(&self.options.queue, &job, delay).await
             }
         }
     }

@@ -81,6 +81,7 @@ pub struct Jobs {
     pub workers: usize,
     pub threads: Option<usize>,
     pub hold: bool,
+    pub priority: i32,
     pub rollout_part_tasks: usize,
     pub unit_tokens: usize,
     pub sft_part_steps: u32,
@@ -95,6 +96,7 @@ pub struct Jobs {
     pub vanished_max: u32,
     pub backoff_s: f64,
     pub length_max: usize,
+    pub cache_gb: f64,
 }
 
 /// One file or several.

@@ -138,8 +138,18 @@ impl Sqlite {
         Ok(open.pool.clone())
     }
 
-    fn queue(&self, class: &str) -> String {
-        format!("{}:{class}", self.options.name_prefix)
+    fn queue(&self, lane: &str) -> String {
+        format!("{}:{lane}", self.options.name_prefix)
+    }
+
+    /// Lanes of this fleet, each with a count.
+    fn lanes(&self, rows: &[sqlx::sqlite::SqliteRow]) -> Vec<(String, usize)> {
+        let prefix = self.queue("");
+        let lane = |row: &sqlx::sqlite::SqliteRow| {
+            let lane = row.get::<String, _>(0).strip_prefix(&prefix)?.to_owned();
+            Some((lane, row.get::<i64, _>(1) as usize))
+        };
+        rows.iter().filter_map(lane).collect()
     }
 
     fn lease_name(&self, name: &str) -> String {
@@ -222,12 +232,12 @@ impl Driver for Sqlite {
 
     async fn push(
         &self,
-        class: &str,
+        lane: &str,
         payload: Vec<u8>,
         key: Option<&str>,
         delay: Duration,
     ) -> Result<Enqueued> {
-        let queue = self.queue(class);
+        let queue = self.queue(lane);
         let pool = self.pool().await?;
         let pushed = async {
             let mut connection = pool.acquire().await?;
@@ -277,23 +287,17 @@ impl Driver for Sqlite {
             .map_err(failed::<Source>(&self.url, "push a job"))
     }
 
-    async fn due(&self, classes: &[String]) -> Result<Vec<usize>> {
+    async fn due(&self) -> Result<Vec<(String, usize)>> {
         let rows = sqlx::query(
-            "SELECT job_type, COUNT(*) FROM Jobs
-             WHERE status = 'Pending' AND lock_by IS NULL AND run_at <= ?1 GROUP BY job_type",
+            "SELECT job_type, SUM(status = 'Pending' AND lock_by IS NULL AND run_at <= ?1)
+             FROM Jobs WHERE status IN ('Pending', 'Queued', 'Running')
+             GROUP BY job_type ORDER BY job_type",
         )
         .bind(now_s())
         .fetch_all(&self.pool().await?)
         .await
         .map_err(failed(&self.url, "look for jobs"))?;
-        let mut due = vec![0; classes.len()];
-        for row in rows {
-            let queue: String = row.get(0);
-            if let Some(at) = classes.iter().position(|class| self.queue(class) == queue) {
-                due[at] = row.get::<i64, _>(1) as usize;
-            }
-        }
-        Ok(due)
+        Ok(self.lanes(&rows))
     }
 
     async fn depth(&self) -> Result<Vec<(String, usize)>> {
@@ -304,13 +308,7 @@ impl Driver for Sqlite {
         .fetch_all(&self.pool().await?)
         .await
         .map_err(failed(&self.url, "count jobs"))?;
-        let prefix = self.queue("");
-        let depth = rows.iter().filter_map(|row| {
-            let queue: String = row.get(0);
-            let class = queue.strip_prefix(&prefix)?.to_owned();
-            Some((class, row.get::<i64, _>(1) as usize))
-        });
-        Ok(depth.collect())
+        Ok(self.lanes(&rows))
     }
 
     async fn lease(&self, name: &str, holder: &str, ttl: Duration) -> Result<Option<String>> {
@@ -442,7 +440,7 @@ impl Driver for Sqlite {
 
     async fn run(&self, worker: Worker) -> Result<()> {
         let config = Config::default()
-            .queue(self.queue(worker.class_name()))
+            .queue(self.queue(worker.lane_name()))
             .heartbeat_interval(Duration::from_secs(self.options.heartbeat_s))
             .missed_heartbeats(missed_heartbeats(&self.options))
             // More than one would run jobs twice: those that wait in a batch

@@ -191,8 +191,8 @@ impl SimulatedDriver {
     /// Takes one job off the queue, or two of one, or none for good.
     async fn fetch(&self, worker: &Worker) -> Result<Option<(u64, Vec<u8>)>> {
         let world = Arc::clone(&self.link.world);
-        self.call("fetch", worker.class_name(), |memory, now| {
-            let due: Vec<usize> = memory.due(worker.class_name(), now).collect();
+        self.call("fetch", worker.lane_name(), |memory, now| {
+            let due: Vec<usize> = memory.due(worker.lane_name(), now).collect();
             let any = world.strikes(|f| f.reorder);
             let at = match any {
                 true => due.get(world.rng().below(due.len() as u64) as usize),
@@ -257,10 +257,16 @@ impl Driver for SimulatedDriver {
         pushed
     }
 
-    async fn due(&self, classes: &[String]) -> Result<Vec<usize>> {
+    async fn due(&self) -> Result<Vec<(String, usize)>> {
         self.call("due", "", |memory, now| {
-            let due = classes.iter().map(|class| memory.due(class, now).count());
-            due.collect()
+            let live = memory.entries.iter();
+            let live = live.filter(|e| !matches!(e.state, State::Done(_)));
+            let lanes: BTreeSet<String> = live.map(|e| e.class.clone()).collect();
+            let due = |lane: String| {
+                let count = memory.due(&lane, now).count();
+                (lane, count)
+            };
+            lanes.into_iter().map(due).collect()
         })
         .await
     }
@@ -357,7 +363,7 @@ impl Driver for SimulatedDriver {
             memory.heard.insert(name.clone(), now);
             !memory.workers.insert(name.clone())
         };
-        self.call("register", worker.class_name(), beats).await?;
+        self.call("register", worker.lane_name(), beats).await?;
         let mut beat = interval(Duration::from_secs(self.server.options.heartbeat_s));
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut running = FuturesUnordered::new();
@@ -365,7 +371,7 @@ impl Driver for SimulatedDriver {
             tokio::select! {
                 biased;
                 Some(id) = running.next(), if !running.is_empty() => {
-                    self.call("ack", worker.class_name(), |memory, now| {
+                    self.call("ack", worker.lane_name(), |memory, now| {
                         let own = State::Running(worker.name().to_owned());
                         let acked = memory.entries.iter_mut().find(|e| e.id == id && e.state == own);
                         if let Some(entry) = acked {
@@ -376,7 +382,7 @@ impl Driver for SimulatedDriver {
                 }
                 () = worker.end().cancelled(), if running.is_empty() => return Ok(()),
                 _ = beat.tick() => {
-                    if !self.call("heartbeat", worker.class_name(), beats).await? {
+                    if !self.call("heartbeat", worker.lane_name(), beats).await? {
                         return Err(Error::Backend {
                             url: "simulated".to_owned(),
                             action: "work",

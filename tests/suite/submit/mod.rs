@@ -98,6 +98,7 @@ impl Scene {
             message: message.into(),
             wall_s: 2.0,
             stats: stats(),
+            excused: false,
         };
         self.store
             .end_attempt(&self.slot(id), attempt, &end)
