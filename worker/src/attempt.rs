@@ -116,9 +116,10 @@ pub(crate) async fn run(
     };
     let beat = Beat::new(part.id, bench.events.clone());
     let store = bench.patient_store(&beat);
+    // Without patience: what is true of the part now may not be when the store is back.
     let attempt = match taken {
-        Some(taken) => store.start_attempt(&slot, &start, taken).await?,
-        None => match store.start_attempt_as(&slot, &start, 1).await? {
+        Some(taken) => bench.store.start_attempt(&slot, &start, taken).await?,
+        None => match bench.store.start_attempt_as(&slot, &start, 1).await? {
             Some(attempt) => attempt,
             None => return Ok((0, Ended::NotTheFirst)),
         },

@@ -219,6 +219,15 @@ impl RunState {
         Ok(Some(manifest))
     }
 
+    /// Takes over what another view of the run has been told of.
+    pub(crate) fn learn_from(&mut self, other: &Self) {
+        for (id, manifest) in &other.manifests {
+            if self.progress.insert(*id) || !self.manifests.contains_key(id) {
+                self.remember(*id, Arc::clone(manifest));
+            }
+        }
+    }
+
     /// Keeps the manifests of recent iterations only.
     pub fn remember(&mut self, id: PartId, manifest: Arc<Manifest>) {
         const ITERATIONS_KEPT: u32 = 4;

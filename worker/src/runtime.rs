@@ -315,8 +315,11 @@ impl Worker {
         for input in &part.inputs {
             own.manifest(input.from).await?;
         }
+        let mut state = shared.lock().await;
+        state.learn_from(&own);
         // Planning may have heard of a commit meanwhile.
-        let known = shared.lock().await.progress.contains(&id);
+        let known = state.progress.contains(&id);
+        drop(state);
         Ok((!known).then_some((own, part)))
     }
 
@@ -342,29 +345,32 @@ impl Worker {
             drain: &drain,
             outage_max: self.options.exit_when_finished.then_some(TROUBLE_MAX),
         };
-        let attempt = attempt::run(&bench, &mut own, part, taken);
-        tokio::pin!(attempt);
         let lease = Duration::from_secs(self.options.queue.options().lease_ttl_s);
-        let ended = loop {
-            tokio::select! {
-                biased;
-                ended = &mut attempt => break ended,
-                () = tokio::time::sleep(lease / 3) => {
-                    // A lost claim costs at most double work; the first commit wins.
-                    if let Err(e) = claim.renew().await {
-                        tracing::debug!(part = %id, "claim not renewed: {e}");
-                    }
-                    let mut state = shared.lock().await;
-                    if let Err(e) = state.heed_plan(&self.options.queue).await {
-                        tracing::debug!(part = %id, "nobody says whether the plan is in force: {e}");
-                    }
-                    if state.on_hold() {
-                        drain.cancel();
+        let ended = {
+            let attempt = attempt::run(&bench, &mut own, part, taken);
+            tokio::pin!(attempt);
+            loop {
+                tokio::select! {
+                    biased;
+                    ended = &mut attempt => break ended,
+                    () = tokio::time::sleep(lease / 3) => {
+                        // A lost claim costs at most double work; the first commit wins.
+                        if let Err(e) = claim.renew().await {
+                            tracing::debug!(part = %id, "claim not renewed: {e}");
+                        }
+                        let mut state = shared.lock().await;
+                        if let Err(e) = state.heed_plan(&self.options.queue).await {
+                            tracing::debug!(part = %id, "the plan in force is not known: {e}");
+                        }
+                        if state.on_hold() {
+                            drain.cancel();
+                        }
                     }
                 }
             }
         };
         self.running().remove(&id);
+        shared.lock().await.learn_from(&own);
         ended
     }
 

@@ -180,24 +180,22 @@ async fn a_redis_that_takes_no_writes_is_waited_for() {
     let hand = hire(&queue, "w", &["gpu"], NOW, &report);
     queue.enqueue("gpu", &job(0), NOW).await.unwrap();
     next(&mut started).await;
-    let troubles: [(&[&[u8]], &[&[u8]]); 2] = [
-        (
-            &[b"CONFIG", b"SET", b"maxmemory", b"1"],
-            &[b"CONFIG", b"SET", b"maxmemory", b"0"],
-        ),
-        (
-            &[b"REPLICAOF", b"127.0.0.1", b"1"],
-            &[b"REPLICAOF", b"NO", b"ONE"],
-        ),
+    let say = |command: &str| {
+        let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
+        assert_eq!(server.command(&words).unwrap(), "+OK", "{command}");
+    };
+    let troubles = [
+        ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+        ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
     ];
     for (part, (trouble, remedy)) in (1..).zip(troubles) {
-        assert_eq!(server.command(trouble).unwrap(), "+OK");
+        say(trouble);
         let refused = queue.enqueue("gpu", &job(part), NOW).await;
         let message = refused.expect_err("nothing can be written").to_string();
         assert!(message.contains("push a job"), "{message}");
         // Heartbeats fail as well, for longer than a lease.
         silent(&mut started, LEASE * 2).await;
-        assert_eq!(server.command(remedy).unwrap(), "+OK");
+        say(remedy);
         let pushed = queue.enqueue("gpu", &job(part), NOW).await.unwrap();
         assert_eq!(pushed, Enqueued::Pushed);
         assert_eq!(next(&mut started).await.1, job(part));
