@@ -1,5 +1,5 @@
 //! One attempt of one job: inputs, stage, outputs, commit. Whatever ends it,
-//! its end record says how, and nothing it wrote can be mistaken for a commit.
+//! its commit or its end record says how, and nothing it wrote can be mistaken for a commit.
 
 use crate::context::{Beat, Event, Report, Resources, StageContext};
 use crate::fleet::RunState;
