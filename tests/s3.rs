@@ -9,6 +9,7 @@ use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
@@ -38,10 +39,12 @@ pub struct S3Server {
     endpoint: String,
     bucket: PathBuf,
     requests: Requests,
+    away: Arc<AtomicBool>,
     accepting: JoinHandle<()>,
 }
 
-/// Requests by kind: HTTP methods, and LIST for the GET that lists.
+/// Requests by kind (HTTP methods, and LIST for the GET that lists) and by the
+/// folder of a run that they are about: `PUT commits`.
 type Requests = Arc<std::sync::Mutex<BTreeMap<String, u64>>>;
 
 impl S3Server {
@@ -76,16 +79,22 @@ impl S3Server {
         let root = dir.to_owned();
         let requests = Requests::default();
         let counts = Arc::clone(&requests);
+        let away = Arc::new(AtomicBool::new(false));
+        let is_away = Arc::clone(&away);
         let accepting = tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 let (service, one_by_one, root) =
                     (service.clone(), Arc::clone(&one_by_one), root.clone());
-                let counts = Arc::clone(&counts);
+                let (counts, is_away) = (Arc::clone(&counts), Arc::clone(&is_away));
                 let answer = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
                     count(&counts, &request);
+                    let is_away = is_away.load(Ordering::SeqCst);
                     let (service, one_by_one, root) =
                         (service.clone(), Arc::clone(&one_by_one), root.clone());
                     async move {
+                        if is_away {
+                            return Err(s3s::HttpError::new("the server is away".into()));
+                        }
                         let path = request.uri().path().trim_start_matches('/').to_owned();
                         let bucket = path.split('/').next().unwrap_or_default();
                         if !root.join(bucket).is_dir() {
@@ -119,8 +128,14 @@ impl S3Server {
             endpoint,
             bucket,
             requests,
+            away,
             accepting,
         }
+    }
+
+    /// From now on every connection is cut, or none any more.
+    pub fn set_away(&self, away: bool) {
+        self.away.store(away, Ordering::SeqCst);
     }
 
     /// The environment with which any S3 client finds this server.
@@ -136,6 +151,17 @@ impl S3Server {
 
     /// Requests so far, by kind, however they were answered.
     pub fn requests(&self) -> BTreeMap<String, u64> {
+        let mut by_kind = BTreeMap::new();
+        for (name, count) in self.requests_by_folder() {
+            let kind = name.split(' ').next().unwrap_or_default().to_owned();
+            *by_kind.entry(kind).or_default() += count;
+        }
+        by_kind
+    }
+
+    /// Requests so far, by kind and folder of a run: `LIST commits`. What is about
+    /// no run or all runs has `store` for a folder.
+    pub fn requests_by_folder(&self) -> BTreeMap<String, u64> {
         let counts = self.requests.lock();
         counts.unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -158,8 +184,18 @@ fn count<B>(requests: &Requests, request: &hyper::Request<B>) {
         "GET" if query.contains("list-type") => "LIST",
         method => method,
     };
+    let prefix = query
+        .split('&')
+        .find_map(|pair| pair.strip_prefix("prefix="));
+    let about = match prefix {
+        Some(prefix) => prefix.replace("%2F", "/"),
+        None => request.uri().path().to_owned(),
+    };
+    let below_run = about.split_once("/runs/").map_or("", |(_, rest)| rest);
+    let folder = below_run.split('/').nth(1).filter(|name| !name.is_empty());
+    let name = format!("{kind} {}", folder.unwrap_or("store"));
     let mut counts = requests.lock().unwrap_or_else(PoisonError::into_inner);
-    *counts.entry(kind.to_owned()).or_default() += 1;
+    *counts.entry(name).or_default() += 1;
 }
 
 /// The file server would make the bucket; S3 does not.

@@ -2,7 +2,7 @@
 //! vanished has a beginning and no end. Times are for people; nothing here is
 //! compared with another machine's clock, and nothing reaches an artifact.
 
-use crate::keys::{attempts_prefix, nonce};
+use crate::keys::nonce;
 use crate::manifest::{from_json, to_json};
 use crate::{AttemptId, Created, Error, Key, Result, RunId, Slot, Store};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -28,15 +28,15 @@ pub struct AttemptStart {
     pub plan_revision: u32,
 }
 
-/// How an attempt ended.
+/// How an attempt ended. One that committed has no end record: its commit is its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptOutcome {
-    /// Its manifest is the commit.
+    /// Its manifest is the commit. Written by older programs only.
     Committed,
     /// Another attempt's manifest is.
     Superseded,
-    /// An error; counts towards the limit.
+    /// An error; counts towards the limit unless it is excused.
     Failed,
     /// Its worker was asked to stop.
     Drained,
@@ -55,6 +55,14 @@ pub struct AttemptEnd {
     pub wall_s: f64,
     /// What it measured: rates and times, which no artifact may hold.
     pub stats: serde_json::Map<String, serde_json::Value>,
+    /// It failed, but what failed is the store or the queue: it does not count towards the limit.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub excused: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// One attempt of a part.
@@ -66,7 +74,8 @@ pub struct AttemptRecord {
     pub nonce: String,
     /// How it began.
     pub start: AttemptStart,
-    /// How it ended; none while it runs, or if its worker vanished.
+    /// How it ended; none while it runs, if its worker vanished, or if it committed:
+    /// then its commit says how it went.
     pub end: Option<AttemptEnd>,
 }
 
@@ -97,28 +106,45 @@ impl Store {
         start: &AttemptStart,
         taken: u32,
     ) -> Result<AttemptId> {
-        let nonce = nonce();
-        let file = StartFile {
-            version: VERSION,
-            nonce: nonce.clone(),
-            start: start.clone(),
-        };
         // Another worker may take a number first; each loss means that one
         // more attempt is on record, so this ends.
         for number in taken + 1.. {
-            let key = Key::AttemptStart {
-                slot: slot.clone(),
-                attempt: number,
-            };
-            let content = to_json(&key.path(), "an attempt record", &file)?;
-            if self.create(&key, content).await? == Created::Won {
-                return Ok(AttemptId { number, nonce });
+            if let Some(attempt) = self.start_attempt_as(slot, start, number).await? {
+                return Ok(attempt);
             }
         }
         Err(Error::Conflict {
             key: slot.attempts_prefix(),
             hint: "every attempt number is taken",
         })
+    }
+
+    /// Records a beginning under this very number; none if the number is taken.
+    ///
+    /// Numbers are taken in order, so whoever gets number 1 knows that nobody has begun
+    /// the part before, hence that it has no commit.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn start_attempt_as(
+        &self,
+        slot: &Slot,
+        start: &AttemptStart,
+        number: u32,
+    ) -> Result<Option<AttemptId>> {
+        let nonce = nonce();
+        let file = StartFile {
+            version: VERSION,
+            nonce: nonce.clone(),
+            start: start.clone(),
+        };
+        let key = Key::AttemptStart {
+            slot: slot.clone(),
+            attempt: number,
+        };
+        let content = to_json(&key.path(), "an attempt record", &file)?;
+        let won = self.create(&key, content).await? == Created::Won;
+        Ok(won.then_some(AttemptId { number, nonce }))
     }
 
     /// Records the end of an attempt; the first record stands.
@@ -157,32 +183,32 @@ impl Store {
     pub async fn attempts(&self, slot: &Slot) -> Result<Vec<AttemptRecord>> {
         let listed = self.list(&slot.attempts_prefix()).await?;
         Ok(self
-            .read_attempts(listed)
+            .read_attempts(listed, BTreeMap::new())
             .await?
             .into_values()
             .next()
             .unwrap_or_default())
     }
 
-    /// The attempts of some parts: a listing for each iteration among them, and the records of
-    /// those parts.
+    /// The attempts of some parts of one run: one listing, and the records of those parts
+    /// that are not `known` yet. Records never change, so what was read once stays true;
+    /// only an attempt that had no end may have one now.
     ///
     /// # Errors
     /// The store fails, or a record cannot be read.
     pub async fn attempts_of(
         &self,
         wanted: &BTreeSet<Slot>,
+        known: BTreeMap<Slot, Vec<AttemptRecord>>,
     ) -> Result<BTreeMap<Slot, Vec<AttemptRecord>>> {
-        let iterations: BTreeSet<_> = wanted
-            .iter()
-            .map(|slot| (&slot.run, slot.iteration))
-            .collect();
-        let mut listed = Vec::new();
-        for (run, iteration) in iterations {
-            listed.append(&mut self.list(&attempts_prefix(run, iteration)).await?);
-        }
+        let Some(first) = wanted.first() else {
+            return Ok(BTreeMap::new());
+        };
+        let mut listed = self
+            .list_iterations(&first.run, "attempts", first.iteration)
+            .await?;
         listed.retain(|(key, _)| attempted(key).is_some_and(|slot| wanted.contains(slot)));
-        self.read_attempts(listed).await
+        self.read_attempts(listed, known).await
     }
 
     /// The attempts of all parts of a run.
@@ -191,12 +217,13 @@ impl Store {
     /// The store fails, or a record cannot be read.
     pub async fn all_attempts(&self, run: &RunId) -> Result<BTreeMap<Slot, Vec<AttemptRecord>>> {
         let listed = self.list_run(run, "attempts").await?;
-        self.read_attempts(listed).await
+        self.read_attempts(listed, BTreeMap::new()).await
     }
 
     async fn read_attempts(
         &self,
         listed: Vec<(Key, u64)>,
+        known: BTreeMap<Slot, Vec<AttemptRecord>>,
     ) -> Result<BTreeMap<Slot, Vec<AttemptRecord>>> {
         let mut begun: BTreeMap<(Slot, u32), bool> = BTreeMap::new();
         for (key, _) in listed {
@@ -208,7 +235,17 @@ impl Store {
                 _ => {}
             }
         }
+        let known = &known;
         let read = |((slot, attempt), ended): ((Slot, u32), bool)| async move {
+            let record = known.get(&slot).into_iter().flatten();
+            let mut of_number = record.filter(|record| record.number == attempt);
+            if let Some(record) = of_number.next().cloned() {
+                let end = match record.end {
+                    None if ended => Some(self.read_end(&slot, attempt).await?),
+                    end => end,
+                };
+                return Ok((slot, AttemptRecord { end, ..record }));
+            }
             let key = Key::AttemptStart {
                 slot: slot.clone(),
                 attempt,

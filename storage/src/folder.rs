@@ -78,7 +78,7 @@ pub(crate) async fn cached(
     store: &Store,
     files: &[&Artifact],
     under: &str,
-    cache: &Path,
+    (cache, bytes_max): (&Path, u64),
 ) -> Result<LocalFolder> {
     let files: Vec<(String, &Artifact)> = files
         .iter()
@@ -133,7 +133,8 @@ pub(crate) async fn cached(
         }
         let partial = cache.join(format!("{id}.{}.partial", nonce()));
         let (cache_dir, own) = (cache.to_owned(), id.clone());
-        blocking(move || evict(&cache_dir, &own)).await?;
+        let incoming = files.iter().map(|(_, artifact)| artifact.size).sum();
+        blocking(move || evict(&cache_dir, &own, incoming, bytes_max)).await?;
         let downloaded = download(store, &files, &partial).await;
         let (from, to) = (partial, path.clone());
         blocking(move || {
@@ -202,9 +203,10 @@ fn hold(cache: &Path, id: &str) -> Result<File> {
     Ok(file)
 }
 
-/// Removes the folders that were not used for longest, and abandoned
-/// downloads. Lock files stay: removing one would split its holders.
-fn evict(cache: &Path, own: &str) -> Result<()> {
+/// Makes room for `incoming` bytes: removes the folders that were not used for
+/// longest, and abandoned downloads. What is in use stays, whatever the limit.
+/// Lock files stay: removing one would split its holders.
+fn evict(cache: &Path, own: &str, incoming: u64, bytes_max: u64) -> Result<()> {
     let mut idle = Vec::new();
     for entry in std::fs::read_dir(cache)
         .map_err(|e| Error::local("list", cache, e))?
@@ -232,8 +234,13 @@ fn evict(cache: &Path, own: &str) -> Result<()> {
         }
     }
     idle.sort();
-    let surplus = (idle.len() + 1).saturating_sub(FOLDERS_KEPT);
-    for (_, path, lock) in idle.into_iter().take(surplus) {
+    let mut surplus = (idle.len() + 1).saturating_sub(FOLDERS_KEPT);
+    let mut held: u64 = incoming + idle.iter().map(|(_, path, _)| size(path)).sum::<u64>();
+    for (_, path, lock) in idle {
+        if surplus == 0 && held <= bytes_max {
+            break;
+        }
+        surplus = surplus.saturating_sub(1);
         let Ok(lock) = File::options()
             .create(true)
             .truncate(false)
@@ -243,10 +250,22 @@ fn evict(cache: &Path, own: &str) -> Result<()> {
             continue;
         };
         if lock.try_lock().is_ok() {
+            held = held.saturating_sub(size(&path));
             std::fs::remove_dir_all(&path).map_err(|e| Error::local("remove", &path, e))?;
         }
     }
     Ok(())
+}
+
+/// Bytes of the files below a folder; 0 for what is gone.
+fn size(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let of = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => size(&entry.path()),
+        Ok(metadata) => metadata.len(),
+        Err(_) => 0,
+    };
+    entries.map(of).sum()
 }
 
 async fn blocking<T: Send + 'static>(

@@ -20,6 +20,7 @@ pub struct Inputs {
     store: Store,
     commits: Vec<(String, Manifest)>,
     cache_dir: PathBuf,
+    cache_bytes_max: u64,
 }
 
 impl Inputs {
@@ -34,7 +35,16 @@ impl Inputs {
             store,
             commits,
             cache_dir: cache_dir.into(),
+            cache_bytes_max: u64::MAX,
         }
+    }
+
+    /// The same with a limit to what stays under the cache's folder. What is in use stays all
+    /// the same.
+    #[must_use]
+    pub fn with_cache_max(mut self, bytes: u64) -> Self {
+        self.cache_bytes_max = bytes;
+        self
     }
 
     /// Names of the inputs, in the order of the plan.
@@ -115,7 +125,8 @@ impl Inputs {
         if let Some(folder) = folder::in_place(&self.store, &files, &under).await? {
             return Ok(folder);
         }
-        folder::cached(&self.store, &files, &under, &self.cache_dir).await
+        let cache = (self.cache_dir.as_path(), self.cache_bytes_max);
+        folder::cached(&self.store, &files, &under, cache).await
     }
 }
 

@@ -207,14 +207,15 @@ pub(crate) fn run_prefix(run: &RunId, folder: &str) -> String {
     format!("runs/{run}/{folder}")
 }
 
+/// Before every key of `folder` that is about iteration `first` or a later one, and behind
+/// those of all earlier ones.
+pub(crate) fn before_iteration(run: &RunId, folder: &str, first: u32) -> String {
+    format!("runs/{run}/{folder}/{first:08}")
+}
+
 /// The commits of one iteration: one listing.
 pub(crate) fn commits_prefix(run: &RunId, iteration: u32) -> String {
     format!("runs/{run}/commits/{iteration:08}")
-}
-
-/// The attempts of one iteration: one listing.
-pub(crate) fn attempts_prefix(run: &RunId, iteration: u32) -> String {
-    format!("runs/{run}/attempts/{iteration:08}")
 }
 
 /// The one object outside of `runs/`: written, refused, and deleted when a

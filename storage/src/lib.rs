@@ -34,6 +34,6 @@ pub use folder::LocalFolder;
 pub use inputs::{INPUT_BYTES_MAX, Inputs};
 pub use journal::{Journal, SEGMENT_BYTES_MAX};
 pub use keys::{AttemptId, Key, RunId, Slot, nonce};
-pub use manifest::{Committed, InputRef, MANIFEST_BYTES_MAX, Manifest};
+pub use manifest::{Committed, InputRef, MANIFEST_BYTES_MAX, Manifest, Work};
 pub use outputs::{OutputWriter, Outputs};
 pub use store::{Created, RequestCounts, Store};

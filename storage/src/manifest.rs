@@ -58,6 +58,23 @@ pub struct Manifest {
     /// What the planner has to know, where a stage decides something.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<serde_json::Value>,
+    /// How the attempt went. A commit is the end of its attempt, so there is no
+    /// other record of it; manifests of older programs have an end record instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
+}
+
+/// How the attempt went that a commit ended: for people, and no part of a digest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Work {
+    /// Name of the worker process.
+    pub worker: String,
+    /// The worker's clock at the beginning.
+    pub started_unix_s: u64,
+    /// How long it took.
+    pub wall_s: f64,
+    /// What it measured: rates and times, which no artifact may hold.
+    pub stats: serde_json::Map<String, serde_json::Value>,
 }
 
 impl Manifest {
@@ -171,6 +188,14 @@ impl Store {
     /// The store fails.
     pub async fn commits(&self, run: &RunId, iteration: u32) -> Result<Vec<Slot>> {
         Ok(slots(self.list(&commits_prefix(run, iteration)).await?))
+    }
+
+    /// The committed parts of iteration `first` and all later ones, sorted: one listing.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn commits_from(&self, run: &RunId, first: u32) -> Result<Vec<Slot>> {
+        Ok(slots(self.list_iterations(run, "commits", first).await?))
     }
 
     /// The committed parts of a run, sorted: one listing.
@@ -372,6 +397,7 @@ mod tests {
             code_version: "0.1.0".into(),
             plan_revision: 0,
             decision: Some(json!({"kept": [1, 2], "b": 0.1})),
+            work: None,
         }
     }
 
@@ -386,10 +412,22 @@ mod tests {
     #[test]
     fn it_survives_the_round_trip() {
         let manifest = manifest();
-        assert_eq!(
-            Manifest::from_bytes(&manifest.to_bytes().unwrap()).unwrap(),
-            manifest
-        );
+        let work = Work {
+            worker: "w".to_owned(),
+            started_unix_s: 7,
+            wall_s: 0.5,
+            stats: serde_json::Map::from_iter([("sampled_tokens".to_owned(), json!(3))]),
+        };
+        for work in [None, Some(work)] {
+            let manifest = Manifest {
+                work,
+                ..manifest.clone()
+            };
+            assert_eq!(
+                Manifest::from_bytes(&manifest.to_bytes().unwrap()).unwrap(),
+                manifest
+            );
+        }
     }
 
     #[test]

@@ -25,7 +25,8 @@ impl Store {
     }
 
     /// The newest plan revision of a run, if it is newer than the one that the
-    /// caller knows: one listing, and a read only where there is something new.
+    /// caller knows. Revisions have no gaps, so who knows one asks for the next:
+    /// one read. Who knows none lists them.
     ///
     /// # Errors
     /// The store fails.
@@ -34,6 +35,9 @@ impl Store {
         run: &RunId,
         known: Option<u32>,
     ) -> Result<Option<(u32, Bytes)>> {
+        if let Some(known) = known {
+            return self.newer_plan(run, known).await;
+        }
         let listed = self.list_run(run, "plan").await?;
         let revision = |(key, _): &(Key, u64)| match key {
             Key::Plan { revision, .. } => Some(*revision),
@@ -42,14 +46,26 @@ impl Store {
         let Some(revision) = listed.iter().filter_map(revision).max() else {
             return Ok(None);
         };
-        if known.is_some_and(|known| known >= revision) {
-            return Ok(None);
-        }
         let key = Key::Plan {
             run: run.clone(),
             revision,
         };
         Ok(Some((revision, self.get(&key).await?)))
+    }
+
+    async fn newer_plan(&self, run: &RunId, known: u32) -> Result<Option<(u32, Bytes)>> {
+        let mut newest = None;
+        for revision in known.saturating_add(1)..=u32::MAX {
+            let key = Key::Plan {
+                run: run.clone(),
+                revision,
+            };
+            match self.try_get(&key).await? {
+                Some(content) => newest = Some((revision, content)),
+                None => break,
+            }
+        }
+        Ok(newest)
     }
 
     /// All plan revisions of a run, in ascending order; none if nobody planned it.

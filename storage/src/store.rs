@@ -1,20 +1,23 @@
 //! The store: create, read, list. There is no way to overwrite an object, and
 //! deletion is reserved to retention, so a reader never sees a change.
 
-use crate::keys::run_prefix;
+use crate::keys::{before_iteration, run_prefix};
 use crate::{Error, Key, Result, RunId, backend};
 use bytes::Bytes;
 use futures::TryStreamExt;
+use futures::stream::BoxStream;
 use object_store::path::Path as ObjectPath;
 use object_store::{
-    Error as BackendError, GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt,
-    PutMode, PutPayload,
+    Error as BackendError, GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt, PutMode, PutPayload,
 };
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Largest object that is read in one piece.
 const OBJECT_BYTES_MAX: u64 = 1 << 30;
@@ -24,10 +27,19 @@ const LIST_PAGE: u64 = 1_000;
 /// writer's request is in flight and may yet fail. Then it is asked again.
 const CREATE_TRIES: usize = 5;
 
+/// First and longest pause before a store that failed is asked again.
+const PAUSE_MIN: Duration = Duration::from_millis(500);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// Whether to wait for a store that fails: asked with what it said, and for how long the
+/// request has failed.
+type Patience = Arc<dyn Fn(&Error, Duration) -> bool + Send + Sync>;
+
 /// A store of runs. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<Inner>,
+    patience: Option<Patience>,
 }
 
 struct Inner {
@@ -115,6 +127,41 @@ impl Store {
         };
         Self {
             inner: Arc::new(inner),
+            patience: None,
+        }
+    }
+
+    /// The same store, for callers that rather wait than fail: while it does not answer or is
+    /// full, requests are made again, with growing pauses, as long as `waits` says so.
+    pub fn patient(
+        &self,
+        waits: impl Fn(&Error, Duration) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            inner: Arc::clone(&self.inner),
+            patience: Some(Arc::new(waits)),
+        }
+    }
+
+    /// Makes a request until it is answered, or patience ends.
+    async fn persist<T, F: Future<Output = Result<T>>>(
+        &self,
+        request: impl Fn() -> F,
+    ) -> Result<T> {
+        let Some(waits) = &self.patience else {
+            return request().await;
+        };
+        let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
+        loop {
+            let error = match request().await {
+                Err(e @ (Error::Unavailable { .. } | Error::Full { .. })) => e,
+                answer => return answer,
+            };
+            if !waits(&error, begun.elapsed()) {
+                return Err(error);
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 
@@ -177,7 +224,7 @@ impl Store {
             match self.get_at(&path).await? {
                 Some(found) if found == content => return Ok(Created::Won),
                 Some(_) => return Ok(Created::Exists),
-                None => tokio::time::sleep(std::time::Duration::from_millis(50)).await,
+                None => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
         let why = "it says that the object exists, but does not find it".to_owned();
@@ -196,10 +243,36 @@ impl Store {
     /// The store fails.
     pub async fn list(&self, prefix: &str) -> Result<Vec<(Key, u64)>> {
         let path = ObjectPath::from(prefix.trim_end_matches('/'));
-        let mut found: Vec<_> = self
-            .inner
-            .objects
-            .list(Some(&path))
+        self.persist(|| {
+            let objects = self.inner.objects.list(Some(&path));
+            self.listed(&path, objects)
+        })
+        .await
+    }
+
+    /// What a folder of a run holds of iteration `first` and all later ones: one listing,
+    /// however many iterations that are, and however many lie behind.
+    pub(crate) async fn list_iterations(
+        &self,
+        run: &RunId,
+        folder: &str,
+        first: u32,
+    ) -> Result<Vec<(Key, u64)>> {
+        let path = ObjectPath::from(run_prefix(run, folder));
+        let before = ObjectPath::from(before_iteration(run, folder, first));
+        self.persist(|| {
+            let objects = self.inner.objects.list_with_offset(Some(&path), &before);
+            self.listed(&path, objects)
+        })
+        .await
+    }
+
+    async fn listed(
+        &self,
+        path: &ObjectPath,
+        objects: BoxStream<'static, object_store::Result<ObjectMeta>>,
+    ) -> Result<Vec<(Key, u64)>> {
+        let mut found: Vec<_> = objects
             .try_filter_map(|meta| async move {
                 Ok(Key::parse(meta.location.as_ref())
                     .ok()
@@ -207,7 +280,7 @@ impl Store {
             })
             .try_collect()
             .await
-            .map_err(|e| self.failed("list", &path, &e))?;
+            .map_err(|e| self.failed("list", path, &e))?;
         self.inner.counters.lists.fetch_add(
             (found.len() as u64).div_ceil(LIST_PAGE).max(1),
             Ordering::Relaxed,
@@ -241,6 +314,10 @@ impl Store {
 
     /// Removes an object; only retention and the probe do. A missing one is fine.
     pub(crate) async fn delete_at(&self, path: &ObjectPath) -> Result<()> {
+        self.persist(|| self.delete_at_once(path)).await
+    }
+
+    async fn delete_at_once(&self, path: &ObjectPath) -> Result<()> {
         self.inner.counters.deletes.fetch_add(1, Ordering::Relaxed);
         match self.inner.objects.delete(path).await {
             Ok(()) | Err(BackendError::NotFound { .. }) => Ok(()),
@@ -250,6 +327,11 @@ impl Store {
 
     /// One create-only write; false if something is there.
     pub(crate) async fn put_at(&self, path: &ObjectPath, content: Bytes) -> Result<bool> {
+        self.persist(|| self.put_at_once(path, content.clone()))
+            .await
+    }
+
+    async fn put_at_once(&self, path: &ObjectPath, content: Bytes) -> Result<bool> {
         self.count_put(content.len());
         let payload = PutPayload::from_bytes(content);
         match self
@@ -265,6 +347,10 @@ impl Store {
     }
 
     pub(crate) async fn get_at(&self, path: &ObjectPath) -> Result<Option<Bytes>> {
+        self.persist(|| self.get_at_once(path)).await
+    }
+
+    async fn get_at_once(&self, path: &ObjectPath) -> Result<Option<Bytes>> {
         self.inner.counters.gets.fetch_add(1, Ordering::Relaxed);
         let failed = |e| self.failed("read", path, &e);
         let found = match self.inner.objects.get(path).await {
@@ -296,6 +382,11 @@ impl Store {
 
     /// Size of the whole object and the bytes of a range that is not empty.
     pub(crate) async fn get_range(&self, key: &Key, range: Range<u64>) -> Result<(u64, Bytes)> {
+        self.persist(|| self.get_range_once(key, range.clone()))
+            .await
+    }
+
+    async fn get_range_once(&self, key: &Key, range: Range<u64>) -> Result<(u64, Bytes)> {
         let path = location(key)?;
         self.inner.counters.gets.fetch_add(1, Ordering::Relaxed);
         let options = GetOptions {
@@ -320,6 +411,10 @@ impl Store {
 
     /// Size of an object.
     pub(crate) async fn size(&self, key: &Key) -> Result<u64> {
+        self.persist(|| self.size_once(key)).await
+    }
+
+    async fn size_once(&self, key: &Key) -> Result<u64> {
         let path = location(key)?;
         self.inner.counters.gets.fetch_add(1, Ordering::Relaxed);
         let meta = self

@@ -404,11 +404,7 @@ mod tests {
             "{}",
             words(&display)
         );
-        display.event(&Event::Committed {
-            part: id(),
-            wall_s: 1.0,
-            stats: serde_json::Map::new(),
-        });
+        display.event(&Event::Superseded { part: id() });
         assert!(display.parts.is_empty());
     }
 

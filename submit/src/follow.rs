@@ -3,14 +3,14 @@
 //! workers are elsewhere is followed just as well.
 
 use crate::display::Display;
-use crate::metrics::{Book, Row};
+use crate::metrics::Book;
 use crate::runs::{RunView, part_id};
 use crate::signals::Interrupts;
-use crate::status::status;
+use crate::status::{Known, status_again};
 use crate::{Error, Result, summary, text};
 use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
 use agentgym_jobs::planner::Progress;
-use agentgym_storage::Verdict;
+use agentgym_storage::{Manifest, Verdict};
 use agentgym_worker::{Cause, Event};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -19,10 +19,13 @@ use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-/// How often commits are listed.
-const LIST_EVERY: Duration = Duration::from_secs(1);
+/// How often commits are listed. Those of this process's own workers are told at once.
+const LIST_EVERY: Duration = Duration::from_secs(2);
 /// Every so many listings, attempts are read too: who failed, who waits.
-const ATTEMPTS_EVERY: u64 = 10;
+const ATTEMPTS_EVERY: u64 = 5;
+/// A process with workers of its own lists for the sake of others' commits alone: at every so
+/// many ticks.
+const OTHERS_EVERY: u64 = 5;
 
 /// How following ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +58,7 @@ pub(crate) struct Follower {
     told: BTreeSet<PartId>,
     part_total: u64,
     rate: String,
+    known: Known,
 }
 
 impl Follower {
@@ -77,6 +81,7 @@ impl Follower {
             told: BTreeSet::new(),
             part_total,
             rate: String::new(),
+            known: Known::default(),
         };
         let commits = follower.view.commits().await?;
         for id in &commits {
@@ -111,7 +116,11 @@ impl Follower {
                     Ok(event) => {
                         self.display.event(&event);
                         match event {
-                            Event::Committed { .. } | Event::RunFinished { .. } => self.look_if_it_answers().await?,
+                            Event::Committed { part, manifest } => {
+                                let heard = self.heard(part, &manifest).await;
+                                self.if_it_answers(heard)?;
+                            }
+                            Event::RunFinished { .. } => self.look_if_it_answers().await?,
                             Event::RunStopped { message, cause, .. } => stopped = Some((message, cause)),
                             _ => {}
                         }
@@ -151,20 +160,18 @@ impl Follower {
                 }
                 _ = tick.tick() => {
                     ticks += 1;
-                    self.look_if_it_answers().await?;
+                    if crew.workers.is_empty() || ticks.is_multiple_of(OTHERS_EVERY) {
+                        self.look_if_it_answers().await?;
+                    }
                     if self.finished() && crew.workers.is_empty() {
                         break End::Finished;
                     }
                     if crew.workers.is_empty() && ticks.is_multiple_of(ATTEMPTS_EVERY) {
-                        let run = self.view.plan.run.to_string();
-                        let newest = RunView::open(&self.view.store, &run).await?;
-                        let status = status(&newest).await?;
-                        if let Some((message, cause)) = status.stopped() {
+                        let asked = self.ask_why().await;
+                        if let Ok(Some((message, cause))) = asked {
                             break End::Stopped(message, cause);
                         }
-                        let line = status.waiting_line();
-                        let message = line.trim_start_matches("waiting: ").to_owned();
-                        self.display.event(&Event::Waiting { message });
+                        self.if_it_answers(asked.map(|_| ()))?;
                     }
                 }
             }
@@ -173,10 +180,29 @@ impl Follower {
         Ok(end)
     }
 
+    /// Says what the run waits for, or why it has stopped.
+    async fn ask_why(&mut self) -> Result<Option<(String, Cause)>> {
+        let run = self.view.plan.run.to_string();
+        let newest = RunView::open(&self.view.store, &run).await?;
+        let status = status_again(&newest, &mut self.known).await?;
+        let stopped = status.stopped();
+        if stopped.is_none() {
+            let line = status.waiting_line();
+            let message = line.trim_start_matches("waiting: ").to_owned();
+            self.display.event(&Event::Waiting { message });
+        }
+        Ok(stopped)
+    }
+
     /// A store that fails to answer for a while ends no run: workers try again
     /// by themselves, and so does the next look.
     async fn look_if_it_answers(&mut self) -> Result<()> {
-        match self.look().await {
+        let looked = self.look().await;
+        self.if_it_answers(looked)
+    }
+
+    fn if_it_answers(&mut self, looked: Result<()>) -> Result<()> {
+        match looked {
             Err(Error::Storage(e)) if matches!(e.verdict(), Verdict::Retry | Verdict::Wait(_)) => {
                 let message = e.to_string();
                 self.display.event(&Event::Waiting { message });
@@ -190,35 +216,33 @@ impl Follower {
         self.progress.finished(&self.view.plan)
     }
 
-    /// Lists the iterations in flight until nothing new turns up, then tells.
-    pub(crate) async fn look(&mut self) -> Result<()> {
-        let mut new = Vec::new();
-        loop {
-            let frontier = self.progress.frontier(&self.view.plan);
-            let before = new.len();
-            for iteration in &frontier.iterations {
-                let run = &self.view.plan.run;
-                for slot in self.view.store.commits(run, *iteration).await? {
-                    if let Some(id) = part_id(&slot)
-                        && self.progress.insert(id)
-                    {
-                        new.push(id);
-                    }
-                }
-            }
-            if new.len() == before {
-                break;
-            }
+    /// A worker of this process has committed a part.
+    async fn heard(&mut self, id: PartId, manifest: &Manifest) -> Result<()> {
+        if self.progress.insert(id) {
+            self.book.add(&self.view, id, manifest).await?;
+            self.tell()?;
         }
+        Ok(())
+    }
+
+    /// Lists the iterations in flight, then tells what is new.
+    pub(crate) async fn look(&mut self) -> Result<()> {
+        let frontier = self.progress.frontier(&self.view.plan);
+        let Some(first) = frontier.first_iteration() else {
+            return Ok(());
+        };
+        let run = &self.view.plan.run;
+        let listed = self.view.store.commits_from(run, first).await?;
+        let new = listed.iter().filter_map(part_id);
+        let new: Vec<PartId> = new.filter(|id| self.progress.insert(*id)).collect();
         if new.is_empty() {
             return Ok(());
         }
-        // An attempt's end is recorded after its commit: look again for those
-        // that were not there the last time.
-        let again = self.book.unended();
-        self.book
-            .absorb(&self.view, new.iter().copied().chain(again))
-            .await?;
+        self.book.absorb(&self.view, new).await?;
+        self.tell()
+    }
+
+    fn tell(&mut self) -> Result<()> {
         let news = self.news();
         if !news.is_empty() {
             self.write_metrics()?;
@@ -242,13 +266,8 @@ impl Follower {
         };
         for part in 0..plan.sft_parts(0) {
             let key = id(0, Stage::Sft, part);
-            // The rate is known a moment after the commit, or never if its
-            // worker died in that moment.
-            let over = |row: &&Row| {
-                row.wall_s.is_some() || self.book.row(id(0, Stage::Sft, part + 1)).is_some()
-            };
             if !self.told.contains(&key)
-                && let Some(row) = self.book.row(key).filter(over)
+                && let Some(row) = self.book.row(key)
             {
                 out.push((key, summary::sft_line(row, plan, part)));
             }
@@ -306,12 +325,6 @@ impl Follower {
             Some(dir) => self.book.write(dir, &self.view.plan.config.trainer.logger),
             None => Ok(Vec::new()),
         }
-    }
-
-    /// All commits of the run, figures of the last attempts included.
-    pub(crate) async fn settle(&mut self) -> Result<()> {
-        let open: Vec<PartId> = self.book.unended();
-        self.book.absorb(&self.view, open).await
     }
 }
 

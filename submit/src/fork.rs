@@ -17,9 +17,7 @@ use crate::{Error, Result};
 use agentgym_jobs::config::{Pipeline, RunConfig};
 use agentgym_jobs::pipeline::{PartId, Stage, adopted, critic_of, policy_of};
 use agentgym_jobs::plan::{Plan, code_version};
-use agentgym_storage::{
-    Artifact, AttemptEnd, AttemptOutcome, AttemptStart, Committed, Key, Manifest, RunId, Store,
-};
+use agentgym_storage::{Artifact, AttemptStart, Committed, Key, Manifest, RunId, Store, Work};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -252,17 +250,17 @@ async fn commit(store: &Store, mut manifest: Manifest) -> Result<()> {
     };
     let attempt = store.start_attempt(&slot, &start, 0).await?;
     manifest.attempt = attempt.number;
-    manifest.nonce = attempt.nonce.clone();
-    if let Committed::Superseded(there) = store.commit(&manifest).await? {
-        return same(&there, &manifest);
-    }
-    let end = AttemptEnd {
-        outcome: AttemptOutcome::Committed,
-        message: String::new(),
+    manifest.nonce = attempt.nonce;
+    manifest.work = Some(Work {
+        worker: start.worker,
+        started_unix_s: now,
         wall_s: 0.0,
         stats: serde_json::Map::new(),
-    };
-    Ok(store.end_attempt(&slot, attempt.number, &end).await?)
+    });
+    match store.commit(&manifest).await? {
+        Committed::Won => Ok(()),
+        Committed::Superseded(there) => same(&there, &manifest),
+    }
 }
 
 /// A commit that was there must hold what this one would.

@@ -132,7 +132,7 @@ async fn iteration(view: &RunView, n: u32, global: &Global) -> Result<()> {
             );
             continue;
         };
-        let row = read_row(view, id).await?;
+        let row = read_row(view, id, &manifest).await?;
         let size: u64 = manifest.outputs.iter().map(|o| o.size).sum();
         let mut names: Vec<&str> = manifest
             .outputs
@@ -189,7 +189,7 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
             }
             continue;
         }
-        let row = read_row(view, id).await?;
+        let row = read_row(view, id, &manifest).await?;
         if global.json {
             documents.push(json!({
                 "part": id.to_string(), "manifest": manifest, "metrics": row.metrics, "stats": row.stats,

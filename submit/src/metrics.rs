@@ -122,12 +122,11 @@ fn measured(stage: Stage) -> bool {
     !matches!(stage, Stage::Expire)
 }
 
-/// Reads one commit's figures.
-pub async fn read_row(view: &RunView, id: PartId) -> Result<Row> {
-    let manifest = view.committed(id).await?;
+/// Reads the figures of a commit.
+pub async fn read_row(view: &RunView, id: PartId, manifest: &Manifest) -> Result<Row> {
     let mut row = Row::default();
-    if has_output(&manifest, METRICS)
-        && let Value::Object(metrics) = view.json(&manifest, METRICS).await?
+    if has_output(manifest, METRICS)
+        && let Value::Object(metrics) = view.json(manifest, METRICS).await?
     {
         row.metrics = metrics;
     }
@@ -135,6 +134,13 @@ pub async fn read_row(view: &RunView, id: PartId) -> Result<Row> {
         let sets = &view.plan.config.evaluation.sets;
         row.set = sets.get(id.part as usize).map(|s| s.name.clone());
     }
+    if let Some(work) = &manifest.work {
+        row.started_unix_s = work.started_unix_s;
+        row.wall_s = Some(work.wall_s);
+        row.stats = work.stats.clone();
+        return Ok(row);
+    }
+    // A commit of an older program: its attempt has an end record.
     let attempts = view.store.attempts(&view.slot(id)).await?;
     if let Some(attempt) = attempts.into_iter().find(|a| a.number == manifest.attempt) {
         row.started_unix_s = attempt.start.started_unix_s;
@@ -162,14 +168,27 @@ impl Book {
         let new: Vec<PartId> = ids
             .into_iter()
             .filter(|id| measured(id.stage))
-            .filter(|id| self.rows.get(id).is_none_or(|row| row.wall_s.is_none()))
+            .filter(|id| !self.rows.contains_key(id))
             .collect();
+        let read = |id| async move {
+            let manifest = view.committed(id).await?;
+            Ok::<_, Error>((id, read_row(view, id, &manifest).await?))
+        };
         let rows: Vec<(PartId, Row)> = stream::iter(new)
-            .map(|id| async move { Ok::<_, Error>((id, read_row(view, id).await?)) })
+            .map(read)
             .buffer_unordered(READS_AT_ONCE)
             .try_collect()
             .await?;
         self.rows.extend(rows);
+        Ok(())
+    }
+
+    /// Reads the figures of a commit that is at hand.
+    pub async fn add(&mut self, view: &RunView, id: PartId, manifest: &Manifest) -> Result<()> {
+        if measured(id.stage) && !self.rows.contains_key(&id) {
+            let row = read_row(view, id, manifest).await?;
+            self.rows.insert(id, row);
+        }
         Ok(())
     }
 
@@ -186,12 +205,6 @@ impl Book {
     /// The row of a part.
     pub fn row(&self, id: PartId) -> Option<&Row> {
         self.rows.get(&id)
-    }
-
-    /// Rows whose attempt's end was not on record when they were read.
-    pub fn unended(&self) -> Vec<PartId> {
-        let open = self.rows.iter().filter(|(_, row)| row.wall_s.is_none());
-        open.map(|(id, _)| *id).collect()
     }
 
     fn of(&self, iteration: u32, stage: Stage) -> impl Iterator<Item = &Row> {

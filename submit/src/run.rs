@@ -307,7 +307,6 @@ async fn drive(
     // reason that people have to hear of, they do not get in its way.
     let written = match &end {
         End::Finished => {
-            follower.settle().await?;
             let mut written = follower.write_metrics()?;
             if let Some(dir) = metrics_dir(&store, &plan)
                 && evaluation::is_all(&plan)
@@ -316,10 +315,7 @@ async fn drive(
             }
             written
         }
-        _ => {
-            let _ = follower.settle().await;
-            follower.write_metrics().unwrap_or_default()
-        }
+        _ => follower.write_metrics().unwrap_or_default(),
     };
     match end {
         End::Finished => {
@@ -387,6 +383,7 @@ fn start_workers(
             run: Some(plan.run.clone()),
             exit_when_finished: true,
             cache_dir: scratch.to_owned(),
+            prefetch: true,
         };
         workers.spawn(run_worker(
             options,

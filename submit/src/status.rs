@@ -6,7 +6,7 @@ use crate::runs::RunView;
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Store};
-use agentgym_worker::{Cause, Exhausted};
+use agentgym_worker::{Cause, Exhausted, RunState};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -79,8 +79,18 @@ pub struct Pace {
     pub left_s: f64,
 }
 
+/// What repeated looks at a guarded run keep: the figures of an iteration never change, so each
+/// is read once.
+#[derive(Default)]
+pub(crate) struct Known(Option<RunState>);
+
 /// Reads the status of a run.
 pub async fn status(view: &RunView) -> Result<Status> {
+    status_again(view, &mut Known::default()).await
+}
+
+/// [`status`], by somebody who has looked before.
+pub(crate) async fn status_again(view: &RunView, known: &mut Known) -> Result<Status> {
     let plan = &view.plan;
     let mut progress = view.progress().await?;
     let frontier = progress.frontier(plan);
@@ -102,10 +112,13 @@ pub async fn status(view: &RunView) -> Result<Status> {
     };
     if !finished {
         out.pace = pace(view, out.latest).await?;
-        out.paused = paused(view).await?;
+        out.paused = paused(view, known).await?;
     }
     let runnable = frontier.runnable.iter().map(|part| view.slot(part.id));
-    let mut known = view.store.attempts_of(&runnable.collect()).await?;
+    let mut known = view
+        .store
+        .attempts_of(&runnable.collect(), BTreeMap::new())
+        .await?;
     for part in &frontier.runnable {
         let attempts = known.remove(&view.slot(part.id)).unwrap_or_default();
         if let Some(exhausted) = Exhausted::of(plan, &attempts) {
@@ -123,16 +136,23 @@ pub async fn status(view: &RunView) -> Result<Status> {
 }
 
 /// What the guard says, if the plan has one.
-async fn paused(view: &RunView) -> Result<Option<String>> {
+async fn paused(view: &RunView, known: &mut Known) -> Result<Option<String>> {
     let other = |e: agentgym_worker::Error| Error::Worker(e.to_string());
     if !agentgym_worker::is_guarded(&view.plan) {
         return Ok(None);
     }
-    let run = &view.plan.run;
-    let mut state = agentgym_worker::RunState::open(&view.store, run)
-        .await
-        .map_err(other)?;
-    agentgym_worker::guard_verdict(&view.store, &mut state)
+    let state = match &mut known.0 {
+        Some(state) => {
+            state.refresh_plan().await.map_err(other)?;
+            state.refresh().await.map_err(other)?;
+            state
+        }
+        none => {
+            let opened = RunState::open(&view.store, &view.plan.run).await;
+            none.insert(opened.map_err(other)?)
+        }
+    };
+    agentgym_worker::guard_verdict(&view.store, state)
         .await
         .map_err(other)
 }
@@ -145,13 +165,9 @@ async fn pace(view: &RunView, latest: Option<u32>) -> Result<Option<Pace>> {
     };
     let first = latest.saturating_sub(ITERATIONS).max(1);
     let ended = async |n| {
-        let slot = view.slot(policy_of(plan, n));
-        let attempts = view.store.attempts(&slot).await?;
-        Ok::<_, Error>(attempts.iter().find_map(|a| {
-            let end = a.end.as_ref()?;
-            (end.outcome == AttemptOutcome::Committed)
-                .then_some(a.start.started_unix_s as f64 + end.wall_s)
-        }))
+        let work = view.manifest(policy_of(plan, n)).await?;
+        let work = work.and_then(|manifest| manifest.work);
+        Ok::<_, Error>(work.map(|work| work.started_unix_s as f64 + work.wall_s))
     };
     let (Some(from), Some(to)) = (ended(first).await?, ended(latest).await?) else {
         return Ok(None);

@@ -4,7 +4,7 @@
 
 use crate::cli::Global;
 use crate::runs::RunView;
-use crate::status::{Status, status};
+use crate::status::{Known, Status, status_again};
 use crate::{Error, Result, text};
 use agentgym_storage::Store;
 use std::time::Duration;
@@ -19,8 +19,9 @@ pub(crate) async fn watch(store: &Store, run: &str, global: &Global) -> Result<(
     let screen = console::Term::stdout();
     let mut drawn = 0;
     let mut last = None;
+    let mut known = Known::default();
     loop {
-        let status = status(&RunView::open(store, run).await?).await?;
+        let status = status_again(&RunView::open(store, run).await?, &mut known).await?;
         let changed = last.as_ref() != Some(&status);
         if global.json {
             if changed {

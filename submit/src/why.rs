@@ -174,14 +174,11 @@ impl Teller<'_> {
     async fn committed(&mut self, id: PartId) -> Result<()> {
         let manifest = self.view.committed(id).await?;
         let attempts = self.view.store.attempts(&self.view.slot(id)).await?;
-        let of = attempts.iter().find(|a| a.number == manifest.attempt);
-        let by = of.map_or_else(String::new, |a| format!(" by {}", a.start.worker));
-        let took = of.and_then(|a| a.end.as_ref());
-        let took = took.map_or_else(String::new, |end| {
-            format!(" in {}", text::seconds(end.wall_s))
+        let how = manifest.work.map_or_else(String::new, |work| {
+            format!(" by {} in {}", work.worker, text::seconds(work.wall_s))
         });
         self.say(format!(
-            "{id} is committed: attempt {} of {}{by}{took}",
+            "{id} is committed: attempt {} of {}{how}",
             manifest.attempt,
             attempts.len()
         ));
@@ -281,7 +278,7 @@ impl Teller<'_> {
                 let waiting = depth.iter().find(|(class, _)| class == stage);
                 match waiting.map_or(0, |(_, n)| *n) {
                     0 => format!(
-                        "no {stage} job is in the queue; any worker's next look, every two seconds, puts it there. \
+                        "no {stage} job is in the queue; any worker's next look, every five seconds, puts it there. \
                          If nothing happens, no worker is alive: start `agentgym-worker`"
                     ),
                     n => format!(

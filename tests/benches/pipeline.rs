@@ -2,10 +2,11 @@
 //! pipeline` plays configs with the real programs and prints, per stage, wall
 //! time, the time inside the policy and the environments, and peak memory; then
 //! the share of the worker's time that is neither; then what a commit costs in
-//! requests to an S3 server. Nothing is asserted: numbers depend on the machine.
+//! requests to an S3 server. `-- PART` plays one of `smoke`, `quickstart` and `s3`.
+//! Nothing is asserted: numbers depend on the machine.
 
 use agentgym_jobs::pipeline::Stage;
-use agentgym_storage::{AttemptEnd, RunId, Store};
+use agentgym_storage::{RunId, Store, Work};
 use agentgym_tests::program::{finish, program};
 use agentgym_tests::s3::S3Server;
 use anyhow::{Context as _, ensure};
@@ -28,12 +29,22 @@ const QUICKSTART: [&str; 5] = [
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     // `cargo test --benches` only wants to see it run.
-    if !std::env::args().any(|argument| argument == "--bench") {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }
-    folder(&["configs/smoke.yaml"]).await?;
-    folder(&QUICKSTART).await?;
-    s3(&["configs/smoke.yaml"]).await
+    let part = arguments.iter().find(|argument| !argument.starts_with('-'));
+    let wanted = |name: &str| part.is_none_or(|part| part == name);
+    if wanted("smoke") {
+        folder(&["configs/smoke.yaml"]).await?;
+    }
+    if wanted("quickstart") {
+        folder(&QUICKSTART).await?;
+    }
+    if wanted("s3") {
+        s3(&["configs/smoke.yaml"]).await?;
+    }
+    Ok(())
 }
 
 fn submit(store: &str, arguments: &[&str]) -> Command {
@@ -54,14 +65,14 @@ async fn played(command: Command) -> anyhow::Result<f64> {
     Ok(begun.elapsed().as_secs_f64())
 }
 
-async fn ends(store: &Store) -> anyhow::Result<Vec<(Stage, AttemptEnd)>> {
-    let attempts = store.all_attempts(&RunId::from_str(RUN)?).await?;
-    let mut ends = Vec::new();
-    for (slot, attempts) in attempts {
+async fn works(store: &Store) -> anyhow::Result<Vec<(Stage, Work)>> {
+    let mut works = Vec::new();
+    for slot in store.all_commits(&RunId::from_str(RUN)?).await? {
         let stage = Stage::from_str(&slot.stage).map_err(anyhow::Error::msg)?;
-        ends.extend(attempts.into_iter().filter_map(|a| Some((stage, a.end?))));
+        let manifest = store.manifest(&slot).await?.context("it is committed")?;
+        works.push((stage, manifest.work.context("a commit says how it went")?));
     }
-    Ok(ends)
+    Ok(works)
 }
 
 async fn folder(arguments: &[&str]) -> anyhow::Result<()> {
@@ -70,8 +81,8 @@ async fn folder(arguments: &[&str]) -> anyhow::Result<()> {
     let whole_s = played(submit(&path, arguments)).await?;
     let store = Store::open(&path).await?;
     let mut stages: BTreeMap<Stage, Row> = BTreeMap::new();
-    for (stage, end) in ends(&store).await? {
-        stages.entry(stage).or_default().add(&end);
+    for (stage, work) in works(&store).await? {
+        stages.entry(stage).or_default().add(&work);
     }
     println!("\n{}, folder store, SQLite, one worker", arguments[0]);
     println!("stage          parts      wall      busy   beside   per part   peak memory");
@@ -99,19 +110,26 @@ async fn s3(arguments: &[&str]) -> anyhow::Result<()> {
     let mut command = submit(&server.url, arguments);
     command.arg(&queue).envs(server.env());
     let whole_s = played(command).await?;
-    let requests = server.requests();
+    let requests = server.requests_by_folder();
     let store = Store::open_with(&server.url, &server.env()).await?;
-    let commits = ends(&store).await?.len() as f64;
+    let commits = store.all_commits(&RunId::from_str(RUN)?).await?.len() as f64;
     println!(
         "\n{}, S3 store in {whole_s:.1} s: requests per commit, of {commits} commits",
         arguments[0]
     );
-    for (kind, count) in &requests {
-        println!("{kind:<8} {:>6.1}", *count as f64 / commits);
+    let (mut control, mut data) = (0.0, 0.0);
+    for (name, count) in &requests {
+        let each = *count as f64 / commits;
+        println!("{name:<16} {count:>6} {each:>7.2}");
+        // What artifacts and journals hold is the run's own matter.
+        match name.ends_with(" files") || name.ends_with(" journal") {
+            true => data += each,
+            false => control += each,
+        }
     }
-    let total: u64 = requests.values().sum();
-    println!("{:<8} {:>6.1}", "all", total as f64 / commits);
-    requests.get("PUT").context("a run writes")?;
+    println!("{:<16} {control:>14.2}", "control");
+    println!("{:<16} {data:>14.2}", "artifacts");
+    requests.get("PUT commits").context("a run commits")?;
     Ok(())
 }
 
@@ -125,11 +143,11 @@ struct Row {
 }
 
 impl Row {
-    fn add(&mut self, end: &AttemptEnd) {
-        let stat = |name: &str| end.stats.get(name).and_then(|v| v.as_f64()).unwrap_or(0.0);
+    fn add(&mut self, work: &Work) {
+        let stat = |name: &str| work.stats.get(name).and_then(|v| v.as_f64()).unwrap_or(0.0);
         self.merge(&Self {
             parts: 1,
-            wall_s: end.wall_s,
+            wall_s: work.wall_s,
             busy_s: stat("busy_s"),
             peak_bytes: stat("peak_memory_bytes"),
         });

@@ -6,7 +6,7 @@ use crate::durability::{end, submit_to, waits};
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Slot, Store};
 use agentgym_tests::fleet::{Fleet, RUN};
 use agentgym_tests::program::Running;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -128,15 +128,15 @@ async fn a_zombie_is_superseded() {
     let mut follower = Running::start(fleet.submit(&SMALL));
     let store = store(&fleet).await;
     let zombie = &fleet.workers[0];
-    let pid = format!(":{}:", zombie.id());
     let begun = Instant::now();
     let (slot, number) = 'caught: loop {
         assert!(begun.elapsed() < LONG, "nothing was caught in flight");
         let ended = follower.has_ended();
         assert!(!ended, "the run ended before a worker was caught");
-        let Some((slot, number)) = in_flight(&store, &pid).await else {
+        let Some((slot, attempt)) = Fleet::in_flight(&store, zombie.id()).await else {
             continue;
         };
+        let number = attempt.number;
         zombie.signal("STOP");
         let stopped = Instant::now();
         // What was on its way may still arrive: then it is no zombie.
@@ -175,12 +175,90 @@ async fn a_zombie_is_superseded() {
     nothing_finished_was_redone(&store).await;
 }
 
-/// An attempt that a worker has begun and not ended.
-async fn in_flight(store: &Store, pid: &str) -> Option<(Slot, u32)> {
-    let attempts = attempts(store).await;
-    attempts.into_iter().find_map(|(slot, attempts)| {
-        let last = attempts.last()?;
-        let own = last.start.worker.contains(pid) && last.end.is_none();
-        own.then_some((slot, last.number))
-    })
+/// The store is away for longer than its client tries. A single failure that counted would stop
+/// the run; attempts wait instead, and what they have computed is committed afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_away_is_no_failure() {
+    let folder = TempDir::new().unwrap();
+    let fleet = fleet(&folder, 2).await;
+    let strict = [&SMALL[..3], &["jobs.failures_max=1"]].concat();
+    let mut follower = Running::start(fleet.submit(&strict));
+    let store = store(&fleet).await;
+    let begun = Instant::now();
+    for commits in [3, 12] {
+        while store
+            .all_commits(&RUN.parse().unwrap())
+            .await
+            .unwrap()
+            .len()
+            < commits
+        {
+            assert!(begun.elapsed() < LONG, "nothing is committed");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        fleet.s3.set_away(true);
+        tokio::time::sleep(Duration::from_secs(12)).await;
+        fleet.s3.set_away(false);
+    }
+    while !follower.has_ended() {
+        assert!(begun.elapsed() < LONG, "the run does not end");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(fleet.digest(), undisturbed());
+    for (slot, attempts) in attempts(&store).await {
+        for end in attempts.iter().filter_map(|attempt| attempt.end.as_ref()) {
+            let blamed = end.outcome == AttemptOutcome::Failed && !end.excused;
+            assert!(!blamed, "{slot}: {}", end.message);
+        }
+    }
+    nothing_finished_was_redone(&store).await;
+}
+
+/// SIGTERM in the middle of a part: the worker hands it back and leaves in good time, whatever
+/// it was at. Three parts, each of another stage.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_asked_to_leave_hands_its_part_back() {
+    const NOTICE: Duration = Duration::from_secs(30);
+    let folder = TempDir::new().unwrap();
+    let mut fleet = fleet(&folder, 1).await;
+    let mut follower = Running::start(fleet.submit(&SMALL));
+    let store = store(&fleet).await;
+    let begun = Instant::now();
+    let mut stages = BTreeSet::new();
+    let mut drained = 0;
+    while !follower.has_ended() {
+        assert!(begun.elapsed() < LONG, "the run does not end");
+        let caught = Fleet::in_flight(&store, fleet.workers[0].id()).await;
+        let is_new = |(slot, _): &(Slot, _)| stages.len() < 3 && !stages.contains(&slot.stage);
+        let Some((slot, attempt)) = caught.filter(is_new) else {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            continue;
+        };
+        let asked = Instant::now();
+        fleet.workers[0].signal("TERM");
+        while !fleet.workers[0].has_ended() {
+            assert!(asked.elapsed() < NOTICE, "{slot} holds its worker back");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let attempts = store.attempts(&slot).await.unwrap();
+        let own = attempts.iter().find(|a| a.number == attempt.number);
+        match own.and_then(|own| own.end.as_ref()) {
+            Some(end) => {
+                let message = &end.message;
+                assert_eq!(end.outcome, AttemptOutcome::Drained, "{slot}: {message}");
+                drained += 1;
+            }
+            // What was all but done is committed on the way out.
+            None => {
+                let commit = store.manifest(&slot).await.unwrap();
+                assert_eq!(commit.unwrap().attempt, attempt.number, "{slot}");
+            }
+        }
+        stages.insert(slot.stage);
+        fleet.workers[0] = fleet.worker(&[]);
+    }
+    println!("asked to leave during {stages:?}; {drained} parts were handed back");
+    assert!(drained > 0, "{stages:?} were all but done");
+    assert_eq!(fleet.digest(), undisturbed());
+    nothing_finished_was_redone(&store).await;
 }

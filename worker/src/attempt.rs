@@ -1,5 +1,5 @@
 //! One attempt of one job: inputs, stage, outputs, commit. Whatever ends it,
-//! its end record says how, and nothing it wrote can be mistaken for a commit.
+//! its commit or its end record says how, and nothing it wrote can be mistaken for a commit.
 
 use crate::context::{Beat, Event, Report, Resources, StageContext};
 use crate::fleet::RunState;
@@ -7,10 +7,10 @@ use crate::stages::StageFunctions;
 use crate::{Error, Result, retention};
 use agentgym_jobs::config::Numerics;
 use agentgym_jobs::pipeline::{Part, Stage};
-use agentgym_jobs::plan::code_version;
+use agentgym_jobs::plan::{Plan, code_version};
 use agentgym_storage::{
     AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, Committed, InputRef, Inputs, Journal,
-    Manifest, Outputs, Store,
+    Manifest, Outputs, Store, Work,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +33,23 @@ pub(crate) struct Bench<'a> {
     pub(crate) cache_dir: &'a Path,
     pub(crate) events: &'a broadcast::Sender<Event>,
     pub(crate) drain: &'a CancellationToken,
+    /// How long an attempt waits for a store that does not answer, and none for one that is
+    /// full; without a limit it waits for either.
+    pub(crate) outage_max: Option<Duration>,
+}
+
+impl Bench<'_> {
+    /// The store as an attempt asks it: what is computed is not thrown away because the store
+    /// is away for a while.
+    fn patient_store(&self, beat: &Beat) -> Store {
+        let (beat, drain, most) = (beat.clone(), self.drain.clone(), self.outage_max);
+        self.store.patient(move |error, lasted| {
+            beat.tick();
+            beat.waiting(error.to_string());
+            let is_full = matches!(error, agentgym_storage::Error::Full { .. });
+            !drain.is_cancelled() && most.is_none_or(|most| !is_full && lasted < most)
+        })
+    }
 }
 
 /// How an attempt ended.
@@ -47,9 +64,13 @@ pub(crate) enum Ended {
     Failed(Error),
     /// It was not begun, for this reason.
     Declined(String),
+    /// It was not begun: it was to be the first, and the part has an attempt already.
+    NotTheFirst,
 }
 
-/// Makes `part`, from its inputs to its commit. `taken` is the highest attempt number known.
+/// Makes `part`, from its inputs to its commit. `taken` is the highest attempt number known;
+/// with none the attempt is the first or does not begin, which tells that there is no commit
+/// without a look at anything else.
 ///
 /// # Errors
 /// Only what happens before the attempt is on record.
@@ -57,7 +78,7 @@ pub(crate) async fn run(
     bench: &Bench<'_>,
     state: &mut RunState,
     part: Part,
-    taken: u32,
+    taken: Option<u32>,
 ) -> Result<(u32, Ended)> {
     let slot = state.slot(part.id);
     let mut inputs = Vec::new();
@@ -93,7 +114,16 @@ pub(crate) async fn run(
         code_version: code_version().to_owned(),
         plan_revision: state.plan.revision,
     };
-    let attempt = bench.store.start_attempt(&slot, &start, taken).await?;
+    let beat = Beat::new(part.id, bench.events.clone());
+    let store = bench.patient_store(&beat);
+    // Without patience: what is true of the part now may not be when the store is back.
+    let attempt = match taken {
+        Some(taken) => bench.store.start_attempt(&slot, &start, taken).await?,
+        None => match bench.store.start_attempt_as(&slot, &start, 1).await? {
+            Some(attempt) => attempt,
+            None => return Ok((0, Ended::NotTheFirst)),
+        },
+    };
     let _ = bench.events.send(Event::Started {
         part: part.id,
         attempt: attempt.number,
@@ -107,59 +137,60 @@ pub(crate) async fn run(
         attempt = attempt.number
     );
     span.in_scope(|| tracing::info!("begins"));
-    let making = make(bench, state, &part, &attempt, inputs, references);
+    let work = |report: Report| Work {
+        worker: bench.worker.to_owned(),
+        started_unix_s: start.started_unix_s,
+        wall_s: began.elapsed().as_secs_f64(),
+        stats: report.stats,
+    };
+    let sources = (inputs, references);
+    let making = make(bench, (&store, beat), state, &part, &attempt, sources, work);
     let made = making.instrument(span.clone()).await;
     let wall_s = began.elapsed().as_secs_f64();
-    let (outcome, message, report, ended) = match made {
-        Ok((Committed::Won, manifest, report)) => (
-            AttemptOutcome::Committed,
-            String::new(),
-            report,
-            Ended::Committed(manifest),
-        ),
-        Ok((Committed::Superseded(first), _, report)) => (
+    let (outcome, message, stats, ended) = match made {
+        Ok((Committed::Won, manifest)) => {
+            // The commit is the end of this attempt, and says how it went.
+            let _ = bench.events.send(Event::Committed {
+                part: part.id,
+                manifest: Arc::clone(&manifest),
+            });
+            span.in_scope(|| tracing::info!("committed after {wall_s:.2} s"));
+            return Ok((attempt.number, Ended::Committed(manifest)));
+        }
+        Ok((Committed::Superseded(first), own)) => (
             AttemptOutcome::Superseded,
             String::new(),
-            report,
+            own.work.as_ref().map(|w| w.stats.clone()),
             Ended::Superseded(Arc::new(*first)),
         ),
-        Err(Error::Cancelled) => (
-            AttemptOutcome::Drained,
-            String::new(),
-            Report::default(),
-            Ended::Drained,
-        ),
+        Err(Error::Cancelled) => (AttemptOutcome::Drained, String::new(), None, Ended::Drained),
+        // Nobody waits for the store while the worker drains.
+        Err(e) if bench.drain.is_cancelled() && e.is_outage() => {
+            (AttemptOutcome::Drained, e.to_string(), None, Ended::Drained)
+        }
         Err(e) => (
             AttemptOutcome::Failed,
             e.to_string(),
-            Report::default(),
+            None,
             Ended::Failed(e),
         ),
     };
-    if let Ended::Committed(_) = &ended {
-        let _ = bench.events.send(Event::Committed {
-            part: part.id,
-            wall_s,
-            stats: report.stats.clone(),
-        });
-    }
     let end = AttemptEnd {
         outcome,
         message,
         wall_s,
-        stats: report.stats,
+        stats: stats.unwrap_or_default(),
+        excused: matches!(&ended, Ended::Failed(e) if e.is_outage()),
     };
-    let recorded = bench.store.end_attempt(&slot, attempt.number, &end).await;
+    let recorded = store.end_attempt(&slot, attempt.number, &end).await;
     span.in_scope(|| {
         match outcome {
-            AttemptOutcome::Committed => tracing::info!("committed after {wall_s:.2} s"),
             AttemptOutcome::Superseded => tracing::info!("another attempt committed first"),
             AttemptOutcome::Drained => tracing::info!("handed back after {wall_s:.2} s"),
             // The runtime says it, with the attempts that are left.
-            AttemptOutcome::Failed | AttemptOutcome::Cancelled => {}
+            AttemptOutcome::Committed | AttemptOutcome::Failed | AttemptOutcome::Cancelled => {}
         }
-        // The commit already stands or does not; a lost end record costs a line
-        // of history, never work.
+        // A lost end record costs a line of history, never work.
         if let Err(e) = recorded {
             tracing::warn!("the end of the attempt could not be recorded: {e}");
         }
@@ -167,38 +198,49 @@ pub(crate) async fn run(
     Ok((attempt.number, ended))
 }
 
+/// Where downloaded inputs are kept.
+pub(crate) fn input_cache(cache_dir: &Path) -> PathBuf {
+    cache_dir.join("inputs")
+}
+
+/// How much of them is kept.
+pub(crate) fn cache_bytes(plan: &Plan) -> u64 {
+    (plan.config.jobs.cache_gb * 1e9) as u64
+}
+
 async fn make(
     bench: &Bench<'_>,
+    (store, beat): (&Store, Beat),
     state: &mut RunState,
     part: &Part,
     attempt: &AttemptId,
-    inputs: Vec<(String, Manifest)>,
-    references: Vec<InputRef>,
-) -> Result<(Committed, Arc<Manifest>, Report)> {
+    (inputs, references): (Vec<(String, Manifest)>, Vec<InputRef>),
+    work: impl FnOnce(Report) -> Work,
+) -> Result<(Committed, Arc<Manifest>)> {
     let slot = state.slot(part.id);
     let plan = Arc::clone(&state.plan);
     let scratch = Scratch::new(
         bench.cache_dir,
         &format!("{}-{}", slot.stage, attempt.nonce),
     )?;
-    let beat = Beat::new(part.id, bench.events.clone());
     forget_peak_memory();
     let mut context = StageContext {
         plan: Arc::clone(&plan),
         part: part.clone(),
-        inputs: Inputs::new(bench.store.clone(), inputs, bench.cache_dir.join("inputs")),
+        inputs: Inputs::new(store.clone(), inputs, input_cache(bench.cache_dir))
+            .with_cache_max(cache_bytes(&plan)),
         beat: beat.clone(),
         cancel: bench.drain.child_token(),
         resources: Arc::clone(bench.resources),
-        journal: Journal::open(bench.store.clone(), slot.clone(), attempt.clone()),
+        journal: Journal::open(store.clone(), slot.clone(), attempt.clone()),
         // A first attempt has nothing to take up.
         replayed: match attempt.number {
             1 => Vec::new(),
-            _ => Journal::replay(bench.store, &slot).await?,
+            _ => Journal::replay(store, &slot).await?,
         },
         scratch: scratch.path.clone(),
     };
-    let mut outputs = Outputs::new(bench.store.clone(), slot.clone(), attempt.clone());
+    let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt.clone());
     let watch = watch(
         beat.clone(),
         Duration::from_secs(plan.config.jobs.beat_timeout_s),
@@ -214,7 +256,7 @@ async fn make(
     }
     let report = report?;
     if part.id.stage == Stage::Expire {
-        retention::expire(bench.store, state, part.id.iteration).await?;
+        retention::expire(store, state, part.id.iteration).await?;
     }
     let manifest = Manifest {
         version: Manifest::VERSION,
@@ -231,9 +273,10 @@ async fn make(
         code_version: code_version().to_owned(),
         plan_revision: plan.revision,
         decision: None,
+        work: Some(work(report)),
     };
-    let committed = bench.store.commit(&manifest).await?;
-    Ok((committed, Arc::new(manifest), report))
+    let committed = store.commit(&manifest).await?;
+    Ok((committed, Arc::new(manifest)))
 }
 
 /// A stage that goes silent cannot be stopped, since a compute thread cannot

@@ -7,7 +7,7 @@ use crate::environments::Environments;
 use crate::policies::{Critics, Policies};
 use agentgym_jobs::pipeline::{Part, PartId};
 use agentgym_jobs::plan::Plan;
-use agentgym_storage::{Inputs, Journal};
+use agentgym_storage::{Inputs, Journal, Manifest};
 use bytes::Bytes;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub struct Resources {
 /// What an attempt measured: rates and times, which stay out of artifacts.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Goes to the attempt's end record.
+    /// Goes to the record of the work in the commit.
     pub stats: serde_json::Map<String, serde_json::Value>,
 }
 
@@ -102,10 +102,8 @@ pub enum Event {
     Committed {
         /// The part.
         part: PartId,
-        /// Duration of the attempt.
-        wall_s: f64,
-        /// What it measured.
-        stats: serde_json::Map<String, serde_json::Value>,
+        /// Its commit, which says how the attempt went.
+        manifest: Arc<Manifest>,
     },
     /// Another attempt committed first.
     Superseded {

@@ -58,6 +58,17 @@ impl Error {
         }
     }
 
+    /// True if the store or the queue failed in a way that passes: the part is not to blame.
+    pub(crate) fn is_outage(&self) -> bool {
+        match self {
+            Self::Storage(e) | Self::Jobs(agentgym_jobs::Error::Storage(e)) => {
+                matches!(e, agentgym_storage::Error::Unavailable { .. }) || self.is_full()
+            }
+            Self::Jobs(agentgym_jobs::Error::Queue(_)) => true,
+            _ => self.is_full(),
+        }
+    }
+
     /// True where somebody has to free space first.
     pub(crate) fn is_full(&self) -> bool {
         match self {

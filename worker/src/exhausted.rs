@@ -49,11 +49,11 @@ impl fmt::Display for Exhausted {
     }
 }
 
-/// Failed attempts that count towards `jobs.failures_max`.
+/// Failed attempts that count towards `jobs.failures_max`: those that the part is to blame for.
 pub fn counted_failures(plan: &Plan, attempts: &[AttemptRecord]) -> u32 {
     let failed = |a: &&AttemptRecord| {
         let end = a.end.as_ref();
-        end.is_some_and(|end| end.outcome == AttemptOutcome::Failed)
+        end.is_some_and(|end| end.outcome == AttemptOutcome::Failed && !end.excused)
     };
     counted(plan, attempts).filter(failed).count() as u32
 }

@@ -10,25 +10,25 @@ use agentgym_jobs::plan::Plan;
 use agentgym_jobs::planner::{Frontier, Progress};
 use agentgym_jobs::queue::{Job, Queue};
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Manifest, RunId, Slot, Store};
-use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Requests for the commits of so many iterations run at once.
-const LISTS_AT_ONCE: usize = 8;
+/// A worker asks the queue for a newer plan when the last answer is older than this.
+const PLAN_AGE_MAX: Duration = Duration::from_secs(2);
 
-/// A worker acts on a plan that is no older, if it looks at a plan at all.
-const PLAN_AGE_MAX: Duration = Duration::from_secs(5);
+/// A process that knows no commit of so many iterations before the newest has been told too
+/// little, and lists them.
+const ITERATIONS_BEHIND_MAX: u32 = 4;
 
 /// A run as one process sees it.
 pub struct RunState {
     store: Store,
     /// The newest plan revision.
     pub plan: Arc<Plan>,
-    plan_read: Instant,
+    plan_asked: Instant,
     /// Commits seen.
     pub progress: Progress,
     /// Everything is committed, and the worker has acted on it.
@@ -36,6 +36,8 @@ pub struct RunState {
     manifests: BTreeMap<PartId, Arc<Manifest>>,
     /// Parts that this process has pushed since it began.
     offered: BTreeSet<PartId>,
+    /// Attempts of parts that can run, as last listed.
+    attempts: BTreeMap<Slot, Vec<AttemptRecord>>,
     /// What the stop guard has read so far.
     pub(crate) history: guard::History,
 }
@@ -86,14 +88,15 @@ impl RunState {
         let mut state = Self {
             store: store.clone(),
             plan,
-            plan_read: Instant::now(),
+            plan_asked: Instant::now(),
             progress: Progress::default(),
             is_over: false,
             manifests: BTreeMap::new(),
             offered: BTreeSet::new(),
+            attempts: BTreeMap::new(),
             history: guard::History::new(),
         };
-        state.catch_up().await?;
+        state.refresh().await?;
         Ok(state)
     }
 
@@ -103,11 +106,12 @@ impl RunState {
         Self {
             store: self.store.clone(),
             plan: Arc::clone(&self.plan),
-            plan_read: self.plan_read,
+            plan_asked: self.plan_asked,
             progress: self.progress.clone(),
             is_over: self.is_over,
             manifests: self.manifests.clone(),
             offered: BTreeSet::new(),
+            attempts: BTreeMap::new(),
             history: guard::History::new(),
         }
     }
@@ -131,17 +135,22 @@ impl RunState {
             // What was dropped while the run was on hold is offered again.
             self.offered.clear();
         }
-        self.plan_read = Instant::now();
+        self.plan_asked = Instant::now();
         Ok(())
     }
 
-    /// Reads the plan again unless that was done a moment ago: a busy worker, too, hears of a
-    /// hold, for a request every few seconds.
-    pub async fn refresh_old_plan(&mut self) -> Result<()> {
-        if self.plan_read.elapsed() < PLAN_AGE_MAX {
+    /// Reads the plan again if the fleet has been told of a newer one. It asks the queue, and
+    /// that every few seconds: one worker at a time looks into the store and tells the others.
+    pub async fn heed_plan(&mut self, queue: &Queue) -> Result<()> {
+        if self.plan_asked.elapsed() < PLAN_AGE_MAX {
             return Ok(());
         }
-        self.refresh_plan().await
+        let told = queue.plan_told(self.plan.run.as_str()).await?;
+        if told.is_some_and(|revision| revision > self.plan.revision) {
+            return self.refresh_plan().await;
+        }
+        self.plan_asked = Instant::now();
+        Ok(())
     }
 
     /// True if nothing more may begin (`jobs.hold`).
@@ -149,58 +158,51 @@ impl RunState {
         self.plan.config.jobs.hold
     }
 
-    /// Lists the commits of every iteration from the first incomplete one up.
-    async fn catch_up(&mut self) -> Result<()> {
-        let mut next = self
-            .progress
-            .frontier(&self.plan)
-            .first_iteration()
-            .unwrap_or(0);
-        while next <= self.plan.iterations {
-            let batch: Vec<u32> = (next..=self.plan.iterations).take(LISTS_AT_ONCE).collect();
-            next += batch.len() as u32;
-            if self.list(batch).await? == 0 {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Lists the commits of the iterations in flight, each once, and plans anew.
+    /// Lists the commits of the iterations in flight, all at once, and plans anew.
     pub async fn refresh(&mut self) -> Result<Frontier> {
-        let mut listed = BTreeSet::new();
-        loop {
-            let frontier = self.progress.frontier(&self.plan);
-            let new: Vec<u32> = frontier.iterations.difference(&listed).copied().collect();
-            if new.is_empty() {
-                return Ok(frontier);
-            }
-            listed.extend(&new);
-            self.list(new).await?;
-        }
-    }
-
-    /// Returns the number of commits that were new.
-    async fn list(&mut self, iterations: Vec<u32>) -> Result<usize> {
-        let (store, run) = (&self.store, &self.plan.run);
-        let slots: Vec<Vec<Slot>> = stream::iter(iterations)
-            .map(|iteration| store.commits(run, iteration))
-            .buffered(LISTS_AT_ONCE)
-            .try_collect()
-            .await?;
-        let mut new = 0;
-        for slot in slots.into_iter().flatten() {
+        let known = self.progress.frontier(&self.plan);
+        let Some(first) = known.first_iteration() else {
+            return Ok(known);
+        };
+        for slot in self.store.commits_from(&self.plan.run, first).await? {
             // A stage that this program does not know belongs to a newer one.
             if let Ok(stage) = Stage::from_str(&slot.stage) {
-                let id = PartId {
+                self.progress.insert(PartId {
                     iteration: slot.iteration,
                     stage,
                     part: slot.part,
-                };
-                new += usize::from(self.progress.insert(id));
+                });
             }
         }
-        Ok(new)
+        Ok(self.progress.frontier(&self.plan))
+    }
+
+    /// What the commit of `id` has made possible, and whether it was the last one: by what this
+    /// process knows and by what it was told. Told is not known: it is enough to push a job,
+    /// which opens its inputs itself, but nothing is ever held to be done because of it.
+    pub async fn enabled_by(
+        &mut self,
+        id: PartId,
+        told: &BTreeSet<PartId>,
+    ) -> Result<(Vec<Part>, bool)> {
+        let first = self.first_iteration();
+        if first + ITERATIONS_BEHIND_MAX < id.iteration {
+            self.refresh().await?;
+        }
+        let mut progress = self.progress.clone();
+        for part in told {
+            progress.insert(*part);
+        }
+        let runnable = progress.frontier(&self.plan).runnable;
+        let reads = |part: &Part| part.inputs.iter().any(|input| input.from == id);
+        let enabled = runnable.into_iter().filter(reads).collect();
+        Ok((enabled, progress.finished(&self.plan)))
+    }
+
+    /// The first iteration that is not complete, as far as this process knows.
+    pub fn first_iteration(&mut self) -> u32 {
+        let frontier = self.progress.frontier(&self.plan);
+        frontier.first_iteration().unwrap_or(self.plan.iterations)
     }
 
     /// The manifest of a part, if it is committed.
@@ -215,6 +217,15 @@ impl RunState {
         self.progress.insert(id);
         self.remember(id, Arc::clone(&manifest));
         Ok(Some(manifest))
+    }
+
+    /// Takes over what another view of the run has been told of.
+    pub(crate) fn learn_from(&mut self, other: &Self) {
+        for (id, manifest) in &other.manifests {
+            if self.progress.insert(*id) || !self.manifests.contains_key(id) {
+                self.remember(*id, Arc::clone(manifest));
+            }
+        }
     }
 
     /// Keeps the manifests of recent iterations only.
@@ -246,48 +257,54 @@ impl RunState {
         let idle = |part: &&Part| !running.contains(&part.id);
         let parts = frontier.runnable.iter().filter(idle);
         let wanted: BTreeSet<Slot> = parts.map(|part| self.slot(part.id)).collect();
-        let mut known = self.store.attempts_of(&wanted).await?;
+        let known = std::mem::take(&mut self.attempts);
+        self.attempts = self.store.attempts_of(&wanted, known).await?;
         for part in frontier.runnable.iter().filter(idle) {
-            let attempts = known.remove(&self.slot(part.id)).unwrap_or_default();
-            if let Some(message) = self.exhausted(part.id, &attempts) {
+            let known = self.attempts.get(&self.slot(part.id));
+            let attempts = known.map_or(&[][..], Vec::as_slice);
+            if let Some(message) = self.exhausted(part.id, attempts) {
                 return Ok(Some(message));
             }
             let job = self.job(part.id, attempts.len());
             let delay = match attempts.last() {
                 None => Duration::ZERO,
-                Some(last) if last.end.is_some() => self.backoff(&attempts),
+                Some(last) if last.end.is_some() => self.backoff(attempts),
                 Some(_) if queue.holder(&job).await?.is_some() => continue,
                 Some(_) => Duration::ZERO,
             };
-            queue.enqueue(part.id.stage.name(), &job, delay).await?;
+            self.push(queue, &job, delay).await?;
             self.offered.insert(part.id);
         }
         Ok(None)
     }
 
-    /// Pushes what this process has not pushed yet, without a look at the store: what a commit
-    /// has just made possible has no attempts. Where another worker was quicker, the queue
-    /// holds the same key or the claim is taken. Whatever goes wrong, [`Self::enqueue`] heals.
+    /// Pushes parts that this process has not pushed yet, without a look at the store: what a
+    /// commit has just made possible has no attempts. Where another worker was quicker, the
+    /// queue holds the same key or the claim is taken. Whatever goes wrong, [`Self::enqueue`]
+    /// heals.
     ///
     /// # Errors
     /// The queue fails.
-    pub async fn enqueue_new(&mut self, queue: &Queue, frontier: &Frontier) -> Result<()> {
-        let runnable: &[Part] = if self.on_hold() {
-            &[]
-        } else {
-            &frontier.runnable
-        };
-        for part in runnable {
+    pub async fn enqueue_new(&mut self, queue: &Queue, parts: &[Part]) -> Result<()> {
+        for part in parts {
             if self.offered.insert(part.id) {
                 let job = self.job(part.id, 0);
-                queue
-                    .enqueue(part.id.stage.name(), &job, Duration::ZERO)
-                    .await?;
+                self.push(queue, &job, Duration::ZERO).await?;
             }
         }
         // What is committed is never asked for again.
-        let first = frontier.iterations.first().copied().unwrap_or(0);
+        let first = self.first_iteration();
         self.offered.retain(|id| id.iteration >= first);
+        Ok(())
+    }
+
+    /// Queues a job of this run with the run's priority.
+    ///
+    /// # Errors
+    /// The queue fails.
+    pub async fn push(&self, queue: &Queue, job: &Job, delay: Duration) -> Result<()> {
+        let priority = self.plan.config.jobs.priority;
+        queue.enqueue_at(&job.stage, priority, job, delay).await?;
         Ok(())
     }
 

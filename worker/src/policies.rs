@@ -103,6 +103,12 @@ impl<T: Resident> Models<T> {
 }
 
 impl Policies {
+    /// True if the policy that was written whole as `artifacts` is in memory.
+    pub(crate) async fn holds(&self, artifacts: &[Artifact]) -> bool {
+        let key = fingerprint(POLICY, artifacts);
+        self.kept.lock().await.iter().any(|(kept, _)| *kept == key)
+    }
+
     /// The adapter in the commit `input` on the policy in the commit `base`, which
     /// is kept as well: the next adapter needs it too.
     ///

@@ -2,6 +2,7 @@
 //! after every commit and now and then; draining on request.
 
 mod planning;
+mod prefetch;
 
 use crate::attempt::{self, Bench, Ended};
 use crate::context::{Cause, Event, Resources};
@@ -11,7 +12,6 @@ use crate::{Error, Result};
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_jobs::queue::{Claim, ClaimGuard, Gate, Handled, Job, Queue};
 use agentgym_storage::{RunId, Store};
-use planning::Look;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -55,6 +55,8 @@ pub struct WorkerOptions {
     pub exit_when_finished: bool,
     /// Local folder for inputs and scratch.
     pub cache_dir: PathBuf,
+    /// Fetch the next policy while a part is made. Off where time is simulated.
+    pub prefetch: bool,
 }
 
 struct Worker {
@@ -116,6 +118,7 @@ pub async fn run_worker(
     }
     tracing::info!(worker = %name, threads = worker.options.threads, "ready");
     let planner = tokio::spawn(Arc::clone(&worker).plan_now_and_then());
+    let prefetch = tokio::spawn(Arc::clone(&worker).prefetch_now_and_then());
     let handler = {
         let worker = Arc::clone(&worker);
         move |job: Job| {
@@ -128,6 +131,7 @@ pub async fn run_worker(
         .await;
     stop.cancel();
     planner.abort();
+    prefetch.abort();
     worker.resources.environments.stop().await;
     worked?;
     Ok(())
@@ -213,13 +217,13 @@ impl Worker {
         let shared = self.state(&run).await?;
         {
             let mut state = shared.lock().await;
-            state.refresh_old_plan().await?;
+            state.heed_plan(&self.options.queue).await?;
             if state.on_hold() {
                 return Ok(Handled::Done);
             }
             if state.progress.contains(&id) {
                 drop(state);
-                self.plan(&shared, Look::New).await?;
+                self.plan_after(&shared, id).await?;
                 return Ok(Handled::Done);
             }
         }
@@ -230,11 +234,105 @@ impl Worker {
                 return Ok(Handled::Done);
             }
         };
-        let prepared = self.prepare(&run, &shared, id).await;
-        let Ok(Some((mut own, part, taken))) = prepared else {
-            release(claim).await;
-            return prepared.map(|_| Handled::Done);
+        let made = self.make(&run, &shared, id, job, &claim).await;
+        release(claim).await;
+        if let Some((number, ended)) = made? {
+            self.after(&run, &shared, id, number, ended).await?;
+        }
+        Ok(Handled::Done)
+    }
+
+    /// Behind the claim: whoever had it before has committed by now, so that a commit is not
+    /// overlooked as long as claims hold.
+    ///
+    /// A job that was offered once under this plan is most likely of a part that nobody has
+    /// begun. Then the record of its first attempt, which only one can write, is all that is
+    /// asked of the store. Where it is taken, the history decides.
+    async fn make(
+        &self,
+        run: &RunId,
+        shared: &Arc<Mutex<RunState>>,
+        id: PartId,
+        job: &Job,
+        claim: &ClaimGuard,
+    ) -> Result<Option<(u32, Ended)>> {
+        let is_new = shared.lock().await.job(id, 0).offer == job.offer;
+        if is_new {
+            let Some((own, part)) = self.prepare(shared, id).await? else {
+                return Ok(None);
+            };
+            match self.attempt(shared, claim, own, part, None).await? {
+                (_, Ended::NotTheFirst) => {}
+                ended => return Ok(Some(ended)),
+            }
+        }
+        let Some(taken) = self.history(run, shared, id).await? else {
+            return Ok(None);
         };
+        let Some((own, part)) = self.prepare(shared, id).await? else {
+            return Ok(None);
+        };
+        let ended = self.attempt(shared, claim, own, part, Some(taken)).await?;
+        Ok(Some(ended))
+    }
+
+    /// The highest number of an attempt; none if the part is committed or may not be tried.
+    async fn history(
+        &self,
+        run: &RunId,
+        shared: &Arc<Mutex<RunState>>,
+        id: PartId,
+    ) -> Result<Option<u32>> {
+        let mut state = shared.lock().await;
+        if state.manifest(id).await?.is_some() {
+            drop(state);
+            self.plan_after(shared, id).await?;
+            return Ok(None);
+        }
+        let attempts = self.options.store.attempts(&state.slot(id)).await?;
+        if let Some(message) = state.exhausted(id, &attempts) {
+            self.stop_run(run, message, Cause::Part);
+            return Ok(None);
+        }
+        Ok(Some(attempts.last().map_or(0, |last| last.number)))
+    }
+
+    /// What an attempt begins with, unless its part is known to be committed.
+    async fn prepare(
+        &self,
+        shared: &Arc<Mutex<RunState>>,
+        id: PartId,
+    ) -> Result<Option<(RunState, Part)>> {
+        let (mut own, part) = {
+            let state = shared.lock().await;
+            let planned = parts(&state.plan, id.iteration);
+            let Some(part) = planned.into_iter().find(|p| p.id == id) else {
+                return Ok(None);
+            };
+            // The attempt works on its own view, so that planning goes on beside it.
+            (state.view(), part)
+        };
+        for input in &part.inputs {
+            own.manifest(input.from).await?;
+        }
+        let mut state = shared.lock().await;
+        state.learn_from(&own);
+        // Planning may have heard of a commit meanwhile.
+        let known = state.progress.contains(&id);
+        drop(state);
+        Ok((!known).then_some((own, part)))
+    }
+
+    /// One attempt, whose claim is renewed and whose run may be put on hold meanwhile.
+    async fn attempt(
+        &self,
+        shared: &Arc<Mutex<RunState>>,
+        claim: &ClaimGuard,
+        mut own: RunState,
+        part: Part,
+        taken: Option<u32>,
+    ) -> Result<(u32, Ended)> {
+        let id = part.id;
         self.running().insert(id);
         let drain = self.drain.child_token();
         let bench = Bench {
@@ -245,11 +343,12 @@ impl Worker {
             cache_dir: &self.options.cache_dir,
             events: &self.events,
             drain: &drain,
+            outage_max: self.options.exit_when_finished.then_some(TROUBLE_MAX),
         };
+        let lease = Duration::from_secs(self.options.queue.options().lease_ttl_s);
         let ended = {
             let attempt = attempt::run(&bench, &mut own, part, taken);
             tokio::pin!(attempt);
-            let lease = Duration::from_secs(self.options.queue.options().lease_ttl_s);
             loop {
                 tokio::select! {
                     biased;
@@ -260,8 +359,8 @@ impl Worker {
                             tracing::debug!(part = %id, "claim not renewed: {e}");
                         }
                         let mut state = shared.lock().await;
-                        if let Err(e) = state.refresh_old_plan().await {
-                            tracing::debug!(part = %id, "the plan was not read again: {e}");
+                        if let Err(e) = state.heed_plan(&self.options.queue).await {
+                            tracing::debug!(part = %id, "the plan in force is not known: {e}");
                         }
                         if state.on_hold() {
                             drain.cancel();
@@ -271,46 +370,8 @@ impl Worker {
             }
         };
         self.running().remove(&id);
-        release(claim).await;
-        let (number, ended) = ended?;
-        self.after(&run, &shared, id, number, ended).await?;
-        Ok(Handled::Done)
-    }
-
-    /// What an attempt begins with, unless the part is committed or may not be
-    /// tried. To be called behind the claim: whoever had it before has committed
-    /// by now, so that a commit is not overlooked as long as claims hold.
-    async fn prepare(
-        &self,
-        run: &RunId,
-        shared: &Arc<Mutex<RunState>>,
-        id: PartId,
-    ) -> Result<Option<(RunState, Part, u32)>> {
-        let mut state = shared.lock().await;
-        if state.manifest(id).await?.is_some() {
-            drop(state);
-            self.plan(shared, Look::New).await?;
-            return Ok(None);
-        }
-        let attempts = self.options.store.attempts(&state.slot(id)).await?;
-        if let Some(message) = state.exhausted(id, &attempts) {
-            self.stop_run(run, message, Cause::Part);
-            return Ok(None);
-        }
-        let taken = attempts.last().map_or(0, |last| last.number);
-        let planned = parts(&state.plan, id.iteration);
-        let Some(part) = planned.into_iter().find(|p| p.id == id) else {
-            return Ok(None);
-        };
-        // The attempt works on its own view, so that planning goes on beside it.
-        let mut own = state.view();
-        drop(state);
-        for input in &part.inputs {
-            own.manifest(input.from).await?;
-        }
-        // Planning may have heard of a commit meanwhile.
-        let known = shared.lock().await.progress.contains(&id);
-        Ok((!known).then_some((own, part, taken)))
+        shared.lock().await.learn_from(&own);
+        ended
     }
 
     async fn after(
@@ -330,9 +391,18 @@ impl Worker {
                 state.progress.insert(id);
                 state.remember(id, manifest);
                 drop(state);
-                self.plan(shared, Look::New).await
+                self.plan_after(shared, id).await
             }
-            Ended::Drained => Ok(()),
+            Ended::Drained => {
+                let state = shared.lock().await;
+                if state.on_hold() {
+                    return Ok(());
+                }
+                // Numbers have no gaps, so this is how often the part has begun.
+                let job = state.job(id, attempt as usize);
+                state.push(&self.options.queue, &job, Duration::ZERO).await
+            }
+            Ended::NotTheFirst => Ok(()),
             Ended::Declined(reason) => {
                 let _ = self.events.send(Event::Waiting { message: reason });
                 Ok(())
@@ -341,9 +411,10 @@ impl Worker {
                 let state = shared.lock().await;
                 let attempts = self.options.store.attempts(&state.slot(id)).await?;
                 let failed = state.failed(&attempts);
-                // Only a worker that serves other runs too can wait for space.
+                // The attempt has waited for the store as long as this worker may; one that
+                // serves other runs too goes on waiting.
                 let hopeless = error.verdict() == agentgym_storage::Verdict::GiveUp
-                    || (self.options.exit_when_finished && error.is_full());
+                    || (self.options.exit_when_finished && error.is_outage());
                 let left = if hopeless {
                     0
                 } else {
@@ -366,13 +437,11 @@ impl Worker {
                     self.stop_run(run, format!("{id} cannot be made: {message}"), cause);
                     return Ok(());
                 }
-                let (job, delay) = (state.job(id, attempts.len()), state.backoff(&attempts));
-                drop(state);
-                self.options
-                    .queue
-                    .enqueue(id.stage.name(), &job, delay)
-                    .await?;
-                Ok(())
+                let (job, mut delay) = (state.job(id, attempts.len()), state.backoff(&attempts));
+                if error.is_outage() {
+                    delay = delay.max(TROUBLE_PAUSE);
+                }
+                state.push(&self.options.queue, &job, delay).await
             }
         }
     }

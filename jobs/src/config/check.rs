@@ -140,6 +140,7 @@ fn seconds(config: &Config) -> Result<()> {
         ("jobs.beat_timeout_s", jobs.beat_timeout_s as f64, 1.0),
         ("jobs.lease_ttl_s", jobs.lease_ttl_s as f64, 1.0),
         ("jobs.backoff_s", jobs.backoff_s, 0.0),
+        ("jobs.cache_gb", jobs.cache_gb, 0.0),
     ] {
         if !(least..=SECONDS_MAX).contains(&value) {
             return Err(Error::value(

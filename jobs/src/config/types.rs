@@ -81,6 +81,7 @@ pub struct Jobs {
     pub workers: usize,
     pub threads: Option<usize>,
     pub hold: bool,
+    pub priority: i32,
     pub rollout_part_tasks: usize,
     pub unit_tokens: usize,
     pub update_shards: u32,
@@ -96,6 +97,7 @@ pub struct Jobs {
     pub vanished_max: u32,
     pub backoff_s: f64,
     pub length_max: usize,
+    pub cache_gb: f64,
 }
 
 /// One file or several.

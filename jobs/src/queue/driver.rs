@@ -9,27 +9,47 @@ use tokio::sync::watch;
 
 use super::{Enqueued, QueueOptions, error::Result, work::Worker};
 
+/// What is so far below the newest note of a board is of no use any more.
+pub const BOARD_RANKS: u32 = 16;
+/// A board on which nothing was written for so long is forgotten.
+pub(super) const BOARD_TTL: Duration = Duration::from_secs(24 * 3600);
+
+/// The name of a lane: the jobs of one class, run and priority, which wait for each other and
+/// for nobody else.
+pub(super) fn lane_name(class: &str, run: &str, priority: i32) -> String {
+    format!("{class}@{run}@{priority}")
+}
+
+/// The class, run and priority of a lane. What another program has made up is a class.
+pub(super) fn lane_parts(lane: &str) -> (&str, &str, i32) {
+    let mut pieces = lane.split('@');
+    let class = pieces.next().unwrap_or_default();
+    let run = pieces.next().unwrap_or_default();
+    let priority = pieces.next().and_then(|p| p.parse().ok()).unwrap_or(0);
+    (class, run, priority)
+}
+
 /// One backend. Names of queues and leases are made by the implementation from
-/// [`QueueOptions::name_prefix`]; callers pass classes and bare lease names.
+/// [`QueueOptions::name_prefix`]; callers pass lanes and bare lease names.
 #[async_trait]
 pub trait Driver: Send + Sync + 'static {
     /// How long a push of another process may go unnoticed.
     fn poll_every(&self) -> Duration;
 
-    /// Adds a payload. With a key, only if no such key is waiting or running
-    /// and the class has room; without one, always.
+    /// Adds a payload to a lane. With a key, only if no such key is waiting or
+    /// running there and the lane has room; without one, always.
     async fn push(
         &self,
-        class: &str,
+        lane: &str,
         payload: Vec<u8>,
         key: Option<&str>,
         delay: Duration,
     ) -> Result<Enqueued>;
 
-    /// How many jobs of each class could start now.
-    async fn due(&self, classes: &[String]) -> Result<Vec<usize>>;
+    /// The lanes with a job that waits or runs, and how many of each could start now.
+    async fn due(&self) -> Result<Vec<(String, usize)>>;
 
-    /// How many jobs of each class wait, those that are delayed included.
+    /// How many jobs of each lane wait, those that are delayed included.
     async fn depth(&self) -> Result<Vec<(String, usize)>>;
 
     /// Takes the lease `name`; `Some(holder)` if another one has it.
@@ -44,8 +64,13 @@ pub trait Driver: Send + Sync + 'static {
     /// Gives a lease up, if `holder` has it.
     async fn release(&self, name: &str, holder: &str) -> Result<()>;
 
+    /// Puts a note of some rank on a board, if there is one, and reads those of rank `from` and
+    /// above. Who reads after another one has written sees what it wrote. Notes more than
+    /// [`BOARD_RANKS`] below the newest, and boards that nobody writes on, may be forgotten.
+    async fn post(&self, board: &str, note: Option<(u32, &str)>, from: u32) -> Result<Vec<String>>;
+
     /// A handler has returned: its key blocks for one more lease and no longer.
-    async fn ended(&self, class: &str, key: &str) -> Result<()>;
+    async fn ended(&self, lane: &str, key: &str) -> Result<()>;
 
     /// Deletes what finished jobs and vanished workers leave behind.
     async fn purge(&self) -> Result<usize>;

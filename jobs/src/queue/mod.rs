@@ -5,7 +5,8 @@
 //! and a run still ends with the same digest. What it does promise: a job that
 //! is queued under a key is not queued twice while it waits or runs; a job
 //! whose worker died is delivered again after the lease; a pushed job starts
-//! within milliseconds; nothing found in it stops a worker.
+//! within milliseconds; nothing found in it stops a worker; jobs of a higher
+//! priority are taken first, and runs of the same priority take turns.
 //!
 //! Only this module knows apalis. Of apalis it uses the worker loop, the
 //! heartbeats and the redelivery of a dead worker's jobs; it does not use its
@@ -17,18 +18,20 @@ mod driver;
 mod error;
 mod gate;
 mod holder;
+mod lanes;
 mod redis;
 mod sqlite;
 mod work;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 pub use tokio_util::sync::CancellationToken;
 
-pub use driver::Driver;
+pub use driver::{BOARD_RANKS, Driver};
+use driver::{lane_name, lane_parts};
 pub use error::{Error, Result, Source, Verdict};
 pub use gate::Gate;
 use holder::is_gone;
@@ -74,7 +77,7 @@ pub struct QueueOptions {
     pub lease_ttl_s: u64,
     /// How often a worker says that it lives; at most half a lease.
     pub heartbeat_s: u64,
-    /// Jobs that may wait in a class. Redis under apalis breaks for good near
+    /// Jobs of one run that may wait in a class. Redis under apalis breaks for good near
     /// 8 000, and a planner refills a short queue anyway.
     pub length_max: usize,
     /// How often to look for jobs that another process pushed; 0 for what
@@ -128,7 +131,7 @@ pub enum Enqueued {
     Pushed,
     /// Its key waits or runs already, or ended less than a lease ago.
     Duplicate,
-    /// The class holds [`QueueOptions::length_max`] jobs; plan again later.
+    /// The class holds [`QueueOptions::length_max`] jobs of this run; plan again later.
     Full,
 }
 
@@ -207,9 +210,20 @@ impl Queue {
 
     /// Queues a job, to start after `delay` (rounded up to whole seconds).
     pub async fn enqueue(&self, class: &str, job: &Job, delay: Duration) -> Result<Enqueued> {
+        self.enqueue_at(class, 0, job, delay).await
+    }
+
+    /// [`Queue::enqueue`] with another priority than 0.
+    pub async fn enqueue_at(
+        &self,
+        class: &str,
+        priority: i32,
+        job: &Job,
+        delay: Duration,
+    ) -> Result<Enqueued> {
         let payload = encode(job)?;
-        let key = job.idempotency_key();
-        let enqueued = self.driver.push(class, payload, Some(&key), delay).await?;
+        let (key, lane) = (job.idempotency_key(), lane_name(class, &job.run, priority));
+        let enqueued = self.driver.push(&lane, payload, Some(&key), delay).await?;
         if enqueued == Enqueued::Pushed {
             self.pushed.send_replace(());
         }
@@ -250,6 +264,41 @@ impl Queue {
             .filter(|h| !is_gone(h)))
     }
 
+    /// Tells the fleet that a part of a run is committed, and returns what it was told of
+    /// iteration `from` and later. Two who tell at once: at least one of them hears of both.
+    /// Only a hint, since a queue may be wiped, or be older than its store.
+    pub async fn tell(
+        &self,
+        run: &str,
+        (iteration, part): (u32, &str),
+        from: u32,
+    ) -> Result<Vec<String>> {
+        let board = format!("commits/{run}");
+        self.driver
+            .post(&board, Some((iteration, part)), from)
+            .await
+    }
+
+    /// What the fleet was told of commits of iteration `from` and later.
+    pub async fn told(&self, run: &str, from: u32) -> Result<Vec<String>> {
+        self.driver
+            .post(&format!("commits/{run}"), None, from)
+            .await
+    }
+
+    /// Tells the fleet which revision of a run's plan is in force.
+    pub async fn tell_plan(&self, run: &str, revision: u32) -> Result<()> {
+        let (board, text) = (format!("plan/{run}"), revision.to_string());
+        let note = Some((revision, text.as_str()));
+        self.driver.post(&board, note, u32::MAX).await.map(|_| ())
+    }
+
+    /// The newest revision that the fleet was told of.
+    pub async fn plan_told(&self, run: &str) -> Result<Option<u32>> {
+        let told = self.driver.post(&format!("plan/{run}"), None, 0).await?;
+        Ok(told.iter().filter_map(|note| note.parse().ok()).max())
+    }
+
     /// True for at most one caller of the whole fleet per run and `every`.
     pub async fn planning_turn(&self, run: &str, every: Duration) -> Result<bool> {
         let name = format!("plan/{run}");
@@ -258,7 +307,11 @@ impl Queue {
 
     /// Jobs that wait, by class, delayed ones included; classes in order of name.
     pub async fn depth(&self) -> Result<Vec<(String, usize)>> {
-        self.driver.depth().await
+        let mut by_class: BTreeMap<String, usize> = BTreeMap::new();
+        for (lane, waiting) in self.driver.depth().await? {
+            *by_class.entry(lane_parts(&lane).0.to_owned()).or_default() += waiting;
+        }
+        Ok(by_class.into_iter().collect())
     }
 
     /// Deletes what finished jobs left behind. Workers do this by themselves
@@ -267,8 +320,10 @@ impl Queue {
         self.driver.purge().await
     }
 
-    /// Works on `classes`, the first one first, until `stop` is cancelled:
-    /// then the gate closes, running handlers end, their jobs are acked, and
+    /// Works on `classes` until `stop` is cancelled. Of the jobs that are due it
+    /// takes those of the highest priority first; among runs of one priority it
+    /// takes turns, and of each run it takes the first class first. At the end
+    /// the gate closes, running handlers end, their jobs are acked, and
     /// this returns. Backend failures are logged and survived.
     ///
     /// Each handler runs in a task of its own. A handler that panics counts

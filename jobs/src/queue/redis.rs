@@ -27,7 +27,7 @@ use tokio::{
 use super::{
     Enqueued, QueueOptions,
     codec::{JobCodec, Payload},
-    driver::{Driver, missed_heartbeats},
+    driver::{BOARD_RANKS, BOARD_TTL, Driver, missed_heartbeats},
     error::{Error, Result, Source, bad_url, failed, without_password},
     work::{Worker, run_apalis},
 };
@@ -57,6 +57,13 @@ const PURGE: &str = "local ids = redis.call('SPOP', KEYS[1], ARGV[1])
         redis.call('DEL', KEYS[3] .. ':' .. id)
     end
     return #ids";
+
+/// Jobs that wait, run or are done and not yet deleted have data. Whoever pushes
+/// writes data first and the lane's name afterwards, so no job is forgotten.
+const RETIRE: &str = "if redis.call('HLEN', KEYS[2]) == 0 then
+        redis.call('SREM', KEYS[1], ARGV[1])
+        redis.call('EXPIRE', KEYS[3], ARGV[2])
+    end";
 
 /// One server.
 pub(super) struct Redis {
@@ -97,9 +104,9 @@ impl Redis {
         })
     }
 
-    fn config(&self, class: &str) -> Config {
+    fn config(&self, lane: &str) -> Config {
         Config::default()
-            .queue(format!("{}:{class}", self.options.name_prefix))
+            .queue(format!("{}:{lane}", self.options.name_prefix))
             .heartbeat_interval(Duration::from_secs(self.options.heartbeat_s))
             .missed_heartbeats(missed_heartbeats(&self.options))
             // More than one would run jobs twice: those that wait in a batch
@@ -116,14 +123,38 @@ impl Redis {
         format!("{}:{name}", self.options.name_prefix)
     }
 
-    async fn classes(&self) -> RedisResult<Vec<String>> {
-        let mut classes: Vec<String> = self
-            .connection
-            .clone()
-            .smembers(self.named("classes"))
-            .await?;
-        classes.sort();
-        Ok(classes)
+    /// Lanes that may hold a job.
+    async fn lanes(&self) -> RedisResult<Vec<String>> {
+        let mut connection = self.connection.clone();
+        let mut lanes: Vec<String> = connection.smembers(self.named("lanes")).await?;
+        lanes.sort();
+        Ok(lanes)
+    }
+
+    /// The sum of two answers for each lane.
+    async fn summed(
+        &self,
+        lanes: Vec<String>,
+        pipe: ::redis::Pipeline,
+    ) -> RedisResult<Vec<(String, usize)>> {
+        if lanes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let counts: Vec<usize> = pipe.query_async(&mut self.connection.clone()).await?;
+        let sums = counts.chunks(2).map(|pair| pair.iter().sum());
+        Ok(lanes.into_iter().zip(sums).collect())
+    }
+
+    /// Forgets a lane without jobs; its workers' names go by themselves.
+    async fn retire(&self, lane: &str, config: &Config) -> RedisResult<()> {
+        Script::new(RETIRE)
+            .key(self.named("lanes"))
+            .key(config.job_data_hash())
+            .key(config.workers_set())
+            .arg(lane)
+            .arg(KEY_TTL.as_secs())
+            .invoke_async(&mut self.connection.clone())
+            .await
     }
 
     async fn wake_ups(&self) -> Result<impl futures::Stream<Item = ()>, Source> {
@@ -177,12 +208,12 @@ impl Driver for Redis {
 
     async fn push(
         &self,
-        class: &str,
+        lane: &str,
         payload: Vec<u8>,
         key: Option<&str>,
         delay: Duration,
     ) -> Result<Enqueued> {
-        let config = self.config(class);
+        let config = self.config(lane);
         let mut connection = self.connection.clone();
         let mut task = TaskBuilder::new(payload);
         if !delay.is_zero() {
@@ -212,9 +243,9 @@ impl Driver for Redis {
                 return Ok(Enqueued::Duplicate);
             }
             let () = ::redis::pipe()
-                .sadd(self.named("classes"), class)
+                .sadd(self.named("lanes"), lane)
                 .ignore()
-                .publish(self.named("wake"), class)
+                .publish(self.named("wake"), lane)
                 .ignore()
                 .query_async(&mut connection)
                 .await?;
@@ -225,36 +256,35 @@ impl Driver for Redis {
             .map_err(failed::<Source>(&self.url, "push a job"))
     }
 
-    async fn due(&self, classes: &[String]) -> Result<Vec<usize>> {
-        let mut pipe = ::redis::pipe();
-        for class in classes {
-            let config = self.config(class);
-            pipe.llen(config.active_jobs_list())
-                .zcount(config.scheduled_jobs_set(), 0, now_s());
-        }
-        let counts: Vec<usize> = pipe
-            .query_async(&mut self.connection.clone())
-            .await
-            .map_err(failed(&self.url, "look for jobs"))?;
-        Ok(counts.chunks(2).map(|pair| pair.iter().sum()).collect())
+    async fn due(&self) -> Result<Vec<(String, usize)>> {
+        let due = async {
+            let lanes = self.lanes().await?;
+            let mut pipe = ::redis::pipe();
+            for lane in &lanes {
+                let config = self.config(lane);
+                pipe.llen(config.active_jobs_list()).zcount(
+                    config.scheduled_jobs_set(),
+                    0,
+                    now_s(),
+                );
+            }
+            self.summed(lanes, pipe).await
+        };
+        due.await.map_err(failed(&self.url, "look for jobs"))
     }
 
     async fn depth(&self) -> Result<Vec<(String, usize)>> {
         let counted = async {
-            let classes = self.classes().await?;
+            let lanes = self.lanes().await?;
             let mut pipe = ::redis::pipe();
-            for class in &classes {
-                let config = self.config(class);
+            for lane in &lanes {
+                let config = self.config(lane);
                 pipe.llen(config.active_jobs_list())
                     .zcard(config.scheduled_jobs_set());
             }
-            let counts: Vec<usize> = match classes.is_empty() {
-                true => Vec::new(),
-                false => pipe.query_async(&mut self.connection.clone()).await?,
-            };
-            let sums = counts.chunks(2).map(|pair| pair.iter().sum::<usize>());
-            let depth = classes.into_iter().zip(sums).filter(|(_, n)| *n > 0);
-            Ok::<_, RedisError>(depth.collect())
+            let mut depth = self.summed(lanes, pipe).await?;
+            depth.retain(|(_, waiting)| *waiting > 0);
+            Ok::<_, RedisError>(depth)
         };
         counted.await.map_err(failed(&self.url, "count jobs"))
     }
@@ -306,8 +336,27 @@ impl Driver for Redis {
         Ok(())
     }
 
-    async fn ended(&self, class: &str, key: &str) -> Result<()> {
-        let name = key_name(&self.config(class), key);
+    async fn post(&self, board: &str, note: Option<(u32, &str)>, from: u32) -> Result<Vec<String>> {
+        let board = self.named(&format!("board/{board}"));
+        let mut pipe = ::redis::pipe();
+        if let Some((rank, note)) = note {
+            pipe.zadd(&board, note, rank)
+                .ignore()
+                .zrembyscore(&board, "-inf", i64::from(rank) - i64::from(BOARD_RANKS))
+                .ignore()
+                .expire(&board, BOARD_TTL.as_secs() as i64)
+                .ignore();
+        }
+        let (notes,): (Vec<String>,) = pipe
+            .zrangebyscore(&board, from, "+inf")
+            .query_async(&mut self.connection.clone())
+            .await
+            .map_err(failed(&self.url, "tell the fleet"))?;
+        Ok(notes)
+    }
+
+    async fn ended(&self, lane: &str, key: &str) -> Result<()> {
+        let name = key_name(&self.config(lane), key);
         self.connection
             .clone()
             .expire(name, self.options.lease_ttl_s as i64)
@@ -319,8 +368,8 @@ impl Driver for Redis {
         let purged = async {
             let script = Script::new(PURGE);
             let mut purged = 0;
-            for class in self.classes().await? {
-                let config = self.config(&class);
+            for lane in self.lanes().await? {
+                let config = self.config(&lane);
                 for finished in [config.done_jobs_set(), config.dead_jobs_set()] {
                     loop {
                         let batch: usize = script
@@ -337,6 +386,7 @@ impl Driver for Redis {
                     }
                 }
                 self.purge_workers(&config).await?;
+                self.retire(&lane, &config).await?;
             }
             Ok::<_, RedisError>(purged)
         };
@@ -344,7 +394,7 @@ impl Driver for Redis {
     }
 
     async fn run(&self, worker: Worker) -> Result<()> {
-        let config = self.config(worker.class_name());
+        let config = self.config(worker.lane_name());
         let storage: WithCodec<RedisStorage<Payload>, JobCodec> =
             RedisStorage::new(self.connection.clone())
                 .with_config(config)

@@ -26,7 +26,7 @@ use tokio::sync::{RwLock, watch};
 use super::{
     Enqueued, QueueOptions,
     codec::{JobCodec, Payload},
-    driver::{Driver, missed_heartbeats},
+    driver::{BOARD_RANKS, BOARD_TTL, Driver, missed_heartbeats},
     error::{Error, Result, Source, bad_url, failed},
     work::{Worker, run_apalis},
 };
@@ -41,6 +41,10 @@ const OPEN_TRIES: u32 = 5;
 
 const LEASES: &str = "CREATE TABLE IF NOT EXISTS agentgym_leases (
     name TEXT PRIMARY KEY, holder TEXT NOT NULL, until_ms INTEGER NOT NULL) WITHOUT ROWID";
+
+const NOTES: &str = "CREATE TABLE IF NOT EXISTS agentgym_notes (
+    board TEXT NOT NULL, rank INTEGER NOT NULL, note TEXT NOT NULL, at_ms INTEGER NOT NULL,
+    PRIMARY KEY (board, rank, note)) WITHOUT ROWID";
 
 const ADVICE: &str = "Check that the folder exists, can be written and is on a local disk \
     (SQLite's locks do not work on network file systems); the file itself may be deleted at any \
@@ -134,8 +138,18 @@ impl Sqlite {
         Ok(open.pool.clone())
     }
 
-    fn queue(&self, class: &str) -> String {
-        format!("{}:{class}", self.options.name_prefix)
+    fn queue(&self, lane: &str) -> String {
+        format!("{}:{lane}", self.options.name_prefix)
+    }
+
+    /// Lanes of this fleet, each with a count.
+    fn lanes(&self, rows: &[sqlx::sqlite::SqliteRow]) -> Vec<(String, usize)> {
+        let prefix = self.queue("");
+        let lane = |row: &sqlx::sqlite::SqliteRow| {
+            let lane = row.get::<String, _>(0).strip_prefix(&prefix)?.to_owned();
+            Some((lane, row.get::<i64, _>(1) as usize))
+        };
+        rows.iter().filter_map(lane).collect()
     }
 
     fn lease_name(&self, name: &str) -> String {
@@ -193,6 +207,7 @@ impl Open {
         let pool = pool.connect_with(connect).await?;
         SqliteStorage::migrations().run(&pool).await?;
         sqlx::query(LEASES).execute(&pool).await?;
+        sqlx::query(NOTES).execute(&pool).await?;
         Ok(pool)
     }
 }
@@ -217,12 +232,12 @@ impl Driver for Sqlite {
 
     async fn push(
         &self,
-        class: &str,
+        lane: &str,
         payload: Vec<u8>,
         key: Option<&str>,
         delay: Duration,
     ) -> Result<Enqueued> {
-        let queue = self.queue(class);
+        let queue = self.queue(lane);
         let pool = self.pool().await?;
         let pushed = async {
             let mut connection = pool.acquire().await?;
@@ -272,23 +287,17 @@ impl Driver for Sqlite {
             .map_err(failed::<Source>(&self.url, "push a job"))
     }
 
-    async fn due(&self, classes: &[String]) -> Result<Vec<usize>> {
+    async fn due(&self) -> Result<Vec<(String, usize)>> {
         let rows = sqlx::query(
-            "SELECT job_type, COUNT(*) FROM Jobs
-             WHERE status = 'Pending' AND lock_by IS NULL AND run_at <= ?1 GROUP BY job_type",
+            "SELECT job_type, SUM(status = 'Pending' AND lock_by IS NULL AND run_at <= ?1)
+             FROM Jobs WHERE status IN ('Pending', 'Queued', 'Running')
+             GROUP BY job_type ORDER BY job_type",
         )
         .bind(now_s())
         .fetch_all(&self.pool().await?)
         .await
         .map_err(failed(&self.url, "look for jobs"))?;
-        let mut due = vec![0; classes.len()];
-        for row in rows {
-            let queue: String = row.get(0);
-            if let Some(at) = classes.iter().position(|class| self.queue(class) == queue) {
-                due[at] = row.get::<i64, _>(1) as usize;
-            }
-        }
-        Ok(due)
+        Ok(self.lanes(&rows))
     }
 
     async fn depth(&self) -> Result<Vec<(String, usize)>> {
@@ -299,13 +308,7 @@ impl Driver for Sqlite {
         .fetch_all(&self.pool().await?)
         .await
         .map_err(failed(&self.url, "count jobs"))?;
-        let prefix = self.queue("");
-        let depth = rows.iter().filter_map(|row| {
-            let queue: String = row.get(0);
-            let class = queue.strip_prefix(&prefix)?.to_owned();
-            Some((class, row.get::<i64, _>(1) as usize))
-        });
-        Ok(depth.collect())
+        Ok(self.lanes(&rows))
     }
 
     async fn lease(&self, name: &str, holder: &str, ttl: Duration) -> Result<Option<String>> {
@@ -371,6 +374,30 @@ impl Driver for Sqlite {
         Ok(())
     }
 
+    async fn post(&self, board: &str, note: Option<(u32, &str)>, from: u32) -> Result<Vec<String>> {
+        let pool = self.pool().await?;
+        let board = self.lease_name(board);
+        let posted = async {
+            if let Some((rank, note)) = note {
+                sqlx::query("INSERT OR IGNORE INTO agentgym_notes VALUES (?1, ?2, ?3, ?4)")
+                    .bind(&board)
+                    .bind(rank)
+                    .bind(note)
+                    .bind(now_ms())
+                    .execute(&pool)
+                    .await?;
+            }
+            sqlx::query_scalar(
+                "SELECT note FROM agentgym_notes WHERE board = ?1 AND rank >= ?2 ORDER BY rank, note",
+            )
+            .bind(&board)
+            .bind(from)
+            .fetch_all(&pool)
+            .await
+        };
+        posted.await.map_err(failed(&self.url, "tell the fleet"))
+    }
+
     /// The row knows when it was done; [`Driver::push`] looks at that.
     async fn ended(&self, _: &str, _: &str) -> Result<()> {
         Ok(())
@@ -398,6 +425,14 @@ impl Driver for Sqlite {
                 .bind(now_ms() - 10_000 * self.options.lease_ttl_s as i64)
                 .execute(&pool)
                 .await?;
+            sqlx::query(
+                "DELETE FROM agentgym_notes WHERE at_ms <= ?1 OR rank < ?2 +
+                 (SELECT MAX(rank) FROM agentgym_notes AS other WHERE other.board = agentgym_notes.board)",
+            )
+            .bind(now_ms() - BOARD_TTL.as_millis() as i64)
+            .bind(-i64::from(BOARD_RANKS))
+            .execute(&pool)
+            .await?;
             Ok::<_, sqlx::Error>(jobs.rows_affected() as usize)
         };
         purged.await.map_err(failed(&self.url, "delete old jobs"))
@@ -405,7 +440,7 @@ impl Driver for Sqlite {
 
     async fn run(&self, worker: Worker) -> Result<()> {
         let config = Config::default()
-            .queue(self.queue(worker.class_name()))
+            .queue(self.queue(worker.lane_name()))
             .heartbeat_interval(Duration::from_secs(self.options.heartbeat_s))
             .missed_heartbeats(missed_heartbeats(&self.options))
             // More than one would run jobs twice: those that wait in a batch

@@ -1,7 +1,9 @@
-//! The loop behind [`super::Queue::work`]: one apalis worker per class, each
-//! rebuilt whenever its backend fails, and a scout that grants them fetches.
+//! The loop behind [`super::Queue::work`]: one apalis worker per lane, each
+//! rebuilt whenever its backend fails, and a scout that grants them fetches. A
+//! lane holds the jobs of one class, run and priority, so which lane may fetch
+//! is which run goes next ([`super::lanes`]).
 //!
-//! The scout looks which classes have jobs that are due, with one read for all
+//! The scout looks which lanes have jobs that are due, with one read for all
 //! of them, and only while a slot is free: a busy process leaves the queue
 //! alone, an idle one does not take SQLite's write lock fifty times a second,
 //! and jobs for which there is no slot stay where others find them.
@@ -9,7 +11,10 @@
 use std::{
     panic::AssertUnwindSafe,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -29,6 +34,7 @@ use super::{
     driver::Driver,
     error::Result,
     gate::{Gate, Slot, Turn},
+    lanes::Lanes,
     nonce,
 };
 
@@ -40,25 +46,26 @@ const GRANT_MAX: Duration = Duration::from_millis(100);
 /// How long acks may take at the end; then the jobs are delivered again, found
 /// committed and skipped.
 const ACK_MAX: Duration = Duration::from_secs(10);
-/// How long a worker that starts waits for its backends before it takes jobs of
-/// those that are there. Otherwise the quickest class, not the first, begins.
-const ATTACH_MAX: Duration = Duration::from_secs(2);
+/// How often to look whether the worker of a lane is there; it takes milliseconds.
+const ATTACH_EVERY: Duration = Duration::from_millis(5);
 const PURGE_EVERY: Duration = Duration::from_secs(60);
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
-/// What the parts of one loop share about a class.
-pub(super) struct Class {
-    name: String,
-    turn: Arc<Turn>,
+/// What the parts of one loop share about a lane.
+pub(super) struct Lane {
+    pub(super) name: String,
+    pub(super) turn: Arc<Turn>,
+    /// Handlers that run now.
+    pub(super) in_flight: AtomicUsize,
     gate: Gate,
     driver: Arc<dyn Driver>,
     handler: Handler,
 }
 
-impl Class {
+impl Lane {
     /// A grant is out, and its job has gone elsewhere.
-    fn is_stale(&self) -> bool {
+    pub(super) fn is_stale(&self) -> bool {
         let age = self.turn.granted_for();
         age.is_some_and(|age| age > GRANT_MAX)
     }
@@ -68,15 +75,17 @@ impl Class {
     /// A task of its own, since a busy handler must not stop the heartbeats.
     fn start(self: Arc<Self>, payload: Payload) -> Started {
         let slot = self.turn.take().or_else(|| self.gate.reserve());
+        self.in_flight.fetch_add(1, SeqCst);
         Started(tokio::spawn(async move {
             match payload {
                 Payload::Job(job) => self.handle(job, slot).await,
                 Payload::Poison { bytes, reason } => error!(
-                    "queue class {}: {bytes} bytes are not a job ({reason}); dropped. Another \
+                    "queue lane {}: {bytes} bytes are not a job ({reason}); dropped. Another \
                      program or a newer release uses the same queue.name_prefix",
                     self.name
                 ),
             }
+            self.in_flight.fetch_sub(1, SeqCst);
         }))
     }
 
@@ -142,7 +151,7 @@ impl Future for Started {
 pub struct Worker {
     /// apalis refuses a name it has just seen.
     pub(super) name: String,
-    pub(super) class: Arc<Class>,
+    pub(super) lane: Arc<Lane>,
     pub(super) end: CancellationToken,
 }
 
@@ -152,9 +161,9 @@ impl Worker {
         &self.name
     }
 
-    /// The class whose jobs it takes.
-    pub fn class_name(&self) -> &str {
-        &self.class.name
+    /// The lane whose jobs it takes.
+    pub fn lane_name(&self) -> &str {
+        &self.lane.name
     }
 
     /// Cancelled when the worker is to end, after its acks.
@@ -164,21 +173,21 @@ impl Worker {
 
     /// Waits until one job may be fetched.
     pub async fn granted(&self) {
-        self.class.turn.granted().await;
+        self.lane.turn.granted().await;
     }
 
     /// Starts what was fetched; to be acked when the result is ready.
     pub fn start(&self, payload: &[u8]) -> Started {
-        Arc::clone(&self.class).start(codec::decode(payload))
+        Arc::clone(&self.lane).start(codec::decode(payload))
     }
 
     pub(super) fn turn(&self) -> Arc<Turn> {
-        Arc::clone(&self.class.turn)
+        Arc::clone(&self.lane.turn)
     }
 
     pub(super) fn handler(&self) -> impl FnMut(Payload) -> Started + Clone + use<> {
-        let class = Arc::clone(&self.class);
-        move |payload| Arc::clone(&class).start(payload)
+        let lane = Arc::clone(&self.lane);
+        move |payload| Arc::clone(&lane).start(payload)
     }
 }
 
@@ -205,8 +214,15 @@ pub(super) use run_apalis;
 pub(super) struct Loop {
     driver: Arc<dyn Driver>,
     worker: String,
-    classes: Vec<Arc<Class>>,
     gate: Gate,
+    handler: Handler,
+    lanes: Mutex<Lanes>,
+    /// One task for each lane that is served.
+    workers: Mutex<JoinSet<()>>,
+    /// Ends all of them.
+    end: CancellationToken,
+    /// Lanes served so far: a lane that comes back needs a new name for its worker.
+    served: AtomicU64,
 }
 
 impl Loop {
@@ -217,20 +233,15 @@ impl Loop {
         gate: Gate,
         handler: Handler,
     ) -> Result<Self> {
-        let classes = classes.iter().map(|name| {
-            Arc::new(Class {
-                name: (*name).to_owned(),
-                turn: Arc::default(),
-                gate: gate.clone(),
-                driver: Arc::clone(&driver),
-                handler: Arc::clone(&handler),
-            })
-        });
         Ok(Self {
-            classes: classes.collect(),
             worker: format!("{worker}/{}", nonce()?),
+            lanes: Mutex::new(Lanes::new(worker, classes)),
+            workers: Mutex::default(),
+            end: CancellationToken::new(),
+            served: AtomicU64::new(0),
             driver,
             gate,
+            handler,
         })
     }
 
@@ -239,14 +250,8 @@ impl Loop {
         pushed: watch::Sender<()>,
         stop: CancellationToken,
     ) -> Result<()> {
-        let end = CancellationToken::new();
         // Whatever way this future ends, its workers end with it.
-        let _end_on_drop = end.clone().drop_guard();
-        let mut workers = JoinSet::new();
-        for class in &self.classes {
-            let name = format!("{}/{}", self.worker, class.name);
-            workers.spawn(supervise(name, Arc::clone(class), end.clone()));
-        }
+        let _end_on_drop = self.end.clone().drop_guard();
         let mut helpers = JoinSet::new();
         let (driver, sender) = (Arc::clone(&self.driver), pushed.clone());
         helpers.spawn(async move { driver.listen(&sender).await });
@@ -258,11 +263,10 @@ impl Loop {
             debug!("worker {} drains", self.worker);
         }
         self.gate.close();
-        for class in &self.classes {
-            drop(class.turn.take());
-        }
+        self.lanes().give_back();
         self.gate.idle().await;
-        end.cancel();
+        self.end.cancel();
+        let mut workers = std::mem::take(&mut *lock(&self.workers));
         let joined = async { while workers.join_next().await.is_some() {} };
         if timeout(ACK_MAX, joined).await.is_err() {
             warn!(
@@ -273,26 +277,17 @@ impl Loop {
         Ok(())
     }
 
-    /// Until every class has a backend that polls, or [`ATTACH_MAX`].
-    async fn attached(&self) {
-        let all = async {
-            while !self.classes.iter().all(|class| class.turn.is_attached()) {
-                sleep(Duration::from_millis(1)).await;
-            }
-        };
-        if timeout(ATTACH_MAX, all).await.is_err() {
-            debug!("worker {} starts without some of its classes", self.worker);
-        }
+    fn lanes(&self) -> MutexGuard<'_, Lanes> {
+        lock(&self.lanes)
     }
 
     /// Grants fetches, for ever.
     async fn scout(&self, mut pushed: watch::Receiver<()>) {
-        self.attached().await;
-        let names: Vec<String> = self.classes.iter().map(|c| c.name.clone()).collect();
         let mut tick = interval(self.driver.poll_every());
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut freed = self.gate.changes();
         let mut backoff = BACKOFF_MIN;
+        let mut attaching = false;
         loop {
             tokio::select! {
                 biased;
@@ -300,13 +295,16 @@ impl Loop {
                 // Never fails: `run` holds a sender.
                 _ = pushed.changed() => {}
                 () = freed.next() => {}
+                () = sleep(ATTACH_EVERY), if attaching => {}
             }
-            if !self.wants_to_look() {
+            // A look that could lead to nothing is not taken.
+            if !self.gate.has_room() && !self.lanes().has_stale() {
+                attaching = false;
                 continue;
             }
-            match self.driver.due(&names).await {
+            match self.driver.due().await {
                 Ok(due) => {
-                    self.grant(&due);
+                    attaching = self.look_at(&due);
                     backoff = BACKOFF_MIN;
                 }
                 Err(error) => {
@@ -318,45 +316,51 @@ impl Loop {
         }
     }
 
-    /// A look that could lead to nothing is not taken.
-    fn wants_to_look(&self) -> bool {
-        self.gate.has_room() || self.classes.iter().any(|class| class.is_stale())
+    /// Serves the lanes there are, and grants fetches; true if the next in turn waits for its
+    /// worker.
+    fn look_at(&self, due: &[(String, usize)]) -> bool {
+        let (mut lanes, mut workers) = (self.lanes(), lock(&self.workers));
+        for (name, _) in due {
+            if lanes.is_new(name) {
+                let (lane, end) = (self.lane(name), self.end.child_token());
+                let number = self.served.fetch_add(1, SeqCst);
+                let worker = format!("{}/{number}/{name}", self.worker);
+                lanes.add(Arc::clone(&lane), end.clone());
+                workers.spawn(supervise(worker, lane, end));
+            }
+        }
+        while workers.try_join_next().is_some() {}
+        lanes.grant(&self.gate, due)
     }
 
-    fn grant(&self, due: &[usize]) {
-        // First the slots that were granted in vain: a class further up may
-        // wait for one, and nobody else would ever free it.
-        for (class, &due) in self.classes.iter().zip(due) {
-            if due == 0 && class.is_stale() {
-                drop(class.turn.take());
-            }
-        }
-        for (class, &due) in self.classes.iter().zip(due) {
-            match class.turn.granted_for() {
-                Some(_) if class.is_stale() => class.turn.renew(),
-                Some(_) => {}
-                None if due > 0 && class.turn.is_attached() => match self.gate.reserve() {
-                    Some(slot) => class.turn.grant(slot),
-                    None => return,
-                },
-                None => {}
-            }
-        }
+    fn lane(&self, name: &str) -> Arc<Lane> {
+        Arc::new(Lane {
+            name: name.to_owned(),
+            turn: Arc::default(),
+            in_flight: AtomicUsize::new(0),
+            gate: self.gate.clone(),
+            driver: Arc::clone(&self.driver),
+            handler: Arc::clone(&self.handler),
+        })
     }
 }
 
-/// Keeps one class served: apalis ends a worker at the first backend error.
-async fn supervise(name: String, class: Arc<Class>, end: CancellationToken) {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps one lane served: apalis ends a worker at the first backend error.
+async fn supervise(name: String, lane: Arc<Lane>, end: CancellationToken) {
     let mut backoff = BACKOFF_MIN;
     for incarnation in 0_u64.. {
         let begun = Instant::now();
         let worker = Worker {
             name: format!("{name}/{incarnation}"),
-            class: Arc::clone(&class),
+            lane: Arc::clone(&lane),
             end: end.clone(),
         };
-        let ended = class.driver.run(worker).await;
-        class.turn.detach();
+        let ended = lane.driver.run(worker).await;
+        lane.turn.detach();
         if end.is_cancelled() {
             return;
         }
@@ -399,24 +403,69 @@ mod tests {
     use super::*;
     use crate::queue::{QueueOptions, sqlite::Sqlite};
 
+    async fn looking(lanes: &[&str]) -> (Loop, Vec<Arc<Lane>>) {
+        let options = QueueOptions::default();
+        let driver = Arc::new(Sqlite::open("memory:", &options).await.unwrap());
+        let handler: Handler = Arc::new(|_| async { Handled::Done }.boxed());
+        let looking = Loop::new(driver, "w", &["first", "second"], Gate::new(1), handler).unwrap();
+        let lanes: Vec<_> = lanes.iter().map(|name| looking.lane(name)).collect();
+        for lane in &lanes {
+            assert!(lane.turn.granted().now_or_never().is_none());
+            looking
+                .lanes()
+                .add(Arc::clone(lane), CancellationToken::new());
+        }
+        (looking, lanes)
+    }
+
+    fn due(lanes: &[Arc<Lane>], counts: &[usize]) -> Vec<(String, usize)> {
+        let names = lanes.iter().map(|lane| lane.name.clone());
+        names.zip(counts.iter().copied()).collect()
+    }
+
+    /// The lane that may fetch, which then does.
+    fn granted(lanes: &[Arc<Lane>]) -> &str {
+        let mut granted = lanes
+            .iter()
+            .filter(|lane| lane.turn.granted_for().is_some());
+        let lane = granted.next().expect("one may fetch");
+        assert!(granted.next().is_none());
+        assert!(lane.turn.granted().now_or_never().is_some());
+        drop(lane.turn.take());
+        &lane.name
+    }
+
     /// Found by simulated worlds: the job went elsewhere, and the only slot
     /// stayed with a class that had no other.
     #[tokio::test]
     async fn a_slot_granted_in_vain_goes_to_a_class_further_up() {
-        let options = QueueOptions::default();
-        let driver = Arc::new(Sqlite::open("memory:", &options).await.unwrap());
-        let handler: Handler = Arc::new(|_| async { Handled::Done }.boxed());
-        let classes = ["first", "second"];
-        let looking = Loop::new(driver, "w", &classes, Gate::new(1), handler).unwrap();
-        let turns: Vec<_> = looking.classes.iter().map(|c| &c.turn).collect();
-        for turn in &turns {
-            assert!(turn.granted().now_or_never().is_none());
-        }
-        looking.grant(&[0, 1]);
-        assert!(turns[1].granted().now_or_never().is_some());
+        let (looking, lanes) = looking(&["first@r@0", "second@r@0"]).await;
+        looking.look_at(&due(&lanes, &[0, 1]));
+        assert!(lanes[1].turn.granted().now_or_never().is_some());
         sleep(GRANT_MAX * 2).await;
-        looking.grant(&[1, 0]);
-        assert!(turns[1].granted_for().is_none());
-        assert!(turns[0].granted().now_or_never().is_some());
+        looking.look_at(&due(&lanes, &[1, 0]));
+        assert!(lanes[1].turn.granted_for().is_none());
+        assert!(lanes[0].turn.granted().now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn priority_goes_first_then_runs_take_turns_then_classes_have_an_order() {
+        let names = ["second@a@0", "first@a@0", "second@b@0", "second@c@1"];
+        let (looking, lanes) = looking(&names).await;
+        let next = |counts: &[usize]| {
+            looking.look_at(&due(&lanes, counts));
+            granted(&lanes).to_owned()
+        };
+        assert_eq!(next(&[1000, 1, 2, 1]), "second@c@1");
+        let first = next(&[1000, 1, 2, 0]);
+        let second = next(&[1000, 1, 2, 0]);
+        let mut runs = [first.as_str(), second.as_str()];
+        runs.sort_unstable();
+        assert_eq!(runs, ["first@a@0", "second@b@0"], "one turn for each");
+        let third = next(&[1000, 0, 1, 0]);
+        let fourth = next(&[1000, 0, 1, 0]);
+        let mut runs = [third.as_str(), fourth.as_str()];
+        runs.sort_unstable();
+        assert_eq!(runs, ["second@a@0", "second@b@0"]);
     }
 }

@@ -147,6 +147,7 @@ pub(crate) async fn commits() -> anyhow::Result<()> {
                 code_version: "bench".to_owned(),
                 plan_revision: 0,
                 decision: None,
+                work: None,
             };
             let begun = Instant::now();
             store.commit(&manifest).await?;

@@ -96,8 +96,11 @@ async fn play(rate: f64, seed: u64) -> anyhow::Result<Played> {
         sleep(Duration::from_millis(20)).await;
         if Instant::now() >= next {
             let victim = chance.below(WORKERS);
-            if let Some((slot, age)) = in_flight(&store, fleet.workers[victim].id()).await? {
-                cut_off.push((slot.stage, age));
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
+            let pid = fleet.workers[victim].id();
+            if let Some((slot, attempt)) = Fleet::in_flight(&store, pid).await {
+                let started = Duration::from_secs(attempt.start.started_unix_s);
+                cut_off.push((slot.stage, now.saturating_sub(started)));
             }
             fleet.replace(victim);
             played.kills += 1;
@@ -110,18 +113,15 @@ async fn play(rate: f64, seed: u64) -> anyhow::Result<Played> {
     for (slot, attempts) in store.all_attempts(&RUN.parse()?).await? {
         let commit = store.manifest(&slot).await?.context("it has a commit")?;
         played.attempts += attempts.len() as u64;
-        for attempt in attempts {
-            let Some(end) = &attempt.end else { continue };
-            let after = attempt.number > commit.attempt;
-            played.redone += u64::from(after && end.outcome != AttemptOutcome::Superseded);
-            let sampled = end.stats.get("sampled_tokens").and_then(|v| v.as_f64());
-            if attempt.number == commit.attempt
-                && let Some(sampled) = sampled
-            {
-                played.sampled += sampled;
-                let rate = rates.entry(slot.stage.clone()).or_default();
-                *rate = (rate.0 + sampled, rate.1 + end.wall_s);
-            }
+        for attempt in attempts.iter().filter(|a| a.number > commit.attempt) {
+            let end = attempt.end.as_ref().map(|end| end.outcome);
+            played.redone += u64::from(end.is_some_and(|e| e != AttemptOutcome::Superseded));
+        }
+        let work = commit.work.context("a commit says how it went")?;
+        if let Some(sampled) = work.stats.get("sampled_tokens").and_then(|v| v.as_f64()) {
+            played.sampled += sampled;
+            let rate = rates.entry(slot.stage).or_default();
+            *rate = (rate.0 + sampled, rate.1 + work.wall_s);
         }
     }
     for (stage, age) in cut_off {
@@ -224,28 +224,12 @@ async fn starts(store: &Store) -> anyhow::Result<usize> {
     Ok(starts.count())
 }
 
-/// The attempt that a process has begun and not ended, and its age.
-async fn in_flight(store: &Store, pid: u32) -> anyhow::Result<Option<(Slot, Duration)>> {
-    let own = format!(":{pid}:");
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
-    for (slot, attempts) in store.all_attempts(&RUN.parse()?).await? {
-        let Some(last) = attempts.last() else {
-            continue;
-        };
-        if last.start.worker.contains(&own) && last.end.is_none() {
-            let age = now.saturating_sub(Duration::from_secs(last.start.started_unix_s));
-            return Ok(Some((slot, age)));
-        }
-    }
-    Ok(None)
-}
-
 /// Waits until a process is in the middle of a part.
 async fn caught(store: &Store, pid: u32) -> anyhow::Result<(Slot, u32)> {
     let begun = Instant::now();
     loop {
         ensure!(begun.elapsed() < LONG, "process {pid} begins nothing");
-        if let Some((slot, _)) = in_flight(store, pid).await? {
+        if let Some((slot, _)) = Fleet::in_flight(store, pid).await {
             let attempts = store.attempts(&slot).await?.len() as u32;
             return Ok((slot, attempts));
         }

@@ -6,9 +6,11 @@ use super::*;
 on_all!(
     a_closed_gate_starts_nothing,
     two_classes_share_a_slot_without_hoarding,
+    runs_take_turns_and_the_urgent_go_first,
     slots_run_side_by_side,
     claims_exclude_and_run_out,
     one_planner_per_span,
+    the_fleet_is_told,
 );
 
 async fn a_closed_gate_starts_nothing(bed: Bed) {
@@ -65,6 +67,37 @@ async fn two_classes_share_a_slot_without_hoarding(bed: Bed) {
     assert!(updates >= 3, "the first class goes first: {stages:?}");
     second.drain().await;
     first.task.abort();
+}
+
+/// A run with many parts starves neither one with a few nor one that is urgent.
+async fn runs_take_turns_and_the_urgent_go_first(bed: Bed) {
+    let queue = bed.open().await;
+    let of = |run: &str, part| Job {
+        run: run.to_owned(),
+        ..job(part)
+    };
+    for part in 0..40 {
+        queue.enqueue("gpu", &of("many", part), NOW).await.unwrap();
+    }
+    for part in 0..3 {
+        queue.enqueue("gpu", &of("few", part), NOW).await.unwrap();
+        let urgent = queue.enqueue_at("gpu", 1, &of("urgent", part), NOW).await;
+        assert_eq!(urgent.unwrap(), Enqueued::Pushed);
+        let last = queue.enqueue_at("gpu", -1, &of("last", part), NOW).await;
+        assert_eq!(last.unwrap(), Enqueued::Pushed);
+    }
+    assert_eq!(queue.depth().await.unwrap(), [("gpu".to_owned(), 49)]);
+    let (report, mut started) = mpsc::unbounded_channel();
+    let hand = hire(&queue, "w", &["gpu"], Duration::from_millis(5), &report);
+    let mut order = Vec::new();
+    for _ in 0..49 {
+        order.push(next(&mut started).await.1.run);
+    }
+    assert_eq!(order[..3], ["urgent"; 3]);
+    let few = order[3..9].iter().filter(|run| *run == "few").count();
+    assert_eq!(few, 3, "every other job: {order:?}");
+    assert_eq!(order[46..], ["last"; 3]);
+    hand.drain().await;
 }
 
 async fn slots_run_side_by_side(bed: Bed) {
@@ -158,4 +191,25 @@ async fn one_planner_per_span(bed: Bed) {
     assert!(two.planning_turn("other", every).await.unwrap());
     sleep(every + Duration::from_millis(100)).await;
     assert!(two.planning_turn("maze", every).await.unwrap());
+}
+
+async fn the_fleet_is_told(bed: Bed) {
+    let (one, two) = (bed.open().await, bed.open().await);
+    assert_eq!(two.plan_told("maze").await.unwrap(), None);
+    for revision in [1, 9, 2] {
+        one.tell_plan("maze", revision).await.unwrap();
+    }
+    assert_eq!(two.plan_told("maze").await.unwrap(), Some(9));
+    assert_eq!(two.plan_told("other").await.unwrap(), None);
+    let mut told = one.tell("maze", (3, "3/update/0"), 3).await.unwrap();
+    assert_eq!(told, ["3/update/0"]);
+    told = two.tell("maze", (4, "4/rollout/1"), 3).await.unwrap();
+    assert_eq!(told, ["3/update/0", "4/rollout/1"]);
+    told = one.tell("maze", (4, "4/rollout/1"), 4).await.unwrap();
+    assert_eq!(told, ["4/rollout/1"], "told twice, heard once");
+    assert_eq!(two.told("other", 0).await.unwrap(), [""; 0]);
+    // What lies far behind is forgotten.
+    one.tell("maze", (40, "40/rollout/0"), 40).await.unwrap();
+    one.purge_done().await.unwrap();
+    assert_eq!(two.told("maze", 0).await.unwrap(), ["40/rollout/0"]);
 }

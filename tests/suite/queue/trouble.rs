@@ -56,7 +56,7 @@ async fn push_garbage(bed: &Bed, bytes: &[u8]) {
         Bed::Redis(server) => {
             let id = id.as_bytes();
             let meta = format!("agentgym:gpu:meta:01ARZ3NDEKTSV4RRFFQ69G5F{:02X}", bytes[1]);
-            let commands: [&[&[u8]]; 3] = [
+            let commands: [&[&[u8]]; 4] = [
                 &[b"HSET", b"agentgym:gpu:data", id, bytes],
                 &[
                     b"HSET",
@@ -69,6 +69,7 @@ async fn push_garbage(bed: &Bed, bytes: &[u8]) {
                     b"Pending",
                 ],
                 &[b"RPUSH", b"agentgym:gpu:active", id],
+                &[b"SADD", b"agentgym:lanes", b"gpu"],
             ];
             for command in commands {
                 let answer = server.command(command).unwrap();
@@ -167,4 +168,37 @@ async fn errors_say_what_to_do_and_no_password() {
     };
     let error = Queue::open("memory:", hasty).await.unwrap_err();
     assert!(error.to_string().contains("heartbeat_s"), "{error}");
+}
+
+/// Out of memory, then a replica that takes no writes: jobs wait where they are, whoever pushes
+/// is told, and afterwards everything goes on without anybody's help.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_takes_no_writes_is_waited_for() {
+    let server = RedisServer::start();
+    let queue = Queue::open(&server.url(), options()).await.unwrap();
+    let (report, mut started) = mpsc::unbounded_channel();
+    let hand = hire(&queue, "w", &["gpu"], NOW, &report);
+    queue.enqueue("gpu", &job(0), NOW).await.unwrap();
+    next(&mut started).await;
+    let say = |command: &str| {
+        let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
+        assert_eq!(server.command(&words).unwrap(), "+OK", "{command}");
+    };
+    let troubles = [
+        ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+        ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+    ];
+    for (part, (trouble, remedy)) in (1..).zip(troubles) {
+        say(trouble);
+        let refused = queue.enqueue("gpu", &job(part), NOW).await;
+        let message = refused.expect_err("nothing can be written").to_string();
+        assert!(message.contains("push a job"), "{message}");
+        // Heartbeats fail as well, for longer than a lease.
+        silent(&mut started, LEASE * 2).await;
+        say(remedy);
+        let pushed = queue.enqueue("gpu", &job(part), NOW).await.unwrap();
+        assert_eq!(pushed, Enqueued::Pushed);
+        assert_eq!(next(&mut started).await.1, job(part));
+    }
+    hand.drain().await;
 }

@@ -159,6 +159,7 @@ impl Scene {
                     code_version: String::new(),
                     plan_revision: 0,
                     decision: None,
+                    work: None,
                 };
                 match store.commit(&manifest).await? {
                     Committed::Won | Committed::Superseded(_) => Ok(()),

@@ -4,7 +4,9 @@
 //! faults it also does what those do on their worst days.
 
 use super::world::{Fate, Link};
-use agentgym_jobs::queue::{Driver, Enqueued, Error, QueueOptions, Result, Started, Worker};
+use agentgym_jobs::queue::{
+    BOARD_RANKS, Driver, Enqueued, Error, QueueOptions, Result, Started, Worker,
+};
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -42,6 +44,7 @@ struct Memory {
     /// When each worker last beat or fetched.
     heard: BTreeMap<String, i64>,
     leases: BTreeMap<String, (String, i64)>,
+    boards: BTreeMap<String, BTreeSet<(u32, String)>>,
     /// What the clock has jumped by, in milliseconds.
     jumped: i64,
 }
@@ -188,8 +191,8 @@ impl SimulatedDriver {
     /// Takes one job off the queue, or two of one, or none for good.
     async fn fetch(&self, worker: &Worker) -> Result<Option<(u64, Vec<u8>)>> {
         let world = Arc::clone(&self.link.world);
-        self.call("fetch", worker.class_name(), |memory, now| {
-            let due: Vec<usize> = memory.due(worker.class_name(), now).collect();
+        self.call("fetch", worker.lane_name(), |memory, now| {
+            let due: Vec<usize> = memory.due(worker.lane_name(), now).collect();
             let any = world.strikes(|f| f.reorder);
             let at = match any {
                 true => due.get(world.rng().below(due.len() as u64) as usize),
@@ -254,10 +257,16 @@ impl Driver for SimulatedDriver {
         pushed
     }
 
-    async fn due(&self, classes: &[String]) -> Result<Vec<usize>> {
+    async fn due(&self) -> Result<Vec<(String, usize)>> {
         self.call("due", "", |memory, now| {
-            let due = classes.iter().map(|class| memory.due(class, now).count());
-            due.collect()
+            let live = memory.entries.iter();
+            let live = live.filter(|e| !matches!(e.state, State::Done(_)));
+            let lanes: BTreeSet<String> = live.map(|e| e.class.clone()).collect();
+            let due = |lane: String| {
+                let count = memory.due(&lane, now).count();
+                (lane, count)
+            };
+            lanes.into_iter().map(due).collect()
         })
         .await
     }
@@ -317,6 +326,19 @@ impl Driver for SimulatedDriver {
         .await
     }
 
+    async fn post(&self, board: &str, note: Option<(u32, &str)>, from: u32) -> Result<Vec<String>> {
+        self.call("post", board, |memory, _| {
+            let notes = memory.boards.entry(board.to_owned()).or_default();
+            if let Some((rank, note)) = note {
+                notes.insert((rank, note.to_owned()));
+                notes.retain(|(other, _)| other + BOARD_RANKS >= rank);
+            }
+            let wanted = notes.iter().filter(|(rank, _)| *rank >= from);
+            wanted.map(|(_, note)| note.clone()).collect()
+        })
+        .await
+    }
+
     async fn ended(&self, _: &str, _: &str) -> Result<()> {
         Ok(())
     }
@@ -341,7 +363,7 @@ impl Driver for SimulatedDriver {
             memory.heard.insert(name.clone(), now);
             !memory.workers.insert(name.clone())
         };
-        self.call("register", worker.class_name(), beats).await?;
+        self.call("register", worker.lane_name(), beats).await?;
         let mut beat = interval(Duration::from_secs(self.server.options.heartbeat_s));
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut running = FuturesUnordered::new();
@@ -349,7 +371,7 @@ impl Driver for SimulatedDriver {
             tokio::select! {
                 biased;
                 Some(id) = running.next(), if !running.is_empty() => {
-                    self.call("ack", worker.class_name(), |memory, now| {
+                    self.call("ack", worker.lane_name(), |memory, now| {
                         let own = State::Running(worker.name().to_owned());
                         let acked = memory.entries.iter_mut().find(|e| e.id == id && e.state == own);
                         if let Some(entry) = acked {
@@ -360,7 +382,7 @@ impl Driver for SimulatedDriver {
                 }
                 () = worker.end().cancelled(), if running.is_empty() => return Ok(()),
                 _ = beat.tick() => {
-                    if !self.call("heartbeat", worker.class_name(), beats).await? {
+                    if !self.call("heartbeat", worker.lane_name(), beats).await? {
                         return Err(Error::Backend {
                             url: "simulated".to_owned(),
                             action: "work",

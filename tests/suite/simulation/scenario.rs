@@ -313,6 +313,7 @@ impl Scene {
             run: (!self.serves_all_runs).then(|| self.plan.run.clone()),
             exit_when_finished: false,
             cache_dir: self.cache_dir.clone(),
+            prefetch: false,
         }
     }
 

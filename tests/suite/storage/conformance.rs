@@ -156,6 +156,7 @@ async fn attempts_race(store: &Store) {
         message: "é".repeat(20_000),
         wall_s: 0.25,
         stats,
+        excused: false,
     };
     store.end_attempt(&slot, 2, &end).await.unwrap();
     let again = AttemptEnd {

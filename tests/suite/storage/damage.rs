@@ -262,3 +262,31 @@ async fn the_cache_is_bounded_and_spares_what_is_in_use() {
         .count();
     assert!(folders <= 5, "{folders} folders stay behind");
 }
+
+/// By digest and by size: what was not used for longest goes first.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cache_keeps_to_its_bytes() {
+    let bench = Bench::memory().await;
+    let cache = bench.cache().join("cache");
+    let fetch = async |part: u32, bytes_max: u64| {
+        let (slot, attempt) = (slot("run", 1, "update", part), AttemptId::new(1));
+        let mut outputs = Outputs::new(bench.store.clone(), slot.clone(), attempt.clone());
+        let content = vec![part as u8; 1000];
+        outputs.bytes("p/a", "test", content.into()).await.unwrap();
+        let manifest = manifest(&slot, &attempt, outputs.into_artifacts());
+        Inputs::new(bench.store.clone(), vec![("in".into(), manifest)], &cache)
+            .with_cache_max(bytes_max)
+            .folder("in", "p")
+            .await
+            .unwrap()
+    };
+    let first = fetch(0, 2500).await.path().to_owned();
+    let second = fetch(1, 2500).await.path().to_owned();
+    assert!(first.exists() && second.exists());
+    let held = fetch(2, 2500).await;
+    assert!(!first.exists(), "the oldest makes room");
+    assert!(second.exists() && held.path().exists());
+    let last = fetch(3, 10).await;
+    assert!(!second.exists(), "too small for anything");
+    assert!(held.path().exists() && last.path().exists(), "both in use");
+}

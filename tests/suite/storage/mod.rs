@@ -92,5 +92,6 @@ pub(crate) fn manifest(
         code_version: "0".to_owned(),
         plan_revision: 0,
         decision: None,
+        work: None,
     }
 }

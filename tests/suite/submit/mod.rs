@@ -15,7 +15,7 @@ use agentgym_jobs::pipeline::{PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{Batch, BatchEpisode, BatchSequence, EpisodeLogProbs, LogProbs};
 use agentgym_storage::{
-    AttemptEnd, AttemptOutcome, AttemptStart, InputRef, Manifest, Outputs, Slot, Store,
+    AttemptEnd, AttemptOutcome, AttemptStart, InputRef, Manifest, Outputs, Slot, Store, Work,
 };
 use agentgym_submit::cli::{Cli, with_run};
 use agentgym_submit::records::{Filter, content};
@@ -37,6 +37,12 @@ data:
 evaluation: {sets: [{name: easy, env: textcraft, ids: 4..6}]}
 trainer: {total_training_steps: 1}
 ";
+
+fn stats() -> serde_json::Map<String, Value> {
+    [("sampled_tokens".to_owned(), json!(6))]
+        .into_iter()
+        .collect()
+}
 
 struct Scene {
     dir: tempfile::TempDir,
@@ -87,14 +93,12 @@ impl Scene {
     }
 
     async fn end(&self, id: PartId, attempt: u32, outcome: AttemptOutcome, message: &str) {
-        let Value::Object(stats) = json!({"sampled_tokens": 6}) else {
-            unreachable!()
-        };
         let end = AttemptEnd {
             outcome,
             message: message.into(),
             wall_s: 2.0,
-            stats,
+            stats: stats(),
+            excused: false,
         };
         self.store
             .end_attempt(&self.slot(id), attempt, &end)
@@ -134,10 +138,14 @@ impl Scene {
             code_version: "test".into(),
             plan_revision: 0,
             decision: None,
+            work: Some(Work {
+                worker: "host:1:ab".into(),
+                started_unix_s: 1_000_000,
+                wall_s: 2.0,
+                stats: stats(),
+            }),
         };
         self.store.commit(&manifest).await.unwrap();
-        self.end(id, attempt.number, AttemptOutcome::Committed, "")
-            .await;
     }
 
     /// Commits every part of the run.

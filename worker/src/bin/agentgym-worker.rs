@@ -176,6 +176,7 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
         run: arguments.run,
         exit_when_finished: arguments.exit_when_finished,
         cache_dir: scratch.path().to_owned(),
+        prefetch: true,
     };
     const INTERRUPTED: u8 = 130;
     let limit = arguments.preemption_notice_s.map(Duration::from_secs);

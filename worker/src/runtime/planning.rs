@@ -5,63 +5,91 @@ use super::Worker;
 use crate::context::{Cause, Event};
 use crate::fleet::RunState;
 use crate::{Result, guard};
+use agentgym_jobs::pipeline::PartId;
 use agentgym_storage::RunId;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
 
-/// How often an idle worker plans, at most, per fleet and run.
-const PLAN_EVERY: Duration = Duration::from_secs(2);
-
-/// How much of what can run a worker looks at.
-#[derive(Clone, Copy)]
-pub(super) enum Look {
-    /// What has become possible: after every commit.
-    New,
-    /// Everything, with its attempts: now and then, since pushes, claims and workers get lost.
-    All,
-}
+/// How often the store is looked at, at most, per fleet and run: two listings each time.
+const PLAN_EVERY: Duration = Duration::from_secs(5);
+/// How often the store is searched for runs that nobody has announced.
+const RUNS_EVERY: Duration = Duration::from_secs(20);
+/// How often a worker asks whether it is its turn. The turn is a lease in the queue, so one
+/// that was wiped is noticed, and filled again, so soon.
+const TURN_EVERY: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// Lists what is new, pushes what can run, ends the worker when all is done.
-    pub(super) async fn plan(&self, shared: &Arc<Mutex<RunState>>, look: Look) -> Result<()> {
+    /// After a commit: tells the fleet, and pushes what the commit has made possible. No
+    /// request to the store, unless this was the last part or somebody has been away for long.
+    pub(super) async fn plan_after(&self, shared: &Arc<Mutex<RunState>>, id: PartId) -> Result<()> {
         let mut state = shared.lock().await;
-        let frontier = state.refresh().await?;
-        let run = state.plan.run.clone();
-        let plan = Arc::clone(&state.plan);
-        if state.progress.finished(&plan) {
-            state.is_over = true;
-            drop(state);
-            let _ = self.events.send(Event::RunFinished {
-                run: run.to_string(),
-            });
-            self.leave();
-            return Ok(());
-        }
-        state.refresh_old_plan().await?;
-        if state.on_hold() {
-            drop(state);
-            self.stop_run(&run, "it is on hold (jobs.hold)".to_owned(), Cause::Hold);
-            return Ok(());
-        }
-        if let Some(message) = guard::check(&self.options.store, &mut state).await? {
-            drop(state);
-            self.stop_run(&run, message, Cause::Part);
-            return Ok(());
-        }
         let queue = &self.options.queue;
-        match look {
-            Look::New => state.enqueue_new(queue, &frontier).await?,
-            Look::All => {
-                let running = self.running().clone();
-                if let Some(message) = state.enqueue(queue, &frontier, &running).await? {
-                    drop(state);
-                    self.stop_run(&run, message, Cause::Part);
-                }
-            }
+        let run = state.plan.run.clone();
+        let (first, name) = (state.first_iteration(), id.to_string());
+        let told = queue
+            .tell(run.as_str(), (id.iteration, &name), first)
+            .await?;
+        let told = told.iter().filter_map(|part| part.parse().ok()).collect();
+        let (enabled, seems_over) = state.enabled_by(id, &told).await?;
+        if seems_over {
+            state.refresh().await?;
+        }
+        state.heed_plan(queue).await?;
+        if self.is_over(&mut state) || self.is_held_up(&mut state).await? {
+            return Ok(());
+        }
+        state.enqueue_new(queue, &enabled).await?;
+        self.out_of_trouble();
+        Ok(())
+    }
+
+    /// Now and then: reads the plan and lists commits and attempts, since pushes, claims and
+    /// workers get lost, and pushes all that can run.
+    async fn plan(&self, shared: &Arc<Mutex<RunState>>) -> Result<()> {
+        let mut state = shared.lock().await;
+        let queue = &self.options.queue;
+        state.refresh_plan().await?;
+        let run = state.plan.run.clone();
+        queue.tell_plan(run.as_str(), state.plan.revision).await?;
+        let frontier = state.refresh().await?;
+        if self.is_over(&mut state) || self.is_held_up(&mut state).await? {
+            return Ok(());
+        }
+        let running = self.running().clone();
+        if let Some(message) = state.enqueue(queue, &frontier, &running).await? {
+            self.stop_run(&run, message, Cause::Part);
         }
         self.out_of_trouble();
         Ok(())
+    }
+
+    /// True if every part is committed; then this is said.
+    fn is_over(&self, state: &mut RunState) -> bool {
+        let plan = Arc::clone(&state.plan);
+        if !state.progress.finished(&plan) {
+            return false;
+        }
+        state.is_over = true;
+        let _ = self.events.send(Event::RunFinished {
+            run: plan.run.to_string(),
+        });
+        self.leave();
+        true
+    }
+
+    /// True if somebody has to act before the run goes on; then this is said.
+    async fn is_held_up(&self, state: &mut RunState) -> Result<bool> {
+        let run = state.plan.run.clone();
+        if state.on_hold() {
+            self.stop_run(&run, "it is on hold (jobs.hold)".to_owned(), Cause::Hold);
+            return Ok(true);
+        }
+        if let Some(message) = guard::check(&self.options.store, state).await? {
+            self.stop_run(&run, message, Cause::Part);
+            return Ok(true);
+        }
+        Ok(false)
     }
 
     /// Idle planning: heals lost pushes, flushed queues and vanished workers.
@@ -75,7 +103,7 @@ impl Worker {
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return,
-                () = tokio::time::sleep(PLAN_EVERY) => {}
+                () = tokio::time::sleep(TURN_EVERY) => {}
             }
         }
     }
@@ -83,11 +111,7 @@ impl Worker {
     async fn plan_all(&self, at_once: bool) -> Result<()> {
         let runs = match &self.options.run {
             Some(run) => vec![run.clone()],
-            // One idle worker looks for all of them.
-            None if !at_once && !self.options.queue.planning_turn("*", PLAN_EVERY).await? => {
-                return Ok(());
-            }
-            None => self.options.store.runs().await?,
+            None => self.runs(at_once).await?,
         };
         // A run that cannot be read keeps no other one waiting.
         let mut failed = None;
@@ -99,6 +123,15 @@ impl Worker {
         failed.map_or(Ok(()), Err)
     }
 
+    /// The runs to look at: those that are known, and now and then all that the store holds.
+    async fn runs(&self, at_once: bool) -> Result<Vec<RunId>> {
+        let queue = &self.options.queue;
+        if at_once || queue.planning_turn("*", RUNS_EVERY).await? {
+            return Ok(self.options.store.runs().await?);
+        }
+        Ok(self.runs.lock().await.keys().cloned().collect())
+    }
+
     async fn plan_run(&self, run: &RunId, at_once: bool) -> Result<()> {
         let shared = self.state(run).await?;
         if shared.lock().await.is_over {
@@ -108,7 +141,6 @@ impl Worker {
         if !at_once && !queue.planning_turn(run.as_str(), PLAN_EVERY).await? {
             return Ok(());
         }
-        shared.lock().await.refresh_plan().await?;
-        self.plan(&shared, Look::All).await
+        self.plan(&shared).await
     }
 }

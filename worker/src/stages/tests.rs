@@ -136,6 +136,7 @@ impl Bench {
             code_version: "test".into(),
             plan_revision: 0,
             decision: None,
+            work: None,
         };
         assert!(matches!(
             self.store.commit(&manifest).await.unwrap(),

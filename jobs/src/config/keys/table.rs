@@ -98,6 +98,11 @@ pub const KEYS: &[KeySpec] = &[
         "false",
         "no part is begun, and rollouts under way are journalled: what `cancel` sets and `resume` lifts",
     ),
+    bind(
+        "jobs.priority",
+        "0",
+        "jobs of runs with a higher one are taken first; runs of the same one take turns",
+    ),
     id(
         "jobs.rollout_part_tasks",
         "4",
@@ -168,7 +173,16 @@ pub const KEYS: &[KeySpec] = &[
         "2",
         "wait after the first failed attempt; doubles",
     ),
-    bind("jobs.length_max", "1000", "most jobs on the queue at once"),
+    bind(
+        "jobs.length_max",
+        "1000",
+        "most jobs of a stage on the queue at once",
+    ),
+    bind(
+        "jobs.cache_gb",
+        "64",
+        "most that a worker keeps of downloaded models, in gigabytes; what is in use stays anyway",
+    ),
     // --- data ----------------------------------------------------------------
     id(
         "data.train_file",

@@ -1,0 +1,187 @@
+//! Which lane may fetch next. A lane holds the jobs of one class, run and
+//! priority. Of the lanes with a job that is due those of the highest priority
+//! go first; among runs of one priority the one that has waited longest since
+//! its last turn at this worker; and of one run the class that comes first.
+//! Every worker takes turns by itself, so a fleet does.
+//!
+//! A lane is served from when it is first seen until nothing has been in it
+//! for a while: runs come and go, and each lane costs a heartbeat.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{Arc, atomic::Ordering::SeqCst},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{driver::lane_parts, gate::Gate, work::Lane};
+
+/// How long jobs of other lanes wait for the worker of one that comes before
+/// them. Otherwise the quickest lane, not the first, begins.
+const ATTACH_MAX: Duration = Duration::from_secs(2);
+/// A lane in which nothing was for so long is not served any more.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+
+struct Served {
+    lane: Arc<Lane>,
+    /// Ends its worker.
+    end: CancellationToken,
+    class: usize,
+    run: String,
+    priority: i32,
+    since: Instant,
+    /// When it last held a job.
+    held: Instant,
+}
+
+/// The lanes that one worker serves.
+pub(super) struct Lanes {
+    worker: String,
+    /// What it takes, the first one first.
+    classes: Vec<String>,
+    served: BTreeMap<String, Served>,
+    /// The number of the last grant to each run.
+    turns: BTreeMap<String, u64>,
+    grants: u64,
+}
+
+impl Lanes {
+    pub(super) fn new(worker: &str, classes: &[&str]) -> Self {
+        Self {
+            worker: worker.to_owned(),
+            classes: classes.iter().map(|&class| class.to_owned()).collect(),
+            served: BTreeMap::new(),
+            turns: BTreeMap::new(),
+            grants: 0,
+        }
+    }
+
+    /// True for a lane of this worker's classes that is not served yet.
+    pub(super) fn is_new(&self, name: &str) -> bool {
+        self.class(name).is_some() && !self.served.contains_key(name)
+    }
+
+    fn class(&self, name: &str) -> Option<usize> {
+        let (class, ..) = lane_parts(name);
+        self.classes.iter().position(|own| own == class)
+    }
+
+    /// Serves a lane until `end` is cancelled.
+    pub(super) fn add(&mut self, lane: Arc<Lane>, end: CancellationToken) {
+        let name = lane.name.clone();
+        let Some(class) = self.class(&name) else {
+            return;
+        };
+        let (_, run, priority) = lane_parts(&name);
+        let now = Instant::now();
+        let served = Served {
+            lane,
+            end,
+            class,
+            run: run.to_owned(),
+            priority,
+            since: now,
+            held: now,
+        };
+        self.served.insert(name, served);
+    }
+
+    /// Takes back all grants.
+    pub(super) fn give_back(&self) {
+        for served in self.served.values() {
+            drop(served.lane.turn.take());
+        }
+    }
+
+    /// True if a grant is out whose job has gone elsewhere.
+    pub(super) fn has_stale(&self) -> bool {
+        self.served.values().any(|served| served.lane.is_stale())
+    }
+
+    /// Grants fetches to lanes with jobs that are due. True if the next in turn waits for its
+    /// worker: then this should be called again soon.
+    pub(super) fn grant(&mut self, gate: &Gate, due: &[(String, usize)]) -> bool {
+        let due: BTreeMap<&str, usize> = due.iter().map(|(name, n)| (name.as_str(), *n)).collect();
+        self.forget(&due);
+        // First the slots that were granted in vain: another lane may wait for
+        // one, and nobody else would ever free it.
+        let is_due = |name: &str| due.get(name).is_some_and(|n| *n > 0);
+        for (name, served) in &self.served {
+            if !is_due(name) && served.lane.is_stale() {
+                drop(served.lane.turn.take());
+            }
+        }
+        let mut waiting: Vec<(&String, &Served)> = self
+            .served
+            .iter()
+            .filter(|(name, _)| is_due(name))
+            .collect();
+        waiting.sort_by_key(|(_, served)| {
+            let turn = self.turns.get(&served.run).copied().unwrap_or(0);
+            let tie = tie(&self.worker, &served.run);
+            (Reverse(served.priority), turn, tie, served.class)
+        });
+        let mut granted = Vec::new();
+        let mut waits = false;
+        for (
+            _,
+            Served {
+                lane, run, since, ..
+            },
+        ) in waiting
+        {
+            match lane.turn.granted_for() {
+                Some(_) if lane.is_stale() => lane.turn.renew(),
+                Some(_) => {}
+                None if lane.turn.is_attached() => match gate.reserve() {
+                    Some(slot) => {
+                        lane.turn.grant(slot);
+                        granted.push(run.clone());
+                    }
+                    None => break,
+                },
+                None if since.elapsed() < ATTACH_MAX => {
+                    waits = true;
+                    break;
+                }
+                None => {}
+            }
+        }
+        for run in granted {
+            self.grants += 1;
+            self.turns.insert(run, self.grants);
+        }
+        waits
+    }
+
+    /// Lanes that have been empty for long are not served any more.
+    fn forget(&mut self, due: &BTreeMap<&str, usize>) {
+        let now = Instant::now();
+        self.served.retain(|name, served| {
+            let lane = &served.lane;
+            let works = lane.in_flight.load(SeqCst) > 0 || lane.turn.granted_for().is_some();
+            if works || due.contains_key(name.as_str()) {
+                served.held = now;
+            }
+            let keeps = served.held + IDLE_MAX > now;
+            if !keeps {
+                served.end.cancel();
+            }
+            keeps
+        });
+        let runs: BTreeSet<&String> = self.served.values().map(|served| &served.run).collect();
+        self.turns.retain(|run, _| runs.contains(run));
+    }
+}
+
+/// Which of two runs that had no turn yet goes first, at this worker: not the
+/// same one at all workers, since many live for one job.
+fn tie(worker: &str, run: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (worker, run).hash(&mut hasher);
+    hasher.finish()
+}

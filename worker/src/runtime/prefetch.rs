@@ -1,0 +1,179 @@
+//! The next policy is fetched while this worker still makes a part of the
+//! iteration before it, so that its next part begins with a policy that is on
+//! this machine already. Only a convenience: whatever goes wrong, the part that
+//! needs the policy fetches it.
+
+use super::Worker;
+use crate::attempt::{cache_bytes, input_cache};
+use crate::fleet::RunState;
+use crate::policies::{ADAPTER, POLICY};
+use crate::{Result, context::Resources};
+use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
+use agentgym_storage::{Inputs, Manifest, RunId};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Mutex;
+
+/// How often a busy worker asks the queue whether there is a newer policy.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+
+impl Worker {
+    /// Fetches policies ahead, for as long as the worker lives.
+    pub(super) async fn prefetch_now_and_then(self: Arc<Self>) {
+        let plays = self.options.stages.is_empty() || self.options.stages.contains(&Stage::Rollout);
+        if !self.options.prefetch || !plays || self.options.store.local_root().is_some() {
+            return;
+        }
+        let mut fetched: BTreeMap<RunId, u32> = BTreeMap::new();
+        loop {
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return,
+                () = tokio::time::sleep(ASK_EVERY) => {}
+            }
+            if self.running().is_empty() {
+                continue;
+            }
+            let runs: Vec<_> = self.runs.lock().await.clone().into_iter().collect();
+            for (run, state) in runs {
+                let known = fetched.get(&run).copied();
+                match self.prefetch(&state, known).await {
+                    Ok(Some(iteration)) => _ = fetched.insert(run, iteration),
+                    Ok(None) => {}
+                    Err(e) => tracing::debug!(%run, "no policy was fetched ahead: {e}"),
+                }
+            }
+        }
+    }
+
+    /// Fetches the newest policy that the fleet was told of, if it is newer than `known`.
+    async fn prefetch(
+        &self,
+        shared: &Arc<Mutex<RunState>>,
+        known: Option<u32>,
+    ) -> Result<Option<u32>> {
+        let (mut own, first) = {
+            let mut state = shared.lock().await;
+            let first = state.first_iteration();
+            if state.is_over || state.on_hold() {
+                return Ok(None);
+            }
+            (state.view(), first)
+        };
+        let run = own.plan.run.clone();
+        let told = self.options.queue.told(run.as_str(), first).await?;
+        let told: Vec<PartId> = told.iter().filter_map(|part| part.parse().ok()).collect();
+        let plan = Arc::clone(&own.plan);
+        let is_policy = |id: &&PartId| policy_of(&plan, id.iteration) == **id;
+        let Some(newest) = told.iter().filter(is_policy).max_by_key(|id| id.iteration) else {
+            return Ok(None);
+        };
+        // Behind the last iteration nothing is played with it, and it may be read at leisure.
+        if known.is_some_and(|known| known >= newest.iteration)
+            || newest.iteration >= plan.iterations
+        {
+            return Ok(None);
+        }
+        let Some(manifest) = own.manifest(*newest).await? else {
+            return Ok(None);
+        };
+        shared.lock().await.remember(*newest, Arc::clone(&manifest));
+        let inputs = |manifest: Manifest| {
+            let cache = input_cache(&self.options.cache_dir);
+            Inputs::new(
+                self.options.store.clone(),
+                vec![(AHEAD.to_owned(), manifest)],
+                cache,
+            )
+            .with_cache_max(cache_bytes(&plan))
+        };
+        if fetch(&self.resources, &inputs((*manifest).clone()), &manifest).await? {
+            tracing::debug!(%run, policy = %newest, "fetched ahead");
+        }
+        Ok(Some(newest.iteration))
+    }
+}
+
+/// The name under which a policy is opened ahead of its part.
+const AHEAD: &str = "policy";
+
+/// Downloads the model of a commit, unless it is in memory; true if it was worth it.
+async fn fetch(resources: &Resources, inputs: &Inputs, manifest: &Manifest) -> Result<bool> {
+    if resources.policies.holds(&manifest.outputs).await {
+        return Ok(false);
+    }
+    let has = |prefix: &str| {
+        let own = |name: &str| Path::new(name).starts_with(prefix);
+        manifest.outputs.iter().any(|output| own(&output.name))
+    };
+    let prefix = match (has(ADAPTER), has(POLICY)) {
+        (true, _) => ADAPTER,
+        (false, true) => POLICY,
+        (false, false) => return Ok(false),
+    };
+    inputs.folder(AHEAD, prefix).await?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agentgym_storage::{AttemptId, Outputs, Slot, Store};
+
+    #[tokio::test]
+    async fn what_was_fetched_ahead_is_not_fetched_again() {
+        let store = Store::open("memory:").await.unwrap();
+        let slot = Slot {
+            run: "r".parse().unwrap(),
+            iteration: 1,
+            stage: "update".to_owned(),
+            part: 0,
+        };
+        let attempt = AttemptId {
+            number: 1,
+            nonce: "00".to_owned(),
+        };
+        let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt);
+        for name in ["policy/config.json", "policy/weights", "optimizer/state"] {
+            outputs
+                .bytes(name, "test", name.as_bytes().into())
+                .await
+                .unwrap();
+        }
+        let manifest = Manifest {
+            version: Manifest::VERSION,
+            run: slot.run,
+            iteration: 1,
+            stage: slot.stage,
+            part: 0,
+            attempt: 1,
+            nonce: "00".to_owned(),
+            inputs: Vec::new(),
+            outputs: outputs.into_artifacts(),
+            seed: 0,
+            numeric_class: String::new(),
+            code_version: String::new(),
+            plan_revision: 0,
+            decision: None,
+            work: None,
+        };
+        let cache = tempfile::tempdir().unwrap();
+        let commits = vec![(AHEAD.to_owned(), manifest.clone())];
+        let inputs = Inputs::new(store.clone(), commits, cache.path());
+        let resources = Resources {
+            threads: 1,
+            device: agentgym_model::Device::parse("cpu").unwrap(),
+            policies: crate::policies::Policies::default(),
+            critics: crate::policies::Critics::default(),
+            environments: crate::environments::Environments::default(),
+        };
+        assert!(fetch(&resources, &inputs, &manifest).await.unwrap());
+        let gets = store.requests().gets;
+        assert_eq!(gets, 2, "the optimizer's state stays where it is");
+        let folder = inputs.folder(AHEAD, POLICY).await.unwrap();
+        assert!(folder.path().join("weights").exists());
+        assert_eq!(store.requests().gets, gets);
+    }
+}
