@@ -299,7 +299,7 @@ async fn a_summary_ends_a_sequence_and_begins_the_next() {
         (Some(2), 2000, Some(vec![2, 4])),
         (Some(1), 2000, Some(vec![1, 2, 3, 4])),
         (None, 2000, Some(vec![])),
-        // Room for three replies of 12 tokens and what is said between them.
+        // Room for a few replies of 12 tokens and what is said between them.
         (None, 130, None),
     ] {
         let player = player(&plan(&[]), 2, |rules| {

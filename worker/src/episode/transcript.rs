@@ -22,10 +22,6 @@ use agentgym_model::{Message, Role};
 
 /// Added to a turn's number where its random numbers choose a summary instead.
 const SUMMARY: u32 = 1 << 31;
-/// Replies for which there must be room behind an observation, or else a summary
-/// is asked for before it is answered.
-const REPLIES_LEFT: usize = 2;
-
 pub(super) struct Transcript {
     /// In the order of time; the last one grows.
     sequences: Vec<Sequence>,
@@ -152,9 +148,16 @@ impl Transcript {
             .observation_ids(policy.tokenizer(), ended, &last.observation)?;
         if let Some(ask) = self.summary.clone() {
             let due = (self.context_turns).is_some_and(|limit| self.turns_here >= limit);
-            let replies = REPLIES_LEFT * player.rules.turn_tokens_max;
-            if due || self.len() + ids.len() + replies > self.tokens_max {
-                return self.sum_up(player, request, turns, last, &ask).await;
+            let alone = policy
+                .chat()
+                .observation_ids(policy.tokenizer(), ended, &ask)?;
+            // After another reply there must still be room to ask, and for the answer.
+            let reserve = 2 * player.rules.turn_tokens_max + alone.len();
+            if due || self.len() + ids.len() + reserve > self.tokens_max {
+                let asked = format!("{}\n\n{ask}", last.observation);
+                return self
+                    .sum_up(player, request, (turns, last), &asked, &alone)
+                    .await;
             }
             self.append_context(&ids);
             return Ok(true);
@@ -181,18 +184,21 @@ impl Transcript {
         Ok(fits)
     }
 
-    /// Asks for a summary after an observation, and begins a sequence with it.
+    /// Asks for a summary behind the last observation, or `alone` where that leaves
+    /// too little room, and begins a sequence with the answer.
     async fn sum_up(
         &mut self,
         player: &Player,
         request: &Request,
-        turns: u32,
-        last: &Turn,
-        ask: &str,
+        (turns, last): (u32, &Turn),
+        asked: &str,
+        alone: &[u32],
     ) -> Result<bool> {
         let (chat, tokenizer) = (player.policy.chat(), player.policy.tokenizer());
-        let asked = format!("{}\n\n{ask}", last.observation);
-        let asked = chat.observation_ids(tokenizer, last.finish == Finish::Eos, &asked)?;
+        let mut asked = chat.observation_ids(tokenizer, last.finish == Finish::Eos, asked)?;
+        if self.len() + asked.len() + player.rules.turn_tokens_max > self.tokens_max {
+            asked = alone.to_vec();
+        }
         if self.len() + asked.len() >= self.tokens_max {
             return Ok(false);
         }
