@@ -103,21 +103,31 @@ impl TaskSource {
             },
             Self::Maze => Served::Maze,
             Self::Wordle { seed } => Served::Wordle { seed: *seed },
-            Self::Searchqa {
-                files,
-                index,
-                top_k,
-            } => {
-                let library = match files {
-                    None => Library::builtin(),
-                    Some((corpus, questions)) => {
-                        Library::open(corpus, questions, index.as_deref(), progress)?
-                    }
-                };
-                Served::Searchqa(Arc::new(library.with_top_k(*top_k)))
-            }
+            Self::Searchqa { .. } => Served::Searchqa(Arc::new(self.library(progress)?)),
             _ => Served::Textcraft(Arc::new(self.tasks()?)),
         })
+    }
+
+    /// SearchQA's passages and questions. `progress` as in [`Self::served`].
+    pub(crate) fn library(&self, progress: impl FnMut(u64, u64)) -> Result<Library, EnvError> {
+        let Self::Searchqa {
+            files,
+            index,
+            top_k,
+        } = self
+        else {
+            return Err(EnvError::Address {
+                address: format!("{SCHEME}:{}", self.env()),
+                problem: "this environment has no passages".to_owned(),
+            });
+        };
+        let library = match files {
+            None => Library::builtin(),
+            Some((corpus, questions)) => {
+                Library::open(corpus, questions, index.as_deref(), progress)?
+            }
+        };
+        Ok(library.with_top_k(*top_k))
     }
 
     /// TextCraft's tasks, with what has to be read for them.

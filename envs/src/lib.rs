@@ -2,7 +2,8 @@
 //! action ([`parser`]), a client that any such server can be driven with ([`client`]), an examination
 //! of such a server ([`doctor`]), and
 //! environments written in Rust ([`textcraft`], [`babyai`], [`searchqa`], a maze, Wordle) behind the same
-//! wire behaviour ([`server`]), also started inside the process ([`builtin`]).
+//! wire behaviour ([`server`]), also started inside the process ([`builtin`]), and what solving their
+//! tasks looks like ([`mod@demonstration`]).
 //!
 //! Rollouts always go through HTTP, also to the built-in server: there is one path, and it is
 //! the one that production takes. Nothing here knows models, jobs or storage.
@@ -10,6 +11,7 @@
 pub mod babyai;
 pub mod builtin;
 pub mod client;
+pub mod demonstration;
 pub mod doctor;
 mod error;
 mod maze;

@@ -117,6 +117,23 @@ pub struct Turn {
 /// it, or null where none were listed; JSON.
 pub const AVAILABLE_ACTIONS: &str = "available_actions";
 
+/// Entry of [`Episode::extra`]: the policy's own summaries, a JSON list of
+/// [`Summary`]; absent where there is none.
+pub const SUMMARIES: &str = "summaries";
+
+/// What the policy summed up before its context was taken away.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Turns of the episode before it.
+    pub turns: u32,
+    /// The sequence in which it was sampled.
+    pub sequence: u32,
+    /// Its tokens there; they are trained on like a turn's.
+    pub policy: Span,
+    /// Decoded.
+    pub text: String,
+}
+
 /// A finished episode.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Episode {
@@ -148,10 +165,16 @@ impl Episode {
     /// By turn, the actions that were possible before it; empty where that was
     /// not recorded.
     pub fn available_actions(&self) -> Vec<Option<Vec<String>>> {
-        let entry = self
-            .extra
-            .iter()
-            .find(|(name, _)| name == AVAILABLE_ACTIONS);
+        self.noted(AVAILABLE_ACTIONS)
+    }
+
+    /// The policy's own summaries, in the order of time.
+    pub fn summaries(&self) -> Vec<Summary> {
+        self.noted(SUMMARIES)
+    }
+
+    fn noted<T: serde::de::DeserializeOwned + Default>(&self, name: &str) -> T {
+        let entry = self.extra.iter().find(|(found, _)| found == name);
         entry
             .and_then(|(_, text)| serde_json::from_str(text).ok())
             .unwrap_or_default()

@@ -1,29 +1,39 @@
-//! Agent styles: what the policy is told about how to answer, as files that a
-//! user edits. `{instruction}` in the text stands for the environment's own
-//! lines. The text is read when a plan is made and hashed into it, so a run
-//! never depends on a file that was changed later.
+//! Agent styles and the request for a summary: what the policy is told beside
+//! the environment's words, as files that a user edits. `{instruction}` in a
+//! style stands for the environment's own lines. The text is read when a plan is
+//! made and hashed into it, so a run never depends on a file that was changed later.
 
 use crate::config::{RunConfig, Style};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 
-const KEY: &str = "actor_rollout_ref.agentgym.style";
+const SECTION: &str = "actor_rollout_ref.agentgym";
 const FOLDER: &str = "prompts";
 /// More is no instruction; it would be paid for in every episode.
 const BYTES_MAX: usize = 32 << 10;
 
-/// Replaces the name of a style by what its file holds.
+/// Replaces the names of files by what they hold.
 pub(crate) fn absorb(config: &mut RunConfig, base: &Path) -> Result<()> {
     let gym = &mut config.config.actor_rollout_ref.agentgym;
-    let Some(Style::Named(name)) = gym.style.clone() else {
-        return Ok(());
-    };
+    for (name, given) in [("style", &mut gym.style), ("summary", &mut gym.summary)] {
+        let Some(Style::Named(file)) = given.clone() else {
+            continue;
+        };
+        let read = read(&format!("{SECTION}.{name}"), file, base)?;
+        config.tree["actor_rollout_ref"]["agentgym"][name] =
+            serde_json::to_value(&read).expect("a style is plain text");
+        *given = Some(read);
+    }
+    Ok(())
+}
+
+fn read(key: &str, name: String, base: &Path) -> Result<Style> {
     let path = path_of(&name, base);
     let text = std::fs::read_to_string(&path).map_err(|error| {
         Error::value(
-            KEY,
+            key,
             format!(
-                "`{name}` means the file {}, which cannot be read ({error}); styles in {}: {}. Relative paths \
+                "`{name}` means the file {}, which cannot be read ({error}); files in {}: {}. Relative paths \
                  start at the current folder",
                 path.display(),
                 base.join(FOLDER).display(),
@@ -35,18 +45,14 @@ pub(crate) fn absorb(config: &mut RunConfig, base: &Path) -> Result<()> {
     if text.is_empty() || text.len() > BYTES_MAX {
         let found = text.len();
         return Err(Error::value(
-            KEY,
+            key,
             format!(
                 "{} holds {found} bytes; 1 to {BYTES_MAX} are an instruction",
                 path.display()
             ),
         ));
     }
-    let read = Style::Read { name, text };
-    config.tree["actor_rollout_ref"]["agentgym"]["style"] =
-        serde_json::to_value(&read).expect("a style is plain text");
-    gym.style = Some(read);
-    Ok(())
+    Ok(Style::Read { name, text })
 }
 
 /// A bare word is a file of `prompts/`, anything else a path.
@@ -78,6 +84,8 @@ fn known(base: &Path) -> String {
 mod tests {
     use super::*;
     use crate::plan::Plan;
+
+    const KEY: &str = "actor_rollout_ref.agentgym.style";
 
     fn plan(base: &Path, style: &str) -> Result<Plan> {
         let text = "data: {tasks: [{env: textcraft, ids: 0..20}]}
@@ -136,7 +144,7 @@ actor_rollout_ref: {rollout: {n: 2}}";
     #[test]
     fn shipped_styles_are_sound() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-        assert_eq!(known(root), "plain, plan, react, reflect");
+        assert_eq!(known(root), "plain, plan, react, reflect, summary");
         for name in ["plain", "plan", "react", "reflect"] {
             let text = told(&plan(root, name).unwrap());
             assert!(text.starts_with("Craft.\n"), "{name}: {text}");
@@ -145,5 +153,33 @@ actor_rollout_ref: {rollout: {n: 2}}";
                 "{name}: {text}"
             );
         }
+    }
+
+    /// The request is kept with the plan as a style is, and has no marker of an
+    /// action either: an answer that copies it must not act.
+    #[test]
+    fn the_request_for_a_summary_is_part_of_the_plan() {
+        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        let text = "data: {tasks: [{env: textcraft, ids: 0..20}]}
+actor_rollout_ref: {rollout: {n: 2}}";
+        let plan = |value: &str| {
+            let given = format!("{SECTION}.summary={value}");
+            let config = RunConfig::parse("x", Path::new("x.yaml"), text, &[given])?;
+            Plan::new(config, root)
+        };
+        let with = plan("summary").unwrap();
+        let stored = Plan::from_bytes(&with.to_bytes()).unwrap();
+        let gym = &stored.config.actor_rollout_ref.agentgym;
+        let asked = gym.summary_request().unwrap();
+        assert!(asked.len() > 40 && !asked.contains("Action:"), "{asked}");
+        let without = plan("null").unwrap();
+        let gym = &without.config.actor_rollout_ref.agentgym;
+        assert_eq!(gym.summary_request(), None);
+        assert_ne!(with.identity, without.identity);
+        let message = plan("nothing").unwrap_err().to_string();
+        assert!(
+            message.contains("agentgym.summary") && message.contains("prompts/nothing.md"),
+            "{message}"
+        );
     }
 }

@@ -5,7 +5,7 @@ use crate::metrics::Row;
 use crate::records::Content;
 use crate::runs::RunView;
 use crate::text;
-use agentgym_jobs::episode::{Episode, Finish, Outcome, Parse, Sequence};
+use agentgym_jobs::episode::{Episode, Finish, Outcome, Parse, Sequence, Summary};
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::records::BatchEpisode;
 use agentgym_model::Tokenizer;
@@ -261,6 +261,7 @@ fn batch_line(slot: usize, episode: &BatchEpisode) -> String {
 fn turns(episode: &Episode) -> String {
     let mut out = indented("prompt", &episode.prompt);
     let available = episode.available_actions();
+    let summaries = episode.summaries();
     for (index, turn) in episode.turns.iter().enumerate() {
         if let Some(Some(actions)) = available.get(index) {
             let label = format!("{} possible", text::many(actions.len() as u64, "action"));
@@ -298,6 +299,11 @@ fn turns(episode: &Episode) -> String {
             None => "env".to_owned(),
         };
         out += &indented(&label, &turn.observation);
+        let here = |summary: &&Summary| summary.turns as usize == index + 1;
+        for summary in summaries.iter().filter(here) {
+            let tokens = summary.policy.1 - summary.policy.0;
+            out += &indented(&format!("summary ({tokens} tokens)"), &summary.text);
+        }
     }
     out
 }

@@ -8,6 +8,7 @@ use agentgym_jobs::config::{Numerics, Pipeline};
 use agentgym_jobs::pipeline::{Stage, parts};
 use agentgym_jobs::plan::Plan;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// Everything the screen shows, as numbers.
 #[derive(Debug)]
@@ -190,6 +191,7 @@ impl<'a> PlanView<'a> {
                 count(plan.tasks.len() as u64)
             ),
         );
+        line("tasks", self.tasks_text());
         line("steps", self.steps_text());
         line(
             "tokens",
@@ -203,6 +205,20 @@ impl<'a> PlanView<'a> {
             ),
         );
         line("horizon", horizons(plan));
+    }
+
+    /// How many of an iteration's tasks each environment gives, and where it is played.
+    fn tasks_text(&self) -> String {
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        for task in self.plan.tasks.draws(1) {
+            *counts.entry(task.env).or_default() += 1;
+        }
+        let environments = self.plan.config.environments();
+        let told = counts.into_iter().map(|(name, count)| {
+            let address = environments.get(&name).map_or("", |e| e.env_addr.as_str());
+            format!("{count} of {name} at {address}")
+        });
+        told.collect::<Vec<_>>().join(", ")
     }
 
     /// What an iteration trains.

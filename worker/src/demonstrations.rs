@@ -8,7 +8,7 @@
 //! included, and 0 on everything else; it is not shifted.
 
 use crate::{Error, Result};
-use agentgym_envs::textcraft::{Style, Tasks, demonstration};
+use agentgym_envs::demonstration::Solver;
 pub(crate) use agentgym_jobs::trajectory::Line;
 use agentgym_model::{Message, Policy, Role};
 use serde::Deserialize;
@@ -175,21 +175,22 @@ impl Conversation {
     }
 }
 
-/// What a solver shows for a task.
+/// What a solver shows for the task in a row of `ids`; where it knows no solution,
+/// for the next one that it solves.
 ///
 /// # Errors
-/// The task's goal cannot be made.
+/// It solves none of them.
 pub(crate) fn solved(
-    tasks: &Tasks,
-    item_id: i64,
+    solver: &Solver,
+    ids: &[i64],
+    row: usize,
     instruction: &str,
-    style: Style,
 ) -> Result<Conversation> {
-    let shown =
-        demonstration(&tasks.world(item_id), item_id, instruction, style).ok_or_else(|| {
-            Error::stage(format!(
-                "task {item_id} has no solution to demonstrate; leave it out of ids"
-            ))
+    let mut candidates = ids[row..].iter().chain(&ids[..row]);
+    let shown = candidates
+        .find_map(|id| solver.demonstrate(*id, instruction))
+        .ok_or_else(|| {
+            Error::stage("none of its tasks has a solution to demonstrate; give other ids")
         })?;
     let lines = shown.conversations.into_iter();
     let conversations = lines

@@ -18,7 +18,7 @@ use crate::{Beat, Error, Result};
 use agentgym_envs::spec::{Actions, first_message};
 use agentgym_envs::{EnvError, Session, StepOutput};
 use agentgym_jobs::config::AgentGym;
-use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Finish, Outcome, Parse, Task, Turn};
+use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Outcome, Parse, SUMMARIES, Task, Turn};
 use agentgym_model::{Policy, Sampling};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -188,7 +188,9 @@ impl Player {
                 break Outcome::Horizon;
             }
             if let Some(turn) = turns.last()
-                && !table.observe(self, turn.finish == Finish::Eos, &turn.observation)?
+                && !table
+                    .observe(self, request, (turns.len() as u32, turn))
+                    .await?
             {
                 break Outcome::Length;
             }
@@ -228,6 +230,12 @@ impl Player {
                 };
             }
         };
+        let (sequences, summaries) = table.into_parts();
+        let mut extra = extra(environment, available, turns.len());
+        if !summaries.is_empty() {
+            let text = serde_json::to_string(&summaries).expect("summaries are plain JSON");
+            extra.push((SUMMARIES.to_owned(), text));
+        }
         Ok(Episode {
             task: request.task.clone(),
             group: request.group,
@@ -236,8 +244,8 @@ impl Player {
             success,
             reward,
             prompt,
-            sequences: table.into_sequences(),
-            extra: extra(environment, available, turns.len()),
+            sequences,
+            extra,
             turns,
             fault: None,
         })

@@ -254,7 +254,6 @@ impl Goal {
     }
 
     /// The tasks that can be done now, in the order of the words.
-    #[cfg(test)]
     pub(crate) fn open_tasks(&self) -> Vec<&Task> {
         match self {
             Self::One(task) => vec![task],

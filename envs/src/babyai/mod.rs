@@ -5,16 +5,17 @@
 //! remainder by 40) and a seed (its quotient).
 
 mod build;
+mod demonstration;
 mod grammar;
 mod grid;
 mod levels;
 mod mission;
-#[cfg(test)]
 mod planner;
 #[cfg(test)]
 mod tests;
 mod text;
 
+pub(crate) use demonstration::demonstration;
 pub use levels::LEVELS;
 
 use grid::{Cell, Grid, Lock, Primitive};

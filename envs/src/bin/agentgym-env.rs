@@ -7,12 +7,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use agentgym_envs::babyai::Compat;
-use agentgym_envs::builtin::{TaskSource, range};
+use agentgym_envs::builtin::{self, TaskSource, range};
+use agentgym_envs::demonstration::Solver;
 use agentgym_envs::doctor::{DoctorOptions, Verdict, examine};
 use agentgym_envs::searchqa::TOP_K;
 use agentgym_envs::server::{ServerOptions, serve};
 use agentgym_envs::spec::spec;
-use agentgym_envs::textcraft::{DISTRACTORS_MAX, Style, Tasks, Vocabulary, Worlds, demonstration};
+use agentgym_envs::textcraft::{DISTRACTORS_MAX, Vocabulary, Worlds};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 
@@ -100,17 +101,21 @@ enum Command {
         #[arg(long, default_value_t = DoctorOptions::default().call_timeout_s)]
         call_timeout_s: f64,
     },
-    /// Print solved TextCraft tasks, one JSON line each, in AgentGym's trajectory format.
+    /// Print solved tasks, one JSON line each, in AgentGym's trajectory format: TextCraft's, or
+    /// those of another built-in environment.
     Demos {
         /// Task ids, such as 0..1000.
         #[arg(long, value_parser = ids)]
         ids: Range<i64>,
-        /// First lines of every conversation.
-        #[arg(long, default_value_t = agentgym_envs::spec::ALL[0].instruction.to_owned())]
-        instruction: String,
-        /// How it is told: a list of thought, once, refusals=PERCENT, goals=N.
-        #[arg(long, default_value = "", value_parser = <Style as std::str::FromStr>::from_str)]
-        style: Style,
+        /// First lines of every conversation; the environment's own without it.
+        #[arg(long)]
+        instruction: Option<String>,
+        /// How it is told (TextCraft): a list of thought, once, refusals=PERCENT, goals=N.
+        #[arg(long, default_value = "")]
+        style: String,
+        /// Where tasks come from, as in a config: builtin:babyai, builtin:searchqa?corpus=…
+        #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["recipes", "worlds"])]
+        env: Option<String>,
         #[command(flatten)]
         source: Source,
     },
@@ -189,10 +194,6 @@ struct Source {
 }
 
 impl Source {
-    fn tasks(self) -> Result<Tasks> {
-        Ok(self.source()?.tasks()?)
-    }
-
     fn source(self) -> Result<TaskSource> {
         Ok(if let Some(depths) = self.worlds {
             let depths = range(&depths)
@@ -301,17 +302,26 @@ async fn run(command: Command) -> Result<ExitCode> {
             ids,
             instruction,
             style,
+            env,
             source,
-        } => demos(&source.tasks()?, ids, &instruction, style)?,
+        } => {
+            let source = match env {
+                Some(address) => builtin::parse(&address)?.source,
+                None => source.source()?,
+            };
+            let own = spec(source.env())?.instruction;
+            let solver = Solver::new(&source, &style)?;
+            demos(&solver, ids, instruction.as_deref().unwrap_or(own))?
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn demos(tasks: &Tasks, ids: Range<i64>, instruction: &str, style: Style) -> Result<()> {
+fn demos(solver: &Solver, ids: Range<i64>, instruction: &str) -> Result<()> {
     let mut stdout = std::io::BufWriter::new(std::io::stdout().lock());
     for id in ids {
-        let Some(demonstration) = demonstration(&tasks.world(id), id, instruction, style) else {
-            bail!("task {id} cannot be solved");
+        let Some(demonstration) = solver.demonstrate(id, instruction) else {
+            bail!("task {id} cannot be solved; leave it out of --ids");
         };
         let line = serde_json::to_string(&demonstration)?;
         match writeln!(stdout, "{line}") {

@@ -6,6 +6,7 @@
 //! ([`index`]) instead of the original's embeddings: no model, no GPU, the same passages for
 //! the same query on every machine.
 
+mod demonstration;
 pub mod index;
 mod score;
 
@@ -16,6 +17,7 @@ use serde_json::Value;
 
 use crate::error::EnvError;
 use crate::parser::{Tag, tagged};
+pub(crate) use demonstration::demonstration;
 use index::{Corpus, Index};
 
 /// Passages that a search shows, as the original does whatever its configuration says.

@@ -4,12 +4,11 @@
 //! first observation are one human message, then model and environment take turns. It is
 //! played in a game, so what the environment says is what it would say.
 
-use serde::Serialize;
-
 use super::book::Name;
 use super::random::Draws;
 use super::solver::{Gather, solve_with};
 use super::task::World;
+use crate::demonstration::{Demonstration, Talk};
 use crate::spec::first_message;
 
 /// How a demonstration is told.
@@ -57,26 +56,6 @@ impl std::str::FromStr for Style {
     }
 }
 
-/// A message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Message {
-    /// `human` (the environment) or `gpt` (the model).
-    pub from: &'static str,
-    /// Whether the message is trained on; `null` for the environment's.
-    pub loss: Option<bool>,
-    /// The text.
-    pub value: String,
-}
-
-/// A solved task, as one line of a trajectory file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Demonstration {
-    /// The messages; the last one is the model's.
-    pub conversations: Vec<Message>,
-    /// `textcraft_<id>`.
-    pub item_id: String,
-}
-
 /// Solves a task and tells how; `None` if its goal cannot be made.
 pub fn demonstration(
     world: &World,
@@ -90,22 +69,18 @@ pub fn demonstration(
         goal: goals[0],
         ..world.clone()
     };
-    let mut talk = Talk {
+    let mut aloud = Aloud {
         game: world.game(),
-        observation: first_message(instruction, &shown.observation()),
-        conversations: Vec::new(),
+        talk: Talk::new(first_message(instruction, &shown.observation())),
     };
     for (index, goal) in goals.into_iter().enumerate() {
         if index > 0 {
             let next = format!("\n\nGoal: craft {}.", world.book.text(goal));
-            talk.observation.push_str(&next);
+            aloud.talk.observation.push_str(&next);
         }
-        solve_aloud(world, goal, style, &mut draws, &mut talk)?;
+        solve_aloud(world, goal, style, &mut draws, &mut aloud)?;
     }
-    Some(Demonstration {
-        conversations: talk.conversations,
-        item_id: format!("textcraft_{item_id}"),
-    })
+    Some(aloud.talk.told(format!("textcraft_{item_id}")))
 }
 
 fn goals(world: &World, style: Style, draws: &mut Draws) -> Vec<Name> {
@@ -125,7 +100,7 @@ fn solve_aloud(
     goal: Name,
     style: Style,
     draws: &mut Draws,
-    talk: &mut Talk,
+    aloud: &mut Aloud,
 ) -> Option<()> {
     let moves = solve_with(&world.book, goal, style.gather)?;
     let mut path: &[String] = &[];
@@ -134,38 +109,28 @@ fn solve_aloud(
         if step.path != path {
             path = &step.path;
             if step.makes != goal && draws.percent(style.refusals_percent as usize) {
-                talk.say(&format!("get 1 {}", world.book.text(step.makes)), "", false)?;
+                aloud.say(&format!("get 1 {}", world.book.text(step.makes)), "", false)?;
             }
             if style.thought {
                 text = format!("Thought: {}\n", path.join("; "));
             }
         }
-        talk.say(&step.action, &text, true)?;
+        aloud.say(&step.action, &text, true)?;
     }
     Some(())
 }
 
-struct Talk {
+/// A game that is told while it is played.
+struct Aloud {
     game: super::game::Game,
-    /// What the environment said last and nobody has answered yet.
-    observation: String,
-    conversations: Vec<Message>,
+    talk: Talk,
 }
 
-impl Talk {
+impl Aloud {
     fn say(&mut self, action: &str, before: &str, loss: bool) -> Option<()> {
         let reply = self.game.step(action).ok()?;
-        let heard = std::mem::replace(&mut self.observation, reply.observation);
-        self.conversations.push(Message {
-            from: "human",
-            loss: None,
-            value: heard,
-        });
-        self.conversations.push(Message {
-            from: "gpt",
-            loss: Some(loss),
-            value: format!("{before}Action: {action}"),
-        });
+        let text = format!("{before}Action: {action}");
+        self.talk.say(text, loss, reply.observation);
         Some(())
     }
 }

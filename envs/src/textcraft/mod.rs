@@ -19,7 +19,7 @@ mod words;
 mod worlds;
 
 pub use book::{Ingredient, Name, Recipe, RecipeBook};
-pub use demonstration::{Demonstration, Message, Style, demonstration};
+pub use demonstration::{Style, demonstration};
 pub use game::{Game, StepReply};
 pub(crate) use quantity::Quantity;
 pub(crate) use random::Draws;

@@ -264,9 +264,10 @@ pub struct AgentGym {
     pub record_actions: bool,
     pub style: Option<Style>,
     pub context_turns: Option<usize>,
+    pub summary: Option<Style>,
 }
 
-/// How the policy is told to answer.
+/// What the policy is told, beside the environment's own words.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Style {
@@ -288,6 +289,14 @@ impl AgentGym {
         match &self.style {
             Some(Style::Read { text, .. }) => text.replace("{instruction}", own),
             _ => own.to_owned(),
+        }
+    }
+
+    /// How the policy is asked for a summary, where it is.
+    pub fn summary_request(&self) -> Option<&str> {
+        match &self.summary {
+            Some(Style::Read { text, .. }) => Some(text),
+            _ => None,
         }
     }
 }

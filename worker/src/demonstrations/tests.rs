@@ -135,9 +135,10 @@ fn files_are_checked() {
 #[test]
 fn a_solver_shows_what_an_episode_looks_like() {
     let policy = policy();
-    let tasks = builtin::parse("builtin").unwrap().source.tasks().unwrap();
+    let source = builtin::parse("builtin").unwrap().source;
     for style in ["", "thought,once,refusals=100"] {
-        let conversation = solved(&tasks, 5, "Craft.", style.parse().unwrap()).unwrap();
+        let solver = Solver::new(&source, style).unwrap();
+        let conversation = solved(&solver, &[5], 0, "Craft.").unwrap();
         assert!(
             conversation.conversations[0]
                 .value

@@ -5,7 +5,8 @@ use super::*;
 use crate::decoder::DecoderOptions;
 use crate::environments::Environments;
 use crate::stages::testing::{plan, policy};
-use agentgym_jobs::episode::Sequence;
+use agentgym_jobs::config::Style;
+use agentgym_jobs::episode::{Finish, Sequence};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{ComputeOptions, ScoreRequest, score};
@@ -287,6 +288,108 @@ async fn a_limited_context_has_a_sequence_for_every_turn_beyond_it() {
         player.play(&request(3, 2)).await.unwrap()
     };
     assert_eq!(play(Some(3)).await, play(None).await);
+}
+
+/// Every so many turns, or when the window is full, the policy sums up in its own
+/// words. The summary is sampled and trained on where it ends a sequence; the next
+/// one is the prompt, the summary as the policy's message and the last observation,
+/// all of them ids that are there already, and scoring agrees.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_summary_ends_a_sequence_and_begins_the_next() {
+    const ASK: &str = "Sum up.";
+    for (turns, tokens, after) in [
+        (Some(2), 2000, Some(vec![2, 4])),
+        (Some(1), 2000, Some(vec![1, 2, 3, 4])),
+        (None, 2000, Some(vec![])),
+        // Room for a few replies of 12 tokens and what is said between them.
+        (None, 130, None),
+    ] {
+        let player = player(&plan(&[]), 2, |rules| {
+            rules.gym.context_turns = turns;
+            rules.gym.summary = Some(Style::Read {
+                name: "summary".to_owned(),
+                text: ASK.to_owned(),
+            });
+            rules.response_tokens_max = tokens;
+            rules.rounds_max = 5;
+        })
+        .await;
+        let episode = player.play(&request(3, 1)).await.unwrap();
+        episode.check().unwrap();
+        let summaries = episode.summaries();
+        let found: Vec<u32> = summaries.iter().map(|s| s.turns).collect();
+        match after {
+            Some(expected) => {
+                assert_eq!((found, episode.turns.len()), (expected, 5));
+                assert_eq!(episode.outcome, Outcome::Horizon);
+            }
+            None => assert!(!found.is_empty(), "the window is full at last"),
+        }
+        let (chat, tokenizer) = (player.policy.chat(), player.policy.tokenizer());
+        let ids = |sequence: u32, (from, to): (u32, u32)| {
+            episode.sequences[sequence as usize].token_ids[from as usize..to as usize].to_vec()
+        };
+        let prompt = ids(0, episode.turns[0].context);
+        let mut sampled: u32 = episode.turns.iter().map(|t| t.policy.1 - t.policy.0).sum();
+        for (index, summary) in summaries.iter().enumerate() {
+            assert_eq!(summary.sequence as usize, index);
+            let last = &episode.turns[summary.turns as usize - 1];
+            assert_eq!(last.sequence, summary.sequence);
+            let asked = format!("{}\n\n{ASK}", last.observation);
+            let ended = last.finish == Finish::Eos;
+            let asked = chat.observation_ids(tokenizer, ended, &asked).unwrap();
+            assert_eq!(
+                ids(summary.sequence, (last.policy.1, summary.policy.0)),
+                asked
+            );
+            let own = ids(summary.sequence, summary.policy);
+            let whole = &episode.sequences[index];
+            assert_eq!(whole.token_ids.len(), summary.policy.1 as usize);
+            sampled += own.len() as u32;
+            let ended = player.policy.eos_ids().contains(own.last().unwrap());
+            let text = tokenizer.decode(&own[..own.len() - usize::from(ended)], true);
+            assert_eq!(summary.text, text);
+            let Some(next) = episode.turns.get(summary.turns as usize) else {
+                continue;
+            };
+            let seen = chat.observation_ids(tokenizer, ended, &last.observation);
+            let expected = [prompt.clone(), own, seen.unwrap()].concat();
+            assert_eq!(ids(next.sequence, (0, next.policy.0)), expected);
+            assert_eq!(next.sequence, summary.sequence + 1);
+        }
+        let loss: usize = episode.sequences.iter().map(Sequence::loss_tokens).sum();
+        assert_eq!(loss, sampled as usize, "every sampled id counts once");
+        for sequence in &episode.sequences {
+            assert!(sequence.token_ids.len() <= prompt.len() + tokens);
+            let requests = [ScoreRequest {
+                token_ids: &sequence.token_ids,
+                loss_mask: &sequence.loss_mask,
+            }];
+            let options = ComputeOptions {
+                threads: 1,
+                pack_tokens: 4096,
+                checkpointed: false,
+                beat: &|| {},
+            };
+            let scores = score(&player.policy, &requests, 1.0, &options).unwrap();
+            assert_eq!(scores[0].log_probs, sequence.sampled_log_probs);
+        }
+        // Its random numbers are its own: the same episode again, on one thread.
+        let again = Player {
+            decoder: Decoder::start(
+                &player.policy,
+                DecoderOptions {
+                    threads: 1,
+                    rows: 8,
+                    cache_tokens: 100_000,
+                },
+                &beat(),
+            )
+            .unwrap(),
+            ..player
+        };
+        assert_eq!(again.play(&request(3, 1)).await.unwrap(), episode);
+    }
 }
 
 /// Possible actions are noted where somebody asks, the environment lists them

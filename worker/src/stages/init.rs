@@ -10,12 +10,12 @@ mod data;
 
 use super::blocking;
 use super::training::{upload_adapter, upload_critic, upload_policy};
-use crate::demonstrations::solved;
 use crate::model_folder;
 use crate::policies::{ADAPTER, CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_envs::builtin::{self, TaskSource};
-use agentgym_envs::textcraft::{Style, Tasks, lexicon};
+use agentgym_envs::demonstration::Solver;
+use agentgym_envs::textcraft::lexicon;
 use agentgym_jobs::config::History;
 use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::random::{Purpose, StreamKey};
@@ -32,12 +32,14 @@ const CRITIC_KEY: &str = "critic.model.path";
 const RANK_KEY: &str = "actor_rollout_ref.model.lora_rank";
 const ADAPTER_KEY: &str = "actor_rollout_ref.model.lora_adapter_path";
 
-/// What a preset's tokenizer is trained on: tasks of the generated worlds,
+/// What a preset's tokenizer is trained on: tasks of the generated worlds and of BabyAI,
 /// invented lines and their words, and how often each word of invented worlds
 /// is shown so that most become one token.
 const CORPUS_TASKS: i64 = 400;
 const CORPUS_LINES: usize = 4_000;
 const CORPUS_WORDS: usize = 200;
+/// Of each task, at most; BabyAI's largest worlds take hundreds.
+const CORPUS_MESSAGES: usize = 120;
 const CORPUS_SEED: u64 = 1;
 const WORD_WEIGHT: usize = 60;
 
@@ -234,7 +236,7 @@ pub(super) fn weights_key(seed: u64) -> StreamKey {
 }
 
 /// Text that a preset's tokenizer should know well: how tasks of the plan's
-/// generated worlds are shown and solved, the words that invented worlds are
+/// generated worlds and of BabyAI are shown and solved, the words that invented worlds are
 /// made of, the chat around them, and invented lines in the same manner, so
 /// that other worlds are not spelled out byte by byte.
 ///
@@ -252,21 +254,19 @@ fn corpus(plan: &Plan) -> Result<Vec<String>> {
         }
         let bad = |e| Error::stage(format!("actor_rollout_ref.agentgym.envs.{name}: {e}"));
         let source = builtin::parse(&declared.env_addr).map_err(bad)?.source;
-        let TaskSource::Worlds(worlds) = source else {
-            continue;
+        let style = match source {
+            TaskSource::Worlds(_) => "thought",
+            TaskSource::Babyai { .. } => "",
+            _ => continue,
         };
-        let tasks = Tasks::Worlds(worlds);
+        let solver = Solver::new(&source, style).map_err(bad)?;
         for id in 0..CORPUS_TASKS {
-            let shown = solved(
-                &tasks,
-                id,
-                "",
-                Style {
-                    thought: true,
-                    ..Style::default()
-                },
-            )?;
-            texts.extend(shown.conversations.into_iter().map(|line| line.value));
+            // Some of BabyAI's worlds are beyond the planner.
+            let Some(shown) = solver.demonstrate(id, "") else {
+                continue;
+            };
+            let lines = shown.conversations.into_iter().take(CORPUS_MESSAGES);
+            texts.extend(lines.map(|line| line.value));
         }
     }
     Ok(texts)

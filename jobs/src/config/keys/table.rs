@@ -442,6 +442,11 @@ pub const KEYS: &[KeySpec] = &[
         "turns before the present one that the policy sees besides the prompt; null: all",
     ),
     option(
+        "actor_rollout_ref.agentgym.summary",
+        "null",
+        "how the policy is asked to sum up, every context_turns turns or when the window is full: a file of prompts/, such as summary, or a path; null: never",
+    ),
+    option(
         "actor_rollout_ref.agentgym.record_actions",
         "false",
         "record the possible actions of every turn; one more call per turn where they have a path of their own",

@@ -7,8 +7,8 @@ use crate::demonstrations::{Conversation, Encoded, parse_file, solved};
 use crate::stages::{head, read};
 use crate::{Error, Result, StageContext};
 use agentgym_envs::builtin;
+use agentgym_envs::demonstration::Solver;
 use agentgym_envs::spec::spec;
-use agentgym_envs::textcraft::{Style, Tasks};
 use agentgym_jobs::episode::Episodes;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey, permutation};
@@ -40,10 +40,9 @@ pub(super) struct Source {
 pub(super) enum Content {
     File(Vec<Conversation>),
     Solver {
-        tasks: Tasks,
+        solver: Solver,
         ids: Vec<i64>,
         instruction: String,
-        style: Style,
     },
     /// Tokens are never encoded again (I6).
     Sampled(Vec<Encoded>),
@@ -176,12 +175,14 @@ impl Mixture {
                     Content::Sampled(rows) => Ok(rows[row].clone()),
                     Content::File(rows) => rows[row].encode(policy, &what, tokens_max),
                     Content::Solver {
-                        tasks,
+                        solver,
                         ids,
                         instruction,
-                        style,
-                    } => solved(tasks, ids[row], instruction, *style)?
-                        .encode(policy, &what, tokens_max),
+                    } => {
+                        let shown = solved(solver, ids, row, instruction);
+                        let shown = shown.map_err(|e| Error::stage(format!("{what}: {e}")))?;
+                        shown.encode(policy, &what, tokens_max)
+                    }
                 }
             })
             .collect()
@@ -266,18 +267,14 @@ fn solver(
         )));
     }
     let known = spec(&declared.task_name).map_err(|e| Error::stage(format!("{key}.env: {e}")))?;
-    let tasks = builtin::parse(&declared.env_addr)
-        .and_then(|address| address.source.tasks())
-        .map_err(|e| Error::stage(format!("{key}.env: {e}")))?;
+    let solver = builtin::parse(&declared.env_addr)
+        .and_then(|address| Solver::new(&address.source, style.unwrap_or_default()))
+        .map_err(|e| Error::stage(format!("{key}: {e}")))?;
     let gym = &plan.config.actor_rollout_ref.agentgym;
     let instruction = gym.instruction_of(known.instruction);
     Ok(Content::Solver {
-        tasks,
+        solver,
         ids,
         instruction,
-        style: style
-            .unwrap_or_default()
-            .parse()
-            .map_err(|e| Error::stage(format!("{key}.style: {e}")))?,
     })
 }

@@ -1,0 +1,160 @@
+//! Conversations that solve tasks of the built-in environments, in the format of AgentGym's
+//! trajectory files: what a warm start imitates.
+//!
+//! A conversation has the very shape of an episode of the trainer: the instruction and the
+//! first observation are one human message, then model and environment take turns. It is
+//! played in a game, so what the environment says is what it would say.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::babyai::{self, Compat};
+use crate::builtin::TaskSource;
+use crate::error::EnvError;
+use crate::searchqa::{self, Library};
+use crate::textcraft::{self, Style, Tasks};
+
+/// A message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Message {
+    /// `human` (the environment) or `gpt` (the model).
+    pub from: &'static str,
+    /// Whether the message is trained on; `null` for the environment's.
+    pub loss: Option<bool>,
+    /// The text.
+    pub value: String,
+}
+
+/// A solved task, as one line of a trajectory file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Demonstration {
+    /// The messages; the last one is the model's.
+    pub conversations: Vec<Message>,
+    /// `textcraft_<id>`.
+    pub item_id: String,
+}
+
+/// A conversation while it is held.
+pub(crate) struct Talk {
+    /// What the environment said last and nobody has answered yet.
+    pub(crate) observation: String,
+    conversations: Vec<Message>,
+}
+
+impl Talk {
+    /// `first`: the first human message.
+    pub(crate) fn new(first: String) -> Self {
+        Self {
+            observation: first,
+            conversations: Vec::new(),
+        }
+    }
+
+    /// The model's answer, whether it is trained on, and what the environment replies.
+    pub(crate) fn say(&mut self, text: String, loss: bool, reply: String) {
+        let heard = std::mem::replace(&mut self.observation, reply);
+        let heard = ("human", None, heard);
+        for (from, loss, value) in [heard, ("gpt", Some(loss), text)] {
+            self.conversations.push(Message { from, loss, value });
+        }
+    }
+
+    /// The whole; the environment's last reply is nobody's question.
+    pub(crate) fn told(self, item_id: String) -> Demonstration {
+        Demonstration {
+            conversations: self.conversations,
+            item_id,
+        }
+    }
+}
+
+/// Solves the tasks of one source.
+#[derive(Clone, Debug)]
+pub enum Solver {
+    /// Knows the recipe book.
+    Textcraft(Tasks, Style),
+    /// Takes what it sees by the actions that are offered, and knows the way where it does not.
+    Babyai(Compat, u64),
+    /// Knows the answer, and searches until a passage shows it.
+    Searchqa(Arc<Library>),
+}
+
+impl Solver {
+    /// The solver of a source. `style` says how TextCraft's solutions are told (see [`Style`]);
+    /// those of the others are told in one way.
+    pub fn new(source: &TaskSource, style: &str) -> Result<Self, EnvError> {
+        let refused = |problem: String| EnvError::Address {
+            address: format!("builtin:{}", source.env()),
+            problem,
+        };
+        let only = || match style.trim() {
+            "" => Ok(()),
+            style => Err(refused(format!(
+                "its solutions are told in one way; style {style:?} belongs to textcraft"
+            ))),
+        };
+        Ok(match source {
+            TaskSource::Babyai { compat, seed } => {
+                only()?;
+                Self::Babyai(*compat, *seed)
+            }
+            TaskSource::Searchqa { .. } => {
+                only()?;
+                Self::Searchqa(Arc::new(source.library(|_, _| {})?))
+            }
+            _ => {
+                let tasks = source.tasks()?;
+                Self::Textcraft(tasks, style.parse().map_err(refused)?)
+            }
+        })
+    }
+
+    /// Solves a task and tells how; `None` if the solver does not know how.
+    pub fn demonstrate(&self, item_id: i64, instruction: &str) -> Option<Demonstration> {
+        match self {
+            Self::Textcraft(tasks, style) => {
+                textcraft::demonstration(&tasks.world(item_id), item_id, instruction, *style)
+            }
+            Self::Babyai(compat, seed) => {
+                babyai::demonstration(item_id, *seed, *compat, instruction)
+            }
+            Self::Searchqa(library) => searchqa::demonstration(library, item_id, instruction),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builtin::parse;
+
+    #[test]
+    fn each_environment_with_a_solver_has_one_and_says_how_it_is_told() {
+        let solver = |address: &str, style: &str| {
+            let source = parse(address).expect("valid").source;
+            Solver::new(&source, style)
+        };
+        for (address, item) in [
+            ("builtin:worlds", "textcraft_7"),
+            ("builtin:babyai", "babyai_7"),
+            ("builtin:searchqa", "searchqa_7"),
+        ] {
+            let shown = solver(address, "").expect(address).demonstrate(7, "Do it.");
+            let shown = shown.expect(address);
+            assert_eq!(shown.item_id, item);
+            let first = &shown.conversations[0];
+            assert!(first.value.starts_with("Do it.\n\n") && first.from == "human");
+            assert_eq!(shown.conversations.last().expect("some").from, "gpt");
+        }
+        for (address, style, words) in [
+            ("builtin:babyai", "thought", "told in one way"),
+            ("builtin:searchqa", "goals=2", "told in one way"),
+            ("builtin", "loud", "unknown style"),
+            ("builtin:maze", "", "has no solver"),
+        ] {
+            let message = solver(address, style).expect_err(address).to_string();
+            assert!(message.contains(words), "{message}");
+        }
+    }
+}
