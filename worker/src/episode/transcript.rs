@@ -22,6 +22,7 @@ use agentgym_model::{Message, Role};
 
 /// Added to a turn's number where its random numbers choose a summary instead.
 const SUMMARY: u32 = 1 << 31;
+
 pub(super) struct Transcript {
     /// In the order of time; the last one grows.
     sequences: Vec<Sequence>,
