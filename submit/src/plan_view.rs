@@ -430,6 +430,7 @@ jobs: {rollout_part_tasks: 2}
             model       tiny?hidden=64&layers=2&vocab=512, 205 376 parameters
             warm start  300 optimizer steps × 8 conversations = 2 400, lr 1e-3, in 2 parts
             batch       8 tasks × 4 samples = 32 sequences per iteration, of 400 different tasks
+            tasks       8 of textcraft at builtin
             steps       2 minibatches × 2 epochs = 4 optimizer steps; × 25 iterations = 100, lr 1e-6
             tokens      prompt ≤ 512, response ≤ 256, turn ≤ 32, context ≤ 1024; units of 2048
             horizon     rounds by iteration 1–10: 4, 11–20: 6, 21–25: 8
