@@ -131,11 +131,8 @@ mod tests {
             stage: "update".to_owned(),
             part: 0,
         };
-        let attempt = AttemptId {
-            number: 1,
-            nonce: "00".to_owned(),
-        };
-        let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt);
+        let attempt = AttemptId::new(1);
+        let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt.clone());
         for name in ["policy/config.json", "policy/weights", "optimizer/state"] {
             outputs
                 .bytes(name, "test", name.as_bytes().into())
@@ -149,7 +146,7 @@ mod tests {
             stage: slot.stage,
             part: 0,
             attempt: 1,
-            nonce: "00".to_owned(),
+            nonce: attempt.nonce,
             inputs: Vec::new(),
             outputs: outputs.into_artifacts(),
             seed: 0,
