@@ -27,7 +27,7 @@ pub(crate) struct Tape {
 #[derive(Debug)]
 enum Kept {
     /// Everything.
-    Layer(LayerTape),
+    Layer(Box<LayerTape>),
     /// Its input alone: the backward pass runs it forward again.
     Input(Vec<f32>),
 }
@@ -46,7 +46,7 @@ impl Tape {
     pub(crate) fn keep(&mut self, layer: LayerTape) {
         self.layers.push(match self.checkpoints {
             true => Kept::Input(layer.x),
-            false => Kept::Layer(layer),
+            false => Kept::Layer(Box::new(layer)),
         });
     }
 }
@@ -89,7 +89,7 @@ impl Network {
             // Only the last layer, the first here, has selected rows.
             let rows = wanted.take();
             let tape = match kept {
-                Kept::Layer(tape) => tape,
+                Kept::Layer(tape) => *tape,
                 Kept::Input(x) => self.layer(number, batch, rows, None, x).1,
             };
             grad = self.layer_backward(&self.layers[number], batch, rows, tape, grad, gradients);

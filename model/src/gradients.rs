@@ -159,7 +159,7 @@ impl GradientTree {
 
 /// The gradients of some of a minibatch's units, added as far as these units alone
 /// decide: the topmost complete nodes of the minibatch's tree. However the
-/// units are divided, [`PartialSum::whole`] gives the same bits.
+/// units are divided, the parts add up to the same bits ([`crate::Trainer::step_on`]).
 #[derive(Debug, Clone, PartialEq)]
 pub struct PartialSum {
     /// Of the whole minibatch.
