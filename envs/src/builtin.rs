@@ -78,6 +78,8 @@ pub enum TaskSource {
         index: Option<PathBuf>,
         /// Passages per search.
         top_k: usize,
+        /// Whether questions and passages are shown in lower case.
+        uncased: bool,
     },
 }
 
@@ -114,6 +116,7 @@ impl TaskSource {
             files,
             index,
             top_k,
+            uncased,
         } = self
         else {
             return Err(EnvError::Address {
@@ -127,7 +130,7 @@ impl TaskSource {
                 Library::open(corpus, questions, index.as_deref(), progress)?
             }
         };
-        Ok(library.with_top_k(*top_k))
+        Ok(library.with_top_k(*top_k).with_uncased(*uncased))
     }
 
     /// TextCraft's tasks, with what has to be read for them.
@@ -254,6 +257,15 @@ pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
                 files,
                 index: options.take("index").map(PathBuf::from),
                 top_k: options.number("top_k", TOP_K as u64).map_err(bad)? as usize,
+                uncased: match options.take("uncased").as_deref() {
+                    None | Some("false") => false,
+                    Some("true") => true,
+                    Some(other) => {
+                        return Err(bad(format!(
+                            "option \"uncased\" is {other:?}; expected true or false"
+                        )));
+                    }
+                },
             }
         }
         other => {
@@ -373,6 +385,7 @@ mod tests {
             ("builtin:worlds?depths=0-3", "depths 0-3 are not possible"),
             ("builtin?ttl_s=soon", "option \"ttl_s\" is \"soon\""),
             ("builtin:searchqa?corpus=a", "belong together"),
+            ("builtin:searchqa?uncased=a", "expected true or false"),
             ("builtin:maze?seed=1", "unknown option \"seed\""),
         ] {
             let message = parse(address).expect_err(address).to_string();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::babyai::{self, Compat};
+use crate::babyai::{self, Compat, Play};
 use crate::builtin::TaskSource;
 use crate::error::EnvError;
 use crate::searchqa::{self, Library};
@@ -75,32 +75,30 @@ pub enum Solver {
     /// Knows the recipe book.
     Textcraft(Tasks, Style),
     /// Takes what it sees by the actions that are offered, and knows the way where it does not.
-    Babyai(Compat, u64),
+    Babyai(Compat, u64, Play),
     /// Knows the answer, and searches until a passage shows it.
     Searchqa(Arc<Library>),
 }
 
 impl Solver {
-    /// The solver of a source. `style` says how TextCraft's solutions are told (see [`Style`]);
-    /// those of the others are told in one way.
+    /// The solver of a source. `style` says how its solutions are told: see [`Style`] for
+    /// TextCraft and [`Play`] for BabyAI; those of SearchQA are told in one way.
     pub fn new(source: &TaskSource, style: &str) -> Result<Self, EnvError> {
         let refused = |problem: String| EnvError::Address {
             address: format!("builtin:{}", source.env()),
             problem,
         };
-        let only = || match style.trim() {
-            "" => Ok(()),
-            style => Err(refused(format!(
-                "its solutions are told in one way; style {style:?} belongs to textcraft"
-            ))),
-        };
         Ok(match source {
             TaskSource::Babyai { compat, seed } => {
-                only()?;
-                Self::Babyai(*compat, *seed)
+                let play = style.parse().map_err(refused)?;
+                Self::Babyai(*compat, *seed, play)
             }
             TaskSource::Searchqa { .. } => {
-                only()?;
+                if !style.trim().is_empty() {
+                    return Err(refused(format!(
+                        "its solutions are told in one way; it knows no style {style:?}"
+                    )));
+                }
                 Self::Searchqa(Arc::new(source.library(|_, _| {})?))
             }
             _ => {
@@ -116,8 +114,8 @@ impl Solver {
             Self::Textcraft(tasks, style) => {
                 textcraft::demonstration(&tasks.world(item_id), item_id, instruction, *style)
             }
-            Self::Babyai(compat, seed) => {
-                babyai::demonstration(item_id, *seed, *compat, instruction)
+            Self::Babyai(compat, seed, play) => {
+                babyai::demonstration(item_id, *seed, *compat, *play, instruction)
             }
             Self::Searchqa(library) => searchqa::demonstration(library, item_id, instruction),
         }
@@ -148,7 +146,7 @@ mod tests {
             assert_eq!(shown.conversations.last().expect("some").from, "gpt");
         }
         for (address, style, words) in [
-            ("builtin:babyai", "thought", "told in one way"),
+            ("builtin:babyai", "thought", "babyai knows wander=PERCENT"),
             ("builtin:searchqa", "goals=2", "told in one way"),
             ("builtin", "loud", "unknown style"),
             ("builtin:maze", "", "has no solver"),

@@ -358,6 +358,8 @@ mod tests {
                 let environment = Environment {
                     task_name: name.into(),
                     env_addr: "builtin".into(),
+                    max_rounds: None,
+                    max_tokens: None,
                 };
                 (name.to_owned(), environment)
             })

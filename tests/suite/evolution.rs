@@ -1,8 +1,10 @@
 //! AgentEvol as durable jobs, and trajectories that leave a run and come back.
 
-use crate::durability::{RUN, end, no_part_started_after_its_commit, said, submit_config, waits};
+use crate::durability::{
+    RUN, end, kills, no_part_started_after_its_commit, said, submit_config, waits,
+};
 use crate::forks::{equal, fork};
-use agentgym_tests::program::{Running, finish, program};
+use agentgym_tests::program::{finish, program};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -53,12 +55,7 @@ async fn an_evolution_survives_kills_and_every_kept_trajectory_has_its_lineage()
     let undisturbed = end(evolve(whole.path(), &["jobs.threads=2"]), whole.path());
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    for wait in waits(53).take(7) {
-        let mut running = Running::start(evolve(store, &["jobs.threads=1"]));
-        std::thread::sleep(wait);
-        running.has_ended();
-        running.kill();
-    }
+    kills(waits(53).take(7), || evolve(store, &["jobs.threads=1"]));
     assert_eq!(end(evolve(store, &[]), store), undisturbed);
     no_part_started_after_its_commit(store).await;
 

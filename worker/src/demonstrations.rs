@@ -8,7 +8,8 @@
 //! included, and 0 on everything else; it is not shifted.
 
 use crate::{Error, Result};
-use agentgym_envs::demonstration::Solver;
+use agentgym_envs::demonstration::{Demonstration, Solver};
+use agentgym_jobs::config::OverlongRows;
 pub(crate) use agentgym_jobs::trajectory::Line;
 use agentgym_model::{Message, Policy, Role};
 use serde::Deserialize;
@@ -175,35 +176,57 @@ impl Conversation {
     }
 }
 
-/// What a solver shows for the task in a row of `ids`; where it knows no solution,
-/// for the next one that it solves.
+/// Tasks that are tried for one row, at most.
+const CANDIDATES_MAX: usize = 1000;
+
+/// What a solver shows for the task in a row of `ids`, and then for those that follow:
+/// where it knows no solution, or none that is short enough, the next one stands in.
 ///
 /// # Errors
-/// It solves none of them.
+/// It solves none of them; with `overlong` `refuse`, a solution of more than `tokens_max`
+/// tokens. The message starts with `what`.
 pub(crate) fn solved(
-    solver: &Solver,
-    ids: &[i64],
-    row: usize,
-    instruction: &str,
-) -> Result<Conversation> {
-    let mut candidates = ids[row..].iter().chain(&ids[..row]);
-    let shown = candidates
-        .find_map(|id| solver.demonstrate(*id, instruction))
-        .ok_or_else(|| {
-            Error::stage("none of its tasks has a solution to demonstrate; give other ids")
-        })?;
-    let lines = shown.conversations.into_iter();
-    let conversations = lines
-        .map(|line| Line {
-            from: line.from.to_owned(),
-            loss: line.loss,
-            value: line.value,
-        })
-        .collect();
-    Ok(Conversation {
-        conversations,
-        item_id: Some(shown.item_id),
+    (solver, instruction): (&Solver, &str),
+    (ids, row): (&[i64], usize),
+    policy: &Policy,
+    what: &str,
+    (tokens_max, overlong): (usize, OverlongRows),
+) -> Result<Encoded> {
+    let candidates = ids[row..].iter().chain(&ids[..row]).take(CANDIDATES_MAX);
+    let mut solutions = candidates
+        .filter_map(|id| solver.demonstrate(*id, instruction))
+        .map(Conversation::from);
+    let found = match overlong {
+        OverlongRows::Refuse => {
+            let first = solutions.next();
+            first.map(|shown| shown.encode(policy, what, tokens_max))
+        }
+        OverlongRows::LeaveOut => solutions
+            .map(|shown| shown.tokens(policy, what))
+            .find(|shown| !matches!(shown, Ok(shown) if shown.token_ids.len() > tokens_max)),
+    };
+    found.unwrap_or_else(|| {
+        Err(Error::stage(format!(
+            "{what}: neither its task nor those that follow have a solution to demonstrate of at most sft.max_length = {tokens_max} tokens; raise it or give other ids"
+        )))
     })
+}
+
+impl From<Demonstration> for Conversation {
+    fn from(shown: Demonstration) -> Self {
+        let lines = shown.conversations.into_iter();
+        let conversations = lines
+            .map(|line| Line {
+                from: line.from.to_owned(),
+                loss: line.loss,
+                value: line.value,
+            })
+            .collect();
+        Self {
+            conversations,
+            item_id: Some(shown.item_id),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -21,6 +21,10 @@ pub struct Environment {
     pub client: EnvClient,
     /// Its URL.
     pub url: String,
+    /// Most rounds of its episodes, whatever the horizon.
+    pub rounds_max: u32,
+    /// Most tokens of a turn in them.
+    pub turn_tokens_max: usize,
 }
 
 /// Clients and built-in servers of one process.
@@ -59,7 +63,13 @@ impl Environments {
         let urls: Vec<String> = url.split(',').map(|url| url.trim().to_owned()).collect();
         let client =
             EnvClient::new(spec, &urls, options).map_err(|e| Error::stage(e.to_string()))?;
-        Ok(Environment { spec, client, url })
+        Ok(Environment {
+            spec,
+            client,
+            url,
+            rounds_max: declared.max_rounds.unwrap_or(u32::MAX),
+            turn_tokens_max: declared.max_tokens.unwrap_or(usize::MAX),
+        })
     }
 
     async fn builtin_url(&self, address: &str) -> Result<String> {

@@ -49,7 +49,7 @@ pub(crate) struct Player {
 /// The limits of an episode.
 #[derive(Debug, Clone)]
 pub(crate) struct Rules {
-    /// Horizon.
+    /// Horizon; an environment may have a nearer one.
     pub(crate) rounds_max: u32,
     /// Longest first prompt, tokens.
     pub(crate) prompt_tokens_max: usize,
@@ -57,7 +57,7 @@ pub(crate) struct Rules {
     pub(crate) response_tokens_max: usize,
     /// Longest context, tokens.
     pub(crate) context_tokens_max: usize,
-    /// Most sampled tokens per turn.
+    /// Most sampled tokens per turn; an environment may allow fewer.
     pub(crate) turn_tokens_max: usize,
     /// What the policy is told, how much it sees, and what is noted.
     pub(crate) gym: AgentGym,
@@ -177,14 +177,16 @@ impl Player {
         let instruction = self.rules.gym.instruction_of(environment.spec.instruction);
         let first = session.observation().to_owned();
         let prompt = first_message(&instruction, &first);
-        let mut table = Transcript::start(self, request, &prompt)?;
+        let rounds_max = self.rules.rounds_max.min(environment.rounds_max);
+        let turn_tokens_max = self.rules.turn_tokens_max.min(environment.turn_tokens_max);
+        let mut table = Transcript::start(self, request, &prompt, turn_tokens_max)?;
         let mut turns: Vec<Turn> = Vec::new();
         let mut available: Vec<Option<Vec<String>>> = Vec::new();
         // The environment's last word; an answer that the client gave by itself
         // says nothing about the task and takes no reward away.
         let (mut reward, mut success) = (0.0, false);
         let outcome = loop {
-            if turns.len() as u32 == self.rules.rounds_max {
+            if turns.len() as u32 == rounds_max {
                 break Outcome::Horizon;
             }
             if let Some(turn) = turns.last()

@@ -8,19 +8,50 @@
 use super::grid::{Kind, Lock};
 use super::mission::{Desc, Task};
 use super::planner::Planner;
-use super::text::{things_in_view, way_to};
+use super::text::{CHECK, things_in_view, way_to};
 use super::{BabyaiGame, Compat, LEVELS};
 use crate::demonstration::{Demonstration, Talk};
 use crate::spec::first_message;
+use crate::textcraft::Draws;
 
 /// Answers of a demonstration, at most.
 const TEXTS_MAX: usize = 600;
 
-/// Solves an item and tells how; `None` where the planner knows no further.
+/// How a demonstration is played.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Play {
+    /// Chance, in percent, that an action drawn from those on offer takes the place of the one
+    /// that leads on. It is trained on like the others: who imitates such a player has met
+    /// every action and its effect, and has it left to learn from rewards which one helps.
+    pub wander_percent: u32,
+}
+
+impl std::str::FromStr for Play {
+    type Err = String;
+
+    /// Reads `wander=PERCENT` or nothing.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut play = Self::default();
+        for word in text.split(',').map(str::trim).filter(|w| !w.is_empty()) {
+            let percent = word
+                .strip_prefix("wander=")
+                .ok_or_else(|| format!("unknown style {word:?}; babyai knows wander=PERCENT"))?;
+            play.wander_percent = match percent.parse() {
+                Ok(percent @ 0..=90) => percent,
+                _ => return Err(format!("style {word:?}: wander is from 0 to 90 percent")),
+            };
+        }
+        Ok(play)
+    }
+}
+
+/// Solves an item and tells how; `None` where the planner knows no further, or where a
+/// wandering player has spoilt the task.
 pub(crate) fn demonstration(
     item_id: i64,
     seed: u64,
     compat: Compat,
+    play: Play,
     instruction: &str,
 ) -> Option<Demonstration> {
     let item = u64::try_from(item_id).ok()?;
@@ -30,18 +61,34 @@ pub(crate) fn demonstration(
     // Where sight leads in circles (what is asked for has to make room first), the planner
     // alone may know better.
     [true, false].into_iter().find_map(|by_sight| {
-        let talk = told(game.clone(), by_sight, instruction)?;
+        let key = [item_id.to_le_bytes(), seed.to_le_bytes()].concat();
+        let mut draws = Draws::new("babyai demonstration", &[&key]);
+        let talk = told(game.clone(), by_sight, play, &mut draws, instruction)?;
         Some(talk.told(format!("babyai_{item_id}")))
     })
 }
 
-fn told(mut game: BabyaiGame, sees: bool, instruction: &str) -> Option<Talk> {
+fn told(
+    mut game: BabyaiGame,
+    sees: bool,
+    play: Play,
+    draws: &mut Draws,
+    instruction: &str,
+) -> Option<Talk> {
     let mut planner = Planner::default();
     let mut talk = Talk::new(first_message(instruction, &game.last().observation));
     for _ in 0..TEXTS_MAX {
-        let text = match by_sight(&game).filter(|_| sees) {
-            Some(text) => text,
-            None => planner.text(&game)?,
+        let text = if draws.percent(play.wander_percent as usize) {
+            // The planner draws up its way anew from where this leads.
+            planner = Planner::default();
+            let mut offered = game.actions();
+            offered.retain(|text| text != CHECK);
+            offered.swap_remove(draws.below(offered.len()))
+        } else {
+            match by_sight(&game).filter(|_| sees) {
+                Some(text) => text,
+                None => planner.text(&game)?,
+            }
         };
         let reply = game.step(&text).observation.clone();
         talk.say(format!("Action: {text}"), true, reply);
@@ -105,7 +152,7 @@ mod tests {
     fn nearly_all_worlds_have_a_demonstration() {
         let mut rest = Vec::new();
         for item in 0..400 {
-            let Some(shown) = demonstration(item, 0, Compat::Fixed, "") else {
+            let Some(shown) = demonstration(item, 0, Compat::Fixed, Play::default(), "") else {
                 rest.push(item);
                 continue;
             };
@@ -120,9 +167,44 @@ mod tests {
     }
 
     #[test]
+    fn a_wanderer_arrives_later_and_tries_everything() {
+        let told = |wander_percent| -> Vec<Demonstration> {
+            let play = Play { wander_percent };
+            let shown = |n: i64| demonstration(3 + 40 * n, 0, Compat::Fixed, play, "");
+            (0..100).filter_map(shown).collect()
+        };
+        let messages =
+            |told: &[Demonstration]| -> usize { told.iter().map(|d| d.conversations.len()).sum() };
+        let (straight, wandering) = (told(0), told(50));
+        assert_eq!(wandering, told(50));
+        assert_eq!(
+            wandering.len(),
+            100,
+            "a wanderer cannot spoil going to an object"
+        );
+        assert!(messages(&wandering) > messages(&straight) * 3 / 2);
+        for needless in ["Action: pickup ", "Action: turn left"] {
+            let says = |d: &Demonstration| {
+                let mut own = d.conversations.iter().filter(|m| m.from == "gpt");
+                own.any(|m| m.value.starts_with(needless) && m.loss == Some(true))
+            };
+            assert!(wandering.iter().any(says), "{needless}");
+        }
+        for (style, words) in [
+            ("wander=91", "0 to 90"),
+            ("wander=x", "0 to 90"),
+            ("thought", "wander=PERCENT"),
+        ] {
+            let message = style.parse::<Play>().expect_err(style);
+            assert!(message.contains(words), "{message}");
+        }
+    }
+
+    #[test]
     fn what_is_in_view_takes_one_action() {
         // GoToObjS6: one thing in a small room.
-        let shown = |item| demonstration(item, 0, Compat::Fixed, "").expect("solvable");
+        let shown =
+            |item| demonstration(item, 0, Compat::Fixed, Play::default(), "").expect("solvable");
         let lengths: Vec<usize> = (0..40)
             .map(|n| shown(3 + 40 * n).conversations.len())
             .collect();

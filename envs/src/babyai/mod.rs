@@ -15,6 +15,7 @@ mod planner;
 mod tests;
 mod text;
 
+pub use demonstration::Play;
 pub(crate) use demonstration::demonstration;
 pub use levels::LEVELS;
 

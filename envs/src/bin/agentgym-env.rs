@@ -66,6 +66,9 @@ enum Command {
         /// Passages per search.
         #[arg(long, default_value_t = TOP_K)]
         top_k: usize,
+        /// Show questions and passages in lower case.
+        #[arg(long)]
+        uncased: bool,
     },
     /// Serve the maze; the base URL for clients ends in /maze.
     Maze {
@@ -255,11 +258,13 @@ async fn run(command: Command) -> Result<ExitCode> {
             questions,
             index,
             top_k,
+            uncased,
         } => {
             let source = TaskSource::Searchqa {
                 files: corpus.zip(questions),
                 index,
                 top_k,
+                uncased,
             };
             listen.serve(source).await?
         }

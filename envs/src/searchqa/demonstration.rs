@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::{Library, Question};
+use super::{Library, Question, information};
 use crate::demonstration::{Demonstration, Talk};
 use crate::error::EnvError;
 use crate::spec::first_message;
@@ -27,9 +27,10 @@ pub(crate) fn demonstration(
     let found = chain(library, question).ok()??;
     let mut talk = Talk::new(first_message(instruction, &library.prompt(question)));
     for (query, shown) in found.searches {
-        talk.say(format!("<search>{query}</search>"), true, shown);
+        let query = format!("<search>{}</search>", library.shown(&query));
+        talk.say(query, true, library.shown(&shown));
     }
-    let answer = format!("<answer>{}</answer>", found.answer);
+    let answer = format!("<answer>{}</answer>", library.shown(&found.answer));
     let reply = library.step(question, &answer).ok()?;
     talk.say(answer, true, reply.observation);
     reply.done.then(|| talk.told(format!("searchqa_{item_id}")))
@@ -55,7 +56,7 @@ fn chain(library: &Library, question: &Question) -> Result<Option<Chain>, EnvErr
         if asked.len() == TRIES_MAX || !asked.insert(query.clone()) {
             continue;
         }
-        let shown = library.search(&query)?;
+        let shown = information(&library.search(&query)?);
         searches.push((query, shown));
         let (_, shown) = searches.last().expect("just pushed");
         let found = question.answers.iter().find(|answer| holds(shown, answer));
@@ -129,6 +130,26 @@ mod tests {
         eprintln!("questions by searches: {searches:?}");
         assert!(searches[0] == 0 && searches[1] > 0 && searches[2] > 0);
         assert!(demonstration(&library, -1, "").is_none());
+    }
+
+    #[test]
+    fn without_capitals_the_same_is_said() {
+        let cased = Library::builtin();
+        let uncased = Library::builtin().with_uncased(true);
+        for id in uncased.ids() {
+            let told = |library: &Library| -> Vec<String> {
+                let shown = demonstration(library, id, "").expect("an answer can be found");
+                shown.conversations.into_iter().map(|m| m.value).collect()
+            };
+            let (cased, uncased) = (told(&cased), told(&uncased));
+            let lower: Vec<String> = cased.iter().map(|text| text.to_lowercase()).collect();
+            assert_eq!(uncased[1..], lower[1..]);
+            let question = |text: &str| text.rsplit("Question: ").next().map(str::to_owned);
+            assert_eq!(
+                question(&uncased[0]),
+                question(&cased[0]).map(|q| q.to_lowercase())
+            );
+        }
     }
 
     #[test]

@@ -62,6 +62,7 @@ pub struct Library {
     corpus: Corpus,
     index: Index,
     top_k: usize,
+    uncased: bool,
 }
 
 impl Library {
@@ -120,6 +121,7 @@ impl Library {
             corpus,
             index,
             top_k: TOP_K,
+            uncased: false,
         }
     }
 
@@ -127,6 +129,21 @@ impl Library {
     pub fn with_top_k(mut self, top_k: usize) -> Self {
         self.top_k = top_k;
         self
+    }
+
+    /// With questions and passages in lower case, for policies that know no capitals. Search
+    /// and score look at no case anyway.
+    pub fn with_uncased(mut self, uncased: bool) -> Self {
+        self.uncased = uncased;
+        self
+    }
+
+    /// A text of the library as it is shown.
+    fn shown(&self, text: &str) -> String {
+        match self.uncased {
+            true => text.to_lowercase(),
+            false => text.to_owned(),
+        }
     }
 
     /// The question with this id.
@@ -146,14 +163,15 @@ impl Library {
 
     /// The text that a question is put with. It does not change during an episode.
     pub fn prompt(&self, question: &Question) -> String {
-        format!("{INSTRUCTION}\n\n Question: {}", question.text.trim())
+        let text = self.shown(question.text.trim());
+        format!("{INSTRUCTION}\n\n Question: {text}")
     }
 
     /// Plays a model's text: its first tag decides between a search and an answer.
     pub fn step(&self, question: &Question, text: &str) -> Result<QaReply, EnvError> {
         let (observation, right) = match tagged(text) {
             None => (INVALID.to_owned(), false),
-            Some((Tag::Search, query)) => (self.search(query)?, false),
+            Some((Tag::Search, query)) => (information(&self.shown(&self.search(query)?)), false),
             Some((Tag::Answer, _)) => match score::answer_is_right(text, &question.answers) {
                 true => (RIGHT.to_owned(), true),
                 false => (WRONG.to_owned(), false),
@@ -166,6 +184,7 @@ impl Library {
         })
     }
 
+    /// The passages that a query finds, as the corpus writes them.
     fn search(&self, query: &str) -> Result<String, EnvError> {
         let mut shown = String::new();
         for (rank, passage) in self.index.search(query, self.top_k).into_iter().enumerate() {
@@ -173,8 +192,12 @@ impl Library {
             let (title, text) = contents.split_once('\n').unwrap_or((&contents, ""));
             shown.push_str(&format!("Doc {}(Title: {title}) {text}\n", rank + 1));
         }
-        Ok(format!("<information>{}</information>", shown.trim()))
+        Ok(shown.trim().to_owned())
     }
+}
+
+fn information(passages: &str) -> String {
+    format!("<information>{passages}</information>")
 }
 
 fn read_questions(text: &str) -> Result<BTreeMap<i64, Question>, String> {

@@ -9,6 +9,9 @@ use crate::{Error, Result};
 /// be added to a clock.
 const SECONDS_MAX: f64 = 1e9;
 
+/// Largest size that a key may give, gigabytes: an exabyte. It is counted in bytes.
+const GIGABYTES_MAX: f64 = 1e9;
+
 /// What an adapter can be put on, as PEFT names it; the model crate has the same list.
 pub const LORA_MODULES: [&str; 7] = [
     "down_proj",
@@ -23,7 +26,7 @@ pub const LORA_MODULES: [&str; 7] = [
 /// Checks the arithmetic and the names that serde cannot.
 pub(super) fn check(config: &Config) -> Result<()> {
     numbers(config)?;
-    seconds(config)?;
+    ranges(config)?;
     adapter(config)?;
     arithmetic(config)?;
     environments(config)?;
@@ -123,7 +126,8 @@ fn numbers(config: &Config) -> Result<()> {
     Ok(())
 }
 
-fn seconds(config: &Config) -> Result<()> {
+/// Times and sizes that a machine can have.
+fn ranges(config: &Config) -> Result<()> {
     let (jobs, rollout) = (&config.jobs, &config.actor_rollout_ref.rollout);
     for (key, value, least) in [
         (
@@ -140,7 +144,6 @@ fn seconds(config: &Config) -> Result<()> {
         ("jobs.beat_timeout_s", jobs.beat_timeout_s as f64, 1.0),
         ("jobs.lease_ttl_s", jobs.lease_ttl_s as f64, 1.0),
         ("jobs.backoff_s", jobs.backoff_s, 0.0),
-        ("jobs.cache_gb", jobs.cache_gb, 0.0),
     ] {
         if !(least..=SECONDS_MAX).contains(&value) {
             return Err(Error::value(
@@ -148,6 +151,13 @@ fn seconds(config: &Config) -> Result<()> {
                 format!("is a time of {least} to {SECONDS_MAX} seconds, found {value}"),
             ));
         }
+    }
+    if !(0.0..=GIGABYTES_MAX).contains(&jobs.cache_gb) {
+        let found = jobs.cache_gb;
+        return Err(Error::value(
+            "jobs.cache_gb",
+            format!("is a size of 0 to {GIGABYTES_MAX} gigabytes, found {found}"),
+        ));
     }
     Ok(())
 }
@@ -227,9 +237,21 @@ fn arithmetic(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Every environment that is named is declared.
+/// Every environment that is named is declared, and its limits allow for a turn.
 fn environments(config: &Config) -> Result<()> {
     let known = config.environments();
+    for (name, environment) in &known {
+        let limits = [
+            ("max_rounds", environment.max_rounds.map(u64::from)),
+            ("max_tokens", environment.max_tokens.map(|n| n as u64)),
+        ];
+        if let Some((key, _)) = limits.iter().find(|(_, limit)| *limit == Some(0)) {
+            return Err(Error::value(
+                format!("actor_rollout_ref.agentgym.envs.{name}.{key}"),
+                "0 leaves no room for a turn; give 1 or more, or leave it out",
+            ));
+        }
+    }
     let tasks = config.data.tasks.iter().enumerate();
     let sets = config.evaluation.sets.iter().enumerate();
     let sources = config.sft.sources.iter().enumerate();

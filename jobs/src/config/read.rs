@@ -370,19 +370,30 @@ fn replace(path: &str, node: &mut Value, whole: &Value) -> Result<bool> {
 fn typed(tree: &Value) -> Result<Config> {
     serde_path_to_error::deserialize(tree).map_err(|e| {
         let key = e.path().to_string();
+        let said = e.into_inner().to_string();
         let doc = keys::find(&key)
+            .filter(|k| tells_more(k.doc, &said))
             .map(|k| format!(". It means: {}", k.doc))
             .unwrap_or_default();
-        let said = e.into_inner().to_string();
         let message = match (said.split_once(", expected "), get(tree, &key)) {
             (Some((_, expected)), Some(found)) if said.starts_with("invalid ") => {
                 format!("expected {}, found {}", wanted(expected), shown(found))
             }
-            (_, Some(found)) => format!("{said} (found {})", shown(found)),
+            // What is unknown is named already, beside what is known.
+            (_, Some(found)) if !said.starts_with("unknown ") => {
+                format!("{said} (found {})", shown(found))
+            }
+            (_, Some(_)) => said,
             (_, None) => said,
         };
         Error::value(key, format!("{message}{doc}"))
     })
+}
+
+/// True unless a key's meaning is a list of names that the message has as well.
+fn tells_more(doc: &str, said: &str) -> bool {
+    let mut words = doc.split(|c: char| !c.is_alphanumeric() && c != '_');
+    words.any(|word| word != "or" && !said.contains(word))
 }
 
 /// A type as people call it.

@@ -309,6 +309,12 @@ pub struct Environment {
     pub task_name: String,
     /// URL, or `builtin…`.
     pub env_addr: String,
+    /// Fewer rounds than the horizon, if it is less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_rounds: Option<u32>,
+    /// Fewer tokens a turn than `rollout.max_tokens`, if it is less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -476,6 +482,8 @@ impl Config {
             .or_insert_with(|| Environment {
                 task_name: gym.task_name.clone(),
                 env_addr: gym.env_addr.clone(),
+                max_rounds: None,
+                max_tokens: None,
             });
         all
     }

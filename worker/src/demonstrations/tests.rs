@@ -138,7 +138,7 @@ fn a_solver_shows_what_an_episode_looks_like() {
     let source = builtin::parse("builtin").unwrap().source;
     for style in ["", "thought,once,refusals=100"] {
         let solver = Solver::new(&source, style).unwrap();
-        let conversation = solved(&solver, &[5], 0, "Craft.").unwrap();
+        let conversation = Conversation::from(solver.demonstrate(5, "Craft.").unwrap());
         assert!(
             conversation.conversations[0]
                 .value
@@ -156,4 +156,39 @@ fn a_solver_shows_what_an_episode_looks_like() {
             replies
         );
     }
+}
+
+/// What a solver shows is made when it is drawn, so only then is it known to be too long.
+#[test]
+fn a_solution_that_is_too_long_gives_way_or_is_refused() {
+    let policy = policy();
+    let source = builtin::parse("builtin").unwrap().source;
+    let solver = Solver::new(&source, "").unwrap();
+    let ids: Vec<i64> = (0..60).collect();
+    let tokens = |id: i64| {
+        let shown = Conversation::from(solver.demonstrate(id, "Craft.").unwrap());
+        shown.tokens(&policy, "x").unwrap().token_ids
+    };
+    let longest = (0..60).max_by_key(|id| tokens(*id).len()).unwrap();
+    let limit = tokens(longest).len() - 1;
+    let drawn = |overlong, tokens_max| {
+        let row = longest as usize;
+        let limit = (tokens_max, overlong);
+        solved(
+            (&solver, "Craft."),
+            (&ids, row),
+            &policy,
+            "source row 7",
+            limit,
+        )
+    };
+    let message = drawn(OverlongRows::Refuse, limit).unwrap_err().to_string();
+    assert!(message.starts_with("source row 7 (textcraft_"), "{message}");
+    assert!(message.contains("sft.max_length"), "{message}");
+    let next = (1..60).map(|n| (longest + n) % 60);
+    let expected = next.map(tokens).find(|ids| ids.len() <= limit).unwrap();
+    let drawn_instead = drawn(OverlongRows::LeaveOut, limit).unwrap();
+    assert_eq!(drawn_instead.token_ids, expected);
+    let message = drawn(OverlongRows::LeaveOut, 3).unwrap_err().to_string();
+    assert!(message.contains("raise it or give other ids"), "{message}");
 }

@@ -109,11 +109,8 @@ async fn mask_and_spans_say_who_produced_what() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn scoring_gives_the_sampled_log_probs_bit_for_bit() {
-    let player = player(&plan(&[]), 2, |_| {}).await;
-    let episode = player.play(&request(7, 1)).await.unwrap();
-    let sequence = &episode.sequences[0];
+/// Scoring a sequence gives the log-probs that it was sampled with, bit for bit.
+fn assert_scored_as_sampled(player: &Player, sequence: &Sequence) {
     let requests = [ScoreRequest {
         token_ids: &sequence.token_ids,
         loss_mask: &sequence.loss_mask,
@@ -126,6 +123,14 @@ async fn scoring_gives_the_sampled_log_probs_bit_for_bit() {
     };
     let scores = score(&player.policy, &requests, 1.0, &options).unwrap();
     assert_eq!(scores[0].log_probs, sequence.sampled_log_probs);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scoring_gives_the_sampled_log_probs_bit_for_bit() {
+    let player = player(&plan(&[]), 2, |_| {}).await;
+    let episode = player.play(&request(7, 1)).await.unwrap();
+    let sequence = &episode.sequences[0];
+    assert_scored_as_sampled(&player, sequence);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -230,6 +235,23 @@ async fn a_server_that_answers_errors_faults_the_episode() {
     );
 }
 
+/// An environment's own limits are those of its episodes where they are the lower ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_environment_may_have_nearer_limits() {
+    for (limits, rounds, tokens) in [((2, 5), 2, 5), ((9, 900), 3, 12)] {
+        let mut player = player(&plan(&[]), 2, |_| {}).await;
+        let environment = player.environments.get_mut("textcraft").unwrap();
+        (environment.rounds_max, environment.turn_tokens_max) = limits;
+        let episode = player.play(&request(3, 1)).await.unwrap();
+        assert_eq!(
+            (episode.outcome, episode.turns.len()),
+            (Outcome::Horizon, rounds)
+        );
+        let sampled = episode.turns.iter().map(|t| t.policy.1 - t.policy.0);
+        assert_eq!(sampled.max(), Some(tokens));
+    }
+}
+
 /// What the policy sees is the prompt and the last turns, put together from the
 /// ids that are there; each id is trained on once, and scoring agrees.
 #[tokio::test(flavor = "multi_thread")]
@@ -268,18 +290,7 @@ async fn a_limited_context_has_a_sequence_for_every_turn_beyond_it() {
         let sampled: u32 = episode.turns.iter().map(|t| t.policy.1 - t.policy.0).sum();
         assert_eq!(loss, sampled as usize, "every sampled id counts once");
         for sequence in &episode.sequences {
-            let requests = [ScoreRequest {
-                token_ids: &sequence.token_ids,
-                loss_mask: &sequence.loss_mask,
-            }];
-            let options = ComputeOptions {
-                threads: 1,
-                pack_tokens: 4096,
-                checkpointed: false,
-                beat: &|| {},
-            };
-            let scores = score(&player.policy, &requests, 1.0, &options).unwrap();
-            assert_eq!(scores[0].log_probs, sequence.sampled_log_probs);
+            assert_scored_as_sampled(&player, sequence);
         }
     }
     // A window that is never left changes nothing.
@@ -361,18 +372,7 @@ async fn a_summary_ends_a_sequence_and_begins_the_next() {
         assert_eq!(loss, sampled as usize, "every sampled id counts once");
         for sequence in &episode.sequences {
             assert!(sequence.token_ids.len() <= prompt.len() + tokens);
-            let requests = [ScoreRequest {
-                token_ids: &sequence.token_ids,
-                loss_mask: &sequence.loss_mask,
-            }];
-            let options = ComputeOptions {
-                threads: 1,
-                pack_tokens: 4096,
-                checkpointed: false,
-                beat: &|| {},
-            };
-            let scores = score(&player.policy, &requests, 1.0, &options).unwrap();
-            assert_eq!(scores[0].log_probs, sequence.sampled_log_probs);
+            assert_scored_as_sampled(&player, sequence);
         }
         // Its random numbers are its own: the same episode again, on one thread.
         let again = Player {

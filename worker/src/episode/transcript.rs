@@ -33,6 +33,8 @@ pub(super) struct Transcript {
     unsent: usize,
     /// Longest sequence that the budgets allow.
     tokens_max: usize,
+    /// Most of them that one turn may sample.
+    turn_tokens_max: usize,
     /// Ids of the prompt, and of each turn its reply with the observation after
     /// it: what a later context is put together from. Kept only where the
     /// context is limited.
@@ -57,7 +59,12 @@ struct Sampled {
 }
 
 impl Transcript {
-    pub(super) fn start(player: &Player, request: &Request, prompt: &str) -> Result<Self> {
+    pub(super) fn start(
+        player: &Player,
+        request: &Request,
+        prompt: &str,
+        turn_tokens_max: usize,
+    ) -> Result<Self> {
         let (policy, rules) = (&player.policy, &player.rules);
         let message = Message {
             role: Role::User,
@@ -88,6 +95,7 @@ impl Transcript {
             seat: player.decoder.open(),
             unsent: 0,
             tokens_max,
+            turn_tokens_max,
             prompt: Vec::new(),
             turns: Vec::new(),
             context_turns: rules.gym.context_turns,
@@ -153,7 +161,7 @@ impl Transcript {
                 .chat()
                 .observation_ids(policy.tokenizer(), ended, &ask)?;
             // After another reply there must still be room to ask, and for the answer.
-            let reserve = 2 * player.rules.turn_tokens_max + alone.len();
+            let reserve = 2 * self.turn_tokens_max + alone.len();
             if due || self.len() + ids.len() + reserve > self.tokens_max {
                 let asked = format!("{}\n\n{ask}", last.observation);
                 return self
@@ -197,7 +205,7 @@ impl Transcript {
     ) -> Result<bool> {
         let (chat, tokenizer) = (player.policy.chat(), player.policy.tokenizer());
         let mut asked = chat.observation_ids(tokenizer, last.finish == Finish::Eos, asked)?;
-        if self.len() + asked.len() + player.rules.turn_tokens_max > self.tokens_max {
+        if self.len() + asked.len() + self.turn_tokens_max > self.tokens_max {
             asked = alone.to_vec();
         }
         if self.len() + asked.len() >= self.tokens_max {
@@ -278,7 +286,7 @@ impl Transcript {
                 stream: request.stream,
                 turn: number,
                 sampling: request.sampling,
-                tokens_max: room.min(player.rules.turn_tokens_max),
+                tokens_max: room.min(self.turn_tokens_max),
                 stop_ids: policy.eos_ids().to_vec(),
             })
             .await?;

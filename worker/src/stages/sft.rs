@@ -7,7 +7,7 @@
 pub(super) mod mixture;
 
 use super::blocking;
-use super::training::{ADAM_EPS, optimizer_folder, resume, save, upload, wide};
+use super::training::{ADAM_EPS, optimizer_folder, policy_options, resume, save, upload, wide};
 use crate::demonstrations::Encoded;
 use crate::metrics::{self, mean};
 use crate::policies::POLICY;
@@ -85,16 +85,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let mut trainer = resume(&policy, adamw, optimizer.as_ref().map(LocalFolder::path))?;
         let start = Instant::now();
         let tick = || beat.tick();
-        let options = ComputeOptions {
-            threads,
-            pack_tokens: plan.config.jobs.pack_tokens,
-            checkpointed: plan
-                .config
-                .actor_rollout_ref
-                .model
-                .enable_gradient_checkpointing,
-            beat: &tick,
-        };
+        let options = policy_options(&plan, threads, &tick);
         let rate = schedule(&plan, id.iteration);
         rate.validate()?;
         let mut results = Vec::with_capacity(steps.len());

@@ -122,21 +122,15 @@ impl Bench {
             part: input.from.part,
         };
         let manifest = Manifest {
-            version: Manifest::VERSION,
-            run: self.plan.run.clone(),
-            iteration: part.id.iteration,
-            stage: part.id.stage.name().into(),
-            part: part.id.part,
-            attempt: self.attempts.get(),
-            nonce: nonce(),
             inputs: part.inputs.iter().map(reference).collect(),
-            outputs,
             seed: self.plan.config.run.seed,
             numeric_class: "test".into(),
             code_version: "test".into(),
-            plan_revision: 0,
-            decision: None,
-            work: None,
+            ..Manifest::new(
+                self.slot(part.id),
+                AttemptId::new(self.attempts.get()),
+                outputs,
+            )
         };
         assert!(matches!(
             self.store.commit(&manifest).await.unwrap(),

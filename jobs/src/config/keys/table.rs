@@ -414,7 +414,7 @@ pub const KEYS: &[KeySpec] = &[
     id(
         "actor_rollout_ref.agentgym.envs",
         "{}",
-        "further environments: name: {task_name, env_addr}",
+        "further environments: name: {task_name, env_addr} and limits of their own: {max_rounds, max_tokens}",
     ),
     bind(
         "actor_rollout_ref.agentgym.max_retries",

@@ -90,6 +90,34 @@ fn advantages_stand_on_sampled_tokens_only() {
     assert_eq!(slots[2].as_ref().unwrap().advantage, 0.0);
 }
 
+/// A context that was summed up makes several sequences of an episode; it is one member of
+/// its group all the same, and each of its sequences has its advantage.
+#[test]
+fn an_episode_of_several_sequences_counts_once() {
+    let plan = plan(&[]);
+    let whole = iteration();
+    let mut parted = iteration()
+        .into_iter()
+        .map(|s| s.episode)
+        .collect::<Vec<_>>();
+    for _ in 0..2 {
+        let again = parted[0].sequences[0].clone();
+        parted[0].sequences.push(again);
+    }
+    let (whole, parted) = (assign(&plan, &whole), assign(&plan, &scored(parted)));
+    let told = |credit: &Credit| -> Vec<Option<f64>> {
+        let slots = batch_of(credit).iter();
+        slots.map(|s| s.as_ref().map(|e| e.advantage)).collect()
+    };
+    assert_eq!(told(&parted), told(&whole));
+    let first = batch_of(&parted)[0].as_ref().unwrap();
+    assert_eq!(first.sequences.len(), 3);
+    for sequence in &first.sequences {
+        assert_eq!(sequence.advantages, first.sequences[0].advantages);
+        assert!(sequence.advantages.iter().any(|a| *a != 0.0));
+    }
+}
+
 #[test]
 fn a_masked_overlong_episode_still_sets_the_baseline() {
     let plan = plan(&["algorithm.overlong=mask"]);

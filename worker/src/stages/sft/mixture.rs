@@ -9,6 +9,7 @@ use crate::{Error, Result, StageContext};
 use agentgym_envs::builtin;
 use agentgym_envs::demonstration::Solver;
 use agentgym_envs::spec::spec;
+use agentgym_jobs::config::OverlongRows;
 use agentgym_jobs::episode::Episodes;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey, permutation};
@@ -21,6 +22,8 @@ pub(super) struct Mixture {
     pub(super) seed: u64,
     pub(super) iteration: u32,
     pub(super) batch_size: usize,
+    /// What happens to a solver's demonstration that is too long.
+    pub(super) overlong: OverlongRows,
     /// Picks so far, over all sources.
     pub(super) picks: u64,
 }
@@ -137,6 +140,7 @@ impl Mixture {
             seed,
             iteration,
             batch_size: plan.config.sft.batch_size,
+            overlong: plan.config.sft.overlong,
             picks: 0,
         })
     }
@@ -179,9 +183,8 @@ impl Mixture {
                         ids,
                         instruction,
                     } => {
-                        let shown = solved(solver, ids, row, instruction);
-                        let shown = shown.map_err(|e| Error::stage(format!("{what}: {e}")))?;
-                        shown.encode(policy, &what, tokens_max)
+                        let limit = (tokens_max, self.overlong);
+                        solved((solver, instruction), (ids, row), policy, &what, limit)
                     }
                 }
             })

@@ -2,6 +2,7 @@ use super::mixture::{Content, Source};
 use super::*;
 use crate::demonstrations::{Conversation, Line};
 use crate::stages::testing::policy;
+use agentgym_jobs::config::OverlongRows;
 
 fn rows(count: usize) -> Vec<Conversation> {
     let line = |from: &str, value: String| Line {
@@ -36,6 +37,7 @@ fn mixture() -> Mixture {
         seed: 5,
         iteration: 0,
         batch_size: 4,
+        overlong: OverlongRows::Refuse,
         picks: 0,
     }
 }

@@ -1,0 +1,144 @@
+//! What one slow environment costs a rollout. `cargo bench --workspace --bench slow_environment`
+//! plays the same tasks over four environments, each behind a proxy that holds every answer back:
+//! first all for as long, then one of them a hundred times as long. Beside the wall time stands
+//! what the slow episodes take by themselves, below which no rollout can come. Nothing is
+//! asserted: numbers depend on the machine. Needs the programs.
+
+use agentgym_storage::{RunId, Slot, Store};
+use agentgym_tests::program::{Running, finish, program};
+use anyhow::{Context as _, ensure};
+use std::net::{SocketAddr, TcpListener};
+use std::str::FromStr as _;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net;
+
+const ANSWER: Duration = Duration::from_millis(5);
+const SLOWER: u32 = 100;
+const ROUNDS: u32 = 6;
+const ENVIRONMENTS: usize = 4;
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    // `cargo test --benches` only wants to see it run.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return Ok(());
+    }
+    let addr = free_address()?;
+    let mut server = program("agentgym-env");
+    server.args([
+        "textcraft",
+        "--worlds",
+        "1-2",
+        "--port",
+        &addr.port().to_string(),
+    ]);
+    let _server = Running::start(server);
+    let begun = Instant::now();
+    while net::TcpStream::connect(addr).await.is_err() {
+        ensure!(begun.elapsed().as_secs() < 20, "the server does not start");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    println!("{ENVIRONMENTS} environments, 32 tasks × 4 samples, {ROUNDS} rounds, two threads");
+    let even = played(addr, ANSWER).await?;
+    println!("each answers after {ANSWER:?}: rollout {even:.2} s");
+    let uneven = played(addr, ANSWER * SLOWER).await?;
+    // To open takes two calls, each round one.
+    let alone = (ANSWER * SLOWER * (ROUNDS + 2)).as_secs_f64();
+    println!(
+        "one of them after {:?}: rollout {uneven:.2} s; one of its episodes alone waits {alone:.2} s",
+        ANSWER * SLOWER
+    );
+    println!(
+        "ratio {:.2}, over what it cannot avoid {:.2} s",
+        uneven / even,
+        uneven - alone
+    );
+    Ok(())
+}
+
+fn free_address() -> anyhow::Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+}
+
+/// Seconds of a rollout, where the last environment answers after `last`.
+async fn played(server: SocketAddr, last: Duration) -> anyhow::Result<f64> {
+    let (mut envs, mut tasks) = (Vec::new(), Vec::new());
+    for index in 0..ENVIRONMENTS {
+        let wait = if index + 1 == ENVIRONMENTS {
+            last
+        } else {
+            ANSWER
+        };
+        let url = proxy(server, wait).await?;
+        envs.push(format!(
+            "e{index}: {{task_name: textcraft, env_addr: '{url}'}}"
+        ));
+        tasks.push(format!("{{env: e{index}, ids: 0..1000, share: 0.25}}"));
+    }
+    let scratch = tempfile::tempdir()?;
+    let config = format!(
+        "run: {{id: slow}}
+actor_rollout_ref:
+  model: {{path: 'tiny?hidden=64&layers=2&vocab=512'}}
+  actor: {{ppo_mini_batch_size: 32}}
+  rollout: {{n: 4, max_tokens: 16, max_model_len: 2048}}
+  agentgym: {{task_name: e0, env_addr: builtin, envs: {{{}}}}}
+data: {{train_batch_size: 32, max_prompt_length: 768, max_response_length: 1024, tasks: [{}]}}
+algorithm: {{rounds_ctrl: {{rounds: {ROUNDS}}}}}
+trainer: {{total_training_steps: 1, test_freq: 0}}
+jobs: {{rollout_part_tasks: 32, threads: 2}}
+",
+        envs.join(", "),
+        tasks.join(", ")
+    );
+    let path = scratch.path().join("slow.yaml");
+    std::fs::write(&path, config)?;
+    let store = scratch.path().join("store").display().to_string();
+    let mut command = program("agentgym-submit");
+    command.arg(&path).arg("--quiet").args(["--store", &store]);
+    let output = tokio::task::spawn_blocking(|| finish(command)).await?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {said}", output.status);
+    let slot = Slot {
+        run: RunId::from_str("slow")?,
+        iteration: 1,
+        stage: "rollout".into(),
+        part: 0,
+    };
+    let store = Store::open(&store).await?;
+    let manifest = store
+        .manifest(&slot)
+        .await?
+        .context("the rollout is committed")?;
+    Ok(manifest.work.context("a commit says how it went")?.wall_s)
+}
+
+/// A way to the server on which every answer takes `wait` longer; its URL.
+async fn proxy(server: SocketAddr, wait: Duration) -> anyhow::Result<String> {
+    let listener = net::TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}", listener.local_addr()?);
+    tokio::spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let far = net::TcpStream::connect(server).await?;
+                let (mut asks, mut hears) = near.into_split();
+                let (mut answers, mut passes_on) = far.into_split();
+                let asked = tokio::io::copy(&mut asks, &mut passes_on);
+                let answered = async {
+                    let mut piece = vec![0; 1 << 16];
+                    loop {
+                        let length = answers.read(&mut piece).await?;
+                        if length == 0 {
+                            return hears.shutdown().await;
+                        }
+                        tokio::time::sleep(wait).await;
+                        hears.write_all(&piece[..length]).await?;
+                    }
+                };
+                tokio::try_join!(asked, answered).map(|_| ())
+            });
+        }
+    });
+    Ok(url)
+}
