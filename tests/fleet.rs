@@ -38,26 +38,42 @@ impl Fleet {
 
     /// One more worker of one thread, with further arguments.
     pub fn worker(&self, arguments: &[&str]) -> Running {
+        Running::start(self.worker_command(arguments))
+    }
+
+    /// What starts one.
+    pub fn worker_command(&self, arguments: &[&str]) -> Command {
         let mut command = program("agentgym-worker");
         command
             .args(["--threads", "1", "--lease-ttl-s", &self.lease_s.to_string()])
             .args(["--store", &self.s3.url, "--queue", &self.redis.url()])
             .args(arguments)
             .envs(self.s3.env());
-        Running::start(command)
+        command
     }
 
     /// Plans, enqueues and follows, as a user does; the workers are elsewhere.
     pub fn submit(&self, arguments: &[&str]) -> Command {
+        self.submit_as(RUN, arguments)
+    }
+
+    /// The same for a run of another name.
+    pub fn submit_as(&self, run: &str, arguments: &[&str]) -> Command {
+        let mut command = self.type_in(&["run", "configs/smoke.yaml"]);
+        command
+            .args(arguments)
+            .arg(format!("run.id={run}"))
+            .arg(format!("jobs.lease_ttl_s={}", self.lease_s))
+            .arg("jobs.workers=0");
+        command
+    }
+
+    /// A line of `agentgym-submit` about this store and queue.
+    pub fn type_in(&self, words: &[&str]) -> Command {
         let mut command = program("agentgym-submit");
         command
-            .arg("configs/smoke.yaml")
-            .args(arguments)
-            .arg(format!("run.id={RUN}"))
-            .arg(format!("storage.url={}", self.s3.url))
-            .arg(format!("queue.url={}", self.redis.url()))
-            .arg(format!("jobs.lease_ttl_s={}", self.lease_s))
-            .arg("jobs.workers=0")
+            .args(words)
+            .args(["--store", &self.s3.url, "--queue", &self.redis.url()])
             .envs(self.s3.env());
         command
     }
@@ -90,11 +106,7 @@ impl Fleet {
     /// # Panics
     /// If there is none.
     pub fn digest(&self) -> String {
-        let mut command = program("agentgym-submit");
-        command
-            .args(["digest", RUN, "--store", &self.s3.url])
-            .envs(self.s3.env());
-        let output = finish(command);
+        let output = finish(self.type_in(&["digest", RUN]));
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let complaint = String::from_utf8_lossy(&output.stderr);
         let digest = said.split_whitespace().find(|word| word.len() == 64);

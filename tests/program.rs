@@ -61,6 +61,18 @@ impl Running {
         Self(quiet.spawn().expect("the program can be started"))
     }
 
+    /// Starts a program and appends what it says to a file.
+    ///
+    /// # Panics
+    /// If it cannot be started, or the file not be written.
+    pub fn start_logged(mut command: Command, log: &Path) -> Self {
+        let file = std::fs::File::options().create(true).append(true).open(log);
+        let file = file.expect("the test's folder can be written");
+        let copy = file.try_clone().expect("an open file can be shared");
+        command.stdin(Stdio::null()).stdout(copy).stderr(file);
+        Self(command.spawn().expect("the program can be started"))
+    }
+
     /// True once the program has ended by itself.
     pub fn has_ended(&mut self) -> bool {
         matches!(self.0.try_wait(), Ok(Some(_)))

@@ -1,6 +1,8 @@
 //! The plan: a run config resolved, frozen and hashed. Workers see plans, not
 //! configs; a plan never holds a secret, a store URL or a queue URL.
 
+mod stored;
+
 use crate::config::{Config, Files, Pipeline, RunConfig, keys};
 use crate::episode::Task;
 use crate::tasks::{TaskPool, read_train_items};
@@ -130,34 +132,6 @@ impl Plan {
         let mut bytes = serde_json::to_vec_pretty(&file).expect("a plan is plain JSON");
         bytes.push(b'\n');
         bytes
-    }
-
-    /// Reads a stored plan.
-    ///
-    /// # Errors
-    /// Damaged JSON, or a plan of another program version that cannot be read.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let bad = |message: String| Error::Payload {
-            what: "plan".into(),
-            message,
-        };
-        let file: PlanFile = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
-        if file.version != VERSION {
-            return Err(bad(format!(
-                "has version {}, this program reads {VERSION}",
-                file.version
-            )));
-        }
-        let read = RunConfig::from_tree(file.config)?;
-        let run = RunId::from_str(&file.run).map_err(|e| bad(e.to_string()))?;
-        let plan = Self::build(run, file.revision, file.identity, read.tree, read.config)?;
-        if plan.iterations != file.iterations || identity(&plan.tree) != plan.identity {
-            return Err(bad(
-                "does not reproduce its own identity; it was written by another program version"
-                    .into(),
-            ));
-        }
-        Ok(plan)
     }
 
     /// The same run with the bindings of `newer`; refuses changed identity keys.
@@ -291,8 +265,13 @@ impl Plan {
         if config.run.pipeline != Pipeline::Rl || iteration <= config.trainer.critic_warmup {
             return 0;
         }
-        let batch = config.data.train_batch_size;
-        actor.ppo_epochs * batch.div_ceil(actor.ppo_mini_batch_size) as u32
+        actor.ppo_epochs * self.minibatches()
+    }
+
+    /// Minibatches in one pass over the tasks of an iteration.
+    pub fn minibatches(&self) -> u32 {
+        let mini = self.config.actor_rollout_ref.actor.ppo_mini_batch_size;
+        self.config.data.train_batch_size.div_ceil(mini) as u32
     }
 
     /// Parts that share the gradient of each optimizer step; 0 where one part makes

@@ -95,20 +95,14 @@ struct EndFile {
 }
 
 impl Store {
-    /// Records a beginning under the first free number above `taken` and gives it out.
-    /// `taken` is the highest number that the caller has seen, 0 for none: it saves requests.
+    /// Records a beginning under the first free number and gives it out.
     ///
     /// # Errors
     /// The store fails.
-    pub async fn start_attempt(
-        &self,
-        slot: &Slot,
-        start: &AttemptStart,
-        taken: u32,
-    ) -> Result<AttemptId> {
+    pub async fn start_attempt(&self, slot: &Slot, start: &AttemptStart) -> Result<AttemptId> {
         // Another worker may take a number first; each loss means that one
         // more attempt is on record, so this ends.
-        for number in taken + 1.. {
+        for number in 1.. {
             if let Some(attempt) = self.start_attempt_as(slot, start, number).await? {
                 return Ok(attempt);
             }

@@ -28,6 +28,8 @@ pub(crate) struct Backend {
     pub(crate) objects: Arc<dyn ObjectStore>,
     /// For messages: no secrets, and a folder's absolute path.
     pub(crate) url: String,
+    /// What opens it again, in the same environment: no secrets either.
+    pub(crate) address: String,
     pub(crate) local_root: Option<PathBuf>,
 }
 
@@ -111,6 +113,7 @@ fn folder(path: &Path) -> Result<Backend> {
     Ok(Backend {
         objects: Arc::new(files),
         url: root.display().to_string(),
+        address: root.display().to_string(),
         local_root: Some(root),
     })
 }
@@ -131,6 +134,7 @@ fn memory(name: &str) -> Backend {
     Backend {
         objects,
         url: format!("memory:{name}"),
+        address: format!("memory:{name}"),
         local_root: None,
     }
 }
@@ -225,6 +229,11 @@ fn s3(given: &str, url: &Url, options: &[(&str, &str)]) -> Result<Backend> {
     Ok(Backend {
         objects,
         url: format!("{shown}{at}"),
+        // Every option was known, and none of those is a secret.
+        address: match url.query() {
+            Some(options) => format!("{shown}?{options}"),
+            None => shown,
+        },
         local_root: None,
     })
 }

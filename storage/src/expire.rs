@@ -109,12 +109,8 @@ impl Store {
             .filter(|key| ours(key) && !spared.contains(key))
             .collect();
         let deleted = doomed.len();
-        let delete = |key: Key| async move { self.delete_at(&location(&key)?).await };
-        stream::iter(doomed)
-            .map(delete)
-            .buffer_unordered(AT_ONCE)
-            .try_collect::<()>()
-            .await?;
+        let doomed: Vec<_> = doomed.iter().map(location).collect::<Result<_>>()?;
+        self.delete_all(&doomed).await?;
         Ok(Expired {
             named,
             pinned: named - deleted,

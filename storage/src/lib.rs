@@ -24,6 +24,7 @@ mod manifest;
 mod outputs;
 mod plans;
 mod probe;
+mod run_digest;
 mod store;
 
 pub use artifact::{Artifact, CHUNK_BYTES, Digest};
@@ -36,4 +37,5 @@ pub use journal::{Journal, SEGMENT_BYTES_MAX};
 pub use keys::{AttemptId, Key, RunId, Slot, nonce};
 pub use manifest::{Committed, InputRef, MANIFEST_BYTES_MAX, Manifest, Work};
 pub use outputs::{OutputWriter, Outputs};
+pub use run_digest::SeenCommits;
 pub use store::{Created, RequestCounts, Store};

@@ -3,15 +3,12 @@
 //! nothing of an attempt counts, after it nothing can change.
 
 use crate::keys::commits_prefix;
-use crate::{Artifact, AttemptId, Created, Digest, Error, Key, Result, RunId, Slot, Store};
+use crate::{Artifact, AttemptId, Created, Error, Key, Result, RunId, Slot, Store};
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 
 /// Largest manifest; one artifact takes some 400 bytes.
 pub const MANIFEST_BYTES_MAX: u64 = 16 << 20;
-/// Manifests read at once where many are needed.
-const READS_AT_ONCE: usize = 16;
 
 /// A commit that a part read from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,6 +77,28 @@ pub struct Work {
 impl Manifest {
     /// The version this program writes, and the newest it reads.
     pub const VERSION: u32 = 1;
+
+    /// The manifest of a part that read nothing: an attempt's outputs, sorted by name. Whoever
+    /// makes one that is to be trusted says the rest as well.
+    pub fn new(slot: Slot, attempt: AttemptId, outputs: Vec<Artifact>) -> Self {
+        Self {
+            version: Self::VERSION,
+            run: slot.run,
+            iteration: slot.iteration,
+            stage: slot.stage,
+            part: slot.part,
+            attempt: attempt.number,
+            nonce: attempt.nonce,
+            inputs: Vec::new(),
+            outputs,
+            seed: 0,
+            numeric_class: String::new(),
+            code_version: String::new(),
+            plan_revision: 0,
+            decision: None,
+            work: None,
+        }
+    }
 
     /// The part that this is the commit of.
     pub fn slot(&self) -> Slot {
@@ -205,55 +224,6 @@ impl Store {
     pub async fn all_commits(&self, run: &RunId) -> Result<Vec<Slot>> {
         Ok(slots(self.list_run(run, "commits").await?))
     }
-
-    /// Digest of a run and the number of its commits: BLAKE3 over one line
-    /// `iteration stage part name digest` for each output of each commit,
-    /// sorted. It says whether two runs computed the same.
-    ///
-    /// # Errors
-    /// The store fails, or a commit cannot be read.
-    pub async fn run_digest(&self, run: &RunId) -> Result<(Digest, usize)> {
-        let slots = self.all_commits(run).await?;
-        let commits = slots.len();
-        let read = |slot: Slot| async move {
-            let gone = || Error::NotFound {
-                key: Key::Commit(slot.clone()).path(),
-                url: self.url().to_owned(),
-            };
-            self.manifest(&slot).await?.ok_or_else(gone)
-        };
-        let manifests: Vec<Manifest> = stream::iter(slots)
-            .map(read)
-            .buffered(READS_AT_ONCE)
-            .try_collect()
-            .await?;
-        let mut lines: Vec<_> = manifests
-            .iter()
-            .flat_map(|m| {
-                m.outputs.iter().map(move |o| {
-                    (
-                        m.iteration,
-                        m.stage.as_str(),
-                        m.part,
-                        o.name.as_str(),
-                        o.digest,
-                    )
-                })
-            })
-            .collect();
-        lines.sort_unstable();
-        let mut hasher = blake3::Hasher::new();
-        for (iteration, stage, part, name, digest) in lines {
-            hasher.update(format!("{iteration} {stage} {part} {name} {digest}\n").as_bytes());
-        }
-        let digest = hasher
-            .finalize()
-            .to_hex()
-            .as_str()
-            .parse()
-            .expect("64 hexadecimal digits are a digest");
-        Ok((digest, commits))
-    }
 }
 
 fn slots(listed: Vec<(Key, u64)>) -> Vec<Slot> {
@@ -351,6 +321,7 @@ fn check_size(key: &str, what: &'static str, size: usize) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Digest;
     use serde_json::json;
 
     fn manifest() -> Manifest {

@@ -21,7 +21,7 @@ impl Store {
     pub async fn probe(&self) -> Result<()> {
         let path = ObjectPath::from(probe_path(&nonce()));
         let tried = self.try_creating(&path).await;
-        if let Err(e) = self.delete_at(&path).await
+        if let Err(e) = self.delete_all(std::slice::from_ref(&path)).await
             && tried.is_ok()
         {
             tracing::warn!(

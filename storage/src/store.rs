@@ -1,11 +1,12 @@
 //! The store: create, read, list. There is no way to overwrite an object, and
 //! deletion is reserved to retention, so a reader never sees a change.
 
+use crate::backend::{self, Backend};
 use crate::keys::{before_iteration, run_prefix};
-use crate::{Error, Key, Result, RunId, backend};
+use crate::{Error, Key, Result, RunId};
 use bytes::Bytes;
-use futures::TryStreamExt;
-use futures::stream::BoxStream;
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as ObjectPath;
 use object_store::{
     Error as BackendError, GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore,
@@ -45,6 +46,7 @@ pub struct Store {
 struct Inner {
     objects: Arc<dyn ObjectStore>,
     url: String,
+    address: String,
     local_root: Option<PathBuf>,
     counters: Counters,
 }
@@ -110,19 +112,25 @@ impl Store {
     /// As [`Store::open`].
     pub async fn open_with(url: &str, options: &[(&str, &str)]) -> Result<Self> {
         let backend = backend::open(url, options)?;
-        Ok(Self::new(backend.objects, backend.url, backend.local_root))
+        Ok(Self::new(backend))
     }
 
     /// A store over a backend that is open already; `url` is its name for people.
     pub fn over(objects: Arc<dyn ObjectStore>, url: &str) -> Self {
-        Self::new(objects, url.to_owned(), None)
+        Self::new(Backend {
+            objects,
+            url: url.to_owned(),
+            address: url.to_owned(),
+            local_root: None,
+        })
     }
 
-    fn new(objects: Arc<dyn ObjectStore>, url: String, local_root: Option<PathBuf>) -> Self {
+    fn new(backend: Backend) -> Self {
         let inner = Inner {
-            objects,
-            url,
-            local_root,
+            objects: backend.objects,
+            url: backend.url,
+            address: backend.address,
+            local_root: backend.local_root,
             counters: Counters::default(),
         };
         Self {
@@ -168,6 +176,16 @@ impl Store {
     /// The store's name for people: without secrets, a folder as its absolute path.
     pub fn url(&self) -> &str {
         &self.inner.url
+    }
+
+    /// What to type behind `--store` to reach it again, quoted where a shell wants that.
+    pub fn argument(&self) -> String {
+        let address = &self.inner.address;
+        let is_plain = |c: char| c.is_alphanumeric() || "/:.-_=@%+,".contains(c);
+        match address.chars().all(is_plain) {
+            true => address.clone(),
+            false => format!("'{}'", address.replace('\'', r"'\''")),
+        }
     }
 
     /// The folder that holds the objects, if they are files.
@@ -313,16 +331,28 @@ impl Store {
     }
 
     /// Removes an object; only retention and the probe do. A missing one is fine.
-    pub(crate) async fn delete_at(&self, path: &ObjectPath) -> Result<()> {
-        self.persist(|| self.delete_at_once(path)).await
+    /// Deletes objects, with one request where the store can; what is gone is fine.
+    pub(crate) async fn delete_all(&self, paths: &[ObjectPath]) -> Result<()> {
+        self.persist(|| self.delete_all_once(paths)).await
     }
 
-    async fn delete_at_once(&self, path: &ObjectPath) -> Result<()> {
-        self.inner.counters.deletes.fetch_add(1, Ordering::Relaxed);
-        match self.inner.objects.delete(path).await {
-            Ok(()) | Err(BackendError::NotFound { .. }) => Ok(()),
-            Err(e) => Err(self.failed("delete", path, &e)),
+    async fn delete_all_once(&self, paths: &[ObjectPath]) -> Result<()> {
+        let Some(first) = paths.first() else {
+            return Ok(());
+        };
+        let deletes = &self.inner.counters.deletes;
+        deletes.fetch_add(paths.len() as u64, Ordering::Relaxed);
+        let doomed = stream::iter(paths.to_vec()).map(Ok).boxed();
+        let mut answers = self.inner.objects.delete_stream(doomed);
+        // One that fails keeps no other one from being deleted.
+        let mut failed = Ok(());
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok(_) | Err(BackendError::NotFound { .. }) => {}
+                Err(e) => failed = failed.and(Err(self.failed("delete", first, &e))),
+            }
         }
+        failed
     }
 
     /// One create-only write; false if something is there.

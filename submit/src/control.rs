@@ -39,7 +39,13 @@ pub(crate) async fn retry(
     overrides: &[String],
     global: &Global,
 ) -> Result<()> {
-    let before = RunView::open(store, name).await?.plan.revision;
+    let view = RunView::open(store, name).await?;
+    if view.progress().await?.finished(&view.plan) {
+        let said = format!("run {name} is finished: there is nothing to try again");
+        tell(global, &said, &view.plan, false);
+        return Ok(());
+    }
+    let before = view.plan.revision;
     let plan = run::go_on(store, name, overrides).await?;
     let said = if plan.revision == before {
         format!(

@@ -218,8 +218,9 @@ impl Follower {
 
     /// A worker of this process has committed a part.
     async fn heard(&mut self, id: PartId, manifest: &Manifest) -> Result<()> {
+        // In this order: where its figures cannot be read now, the next look finds it new.
+        self.book.add(&self.view, id, manifest).await?;
         if self.progress.insert(id) {
-            self.book.add(&self.view, id, manifest).await?;
             self.tell()?;
         }
         Ok(())
@@ -234,11 +235,14 @@ impl Follower {
         let run = &self.view.plan.run;
         let listed = self.view.store.commits_from(run, first).await?;
         let new = listed.iter().filter_map(part_id);
-        let new: Vec<PartId> = new.filter(|id| self.progress.insert(*id)).collect();
+        let new: Vec<PartId> = new.filter(|id| !self.progress.contains(id)).collect();
         if new.is_empty() {
             return Ok(());
         }
-        self.book.absorb(&self.view, new).await?;
+        self.book.absorb(&self.view, new.iter().copied()).await?;
+        for id in new {
+            self.progress.insert(id);
+        }
         self.tell()
     }
 
@@ -328,7 +332,7 @@ impl Follower {
     }
 }
 
-fn worker_error(e: agentgym_worker::Error) -> Error {
+pub(crate) fn worker_error(e: agentgym_worker::Error) -> Error {
     match e {
         agentgym_worker::Error::Jobs(e) => Error::Jobs(e),
         agentgym_worker::Error::Storage(e) => Error::Storage(e),

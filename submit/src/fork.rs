@@ -216,7 +216,7 @@ fn check_part(parent: &Plan, child: &Plan, id: PartId) -> Result<()> {
 
 /// Retention was quicker: what can be done instead.
 fn gone(parent: &RunView, args: &ForkArgs, key: &Key) -> Error {
-    let (run, n, url) = (&parent.plan.run, args.iteration, parent.store.url());
+    let (run, n, url) = (&parent.plan.run, args.iteration, parent.store.argument());
     let is_optimizer = matches!(key, Key::File { name, .. } if name.starts_with("optimizer/"));
     let every = parent.plan.config.trainer.save_freq;
     Error::Missing(match is_optimizer {
@@ -248,7 +248,7 @@ async fn commit(store: &Store, mut manifest: Manifest) -> Result<()> {
         code_version: code_version().to_owned(),
         plan_revision: manifest.plan_revision,
     };
-    let attempt = store.start_attempt(&slot, &start, 0).await?;
+    let attempt = store.start_attempt(&slot, &start).await?;
     manifest.attempt = attempt.number;
     manifest.nonce = attempt.nonce;
     manifest.work = Some(Work {

@@ -19,6 +19,7 @@ pub mod keys_view;
 mod metric_files;
 pub mod metrics;
 pub mod model_size;
+mod plan_memory;
 mod plan_sizes;
 pub mod plan_view;
 pub mod plot;
@@ -177,7 +178,11 @@ async fn show_metrics(view: &RunView, global: &Global) -> Result<()> {
 }
 
 async fn store(global: &Global) -> Result<Store> {
-    let url = global.store.as_deref().unwrap_or(DEFAULT_STORE);
+    existing_store(global.store.as_deref().unwrap_or(DEFAULT_STORE)).await
+}
+
+/// A store in which a run is looked for: a folder must be there, and is not made.
+async fn existing_store(url: &str) -> Result<Store> {
     let local = !url.contains(':');
     if local && !std::path::Path::new(url).is_dir() {
         return Err(Error::Missing(format!(

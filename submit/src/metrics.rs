@@ -6,7 +6,7 @@ use crate::runs::RunView;
 use crate::{Error, Result};
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
-use agentgym_storage::Manifest;
+use agentgym_storage::{Manifest, SeenCommits};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -45,6 +45,7 @@ impl Row {
 #[derive(Debug, Clone, Default)]
 pub struct Book {
     rows: BTreeMap<PartId, Row>,
+    seen: SeenCommits,
 }
 
 /// One training iteration in figures.
@@ -172,24 +173,34 @@ impl Book {
             .collect();
         let read = |id| async move {
             let manifest = view.committed(id).await?;
-            Ok::<_, Error>((id, read_row(view, id, &manifest).await?))
+            let row = read_row(view, id, &manifest).await?;
+            Ok::<_, Error>((id, row, manifest))
         };
-        let rows: Vec<(PartId, Row)> = stream::iter(new)
+        let rows: Vec<(PartId, Row, Manifest)> = stream::iter(new)
             .map(read)
             .buffer_unordered(READS_AT_ONCE)
             .try_collect()
             .await?;
-        self.rows.extend(rows);
+        for (id, row, manifest) in rows {
+            self.rows.insert(id, row);
+            self.seen.add(&manifest);
+        }
         Ok(())
     }
 
-    /// Reads the figures of a commit that is at hand.
+    /// Reads the figures of a commit that is at hand: read from the store, or just won.
     pub async fn add(&mut self, view: &RunView, id: PartId, manifest: &Manifest) -> Result<()> {
+        self.seen.add(manifest);
         if measured(id.stage) && !self.rows.contains_key(&id) {
             let row = read_row(view, id, manifest).await?;
             self.rows.insert(id, row);
         }
         Ok(())
+    }
+
+    /// The commits that passed through this book, for the digest of the run.
+    pub fn seen(&self) -> &SeenCommits {
+        &self.seen
     }
 
     /// All rows, in the order of the run.

@@ -3,10 +3,12 @@
 
 use crate::cli::{ConfigArgs, ForkArgs, Global};
 use crate::display::Display;
-use crate::follow::{Crew, End, Follower};
+use crate::follow::{Crew, End, Follower, worker_error};
 use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan};
 use crate::signals::Interrupts;
-use crate::{Error, Result, evaluation, fork, model_size, preflight, summary, text};
+use crate::{
+    Error, Result, evaluation, existing_store, fork, model_size, preflight, summary, text,
+};
 use agentgym_jobs::config::RunConfig;
 use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::queue::{Error as QueueError, Queue, QueueOptions};
@@ -112,7 +114,7 @@ pub(crate) async fn resume(run: &str, overrides: &[String], global: &Global) -> 
         .or_else(|| from_overrides("storage.url"))
         .unwrap_or_else(|| DEFAULT_STORE.to_owned());
     let queue = global.queue.clone().or_else(|| from_overrides("queue.url"));
-    let store = Store::open(&url).await?;
+    let store = existing_store(&url).await?;
     store.probe().await?;
     let plan = go_on(&store, run, overrides).await?;
     drive(store, plan, queue, Display::new(global.quiet), global).await
@@ -145,7 +147,7 @@ pub(crate) async fn revise(store: &Store, run: &str, overrides: &[String]) -> Re
 /// `fork RUN --iteration N [KEY=VALUE]…`.
 pub(crate) async fn fork(args: &ForkArgs, global: &Global) -> Result<()> {
     let url = global.store.as_deref().unwrap_or(DEFAULT_STORE);
-    let store = Store::open(url).await?;
+    let store = existing_store(url).await?;
     let parent = RunView::open(&store, &args.run).await?;
     store.probe().await?;
     let child = fork::fork(&parent, args, global_overrides(global), base()).await?;
@@ -319,7 +321,8 @@ async fn drive(
     };
     match end {
         End::Finished => {
-            let (digest, commits) = store.run_digest(&plan.run).await?;
+            let seen = follower.book.seen().clone();
+            let (digest, commits) = store.run_digest_of(&plan.run, seen).await?;
             if global.json {
                 let mut report = summary::report_json(&follower.book, &plan);
                 report["digest"] = digest.to_string().into();
@@ -351,7 +354,7 @@ async fn drive(
             })
         }
         End::Interrupted if plan.config.jobs.workers == 0 => Err(Error::Detached {
-            watch: format!("agentgym-submit watch {run} --store {}", store.url()),
+            watch: format!("agentgym-submit watch {run} --store {}", store.argument()),
             run,
         }),
         End::Interrupted => Err(Error::Interrupted { run, resume }),
@@ -397,18 +400,20 @@ fn start_workers(
     }
 }
 
-/// Pushes what can run, so that workers elsewhere begin without delay.
+/// Tells workers elsewhere which plan is in force and pushes what can run, so that they begin
+/// without delay.
 async fn announce(store: &Store, plan: &Plan, queue: &Queue) -> Result<()> {
-    let other = |e: agentgym_worker::Error| Error::Worker(e.to_string());
     let mut state = agentgym_worker::RunState::open(store, &plan.run)
         .await
-        .map_err(other)?;
-    let frontier = state.refresh().await.map_err(other)?;
+        .map_err(worker_error)?;
+    let told = queue.tell_plan(plan.run.as_str(), state.plan.revision);
+    told.await.map_err(|e| worker_error(e.into()))?;
+    let frontier = state.refresh().await.map_err(worker_error)?;
     let running = std::collections::BTreeSet::new();
     state
         .enqueue(queue, &frontier, &running)
         .await
-        .map_err(other)?;
+        .map_err(worker_error)?;
     Ok(())
 }
 
@@ -416,7 +421,7 @@ fn resume_command(store: &Store, plan: &Plan, queue: Option<&str>) -> String {
     let mut command = format!(
         "agentgym-submit resume {} --store {}",
         plan.run,
-        store.url()
+        store.argument()
     );
     if let Some(queue) = queue {
         command += &format!(" --queue {}", without_password(queue));
@@ -428,7 +433,7 @@ fn without_password(url: &str) -> String {
     match url::Url::parse(url) {
         Ok(mut parsed) if parsed.password().is_some() => {
             // Fails only for URLs that cannot have a password.
-            let _ = parsed.set_password(Some("…"));
+            let _ = parsed.set_password(Some("***"));
             parsed.to_string()
         }
         _ => url.to_owned(),

@@ -28,20 +28,7 @@ pub struct RunView {
 /// The newest plan of a run, if there is one.
 pub async fn newest_plan(store: &Store, run: &RunId) -> Result<Option<Plan>> {
     match store.plans(run).await?.pop() {
-        Some((revision, bytes)) => Plan::from_bytes(&bytes).map(Some).map_err(|e| {
-            // The payload's own message cannot know where it came from.
-            let message = match e {
-                agentgym_jobs::Error::Payload { message, .. } => message,
-                other => other.to_string(),
-            };
-            agentgym_jobs::Error::Payload {
-                what: format!("runs/{run}/plan/{revision:04}.json in {}", store.url()),
-                message: format!(
-                    "cannot be read as a plan ({message}); restore the object from a copy, or use the program that wrote it"
-                ),
-            }
-            .into()
-        }),
+        Some((revision, bytes)) => Ok(Some(Plan::stored(run, revision, &bytes, store.url())?)),
         None => Ok(None),
     }
 }

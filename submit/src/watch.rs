@@ -57,7 +57,7 @@ fn end(status: &Status, store: &Store) -> Option<Result<()>> {
         resume: format!(
             "agentgym-submit resume {} --store {}",
             status.run,
-            store.url()
+            store.argument()
         ),
     }))
 }

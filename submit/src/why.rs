@@ -228,6 +228,10 @@ impl Teller<'_> {
                  gone: `agentgym-submit retry {}`",
                 end.message, plan.run
             ),
+            AttemptOutcome::Failed if end.excused => format!(
+                "could not be made, which does not count as a failure, and is tried again: {}",
+                end.message
+            ),
             AttemptOutcome::Failed => format!(
                 "failed {failed} of {most} times and is tried again; the last time: {}",
                 end.message

@@ -157,6 +157,10 @@ fn keys_and_values_that_cannot_be() {
             &["jobs.backoff_s", "seconds", "found -1"],
         ),
         ("jobs.beat_timeout_s=0", &["jobs.beat_timeout_s"]),
+        (
+            "jobs.cache_gb=-1",
+            &["jobs.cache_gb", "gigabytes", "found -1"],
+        ),
         ("jobs.journal_interval_s=.inf", &["jobs.journal_interval_s"]),
         (
             "actor_rollout_ref.agentgym.timeout=-5",
@@ -171,6 +175,52 @@ fn keys_and_values_that_cannot_be() {
         &["5 does not divide data.train_batch_size = 12"],
     );
     assert!(said.contains("nearest that does: 4 or 6"), "{said}");
+    let said = scene.refuses(
+        "plan run.yaml algorithm.adv_estimator=grop",
+        2,
+        &["algorithm.adv_estimator", "`grop`"],
+    );
+    assert_eq!(said.matches("grpo").count(), 1, "once is enough: {said}");
+    scene.refuses(
+        "plan run.yaml agentevol.keep=most",
+        2,
+        &["`most`", "one trajectory per task"],
+    );
+}
+
+/// Of another format, edited by hand, or in another run's place: whoever meets it names the object.
+#[test]
+fn plans_that_are_not_what_was_submitted() {
+    let scene = Scene::new();
+    scene.succeeds("run.yaml --store s");
+    let plan = std::fs::read(scene.path("s/runs/r/plan/0000.json")).unwrap();
+    let plan: serde_json::Value = serde_json::from_slice(&plan).unwrap();
+    for (name, change, why) in [
+        ("newer", "/version", "has version 77, this program reads 1"),
+        ("edited", "/config/run/seed", "it was edited"),
+        ("longer", "/iterations", "it was edited"),
+        (
+            "revised",
+            "/revision",
+            "revision 77 of run revised; was it copied",
+        ),
+        ("copied", "", "revision 0 of run r; was it copied"),
+    ] {
+        let mut plan = plan.clone();
+        if let Some(value) = plan.pointer_mut(change).filter(|_| !change.is_empty()) {
+            *value = 77.into();
+            plan["run"] = name.into();
+        }
+        let folder = format!("s/runs/{name}/plan");
+        std::fs::create_dir_all(scene.path(&folder)).unwrap();
+        scene.write(&format!("{folder}/0000.json"), plan.to_string().as_bytes());
+        let words = [why, &format!("runs/{name}/plan/0000.json"), "restore"];
+        for word in ["status", "resume", "cancel"] {
+            scene.refuses(&format!("{word} {name} --store s"), 3, &words);
+        }
+        let line = format!("--store s --run {name} --exit-when-finished");
+        refused(&line, &scene.program("agentgym-worker", &line), 3, &words);
+    }
 }
 
 /// Before the first part is made, and for every model that the run would copy.
@@ -202,6 +252,11 @@ fn stores_and_queues_that_cannot_be() {
     );
     scene.refuses("run.yaml --store file/below", 3, &["a file is in the way"]);
     scene.refuses("status --store file", 4, &["no store at file"]);
+    for line in ["resume r", "fork r --iteration 1", "retry r"] {
+        let line = format!("{line} --store nowhere");
+        scene.refuses(&line, 4, &["no store at nowhere"]);
+        assert!(!scene.path("nowhere").exists(), "{line} made a folder");
+    }
     scene.refuses("run.yaml --store gs://b", 3, &["s3://bucket/prefix"]);
     scene.refuses(
         "run.yaml --store s --queue amqp://h",

@@ -4,11 +4,12 @@
 
 use agentgym_model::{Adapter, Device, Policy};
 use agentgym_storage::{RunId, Store};
+use agentgym_tests::files::files_below;
 use agentgym_tests::program::{Running, finish, program};
 use agentgym_tests::redis::RedisServer;
 use agentgym_tests::s3::{S3Server, SECRET_KEY};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -46,7 +47,7 @@ pub(crate) fn end(command: Command, store: &Path) -> String {
 }
 
 /// Runs a program to its end; it must succeed.
-pub(super) fn said(command: Command) -> String {
+pub(crate) fn said(command: Command) -> String {
     let output = finish(command);
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {complaint}", output.status);
@@ -113,21 +114,25 @@ pub(crate) fn waits(seed: u64) -> impl Iterator<Item = Duration> {
     })
 }
 
+/// Starts a command again and again, and kills each of them after its wait.
+pub(super) fn kills(waits: impl Iterator<Item = Duration>, command: impl Fn() -> Command) {
+    for wait in waits {
+        let running = Running::start(command());
+        std::thread::sleep(wait);
+        running.kill();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_kills_and_a_lost_queue_change_nothing() {
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    for (kill, wait) in waits(7).take(10).enumerate() {
-        let mut running = Running::start(submit(store, &[]));
-        std::thread::sleep(wait);
-        running.has_ended();
-        running.kill();
-        if kill == 4 {
-            for suffix in ["", "-wal", "-shm"] {
-                let _ = std::fs::remove_file(store.join(format!("queue.sqlite{suffix}")));
-            }
-        }
+    let mut waits = waits(7);
+    kills(waits.by_ref().take(5), || submit(store, &[]));
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(store.join(format!("queue.sqlite{suffix}")));
     }
+    kills(waits.take(5), || submit(store, &[]));
     assert_eq!(run_to_end(store, &[]), undisturbed());
     no_part_started_after_its_commit(store).await;
 }
@@ -141,12 +146,7 @@ async fn a_critic_survives_kills() {
     let undisturbed = end(ppo(whole.path(), &["jobs.threads=2"]), whole.path());
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    for wait in waits(11).take(8) {
-        let mut running = Running::start(ppo(store, &["jobs.threads=1"]));
-        std::thread::sleep(wait);
-        running.has_ended();
-        running.kill();
-    }
+    kills(waits(11).take(8), || ppo(store, &["jobs.threads=1"]));
     assert_eq!(end(ppo(store, &[]), store), undisturbed);
     no_part_started_after_its_commit(store).await;
 }
@@ -159,12 +159,9 @@ async fn a_qwen3_survives_kills() {
     let undisturbed = run_to_end(whole.path(), &[MODEL, "jobs.threads=2"]);
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    for wait in waits(31).take(4) {
-        let mut running = Running::start(submit(store, &[MODEL, "jobs.threads=1"]));
-        std::thread::sleep(wait);
-        running.has_ended();
-        running.kill();
-    }
+    kills(waits(31).take(4), || {
+        submit(store, &[MODEL, "jobs.threads=1"])
+    });
     assert_eq!(run_to_end(store, &[MODEL]), undisturbed);
     no_part_started_after_its_commit(store).await;
     let mut looked = program("agentgym-submit");
@@ -184,12 +181,7 @@ async fn an_adapter_survives_kills_and_is_exported() {
     let undisturbed = end(lora(whole.path(), &["jobs.threads=2"]), whole.path());
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    for wait in waits(41).take(5) {
-        let mut running = Running::start(lora(store, &["jobs.threads=1"]));
-        std::thread::sleep(wait);
-        running.has_ended();
-        running.kill();
-    }
+    kills(waits(41).take(5), || lora(store, &["jobs.threads=1"]));
     assert_eq!(end(lora(store, &[]), store), undisturbed);
     no_part_started_after_its_commit(store).await;
 
@@ -233,12 +225,9 @@ async fn preferences_survive(options: &[&str]) {
     let undisturbed = end(dpo(whole.path(), &["jobs.threads=2"]), whole.path());
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    for wait in waits(5).take(4) {
-        let mut running = Running::start(dpo(store, &["jobs.threads=1"]));
-        std::thread::sleep(wait / 2);
-        running.has_ended();
-        running.kill();
-    }
+    kills(waits(5).take(4).map(|wait| wait / 2), || {
+        dpo(store, &["jobs.threads=1"])
+    });
     assert_eq!(end(dpo(store, &[]), store), undisturbed);
     no_part_started_after_its_commit(store).await;
 }
@@ -255,12 +244,7 @@ async fn a_lag_survives_kills() {
     let lagging = run_to_end(whole.path(), &with("jobs.threads=2"));
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    for wait in waits(23).take(6) {
-        let mut running = Running::start(submit(store, &with("jobs.threads=1")));
-        std::thread::sleep(wait);
-        running.has_ended();
-        running.kill();
-    }
+    kills(waits(23).take(6), || submit(store, &with("jobs.threads=1")));
     assert_eq!(run_to_end(store, &LAG), lagging);
     no_part_started_after_its_commit(store).await;
 }
@@ -331,22 +315,6 @@ fn named<'a>(bytes: &[u8], words: &[&'a str]) -> Option<&'a str> {
     words.iter().find(holds).copied()
 }
 
-/// Every file below a folder.
-fn files(folder: &Path) -> Vec<PathBuf> {
-    let (mut files, mut open) = (Vec::new(), vec![folder.to_owned()]);
-    while let Some(folder) = open.pop() {
-        for entry in std::fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
-            match path.is_dir() {
-                true => open.push(path),
-                false => files.push(path),
-            }
-        }
-    }
-    assert!(!files.is_empty());
-    files
-}
-
 /// The fleet's store and queue, both behind a secret that is found nowhere after a run that
 /// said all it could: in no object, plan or log. The server counts what it is asked, from
 /// outside: what a commit costs in requests is printed.
@@ -384,7 +352,7 @@ async fn s3_as_the_store_and_redis_as_the_queue_give_the_digest_of_a_folder() {
         assert_eq!(named(said, &secrets), None, "said aloud");
     }
     assert!(String::from_utf8_lossy(&submitted.stderr).contains("DEBUG"));
-    for file in files(folder.path()) {
+    for file in files_below(folder.path()) {
         let content = std::fs::read(&file).unwrap();
         assert_eq!(named(&content, &secrets), None, "{}", file.display());
     }
@@ -406,7 +374,7 @@ async fn s3_as_the_store_and_redis_as_the_queue_give_the_digest_of_a_folder() {
 async fn a_second_worker_on_the_same_files_may_die() {
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    let mut running = Running::start(submit(store, &["jobs.threads=1", "jobs.lease_ttl_s=6"]));
+    let running = Running::start(submit(store, &["jobs.threads=1", "jobs.lease_ttl_s=6"]));
     std::thread::sleep(Duration::from_secs(2));
     let mut helper = program("agentgym-worker");
     helper.args(["--threads", "1", "--lease-ttl-s", "6", "--store"]);
@@ -415,7 +383,6 @@ async fn a_second_worker_on_the_same_files_may_die() {
     std::thread::sleep(Duration::from_secs(5));
     helper.kill();
     std::thread::sleep(Duration::from_secs(1));
-    running.has_ended();
     running.kill();
     assert_eq!(run_to_end(store, &[]), undisturbed());
     no_part_started_after_its_commit(store).await;

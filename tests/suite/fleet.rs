@@ -2,7 +2,7 @@
 //! who kills, stops and wipes what he likes: the run ends with the bytes of an
 //! undisturbed one.
 
-use crate::durability::{end, submit_to, waits};
+use crate::durability::{end, said, submit_to, waits};
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Slot, Store};
 use agentgym_tests::fleet::{Fleet, RUN};
 use agentgym_tests::program::Running;
@@ -261,4 +261,105 @@ async fn a_worker_that_is_asked_to_leave_hands_its_part_back() {
     assert!(drained > 0, "{stages:?} were all but done");
     assert_eq!(fleet.digest(), undisturbed());
     nothing_finished_was_redone(&store).await;
+}
+
+/// A policy is committed while the worker that will play with it is at a long part of another run:
+/// then it fetches the policy meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_policy_is_fetched_while_another_part_is_made() {
+    let folder = TempDir::new().unwrap();
+    let mut fleet = fleet(&folder, 0).await;
+    let log = folder.path().join("player.log");
+    let mut player = fleet.worker_command(&["--stages", "rollout,evaluate,evaluate_init"]);
+    player.env("AGENTGYM_LOG", "info,agentgym_worker=debug");
+    fleet.workers = vec![
+        Running::start_logged(player, &log),
+        fleet.worker(&["--stages", "init,log_probs,advantage,update,expire"]),
+    ];
+    // The runs take turns. An evaluation takes several times as long as what makes a policy.
+    let sets: Vec<String> = (0..5)
+        .map(|set| format!("{{name: s{set}, env: worlds, ids: {set}0..{set}6}}"))
+        .collect();
+    let long = format!("evaluation.sets=[{}]", sets.join(", "));
+    let evaluation = ["run.pipeline=eval", "evaluation.samples=256", &long];
+    let training = [
+        "sft.steps=0",
+        "evaluation.sets=[]",
+        "jobs.rollout_part_tasks=8",
+    ];
+    let _evaluated = Running::start(fleet.submit_as("judged", &evaluation));
+    let mut follower = Running::start(fleet.submit(&training));
+    let begun = Instant::now();
+    while !follower.has_ended() {
+        assert!(begun.elapsed() < LONG, "the run does not end");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let log = std::fs::read_to_string(&log).unwrap();
+    let line_of = |words: &[&str]| {
+        let holds = |line: &str| words.iter().all(|word| line.contains(word));
+        log.lines().position(holds)
+    };
+    let in_time = (2..=4).filter(|n| {
+        let policy = format!("policy={}/update/0", n - 1);
+        let rollout = format!("part={n}/rollout/");
+        let fetched = line_of(&["fetched ahead", &policy]);
+        let needed = line_of(&["begins", &rollout]).expect("the player plays every rollout");
+        fetched.is_some_and(|fetched| fetched < needed)
+    });
+    assert!(in_time.count() > 0, "no policy was there in time:\n{log}");
+}
+
+/// Two runs share one worker. A priority that is given to one on the way holds for all that
+/// begins afterwards: the other waits until that one is finished, and then goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_priority_takes_effect_between_two_runs_under_way() {
+    /// So many parts before its end the urgent run has been alone for long.
+    const PARTS_LEFT: usize = 12;
+    let folder = TempDir::new().unwrap();
+    let fleet = fleet(&folder, 1).await;
+    let store = store(&fleet).await;
+    let commits = async |run: &str| {
+        store
+            .all_commits(&run.parse().unwrap())
+            .await
+            .unwrap()
+            .len()
+    };
+    let length = [
+        "trainer.total_training_steps=12",
+        "sft.steps=0",
+        "evaluation.sets=[]",
+    ];
+    let (patient, urgent) = ("patient", "urgent");
+    let mut followers = [patient, urgent].map(|run| Running::start(fleet.submit_as(run, &length)));
+    let begun = Instant::now();
+    while commits(patient).await < 4 || commits(urgent).await < 4 {
+        assert!(begun.elapsed() < LONG, "the runs take no turns");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let resume = fleet.type_in(&["resume", urgent, "jobs.priority=3", "--quiet"]);
+    let mut resumed = Running::start(resume);
+    // What both runs had committed, as often as one looked; the patient one's is looked at first.
+    let mut seen = Vec::new();
+    while !resumed.has_ended() {
+        assert!(begun.elapsed() < LONG, "the urgent run does not end");
+        seen.push((commits(patient).await, commits(urgent).await));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let all = commits(urgent).await;
+    assert_eq!(resumed.wait(), Some(0));
+    let alone = seen
+        .iter()
+        .filter(|(_, urgent)| (all - PARTS_LEFT..all).contains(urgent));
+    let waited: BTreeSet<usize> = alone.map(|(patient, _)| *patient).collect();
+    let (first, last) = (waited.first().unwrap(), waited.last().unwrap());
+    // A part that was under way may still be committed.
+    assert!(last - first <= 1, "{seen:?}");
+    assert!(*last < all, "the patient run was as quick: {seen:?}");
+    while !followers.iter_mut().all(Running::has_ended) {
+        assert!(begun.elapsed() < LONG, "the patient run does not go on");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let shown = said(fleet.type_in(&["status", patient]));
+    assert!(shown.contains("every part is committed"), "{shown}");
 }

@@ -64,13 +64,14 @@ pub(crate) enum Ended {
     Failed(Error),
     /// It was not begun, for this reason.
     Declined(String),
-    /// It was not begun: it was to be the first, and the part has an attempt already.
-    NotTheFirst,
+    /// It was not begun: its number is taken, so the part has an attempt that was not known.
+    Taken,
 }
 
-/// Makes `part`, from its inputs to its commit. `taken` is the highest attempt number known;
-/// with none the attempt is the first or does not begin, which tells that there is no commit
-/// without a look at anything else.
+/// Makes `part`, from its inputs to its commit. `taken` is the highest attempt number known, 0
+/// for none; the attempt has the next one or does not begin. The first then needs no look at
+/// anything else to know that there is no commit, and a later one does not begin on a look
+/// that somebody has overtaken.
 ///
 /// # Errors
 /// Only what happens before the attempt is on record.
@@ -78,7 +79,7 @@ pub(crate) async fn run(
     bench: &Bench<'_>,
     state: &mut RunState,
     part: Part,
-    taken: Option<u32>,
+    taken: u32,
 ) -> Result<(u32, Ended)> {
     let slot = state.slot(part.id);
     let mut inputs = Vec::new();
@@ -117,12 +118,9 @@ pub(crate) async fn run(
     let beat = Beat::new(part.id, bench.events.clone());
     let store = bench.patient_store(&beat);
     // Without patience: what is true of the part now may not be when the store is back.
-    let attempt = match taken {
-        Some(taken) => bench.store.start_attempt(&slot, &start, taken).await?,
-        None => match bench.store.start_attempt_as(&slot, &start, 1).await? {
-            Some(attempt) => attempt,
-            None => return Ok((0, Ended::NotTheFirst)),
-        },
+    let begun = bench.store.start_attempt_as(&slot, &start, taken + 1);
+    let Some(attempt) = begun.await? else {
+        return Ok((0, Ended::Taken));
     };
     let _ = bench.events.send(Event::Started {
         part: part.id,
@@ -223,6 +221,7 @@ async fn make(
         bench.cache_dir,
         &format!("{}-{}", slot.stage, attempt.nonce),
     )?;
+    give_back_freed_memory();
     forget_peak_memory();
     let mut context = StageContext {
         plan: Arc::clone(&plan),
@@ -259,21 +258,13 @@ async fn make(
         retention::expire(store, state, part.id.iteration).await?;
     }
     let manifest = Manifest {
-        version: Manifest::VERSION,
-        run: plan.run.clone(),
-        iteration: part.id.iteration,
-        stage: slot.stage.clone(),
-        part: part.id.part,
-        attempt: attempt.number,
-        nonce: attempt.nonce.clone(),
         inputs: references,
-        outputs: outputs.into_artifacts(),
         seed: plan.config.run.seed,
         numeric_class: CPU_CLASS.to_owned(),
         code_version: code_version().to_owned(),
         plan_revision: plan.revision,
-        decision: None,
         work: Some(work(report)),
+        ..Manifest::new(slot, attempt.clone(), outputs.into_artifacts())
     };
     let committed = store.commit(&manifest).await?;
     Ok((committed, Arc::new(manifest)))
@@ -331,6 +322,14 @@ fn unix_now_s() -> u64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |d| d.as_secs())
+}
+
+/// Gives back what earlier attempts freed: a rollout's caches, which the allocator would
+/// keep, are of no use to an update.
+fn give_back_freed_memory() {
+    // SAFETY: it may be called from any thread at any time; where another allocator
+    // serves the process it finds nothing to do.
+    unsafe { libmimalloc_sys::mi_collect(true) }
 }
 
 /// Begins the process's peak anew, so that each attempt has its own. Attempts

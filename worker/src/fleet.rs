@@ -48,7 +48,7 @@ pub struct RunState {
 /// [`JobsError::UnknownRun`] if nobody has planned the run.
 pub async fn load_plan(store: &Store, run: &RunId) -> Result<Plan> {
     match store.newest_plan(run, None).await? {
-        Some((_, bytes)) => Ok(Plan::from_bytes(&bytes)?),
+        Some((revision, bytes)) => Ok(Plan::stored(run, revision, &bytes, store.url())?),
         None => {
             let known = store.runs().await?;
             let known = match known.len() {
@@ -131,7 +131,8 @@ impl RunState {
         let known = Some(self.plan.revision);
         if let Some((revision, bytes)) = self.store.newest_plan(&self.plan.run, known).await? {
             tracing::info!(revision, "a newer plan revision is in force");
-            self.plan = Arc::new(Plan::from_bytes(&bytes)?);
+            let plan = Plan::stored(&self.plan.run, revision, &bytes, self.store.url())?;
+            self.plan = Arc::new(plan);
             // What was dropped while the run was on hold is offered again.
             self.offered.clear();
         }

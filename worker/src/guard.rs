@@ -58,8 +58,8 @@ pub async fn check(store: &Store, state: &mut RunState) -> Result<Option<String>
             state.history.insert(iteration, figures);
         }
     }
-    let url = store.url();
-    Ok(verdict(guard, &state.history).map(|trip| message(&plan, latest, &trip, url)))
+    let address = store.argument();
+    Ok(verdict(guard, &state.history).map(|trip| message(&plan, latest, &trip, &address)))
 }
 
 /// True if a plan has limits that a run can leave.

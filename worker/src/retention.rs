@@ -93,13 +93,13 @@ async fn best_evaluated(store: &Store, state: &mut RunState, latest: u32) -> Res
                 stage: Stage::Evaluate,
                 part,
             };
-            let Some(manifest) = store.manifest(&state.slot(id)).await? else {
+            let Some(manifest) = state.manifest(id).await? else {
                 continue;
             };
             found = true;
             let inputs = Inputs::new(
                 store.clone(),
-                vec![("evaluate".into(), manifest)],
+                vec![("evaluate".into(), (*manifest).clone())],
                 std::env::temp_dir(),
             );
             let bytes = inputs.bytes("evaluate", "metrics.json").await?;

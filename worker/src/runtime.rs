@@ -256,24 +256,24 @@ impl Worker {
         job: &Job,
         claim: &ClaimGuard,
     ) -> Result<Option<(u32, Ended)>> {
-        let is_new = shared.lock().await.job(id, 0).offer == job.offer;
-        if is_new {
+        let mut is_new = shared.lock().await.job(id, 0).offer == job.offer;
+        // Each round more means that one more attempt is on record, so this ends.
+        loop {
+            let taken = match is_new {
+                true => Some(0),
+                false => self.history(run, shared, id).await?,
+            };
+            let Some(taken) = taken else {
+                return Ok(None);
+            };
             let Some((own, part)) = self.prepare(shared, id).await? else {
                 return Ok(None);
             };
-            match self.attempt(shared, claim, own, part, None).await? {
-                (_, Ended::NotTheFirst) => {}
+            match self.attempt(shared, claim, own, part, taken).await? {
+                (_, Ended::Taken) => is_new = false,
                 ended => return Ok(Some(ended)),
             }
         }
-        let Some(taken) = self.history(run, shared, id).await? else {
-            return Ok(None);
-        };
-        let Some((own, part)) = self.prepare(shared, id).await? else {
-            return Ok(None);
-        };
-        let ended = self.attempt(shared, claim, own, part, Some(taken)).await?;
-        Ok(Some(ended))
     }
 
     /// The highest number of an attempt; none if the part is committed or may not be tried.
@@ -330,7 +330,7 @@ impl Worker {
         claim: &ClaimGuard,
         mut own: RunState,
         part: Part,
-        taken: Option<u32>,
+        taken: u32,
     ) -> Result<(u32, Ended)> {
         let id = part.id;
         self.running().insert(id);
@@ -402,7 +402,7 @@ impl Worker {
                 let job = state.job(id, attempt as usize);
                 state.push(&self.options.queue, &job, Duration::ZERO).await
             }
-            Ended::NotTheFirst => Ok(()),
+            Ended::Taken => Ok(()),
             Ended::Declined(reason) => {
                 let _ = self.events.send(Event::Waiting { message: reason });
                 Ok(())

@@ -41,6 +41,21 @@ pub enum Error {
         /// What the backend says.
         source: Source,
     },
+    /// The server does not let this user in, or not far enough.
+    #[error(
+        "the queue {url} refuses: {source}. User and password are part of the URL, \
+         `redis://USER:PASSWORD@HOST:PORT` (`redis://:PASSWORD@…` without a user), and the user needs \
+         every command on the names of the queue: \
+         `ACL SETUSER USER ~{prefix}:* ~core:apalis:* &{prefix}:* +@all -@admin`"
+    )]
+    Refused {
+        /// The URL without password.
+        url: String,
+        /// What all names of the queue begin with.
+        prefix: String,
+        /// What the server says.
+        source: Source,
+    },
     /// The queue was opened and then failed.
     #[error("queue {url}: cannot {action}: {source}. It is tried again; jobs are not lost with it")]
     Backend {
@@ -70,7 +85,9 @@ impl Error {
     pub fn verdict(&self) -> Verdict {
         match self {
             Self::Open { .. } | Self::Backend { .. } => Verdict::Retry,
-            Self::Url { .. } | Self::Options(_) | Self::Payload { .. } => Verdict::GiveUp,
+            Self::Url { .. } | Self::Options(_) | Self::Payload { .. } | Self::Refused { .. } => {
+                Verdict::GiveUp
+            }
         }
     }
 }

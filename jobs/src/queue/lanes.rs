@@ -127,17 +127,24 @@ impl Lanes {
         });
         let mut granted = Vec::new();
         let mut waits = false;
-        for (
-            _,
-            Served {
+        for (place, (_, served)) in waiting.iter().enumerate() {
+            let Served {
                 lane, run, since, ..
-            },
-        ) in waiting
-        {
+            } = served;
+            // A slot that is free, or that one further back was granted and found nothing for:
+            // it would come last, and so would never be granted another fetch.
+            let slot = || {
+                gate.reserve().or_else(|| {
+                    let mut behind = waiting[place + 1..].iter();
+                    let (_, held) = behind.find(|(_, other)| other.lane.is_stale())?;
+                    drop(held.lane.turn.take());
+                    gate.reserve()
+                })
+            };
             match lane.turn.granted_for() {
                 Some(_) if lane.is_stale() => lane.turn.renew(),
                 Some(_) => {}
-                None if lane.turn.is_attached() => match gate.reserve() {
+                None if lane.turn.is_attached() => match slot() {
                     Some(slot) => {
                         lane.turn.grant(slot);
                         granted.push(run.clone());

@@ -9,7 +9,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ::redis::{
-    AsyncCommands, Client, RedisError, RedisResult, Script,
+    AsyncCommands, Client, ErrorKind, RedisError, RedisResult, Script,
     aio::{ConnectionManager, ConnectionManagerConfig},
 };
 use apalis_core::{
@@ -32,6 +32,9 @@ use super::{
     work::{Worker, run_apalis},
 };
 
+/// The one key of apalis that no prefix applies to: a list of all its queues.
+const APALIS_QUEUES: &str = "core:apalis:queues:list";
+
 /// Covers pushes whose message was lost, and delayed jobs that come due.
 const POLL_MS: u64 = 200;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -42,8 +45,10 @@ const KEY_TTL: Duration = Duration::from_secs(24 * 3600);
 /// Jobs deleted per script: Redis serves nobody else meanwhile.
 const PURGE_BATCH: usize = 500;
 
-const ADVICE: &str = "Check that Redis runs there and lets this machine in; without a server use \
-    `sqlite:PATH`";
+const ADVICE: &str = "Check that Redis runs there and lets this machine in (`rediss://…` if it \
+    speaks TLS); without a server use `sqlite:PATH`";
+const ADVICE_TLS: &str = "Check that Redis speaks TLS there and lets this machine in; one without \
+    TLS is `redis://…`";
 
 const RENEW: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then
     return redis.call('PEXPIRE', KEYS[1], ARGV[2]) else return 0 end";
@@ -91,17 +96,50 @@ impl Redis {
         let connection = client
             .get_connection_manager_with_config(config)
             .await
-            .map_err(|source| Error::Open {
-                url: without_password(url),
-                advice: ADVICE,
-                source: source.into(),
+            .map_err(|source| match is_refusal(&source) {
+                true => Self::refused(url, options, source),
+                false => Error::Open {
+                    url: without_password(url),
+                    advice: match url.starts_with("rediss:") {
+                        true => ADVICE_TLS,
+                        false => ADVICE,
+                    },
+                    source: source.into(),
+                },
             })?;
-        Ok(Self {
+        let redis = Self {
             url: without_password(url),
             client,
             connection,
             options: options.clone(),
-        })
+        };
+        match redis.try_rights().await {
+            Err(refusal) if is_refusal(&refusal) => Err(Self::refused(url, options, refusal)),
+            // A server that is full, loading or read-only gets over it.
+            _ => Ok(redis),
+        }
+    }
+
+    /// Reads, writes, runs a script and publishes, all without effect: a server that wants a
+    /// password, or a user who may not do these, is better met now than by every job.
+    async fn try_rights(&self) -> RedisResult<()> {
+        let mut connection = self.connection.clone();
+        let _: Vec<String> = connection.smembers(self.named("lanes")).await?;
+        let trial = self.named("trial");
+        let _: u64 = connection.del(&trial).await?;
+        let _: u64 = connection.exists(APALIS_QUEUES).await?;
+        let script = Script::new("return redis.call('EXISTS', KEYS[1])");
+        let _: u64 = script.key(&trial).invoke_async(&mut connection).await?;
+        let _: u64 = connection.publish(self.named("trial"), "").await?;
+        Ok(())
+    }
+
+    fn refused(url: &str, options: &QueueOptions, refusal: RedisError) -> Error {
+        Error::Refused {
+            url: without_password(url),
+            prefix: options.name_prefix.clone(),
+            source: refusal.into(),
+        }
     }
 
     fn config(&self, lane: &str) -> Config {
@@ -185,6 +223,12 @@ impl Redis {
         }
         Ok(())
     }
+}
+
+/// True if the server knows neither password nor user, or the user may not do what was tried.
+fn is_refusal(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::AuthenticationFailed
+        || matches!(error.code(), Some("NOAUTH" | "NOPERM" | "WRONGPASS"))
 }
 
 /// In whole seconds, as apalis writes it.

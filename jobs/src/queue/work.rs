@@ -448,6 +448,27 @@ mod tests {
         assert!(lanes[0].turn.granted().now_or_never().is_some());
     }
 
+    /// A fetch that found nothing, and then there are jobs of both classes.
+    #[tokio::test]
+    async fn a_slot_granted_in_vain_goes_further_up_although_its_class_has_jobs_again() {
+        let (looking, lanes) = looking(&["first@r@0", "second@r@0"]).await;
+        looking.look_at(&due(&lanes, &[0, 1]));
+        assert!(lanes[1].turn.granted().now_or_never().is_some());
+        looking.look_at(&due(&lanes, &[1, 1]));
+        assert!(
+            lanes[0].turn.granted_for().is_none(),
+            "the fetch is under way"
+        );
+        sleep(GRANT_MAX * 2).await;
+        looking.look_at(&due(&lanes, &[1, 1]));
+        assert!(lanes[1].turn.granted_for().is_none());
+        assert!(lanes[0].turn.granted().now_or_never().is_some());
+        // Alone with its jobs, a class fetches once more under the grant it has.
+        sleep(GRANT_MAX * 2).await;
+        looking.look_at(&due(&lanes, &[1, 0]));
+        assert!(lanes[0].turn.granted().now_or_never().is_some());
+    }
+
     #[tokio::test]
     async fn priority_goes_first_then_runs_take_turns_then_classes_have_an_order() {
         let names = ["second@a@0", "first@a@0", "second@b@0", "second@c@1"];

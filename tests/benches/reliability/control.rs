@@ -3,7 +3,7 @@
 
 use crate::spread;
 use agentgym_jobs::queue::{CancellationToken, Gate, Job, Queue, QueueOptions};
-use agentgym_storage::{AttemptId, Manifest, Store, nonce};
+use agentgym_storage::{AttemptId, Manifest, Slot, Store};
 use agentgym_tests::fleet::Fleet;
 use agentgym_tests::program::Running;
 use agentgym_tests::redis::RedisServer;
@@ -128,27 +128,13 @@ pub(crate) async fn commits() -> anyhow::Result<()> {
     ] {
         let mut spans = Vec::new();
         for part in 0..COMMITS {
-            let id = AttemptId {
-                number: 1,
-                nonce: nonce(),
-            };
-            let manifest = Manifest {
-                version: Manifest::VERSION,
+            let slot = Slot {
                 run: "bench".parse()?,
                 iteration: 1,
                 stage: "rollout".to_owned(),
                 part,
-                attempt: 1,
-                nonce: id.nonce,
-                inputs: Vec::new(),
-                outputs: Vec::new(),
-                seed: 0,
-                numeric_class: "bench".to_owned(),
-                code_version: "bench".to_owned(),
-                plan_revision: 0,
-                decision: None,
-                work: None,
             };
+            let manifest = Manifest::new(slot, AttemptId::new(1), Vec::new());
             let begun = Instant::now();
             store.commit(&manifest).await?;
             spans.push(begun.elapsed());

@@ -16,7 +16,8 @@ const LEASE_S: u64 = 6;
 const FACTOR: f64 = 120.0;
 /// Preemptions per worker and hour.
 const RATES: [f64; 4] = [0.0, 1.0, 4.0, 12.0];
-const REPEATS: u64 = 3;
+/// Runs for each rate, unless said otherwise.
+pub(crate) const REPEATS: u64 = 3;
 const LONG: Duration = Duration::from_secs(900);
 const MORE: [&str; 1] = ["jobs.failures_max=50"];
 
@@ -35,10 +36,10 @@ struct Played {
 }
 
 /// Digests, work done again and goodput at several rates of preemption.
-pub(crate) async fn kills() -> anyhow::Result<()> {
+pub(crate) async fn kills(repeats: u64) -> anyhow::Result<()> {
     println!(
         "\nconfigs/smoke.yaml, {WORKERS} workers of one thread, Redis, S3, lease {LEASE_S} s; SIGKILL at random,\n\
-         a new worker at once; one hour of a worker is {:.0} s ({FACTOR} times less); {REPEATS} runs each",
+         a new worker at once; one hour of a worker is {:.0} s ({FACTOR} times less); {repeats} runs each",
         3600.0 / FACTOR
     );
     println!(
@@ -47,25 +48,25 @@ pub(crate) async fn kills() -> anyhow::Result<()> {
     let mut calm = Played::default();
     for rate in RATES {
         let (mut all, mut equal) = (Played::default(), 0);
-        for repeat in 0..REPEATS {
+        for repeat in 0..repeats {
             let played = play(rate, 7 + repeat).await?;
             if calm.digest.is_empty() {
                 calm.digest.clone_from(&played.digest);
             }
             equal += u64::from(played.digest == calm.digest);
-            all.wall_s += played.wall_s / REPEATS as f64;
+            all.wall_s += played.wall_s / repeats as f64;
             all.kills += played.kills;
             all.attempts += played.attempts;
             all.redone += played.redone;
-            all.sampled += played.sampled / REPEATS as f64;
+            all.sampled += played.sampled / repeats as f64;
             all.lost_at_most += played.lost_at_most;
         }
         if rate == 0.0 {
             (calm.wall_s, calm.sampled) = (all.wall_s, all.sampled);
         }
-        let taken_up = (calm.sampled - all.sampled) * REPEATS as f64;
+        let taken_up = (calm.sampled - all.sampled) * repeats as f64;
         println!(
-            "{rate:>15} {:>7} {:>12}/{REPEATS} {:>8} {:>10} {:>6.1} s {:>9.0} % {:>13.0} tokens of {:.0}",
+            "{rate:>15} {:>7} {:>12}/{repeats} {:>8} {:>10} {:>6.1} s {:>9.0} % {:>13.0} tokens of {:.0}",
             all.kills,
             equal,
             all.redone,
@@ -75,7 +76,7 @@ pub(crate) async fn kills() -> anyhow::Result<()> {
             (all.lost_at_most - taken_up).max(0.0) / all.kills.max(1) as f64,
             calm.sampled,
         );
-        ensure!(equal == REPEATS && all.redone == 0, "a promise is broken");
+        ensure!(equal == repeats && all.redone == 0, "a promise is broken");
     }
     Ok(())
 }

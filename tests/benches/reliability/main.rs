@@ -1,8 +1,8 @@
 //! What failures cost. `cargo bench --workspace --bench reliability [-- PART]`
 //! plays a fleet of real processes on a real Redis and a real S3 server, kills
 //! them, and prints the tables of docs/reliability.md; PART is one of `kills`,
-//! `recovery`, `drain`, `idle`, `queue` and `commits`. Nothing is asserted by
-//! time; that the digests are equal is.
+//! `recovery`, `drain`, `idle`, `queue` and `commits`; `-- kills 1` plays one run for
+//! each rate instead of three. Nothing is asserted by time; that the digests are equal is.
 
 mod control;
 mod fleet;
@@ -19,7 +19,8 @@ async fn main() -> anyhow::Result<()> {
     let part = arguments.iter().find(|argument| !argument.starts_with('-'));
     let wanted = |name: &str| part.is_none_or(|part| part == name);
     if wanted("kills") {
-        fleet::kills().await?;
+        let repeats = arguments.iter().find_map(|argument| argument.parse().ok());
+        fleet::kills(repeats.unwrap_or(fleet::REPEATS)).await?;
     }
     if wanted("recovery") {
         fleet::recovery().await?;

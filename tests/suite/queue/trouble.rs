@@ -153,7 +153,7 @@ async fn errors_say_what_to_do_and_no_password() {
         ("sqlite:", "names no file", Verdict::GiveUp),
         ("sqlite:/no/such/folder/q", "folder exists", Verdict::Retry),
         (closed, "Check that Redis runs", Verdict::Retry),
-        (&not_tls, "Check that Redis runs", Verdict::Retry),
+        (&not_tls, "without TLS is `redis://", Verdict::Retry),
     ] {
         let error = Queue::open(url, options()).await.unwrap_err();
         let message = error.to_string();
@@ -168,6 +168,52 @@ async fn errors_say_what_to_do_and_no_password() {
     };
     let error = Queue::open("memory:", hasty).await.unwrap_err();
     assert!(error.to_string().contains("heartbeat_s"), "{error}");
+}
+
+/// A server with a password, a wrong one, and users who may not do what a queue does, or not to
+/// these names: each is refused when the queue is opened, with what to change. What the message
+/// proposes is enough.
+#[tokio::test]
+async fn a_redis_that_refuses_says_so_at_once() {
+    let server = RedisServer::start();
+    let say = |command: &str| {
+        let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
+        assert_eq!(server.command(&words).unwrap(), "+OK", "{command}");
+    };
+    let prefix = options().name_prefix;
+    let enough = format!("~{prefix}:* ~core:apalis:* &{prefix}:* +@all -@admin");
+    say("ACL SETUSER reader on >secret ~* &* +@read +@connection");
+    say("ACL SETUSER silent on >secret ~* resetchannels +@all");
+    say("ACL SETUSER elsewhere on >secret ~other:* &* +@all");
+    say(&format!(
+        "ACL SETUSER almost on >secret ~{prefix}:* &* +@all"
+    ));
+    say(&format!("ACL SETUSER good on >secret {enough}"));
+    say("CONFIG SET requirepass the-secret");
+    let refused = async |user: &str, word: &str| {
+        let url = server.url().replace("redis://", &format!("redis://{user}"));
+        let error = Queue::open(&url, options()).await.unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains(word), "{user}: {message}");
+        assert!(message.contains(&enough), "{user}: {message}");
+        assert!(!message.contains("secret"), "{user}: {message}");
+        assert_eq!(error.verdict(), Verdict::GiveUp, "{message}");
+    };
+    refused("", "Authentication required").await;
+    refused(":secret@", "authentication failed").await;
+    refused("nobody:secret@", "authentication failed").await;
+    refused("reader:secret@", "'del' command").await;
+    refused("silent:secret@", "channels").await;
+    refused("elsewhere:secret@", "keys").await;
+    refused("almost:secret@", "keys").await;
+
+    let url = server.url().replace("redis://", "redis://good:secret@");
+    let queue = Queue::open(&url, options()).await.unwrap();
+    let (report, mut started) = mpsc::unbounded_channel();
+    let hand = hire(&queue, "w", &["gpu"], NOW, &report);
+    queue.enqueue("gpu", &job(0), NOW).await.unwrap();
+    assert_eq!(next(&mut started).await.1, job(0));
+    hand.drain().await;
 }
 
 /// Out of memory, then a replica that takes no writes: jobs wait where they are, whoever pushes

@@ -144,23 +144,7 @@ impl Scene {
                         .bytes(name, "simulated", content(iteration, name))
                         .await?;
                 }
-                let manifest = Manifest {
-                    version: Manifest::VERSION,
-                    run: run(),
-                    iteration,
-                    stage: slot.stage,
-                    part: 0,
-                    attempt: 1,
-                    nonce: id.nonce,
-                    inputs: Vec::new(),
-                    outputs: outputs.into_artifacts(),
-                    seed: 0,
-                    numeric_class: String::new(),
-                    code_version: String::new(),
-                    plan_revision: 0,
-                    decision: None,
-                    work: None,
-                };
+                let manifest = Manifest::new(slot, id, outputs.into_artifacts());
                 match store.commit(&manifest).await? {
                     Committed::Won | Committed::Superseded(_) => Ok(()),
                 }

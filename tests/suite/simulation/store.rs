@@ -133,12 +133,7 @@ impl ObjectStore for SimulatedStore {
         let (link, key) = (&self.link, location.as_ref());
         assert_eq!(options.mode, PutMode::Create, "{key} could be overwritten");
         let world = &link.world;
-        if let Some(commit) = commit_of(key).filter(|commit| link.has_seen(commit)) {
-            world.violated(format!(
-                "{} began {key} after it had been told of {commit}",
-                link.name
-            ));
-        }
+        let told = commit_of(key).filter(|commit| link.has_seen(commit));
         let fate = link.ask().await;
         if fate == Fate::Refused || may_be_torn(key) && world.strikes(|f| f.torn) {
             if fate != Fate::Refused {
@@ -163,6 +158,13 @@ impl ObjectStore for SimulatedStore {
             Ok(_) => {
                 link.note("put", key, "done");
                 self.created(key, &payload);
+                // A record that exists already is no beginning: the worker looks again.
+                if let Some(commit) = told {
+                    world.violated(format!(
+                        "{} began {key} after it had been told of {commit}",
+                        link.name
+                    ));
+                }
             }
             Err(_) => link.note("put", key, "exists"),
         }

@@ -3,7 +3,7 @@
 use super::{Bench, manifest, run, slot};
 use agentgym_storage::{
     Artifact, AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, Committed, Created, Digest,
-    Error, Inputs, Journal, Key, Manifest, Outputs, Slot, Store, Verdict,
+    Error, Inputs, Journal, Key, Manifest, Outputs, SeenCommits, Slot, Store, Verdict,
 };
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -142,7 +142,7 @@ async fn attempts_race(store: &Store) {
     let mut racers = JoinSet::new();
     for _ in 0..8 {
         let (store, slot, start) = (store.clone(), slot.clone(), start.clone());
-        racers.spawn(async move { store.start_attempt(&slot, &start, 0).await.unwrap() });
+        racers.spawn(async move { store.start_attempt(&slot, &start).await.unwrap() });
     }
     let mut given = racers.join_all().await;
     given.sort();
@@ -519,4 +519,22 @@ async fn digests(store: &Store) {
         Digest::of(text.as_bytes()),
         "the digest is the documented one"
     );
+    a_digest_reads_what_was_not_seen(store, digests[0]).await;
+}
+
+/// What was seen is not read again; what is not in the store counts for nothing, seen or not.
+async fn a_digest_reads_what_was_not_seen(store: &Store, expected: (Digest, usize)) {
+    let mut seen = SeenCommits::default();
+    let first = store.manifest(&slot("digest-1", 1, "update", 0)).await;
+    let first = first.unwrap().unwrap();
+    seen.add(&first);
+    let mut never_won = first.clone();
+    never_won.part = 7;
+    seen.add(&never_won);
+    let elsewhere = store.manifest(&slot("digest-3", 2, "update", 0)).await;
+    seen.add(&elsewhere.unwrap().unwrap());
+    let before = store.requests().gets;
+    let found = store.run_digest_of(&run("digest-1"), seen).await.unwrap();
+    assert_eq!(found, expected);
+    assert_eq!(store.requests().gets - before, 1, "one of two was seen");
 }

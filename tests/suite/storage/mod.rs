@@ -78,20 +78,9 @@ pub(crate) fn manifest(
     outputs: Vec<agentgym_storage::Artifact>,
 ) -> Manifest {
     Manifest {
-        version: Manifest::VERSION,
-        run: slot.run.clone(),
-        iteration: slot.iteration,
-        stage: slot.stage.clone(),
-        part: slot.part,
-        attempt: attempt.number,
-        nonce: attempt.nonce.clone(),
-        inputs: Vec::new(),
-        outputs,
         seed: 1,
         numeric_class: "test".to_owned(),
         code_version: "0".to_owned(),
-        plan_revision: 0,
-        decision: None,
-        work: None,
+        ..Manifest::new(slot.clone(), attempt.clone(), outputs)
     }
 }

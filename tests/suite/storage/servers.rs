@@ -3,7 +3,7 @@
 
 use super::{Bench, manifest, slot};
 use agentgym_storage::{AttemptId, Committed, Created, Error, Key, Store, Verdict};
-use agentgym_tests::s3::{Manners, S3Server};
+use agentgym_tests::s3::{Manners, S3Server, SECRET_KEY};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_ignores_conditions_is_refused() {
@@ -175,4 +175,26 @@ async fn a_small_commit_takes_two_requests() {
         (store.requests().gets, store.requests().bytes_out),
         (2, requests.bytes_in)
     );
+}
+
+/// A message that says `--store …` can be typed again, options and odd letters included.
+#[tokio::test]
+async fn a_store_says_how_it_is_opened_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = S3Server::start(folder.path()).await;
+    let store = Store::open_with(&server.url, &server.env()).await.unwrap();
+    assert_eq!(
+        store.argument(),
+        format!("'{}'", server.url),
+        "a shell reads `?`"
+    );
+    assert!(!store.argument().contains(SECRET_KEY));
+    let odd = folder.path().join("it's here");
+    let store = Store::open(&odd.display().to_string()).await.unwrap();
+    let typed = std::process::Command::new("sh")
+        .args(["-c", &format!("printf %s {}", store.argument())])
+        .output()
+        .unwrap();
+    let typed = String::from_utf8(typed.stdout).unwrap();
+    assert_eq!(Store::open(&typed).await.unwrap().url(), store.url());
 }

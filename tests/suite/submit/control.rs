@@ -119,7 +119,11 @@ async fn hold_and_retry_are_plan_revisions() {
     assert_eq!(revision().await, 2);
     scene.finish().await;
     scene.command("cancel handmade").await.unwrap();
-    assert_eq!(revision().await, 2, "there is nothing to cancel");
+    scene
+        .command("retry handmade jobs.threads=2")
+        .await
+        .unwrap();
+    assert_eq!(revision().await, 2, "nothing to cancel or to try again");
     scene.command("watch handmade").await.unwrap();
 }
 

@@ -87,7 +87,7 @@ impl Scene {
             plan_revision: revision,
         };
         self.store
-            .start_attempt(&self.slot(id), &start, 0)
+            .start_attempt(&self.slot(id), &start)
             .await
             .unwrap()
     }
@@ -124,26 +124,17 @@ impl Scene {
             part: i.from.part,
         });
         let manifest = Manifest {
-            version: Manifest::VERSION,
-            run: self.plan.run.clone(),
-            iteration: id.iteration,
-            stage: id.stage.name().into(),
-            part: id.part,
-            attempt: attempt.number,
-            nonce: attempt.nonce.clone(),
             inputs: inputs.collect(),
-            outputs: outputs.into_artifacts(),
             seed: 1,
             numeric_class: "test".into(),
             code_version: "test".into(),
-            plan_revision: 0,
-            decision: None,
             work: Some(Work {
                 worker: "host:1:ab".into(),
                 started_unix_s: 1_000_000,
                 wall_s: 2.0,
                 stats: stats(),
             }),
+            ..Manifest::new(self.slot(id), attempt, outputs.into_artifacts())
         };
         self.store.commit(&manifest).await.unwrap();
     }

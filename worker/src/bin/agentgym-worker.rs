@@ -104,6 +104,8 @@ fn exit_code(error: &Error) -> u8 {
     const UNKNOWN_RUN: u8 = 4;
     match error {
         Error::Jobs(agentgym_jobs::Error::UnknownRun { .. }) => UNKNOWN_RUN,
+        // Before any job, the only payload that is read is a plan.
+        Error::Jobs(agentgym_jobs::Error::Payload { .. }) => code_of(Cause::Store),
         // Before any job, these are about the device and the queue's URL.
         Error::Model(_) | Error::Stage(_) => code_of(Cause::Config),
         other => code_of(other.cause()),

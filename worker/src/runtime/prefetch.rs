@@ -139,23 +139,7 @@ mod tests {
                 .await
                 .unwrap();
         }
-        let manifest = Manifest {
-            version: Manifest::VERSION,
-            run: slot.run,
-            iteration: 1,
-            stage: slot.stage,
-            part: 0,
-            attempt: 1,
-            nonce: attempt.nonce,
-            inputs: Vec::new(),
-            outputs: outputs.into_artifacts(),
-            seed: 0,
-            numeric_class: String::new(),
-            code_version: String::new(),
-            plan_revision: 0,
-            decision: None,
-            work: None,
-        };
+        let manifest = Manifest::new(slot, attempt, outputs.into_artifacts());
         let cache = tempfile::tempdir().unwrap();
         let commits = vec![(AHEAD.to_owned(), manifest.clone())];
         let inputs = Inputs::new(store.clone(), commits, cache.path());

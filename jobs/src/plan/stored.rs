@@ -1,0 +1,69 @@
+//! Reading plans back. A plan says everything a run does, so one that is damaged, edited,
+//! misplaced or of another version is refused by the name of its object.
+
+use super::{Plan, PlanFile, VERSION, identity};
+use crate::config::RunConfig;
+use crate::{Error, Result};
+use agentgym_storage::{Key, RunId};
+use std::str::FromStr;
+
+impl Plan {
+    /// Reads a stored plan.
+    ///
+    /// # Errors
+    /// Damaged JSON, or a plan of another program version that cannot be read.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let bad = |message: String| Error::Payload {
+            what: "plan".into(),
+            message,
+        };
+        let file: PlanFile = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
+        if file.version != VERSION {
+            return Err(bad(format!(
+                "has version {}, this program reads {VERSION}",
+                file.version
+            )));
+        }
+        let read = RunConfig::from_tree(file.config)?;
+        let run = RunId::from_str(&file.run).map_err(|e| bad(e.to_string()))?;
+        let plan = Self::build(run, file.revision, file.identity, read.tree, read.config)?;
+        if plan.iterations != file.iterations || identity(&plan.tree) != plan.identity {
+            return Err(bad(
+                "does not reproduce its own identity: it was edited, or written by another program version"
+                    .into(),
+            ));
+        }
+        Ok(plan)
+    }
+
+    /// Reads a revision of a run's plan, as the store at `url` keeps it.
+    ///
+    /// # Errors
+    /// As [`Plan::from_bytes`], or the plan of another run or revision; the object is named.
+    pub fn stored(run: &RunId, revision: u32, bytes: &[u8], url: &str) -> Result<Self> {
+        let unreadable = |why: String| {
+            let key = Key::Plan {
+                run: run.clone(),
+                revision,
+            };
+            Error::Payload {
+                what: format!("{} in {url}", key.path()),
+                message: format!(
+                    "cannot be read as a plan ({why}); restore the object from a copy, or use the program that wrote it"
+                ),
+            }
+        };
+        let plan = Self::from_bytes(bytes).map_err(|e| match e {
+            // It cannot know where it came from.
+            Error::Payload { message, .. } => unreadable(message),
+            other => unreadable(other.to_string()),
+        })?;
+        if (&plan.run, plan.revision) != (run, revision) {
+            return Err(unreadable(format!(
+                "it is revision {} of run {}; was it copied here?",
+                plan.revision, plan.run
+            )));
+        }
+        Ok(plan)
+    }
+}

@@ -1,0 +1,85 @@
+//! One hash over everything that a run has committed: whether two runs computed the same.
+
+use crate::{Digest, Error, Key, Manifest, Result, RunId, Slot, Store};
+use futures::{StreamExt, TryStreamExt, stream};
+use std::collections::BTreeMap;
+
+/// Manifests read at once.
+const READS_AT_ONCE: usize = 16;
+
+/// Commits whose manifests somebody has had in hand, as far as a digest is made of them. A commit
+/// never changes, so one that was read once, or was made and won, need not be read again.
+#[derive(Debug, Clone, Default)]
+pub struct SeenCommits {
+    outputs: BTreeMap<Slot, Vec<(String, Digest)>>,
+}
+
+impl SeenCommits {
+    /// Remembers a commit. The manifest must stand in the store: read from there, or the one of an
+    /// attempt that won ([`crate::Committed::Won`]).
+    pub fn add(&mut self, manifest: &Manifest) {
+        let outputs = manifest.outputs.iter();
+        let outputs = outputs.map(|o| (o.name.clone(), o.digest)).collect();
+        self.outputs.insert(manifest.slot(), outputs);
+    }
+}
+
+impl Store {
+    /// Digest of a run and the number of its commits: BLAKE3 over one line
+    /// `iteration stage part name digest` for each output of each commit,
+    /// sorted. It says whether two runs computed the same.
+    ///
+    /// # Errors
+    /// The store fails, or a commit cannot be read.
+    pub async fn run_digest(&self, run: &RunId) -> Result<(Digest, usize)> {
+        self.run_digest_of(run, SeenCommits::default()).await
+    }
+
+    /// [`Store::run_digest`] for one who has seen most commits: the store says which there are,
+    /// and only those that are not among `seen` are read.
+    ///
+    /// # Errors
+    /// As [`Store::run_digest`].
+    pub async fn run_digest_of(
+        &self,
+        run: &RunId,
+        mut seen: SeenCommits,
+    ) -> Result<(Digest, usize)> {
+        let slots = self.all_commits(run).await?;
+        let unseen = slots.iter().filter(|s| !seen.outputs.contains_key(s));
+        let read = |slot: Slot| async move {
+            let gone = || Error::NotFound {
+                key: Key::Commit(slot.clone()).path(),
+                url: self.url().to_owned(),
+            };
+            self.manifest(&slot).await?.ok_or_else(gone)
+        };
+        let unseen: Vec<Manifest> = stream::iter(unseen.cloned().collect::<Vec<_>>())
+            .map(read)
+            .buffered(READS_AT_ONCE)
+            .try_collect()
+            .await?;
+        for manifest in &unseen {
+            seen.add(manifest);
+        }
+        let mut lines = Vec::new();
+        for slot in &slots {
+            for (name, digest) in seen.outputs.get(slot).into_iter().flatten() {
+                let (stage, name) = (slot.stage.as_str(), name.as_str());
+                lines.push((slot.iteration, stage, slot.part, name, *digest));
+            }
+        }
+        lines.sort_unstable();
+        let mut hasher = blake3::Hasher::new();
+        for (iteration, stage, part, name, digest) in lines {
+            hasher.update(format!("{iteration} {stage} {part} {name} {digest}\n").as_bytes());
+        }
+        let digest = hasher
+            .finalize()
+            .to_hex()
+            .as_str()
+            .parse()
+            .expect("64 hexadecimal digits are a digest");
+        Ok((digest, slots.len()))
+    }
+}
