@@ -2,16 +2,18 @@
 //! training, and training by the tensor library's own gradients (*composed*) beside
 //! the kernels. `cargo bench --workspace --bench tiny`.
 
-use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::path::Path;
 use std::time::Instant;
 
 use agentgym_model::{
-    AdamW, Chat, ComputeOptions, Engine, EngineOptions, ModelConfig, Parameter, Policy, Sampling,
-    ScoreRequest, Tokenizer, TrainSequence, Trainer, Turn, Unit, UnitCoefficients, UnitStreams,
-    Weights, keep_freed_memory, parameter_shapes, score,
+    AdamW, ComputeOptions, Engine, EngineOptions, ModelConfig, Policy, ScoreRequest, TrainSequence,
+    Trainer, keep_freed_memory, score,
 };
+
+use common::{Numbers, coefficients, cpu_seconds, turn, units};
+
+mod common;
 
 /// The oracle of the tests, which names what it uses as `crate::…`.
 #[path = "../src/tests/composed.rs"]
@@ -24,57 +26,9 @@ const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 128, "intermediat
     "rope_theta": 10000.0, "tie_word_embeddings": true}"#;
 
 fn policy() -> Policy {
-    let fixtures = Path::new(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../tests/fixtures/qwen2-tiny"
-    ));
     let raw = serde_json::from_str(CONFIG).expect("valid JSON");
     let config = ModelConfig::from_json(raw, Path::new("bench")).expect("valid config");
-    let mut numbers = Numbers(1);
-    let parameters: BTreeMap<_, _> = parameter_shapes(&config)
-        .into_iter()
-        .map(|(name, shape)| {
-            let norm = name.contains("norm");
-            let data: Vec<f32> = (0..shape.iter().product())
-                .map(|_| if norm { 1.0 } else { numbers.next() * 0.2 })
-                .collect();
-            (name, Parameter::new(shape, data))
-        })
-        .collect();
-    let tokenizer = Tokenizer::load(fixtures).expect("fixture");
-    let chat = Chat::load(fixtures)
-        .expect("fixture")
-        .expect("fixture has a template");
-    Policy::new(config, Weights::new(parameters), tokenizer, chat).expect("complete")
-}
-
-/// Numbers in [-0.5, 0.5) from a linear congruential generator.
-struct Numbers(u32);
-
-impl Numbers {
-    fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (self.0 >> 8) as f32 / (1 << 24) as f32 - 0.5
-    }
-
-    fn ids(&mut self, count: usize) -> Vec<u32> {
-        (0..count)
-            .map(|_| ((self.next() + 0.5) * 1024.0) as u32)
-            .collect()
-    }
-}
-
-/// CPU seconds of this process: neighbours do not count.
-fn cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
-    let fields: Vec<&str> = stat
-        .rsplit(')')
-        .next()
-        .expect("name")
-        .split_whitespace()
-        .collect();
-    let ticks = |i: usize| fields[i].parse::<f64>().expect("number");
-    (ticks(11) + ticks(12)) / 100.0
+    common::policy(config, 0.2)
 }
 
 /// Runs `work` (which returns tokens) for about two seconds; tokens per CPU-second.
@@ -100,6 +54,9 @@ fn rate(what: &str, mut work: impl FnMut() -> usize) -> Option<f64> {
     Some(tokens as f64 / seconds)
 }
 
+/// Tokens sampled after each prompt.
+const SAMPLED: usize = 190;
+
 fn decode(policy: &Policy, rows: usize, context: usize) {
     let mut numbers = Numbers(2);
     let mut engine = Engine::new(
@@ -112,7 +69,7 @@ fn decode(policy: &Policy, rows: usize, context: usize) {
     let mut next = 0;
     for _ in 0..rows {
         engine
-            .submit(turn(next, numbers.ids(context)))
+            .submit(turn(next, numbers.ids(context), SAMPLED))
             .expect("valid turn");
         next += 1;
     }
@@ -122,32 +79,20 @@ fn decode(policy: &Policy, rows: usize, context: usize) {
     rate(
         &format!(
             "decode, {rows} rows, context {context} to {}",
-            context + 190
+            context + SAMPLED
         ),
         || {
             let done = engine.step().expect("runs");
             for done in done {
                 engine.release(done.sequence);
                 engine
-                    .submit(turn(next, numbers.ids(context)))
+                    .submit(turn(next, numbers.ids(context), SAMPLED))
                     .expect("valid turn");
                 next += 1;
             }
             rows
         },
     );
-}
-
-fn turn(sequence: u64, append: Vec<u32>) -> Turn {
-    Turn {
-        sequence,
-        append,
-        stream: [3; 32],
-        turn: 0,
-        sampling: Sampling::default(),
-        tokens_max: 190,
-        stop_ids: Vec::new(),
-    }
 }
 
 /// The tensor library's threads spin on work as small as this; ten times the CPU
@@ -190,18 +135,6 @@ fn main() {
             16 * length
         });
         let mut trainer = Trainer::new(policy.clone(), AdamW::default());
-        let ask = |_: usize, streams: &UnitStreams| UnitCoefficients {
-            log_probs: streams
-                .log_probs
-                .iter()
-                .map(|s| vec![1e-4; s.len()])
-                .collect(),
-            entropies: streams
-                .entropies
-                .iter()
-                .map(|s| vec![0.0; s.len()])
-                .collect(),
-        };
         let composed = composed::Composed::new(&policy).expect("a copy of the policy");
         let by_library = rate(&format!("train, composed, sequences of {length}"), || {
             let mut tokens = 0;
@@ -216,17 +149,12 @@ fn main() {
             tokens
         });
         for per_unit in [2, 8] {
-            let units: Vec<Unit> = sequences
-                .chunks(per_unit)
-                .map(|sequences| Unit {
-                    sequences: sequences.to_vec(),
-                    skip: false,
-                })
-                .collect();
+            let units = units(&sequences, per_unit);
             let by_kernels = rate(
                 &format!("train, sequences of {length}, {per_unit} per unit"),
                 || {
-                    let report = trainer.step(&units, 1.0, 1e-4, &ask, &ComputeOptions::default());
+                    let options = ComputeOptions::default();
+                    let report = trainer.step(&units, 1.0, 1e-4, &coefficients, &options);
                     report.expect("runs").tokens
                 },
             );

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::gradients::Gradients;
 use crate::kernels::vectorised;
-use crate::tensor_file::{self, Entry};
+use crate::tensor_file::{self, TensorFile};
 use crate::weights::{is_dense, numbers, transpose};
 use crate::{Error, Result, Weights};
 
@@ -94,12 +94,13 @@ impl AdamWState {
         self.step
     }
 
-    /// Makes a step on `weights`.
+    /// Makes a step on `weights`. A gradient is dropped once it has been used: the new
+    /// numbers take no more memory than the old gradients did.
     pub(crate) fn update(
         &mut self,
         options: &AdamW,
         weights: &mut Weights,
-        gradients: &Gradients,
+        mut gradients: Gradients,
         lr: f64,
     ) -> StepReport {
         let grad_norm = gradients.norm();
@@ -134,16 +135,10 @@ impl AdamWState {
                 inverse_root: (1.0 / (1.0 - beta2.powi(exponent)).sqrt()) as f32,
                 eps: options.eps as f32,
             };
-            let zeros;
-            let gradient = match gradients.get(name) {
-                Some(gradient) => gradient,
-                // Nothing contributed: moments decay as under a zero gradient.
-                None => {
-                    zeros = vec![0.0; moments.first.len()];
-                    &zeros
-                }
-            };
-            weights.replace(name, &mut |weights| pass.run(weights, gradient, moments));
+            // Where nothing contributed moments decay as under a zero gradient.
+            let gradient = gradients.remove(name);
+            let gradient = gradient.unwrap_or_else(|| vec![0.0; moments.first.len()]);
+            weights.replace(name, &mut |weights| pass.run(weights, &gradient, moments));
         }
         report
     }
@@ -154,7 +149,7 @@ impl AdamWState {
         let mut entries = BTreeMap::new();
         for (name, moments) in &self.moments {
             for (kind, numbers) in MOMENTS.into_iter().zip([&moments.first, &moments.second]) {
-                let entry: Entry = tensor_file::entry(name, moments.shape.clone(), numbers);
+                let entry = tensor_file::entry(name, moments.shape.clone(), numbers);
                 entries.insert(format!("{kind}.{name}"), entry);
             }
         }
@@ -168,17 +163,8 @@ impl AdamWState {
     /// Reads what [`AdamWState::save`] wrote for the same parameters.
     pub(crate) fn load(dir: &Path, shapes: BTreeMap<String, Vec<usize>>) -> Result<Self> {
         let path = dir.join(FILE);
-        let bytes = std::fs::read(&path).map_err(Error::io(&path))?;
-        let unreadable = |source| Error::SafeTensors {
-            path: path.clone(),
-            source,
-        };
-        let file = safetensors::SafeTensors::deserialize(&bytes).map_err(unreadable)?;
-        let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).map_err(unreadable)?;
-        let step = header
-            .metadata()
-            .as_ref()
-            .and_then(|m| m.get("step")?.parse().ok());
+        let mut file = TensorFile::open(&path)?;
+        let step = file.said("step").and_then(|step| step.parse().ok());
         let bad = |tensor: String, message: String| Error::Tensor {
             path: path.clone(),
             tensor,
@@ -190,25 +176,21 @@ impl AdamWState {
                 message: "the metadata lack the step count; not an optimizer state".to_owned(),
             });
         };
-        let read = |kind: &str, name: &str, shape: &[usize]| {
+        let mut read = |kind: &str, name: &str, shape: &[usize]| {
             let tensor = format!("{kind}.{name}");
-            let view = file
-                .tensor(&tensor)
-                .map_err(|_| bad(tensor.clone(), "is missing".to_owned()))?;
+            let Some((dtype, found)) = file.info(&tensor) else {
+                return Err(bad(tensor, "is missing".to_owned()));
+            };
             let mut expected = shape.to_vec();
             if is_dense(name) {
                 expected.reverse();
             }
-            if view.shape() != expected {
-                return Err(bad(
-                    tensor,
-                    format!(
-                        "has shape {:?}, the trained parameter {expected:?}",
-                        view.shape()
-                    ),
-                ));
+            if found != expected {
+                let message = format!("has shape {found:?}, the trained parameter {expected:?}");
+                return Err(bad(tensor, message));
             }
-            let numbers = numbers(view.dtype(), view.data()).map_err(|m| bad(tensor.clone(), m))?;
+            let bytes = file.read(&tensor)?;
+            let numbers = numbers(dtype, &bytes).map_err(|m| bad(tensor.clone(), m))?;
             if numbers.iter().any(|x| !x.is_finite()) {
                 return Err(bad(tensor, "holds a number that is not finite".to_owned()));
             }

@@ -1,13 +1,18 @@
 //! Generation with continuous batching. Every step runs all active rows together,
 //! one new token for those that decode, a bounded number of known tokens for those
 //! that still prefill. What a turn samples depends on its own ids and random key
-//! alone, so batching, chunking, eviction and order are free choices.
+//! alone, so batching, chunking, eviction and order are free choices. So is taking
+//! keys and values from a sequence that begins the same way: the samples of a task run
+//! their prompt once, and tasks with one system message run that once.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::network::{Batch, Cache};
 use crate::sampler::{Sampling, uniform};
 use crate::{Error, Policy, Result};
+
+/// Fewest tokens in common for which one sequence waits for another's keys and values.
+const SHARED_TOKENS_MIN: usize = 32;
 
 /// Bounds of an engine; none of them changes what is sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +86,8 @@ pub struct EngineStats {
     pub tokens_sampled: u64,
     /// Tokens run through the network, known and sampled, repeats included.
     pub tokens_run: u64,
+    /// Known tokens that were not run, since another sequence begins with them too.
+    pub tokens_shared: u64,
     /// Caches dropped to make room.
     pub evictions: u64,
     /// Tokens whose keys and values are held now.
@@ -105,6 +112,15 @@ struct Sequence {
     /// Step at which it last ran; the least recent is evicted first.
     used: u64,
     active: Option<Active>,
+    leader: Option<Leader>,
+}
+
+/// A sequence that begins the same way, whose keys and values are waited for.
+#[derive(Debug, Clone, Copy)]
+struct Leader {
+    number: u64,
+    /// Tokens in common.
+    tokens: usize,
 }
 
 impl Sequence {
@@ -164,6 +180,7 @@ impl Engine {
             cache: network.cache(),
             used: 0,
             active: None,
+            leader: None,
         });
         sequence.ids.extend_from_slice(&turn.append);
         turn.tokens_max = turn
@@ -231,6 +248,7 @@ impl Engine {
         if self.running.is_empty() {
             return Ok(Vec::new());
         }
+        self.follow();
         self.stats.steps += 1;
         let mut active = self.take_running();
         let logits = self.forward(&mut active);
@@ -294,6 +312,64 @@ impl Engine {
             self.queue.pop_front();
             self.running.push(next);
             self.make_room(wanted);
+            let leader = self.leader(next);
+            if let Some(sequence) = self.sequences.get_mut(&next) {
+                sequence.leader = leader;
+            }
+        }
+    }
+
+    /// The sequence that a newly admitted one without a cache has most tokens in common
+    /// with: one that holds their keys and values, or one that runs and soon will.
+    fn leader(&self, number: u64) -> Option<Leader> {
+        let own = &self.sequences[&number];
+        if own.cache.length() > 0 {
+            return None;
+        }
+        // The last token is run in any case: its logits are wanted.
+        let (_, ids) = own.ids.split_last()?;
+        let common = |(&other, sequence): (&u64, &Sequence)| {
+            let reach = match self.running.contains(&other) {
+                true => sequence.ids.len(),
+                false => sequence.cache.length(),
+            };
+            let both = ids.iter().zip(&sequence.ids[..reach]);
+            let tokens = both.take_while(|(a, b)| a == b).count();
+            let leads = other != number && tokens >= SHARED_TOKENS_MIN;
+            leads.then_some(Leader {
+                number: other,
+                tokens,
+            })
+        };
+        let leaders = self.sequences.iter().filter_map(common);
+        leaders.max_by_key(|leader| leader.tokens)
+    }
+
+    /// Takes the keys and values that have been waited for. A sequence waits only for
+    /// one that was admitted before it and still runs, so that the first never waits.
+    fn follow(&mut self) {
+        for at in 0..self.running.len() {
+            let number = self.running[at];
+            let Some(Leader {
+                number: leader,
+                tokens,
+            }) = self.sequences[&number].leader
+            else {
+                continue;
+            };
+            let cache = self.sequences.get(&leader).map(|leader| &leader.cache);
+            let cache = cache.filter(|cache| cache.length() >= tokens);
+            let first = cache.map(|cache| cache.first(tokens));
+            if first.is_none() && self.running[..at].contains(&leader) {
+                continue;
+            }
+            if let Some(sequence) = self.sequences.get_mut(&number) {
+                sequence.leader = None;
+                if let Some(first) = first {
+                    sequence.cache = first;
+                    self.stats.tokens_shared += tokens as u64;
+                }
+            }
         }
     }
 
@@ -349,7 +425,9 @@ impl Engine {
                 .active
                 .as_ref()
                 .is_some_and(|a| !a.token_ids.is_empty());
-            let take = if decodes && pending == 1 {
+            let take = if sequence.leader.is_some() {
+                0
+            } else if decodes && pending == 1 {
                 1
             } else {
                 pending.min(budget)

@@ -7,11 +7,11 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 
-use safetensors::SafeTensors;
+use safetensors::Dtype;
 
 use crate::kernels::pointwise::{add_assign, sum_of_squares};
 use crate::parallel::{self, ComputeOptions};
-use crate::tensor_file;
+use crate::tensor_file::{self, TensorFile};
 use crate::weights::numbers;
 use crate::{Error, Result};
 
@@ -229,22 +229,16 @@ impl PartialSum {
     /// Reads what [`PartialSum::save`] wrote for parameters of these names and sizes.
     pub(crate) fn load(dir: &Path, sizes: &BTreeMap<String, usize>) -> Result<Self> {
         let path = dir.join(FILE);
-        let bytes = std::fs::read(&path).map_err(Error::io(&path))?;
-        let unreadable = |source| Error::SafeTensors {
-            path: path.clone(),
-            source,
-        };
-        let file = SafeTensors::deserialize(&bytes).map_err(unreadable)?;
-        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(unreadable)?;
-        let said = header.metadata().as_ref().and_then(|metadata| {
-            let units: usize = metadata.get("units")?.parse().ok()?;
-            let nodes: Vec<Node> = serde_json::from_str(metadata.get("nodes")?).ok()?;
+        let mut file = TensorFile::open(&path)?;
+        let said = (|| {
+            let units: usize = file.said("units")?.parse().ok()?;
+            let nodes: Vec<Node> = serde_json::from_str(file.said("nodes")?).ok()?;
             let fits = |&(level, index): &Node| {
                 let first = index.checked_shl(level).filter(|_| level < usize::BITS);
                 first.is_some_and(|first| first >> level == index && first < units)
             };
             nodes.iter().all(fits).then_some((units, nodes))
-        });
+        })();
         let Some((units, nodes)) = said else {
             return Err(Error::Json {
                 path: path.clone(),
@@ -254,10 +248,10 @@ impl PartialSum {
         };
         let empty = |node| (node, None);
         let mut nodes: BTreeMap<Node, Option<Gradients>> = nodes.into_iter().map(empty).collect();
-        for (tensor, view) in file.iter() {
+        for tensor in file.names() {
             let bad = |message: String| Error::Tensor {
                 path: path.clone(),
-                tensor: tensor.to_owned(),
+                tensor: tensor.clone(),
                 message,
             };
             let mut pieces = tensor.splitn(3, '.');
@@ -269,7 +263,8 @@ impl PartialSum {
             let (Some(node), Some(name)) = (node, pieces.next()) else {
                 return Err(bad("belongs to no node of the metadata".to_owned()));
             };
-            let gradient = numbers(view.dtype(), view.data()).map_err(bad)?;
+            let dtype = file.info(&tensor).map_or(Dtype::F32, |(dtype, _)| dtype);
+            let gradient = numbers(dtype, &file.read(&tensor)?).map_err(bad)?;
             match sizes.get(name) {
                 Some(&size) if size == gradient.len() => {
                     node.get_or_insert_default().insert(name, gradient);

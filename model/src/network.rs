@@ -48,6 +48,14 @@ impl Cache {
     pub(crate) fn length(&self) -> usize {
         self.layers.first().map_or(0, KeyValues::length)
     }
+
+    /// A copy of its first `tokens`.
+    pub(crate) fn first(&self, tokens: usize) -> Self {
+        let layers = self.layers.iter().map(|layer| layer.first(tokens));
+        Cache {
+            layers: layers.collect(),
+        }
+    }
 }
 
 /// Rotary angles for every position a model may use.

@@ -116,7 +116,7 @@ impl Trainer {
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
         let (gradients, tokens) = self.gradients(units, temperature, coefficients, options)?;
-        let report = self.step_along(&gradients, lr)?;
+        let report = self.step_along(gradients, lr)?;
         Ok(StepReport { tokens, ..report })
     }
 
@@ -127,10 +127,10 @@ impl Trainer {
     /// Units are missing.
     pub fn step_on(&mut self, parts: Vec<PartialSum>, lr: f64) -> Result<StepReport> {
         let gradients = self.tied(PartialSum::whole(parts)?);
-        self.step_along(&gradients, lr)
+        self.step_along(gradients, lr)
     }
 
-    fn step_along(&mut self, gradients: &Gradients, lr: f64) -> Result<StepReport> {
+    fn step_along(&mut self, gradients: Gradients, lr: f64) -> Result<StepReport> {
         let mut weights = self.policy.trained_weights().clone();
         let report = self
             .state

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use safetensors::SafeTensors;
 
 use crate::critic::{HEAD_BIAS, HEAD_WEIGHT};
 use crate::lora::{FACTOR_A, FACTOR_B};
+use crate::tensor_file::TensorFile;
 use crate::{Error, ModelConfig, Result};
 
 /// A weight file is split above this many bytes.
@@ -187,14 +187,9 @@ pub(crate) fn read_tensors(
     skip: &dyn Fn(&str) -> bool,
     parameters: &mut BTreeMap<String, Parameter>,
 ) -> Result<()> {
-    let bytes = std::fs::read(path).map_err(Error::io(path))?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|source| Error::SafeTensors {
-        path: path.to_owned(),
-        source,
-    })?;
-    // In name order: of several bad tensors the same one is named every time.
-    let views: BTreeMap<_, _> = file.iter().collect();
-    for (name, view) in views {
+    let mut file = TensorFile::open(path)?;
+    for name in file.names() {
+        let name = name.as_str();
         let bad = |message: String| Error::Tensor {
             path: path.to_owned(),
             tensor: name.to_owned(),
@@ -203,20 +198,19 @@ pub(crate) fn read_tensors(
         if skip(name) {
             continue;
         }
-        let Some(shape) = shapes.remove(name) else {
+        let Some((shape, (dtype, found))) = shapes.remove(name).zip(file.info(name)) else {
             return Err(bad(format!("is not a parameter of this {source}")));
         };
         let mut expected = shape.clone();
         if is_dense(name) {
             expected.reverse();
         }
-        if view.shape() != expected {
+        if found != expected {
             return Err(bad(format!(
-                "has shape {:?}, {source} gives {expected:?}",
-                view.shape()
+                "has shape {found:?}, {source} gives {expected:?}"
             )));
         }
-        let numbers = numbers(view.dtype(), view.data()).map_err(bad)?;
+        let numbers = numbers(dtype, &file.read(name)?).map_err(bad)?;
         if let Some(at) = numbers.iter().position(|x| !x.is_finite()) {
             return Err(bad(format!("number {at} is {}, not finite", numbers[at])));
         }

@@ -23,23 +23,59 @@ pub struct ModelSize {
     pub intermediate: u64,
     /// Key (or value) width of a layer: key-value heads × head size.
     pub kv_width: u64,
+    /// Query width of a layer: heads × head size.
+    pub query_width: u64,
+    /// Whether queries and keys are normed.
+    pub norms_heads: bool,
+    /// Ids.
+    pub vocabulary: u64,
+    /// Numbers of the tied head, which stands in memory beside the embedding; 0 for a
+    /// head of its own, which is among the parameters.
+    pub head_copy: u64,
+    /// Numbers of the rotary table.
+    pub rotary: u64,
+    /// Numbers of the weights that the adapter is merged into; 0 without one.
+    pub merged: u64,
+    /// Parameters without the output head: a critic's but for its last column.
+    pub trunk: u64,
 }
 
 /// The size of `actor_rollout_ref.model`, or why it is not known here.
 pub fn of(model: &Model) -> Result<ModelSize, String> {
     let config = config(&model.path)?;
     let adapter = adapter_of(model)?;
-    let parameters = count(parameter_shapes(&config));
+    let shapes = parameter_shapes(&config);
+    let factors = adapter.as_ref().map(|adapter| adapter.shapes(&config));
+    // A factor is called like its module, with PEFT's words before and behind.
+    let is_merged = |name: &str| {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        let named = format!(".{module}.");
+        let mut factors = factors.iter().flat_map(BTreeMap::keys);
+        factors.any(|factor| factor.contains(&named))
+    };
+    let merged = shapes
+        .clone()
+        .into_iter()
+        .filter(|(name, _)| is_merged(name));
+    let merged = count(merged.collect());
+    let parameters = count(shapes);
+    let head = (config.vocab_size * config.hidden_size) as u64;
+    let tied = config.tie_word_embeddings;
     Ok(ModelSize {
         parameters,
-        trained: adapter
-            .as_ref()
-            .map_or(parameters, |adapter| count(adapter.shapes(&config))),
+        trained: factors.map_or(parameters, count),
         adapter_rank: adapter.map(|adapter| adapter.rank()),
         layers: config.num_hidden_layers as u64,
         hidden: config.hidden_size as u64,
         intermediate: config.intermediate_size as u64,
         kv_width: config.key_width() as u64,
+        query_width: config.query_width() as u64,
+        norms_heads: config.norms_heads(),
+        vocabulary: config.vocab_size as u64,
+        head_copy: if tied { head } else { 0 },
+        rotary: (config.max_position_embeddings * config.head_dim) as u64,
+        merged,
+        trunk: parameters - if tied { 0 } else { head },
     })
 }
 
@@ -112,6 +148,7 @@ mod tests {
             (all.parameters, Some(4))
         );
         assert_eq!(size.trained, 3 * 4 * (32 + 32));
+        assert_eq!((all.merged, size.merged), (0, 3 * 32 * 32));
     }
 
     #[test]

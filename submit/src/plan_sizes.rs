@@ -1,5 +1,5 @@
 //! What an iteration of a plan weighs: counts that follow from the config, and
-//! bytes on disk and in memory that follow from the model's dimensions. No run
+//! bytes on disk that follow from the model's dimensions. No run
 //! is needed, so these are estimates; the formula of each is beside it.
 
 use crate::model_size::ModelSize;
@@ -18,12 +18,6 @@ const CRITIC_BYTES_PER_TOKEN: u64 = 4 + 4 + 8;
 /// Weights, gradients and both AdamW moments are f32.
 const F32: u64 = 4;
 
-/// A worker before it holds a policy: code, tokenizer, runtime, allocator
-/// (measured: 75 MB).
-const PROGRAM_BYTES: u64 = 80_000_000;
-/// Policies that a worker keeps in memory.
-const RESIDENT_POLICIES: u64 = 3;
-
 /// Sizes of one iteration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
@@ -34,13 +28,11 @@ pub(crate) struct Sizes {
     pub(crate) critic: u64,
     pub(crate) records: u64,
     pub(crate) kept: u64,
-    pub(crate) rollout_memory: u64,
-    pub(crate) update_memory: u64,
 }
 
 impl Sizes {
-    /// Sizes for workers with so many compute threads.
-    pub(crate) fn new(plan: &Plan, model: &ModelSize, threads: u64) -> Self {
+    /// Sizes for a plan and its model.
+    pub(crate) fn new(plan: &Plan, model: &ModelSize) -> Self {
         let (weights, trained) = (model.parameters * F32, model.trained * F32);
         // What an adapter is put on is written once and stays in memory.
         let base = match model.adapter_rank {
@@ -87,43 +79,8 @@ impl Sizes {
             critic,
             records,
             kept,
-            rollout_memory: PROGRAM_BYTES
-                + RESIDENT_POLICIES * weights
-                + base
-                + cache_bytes(plan, model, threads),
-            // Policy, two moments, and one gradient set per thread and tree level.
-            update_memory: PROGRAM_BYTES
-                + RESIDENT_POLICIES * weights
-                + base
-                + trained * (2 + threads + 2)
-                + activation_bytes(plan, model, threads),
         }
     }
-}
-
-/// KV cache of all threads: keys and values of every layer.
-fn cache_bytes(plan: &Plan, model: &ModelSize, threads: u64) -> u64 {
-    let jobs = &plan.config.jobs;
-    let rows = (jobs.decode_rows as u64).min(sequences(plan).max(1));
-    let tokens = (rows * tokens_max(plan)).min(jobs.cache_tokens as u64);
-    let per_token = model.layers * 2 * model.kv_width * F32;
-    tokens * per_token * threads.min(sequences(plan).div_ceil(rows).max(1))
-}
-
-/// What the backward pass of a gradient unit needs, on every thread: per
-/// token and layer eight vectors of the residual stream, keys and values,
-/// and three of the MLP; half as much again for the gradients in flight. With
-/// checkpoints, one such layer and the input of each.
-fn activation_bytes(plan: &Plan, model: &ModelSize, threads: u64) -> u64 {
-    let jobs = &plan.config.jobs;
-    let per_layer = 8 * model.hidden + 2 * model.kv_width + 3 * model.intermediate;
-    let unit = (jobs.unit_tokens as u64).max(tokens_max(plan));
-    let checkpointed = &plan.config.actor_rollout_ref.model;
-    let per_token = match checkpointed.enable_gradient_checkpointing {
-        true => per_layer * 3 / 2 + model.layers * model.hidden,
-        false => model.layers * per_layer * 3 / 2,
-    };
-    threads * unit * per_token * F32
 }
 
 /// Sequences of an iteration.
@@ -132,22 +89,16 @@ pub(crate) fn sequences(plan: &Plan) -> u64 {
     plan.config.data.train_batch_size as u64 * n
 }
 
-/// Minibatches in one pass over them.
-pub(crate) fn minibatches(plan: &Plan) -> u64 {
-    let mini = plan.config.actor_rollout_ref.actor.ppo_mini_batch_size;
-    (plan.config.data.train_batch_size / mini) as u64
-}
-
 /// Optimizer steps of an iteration.
 pub(crate) fn steps_per_iteration(plan: &Plan) -> u64 {
     if plan.config.run.pipeline == Pipeline::AgentEvol {
         return u64::from(plan.config.agentevol.steps);
     }
-    minibatches(plan) * u64::from(plan.config.actor_rollout_ref.actor.ppo_epochs)
+    u64::from(plan.minibatches() * plan.config.actor_rollout_ref.actor.ppo_epochs)
 }
 
 /// Longest sequence: context limit, or prompt and response together.
-fn tokens_max(plan: &Plan) -> u64 {
+pub(crate) fn tokens_max(plan: &Plan) -> u64 {
     let (data, rollout) = (&plan.config.data, &plan.config.actor_rollout_ref.rollout);
     (data.max_prompt_length + data.max_response_length).min(rollout.max_model_len) as u64
 }

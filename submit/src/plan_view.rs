@@ -2,7 +2,8 @@
 //! written or started. ≤ marks an upper bound.
 
 use crate::model_size::{self, ModelSize};
-use crate::plan_sizes::{Sizes, minibatches, sequences, steps_per_iteration};
+use crate::plan_memory::Memory;
+use crate::plan_sizes::{Sizes, sequences, steps_per_iteration};
 use crate::text::{bytes, count, many};
 use agentgym_jobs::config::{Numerics, Pipeline};
 use agentgym_jobs::pipeline::{Stage, parts};
@@ -136,7 +137,7 @@ impl<'a> PlanView<'a> {
         line("parts", self.parts_text());
         match &self.model {
             Ok(model) => {
-                let s = Sizes::new(plan, model, self.threads);
+                let s = Sizes::new(plan, model);
                 let (policy, optimizer) = (bytes(s.policy), bytes(s.optimizer));
                 let critic = match s.critic {
                     0 => String::new(),
@@ -150,13 +151,19 @@ impl<'a> PlanView<'a> {
                     "bytes",
                     format!("each iteration {per_iteration}; kept ≤ {}", bytes(s.kept)),
                 );
+                let memory = Memory::new(plan, model, self.threads);
+                let critic = match memory.critic_update {
+                    0 => String::new(),
+                    most => format!(", {} in critic_update", bytes(most)),
+                };
                 line(
                     "memory",
                     format!(
-                        "each worker, {} threads: about {} in rollout, {} in update",
+                        "each worker, {} threads: ≤ {} in rollout, {} in log_probs, {} in update{critic}",
                         self.threads,
-                        bytes(s.rollout_memory),
-                        bytes(s.update_memory)
+                        bytes(memory.rollout),
+                        bytes(memory.log_probs),
+                        bytes(memory.update)
                     ),
                 );
             }
@@ -215,8 +222,15 @@ impl<'a> PlanView<'a> {
         }
         let environments = self.plan.config.environments();
         let told = counts.into_iter().map(|(name, count)| {
-            let address = environments.get(&name).map_or("", |e| e.env_addr.as_str());
-            format!("{count} of {name} at {address}")
+            let Some(environment) = environments.get(&name) else {
+                return format!("{count} of {name}");
+            };
+            let limits = [
+                (environment.max_rounds).map(|n| format!(", ≤ {}", many(n.into(), "round"))),
+                (environment.max_tokens).map(|n| format!(", turn ≤ {n}")),
+            ];
+            let limits: String = limits.into_iter().flatten().collect();
+            format!("{count} of {name} at {}{limits}", environment.env_addr)
         });
         told.collect::<Vec<_>>().join(", ")
     }
@@ -243,7 +257,7 @@ impl<'a> PlanView<'a> {
         let actor = &config.actor_rollout_ref.actor;
         format!(
             "{} × {} = {steps} optimizer steps; × {iterations} = {all}, lr {:e}",
-            many(minibatches(plan), "minibatch"),
+            many(u64::from(plan.minibatches()), "minibatch"),
             many(u64::from(actor.ppo_epochs), "epoch"),
             actor.optim.lr
         )
@@ -354,18 +368,20 @@ impl<'a> PlanView<'a> {
     pub fn to_json(&self) -> Value {
         let plan = self.plan;
         let sizes = self.model.as_ref().ok().map(|m| {
-            let s = Sizes::new(plan, m, self.threads);
+            let s = Sizes::new(plan, m);
+            let memory = Memory::new(plan, m, self.threads);
             json!({
                 "parameters": m.parameters, "trained_parameters": m.trained, "policy_bytes": s.policy, "optimizer_bytes": s.optimizer, "critic_bytes": s.critic,
                 "records_bytes_max": s.records, "kept_bytes_max": s.kept,
-                "rollout_memory_bytes": s.rollout_memory, "update_memory_bytes": s.update_memory,
+                "rollout_memory_bytes": memory.rollout, "log_probs_memory_bytes": memory.log_probs,
+                "update_memory_bytes": memory.update, "critic_update_memory_bytes": memory.critic_update,
             })
         });
         let horizon: Vec<u32> = (1..=plan.iterations).map(|n| plan.rounds_max(n)).collect();
         json!({
             "run": plan.run.to_string(), "identity": plan.identity, "iterations": plan.iterations,
             "tasks": plan.tasks.len(), "sequences_per_iteration": sequences(plan),
-            "minibatches": minibatches(plan), "optimizer_steps_per_iteration": steps_per_iteration(plan),
+            "minibatches": plan.minibatches(), "optimizer_steps_per_iteration": steps_per_iteration(plan),
             "parts": self.part_count(), "horizon": horizon, "evaluations": self.evaluations(),
             "sizes": sizes, "not_used": self.unused,
         })
@@ -438,7 +454,7 @@ jobs: {rollout_part_tasks: 2}
                         8 samples at T=1 + 1 greedy, 15 rounds; before the warm start and after iterations 0, 10, 20, 25
             parts       283 jobs in all; each iteration 4 rollout (2 tasks each), 4 log_probs, 1 advantage, 1 update
             bytes       each iteration policy 822 kB, optimizer 1.6 MB, records ≤ 934 kB; kept ≤ 31 MB
-            memory      each worker, 2 threads: about 95 MB in rollout, 172 MB in update
+            memory      each worker, 2 threads: ≤ 164 MB in rollout, 196 MB in log_probs, 239 MB in update
             place       store data, queue redis://h, 1 worker in this process
             not used    trainer.nnodes
         ");

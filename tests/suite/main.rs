@@ -19,4 +19,5 @@ mod evaluation;
 mod evolution;
 mod fleet;
 mod forks;
+mod memory;
 mod shared_updates;

@@ -2,10 +2,13 @@
 //! makes, to the last byte: policy, optimizer and records, however many shards,
 //! threads and kills, for a whole model and for an adapter.
 
-use crate::durability::{RUN, end, no_part_started_after_its_commit, said, submit_config, waits};
-use agentgym_tests::program::{Running, program};
+use crate::durability::{
+    RUN, end, kills, no_part_started_after_its_commit, said, submit_config, waits,
+};
+use agentgym_tests::files::files_below;
+use agentgym_tests::program::program;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
@@ -31,19 +34,12 @@ fn exported(store: &Path) -> BTreeMap<String, Vec<u8>> {
     export.args(["export", RUN, "--iteration", "2", "--to"]);
     export.arg(&to).arg("--store").arg(store);
     said(export);
-    let mut files = BTreeMap::new();
-    let mut folders = vec![to.clone()];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if !path.ends_with("export.json") {
-                let name = path.strip_prefix(&to).unwrap().display().to_string();
-                files.insert(name, std::fs::read(path).unwrap());
-            }
-        }
-    }
+    let read = |path: PathBuf| {
+        let name = path.strip_prefix(&to).unwrap().display().to_string();
+        (name, std::fs::read(&path).unwrap())
+    };
+    let mut files: BTreeMap<_, _> = files_below(&to).into_iter().map(read).collect();
+    files.remove("export.json");
     assert!(files.len() > 8, "{:?}", files.keys());
     files
 }
@@ -80,12 +76,7 @@ async fn any_number_of_shards_gives(more: &[&str], killed_at: u64) {
     let folder = TempDir::new().unwrap();
     let store = folder.path();
     let killed = with(&["jobs.update_shards=7", "jobs.threads=1"]);
-    for wait in waits(killed_at).take(4) {
-        let mut running = Running::start(smoke(store, &killed));
-        std::thread::sleep(wait);
-        running.has_ended();
-        running.kill();
-    }
+    kills(waits(killed_at).take(4), || smoke(store, &killed));
     end(smoke(store, &with(&["jobs.update_shards=7"])), store);
     no_part_started_after_its_commit(store).await;
     assert_equal(&expected, store, "seven shards and kills");

@@ -79,6 +79,21 @@ impl KeyValues {
         }
     }
 
+    /// A copy of the first `length` positions, of which there are as many.
+    pub(crate) fn first(&self, length: usize) -> Self {
+        let blocks = length.div_ceil(BLOCK);
+        // What the last block holds beyond them is never read: attention masks it,
+        // and appending overwrites it.
+        let keys = self.keys[..blocks * self.heads * self.width * BLOCK].to_vec();
+        let values = self.values[..blocks * self.heads * self.padded * BLOCK].to_vec();
+        KeyValues {
+            length,
+            keys,
+            values,
+            ..*self
+        }
+    }
+
     #[inline(always)]
     fn key_block(&self, block: usize, head: usize) -> &[f32] {
         &self.keys[(block * self.heads + head) * self.width * BLOCK..][..self.width * BLOCK]

@@ -205,6 +205,102 @@ fn sampling_does_not_depend_on_batching_chunks_order_or_eviction() {
     }
 }
 
+/// Prompts of which some are equal, some begin the same way, and some share nothing.
+fn related_prompts(vocabulary: usize) -> Vec<Vec<u32>> {
+    let pieces: Vec<Vec<u32>> = sequences(vocabulary, &[70, 45, 130, 31, 5, 64], 6)
+        .into_iter()
+        .map(|sequence| sequence.token_ids)
+        .collect();
+    let system = &pieces[0];
+    let mut prompts = Vec::new();
+    for task in [&pieces[1], &pieces[2]] {
+        for _ in 0..4 {
+            prompts.push([system.as_slice(), task].concat());
+        }
+    }
+    prompts.push([system.as_slice(), &pieces[4]].concat());
+    prompts.push(system.clone());
+    // Too little in common to wait for, and nothing at all.
+    prompts.push([&pieces[3][..], &pieces[5]].concat());
+    prompts.push([&pieces[3][..], &pieces[4]].concat());
+    prompts.push(pieces[5].clone());
+    prompts
+}
+
+#[test]
+fn a_prompt_that_was_run_for_another_sequence_gives_the_same_bits() {
+    for policy in policies() {
+        let prompts = related_prompts(policy.config().vocab_size);
+        let options = |rows_max, cache_tokens_max, prefill_chunk| EngineOptions {
+            rows_max,
+            cache_tokens_max,
+            prefill_chunk,
+        };
+        // Each in an engine of its own: there is nobody to take anything from.
+        let mut alone = BTreeMap::new();
+        for sequence in 0..prompts.len() {
+            alone.extend(play(
+                &policy,
+                &prompts,
+                &[sequence],
+                options(1, 100_000, 1000),
+            ));
+        }
+        assert_eq!(alone.len(), 3 * prompts.len());
+        let straight: Vec<usize> = (0..prompts.len()).collect();
+        let backwards: Vec<usize> = straight.iter().rev().copied().collect();
+        for (rows_max, cache_tokens_max, prefill_chunk) in [
+            (13, 100_000, 1000),
+            (13, 100_000, 33),
+            (4, 100_000, 90),
+            (2, 100_000, 1),
+            (8, 900, 64),
+            (5, 1, 50),
+        ] {
+            let options = options(rows_max, cache_tokens_max, prefill_chunk);
+            for order in [&straight, &backwards] {
+                assert!(
+                    play(&policy, &prompts, order, options) == alone,
+                    "{options:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_samples_of_a_task_run_its_prompt_once() {
+    let policy = tiny_policy();
+    let prompt = sequences(policy.config().vocab_size, &[150], 8)
+        .remove(0)
+        .token_ids;
+    let options = EngineOptions {
+        prefill_chunk: 64,
+        ..EngineOptions::default()
+    };
+    let mut engine = Engine::new(policy, options);
+    for sequence in 0..8 {
+        let turn = Turn {
+            sequence,
+            append: prompt.clone(),
+            stream: [sequence as u8; 32],
+            turn: 0,
+            sampling: SAMPLINGS[0],
+            tokens_max: 5,
+            stop_ids: Vec::new(),
+        };
+        engine.submit(turn).unwrap();
+    }
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    let stats = engine.stats();
+    assert_eq!(stats.tokens_shared, 7 * 149);
+    // The prompt, the last token of the seven others, and what was sampled but for
+    // the last tokens.
+    assert_eq!(stats.tokens_run, 150 + 7 + 8 * 4);
+}
+
 /// Every recorded log-probability equals the teacher-forced one, bit for bit.
 fn recorded_log_probs_are_scored(
     policy: &Policy,

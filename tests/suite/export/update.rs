@@ -122,6 +122,12 @@ fn sum(x: &Tensor) -> Result<f64> {
     x.sum_all()?.to_scalar()
 }
 
+/// Adds what the elements of `x` come to.
+fn add(step: &mut Step, name: &'static str, x: &Tensor) -> Result<()> {
+    *step.entry(name).or_default() += sum(x)?;
+    Ok(())
+}
+
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap()
 }
@@ -174,10 +180,6 @@ fn policy_loss(policy: &Qwen2, members: &[&Value], settings: &Value) -> Result<(
     let (low, high) = (number(&loss["clip"]["low"]), number(&loss["clip"]["high"]));
     assert!(loss["dual_clip"].is_null(), "this test has no dual clip");
     backward(policy, members, loss, |member, mask, weight, step| {
-        let mut add = |name, x: &Tensor| -> Result<()> {
-            *step.entry(name).or_default() += sum(x)?;
-            Ok(())
-        };
         let streams = policy.streams(&ids(member), number(&settings["temperature"]))?;
         let advantages = stream(member, "advantages")?;
         let ratio = (&streams.log_probs - stream(member, "old_log_probs")?)?.exp()?;
@@ -186,9 +188,9 @@ fn policy_loss(policy: &Qwen2, members: &[&Value], settings: &Value) -> Result<(
         let is_clipped = clipped.lt(&free)?.to_dtype(DType::F64)?;
         let policy_loss = (free.minimum(&clipped)?.neg()? * weight)?.sum_all()?;
         let entropy = (&streams.entropies * weight)?.sum_all()?;
-        add("policy_loss", &policy_loss)?;
-        add("entropy", &entropy)?;
-        add("clip_fraction", &(is_clipped * mask)?)?;
+        add(step, "policy_loss", &policy_loss)?;
+        add(step, "entropy", &entropy)?;
+        add(step, "clip_fraction", &(is_clipped * mask)?)?;
         let total = (&policy_loss - (&entropy * number(&loss["entropy_coeff"]))?)?;
         if loss["kl"].is_null() {
             return Ok(total);
@@ -198,7 +200,7 @@ fn policy_loss(policy: &Qwen2, members: &[&Value], settings: &Value) -> Result<(
         // Cut at 10 nats, as AgentGym-RL does.
         let k3 = ((d.exp()? - &d)? - 1.0)?.clamp(-10.0, 10.0)?;
         let kl = (k3 * weight)?.sum_all()?;
-        add("kl_loss", &kl)?;
+        add(step, "kl_loss", &kl)?;
         total + (&kl * number(&loss["kl"]["coef"]))?
     })
 }
@@ -209,10 +211,6 @@ fn value_loss(critic: &Qwen2, members: &[&Value], settings: &Value) -> Result<(S
     let loss = &settings["loss"];
     let range = number(&loss["clip"]);
     backward(critic, members, loss, |member, mask, weight, step| {
-        let mut add = |name, x: &Tensor| -> Result<()> {
-            *step.entry(name).or_default() += sum(x)?;
-            Ok(())
-        };
         let values = critic.values(&ids(member))?;
         let (old, returns) = (stream(member, "values")?, stream(member, "returns")?);
         let free = (&values - &returns)?.sqr()?;
@@ -221,9 +219,13 @@ fn value_loss(critic: &Qwen2, members: &[&Value], settings: &Value) -> Result<(S
         // Within the range both are the same but for rounding.
         let is_clipped = clipped.gt(&(&free * (1.0 + 1e-12))?)?;
         let total = ((free.maximum(&clipped)? * 0.5)? * weight)?.sum_all()?;
-        add("loss", &total)?;
-        add("clip_fraction", &(is_clipped.to_dtype(DType::F64)? * mask)?)?;
-        add("value_mean", &(values * mask)?)?;
+        add(step, "loss", &total)?;
+        add(
+            step,
+            "clip_fraction",
+            &(is_clipped.to_dtype(DType::F64)? * mask)?,
+        )?;
+        add(step, "value_mean", &(values * mask)?)?;
         Ok(total)
     })
 }

@@ -3,7 +3,9 @@
 //! and `critic_update.json`. It needs nothing of the policy's update and runs
 //! beside it.
 
-use super::training::{ADAM_EPS, OPTIMIZER, denominators, optimizer_of, upload_critic, wide};
+use super::training::{
+    ADAM_EPS, OPTIMIZER, denominators, optimizer_of, options, upload_critic, wide,
+};
 use super::{blocking, read};
 use crate::metrics::{self, mean, write_json};
 use crate::policies::CRITIC;
@@ -111,12 +113,8 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         )?;
         let total = u64::from(settings.ppo_epochs) * ranges.len() as u64;
         let tick = || beat.tick();
-        let options = ComputeOptions {
-            threads,
-            pack_tokens: plan.config.jobs.pack_tokens,
-            checkpointed: plan.config.critic.model.enable_gradient_checkpointing,
-            beat: &tick,
-        };
+        let checkpointed = plan.config.critic.model.enable_gradient_checkpointing;
+        let options = options(&plan, threads, checkpointed, &tick);
         let n = plan.config.actor_rollout_ref.rollout.n as usize;
         for epoch in 0..settings.ppo_epochs {
             for (index, draws) in ranges.iter().enumerate() {

@@ -4,7 +4,7 @@
 //! are used and nowhere else; a pair never falls apart into two gradient units.
 
 use super::blocking;
-use super::training::{ADAM_EPS, optimizer_folder, resume, save, upload, wide};
+use super::training::{ADAM_EPS, optimizer_folder, policy_options, resume, save, upload, wide};
 use crate::demonstrations::Encoded;
 use crate::metrics::{self, mean};
 use crate::pairs::Pair;
@@ -108,16 +108,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let mut trainer = resume(&policy, adamw, optimizer.as_ref().map(LocalFolder::path))?;
         let start = Instant::now();
         let tick = || beat.tick();
-        let options = ComputeOptions {
-            threads,
-            pack_tokens: plan.config.jobs.pack_tokens,
-            checkpointed: plan
-                .config
-                .actor_rollout_ref
-                .model
-                .enable_gradient_checkpointing,
-            beat: &tick,
-        };
+        let options = policy_options(&plan, threads, &tick);
         let (loss, rate) = (dpo.loss()?, dpo.learning_rate()?);
         let mut examples: BTreeMap<usize, Example> = BTreeMap::new();
         let mut results = Vec::with_capacity(span.len());

@@ -6,7 +6,8 @@ use crate::policies::{ADAPTER, CRITIC, POLICY, Policies};
 use crate::{Error, Result, StageContext};
 use agentgym_algorithms::losses::Denominator;
 use agentgym_jobs::pipeline::Stage;
-use agentgym_model::{AdamW, Critic, Policy, Trainer};
+use agentgym_jobs::plan::Plan;
+use agentgym_model::{AdamW, ComputeOptions, Critic, Policy, Trainer};
 use agentgym_storage::{Artifact, LocalFolder, Outputs};
 use std::path::Path;
 use std::sync::Arc;
@@ -125,6 +126,32 @@ async fn upload_model(outputs: &mut Outputs, kind: &str, folder: &Path) -> Resul
         files.push(outputs.file(&name, kind, &entry.path()).await?.clone());
     }
     Ok(files)
+}
+
+/// How a training stage uses the machine; `checkpointed` is its model's
+/// `enable_gradient_checkpointing`.
+pub(super) fn options<'a>(
+    plan: &Plan,
+    threads: usize,
+    checkpointed: bool,
+    beat: &'a (dyn Fn() + Sync),
+) -> ComputeOptions<'a> {
+    ComputeOptions {
+        threads,
+        pack_tokens: plan.config.jobs.pack_tokens,
+        checkpointed,
+        beat,
+    }
+}
+
+/// The same for the policy.
+pub(super) fn policy_options<'a>(
+    plan: &Plan,
+    threads: usize,
+    beat: &'a (dyn Fn() + Sync),
+) -> ComputeOptions<'a> {
+    let model = &plan.config.actor_rollout_ref.model;
+    options(plan, threads, model.enable_gradient_checkpointing, beat)
 }
 
 /// A trainer with the given optimizer state, or a fresh one.

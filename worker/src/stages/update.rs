@@ -12,7 +12,7 @@
 pub(super) mod gradient;
 mod minibatch;
 
-use super::training::{ADAM_EPS, optimizer_folder, resume, save, upload};
+use super::training::{ADAM_EPS, optimizer_folder, policy_options, resume, save, upload};
 use super::{blocking, read};
 use crate::metrics::{self, mean, write_json};
 use crate::policies::POLICY;
@@ -22,7 +22,7 @@ use agentgym_algorithms::losses::{ActorLoss, ActorMetrics, Aggregation, Denomina
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::Batch;
-use agentgym_model::{AdamW, ComputeOptions, Policy, Trainer};
+use agentgym_model::{AdamW, Policy, Trainer};
 use agentgym_storage::{LocalFolder, Outputs};
 use minibatch::{Minibatch, Share};
 use serde::{Deserialize, Serialize};
@@ -181,15 +181,16 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let start = Instant::now();
         let places = places(&plan, settings.ppo_epochs)?;
         let tick = || beat.tick();
-        let options = options(&plan, threads, &tick);
+        let options = policy_options(&plan, threads, &tick);
         let (mut steps, mut tokens, mut own_tokens) = (Vec::new(), 0, 0);
         if let Some(Shared { before, shares }) = shared {
             let last = before.len();
-            for place in &places[..=last] {
+            for place in &places[..last] {
                 tokens += Minibatch::new(&batch, place.slots.clone(), &settings)?.tokens();
             }
             let place = &places[last];
             let minibatch = Minibatch::new(&batch, place.slots.clone(), &settings)?;
+            tokens += minibatch.tokens();
             let step = minibatch.step(&mut trainer, &settings, place, shares)?;
             steps = before;
             steps.push(step);
@@ -250,16 +251,6 @@ async fn steps_before(context: &StageContext) -> Result<Vec<Step>> {
         agentgym_jobs::Error::Payload { what, message }
     })?;
     Ok(record.minibatches)
-}
-
-fn options<'a>(plan: &Plan, threads: usize, beat: &'a (dyn Fn() + Sync)) -> ComputeOptions<'a> {
-    let model = &plan.config.actor_rollout_ref.model;
-    ComputeOptions {
-        threads,
-        pack_tokens: plan.config.jobs.pack_tokens,
-        checkpointed: model.enable_gradient_checkpointing,
-        beat,
-    }
 }
 
 fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {

@@ -3,8 +3,9 @@
 //! shards up along the same tree as if it had computed all units itself.
 
 use super::minibatch::{Minibatch, Share};
-use super::{options, places, settings};
+use super::{places, settings};
 use crate::policies::POLICY;
+use crate::stages::training::policy_options;
 use crate::stages::{blocking, read, write};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::records::{Batch, GradientShard};
@@ -38,7 +39,7 @@ pub(crate) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let own = bound(shard)..bound(shard + 1);
         let tick = || beat.tick();
         let call = beat.busy();
-        let options = options(&plan, threads, &tick);
+        let options = policy_options(&plan, threads, &tick);
         let share = minibatch.share(&policy, &settings, own.clone(), &options)?;
         drop(call);
         share.gradient.save(&target)?;

@@ -4,6 +4,7 @@ use agentgym_algorithms::KlEstimator;
 use agentgym_algorithms::losses::{ClipRange, KlLoss};
 use agentgym_jobs::episode::{Outcome, Sequence};
 use agentgym_jobs::records::{BatchEpisode, BatchSequence};
+use agentgym_model::ComputeOptions;
 use serde_json::Value;
 
 fn entry(group: u32, sample: u32, sequence: Sequence, advantages: Vec<f64>) -> BatchEpisode {

@@ -1,0 +1,95 @@
+//! What the benches share: a policy of random weights, numbers to fill it and its input
+//! with, and a clock that neighbours do not slow down.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use agentgym_model::{
+    Chat, ModelConfig, Parameter, Policy, Sampling, Tokenizer, TrainSequence, Turn, Unit,
+    UnitCoefficients, UnitStreams, Weights, parameter_shapes,
+};
+
+/// Numbers in [-0.5, 0.5) from a linear congruential generator.
+pub(crate) struct Numbers(pub(crate) u32);
+
+impl Numbers {
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (self.0 >> 8) as f32 / (1 << 24) as f32 - 0.5
+    }
+
+    /// Ids below 1024: every shape that is measured has them.
+    pub(crate) fn ids(&mut self, count: usize) -> Vec<u32> {
+        (0..count)
+            .map(|_| ((self.next() + 0.5) * 1024.0) as u32)
+            .collect()
+    }
+}
+
+/// A policy whose weights are spread over an interval of this width, with the tokenizer of
+/// the fixture.
+pub(crate) fn policy(config: ModelConfig, spread: f32) -> Policy {
+    let fixtures = Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/qwen2-tiny"
+    ));
+    let mut numbers = Numbers(1);
+    let parameters: BTreeMap<_, _> = parameter_shapes(&config)
+        .into_iter()
+        .map(|(name, shape)| {
+            let norm = name.contains("norm");
+            let data: Vec<f32> = (0..shape.iter().product())
+                .map(|_| if norm { 1.0 } else { numbers.next() * spread })
+                .collect();
+            (name, Parameter::new(shape, data))
+        })
+        .collect();
+    let tokenizer = Tokenizer::load(fixtures).expect("fixture");
+    let chat = Chat::load(fixtures)
+        .expect("fixture")
+        .expect("fixture has a template");
+    Policy::new(config, Weights::new(parameters), tokenizer, chat).expect("complete")
+}
+
+/// CPU seconds of this process: neighbours do not count.
+pub(crate) fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .expect("name")
+        .split_whitespace()
+        .collect();
+    let ticks = |i: usize| fields[i].parse::<f64>().expect("number");
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+pub(crate) fn turn(sequence: u64, append: Vec<u32>, tokens_max: usize) -> Turn {
+    Turn {
+        sequence,
+        append,
+        stream: [3; 32],
+        turn: 0,
+        sampling: Sampling::default(),
+        tokens_max,
+        stop_ids: Vec::new(),
+    }
+}
+
+/// Gradient units of so many sequences each.
+pub(crate) fn units(sequences: &[TrainSequence], per_unit: usize) -> Vec<Unit> {
+    let unit = |sequences: &[TrainSequence]| Unit {
+        sequences: sequences.to_vec(),
+        skip: false,
+    };
+    sequences.chunks(per_unit).map(unit).collect()
+}
+
+/// A loss that pulls every log-prob alike.
+pub(crate) fn coefficients(_: usize, streams: &UnitStreams) -> UnitCoefficients {
+    let each = |all: &[Vec<f32>], by: f64| all.iter().map(|s| vec![by; s.len()]).collect();
+    UnitCoefficients {
+        log_probs: each(&streams.log_probs, 1e-4),
+        entropies: each(&streams.entropies, 0.0),
+    }
+}

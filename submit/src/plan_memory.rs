@@ -1,0 +1,262 @@
+//! Peak memory of a worker in each stage, from a plan and its model's dimensions.
+//! `cargo bench --workspace --bench memory` sets these figures beside measured ones.
+//!
+//! They are for sequences as long as the config allows; shorter ones need less. Where
+//! a formula says *live* it counts what exists at the same time in `model`'s code.
+
+use crate::model_size::ModelSize;
+use crate::plan_sizes::{sequences, tokens_max};
+use agentgym_jobs::config::Pipeline;
+use agentgym_jobs::plan::Plan;
+
+const F32: u64 = 4;
+/// A worker beside its models and what a stage computes: code, tokenizer, runtime,
+/// environments, and what the allocator keeps of earlier stages (measured between the
+/// stages of the quickstart: 120 to 141 MB; set so that no measured peak exceeds it).
+const PROGRAM_BYTES: u64 = 150_000_000;
+/// Policies that a worker keeps in memory: `worker::policies`.
+const RESIDENT_POLICIES: u64 = 3;
+/// Decoded records: ids, masks, the streams of floats and what the file holds of them.
+const RECORD_BYTES_PER_TOKEN: u64 = 64;
+/// Positions of a KV cache come in blocks.
+const CACHE_BLOCK: u64 = 64;
+/// Known tokens that a decoding step runs beside its rows: `worker::decoder`.
+const PREFILL_TOKENS: u64 = 512;
+/// Episodes in flight for each row of the decoder: `worker::stages::play`.
+const EPISODES_PER_ROW: u64 = 2;
+/// Numbers of one chunk of logits: `model::kernels::head`.
+const HEAD_CHUNK: u64 = 1 << 17;
+
+/// Bytes of the whole process at its largest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Memory {
+    pub(crate) rollout: u64,
+    pub(crate) log_probs: u64,
+    pub(crate) update: u64,
+    /// 0 without a critic.
+    pub(crate) critic_update: u64,
+}
+
+impl Memory {
+    /// For workers with so many compute threads.
+    pub(crate) fn new(plan: &Plan, model: &ModelSize, threads: u64) -> Self {
+        let work = Work {
+            plan,
+            model,
+            threads,
+        };
+        let resident = PROGRAM_BYTES + F32 * (work.policies() + work.critic());
+        Self {
+            rollout: resident + F32 * work.decoding(),
+            log_probs: resident + F32 * work.scoring(),
+            update: resident + work.batch() + F32 * work.training(&work.policy()),
+            critic_update: match plan.config.has_critic() {
+                true => resident + work.batch() + F32 * work.training(&work.value_model()),
+                false => 0,
+            },
+        }
+    }
+}
+
+/// What is trained.
+struct Trained {
+    /// Numbers of a copy with its share in memory.
+    copy: u64,
+    /// Numbers that the optimizer changes.
+    learned: u64,
+    /// Numbers of a unit's gradient: a tied head's stands beside the embedding's until
+    /// both are added.
+    gradient: u64,
+    /// Sequences of a minibatch.
+    minibatch: u64,
+    steps: u64,
+    checkpointed: bool,
+}
+
+/// All counts are of f32 numbers.
+struct Work<'a> {
+    plan: &'a Plan,
+    model: &'a ModelSize,
+    threads: u64,
+}
+
+impl Work<'_> {
+    /// Resident policies: those made by earlier iterations, up to those that are kept. One is its
+    /// parameters, a tied head turned once more, and the rotary table. With an adapter
+    /// the base is one of them, and each other holds what the adapter is merged into.
+    fn policies(&self) -> u64 {
+        let reference = u64::from(
+            self.plan
+                .config
+                .actor_rollout_ref
+                .reference
+                .model
+                .path
+                .is_some(),
+        );
+        let made = u64::from(self.plan.iterations).max(1) + reference;
+        let kept = made.min(RESIDENT_POLICIES);
+        let m = self.model;
+        match m.adapter_rank {
+            None => kept * (m.parameters + m.head_copy + m.rotary),
+            Some(_) => m.parameters + m.head_copy + m.rotary + kept * self.policy().copy,
+        }
+    }
+
+    fn policy(&self) -> Trained {
+        let (m, config) = (self.model, &self.plan.config);
+        let actor = &config.actor_rollout_ref.actor;
+        let n = u64::from(config.actor_rollout_ref.rollout.n);
+        let (copy, gradient) = match m.adapter_rank {
+            None => (m.parameters + m.head_copy, m.trained + m.head_copy),
+            Some(_) => (m.merged + m.head_copy + m.trained, m.trained),
+        };
+        Trained {
+            copy,
+            learned: m.trained,
+            gradient,
+            minibatch: actor.ppo_mini_batch_size as u64 * n,
+            steps: u64::from(self.plan.minibatches() * actor.ppo_epochs),
+            checkpointed: config.actor_rollout_ref.model.enable_gradient_checkpointing,
+        }
+    }
+
+    /// The critic: the policy's trunk with a head of one column, unless it is given.
+    fn value_model(&self) -> Trained {
+        let config = &self.plan.config;
+        let n = u64::from(config.actor_rollout_ref.rollout.n);
+        let size = config.critic.ppo_mini_batch_size;
+        let batches = config.data.train_batch_size.div_ceil(size);
+        let trunk = self.model.trunk;
+        Trained {
+            copy: trunk,
+            learned: trunk,
+            gradient: trunk,
+            minibatch: size as u64 * n,
+            steps: batches as u64 * u64::from(config.critic.ppo_epochs),
+            checkpointed: config.critic.model.enable_gradient_checkpointing,
+        }
+    }
+
+    /// The one critic that is kept.
+    fn critic(&self) -> u64 {
+        match self.plan.config.has_critic() {
+            true => self.model.trunk + self.model.rotary,
+            false => 0,
+        }
+    }
+
+    /// Sequences of a rollout part.
+    fn part_sequences(&self) -> u64 {
+        let config = &self.plan.config;
+        let tasks = config
+            .jobs
+            .rollout_part_tasks
+            .min(config.data.train_batch_size) as u64;
+        let baselines = u64::from(self.plan.plays_baselines());
+        tasks * (u64::from(config.actor_rollout_ref.rollout.n) + baselines)
+    }
+
+    /// Keys and values of the episodes in flight on every thread, one step of the rows,
+    /// and their logits.
+    fn decoding(&self) -> u64 {
+        let (jobs, m) = (&self.plan.config.jobs, self.model);
+        let own = self.part_sequences().div_ceil(self.threads);
+        let rows = own.min(jobs.decode_rows as u64);
+        let episodes = own.min(rows * EPISODES_PER_ROW);
+        let longest = tokens_max(self.plan).next_multiple_of(CACHE_BLOCK);
+        let tokens = (episodes * longest).min(jobs.cache_tokens as u64 + longest);
+        let cache = tokens * m.layers * 2 * m.kv_width;
+        let step = (PREFILL_TOKENS + rows) * self.forward();
+        self.threads * (cache + step + rows * m.vocabulary)
+    }
+
+    /// One pack of every thread, a layer at a time, and a chunk of logits.
+    fn scoring(&self) -> u64 {
+        let longest = tokens_max(self.plan);
+        let pack = (self.plan.config.jobs.pack_tokens as u64).max(longest);
+        let all = self.part_sequences() * longest;
+        let tokens = pack.min(all.div_ceil(self.threads).max(longest));
+        self.threads * (tokens * self.forward() + self.head_chunk())
+            + all * RECORD_BYTES_PER_TOKEN / F32
+    }
+
+    /// Live in one layer's forward pass, per token: its input and norm, queries and
+    /// attention's output, keys and values as computed and as blocks of the cache, both
+    /// residual streams, gate, up and their product.
+    fn forward(&self) -> u64 {
+        let m = self.model;
+        4 * m.hidden + 2 * m.query_width + 4 * m.kv_width + 3 * m.intermediate
+    }
+
+    /// What the forward pass keeps of a layer, per token: input, queries, keys, values,
+    /// attention's output, middle, gate and up.
+    fn tape(&self) -> u64 {
+        let m = self.model;
+        2 * m.hidden
+            + 2 * m.query_width
+            + 2 * m.kv_width
+            + 2 * m.intermediate
+            + match m.norms_heads {
+                true => m.query_width + m.kv_width,
+                false => 0,
+            }
+    }
+
+    /// Live in one layer's backward pass beside its tape, per token: product and
+    /// derivatives of the MLP's three; the stream's derivative and, for each norm, its
+    /// output, the derivative by it and the one through it; derivatives by attention's
+    /// output, queries, keys and values; keys and values as blocks, twice over.
+    fn backward(&self) -> u64 {
+        let m = self.model;
+        4 * m.intermediate + 7 * m.hidden + 2 * m.query_width + 6 * m.kv_width
+    }
+
+    fn head_chunk(&self) -> u64 {
+        let vocabulary = self.model.vocabulary.max(1);
+        (HEAD_CHUNK / vocabulary).clamp(16, 256) * vocabulary
+    }
+
+    /// A gradient unit on one thread: all tapes and the last layer's backward pass;
+    /// with checkpoints every layer's input and one layer.
+    fn unit(&self, trained: &Trained, tokens: u64) -> u64 {
+        let m = self.model;
+        let tapes = match trained.checkpointed {
+            true => m.layers * m.hidden + self.tape() + self.forward() / 2,
+            false => m.layers * self.tape(),
+        };
+        tokens * (tapes + self.backward() + 2 * m.hidden) + self.head_chunk()
+    }
+
+    /// Moments, the policy of the step before, and the larger of two times: units under
+    /// way, with one gradient for each thread and each level of the tree in which they
+    /// are added; or the step, where the new weights take the place of the gradient.
+    fn training(&self, trained: &Trained) -> u64 {
+        let longest = tokens_max(self.plan);
+        let all = trained.minibatch * longest;
+        let limit = self.plan.config.jobs.unit_tokens as u64;
+        let unit = limit.max(longest).min(all);
+        let units = trained
+            .minibatch
+            .div_ceil((limit / longest.max(1)).max(1))
+            .max(1);
+        let threads = self.threads.min(units);
+        let levels = u64::from(units.next_power_of_two().trailing_zeros());
+        let gradients = units.min(threads + levels) * trained.gradient;
+        let under_way = gradients + threads * self.unit(trained, unit);
+        let step = trained.gradient + trained.copy;
+        let before = match trained.steps {
+            0 | 1 => 0,
+            _ => trained.copy,
+        };
+        2 * trained.learned + before + under_way.max(step)
+    }
+
+    /// The records of an iteration, which a training stage reads whole.
+    fn batch(&self) -> u64 {
+        match self.plan.config.run.pipeline {
+            Pipeline::Rl => sequences(self.plan) * tokens_max(self.plan) * RECORD_BYTES_PER_TOKEN,
+            Pipeline::Sft | Pipeline::Dpo | Pipeline::AgentEvol | Pipeline::Eval => 0,
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What `plan` says about memory, beside what the stages of the run then take. Each run
+//! is a process of its own, so no other test's memory is in it.
+//! `cargo bench --workspace --bench memory` plays more of them.
+
+use agentgym_storage::{RunId, Store};
+use agentgym_tests::program::{finish, program};
+use anyhow::{Context as _, ensure};
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::str::FromStr as _;
+
+const RUN: &str = "memory";
+
+/// Stage names and the keys of `plan --json`.
+const STAGES: [(&str, &str); 4] = [
+    ("rollout", "rollout_memory_bytes"),
+    ("log_probs", "log_probs_memory_bytes"),
+    ("update", "update_memory_bytes"),
+    ("critic_update", "critic_update_memory_bytes"),
+];
+
+/// Episodes that fill their context of 1024 tokens, with a critic; for a random model, which
+/// writes until it is stopped.
+pub(crate) const FULL: [&str; 9] = [
+    "configs/ppo.yaml",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.rollout.max_tokens=256",
+    "actor_rollout_ref.rollout.max_model_len=1024",
+    "algorithm.rounds_ctrl.rounds=12",
+    "sft.steps=0",
+    "evaluation.sets=[]",
+    "trainer.total_training_steps=1",
+    "trainer.critic_warmup=0",
+];
+
+/// Predicted and measured peaks of a stage, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peak {
+    pub(crate) predicted: f64,
+    pub(crate) measured: f64,
+}
+
+fn said(mut command: Command, arguments: &[&str]) -> anyhow::Result<Vec<u8>> {
+    command.args(arguments).arg(format!("run.id={RUN}"));
+    let output = finish(command);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {stderr}", output.status);
+    Ok(output.stdout)
+}
+
+/// Plays a config, given with its overrides; the peaks of its stages by name.
+pub(crate) async fn peaks(arguments: &[&str]) -> anyhow::Result<BTreeMap<&'static str, Peak>> {
+    let mut command = program("agentgym-submit");
+    command.args(["--json", "plan"]);
+    let plan: serde_json::Value = serde_json::from_slice(&said(command, arguments)?)?;
+    let scratch = tempfile::tempdir()?;
+    let path = scratch.path().join("store").display().to_string();
+    let mut command = program("agentgym-submit");
+    command.args(["--quiet", "--store", &path]);
+    said(command, arguments)?;
+
+    let store = Store::open(&path).await?;
+    let mut peaks = BTreeMap::new();
+    for slot in store.all_commits(&RunId::from_str(RUN)?).await? {
+        let Some(&(stage, key)) = STAGES.iter().find(|(stage, _)| *stage == slot.stage) else {
+            continue;
+        };
+        let manifest = store.manifest(&slot).await?.context("it is committed")?;
+        let stats = manifest.work.context("a commit says how it went")?.stats;
+        let stat = stats.get("peak_memory_bytes").and_then(|v| v.as_f64());
+        let predicted = plan["sizes"][key].as_f64().context("plan says it")?;
+        let measured = stat.context("a stage says it")?;
+        let peak = peaks.entry(stage).or_insert(Peak {
+            predicted,
+            measured,
+        });
+        peak.measured = measured.max(peak.measured);
+    }
+    Ok(peaks)
+}
+
+/// Random weights write until they are stopped, so sequences come near to the longest that
+/// the plan allows for; what they lack is why the lower bound is no higher.
+#[cfg(test)]
+#[tokio::test(flavor = "multi_thread")]
+async fn plan_predicts_the_peak_of_every_stage() {
+    let shape = "actor_rollout_ref.model.path=tiny?hidden=256&layers=6&intermediate=1024&vocab=512";
+    let arguments = [&FULL[..], &[shape, "jobs.threads=2"]].concat();
+    let peaks = peaks(&arguments).await.unwrap();
+    assert_eq!(peaks.len(), 4);
+    for (
+        stage,
+        Peak {
+            predicted,
+            measured,
+        },
+    ) in peaks
+    {
+        let share = measured / predicted;
+        assert!(
+            (0.5..=1.0).contains(&share),
+            "{stage}: {:.0} MB measured, {:.0} MB predicted",
+            measured / 1e6,
+            predicted / 1e6
+        );
+    }
+}

@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""Decoding, scoring and training of a Qwen2 by PyTorch, beside our own.
+
+    pip install torch transformers
+    tools/torch_speed.py --against "cargo bench --workspace --bench speed --"
+    tools/torch_speed.py --against "…" --shape 0.5b --seconds 5 decode-8 score
+
+Both sides do the same work at the same lengths in turns (ours, theirs, ours, theirs), since
+a machine that others use too is never the same twice. Of PyTorch every setting is measured
+(eager and compiled, 1 and 2 threads, f32; bf16 beside it) and the best is taken. There are
+two rates: tokens per second, which neighbours slow down, and tokens per CPU-second of the
+process and its threads, which count only time that it computed or span in. Each figure is
+the median over the rounds. Theirs computes log-probs alone, ours entropies as well.
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+
+# Sizes, (prompt, sampled) tokens of decoding, (sequences, tokens of each) otherwise:
+# as in model/benches/speed.rs.
+SHAPES = {
+    "tiny": {
+        "sizes": dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4,
+                      num_key_value_heads=2, intermediate_size=384, vocab_size=1024),
+        "decode": (160, 190),
+        "sequences": (16, 160),
+        "cases": ["decode-1", "decode-8", "decode-32", "decode-64", "score", "train"],
+    },
+    "0.5b": {
+        "sizes": dict(hidden_size=896, num_hidden_layers=24, num_attention_heads=14,
+                      num_key_value_heads=2, intermediate_size=4864, vocab_size=151936),
+        "decode": (64, 16),
+        "sequences": (2, 256),
+        "cases": ["decode-1", "decode-8", "decode-32", "score", "train"],
+    },
+}
+
+
+class Theirs:
+    """One model in this process, one element type, on a fixed number of threads."""
+
+    def __init__(self, shape, dtype, threads):
+        import torch
+        import transformers
+
+        self.torch, self.transformers = torch, transformers
+        torch.set_num_threads(threads)
+        torch.manual_seed(1)
+        self.shape = SHAPES[shape]
+        self.config = transformers.Qwen2Config(
+            **self.shape["sizes"], max_position_embeddings=4096, rms_norm_eps=1e-6,
+            tie_word_embeddings=True, attn_implementation="sdpa")
+        model = transformers.AutoModelForCausalLM.from_config(
+            self.config, dtype=getattr(torch, dtype))
+        self.model = model.eval()
+        self.compiled = {}
+
+    def maybe_compiled(self, name, function, compiled):
+        if not compiled:
+            return function
+        if name not in self.compiled:
+            self.compiled[name] = self.torch.compile(function, dynamic=False)
+        return self.compiled[name]
+
+    def measure(self, case, compiled, seconds):
+        if case.startswith("decode-"):
+            return self.decode(int(case.removeprefix("decode-")), compiled, seconds)
+        work = {"score": self.score, "train": self.train}[case](compiled)
+        return repeat(seconds, work)
+
+    def decode(self, rows, compiled, seconds):
+        """Sampling with log-probs; what follows the first token is measured."""
+        torch, (context, sampled) = self.torch, self.shape["decode"]
+
+        def draw(logits):
+            log_probs = logits[:, -1].float().log_softmax(-1)
+            ids = torch.multinomial(log_probs.exp(), 1)
+            return ids, log_probs.gather(1, ids)
+
+        def one(ids, cache, position):
+            output = self.model(input_ids=ids, position_ids=position, past_key_values=cache)
+            return draw(output.logits)
+
+        step = self.maybe_compiled(f"decode-{rows}", one, compiled)
+        tokens, wall_s, cpu_s, warm = 0, 0.0, 0.0, False
+        with torch.no_grad():
+            while wall_s < seconds:
+                prompt = torch.randint(0, 1024, (rows, context))
+                if compiled:
+                    cache = self.transformers.StaticCache(
+                        config=self.config, max_cache_len=context + sampled)
+                else:
+                    cache = self.transformers.DynamicCache(config=self.config)
+                output = self.model(prompt, past_key_values=cache, logits_to_keep=1)
+                ids, _ = draw(output.logits)
+                positions = [torch.full((rows, 1), context + at) for at in range(sampled)]
+                start, cpu = time.perf_counter(), time.process_time()
+                for position in positions[: sampled - 1]:
+                    ids, _ = step(ids, cache, position)
+                if warm:
+                    wall_s += time.perf_counter() - start
+                    cpu_s += time.process_time() - cpu
+                    tokens += rows * (sampled - 1)
+                warm = True
+        return {"tokens": tokens, "wall_s": wall_s, "cpu_s": cpu_s}
+
+    def log_probs(self, ids):
+        logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        losses = self.torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        return -losses
+
+    def score(self, compiled):
+        ids = self.torch.randint(0, 1024, self.shape["sequences"])
+        log_probs = self.maybe_compiled("score", self.log_probs, compiled)
+
+        def work():
+            with self.torch.no_grad():
+                log_probs(ids)
+            return ids.numel()
+
+        return work
+
+    def train(self, compiled):
+        """Forward, backward, clipping and AdamW in one fused pass."""
+        torch = self.torch
+        ids = torch.randint(0, 1024, self.shape["sequences"])
+        log_probs = self.maybe_compiled("train", self.log_probs, compiled)
+        parameters = list(self.model.parameters())
+        optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+
+        def work():
+            (log_probs(ids) * 1e-4).sum().backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return ids.numel()
+
+        return work
+
+
+def repeat(seconds, work):
+    """Repeats `work`, which returns its tokens, for so many seconds after a first time."""
+    work()
+    start, cpu, tokens = time.perf_counter(), time.process_time(), 0
+    while time.perf_counter() - start < seconds:
+        tokens += work()
+    return {"tokens": tokens, "wall_s": time.perf_counter() - start,
+            "cpu_s": time.process_time() - cpu}
+
+
+def serve(shape, dtype, threads):
+    """Answers requests, a JSON line each, until the input ends."""
+    theirs = Theirs(shape, dtype, threads)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = theirs.measure(request["case"], request["compiled"], request["seconds"])
+        except Exception as error:  # The other settings still count.
+            answer = {"error": f"{type(error).__name__}: {error}"[:300]}
+        print(json.dumps(answer), flush=True)
+
+
+class Server:
+    """PyTorch in a process of its own, started when it is first asked."""
+
+    def __init__(self, shape, dtype, threads):
+        self.arguments = ["--serve", dtype, "--threads", str(threads), "--shape", shape]
+        self.process = None
+
+    def ask(self, **request):
+        if self.process is None:
+            self.process = subprocess.Popen([sys.executable, __file__, *self.arguments], text=True,
+                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        if not line:
+            self.process = None
+            return {"error": "the process ended"}
+        return json.loads(line)
+
+    def end(self):
+        if self.process is not None:
+            self.process.stdin.close()
+            self.process.wait()
+            self.process = None
+
+
+def ours(command, shape, case, threads, seconds):
+    arguments = ["--shape", shape, "--threads", str(threads), "--seconds", str(seconds), "--json"]
+    output = subprocess.run([*shlex.split(command), *arguments, case], check=True, text=True,
+                            stdout=subprocess.PIPE).stdout
+    return json.loads(output.strip().splitlines()[-1])
+
+
+def compare(options):
+    """Measures in turns and prints a line per case; returns them."""
+    shape = options.shape
+    cases = options.cases or SHAPES[shape]["cases"]
+    servers = {(dtype, threads): Server(shape, dtype, threads)
+               for dtype in options.dtypes for threads in options.threads}
+    print(f"{'case':<10} {'':<4} {'ours':>9} {'f32 best':>9} {'':<18} {'ratio':>6} "
+          f"{'bf16 best':>9} {'':<18} {'ratio':>6}")
+    rows = []
+    for case in cases:
+        found = {}
+        for _ in range(options.rounds):
+            for threads in options.threads:
+                key = ("ours", threads, False)
+                answer = ours(options.against, shape, case, threads, options.seconds)
+                found.setdefault(key, []).append(answer)
+            for (dtype, threads), server in servers.items():
+                for compiled in options.compiled:
+                    answer = server.ask(case=case, compiled=compiled, seconds=options.seconds)
+                    if "error" in answer:
+                        print(f"{case} {dtype} compiled={compiled}: {answer['error']}",
+                              file=sys.stderr)
+                    else:
+                        found.setdefault((dtype, threads, compiled), []).append(answer)
+                # Two models of half a billion parameters would not fit beside each other.
+                if shape != "tiny":
+                    server.end()
+        for rate, seconds in (("wall", "wall_s"), ("cpu", "cpu_s")):
+            medians = {key: statistics.median(a["tokens"] / a[seconds] for a in answers)
+                       for key, answers in found.items()}
+
+            def best(dtype):
+                known = [(value, key) for key, value in medians.items() if key[0] == dtype]
+                return max(known, default=(float("nan"), (dtype, 0, False)))
+
+            def text(value, key):
+                how = f"{'compiled' if key[2] else 'eager'}, {key[1]} thr."
+                return f"{value:>9.0f} {how:<18} {own / value:>6.2f}"
+
+            own, _ = best("ours")
+            print(f"{case:<10} {rate:<4} {own:>9.0f} "
+                  + " ".join(text(*best(dtype)) for dtype in options.dtypes), flush=True)
+            rows.append({"case": case, "rate": rate, "shape": shape, "medians": {
+                f"{dtype}, {threads} threads, {'compiled' if compiled else 'eager'}": value
+                for (dtype, threads, compiled), value in medians.items()}})
+    for server in servers.values():
+        server.end()
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(rows, file, indent=1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", help="decode-ROWS, score, train; default: all")
+    parser.add_argument("--against", default="cargo bench --workspace --bench speed --",
+                        help="command that measures ours")
+    parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each figure of a round")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--no-compile", dest="compiled", action="store_const", const=[False],
+                        default=[False, True], help="eager alone")
+    parser.add_argument("--json", help="file for the medians of every setting")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.shape, options.serve, options.threads[0])
+    else:
+        compare(options)
+
+
+if __name__ == "__main__":
+    main()
