@@ -2,9 +2,10 @@
 //! with the value that holds it. Tests that need one fail without it, since a
 //! skipped test proves nothing.
 
+use crate::ports::free_port;
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -25,9 +26,7 @@ impl RedisServer {
     pub fn start() -> Self {
         // Another process may take the port between looking and starting.
         for _ in 0..5 {
-            let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-            let port = listener.local_addr().expect("a bound address").port();
-            drop(listener);
+            let port = free_port();
             let mut server = Self {
                 port,
                 child: spawn(port),

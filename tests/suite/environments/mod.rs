@@ -7,10 +7,11 @@ mod wrong_answers;
 
 use agentgym_storage::Store;
 use agentgym_submit::runs::RunView;
+use agentgym_tests::ports::free_port;
 use agentgym_tests::program::{Running, program};
 use serde_json::Value;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -33,19 +34,22 @@ trainer: {total_training_steps: 3, test_freq: 0}
 jobs: {rollout_part_tasks: 4, threads: 1, backoff_s: 0.1, journal_interval_s: 0.2}
 ";
 
+/// A limit that no server exceeds because the machine is busy.
+const PATIENT: &str = "actor_rollout_ref.agentgym.timeout=60";
+
 /// `agentgym-env textcraft` as a process of its own.
 struct Server {
     addr: SocketAddr,
+    ttl_s: u32,
     running: Option<Running>,
 }
 
 impl Server {
-    fn start() -> Self {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let addr = free.local_addr().unwrap();
-        drop(free);
+    /// One whose sessions end after so many seconds without a call.
+    fn start(ttl_s: u32) -> Self {
         let mut server = Self {
-            addr,
+            addr: SocketAddr::from(([127, 0, 0, 1], free_port())),
+            ttl_s,
             running: None,
         };
         server.start_again();
@@ -55,8 +59,9 @@ impl Server {
     fn start_again(&mut self) {
         let mut command = program("agentgym-env");
         command
-            .args(["textcraft", "--worlds", "1-2", "--ttl-s", "3", "--port"])
-            .arg(self.addr.port().to_string());
+            .args(["textcraft", "--worlds", "1-2"])
+            .args(["--ttl-s", &self.ttl_s.to_string()])
+            .args(["--port", &self.addr.port().to_string()]);
         self.running = Some(Running::start(command));
         let begun = Instant::now();
         while self.sessions().is_none() {
@@ -90,7 +95,7 @@ impl Server {
 }
 
 /// The run below `folder`, played at this address.
-fn train(folder: &Path, address: &str, more: &[String]) -> Command {
+fn train(folder: &Path, address: &str, more: &[&str]) -> Command {
     let config = folder.join("tried.yaml");
     std::fs::write(&config, CONFIG).unwrap();
     let mut command = program("agentgym-submit");

@@ -11,6 +11,8 @@ use tempfile::TempDir;
 
 const ITERATIONS: u32 = 3;
 const SHARE: f64 = 0.1;
+/// Short, since the test waits for it.
+const TTL_S: u32 = 3;
 /// A task of the first iterations whose steps always fail.
 const DOOMED: i64 = 5;
 
@@ -63,7 +65,7 @@ async fn run(command: Command) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenth_of_the_calls_may_go_wrong() {
-    let server = Server::start();
+    let server = Server::start(TTL_S);
     let proxy = Proxy::start(server.addr, SHARE, DOOMED, 20_261_120).await;
     let spoiled = TempDir::new().unwrap();
     run(train(spoiled.path(), &proxy.url, &[])).await;
@@ -112,17 +114,12 @@ async fn a_tenth_of_the_calls_may_go_wrong() {
     assert!(stat(spoiled.path(), "episodes_taken_up") > 0.0);
 
     // A clean run that is told to leave the same episodes out learns the same.
+    let server = Server::start(600);
     let clean = TempDir::new().unwrap();
     let told = list.iter().map(|(i, g, s)| format!("[{i}, {g}, {s}]"));
     let told = told.collect::<Vec<_>>().join(", ");
     let exclude = format!("actor_rollout_ref.rollout.exclude=[{told}]");
-    let patient = "actor_rollout_ref.agentgym.timeout=60".to_owned();
-    run(train(
-        clean.path(),
-        &server.url(),
-        &[exclude, patient.clone()],
-    ))
-    .await;
+    run(train(clean.path(), &server.url(), &[&exclude, PATIENT])).await;
     assert_eq!(excluded(clean.path()).await.0, list);
     assert_eq!(stat(clean.path(), "env_call_fault_rate"), 0.0);
     let learnt = updates(spoiled.path()).await;
@@ -130,6 +127,6 @@ async fn a_tenth_of_the_calls_may_go_wrong() {
 
     // And one that is not told learns something else.
     let whole = TempDir::new().unwrap();
-    run(train(whole.path(), &server.url(), &[patient])).await;
+    run(train(whole.path(), &server.url(), &[PATIENT])).await;
     assert_ne!(updates(whole.path()).await, learnt);
 }
