@@ -1,8 +1,9 @@
-//! Decoding, scoring and training in tokens per second, on several threads, at shapes and
-//! lengths that `tools/torch_speed.py` gives PyTorch too.
+//! Decoding, prompts, scoring, training, and weights written and read, on several threads,
+//! at shapes and lengths that `tools/torch_speed.py` gives PyTorch too; beside each rate its
+//! share of what the machine's matrix products and its memory allow.
 //! `cargo bench --workspace --bench speed -- [--shape tiny|0.5b|long] [--threads 2]
 //! [--seconds 3] [--length TOKENS] [--checkpointed] [--json] [CASE…]`; cases are
-//! `decode-ROWS`, `score` and `train`.
+//! `decode-ROWS`, `prompt`, `score`, `train`, `save` and `load`.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -11,12 +12,15 @@ use std::time::Instant;
 
 use agentgym_model::{
     AdamW, ComputeOptions, Engine, EngineOptions, Policy, ScoreRequest, TinyShape, TrainSequence,
-    Trainer, keep_freed_memory, score,
+    Trainer, Weights, keep_freed_memory, score,
 };
 
 use common::{Numbers, coefficients, cpu_seconds, policy, turn, units};
+use roofline::{Cost, Machine, Model};
 
+#[path = "../common/mod.rs"]
 mod common;
+mod roofline;
 
 /// A model's sizes and how much of each work is done at once: `tools/torch_speed.py` has
 /// the same table.
@@ -40,8 +44,11 @@ fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
                 "decode-8",
                 "decode-32",
                 "decode-64",
+                "prompt",
                 "score",
                 "train",
+                "save",
+                "load",
             ],
         },
         "0.5b" => Setting {
@@ -56,7 +63,16 @@ fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
             },
             decode: (64, 16),
             sequences: (2, 256),
-            cases: &["decode-1", "decode-8", "decode-32", "score", "train"],
+            cases: &[
+                "decode-1",
+                "decode-8",
+                "decode-32",
+                "prompt",
+                "score",
+                "train",
+                "save",
+                "load",
+            ],
         },
         // Two layers as wide as those of half a billion parameters, on one long sequence.
         "long" => Setting {
@@ -89,25 +105,25 @@ fn peak_bytes() -> f64 {
     kib.map_or(0.0, |kib| kib.trim().parse().unwrap_or(0.0) * 1024.0)
 }
 
-/// Tokens done and what they took.
+/// Tokens done, or bytes where files are the case, and what they took.
 #[derive(Default)]
 struct Measured {
-    tokens: usize,
+    done: usize,
     wall_s: f64,
     cpu_s: f64,
 }
 
 impl Measured {
-    /// Repeats `work`, which returns its tokens, for so many seconds after a first time.
+    /// Repeats `work`, which returns what it did, for so many seconds after a first time.
     fn repeat(seconds: f64, mut work: impl FnMut() -> usize) -> Self {
         work();
         let (start, cpu) = (Instant::now(), cpu_seconds());
-        let mut tokens = 0;
+        let mut done = 0;
         while start.elapsed().as_secs_f64() < seconds {
-            tokens += work();
+            done += work();
         }
         Measured {
-            tokens,
+            done,
             wall_s: start.elapsed().as_secs_f64(),
             cpu_s: cpu_seconds() - cpu,
         }
@@ -165,12 +181,58 @@ fn decode(
                 .sum()
         });
         if std::mem::replace(&mut warm, true) {
-            all.tokens += tokens;
+            all.done += tokens;
             all.wall_s += start.0.elapsed().as_secs_f64();
             all.cpu_s += cpu_seconds() - start.1;
         }
     }
     all
+}
+
+/// Prompts alone: what happens before the first token of an answer, on one engine per thread.
+fn prompted(policy: &Policy, setting: &Setting, threads: usize, seconds: f64) -> Measured {
+    let (count, length) = setting.sequences;
+    let threads = threads.min(count);
+    Measured::repeat(seconds, || {
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                scope.spawn(move || {
+                    let own = count / threads + usize::from(thread < count % threads);
+                    let options = EngineOptions {
+                        rows_max: own,
+                        ..EngineOptions::default()
+                    };
+                    let mut engine = Engine::new(policy.clone(), options);
+                    // Prompts that begin alike would be run once.
+                    let mut numbers = Numbers(5 + thread as u32);
+                    for row in 0..own {
+                        let turn = turn(row as u64, numbers.ids(length), 1);
+                        engine.submit(turn).expect("valid turn");
+                    }
+                    while !engine.is_idle() {
+                        black_box(engine.step().expect("runs"));
+                    }
+                });
+            }
+        });
+        count * length
+    })
+}
+
+/// Bytes of weights through a file of this machine's temporary folder.
+fn written(policy: &Policy, model: &Model, is_read: bool, seconds: f64) -> Measured {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let weights = policy.weights();
+    weights.save(folder.path()).expect("it can be written");
+    Measured::repeat(seconds, || {
+        if is_read {
+            let weights = Weights::load(folder.path(), policy.config());
+            black_box(weights.expect("it was written"));
+        } else {
+            weights.save(folder.path()).expect("it can be written");
+        }
+        model.bytes() as usize
+    })
 }
 
 /// Sequences whose every token but the first is predicted.
@@ -258,33 +320,80 @@ fn main() -> Result<(), Box<dyn Error>> {
         cases = setting.cases.iter().map(|&case| case.to_owned()).collect();
     }
     let policy = policy(setting.shape.config()?, 0.07);
+    let model = Model::of(policy.config());
+    let machine = Machine::measure(threads);
+    if !json {
+        println!(
+            "{threads} threads: {:.0} billion operations and {:.1} GB read from memory a second at most",
+            machine.operations / 1e9,
+            machine.bytes / 1e9
+        );
+    }
+    let (prompt, sampled) = setting.decode;
+    // Tokens that one looks at on average: those before it and itself.
+    let (decoding, packed) = (prompt + sampled / 2, setting.sequences.1 / 2);
     for case in cases {
         let rows = case.strip_prefix("decode-").and_then(|r| r.parse().ok());
-        let measured = match (case.as_str(), rows) {
-            (_, Some(rows)) if rows > 0 => decode(&policy, rows, setting.decode, threads, seconds),
-            ("score", _) => scored(&policy, &setting, threads, seconds),
-            ("train", _) => trained(&policy, &setting, threads, checkpointed, seconds),
+        let (measured, cost) = match (case.as_str(), rows) {
+            (_, Some(rows)) if rows > 0 => (
+                decode(&policy, rows, setting.decode, threads, seconds),
+                model.decoded(decoding as f64, rows.div_ceil(threads) as f64),
+            ),
+            ("prompt", _) => (
+                prompted(&policy, &setting, threads, seconds),
+                model.forward(packed as f64, false),
+            ),
+            ("score", _) => (
+                scored(&policy, &setting, threads, seconds),
+                model.forward(packed as f64, true),
+            ),
+            ("train", _) => (
+                trained(&policy, &setting, threads, checkpointed, seconds),
+                model.trained(packed as f64),
+            ),
+            ("save" | "load", _) => (
+                written(&policy, &model, case == "load", seconds),
+                Cost::default(),
+            ),
             _ => {
-                return Err(
-                    format!("`{case}` is no case; cases are decode-ROWS, score and train").into(),
-                );
+                return Err(format!(
+                    "`{case}` is no case; cases are decode-ROWS, prompt, score, train, save and load"
+                )
+                .into());
             }
         };
         let Measured {
-            tokens,
+            done,
             wall_s,
             cpu_s,
         } = measured;
+        let rate = done as f64 / wall_s;
+        let of_operations = cost.operations * rate / machine.operations;
+        let of_bandwidth = cost.bytes * rate / machine.bytes;
+        let is_file = matches!(case.as_str(), "save" | "load");
         if json {
+            let unit = if is_file { "bytes" } else { "tokens" };
             let line = serde_json::json!({"case": case, "shape": shape, "threads": threads,
-                "tokens": tokens, "wall_s": wall_s, "cpu_s": cpu_s});
+                unit: done, "wall_s": wall_s, "cpu_s": cpu_s, "peak_bytes": peak_bytes(),
+                "model_flop_utilisation": of_operations, "bandwidth_share": of_bandwidth,
+                "machine_flops": machine.operations, "machine_bytes_s": machine.bytes});
             println!("{line}");
-        } else {
+        } else if is_file {
             println!(
-                "{shape:<5} {case:<10} {threads} threads {:>9.0} tokens/s {:>9.0} tokens per CPU-second, \
-                 peak {:.0} MB",
-                tokens as f64 / wall_s,
-                tokens as f64 / cpu_s,
+                "{shape:<5} {case:<10} {:>9.0} MB/s, peak {:.0} MB",
+                rate / 1e6,
+                peak_bytes() / 1e6
+            );
+        } else {
+            let bandwidth = match cost.bytes > 0.0 {
+                true => format!(" {:>3.0} % of the bandwidth,", 100.0 * of_bandwidth),
+                false => String::new(),
+            };
+            println!(
+                "{shape:<5} {case:<10} {rate:>9.0} tokens/s {:>9.0} per CPU-second, \
+                 {:>3.0} % of the operations,{bandwidth} peak {:.0} MB",
+                done as f64 / cpu_s,
+                100.0 * of_operations,
                 peak_bytes() / 1e6
             );
         }
