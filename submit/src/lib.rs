@@ -110,7 +110,7 @@ fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
     } else {
         text::emit(&view.render());
     }
-    Ok(())
+    view.check()
 }
 
 async fn export(args: &cli::ExportArgs, global: &Global) -> Result<()> {

@@ -6,6 +6,7 @@
 
 use crate::model_size::ModelSize;
 use crate::plan_sizes::{sequences, tokens_max};
+use crate::text::{bytes, count};
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::plan::Plan;
 
@@ -38,6 +39,12 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// Of all stages.
+    pub(crate) fn largest(&self) -> u64 {
+        let training = self.update.max(self.critic_update);
+        self.rollout.max(self.log_probs).max(training)
+    }
+
     /// For workers with so many compute threads.
     pub(crate) fn new(plan: &Plan, model: &ModelSize, threads: u64) -> Self {
         let work = Work {
@@ -56,6 +63,47 @@ impl Memory {
             },
         }
     }
+}
+
+/// Bytes that processes on this machine may use in all: its memory, or its container's share.
+/// A machine that does not say refuses nothing.
+pub(crate) fn machine_bytes() -> u64 {
+    let Ok(mut system) = sysinfo::System::new() else {
+        return u64::MAX;
+    };
+    system.refresh_memory();
+    let container = system.cgroup_limits().map(|limits| limits.total_memory);
+    let machine = system.total_memory();
+    container.map_or(machine, |limit| limit.min(machine))
+}
+
+/// Refuses a model for which a machine has no room even with nothing else in it, which
+/// [`Memory`]'s sequences as long as the config allows would not tell.
+///
+/// # Errors
+/// The numbers, and what to do.
+pub(crate) fn check_fits(plan: &Plan, model: &ModelSize, machine: u64) -> Result<(), String> {
+    let weights = model.parameters + model.head_copy;
+    let (what, numbers) = match plan.config.run.pipeline {
+        Pipeline::Eval => ("weights", weights),
+        // A gradient and two moments of each number that is trained.
+        _ => (
+            "weights, their gradient and AdamW's moments",
+            weights + 3 * model.trained,
+        ),
+    };
+    let least = F32 * numbers;
+    if least <= machine {
+        return Ok(());
+    }
+    Err(format!(
+        "a model of {} parameters takes at least {} of memory ({what}, in f32), and this machine has {}; \
+         take a smaller model, train an adapter (actor_rollout_ref.model.lora_rank), or set jobs.workers=0 \
+         and start agentgym-worker on a larger machine",
+        count(model.parameters),
+        bytes(least),
+        bytes(machine)
+    ))
 }
 
 /// What is trained.
@@ -258,5 +306,58 @@ impl Work<'_> {
             Pipeline::Rl => sequences(self.plan) * tokens_max(self.plan) * RECORD_BYTES_PER_TOKEN,
             Pipeline::Sft | Pipeline::Dpo | Pipeline::AgentEvol | Pipeline::Eval => 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model_size;
+    use agentgym_jobs::config::RunConfig;
+    use std::path::Path;
+
+    fn plan(overrides: &[&str]) -> Plan {
+        let overrides: Vec<String> = overrides.iter().map(|&o| o.to_owned()).collect();
+        let text = "
+            run: {id: fits}
+            actor_rollout_ref:
+              model: {path: 'tiny?hidden=64&layers=2&vocab=512'}
+              actor: {ppo_mini_batch_size: 8}
+              rollout: {n: 4}
+              agentgym: {task_name: textcraft, env_addr: builtin}
+            data: {train_batch_size: 8, tasks: [{env: textcraft, ids: 0..8}]}
+            evaluation: {sets: [{name: all, env: textcraft, ids: 0..8}]}
+            trainer: {total_training_steps: 1}
+        ";
+        let config = RunConfig::parse("fits", Path::new("fits.yaml"), text, &overrides).unwrap();
+        Plan::new(config, Path::new("")).unwrap()
+    }
+
+    #[test]
+    fn a_model_fits_to_the_byte_or_is_refused_with_numbers() {
+        for (overrides, copies) in [(&[][..], 4), (&["run.pipeline=eval"][..], 1)] {
+            let plan = plan(overrides);
+            let size = model_size::of(&plan.config.actor_rollout_ref.model).unwrap();
+            let least = 4 * (copies * size.parameters + size.head_copy);
+            assert_eq!(check_fits(&plan, &size, least), Ok(()));
+            let why = check_fits(&plan, &size, least - 1).unwrap_err();
+            for word in [&count(size.parameters), &bytes(least - 1), "lora_rank"] {
+                assert!(why.contains(word), "{word}: {why}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_adapter_needs_less() {
+        let plan = plan(&["actor_rollout_ref.model.lora_rank=4"]);
+        let size = model_size::of(&plan.config.actor_rollout_ref.model).unwrap();
+        let least = 4 * (size.parameters + size.head_copy + 3 * size.trained);
+        assert!(size.trained < size.parameters);
+        assert_eq!(check_fits(&plan, &size, least), Ok(()));
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        assert!(machine_bytes() > 1 << 28, "{}", machine_bytes());
     }
 }

@@ -2,7 +2,7 @@
 //! written or started. ≤ marks an upper bound.
 
 use crate::model_size::{self, ModelSize};
-use crate::plan_memory::Memory;
+use crate::plan_memory::{Memory, check_fits, machine_bytes};
 use crate::plan_sizes::{Sizes, sequences, steps_per_iteration};
 use crate::text::{bytes, count, many};
 use agentgym_jobs::config::{Numerics, Pipeline};
@@ -17,6 +17,8 @@ pub struct PlanView<'a> {
     plan: &'a Plan,
     model: Result<ModelSize, String>,
     threads: u64,
+    /// Bytes of memory here.
+    machine: u64,
     store: String,
     queue: String,
     unused: &'a [String],
@@ -30,16 +32,32 @@ impl<'a> PlanView<'a> {
             plan,
             model: model_size::of(&plan.config.actor_rollout_ref.model),
             threads: plan.config.jobs.threads.unwrap_or(cores) as u64,
+            machine: machine_bytes(),
             store: store.to_owned(),
             queue: queue.unwrap_or("beside the store").to_owned(),
             unused,
         }
     }
 
-    /// Fixes what depends on the machine, for snapshots.
-    pub fn with_threads(mut self, threads: u64) -> Self {
-        self.threads = threads;
+    /// Fixes what depends on the machine: threads, and bytes of memory.
+    pub fn with_machine(mut self, threads: u64, memory: u64) -> Self {
+        (self.threads, self.machine) = (threads, memory);
         self
+    }
+
+    /// Refuses what cannot work on this machine, where workers are to be started on it.
+    ///
+    /// # Errors
+    /// The model alone is larger than the memory.
+    pub fn check(&self) -> crate::Result<()> {
+        match &self.model {
+            Ok(model) if self.plan.config.jobs.workers > 0 => {
+                check_fits(self.plan, model, self.machine).map_err(|why| {
+                    crate::Error::Usage(format!("key `actor_rollout_ref.model.path`: {why}"))
+                })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn evaluations(&self) -> Vec<u32> {
@@ -156,10 +174,19 @@ impl<'a> PlanView<'a> {
                     0 => String::new(),
                     most => format!(", {} in critic_update", bytes(most)),
                 };
+                let here = config.jobs.workers as u64;
+                let beyond = match memory.largest().saturating_mul(here) > self.machine {
+                    true => format!(
+                        "; {} here may need more than the {} of this machine, where sequences are as long as they may be",
+                        many(here, "worker"),
+                        bytes(self.machine)
+                    ),
+                    false => String::new(),
+                };
                 line(
                     "memory",
                     format!(
-                        "each worker, {} threads: ≤ {} in rollout, {} in log_probs, {} in update{critic}",
+                        "each worker, {} threads: ≤ {} in rollout, {} in log_probs, {} in update{critic}{beyond}",
                         self.threads,
                         bytes(memory.rollout),
                         bytes(memory.log_probs),
@@ -440,7 +467,8 @@ jobs: {rollout_part_tasks: 2}
     #[test]
     fn one_screen() {
         let (plan, unused) = plan(TEXT, &[]);
-        let view = PlanView::new(&plan, "data", Some("redis://h"), &unused).with_threads(2);
+        let view =
+            PlanView::new(&plan, "data", Some("redis://h"), &unused).with_machine(2, 1 << 30);
         insta::assert_snapshot!(view.render(), @"
             run         quick  pipeline rl, seed 1, numerics exact
             model       tiny?hidden=64&layers=2&vocab=512, 205 376 parameters
@@ -458,6 +486,27 @@ jobs: {rollout_part_tasks: 2}
             place       store data, queue redis://h, 1 worker in this process
             not used    trainer.nnodes
         ");
+    }
+
+    #[test]
+    fn too_little_memory_is_said() {
+        let (plan, _) = plan(TEXT, &[]);
+        let screen = |memory: u64| {
+            let view = PlanView::new(&plan, "data", None, &[]).with_machine(2, memory);
+            (view.render(), view.check())
+        };
+        let (whole, fits) = screen(1 << 30);
+        assert!(!whole.contains("may need more"), "{whole}");
+        assert!(fits.is_ok());
+        let (tight, fits) = screen(200_000_000);
+        assert!(
+            tight.contains("1 worker here may need more than the 200 MB of this machine"),
+            "{tight}"
+        );
+        assert!(fits.is_ok(), "shorter sequences may fit");
+        let (_, fits) = screen(1_000_000);
+        let why = fits.unwrap_err().to_string();
+        assert!(why.contains("actor_rollout_ref.model.path"), "{why}");
     }
 
     #[test]

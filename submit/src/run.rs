@@ -7,7 +7,8 @@ use crate::follow::{Crew, End, Follower, worker_error};
 use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan};
 use crate::signals::Interrupts;
 use crate::{
-    Error, Result, evaluation, existing_store, fork, model_size, preflight, summary, text,
+    Error, Result, evaluation, existing_store, fork, model_size, plan_memory, preflight, summary,
+    text,
 };
 use agentgym_jobs::config::RunConfig;
 use agentgym_jobs::plan::{InitRole, Plan};
@@ -219,7 +220,9 @@ fn check_models(plan: &Plan, config: &Path) -> Result<()> {
         // Without a path of its own it begins as the policy does.
         let Some(path) = path else { continue };
         let found = match role {
-            InitRole::Policy => model_size::of(&actor.model).map(|_| ()),
+            InitRole::Policy => model_size::of(&actor.model).and_then(|size| {
+                plan_memory::check_fits(plan, &size, plan_memory::machine_bytes())
+            }),
             InitRole::Reference | InitRole::Critic => model_size::config(path).map(|_| ()),
         };
         found.map_err(|why| {
@@ -235,8 +238,11 @@ fn check_models(plan: &Plan, config: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The folder of the config, or one above it, below which `path` exists.
+/// The folder of the config, or one above it, below which `path` exists, if it does not here.
 fn found_above(config: &Path, path: &str) -> Option<PathBuf> {
+    if Path::new(path).is_dir() {
+        return None;
+    }
     let config = std::path::absolute(config).ok()?;
     let found = config.ancestors().skip(1).find(|at| at.join(path).is_dir());
     found.map(Path::to_owned)
