@@ -150,7 +150,7 @@ pub fn values(
             let zeros = requests.iter().map(|r| vec![0.0; r.token_ids.len()]);
             return Ok(zeros.collect());
         }
-        let states = forced.states(critic.model.network());
+        let states = forced.states(critic.model.network())?;
         Ok(forced.spread(&head.forward(&states)))
     })?;
     Ok(all.into_iter().flatten().collect())
@@ -239,7 +239,7 @@ impl CriticTrainer {
         if unit.skip || forced.is_empty() {
             return Ok((None, 0));
         }
-        let (states, tape) = forced.states_recorded(network, checkpointed);
+        let (states, tape) = forced.states_recorded(network, checkpointed)?;
         let coefficients = ask(&forced.spread(&head.forward(&states)));
         let by_value = forced.gather(&coefficients, "values")?;
         if by_value.iter().all(|&coefficient| coefficient == 0.0) {
@@ -249,7 +249,7 @@ impl CriticTrainer {
         let (by_states, by_weight, by_bias) = head.backward(&states, &by_value);
         gradients.insert(HEAD_WEIGHT, by_weight);
         gradients.insert(HEAD_BIAS, vec![by_bias]);
-        forced.backward_states(network, tape, &by_states, &mut gradients);
+        forced.backward_states(network, tape, &by_states, &mut gradients)?;
         Ok((Some(gradients), forced.tokens()))
     }
 

@@ -13,7 +13,7 @@ use crate::kernels::pointwise::{add_assign, sum_of_squares};
 use crate::parallel::{self, ComputeOptions};
 use crate::tensor_file::{self, TensorFile};
 use crate::weights::numbers;
-use crate::{Error, Result};
+use crate::{Error, Result, gpu};
 
 /// A gradient per parameter, by Hugging Face name, in the in-memory layout.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -36,6 +36,15 @@ impl Gradients {
         self.by_name
             .iter()
             .map(|(name, gradient)| (name.as_str(), gradient.as_slice()))
+    }
+
+    /// Takes gradients out of a GPU's memory.
+    pub(crate) fn fetch(&mut self, found: gpu::Gradients) -> Result<()> {
+        for (name, gradient) in found {
+            let numbers = gradient.download(gradient.length())?;
+            self.by_name.insert(name, numbers);
+        }
+        Ok(())
     }
 
     pub(crate) fn remove(&mut self, name: &str) -> Option<Vec<f32>> {

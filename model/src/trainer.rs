@@ -254,7 +254,7 @@ fn unit_gradients(
     if unit.skip || forced.is_empty() {
         return Ok((None, 0));
     }
-    let (streams, recorded) = forced.forward_recorded(network, temperature, checkpointed);
+    let (streams, recorded) = forced.forward_recorded(network, temperature, checkpointed)?;
     let coefficients = ask(&UnitStreams {
         log_probs: forced.spread(&streams.log_probs),
         entropies: forced.spread(&streams.entropies),
@@ -267,6 +267,6 @@ fn unit_gradients(
     if all.all(|&coefficient| coefficient == 0.0) {
         return Ok((None, forced.tokens()));
     }
-    let gradients = forced.backward(network, temperature, recorded, &coefficients);
+    let gradients = forced.backward(network, temperature, recorded, &coefficients)?;
     Ok((Some(gradients), forced.tokens()))
 }

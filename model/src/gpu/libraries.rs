@@ -1,0 +1,116 @@
+//! CUDA's libraries, opened when they are wanted. The program links none of them, so it
+//! starts without; `cudarc` looks each up by its name, and panics where there is none. So
+//! they are opened here first, by path where the loader does not know them: a library
+//! that is open is found by its name from then on.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+/// Names a folder to look into before all others.
+pub(super) const FOLDER_VARIABLE: &str = "AGENTGYM_CUDA_LIBS";
+
+/// The driver's library; it comes with the driver and nothing else.
+const DRIVER: &str = "libcuda.so.1";
+
+/// Libraries that come with CUDA 13, each after those it needs.
+const TOOLKIT: [(&str, &str); 4] = [
+    ("libcublasLt.so.13", "cuBLAS"),
+    ("libcublas.so.13", "cuBLAS"),
+    ("libnvrtc-builtins.so.13.0", "NVRTC"),
+    ("libnvrtc.so.13", "NVRTC"),
+];
+
+/// Opens the driver's library.
+///
+/// # Errors
+/// There is none.
+pub(super) fn open_driver() -> Result<(), String> {
+    static OPENED: OnceLock<Result<(), String>> = OnceLock::new();
+    let opened = OPENED.get_or_init(|| {
+        open(Path::new(DRIVER))
+            .map_err(|e| format!("there is no NVIDIA driver here ({DRIVER}: {e})"))
+    });
+    opened.clone()
+}
+
+/// Opens what computing needs.
+///
+/// # Errors
+/// One is not found; the message names it and where it was looked for.
+pub(super) fn open_toolkit() -> Result<(), String> {
+    open_some(&TOOLKIT)
+}
+
+/// Opens the compiler of kernels alone.
+#[cfg(test)]
+pub(super) fn open_compiler() -> Result<(), String> {
+    open_some(&TOOLKIT[2..])
+}
+
+fn open_some(libraries: &[(&str, &str)]) -> Result<(), String> {
+    let folders = folders();
+    for (name, product) in libraries {
+        let in_folders = folders.iter().map(|folder| folder.join(name));
+        // The variable's folder stands first; then what the loader knows.
+        let named = usize::from(std::env::var_os(FOLDER_VARIABLE).is_some());
+        let mut candidates: Vec<PathBuf> = in_folders.filter(|path| path.exists()).collect();
+        candidates.insert(named.min(candidates.len()), PathBuf::from(name));
+        let mut complaints = Vec::new();
+        let is_open = candidates.iter().any(|path| match open(path) {
+            Ok(()) => true,
+            Err(e) => {
+                complaints.push(e);
+                false
+            }
+        });
+        if !is_open {
+            let looked: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
+            return Err(format!(
+                "{product} is not found: {name} is neither on the loader's path nor in {} ({}); \
+                 scripts/cuda-libs.sh fetches it, {FOLDER_VARIABLE} names the folder",
+                looked.join(", "),
+                complaints.join("; "),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn open(path: &Path) -> Result<(), String> {
+    // SAFETY: NVIDIA's libraries may be loaded at any time; their initialisers start nothing.
+    match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
+        Ok(library) => {
+            // Open for as long as the process is: `cudarc` finds it by its name.
+            std::mem::forget(library);
+            Ok(())
+        }
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+/// Where CUDA's libraries may be, in order: the named folder, a toolkit, wheels of PyPI.
+fn folders() -> Vec<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let mut folders: Vec<PathBuf> = variable(FOLDER_VARIABLE).into_iter().collect();
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable);
+    let toolkits = homes.chain(["/usr/local/cuda-13.0".into(), "/usr/local/cuda".into()]);
+    folders.extend(toolkits.map(|home: PathBuf| home.join("lib64")));
+    let pythons = ["VIRTUAL_ENV", "CONDA_PREFIX"]
+        .into_iter()
+        .filter_map(variable);
+    for python in pythons.chain(["/usr/local".into(), "/usr".into()]) {
+        let versions = std::fs::read_dir(python.join("lib")).into_iter().flatten();
+        let mut versions: Vec<PathBuf> = versions
+            .flatten()
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"))
+            .flat_map(|entry| ["site-packages", "dist-packages"].map(|sub| entry.path().join(sub)))
+            .map(|packages| packages.join("nvidia/cu13/lib"))
+            .filter(|folder| folder.is_dir())
+            .collect();
+        versions.sort();
+        folders.extend(versions);
+    }
+    folders
+}
