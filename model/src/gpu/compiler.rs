@@ -24,12 +24,12 @@ pub(super) fn version() -> Result<(i32, i32), String> {
     Ok((major, minor))
 }
 
-/// Machine code for compute capability (major, minor).
+/// Machine code of a program for compute capability (major, minor).
 ///
 /// # Errors
 /// The compiler's messages.
-pub(super) fn compile((major, minor): (i32, i32)) -> Result<Vec<u8>, String> {
-    let text = CString::new(program()).map_err(|e| e.to_string())?;
+pub(super) fn compile(program: &str, (major, minor): (i32, i32)) -> Result<Vec<u8>, String> {
+    let text = CString::new(program).map_err(|e| e.to_string())?;
     let failed = |e: result::NvrtcError| format!("NVRTC: {e:?}");
     let program = result::create_program(&text, Some(c"kernels.cu")).map_err(failed)?;
     let options = [
@@ -62,4 +62,36 @@ unsafe fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::Nv
     // SAFETY: the vector has the size that was asked for.
     unsafe { sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()) }.result()?;
     Ok(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::libraries;
+
+    /// Ampere, Ada, Hopper, Blackwell.
+    const ARCHITECTURES: [(i32, i32); 4] = [(8, 0), (8, 9), (9, 0), (10, 0)];
+
+    #[test]
+    fn every_kernel_compiles_for_every_architecture() {
+        if let Err(why) = libraries::open_compiler() {
+            println!("not run: {why}");
+            return;
+        }
+        println!("NVRTC {:?}", version().unwrap());
+        for capability in ARCHITECTURES {
+            let code = compile(&program(), capability).unwrap();
+            assert!(code.starts_with(b"\x7fELF"), "{capability:?}");
+            for name in kernels::names_in(&program()) {
+                let is_there = code.windows(name.len()).any(|part| part == name.as_bytes());
+                assert!(is_there, "{name} for {capability:?}");
+            }
+            println!("{capability:?}: {} bytes", code.len());
+        }
+        let wrong = compile("extern \"C\" __global__ void k() { oops }", (9, 0)).unwrap_err();
+        assert!(
+            wrong.contains("kernels.cu(1)") && wrong.contains("oops"),
+            "{wrong}"
+        );
+    }
 }

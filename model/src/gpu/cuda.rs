@@ -27,7 +27,7 @@ struct Cuda {
     numeric_class: String,
     context: sys::CUcontext,
     stream: sys::CUstream,
-    functions: BTreeMap<&'static str, sys::CUfunction>,
+    functions: BTreeMap<String, sys::CUfunction>,
     /// Not to be used by two threads at a time.
     blas: Mutex<Blas>,
 }
@@ -93,7 +93,8 @@ pub(super) fn open(number: usize) -> Result<Gpu, String> {
     }
     libraries::open_toolkit()?;
     let (major, minor) = compiler::version()?;
-    let code = compiler::compile(capability)?;
+    let program = compiler::program();
+    let code = compiler::compile(&program, capability)?;
     let blas_failed = |e: cublas::CublasError| format!("cuBLAS answers {:?}", e.0);
     // SAFETY: handles are used in the order the driver wants: context, then what lives in it.
     unsafe {
@@ -104,10 +105,10 @@ pub(super) fn open(number: usize) -> Result<Gpu, String> {
             driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(failed)?;
         let module = driver::module::load_data(code.as_ptr().cast()).map_err(failed)?;
         let mut functions = BTreeMap::new();
-        for name in kernels::names() {
+        for name in kernels::names_in(&program) {
             let text = CString::new(name).map_err(|e| e.to_string())?;
             let function = driver::module::get_function(module, text).map_err(failed)?;
-            functions.insert(name, function);
+            functions.insert(name.to_owned(), function);
         }
         let handle = cublas::create_handle().map_err(blas_failed)?;
         cublas::set_stream(handle, stream.cast()).map_err(blas_failed)?;
@@ -119,8 +120,7 @@ pub(super) fn open(number: usize) -> Result<Gpu, String> {
         let asked = cublas_sys::cublasGetVersion_v2(handle, &mut blas_version);
         asked.result().map_err(blas_failed)?;
         let decides = format!(
-            "{model} {capability:?} nvrtc {major}.{minor} cublas {blas_version} tile {TILE}\n{}",
-            compiler::program()
+            "{model} {capability:?} nvrtc {major}.{minor} cublas {blas_version} tile {TILE}\n{program}"
         );
         let hash = blake3::hash(decides.as_bytes()).to_hex();
         Ok(Gpu::new(Cuda {

@@ -24,13 +24,8 @@ pub(crate) fn program(prelude: &str) -> String {
     text
 }
 
-/// Names of the kernels, in the order of the files.
-pub(crate) fn names() -> Vec<&'static str> {
-    const ENTRY: &str = "extern \"C\" __global__ void ";
-    let kernels = FILES
-        .iter()
-        .flat_map(|(_, source)| source.split(ENTRY).skip(1));
-    kernels
-        .map(|kernel| kernel.split('(').next().unwrap_or_default())
-        .collect()
+/// Names of the kernels in a text.
+pub(crate) fn names_in(text: &str) -> impl Iterator<Item = &str> {
+    let kernels = text.split("extern \"C\" __global__ void ").skip(1);
+    kernels.filter_map(|kernel| kernel.split('(').next())
 }

@@ -57,11 +57,11 @@ fn library() -> &'static Library {
         let folder = tempfile::tempdir().unwrap();
         let source = folder.path().join("kernels.cpp");
         let object = folder.path().join("kernels.so");
-        let entries: String = (kernels::names().iter())
-            .map(|name| format!("EMULATE({name})\n"))
-            .collect();
         let program = kernels::program(include_str!("device.h"));
-        std::fs::write(&source, format!("{program}\n{entries}")).unwrap();
+        let faults = include_str!("faults.cu");
+        let names = kernels::names_in(&program).chain(kernels::names_in(faults));
+        let entries: String = names.map(|name| format!("EMULATE({name})\n")).collect();
+        std::fs::write(&source, format!("{program}\n{faults}\n{entries}")).unwrap();
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
         let output = Command::new(&compiler)
             .args([
