@@ -2,7 +2,8 @@
 //! lengths that `tools/torch_speed.py` gives PyTorch too.
 //! `cargo bench --workspace --bench speed -- [--shape tiny|0.5b|long] [--threads 2]
 //! [--seconds 3] [--length TOKENS] [--checkpointed] [--json] [CASE…]`; cases are
-//! `decode-ROWS`, `score` and `train`.
+//! `decode-ROWS`, `score` and `train`. With `--features cuda`, `--device cuda:0` measures a
+//! GPU, which one thread feeds.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -10,8 +11,8 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use agentgym_model::{
-    AdamW, ComputeOptions, Engine, EngineOptions, Policy, ScoreRequest, TinyShape, TrainSequence,
-    Trainer, keep_freed_memory, score,
+    AdamW, ComputeOptions, Device, Engine, EngineOptions, Policy, ScoreRequest, TinyShape,
+    TrainSequence, Trainer, keep_freed_memory, score,
 };
 
 use common::{Numbers, coefficients, cpu_seconds, policy, turn, units};
@@ -235,7 +236,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     keep_freed_memory();
     let (mut shape, mut threads, mut seconds, mut json) = ("tiny".to_owned(), 2, 3.0, false);
-    let (mut length, mut checkpointed) = (None, false);
+    let (mut length, mut checkpointed, mut device) = (None, false, Device::cpu());
     let mut cases: Vec<String> = Vec::new();
     let mut rest = arguments.into_iter().filter(|a| a != "--bench");
     while let Some(argument) = rest.next() {
@@ -245,6 +246,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             "--threads" => threads = value().parse().expect("--threads takes a number"),
             "--seconds" => seconds = value().parse().expect("--seconds takes a number"),
             "--length" => length = Some(value().parse().expect("--length takes a number")),
+            "--device" => device = Device::parse(&value())?,
             "--checkpointed" => checkpointed = true,
             "--json" => json = true,
             _ => cases.push(argument),
@@ -257,7 +259,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if cases.is_empty() {
         cases = setting.cases.iter().map(|&case| case.to_owned()).collect();
     }
-    let policy = policy(setting.shape.config()?, 0.07);
+    let policy = policy(setting.shape.config()?, 0.07).on(&device)?;
+    let threads = device.threads(threads);
     for case in cases {
         let rows = case.strip_prefix("decode-").and_then(|r| r.parse().ok());
         let measured = match (case.as_str(), rows) {

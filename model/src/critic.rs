@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::adamw::{AdamW, AdamWState, StepReport};
-use crate::gradients::{Gradients, over_units};
+use crate::gradients::{Gradients, UnitGradients, over_units};
 use crate::parallel::{self, ComputeOptions};
 use crate::score::{ScoreRequest, pack};
 use crate::teacher_forced::{TeacherForced, check_sequence};
@@ -227,7 +227,7 @@ impl CriticTrainer {
         unit: &Unit,
         checkpointed: bool,
         ask: impl Fn(&[Vec<f32>]) -> Vec<Vec<f64>>,
-    ) -> Result<(Option<Gradients>, usize)> {
+    ) -> Result<(Option<UnitGradients>, usize)> {
         let (network, head) = (self.critic.model.network(), self.critic.head()?);
         let requests = unit.sequences.iter().map(TrainSequence::request);
         for (number, request) in requests.clone().enumerate() {
@@ -249,6 +249,7 @@ impl CriticTrainer {
         let (by_states, by_weight, by_bias) = head.backward(&states, &by_value);
         gradients.insert(HEAD_WEIGHT, by_weight);
         gradients.insert(HEAD_BIAS, vec![by_bias]);
+        let mut gradients = UnitGradients::from(gradients);
         forced.backward_states(network, tape, &by_states, &mut gradients)?;
         Ok((Some(gradients), forced.tokens()))
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::gpu::Gpu;
 use crate::network::{Network, rope_table};
 use crate::{Adapter, Chat, Device, Error, ModelConfig, Result, Tokenizer, Weights};
 
@@ -156,6 +157,23 @@ impl Policy {
         })
     }
 
+    /// The same policy, computed on `device`.
+    ///
+    /// # Errors
+    /// It does not fit there.
+    pub fn on(&self, device: &Device) -> Result<Self> {
+        if self.gpu().is_none() && device.gpu().is_none() {
+            return Ok(self.clone());
+        }
+        let (rope, adapter) = (Arc::clone(&self.network.rope), self.adapter());
+        let network = Network::new(&self.config, rope, &self.weights, adapter, device)?;
+        Ok(Policy {
+            device: device.clone(),
+            network: Arc::new(network),
+            ..self.clone()
+        })
+    }
+
     /// The adapter, if there is one; everything else is its base's then.
     pub fn adapter(&self) -> Option<&Adapter> {
         self.adapted.as_ref().map(|adapted| &adapted.adapter)
@@ -241,6 +259,11 @@ impl Policy {
     /// How many numbers the parameters are.
     pub fn parameter_count(&self) -> usize {
         self.weights.parameter_count()
+    }
+
+    /// The GPU that computes it, if one does.
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+        self.device.gpu()
     }
 
     pub(crate) fn network(&self) -> &Network {

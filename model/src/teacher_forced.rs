@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::backward::Tape;
-use crate::gradients::Gradients;
+use crate::gradients::{Gradients, UnitGradients};
 use crate::kernels::head::{Head, inverse_temperature};
 use crate::network::{Batch, Network};
 use crate::score::ScoreRequest;
@@ -145,16 +145,15 @@ impl TeacherForced {
         network: &Network,
         recorded: RecordedStates,
         by_states: &[f32],
-        gradients: &mut Gradients,
+        gradients: &mut UnitGradients,
     ) -> Result<()> {
         match recorded {
             RecordedStates::Gpu(network, tape) => {
                 let grad = network.upload_states(by_states)?;
-                let mut found = gpu::Gradients::new();
-                network.backward_states(&self.batch, tape, grad, &mut found)?;
-                gradients.fetch(found)
+                network.backward_states(&self.batch, tape, grad, &mut gradients.gpu)
             }
             RecordedStates::Host(tape) => {
+                let gradients = &mut gradients.host;
                 network.backward(&self.batch, &self.rows, tape, by_states, gradients);
                 Ok(())
             }
@@ -169,7 +168,7 @@ impl TeacherForced {
         temperature: f64,
         recorded: Recorded,
         coefficients: &Streams,
-    ) -> Result<Gradients> {
+    ) -> Result<UnitGradients> {
         let mut gradients = Gradients::default();
         let (tape, hidden) = match recorded {
             Recorded::Host { tape, hidden } => (tape, hidden),
@@ -179,10 +178,12 @@ impl TeacherForced {
                 hidden,
             } => {
                 let (targets, scale) = (&self.targets, inverse_temperature(temperature));
-                let found =
+                let gpu =
                     network.backward(&self.batch, tape, &hidden, targets, scale, coefficients)?;
-                gradients.fetch(found)?;
-                return Ok(gradients);
+                return Ok(UnitGradients {
+                    gpu,
+                    ..UnitGradients::default()
+                });
             }
         };
         let Streams {
@@ -195,7 +196,7 @@ impl TeacherForced {
             gradients.insert("lm_head.weight", by_head);
         }
         network.backward(&self.batch, &self.rows, tape, &grad, &mut gradients);
-        Ok(gradients)
+        Ok(gradients.into())
     }
 
     fn head<'a>(&'a self, network: &'a Network, temperature: f64) -> Head<'a> {

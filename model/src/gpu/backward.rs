@@ -77,7 +77,8 @@ struct Packed<'a> {
 
 impl Network {
     /// Every trained parameter's derivative, given those of the loss by the streams that
-    /// [`Network::predict`] made of `hidden`; the head's under `lm_head.weight`.
+    /// [`Network::predict`] made of `hidden`; the head's is in the embedding's where both
+    /// are one.
     pub(crate) fn backward(
         &self,
         batch: &Batch,
@@ -90,7 +91,11 @@ impl Network {
         let (grad, by_head) = self.predict_backward(hidden, targets, inverse_temperature, by)?;
         let mut gradients = Gradients::new();
         if let Some(by_head) = by_head {
-            gradients.insert("lm_head.weight".to_owned(), by_head);
+            let name = match self.head().transposed {
+                true => EMBEDDING,
+                false => "lm_head.weight",
+            };
+            gradients.insert(name.to_owned(), by_head);
         }
         self.backward_states(batch, tape, grad, &mut gradients)?;
         Ok(gradients)
@@ -123,7 +128,11 @@ impl Network {
             grad = self.layer_backward(layer, &packed, wanted, tape, grad, gradients)?;
         }
         if !self.adapted {
-            let by_embedding = self.by_embedding(batch, &grad)?;
+            let by_embedding = match gradients.remove(EMBEDDING) {
+                Some(by_head) => by_head,
+                None => self.gpu.zeros(self.embedding.length())?,
+            };
+            self.add_by_embedding(batch, &grad, &by_embedding)?;
             gradients.insert(EMBEDDING.to_owned(), by_embedding);
         }
         Ok(())
@@ -145,7 +154,7 @@ impl Network {
     }
 
     /// Each id's rows added in their order, by a block of its own.
-    fn by_embedding(&self, batch: &Batch, grad: &Matrix) -> Result<Buffer> {
+    fn add_by_embedding(&self, batch: &Batch, grad: &Matrix, to: &Buffer) -> Result<()> {
         let mut rows_of = BTreeMap::<u32, Vec<u32>>::new();
         for (row, &id) in batch.ids.iter().enumerate() {
             rows_of.entry(id).or_default().push(row as u32);
@@ -156,7 +165,6 @@ impl Network {
         for rows in rows_of.values() {
             starts.push(starts[starts.len() - 1] + rows.len() as u32);
         }
-        let by_embedding = self.gpu.zeros(self.embedding.length())?;
         let lists = [&ids, &starts, &order].map(|list| self.gpu.upload(list));
         let [ids, starts, order] = lists;
         let (ids, starts, order) = (ids?, starts?, order?);
@@ -165,11 +173,10 @@ impl Network {
             ids.pointer(),
             starts.pointer(),
             order.pointer(),
-            by_embedding.pointer(),
+            to.pointer(),
             Argument::Int(self.hidden as i32),
         ];
-        self.gpu.rows("sum_rows_by_id", ids.length(), &arguments)?;
-        Ok(by_embedding)
+        self.gpu.rows("sum_rows_by_id", ids.length(), &arguments)
     }
 
     fn layer_backward(

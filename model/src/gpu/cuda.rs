@@ -184,8 +184,8 @@ impl Backend for Cuda {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::Device {
                 name: self.name.clone(),
                 message: format!(
-                    "has no room for {bytes} more bytes ({} free); use jobs.checkpointed, fewer rows \
-                     or a smaller model",
+                    "has no room for {bytes} more bytes ({} free); lower jobs.decode_rows, set \
+                     actor_rollout_ref.model.enable_gradient_checkpointing, or take a smaller model",
                     driver::mem_get_info().map_or(0, |(free, _)| free)
                 ),
             },

@@ -51,8 +51,8 @@ impl Network {
         Ok(streams)
     }
 
-    /// Derivatives by hidden states and, where it is trained, by the head's weight
-    /// `[hidden, vocabulary]`, of a loss with the derivatives `by` by the streams.
+    /// Derivatives by hidden states and, where it is trained, by the head's weight as it is
+    /// stored, of a loss with the derivatives `by` by the streams.
     pub(super) fn predict_backward(
         &self,
         hidden: &Matrix,
@@ -85,7 +85,10 @@ impl Network {
             self.through_vocabulary("distribution_backward", rows, &arguments)?;
             by_hidden.set_part(first, &logits.times_transposed(self.head())?)?;
             if let Some(by_weight) = &by_weight {
-                part.add_weight_gradient(&logits, by_weight, true)?;
+                match self.head().transposed {
+                    true => logits.add_weight_gradient(&part, by_weight, true)?,
+                    false => part.add_weight_gradient(&logits, by_weight, true)?,
+                }
             }
         }
         Ok((by_hidden, by_weight))

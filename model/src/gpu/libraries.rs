@@ -40,23 +40,27 @@ pub(super) fn open_driver() -> Result<(), String> {
 /// # Errors
 /// One is not found; the message names it and where it was looked for.
 pub(super) fn open_toolkit() -> Result<(), String> {
-    open_some(&TOOLKIT)
+    open_all(&TOOLKIT, named_folder())
 }
 
 /// Opens the compiler of kernels alone.
 #[cfg(test)]
 pub(super) fn open_compiler() -> Result<(), String> {
-    open_some(&TOOLKIT[2..])
+    open_all(&TOOLKIT[2..], named_folder())
 }
 
-fn open_some(libraries: &[(&str, &str)]) -> Result<(), String> {
-    let folders = folders();
+fn named_folder() -> Option<PathBuf> {
+    std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from)
+}
+
+fn open_all(libraries: &[(&str, &str)], named: Option<PathBuf>) -> Result<(), String> {
+    // The named folder stands first; then what the loader knows.
+    let before_loader = usize::from(named.is_some());
+    let folders = folders(named);
     for (name, product) in libraries {
         let in_folders = folders.iter().map(|folder| folder.join(name));
-        // The variable's folder stands first; then what the loader knows.
-        let named = usize::from(std::env::var_os(FOLDER_VARIABLE).is_some());
         let mut candidates: Vec<PathBuf> = in_folders.filter(|path| path.exists()).collect();
-        candidates.insert(named.min(candidates.len()), PathBuf::from(name));
+        candidates.insert(before_loader.min(candidates.len()), PathBuf::from(name));
         let mut complaints = Vec::new();
         let is_open = candidates.iter().any(|path| match open(path) {
             Ok(()) => true,
@@ -86,14 +90,15 @@ fn open(path: &Path) -> Result<(), String> {
             std::mem::forget(library);
             Ok(())
         }
-        Err(e) => Err(e.to_string()),
+        // What the loader says is behind "dlopen failed".
+        Err(e) => Err(std::error::Error::source(&e).map_or(e.to_string(), |why| why.to_string())),
     }
 }
 
 /// Where CUDA's libraries may be, in order: the named folder, a toolkit, wheels of PyPI.
-fn folders() -> Vec<PathBuf> {
+fn folders(named: Option<PathBuf>) -> Vec<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
-    let mut folders: Vec<PathBuf> = variable(FOLDER_VARIABLE).into_iter().collect();
+    let mut folders: Vec<PathBuf> = named.into_iter().collect();
     let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable);
     let toolkits = homes.chain(["/usr/local/cuda-13.0".into(), "/usr/local/cuda".into()]);
     folders.extend(toolkits.map(|home: PathBuf| home.join("lib64")));
@@ -113,4 +118,51 @@ fn folders() -> Vec<PathBuf> {
         folders.extend(versions);
     }
     folders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_or_damaged_is_named_with_where_it_was_looked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = |libraries: &[(&str, &str)]| {
+            open_all(libraries, Some(folder.path().to_owned())).unwrap_err()
+        };
+        let missing = found(&[("libnot-there.so.13", "cuBLAS")]);
+        let place = folder.path().display().to_string();
+        for part in [
+            "cuBLAS",
+            "libnot-there.so.13",
+            &place,
+            "scripts/cuda-libs.sh",
+            "/usr/local/cuda",
+        ] {
+            assert!(missing.contains(part), "{part}: {missing}");
+        }
+        std::fs::write(folder.path().join("libdamaged.so.13"), "half a libr").unwrap();
+        let damaged = found(&[("libdamaged.so.13", "NVRTC")]);
+        assert!(
+            damaged.contains("file too short") && damaged.contains(&place),
+            "{damaged}"
+        );
+    }
+
+    #[test]
+    fn the_program_links_no_library_of_cuda() {
+        let program = std::env::current_exe().unwrap();
+        let output = std::process::Command::new("readelf")
+            .arg("-d")
+            .arg(&program)
+            .output();
+        let text = String::from_utf8(output.unwrap().stdout).unwrap();
+        let needed: Vec<&str> = text
+            .lines()
+            .filter(|line| line.contains("NEEDED"))
+            .collect();
+        assert!(needed.iter().any(|line| line.contains("libc.so")), "{text}");
+        let of_cuda = |line: &&&str| ["cuda", "cublas", "nvrtc"].iter().any(|l| line.contains(l));
+        assert_eq!(needed.iter().find(of_cuda), None);
+    }
 }

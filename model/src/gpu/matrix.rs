@@ -179,12 +179,6 @@ impl Matrix {
         self.gpu().matrix(self.rows, self.width)
     }
 
-    /// self += x.
-    pub(crate) fn add(&mut self, x: &Matrix) -> Result<()> {
-        let arguments = [self.pointer(), x.pointer()];
-        self.gpu().each("add_assign", self.count(), &arguments)
-    }
-
     /// RMS norm of every `weight.length()` numbers.
     pub(crate) fn norm(&self, weight: &Buffer, eps: f32) -> Result<Matrix> {
         let y = self.like()?;

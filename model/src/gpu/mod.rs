@@ -21,10 +21,12 @@ mod kernels;
 mod libraries;
 mod matrix;
 mod network;
+mod optimizer;
 
-#[cfg(test)]
+// Coroutines are glibc's.
+#[cfg(all(test, target_os = "linux"))]
 mod emulator;
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;
 
 pub(crate) use backend::Gpu;
@@ -32,6 +34,7 @@ pub(crate) use backward::{Gradients, Tape};
 pub(crate) use cache::Cache;
 pub(crate) use matrix::Matrix;
 pub(crate) use network::Network;
+pub(crate) use optimizer::{Optimizer, norm};
 
 /// Opens GPU `number`.
 ///

@@ -48,7 +48,7 @@ extern "C" __global__ void scatter_rows(const float* x, const unsigned* rows, fl
     for (int i = threadIdx.x; i < width; i += blockDim.x) matrix[to + i] = x[from + i];
 }
 
-// matrix[ids[b]] = the sum of the rows order[starts[b]] ... order[starts[b + 1] - 1] of x, one
+// matrix[ids[b]] += the sum of the rows order[starts[b]] ... order[starts[b + 1] - 1] of x, one
 // after another. A block has an id to itself, so nothing is added by two at a time.
 extern "C" __global__ void sum_rows_by_id(const float* x, const unsigned* ids,
                                           const unsigned* starts, const unsigned* order,
@@ -58,7 +58,7 @@ extern "C" __global__ void sum_rows_by_id(const float* x, const unsigned* ids,
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
         float sum = 0.0f;
         for (unsigned k = begin; k < end; ++k) sum += x[(Count)order[k] * width + i];
-        matrix[to + i] = sum;
+        matrix[to + i] += sum;
     }
 }
 

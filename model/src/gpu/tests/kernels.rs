@@ -14,7 +14,7 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
 
 /// What `work` gives on an emulated GPU, the same in both orders.
 fn in_both_orders<T: PartialEq>(work: impl Fn(&Gpu) -> T) -> T {
-    let [one, other] = ORDERS.map(|order| work(&emulated(order)));
+    let [one, other] = ORDERS.map(|order| work(&super::gpu(order)));
     assert!(one == other, "a barrier is missing");
     one
 }

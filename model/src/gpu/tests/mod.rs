@@ -6,15 +6,23 @@
 mod kernels;
 mod policies;
 
+use super::Gpu;
 use super::emulator::{Order, emulated};
 use crate::{Device, Policy};
 
 const ORDERS: [Order; 2] = [Order::Ascending, Order::Descending];
 
-/// The same policy on an emulated GPU.
+/// An emulated GPU. Where `AGENTGYM_TEST_GPU` has a number, that GPU in its place, whatever
+/// the order: the same tests say whether it computes what the emulation does.
+fn gpu(order: Order) -> Gpu {
+    static OPENED: std::sync::OnceLock<Gpu> = std::sync::OnceLock::new();
+    let open = |number: String| super::open(number.parse().unwrap()).unwrap();
+    match std::env::var("AGENTGYM_TEST_GPU") {
+        Ok(number) => OPENED.get_or_init(|| open(number)).clone(),
+        Err(_) => emulated(order),
+    }
+}
+
 fn on_gpu(policy: &Policy, order: Order) -> Policy {
-    let folder = tempfile::tempdir().unwrap();
-    policy.save(folder.path()).unwrap();
-    let device = Device::of(emulated(order));
-    Policy::load(folder.path(), &device).unwrap()
+    policy.on(&Device::of(gpu(order))).unwrap()
 }

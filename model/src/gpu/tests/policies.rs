@@ -7,8 +7,8 @@ use crate::tests::{
     SHAPES, Shape, random_adapter, random_policy, relative_error, requests, sequences, tiny_policy,
 };
 use crate::{
-    ALL_LINEAR, AdamW, ComputeOptions, Critic, CriticTrainer, Engine, EngineOptions, Gradients,
-    LoraOptions, Policy, Sampling, ScoreRequest, Scores, Trainer, Turn, TurnDone, Unit,
+    ALL_LINEAR, AdamW, ComputeOptions, Critic, CriticTrainer, Device, Engine, EngineOptions,
+    Gradients, LoraOptions, Policy, Sampling, ScoreRequest, Scores, Trainer, Turn, TurnDone, Unit,
     UnitCoefficients, UnitStreams, score, values,
 };
 
@@ -22,10 +22,10 @@ const GRADIENTS_TOLERANCE: f64 = 1e-4;
 /// Sequences across pages, and one with nothing to score.
 const LENGTHS: [usize; 4] = [70, 1, 33, 130];
 
-/// Tied and untied heads, groups of 1, 2, 3 and 7, both architectures, heads that are no
+/// Tied and untied heads, groups of 1, 2 and 3, both architectures, widths that are no
 /// multiple of anything.
 fn policies() -> Vec<Policy> {
-    let some = [SHAPES[1], SHAPES[2], SHAPES[4], SHAPES[5]];
+    let some = [SHAPES[1], SHAPES[2], SHAPES[4]];
     let mut policies: Vec<Policy> = some.map(|shape| random_policy(shape, 7)).into();
     policies.push(tiny_policy());
     policies
@@ -234,25 +234,88 @@ fn trained() -> Vec<Policy> {
     trained
 }
 
-/// The same policy on an emulated GPU, its adapter too.
-fn trained_on_gpu(policy: &Policy, order: Order) -> Policy {
-    let Some(adapter) = policy.adapter() else {
-        return on_gpu(policy, order);
-    };
-    let base = random_policy(SHAPES[4], 8);
-    on_gpu(&base, order).with_adapter(adapter.clone()).unwrap()
-}
-
 #[test]
 fn gradients_are_the_processors_also_with_layers_computed_twice() {
     for policy in trained() {
         let expected = gradients(&policy, false);
-        let orders = ORDERS.map(|order| gradients(&trained_on_gpu(&policy, order), false));
+        let orders = ORDERS.map(|order| gradients(&on_gpu(&policy, order), false));
         assert!(orders[0] == orders[1], "a barrier is missing");
         assert_near(&orders[0], &expected);
-        let twice = gradients(&trained_on_gpu(&policy, Order::Ascending), true);
+        let twice = gradients(&on_gpu(&policy, Order::Ascending), true);
         assert!(twice == orders[0], "checkpoints show");
     }
+}
+
+/// Two steps, the second after a resume from files: weights, norms and moments.
+#[test]
+fn optimizer_steps_are_the_processors_also_across_a_resume() {
+    let options = ComputeOptions::default();
+    let adamw = AdamW {
+        // Far above a gradient's error, which a root of its own size would blow up.
+        eps: 1e-3,
+        weight_decay: 0.1,
+        decay_excludes_norms_and_biases: true,
+        ..AdamW::default()
+    };
+    for policy in trained() {
+        let step = |trainer: &mut Trainer| {
+            let units = units(&policy);
+            trainer
+                .step(&units, TEMPERATURE, 1e-2, &coefficients, &options)
+                .unwrap()
+        };
+        let run = |policy: Policy| {
+            let folder = tempfile::tempdir().unwrap();
+            let mut trainer = Trainer::new(policy, adamw);
+            let first = step(&mut trainer);
+            trainer.save_optimizer(folder.path()).unwrap();
+            let mut resumed = Trainer::with_state(trainer.policy(), adamw, folder.path()).unwrap();
+            let second = step(&mut resumed);
+            assert_eq!(step(&mut trainer), second, "the resume shows");
+            assert!(trainer.policy().weights() == resumed.policy().weights());
+            assert_eq!(resumed.optimizer_steps(), 2);
+            ([first, second], resumed.into_policy())
+        };
+        let (expected, on_processor) = run(policy.clone());
+        let (found, on_gpu) = run(on_gpu(&policy, Order::Ascending));
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found.tokens, expected.tokens);
+            assert!((found.grad_norm / expected.grad_norm - 1.0).abs() < GRADIENTS_TOLERANCE);
+        }
+        let (found, expected) = (on_gpu.trained_weights(), on_processor.trained_weights());
+        for ((name, found), (_, expected)) in found.iter().zip(expected.iter()) {
+            let before = policy.trained_weights().get(name).unwrap().numbers();
+            let moved = |after: &[f32]| -> Vec<f32> {
+                after
+                    .iter()
+                    .zip(before)
+                    .map(|(after, before)| after - before)
+                    .collect()
+            };
+            let error = relative_error(&moved(found.numbers()), &moved(expected.numbers()));
+            assert!(error < 1e-2, "{name}: {error}");
+        }
+    }
+}
+
+#[test]
+fn gradients_that_are_not_finite_change_nothing_on_a_gpu() {
+    let policy = on_gpu(&tiny_policy(), Order::Ascending);
+    let mut trainer = Trainer::new(policy.clone(), AdamW::default());
+    let infinite = |_: usize, streams: &UnitStreams| {
+        let fill = |streams: &[Vec<f32>]| streams.iter().map(|s| vec![1e300; s.len()]).collect();
+        UnitCoefficients {
+            log_probs: fill(&streams.log_probs),
+            entropies: fill(&streams.entropies),
+        }
+    };
+    let options = ComputeOptions::default();
+    let report = trainer
+        .step(&units(&policy), 1.0, 1e-2, &infinite, &options)
+        .unwrap();
+    assert!(report.skipped_non_finite);
+    assert!(trainer.policy().weights() == policy.weights());
+    assert_eq!(trainer.optimizer_steps(), 0);
 }
 
 #[test]
@@ -270,8 +333,8 @@ fn a_critic_values_and_learns_as_on_the_processor() {
         .unwrap()
         .save(folder.path())
         .unwrap();
-    let device = crate::Device::of(super::emulated(Order::Ascending));
-    let critics = [crate::Device::cpu(), device];
+    let device = Device::of(super::gpu(Order::Ascending));
+    let critics = [Device::cpu(), device];
     let [expected, found] = critics.map(|device| {
         let critic = Critic::load(folder.path(), &device).unwrap();
         let sequences = sequences(policy.config().vocab_size, &LENGTHS, 5);
