@@ -17,23 +17,26 @@ impl Device {
         Device(None)
     }
 
-    /// Reads `cpu` or `cuda:N`.
+    /// Reads `cpu`, `cuda:N`, or `auto` for [`Device::auto`].
     ///
     /// # Errors
-    /// The name is neither, or the GPU cannot be used; the message says why.
+    /// The name is none of these, or the GPU cannot be used; the message says why.
     pub fn parse(name: &str) -> Result<Self> {
         let bad = |message: String| Error::Device {
             name: name.to_owned(),
             message,
         };
-        if name == "cpu" {
-            return Ok(Device::cpu());
+        match name {
+            "cpu" => return Ok(Device::cpu()),
+            "auto" => return Ok(Device::auto().0),
+            _ => {}
         }
         let number = name
             .strip_prefix("cuda:")
             .and_then(|number| number.parse().ok());
         let Some(number) = number else {
-            return Err(bad("is neither \"cpu\" nor \"cuda:<number>\"".to_owned()));
+            let known = "is none of \"cpu\", \"auto\" and \"cuda:<number>\"";
+            return Err(bad(known.to_owned()));
         };
         match gpu::open(number) {
             Ok(gpu) => Ok(Device(Some(gpu))),
@@ -83,7 +86,7 @@ mod tests {
 
     #[test]
     fn unknown_and_unusable_devices_are_named() {
-        assert!(Device::parse("cpu").is_ok());
+        assert!(Device::parse("cpu").is_ok() && Device::parse("auto").is_ok());
         for name in ["gpu", "cuda", "cuda:x", "cuda:-1", "cuda:99"] {
             let message = Device::parse(name).unwrap_err().to_string();
             assert!(message.contains(name), "{message}");

@@ -34,7 +34,7 @@ pub(crate) enum Recorded {
     },
     Gpu {
         network: Arc<gpu::Network>,
-        tape: gpu::Tape,
+        tape: Box<gpu::Tape>,
         hidden: gpu::Matrix,
     },
 }
@@ -42,7 +42,7 @@ pub(crate) enum Recorded {
 /// What a forward pass leaves for [`TeacherForced::backward_states`].
 pub(crate) enum RecordedStates {
     Host(Tape),
-    Gpu(Arc<gpu::Network>, gpu::Tape),
+    Gpu(Arc<gpu::Network>, Box<gpu::Tape>),
 }
 
 impl TeacherForced {
@@ -97,15 +97,12 @@ impl TeacherForced {
             let hidden = network.hidden(&self.batch, &self.rows, None, Some(&mut tape))?;
             let scale = inverse_temperature(temperature);
             let streams = network.predict(&hidden, &self.targets, scale)?;
-            let network = Arc::clone(network);
-            return Ok((
-                streams,
-                Recorded::Gpu {
-                    network,
-                    tape,
-                    hidden,
-                },
-            ));
+            let recorded = Recorded::Gpu {
+                network: Arc::clone(network),
+                tape: Box::new(tape),
+                hidden,
+            };
+            return Ok((streams, recorded));
         }
         let mut tape = Tape::new(checkpointed);
         let hidden = network.hidden(&self.batch, &self.rows, None, Some(&mut tape));
@@ -130,7 +127,7 @@ impl TeacherForced {
         if let Some(network) = &network.gpu {
             let mut tape = gpu::Tape::new(checkpointed);
             let states = network.hidden(&self.batch, &self.rows, None, Some(&mut tape))?;
-            let recorded = RecordedStates::Gpu(Arc::clone(network), tape);
+            let recorded = RecordedStates::Gpu(Arc::clone(network), Box::new(tape));
             return Ok((states.download()?, recorded));
         }
         let mut tape = Tape::new(checkpointed);
@@ -150,7 +147,7 @@ impl TeacherForced {
         match recorded {
             RecordedStates::Gpu(network, tape) => {
                 let grad = network.upload_states(by_states)?;
-                network.backward_states(&self.batch, tape, grad, &mut gradients.gpu)
+                network.backward_states(&self.batch, *tape, grad, &mut gradients.gpu)
             }
             RecordedStates::Host(tape) => {
                 let gradients = &mut gradients.host;
@@ -179,7 +176,7 @@ impl TeacherForced {
             } => {
                 let (targets, scale) = (&self.targets, inverse_temperature(temperature));
                 let gpu =
-                    network.backward(&self.batch, tape, &hidden, targets, scale, coefficients)?;
+                    network.backward(&self.batch, *tape, &hidden, targets, scale, coefficients)?;
                 return Ok(UnitGradients {
                     gpu,
                     ..UnitGradients::default()

@@ -15,6 +15,9 @@ use crate::{Error, Result};
 /// CUDA of driver 580, the oldest that runs CUDA 13's libraries.
 const DRIVER_MIN: c_int = 13_000;
 
+/// CUDA of the libraries.
+const CUDA_MAJOR: c_int = 13;
+
 /// Ampere; below it nothing was ever compiled for.
 const CAPABILITY_MIN: (i32, i32) = (8, 0);
 
@@ -93,6 +96,7 @@ pub(super) fn open(number: usize) -> Result<Gpu, String> {
     }
     libraries::open_toolkit()?;
     let (major, minor) = compiler::version()?;
+    right_version("NVRTC", major)?;
     let program = compiler::program();
     let code = compiler::compile(&program, capability)?;
     let blas_failed = |e: cublas::CublasError| format!("cuBLAS answers {:?}", e.0);
@@ -119,6 +123,7 @@ pub(super) fn open(number: usize) -> Result<Gpu, String> {
         let mut blas_version = 0;
         let asked = cublas_sys::cublasGetVersion_v2(handle, &mut blas_version);
         asked.result().map_err(blas_failed)?;
+        right_version("cuBLAS", blas_version / 10_000)?;
         let decides = format!(
             "{model} {capability:?} nvrtc {major}.{minor} cublas {blas_version} tile {TILE}\n{program}"
         );
@@ -131,6 +136,18 @@ pub(super) fn open(number: usize) -> Result<Gpu, String> {
             functions,
             blas: Mutex::new(Blas(handle)),
         }))
+    }
+}
+
+/// Refuses a library of another CUDA, which the loader may know by a name without a version.
+fn right_version(product: &str, major: c_int) -> Result<(), String> {
+    match major {
+        CUDA_MAJOR => Ok(()),
+        other => Err(format!(
+            "the {product} that is found is of CUDA {other}, {CUDA_MAJOR} is needed: name the right \
+             folder by {}",
+            libraries::FOLDER_VARIABLE
+        )),
     }
 }
 

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 /// Names a folder to look into before all others.
 pub(super) const FOLDER_VARIABLE: &str = "AGENTGYM_CUDA_LIBS";
@@ -29,8 +29,7 @@ const TOOLKIT: [(&str, &str); 4] = [
 pub(super) fn open_driver() -> Result<(), String> {
     static OPENED: OnceLock<Result<(), String>> = OnceLock::new();
     let opened = OPENED.get_or_init(|| {
-        open(Path::new(DRIVER))
-            .map_err(|e| format!("there is no NVIDIA driver here ({DRIVER}: {e})"))
+        open(Path::new(DRIVER)).map_err(|e| format!("there is no NVIDIA driver here ({e})"))
     });
     opened.clone()
 }
@@ -83,8 +82,9 @@ fn open_all(libraries: &[(&str, &str)], named: Option<PathBuf>) -> Result<(), St
 }
 
 fn open(path: &Path) -> Result<(), String> {
+    // Local: cuBLAS exports names that NVRTC has too, and takes them over if it may.
     // SAFETY: NVIDIA's libraries may be loaded at any time; their initialisers start nothing.
-    match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
+    match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
         Ok(library) => {
             // Open for as long as the process is: `cudarc` finds it by its name.
             std::mem::forget(library);
@@ -147,6 +147,23 @@ mod tests {
             damaged.contains("file too short") && damaged.contains(&place),
             "{damaged}"
         );
+    }
+
+    #[test]
+    fn what_was_opened_is_what_is_called() {
+        use crate::gpu::compiler;
+        use cudarc::cublas::sys::{cublasGetProperty, libraryPropertyType_t::MAJOR_VERSION};
+        if let Err(why) = open_toolkit() {
+            println!("not run: {why}");
+            return;
+        }
+        let mut major = 0;
+        // SAFETY: the number is written and nothing else.
+        let status = unsafe { cublasGetProperty(MAJOR_VERSION, &mut major) };
+        status.result().unwrap();
+        // Beside cuBLAS the compiler must still be itself.
+        compiler::compile(&compiler::program(), (9, 0)).unwrap();
+        assert_eq!((major, compiler::version().unwrap().0), (13, 13));
     }
 
     #[test]

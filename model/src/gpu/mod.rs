@@ -7,6 +7,13 @@
 //! tests an emulation that compiles the very same kernels with the host's C++ compiler. So
 //! all of this runs, and is compared with the processor's numbers, where no GPU is.
 
+#[cfg_attr(
+    not(any(test, feature = "cuda")),
+    expect(
+        dead_code,
+        reason = "without the feature nothing reads what is asked for"
+    )
+)]
 pub(crate) mod backend;
 mod backward;
 mod cache;
@@ -24,9 +31,11 @@ mod network;
 mod optimizer;
 
 // Coroutines are glibc's.
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod emulator;
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests;
 
 pub(crate) use backend::Gpu;

@@ -243,10 +243,10 @@ impl Network {
         &self,
         batch: &Batch,
         wanted: &[u32],
-        mut caches: Option<&mut [&mut Cache]>,
+        caches: Option<&mut [&mut Cache]>,
         mut tape: Option<&mut Tape>,
     ) -> Result<Matrix> {
-        let table = match caches.as_deref_mut() {
+        let table = match caches {
             Some(caches) => Table::of_caches(&self.gpu, batch, caches)?,
             None => Table::of_rows(&self.gpu, batch, self.kv_heads * self.width)?,
         };

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::process::Command;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use libloading::Library;
 
@@ -54,14 +54,15 @@ pub(crate) fn emulated(order: Order) -> Gpu {
 fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().expect("a temporary folder");
         let source = folder.path().join("kernels.cpp");
         let object = folder.path().join("kernels.so");
         let program = kernels::program(include_str!("device.h"));
         let faults = include_str!("faults.cu");
         let names = kernels::names_in(&program).chain(kernels::names_in(faults));
         let entries: String = names.map(|name| format!("EMULATE({name})\n")).collect();
-        std::fs::write(&source, format!("{program}\n{faults}\n{entries}")).unwrap();
+        let text = format!("{program}\n{faults}\n{entries}");
+        std::fs::write(&source, text).expect("a writable temporary folder");
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
         let output = Command::new(&compiler)
             .args([
@@ -80,13 +81,17 @@ fn library() -> &'static Library {
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{complaint}");
         // SAFETY: the library was just made of this crate's kernels; loading runs no code of theirs.
-        unsafe { Library::new(&object) }.unwrap()
+        unsafe { Library::new(&object) }.expect("the compiler made a library")
     })
 }
 
 impl Emulator {
+    fn memory(&self) -> MutexGuard<'_, BTreeMap<u64, Box<[u8]>>> {
+        self.memory.lock().expect("no thread panics holding this")
+    }
+
     fn guards_hold(&self) -> bool {
-        let memory = self.memory.lock().unwrap();
+        let memory = self.memory();
         memory.values().all(|bytes| {
             let (before, after) = (&bytes[..GUARD], &bytes[bytes.len() - GUARD..]);
             before.iter().chain(after).all(|&byte| byte == GUARD_BYTE)
@@ -102,7 +107,7 @@ impl Emulator {
 
     /// Refuses an access that is not inside one allocation.
     fn check(&self, address: u64, bytes: usize) -> Result<()> {
-        let memory = self.memory.lock().unwrap();
+        let memory = self.memory();
         let inside = memory
             .range(..=address)
             .next_back()
@@ -132,12 +137,12 @@ impl Backend for Emulator {
         memory[..GUARD].fill(GUARD_BYTE);
         memory[GUARD + bytes..].fill(GUARD_BYTE);
         let address = memory.as_ptr() as u64 + GUARD as u64;
-        self.memory.lock().unwrap().insert(address, memory);
+        self.memory().insert(address, memory);
         Ok(address)
     }
 
     fn free(&self, address: u64) {
-        let freed = self.memory.lock().unwrap().remove(&address);
+        let freed = self.memory().remove(&address);
         assert!(freed.is_some(), "memory is freed once");
     }
 
@@ -182,7 +187,7 @@ impl Backend for Emulator {
             Argument::Count(_) => 'q',
         };
         let letters: String = launch.arguments.iter().map(letter).collect();
-        let letters = CString::new(letters).unwrap();
+        let letters = CString::new(letters).expect("letters only");
         let mut values: Vec<u64> = launch.arguments.iter().map(|a| a.bits()).collect();
         let mut pointers: Vec<*mut c_void> = (values.iter_mut())
             .map(|value| std::ptr::from_mut(value).cast())

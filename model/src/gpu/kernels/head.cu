@@ -29,6 +29,11 @@ __device__ Distribution measure(const float* logits, int vocabulary, float inver
     return found;
 }
 
+// Log-probability of an id with this raw logit.
+__device__ float log_prob_of(const Distribution& found, float logit, float inverse_temperature) {
+    return fmaf(logit, inverse_temperature, -found.max) - found.log_sum;
+}
+
 // Log-probability of each row's target and entropy of its distribution.
 extern "C" __global__ void distribution(const float* logits, const unsigned* targets,
                                         float* log_probs, float* entropies, int vocabulary,
@@ -36,8 +41,7 @@ extern "C" __global__ void distribution(const float* logits, const unsigned* tar
     const float* row = logits + (Count)blockIdx.x * vocabulary;
     const Distribution found = measure(row, vocabulary, inverse_temperature);
     if (threadIdx.x == 0) {
-        const float z = row[targets[blockIdx.x]] * inverse_temperature - found.max;
-        log_probs[blockIdx.x] = z - found.log_sum;
+        log_probs[blockIdx.x] = log_prob_of(found, row[targets[blockIdx.x]], inverse_temperature);
         entropies[blockIdx.x] = found.entropy;
     }
 }
@@ -109,6 +113,6 @@ extern "C" __global__ void sample(const float* logits, const double* numbers,
             }
         }
         ids[blockIdx.x] = (unsigned)id;
-        log_probs[blockIdx.x] = row[id] * inverse_temperature - found.max - found.log_sum;
+        log_probs[blockIdx.x] = log_prob_of(found, row[id], inverse_temperature);
     }
 }

@@ -5,6 +5,8 @@
 
 mod kernels;
 mod policies;
+#[cfg(feature = "cuda")]
+mod refusals;
 
 use super::Gpu;
 use super::emulator::{Order, emulated};
