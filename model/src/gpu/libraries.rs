@@ -82,7 +82,7 @@ fn open_all(libraries: &[(&str, &str)], named: Option<PathBuf>) -> Result<(), St
 }
 
 fn open(path: &Path) -> Result<(), String> {
-    // Local: cuBLAS exports names that NVRTC has too, and takes them over if it may.
+    // Local: no other library is to find its names here by chance.
     // SAFETY: NVIDIA's libraries may be loaded at any time; their initialisers start nothing.
     match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
         Ok(library) => {

@@ -63,12 +63,7 @@ fn every_refusal_says_why_in_one_line() {
         assert!(found.starts_with("computing on the processor: "), "{found}");
         assert!(found.contains(reason), "{found}");
     }
-    // What follows depends on which libraries this machine has: with all of them the kernels
-    // are compiled, and the fake has no context to give.
-    let found = line(("FAKE_MAJOR", "9"), folder.path());
-    let missing = found.contains("is not found: ") && found.contains("scripts/cuda-libs.sh");
-    assert!(missing || found.contains("CUDA_ERROR_FAKE"), "{found}");
-    // And without the fake, on whether there is a driver.
+    // Without the fake it depends on this machine.
     let found = line(("FAKE_COUNT", "0"), empty.path());
     let no_driver = found.contains("there is no NVIDIA driver here");
     assert!(no_driver || !found.contains("0 GPU(s)"), "{found}");
