@@ -103,7 +103,28 @@ impl AdamWState {
         mut gradients: Gradients,
         lr: f64,
     ) -> StepReport {
-        let grad_norm = gradients.norm();
+        let (report, step) = self.begin(options, gradients.norm(), lr);
+        let Some(step) = step else {
+            return report;
+        };
+        for (name, moments) in &mut self.moments {
+            let pass = step.pass(&moments.shape);
+            // Where nothing contributed moments decay as under a zero gradient.
+            let gradient = gradients.remove(name);
+            let gradient = gradient.unwrap_or_else(|| vec![0.0; moments.first.len()]);
+            weights.replace(name, &mut |weights| pass.run(weights, &gradient, moments));
+        }
+        report
+    }
+
+    /// Counts a step along a gradient of this norm; none where that is not finite, and
+    /// nothing is to be changed.
+    pub(crate) fn begin<'a>(
+        &mut self,
+        options: &'a AdamW,
+        grad_norm: f64,
+        lr: f64,
+    ) -> (StepReport, Option<Step<'a>>) {
         let mut report = StepReport {
             grad_norm,
             clip_scale: 1.0,
@@ -111,36 +132,39 @@ impl AdamWState {
         };
         if !grad_norm.is_finite() {
             report.skipped_non_finite = true;
-            return report;
+            return (report, None);
         }
         if options.grad_clip > 0.0 {
             report.clip_scale = (options.grad_clip / (grad_norm + 1e-6)).min(1.0);
         }
         self.step += 1;
-        let exponent = i32::try_from(self.step).unwrap_or(i32::MAX);
-        let (beta1, beta2) = options.betas;
-        for (name, moments) in &mut self.moments {
-            let decays = !(options.decay_excludes_norms_and_biases && moments.shape.len() == 1);
-            let pass = Pass {
-                clip_scale: report.clip_scale as f32,
-                rate1: (1.0 - beta1) as f32,
-                beta2: beta2 as f32,
-                rate2: (1.0 - beta2) as f32,
-                keep: if decays {
-                    (1.0 - lr * options.weight_decay) as f32
-                } else {
-                    1.0
-                },
-                step_size: (lr / (1.0 - beta1.powi(exponent))) as f32,
-                inverse_root: (1.0 / (1.0 - beta2.powi(exponent)).sqrt()) as f32,
-                eps: options.eps as f32,
-            };
-            // Where nothing contributed moments decay as under a zero gradient.
-            let gradient = gradients.remove(name);
-            let gradient = gradient.unwrap_or_else(|| vec![0.0; moments.first.len()]);
-            weights.replace(name, &mut |weights| pass.run(weights, &gradient, moments));
+        let step = Step {
+            options,
+            clip_scale: report.clip_scale,
+            lr,
+            number: self.step,
+        };
+        (report, Some(step))
+    }
+
+    /// Of every parameter its name, shape and both moments.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &[usize], [&[f32]; 2])> {
+        self.moments.iter().map(|(name, moments)| {
+            let numbers = [moments.first.as_slice(), moments.second.as_slice()];
+            (name.as_str(), moments.shape.as_slice(), numbers)
+        })
+    }
+
+    /// The same steps made, with other numbers in the moments.
+    pub(crate) fn with_moments(
+        &self,
+        numbers: impl Fn(&str) -> Result<[Vec<f32>; 2]>,
+    ) -> Result<Self> {
+        let mut state = self.clone();
+        for (name, moments) in &mut state.moments {
+            [moments.first, moments.second] = numbers(name)?;
         }
-        report
+        Ok(state)
     }
 
     /// Writes `state.safetensors` into `dir`: Hugging Face names and layout behind
@@ -217,8 +241,41 @@ impl AdamWState {
     }
 }
 
+/// An optimizer step that has begun.
+pub(crate) struct Step<'a> {
+    options: &'a AdamW,
+    clip_scale: f64,
+    lr: f64,
+    /// Counted from 1.
+    number: u64,
+}
+
+impl Step<'_> {
+    /// The constants for a parameter of this shape.
+    pub(crate) fn pass(&self, shape: &[usize]) -> Pass {
+        let options = self.options;
+        let exponent = i32::try_from(self.number).unwrap_or(i32::MAX);
+        let (beta1, beta2) = options.betas;
+        let decays = !(options.decay_excludes_norms_and_biases && shape.len() == 1);
+        Pass {
+            clip_scale: self.clip_scale as f32,
+            rate1: (1.0 - beta1) as f32,
+            beta2: beta2 as f32,
+            rate2: (1.0 - beta2) as f32,
+            keep: if decays {
+                (1.0 - self.lr * options.weight_decay) as f32
+            } else {
+                1.0
+            },
+            step_size: (self.lr / (1.0 - beta1.powi(exponent))) as f32,
+            inverse_root: (1.0 / (1.0 - beta2.powi(exponent)).sqrt()) as f32,
+            eps: options.eps as f32,
+        }
+    }
+}
+
 /// The constants of one parameter's pass.
-struct Pass {
+pub(crate) struct Pass {
     clip_scale: f32,
     rate1: f32,
     beta2: f32,
@@ -233,6 +290,20 @@ struct Pass {
 }
 
 impl Pass {
+    /// In the order of the kernel `adamw`.
+    pub(crate) fn constants(&self) -> [f32; 8] {
+        [
+            self.clip_scale,
+            self.rate1,
+            self.beta2,
+            self.rate2,
+            self.keep,
+            self.step_size,
+            self.inverse_root,
+            self.eps,
+        ]
+    }
+
     fn run(&self, weights: &[f32], gradient: &[f32], moments: &mut Moments) -> Vec<f32> {
         let mut updated = vec![0.0; weights.len()];
         vectorised(

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::adamw::{AdamW, AdamWState, StepReport};
-use crate::gradients::{Gradients, over_units};
+use crate::gradients::{Gradients, UnitGradients, over_units};
 use crate::parallel::{self, ComputeOptions};
 use crate::score::{ScoreRequest, pack};
 use crate::teacher_forced::{TeacherForced, check_sequence};
@@ -150,7 +150,7 @@ pub fn values(
             let zeros = requests.iter().map(|r| vec![0.0; r.token_ids.len()]);
             return Ok(zeros.collect());
         }
-        let states = forced.states(critic.model.network());
+        let states = forced.states(critic.model.network())?;
         Ok(forced.spread(&head.forward(&states)))
     })?;
     Ok(all.into_iter().flatten().collect())
@@ -227,7 +227,7 @@ impl CriticTrainer {
         unit: &Unit,
         checkpointed: bool,
         ask: impl Fn(&[Vec<f32>]) -> Vec<Vec<f64>>,
-    ) -> Result<(Option<Gradients>, usize)> {
+    ) -> Result<(Option<UnitGradients>, usize)> {
         let (network, head) = (self.critic.model.network(), self.critic.head()?);
         let requests = unit.sequences.iter().map(TrainSequence::request);
         for (number, request) in requests.clone().enumerate() {
@@ -239,7 +239,7 @@ impl CriticTrainer {
         if unit.skip || forced.is_empty() {
             return Ok((None, 0));
         }
-        let (states, tape) = forced.states_recorded(network, checkpointed);
+        let (states, tape) = forced.states_recorded(network, checkpointed)?;
         let coefficients = ask(&forced.spread(&head.forward(&states)));
         let by_value = forced.gather(&coefficients, "values")?;
         if by_value.iter().all(|&coefficient| coefficient == 0.0) {
@@ -249,7 +249,8 @@ impl CriticTrainer {
         let (by_states, by_weight, by_bias) = head.backward(&states, &by_value);
         gradients.insert(HEAD_WEIGHT, by_weight);
         gradients.insert(HEAD_BIAS, vec![by_bias]);
-        forced.backward_states(network, tape, &by_states, &mut gradients);
+        let mut gradients = UnitGradients::from(gradients);
+        forced.backward_states(network, tape, &by_states, &mut gradients)?;
         Ok((Some(gradients), forced.tokens()))
     }
 

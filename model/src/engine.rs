@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::network::{Batch, Cache};
-use crate::sampler::{Sampling, uniform};
+use crate::sampler::{Draw, Sampling};
 use crate::{Error, Policy, Result};
 
 /// Fewest tokens in common for which one sequence waits for another's keys and values.
@@ -251,23 +251,17 @@ impl Engine {
         self.follow();
         self.stats.steps += 1;
         let mut active = self.take_running();
-        let logits = self.forward(&mut active);
+        let mut drawn = self.forward(&mut active)?.into_iter();
         let mut done = Vec::new();
-        let vocabulary = self.policy.config().vocab_size;
-        let mut rows = logits.chunks_exact(vocabulary);
         for (number, mut sequence) in active {
             if sequence.pending().is_empty()
-                && let Some(row) = rows.next()
+                && let Some((id, log_prob)) = drawn.next()
             {
                 let open = sequence
                     .active
                     .as_mut()
                     .expect("a running sequence has a turn");
-                let index = open.token_ids.len() as u32;
                 let turn = &open.turn;
-                let (id, log_prob) = turn
-                    .sampling
-                    .draw(row, || uniform(&turn.stream, turn.turn, index));
                 open.token_ids.push(id);
                 open.log_probs.push(log_prob);
                 sequence.ids.push(id);
@@ -413,8 +407,9 @@ impl Engine {
             .collect()
     }
 
-    /// Runs pending tokens and returns the logits of every sequence that has none left.
-    fn forward(&mut self, active: &mut [(u64, Sequence)]) -> Vec<f32> {
+    /// Runs pending tokens and draws the next id of every sequence that has none left;
+    /// the ids and their log-probabilities.
+    fn forward(&mut self, active: &mut [(u64, Sequence)]) -> Result<Vec<(u32, f32)>> {
         let mut budget = self.options.prefill_chunk;
         let mut takes = Vec::with_capacity(active.len());
         let mut last_rows = Vec::new();
@@ -456,7 +451,17 @@ impl Engine {
         let batch = Batch::new(segments.iter().map(|(past, ids)| (*past, ids.as_slice())));
         let mut caches: Vec<&mut Cache> = active.iter_mut().map(|(_, s)| &mut s.cache).collect();
         let network = self.policy.network();
-        let hidden = network.hidden(&batch, &last_rows, Some(&mut caches), None);
-        network.logits(&hidden)
+        let logits = network.next_token(&batch, &last_rows, &mut caches)?;
+        let complete = active.iter().filter(|(_, s)| s.pending().is_empty());
+        let draws: Vec<Draw<'_>> = complete
+            .filter_map(|(_, sequence)| sequence.active.as_ref())
+            .map(|open| Draw {
+                sampling: &open.turn.sampling,
+                stream: &open.turn.stream,
+                turn: open.turn.turn,
+                token: open.token_ids.len() as u32,
+            })
+            .collect();
+        logits.draw(&draws)
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 
 use safetensors::Dtype;
 
+use crate::gpu::{self, Gpu};
 use crate::kernels::pointwise::{add_assign, sum_of_squares};
 use crate::parallel::{self, ComputeOptions};
 use crate::tensor_file::{self, TensorFile};
@@ -24,6 +25,15 @@ pub struct Gradients {
 impl Gradients {
     pub(crate) fn insert(&mut self, name: &str, gradient: Vec<f32>) {
         self.by_name.insert(name.to_owned(), gradient);
+    }
+
+    /// A copy in a GPU's memory.
+    pub(crate) fn upload(&self, gpu: &Gpu) -> Result<gpu::Gradients> {
+        let uploaded = self.iter().map(|(name, gradient)| {
+            let buffer = gpu.upload(gradient)?;
+            Ok((name.to_owned(), buffer))
+        });
+        uploaded.collect()
     }
 
     /// The gradient of a parameter; none where nothing contributed.
@@ -67,15 +77,66 @@ impl Gradients {
     }
 }
 
+/// Gradients where they were computed: a GPU's stay in its memory until the units that
+/// are here have been added.
+#[derive(Debug, Default)]
+pub(crate) struct UnitGradients {
+    pub(crate) host: Gradients,
+    pub(crate) gpu: gpu::Gradients,
+}
+
+impl UnitGradients {
+    fn add(&mut self, other: Self) -> Result<()> {
+        self.host.add(other.host);
+        for (name, gradient) in other.gpu {
+            match self.gpu.get(&name) {
+                Some(own) => own.add(&gradient)?,
+                None => {
+                    self.gpu.insert(name, gradient);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All of them in the processor's memory.
+    fn fetch(self) -> Result<Gradients> {
+        let mut gradients = self.host;
+        for (name, gradient) in self.gpu {
+            gradients.insert(&name, gradient.download(gradient.length())?);
+        }
+        Ok(gradients)
+    }
+}
+
+impl From<Gradients> for UnitGradients {
+    fn from(host: Gradients) -> Self {
+        UnitGradients {
+            host,
+            gpu: gpu::Gradients::default(),
+        }
+    }
+}
+
 /// The gradient of a minibatch, summed over its `count` units, and the total of
 /// the tokens that `unit` says went through a forward pass.
 pub(crate) fn over_units(
     options: &ComputeOptions<'_>,
     count: usize,
-    unit: impl Fn(usize) -> Result<(Option<Gradients>, usize)> + Sync,
+    unit: impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync,
 ) -> Result<(Gradients, usize)> {
     let (sum, tokens) = over_some_units(options, count, 0..count, unit)?;
     Ok((PartialSum::whole([sum])?, tokens))
+}
+
+/// The same, left where it was computed.
+pub(crate) fn over_units_in_place(
+    options: &ComputeOptions<'_>,
+    count: usize,
+    unit: impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync,
+) -> Result<(UnitGradients, usize)> {
+    let (tree, tokens) = add_units(options, count, 0..count, unit)?;
+    Ok((tree.into_root(), tokens))
 }
 
 /// The same over some of the minibatch's `count` units.
@@ -83,8 +144,18 @@ pub(crate) fn over_some_units(
     options: &ComputeOptions<'_>,
     count: usize,
     units: Range<usize>,
-    unit: impl Fn(usize) -> Result<(Option<Gradients>, usize)> + Sync,
+    unit: impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync,
 ) -> Result<(PartialSum, usize)> {
+    let (tree, tokens) = add_units(options, count, units, unit)?;
+    Ok((tree.into_sum()?, tokens))
+}
+
+fn add_units(
+    options: &ComputeOptions<'_>,
+    count: usize,
+    units: Range<usize>,
+    unit: impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync,
+) -> Result<(GradientTree, usize)> {
     let tree = GradientTree::new(count);
     let tokens = parallel::map(options, units.len(), |item| {
         let number = units.start + item;
@@ -92,10 +163,10 @@ pub(crate) fn over_some_units(
             Error::Request(message) => Error::Request(format!("unit {number}: {message}")),
             other => other,
         })?;
-        tree.add((0, number), gradients);
+        tree.add((0, number), gradients)?;
         Ok(tokens)
     })?;
-    Ok((tree.into_sum(), tokens.into_iter().sum()))
+    Ok((tree, tokens.into_iter().sum()))
 }
 
 /// Node (level, index) of the tree covers the units [index·2^level, (index+1)·2^level).
@@ -105,7 +176,7 @@ type Node = (u32, usize);
 /// tree. Taken in unit order by T threads it holds O(T + log units) sets.
 struct GradientTree {
     units: usize,
-    waiting: Mutex<BTreeMap<Node, Option<Gradients>>>,
+    waiting: Mutex<BTreeMap<Node, Option<UnitGradients>>>,
 }
 
 impl GradientTree {
@@ -118,7 +189,7 @@ impl GradientTree {
 
     /// Adds the gradients of a unit, or the sum of a whole node; none where nothing
     /// contributes.
-    fn add(&self, (mut level, mut index): Node, mut sum: Option<Gradients>) {
+    fn add(&self, (mut level, mut index): Node, mut sum: Option<UnitGradients>) -> Result<()> {
         loop {
             let width = self.units.div_ceil(1 << level);
             let sibling = index ^ 1;
@@ -127,7 +198,7 @@ impl GradientTree {
                 let mut waiting = self.waiting.lock().expect("no thread panics holding this");
                 let Some(other) = waiting.remove(&(level, sibling)) else {
                     waiting.insert((level, index), sum);
-                    return;
+                    return Ok(());
                 };
                 drop(waiting);
                 let (left, right) = if index < sibling {
@@ -137,7 +208,7 @@ impl GradientTree {
                 };
                 sum = match (left, right) {
                     (Some(mut left), Some(right)) => {
-                        left.add(right);
+                        left.add(right)?;
                         Some(left)
                     }
                     (left, right) => left.or(right),
@@ -148,12 +219,22 @@ impl GradientTree {
         }
     }
 
-    fn into_sum(self) -> PartialSum {
+    /// The sum of all units, each of which was added.
+    fn into_root(self) -> UnitGradients {
         let waiting = self.waiting.into_inner();
-        PartialSum {
+        let mut waiting = waiting.expect("no thread panics holding this");
+        let root = waiting.pop_first().and_then(|(_, sum)| sum);
+        root.unwrap_or_default()
+    }
+
+    fn into_sum(self) -> Result<PartialSum> {
+        let waiting = self.waiting.into_inner();
+        let waiting = waiting.expect("no thread panics holding this").into_iter();
+        let fetched = waiting.map(|(node, sum)| Ok((node, sum.map(|s| s.fetch()).transpose()?)));
+        Ok(PartialSum {
             units: self.units,
-            nodes: waiting.expect("no thread panics holding this"),
-        }
+            nodes: fetched.collect::<Result<_>>()?,
+        })
     }
 }
 
@@ -188,14 +269,14 @@ impl PartialSum {
             }
             for ((level, index), sum) in part.nodes {
                 covered += (((index + 1) << level).min(part.units)).saturating_sub(index << level);
-                tree.add((level, index), sum);
+                tree.add((level, index), sum.map(UnitGradients::from))?;
             }
         }
         let Some(tree) = tree else {
             return Ok(Gradients::default());
         };
         let units = tree.units;
-        let mut nodes = tree.into_sum().nodes;
+        let mut nodes = tree.into_sum()?.nodes;
         match (nodes.pop_first(), nodes.is_empty()) {
             (None, _) if units == 0 => Ok(Gradients::default()),
             (Some((_, root)), true) if covered == units => Ok(root.unwrap_or_default()),
@@ -293,8 +374,8 @@ mod tests {
 
     fn sum_of(count: usize, units: impl Iterator<Item = usize>) -> PartialSum {
         let tree = GradientTree::new(count);
-        units.for_each(|i| tree.add((0, i), unit(i)));
-        tree.into_sum()
+        units.for_each(|i| tree.add((0, i), unit(i).map(UnitGradients::from)).unwrap());
+        tree.into_sum().unwrap()
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::kernels::attention::{KeyValues, attend};
 use crate::kernels::dense::{self, Sizes};
 use crate::kernels::pointwise::{RopeTable, rms_norm, rope, swiglu};
 use crate::lora::factor_names;
-use crate::{Adapter, Error, ModelConfig, Result, Weights};
+use crate::{Adapter, Device, Error, ModelConfig, Result, Weights, gpu};
 
 /// New tokens of some sequences, one after another.
 pub(crate) struct Batch {
@@ -41,12 +41,17 @@ impl Batch {
 #[derive(Debug, Clone)]
 pub(crate) struct Cache {
     layers: Vec<KeyValues>,
+    /// Where they are, for a network on a GPU; it has no layers here.
+    pub(crate) pages: Option<gpu::Cache>,
 }
 
 impl Cache {
     /// Tokens held.
     pub(crate) fn length(&self) -> usize {
-        self.layers.first().map_or(0, KeyValues::length)
+        match &self.pages {
+            Some(pages) => pages.length(),
+            None => self.layers.first().map_or(0, KeyValues::length),
+        }
     }
 
     /// A copy of its first `tokens`.
@@ -54,6 +59,7 @@ impl Cache {
         let layers = self.layers.iter().map(|layer| layer.first(tokens));
         Cache {
             layers: layers.collect(),
+            pages: self.pages.as_ref().map(|pages| pages.first(tokens)),
         }
     }
 }
@@ -156,6 +162,8 @@ pub(crate) struct Network {
     pub(crate) eps: f32,
     /// Only the factors of an adapter are trained.
     pub(crate) adapted: bool,
+    /// The same network on the GPU that computes in this one's place.
+    pub(crate) gpu: Option<Arc<gpu::Network>>,
 }
 
 impl Network {
@@ -166,6 +174,7 @@ impl Network {
         rope: Arc<RopeTable>,
         weights: &Weights,
         adapter: Option<&Adapter>,
+        device: &Device,
     ) -> Result<Self> {
         let learns = |module: &str| {
             let Some(adapter) = adapter else {
@@ -239,7 +248,7 @@ impl Network {
         } else {
             get("lm_head.weight".to_owned())?.1.shared()
         };
-        Ok(Network {
+        let mut network = Network {
             embedding: embedding.shared(),
             layers,
             norm: norm("model.norm.weight".to_owned())?,
@@ -251,13 +260,27 @@ impl Network {
             width: config.head_dim,
             eps: config.rms_norm_eps as f32,
             adapted: adapter.is_some(),
-        })
+            gpu: None,
+        };
+        if let Some(gpu) = device.gpu() {
+            let tied = config.tie_word_embeddings;
+            network.gpu = Some(Arc::new(gpu::Network::upload(gpu, &network, tied)?));
+        }
+        Ok(network)
     }
 
     /// An empty cache for one sequence.
     pub(crate) fn cache(&self) -> Cache {
-        Cache {
-            layers: vec![KeyValues::new(self.kv_heads, self.width); self.layers.len()],
+        let layer = || KeyValues::new(self.kv_heads, self.width);
+        match &self.gpu {
+            Some(network) => Cache {
+                layers: Vec::new(),
+                pages: Some(network.cache()),
+            },
+            None => Cache {
+                layers: vec![layer(); self.layers.len()],
+                pages: None,
+            },
         }
     }
 

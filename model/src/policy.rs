@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::gpu::Gpu;
 use crate::network::{Network, rope_table};
 use crate::{Adapter, Chat, Device, Error, ModelConfig, Result, Tokenizer, Weights};
 
@@ -15,6 +16,7 @@ const GENERATION_CONFIG: &str = "generation_config.json";
 /// An immutable policy; a clone shares everything.
 #[derive(Debug, Clone)]
 pub struct Policy {
+    device: Device,
     config: Arc<ModelConfig>,
     /// With an adapter, its product is in them.
     weights: Weights,
@@ -49,7 +51,6 @@ impl Policy {
 
     /// Reads a policy's folder or a critic's.
     pub(crate) fn load_any(dir: &Path, device: &Device) -> Result<Self> {
-        device.check_computes()?;
         let config = ModelConfig::load(dir)?;
         let tokenizer = Tokenizer::load(dir)?;
         let chat = Chat::load(dir)?.ok_or_else(|| Error::Template {
@@ -64,7 +65,14 @@ impl Policy {
             Err(source) => return Err(Error::Io { path, source }),
         };
         let weights = Weights::load(dir, &config)?;
-        Self::assemble(config, weights, tokenizer, chat, generation, dir)
+        Self::assemble(
+            (config, weights),
+            tokenizer,
+            chat,
+            generation,
+            dir,
+            device.clone(),
+        )
     }
 
     /// A policy of weights made here. What ends a message is `config`'s `eos_token_id`.
@@ -75,22 +83,22 @@ impl Policy {
         chat: Chat,
     ) -> Result<Self> {
         Self::assemble(
-            config,
-            weights,
+            (config, weights),
             tokenizer,
             chat,
             None,
             Path::new("new policy"),
+            Device::cpu(),
         )
     }
 
     fn assemble(
-        config: ModelConfig,
-        weights: Weights,
+        (config, weights): (ModelConfig, Weights),
         tokenizer: Tokenizer,
         chat: Chat,
         generation: Option<Arc<[u8]>>,
         dir: &Path,
+        device: Device,
     ) -> Result<Self> {
         if tokenizer.vocab_size() > config.vocab_size {
             return Err(Error::Tokenizer {
@@ -103,8 +111,9 @@ impl Policy {
             });
         }
         let eos_ids = eos_ids(&config, generation.as_deref(), dir)?;
-        let network = Network::new(&config, rope_table(&config), &weights, None)?;
+        let network = Network::new(&config, rope_table(&config), &weights, None, &device)?;
         Ok(Policy {
+            device,
             config: Arc::new(config),
             weights,
             adapted: None,
@@ -119,7 +128,7 @@ impl Policy {
     /// The same policy with other weights of the same shapes, and no adapter.
     pub(crate) fn with_weights(&self, weights: Weights) -> Result<Self> {
         let rope = Arc::clone(&self.network.rope);
-        let network = Network::new(&self.config, rope, &weights, None)?;
+        let network = Network::new(&self.config, rope, &weights, None, &self.device)?;
         Ok(Policy {
             weights,
             adapted: None,
@@ -136,13 +145,30 @@ impl Policy {
         };
         let weights = adapter.merge(base);
         let rope = Arc::clone(&self.network.rope);
-        let network = Network::new(&self.config, rope, &weights, Some(&adapter))?;
+        let network = Network::new(&self.config, rope, &weights, Some(&adapter), &self.device)?;
         Ok(Policy {
             weights,
             adapted: Some(Arc::new(Adapted {
                 adapter,
                 base: base.clone(),
             })),
+            network: Arc::new(network),
+            ..self.clone()
+        })
+    }
+
+    /// The same policy, computed on `device`.
+    ///
+    /// # Errors
+    /// It does not fit there.
+    pub fn on(&self, device: &Device) -> Result<Self> {
+        if self.gpu().is_none() && device.gpu().is_none() {
+            return Ok(self.clone());
+        }
+        let (rope, adapter) = (Arc::clone(&self.network.rope), self.adapter());
+        let network = Network::new(&self.config, rope, &self.weights, adapter, device)?;
+        Ok(Policy {
+            device: device.clone(),
             network: Arc::new(network),
             ..self.clone()
         })
@@ -180,7 +206,7 @@ impl Policy {
     /// The same tokenizer and template around another model.
     pub(crate) fn with_config(&self, config: ModelConfig, weights: Weights) -> Result<Self> {
         let rope = Arc::clone(&self.network.rope);
-        let network = Network::new(&config, rope, &weights, None)?;
+        let network = Network::new(&config, rope, &weights, None, &self.device)?;
         Ok(Policy {
             config: Arc::new(config),
             weights,
@@ -233,6 +259,11 @@ impl Policy {
     /// How many numbers the parameters are.
     pub fn parameter_count(&self) -> usize {
         self.weights.parameter_count()
+    }
+
+    /// The GPU that computes it, if one does.
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+        self.device.gpu()
     }
 
     pub(crate) fn network(&self) -> &Network {

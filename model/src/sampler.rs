@@ -49,15 +49,18 @@ impl Sampling {
         self.greedy || self.temperature == 0.0
     }
 
+    /// 1 / temperature; 1 for temperature 0.
+    fn inverse_temperature(&self) -> f32 {
+        inverse_temperature(match self.temperature {
+            0.0 => 1.0,
+            temperature => temperature,
+        })
+    }
+
     /// Draws an id; returns it with its log-probability over the whole vocabulary at
     /// the temperature (1 for temperature 0), top_k and top_p not counted.
-    pub(crate) fn draw(&self, logits: &[f32], uniform: impl FnOnce() -> f64) -> (u32, f32) {
-        let temperature = if self.temperature == 0.0 {
-            1.0
-        } else {
-            self.temperature
-        };
-        let distribution = Distribution::of(logits, inverse_temperature(temperature));
+    fn draw(&self, logits: &[f32], uniform: impl FnOnce() -> f64) -> (u32, f32) {
+        let distribution = Distribution::of(logits, self.inverse_temperature());
         let id = if self.is_greedy() {
             most_probable(logits)
         } else {
@@ -87,6 +90,42 @@ impl Sampling {
         kept.truncate(enough.map_or(kept.len(), |last| last + 1));
         kept.sort_unstable_by_key(|&(id, _)| id);
         kept
+    }
+}
+
+/// One id to be drawn: how, and by which random number.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Draw<'a> {
+    pub(crate) sampling: &'a Sampling,
+    /// Random key of the episode.
+    pub(crate) stream: &'a [u8; 32],
+    pub(crate) turn: u32,
+    /// Index of the token in its message.
+    pub(crate) token: u32,
+}
+
+impl Draw<'_> {
+    /// Draws from a row of logits; the id and its log-probability.
+    pub(crate) fn of(&self, logits: &[f32]) -> (u32, f32) {
+        let number = || uniform(self.stream, self.turn, self.token);
+        self.sampling.draw(logits, number)
+    }
+
+    /// The random number in [0, 1); none where the most probable id is taken.
+    pub(crate) fn uniform(&self) -> Option<f64> {
+        let draws = !self.sampling.is_greedy();
+        draws.then(|| uniform(self.stream, self.turn, self.token))
+    }
+
+    /// 1 / temperature.
+    pub(crate) fn inverse_temperature(&self) -> f32 {
+        self.sampling.inverse_temperature()
+    }
+
+    /// Whether top_k or top_p leaves ids out.
+    pub(crate) fn cuts(&self) -> bool {
+        let Sampling { top_k, top_p, .. } = *self.sampling;
+        !self.sampling.is_greedy() && (top_k > 0 || top_p < 1.0)
     }
 }
 
@@ -120,7 +159,7 @@ fn pick(weights: impl Iterator<Item = (usize, f32)> + Clone, uniform: f64) -> us
 }
 
 /// A number in [0, 1) of (stream, turn, token index).
-pub(crate) fn uniform(stream: &[u8; 32], turn: u32, token: u32) -> f64 {
+fn uniform(stream: &[u8; 32], turn: u32, token: u32) -> f64 {
     let mut message = [0; 8];
     message[..4].copy_from_slice(&turn.to_le_bytes());
     message[4..].copy_from_slice(&token.to_le_bytes());

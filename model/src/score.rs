@@ -53,7 +53,7 @@ pub fn score(
                 })
                 .collect());
         }
-        let streams = forced.forward(network, temperature);
+        let streams = forced.forward(network, temperature)?;
         let log_probs = forced.spread(&streams.log_probs).into_iter();
         let entropies = forced.spread(&streams.entropies);
         Ok(log_probs

@@ -1,12 +1,14 @@
 //! A packed batch of known sequences and which of their tokens are predicted: what
 //! scoring and training share.
 
+use std::sync::Arc;
+
 use crate::backward::Tape;
-use crate::gradients::Gradients;
+use crate::gradients::{Gradients, UnitGradients};
 use crate::kernels::head::{Head, inverse_temperature};
 use crate::network::{Batch, Network};
 use crate::score::ScoreRequest;
-use crate::{Error, Result};
+use crate::{Error, Result, gpu};
 
 /// Sequences run together and the rows that predict their masked tokens.
 pub(crate) struct TeacherForced {
@@ -18,15 +20,29 @@ pub(crate) struct TeacherForced {
 }
 
 /// Log-probabilities and entropies of the predicted tokens, in packed order.
+#[derive(Debug, Default)]
 pub(crate) struct Streams {
     pub(crate) log_probs: Vec<f32>,
     pub(crate) entropies: Vec<f32>,
 }
 
 /// What a forward pass leaves for [`TeacherForced::backward`].
-pub(crate) struct Recorded {
-    tape: Tape,
-    hidden: Vec<f32>,
+pub(crate) enum Recorded {
+    Host {
+        tape: Tape,
+        hidden: Vec<f32>,
+    },
+    Gpu {
+        network: Arc<gpu::Network>,
+        tape: Box<gpu::Tape>,
+        hidden: gpu::Matrix,
+    },
+}
+
+/// What a forward pass leaves for [`TeacherForced::backward_states`].
+pub(crate) enum RecordedStates {
+    Host(Tape),
+    Gpu(Arc<gpu::Network>, Box<gpu::Tape>),
 }
 
 impl TeacherForced {
@@ -59,9 +75,13 @@ impl TeacherForced {
     }
 
     /// Log-probabilities and entropies at `temperature`.
-    pub(crate) fn forward(&self, network: &Network, temperature: f64) -> Streams {
+    pub(crate) fn forward(&self, network: &Network, temperature: f64) -> Result<Streams> {
+        if let Some(network) = &network.gpu {
+            let hidden = network.hidden(&self.batch, &self.rows, None, None)?;
+            return network.predict(&hidden, &self.targets, inverse_temperature(temperature));
+        }
         let hidden = network.hidden(&self.batch, &self.rows, None, None);
-        self.predict(network, temperature, &hidden)
+        Ok(self.predict(network, temperature, &hidden))
     }
 
     /// The same, with what the backward pass needs: of each layer its input, or
@@ -71,16 +91,31 @@ impl TeacherForced {
         network: &Network,
         temperature: f64,
         checkpointed: bool,
-    ) -> (Streams, Recorded) {
+    ) -> Result<(Streams, Recorded)> {
+        if let Some(network) = &network.gpu {
+            let mut tape = gpu::Tape::new(checkpointed);
+            let hidden = network.hidden(&self.batch, &self.rows, None, Some(&mut tape))?;
+            let scale = inverse_temperature(temperature);
+            let streams = network.predict(&hidden, &self.targets, scale)?;
+            let recorded = Recorded::Gpu {
+                network: Arc::clone(network),
+                tape: Box::new(tape),
+                hidden,
+            };
+            return Ok((streams, recorded));
+        }
         let mut tape = Tape::new(checkpointed);
         let hidden = network.hidden(&self.batch, &self.rows, None, Some(&mut tape));
         let streams = self.predict(network, temperature, &hidden);
-        (streams, Recorded { tape, hidden })
+        Ok((streams, Recorded::Host { tape, hidden }))
     }
 
     /// The states that predict the masked tokens: what a value head reads.
-    pub(crate) fn states(&self, network: &Network) -> Vec<f32> {
-        network.hidden(&self.batch, &self.rows, None, None)
+    pub(crate) fn states(&self, network: &Network) -> Result<Vec<f32>> {
+        match &network.gpu {
+            Some(network) => (network.hidden(&self.batch, &self.rows, None, None)?).download(),
+            None => Ok(network.hidden(&self.batch, &self.rows, None, None)),
+        }
     }
 
     /// The same, with what the backward pass needs.
@@ -88,10 +123,16 @@ impl TeacherForced {
         &self,
         network: &Network,
         checkpointed: bool,
-    ) -> (Vec<f32>, Tape) {
+    ) -> Result<(Vec<f32>, RecordedStates)> {
+        if let Some(network) = &network.gpu {
+            let mut tape = gpu::Tape::new(checkpointed);
+            let states = network.hidden(&self.batch, &self.rows, None, Some(&mut tape))?;
+            let recorded = RecordedStates::Gpu(Arc::clone(network), Box::new(tape));
+            return Ok((states.download()?, recorded));
+        }
         let mut tape = Tape::new(checkpointed);
         let states = network.hidden(&self.batch, &self.rows, None, Some(&mut tape));
-        (states, tape)
+        Ok((states, RecordedStates::Host(tape)))
     }
 
     /// Adds every parameter's derivative (the head's excepted), given the one by
@@ -99,11 +140,21 @@ impl TeacherForced {
     pub(crate) fn backward_states(
         &self,
         network: &Network,
-        tape: Tape,
+        recorded: RecordedStates,
         by_states: &[f32],
-        gradients: &mut Gradients,
-    ) {
-        network.backward(&self.batch, &self.rows, tape, by_states, gradients);
+        gradients: &mut UnitGradients,
+    ) -> Result<()> {
+        match recorded {
+            RecordedStates::Gpu(network, tape) => {
+                let grad = network.upload_states(by_states)?;
+                network.backward_states(&self.batch, *tape, grad, &mut gradients.gpu)
+            }
+            RecordedStates::Host(tape) => {
+                let gradients = &mut gradients.host;
+                network.backward(&self.batch, &self.rows, tape, by_states, gradients);
+                Ok(())
+            }
+        }
     }
 
     /// Every trained parameter's derivative of a loss with the derivatives `coefficients` by
@@ -114,26 +165,35 @@ impl TeacherForced {
         temperature: f64,
         recorded: Recorded,
         coefficients: &Streams,
-    ) -> Gradients {
+    ) -> Result<UnitGradients> {
         let mut gradients = Gradients::default();
+        let (tape, hidden) = match recorded {
+            Recorded::Host { tape, hidden } => (tape, hidden),
+            Recorded::Gpu {
+                network,
+                tape,
+                hidden,
+            } => {
+                let (targets, scale) = (&self.targets, inverse_temperature(temperature));
+                let gpu =
+                    network.backward(&self.batch, *tape, &hidden, targets, scale, coefficients)?;
+                return Ok(UnitGradients {
+                    gpu,
+                    ..UnitGradients::default()
+                });
+            }
+        };
         let Streams {
             log_probs,
             entropies,
         } = coefficients;
         let head = self.head(network, temperature);
-        let (grad, by_head) =
-            head.backward(&recorded.hidden, log_probs, entropies, !network.adapted);
+        let (grad, by_head) = head.backward(&hidden, log_probs, entropies, !network.adapted);
         if let Some(by_head) = by_head {
             gradients.insert("lm_head.weight", by_head);
         }
-        network.backward(
-            &self.batch,
-            &self.rows,
-            recorded.tape,
-            &grad,
-            &mut gradients,
-        );
-        gradients
+        network.backward(&self.batch, &self.rows, tape, &grad, &mut gradients);
+        Ok(gradients.into())
     }
 
     fn head<'a>(&'a self, network: &'a Network, temperature: f64) -> Head<'a> {

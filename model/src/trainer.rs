@@ -9,7 +9,10 @@ use std::path::Path;
 
 use crate::adamw::{AdamW, AdamWState, StepReport};
 use crate::backward::EMBEDDING;
-use crate::gradients::{Gradients, PartialSum, over_some_units};
+use crate::gpu::{self, Gpu};
+use crate::gradients::{
+    Gradients, PartialSum, UnitGradients, over_some_units, over_units_in_place,
+};
 use crate::kernels::pointwise::add_assign;
 use crate::parallel::ComputeOptions;
 use crate::score::ScoreRequest;
@@ -72,7 +75,10 @@ pub type Coefficients<'a> = dyn Fn(usize, &UnitStreams) -> UnitCoefficients + Sy
 pub struct Trainer {
     policy: Policy,
     options: AdamW,
+    /// Of a policy on a GPU the steps alone, from the first of its steps on.
     state: AdamWState,
+    /// Weights and moments on the policy's GPU.
+    optimizer: Option<gpu::Optimizer>,
 }
 
 impl std::fmt::Debug for Trainer {
@@ -93,6 +99,7 @@ impl Trainer {
             policy,
             options,
             state,
+            optimizer: None,
         }
     }
 
@@ -103,6 +110,7 @@ impl Trainer {
             policy,
             options,
             state,
+            optimizer: None,
         })
     }
 
@@ -115,6 +123,13 @@ impl Trainer {
         coefficients: &Coefficients<'_>,
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
+        if let Some(gpu) = self.policy.gpu().cloned() {
+            check_temperature(temperature)?;
+            let unit = unit_by_number(&self.policy, units, temperature, coefficients, options);
+            let (gradients, tokens) = over_units_in_place(options, units.len(), unit)?;
+            let report = self.step_on_gpu(&gpu, gradients.gpu, lr)?;
+            return Ok(StepReport { tokens, ..report });
+        }
         let (gradients, tokens) = self.gradients(units, temperature, coefficients, options)?;
         let report = self.step_along(gradients, lr)?;
         Ok(StepReport { tokens, ..report })
@@ -131,11 +146,31 @@ impl Trainer {
     }
 
     fn step_along(&mut self, gradients: Gradients, lr: f64) -> Result<StepReport> {
+        if let Some(gpu) = self.policy.gpu().cloned() {
+            let gradients = gradients.upload(&gpu)?;
+            return self.step_on_gpu(&gpu, gradients, lr);
+        }
         let mut weights = self.policy.trained_weights().clone();
         let report = self
             .state
             .update(&self.options, &mut weights, gradients, lr);
         if !report.skipped_non_finite {
+            self.policy = self.policy.with_trained(weights)?;
+        }
+        Ok(report)
+    }
+
+    fn step_on_gpu(&mut self, gpu: &Gpu, gradients: gpu::Gradients, lr: f64) -> Result<StepReport> {
+        let mut weights = self.policy.trained_weights().clone();
+        let optimizer = match &mut self.optimizer {
+            Some(optimizer) => optimizer,
+            none => none.insert(gpu::Optimizer::upload(gpu, &weights, &self.state)?),
+        };
+        let norm = gpu::norm(&gradients)?;
+        let (report, step) = self.state.begin(&self.options, norm, lr);
+        if let Some(step) = step {
+            optimizer.step(&step, gradients)?;
+            optimizer.fetch(&mut weights)?;
             self.policy = self.policy.with_trained(weights)?;
         }
         Ok(report)
@@ -204,7 +239,13 @@ impl Trainer {
     /// Writes `state.safetensors` into `dir`, for [`Trainer::with_state`].
     pub fn save_optimizer(&self, dir: &Path) -> Result<()> {
         std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
-        self.state.save(dir)
+        match &self.optimizer {
+            Some(optimizer) => {
+                let state = self.state.with_moments(|name| optimizer.moments(name))?;
+                state.save(dir)
+            }
+            None => self.state.save(dir),
+        }
     }
 }
 
@@ -224,16 +265,23 @@ pub fn partial_gradients(
     options: &ComputeOptions<'_>,
 ) -> Result<(PartialSum, usize)> {
     check_temperature(temperature)?;
-    over_some_units(options, units.len(), some, |number| {
+    let unit = unit_by_number(policy, units, temperature, coefficients, options);
+    over_some_units(options, units.len(), some, unit)
+}
+
+/// Computes the unit of a number.
+fn unit_by_number<'a>(
+    policy: &'a Policy,
+    units: &'a [Unit],
+    temperature: f64,
+    coefficients: &'a Coefficients<'_>,
+    options: &'a ComputeOptions<'_>,
+) -> impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync + 'a {
+    move |number| {
         let ask = |streams: &UnitStreams| coefficients(number, streams);
-        unit_gradients(
-            policy,
-            &units[number],
-            temperature,
-            options.checkpointed,
-            ask,
-        )
-    })
+        let checkpointed = options.checkpointed;
+        unit_gradients(policy, &units[number], temperature, checkpointed, ask)
+    }
 }
 
 /// Forward, the caller's coefficients, backward; none where nothing contributes.
@@ -243,7 +291,7 @@ fn unit_gradients(
     temperature: f64,
     checkpointed: bool,
     ask: impl Fn(&UnitStreams) -> UnitCoefficients,
-) -> Result<(Option<Gradients>, usize)> {
+) -> Result<(Option<UnitGradients>, usize)> {
     let network = policy.network();
     let requests = unit.sequences.iter().map(TrainSequence::request);
     for (number, request) in requests.clone().enumerate() {
@@ -254,7 +302,7 @@ fn unit_gradients(
     if unit.skip || forced.is_empty() {
         return Ok((None, 0));
     }
-    let (streams, recorded) = forced.forward_recorded(network, temperature, checkpointed);
+    let (streams, recorded) = forced.forward_recorded(network, temperature, checkpointed)?;
     let coefficients = ask(&UnitStreams {
         log_probs: forced.spread(&streams.log_probs),
         entropies: forced.spread(&streams.entropies),
@@ -267,6 +315,6 @@ fn unit_gradients(
     if all.all(|&coefficient| coefficient == 0.0) {
         return Ok((None, forced.tokens()));
     }
-    let gradients = forced.backward(network, temperature, recorded, &coefficients);
+    let gradients = forced.backward(network, temperature, recorded, &coefficients)?;
     Ok((Some(gradients), forced.tokens()))
 }

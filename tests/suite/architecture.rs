@@ -41,8 +41,10 @@ const IMPORTS: [(&str, &[&str]); 8] = [
 ];
 
 /// What only one crate (or each of those with a row) may know, by the beginning of its name.
-const OWNED: [(&str, &str); 17] = [
+const OWNED: [(&str, &str); 19] = [
     ("candle", "agentgym-model"),
+    ("cudarc", "agentgym-model"),
+    ("libloading", "agentgym-model"),
     ("gemm", "agentgym-model"),
     ("pulp", "agentgym-model"),
     ("safetensors", "agentgym-model"),

@@ -278,7 +278,9 @@ fn stores_and_queues_that_cannot_be() {
         4,
         &["unknown run `nobody`"],
     );
-    worker("--store s --device tpu", 2, &["tpu", "cpu"]);
+    worker("--store s --device tpu", 2, &["tpu", "cpu", "auto", "cuda"]);
+    let words = ["cuda:99", "cannot be used", "cpu"];
+    worker("--store s --device cuda:99", 2, &words);
     worker(
         "--store s --preemption oracle",
         2,

@@ -20,10 +20,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-/// The numeric class of every CPU worker of this build (design: I7): own
-/// kernels in f32 with a fixed order of operations.
-pub(crate) const CPU_CLASS: &str = "cpu-f32-1";
-
 /// What the attempt is made with.
 pub(crate) struct Bench<'a> {
     pub(crate) store: &'a Store,
@@ -82,6 +78,7 @@ pub(crate) async fn run(
     taken: u32,
 ) -> Result<(u32, Ended)> {
     let slot = state.slot(part.id);
+    let own_class = bench.resources.device.numeric_class();
     let mut inputs = Vec::new();
     let mut references = Vec::new();
     for input in &part.inputs {
@@ -91,12 +88,12 @@ pub(crate) async fn run(
                 Ended::Declined(format!("{} waits for {}", part.id, input.from)),
             ));
         };
-        if state.plan.config.run.numerics == Numerics::Exact && manifest.numeric_class != CPU_CLASS
+        if state.plan.config.run.numerics == Numerics::Exact && manifest.numeric_class != own_class
         {
             return Ok((
                 0,
                 Ended::Declined(format!(
-                    "{} was made by numeric class {}, this worker has {CPU_CLASS}; run.numerics=any would mix them",
+                    "{} was made by numeric class {}, this worker has {own_class}; run.numerics=any would mix them",
                     input.from, manifest.numeric_class
                 )),
             ));
@@ -260,7 +257,7 @@ async fn make(
     let manifest = Manifest {
         inputs: references,
         seed: plan.config.run.seed,
-        numeric_class: CPU_CLASS.to_owned(),
+        numeric_class: bench.resources.device.numeric_class().to_owned(),
         code_version: code_version().to_owned(),
         plan_revision: plan.revision,
         work: Some(work(report)),

@@ -11,6 +11,7 @@ use crate::stages::StageFunctions;
 use crate::{Error, Result};
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_jobs::queue::{Claim, ClaimGuard, Gate, Handled, Job, Queue};
+use agentgym_model::Device;
 use agentgym_storage::{RunId, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -47,7 +48,7 @@ pub struct WorkerOptions {
     pub functions: Arc<dyn StageFunctions>,
     /// Compute threads.
     pub threads: usize,
-    /// `cpu` or `cuda:N`.
+    /// `cpu`, `cuda:N`, or `auto` for a GPU where there is one.
     pub device: String,
     /// Only this run; otherwise every run of the store.
     pub run: Option<RunId>,
@@ -83,9 +84,17 @@ pub async fn run_worker(
     events: broadcast::Sender<Event>,
     drain: CancellationToken,
 ) -> Result<()> {
+    let device = match options.device.as_str() {
+        "auto" => {
+            let (device, line) = Device::auto();
+            tracing::info!("{line}");
+            device
+        }
+        name => Device::parse(name)?,
+    };
     let resources = Arc::new(Resources {
-        threads: options.threads,
-        device: agentgym_model::Device::parse(&options.device)?,
+        threads: device.threads(options.threads),
+        device,
         policies: crate::policies::Policies::default(),
         critics: crate::policies::Critics::default(),
         environments: crate::environments::Environments::default(),
@@ -116,7 +125,7 @@ pub async fn run_worker(
     if let Some(run) = worker.options.run.clone() {
         worker.state(&run).await?;
     }
-    tracing::info!(worker = %name, threads = worker.options.threads, "ready");
+    tracing::info!(worker = %name, threads = worker.resources.threads, "ready");
     let planner = tokio::spawn(Arc::clone(&worker).plan_now_and_then());
     let prefetch = tokio::spawn(Arc::clone(&worker).prefetch_now_and_then());
     let handler = {

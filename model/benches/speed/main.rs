@@ -3,7 +3,9 @@
 //! share of what the machine's matrix products and its memory allow.
 //! `cargo bench --workspace --bench speed -- [--shape tiny|0.5b|long] [--threads 2]
 //! [--seconds 3] [--length TOKENS] [--checkpointed] [--json] [CASE…]`; cases are
-//! `decode-ROWS`, `prompt`, `score`, `train`, `save` and `load`.
+//! `decode-ROWS`, `prompt`, `score`, `train`, `save` and `load`. With `--features cuda`,
+//! `--device cuda:0` measures a GPU, which one thread feeds; the shares are then of what
+//! `--operations` and `--bytes` say that it does in a second.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -11,91 +13,18 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use agentgym_model::{
-    AdamW, ComputeOptions, Engine, EngineOptions, Policy, ScoreRequest, TinyShape, TrainSequence,
+    AdamW, ComputeOptions, Device, Engine, EngineOptions, Policy, ScoreRequest, TrainSequence,
     Trainer, Weights, keep_freed_memory, score,
 };
 
 use common::{Numbers, coefficients, cpu_seconds, policy, turn, units};
 use roofline::{Cost, Machine, Model};
+use setting::{Setting, setting};
 
 #[path = "../common/mod.rs"]
 mod common;
 mod roofline;
-
-/// A model's sizes and how much of each work is done at once: `tools/torch_speed.py` has
-/// the same table.
-struct Setting {
-    shape: TinyShape,
-    /// Tokens of each prompt, and tokens sampled after it.
-    decode: (usize, usize),
-    /// Sequences of a scoring pass or a training step, and tokens of each.
-    sequences: (usize, usize),
-    cases: &'static [&'static str],
-}
-
-fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
-    Ok(match name {
-        "tiny" => Setting {
-            shape: TinyShape::default(),
-            decode: (160, 190),
-            sequences: (16, 160),
-            cases: &[
-                "decode-1",
-                "decode-8",
-                "decode-32",
-                "decode-64",
-                "prompt",
-                "score",
-                "train",
-                "save",
-                "load",
-            ],
-        },
-        "0.5b" => Setting {
-            shape: TinyShape {
-                hidden: 896,
-                layers: 24,
-                heads: 14,
-                kv_heads: 2,
-                intermediate: 4864,
-                vocab: 151_936,
-                ..TinyShape::default()
-            },
-            decode: (64, 16),
-            sequences: (2, 256),
-            cases: &[
-                "decode-1",
-                "decode-8",
-                "decode-32",
-                "prompt",
-                "score",
-                "train",
-                "save",
-                "load",
-            ],
-        },
-        // Two layers as wide as those of half a billion parameters, on one long sequence.
-        "long" => Setting {
-            shape: TinyShape {
-                hidden: 896,
-                layers: 2,
-                heads: 14,
-                kv_heads: 2,
-                intermediate: 4864,
-                tokens_max: 32_768,
-                ..TinyShape::default()
-            },
-            decode: (64, 16),
-            sequences: (1, 8192),
-            cases: &["score", "train"],
-        },
-        other => {
-            return Err(
-                format!("--shape {other} is not known; known are tiny, 0.5b and long").into(),
-            );
-        }
-    })
-}
+mod setting;
 
 /// Largest resident size of this process so far.
 fn peak_bytes() -> f64 {
@@ -297,7 +226,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     keep_freed_memory();
     let (mut shape, mut threads, mut seconds, mut json) = ("tiny".to_owned(), 2, 3.0, false);
-    let (mut length, mut checkpointed) = (None, false);
+    let (mut length, mut checkpointed, mut device) = (None, false, Device::cpu());
+    let mut limits = (None, None);
     let mut cases: Vec<String> = Vec::new();
     let mut rest = arguments.into_iter().filter(|a| a != "--bench");
     while let Some(argument) = rest.next() {
@@ -307,6 +237,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             "--threads" => threads = value().parse().expect("--threads takes a number"),
             "--seconds" => seconds = value().parse().expect("--seconds takes a number"),
             "--length" => length = Some(value().parse().expect("--length takes a number")),
+            "--device" => device = Device::parse(&value())?,
+            "--operations" => {
+                limits.0 = Some(value().parse().expect("--operations takes a number"))
+            }
+            "--bytes" => limits.1 = Some(value().parse().expect("--bytes takes a number")),
             "--checkpointed" => checkpointed = true,
             "--json" => json = true,
             _ => cases.push(argument),
@@ -319,9 +254,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     if cases.is_empty() {
         cases = setting.cases.iter().map(|&case| case.to_owned()).collect();
     }
-    let policy = policy(setting.shape.config()?, 0.07);
+    let policy = policy(setting.shape.config()?, 0.07).on(&device)?;
+    let threads = device.threads(threads);
     let model = Model::of(policy.config());
-    let machine = Machine::measure(threads);
+    let machine = match limits {
+        (Some(operations), Some(bytes)) => Machine { operations, bytes },
+        _ => Machine::measure(threads),
+    };
     if !json {
         println!(
             "{threads} threads: {:.0} billion operations and {:.1} GB read from memory a second at most",

@@ -94,6 +94,16 @@ impl RopeTable {
         self.cos.len() / self.half
     }
 
+    /// Cosines, `[position][half]`.
+    pub(crate) fn cosines(&self) -> &[f32] {
+        &self.cos
+    }
+
+    /// Sines, `[position][half]`.
+    pub(crate) fn sines(&self) -> &[f32] {
+        &self.sin
+    }
+
     /// Cosines of one position.
     pub(crate) fn cos(&self, position: usize) -> &[f32] {
         &self.cos[position * self.half..(position + 1) * self.half]

@@ -178,7 +178,7 @@ pub(crate) fn random_adapter(policy: &Policy, options: LoraOptions, seed: u64) -
 }
 
 /// A 64-bit linear congruential generator.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     fn below(&mut self, bound: usize) -> usize {
@@ -189,7 +189,7 @@ impl Random {
         ((self.0 >> 33) as usize) % bound
     }
 
-    fn unit(&mut self) -> f32 {
+    pub(crate) fn unit(&mut self) -> f32 {
         self.below(1 << 24) as f32 / (1 << 24) as f32
     }
 }

@@ -35,10 +35,10 @@ struct Arguments {
     /// Only these stages, separated by commas.
     #[arg(long, value_delimiter = ',')]
     stages: Vec<Stage>,
-    /// cpu or cuda:N.
+    /// cpu, cuda:N, or auto: the first GPU if it can be used, and a line that says why not.
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// Compute threads; default: all cores.
+    /// Compute threads; default: all cores. A GPU is fed by one.
     #[arg(long)]
     threads: Option<NonZeroUsize>,
     /// Seconds of silence after which a worker counts as dead; the same in all

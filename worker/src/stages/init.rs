@@ -103,7 +103,7 @@ async fn critic(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
     let critic = blocking(move || {
         let critic = match plan.config.critic.model.path.as_deref() {
             None => Critic::new(&start)?,
-            Some(path) => match preset(&plan, CRITIC_KEY, path)? {
+            Some(path) => match preset(&plan, CRITIC_KEY, path, &device)? {
                 Some(trunk) => Critic::new(&trunk)?,
                 None => {
                     let critic = Critic::load(&local_folder(CRITIC_KEY, path)?, &device)?;
@@ -208,7 +208,7 @@ fn initial(plan: &Plan, device: &Device) -> Result<Policy> {
 
 /// The model that `key` names by `path`.
 fn load(plan: &Plan, key: &str, path: &str, device: &Device) -> Result<Policy> {
-    match preset(plan, key, path)? {
+    match preset(plan, key, path, device)? {
         Some(policy) => Ok(policy),
         None => Ok(Policy::load(&local_folder(key, path)?, device)?),
     }
@@ -216,12 +216,13 @@ fn load(plan: &Plan, key: &str, path: &str, device: &Device) -> Result<Policy> {
 
 /// A small model with random weights and a tokenizer of its own, where `path`
 /// names one.
-fn preset(plan: &Plan, key: &str, path: &str) -> Result<Option<Policy>> {
+fn preset(plan: &Plan, key: &str, path: &str, device: &Device) -> Result<Option<Policy>> {
     let shape = TinyShape::preset(path).map_err(|why| Error::stage(format!("{key}: {why}")))?;
     let Some(shape) = shape else { return Ok(None) };
     let stream = weights_key(plan.config.run.seed).stream();
     let tokenizer = tiny_text::train_tokenizer(corpus(plan)?.into_iter(), shape.vocab)?;
-    Ok(Some(shape.policy(super::head(&stream), tokenizer)?))
+    let policy = shape.policy(super::head(&stream), tokenizer)?;
+    Ok(Some(policy.on(device)?))
 }
 
 /// Where a preset's weights come from.

@@ -9,7 +9,10 @@ fn preset_options_are_checked() {
         ("tiny?hidden=zero", "hidden=zero"),
         ("tiny?layers=0", "layers=0"),
     ] {
-        let message = preset(&plan, KEY, path).err().unwrap().to_string();
+        let message = preset(&plan, KEY, path, &Device::cpu())
+            .err()
+            .unwrap()
+            .to_string();
         assert!(message.contains(part) && message.contains(KEY), "{message}");
     }
 }
@@ -18,9 +21,14 @@ fn preset_options_are_checked() {
 fn a_preset_is_a_function_of_the_seed() {
     let bytes = |seed: u64| {
         let plan = plan(&[&format!("run.seed={seed}")]);
-        let policy = preset(&plan, KEY, "tiny?hidden=32&layers=1&vocab=400")
-            .unwrap()
-            .unwrap();
+        let policy = preset(
+            &plan,
+            KEY,
+            "tiny?hidden=32&layers=1&vocab=400",
+            &Device::cpu(),
+        )
+        .unwrap()
+        .unwrap();
         policy.chat().check(policy.tokenizer()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         policy.save(folder.path()).unwrap();

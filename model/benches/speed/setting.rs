@@ -1,0 +1,84 @@
+//! What is measured at which sizes.
+
+use std::error::Error;
+
+use agentgym_model::TinyShape;
+
+/// A model's sizes and how much of each work is done at once: `tools/torch_speed.py` has
+/// the same table.
+pub(crate) struct Setting {
+    pub(crate) shape: TinyShape,
+    /// Tokens of each prompt, and tokens sampled after it.
+    pub(crate) decode: (usize, usize),
+    /// Sequences of a scoring pass or a training step, and tokens of each.
+    pub(crate) sequences: (usize, usize),
+    pub(crate) cases: &'static [&'static str],
+}
+
+/// The setting of this name.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
+    Ok(match name {
+        "tiny" => Setting {
+            shape: TinyShape::default(),
+            decode: (160, 190),
+            sequences: (16, 160),
+            cases: &[
+                "decode-1",
+                "decode-8",
+                "decode-32",
+                "decode-64",
+                "prompt",
+                "score",
+                "train",
+                "save",
+                "load",
+            ],
+        },
+        "0.5b" => Setting {
+            shape: TinyShape {
+                hidden: 896,
+                layers: 24,
+                heads: 14,
+                kv_heads: 2,
+                intermediate: 4864,
+                vocab: 151_936,
+                ..TinyShape::default()
+            },
+            decode: (64, 16),
+            sequences: (2, 256),
+            cases: &[
+                "decode-1",
+                "decode-8",
+                "decode-32",
+                "prompt",
+                "score",
+                "train",
+                "save",
+                "load",
+            ],
+        },
+        // Two layers as wide as those of half a billion parameters, on one long sequence.
+        "long" => Setting {
+            shape: TinyShape {
+                hidden: 896,
+                layers: 2,
+                heads: 14,
+                kv_heads: 2,
+                intermediate: 4864,
+                tokens_max: 32_768,
+                ..TinyShape::default()
+            },
+            decode: (64, 16),
+            sequences: (1, 8192),
+            cases: &["score", "train"],
+        },
+        other => {
+            return Err(
+                format!("--shape {other} is not known; known are tiny, 0.5b and long").into(),
+            );
+        }
+    })
+}

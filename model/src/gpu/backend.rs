@@ -1,0 +1,230 @@
+//! What the policy asks of a GPU, and nothing more: memory, copies, launches, products, all
+//! in the order they are asked for.
+
+use std::fmt::Debug;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use crate::Result;
+
+/// Rows that one product takes together. A library of products may choose another order of
+/// additions for another number of rows; asked for the same number always, it gives a row
+/// the same bits whatever is computed beside it (I7).
+pub(crate) const TILE: usize = 128;
+
+/// Something that computes like a GPU. Calls take effect one after another.
+pub(crate) trait Backend: Debug + Send + Sync {
+    /// `cuda:N` and the device's model.
+    fn name(&self) -> &str;
+
+    /// What decides bits: kernels, device model, versions of the libraries.
+    fn numeric_class(&self) -> &str;
+
+    /// Address of `bytes` bytes of any content.
+    fn allocate(&self, bytes: usize) -> Result<u64>;
+
+    /// Gives memory back that everything asked for so far may still use.
+    fn free(&self, address: u64);
+
+    /// Fills with zeros.
+    fn zero(&self, address: u64, bytes: usize) -> Result<()>;
+
+    /// Copies from the processor's memory.
+    fn upload(&self, from: &[u8], to: u64) -> Result<()>;
+
+    /// Copies to the processor's memory, once everything asked for before is done.
+    fn download(&self, from: u64, to: &mut [u8]) -> Result<()>;
+
+    /// Copies inside the device's memory.
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
+
+    /// Runs a kernel.
+    fn launch(&self, launch: &Launch<'_>) -> Result<()>;
+
+    /// Runs a product.
+    fn multiply(&self, product: &Product) -> Result<()>;
+}
+
+/// A kernel and what it is run on.
+#[derive(Debug)]
+pub(crate) struct Launch<'a> {
+    pub(crate) kernel: &'static str,
+    /// Blocks along x and y.
+    pub(crate) grid: (usize, usize),
+    /// Threads per block, a power of two.
+    pub(crate) block: u32,
+    /// Dynamic shared memory, in f32 numbers.
+    pub(crate) shared: usize,
+    pub(crate) arguments: &'a [Argument],
+}
+
+/// An argument of a kernel, by its type there.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Argument {
+    /// A pointer.
+    Pointer(u64),
+    /// `int`
+    Int(i32),
+    /// `float`
+    Float(f32),
+    /// `unsigned long long`
+    Count(u64),
+}
+
+impl Argument {
+    /// The argument's bytes, from the lowest on.
+    pub(crate) fn bits(self) -> u64 {
+        match self {
+            Argument::Pointer(bits) | Argument::Count(bits) => bits,
+            Argument::Int(x) => u64::from(x.cast_unsigned()),
+            Argument::Float(x) => u64::from(x.to_bits()),
+        }
+    }
+}
+
+/// c = a · b, or added to c; a is `[m, k]`, b `[k, n]`, c `[m, n]`, row-major f32. A transposed
+/// operand is stored the other way round.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Product {
+    pub(crate) a: u64,
+    pub(crate) b: u64,
+    pub(crate) c: u64,
+    pub(crate) m: usize,
+    pub(crate) k: usize,
+    pub(crate) n: usize,
+    pub(crate) a_transposed: bool,
+    pub(crate) b_transposed: bool,
+    pub(crate) accumulate: bool,
+}
+
+/// Types that a device's memory may hold as they are.
+pub(crate) trait Element: Copy + Default {}
+impl Element for f32 {}
+impl Element for f64 {}
+impl Element for u32 {}
+impl Element for u64 {}
+
+/// A device, shared by everything that lives in its memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Gpu(Arc<dyn Backend>);
+
+impl Gpu {
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn new(backend: impl Backend + 'static) -> Self {
+        Gpu(Arc::new(backend))
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    pub(crate) fn numeric_class(&self) -> &str {
+        self.0.numeric_class()
+    }
+
+    /// Memory for `length` elements, of any content.
+    pub(crate) fn buffer<T: Element>(&self, length: usize) -> Result<Buffer<T>> {
+        // An empty allocation has no address of its own.
+        let address = self.0.allocate(size_of::<T>() * length.max(1))?;
+        Ok(Buffer {
+            gpu: self.clone(),
+            address,
+            length,
+            holds: PhantomData,
+        })
+    }
+
+    pub(crate) fn zeros<T: Element>(&self, length: usize) -> Result<Buffer<T>> {
+        let buffer = self.buffer(length)?;
+        self.0.zero(buffer.address, size_of::<T>() * length)?;
+        Ok(buffer)
+    }
+
+    pub(crate) fn upload<T: Element>(&self, elements: &[T]) -> Result<Buffer<T>> {
+        let buffer = self.buffer(elements.len())?;
+        // SAFETY: an `Element` has no padding, so all its bytes are there to be read.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) };
+        self.0.upload(bytes, buffer.address)?;
+        Ok(buffer)
+    }
+
+    pub(crate) fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        // Nothing to do is nothing a GPU would start.
+        if launch.grid.0 == 0 || launch.grid.1 == 0 {
+            return Ok(());
+        }
+        self.0.launch(launch)
+    }
+
+    pub(crate) fn multiply(&self, product: &Product) -> Result<()> {
+        if product.m == 0 || product.n == 0 {
+            return Ok(());
+        }
+        self.0.multiply(product)
+    }
+}
+
+/// Elements in a device's memory, freed when dropped.
+#[derive(Debug)]
+pub(crate) struct Buffer<T: Element = f32> {
+    gpu: Gpu,
+    address: u64,
+    length: usize,
+    holds: PhantomData<T>,
+}
+
+impl<T: Element> Buffer<T> {
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(crate) fn pointer(&self) -> Argument {
+        Argument::Pointer(self.address)
+    }
+
+    /// The first `length` elements.
+    pub(crate) fn download(&self, length: usize) -> Result<Vec<T>> {
+        let mut elements = vec![T::default(); length.min(self.length)];
+        // SAFETY: any bytes are an `Element`.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(
+                elements.as_mut_ptr().cast(),
+                size_of_val(elements.as_slice()),
+            )
+        };
+        self.gpu.0.download(self.address, bytes)?;
+        Ok(elements)
+    }
+
+    /// Another buffer with the same content.
+    pub(crate) fn duplicate(&self) -> Result<Self> {
+        let copy = self.gpu.buffer(self.length)?;
+        copy.set(self, (0, 0), self.length)?;
+        Ok(copy)
+    }
+
+    /// Copies `count` elements of another buffer, from place `from` on, to place `to`.
+    pub(crate) fn set(&self, other: &Self, (from, to): (usize, usize), count: usize) -> Result<()> {
+        let bytes = |count: usize| size_of::<T>() * count;
+        let (from, to) = (
+            other.address + bytes(from) as u64,
+            self.address + bytes(to) as u64,
+        );
+        self.gpu.0.copy(from, to, bytes(count))
+    }
+}
+
+impl<T: Element> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        self.gpu.0.free(self.address);
+    }
+}

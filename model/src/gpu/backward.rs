@@ -1,0 +1,372 @@
+//! The derivative of [`Network::hidden`] on a GPU, layer by layer from the last to the first;
+//! see `crate::backward`, whose steps these are.
+
+use std::collections::BTreeMap;
+
+use super::backend::{Argument, Buffer, Launch};
+use super::matrix::{Dense, Matrix, pointers};
+use super::network::{Factors, Layer, Learning, Linear, Network, Norm, Rows, THREADS};
+use crate::Result;
+use crate::backward::EMBEDDING;
+use crate::kernels::attention::BLOCK as PAGE;
+use crate::network::Batch;
+use crate::teacher_forced::Streams;
+
+/// A gradient per parameter, by Hugging Face name, in the device's memory.
+pub(crate) type Gradients = BTreeMap<String, Buffer>;
+
+/// What the forward pass leaves for the backward pass.
+#[derive(Debug)]
+pub(crate) struct Tape {
+    layers: Vec<Kept>,
+    /// Input of the final norm.
+    pub(super) last: Option<Matrix>,
+    /// The batch, and its wanted rows.
+    pub(super) rows: Option<(Rows, Buffer<u32>)>,
+    checkpoints: bool,
+}
+
+/// What is kept of a layer: everything, or its input alone.
+#[derive(Debug)]
+enum Kept {
+    Layer(Box<LayerTape>),
+    Input(Matrix),
+}
+
+impl Tape {
+    pub(crate) fn new(checkpoints: bool) -> Self {
+        Tape {
+            layers: Vec::new(),
+            last: None,
+            rows: None,
+            checkpoints,
+        }
+    }
+
+    pub(super) fn keep(&mut self, layer: LayerTape) {
+        self.layers.push(match self.checkpoints {
+            true => Kept::Input(layer.x),
+            false => Kept::Layer(Box::new(layer)),
+        });
+    }
+}
+
+/// Rows of one layer, as in `crate::backward::LayerTape`.
+#[derive(Debug)]
+pub(super) struct LayerTape {
+    pub(super) x: Matrix,
+    pub(super) unnormed: Option<[Matrix; 2]>,
+    pub(super) queries: Matrix,
+    pub(super) keys: Matrix,
+    pub(super) values: Matrix,
+    pub(super) mixed: Matrix,
+    /// `[row][head]`, logarithms of the sums of attention's weights.
+    pub(super) log_sums: Buffer,
+    pub(super) middle: Matrix,
+    pub(super) gate: Matrix,
+    pub(super) up: Matrix,
+}
+
+/// A packed batch, and where the sequence of each of its rows begins and ends.
+struct Packed<'a> {
+    rows: &'a Rows,
+    starts: Buffer<u32>,
+    /// One past the last row.
+    ends: Buffer<u32>,
+}
+
+impl Network {
+    /// Every trained parameter's derivative, given those of the loss by the streams that
+    /// [`Network::predict`] made of `hidden`; the head's is in the embedding's where both
+    /// are one.
+    pub(crate) fn backward(
+        &self,
+        batch: &Batch,
+        tape: Tape,
+        hidden: &Matrix,
+        targets: &[u32],
+        inverse_temperature: f32,
+        by: &Streams,
+    ) -> Result<Gradients> {
+        let (grad, by_head) = self.predict_backward(hidden, targets, inverse_temperature, by)?;
+        let mut gradients = Gradients::new();
+        if let Some(by_head) = by_head {
+            let name = match self.head().transposed {
+                true => EMBEDDING,
+                false => "lm_head.weight",
+            };
+            gradients.insert(name.to_owned(), by_head);
+        }
+        self.backward_states(batch, tape, grad, &mut gradients)?;
+        Ok(gradients)
+    }
+
+    /// The same from the derivative by the hidden states on, the head excepted.
+    pub(crate) fn backward_states(
+        &self,
+        batch: &Batch,
+        tape: Tape,
+        grad: Matrix,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let (Some(last), Some((rows, wanted))) = (tape.last, tape.rows) else {
+            return Ok(());
+        };
+        let packed = self.packed(batch, &rows)?;
+        let mut by_last = self.gpu.matrix(last.rows(), last.width())?;
+        self.norm_backward(&self.norm, &last, &grad, (&mut by_last, false), gradients)?;
+        let mut grad = by_last;
+        let mut wanted = Some(&wanted);
+        for (number, kept) in tape.layers.into_iter().enumerate().rev() {
+            // Only the last layer, the first here, has selected rows.
+            let wanted = wanted.take();
+            let tape = match kept {
+                Kept::Layer(tape) => *tape,
+                Kept::Input(x) => self.layer(number, &rows, wanted, x)?.1,
+            };
+            let layer = &self.layers[number];
+            grad = self.layer_backward(layer, &packed, wanted, tape, grad, gradients)?;
+        }
+        if !self.adapted {
+            let by_embedding = match gradients.remove(EMBEDDING) {
+                Some(by_head) => by_head,
+                None => self.gpu.zeros(self.embedding.length())?,
+            };
+            self.add_by_embedding(batch, &grad, &by_embedding)?;
+            gradients.insert(EMBEDDING.to_owned(), by_embedding);
+        }
+        Ok(())
+    }
+
+    fn packed<'a>(&self, batch: &Batch, rows: &'a Rows) -> Result<Packed<'a>> {
+        let (mut starts, mut ends) = (Vec::new(), Vec::new());
+        let mut first = 0;
+        for &length in &batch.lengths {
+            starts.extend(std::iter::repeat_n(first as u32, length));
+            first += length;
+            ends.extend(std::iter::repeat_n(first as u32, length));
+        }
+        Ok(Packed {
+            rows,
+            starts: self.gpu.upload(&starts)?,
+            ends: self.gpu.upload(&ends)?,
+        })
+    }
+
+    /// Each id's rows added in their order, by a block of its own.
+    fn add_by_embedding(&self, batch: &Batch, grad: &Matrix, to: &Buffer) -> Result<()> {
+        let mut rows_of = BTreeMap::<u32, Vec<u32>>::new();
+        for (row, &id) in batch.ids.iter().enumerate() {
+            rows_of.entry(id).or_default().push(row as u32);
+        }
+        let ids: Vec<u32> = rows_of.keys().copied().collect();
+        let order: Vec<u32> = rows_of.values().flatten().copied().collect();
+        let mut starts = vec![0];
+        for rows in rows_of.values() {
+            starts.push(starts[starts.len() - 1] + rows.len() as u32);
+        }
+        let lists = [&ids, &starts, &order].map(|list| self.gpu.upload(list));
+        let [ids, starts, order] = lists;
+        let (ids, starts, order) = (ids?, starts?, order?);
+        let arguments = [
+            grad.pointer(),
+            ids.pointer(),
+            starts.pointer(),
+            order.pointer(),
+            to.pointer(),
+            Argument::Int(self.hidden as i32),
+        ];
+        self.gpu.rows("sum_rows_by_id", ids.length(), &arguments)
+    }
+
+    fn layer_backward(
+        &self,
+        layer: &Layer,
+        packed: &Packed<'_>,
+        wanted: Option<&Buffer<u32>>,
+        tape: LayerTape,
+        mut grad: Matrix,
+        gradients: &mut Gradients,
+    ) -> Result<Matrix> {
+        let rows = packed.rows;
+        // next = middle + down(swiglu(gate(h), up(h))), h = norm(middle)
+        let inner = tape.gate.swiglu(&tape.up)?;
+        let grad_inner = layer.down.backward(&inner, &grad, gradients)?;
+        let [grad_gate, grad_up] = tape.gate.swiglu_backward(&tape.up, &grad_inner)?;
+        let h = tape.middle.norm(&layer.mlp_norm.weight, self.eps)?;
+        let mut grad_h = layer.gate.backward(&h, &grad_gate, gradients)?;
+        layer.up.backward_to(&mut grad_h, &h, &grad_up, gradients)?;
+        let to = (&mut grad, true);
+        self.norm_backward(&layer.mlp_norm, &tape.middle, &grad_h, to, gradients)?;
+
+        // middle = x + output(attention(query(h), key(h), value(h))), h = norm(x)
+        let selected = match wanted {
+            Some(wanted) => Some(tape.mixed.select(wanted)?),
+            None => None,
+        };
+        let mixed = selected.as_ref().unwrap_or(&tape.mixed);
+        let mut grad_mixed = layer.output.backward(mixed, &grad, gradients)?;
+        if let Some(wanted) = wanted {
+            grad_mixed = grad_mixed.scatter(wanted, rows.count)?;
+            grad = grad.scatter(wanted, rows.count)?;
+        }
+        let [mut grad_queries, mut grad_keys, grad_values] =
+            self.attention_backward(packed, &tape, &grad_mixed)?;
+        grad_queries.rotate(&rows.positions, &self.angles, true)?;
+        grad_keys.rotate(&rows.positions, &self.angles, true)?;
+        if let (Some([by_query, by_key]), Some([queries, keys])) =
+            (&layer.head_norms, &tape.unnormed)
+        {
+            for (norm, x, grad) in [
+                (by_query, queries, &mut grad_queries),
+                (by_key, keys, &mut grad_keys),
+            ] {
+                let mut by_x = self.gpu.matrix(x.rows(), x.width())?;
+                self.norm_backward(norm, x, grad, (&mut by_x, false), gradients)?;
+                *grad = by_x;
+            }
+        }
+        let h = tape.x.norm(&layer.input_norm.weight, self.eps)?;
+        let mut grad_h = layer.query.backward(&h, &grad_queries, gradients)?;
+        layer
+            .key
+            .backward_to(&mut grad_h, &h, &grad_keys, gradients)?;
+        layer
+            .value
+            .backward_to(&mut grad_h, &h, &grad_values, gradients)?;
+        let to = (&mut grad, true);
+        self.norm_backward(&layer.input_norm, &tape.x, &grad_h, to, gradients)?;
+        Ok(grad)
+    }
+
+    /// Derivatives by queries, keys and values.
+    fn attention_backward(
+        &self,
+        packed: &Packed<'_>,
+        tape: &LayerTape,
+        grad: &Matrix,
+    ) -> Result<[Matrix; 3]> {
+        let like = |matrix: &Matrix| self.gpu.matrix(matrix.rows(), matrix.width());
+        let [by_queries, by_keys, by_values] =
+            [like(&tape.queries)?, like(&tape.keys)?, like(&tape.values)?];
+        let rows = tape.queries.rows();
+        let deltas = self.gpu.buffer::<f32>(rows * self.heads)?;
+        let group = self.heads / self.kv_heads;
+        let inputs = [&tape.queries, &tape.keys, &tape.values].map(Matrix::pointer);
+        let (log_sums, deltas) = (&tape.log_sums, &deltas);
+        let launch = |kernel, shared, arguments: &[&[Argument]]| {
+            self.gpu.launch(&Launch {
+                kernel,
+                grid: (rows, self.kv_heads),
+                block: THREADS,
+                shared,
+                arguments: &arguments.concat(),
+            })
+        };
+        let sizes = self.head_sizes();
+        let [mixed, grad] = pointers([tape.mixed.buffer(), grad.buffer()]);
+        let own = [mixed, grad, log_sums.pointer(), packed.starts.pointer()];
+        let outputs = [deltas.pointer(), by_queries.pointer()];
+        launch(
+            "attend_backward_queries",
+            group * (3 * self.width + PAGE + 2),
+            &[&inputs, &own, &outputs, &sizes],
+        )?;
+        let own = [
+            grad,
+            log_sums.pointer(),
+            deltas.pointer(),
+            packed.ends.pointer(),
+        ];
+        let outputs = [by_keys.pointer(), by_values.pointer()];
+        launch(
+            "attend_backward_keys",
+            4 * self.width + 2 * group * PAGE,
+            &[&inputs, &own, &outputs, &sizes],
+        )?;
+        Ok([by_queries, by_keys, by_values])
+    }
+
+    /// Records the derivative by a norm's weight; the one by its input is written to, or
+    /// added to, `by_x`.
+    fn norm_backward(
+        &self,
+        norm: &Norm,
+        x: &Matrix,
+        grad: &Matrix,
+        (by_x, accumulate): (&mut Matrix, bool),
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let by_weight = x.norm_backward(&norm.weight, grad, self.eps, by_x, accumulate)?;
+        if !self.adapted {
+            gradients.insert(norm.name.clone(), by_weight);
+        }
+        Ok(())
+    }
+}
+
+impl Linear {
+    /// Records the derivatives by what is trained, returns the one by the input.
+    fn backward(&self, x: &Matrix, grad: &Matrix, gradients: &mut Gradients) -> Result<Matrix> {
+        let by_x = grad.times_transposed(self.dense())?;
+        self.derive(x, grad, gradients)?;
+        Ok(by_x)
+    }
+
+    /// As [`Linear::backward`], with the derivative by the input added to `by_x`.
+    fn backward_to(
+        &self,
+        by_x: &mut Matrix,
+        x: &Matrix,
+        grad: &Matrix,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        by_x.add_times_transposed(grad, self.dense(), true)?;
+        self.derive(x, grad, gradients)
+    }
+
+    fn derive(&self, x: &Matrix, grad: &Matrix, gradients: &mut Gradients) -> Result<()> {
+        match &self.learns {
+            Learning::All => {
+                gradients.insert(format!("{}.weight", self.name), x.weight_gradient(grad)?);
+                if self.bias.is_some() {
+                    gradients.insert(format!("{}.bias", self.name), grad.column_sums()?);
+                }
+            }
+            Learning::Factors(factors) => {
+                factors.derive(x, grad, (self.inner, self.width), gradients)?;
+            }
+            Learning::Nothing => {}
+        }
+        Ok(())
+    }
+}
+
+impl Factors {
+    /// s·xᵀ·(g·Bᵀ) by A and s·(x·A)ᵀ·g by B, as in `crate::backward`.
+    fn derive(
+        &self,
+        x: &Matrix,
+        grad: &Matrix,
+        (inner, width): (usize, usize),
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let factor = |numbers, inner, width| Dense {
+            numbers,
+            inner,
+            width,
+            transposed: false,
+        };
+        let by_middle = grad.times_transposed(factor(&self.b, self.rank, width))?;
+        let middle = x.times(factor(&self.a, inner, self.rank), None)?;
+        let [by_a, by_b] = [
+            x.weight_gradient(&by_middle)?,
+            middle.weight_gradient(grad)?,
+        ];
+        for (name, gradient) in self.names.iter().zip([by_a, by_b]) {
+            gradient.scale(self.scale)?;
+            gradients.insert(name.clone(), gradient);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! Where attention finds keys and values: pages of [`PAGE`] positions, either a sequence's own
+//! in its cache, or the packed rows of a batch of whole sequences. A table names the pages
+//! of every row, and one kernel reads both.
+
+use std::sync::Arc;
+
+use super::backend::{Argument, Buffer, Gpu};
+use super::matrix::Matrix;
+use crate::Result;
+use crate::kernels::attention::BLOCK as PAGE;
+use crate::network::Batch;
+
+/// Bytes of `count` f32 numbers.
+fn bytes(count: usize) -> u64 {
+    (count * size_of::<f32>()) as u64
+}
+
+/// Keys and values of one sequence in every layer. A page is `[layers][keys, values][PAGE]
+/// [kv_width]`; a copy of the beginning shares its pages until one of both writes.
+#[derive(Debug, Clone)]
+pub(crate) struct Cache {
+    layers: usize,
+    kv_width: usize,
+    length: usize,
+    pages: Vec<Arc<Buffer>>,
+}
+
+impl Cache {
+    pub(super) fn new(layers: usize, kv_width: usize) -> Self {
+        Cache {
+            layers,
+            kv_width,
+            length: 0,
+            pages: Vec::new(),
+        }
+    }
+
+    /// Tokens held.
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// A copy of its first `tokens`.
+    pub(crate) fn first(&self, tokens: usize) -> Self {
+        Cache {
+            length: tokens,
+            pages: self.pages[..tokens.div_ceil(PAGE)].to_vec(),
+            ..*self
+        }
+    }
+
+    /// Makes room for `tokens` more, in pages that nobody else reads.
+    fn extend(&mut self, gpu: &Gpu, tokens: usize) -> Result<()> {
+        if !self.length.is_multiple_of(PAGE)
+            && let Some(last) = self.pages.last_mut()
+            && Arc::get_mut(last).is_none()
+        {
+            *last = Arc::new(last.duplicate()?);
+        }
+        self.length += tokens;
+        while self.pages.len() < self.length.div_ceil(PAGE) {
+            let page = gpu.buffer(self.layers * 2 * PAGE * self.kv_width)?;
+            self.pages.push(Arc::new(page));
+        }
+        Ok(())
+    }
+}
+
+/// The pages of every row of a batch.
+#[derive(Debug)]
+pub(super) struct Table {
+    /// Addresses of pages in caches, or offsets of pages in packed rows.
+    pub(super) pages: Buffer<u64>,
+    /// Of every row, where its sequence's pages begin in `pages`.
+    pub(super) starts: Buffer<u32>,
+    pub(super) is_cached: bool,
+}
+
+impl Table {
+    /// Of caches, one per segment, with room made for the batch's tokens.
+    pub(super) fn of_caches(gpu: &Gpu, batch: &Batch, caches: &mut [&mut Cache]) -> Result<Self> {
+        let (mut pages, mut starts) = (Vec::new(), Vec::new());
+        for (cache, &tokens) in caches.iter_mut().zip(&batch.lengths) {
+            cache.extend(gpu, tokens)?;
+            starts.extend(std::iter::repeat_n(pages.len() as u32, tokens));
+            pages.extend(cache.pages.iter().map(|page| page.address()));
+        }
+        Ok(Table {
+            pages: gpu.upload(&pages)?,
+            starts: gpu.upload(&starts)?,
+            is_cached: true,
+        })
+    }
+
+    /// Of a batch of whole sequences, whose rows of keys are `kv_width` numbers.
+    pub(super) fn of_rows(gpu: &Gpu, batch: &Batch, kv_width: usize) -> Result<Self> {
+        let (mut pages, mut starts) = (Vec::new(), Vec::new());
+        let mut first = 0;
+        for &tokens in &batch.lengths {
+            starts.extend(std::iter::repeat_n(pages.len() as u32, tokens));
+            let own = (first..first + tokens).step_by(PAGE);
+            pages.extend(own.map(|row| bytes(row * kv_width)));
+            first += tokens;
+        }
+        Ok(Table {
+            pages: gpu.upload(&pages)?,
+            starts: gpu.upload(&starts)?,
+            is_cached: false,
+        })
+    }
+
+    /// What is added to a page's entry to reach the keys and the values of a layer.
+    pub(super) fn bases(
+        &self,
+        layer: usize,
+        kv_width: usize,
+        keys: &Matrix,
+        values: &Matrix,
+    ) -> [Argument; 2] {
+        let bases = match self.is_cached {
+            true => [2 * layer, 2 * layer + 1].map(|part| bytes(part * PAGE * kv_width)),
+            false => [keys.address(), values.address()],
+        };
+        bases.map(Argument::Count)
+    }
+}

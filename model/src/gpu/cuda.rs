@@ -1,0 +1,318 @@
+//! [`Backend`] on an NVIDIA GPU: the driver's API for memory and launches, cuBLAS for products,
+//! everything on one stream.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_int, c_void};
+use std::sync::Mutex;
+
+use cudarc::cublas::{result as cublas, sys as cublas_sys};
+use cudarc::driver::{result as driver, sys};
+
+use super::backend::{Backend, Gpu, Launch, Product, TILE};
+use super::{compiler, kernels, libraries};
+use crate::{Error, Result};
+
+/// CUDA of driver 580, the oldest that runs CUDA 13's libraries.
+const DRIVER_MIN: c_int = 13_000;
+
+/// CUDA of the libraries.
+const CUDA_MAJOR: c_int = 13;
+
+/// Ampere; below it nothing was ever compiled for.
+const CAPABILITY_MIN: (i32, i32) = (8, 0);
+
+/// cuBLAS takes its scratch memory from here, so that its size is the same on every machine.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
+#[derive(Debug)]
+struct Cuda {
+    name: String,
+    numeric_class: String,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    functions: BTreeMap<String, sys::CUfunction>,
+    /// Not to be used by two threads at a time.
+    blas: Mutex<Blas>,
+}
+
+#[derive(Debug)]
+struct Blas(cublas_sys::cublasHandle_t);
+
+// SAFETY: the driver's handles may be used from any thread once its context is current there,
+// which every call sees to; cuBLAS' is behind a lock.
+unsafe impl Send for Blas {}
+// SAFETY: as above.
+unsafe impl Send for Cuda {}
+// SAFETY: as above.
+unsafe impl Sync for Cuda {}
+
+/// Opens GPU `number`.
+///
+/// # Errors
+/// Why it cannot be used, in half a sentence.
+pub(super) fn open(number: usize) -> Result<Gpu, String> {
+    libraries::open_driver()?;
+    let failed = |e: driver::DriverError| format!("the NVIDIA driver answers {}", described(e));
+    driver::init().map_err(|e| match e.0 {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => "the NVIDIA driver finds no GPU".to_owned(),
+        _ => failed(e),
+    })?;
+    let mut version = 0;
+    // SAFETY: the version is written and nothing else.
+    let answer = unsafe { sys::cuDriverGetVersion(&mut version) };
+    answer.result().map_err(failed)?;
+    if version < DRIVER_MIN {
+        return Err(format!(
+            "the NVIDIA driver knows CUDA {}.{}, 13.0 is needed: install driver 580 or newer",
+            version / 1000,
+            version % 1000 / 10
+        ));
+    }
+    let count = driver::device::get_count().map_err(failed)?;
+    let ordinal = match c_int::try_from(number) {
+        Ok(ordinal) if ordinal < count => ordinal,
+        _ => {
+            return Err(format!(
+                "the machine has {count} GPU(s), counted from cuda:0"
+            ));
+        }
+    };
+    let device = driver::device::get(ordinal).map_err(failed)?;
+    let model = driver::device::get_name(device).map_err(failed)?;
+    let attribute = |attribute| {
+        // SAFETY: the device was just found.
+        unsafe { driver::device::get_attribute(device, attribute) }.map_err(failed)
+    };
+    use sys::CUdevice_attribute as Attribute;
+    let capability = (
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
+    if capability < CAPABILITY_MIN {
+        return Err(format!(
+            "the {model} has compute capability {}.{}, {}.{} is needed",
+            capability.0, capability.1, CAPABILITY_MIN.0, CAPABILITY_MIN.1
+        ));
+    }
+    libraries::open_toolkit()?;
+    let (major, minor) = compiler::version()?;
+    right_version("NVRTC", major)?;
+    let program = compiler::program();
+    let code = compiler::compile(&program, capability)?;
+    let blas_failed = |e: cublas::CublasError| format!("cuBLAS answers {:?}", e.0);
+    // SAFETY: handles are used in the order the driver wants: context, then what lives in it.
+    unsafe {
+        let context = driver::primary_ctx::retain(device).map_err(failed)?;
+        driver::ctx::set_current(context).map_err(failed)?;
+        keep_freed_memory(device).map_err(failed)?;
+        let stream =
+            driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(failed)?;
+        let module = driver::module::load_data(code.as_ptr().cast()).map_err(failed)?;
+        let mut functions = BTreeMap::new();
+        for name in kernels::names_in(&program) {
+            let text = CString::new(name).map_err(|e| e.to_string())?;
+            let function = driver::module::get_function(module, text).map_err(failed)?;
+            functions.insert(name.to_owned(), function);
+        }
+        let handle = cublas::create_handle().map_err(blas_failed)?;
+        cublas::set_stream(handle, stream.cast()).map_err(blas_failed)?;
+        let workspace = driver::malloc_sync(WORKSPACE_BYTES).map_err(failed)?;
+        let set =
+            cublas_sys::cublasSetWorkspace_v2(handle, workspace as *mut c_void, WORKSPACE_BYTES);
+        set.result().map_err(blas_failed)?;
+        let mut blas_version = 0;
+        let asked = cublas_sys::cublasGetVersion_v2(handle, &mut blas_version);
+        asked.result().map_err(blas_failed)?;
+        right_version("cuBLAS", blas_version / 10_000)?;
+        let decides = format!(
+            "{model} {capability:?} nvrtc {major}.{minor} cublas {blas_version} tile {TILE}\n{program}"
+        );
+        let hash = blake3::hash(decides.as_bytes()).to_hex();
+        Ok(Gpu::new(Cuda {
+            name: format!("cuda:{number} ({model}, CUDA {major}.{minor})"),
+            numeric_class: format!("cuda-f32-{}", &hash[..16]),
+            context,
+            stream,
+            functions,
+            blas: Mutex::new(Blas(handle)),
+        }))
+    }
+}
+
+/// Refuses a library of another CUDA, which the loader may know by a name without a version.
+fn right_version(product: &str, major: c_int) -> Result<(), String> {
+    match major {
+        CUDA_MAJOR => Ok(()),
+        other => Err(format!(
+            "the {product} that is found is of CUDA {other}, {CUDA_MAJOR} is needed: name the right \
+             folder by {}",
+            libraries::FOLDER_VARIABLE
+        )),
+    }
+}
+
+/// Tells the driver's allocator to keep what is freed, for the next one who asks.
+fn keep_freed_memory(device: sys::CUdevice) -> Result<(), driver::DriverError> {
+    let mut most = u64::MAX;
+    let threshold = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    // SAFETY: the attribute is a u64, which is read and nothing else.
+    unsafe {
+        let pool = driver::device::get_default_mem_pool(device)?;
+        sys::cuMemPoolSetAttribute(pool, threshold, (&raw mut most).cast()).result()
+    }
+}
+
+fn described(e: driver::DriverError) -> String {
+    let text = |text: Result<&std::ffi::CStr, driver::DriverError>| {
+        text.map_or("?".into(), |text| text.to_string_lossy().into_owned())
+    };
+    format!("{} ({})", text(e.error_name()), text(e.error_string()))
+}
+
+impl Cuda {
+    fn failed(&self, doing: &str, e: driver::DriverError) -> Error {
+        Error::Device {
+            name: self.name.clone(),
+            message: format!("{doing}: {}", described(e)),
+        }
+    }
+
+    /// Makes the context current on this thread.
+    fn enter(&self) -> Result<()> {
+        // SAFETY: the context is retained for as long as the process lives.
+        unsafe { driver::ctx::set_current(self.context) }
+            .map_err(|e| self.failed("entering its context", e))
+    }
+}
+
+impl Backend for Cuda {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn numeric_class(&self) -> &str {
+        &self.numeric_class
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.enter()?;
+        // SAFETY: the stream is alive.
+        unsafe { driver::malloc_async(self.stream, bytes) }.map_err(|e| match e.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::Device {
+                name: self.name.clone(),
+                message: format!(
+                    "has no room for {bytes} more bytes ({} free); lower jobs.decode_rows, set \
+                     actor_rollout_ref.model.enable_gradient_checkpointing, or take a smaller model",
+                    driver::mem_get_info().map_or(0, |(free, _)| free)
+                ),
+            },
+            _ => self.failed("allocating memory", e),
+        })
+    }
+
+    fn free(&self, address: u64) {
+        // What cannot be freed goes with the process; there is nobody to tell.
+        let _ = self.enter();
+        // SAFETY: the address is of `allocate`, and freed once, in the stream's order.
+        let _ = unsafe { driver::free_async(address, self.stream) };
+    }
+
+    fn zero(&self, address: u64, bytes: usize) -> Result<()> {
+        self.enter()?;
+        // SAFETY: buffers are as long as they say.
+        unsafe { driver::memset_d8_async(address, 0, bytes, self.stream) }
+            .map_err(|e| self.failed("filling memory", e))
+    }
+
+    fn upload(&self, from: &[u8], to: u64) -> Result<()> {
+        self.enter()?;
+        // SAFETY: buffers are as long as they say; pageable memory is staged before this returns.
+        unsafe { driver::memcpy_htod_async(to, from, self.stream) }
+            .map_err(|e| self.failed("copying to it", e))
+    }
+
+    fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.enter()?;
+        // SAFETY: buffers are as long as they say; `to` outlives the wait.
+        unsafe {
+            driver::memcpy_dtoh_async(to, from, self.stream)
+                .and_then(|()| driver::stream::synchronize(self.stream))
+        }
+        .map_err(|e| self.failed("copying from it", e))
+    }
+
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        self.enter()?;
+        // SAFETY: buffers are as long as they say.
+        unsafe { driver::memcpy_dtod_async(to, from, bytes, self.stream) }
+            .map_err(|e| self.failed("copying on it", e))
+    }
+
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.enter()?;
+        let Some(&function) = self.functions.get(launch.kernel) else {
+            return Err(Error::Device {
+                name: self.name.clone(),
+                message: format!("there is no kernel {}", launch.kernel),
+            });
+        };
+        let mut values: Vec<u64> = launch.arguments.iter().map(|a| a.bits()).collect();
+        let mut pointers: Vec<*mut c_void> = (values.iter_mut())
+            .map(|value| std::ptr::from_mut(value).cast())
+            .collect();
+        let size = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+        // SAFETY: the emulated device refuses arguments that do not fit the kernel; the driver
+        // reads them before it returns.
+        unsafe {
+            driver::launch_kernel(
+                function,
+                (size(launch.grid.0), size(launch.grid.1), 1),
+                (launch.block, 1, 1),
+                size(launch.shared * size_of::<f32>()),
+                self.stream,
+                &mut pointers,
+            )
+        }
+        .map_err(|e| self.failed(launch.kernel, e))
+    }
+
+    fn multiply(&self, product: &Product) -> Result<()> {
+        use cublas_sys::cublasOperation_t::{CUBLAS_OP_N, CUBLAS_OP_T};
+        self.enter()?;
+        let &Product {
+            a, b, c, m, k, n, ..
+        } = product;
+        let int = |size: usize| c_int::try_from(size).expect("sizes of a model fit");
+        let (alpha, beta) = (1.0, f32::from(u8::from(product.accumulate)));
+        let operation = |transposed| if transposed { CUBLAS_OP_T } else { CUBLAS_OP_N };
+        // cuBLAS is column-major, where cᵀ = bᵀ · aᵀ has the bytes of the row-major product.
+        let (leading_a, leading_b) = (
+            if product.a_transposed { m } else { k },
+            if product.b_transposed { k } else { n },
+        );
+        let blas = self.blas.lock().expect("no thread panics holding this");
+        // SAFETY: buffers hold as many numbers as the sizes say.
+        unsafe {
+            cublas::sgemm(
+                blas.0,
+                operation(product.b_transposed),
+                operation(product.a_transposed),
+                int(n),
+                int(m),
+                int(k),
+                &alpha,
+                b as *const f32,
+                int(leading_b),
+                a as *const f32,
+                int(leading_a),
+                &beta,
+                c as *mut f32,
+                int(n),
+            )
+        }
+        .map_err(|e| Error::Device {
+            name: self.name.clone(),
+            message: format!("a product of {m}×{k}×{n} failed: {:?}", e.0),
+        })
+    }
+}

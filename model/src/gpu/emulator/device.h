@@ -1,0 +1,163 @@
+// The part of CUDA C that the kernels use, for the host's C++ compiler: what a kernel computes
+// can be tested on a machine without a GPU. The threads of a block are coroutines of one
+// operating-system thread, switched at barriers. They run in ascending or in descending
+// order, so a missing barrier shows as a difference between the two.
+
+#include <cmath>
+#include <csetjmp>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+#include <ucontext.h>
+
+#define __global__
+#define __device__ static inline
+#define __shared__ static thread_local
+#define __syncthreads() emulator::barrier()
+#define DYNAMIC_SHARED(name) float* name = emulator::dynamic_shared.data()
+
+struct Index {
+    unsigned x, y;
+};
+static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
+
+template <typename T> static inline T min(T a, T b) { return b < a ? b : a; }
+
+namespace emulator {
+
+enum class State { ready, waiting, done };
+
+// A thread of a block. It lives as long as the operating-system thread, and runs a thread of
+// one block after another.
+struct Coroutine {
+    jmp_buf at;
+    std::unique_ptr<char[]> stack;
+    State state;
+};
+
+static thread_local jmp_buf scheduler;
+static thread_local std::vector<Coroutine> coroutines;
+static thread_local std::vector<float> dynamic_shared;
+// The kernel of the launch under way, with its arguments.
+static thread_local void (*body)(void**);
+static thread_local void** body_arguments;
+
+// Leaves the thread that runs; the scheduler comes back to it. (`_setjmp` asks the system for
+// nothing, `swapcontext` would on every switch.)
+static void leave(State state) {
+    Coroutine& own = coroutines[threadIdx.x];
+    own.state = state;
+    if (_setjmp(own.at) == 0) _longjmp(scheduler, 1);
+}
+
+static void barrier() { leave(State::waiting); }
+
+static void run_threads() {
+    leave(State::done);
+    for (;;) {
+        body(body_arguments);
+        leave(State::done);
+    }
+}
+
+// Gives a coroutine a stack and runs it to its first leave.
+static void start(Coroutine& coroutine) {
+    const size_t size = 1 << 16;
+    ucontext_t entry;
+    coroutine.stack.reset(new char[size]);
+    getcontext(&entry);
+    entry.uc_stack.ss_sp = coroutine.stack.get();
+    entry.uc_stack.ss_size = size;
+    entry.uc_link = nullptr;
+    makecontext(&entry, run_threads, 0);
+    if (_setjmp(scheduler) == 0) setcontext(&entry);
+}
+
+// Runs every thread to its next barrier or end; false where some wait for a barrier that
+// others will never reach.
+static bool run_to_barrier(bool descending) {
+    size_t waiting = 0;
+    const unsigned threads = blockDim.x;
+    for (volatile unsigned i = 0; i < threads; i = i + 1) {
+        threadIdx.x = descending ? threads - 1 - i : i;
+        if (_setjmp(scheduler) == 0) _longjmp(coroutines[threadIdx.x].at, 1);
+    }
+    for (unsigned i = 0; i < threads; ++i) waiting += coroutines[i].state == State::waiting;
+    return waiting == 0 || waiting == threads;
+}
+
+static bool run_block(bool descending) {
+    // What was left by the block before is nothing to rely on.
+    for (float& x : dynamic_shared) x = std::numeric_limits<float>::quiet_NaN();
+    do {
+        if (!run_to_barrier(descending)) return false;
+    } while (coroutines[0].state == State::waiting);
+    return true;
+}
+
+// Makes coroutines for a block of this size. A launch that ended at a divergent barrier left
+// some of them in the middle of a kernel, so they are all made anew after one.
+static void prepare(unsigned block) {
+    if (coroutines.size() >= block) return;
+    coroutines.clear();
+    coroutines.resize(block);
+    for (threadIdx.x = 0; threadIdx.x < block; ++threadIdx.x) start(coroutines[threadIdx.x]);
+}
+
+// A letter for each type that a kernel may take, so that a launch with other ones is found.
+template <typename T> struct Letter;
+template <typename T> struct Letter<T*> { static const char value = 'p'; };
+template <> struct Letter<int> { static const char value = 'i'; };
+template <> struct Letter<float> { static const char value = 'f'; };
+template <> struct Letter<unsigned long long> { static const char value = 'q'; };
+
+template <auto kernel, typename... P> struct Entry;
+template <typename... P, void (*kernel)(P...)> struct Entry<kernel, std::tuple<P...>> {
+    template <size_t... I> static void call(void** values, std::index_sequence<I...>) {
+        kernel(*(P*)values[I]...);
+    }
+    static void run(void** values) { call(values, std::index_sequence_for<P...>()); }
+    static bool takes(const char* letters) {
+        const char own[] = {Letter<P>::value..., 0};
+        return strcmp(own, letters) == 0;
+    }
+};
+template <typename... P> std::tuple<P...> parameters(void (*)(P...));
+
+enum Outcome { ok = 0, wrong_arguments = 1, divergent_barrier = 2 };
+
+template <auto kernel>
+int launch(void** values, const char* letters, unsigned grid_x, unsigned grid_y, unsigned block,
+           unsigned shared_bytes, int descending) {
+    using Own = Entry<kernel, decltype(parameters(kernel))>;
+    if (!Own::takes(letters)) return wrong_arguments;
+    body = Own::run;
+    body_arguments = values;
+    blockDim = {block, 1};
+    gridDim = {grid_x, grid_y};
+    prepare(block);
+    dynamic_shared.assign(shared_bytes / sizeof(float), 0.0f);
+    for (unsigned long long i = 0; i < (unsigned long long)grid_x * grid_y; ++i) {
+        const unsigned long long at = descending ? (unsigned long long)grid_x * grid_y - 1 - i : i;
+        blockIdx = {(unsigned)(at % grid_x), (unsigned)(at / grid_x)};
+        if (!run_block(descending)) {
+            coroutines.clear();
+            return divergent_barrier;
+        }
+    }
+    return ok;
+}
+
+}  // namespace emulator
+
+#define EMULATE(kernel)                                                                          \
+    extern "C" int emulate_##kernel(void** values, const char* letters, unsigned grid_x,         \
+                                    unsigned grid_y, unsigned block, unsigned shared_bytes,      \
+                                    int descending) {                                            \
+        return emulator::launch<kernel>(values, letters, grid_x, grid_y, block, shared_bytes,    \
+                                        descending);                                             \
+    }

@@ -1,0 +1,250 @@
+//! A GPU in the processor, for tests: kernels compiled by the host's C++ compiler, memory with
+//! guards around every allocation. Fresh memory is all NaN, so that what is read before it is
+//! written shows; a launch whose arguments do not fit the kernel's parameters is refused.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use libloading::Library;
+
+use super::backend::{Argument, Backend, Gpu, Launch, Product};
+use super::kernels;
+use crate::kernels::matmul::{View, matmul};
+use crate::{Error, Result};
+
+/// Bytes before and after every allocation that nobody may write.
+const GUARD: usize = 64;
+const GUARD_BYTE: u8 = 0xA5;
+
+type Entry = unsafe extern "C" fn(
+    *mut *mut c_void,
+    *const c_char,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_int,
+) -> c_int;
+
+/// The order in which the threads of a block run, and blocks one after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    Ascending,
+    Descending,
+}
+
+#[derive(Debug)]
+struct Emulator {
+    order: Order,
+    /// Allocations by address, guards included.
+    memory: Mutex<BTreeMap<u64, Box<[u8]>>>,
+}
+
+/// An emulated GPU that runs threads in `order`.
+pub(crate) fn emulated(order: Order) -> Gpu {
+    Gpu::new(Emulator {
+        order,
+        memory: Mutex::default(),
+    })
+}
+
+/// The kernels, compiled once per process.
+fn library() -> &'static Library {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let source = folder.path().join("kernels.cpp");
+        let object = folder.path().join("kernels.so");
+        let program = kernels::program(include_str!("device.h"));
+        let faults = include_str!("faults.cu");
+        let names = kernels::names_in(&program).chain(kernels::names_in(faults));
+        let entries: String = names.map(|name| format!("EMULATE({name})\n")).collect();
+        let text = format!("{program}\n{faults}\n{entries}");
+        std::fs::write(&source, text).expect("a writable temporary folder");
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+        let output = Command::new(&compiler)
+            .args([
+                "-std=c++17",
+                "-O2",
+                "-U_FORTIFY_SOURCE",
+                "-Wall",
+                "-Werror",
+                "-shared",
+                "-fPIC",
+                "-o",
+            ])
+            .args([&object, &source])
+            .output()
+            .unwrap_or_else(|e| panic!("the kernels' tests need a C++ compiler: {compiler}: {e}"));
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{complaint}");
+        // SAFETY: the library was just made of this crate's kernels; loading runs no code of theirs.
+        unsafe { Library::new(&object) }.expect("the compiler made a library")
+    })
+}
+
+impl Emulator {
+    fn memory(&self) -> MutexGuard<'_, BTreeMap<u64, Box<[u8]>>> {
+        self.memory.lock().expect("no thread panics holding this")
+    }
+
+    fn guards_hold(&self) -> bool {
+        let memory = self.memory();
+        memory.values().all(|bytes| {
+            let (before, after) = (&bytes[..GUARD], &bytes[bytes.len() - GUARD..]);
+            before.iter().chain(after).all(|&byte| byte == GUARD_BYTE)
+        })
+    }
+
+    fn wrong(message: String) -> Error {
+        Error::Device {
+            name: "emulated".to_owned(),
+            message,
+        }
+    }
+
+    /// Refuses an access that is not inside one allocation.
+    fn check(&self, address: u64, bytes: usize) -> Result<()> {
+        let memory = self.memory();
+        let inside = memory
+            .range(..=address)
+            .next_back()
+            .is_some_and(|(start, held)| {
+                address + bytes as u64 <= start + (held.len() - 2 * GUARD) as u64
+            });
+        match inside {
+            true => Ok(()),
+            false => Err(Self::wrong(format!(
+                "{bytes} bytes at {address:#x} are not allocated"
+            ))),
+        }
+    }
+}
+
+impl Backend for Emulator {
+    fn name(&self) -> &str {
+        "emulated"
+    }
+
+    fn numeric_class(&self) -> &str {
+        "emulated-f32"
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        let mut memory = vec![0xFF; bytes + 2 * GUARD].into_boxed_slice();
+        memory[..GUARD].fill(GUARD_BYTE);
+        memory[GUARD + bytes..].fill(GUARD_BYTE);
+        let address = memory.as_ptr() as u64 + GUARD as u64;
+        self.memory().insert(address, memory);
+        Ok(address)
+    }
+
+    fn free(&self, address: u64) {
+        let freed = self.memory().remove(&address);
+        assert!(freed.is_some(), "memory is freed once");
+    }
+
+    fn zero(&self, address: u64, bytes: usize) -> Result<()> {
+        self.check(address, bytes)?;
+        // SAFETY: the range is allocated.
+        unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) };
+        Ok(())
+    }
+
+    fn upload(&self, from: &[u8], to: u64) -> Result<()> {
+        self.check(to, from.len())?;
+        // SAFETY: the range is allocated.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
+        Ok(())
+    }
+
+    fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.check(from, to.len())?;
+        // SAFETY: the range is allocated.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        self.check(from, bytes)?;
+        self.check(to, bytes)?;
+        // SAFETY: both ranges are allocated.
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+        Ok(())
+    }
+
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        let name = format!("emulate_{}", launch.kernel);
+        // SAFETY: every symbol of this prefix is made by EMULATE with this signature.
+        let entry = unsafe { library().get::<Entry>(name.as_bytes()) };
+        let entry = entry.map_err(|e| Self::wrong(format!("no kernel {}: {e}", launch.kernel)))?;
+        let letter = |argument: &Argument| match argument {
+            Argument::Pointer(_) => 'p',
+            Argument::Int(_) => 'i',
+            Argument::Float(_) => 'f',
+            Argument::Count(_) => 'q',
+        };
+        let letters: String = launch.arguments.iter().map(letter).collect();
+        let letters = CString::new(letters).expect("letters only");
+        let mut values: Vec<u64> = launch.arguments.iter().map(|a| a.bits()).collect();
+        let mut pointers: Vec<*mut c_void> = (values.iter_mut())
+            .map(|value| std::ptr::from_mut(value).cast())
+            .collect();
+        // SAFETY: the kernel compares the letters with its parameters before it reads a value;
+        // that pointers are to enough memory is what the guards look after.
+        let outcome = unsafe {
+            entry(
+                pointers.as_mut_ptr(),
+                letters.as_ptr(),
+                launch.grid.0 as c_uint,
+                launch.grid.1 as c_uint,
+                launch.block,
+                (launch.shared * size_of::<f32>()) as c_uint,
+                c_int::from(self.order == Order::Descending),
+            )
+        };
+        let kernel = launch.kernel;
+        match outcome {
+            0 if self.guards_hold() => Ok(()),
+            0 => Err(Self::wrong(format!(
+                "{kernel} wrote outside of its buffers"
+            ))),
+            1 => Err(Self::wrong(format!(
+                "{kernel} takes other arguments than {letters:?}"
+            ))),
+            _ => Err(Self::wrong(format!(
+                "{kernel}: not all threads reach a barrier"
+            ))),
+        }
+    }
+
+    fn multiply(&self, product: &Product) -> Result<()> {
+        let &Product {
+            a, b, c, m, k, n, ..
+        } = product;
+        let (of_a, of_b, of_c) = (m * k, k * n, m * n);
+        for (address, count) in [(a, of_a), (b, of_b), (c, of_c)] {
+            self.check(address, count * size_of::<f32>())?;
+        }
+        // SAFETY: the ranges are allocated, and c is no operand of its own product.
+        let (a, b, c) = unsafe {
+            (
+                std::slice::from_raw_parts(a as *const f32, of_a),
+                std::slice::from_raw_parts(b as *const f32, of_b),
+                std::slice::from_raw_parts_mut(c as *mut f32, of_c),
+            )
+        };
+        let a = match product.a_transposed {
+            true => View::new(a, k, m).transposed(),
+            false => View::new(a, m, k),
+        };
+        let b = match product.b_transposed {
+            true => View::new(b, n, k).transposed(),
+            false => View::new(b, k, n),
+        };
+        matmul(a, b, c, product.accumulate);
+        Ok(())
+    }
+}

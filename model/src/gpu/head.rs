@@ -1,0 +1,143 @@
+//! The output head on a GPU: log-probabilities and entropies of rows, a chunk of logits at a
+//! time, their derivative, and sampling.
+
+use super::backend::{Argument, Buffer, Launch, TILE};
+use super::matrix::Matrix;
+use super::network::Network;
+use crate::Result;
+use crate::sampler::Draw;
+use crate::teacher_forced::Streams;
+
+/// Threads per block of the kernels that go through a vocabulary.
+const THREADS: u32 = 256;
+
+/// Rows whose logits are held at a time.
+const CHUNK_ROWS: usize = 8 * TILE;
+
+impl Network {
+    /// Raw logits of hidden states.
+    pub(crate) fn logits(&self, hidden: &Matrix) -> Result<Matrix> {
+        hidden.times(self.head(), None)
+    }
+
+    /// Log-probabilities of `targets` and entropies, row by row.
+    pub(crate) fn predict(
+        &self,
+        hidden: &Matrix,
+        targets: &[u32],
+        inverse_temperature: f32,
+    ) -> Result<Streams> {
+        let mut streams = Streams::default();
+        for (chunk, targets) in targets.chunks(CHUNK_ROWS).enumerate() {
+            let logits = self.logits(&hidden.part(chunk * CHUNK_ROWS, targets.len())?)?;
+            let log_probs = self.gpu.buffer::<f32>(targets.len())?;
+            let entropies = self.gpu.buffer::<f32>(targets.len())?;
+            let targets = self.gpu.upload(targets)?;
+            let outputs = [log_probs.pointer(), entropies.pointer()];
+            let numbers = [
+                Argument::Int(self.vocabulary as i32),
+                Argument::Float(inverse_temperature),
+            ];
+            let inputs = [logits.pointer(), targets.pointer()];
+            let arguments = [inputs, outputs, numbers].concat();
+            self.through_vocabulary("distribution", targets.length(), &arguments)?;
+            streams
+                .log_probs
+                .extend(log_probs.download(targets.length())?);
+            streams
+                .entropies
+                .extend(entropies.download(targets.length())?);
+        }
+        Ok(streams)
+    }
+
+    /// Derivatives by hidden states and, where it is trained, by the head's weight as it is
+    /// stored, of a loss with the derivatives `by` by the streams.
+    pub(super) fn predict_backward(
+        &self,
+        hidden: &Matrix,
+        targets: &[u32],
+        inverse_temperature: f32,
+        by: &Streams,
+    ) -> Result<(Matrix, Option<Buffer>)> {
+        let by_hidden = self.gpu.matrix(hidden.rows(), hidden.width())?;
+        let by_weight = match self.adapted {
+            true => None,
+            false => Some(self.gpu.zeros(self.hidden * self.vocabulary)?),
+        };
+        for (chunk, targets) in targets.chunks(CHUNK_ROWS).enumerate() {
+            let first = chunk * CHUNK_ROWS;
+            let part = hidden.part(first, targets.len())?;
+            let logits = self.logits(&part)?;
+            let range = first..first + targets.len();
+            let by_log_prob = self.gpu.upload(&by.log_probs[range.clone()])?;
+            let by_entropy = self.gpu.upload(&by.entropies[range])?;
+            let targets = self.gpu.upload(targets)?;
+            let arguments = [
+                logits.pointer(),
+                targets.pointer(),
+                by_log_prob.pointer(),
+                by_entropy.pointer(),
+                Argument::Int(self.vocabulary as i32),
+                Argument::Float(inverse_temperature),
+            ];
+            let rows = targets.length();
+            self.through_vocabulary("distribution_backward", rows, &arguments)?;
+            by_hidden.set_part(first, &logits.times_transposed(self.head())?)?;
+            if let Some(by_weight) = &by_weight {
+                match self.head().transposed {
+                    true => logits.add_weight_gradient(&part, by_weight, true)?,
+                    false => part.add_weight_gradient(&logits, by_weight, true)?,
+                }
+            }
+        }
+        Ok((by_hidden, by_weight))
+    }
+
+    /// Draws an id from every row of logits, and gives its log-probability.
+    pub(crate) fn sample(&self, logits: &Matrix, draws: &[Draw<'_>]) -> Result<Vec<(u32, f32)>> {
+        // Cutting a distribution needs it sorted, which the processor does.
+        let rows = match draws.iter().any(Draw::cuts) {
+            true => logits.download()?,
+            false => Vec::new(),
+        };
+        let number = |(row, draw): (usize, &Draw<'_>)| match draw.cuts() {
+            true => {
+                let (id, _) = draw.of(&rows[row * self.vocabulary..][..self.vocabulary]);
+                -2.0 - f64::from(id)
+            }
+            false => draw.uniform().unwrap_or(-1.0),
+        };
+        let numbers: Vec<f64> = draws.iter().enumerate().map(number).collect();
+        let scales: Vec<f32> = draws.iter().map(Draw::inverse_temperature).collect();
+        let (numbers, scales) = (self.gpu.upload(&numbers)?, self.gpu.upload(&scales)?);
+        let ids = self.gpu.buffer::<u32>(draws.len())?;
+        let log_probs = self.gpu.buffer::<f32>(draws.len())?;
+        let arguments = [
+            logits.pointer(),
+            numbers.pointer(),
+            scales.pointer(),
+            ids.pointer(),
+            log_probs.pointer(),
+            Argument::Int(self.vocabulary as i32),
+        ];
+        self.through_vocabulary("sample", draws.len(), &arguments)?;
+        let ids = ids.download(draws.len())?.into_iter();
+        Ok(ids.zip(log_probs.download(draws.len())?).collect())
+    }
+
+    fn through_vocabulary(
+        &self,
+        kernel: &'static str,
+        rows: usize,
+        arguments: &[Argument],
+    ) -> Result<()> {
+        self.gpu.launch(&Launch {
+            kernel,
+            grid: (rows, 1),
+            block: THREADS,
+            shared: 0,
+            arguments,
+        })
+    }
+}

@@ -1,0 +1,31 @@
+//! The text of the kernels, one program to the compiler.
+
+/// Files in the order they are compiled in; a file may use what stands before it.
+const FILES: [(&str, &str); 8] = [
+    ("common.cuh", include_str!("kernels/common.cuh")),
+    ("norm.cu", include_str!("kernels/norm.cu")),
+    ("pointwise.cu", include_str!("kernels/pointwise.cu")),
+    ("rope.cu", include_str!("kernels/rope.cu")),
+    ("attention.cu", include_str!("kernels/attention.cu")),
+    (
+        "attention_backward.cu",
+        include_str!("kernels/attention_backward.cu"),
+    ),
+    ("head.cu", include_str!("kernels/head.cu")),
+    ("adamw.cu", include_str!("kernels/adamw.cu")),
+];
+
+/// All files behind `prelude`, each under its own name in the compiler's messages.
+pub(crate) fn program(prelude: &str) -> String {
+    let mut text = prelude.to_owned();
+    for (name, source) in FILES {
+        text.push_str(&format!("\n#line 1 \"{name}\"\n{source}"));
+    }
+    text
+}
+
+/// Names of the kernels in a text.
+pub(crate) fn names_in(text: &str) -> impl Iterator<Item = &str> {
+    let kernels = text.split("extern \"C\" __global__ void ").skip(1);
+    kernels.filter_map(|kernel| kernel.split('(').next())
+}

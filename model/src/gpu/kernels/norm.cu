@@ -1,0 +1,36 @@
+// RMS norm, one block per row.
+
+// 1 / sqrt(mean(x^2) + eps) of one row.
+__device__ float inverse_rms(const float* x, int width, float eps) {
+    float squares = 0.0f;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) squares += x[i] * x[i];
+    return 1.0f / sqrtf(block_sum(squares) / width + eps);
+}
+
+// y = x * weight / rms(x)
+extern "C" __global__ void rms_norm(const float* x, const float* weight, float* y, int width,
+                                    float eps) {
+    const Count first = (Count)blockIdx.x * width;
+    const float scale = inverse_rms(x + first, width, eps);
+    for (int i = threadIdx.x; i < width; i += blockDim.x)
+        y[first + i] = x[first + i] * scale * weight[i];
+}
+
+// The derivative by x, written or added; and each row's terms of the one by the weight,
+// which `column_sums` adds up.
+extern "C" __global__ void rms_norm_backward(const float* x, const float* weight,
+                                             const float* grad, float* by_x, float* terms,
+                                             int width, float eps, int accumulate) {
+    const Count first = (Count)blockIdx.x * width;
+    const float scale = inverse_rms(x + first, width, eps);
+    float products = 0.0f;
+    for (int i = threadIdx.x; i < width; i += blockDim.x)
+        products += grad[first + i] * weight[i] * x[first + i];
+    const float shared_part = scale * scale * block_sum(products) / width;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        const float own = x[first + i], g = grad[first + i];
+        const float derivative = scale * (g * weight[i] - shared_part * own);
+        by_x[first + i] = accumulate ? by_x[first + i] + derivative : derivative;
+        terms[first + i] = g * own * scale;
+    }
+}

@@ -1,0 +1,76 @@
+// Element by element, row by row: activations, copies of rows, sums of columns.
+
+// silu(gate) * up
+extern "C" __global__ void swiglu(const float* gate, const float* up, float* y, Count count) {
+    const Count i = element();
+    if (i < count) y[i] = gate[i] * up[i] / (1.0f + expf(-gate[i]));
+}
+
+extern "C" __global__ void swiglu_backward(const float* gate, const float* up, const float* grad,
+                                           float* by_gate, float* by_up, Count count) {
+    const Count i = element();
+    if (i >= count) return;
+    const float sigmoid = 1.0f / (1.0f + expf(-gate[i]));
+    const float silu = gate[i] * sigmoid;
+    by_up[i] = grad[i] * silu;
+    by_gate[i] = grad[i] * up[i] * (sigmoid + silu * (1.0f - sigmoid));
+}
+
+// y += x
+extern "C" __global__ void add_assign(float* y, const float* x, Count count) {
+    const Count i = element();
+    if (i < count) y[i] += x[i];
+}
+
+// x *= factor
+extern "C" __global__ void scale(float* x, float factor, Count count) {
+    const Count i = element();
+    if (i < count) x[i] *= factor;
+}
+
+// Every row of y becomes `row`.
+extern "C" __global__ void repeat_row(const float* row, float* y, int width, Count count) {
+    const Count i = element();
+    if (i < count) y[i] = row[i % width];
+}
+
+// y[i] = matrix[rows[i]], a block per row: the embedding of ids, the rows that are wanted.
+extern "C" __global__ void gather_rows(const float* matrix, const unsigned* rows, float* y,
+                                       int width) {
+    const Count from = (Count)rows[blockIdx.x] * width, to = (Count)blockIdx.x * width;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) y[to + i] = matrix[from + i];
+}
+
+// matrix[rows[i]] = x[i], a block per row; no row is named twice.
+extern "C" __global__ void scatter_rows(const float* x, const unsigned* rows, float* matrix,
+                                        int width) {
+    const Count from = (Count)blockIdx.x * width, to = (Count)rows[blockIdx.x] * width;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) matrix[to + i] = x[from + i];
+}
+
+// matrix[ids[b]] += the sum of the rows order[starts[b]] ... order[starts[b + 1] - 1] of x, one
+// after another. A block has an id to itself, so nothing is added by two at a time.
+extern "C" __global__ void sum_rows_by_id(const float* x, const unsigned* ids,
+                                          const unsigned* starts, const unsigned* order,
+                                          float* matrix, int width) {
+    const unsigned begin = starts[blockIdx.x], end = starts[blockIdx.x + 1];
+    const Count to = (Count)ids[blockIdx.x] * width;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        float sum = 0.0f;
+        for (unsigned k = begin; k < end; ++k) sum += x[(Count)order[k] * width + i];
+        matrix[to + i] += sum;
+    }
+}
+
+// y[chunk] = the sum of `chunk_rows` rows of x, one after another. Twice in a row it gives
+// the sums of whole columns, in an order that the number of rows alone fixes.
+extern "C" __global__ void column_sums(const float* x, float* y, int rows, int width,
+                                       int chunk_rows) {
+    const int column = (int)element();
+    if (column >= width) return;
+    const int begin = blockIdx.y * chunk_rows;
+    const int end = min(rows, begin + chunk_rows);
+    float sum = 0.0f;
+    for (int row = begin; row < end; ++row) sum += x[(Count)row * width + column];
+    y[(Count)blockIdx.y * width + column] = sum;
+}

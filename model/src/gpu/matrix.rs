@@ -1,0 +1,418 @@
+//! Rows of numbers on a GPU and the row-wise operations on them: one function per kernel,
+//! which knows the kernel's grid and shared memory, so that nothing above it does.
+
+use super::backend::{Argument, Buffer, Gpu, Launch, Product, TILE};
+use crate::Result;
+
+/// Threads per block of the row-wise kernels; it decides the order of their sums.
+const BLOCK: u32 = 128;
+
+/// Rows that one thread adds up before the sums of such chunks are added.
+const SUM_ROWS: usize = 64;
+
+/// Numbers whose squares one block adds up.
+const SQUARES_RUN: usize = 1 << 16;
+
+/// Row-major f32 numbers, with room for whole tiles of rows: products read and write
+/// those, and what is in the rows past the last means nothing.
+#[derive(Debug)]
+pub(crate) struct Matrix {
+    numbers: Buffer,
+    rows: usize,
+    width: usize,
+}
+
+/// A dense weight, `[inner, width]` as in [`crate::Weights`] or stored the other way round.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Dense<'a> {
+    pub(crate) numbers: &'a Buffer,
+    pub(crate) inner: usize,
+    pub(crate) width: usize,
+    pub(crate) transposed: bool,
+}
+
+pub(crate) fn pointers<const N: usize>(buffers: [&Buffer; N]) -> [Argument; N] {
+    buffers.map(Buffer::pointer)
+}
+
+fn int(number: usize) -> Argument {
+    Argument::Int(i32::try_from(number).expect("sizes of a model fit"))
+}
+
+impl Gpu {
+    /// Rows of any content.
+    pub(crate) fn matrix(&self, rows: usize, width: usize) -> Result<Matrix> {
+        Ok(Matrix {
+            numbers: self.buffer(rows.next_multiple_of(TILE) * width)?,
+            rows,
+            width,
+        })
+    }
+
+    pub(crate) fn upload_matrix(&self, numbers: &[f32], width: usize) -> Result<Matrix> {
+        let rows = numbers.len() / width;
+        let mut padded = numbers.to_vec();
+        padded.resize(rows.next_multiple_of(TILE) * width, 0.0);
+        Ok(Matrix {
+            numbers: self.upload(&padded)?,
+            rows,
+            width,
+        })
+    }
+
+    /// A kernel with a thread per element.
+    pub(crate) fn each(
+        &self,
+        kernel: &'static str,
+        count: usize,
+        arguments: &[Argument],
+    ) -> Result<()> {
+        let with_count = [arguments, &[Argument::Count(count as u64)]].concat();
+        self.launch(&Launch {
+            kernel,
+            grid: (count.div_ceil(BLOCK as usize), 1),
+            block: BLOCK,
+            shared: 0,
+            arguments: &with_count,
+        })
+    }
+
+    /// A kernel with a block per row.
+    pub(crate) fn rows(
+        &self,
+        kernel: &'static str,
+        rows: usize,
+        arguments: &[Argument],
+    ) -> Result<()> {
+        self.launch(&Launch {
+            kernel,
+            grid: (rows, 1),
+            block: BLOCK,
+            shared: 0,
+            arguments,
+        })
+    }
+
+    /// matrix\[rows\[i\]\] as row i.
+    pub(crate) fn gather(
+        &self,
+        matrix: &Buffer,
+        rows: &Buffer<u32>,
+        width: usize,
+    ) -> Result<Matrix> {
+        let y = self.matrix(rows.length(), width)?;
+        let arguments = [matrix.pointer(), rows.pointer(), y.pointer(), int(width)];
+        self.rows("gather_rows", rows.length(), &arguments)?;
+        Ok(y)
+    }
+
+    /// Σ x² in f64, in an order that the length alone decides.
+    pub(crate) fn sum_of_squares(&self, x: &Buffer) -> Result<f64> {
+        let runs = x.length().div_ceil(SQUARES_RUN);
+        let sums = self.buffer::<f64>(runs)?;
+        let arguments = [
+            x.pointer(),
+            sums.pointer(),
+            Argument::Count(SQUARES_RUN as u64),
+            Argument::Count(x.length() as u64),
+        ];
+        self.rows("sum_of_squares", runs, &arguments)?;
+        Ok(sums.download(runs)?.iter().sum())
+    }
+}
+
+impl Matrix {
+    pub(crate) fn gpu(&self) -> &Gpu {
+        self.numbers.gpu()
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn width(&self) -> usize {
+        self.width
+    }
+
+    pub(crate) fn pointer(&self) -> Argument {
+        self.numbers.pointer()
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.numbers.address()
+    }
+
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.numbers
+    }
+
+    pub(crate) fn download(&self) -> Result<Vec<f32>> {
+        self.numbers.download(self.count())
+    }
+
+    pub(crate) fn duplicate(&self) -> Result<Self> {
+        Ok(Matrix {
+            numbers: self.numbers.duplicate()?,
+            ..*self
+        })
+    }
+
+    /// A copy of `rows` rows from `first` on.
+    pub(crate) fn part(&self, first: usize, rows: usize) -> Result<Self> {
+        let part = self.gpu().matrix(rows, self.width)?;
+        part.numbers
+            .set(&self.numbers, (first * self.width, 0), rows * self.width)?;
+        Ok(part)
+    }
+
+    /// Puts `part` in the place of the rows from `first` on.
+    pub(crate) fn set_part(&self, first: usize, part: &Matrix) -> Result<()> {
+        self.numbers
+            .set(&part.numbers, (0, first * self.width), part.count())
+    }
+
+    fn count(&self) -> usize {
+        self.rows * self.width
+    }
+
+    fn like(&self) -> Result<Self> {
+        self.gpu().matrix(self.rows, self.width)
+    }
+
+    /// RMS norm of every `weight.length()` numbers.
+    pub(crate) fn norm(&self, weight: &Buffer, eps: f32) -> Result<Matrix> {
+        let y = self.like()?;
+        let width = weight.length();
+        let [x, weight, to] = pointers([&self.numbers, weight, &y.numbers]);
+        let arguments = [x, weight, to, int(width), Argument::Float(eps)];
+        self.gpu()
+            .rows("rms_norm", self.count() / width, &arguments)?;
+        Ok(y)
+    }
+
+    /// The derivative of [`Matrix::norm`] by the weight; the one by self is written into or
+    /// added to `by_x`.
+    pub(crate) fn norm_backward(
+        &self,
+        weight: &Buffer,
+        grad: &Matrix,
+        eps: f32,
+        by_x: &mut Matrix,
+        accumulate: bool,
+    ) -> Result<Buffer> {
+        let width = weight.length();
+        let rows = self.count() / width;
+        let terms = self.like()?;
+        let buffers = [
+            &self.numbers,
+            weight,
+            &grad.numbers,
+            &by_x.numbers,
+            &terms.numbers,
+        ];
+        let [x, weight, grad, by_x, to] = pointers(buffers);
+        let sizes = [int(width), Argument::Float(eps), int(accumulate.into())];
+        let arguments = [&[x, weight, grad, by_x, to], sizes.as_slice()].concat();
+        self.gpu().rows("rms_norm_backward", rows, &arguments)?;
+        column_sums(&terms.numbers, rows, width)
+    }
+
+    /// Rotates heads of `2 · half` numbers by the angles of their positions, or back.
+    pub(crate) fn rotate(
+        &mut self,
+        positions: &Buffer<u32>,
+        table: &Angles,
+        backward: bool,
+    ) -> Result<()> {
+        let arguments = [
+            self.pointer(),
+            positions.pointer(),
+            table.cosines.pointer(),
+            table.sines.pointer(),
+            int(self.width / (2 * table.half)),
+            int(table.half),
+            Argument::Float(if backward { -1.0 } else { 1.0 }),
+        ];
+        self.gpu().rows("rope", self.rows, &arguments)
+    }
+
+    /// silu(self) · up.
+    pub(crate) fn swiglu(&self, up: &Matrix) -> Result<Matrix> {
+        let y = self.like()?;
+        let arguments = pointers([&self.numbers, &up.numbers, &y.numbers]);
+        self.gpu().each("swiglu", self.count(), &arguments)?;
+        Ok(y)
+    }
+
+    /// Derivatives of [`Matrix::swiglu`] by self and by `up`.
+    pub(crate) fn swiglu_backward(&self, up: &Matrix, grad: &Matrix) -> Result<[Matrix; 2]> {
+        let [by_gate, by_up] = [self.like()?, self.like()?];
+        let buffers = [self, up, grad, &by_gate, &by_up].map(|matrix| &matrix.numbers);
+        let arguments = pointers(buffers);
+        self.gpu()
+            .each("swiglu_backward", self.count(), &arguments)?;
+        Ok([by_gate, by_up])
+    }
+
+    /// The rows that `rows` names.
+    pub(crate) fn select(&self, rows: &Buffer<u32>) -> Result<Matrix> {
+        self.gpu().gather(&self.numbers, rows, self.width)
+    }
+
+    /// The opposite of [`Matrix::select`]: zero rows where `rows` names none of `count`.
+    pub(crate) fn scatter(&self, rows: &Buffer<u32>, count: usize) -> Result<Matrix> {
+        let matrix = Matrix {
+            numbers: self
+                .gpu()
+                .zeros(count.next_multiple_of(TILE) * self.width)?,
+            rows: count,
+            width: self.width,
+        };
+        let (from, to) = (self.pointer(), matrix.pointer());
+        let arguments = [from, rows.pointer(), to, int(self.width)];
+        self.gpu().rows("scatter_rows", self.rows, &arguments)?;
+        Ok(matrix)
+    }
+
+    /// self · weight (+ bias).
+    pub(crate) fn times(&self, weight: Dense<'_>, bias: Option<&Buffer>) -> Result<Matrix> {
+        let mut y = self.gpu().matrix(self.rows, weight.width)?;
+        if let Some(bias) = bias {
+            let count = y.rows.next_multiple_of(TILE) * y.width;
+            let arguments = [bias.pointer(), y.pointer(), int(y.width)];
+            self.gpu().each("repeat_row", count, &arguments)?;
+        }
+        y.add_tiles(self, weight, bias.is_some())?;
+        Ok(y)
+    }
+
+    /// self += x · weight.
+    pub(crate) fn add_times(&mut self, x: &Matrix, weight: Dense<'_>) -> Result<()> {
+        self.add_tiles(x, weight, true)
+    }
+
+    /// Tile by tile, so that a row's bits do not depend on how many rows there are.
+    fn add_tiles(&mut self, x: &Matrix, weight: Dense<'_>, accumulate: bool) -> Result<()> {
+        let bytes = |rows: usize, width: usize| (rows * width * size_of::<f32>()) as u64;
+        for first in (0..x.rows).step_by(TILE) {
+            self.gpu().multiply(&Product {
+                a: x.address() + bytes(first, weight.inner),
+                b: weight.numbers.address(),
+                c: self.address() + bytes(first, weight.width),
+                m: TILE,
+                k: weight.inner,
+                n: weight.width,
+                a_transposed: false,
+                b_transposed: weight.transposed,
+                accumulate,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// self · weightᵀ: the derivative by a product's input, given the one by its output.
+    pub(crate) fn times_transposed(&self, weight: Dense<'_>) -> Result<Matrix> {
+        let mut y = self.gpu().matrix(self.rows, weight.inner)?;
+        y.add_times_transposed(self, weight, false)?;
+        Ok(y)
+    }
+
+    /// self (+)= grad · weightᵀ.
+    pub(crate) fn add_times_transposed(
+        &mut self,
+        grad: &Matrix,
+        weight: Dense<'_>,
+        accumulate: bool,
+    ) -> Result<()> {
+        self.gpu().multiply(&Product {
+            a: grad.address(),
+            b: weight.numbers.address(),
+            c: self.address(),
+            m: grad.rows,
+            k: weight.width,
+            n: weight.inner,
+            a_transposed: false,
+            b_transposed: !weight.transposed,
+            accumulate,
+        })
+    }
+
+    /// `to` (+)= selfᵀ · grad: the derivative by a product's weight.
+    pub(crate) fn add_weight_gradient(
+        &self,
+        grad: &Matrix,
+        to: &Buffer,
+        accumulate: bool,
+    ) -> Result<()> {
+        self.gpu().multiply(&Product {
+            a: self.address(),
+            b: grad.address(),
+            c: to.address(),
+            m: self.width,
+            k: self.rows,
+            n: grad.width,
+            a_transposed: true,
+            b_transposed: false,
+            accumulate,
+        })
+    }
+
+    /// selfᵀ · grad.
+    pub(crate) fn weight_gradient(&self, grad: &Matrix) -> Result<Buffer> {
+        let by_weight = self.gpu().buffer(self.width * grad.width)?;
+        self.add_weight_gradient(grad, &by_weight, false)?;
+        Ok(by_weight)
+    }
+
+    /// Sums of the columns.
+    pub(crate) fn column_sums(&self) -> Result<Buffer> {
+        column_sums(&self.numbers, self.rows, self.width)
+    }
+}
+
+fn column_sums(x: &Buffer, rows: usize, width: usize) -> Result<Buffer> {
+    let chunks = rows.div_ceil(SUM_ROWS);
+    let sum = |x: &Buffer, rows: usize, chunk_rows: usize| {
+        let chunks = rows.div_ceil(chunk_rows);
+        let y = x.gpu().buffer(chunks * width)?;
+        let arguments = [
+            x.pointer(),
+            y.pointer(),
+            int(rows),
+            int(width),
+            int(chunk_rows),
+        ];
+        x.gpu().launch(&Launch {
+            kernel: "column_sums",
+            grid: (width.div_ceil(BLOCK as usize), chunks),
+            block: BLOCK,
+            shared: 0,
+            arguments: &arguments,
+        })?;
+        Ok(y)
+    };
+    sum(&sum(x, rows, SUM_ROWS)?, chunks, chunks.max(1))
+}
+
+/// Cosines and sines of every (position, frequency).
+#[derive(Debug)]
+pub(crate) struct Angles {
+    pub(crate) cosines: Buffer,
+    pub(crate) sines: Buffer,
+    /// Frequencies.
+    pub(crate) half: usize,
+}
+
+impl Buffer {
+    /// self += x.
+    pub(crate) fn add(&self, x: &Buffer) -> Result<()> {
+        let arguments = pointers([self, x]);
+        self.gpu().each("add_assign", self.length(), &arguments)
+    }
+
+    /// self *= factor.
+    pub(crate) fn scale(&self, factor: f32) -> Result<()> {
+        let arguments = [self.pointer(), Argument::Float(factor)];
+        self.gpu().each("scale", self.length(), &arguments)
+    }
+}

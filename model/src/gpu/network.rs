@@ -1,0 +1,381 @@
+//! [`crate::network::Network`] on a GPU: its parameters in the device's memory and the same
+//! forward pass over packed segments, one function for generation, scoring and training.
+
+use std::sync::Arc;
+
+use super::backend::{Argument, Buffer, Gpu, Launch};
+use super::backward::{LayerTape, Tape};
+use super::cache::{Cache, Table};
+use super::matrix::{Angles, Dense, Matrix};
+use crate::kernels::attention::BLOCK as PAGE;
+use crate::network::{self, Batch, Learns};
+use crate::{Error, Result};
+
+/// Threads per block of the attention kernels.
+pub(super) const THREADS: u32 = 128;
+
+/// Shared memory that every GPU gives a block, in f32 numbers.
+const SHARED_MAX: usize = 48 * 1024 / size_of::<f32>();
+
+/// A norm's weight.
+#[derive(Debug)]
+pub(super) struct Norm {
+    pub(super) name: String,
+    pub(super) weight: Buffer,
+}
+
+/// A dense layer.
+#[derive(Debug)]
+pub(super) struct Linear {
+    pub(super) name: String,
+    pub(super) inner: usize,
+    pub(super) width: usize,
+    pub(super) weight: Buffer,
+    pub(super) bias: Option<Buffer>,
+    pub(super) learns: Learning,
+}
+
+/// What training changes of a dense layer.
+#[derive(Debug)]
+pub(super) enum Learning {
+    All,
+    Nothing,
+    Factors(Factors),
+}
+
+/// The adapter of a dense layer; A is `[in, rank]`, B `[rank, out]`.
+#[derive(Debug)]
+pub(super) struct Factors {
+    pub(super) names: [String; 2],
+    pub(super) a: Buffer,
+    pub(super) b: Buffer,
+    pub(super) rank: usize,
+    pub(super) scale: f32,
+}
+
+impl Linear {
+    fn upload(gpu: &Gpu, dense: &network::Dense) -> Result<Self> {
+        Ok(Linear {
+            name: dense.name.clone(),
+            inner: dense.sizes.inner,
+            width: dense.sizes.width,
+            weight: gpu.upload(&dense.weight)?,
+            bias: match &dense.bias {
+                Some(bias) => Some(gpu.upload(bias)?),
+                None => None,
+            },
+            learns: match &dense.learns {
+                Learns::All => Learning::All,
+                Learns::Nothing => Learning::Nothing,
+                Learns::Factors(factors) => Learning::Factors(Factors {
+                    names: factors.names.clone(),
+                    a: gpu.upload(&factors.a)?,
+                    b: gpu.upload(&factors.b)?,
+                    rank: factors.rank,
+                    scale: factors.scale,
+                }),
+            },
+        })
+    }
+
+    pub(super) fn dense(&self) -> Dense<'_> {
+        Dense {
+            numbers: &self.weight,
+            inner: self.inner,
+            width: self.width,
+            transposed: false,
+        }
+    }
+
+    fn apply(&self, x: &Matrix) -> Result<Matrix> {
+        x.times(self.dense(), self.bias.as_ref())
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Layer {
+    pub(super) input_norm: Norm,
+    pub(super) query: Linear,
+    pub(super) key: Linear,
+    pub(super) value: Linear,
+    pub(super) head_norms: Option<[Norm; 2]>,
+    pub(super) output: Linear,
+    pub(super) mlp_norm: Norm,
+    pub(super) gate: Linear,
+    pub(super) up: Linear,
+    pub(super) down: Linear,
+}
+
+/// A model's parameters in the device's memory.
+#[derive(Debug)]
+pub(crate) struct Network {
+    pub(super) gpu: Gpu,
+    /// `[vocabulary, hidden]`
+    pub(super) embedding: Buffer,
+    pub(super) layers: Vec<Layer>,
+    pub(super) norm: Norm,
+    /// `[hidden, vocabulary]`; none where the embedding is the head too, or there is none.
+    head: Option<Buffer>,
+    pub(super) angles: Arc<Angles>,
+    pub(super) hidden: usize,
+    pub(super) vocabulary: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    /// Numbers per head.
+    pub(super) width: usize,
+    pub(super) eps: f32,
+    /// Only the factors of an adapter are trained.
+    pub(super) adapted: bool,
+}
+
+/// A packed batch's ids and where its rows find keys and values.
+#[derive(Debug)]
+pub(super) struct Rows {
+    pub(super) count: usize,
+    pub(super) ids: Buffer<u32>,
+    pub(super) positions: Buffer<u32>,
+    pub(super) table: Table,
+}
+
+impl Network {
+    /// Copies the parameters of `network`, whose head is its embedding if `tied`.
+    ///
+    /// # Errors
+    /// They do not fit into the device's memory, or a head needs more shared memory than
+    /// a block has.
+    pub(crate) fn upload(gpu: &Gpu, network: &network::Network, tied: bool) -> Result<Self> {
+        let group = network.heads / network.kv_heads;
+        let needed =
+            (group * (3 * network.width + PAGE + 2)).max(4 * network.width + 2 * group * PAGE);
+        if needed > SHARED_MAX {
+            return Err(Error::Device {
+                name: gpu.name().to_owned(),
+                message: format!(
+                    "{group} query heads of {} numbers share a key head, which needs {} bytes \
+                     of shared memory for attention, a block has {}; use \"cpu\"",
+                    network.width,
+                    needed * size_of::<f32>(),
+                    SHARED_MAX * size_of::<f32>(),
+                ),
+            });
+        }
+        let norm = |norm: &network::Norm| {
+            Ok::<_, Error>(Norm {
+                name: norm.name.clone(),
+                weight: gpu.upload(&norm.weight)?,
+            })
+        };
+        let linear = |dense: &network::Dense| Linear::upload(gpu, dense);
+        let layer = |layer: &network::Layer| {
+            Ok::<_, Error>(Layer {
+                input_norm: norm(&layer.input_norm)?,
+                query: linear(&layer.query)?,
+                key: linear(&layer.key)?,
+                value: linear(&layer.value)?,
+                head_norms: match &layer.head_norms {
+                    Some([query, key]) => Some([norm(query)?, norm(key)?]),
+                    None => None,
+                },
+                output: linear(&layer.output)?,
+                mlp_norm: norm(&layer.mlp_norm)?,
+                gate: linear(&layer.gate)?,
+                up: linear(&layer.up)?,
+                down: linear(&layer.down)?,
+            })
+        };
+        let has_own_head = !tied && !network.head.is_empty();
+        Ok(Network {
+            gpu: gpu.clone(),
+            embedding: gpu.upload(&network.embedding)?,
+            layers: network.layers.iter().map(layer).collect::<Result<_>>()?,
+            norm: norm(&network.norm)?,
+            head: match has_own_head {
+                true => Some(gpu.upload(&network.head)?),
+                false => None,
+            },
+            angles: Arc::new(Angles {
+                cosines: gpu.upload(network.rope.cosines())?,
+                sines: gpu.upload(network.rope.sines())?,
+                half: network.width / 2,
+            }),
+            hidden: network.hidden,
+            vocabulary: network.embedding.len() / network.hidden,
+            heads: network.heads,
+            kv_heads: network.kv_heads,
+            width: network.width,
+            eps: network.eps,
+            adapted: network.adapted,
+        })
+    }
+
+    /// Numbers for every wanted row, from the processor.
+    pub(crate) fn upload_states(&self, states: &[f32]) -> Result<Matrix> {
+        self.gpu.upload_matrix(states, self.hidden)
+    }
+
+    /// An empty cache for one sequence.
+    pub(crate) fn cache(&self) -> Cache {
+        Cache::new(self.layers.len(), self.kv_heads * self.width)
+    }
+
+    /// The head's weight.
+    pub(super) fn head(&self) -> Dense<'_> {
+        let (inner, width) = (self.hidden, self.vocabulary);
+        match &self.head {
+            Some(numbers) => Dense {
+                numbers,
+                inner,
+                width,
+                transposed: false,
+            },
+            None => Dense {
+                numbers: &self.embedding,
+                inner,
+                width,
+                transposed: true,
+            },
+        }
+    }
+
+    /// Normed hidden states of the wanted `rows` of the batch; caches and tape as in
+    /// [`network::Network::hidden`].
+    pub(crate) fn hidden(
+        &self,
+        batch: &Batch,
+        wanted: &[u32],
+        caches: Option<&mut [&mut Cache]>,
+        mut tape: Option<&mut Tape>,
+    ) -> Result<Matrix> {
+        let table = match caches {
+            Some(caches) => Table::of_caches(&self.gpu, batch, caches)?,
+            None => Table::of_rows(&self.gpu, batch, self.kv_heads * self.width)?,
+        };
+        let rows = Rows {
+            count: batch.ids.len(),
+            ids: self.gpu.upload(&batch.ids)?,
+            positions: self.gpu.upload(&batch.positions)?,
+            table,
+        };
+        let wanted = self.gpu.upload(wanted)?;
+        let mut x = self.gpu.gather(&self.embedding, &rows.ids, self.hidden)?;
+        for number in 0..self.layers.len() {
+            // The last layer's rows go their own ways: only the wanted ones are needed.
+            let wanted = (number + 1 == self.layers.len()).then_some(&wanted);
+            let (next, layer) = self.layer(number, &rows, wanted, x)?;
+            if let Some(tape) = &mut tape {
+                tape.keep(layer);
+            }
+            x = next;
+        }
+        let normed = x.norm(&self.norm.weight, self.eps)?;
+        if let Some(tape) = tape {
+            tape.last = Some(x);
+            tape.rows = Some((rows, wanted));
+        }
+        Ok(normed)
+    }
+
+    /// One layer: its output, of the `wanted` rows if these are named, and what its backward
+    /// pass needs.
+    pub(super) fn layer(
+        &self,
+        number: usize,
+        rows: &Rows,
+        wanted: Option<&Buffer<u32>>,
+        x: Matrix,
+    ) -> Result<(Matrix, LayerTape)> {
+        let layer = &self.layers[number];
+        let h = x.norm(&layer.input_norm.weight, self.eps)?;
+        let mut queries = layer.query.apply(&h)?;
+        let mut keys = layer.key.apply(&h)?;
+        let values = layer.value.apply(&h)?;
+        let unnormed = match &layer.head_norms {
+            Some([by_query, by_key]) => {
+                let normed = queries.norm(&by_query.weight, self.eps)?;
+                let unnormed = std::mem::replace(&mut queries, normed);
+                let normed = keys.norm(&by_key.weight, self.eps)?;
+                Some([unnormed, std::mem::replace(&mut keys, normed)])
+            }
+            None => None,
+        };
+        queries.rotate(&rows.positions, &self.angles, false)?;
+        keys.rotate(&rows.positions, &self.angles, false)?;
+        let (mixed, log_sums) = self.attend(number, rows, &queries, &keys, &values)?;
+        let (mut middle, selected) = match wanted {
+            Some(wanted) => (x.select(wanted)?, Some(mixed.select(wanted)?)),
+            None => (x.duplicate()?, None),
+        };
+        middle.add_times(selected.as_ref().unwrap_or(&mixed), layer.output.dense())?;
+        let h = middle.norm(&layer.mlp_norm.weight, self.eps)?;
+        let (gate, up) = (layer.gate.apply(&h)?, layer.up.apply(&h)?);
+        let mut next = middle.duplicate()?;
+        next.add_times(&gate.swiglu(&up)?, layer.down.dense())?;
+        let tape = LayerTape {
+            x,
+            unnormed,
+            queries,
+            keys,
+            values,
+            mixed,
+            log_sums,
+            middle,
+            gate,
+            up,
+        };
+        Ok((next, tape))
+    }
+
+    /// What attention gives every row, and the logarithms of the sums of its weights.
+    fn attend(
+        &self,
+        layer: usize,
+        rows: &Rows,
+        queries: &Matrix,
+        keys: &Matrix,
+        values: &Matrix,
+    ) -> Result<(Matrix, Buffer)> {
+        let kv_width = self.kv_heads * self.width;
+        let [key_base, value_base] = rows.table.bases(layer, kv_width, keys, values);
+        let (positions, starts) = (rows.positions.pointer(), rows.table.starts.pointer());
+        let pages = rows.table.pages.pointer();
+        if rows.table.is_cached {
+            let arguments = [
+                keys.pointer(),
+                values.pointer(),
+                positions,
+                starts,
+                pages,
+                key_base,
+                value_base,
+                Argument::Int(kv_width as i32),
+            ];
+            self.gpu.rows("store_keys_values", rows.count, &arguments)?;
+        }
+        let mixed = self.gpu.matrix(rows.count, self.heads * self.width)?;
+        let log_sums = self.gpu.buffer(rows.count * self.heads)?;
+        let arguments = [
+            queries.pointer(),
+            positions,
+            starts,
+            pages,
+            key_base,
+            value_base,
+            mixed.pointer(),
+            log_sums.pointer(),
+        ];
+        let group = self.heads / self.kv_heads;
+        self.gpu.launch(&Launch {
+            kernel: "attend",
+            grid: (rows.count, self.kv_heads),
+            block: THREADS,
+            shared: group * (2 * self.width + PAGE + 3),
+            arguments: &[&arguments, self.head_sizes().as_slice()].concat(),
+        })?;
+        Ok((mixed, log_sums))
+    }
+
+    /// What the attention kernels take last.
+    pub(super) fn head_sizes(&self) -> [Argument; 3] {
+        [self.heads, self.kv_heads, self.width].map(|size| Argument::Int(size as i32))
+    }
+}

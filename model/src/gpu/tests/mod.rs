@@ -1,0 +1,30 @@
+//! The GPU's path, on an emulated device, against the processor's: first kernel by kernel,
+//! then what stages call. Products are the processor's own here, so what is compared is
+//! everything else. Every test runs the threads of a block in ascending and in descending
+//! order, which must give equal bits.
+
+mod kernels;
+mod policies;
+#[cfg(feature = "cuda")]
+mod refusals;
+
+use super::Gpu;
+use super::emulator::{Order, emulated};
+use crate::{Device, Policy};
+
+const ORDERS: [Order; 2] = [Order::Ascending, Order::Descending];
+
+/// An emulated GPU. Where `AGENTGYM_TEST_GPU` has a number, that GPU in its place, whatever
+/// the order: the same tests say whether it computes what the emulation does.
+fn gpu(order: Order) -> Gpu {
+    static OPENED: std::sync::OnceLock<Gpu> = std::sync::OnceLock::new();
+    let open = |number: String| super::open(number.parse().unwrap()).unwrap();
+    match std::env::var("AGENTGYM_TEST_GPU") {
+        Ok(number) => OPENED.get_or_init(|| open(number)).clone(),
+        Err(_) => emulated(order),
+    }
+}
+
+fn on_gpu(policy: &Policy, order: Order) -> Policy {
+    policy.on(&Device::of(gpu(order))).unwrap()
+}

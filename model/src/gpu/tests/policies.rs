@@ -1,0 +1,356 @@
+//! Scoring, generation and training on the emulated GPU: near the processor's numbers, and
+//! with the promises the processor keeps (I7).
+
+use super::{ORDERS, on_gpu};
+use crate::gpu::emulator::Order;
+use crate::tests::{
+    SHAPES, Shape, random_adapter, random_policy, relative_error, requests, sequences, tiny_policy,
+};
+use crate::{
+    ALL_LINEAR, AdamW, ComputeOptions, Critic, CriticTrainer, Device, Engine, EngineOptions,
+    Gradients, LoraOptions, Policy, Sampling, ScoreRequest, Scores, Trainer, Turn, TurnDone, Unit,
+    UnitCoefficients, UnitStreams, score, values,
+};
+
+const TEMPERATURE: f64 = 0.8;
+
+/// Largest difference to the processor, over the root mean square of its numbers: both
+/// compute in f32, in different orders.
+const SCORES_TOLERANCE: f64 = 2e-5;
+const GRADIENTS_TOLERANCE: f64 = 1e-4;
+
+/// Sequences across pages, and one with nothing to score.
+const LENGTHS: [usize; 4] = [70, 1, 33, 130];
+
+/// Tied and untied heads, groups of 1, 2 and 3, both architectures, widths that are no
+/// multiple of anything.
+fn policies() -> Vec<Policy> {
+    let some = [SHAPES[1], SHAPES[2], SHAPES[4]];
+    let mut policies: Vec<Policy> = some.map(|shape| random_policy(shape, 7)).into();
+    policies.push(tiny_policy());
+    policies
+}
+
+fn scores(policy: &Policy, requests: &[ScoreRequest<'_>], pack_tokens: usize) -> Vec<Scores> {
+    let options = ComputeOptions {
+        pack_tokens,
+        ..ComputeOptions::default()
+    };
+    score(policy, requests, TEMPERATURE, &options).unwrap()
+}
+
+fn flat(scores: &[Scores]) -> [Vec<f32>; 2] {
+    [
+        scores.iter().flat_map(|s| s.log_probs.clone()).collect(),
+        scores.iter().flat_map(|s| s.entropies.clone()).collect(),
+    ]
+}
+
+#[test]
+fn scores_are_the_processors_and_do_not_depend_on_packing() {
+    for policy in policies() {
+        let sequences = sequences(policy.config().vocab_size, &LENGTHS, 1);
+        let requests = requests(&sequences);
+        let expected = flat(&scores(&policy, &requests, 1024));
+        let alone = ORDERS.map(|order| scores(&on_gpu(&policy, order), &requests, 1));
+        assert!(alone[0] == alone[1], "a barrier is missing");
+        let found = flat(&alone[0]);
+        for (found, expected) in found.iter().zip(&expected) {
+            let error = relative_error(found, expected);
+            assert!(error < SCORES_TOLERANCE, "{error}");
+        }
+        let together = scores(&on_gpu(&policy, Order::Ascending), &requests, usize::MAX);
+        assert!(together == alone[0], "packing shows");
+    }
+}
+
+fn turn(sequence: u64, append: &[u32], tokens_max: usize, sampling: Sampling) -> Turn {
+    Turn {
+        sequence,
+        append: append.to_vec(),
+        stream: [sequence as u8; 32],
+        turn: 0,
+        sampling,
+        tokens_max,
+        stop_ids: vec![2],
+    }
+}
+
+fn generate(policy: &Policy, turns: &[Turn], options: EngineOptions) -> Vec<TurnDone> {
+    let mut engine = Engine::new(policy.clone(), options);
+    for turn in turns {
+        engine.submit(turn.clone()).unwrap();
+    }
+    let mut done = Vec::new();
+    while !engine.is_idle() {
+        done.extend(engine.step().unwrap());
+    }
+    done.sort_by_key(|turn| turn.sequence);
+    done
+}
+
+/// Prompts that begin alike, so that pages are shared, and all ways to sample.
+fn turns(vocabulary: usize) -> Vec<Turn> {
+    let common = &sequences(vocabulary, &[100], 3)[0].token_ids;
+    let kinds = [
+        Sampling::default(),
+        Sampling {
+            temperature: 0.7,
+            ..Sampling::default()
+        },
+        Sampling {
+            greedy: true,
+            ..Sampling::default()
+        },
+        Sampling {
+            top_k: 5,
+            top_p: 0.9,
+            ..Sampling::default()
+        },
+    ];
+    let prompt = |number: usize| {
+        let mut ids = common[..60 + 10 * number].to_vec();
+        ids.push(number as u32 + 3);
+        ids
+    };
+    let turn = |(number, &kind)| turn(number as u64, &prompt(number), 12, kind);
+    kinds.iter().enumerate().map(turn).collect()
+}
+
+#[test]
+fn generation_draws_the_processors_ids_whatever_runs_beside() {
+    for policy in policies() {
+        let turns = turns(policy.config().vocab_size);
+        let expected = generate(&policy, &turns, EngineOptions::default());
+        let orders = ORDERS.map(|order| {
+            let policy = on_gpu(&policy, order);
+            generate(&policy, &turns, EngineOptions::default())
+        });
+        assert!(orders[0] == orders[1], "a barrier is missing");
+        for (found, expected) in orders[0].iter().zip(&expected) {
+            assert_eq!(found.token_ids, expected.token_ids);
+            let error = relative_error(&found.log_probs, &expected.log_probs);
+            assert!(error < SCORES_TOLERANCE, "{error}");
+        }
+        // One row at a time, in small chunks, with caches thrown away.
+        let narrow = EngineOptions {
+            rows_max: 1,
+            cache_tokens_max: 1,
+            prefill_chunk: 7,
+        };
+        let policy = on_gpu(&policy, Order::Ascending);
+        assert!(
+            generate(&policy, &turns, narrow) == orders[0],
+            "batching shows"
+        );
+    }
+}
+
+#[test]
+fn sampled_log_probs_are_scored_again_bit_for_bit() {
+    for policy in policies() {
+        let policy = on_gpu(&policy, Order::Ascending);
+        let sampling = Sampling {
+            temperature: TEMPERATURE,
+            ..Sampling::default()
+        };
+        let prompt = &sequences(policy.config().vocab_size, &[61], 9)[0].token_ids;
+        let done = generate(
+            &policy,
+            &[turn(5, prompt, 8, sampling)],
+            EngineOptions::default(),
+        );
+        let ids = [prompt.as_slice(), &done[0].token_ids].concat();
+        let mask: Vec<bool> = (0..ids.len()).map(|t| t >= prompt.len()).collect();
+        let request = ScoreRequest {
+            token_ids: &ids,
+            loss_mask: &mask,
+        };
+        let scored = &scores(&policy, &[request], 1024)[0];
+        assert_eq!(scored.log_probs[prompt.len()..], done[0].log_probs);
+    }
+}
+
+fn units(policy: &Policy) -> Vec<Unit> {
+    let sequences = sequences(policy.config().vocab_size, &[20, 70, 5, 2, 66], 4);
+    sequences
+        .chunks(2)
+        .map(|sequences| Unit {
+            sequences: sequences.to_vec(),
+            skip: false,
+        })
+        .collect()
+}
+
+/// Different for every token; unit 1 contributes nothing.
+fn coefficients(unit: usize, streams: &UnitStreams) -> UnitCoefficients {
+    let fill = |streams: &[Vec<f32>], factor: f64| {
+        let factor = if unit == 1 { 0.0 } else { factor };
+        let own = |s: &Vec<f32>| (0..s.len()).map(|t| factor * (1 + t % 3) as f64).collect();
+        streams.iter().map(own).collect()
+    };
+    UnitCoefficients {
+        log_probs: fill(&streams.log_probs, -0.02),
+        entropies: fill(&streams.entropies, 0.01),
+    }
+}
+
+fn gradients(policy: &Policy, checkpointed: bool) -> Gradients {
+    let options = ComputeOptions {
+        checkpointed,
+        ..ComputeOptions::default()
+    };
+    let trainer = Trainer::new(policy.clone(), AdamW::default());
+    let units = units(policy);
+    (trainer
+        .gradients(&units, TEMPERATURE, &coefficients, &options)
+        .unwrap())
+    .0
+}
+
+fn assert_near(found: &Gradients, expected: &Gradients) {
+    assert!(
+        found
+            .iter()
+            .map(|(name, _)| name)
+            .eq(expected.iter().map(|(name, _)| name))
+    );
+    for ((name, found), (_, expected)) in found.iter().zip(expected.iter()) {
+        let error = relative_error(found, expected);
+        assert!(error < GRADIENTS_TOLERANCE, "{name}: {error}");
+    }
+}
+
+/// All parameters of a policy, and the factors of an adapter.
+fn trained() -> Vec<Policy> {
+    let adapted = |shape: Shape| {
+        let base = random_policy(shape, 8);
+        let options = LoraOptions::new(3, 6.0, [ALL_LINEAR]).unwrap();
+        let adapter = random_adapter(&base, options, 9);
+        base.with_adapter(adapter).unwrap()
+    };
+    let mut trained = policies();
+    trained.push(adapted(SHAPES[4]));
+    trained
+}
+
+#[test]
+fn gradients_are_the_processors_also_with_layers_computed_twice() {
+    for policy in trained() {
+        let expected = gradients(&policy, false);
+        let orders = ORDERS.map(|order| gradients(&on_gpu(&policy, order), false));
+        assert!(orders[0] == orders[1], "a barrier is missing");
+        assert_near(&orders[0], &expected);
+        let twice = gradients(&on_gpu(&policy, Order::Ascending), true);
+        assert!(twice == orders[0], "checkpoints show");
+    }
+}
+
+/// Two steps, the second after a resume from files: weights, norms and moments.
+#[test]
+fn optimizer_steps_are_the_processors_also_across_a_resume() {
+    let options = ComputeOptions::default();
+    let adamw = AdamW {
+        // Far above a gradient's error, which a root of its own size would blow up.
+        eps: 1e-3,
+        weight_decay: 0.1,
+        decay_excludes_norms_and_biases: true,
+        ..AdamW::default()
+    };
+    for policy in trained() {
+        let step = |trainer: &mut Trainer| {
+            let units = units(&policy);
+            trainer
+                .step(&units, TEMPERATURE, 1e-2, &coefficients, &options)
+                .unwrap()
+        };
+        let run = |policy: Policy| {
+            let folder = tempfile::tempdir().unwrap();
+            let mut trainer = Trainer::new(policy, adamw);
+            let first = step(&mut trainer);
+            trainer.save_optimizer(folder.path()).unwrap();
+            let mut resumed = Trainer::with_state(trainer.policy(), adamw, folder.path()).unwrap();
+            let second = step(&mut resumed);
+            assert_eq!(step(&mut trainer), second, "the resume shows");
+            assert!(trainer.policy().weights() == resumed.policy().weights());
+            assert_eq!(resumed.optimizer_steps(), 2);
+            ([first, second], resumed.into_policy())
+        };
+        let (expected, on_processor) = run(policy.clone());
+        let (found, on_gpu) = run(on_gpu(&policy, Order::Ascending));
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found.tokens, expected.tokens);
+            assert!((found.grad_norm / expected.grad_norm - 1.0).abs() < GRADIENTS_TOLERANCE);
+        }
+        let (found, expected) = (on_gpu.trained_weights(), on_processor.trained_weights());
+        for ((name, found), (_, expected)) in found.iter().zip(expected.iter()) {
+            let before = policy.trained_weights().get(name).unwrap().numbers();
+            let moved = |after: &[f32]| -> Vec<f32> {
+                after
+                    .iter()
+                    .zip(before)
+                    .map(|(after, before)| after - before)
+                    .collect()
+            };
+            let error = relative_error(&moved(found.numbers()), &moved(expected.numbers()));
+            assert!(error < 1e-2, "{name}: {error}");
+        }
+    }
+}
+
+#[test]
+fn gradients_that_are_not_finite_change_nothing_on_a_gpu() {
+    let policy = on_gpu(&tiny_policy(), Order::Ascending);
+    let mut trainer = Trainer::new(policy.clone(), AdamW::default());
+    let infinite = |_: usize, streams: &UnitStreams| {
+        let fill = |streams: &[Vec<f32>]| streams.iter().map(|s| vec![1e300; s.len()]).collect();
+        UnitCoefficients {
+            log_probs: fill(&streams.log_probs),
+            entropies: fill(&streams.entropies),
+        }
+    };
+    let options = ComputeOptions::default();
+    let report = trainer
+        .step(&units(&policy), 1.0, 1e-2, &infinite, &options)
+        .unwrap();
+    assert!(report.skipped_non_finite);
+    assert!(trainer.policy().weights() == policy.weights());
+    assert_eq!(trainer.optimizer_steps(), 0);
+}
+
+#[test]
+fn a_critic_values_and_learns_as_on_the_processor() {
+    let policy = tiny_policy();
+    let folder = tempfile::tempdir().unwrap();
+    let fresh = Critic::new(&policy).unwrap();
+    // A fresh head is zero, and nothing would go through it.
+    let mut weights = fresh.weights().clone();
+    weights.replace("score.weight", &mut |old| {
+        (0..old.len()).map(|i| (i % 7) as f32 * 0.1 - 0.3).collect()
+    });
+    fresh
+        .with_weights(weights)
+        .unwrap()
+        .save(folder.path())
+        .unwrap();
+    let device = Device::of(super::gpu(Order::Ascending));
+    let critics = [Device::cpu(), device];
+    let [expected, found] = critics.map(|device| {
+        let critic = Critic::load(folder.path(), &device).unwrap();
+        let sequences = sequences(policy.config().vocab_size, &LENGTHS, 5);
+        let options = ComputeOptions::default();
+        let values = values(&critic, &requests(&sequences), &options).unwrap();
+        let trainer = CriticTrainer::new(critic, AdamW::default());
+        let by_value = |_: usize, values: &[Vec<f32>]| {
+            let own = |v: &Vec<f32>| v.iter().map(|&v| f64::from(v) - 0.5).collect();
+            values.iter().map(own).collect()
+        };
+        let gradients = trainer
+            .gradients(&units(&policy), &by_value, &options)
+            .unwrap()
+            .0;
+        (values.concat(), gradients)
+    });
+    assert!(relative_error(&found.0, &expected.0) < SCORES_TOLERANCE);
+    assert_near(&found.1, &expected.1);
+}
