@@ -11,5 +11,7 @@ if [ $# -gt 0 ]; then
 fi
 cargo fmt --all --check
 cargo clippy --release --workspace --all-targets -- -D warnings
+# What only a GPU runs is at least compiled and looked at.
+cargo clippy --release --workspace --all-targets --features agentgym-worker/cuda -- -D warnings
 cargo test --release --workspace
 RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --document-private-items
