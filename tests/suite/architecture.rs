@@ -187,6 +187,8 @@ fn own_decisions(manifest: &str) -> Vec<&str> {
             && !line.is_empty()
             && !line.starts_with('#')
             && !line.ends_with(".workspace = true")
+            // What a feature of the member's own switches on.
+            && !line.ends_with(" = { workspace = true, optional = true }")
         {
             found.push(line);
         }
