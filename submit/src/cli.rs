@@ -35,6 +35,9 @@ pub struct Global {
     /// Queue: sqlite:FILE or redis://… [default: queue.url, else a SQLite file beside the store]
     #[arg(long, global = true, env = "AGENTGYM_QUEUE", value_name = "URL")]
     pub queue: Option<String>,
+    /// Where workers in this process compute: cpu, cuda:N, or auto for a GPU where there is one
+    #[arg(long, global = true, env = "AGENTGYM_DEVICE", default_value = "cpu")]
+    pub device: String,
     /// Print one JSON document instead of text
     #[arg(long, global = true)]
     pub json: bool,

@@ -49,6 +49,14 @@ fn global_overrides(global: &Global) -> Vec<String> {
     .collect()
 }
 
+/// Refuses a device that cannot be used, where workers of this process are to use it.
+fn check_device(plan: &Plan, device: &str) -> Result<()> {
+    if plan.config.jobs.workers > 0 {
+        agentgym_model::Device::parse(device).map_err(|e| Error::Usage(e.to_string()))?;
+    }
+    Ok(())
+}
+
 /// `run RUN.YAML`.
 pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
     let config = read_config(args, global)?;
@@ -64,6 +72,7 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
         config.config.queue.url.clone(),
     );
     let plan = Plan::new(config.clone(), base())?;
+    check_device(&plan, &global.device)?;
     let store = Store::open(&storage).await?;
     store.probe().await?;
     let plan = loop {
@@ -118,6 +127,7 @@ pub(crate) async fn resume(run: &str, overrides: &[String], global: &Global) -> 
     let store = existing_store(&url).await?;
     store.probe().await?;
     let plan = go_on(&store, run, overrides).await?;
+    check_device(&plan, &global.device)?;
     drive(store, plan, queue, Display::new(global.quiet), global).await
 }
 
@@ -150,6 +160,7 @@ pub(crate) async fn fork(args: &ForkArgs, global: &Global) -> Result<()> {
     let url = global.store.as_deref().unwrap_or(DEFAULT_STORE);
     let store = existing_store(url).await?;
     let parent = RunView::open(&store, &args.run).await?;
+    check_device(&parent.plan, &global.device)?;
     store.probe().await?;
     let child = fork::fork(&parent, args, global_overrides(global), base()).await?;
     let display = Display::new(global.quiet);
@@ -305,7 +316,13 @@ async fn drive(
         agentgym_worker::Error::Io { source, .. } => Error::local(cache_dir())(source),
         other => Error::Worker(other.to_string()),
     })?;
-    let crew = start_workers(&store, &plan, &queue, scratch.path(), &interrupts);
+    let crew = start_workers(
+        &store,
+        &plan,
+        &queue,
+        (scratch.path(), &global.device),
+        &interrupts,
+    );
     if crew.workers.is_empty() {
         announce(&store, &plan, &queue).await?;
     }
@@ -371,7 +388,7 @@ fn start_workers(
     store: &Store,
     plan: &Arc<Plan>,
     queue: &Queue,
-    scratch: &Path,
+    (scratch, device): (&Path, &str),
     interrupts: &Interrupts,
 ) -> Crew {
     let (events, receiver) = broadcast::channel(EVENTS_KEPT);
@@ -388,7 +405,7 @@ fn start_workers(
                 .jobs
                 .threads
                 .unwrap_or_else(agentgym_worker::cores),
-            device: "cpu".to_owned(),
+            device: device.to_owned(),
             run: Some(plan.run.clone()),
             exit_when_finished: true,
             cache_dir: scratch.to_owned(),

@@ -281,6 +281,8 @@ fn stores_and_queues_that_cannot_be() {
     worker("--store s --device tpu", 2, &["tpu", "cpu", "auto", "cuda"]);
     let words = ["cuda:99", "cannot be used", "cpu"];
     worker("--store s --device cuda:99", 2, &words);
+    scene.refuses("run.yaml --store untouched --device cuda:99", 2, &words);
+    assert!(!scene.path("untouched").exists());
     worker(
         "--store s --preemption oracle",
         2,

@@ -70,7 +70,6 @@ fn library() -> &'static Library {
                 "-O2",
                 "-U_FORTIFY_SOURCE",
                 "-Wall",
-                "-Werror",
                 "-shared",
                 "-fPIC",
                 "-o",
