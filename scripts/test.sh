@@ -14,4 +14,8 @@ cargo clippy --release --workspace --all-targets -- -D warnings
 # What only a GPU runs is at least compiled and looked at.
 cargo clippy --release --workspace --all-targets --features agentgym-worker/cuda -- -D warnings
 cargo test --release --workspace
+# NVRTC compiles the GPU's kernels where scripts/cuda-libs.sh, or a toolkit, has put it.
+if [ -n "${AGENTGYM_CUDA_LIBS:-}" ]; then
+  cargo test --release --workspace --lib --features agentgym-worker/cuda gpu::
+fi
 RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --document-private-items
