@@ -102,10 +102,19 @@ async fn folder(arguments: &[&str], redis: Option<&RedisServer>) -> anyhow::Resu
         all.merge(row);
     }
     println!("{:<13} {all}", "attempts");
+    let share = |busy_s: f64, wall_s: f64| 100.0 * (1.0 - busy_s / wall_s);
     println!(
         "whole process {whole_s:>11.2} s, of which policy and environments {:.2} s: pipeline share {:.1} %",
         all.busy_s,
-        100.0 * (1.0 - all.busy_s / whole_s)
+        share(all.busy_s, whole_s)
+    );
+    // Starting the process, planning and the queue count here too.
+    let mut short = Row::default();
+    let rows = stages.values().filter(|row| row.wall_s < row.parts as f64);
+    rows.for_each(|row| short.merge(row));
+    println!(
+        "without the stages whose parts take less than a second: {:.1} %",
+        share(all.busy_s - short.busy_s, whole_s - short.wall_s)
     );
     Ok(())
 }
