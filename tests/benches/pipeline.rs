@@ -112,10 +112,12 @@ async fn folder(arguments: &[&str], redis: Option<&RedisServer>) -> anyhow::Resu
     let mut short = Row::default();
     let rows = stages.values().filter(|row| row.wall_s < row.parts as f64);
     rows.for_each(|row| short.merge(row));
-    println!(
-        "without the stages whose parts take less than a second: {:.1} %",
-        share(all.busy_s - short.busy_s, whole_s - short.wall_s)
-    );
+    if short.parts < all.parts {
+        println!(
+            "without the stages whose parts take less than a second: {:.1} %",
+            share(all.busy_s - short.busy_s, whole_s - short.wall_s)
+        );
+    }
     Ok(())
 }
 
