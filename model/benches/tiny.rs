@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use agentgym_model::{
     AdamW, ComputeOptions, Engine, EngineOptions, ModelConfig, Policy, ScoreRequest, TrainSequence,
-    Trainer, keep_freed_memory, score,
+    Trainer, score,
 };
 
 use common::{Numbers, coefficients, cpu_seconds, turn, units};
@@ -110,7 +110,6 @@ fn main() {
         assert!(ended.success(), "{ended}");
         return;
     }
-    keep_freed_memory();
     let policy = policy();
     let mut numbers = Numbers(4);
     for rows in [1, 8, 32, 64] {

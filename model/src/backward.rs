@@ -2,6 +2,8 @@
 //! first. Norms and activations are computed again; products, queries, keys and
 //! values are kept by the forward pass.
 
+use std::mem::{replace, take};
+
 use crate::gradients::Gradients;
 use crate::kernels::attention_backward::{Sequence, SequenceGradients, attend_backward};
 use crate::kernels::dense;
@@ -83,7 +85,9 @@ impl Network {
         grad: &[f32],
         gradients: &mut Gradients,
     ) {
-        let mut grad = self.norm_backward(&self.norm, &tape.last, grad, gradients);
+        let by_hidden = grad;
+        let mut grad = vec![0.0; tape.last.len()];
+        self.norm_backward(&self.norm, &tape.last, by_hidden, &mut grad, gradients);
         let mut wanted = Some(rows);
         for (number, kept) in tape.layers.into_iter().enumerate().rev() {
             // Only the last layer, the first here, has selected rows.
@@ -110,19 +114,20 @@ impl Network {
         layer: &Layer,
         batch: &Batch,
         rows: Option<&[u32]>,
-        tape: LayerTape,
+        mut tape: LayerTape,
         mut grad: Vec<f32>,
         gradients: &mut Gradients,
     ) -> Vec<f32> {
         // next = middle + down(swiglu(gate(h), up(h))), h = norm(middle)
         let inner = swiglu(&tape.gate, &tape.up);
         let grad_inner = layer.down.backward(&inner, &grad, gradients);
-        let (grad_gate, grad_up) = swiglu_backward(&tape.gate, &tape.up, &grad_inner);
+        let (mut grad_gate, mut grad_up) = (take(&mut tape.gate), take(&mut tape.up));
+        swiglu_backward(&mut grad_gate, &mut grad_up, &grad_inner);
         let h = rms_norm(&tape.middle, &layer.mlp_norm.weight, self.eps);
         let mut grad_h = layer.gate.backward(&h, &grad_gate, gradients);
         layer.up.backward_to(&mut grad_h, &h, &grad_up, gradients);
-        let by_norm = self.norm_backward(&layer.mlp_norm, &tape.middle, &grad_h, gradients);
-        add_assign(&mut grad, &by_norm);
+        let (norm, x) = (&layer.mlp_norm, &tape.middle);
+        self.norm_backward(norm, x, &grad_h, &mut grad, gradients);
 
         // middle = x + output(attention(query(h), key(h), value(h))), h = norm(x)
         let wanted = rows.map(|rows| select(&tape.mixed, rows, self.heads * self.width));
@@ -150,8 +155,13 @@ impl Network {
         );
         if let (Some(norms), Some(unnormed)) = (&layer.head_norms, &tape.unnormed) {
             let [by_query, by_key] = norms;
-            grad_queries = self.norm_backward(by_query, &unnormed[0], &grad_queries, gradients);
-            grad_keys = self.norm_backward(by_key, &unnormed[1], &grad_keys, gradients);
+            for (norm, x, grad) in [
+                (by_query, &unnormed[0], &mut grad_queries),
+                (by_key, &unnormed[1], &mut grad_keys),
+            ] {
+                let by_normed = replace(grad, vec![0.0; x.len()]);
+                self.norm_backward(norm, x, &by_normed, grad, gradients);
+            }
         }
         let h = rms_norm(&tape.x, &layer.input_norm.weight, self.eps);
         let mut grad_h = layer.query.backward(&h, &grad_queries, gradients);
@@ -161,8 +171,7 @@ impl Network {
         layer
             .value
             .backward_to(&mut grad_h, &h, &grad_values, gradients);
-        let by_norm = self.norm_backward(&layer.input_norm, &tape.x, &grad_h, gradients);
-        add_assign(&mut grad, &by_norm);
+        self.norm_backward(&layer.input_norm, &tape.x, &grad_h, &mut grad, gradients);
         grad
     }
 
@@ -197,43 +206,36 @@ impl Network {
         [by_queries, by_keys, by_values]
     }
 
+    /// Adds the derivative by a norm's input to `by_x` and records the one by its weight.
     fn norm_backward(
         &self,
         norm: &Norm,
         x: &[f32],
         grad: &[f32],
+        by_x: &mut [f32],
         gradients: &mut Gradients,
-    ) -> Vec<f32> {
-        let (by_x, by_weight) = rms_norm_backward(x, &norm.weight, grad, self.eps);
+    ) {
+        let by_weight = rms_norm_backward(x, &norm.weight, grad, self.eps, by_x);
         if !self.adapted {
             gradients.insert(&norm.name, by_weight);
         }
-        by_x
     }
 }
 
 impl Dense {
     /// Records the derivatives by what is trained, returns the one by the input.
     fn backward(&self, x: &[f32], grad: &[f32], gradients: &mut Gradients) -> Vec<f32> {
-        let mut by_x = vec![0.0; x.len()];
-        self.derive(&mut by_x, x, grad, gradients, false);
-        by_x
+        self.learn(x, grad, gradients);
+        dense::grad_input(grad, &self.weight, self.sizes)
     }
 
     /// As [`Dense::backward`], with the derivative by the input added to `by_x`.
     fn backward_to(&self, by_x: &mut [f32], x: &[f32], grad: &[f32], gradients: &mut Gradients) {
-        self.derive(by_x, x, grad, gradients, true);
+        self.learn(x, grad, gradients);
+        dense::add_grad_input(by_x, grad, &self.weight, self.sizes);
     }
 
-    fn derive(
-        &self,
-        by_x: &mut [f32],
-        x: &[f32],
-        grad: &[f32],
-        gradients: &mut Gradients,
-        accumulate: bool,
-    ) {
-        dense::grad_input(by_x, grad, &self.weight, self.sizes, accumulate);
+    fn learn(&self, x: &[f32], grad: &[f32], gradients: &mut Gradients) {
         match &self.learns {
             Learns::All => {
                 let by_weight = dense::grad_weight(x, grad, self.sizes);
@@ -261,9 +263,7 @@ impl Factors {
             inner: self.rank,
             width: sizes.width,
         };
-        let rows = x.len() / sizes.inner;
-        let mut by_middle = vec![0.0; rows * self.rank];
-        dense::grad_input(&mut by_middle, grad, &self.b, up, false);
+        let by_middle = dense::grad_input(grad, &self.b, up);
         let middle = dense::forward(x, &self.a, None, down);
         let by_a = dense::grad_weight(x, &by_middle, down);
         let by_b = dense::grad_weight(&middle, grad, up);

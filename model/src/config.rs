@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::{Error, Result};
 
 /// Widest head the attention kernels have room for.
-const HEAD_WIDTH_MAX: usize = 256;
+pub(crate) const HEAD_WIDTH_MAX: usize = 256;
 
 /// A family of models that this crate computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,8 @@
 //! share of what the machine's matrix products and its memory allow.
 //! `cargo bench --workspace --bench speed -- [--shape tiny|0.5b|long] [--threads 2]
 //! [--seconds 3] [--length TOKENS] [--checkpointed] [--json] [CASE…]`; cases are
-//! `decode-ROWS`, `prompt`, `score`, `train`, `save` and `load`. With `--features cuda`,
+//! `decode-ROWS`, `prompt`, `score`, `train`, `save` and `load`; `group-N` and `apart-N` sample N
+//! answers with their prompts, to one prompt and to N. With `--features cuda`,
 //! `--device cuda:0` measures a GPU, which one thread feeds; the shares are then of what
 //! `--operations` and `--bytes` say that it does in a second.
 
@@ -14,7 +15,7 @@ use std::time::Instant;
 
 use agentgym_model::{
     AdamW, ComputeOptions, Device, Engine, EngineOptions, Policy, ScoreRequest, TrainSequence,
-    Trainer, Weights, keep_freed_memory, score,
+    Trainer, Weights, score,
 };
 
 use common::{Numbers, coefficients, cpu_seconds, policy, turn, units};
@@ -118,9 +119,23 @@ fn decode(
     all
 }
 
-/// Prompts alone: what happens before the first token of an answer, on one engine per thread.
-fn prompted(policy: &Policy, setting: &Setting, threads: usize, seconds: f64) -> Measured {
-    let (count, length) = setting.sequences;
+/// What one engine per thread is asked for.
+#[derive(Clone, Copy)]
+struct Answers {
+    count: usize,
+    /// Tokens of each prompt, and tokens sampled after it.
+    lengths: (usize, usize),
+    /// Whether all are of one prompt.
+    alike: bool,
+}
+
+/// Prompts and what is sampled after them, from the first forward pass to the last.
+fn answered(policy: &Policy, answers: Answers, threads: usize, seconds: f64) -> Measured {
+    let Answers {
+        count,
+        lengths: (prompt, sampled),
+        alike,
+    } = answers;
     let threads = threads.min(count);
     Measured::repeat(seconds, || {
         std::thread::scope(|scope| {
@@ -134,9 +149,13 @@ fn prompted(policy: &Policy, setting: &Setting, threads: usize, seconds: f64) ->
                     let mut engine = Engine::new(policy.clone(), options);
                     // Prompts that begin alike would be run once.
                     let mut numbers = Numbers(5 + thread as u32);
+                    let mut ids = numbers.ids(prompt);
                     for row in 0..own {
-                        let turn = turn(row as u64, numbers.ids(length), 1);
+                        let turn = turn(row as u64, ids.clone(), sampled);
                         engine.submit(turn).expect("valid turn");
+                        if !alike {
+                            ids = numbers.ids(prompt);
+                        }
                     }
                     while !engine.is_idle() {
                         black_box(engine.step().expect("runs"));
@@ -144,7 +163,10 @@ fn prompted(policy: &Policy, setting: &Setting, threads: usize, seconds: f64) ->
                 });
             }
         });
-        count * length
+        match sampled {
+            1 => count * prompt,
+            _ => count * sampled,
+        }
     })
 }
 
@@ -224,7 +246,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }
-    keep_freed_memory();
     let (mut shape, mut threads, mut seconds, mut json) = ("tiny".to_owned(), 2, 3.0, false);
     let (mut length, mut checkpointed, mut device) = (None, false, Device::cpu());
     let mut limits = (None, None);
@@ -272,31 +293,50 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Tokens that one looks at on average: those before it and itself.
     let (decoding, packed) = (prompt + sampled / 2, setting.sequences.1 / 2);
     for case in cases {
-        let rows = case.strip_prefix("decode-").and_then(|r| r.parse().ok());
-        let (measured, cost) = match (case.as_str(), rows) {
-            (_, Some(rows)) if rows > 0 => (
+        let (name, rows) = case.split_once('-').unwrap_or((&case, ""));
+        let rows: usize = rows.parse().unwrap_or(0);
+        let (measured, cost) = match name {
+            "decode" if rows > 0 => (
                 decode(&policy, rows, setting.decode, threads, seconds),
                 model.decoded(decoding as f64, rows.div_ceil(threads) as f64),
             ),
-            ("prompt", _) => (
-                prompted(&policy, &setting, threads, seconds),
-                model.forward(packed as f64, false),
-            ),
-            ("score", _) => (
+            "group" | "apart" if rows > 0 => {
+                let answers = Answers {
+                    count: rows,
+                    lengths: setting.decode,
+                    alike: name == "group",
+                };
+                let measured = answered(&policy, answers, threads, seconds);
+                (measured, Cost::default())
+            }
+            "prompt" => {
+                let (count, length) = setting.sequences;
+                let answers = Answers {
+                    count,
+                    lengths: (length, 1),
+                    alike: false,
+                };
+                (
+                    answered(&policy, answers, threads, seconds),
+                    model.forward(packed as f64, false),
+                )
+            }
+            "score" => (
                 scored(&policy, &setting, threads, seconds),
                 model.forward(packed as f64, true),
             ),
-            ("train", _) => (
+            "train" => (
                 trained(&policy, &setting, threads, checkpointed, seconds),
                 model.trained(packed as f64),
             ),
-            ("save" | "load", _) => (
+            "save" | "load" => (
                 written(&policy, &model, case == "load", seconds),
                 Cost::default(),
             ),
             _ => {
                 return Err(format!(
-                    "`{case}` is no case; cases are decode-ROWS, prompt, score, train, save and load"
+                    "`{case}` is no case; cases are decode-ROWS, group-N, apart-N, prompt, score, \
+                     train, save and load"
                 )
                 .into());
             }
@@ -324,15 +364,18 @@ fn main() -> Result<(), Box<dyn Error>> {
                 peak_bytes() / 1e6
             );
         } else {
+            let of_operations = match cost.operations > 0.0 {
+                true => format!(" {:>3.0} % of the operations,", 100.0 * of_operations),
+                false => String::new(),
+            };
             let bandwidth = match cost.bytes > 0.0 {
                 true => format!(" {:>3.0} % of the bandwidth,", 100.0 * of_bandwidth),
                 false => String::new(),
             };
             println!(
-                "{shape:<5} {case:<10} {rate:>9.0} tokens/s {:>9.0} per CPU-second, \
-                 {:>3.0} % of the operations,{bandwidth} peak {:.0} MB",
+                "{shape:<5} {case:<10} {rate:>9.0} tokens/s {:>9.0} per CPU-second,\
+                 {of_operations}{bandwidth} peak {:.0} MB",
                 done as f64 / cpu_s,
-                100.0 * of_operations,
                 peak_bytes() / 1e6
             );
         }

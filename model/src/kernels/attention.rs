@@ -10,7 +10,10 @@
 //! at a time without a reduction; values are kept along (`[64][width]`). Up to
 //! four (row, head) pairs that share a key head go through a block together.
 
-use super::{LANES, Lanes, exp, fused_rows, lines, max_lanes, sum_lanes, vectorised};
+use pulp::{Simd, WithSimd};
+
+use super::tile::{NO_VECTORS, Vectors, Weights, mix, products};
+use super::{LANES, exp, max_lanes, sum_lanes};
 
 /// Keys per block.
 pub(crate) const BLOCK: usize = 64;
@@ -95,93 +98,27 @@ impl KeyValues {
     }
 
     #[inline(always)]
-    fn key_block(&self, block: usize, head: usize) -> &[f32] {
+    pub(super) fn key_block(&self, block: usize, head: usize) -> &[f32] {
         &self.keys[(block * self.heads + head) * self.width * BLOCK..][..self.width * BLOCK]
     }
 
     #[inline(always)]
-    fn value_block(&self, block: usize, head: usize) -> &[f32] {
+    pub(super) fn value_block(&self, block: usize, head: usize) -> &[f32] {
         &self.values[(block * self.heads + head) * self.padded * BLOCK..][..self.padded * BLOCK]
-    }
-}
-
-/// `R` rows of one weight per key, `stride` apart; reused from tile to tile.
-pub(super) struct Weights<'a> {
-    pub(super) data: &'a mut [f32],
-    pub(super) stride: usize,
-}
-
-impl Weights<'_> {
-    /// The weights of one block of keys, row by row.
-    #[inline(always)]
-    pub(super) fn block<const R: usize>(&self, block: usize) -> [&[f32; BLOCK]; R] {
-        let mut rows = [&[0.0; BLOCK]; R];
-        for (number, row) in rows.iter_mut().enumerate() {
-            let start = number * self.stride + block * BLOCK;
-            *row = self.data[start..start + BLOCK]
-                .try_into()
-                .expect("a block has BLOCK weights");
-        }
-        rows
-    }
-
-    #[inline(always)]
-    pub(super) fn row(&mut self, row: usize) -> &mut [Lanes] {
-        self.data[row * self.stride..(row + 1) * self.stride]
-            .as_chunks_mut::<LANES>()
-            .0
-    }
-}
-
-/// weights\[r\]\[j\] = Σ_d vectors\[d\]\[r\] · key_j\[d\] for whole blocks of keys.
-#[inline(always)]
-pub(super) fn products<const R: usize>(
-    vectors: &[[f32; R]],
-    kv: &KeyValues,
-    head: usize,
-    weights: &mut Weights<'_>,
-) {
-    // Eight sums at a time hide the latency of the additions.
-    if R <= 2 {
-        products_by::<R, 4>(vectors, kv, head, weights);
-    } else {
-        products_by::<R, 2>(vectors, kv, head, weights);
-    }
-}
-
-#[inline(always)]
-fn products_by<const R: usize, const C: usize>(
-    vectors: &[[f32; R]],
-    kv: &KeyValues,
-    head: usize,
-    weights: &mut Weights<'_>,
-) {
-    for block in 0..weights.stride / BLOCK {
-        let keys = kv.key_block(block, head);
-        for part in 0..BLOCK / (C * LANES) {
-            let mut sums = [[[0.0; LANES]; C]; R];
-            for (vector, line) in vectors.iter().zip(keys.chunks_exact(BLOCK)) {
-                fused_rows(*vector, lines(&line[part * C * LANES..]), &mut sums);
-            }
-            for (r, sums) in sums.iter().enumerate() {
-                let start = r * weights.stride + block * BLOCK + part * C * LANES;
-                weights.data[start..start + C * LANES].copy_from_slice(sums.as_flattened());
-            }
-        }
     }
 }
 
 /// Unnormalised softmax weights exp(score − max) of `R` queries, zero after each
 /// query's own position; returns their sums.
 #[inline(always)]
-pub(super) fn softmax_weights<const R: usize>(
-    queries: &[[f32; R]],
+pub(super) fn softmax_weights<S: Simd, const R: usize>(
+    simd: S,
+    queries: &Vectors,
     positions: &[usize; R],
-    kv: &KeyValues,
-    head: usize,
+    keys: (&KeyValues, usize),
     weights: &mut Weights<'_>,
 ) -> [f32; R] {
-    products(queries, kv, head, weights);
+    products::<S, R>(simd, queries, keys, weights);
     let mut totals = [0.0; R];
     for r in 0..R {
         let start = r * weights.stride;
@@ -210,37 +147,6 @@ pub(super) fn softmax_weights<const R: usize>(
     totals
 }
 
-/// Σ_j weights\[r\]\[j\] · value_j, key by key, for `C` registers from `column` on.
-#[inline(always)]
-pub(super) fn mix<const R: usize, const C: usize>(
-    weights: &Weights<'_>,
-    keys: usize,
-    kv: &KeyValues,
-    head: usize,
-    column: usize,
-) -> [[Lanes; C]; R] {
-    let mut sums = [[[0.0; LANES]; C]; R];
-    for block in 0..weights.stride / BLOCK {
-        let values = kv.value_block(block, head);
-        let weights = weights.block::<R>(block);
-        let count = BLOCK.min(keys - block * BLOCK);
-        for (j, value) in values.chunks_exact(kv.padded).enumerate().take(count) {
-            fused_rows(at(&weights, j), lines(&value[column..]), &mut sums);
-        }
-    }
-    sums
-}
-
-/// Weight `j` of each row.
-#[inline(always)]
-pub(super) fn at<const R: usize>(weights: &[&[f32; BLOCK]; R], j: usize) -> [f32; R] {
-    let mut own = [0.0; R];
-    for (own, weights) in own.iter_mut().zip(weights) {
-        *own = weights[j];
-    }
-    own
-}
-
 /// Which (row, head) pairs of a segment form a tile.
 #[derive(Clone, Copy)]
 pub(super) struct Tiling {
@@ -263,7 +169,7 @@ impl Tiling {
         )
     }
 
-    /// `R` vectors of the pairs from `first` on, transposed to \[width\]\[R\].
+    /// `R` vectors of the pairs from `first` on.
     #[inline(always)]
     pub(super) fn gather<const R: usize>(
         &self,
@@ -271,15 +177,40 @@ impl Tiling {
         head: usize,
         first: usize,
         scale: f32,
-        vectors: &mut [[f32; R]],
+        vectors: &mut Vectors,
     ) {
-        for r in 0..R {
+        for (r, vector) in vectors.iter_mut().enumerate().take(R) {
             let start = self.place(head, first + r).1;
-            for (vector, x) in vectors.iter_mut().zip(&rows[start..start + self.width]) {
-                vector[r] = x * scale;
+            for (y, x) in vector.iter_mut().zip(&rows[start..start + self.width]) {
+                *y = x * scale;
             }
         }
     }
+
+    /// The opposite: vector `r` times `scales[r]`.
+    #[inline(always)]
+    pub(super) fn scatter<const R: usize>(
+        &self,
+        vectors: &Vectors,
+        head: usize,
+        first: usize,
+        scales: [f32; R],
+        rows: &mut [f32],
+    ) {
+        for (r, (vector, scale)) in vectors.iter().zip(scales).enumerate() {
+            let start = self.place(head, first + r).1;
+            for (y, x) in rows[start..start + self.width].iter_mut().zip(vector) {
+                *y = x * scale;
+            }
+        }
+    }
+}
+
+/// What a tile needs, reused from tile to tile.
+struct Scratch {
+    queries: Vectors,
+    mixed: Vectors,
+    weights: Vec<f32>,
 }
 
 /// Attention of the rows of `queries` (`heads` heads each), the first of them at
@@ -291,98 +222,90 @@ pub(crate) fn attend(
     kv: &KeyValues,
     output: &mut [f32],
 ) {
-    let tiling = Tiling {
-        heads,
-        group: heads / kv.heads,
-        width: kv.width,
-    };
-    let pairs = queries.len() / (heads * kv.width) * tiling.group;
-    let longest = kv.length.next_multiple_of(BLOCK);
-    let mut scratch = vec![0.0; 4 * longest];
-    let scratch = scratch.as_mut_slice();
-    for head in 0..kv.heads {
-        vectorised(
-            #[inline(always)]
-            || {
-                let mut pair = 0;
-                while pair < pairs {
-                    let left = pairs - pair;
-                    let at = (head, pair, first_position);
-                    pair += if left >= 4 {
-                        attend_tile::<4>(queries, tiling, at, kv, scratch, output)
-                    } else if left >= 2 {
-                        attend_tile::<2>(queries, tiling, at, kv, scratch, output)
-                    } else {
-                        attend_tile::<1>(queries, tiling, at, kv, scratch, output)
-                    };
-                }
+    let attend = Attend::new(queries, first_position, heads, kv, output);
+    pulp::Arch::new().dispatch(attend);
+}
+
+pub(super) struct Attend<'a> {
+    queries: &'a [f32],
+    first_position: usize,
+    tiling: Tiling,
+    kv: &'a KeyValues,
+    output: &'a mut [f32],
+}
+
+impl WithSimd for Attend<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let tiling = self.tiling;
+        let pairs = self.queries.len() / (tiling.heads * tiling.width) * tiling.group;
+        let longest = self.kv.length.next_multiple_of(BLOCK);
+        let scratch = &mut Scratch {
+            queries: NO_VECTORS,
+            mixed: NO_VECTORS,
+            weights: vec![0.0; 4 * longest],
+        };
+        for head in 0..self.kv.heads {
+            let mut pair = 0;
+            while pair < pairs {
+                pair += match pairs - pair {
+                    4.. => self.tile::<S, 4>(simd, (head, pair), scratch),
+                    2.. => self.tile::<S, 2>(simd, (head, pair), scratch),
+                    _ => self.tile::<S, 1>(simd, (head, pair), scratch),
+                };
+            }
+        }
+    }
+}
+
+impl<'a> Attend<'a> {
+    pub(super) fn new(
+        queries: &'a [f32],
+        first_position: usize,
+        heads: usize,
+        kv: &'a KeyValues,
+        output: &'a mut [f32],
+    ) -> Self {
+        Attend {
+            queries,
+            first_position,
+            tiling: Tiling {
+                heads,
+                group: heads / kv.heads,
+                width: kv.width,
             },
-        );
-    }
-}
-
-#[inline(always)]
-fn attend_tile<const R: usize>(
-    queries: &[f32],
-    tiling: Tiling,
-    (head, pair, first_position): (usize, usize, usize),
-    kv: &KeyValues,
-    scratch: &mut [f32],
-    output: &mut [f32],
-) -> usize {
-    let mut positions = [first_position; R];
-    for (r, position) in positions.iter_mut().enumerate() {
-        *position += tiling.place(head, pair + r).0;
-    }
-    let keys = positions[R - 1] + 1;
-    let mut vectors = [[0.0; R]; 256];
-    let vectors = &mut vectors[..tiling.width];
-    tiling.gather(
-        queries,
-        head,
-        pair,
-        1.0 / (tiling.width as f32).sqrt(),
-        vectors,
-    );
-    let stride = keys.next_multiple_of(BLOCK);
-    let mut weights = Weights {
-        data: &mut scratch[..R * stride],
-        stride,
-    };
-    let sums = softmax_weights(vectors, &positions, kv, head, &mut weights);
-    let mut column = 0;
-    while column < tiling.width {
-        if kv.padded - column >= 2 * LANES {
-            let mixed = mix::<R, 2>(&weights, keys, kv, head, column);
-            write_rows(&mixed, &sums, tiling, (head, pair), column, output);
-            column += 2 * LANES;
-        } else {
-            let mixed = mix::<R, 1>(&weights, keys, kv, head, column);
-            write_rows(&mixed, &sums, tiling, (head, pair), column, output);
-            column += LANES;
+            kv,
+            output,
         }
     }
-    R
-}
 
-#[inline(always)]
-fn write_rows<const R: usize, const C: usize>(
-    mixed: &[[Lanes; C]; R],
-    sums: &[f32; R],
-    tiling: Tiling,
-    (head, pair): (usize, usize),
-    column: usize,
-    output: &mut [f32],
-) {
-    for (r, mixed) in mixed.iter().enumerate() {
-        let start = tiling.place(head, pair + r).1;
-        let columns = column..tiling.width.min(column + C * LANES);
-        let inverse = 1.0 / sums[r];
-        for (y, x) in output[start + columns.start..start + columns.end]
-            .iter_mut()
-            .zip(mixed.as_flattened())
-        {
-            *y = x * inverse;
+    /// `R` pairs of key head `head`; returns `R`.
+    #[inline(always)]
+    fn tile<S: Simd, const R: usize>(
+        &mut self,
+        simd: S,
+        (head, pair): (usize, usize),
+        scratch: &mut Scratch,
+    ) -> usize {
+        let (tiling, keys) = (self.tiling, (self.kv, head));
+        let mut positions = [self.first_position; R];
+        for (r, position) in positions.iter_mut().enumerate() {
+            *position += tiling.place(head, pair + r).0;
         }
+        let count = positions[R - 1] + 1;
+        let scale = 1.0 / (tiling.width as f32).sqrt();
+        tiling.gather::<R>(self.queries, head, pair, scale, &mut scratch.queries);
+        let stride = count.next_multiple_of(BLOCK);
+        let mut weights = Weights {
+            data: &mut scratch.weights[..R * stride],
+            stride,
+        };
+        let sums = softmax_weights::<S, R>(simd, &scratch.queries, &positions, keys, &mut weights);
+        mix::<S, R>(simd, &weights, count, keys, &mut scratch.mixed);
+        let scales = sums.map(|sum| 1.0 / sum);
+        tiling.scatter(&scratch.mixed, head, pair, scales, self.output);
+        R
     }
 }

@@ -1,7 +1,7 @@
 //! The dense layer on slices: y = x · weight (+ bias) with `[in, out]` weights, and
 //! its derivatives. A row's result does not depend on the other rows.
 
-use super::matmul::{View, matmul};
+use super::matmul::{View, matmul, product};
 use super::{dot, vectorised};
 
 /// Sizes of a dense layer.
@@ -15,27 +15,25 @@ pub(crate) struct Sizes {
 
 /// y = x · weight + bias.
 pub(crate) fn forward(x: &[f32], weight: &[f32], bias: Option<&[f32]>, sizes: Sizes) -> Vec<f32> {
-    let rows = x.len() / sizes.inner;
+    let Sizes { inner, width } = sizes;
+    let rows = x.len() / inner;
     match bias {
         Some(bias) => {
             let mut y = bias.repeat(rows);
-            product(x, weight, sizes, &mut y, true);
+            add_to(&mut y, x, weight, sizes);
             y
         }
-        None => {
-            let mut y = vec![0.0; rows * sizes.width];
-            product(x, weight, sizes, &mut y, false);
+        None if width == 1 => {
+            let mut y = vec![0.0; rows];
+            add_to(&mut y, x, weight, sizes);
             y
         }
+        None => product(View::new(x, rows, inner), View::new(weight, inner, width)),
     }
 }
 
 /// y += x · weight.
 pub(crate) fn add_to(y: &mut [f32], x: &[f32], weight: &[f32], sizes: Sizes) {
-    product(x, weight, sizes, y, true);
-}
-
-fn product(x: &[f32], weight: &[f32], sizes: Sizes, y: &mut [f32], accumulate: bool) {
     let Sizes { inner, width } = sizes;
     if width == 1 {
         // `gemm` would choose an order by the number of rows.
@@ -43,37 +41,40 @@ fn product(x: &[f32], weight: &[f32], sizes: Sizes, y: &mut [f32], accumulate: b
             #[inline(always)]
             || {
                 for (y, row) in y.iter_mut().zip(x.chunks_exact(inner)) {
-                    let sum = dot(row, weight);
-                    *y = if accumulate { *y + sum } else { sum };
+                    *y += dot(row, weight);
                 }
             },
         );
     } else {
         let x = View::new(x, x.len() / inner, inner);
-        matmul(x, View::new(weight, inner, width), y, accumulate);
+        matmul(x, View::new(weight, inner, width), y, true);
     }
 }
 
-/// ∂x = grad · weightᵀ, or added to what is there.
-pub(crate) fn grad_input(
-    grad_x: &mut [f32],
-    grad: &[f32],
-    weight: &[f32],
-    sizes: Sizes,
-    accumulate: bool,
-) {
+/// ∂x = grad · weightᵀ.
+pub(crate) fn grad_input(grad: &[f32], weight: &[f32], sizes: Sizes) -> Vec<f32> {
+    let (grad, weight) = backwards(grad, weight, sizes);
+    product(grad, weight)
+}
+
+/// ∂x += grad · weightᵀ.
+pub(crate) fn add_grad_input(grad_x: &mut [f32], grad: &[f32], weight: &[f32], sizes: Sizes) {
+    let (grad, weight) = backwards(grad, weight, sizes);
+    matmul(grad, weight, grad_x, true);
+}
+
+fn backwards<'a>(grad: &'a [f32], weight: &'a [f32], sizes: Sizes) -> (View<'a>, View<'a>) {
     let Sizes { inner, width } = sizes;
-    let grad = View::new(grad, grad.len() / width, width);
-    let weight = View::new(weight, inner, width).transposed();
-    matmul(grad, weight, grad_x, accumulate);
+    (
+        View::new(grad, grad.len() / width, width),
+        View::new(weight, inner, width).transposed(),
+    )
 }
 
 /// ∂weight = xᵀ · grad.
 pub(crate) fn grad_weight(x: &[f32], grad: &[f32], sizes: Sizes) -> Vec<f32> {
     let Sizes { inner, width } = sizes;
     let rows = x.len() / inner;
-    let mut grad_weight = vec![0.0; inner * width];
     let x = View::new(x, rows, inner).transposed();
-    matmul(x, View::new(grad, rows, width), &mut grad_weight, false);
-    grad_weight
+    product(x, View::new(grad, rows, width))
 }

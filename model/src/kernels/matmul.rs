@@ -45,13 +45,30 @@ impl<'a> View<'a> {
     }
 }
 
+/// `a·b`, row-major `[a.rows, b.columns]`.
+pub(crate) fn product(a: View<'_>, b: View<'_>) -> Vec<f32> {
+    let count = a.rows * b.columns;
+    if a.rows < 2 || a.columns == 0 {
+        let mut output = vec![0.0; count];
+        matmul(a, b, &mut output, false);
+        return output;
+    }
+    assert_eq!(a.columns, b.rows, "inner sizes differ");
+    // Zeros that are overwritten at once cost a twentieth of a training step.
+    let mut output = Vec::with_capacity(count);
+    // SAFETY: there is room for `count` numbers, and without accumulation all of them are
+    // written and none is read before.
+    unsafe {
+        pieces(a, b, output.as_mut_ptr(), false);
+        output.set_len(count);
+    }
+    output
+}
+
 /// `output = a·b`, or `output += a·b`; `output` is row-major `[a.rows, b.columns]`.
 pub(crate) fn matmul(a: View<'_>, b: View<'_>, output: &mut [f32], accumulate: bool) {
     assert_eq!(a.columns, b.rows, "inner sizes differ");
     assert_eq!(output.len(), a.rows * b.columns, "output has another size");
-    if a.rows == 0 || b.columns == 0 {
-        return;
-    }
     if a.columns == 0 {
         if !accumulate {
             output.fill(0.0);
@@ -62,18 +79,25 @@ pub(crate) fn matmul(a: View<'_>, b: View<'_>, output: &mut [f32], accumulate: b
         let row: Vec<f32> = (0..a.columns)
             .map(|c| a.data[c * a.column_stride])
             .collect();
-        let mut rows = row.clone();
-        rows.extend_from_slice(&row);
-        let mut outputs = output.to_vec();
-        outputs.extend_from_slice(output);
-        pieces(View::new(&rows, 2, a.columns), b, &mut outputs, accumulate);
+        let rows = row.repeat(2);
+        let mut outputs = output.repeat(2);
+        matmul(View::new(&rows, 2, a.columns), b, &mut outputs, accumulate);
         output.copy_from_slice(&outputs[..b.columns]);
     } else {
-        pieces(a, b, output, accumulate);
+        // SAFETY: `output` is as large as the product, checked above.
+        unsafe { pieces(a, b, output.as_mut_ptr(), accumulate) };
     }
 }
 
-fn pieces(a: View<'_>, b: View<'_>, output: &mut [f32], accumulate: bool) {
+/// Writes the product to `output`, or adds it.
+///
+/// # Safety
+/// `output` must have room for `a.rows · b.columns` numbers, which must be initialised where
+/// they are added to; `a.columns` must not be 0 and must equal `b.rows`.
+unsafe fn pieces(a: View<'_>, b: View<'_>, output: *mut f32, accumulate: bool) {
+    if a.rows == 0 || b.columns == 0 {
+        return;
+    }
     let mut start = 0;
     while start < a.columns {
         let length = K_PIECE.min(a.columns - start);
@@ -81,14 +105,14 @@ fn pieces(a: View<'_>, b: View<'_>, output: &mut [f32], accumulate: bool) {
         let rhs = &b.data[start * b.row_stride..];
         // SAFETY: `lhs` holds rows × length and `rhs` length × columns elements at the
         // given strides because both views cover their slices exactly (checked in
-        // `View::new`) and start + length <= k; `output` is row-major with
-        // rows × columns elements (checked by the caller) and aliases neither.
+        // `View::new`) and start + length <= k; `output` is the caller's promise, and
+        // the first piece writes all of it unless it accumulates.
         unsafe {
             gemm::gemm(
                 a.rows,
                 b.columns,
                 length,
-                output.as_mut_ptr(),
+                output,
                 1,
                 b.columns as isize,
                 accumulate || start > 0,
@@ -113,16 +137,7 @@ fn pieces(a: View<'_>, b: View<'_>, output: &mut [f32], accumulate: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn numbers(count: usize, seed: u32) -> Vec<f32> {
-        let mut state = seed;
-        (0..count)
-            .map(|_| {
-                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                (state >> 8) as f32 / (1 << 24) as f32 - 0.5
-            })
-            .collect()
-    }
+    use crate::kernels::tests::numbers;
 
     /// The order that is promised: one chain of fused multiply-adds per piece, added
     /// to what is there.
@@ -152,6 +167,7 @@ mod tests {
                     let a = numbers(m * k, 11);
                     let mut fresh = vec![f32::NAN; m * n];
                     matmul(View::new(&a, m, k), View::new(&b, k, n), &mut fresh, false);
+                    assert_eq!(product(View::new(&a, m, k), View::new(&b, k, n)), fresh);
                     let start = numbers(m * n, 13);
                     let mut added = start.clone();
                     matmul(View::new(&a, m, k), View::new(&b, k, n), &mut added, true);

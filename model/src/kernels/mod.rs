@@ -12,6 +12,7 @@ pub(crate) mod distribution;
 pub(crate) mod head;
 pub(crate) mod matmul;
 pub(crate) mod pointwise;
+mod tile;
 
 /// Width of every reduction: one 512-bit register, two 256-bit ones.
 pub(crate) const LANES: usize = 16;
@@ -24,60 +25,6 @@ pub(crate) type Lanes = [f32; LANES];
 #[inline(always)]
 pub(crate) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(f)
-}
-
-/// a · b + c, lane by lane.
-#[inline(always)]
-fn fused(a: f32, b: &Lanes, c: Lanes) -> Lanes {
-    let mut sum = c;
-    for lane in 0..LANES {
-        sum[lane] = a.mul_add(b[lane], c[lane]);
-    }
-    sum
-}
-
-/// sums\[r\] += factors\[r\] · line for up to four rows of up to four registers. Spelled
-/// out, since indices that vary would keep the sums out of the registers.
-#[inline(always)]
-fn fused_rows<const R: usize, const C: usize>(
-    factors: [f32; R],
-    line: &[Lanes; C],
-    sums: &mut [[Lanes; C]; R],
-) {
-    const { assert!(R <= 4 && C <= 4) };
-    fused_row(factors[0], line, &mut sums[0]);
-    if R > 1 {
-        fused_row(factors[1], line, &mut sums[1]);
-    }
-    if R > 2 {
-        fused_row(factors[2], line, &mut sums[2]);
-    }
-    if R > 3 {
-        fused_row(factors[3], line, &mut sums[3]);
-    }
-}
-
-/// sum += factor · line.
-#[inline(always)]
-fn fused_row<const C: usize>(factor: f32, line: &[Lanes; C], sum: &mut [Lanes; C]) {
-    sum[0] = fused(factor, &line[0], sum[0]);
-    if C > 1 {
-        sum[1] = fused(factor, &line[1], sum[1]);
-    }
-    if C > 2 {
-        sum[2] = fused(factor, &line[2], sum[2]);
-    }
-    if C > 3 {
-        sum[3] = fused(factor, &line[3], sum[3]);
-    }
-}
-
-/// The first `C` registers of a slice.
-#[inline(always)]
-fn lines<const C: usize>(numbers: &[f32]) -> &[Lanes; C] {
-    numbers.as_chunks::<LANES>().0[..C]
-        .try_into()
-        .expect("the slice holds C registers")
 }
 
 /// Adds the lanes in a fixed tree.
@@ -188,6 +135,17 @@ pub(crate) fn ln(x: f32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Numbers in [-0.5, 0.5).
+    pub(super) fn numbers(count: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed;
+        (0..count)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+            })
+            .collect()
+    }
 
     #[test]
     fn exp_and_ln_agree_with_f64_to_a_few_units() {

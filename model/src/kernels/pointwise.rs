@@ -29,15 +29,16 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     y
 }
 
-/// Derivatives of [`rms_norm`]: (∂x, ∂weight), ∂weight summed over rows in order.
+/// Derivatives of [`rms_norm`]: adds the one by `x` to `grad_x`, and returns the one by
+/// `weight`, summed over rows in order.
 pub(crate) fn rms_norm_backward(
     x: &[f32],
     weight: &[f32],
     grad: &[f32],
     eps: f32,
-) -> (Vec<f32>, Vec<f32>) {
+    grad_x: &mut [f32],
+) -> Vec<f32> {
     let width = weight.len();
-    let mut grad_x = vec![0.0; x.len()];
     let mut grad_weight = vec![0.0; width];
     let mut weighted = vec![0.0; width];
     vectorised(
@@ -51,7 +52,7 @@ pub(crate) fn rms_norm_backward(
                 }
                 let shared = scale * scale * dot(&weighted, x) / width as f32;
                 for ((gx, t), x) in gx.iter_mut().zip(&weighted).zip(x) {
-                    *gx = scale * (-shared).mul_add(*x, *t);
+                    *gx += scale * (-shared).mul_add(*x, *t);
                 }
                 for ((gw, g), x) in grad_weight.iter_mut().zip(g).zip(x) {
                     *gw = (g * scale).mul_add(*x, *gw);
@@ -59,7 +60,7 @@ pub(crate) fn rms_norm_backward(
             }
         },
     );
-    (grad_x, grad_weight)
+    grad_weight
 }
 
 /// Cosines and sines of every (position, frequency), computed in f64.
@@ -161,24 +162,21 @@ pub(crate) fn swiglu(gate: &[f32], up: &[f32]) -> Vec<f32> {
     y
 }
 
-/// Derivatives of [`swiglu`]: (∂gate, ∂up).
-pub(crate) fn swiglu_backward(gate: &[f32], up: &[f32], grad: &[f32]) -> (Vec<f32>, Vec<f32>) {
-    let mut grad_gate = vec![0.0; gate.len()];
-    let mut grad_up = vec![0.0; gate.len()];
+/// Derivatives of [`swiglu`]: puts them in the place of `gate` and `up`.
+pub(crate) fn swiglu_backward(gate: &mut [f32], up: &mut [f32], grad: &[f32]) {
     vectorised(
         #[inline(always)]
         || {
-            let outputs = grad_gate.iter_mut().zip(grad_up.iter_mut());
-            for (((a, b), g), (ga, gb)) in gate.iter().zip(up).zip(grad).zip(outputs) {
+            for ((gate, up), g) in gate.iter_mut().zip(up).zip(grad) {
+                let (a, b) = (*gate, *up);
                 let sigmoid = 1.0 / (1.0 + exp(-a));
                 let silu = a * sigmoid;
-                *gb = g * silu;
+                *up = g * silu;
                 // d silu = σ·(1 + a·(1 − σ)) = σ + silu·(1 − σ)
-                *ga = g * b * silu.mul_add(1.0 - sigmoid, sigmoid);
+                *gate = g * b * silu.mul_add(1.0 - sigmoid, sigmoid);
             }
         },
     );
-    (grad_gate, grad_up)
 }
 
 /// y += x.
