@@ -3,7 +3,7 @@
 
 use crate::model_size::{self, ModelSize};
 use crate::plan_memory::{Memory, check_fits, machine_bytes};
-use crate::plan_sizes::{Sizes, sequences, steps_per_iteration};
+use crate::plan_sizes::{Sizes, sequences, steps_per_iteration, tokens_max};
 use crate::text::{bytes, count, many};
 use agentgym_jobs::config::{Numerics, Pipeline};
 use agentgym_jobs::pipeline::{Stage, parts};
@@ -408,7 +408,7 @@ impl<'a> PlanView<'a> {
         json!({
             "run": plan.run.to_string(), "identity": plan.identity, "iterations": plan.iterations,
             "tasks": plan.tasks.len(), "sequences_per_iteration": sequences(plan),
-            "minibatches": plan.minibatches(), "optimizer_steps_per_iteration": steps_per_iteration(plan),
+            "tokens_per_sequence_max": tokens_max(plan), "minibatches": plan.minibatches(), "optimizer_steps_per_iteration": steps_per_iteration(plan),
             "parts": self.part_count(), "horizon": horizon, "evaluations": self.evaluations(),
             "sizes": sizes, "not_used": self.unused,
         })

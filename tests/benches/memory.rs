@@ -1,16 +1,17 @@
 //! Peak memory by stage, predicted by `plan` and measured, for several ways to train.
-//! `cargo bench --workspace --bench memory`; `-- NAME` plays one of them. Nothing is
-//! asserted here; `suite/memory.rs` does.
+//! `cargo bench --workspace --bench memory`; `-- NAME` plays one of them. *Filled* is the
+//! sequences' mean length as a share of the longest that the config allows, which the prediction
+//! is for. Nothing is asserted here; `suite/memory.rs` does.
 
 #[path = "../suite/memory.rs"]
 mod memory;
 
-use memory::{FULL, Peak, peaks};
+use memory::{FULL, Peak, Played, play};
 
-/// Two iterations of the quickstart.
+/// As many iterations of the quickstart as fill a worker with policies.
 const QUICKSTART: [&str; 4] = [
     "configs/quickstart.yaml",
-    "trainer.total_training_steps=2",
+    "trainer.total_training_steps=4",
     "trainer.test_freq=0",
     "evaluation.sets=[]",
 ];
@@ -41,20 +42,21 @@ fn main() -> anyhow::Result<()> {
     ];
     let runtime = tokio::runtime::Runtime::new()?;
     println!(
-        "{:<22} {:<14} {:>9} {:>9}  share",
-        "run", "stage", "predicted", "measured"
+        "{:<22} {:>6} {:<14} {:>9} {:>9}  share",
+        "run", "filled", "stage", "predicted", "measured"
     );
     for (run, arguments) in runs {
         if name.is_some_and(|name| name != run) {
             continue;
         }
-        for (stage, peak) in runtime.block_on(peaks(&arguments))? {
+        let Played { filled, peaks } = runtime.block_on(play(&arguments))?;
+        for (stage, peak) in peaks {
             let Peak {
                 predicted,
                 measured,
             } = peak;
             println!(
-                "{run:<22} {stage:<14} {:>6.0} MB {:>6.0} MB  {:.2}",
+                "{run:<22} {filled:>6.2} {stage:<14} {:>6.0} MB {:>6.0} MB  {:.2}",
                 predicted / 1e6,
                 measured / 1e6,
                 measured / predicted
