@@ -4,9 +4,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Mutex;
 
 use crate::gradients::Gradients;
 use crate::kernels::vectorised;
+use crate::parallel::{self, ComputeOptions};
 use crate::tensor_file::{self, TensorFile};
 use crate::weights::{is_dense, numbers, transpose};
 use crate::{Error, Result, Weights};
@@ -94,27 +96,44 @@ impl AdamWState {
         self.step
     }
 
-    /// Makes a step on `weights`. A gradient is dropped once it has been used: the new
-    /// numbers take no more memory than the old gradients did.
+    /// Makes a step on `weights`, the parameters divided over the threads. The new numbers
+    /// take the gradient's place: a fresh gigabyte costs more than the arithmetic on it.
     pub(crate) fn update(
         &mut self,
-        options: &AdamW,
+        adamw: &AdamW,
         weights: &mut Weights,
         mut gradients: Gradients,
         lr: f64,
-    ) -> StepReport {
-        let (report, step) = self.begin(options, gradients.norm(), lr);
+        options: &ComputeOptions<'_>,
+    ) -> Result<StepReport> {
+        let (report, step) = self.begin(adamw, gradients.norm(), lr);
         let Some(step) = step else {
-            return report;
+            return Ok(report);
         };
-        for (name, moments) in &mut self.moments {
-            let pass = step.pass(&moments.shape);
+        let parameters: Vec<_> = self
+            .moments
+            .iter_mut()
+            .map(|(name, moments)| {
+                let gradient = gradients.remove(name);
+                Mutex::new((name.as_str(), moments, gradient))
+            })
+            .collect();
+        let updated = parallel::map(options, parameters.len(), |number| {
+            let mut parameter = parameters[number].lock().expect("one thread takes it");
+            let (name, moments, gradient) = &mut *parameter;
             // Where nothing contributed moments decay as under a zero gradient.
-            let gradient = gradients.remove(name);
-            let gradient = gradient.unwrap_or_else(|| vec![0.0; moments.first.len()]);
-            weights.replace(name, &mut |weights| pass.run(weights, &gradient, moments));
+            let gradient = gradient.take();
+            let mut numbers = gradient.unwrap_or_else(|| vec![0.0; moments.first.len()]);
+            if let Some(old) = weights.get(name) {
+                let pass = step.pass(&moments.shape);
+                pass.run(old.numbers(), &mut numbers, moments);
+            }
+            Ok((*name, numbers))
+        })?;
+        for (name, numbers) in updated {
+            weights.replace(name, |_| numbers);
         }
-        report
+        Ok(report)
     }
 
     /// Counts a step along a gradient of this norm; none where that is not finite, and
@@ -304,22 +323,20 @@ impl Pass {
         ]
     }
 
-    fn run(&self, weights: &[f32], gradient: &[f32], moments: &mut Moments) -> Vec<f32> {
-        let mut updated = vec![0.0; weights.len()];
+    /// Puts the new numbers in the place of `gradient`.
+    fn run(&self, weights: &[f32], gradient: &mut [f32], moments: &mut Moments) {
         vectorised(
             #[inline(always)]
             || {
                 let state = moments.first.iter_mut().zip(moments.second.iter_mut());
-                let operands = weights.iter().zip(gradient).zip(state);
-                for (new, ((w, g), (m, v))) in updated.iter_mut().zip(operands) {
-                    let g = g * self.clip_scale;
-                    *m = self.rate1.mul_add(g - *m, *m);
-                    *v = self.beta2.mul_add(*v, self.rate2 * g * g);
+                for ((w, g), (m, v)) in weights.iter().zip(gradient).zip(state) {
+                    let clipped = *g * self.clip_scale;
+                    *m = self.rate1.mul_add(clipped - *m, *m);
+                    *v = self.beta2.mul_add(*v, self.rate2 * clipped * clipped);
                     let root = v.sqrt().mul_add(self.inverse_root, self.eps);
-                    *new = w.mul_add(self.keep, -(self.step_size * *m / root));
+                    *g = w.mul_add(self.keep, -(self.step_size * *m / root));
                 }
             },
         );
-        updated
     }
 }

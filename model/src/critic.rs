@@ -201,7 +201,7 @@ impl CriticTrainer {
         let mut weights = self.critic.weights().clone();
         let report = self
             .state
-            .update(&self.options, &mut weights, gradients, lr);
+            .update(&self.options, &mut weights, gradients, lr, options)?;
         if !report.skipped_non_finite {
             self.critic = self.critic.with_weights(weights)?;
         }

@@ -253,7 +253,7 @@ impl Adapter {
             };
             let (inner, width) = (parameter.shape()[0], parameter.shape()[1]);
             let scaled: Vec<f32> = a.numbers().iter().map(|x| x * scale).collect();
-            merged.replace(name, &mut |old| {
+            merged.replace(name, |old| {
                 let mut sum = old.to_vec();
                 let factors = (
                     View::new(&scaled, inner, self.options.rank),

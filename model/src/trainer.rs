@@ -13,11 +13,10 @@ use crate::gpu::{self, Gpu};
 use crate::gradients::{
     Gradients, PartialSum, UnitGradients, over_some_units, over_units_in_place,
 };
-use crate::kernels::pointwise::add_assign;
 use crate::parallel::ComputeOptions;
 use crate::score::ScoreRequest;
 use crate::teacher_forced::{Streams, TeacherForced, check_sequence, check_temperature};
-use crate::weights::transpose;
+use crate::weights::add_transposed;
 use crate::{Error, Policy, Result};
 
 const HEAD: &str = "lm_head.weight";
@@ -131,7 +130,7 @@ impl Trainer {
             return Ok(StepReport { tokens, ..report });
         }
         let (gradients, tokens) = self.gradients(units, temperature, coefficients, options)?;
-        let report = self.step_along(gradients, lr)?;
+        let report = self.step_along(gradients, lr, options)?;
         Ok(StepReport { tokens, ..report })
     }
 
@@ -140,12 +139,22 @@ impl Trainer {
     ///
     /// # Errors
     /// Units are missing.
-    pub fn step_on(&mut self, parts: Vec<PartialSum>, lr: f64) -> Result<StepReport> {
+    pub fn step_on(
+        &mut self,
+        parts: Vec<PartialSum>,
+        lr: f64,
+        options: &ComputeOptions<'_>,
+    ) -> Result<StepReport> {
         let gradients = self.tied(PartialSum::whole(parts)?);
-        self.step_along(gradients, lr)
+        self.step_along(gradients, lr, options)
     }
 
-    fn step_along(&mut self, gradients: Gradients, lr: f64) -> Result<StepReport> {
+    fn step_along(
+        &mut self,
+        gradients: Gradients,
+        lr: f64,
+        options: &ComputeOptions<'_>,
+    ) -> Result<StepReport> {
         if let Some(gpu) = self.policy.gpu().cloned() {
             let gradients = gradients.upload(&gpu)?;
             return self.step_on_gpu(&gpu, gradients, lr);
@@ -153,7 +162,7 @@ impl Trainer {
         let mut weights = self.policy.trained_weights().clone();
         let report = self
             .state
-            .update(&self.options, &mut weights, gradients, lr);
+            .update(&self.options, &mut weights, gradients, lr, options)?;
         if !report.skipped_non_finite {
             self.policy = self.policy.with_trained(weights)?;
         }
@@ -199,10 +208,8 @@ impl Trainer {
             && let Some(by_embedding) = gradients.get_mut(EMBEDDING)
         {
             let hidden = self.policy.config().hidden_size;
-            add_assign(
-                by_embedding,
-                &transpose(&by_head, hidden, by_head.len() / hidden),
-            );
+            let vocabulary = by_head.len() / hidden;
+            add_transposed(by_embedding, &by_head, hidden, vocabulary);
         }
         gradients
     }

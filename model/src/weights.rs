@@ -134,7 +134,7 @@ impl Weights {
     }
 
     /// Replaces a parameter's numbers; clones made before keep the old ones.
-    pub(crate) fn replace(&mut self, name: &str, update: &mut dyn FnMut(&[f32]) -> Vec<f32>) {
+    pub(crate) fn replace(&mut self, name: &str, update: impl FnOnce(&[f32]) -> Vec<f32>) {
         if let Some(parameter) = self.parameters.get_mut(name) {
             parameter.numbers = Arc::new(update(&parameter.numbers));
         }
@@ -225,19 +225,29 @@ pub(crate) fn read_tensors(
 
 /// Rows and columns exchanged: `[rows, columns]` in, `[columns, rows]` out.
 pub(crate) fn transpose(x: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    let mut y = vec![0.0; x.len()];
+    each_transposed(rows, columns, |from, to| y[to] = x[from]);
+    y
+}
+
+/// y += xᵀ of a row-major `[rows, columns]`.
+pub(crate) fn add_transposed(y: &mut [f32], x: &[f32], rows: usize, columns: usize) {
+    each_transposed(rows, columns, |from, to| y[to] += x[from]);
+}
+
+/// Where each number is, and where it is in the transpose.
+fn each_transposed(rows: usize, columns: usize, mut visit: impl FnMut(usize, usize)) {
     // Squares of 32 keep both sides in the first cache.
     const SQUARE: usize = 32;
-    let mut y = vec![0.0; x.len()];
     for top in (0..rows).step_by(SQUARE) {
         for left in (0..columns).step_by(SQUARE) {
             for row in top..rows.min(top + SQUARE) {
                 for column in left..columns.min(left + SQUARE) {
-                    y[column * rows + row] = x[row * columns + column];
+                    visit(row * columns + column, column * rows + row);
                 }
             }
         }
     }
-    y
 }
 
 fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {

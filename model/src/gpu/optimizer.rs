@@ -67,8 +67,8 @@ impl Optimizer {
     /// The trained numbers, in place of those in `weights`.
     pub(crate) fn fetch(&self, weights: &mut Weights) -> Result<()> {
         for (name, trained) in &self.trained {
-            let mut numbers = trained.numbers.download(trained.numbers.length())?;
-            weights.replace(name, &mut |_| std::mem::take(&mut numbers));
+            let numbers = trained.numbers.download(trained.numbers.length())?;
+            weights.replace(name, |_| numbers);
         }
         Ok(())
     }

@@ -30,7 +30,7 @@ impl Head<'_> {
     }
 
     fn rows_per_chunk(&self) -> usize {
-        (CHUNK_NUMBERS / self.vocabulary).clamp(16, 256)
+        (CHUNK_NUMBERS / self.vocabulary).clamp(128, 256)
     }
 
     fn buffer(&self) -> Vec<f32> {

@@ -1,13 +1,25 @@
 //! Dense products in one reproducible order: each output is a single chain of
 //! fused multiply-adds over k, cut at multiples of 512. That is what `gemm`'s
-//! general kernel does; its other paths (a lone row, a lane-wise dot) are kept
-//! out by padding a lone row to two and by weights that are out-contiguous.
+//! general kernel does, and `few_rows` for the few rows of decoding; gemm's other
+//! paths (a lone row, a lane-wise dot) are kept out by padding a lone row to two
+//! and by weights that are out-contiguous.
 //! One thread: parallelism is over sequences, never inside a product.
+
+use std::borrow::Cow;
 
 use gemm::Parallelism;
 
+use super::few_rows::FewRows;
+
 /// Longest piece of k that one call sums; later pieces are added to the output.
-const K_PIECE: usize = 512;
+pub(super) const K_PIECE: usize = 512;
+
+/// Columns of one call: a piece of so many stays in the second cache (1 MB), which a kernel
+/// that takes the size of a shared third one for its own does not see to.
+const STRIP: usize = 256;
+
+/// Rows up to which [`FewRows`] is faster.
+const FEW: usize = 8;
 
 /// A row-major or transposed view of a matrix: element (r, c) is at
 /// `r * row_stride + c * column_stride`.
@@ -43,12 +55,22 @@ impl<'a> View<'a> {
             column_stride: self.row_stride,
         }
     }
+
+    /// Its rows, one after another.
+    fn contiguous(self) -> Cow<'a, [f32]> {
+        if self.column_stride == 1 {
+            return Cow::Borrowed(self.data);
+        }
+        let row = |r| (0..self.columns).map(move |c| (r, c));
+        let at = |(r, c)| self.data[r * self.row_stride + c * self.column_stride];
+        Cow::Owned((0..self.rows).flat_map(row).map(at).collect())
+    }
 }
 
 /// `a·b`, row-major `[a.rows, b.columns]`.
 pub(crate) fn product(a: View<'_>, b: View<'_>) -> Vec<f32> {
     let count = a.rows * b.columns;
-    if a.rows < 2 || a.columns == 0 {
+    if a.rows <= FEW || a.columns == 0 {
         let mut output = vec![0.0; count];
         matmul(a, b, &mut output, false);
         return output;
@@ -75,7 +97,18 @@ pub(crate) fn matmul(a: View<'_>, b: View<'_>, output: &mut [f32], accumulate: b
         }
         return;
     }
-    if a.rows == 1 {
+    if a.rows <= FEW && b.column_stride == 1 && a.rows > 0 {
+        let (rows, columns) = (a.rows, b.columns);
+        let a = a.contiguous();
+        pulp::Arch::new().dispatch(FewRows {
+            a: &a,
+            b: b.data,
+            rows,
+            columns,
+            output,
+            accumulate,
+        });
+    } else if a.rows == 1 {
         let row: Vec<f32> = (0..a.columns)
             .map(|c| a.data[c * a.column_stride])
             .collect();
@@ -98,39 +131,41 @@ unsafe fn pieces(a: View<'_>, b: View<'_>, output: *mut f32, accumulate: bool) {
     if a.rows == 0 || b.columns == 0 {
         return;
     }
-    let mut start = 0;
-    while start < a.columns {
-        let length = K_PIECE.min(a.columns - start);
-        let lhs = &a.data[start * a.column_stride..];
-        let rhs = &b.data[start * b.row_stride..];
-        // SAFETY: `lhs` holds rows × length and `rhs` length × columns elements at the
-        // given strides because both views cover their slices exactly (checked in
-        // `View::new`) and start + length <= k; `output` is the caller's promise, and
-        // the first piece writes all of it unless it accumulates.
-        unsafe {
-            gemm::gemm(
-                a.rows,
-                b.columns,
-                length,
-                output,
-                1,
-                b.columns as isize,
-                accumulate || start > 0,
-                lhs.as_ptr(),
-                a.column_stride as isize,
-                a.row_stride as isize,
-                rhs.as_ptr(),
-                b.column_stride as isize,
-                b.row_stride as isize,
-                1.0,
-                1.0,
-                false,
-                false,
-                false,
-                Parallelism::None,
-            );
+    for first in (0..b.columns).step_by(STRIP) {
+        let width = STRIP.min(b.columns - first);
+        for start in (0..a.columns).step_by(K_PIECE) {
+            let length = K_PIECE.min(a.columns - start);
+            let lhs = &a.data[start * a.column_stride..];
+            let rhs = &b.data[start * b.row_stride + first * b.column_stride..];
+            // SAFETY: `lhs` holds rows × length and `rhs` length × width elements at the
+            // given strides because both views cover their slices exactly (checked in
+            // `View::new`), start + length <= k and first + width <= columns; `output` is the
+            // caller's promise, and the first piece writes all of a strip unless it
+            // accumulates.
+            unsafe {
+                gemm::gemm(
+                    a.rows,
+                    width,
+                    length,
+                    output.add(first),
+                    1,
+                    b.columns as isize,
+                    accumulate || start > 0,
+                    lhs.as_ptr(),
+                    a.column_stride as isize,
+                    a.row_stride as isize,
+                    rhs.as_ptr(),
+                    b.column_stride as isize,
+                    b.row_stride as isize,
+                    1.0,
+                    1.0,
+                    false,
+                    false,
+                    false,
+                    Parallelism::None,
+                );
+            }
         }
-        start += length;
     }
 }
 

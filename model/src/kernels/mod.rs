@@ -9,6 +9,7 @@ pub(crate) mod attention;
 pub(crate) mod attention_backward;
 pub(crate) mod dense;
 pub(crate) mod distribution;
+mod few_rows;
 pub(crate) mod head;
 pub(crate) mod matmul;
 pub(crate) mod pointwise;

@@ -219,6 +219,8 @@ fn spread_columns<S: Simd, const R: usize, const C: usize>(
     let mut rows = [[simd.splat_f32s(0.0); C]; R];
     for (row, vector) in rows.iter_mut().zip(vectors) {
         let vector = &S::as_simd_f32s(vector).0[column..column + C];
+        // As a copy of memory it would stay in memory.
+        #[expect(clippy::manual_memcpy)]
         for c in 0..C {
             row[c] = vector[c];
         }

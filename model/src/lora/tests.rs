@@ -175,7 +175,7 @@ fn gradients_of_the_factors_agree_with_finite_differences() {
                 let (name, gradient) = found.iter().find(|(n, _)| n.ends_with(&name)).unwrap();
                 let moved = |at: usize, by: f32| {
                     let mut weights = adapted.trained_weights().clone();
-                    weights.replace(name, &mut |old| {
+                    weights.replace(name, |old| {
                         let mut new = old.to_vec();
                         new[at] += by;
                         new

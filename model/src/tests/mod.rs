@@ -168,7 +168,7 @@ pub(crate) fn random_adapter(policy: &Policy, options: LoraOptions, seed: u64) -
     let mut weights = adapter.weights().clone();
     for (name, parameter) in adapter.weights().iter() {
         let scale = 1.0 / (parameter.shape()[0] as f32).sqrt();
-        weights.replace(name, &mut |old| {
+        weights.replace(name, |old| {
             (old.iter())
                 .map(|_| scale * (random.unit() - 0.5))
                 .collect()

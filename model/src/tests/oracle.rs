@@ -225,7 +225,7 @@ fn gradients_of_head_norms_agree_with_finite_differences() {
                 let name = format!("model.layers.{layer}.self_attn.{part}.weight");
                 let moved = |at: usize, by: f32| {
                     let mut weights = policy.weights().clone();
-                    weights.replace(&name, &mut |old| {
+                    weights.replace(&name, |old| {
                         let mut new = old.to_vec();
                         new[at] += by;
                         new

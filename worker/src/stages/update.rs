@@ -191,7 +191,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             let place = &places[last];
             let minibatch = Minibatch::new(&batch, place.slots.clone(), &settings)?;
             tokens += minibatch.tokens();
-            let step = minibatch.step(&mut trainer, &settings, place, shares)?;
+            let step = minibatch.step(&mut trainer, &settings, place, shares, &options)?;
             steps = before;
             steps.push(step);
         } else {

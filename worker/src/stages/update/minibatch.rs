@@ -107,7 +107,7 @@ impl<'a> Minibatch<'a> {
         options: &ComputeOptions<'_>,
     ) -> Result<Step> {
         let all = self.share(&trainer.policy(), settings, 0..self.units.len(), options)?;
-        self.step(trainer, settings, place, vec![all])
+        self.step(trainer, settings, place, vec![all], options)
     }
 
     /// The gradient of some units.
@@ -147,6 +147,7 @@ impl<'a> Minibatch<'a> {
         settings: &Settings,
         place: &Place,
         shares: Vec<Share>,
+        options: &ComputeOptions<'_>,
     ) -> Result<Step> {
         let slots = |range: &Range<usize>| {
             let members = self.members[range.clone()].iter();
@@ -178,7 +179,7 @@ impl<'a> Minibatch<'a> {
             clip_scale,
             skipped_non_finite,
             ..
-        } = trainer.step_on(gradients, settings.lr)?;
+        } = trainer.step_on(gradients, settings.lr, options)?;
         if skipped_non_finite {
             tracing::warn!(
                 epoch = place.epoch,
