@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::backend::{Argument, Buffer, Launch};
-use super::matrix::{Dense, Matrix, pointers};
+use super::matrix::{Dense, Matrix, Operands};
 use super::network::{Factors, Layer, Learning, Linear, Network, Norm, Rows, THREADS};
 use crate::Result;
 use crate::backward::EMBEDDING;
@@ -56,10 +56,10 @@ impl Tape {
 pub(super) struct LayerTape {
     pub(super) x: Matrix,
     pub(super) unnormed: Option<[Matrix; 2]>,
-    pub(super) queries: Matrix,
-    pub(super) keys: Matrix,
-    pub(super) values: Matrix,
-    pub(super) mixed: Matrix,
+    pub(super) queries: Operands,
+    pub(super) keys: Operands,
+    pub(super) values: Operands,
+    pub(super) mixed: Operands,
     /// `[row][head]`, logarithms of the sums of attention's weights.
     pub(super) log_sums: Buffer,
     pub(super) middle: Matrix,
@@ -83,7 +83,7 @@ impl Network {
         &self,
         batch: &Batch,
         tape: Tape,
-        hidden: &Matrix,
+        hidden: &Operands,
         targets: &[u32],
         inverse_temperature: f32,
         by: &Streams,
@@ -191,11 +191,11 @@ impl Network {
         let rows = packed.rows;
         // next = middle + down(swiglu(gate(h), up(h))), h = norm(middle)
         let inner = tape.gate.swiglu(&tape.up)?;
-        let grad_inner = layer.down.backward(&inner, &grad, gradients)?;
+        let grad_inner = (layer.down).backward(&inner, &grad.operands()?, gradients)?;
         let [grad_gate, grad_up] = tape.gate.swiglu_backward(&tape.up, &grad_inner)?;
-        let h = tape.middle.norm(&layer.mlp_norm.weight, self.eps)?;
+        let h = (tape.middle).norm_operands(&layer.mlp_norm.weight, self.eps)?;
         let mut grad_h = layer.gate.backward(&h, &grad_gate, gradients)?;
-        layer.up.backward_to(&mut grad_h, &h, &grad_up, gradients)?;
+        (layer.up).backward_to((&mut grad_h, true), &h, &grad_up, gradients)?;
         let to = (&mut grad, true);
         self.norm_backward(&layer.mlp_norm, &tape.middle, &grad_h, to, gradients)?;
 
@@ -205,15 +205,15 @@ impl Network {
             None => None,
         };
         let mixed = selected.as_ref().unwrap_or(&tape.mixed);
-        let mut grad_mixed = layer.output.backward(mixed, &grad, gradients)?;
+        let mut grad_mixed = (layer.output).backward(mixed, &grad.operands()?, gradients)?;
         if let Some(wanted) = wanted {
             grad_mixed = grad_mixed.scatter(wanted, rows.count)?;
             grad = grad.scatter(wanted, rows.count)?;
         }
         let [mut grad_queries, mut grad_keys, grad_values] =
             self.attention_backward(packed, &tape, &grad_mixed)?;
-        grad_queries.rotate(&rows.positions, &self.angles, true)?;
-        grad_keys.rotate(&rows.positions, &self.angles, true)?;
+        grad_queries.rotate_back(&rows.positions, &self.angles)?;
+        grad_keys.rotate_back(&rows.positions, &self.angles)?;
         if let (Some([by_query, by_key]), Some([queries, keys])) =
             (&layer.head_norms, &tape.unnormed)
         {
@@ -226,14 +226,15 @@ impl Network {
                 *grad = by_x;
             }
         }
-        let h = tape.x.norm(&layer.input_norm.weight, self.eps)?;
-        let mut grad_h = layer.query.backward(&h, &grad_queries, gradients)?;
-        layer
-            .key
-            .backward_to(&mut grad_h, &h, &grad_keys, gradients)?;
-        layer
-            .value
-            .backward_to(&mut grad_h, &h, &grad_values, gradients)?;
+        let h = (tape.x).norm_operands(&layer.input_norm.weight, self.eps)?;
+        let inputs = [&layer.query, &layer.key, &layer.value];
+        let grads = [grad_queries, grad_keys, grad_values];
+        let mut grad_h = self.gpu.matrix(h.rows(), h.width())?;
+        for (number, (linear, grad)) in inputs.into_iter().zip(grads).enumerate() {
+            linear.derive_bias(&grad, gradients)?;
+            let to = (&mut grad_h, number > 0);
+            linear.backward_to(to, &h, &grad.operands()?, gradients)?;
+        }
         let to = (&mut grad, true);
         self.norm_backward(&layer.input_norm, &tape.x, &grad_h, to, gradients)?;
         Ok(grad)
@@ -246,13 +247,13 @@ impl Network {
         tape: &LayerTape,
         grad: &Matrix,
     ) -> Result<[Matrix; 3]> {
-        let like = |matrix: &Matrix| self.gpu.matrix(matrix.rows(), matrix.width());
+        let like = |matrix: &Operands| self.gpu.matrix::<f32>(matrix.rows(), matrix.width());
         let [by_queries, by_keys, by_values] =
             [like(&tape.queries)?, like(&tape.keys)?, like(&tape.values)?];
         let rows = tape.queries.rows();
         let deltas = self.gpu.buffer::<f32>(rows * self.heads)?;
         let group = self.heads / self.kv_heads;
-        let inputs = [&tape.queries, &tape.keys, &tape.values].map(Matrix::pointer);
+        let inputs = [&tape.queries, &tape.keys, &tape.values].map(Operands::pointer);
         let (log_sums, deltas) = (&tape.log_sums, &deltas);
         let launch = |kernel, shared, arguments: &[&[Argument]]| {
             self.gpu.launch(&Launch {
@@ -264,7 +265,7 @@ impl Network {
             })
         };
         let sizes = self.head_sizes();
-        let [mixed, grad] = pointers([tape.mixed.buffer(), grad.buffer()]);
+        let (mixed, grad) = (tape.mixed.pointer(), grad.pointer());
         let own = [mixed, grad, log_sums.pointer(), packed.starts.pointer()];
         let outputs = [deltas.pointer(), by_queries.pointer()];
         launch(
@@ -307,31 +308,37 @@ impl Network {
 
 impl Linear {
     /// Records the derivatives by what is trained, returns the one by the input.
-    fn backward(&self, x: &Matrix, grad: &Matrix, gradients: &mut Gradients) -> Result<Matrix> {
+    fn backward(&self, x: &Operands, grad: &Operands, gradients: &mut Gradients) -> Result<Matrix> {
         let by_x = grad.times_transposed(self.dense())?;
         self.derive(x, grad, gradients)?;
         Ok(by_x)
     }
 
-    /// As [`Linear::backward`], with the derivative by the input added to `by_x`.
+    /// As [`Linear::backward`], with the derivative by the input written to, or added to,
+    /// `by_x`.
     fn backward_to(
         &self,
-        by_x: &mut Matrix,
-        x: &Matrix,
-        grad: &Matrix,
+        (by_x, accumulate): (&mut Matrix, bool),
+        x: &Operands,
+        grad: &Operands,
         gradients: &mut Gradients,
     ) -> Result<()> {
-        by_x.add_times_transposed(grad, self.dense(), true)?;
+        by_x.add_times_transposed(grad, self.dense(), accumulate)?;
         self.derive(x, grad, gradients)
     }
 
-    fn derive(&self, x: &Matrix, grad: &Matrix, gradients: &mut Gradients) -> Result<()> {
+    /// Records the derivative by the bias, if there is one and it is trained.
+    fn derive_bias(&self, grad: &Matrix, gradients: &mut Gradients) -> Result<()> {
+        if matches!(self.learns, Learning::All) && self.bias.is_some() {
+            gradients.insert(format!("{}.bias", self.name), grad.column_sums()?);
+        }
+        Ok(())
+    }
+
+    fn derive(&self, x: &Operands, grad: &Operands, gradients: &mut Gradients) -> Result<()> {
         match &self.learns {
             Learning::All => {
                 gradients.insert(format!("{}.weight", self.name), x.weight_gradient(grad)?);
-                if self.bias.is_some() {
-                    gradients.insert(format!("{}.bias", self.name), grad.column_sums()?);
-                }
             }
             Learning::Factors(factors) => {
                 factors.derive(x, grad, (self.inner, self.width), gradients)?;
@@ -346,8 +353,8 @@ impl Factors {
     /// s·xᵀ·(g·Bᵀ) by A and s·(x·A)ᵀ·g by B, as in `crate::backward`.
     fn derive(
         &self,
-        x: &Matrix,
-        grad: &Matrix,
+        x: &Operands,
+        grad: &Operands,
         (inner, width): (usize, usize),
         gradients: &mut Gradients,
     ) -> Result<()> {
@@ -359,6 +366,7 @@ impl Factors {
         };
         let by_middle = grad.times_transposed(factor(&self.b, self.rank, width))?;
         let middle = x.times(factor(&self.a, inner, self.rank), None)?;
+        let (by_middle, middle) = (by_middle.operands()?, middle.operands()?);
         let [by_a, by_b] = [
             x.weight_gradient(&by_middle)?,
             middle.weight_gradient(grad)?,

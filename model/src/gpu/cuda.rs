@@ -10,7 +10,7 @@ use cudarc::driver::{result as driver, sys};
 
 use super::backend::{Backend, Gpu, Launch, Product, TILE};
 use super::{compiler, kernels, libraries};
-use crate::{Error, Result};
+use crate::{Dtype, Error, Result};
 
 /// CUDA of driver 580, the oldest that runs CUDA 13's libraries.
 const DRIVER_MIN: c_int = 13_000;
@@ -28,6 +28,7 @@ const WORKSPACE_BYTES: usize = 32 << 20;
 struct Cuda {
     name: String,
     numeric_class: String,
+    dtype: Dtype,
     context: sys::CUcontext,
     stream: sys::CUstream,
     functions: BTreeMap<String, sys::CUfunction>,
@@ -46,11 +47,11 @@ unsafe impl Send for Cuda {}
 // SAFETY: as above.
 unsafe impl Sync for Cuda {}
 
-/// Opens GPU `number`.
+/// Opens GPU `number`, to compute products of `dtype`.
 ///
 /// # Errors
 /// Why it cannot be used, in half a sentence.
-pub(super) fn open(number: usize) -> Result<Gpu, String> {
+pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
     libraries::open_driver()?;
     let failed = |e: driver::DriverError| format!("the NVIDIA driver answers {}", described(e));
     driver::init().map_err(|e| match e.0 {
@@ -97,7 +98,7 @@ pub(super) fn open(number: usize) -> Result<Gpu, String> {
     libraries::open_toolkit()?;
     let (major, minor) = compiler::version()?;
     right_version("NVRTC", major)?;
-    let program = compiler::program();
+    let program = compiler::program(dtype);
     let code = compiler::compile(&program, capability)?;
     let blas_failed = |e: cublas::CublasError| format!("cuBLAS answers {:?}", e.0);
     // SAFETY: handles are used in the order the driver wants: context, then what lives in it.
@@ -116,6 +117,10 @@ pub(super) fn open(number: usize) -> Result<Gpu, String> {
         }
         let handle = cublas::create_handle().map_err(blas_failed)?;
         cublas::set_stream(handle, stream.cast()).map_err(blas_failed)?;
+        // Should the library ever add parts of a bf16 product up, then in f32.
+        let mode = cublas_sys::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+        let set = cublas_sys::cublasSetMathMode(handle, mode);
+        set.result().map_err(blas_failed)?;
         let workspace = driver::malloc_sync(WORKSPACE_BYTES).map_err(failed)?;
         let set =
             cublas_sys::cublasSetWorkspace_v2(handle, workspace as *mut c_void, WORKSPACE_BYTES);
@@ -130,7 +135,8 @@ pub(super) fn open(number: usize) -> Result<Gpu, String> {
         let hash = blake3::hash(decides.as_bytes()).to_hex();
         Ok(Gpu::new(Cuda {
             name: format!("cuda:{number} ({model}, CUDA {major}.{minor})"),
-            numeric_class: format!("cuda-f32-{}", &hash[..16]),
+            numeric_class: format!("cuda-{dtype}-{}", &hash[..16]),
+            dtype,
             context,
             stream,
             functions,
@@ -192,6 +198,10 @@ impl Backend for Cuda {
 
     fn numeric_class(&self) -> &str {
         &self.numeric_class
+    }
+
+    fn dtype(&self) -> Dtype {
+        self.dtype
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
@@ -283,7 +293,11 @@ impl Backend for Cuda {
             a, b, c, m, k, n, ..
         } = product;
         let int = |size: usize| c_int::try_from(size).expect("sizes of a model fit");
-        let (alpha, beta) = (1.0, f32::from(u8::from(product.accumulate)));
+        let (alpha, beta) = (1.0_f32, f32::from(u8::from(product.accumulate)));
+        let operands = match self.dtype {
+            Dtype::F32 => cublas_sys::cudaDataType_t::CUDA_R_32F,
+            Dtype::Bf16 => cublas_sys::cudaDataType_t::CUDA_R_16BF,
+        };
         let operation = |transposed| if transposed { CUBLAS_OP_T } else { CUBLAS_OP_N };
         // cuBLAS is column-major, where cᵀ = bᵀ · aᵀ has the bytes of the row-major product.
         let (leading_a, leading_b) = (
@@ -293,21 +307,27 @@ impl Backend for Cuda {
         let blas = self.blas.lock().expect("no thread panics holding this");
         // SAFETY: buffers hold as many numbers as the sizes say.
         unsafe {
-            cublas::sgemm(
+            cublas::gemm_ex(
                 blas.0,
                 operation(product.b_transposed),
                 operation(product.a_transposed),
                 int(n),
                 int(m),
                 int(k),
-                &alpha,
-                b as *const f32,
+                (&raw const alpha).cast(),
+                b as *const c_void,
+                operands,
                 int(leading_b),
-                a as *const f32,
+                a as *const c_void,
+                operands,
                 int(leading_a),
-                &beta,
-                c as *mut f32,
+                (&raw const beta).cast(),
+                c as *mut c_void,
+                cublas_sys::cudaDataType_t::CUDA_R_32F,
                 int(n),
+                // Of f32 operands too: no TF32.
+                cublas_sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                cublas_sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             )
         }
         .map_err(|e| Error::Device {

@@ -162,7 +162,7 @@ mod tests {
         let status = unsafe { cublasGetProperty(MAJOR_VERSION, &mut major) };
         status.result().unwrap();
         // Beside cuBLAS the compiler must still be itself.
-        compiler::compile(&compiler::program(), (9, 0)).unwrap();
+        compiler::compile(&compiler::program(crate::Dtype::F32), (9, 0)).unwrap();
         assert_eq!((major, compiler::version().unwrap().0), (13, 13));
     }
 

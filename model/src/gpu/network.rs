@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use super::backend::{Argument, Buffer, Gpu, Launch};
+use super::backend::{Argument, Buffer, Gpu, Launch, Operand};
 use super::backward::{LayerTape, Tape};
 use super::cache::{Cache, Table};
-use super::matrix::{Angles, Dense, Matrix};
+use super::matrix::{Angles, Dense, Matrix, Operands};
 use crate::kernels::attention::BLOCK as PAGE;
 use crate::network::{self, Batch, Learns};
 use crate::{Error, Result};
@@ -30,7 +30,7 @@ pub(super) struct Linear {
     pub(super) name: String,
     pub(super) inner: usize,
     pub(super) width: usize,
-    pub(super) weight: Buffer,
+    pub(super) weight: Buffer<Operand>,
     pub(super) bias: Option<Buffer>,
     pub(super) learns: Learning,
 }
@@ -47,8 +47,8 @@ pub(super) enum Learning {
 #[derive(Debug)]
 pub(super) struct Factors {
     pub(super) names: [String; 2],
-    pub(super) a: Buffer,
-    pub(super) b: Buffer,
+    pub(super) a: Buffer<Operand>,
+    pub(super) b: Buffer<Operand>,
     pub(super) rank: usize,
     pub(super) scale: f32,
 }
@@ -59,7 +59,7 @@ impl Linear {
             name: dense.name.clone(),
             inner: dense.sizes.inner,
             width: dense.sizes.width,
-            weight: gpu.upload(&dense.weight)?,
+            weight: gpu.upload_operands(&dense.weight)?,
             bias: match &dense.bias {
                 Some(bias) => Some(gpu.upload(bias)?),
                 None => None,
@@ -69,8 +69,8 @@ impl Linear {
                 Learns::Nothing => Learning::Nothing,
                 Learns::Factors(factors) => Learning::Factors(Factors {
                     names: factors.names.clone(),
-                    a: gpu.upload(&factors.a)?,
-                    b: gpu.upload(&factors.b)?,
+                    a: gpu.upload_operands(&factors.a)?,
+                    b: gpu.upload_operands(&factors.b)?,
                     rank: factors.rank,
                     scale: factors.scale,
                 }),
@@ -87,7 +87,7 @@ impl Linear {
         }
     }
 
-    fn apply(&self, x: &Matrix) -> Result<Matrix> {
+    fn apply(&self, x: &Operands) -> Result<Matrix> {
         x.times(self.dense(), self.bias.as_ref())
     }
 }
@@ -111,11 +111,11 @@ pub(super) struct Layer {
 pub(crate) struct Network {
     pub(super) gpu: Gpu,
     /// `[vocabulary, hidden]`
-    pub(super) embedding: Buffer,
+    pub(super) embedding: Buffer<Operand>,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Norm,
     /// `[hidden, vocabulary]`; none where the embedding is the head too, or there is none.
-    head: Option<Buffer>,
+    head: Option<Buffer<Operand>>,
     pub(super) angles: Arc<Angles>,
     pub(super) hidden: usize,
     pub(super) vocabulary: usize,
@@ -186,11 +186,11 @@ impl Network {
         let has_own_head = !tied && !network.head.is_empty();
         Ok(Network {
             gpu: gpu.clone(),
-            embedding: gpu.upload(&network.embedding)?,
+            embedding: gpu.upload_operands(&network.embedding)?,
             layers: network.layers.iter().map(layer).collect::<Result<_>>()?,
             norm: norm(&network.norm)?,
             head: match has_own_head {
-                true => Some(gpu.upload(&network.head)?),
+                true => Some(gpu.upload_operands(&network.head)?),
                 false => None,
             },
             angles: Arc::new(Angles {
@@ -237,15 +237,41 @@ impl Network {
         }
     }
 
-    /// Normed hidden states of the wanted `rows` of the batch; caches and tape as in
-    /// [`network::Network::hidden`].
+    /// Normed hidden states of the wanted `rows` of the batch, for the head; caches and tape
+    /// as in [`network::Network::hidden`].
     pub(crate) fn hidden(
         &self,
         batch: &Batch,
         wanted: &[u32],
         caches: Option<&mut [&mut Cache]>,
+        tape: Option<&mut Tape>,
+    ) -> Result<Operands> {
+        self.run(batch, wanted, caches, tape, |x| {
+            x.norm_operands(&self.norm.weight, self.eps)
+        })
+    }
+
+    /// The same as numbers for the processor, a row after the other.
+    pub(crate) fn states(
+        &self,
+        batch: &Batch,
+        wanted: &[u32],
+        tape: Option<&mut Tape>,
+    ) -> Result<Vec<f32>> {
+        self.run(batch, wanted, None, tape, |x| {
+            x.norm(&self.norm.weight, self.eps)?.download()
+        })
+    }
+
+    /// What `norm` makes of the last layer's output.
+    fn run<T>(
+        &self,
+        batch: &Batch,
+        wanted: &[u32],
+        caches: Option<&mut [&mut Cache]>,
         mut tape: Option<&mut Tape>,
-    ) -> Result<Matrix> {
+        norm: impl Fn(&Matrix) -> Result<T>,
+    ) -> Result<T> {
         let table = match caches {
             Some(caches) => Table::of_caches(&self.gpu, batch, caches)?,
             None => Table::of_rows(&self.gpu, batch, self.kv_heads * self.width)?,
@@ -257,7 +283,7 @@ impl Network {
             table,
         };
         let wanted = self.gpu.upload(wanted)?;
-        let mut x = self.gpu.gather(&self.embedding, &rows.ids, self.hidden)?;
+        let mut x = self.gpu.embed(&self.embedding, &rows.ids, self.hidden)?;
         for number in 0..self.layers.len() {
             // The last layer's rows go their own ways: only the wanted ones are needed.
             let wanted = (number + 1 == self.layers.len()).then_some(&wanted);
@@ -267,7 +293,7 @@ impl Network {
             }
             x = next;
         }
-        let normed = x.norm(&self.norm.weight, self.eps)?;
+        let normed = norm(&x)?;
         if let Some(tape) = tape {
             tape.last = Some(x);
             tape.rows = Some((rows, wanted));
@@ -285,10 +311,10 @@ impl Network {
         x: Matrix,
     ) -> Result<(Matrix, LayerTape)> {
         let layer = &self.layers[number];
-        let h = x.norm(&layer.input_norm.weight, self.eps)?;
+        let h = x.norm_operands(&layer.input_norm.weight, self.eps)?;
         let mut queries = layer.query.apply(&h)?;
         let mut keys = layer.key.apply(&h)?;
-        let values = layer.value.apply(&h)?;
+        let values = layer.value.apply(&h)?.operands()?;
         let unnormed = match &layer.head_norms {
             Some([by_query, by_key]) => {
                 let normed = queries.norm(&by_query.weight, self.eps)?;
@@ -298,15 +324,15 @@ impl Network {
             }
             None => None,
         };
-        queries.rotate(&rows.positions, &self.angles, false)?;
-        keys.rotate(&rows.positions, &self.angles, false)?;
+        let queries = queries.rotate(&rows.positions, &self.angles)?;
+        let keys = keys.rotate(&rows.positions, &self.angles)?;
         let (mixed, log_sums) = self.attend(number, rows, &queries, &keys, &values)?;
         let (mut middle, selected) = match wanted {
             Some(wanted) => (x.select(wanted)?, Some(mixed.select(wanted)?)),
             None => (x.duplicate()?, None),
         };
         middle.add_times(selected.as_ref().unwrap_or(&mixed), layer.output.dense())?;
-        let h = middle.norm(&layer.mlp_norm.weight, self.eps)?;
+        let h = middle.norm_operands(&layer.mlp_norm.weight, self.eps)?;
         let (gate, up) = (layer.gate.apply(&h)?, layer.up.apply(&h)?);
         let mut next = middle.duplicate()?;
         next.add_times(&gate.swiglu(&up)?, layer.down.dense())?;
@@ -330,12 +356,12 @@ impl Network {
         &self,
         layer: usize,
         rows: &Rows,
-        queries: &Matrix,
-        keys: &Matrix,
-        values: &Matrix,
-    ) -> Result<(Matrix, Buffer)> {
+        queries: &Operands,
+        keys: &Operands,
+        values: &Operands,
+    ) -> Result<(Operands, Buffer)> {
         let kv_width = self.kv_heads * self.width;
-        let [key_base, value_base] = rows.table.bases(layer, kv_width, keys, values);
+        let [key_base, value_base] = (rows.table).bases(&self.gpu, layer, kv_width, keys, values);
         let (positions, starts) = (rows.positions.pointer(), rows.table.starts.pointer());
         let pages = rows.table.pages.pointer();
         if rows.table.is_cached {
@@ -351,8 +377,8 @@ impl Network {
             ];
             self.gpu.rows("store_keys_values", rows.count, &arguments)?;
         }
-        let mixed = self.gpu.matrix(rows.count, self.heads * self.width)?;
-        let log_sums = self.gpu.buffer(rows.count * self.heads)?;
+        let mixed: Operands = self.gpu.matrix(rows.count, self.heads * self.width)?;
+        let log_sums: Buffer = self.gpu.buffer(rows.count * self.heads)?;
         let arguments = [
             queries.pointer(),
             positions,

@@ -25,6 +25,18 @@ struct Index {
 };
 static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 
+static inline float __uint_as_float(unsigned bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline unsigned __float_as_uint(float x) {
+    unsigned bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
 template <typename T> static inline T min(T a, T b) { return b < a ? b : a; }
 
 namespace emulator {

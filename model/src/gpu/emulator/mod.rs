@@ -2,6 +2,7 @@
 //! guards around every allocation. Fresh memory is all NaN, so that what is read before it is
 //! written shows; a launch whose arguments do not fit the kernel's parameters is refused.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::process::Command;
@@ -9,10 +10,10 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use libloading::Library;
 
-use super::backend::{Argument, Backend, Gpu, Launch, Product};
+use super::backend::{Argument, Backend, Element as _, Gpu, Launch, Operand, Product};
 use super::kernels;
 use crate::kernels::matmul::{View, matmul};
-use crate::{Error, Result};
+use crate::{Dtype, Error, Result};
 
 /// Bytes before and after every allocation that nobody may write.
 const GUARD: usize = 64;
@@ -38,26 +39,28 @@ pub(crate) enum Order {
 #[derive(Debug)]
 struct Emulator {
     order: Order,
+    dtype: Dtype,
     /// Allocations by address, guards included.
     memory: Mutex<BTreeMap<u64, Box<[u8]>>>,
 }
 
 /// An emulated GPU that runs threads in `order`.
-pub(crate) fn emulated(order: Order) -> Gpu {
+pub(crate) fn emulated(order: Order, dtype: Dtype) -> Gpu {
     Gpu::new(Emulator {
         order,
+        dtype,
         memory: Mutex::default(),
     })
 }
 
-/// The kernels, compiled once per process.
-fn library() -> &'static Library {
-    static LIBRARY: OnceLock<Library> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
+/// The kernels, compiled once per process and type of operands.
+fn library(dtype: Dtype) -> &'static Library {
+    static LIBRARIES: [OnceLock<Library>; Dtype::ALL.len()] = [const { OnceLock::new() }; 2];
+    LIBRARIES[dtype as usize].get_or_init(|| {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let source = folder.path().join("kernels.cpp");
         let object = folder.path().join("kernels.so");
-        let program = kernels::program(include_str!("device.h"));
+        let program = kernels::program(include_str!("device.h"), dtype);
         let faults = include_str!("faults.cu");
         let names = kernels::names_in(&program).chain(kernels::names_in(faults));
         let entries: String = names.map(|name| format!("EMULATE({name})\n")).collect();
@@ -104,6 +107,22 @@ impl Emulator {
         }
     }
 
+    /// Operands as f32, which is exact.
+    fn operands(&self, address: u64, count: usize) -> Result<Cow<'_, [f32]>> {
+        self.check(address, count * Operand::size(self.dtype))?;
+        // SAFETY: the range is allocated, and nothing writes to it during the product.
+        Ok(match self.dtype {
+            Dtype::F32 => unsafe {
+                Cow::Borrowed(std::slice::from_raw_parts(address as *const f32, count))
+            },
+            Dtype::Bf16 => {
+                let halves = unsafe { std::slice::from_raw_parts(address as *const u16, count) };
+                let number = |&half: &u16| f32::from_bits(u32::from(half) << 16);
+                Cow::Owned(halves.iter().map(number).collect())
+            }
+        })
+    }
+
     /// Refuses an access that is not inside one allocation.
     fn check(&self, address: u64, bytes: usize) -> Result<()> {
         let memory = self.memory();
@@ -128,7 +147,14 @@ impl Backend for Emulator {
     }
 
     fn numeric_class(&self) -> &str {
-        "emulated-f32"
+        match self.dtype {
+            Dtype::F32 => "emulated-f32",
+            Dtype::Bf16 => "emulated-bf16",
+        }
+    }
+
+    fn dtype(&self) -> Dtype {
+        self.dtype
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
@@ -177,7 +203,7 @@ impl Backend for Emulator {
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         let name = format!("emulate_{}", launch.kernel);
         // SAFETY: every symbol of this prefix is made by EMULATE with this signature.
-        let entry = unsafe { library().get::<Entry>(name.as_bytes()) };
+        let entry = unsafe { library(self.dtype).get::<Entry>(name.as_bytes()) };
         let entry = entry.map_err(|e| Self::wrong(format!("no kernel {}: {e}", launch.kernel)))?;
         let letter = |argument: &Argument| match argument {
             Argument::Pointer(_) => 'p',
@@ -223,25 +249,17 @@ impl Backend for Emulator {
         let &Product {
             a, b, c, m, k, n, ..
         } = product;
-        let (of_a, of_b, of_c) = (m * k, k * n, m * n);
-        for (address, count) in [(a, of_a), (b, of_b), (c, of_c)] {
-            self.check(address, count * size_of::<f32>())?;
-        }
-        // SAFETY: the ranges are allocated, and c is no operand of its own product.
-        let (a, b, c) = unsafe {
-            (
-                std::slice::from_raw_parts(a as *const f32, of_a),
-                std::slice::from_raw_parts(b as *const f32, of_b),
-                std::slice::from_raw_parts_mut(c as *mut f32, of_c),
-            )
-        };
+        let (a, b) = (self.operands(a, m * k)?, self.operands(b, k * n)?);
+        self.check(c, m * n * size_of::<f32>())?;
+        // SAFETY: the range is allocated, and c is no operand of its own product.
+        let c = unsafe { std::slice::from_raw_parts_mut(c as *mut f32, m * n) };
         let a = match product.a_transposed {
-            true => View::new(a, k, m).transposed(),
-            false => View::new(a, m, k),
+            true => View::new(&a, k, m).transposed(),
+            false => View::new(&a, m, k),
         };
         let b = match product.b_transposed {
-            true => View::new(b, n, k).transposed(),
-            false => View::new(b, k, n),
+            true => View::new(&b, n, k).transposed(),
+            false => View::new(&b, k, n),
         };
         matmul(a, b, c, product.accumulate);
         Ok(())

@@ -8,21 +8,21 @@
 // (arXiv:1805.02867, arXiv:2205.14135).
 
 // Keys or values of the head that this block has, from a page's first position on.
-__device__ const float* page_of(const Address* pages, unsigned number, Address base, int width) {
-    return (const float*)(pages[number] + base) + blockIdx.y * width;
+__device__ const Operand* page_of(const Address* pages, unsigned page, Address base, int width) {
+    return (const Operand*)(pages[page] + base) + blockIdx.y * width;
 }
 
-__device__ float dot(const float* a, const float* b, int width) {
+template <typename A, typename B> __device__ float dot(const A* a, const B* b, int width) {
     float sum = 0.0f;
-    for (int i = 0; i < width; ++i) sum += a[i] * b[i];
+    for (int i = 0; i < width; ++i) sum += number(a[i]) * number(b[i]);
     return sum;
 }
 
 // mixed = softmax(q k / sqrt(width)) v; log_sums[row][head] = ln of the sum of exponentials,
 // which the backward pass takes up. Shared memory: group * (2 * width + PAGE + 3) numbers.
-extern "C" __global__ void attend(const float* queries, const unsigned* positions,
+extern "C" __global__ void attend(const Operand* queries, const unsigned* positions,
                                   const unsigned* page_starts, const Address* pages,
-                                  Address key_base, Address value_base, float* mixed,
+                                  Address key_base, Address value_base, Operand* mixed,
                                   float* log_sums, int heads, int kv_heads, int width) {
     DYNAMIC_SHARED(shared);
     const int group = heads / kv_heads, stride = kv_heads * width, wide = group * width;
@@ -36,7 +36,7 @@ extern "C" __global__ void attend(const float* queries, const unsigned* position
     const Count first = ((Count)row * heads + blockIdx.y * group) * width;
     const float scale = 1.0f / sqrtf((float)width);
     for (int i = threadIdx.x; i < wide; i += blockDim.x) {
-        query[i] = queries[first + i] * scale;
+        query[i] = number(queries[first + i]) * scale;
         sums[i] = 0.0f;
     }
     for (int head = threadIdx.x; head < group; head += blockDim.x) {
@@ -46,8 +46,8 @@ extern "C" __global__ void attend(const float* queries, const unsigned* position
     const int keys = (int)positions[row] + 1;
     for (int start = 0; start < keys; start += PAGE) {
         const unsigned page = page_starts[row] + start / PAGE;
-        const float* key = page_of(pages, page, key_base, width);
-        const float* value = page_of(pages, page, value_base, width);
+        const Operand* key = page_of(pages, page, key_base, width);
+        const Operand* value = page_of(pages, page, value_base, width);
         const int count = min(PAGE, keys - start);
         __syncthreads();
         for (int pair = threadIdx.x; pair < group * PAGE; pair += blockDim.x) {
@@ -69,12 +69,13 @@ extern "C" __global__ void attend(const float* queries, const unsigned* position
             const int head = i / width, column = i % width;
             float sum = sums[i] * factor[head];
             for (int j = 0; j < count; ++j)
-                sum += weights[head * PAGE + j] * value[j * stride + column];
+                sum += weights[head * PAGE + j] * number(value[j * stride + column]);
             sums[i] = sum;
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < wide; i += blockDim.x) mixed[first + i] = sums[i] / total[i / width];
+    for (int i = threadIdx.x; i < wide; i += blockDim.x)
+        put(mixed + first + i, sums[i] / total[i / width]);
     for (int head = threadIdx.x; head < group; head += blockDim.x)
         log_sums[(Count)row * heads + blockIdx.y * group + head] = max[head] + logf(total[head]);
 }

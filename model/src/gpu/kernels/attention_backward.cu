@@ -8,8 +8,9 @@
 // Derivative by the queries; a block per (row, key head). Leaves deltas[row][head] for the
 // kernel below. Keys and values are packed rows, `starts[row]` the first of the row's
 // sequence. Shared memory: group * (3 * width + PAGE + 2) numbers.
-extern "C" __global__ void attend_backward_queries(const float* queries, const float* keys,
-                                                   const float* values, const float* mixed,
+extern "C" __global__ void attend_backward_queries(const Operand* queries,
+                                                   const Operand* keys, const Operand* values,
+                                                   const Operand* mixed,
                                                    const float* grad, const float* log_sums,
                                                    const unsigned* starts, float* deltas,
                                                    float* by_queries, int heads, int kv_heads,
@@ -27,7 +28,7 @@ extern "C" __global__ void attend_backward_queries(const float* queries, const f
     const Count first_head = (Count)row * heads + blockIdx.y * group;
     const float scale = 1.0f / sqrtf((float)width);
     for (int i = threadIdx.x; i < wide; i += blockDim.x) {
-        query[i] = queries[first + i] * scale;
+        query[i] = number(queries[first + i]) * scale;
         own_grad[i] = grad[first + i];
         sums[i] = 0.0f;
     }
@@ -39,8 +40,8 @@ extern "C" __global__ void attend_backward_queries(const float* queries, const f
     }
     for (unsigned start = starts[row]; start <= row; start += PAGE) {
         const int count = (int)min((unsigned)PAGE, row + 1 - start);
-        const float* key = keys + (Count)start * stride + blockIdx.y * width;
-        const float* value = values + (Count)start * stride + blockIdx.y * width;
+        const Operand* key = keys + (Count)start * stride + blockIdx.y * width;
+        const Operand* value = values + (Count)start * stride + blockIdx.y * width;
         __syncthreads();
         for (int pair = threadIdx.x; pair < group * PAGE; pair += blockDim.x) {
             const int head = pair / PAGE, j = pair % PAGE;
@@ -54,7 +55,7 @@ extern "C" __global__ void attend_backward_queries(const float* queries, const f
             const int head = i / width, column = i % width;
             float sum = sums[i];
             for (int j = 0; j < count; ++j)
-                sum += by_scores[head * PAGE + j] * key[j * stride + column];
+                sum += by_scores[head * PAGE + j] * number(key[j * stride + column]);
             sums[i] = sum;
         }
     }
@@ -65,8 +66,8 @@ extern "C" __global__ void attend_backward_queries(const float* queries, const f
 // Derivatives by keys and values; a block per (key row, key head), over the query rows from
 // its own to `ends[row]`, the end of its sequence. Shared memory: 4 * width + 2 * group * PAGE
 // numbers.
-extern "C" __global__ void attend_backward_keys(const float* queries, const float* keys,
-                                                const float* values, const float* grad,
+extern "C" __global__ void attend_backward_keys(const Operand* queries, const Operand* keys,
+                                                const Operand* values, const float* grad,
                                                 const float* log_sums, const float* deltas,
                                                 const unsigned* ends, float* by_keys,
                                                 float* by_values, int heads, int kv_heads,
@@ -83,8 +84,8 @@ extern "C" __global__ void attend_backward_keys(const float* queries, const floa
     const Count first = ((Count)row * kv_heads + blockIdx.y) * width;
     const float scale = 1.0f / sqrtf((float)width);
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
-        key[i] = keys[first + i] * scale;
-        value[i] = values[first + i];
+        key[i] = number(keys[first + i]) * scale;
+        value[i] = number(values[first + i]);
         key_sums[i] = value_sums[i] = 0.0f;
     }
     for (unsigned start = row; start < ends[row]; start += PAGE) {
@@ -102,12 +103,12 @@ extern "C" __global__ void attend_backward_keys(const float* queries, const floa
             const bool is_key = i < width;
             const int column = is_key ? i : i - width;
             const float* factors = is_key ? by_scores : weights;
-            const float* vectors = is_key ? queries : grad;
             float* sums = is_key ? key_sums : value_sums;
             float sum = sums[column];
             for (int pair = 0; pair < pairs; ++pair) {
                 const Count head = (Count)(start + pair / group) * heads + blockIdx.y * group + pair % group;
-                sum += factors[pair] * vectors[head * width + column];
+                const Count at = head * width + column;
+                sum += factors[pair] * (is_key ? number(queries[at]) : grad[at]);
             }
             sums[column] = sum;
         }
