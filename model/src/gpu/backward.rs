@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use super::backend::{Argument, Buffer, Launch};
 use super::matrix::{Dense, Matrix, Operands};
-use super::network::{Factors, Layer, Learning, Linear, Network, Norm, Rows, THREADS};
+use super::network::{Factors, Layer, Learning, Linear, Network, Norm, Rows};
+use super::tiles::{self, BackwardTiles, Kernels};
 use crate::Result;
 use crate::backward::EMBEDDING;
-use crate::kernels::attention::BLOCK as PAGE;
 use crate::network::Batch;
 use crate::teacher_forced::Streams;
 
@@ -67,12 +67,10 @@ pub(super) struct LayerTape {
     pub(super) up: Matrix,
 }
 
-/// A packed batch, and where the sequence of each of its rows begins and ends.
+/// A packed batch of whole sequences, and the blocks of attention's derivative.
 struct Packed<'a> {
     rows: &'a Rows,
-    starts: Buffer<u32>,
-    /// One past the last row.
-    ends: Buffer<u32>,
+    tiles: BackwardTiles,
 }
 
 impl Network {
@@ -112,7 +110,10 @@ impl Network {
         let (Some(last), Some((rows, wanted))) = (tape.last, tape.rows) else {
             return Ok(());
         };
-        let packed = self.packed(batch, &rows)?;
+        let packed = Packed {
+            rows: &rows,
+            tiles: BackwardTiles::new(&self.gpu, batch, self.heads / self.kv_heads)?,
+        };
         let mut by_last = self.gpu.matrix(last.rows(), last.width())?;
         self.norm_backward(&self.norm, &last, &grad, (&mut by_last, false), gradients)?;
         let mut grad = by_last;
@@ -136,21 +137,6 @@ impl Network {
             gradients.insert(EMBEDDING.to_owned(), by_embedding);
         }
         Ok(())
-    }
-
-    fn packed<'a>(&self, batch: &Batch, rows: &'a Rows) -> Result<Packed<'a>> {
-        let (mut starts, mut ends) = (Vec::new(), Vec::new());
-        let mut first = 0;
-        for &length in &batch.lengths {
-            starts.extend(std::iter::repeat_n(first as u32, length));
-            first += length;
-            ends.extend(std::iter::repeat_n(first as u32, length));
-        }
-        Ok(Packed {
-            rows,
-            starts: self.gpu.upload(&starts)?,
-            ends: self.gpu.upload(&ends)?,
-        })
     }
 
     /// Each id's rows added in their order, by a block of its own.
@@ -252,39 +238,31 @@ impl Network {
             [like(&tape.queries)?, like(&tape.keys)?, like(&tape.values)?];
         let rows = tape.queries.rows();
         let deltas = self.gpu.buffer::<f32>(rows * self.heads)?;
-        let group = self.heads / self.kv_heads;
+        let kernels = Kernels::of(self.width);
         let inputs = [&tape.queries, &tape.keys, &tape.values].map(Operands::pointer);
-        let (log_sums, deltas) = (&tape.log_sums, &deltas);
-        let launch = |kernel, shared, arguments: &[&[Argument]]| {
+        let (log_sums, deltas) = (tape.log_sums.pointer(), deltas.pointer());
+        let (mixed, grad) = (tape.mixed.pointer(), grad.pointer());
+        let launch = |kernel: tiles::Kernel, blocks, list: &Buffer<u32>, others: &[Argument]| {
             self.gpu.launch(&Launch {
-                kernel,
-                grid: (rows, self.kv_heads),
-                block: THREADS,
-                shared,
-                arguments: &arguments.concat(),
+                kernel: kernel.name,
+                grid: (blocks, self.kv_heads),
+                block: tiles::THREADS,
+                shared: kernel.shared,
+                arguments: &[
+                    &[list.pointer()],
+                    inputs.as_slice(),
+                    others,
+                    &self.head_sizes(),
+                ]
+                .concat(),
             })
         };
-        let sizes = self.head_sizes();
-        let (mixed, grad) = (tape.mixed.pointer(), grad.pointer());
-        let own = [mixed, grad, log_sums.pointer(), packed.starts.pointer()];
-        let outputs = [deltas.pointer(), by_queries.pointer()];
-        launch(
-            "attend_backward_queries",
-            group * (3 * self.width + PAGE + 2),
-            &[&inputs, &own, &outputs, &sizes],
-        )?;
-        let own = [
-            grad,
-            log_sums.pointer(),
-            deltas.pointer(),
-            packed.ends.pointer(),
-        ];
+        let [queries, keys] = packed.tiles.counts();
+        let others = [mixed, grad, log_sums, deltas, by_queries.pointer()];
+        launch(kernels.by_queries, queries, &packed.tiles.queries, &others)?;
         let outputs = [by_keys.pointer(), by_values.pointer()];
-        launch(
-            "attend_backward_keys",
-            4 * self.width + 2 * group * PAGE,
-            &[&inputs, &own, &outputs, &sizes],
-        )?;
+        let others = [[grad, log_sums, deltas].as_slice(), &outputs].concat();
+        launch(kernels.by_keys, keys, &packed.tiles.keys, &others)?;
         Ok([by_queries, by_keys, by_values])
     }
 

@@ -9,7 +9,10 @@ use super::kernels;
 use crate::Dtype;
 
 /// What `emulator/device.h` has in its own way.
-const PRELUDE: &str = "#define DYNAMIC_SHARED(name) extern __shared__ float name[]\n";
+const PRELUDE: &str = concat!(
+    "#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) float name[]\n",
+    "#define UNROLL _Pragma(\"unroll\")\n",
+);
 
 /// The text that [`compile`] compiles.
 pub(super) fn program(dtype: Dtype) -> String {

@@ -9,7 +9,7 @@ use cudarc::cublas::{result as cublas, sys as cublas_sys};
 use cudarc::driver::{result as driver, sys};
 
 use super::backend::{Backend, Gpu, Launch, Product, TILE};
-use super::{compiler, kernels, libraries};
+use super::{compiler, kernels, libraries, tiles};
 use crate::{Dtype, Error, Result};
 
 /// CUDA of driver 580, the oldest that runs CUDA 13's libraries.
@@ -113,6 +113,15 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
         for name in kernels::names_in(&program) {
             let text = CString::new(name).map_err(|e| e.to_string())?;
             let function = driver::module::get_function(module, text).map_err(failed)?;
+            if name.starts_with("attend") {
+                // More than the 48 KiB that a block has without being asked.
+                driver::function::set_function_attribute(
+                    function,
+                    sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    (tiles::SHARED_MAX * size_of::<f32>()) as c_int,
+                )
+                .map_err(failed)?;
+            }
             functions.insert(name.to_owned(), function);
         }
         let handle = cublas::create_handle().map_err(blas_failed)?;

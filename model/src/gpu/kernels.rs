@@ -3,11 +3,12 @@
 use crate::Dtype;
 
 /// Files in the order they are compiled in; a file may use what stands before it.
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 9] = [
     ("common.cuh", include_str!("kernels/common.cuh")),
     ("norm.cu", include_str!("kernels/norm.cu")),
     ("pointwise.cu", include_str!("kernels/pointwise.cu")),
     ("rope.cu", include_str!("kernels/rope.cu")),
+    ("tiles.cuh", include_str!("kernels/tiles.cuh")),
     ("attention.cu", include_str!("kernels/attention.cu")),
     (
         "attention_backward.cu",

@@ -29,6 +29,7 @@ mod libraries;
 mod matrix;
 mod network;
 mod optimizer;
+mod tiles;
 
 // Coroutines are glibc's.
 #[cfg(test)]

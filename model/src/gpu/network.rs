@@ -7,15 +7,9 @@ use super::backend::{Argument, Buffer, Gpu, Launch, Operand};
 use super::backward::{LayerTape, Tape};
 use super::cache::{Cache, Table};
 use super::matrix::{Angles, Dense, Matrix, Operands};
-use crate::kernels::attention::BLOCK as PAGE;
+use super::tiles::{self, Kernels, Tiles};
 use crate::network::{self, Batch, Learns};
 use crate::{Error, Result};
-
-/// Threads per block of the attention kernels.
-pub(super) const THREADS: u32 = 128;
-
-/// Shared memory that every GPU gives a block, in f32 numbers.
-const SHARED_MAX: usize = 48 * 1024 / size_of::<f32>();
 
 /// A norm's weight.
 #[derive(Debug)]
@@ -135,27 +129,23 @@ pub(super) struct Rows {
     pub(super) ids: Buffer<u32>,
     pub(super) positions: Buffer<u32>,
     pub(super) table: Table,
+    pub(super) tiles: Tiles,
 }
 
 impl Network {
     /// Copies the parameters of `network`, whose head is its embedding if `tied`.
     ///
     /// # Errors
-    /// They do not fit into the device's memory, or a head needs more shared memory than
-    /// a block has.
+    /// They do not fit into the device's memory, or heads are wider than the kernels'.
     pub(crate) fn upload(gpu: &Gpu, network: &network::Network, tied: bool) -> Result<Self> {
-        let group = network.heads / network.kv_heads;
-        let needed =
-            (group * (3 * network.width + PAGE + 2)).max(4 * network.width + 2 * group * PAGE);
-        if needed > SHARED_MAX {
+        if network.width > tiles::WIDTH_MAX {
             return Err(Error::Device {
                 name: gpu.name().to_owned(),
                 message: format!(
-                    "{group} query heads of {} numbers share a key head, which needs {} bytes \
-                     of shared memory for attention, a block has {}; use \"cpu\"",
+                    "heads of {} numbers are wider than its kernels', which end at {}; use \
+                     \"cpu\"",
                     network.width,
-                    needed * size_of::<f32>(),
-                    SHARED_MAX * size_of::<f32>(),
+                    tiles::WIDTH_MAX,
                 ),
             });
         }
@@ -281,6 +271,7 @@ impl Network {
             ids: self.gpu.upload(&batch.ids)?,
             positions: self.gpu.upload(&batch.positions)?,
             table,
+            tiles: Tiles::new(&self.gpu, batch, self.heads / self.kv_heads)?,
         };
         let wanted = self.gpu.upload(wanted)?;
         let mut x = self.gpu.embed(&self.embedding, &rows.ids, self.hidden)?;
@@ -379,7 +370,7 @@ impl Network {
         }
         let mixed: Operands = self.gpu.matrix(rows.count, self.heads * self.width)?;
         let log_sums: Buffer = self.gpu.buffer(rows.count * self.heads)?;
-        let arguments = [
+        let inputs = [
             queries.pointer(),
             positions,
             starts,
@@ -389,14 +380,32 @@ impl Network {
             mixed.pointer(),
             log_sums.pointer(),
         ];
-        let group = self.heads / self.kv_heads;
-        self.gpu.launch(&Launch {
-            kernel: "attend",
-            grid: (rows.count, self.kv_heads),
-            block: THREADS,
-            shared: group * (2 * self.width + PAGE + 3),
-            arguments: &[&arguments, self.head_sizes().as_slice()].concat(),
-        })?;
+        let (kernels, tiles) = (Kernels::of(self.width), &rows.tiles);
+        let [many, few, merges] = tiles.counts();
+        let spans: Buffer = (self.gpu).buffer(tiles.spans_length(self.kv_heads, self.width))?;
+        let sizes = self.head_sizes();
+        let launch = |kernel, shared, blocks, arguments: &[&[Argument]]| {
+            self.gpu.launch(&Launch {
+                kernel,
+                grid: (blocks, self.kv_heads),
+                block: tiles::THREADS,
+                shared,
+                arguments: &arguments.concat(),
+            })
+        };
+        let of_tiles = [tiles.many.pointer()];
+        let arguments: [&[Argument]; 3] = [&of_tiles, &inputs, &sizes];
+        launch(kernels.many.name, kernels.many.shared, many, &arguments)?;
+        let (of_tiles, of_spans) = ([tiles.few.pointer()], [spans.pointer()]);
+        let arguments: [&[Argument]; 4] = [&of_tiles, &inputs, &of_spans, &sizes];
+        launch(kernels.few.name, kernels.few.shared, few, &arguments)?;
+        let merged = [
+            tiles.merges.pointer(),
+            spans.pointer(),
+            mixed.pointer(),
+            log_sums.pointer(),
+        ];
+        launch("attend_merge", 0, merges, &[&merged, &sizes])?;
         Ok((mixed, log_sums))
     }
 

@@ -5,6 +5,7 @@
 
 use std::sync::OnceLock;
 
+mod attention;
 mod bf16;
 mod kernels;
 mod policies;
