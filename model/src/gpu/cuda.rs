@@ -108,7 +108,16 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
         keep_freed_memory(device).map_err(failed)?;
         let stream =
             driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(failed)?;
-        let module = driver::module::load_data(code.as_ptr().cast()).map_err(failed)?;
+        let module = driver::module::load_data(code.as_ptr().cast()).map_err(|e| {
+            format!(
+                "the NVIDIA driver, for CUDA {}.{}, does not take the machine code of NVRTC \
+                 {major}.{minor}: {}; update the driver, or name a folder with older libraries by {}",
+                version / 1000,
+                version % 1000 / 10,
+                described(e),
+                libraries::FOLDER_VARIABLE,
+            )
+        })?;
         let mut functions = BTreeMap::new();
         for name in kernels::names_in(&program) {
             let text = CString::new(name).map_err(|e| e.to_string())?;
