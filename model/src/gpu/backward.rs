@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::backend::{Argument, Buffer, Launch};
-use super::matrix::{Dense, Matrix, Operands};
+use super::matrix::{Matrix, Operands};
 use super::network::{Factors, Layer, Learning, Linear, Network, Norm, Rows};
+use super::products::Dense;
 use super::tiles::{self, BackwardTiles, Kernels};
 use crate::Result;
 use crate::backward::EMBEDDING;

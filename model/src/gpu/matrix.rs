@@ -1,7 +1,7 @@
 //! Rows of numbers on a GPU and the row-wise operations on them: one function per kernel,
 //! which knows the kernel's grid and shared memory, so that nothing above it does.
 
-use super::backend::{Argument, Buffer, Element, Gpu, Launch, Operand, Product, TILE};
+use super::backend::{Argument, Buffer, Element, Gpu, Launch, Operand, TILE};
 use crate::{Dtype, Result};
 
 /// Threads per block of the row-wise kernels; it decides the order of their sums.
@@ -25,20 +25,11 @@ pub(crate) struct Matrix<T: Element = f32> {
 /// Rows that products read, or attention.
 pub(crate) type Operands = Matrix<Operand>;
 
-/// A dense weight, `[inner, width]` as in [`crate::Weights`] or stored the other way round.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Dense<'a> {
-    pub(crate) numbers: &'a Buffer<Operand>,
-    pub(crate) inner: usize,
-    pub(crate) width: usize,
-    pub(crate) transposed: bool,
-}
-
 pub(crate) fn pointers<const N: usize>(buffers: [&Buffer; N]) -> [Argument; N] {
     buffers.map(Buffer::pointer)
 }
 
-fn int(number: usize) -> Argument {
+pub(super) fn int(number: usize) -> Argument {
     Argument::Int(i32::try_from(number).expect("sizes of a model fit"))
 }
 
@@ -183,6 +174,11 @@ impl<T: Element> Matrix<T> {
         self.rows * self.width
     }
 
+    /// Bytes of `count` of its numbers.
+    pub(super) fn bytes(&self, count: usize) -> usize {
+        self.numbers.bytes(count)
+    }
+
     /// As many rows as wide, of any content.
     fn like<Other: Element>(&self) -> Result<Matrix<Other>> {
         self.gpu().matrix(self.rows, self.width)
@@ -316,49 +312,6 @@ impl Matrix {
         Ok(matrix)
     }
 
-    /// self += x · weight.
-    pub(crate) fn add_times(&mut self, x: &Operands, weight: Dense<'_>) -> Result<()> {
-        self.add_tiles(x, weight, true)
-    }
-
-    /// Tile by tile, so that a row's bits do not depend on how many rows there are.
-    fn add_tiles(&mut self, x: &Operands, weight: Dense<'_>, accumulate: bool) -> Result<()> {
-        for first in (0..x.rows).step_by(TILE) {
-            self.gpu().multiply(&Product {
-                a: x.address() + x.numbers.bytes(first * weight.inner) as u64,
-                b: weight.numbers.address(),
-                c: self.address() + self.numbers.bytes(first * weight.width) as u64,
-                m: TILE,
-                k: weight.inner,
-                n: weight.width,
-                a_transposed: false,
-                b_transposed: weight.transposed,
-                accumulate,
-            })?;
-        }
-        Ok(())
-    }
-
-    /// self (+)= grad · weightᵀ.
-    pub(crate) fn add_times_transposed(
-        &mut self,
-        grad: &Operands,
-        weight: Dense<'_>,
-        accumulate: bool,
-    ) -> Result<()> {
-        self.gpu().multiply(&Product {
-            a: grad.address(),
-            b: weight.numbers.address(),
-            c: self.address(),
-            m: grad.rows,
-            k: weight.width,
-            n: weight.inner,
-            a_transposed: false,
-            b_transposed: !weight.transposed,
-            accumulate,
-        })
-    }
-
     /// Sums of the columns.
     pub(crate) fn column_sums(&self) -> Result<Buffer> {
         column_sums(&self.numbers, self.rows, self.width)
@@ -380,52 +333,6 @@ impl Operands {
     pub(crate) fn select(&self, rows: &Buffer<u32>) -> Result<Operands> {
         let gpu = self.gpu();
         gpu.gather("gather_operands", &self.numbers, rows, self.width)
-    }
-
-    /// self · weight (+ bias).
-    pub(crate) fn times(&self, weight: Dense<'_>, bias: Option<&Buffer>) -> Result<Matrix> {
-        let mut y: Matrix = self.gpu().matrix(self.rows, weight.width)?;
-        if let Some(bias) = bias {
-            let count = y.rows.next_multiple_of(TILE) * y.width;
-            let arguments = [bias.pointer(), y.pointer(), int(y.width)];
-            self.gpu().each("repeat_row", count, &arguments)?;
-        }
-        y.add_tiles(self, weight, bias.is_some())?;
-        Ok(y)
-    }
-
-    /// self · weightᵀ: the derivative by a product's input, given the one by its output.
-    pub(crate) fn times_transposed(&self, weight: Dense<'_>) -> Result<Matrix> {
-        let mut y: Matrix = self.gpu().matrix(self.rows, weight.inner)?;
-        y.add_times_transposed(self, weight, false)?;
-        Ok(y)
-    }
-
-    /// `to` (+)= selfᵀ · grad: the derivative by a product's weight.
-    pub(crate) fn add_weight_gradient(
-        &self,
-        grad: &Operands,
-        to: &Buffer,
-        accumulate: bool,
-    ) -> Result<()> {
-        self.gpu().multiply(&Product {
-            a: self.address(),
-            b: grad.address(),
-            c: to.address(),
-            m: self.width,
-            k: self.rows,
-            n: grad.width,
-            a_transposed: true,
-            b_transposed: false,
-            accumulate,
-        })
-    }
-
-    /// selfᵀ · grad.
-    pub(crate) fn weight_gradient(&self, grad: &Operands) -> Result<Buffer> {
-        let by_weight = self.gpu().buffer(self.width * grad.width)?;
-        self.add_weight_gradient(grad, &by_weight, false)?;
-        Ok(by_weight)
     }
 }
 

@@ -29,6 +29,7 @@ mod libraries;
 mod matrix;
 mod network;
 mod optimizer;
+mod products;
 mod tiles;
 
 // Coroutines are glibc's.
