@@ -14,7 +14,7 @@ use crate::gradients::{Gradients, UnitGradients, over_units};
 use crate::parallel::{self, ComputeOptions};
 use crate::score::{ScoreRequest, pack};
 use crate::teacher_forced::{TeacherForced, check_sequence};
-use crate::trainer::{TrainSequence, Unit};
+use crate::trainer::{TrainSequence, Unit, where_it_fits};
 use crate::{Device, Error, Parameter, Policy, Result, Weights, parameter_shapes};
 
 /// Hugging Face's names of the value head, `[1, hidden]` and `[1]`.
@@ -143,8 +143,7 @@ pub fn values(
     }
     let head = critic.head()?;
     let packs = pack(requests, options.pack_tokens);
-    let all = parallel::map(options, packs.len(), |number| {
-        let requests = &requests[packs[number].clone()];
+    let together = |requests: &[ScoreRequest<'_>]| {
         let forced = TeacherForced::new(requests.iter().copied());
         if forced.is_empty() {
             let zeros = requests.iter().map(|r| vec![0.0; r.token_ids.len()]);
@@ -152,6 +151,10 @@ pub fn values(
         }
         let states = forced.states(critic.model.network())?;
         Ok(forced.spread(&head.forward(&states)))
+    };
+    let all = parallel::map(options, packs.len(), |number| {
+        let requests = &requests[packs[number].clone()];
+        parallel::halving(critic.model.gpu(), requests, &together)
     })?;
     Ok(all.into_iter().flatten().collect())
 }
@@ -218,14 +221,14 @@ impl CriticTrainer {
     ) -> Result<(Gradients, usize)> {
         over_units(options, units.len(), |number| {
             let ask = |values: &[Vec<f32>]| coefficients(number, values);
-            self.unit_gradients(&units[number], options.checkpointed, ask)
+            self.unit_gradients(&units[number], options, ask)
         })
     }
 
     fn unit_gradients(
         &self,
         unit: &Unit,
-        checkpointed: bool,
+        options: &ComputeOptions<'_>,
         ask: impl Fn(&[Vec<f32>]) -> Vec<Vec<f64>>,
     ) -> Result<(Option<UnitGradients>, usize)> {
         let (network, head) = (self.critic.model.network(), self.critic.head()?);
@@ -239,19 +242,29 @@ impl CriticTrainer {
         if unit.skip || forced.is_empty() {
             return Ok((None, 0));
         }
-        let (states, tape) = forced.states_recorded(network, checkpointed)?;
-        let coefficients = ask(&forced.spread(&head.forward(&states)));
-        let by_value = forced.gather(&coefficients, "values")?;
-        if by_value.iter().all(|&coefficient| coefficient == 0.0) {
-            return Ok((None, forced.tokens()));
-        }
-        let mut gradients = Gradients::default();
-        let (by_states, by_weight, by_bias) = head.backward(&states, &by_value);
-        gradients.insert(HEAD_WEIGHT, by_weight);
-        gradients.insert(HEAD_BIAS, vec![by_bias]);
-        let mut gradients = UnitGradients::from(gradients);
-        forced.backward_states(network, tape, &by_states, &mut gradients)?;
-        Ok((Some(gradients), forced.tokens()))
+        // Asked once, also where the unit is computed again.
+        let mut asked = None;
+        let gradients = where_it_fits(self.critic.model.gpu(), options, |checkpointed| {
+            let (states, tape) = forced.states_recorded(network, checkpointed)?;
+            let by_value = match &asked {
+                Some(by_value) => by_value,
+                None => {
+                    let coefficients = ask(&forced.spread(&head.forward(&states)));
+                    asked.insert(forced.gather(&coefficients, "values")?)
+                }
+            };
+            if by_value.iter().all(|&coefficient| coefficient == 0.0) {
+                return Ok(None);
+            }
+            let mut gradients = Gradients::default();
+            let (by_states, by_weight, by_bias) = head.backward(&states, by_value);
+            gradients.insert(HEAD_WEIGHT, by_weight);
+            gradients.insert(HEAD_BIAS, vec![by_bias]);
+            let mut gradients = UnitGradients::from(gradients);
+            forced.backward_states(network, tape, &by_states, &mut gradients)?;
+            Ok(Some(gradients))
+        })?;
+        Ok((gradients, forced.tokens()))
     }
 
     /// The critic as of the last step.

@@ -279,8 +279,7 @@ fn unit_by_number<'a>(
 ) -> impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync + 'a {
     move |number| {
         let ask = |streams: &UnitStreams| coefficients(number, streams);
-        let checkpointed = options.checkpointed;
-        unit_gradients(policy, &units[number], temperature, checkpointed, ask)
+        unit_gradients(policy, &units[number], temperature, options, ask)
     }
 }
 
@@ -289,7 +288,7 @@ fn unit_gradients(
     policy: &Policy,
     unit: &Unit,
     temperature: f64,
-    checkpointed: bool,
+    options: &ComputeOptions<'_>,
     ask: impl Fn(&UnitStreams) -> UnitCoefficients,
 ) -> Result<(Option<UnitGradients>, usize)> {
     let network = policy.network();
@@ -302,19 +301,49 @@ fn unit_gradients(
     if unit.skip || forced.is_empty() {
         return Ok((None, 0));
     }
-    let (streams, recorded) = forced.forward_recorded(network, temperature, checkpointed)?;
-    let coefficients = ask(&UnitStreams {
-        log_probs: forced.spread(&streams.log_probs),
-        entropies: forced.spread(&streams.entropies),
-    });
-    let coefficients = Streams {
-        log_probs: forced.gather(&coefficients.log_probs, "log_probs")?,
-        entropies: forced.gather(&coefficients.entropies, "entropies")?,
+    // Asked once, also where the unit is computed again.
+    let mut asked = None;
+    let gradients = where_it_fits(policy.gpu(), options, |checkpointed| {
+        let (streams, recorded) = forced.forward_recorded(network, temperature, checkpointed)?;
+        let coefficients = match &asked {
+            Some(coefficients) => coefficients,
+            None => {
+                let coefficients = ask(&UnitStreams {
+                    log_probs: forced.spread(&streams.log_probs),
+                    entropies: forced.spread(&streams.entropies),
+                });
+                asked.insert(Streams {
+                    log_probs: forced.gather(&coefficients.log_probs, "log_probs")?,
+                    entropies: forced.gather(&coefficients.entropies, "entropies")?,
+                })
+            }
+        };
+        let mut all = coefficients.log_probs.iter().chain(&coefficients.entropies);
+        if all.all(|&coefficient| coefficient == 0.0) {
+            return Ok(None);
+        }
+        (forced.backward(network, temperature, recorded, coefficients)).map(Some)
+    })?;
+    Ok((gradients, forced.tokens()))
+}
+
+/// Computes a unit, keeping of each layer its input alone (the argument) where the options say so
+/// or a device's memory has no room for more: the gradients are the same.
+pub(crate) fn where_it_fits<T>(
+    gpu: Option<&Gpu>,
+    options: &ComputeOptions<'_>,
+    mut unit: impl FnMut(bool) -> Result<T>,
+) -> Result<T> {
+    let Some(gpu) = gpu else {
+        return unit(options.checkpointed);
     };
-    let mut all = coefficients.log_probs.iter().chain(&coefficients.entropies);
-    if all.all(|&coefficient| coefficient == 0.0) {
-        return Ok((None, forced.tokens()));
+    let checkpointed = options.checkpointed || gpu.keeps_inputs_alone();
+    match unit(checkpointed) {
+        Err(error) if error.is_device_full() && !checkpointed => {
+            gpu.make_do(&error);
+            gpu.keep_inputs_alone();
+            unit(true)
+        }
+        done => done,
     }
-    let gradients = forced.backward(network, temperature, recorded, &coefficients)?;
-    Ok((Some(gradients), forced.tokens()))
 }

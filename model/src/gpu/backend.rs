@@ -4,8 +4,9 @@
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{Dtype, Result};
+use crate::{Dtype, Error, Result};
 
 /// Rows that one product takes together. A library of products may choose another order of
 /// additions for another number of rows; asked for the same number always, it gives a row
@@ -136,12 +137,19 @@ impl Element for Operand {
 
 /// A device, shared by everything that lives in its memory.
 #[derive(Debug, Clone)]
-pub(crate) struct Gpu(Arc<dyn Backend>);
+pub(crate) struct Gpu(Arc<dyn Backend>, Arc<Lacks>);
+
+/// What a device had no memory for so far.
+#[derive(Debug, Default)]
+struct Lacks {
+    said: AtomicBool,
+    layers: AtomicBool,
+}
 
 impl Gpu {
     #[cfg(any(test, feature = "cuda"))]
     pub(crate) fn new(backend: impl Backend + 'static) -> Self {
-        Gpu(Arc::new(backend))
+        Gpu(Arc::new(backend), Arc::default())
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -154,6 +162,25 @@ impl Gpu {
 
     pub(crate) fn dtype(&self) -> Dtype {
         self.0.dtype()
+    }
+
+    /// Says, once, that less is computed at a time from now on.
+    pub(crate) fn make_do(&self, error: &Error) {
+        if !self.1.said.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "{error}; going on with fewer rows, sequences or layers at once, which takes \
+                 longer and changes no result"
+            );
+        }
+    }
+
+    /// Training finds no room to keep what layers compute, and never tries to again.
+    pub(crate) fn keep_inputs_alone(&self) {
+        self.1.layers.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn keeps_inputs_alone(&self) -> bool {
+        self.1.layers.load(Ordering::Relaxed)
     }
 
     /// Memory for `length` elements, of any content.

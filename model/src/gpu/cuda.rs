@@ -29,6 +29,7 @@ struct Cuda {
     name: String,
     numeric_class: String,
     dtype: Dtype,
+    device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
     functions: BTreeMap<String, sys::CUfunction>,
@@ -155,6 +156,7 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
             name: format!("cuda:{number} ({model}, CUDA {major}.{minor})"),
             numeric_class: format!("cuda-{dtype}-{}", &hash[..16]),
             dtype,
+            device,
             context,
             stream,
             functions,
@@ -195,10 +197,30 @@ fn described(e: driver::DriverError) -> String {
 
 impl Cuda {
     fn failed(&self, doing: &str, e: driver::DriverError) -> Error {
-        Error::Device {
-            name: self.name.clone(),
-            message: format!("{doing}: {}", described(e)),
+        use sys::CUresult as Answer;
+        let (name, message) = (self.name.clone(), format!("{doing}: {}", described(e)));
+        match e.0 {
+            Answer::CUDA_ERROR_OUT_OF_MEMORY => Error::DeviceFull { name, message },
+            // What was asked for is wrong; the device is in order.
+            Answer::CUDA_ERROR_INVALID_VALUE
+            | Answer::CUDA_ERROR_INVALID_HANDLE
+            | Answer::CUDA_ERROR_NOT_FOUND
+            | Answer::CUDA_ERROR_NOT_SUPPORTED
+            | Answer::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => Error::Device { name, message },
+            // Everything else is sticky: each call from now on has the same answer.
+            _ => Error::DeviceLost { name, message },
         }
+    }
+
+    /// Waits for all work, then gives the memory that is freed back to the driver.
+    fn give_freed_memory_back(&self) -> Result<()> {
+        // SAFETY: stream and device are alive.
+        unsafe {
+            driver::stream::synchronize(self.stream)
+                .and_then(|()| driver::device::get_default_mem_pool(self.device))
+                .and_then(|pool| sys::cuMemPoolTrimTo(pool, 0).result())
+        }
+        .map_err(|e| self.failed("giving memory back", e))
     }
 
     /// Makes the context current on this thread.
@@ -225,8 +247,18 @@ impl Backend for Cuda {
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.enter()?;
         // SAFETY: the stream is alive.
-        unsafe { driver::malloc_async(self.stream, bytes) }.map_err(|e| match e.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::Device {
+        let allocate = || unsafe { driver::malloc_async(self.stream, bytes) };
+        let full = |e: &driver::DriverError| e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let allocated = match allocate() {
+            // What was freed and kept may be in pieces: given back, it is one again.
+            Err(e) if full(&e) => {
+                self.give_freed_memory_back()?;
+                allocate()
+            }
+            other => other,
+        };
+        allocated.map_err(|e| match e.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::DeviceFull {
                 name: self.name.clone(),
                 message: format!(
                     "has no room for {bytes} more bytes ({} free); lower jobs.decode_rows, set \
@@ -348,9 +380,17 @@ impl Backend for Cuda {
                 cublas_sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             )
         }
-        .map_err(|e| Error::Device {
-            name: self.name.clone(),
-            message: format!("a product of {m}×{k}×{n} failed: {:?}", e.0),
+        .map_err(|e| {
+            use cublas_sys::cublasStatus_t as Answer;
+            let message = format!("a product of {m}×{k}×{n} failed: {:?}", e.0);
+            let name = self.name.clone();
+            match e.0 {
+                Answer::CUBLAS_STATUS_ALLOC_FAILED => Error::DeviceFull { name, message },
+                Answer::CUBLAS_STATUS_EXECUTION_FAILED
+                | Answer::CUBLAS_STATUS_INTERNAL_ERROR
+                | Answer::CUBLAS_STATUS_MAPPING_ERROR => Error::DeviceLost { name, message },
+                _ => Error::Device { name, message },
+            }
         })
     }
 }

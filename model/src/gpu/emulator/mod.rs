@@ -6,7 +6,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use libloading::Library;
 
@@ -42,14 +43,46 @@ struct Emulator {
     dtype: Dtype,
     /// Allocations by address, guards included.
     memory: Mutex<BTreeMap<u64, Box<[u8]>>>,
+    limits: Arc<Limits>,
+}
+
+/// Trouble that an emulated device is to have, and what it met.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    /// Bytes that it has, guards not counted.
+    pub(crate) bytes: AtomicUsize,
+    /// Launches until it is lost.
+    pub(crate) launches: AtomicUsize,
+    /// Most bytes held at a time.
+    pub(crate) peak: AtomicUsize,
+    /// Allocations refused.
+    pub(crate) refused: AtomicUsize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let [bytes, launches] = [const { AtomicUsize::new(usize::MAX) }; 2];
+        Limits {
+            bytes,
+            launches,
+            peak: AtomicUsize::new(0),
+            refused: AtomicUsize::new(0),
+        }
+    }
 }
 
 /// An emulated GPU that runs threads in `order`.
 pub(crate) fn emulated(order: Order, dtype: Dtype) -> Gpu {
+    limited(order, dtype, Arc::default())
+}
+
+/// The same with limits, which may be changed while it computes.
+pub(crate) fn limited(order: Order, dtype: Dtype, limits: Arc<Limits>) -> Gpu {
     Gpu::new(Emulator {
         order,
         dtype,
         memory: Mutex::default(),
+        limits,
     })
 }
 
@@ -126,8 +159,20 @@ impl Emulator {
         })
     }
 
+    /// Refuses everything once it is lost.
+    fn alive(&self) -> Result<()> {
+        match self.limits.launches.load(Ordering::Relaxed) {
+            0 => Err(Error::DeviceLost {
+                name: "emulated".to_owned(),
+                message: "running a kernel: CUDA_ERROR_ILLEGAL_ADDRESS".to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses an access that is not inside one allocation.
     fn check(&self, address: u64, bytes: usize) -> Result<()> {
+        self.alive()?;
         let memory = self.memory();
         let inside = memory
             .range(..=address)
@@ -161,6 +206,19 @@ impl Backend for Emulator {
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.alive()?;
+        let held = |memory: &BTreeMap<u64, Box<[u8]>>| -> usize {
+            memory.values().map(|held| held.len() - 2 * GUARD).sum()
+        };
+        let wanted = held(&self.memory()) + bytes;
+        if wanted > self.limits.bytes.load(Ordering::Relaxed) {
+            self.limits.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(Error::DeviceFull {
+                name: "emulated".to_owned(),
+                message: format!("has no room for {bytes} more bytes"),
+            });
+        }
+        self.limits.peak.fetch_max(wanted, Ordering::Relaxed);
         let mut memory = vec![0xFF; bytes + 2 * GUARD].into_boxed_slice();
         memory[..GUARD].fill(GUARD_BYTE);
         memory[GUARD + bytes..].fill(GUARD_BYTE);
@@ -204,6 +262,11 @@ impl Backend for Emulator {
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.alive()?;
+        if self.limits.launches.load(Ordering::Relaxed) < usize::MAX {
+            self.limits.launches.fetch_sub(1, Ordering::Relaxed);
+            self.alive()?;
+        }
         let name = format!("emulate_{}", launch.kernel);
         // SAFETY: every symbol of this prefix is made by EMULATE with this signature.
         let entry = unsafe { library(self.dtype).get::<Entry>(name.as_bytes()) };

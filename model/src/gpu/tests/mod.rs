@@ -11,6 +11,7 @@ mod kernels;
 mod policies;
 #[cfg(feature = "cuda")]
 mod refusals;
+mod trouble;
 
 use super::Gpu;
 use super::emulator::{Order, emulated};

@@ -179,7 +179,7 @@ fn sampled_log_probs_are_scored_again_bit_for_bit() {
     }
 }
 
-fn units(policy: &Policy) -> Vec<Unit> {
+pub(super) fn units(policy: &Policy) -> Vec<Unit> {
     let sequences = sequences(policy.config().vocab_size, &[20, 70, 5, 2, 66], 4);
     sequences
         .chunks(2)
