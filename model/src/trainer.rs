@@ -18,7 +18,7 @@ use crate::parallel::ComputeOptions;
 use crate::score::ScoreRequest;
 use crate::teacher_forced::{Streams, TeacherForced, check_sequence, check_temperature};
 use crate::weights::transpose;
-use crate::{Error, Policy, Result};
+use crate::{Error, Policy, Result, Weights};
 
 const HEAD: &str = "lm_head.weight";
 
@@ -161,16 +161,16 @@ impl Trainer {
     }
 
     fn step_on_gpu(&mut self, gpu: &Gpu, gradients: gpu::Gradients, lr: f64) -> Result<StepReport> {
-        let mut weights = self.policy.trained_weights().clone();
-        let optimizer = match &mut self.optimizer {
-            Some(optimizer) => optimizer,
-            none => none.insert(gpu::Optimizer::upload(gpu, &weights, &self.state)?),
-        };
-        let norm = gpu::norm(&gradients)?;
-        let (report, step) = self.state.begin(&self.options, norm, lr);
-        if let Some(step) = step {
-            optimizer.step(&step, gradients)?;
-            optimizer.fetch(&mut weights)?;
+        let weights = self.policy.trained_weights();
+        let (state, optimizer) = (&mut self.state, &mut self.optimizer);
+        let (report, stepped) = step_on_gpu(
+            gpu,
+            (&self.options, state, optimizer),
+            weights,
+            gradients,
+            lr,
+        )?;
+        if let Some(weights) = stepped {
             self.policy = self.policy.with_trained(weights)?;
         }
         Ok(report)
@@ -247,6 +247,30 @@ impl Trainer {
             None => self.state.save(dir),
         }
     }
+}
+
+/// An optimizer step on a GPU, where weights and moments stay from the first of them on; the new
+/// weights, unless the gradient is not finite.
+pub(crate) fn step_on_gpu(
+    gpu: &Gpu,
+    (options, state, optimizer): (&AdamW, &mut AdamWState, &mut Option<gpu::Optimizer>),
+    weights: &Weights,
+    gradients: gpu::Gradients,
+    lr: f64,
+) -> Result<(StepReport, Option<Weights>)> {
+    let optimizer = match optimizer {
+        Some(optimizer) => optimizer,
+        none => none.insert(gpu::Optimizer::upload(gpu, weights, state)?),
+    };
+    let norm = gpu::norm(&gradients)?;
+    let (report, step) = state.begin(options, norm, lr);
+    let Some(step) = step else {
+        return Ok((report, None));
+    };
+    optimizer.step(&step, gradients)?;
+    let mut weights = weights.clone();
+    optimizer.fetch(&mut weights)?;
+    Ok((report, Some(weights)))
 }
 
 /// The gradients of `some` of a minibatch's units, and how many tokens went through

@@ -362,3 +362,52 @@ fn a_critic_values_and_learns_as_on_the_processor() {
     assert!(relative_error(&found.0, &expected.0) < SCORES_TOLERANCE);
     assert_near(&found.1, &expected.1);
 }
+
+/// Two steps of a critic, the second after a resume from files.
+#[test]
+fn a_critics_optimizer_steps_are_the_processors_also_across_a_resume() {
+    let policy = tiny_policy();
+    let adamw = AdamW {
+        eps: 1e-3,
+        weight_decay: 0.1,
+        ..AdamW::default()
+    };
+    let by_value = |_: usize, values: &[Vec<f32>]| {
+        let own = |v: &Vec<f32>| v.iter().map(|&v| f64::from(v) - 0.5).collect();
+        values.iter().map(own).collect()
+    };
+    let device = Device::of(super::gpu(Order::Ascending, Dtype::F32));
+    let [expected, found] = [Device::cpu(), device].map(|device| {
+        let critic = Critic::new(&policy.on(&device).unwrap()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let step = |trainer: &mut CriticTrainer| {
+            let options = ComputeOptions::default();
+            let report = trainer.step(&units(&policy), 1e-2, &by_value, &options);
+            report.unwrap()
+        };
+        let mut trainer = CriticTrainer::new(critic, adamw);
+        step(&mut trainer);
+        trainer.save_optimizer(folder.path()).unwrap();
+        let critic = trainer.critic().clone();
+        let mut resumed = CriticTrainer::with_state(critic, adamw, folder.path()).unwrap();
+        let reports = [step(&mut trainer), step(&mut resumed)];
+        assert_eq!(reports[0], reports[1], "the resume shows");
+        assert!(trainer.critic().weights() == resumed.critic().weights());
+        (reports[0], resumed.into_critic())
+    });
+    assert!((found.0.grad_norm / expected.0.grad_norm - 1.0).abs() < GRADIENTS_TOLERANCE);
+    for name in [
+        "score.weight",
+        "score.bias",
+        "model.layers.0.mlp.up_proj.weight",
+    ] {
+        let moved = |critic: &Critic| -> Vec<f32> {
+            let after = critic.weights().get(name).unwrap().numbers();
+            let before = policy.weights().get(name).map(|p| p.numbers().to_vec());
+            let before = before.unwrap_or_else(|| vec![0.0; after.len()]);
+            after.iter().zip(before).map(|(a, b)| a - b).collect()
+        };
+        let error = relative_error(&moved(&found.1), &moved(&expected.1));
+        assert!(error < 1e-2, "{name}: {error}");
+    }
+}
