@@ -26,6 +26,7 @@ pub(super) const WIDTH_MAX: usize = 128;
 
 /// Shared memory that a block may ask for, in f32 numbers: every GPU of compute capability 8.0
 /// has that much where it is asked for.
+#[cfg(any(test, feature = "cuda"))]
 pub(super) const SHARED_MAX: usize = 96 * 1024 / size_of::<f32>();
 
 /// A kernel, by the width of heads it is made for, and its shared memory in f32 numbers.
