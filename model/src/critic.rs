@@ -10,11 +10,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::adamw::{AdamW, AdamWState, StepReport};
-use crate::gradients::{Gradients, UnitGradients, over_units};
+use crate::gpu;
+use crate::gradients::{Gradients, UnitGradients, over_units, over_units_in_place};
 use crate::parallel::{self, ComputeOptions};
 use crate::score::{ScoreRequest, pack};
 use crate::teacher_forced::{TeacherForced, check_sequence};
-use crate::trainer::{TrainSequence, Unit};
+use crate::trainer::{TrainSequence, Unit, step_on_gpu, where_it_fits};
 use crate::{Device, Error, Parameter, Policy, Result, Weights, parameter_shapes};
 
 /// Hugging Face's names of the value head, `[1, hidden]` and `[1]`.
@@ -143,8 +144,7 @@ pub fn values(
     }
     let head = critic.head()?;
     let packs = pack(requests, options.pack_tokens);
-    let all = parallel::map(options, packs.len(), |number| {
-        let requests = &requests[packs[number].clone()];
+    let together = |requests: &[ScoreRequest<'_>]| {
         let forced = TeacherForced::new(requests.iter().copied());
         if forced.is_empty() {
             let zeros = requests.iter().map(|r| vec![0.0; r.token_ids.len()]);
@@ -152,6 +152,10 @@ pub fn values(
         }
         let states = forced.states(critic.model.network())?;
         Ok(forced.spread(&head.forward(&states)))
+    };
+    let all = parallel::map(options, packs.len(), |number| {
+        let requests = &requests[packs[number].clone()];
+        parallel::halving(critic.model.gpu(), requests, &together)
     })?;
     Ok(all.into_iter().flatten().collect())
 }
@@ -165,7 +169,10 @@ pub type ValueCoefficients<'a> = dyn Fn(usize, &[Vec<f32>]) -> Vec<Vec<f64>> + S
 pub struct CriticTrainer {
     critic: Critic,
     options: AdamW,
+    /// Of a critic on a GPU the steps alone, from the first of its steps on.
     state: AdamWState,
+    /// Weights and moments on the critic's GPU.
+    optimizer: Option<gpu::Optimizer>,
 }
 
 impl CriticTrainer {
@@ -176,6 +183,7 @@ impl CriticTrainer {
             critic,
             options,
             state,
+            optimizer: None,
         }
     }
 
@@ -186,6 +194,7 @@ impl CriticTrainer {
             critic,
             options,
             state,
+            optimizer: None,
         })
     }
 
@@ -197,6 +206,21 @@ impl CriticTrainer {
         coefficients: &ValueCoefficients<'_>,
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
+        if let Some(gpu) = self.critic.model.gpu().cloned() {
+            let unit = self.unit_by_number(units, coefficients, options);
+            let (gradients, tokens) = over_units_in_place(options, units.len(), unit)?;
+            // The head is the processor's, its gradient too.
+            let mut all = gradients.gpu;
+            all.extend(gradients.host.upload(&gpu)?);
+            let (state, optimizer) = (&mut self.state, &mut self.optimizer);
+            let weights = self.critic.weights();
+            let (report, stepped) =
+                step_on_gpu(&gpu, (&self.options, state, optimizer), weights, all, lr)?;
+            if let Some(weights) = stepped {
+                self.critic = self.critic.with_weights(weights)?;
+            }
+            return Ok(StepReport { tokens, ..report });
+        }
         let (gradients, tokens) = self.gradients(units, coefficients, options)?;
         let mut weights = self.critic.weights().clone();
         let report = self
@@ -216,16 +240,27 @@ impl CriticTrainer {
         coefficients: &ValueCoefficients<'_>,
         options: &ComputeOptions<'_>,
     ) -> Result<(Gradients, usize)> {
-        over_units(options, units.len(), |number| {
+        let unit = self.unit_by_number(units, coefficients, options);
+        over_units(options, units.len(), unit)
+    }
+
+    /// Computes the unit of a number.
+    fn unit_by_number<'a>(
+        &'a self,
+        units: &'a [Unit],
+        coefficients: &'a ValueCoefficients<'_>,
+        options: &'a ComputeOptions<'_>,
+    ) -> impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync + 'a {
+        move |number| {
             let ask = |values: &[Vec<f32>]| coefficients(number, values);
-            self.unit_gradients(&units[number], options.checkpointed, ask)
-        })
+            self.unit_gradients(&units[number], options, ask)
+        }
     }
 
     fn unit_gradients(
         &self,
         unit: &Unit,
-        checkpointed: bool,
+        options: &ComputeOptions<'_>,
         ask: impl Fn(&[Vec<f32>]) -> Vec<Vec<f64>>,
     ) -> Result<(Option<UnitGradients>, usize)> {
         let (network, head) = (self.critic.model.network(), self.critic.head()?);
@@ -239,19 +274,29 @@ impl CriticTrainer {
         if unit.skip || forced.is_empty() {
             return Ok((None, 0));
         }
-        let (states, tape) = forced.states_recorded(network, checkpointed)?;
-        let coefficients = ask(&forced.spread(&head.forward(&states)));
-        let by_value = forced.gather(&coefficients, "values")?;
-        if by_value.iter().all(|&coefficient| coefficient == 0.0) {
-            return Ok((None, forced.tokens()));
-        }
-        let mut gradients = Gradients::default();
-        let (by_states, by_weight, by_bias) = head.backward(&states, &by_value);
-        gradients.insert(HEAD_WEIGHT, by_weight);
-        gradients.insert(HEAD_BIAS, vec![by_bias]);
-        let mut gradients = UnitGradients::from(gradients);
-        forced.backward_states(network, tape, &by_states, &mut gradients)?;
-        Ok((Some(gradients), forced.tokens()))
+        // Asked once, also where the unit is computed again.
+        let mut asked = None;
+        let gradients = where_it_fits(self.critic.model.gpu(), options, |checkpointed| {
+            let (states, tape) = forced.states_recorded(network, checkpointed)?;
+            let by_value = match &asked {
+                Some(by_value) => by_value,
+                None => {
+                    let coefficients = ask(&forced.spread(&head.forward(&states)));
+                    asked.insert(forced.gather(&coefficients, "values")?)
+                }
+            };
+            if by_value.iter().all(|&coefficient| coefficient == 0.0) {
+                return Ok(None);
+            }
+            let mut gradients = Gradients::default();
+            let (by_states, by_weight, by_bias) = head.backward(&states, by_value);
+            gradients.insert(HEAD_WEIGHT, by_weight);
+            gradients.insert(HEAD_BIAS, vec![by_bias]);
+            let mut gradients = UnitGradients::from(gradients);
+            forced.backward_states(network, tape, &by_states, &mut gradients)?;
+            Ok(Some(gradients))
+        })?;
+        Ok((gradients, forced.tokens()))
     }
 
     /// The critic as of the last step.
@@ -267,6 +312,12 @@ impl CriticTrainer {
     /// Writes `state.safetensors` into `dir`, for [`CriticTrainer::with_state`].
     pub fn save_optimizer(&self, dir: &Path) -> Result<()> {
         std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
-        self.state.save(dir)
+        match &self.optimizer {
+            Some(optimizer) => {
+                let state = self.state.with_moments(|name| optimizer.moments(name))?;
+                state.save(dir)
+            }
+            None => self.state.save(dir),
+        }
     }
 }

@@ -1,7 +1,46 @@
 //! Where tensors live, and how the place is chosen.
 
+use std::fmt;
+use std::str::FromStr;
+
 use crate::gpu::{self, Gpu};
 use crate::{Error, Result};
+
+/// The numbers that a GPU's products read: weights, what is multiplied with them, keys and
+/// values. Sums, and all that is no operand of a product, are f32 in any case: the residual
+/// stream, norms, softmax, log-probabilities, gradients of weights, the weights that
+/// training changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Dtype {
+    /// As on the processor.
+    #[default]
+    F32,
+    /// The upper half of an f32: half the memory, and what matrix units are fast at.
+    Bf16,
+}
+
+impl Dtype {
+    /// All that there are.
+    pub const ALL: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Dtype::F32 => "f32",
+            Dtype::Bf16 => "bf16",
+        })
+    }
+}
+
+impl FromStr for Dtype {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = Dtype::ALL.into_iter().find(|d| d.to_string() == name);
+        known.ok_or_else(|| format!("{name:?} is none of \"f32\" and \"bf16\""))
+    }
+}
 
 /// The numeric class of every CPU of this build: own kernels in f32 with a fixed order of
 /// operations.
@@ -17,18 +56,23 @@ impl Device {
         Device(None)
     }
 
-    /// Reads `cpu`, `cuda:N`, or `auto` for [`Device::auto`].
+    /// Reads `cpu`, `cuda:N`, or `auto` for [`Device::auto`], to compute products of `dtype`.
     ///
     /// # Errors
-    /// The name is none of these, or the GPU cannot be used; the message says why.
-    pub fn parse(name: &str) -> Result<Self> {
+    /// The name is none of these, the GPU cannot be used, or the processor is asked for
+    /// bf16; the message says why.
+    pub fn parse(name: &str, dtype: Dtype) -> Result<Self> {
         let bad = |message: String| Error::Device {
             name: name.to_owned(),
             message,
         };
         match name {
-            "cpu" => return Ok(Device::cpu()),
-            "auto" => return Ok(Device::auto().0),
+            "cpu" if dtype == Dtype::F32 => return Ok(Device::cpu()),
+            "cpu" => {
+                let message = format!("the processor computes in f32; {dtype} needs a GPU");
+                return Err(bad(message));
+            }
+            "auto" => return Ok(Device::auto(dtype)?.0),
             _ => {}
         }
         let number = name
@@ -38,7 +82,7 @@ impl Device {
             let known = "is none of \"cpu\", \"auto\" and \"cuda:<number>\"";
             return Err(bad(known.to_owned()));
         };
-        match gpu::open(number) {
+        match gpu::open(number, dtype) {
             Ok(gpu) => Ok(Device(Some(gpu))),
             Err(why) => Err(bad(format!("cannot be used: {why}; use \"cpu\""))),
         }
@@ -46,13 +90,24 @@ impl Device {
 
     /// The first GPU if it can be used, else the processor; and a line that says which,
     /// and why.
-    pub fn auto() -> (Self, String) {
-        match gpu::open(0) {
-            Ok(gpu) => {
-                let line = format!("computing on {}", gpu.name());
-                (Device(Some(gpu)), line)
+    ///
+    /// # Errors
+    /// The processor is what is left, and it does not compute in `dtype`.
+    pub fn auto(dtype: Dtype) -> Result<(Self, String)> {
+        match (gpu::open(0, dtype), dtype) {
+            (Ok(gpu), _) => {
+                let line = format!("computing on {} in {dtype}", gpu.name());
+                Ok((Device(Some(gpu)), line))
             }
-            Err(why) => (Device::cpu(), format!("computing on the processor: {why}")),
+            (Err(why), Dtype::F32) => {
+                Ok((Device::cpu(), format!("computing on the processor: {why}")))
+            }
+            (Err(why), Dtype::Bf16) => Err(Error::Device {
+                name: "auto".to_owned(),
+                message: format!(
+                    "the processor computes in f32, and no GPU can be used for {dtype}: {why}"
+                ),
+            }),
         }
     }
 
@@ -86,16 +141,33 @@ mod tests {
 
     #[test]
     fn unknown_and_unusable_devices_are_named() {
-        assert!(Device::parse("cpu").is_ok() && Device::parse("auto").is_ok());
+        let f32 = Dtype::F32;
+        assert!(Device::parse("cpu", f32).is_ok() && Device::parse("auto", f32).is_ok());
         for name in ["gpu", "cuda", "cuda:x", "cuda:-1", "cuda:99"] {
-            let message = Device::parse(name).unwrap_err().to_string();
+            let message = Device::parse(name, f32).unwrap_err().to_string();
             assert!(message.contains(name), "{message}");
         }
     }
 
     #[test]
+    fn the_processor_refuses_bf16() {
+        let bf16: Dtype = "bf16".parse().unwrap();
+        let refusal = |name| Device::parse(name, bf16).map_err(|e| e.to_string());
+        let message = refusal("cpu").unwrap_err();
+        assert!(message.contains("the processor computes in f32; bf16 needs a GPU"));
+        if let Err(message) = refusal("auto") {
+            assert!(
+                message.contains("no GPU can be used for bf16: "),
+                "{message}"
+            );
+        }
+        let unknown = "f16".parse::<Dtype>().unwrap_err();
+        assert!(unknown.contains("\"f16\" is none of \"f32\" and \"bf16\""));
+    }
+
+    #[test]
     fn the_automatic_choice_says_why() {
-        let (device, line) = Device::auto();
+        let (device, line) = Device::auto(Dtype::F32).unwrap();
         assert!(!line.contains('\n') && line.starts_with("computing on "));
         assert_eq!(
             device.gpu().is_none(),

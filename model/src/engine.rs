@@ -251,7 +251,24 @@ impl Engine {
         self.follow();
         self.stats.steps += 1;
         let mut active = self.take_running();
-        let mut drawn = self.forward(&mut active)?.into_iter();
+        let held: Vec<usize> = active.iter().map(|(_, s)| s.cache.length()).collect();
+        let mut drawn = match self.forward(&mut active) {
+            Ok(drawn) => drawn.into_iter(),
+            Err(error) => {
+                // Nothing of this step has happened.
+                for ((number, mut sequence), held) in active.into_iter().zip(held) {
+                    sequence.cache = sequence.cache.first(held);
+                    self.sequences.insert(number, sequence);
+                }
+                if error.is_device_full() && self.make_do() {
+                    if let Some(gpu) = self.policy.gpu() {
+                        gpu.make_do(&error);
+                    }
+                    return Ok(Vec::new());
+                }
+                return Err(error);
+            }
+        };
         let mut done = Vec::new();
         for (number, mut sequence) in active {
             if sequence.pending().is_empty()
@@ -391,6 +408,39 @@ impl Engine {
             sequence.cache = self.policy.network().cache();
             self.stats.evictions += 1;
         }
+    }
+
+    /// Computes less at once from now on, where a device's memory is full: without caches that
+    /// nobody reads now, then with half the rows, then with half the known tokens at a time.
+    /// False where there is nothing left to do without.
+    fn make_do(&mut self) -> bool {
+        let mut is_less = false;
+        let rows = self.running.len();
+        if rows > 1 {
+            self.options.rows_max = rows / 2;
+            for number in self
+                .running
+                .split_off(self.options.rows_max)
+                .into_iter()
+                .rev()
+            {
+                self.queue.push_front(number);
+            }
+            is_less = true;
+        }
+        let empty = self.policy.network().cache();
+        for (number, sequence) in &mut self.sequences {
+            if sequence.cache.length() > 0 && !self.running.contains(number) {
+                sequence.cache = empty.clone();
+                self.stats.evictions += 1;
+                is_less = true;
+            }
+        }
+        if !is_less && self.options.prefill_chunk > 1 {
+            self.options.prefill_chunk /= 2;
+            is_less = true;
+        }
+        is_less
     }
 
     /// The running sequences in order of admission, out of the map for a step.

@@ -73,6 +73,25 @@ pub enum Error {
         /// Why not, and what to do.
         message: String,
     },
+    /// The device's memory has no room for what was to be computed.
+    #[error("device {name:?}: {message}")]
+    DeviceFull {
+        /// The device.
+        name: String,
+        /// What did not fit, and what to do.
+        message: String,
+    },
+    /// The device answers nothing any more; what it held is gone.
+    #[error(
+        "device {name:?} is lost: {message}; look at `nvidia-smi` and the kernel's log, then start \
+         the worker again"
+    )]
+    DeviceLost {
+        /// The device.
+        name: String,
+        /// Its last answer.
+        message: String,
+    },
     /// A request that no policy could answer: an id outside the vocabulary, a mask
     /// of another length, a busy sequence.
     #[error("{0}")]
@@ -96,8 +115,15 @@ impl Error {
             Error::Io { source, .. } if source.kind() != std::io::ErrorKind::NotFound => {
                 Verdict::Retry
             }
+            // Another worker's device, or the same one once it is back.
+            Error::DeviceLost { .. } => Verdict::Retry,
             _ => Verdict::GiveUp,
         }
+    }
+
+    /// Whether less at once may succeed.
+    pub(crate) fn is_device_full(&self) -> bool {
+        matches!(self, Error::DeviceFull { .. })
     }
 
     /// Wraps an I/O error with the path it happened at.

@@ -32,7 +32,7 @@ pub use adamw::{AdamW, AdamWState, StepReport};
 pub use chat::{Bridge, Chat, Message, Role};
 pub use config::{Architecture, ModelConfig};
 pub use critic::{Critic, CriticTrainer, ValueCoefficients, values};
-pub use device::Device;
+pub use device::{Device, Dtype};
 pub use engine::{Engine, EngineOptions, EngineStats, Finish, Turn, TurnDone};
 pub use error::{Error, Result, Verdict};
 pub use gradients::{Gradients, PartialSum};

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use crate::network::Network;
 use crate::parallel::{self, ComputeOptions};
 use crate::teacher_forced::{TeacherForced, check_sequence, check_temperature};
 use crate::{Error, Policy, Result};
@@ -40,31 +41,38 @@ pub fn score(
             .map_err(|message| Error::Request(format!("sequence {number} to score: {message}")))?;
     }
     let packs = pack(requests, options.pack_tokens);
+    let together = |requests: &[ScoreRequest<'_>]| score_together(network, requests, temperature);
     let scored = parallel::map(options, packs.len(), |number| {
         let requests = &requests[packs[number].clone()];
-        let forced = TeacherForced::new(requests.iter().copied());
-        if forced.is_empty() {
-            let zeros = |r: &ScoreRequest<'_>| vec![0.0; r.token_ids.len()];
-            return Ok(requests
-                .iter()
-                .map(|request| Scores {
-                    log_probs: zeros(request),
-                    entropies: zeros(request),
-                })
-                .collect());
-        }
-        let streams = forced.forward(network, temperature)?;
-        let log_probs = forced.spread(&streams.log_probs).into_iter();
-        let entropies = forced.spread(&streams.entropies);
-        Ok(log_probs
-            .zip(entropies)
-            .map(|(log_probs, entropies)| Scores {
-                log_probs,
-                entropies,
-            })
-            .collect::<Vec<_>>())
+        parallel::halving(policy.gpu(), requests, &together)
     })?;
     Ok(scored.into_iter().flatten().collect())
+}
+
+fn score_together(
+    network: &Network,
+    requests: &[ScoreRequest<'_>],
+    temperature: f64,
+) -> Result<Vec<Scores>> {
+    let forced = TeacherForced::new(requests.iter().copied());
+    if forced.is_empty() {
+        let zeros = |r: &ScoreRequest<'_>| vec![0.0; r.token_ids.len()];
+        let scores = requests.iter().map(|request| Scores {
+            log_probs: zeros(request),
+            entropies: zeros(request),
+        });
+        return Ok(scores.collect());
+    }
+    let streams = forced.forward(network, temperature)?;
+    let log_probs = forced.spread(&streams.log_probs).into_iter();
+    let entropies = forced.spread(&streams.entropies);
+    let scores = log_probs
+        .zip(entropies)
+        .map(|(log_probs, entropies)| Scores {
+            log_probs,
+            entropies,
+        });
+    Ok(scores.collect())
 }
 
 /// Runs of requests of at most `pack_tokens` tokens, or one request.

@@ -35,7 +35,7 @@ pub(crate) enum Recorded {
     Gpu {
         network: Arc<gpu::Network>,
         tape: Box<gpu::Tape>,
-        hidden: gpu::Matrix,
+        hidden: gpu::Operands,
     },
 }
 
@@ -113,7 +113,7 @@ impl TeacherForced {
     /// The states that predict the masked tokens: what a value head reads.
     pub(crate) fn states(&self, network: &Network) -> Result<Vec<f32>> {
         match &network.gpu {
-            Some(network) => (network.hidden(&self.batch, &self.rows, None, None)?).download(),
+            Some(network) => network.states(&self.batch, &self.rows, None),
             None => Ok(network.hidden(&self.batch, &self.rows, None, None)),
         }
     }
@@ -126,9 +126,9 @@ impl TeacherForced {
     ) -> Result<(Vec<f32>, RecordedStates)> {
         if let Some(network) = &network.gpu {
             let mut tape = gpu::Tape::new(checkpointed);
-            let states = network.hidden(&self.batch, &self.rows, None, Some(&mut tape))?;
+            let states = network.states(&self.batch, &self.rows, Some(&mut tape))?;
             let recorded = RecordedStates::Gpu(Arc::clone(network), Box::new(tape));
-            return Ok((states.download()?, recorded));
+            return Ok((states, recorded));
         }
         let mut tape = Tape::new(checkpointed);
         let states = network.hidden(&self.batch, &self.rows, None, Some(&mut tape));

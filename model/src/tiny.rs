@@ -571,7 +571,7 @@ mod tests {
         assert_eq!(policy.eos_ids(), [EOS_ID]);
         let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         policy.save(first.path()).unwrap();
-        let loaded = Policy::load(first.path(), &crate::Device::parse("cpu").unwrap()).unwrap();
+        let loaded = Policy::load(first.path(), &crate::Device::cpu()).unwrap();
         loaded.chat().check(loaded.tokenizer()).unwrap();
         loaded.save(second.path()).unwrap();
         for name in [

@@ -17,7 +17,7 @@ use crate::parallel::ComputeOptions;
 use crate::score::ScoreRequest;
 use crate::teacher_forced::{Streams, TeacherForced, check_sequence, check_temperature};
 use crate::weights::add_transposed;
-use crate::{Error, Policy, Result};
+use crate::{Error, Policy, Result, Weights};
 
 const HEAD: &str = "lm_head.weight";
 
@@ -170,16 +170,16 @@ impl Trainer {
     }
 
     fn step_on_gpu(&mut self, gpu: &Gpu, gradients: gpu::Gradients, lr: f64) -> Result<StepReport> {
-        let mut weights = self.policy.trained_weights().clone();
-        let optimizer = match &mut self.optimizer {
-            Some(optimizer) => optimizer,
-            none => none.insert(gpu::Optimizer::upload(gpu, &weights, &self.state)?),
-        };
-        let norm = gpu::norm(&gradients)?;
-        let (report, step) = self.state.begin(&self.options, norm, lr);
-        if let Some(step) = step {
-            optimizer.step(&step, gradients)?;
-            optimizer.fetch(&mut weights)?;
+        let weights = self.policy.trained_weights();
+        let (state, optimizer) = (&mut self.state, &mut self.optimizer);
+        let (report, stepped) = step_on_gpu(
+            gpu,
+            (&self.options, state, optimizer),
+            weights,
+            gradients,
+            lr,
+        )?;
+        if let Some(weights) = stepped {
             self.policy = self.policy.with_trained(weights)?;
         }
         Ok(report)
@@ -256,6 +256,30 @@ impl Trainer {
     }
 }
 
+/// An optimizer step on a GPU, where weights and moments stay from the first of them on; the new
+/// weights, unless the gradient is not finite.
+pub(crate) fn step_on_gpu(
+    gpu: &Gpu,
+    (options, state, optimizer): (&AdamW, &mut AdamWState, &mut Option<gpu::Optimizer>),
+    weights: &Weights,
+    gradients: gpu::Gradients,
+    lr: f64,
+) -> Result<(StepReport, Option<Weights>)> {
+    let optimizer = match optimizer {
+        Some(optimizer) => optimizer,
+        none => none.insert(gpu::Optimizer::upload(gpu, weights, state)?),
+    };
+    let norm = gpu::norm(&gradients)?;
+    let (report, step) = state.begin(options, norm, lr);
+    let Some(step) = step else {
+        return Ok((report, None));
+    };
+    optimizer.step(&step, gradients)?;
+    let mut weights = weights.clone();
+    optimizer.fetch(&mut weights)?;
+    Ok((report, Some(weights)))
+}
+
 /// The gradients of `some` of a minibatch's units, and how many tokens went through
 /// a forward pass. The units are those of the whole minibatch: what is
 /// computed elsewhere fits into the same sum.
@@ -286,8 +310,7 @@ fn unit_by_number<'a>(
 ) -> impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync + 'a {
     move |number| {
         let ask = |streams: &UnitStreams| coefficients(number, streams);
-        let checkpointed = options.checkpointed;
-        unit_gradients(policy, &units[number], temperature, checkpointed, ask)
+        unit_gradients(policy, &units[number], temperature, options, ask)
     }
 }
 
@@ -296,7 +319,7 @@ fn unit_gradients(
     policy: &Policy,
     unit: &Unit,
     temperature: f64,
-    checkpointed: bool,
+    options: &ComputeOptions<'_>,
     ask: impl Fn(&UnitStreams) -> UnitCoefficients,
 ) -> Result<(Option<UnitGradients>, usize)> {
     let network = policy.network();
@@ -309,19 +332,49 @@ fn unit_gradients(
     if unit.skip || forced.is_empty() {
         return Ok((None, 0));
     }
-    let (streams, recorded) = forced.forward_recorded(network, temperature, checkpointed)?;
-    let coefficients = ask(&UnitStreams {
-        log_probs: forced.spread(&streams.log_probs),
-        entropies: forced.spread(&streams.entropies),
-    });
-    let coefficients = Streams {
-        log_probs: forced.gather(&coefficients.log_probs, "log_probs")?,
-        entropies: forced.gather(&coefficients.entropies, "entropies")?,
+    // Asked once, also where the unit is computed again.
+    let mut asked = None;
+    let gradients = where_it_fits(policy.gpu(), options, |checkpointed| {
+        let (streams, recorded) = forced.forward_recorded(network, temperature, checkpointed)?;
+        let coefficients = match &asked {
+            Some(coefficients) => coefficients,
+            None => {
+                let coefficients = ask(&UnitStreams {
+                    log_probs: forced.spread(&streams.log_probs),
+                    entropies: forced.spread(&streams.entropies),
+                });
+                asked.insert(Streams {
+                    log_probs: forced.gather(&coefficients.log_probs, "log_probs")?,
+                    entropies: forced.gather(&coefficients.entropies, "entropies")?,
+                })
+            }
+        };
+        let mut all = coefficients.log_probs.iter().chain(&coefficients.entropies);
+        if all.all(|&coefficient| coefficient == 0.0) {
+            return Ok(None);
+        }
+        (forced.backward(network, temperature, recorded, coefficients)).map(Some)
+    })?;
+    Ok((gradients, forced.tokens()))
+}
+
+/// Computes a unit, keeping of each layer its input alone (the argument) where the options say so
+/// or a device's memory has no room for more: the gradients are the same.
+pub(crate) fn where_it_fits<T>(
+    gpu: Option<&Gpu>,
+    options: &ComputeOptions<'_>,
+    mut unit: impl FnMut(bool) -> Result<T>,
+) -> Result<T> {
+    let Some(gpu) = gpu else {
+        return unit(options.checkpointed);
     };
-    let mut all = coefficients.log_probs.iter().chain(&coefficients.entropies);
-    if all.all(|&coefficient| coefficient == 0.0) {
-        return Ok((None, forced.tokens()));
+    let checkpointed = options.checkpointed || gpu.keeps_inputs_alone();
+    match unit(checkpointed) {
+        Err(error) if error.is_device_full() && !checkpointed => {
+            gpu.make_do(&error);
+            gpu.keep_inputs_alone();
+            unit(true)
+        }
+        done => done,
     }
-    let gradients = forced.backward(network, temperature, recorded, &coefficients)?;
-    Ok((Some(gradients), forced.tokens()))
 }

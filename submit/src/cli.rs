@@ -3,6 +3,7 @@
 //! one does all day.
 
 use agentgym_jobs::pipeline::PartId;
+use agentgym_model::Dtype;
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -38,6 +39,15 @@ pub struct Global {
     /// Where workers in this process compute: cpu, cuda:N, or auto for a GPU where there is one
     #[arg(long, global = true, env = "AGENTGYM_DEVICE", default_value = "cpu")]
     pub device: String,
+    /// What a GPU's products read: f32, or bf16, which is faster and less exact
+    #[arg(
+        long,
+        global = true,
+        env = "AGENTGYM_DTYPE",
+        default_value_t,
+        value_name = "TYPE"
+    )]
+    pub dtype: Dtype,
     /// Print one JSON document instead of text
     #[arg(long, global = true)]
     pub json: bool,

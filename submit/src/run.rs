@@ -13,6 +13,7 @@ use crate::{
 use agentgym_jobs::config::RunConfig;
 use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::queue::{Error as QueueError, Queue, QueueOptions};
+use agentgym_model::Device;
 use agentgym_storage::{Created, Store};
 use agentgym_worker::{Cause, ScratchFolder, WorkerOptions, run_worker};
 use std::path::{Path, PathBuf};
@@ -50,9 +51,10 @@ fn global_overrides(global: &Global) -> Vec<String> {
 }
 
 /// Refuses a device that cannot be used, where workers of this process are to use it.
-fn check_device(plan: &Plan, device: &str) -> Result<()> {
+fn check_device(plan: &Plan, global: &Global) -> Result<()> {
     if plan.config.jobs.workers > 0 {
-        agentgym_model::Device::parse(device).map_err(|e| Error::Usage(e.to_string()))?;
+        let device = Device::parse(&global.device, global.dtype);
+        device.map_err(|e| Error::Usage(e.to_string()))?;
     }
     Ok(())
 }
@@ -72,7 +74,7 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
         config.config.queue.url.clone(),
     );
     let plan = Plan::new(config.clone(), base())?;
-    check_device(&plan, &global.device)?;
+    check_device(&plan, global)?;
     let store = Store::open(&storage).await?;
     store.probe().await?;
     let plan = loop {
@@ -127,7 +129,7 @@ pub(crate) async fn resume(run: &str, overrides: &[String], global: &Global) -> 
     let store = existing_store(&url).await?;
     store.probe().await?;
     let plan = go_on(&store, run, overrides).await?;
-    check_device(&plan, &global.device)?;
+    check_device(&plan, global)?;
     drive(store, plan, queue, Display::new(global.quiet), global).await
 }
 
@@ -160,7 +162,7 @@ pub(crate) async fn fork(args: &ForkArgs, global: &Global) -> Result<()> {
     let url = global.store.as_deref().unwrap_or(DEFAULT_STORE);
     let store = existing_store(url).await?;
     let parent = RunView::open(&store, &args.run).await?;
-    check_device(&parent.plan, &global.device)?;
+    check_device(&parent.plan, global)?;
     store.probe().await?;
     let child = fork::fork(&parent, args, global_overrides(global), base()).await?;
     let display = Display::new(global.quiet);
@@ -316,13 +318,7 @@ async fn drive(
         agentgym_worker::Error::Io { source, .. } => Error::local(cache_dir())(source),
         other => Error::Worker(other.to_string()),
     })?;
-    let crew = start_workers(
-        &store,
-        &plan,
-        &queue,
-        (scratch.path(), &global.device),
-        &interrupts,
-    );
+    let crew = start_workers(&store, &plan, &queue, (scratch.path(), global), &interrupts);
     if crew.workers.is_empty() {
         announce(&store, &plan, &queue).await?;
     }
@@ -388,7 +384,7 @@ fn start_workers(
     store: &Store,
     plan: &Arc<Plan>,
     queue: &Queue,
-    (scratch, device): (&Path, &str),
+    (scratch, global): (&Path, &Global),
     interrupts: &Interrupts,
 ) -> Crew {
     let (events, receiver) = broadcast::channel(EVENTS_KEPT);
@@ -405,7 +401,8 @@ fn start_workers(
                 .jobs
                 .threads
                 .unwrap_or_else(agentgym_worker::cores),
-            device: device.to_owned(),
+            device: global.device.clone(),
+            dtype: global.dtype,
             run: Some(plan.run.clone()),
             exit_when_finished: true,
             cache_dir: scratch.to_owned(),

@@ -11,7 +11,7 @@ use crate::stages::StageFunctions;
 use crate::{Error, Result};
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_jobs::queue::{Claim, ClaimGuard, Gate, Handled, Job, Queue};
-use agentgym_model::Device;
+use agentgym_model::{Device, Dtype};
 use agentgym_storage::{RunId, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -50,6 +50,8 @@ pub struct WorkerOptions {
     pub threads: usize,
     /// `cpu`, `cuda:N`, or `auto` for a GPU where there is one.
     pub device: String,
+    /// What its products read; the processor knows f32 alone.
+    pub dtype: Dtype,
     /// Only this run; otherwise every run of the store.
     pub run: Option<RunId>,
     /// End when the run is finished or stopped.
@@ -86,11 +88,11 @@ pub async fn run_worker(
 ) -> Result<()> {
     let device = match options.device.as_str() {
         "auto" => {
-            let (device, line) = Device::auto();
+            let (device, line) = Device::auto(options.dtype)?;
             tracing::info!("{line}");
             device
         }
-        name => Device::parse(name)?,
+        name => Device::parse(name, options.dtype)?,
     };
     let resources = Arc::new(Resources {
         threads: device.threads(options.threads),

@@ -5,7 +5,7 @@
 //! [--seconds 3] [--length TOKENS] [--checkpointed] [--json] [CASE…]`; cases are
 //! `decode-ROWS`, `prompt`, `score`, `train`, `save` and `load`; `group-N` and `apart-N` sample N
 //! answers with their prompts, to one prompt and to N. With `--features cuda`,
-//! `--device cuda:0` measures a GPU, which one thread feeds; the shares are then of what
+//! `--device cuda:0 [--dtype bf16]` measures a GPU, which one thread feeds; the shares are then of what
 //! `--operations` and `--bytes` say that it does in a second.
 
 use std::error::Error;
@@ -14,8 +14,8 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use agentgym_model::{
-    AdamW, ComputeOptions, Device, Engine, EngineOptions, Policy, ScoreRequest, TrainSequence,
-    Trainer, Weights, score,
+    AdamW, ComputeOptions, Device, Dtype, Engine, EngineOptions, Policy, ScoreRequest,
+    TrainSequence, Trainer, Weights, score,
 };
 
 use common::{Numbers, coefficients, cpu_seconds, policy, turn, units};
@@ -247,7 +247,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
     let (mut shape, mut threads, mut seconds, mut json) = ("tiny".to_owned(), 2, 3.0, false);
-    let (mut length, mut checkpointed, mut device) = (None, false, Device::cpu());
+    let (mut length, mut checkpointed) = (None, false);
+    let (mut device, mut dtype) = ("cpu".to_owned(), Dtype::F32);
     let mut limits = (None, None);
     let mut cases: Vec<String> = Vec::new();
     let mut rest = arguments.into_iter().filter(|a| a != "--bench");
@@ -258,7 +259,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             "--threads" => threads = value().parse().expect("--threads takes a number"),
             "--seconds" => seconds = value().parse().expect("--seconds takes a number"),
             "--length" => length = Some(value().parse().expect("--length takes a number")),
-            "--device" => device = Device::parse(&value())?,
+            "--device" => device = value(),
+            "--dtype" => dtype = value().parse::<Dtype>()?,
             "--operations" => {
                 limits.0 = Some(value().parse().expect("--operations takes a number"))
             }
@@ -275,6 +277,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if cases.is_empty() {
         cases = setting.cases.iter().map(|&case| case.to_owned()).collect();
     }
+    let device = Device::parse(&device, dtype)?;
     let policy = policy(setting.shape.config()?, 0.07).on(&device)?;
     let threads = device.threads(threads);
     let model = Model::of(policy.config());

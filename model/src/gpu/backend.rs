@@ -4,8 +4,9 @@
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::Result;
+use crate::{Dtype, Error, Result};
 
 /// Rows that one product takes together. A library of products may choose another order of
 /// additions for another number of rows; asked for the same number always, it gives a row
@@ -17,8 +18,11 @@ pub(crate) trait Backend: Debug + Send + Sync {
     /// `cuda:N` and the device's model.
     fn name(&self) -> &str;
 
-    /// What decides bits: kernels, device model, versions of the libraries.
+    /// What decides bits: kernels, type of operands, device model, versions of the libraries.
     fn numeric_class(&self) -> &str;
+
+    /// Of the numbers that products read, and that attention keeps.
+    fn dtype(&self) -> Dtype;
 
     /// Address of `bytes` bytes of any content.
     fn allocate(&self, bytes: usize) -> Result<u64>;
@@ -82,8 +86,9 @@ impl Argument {
     }
 }
 
-/// c = a · b, or added to c; a is `[m, k]`, b `[k, n]`, c `[m, n]`, row-major f32. A transposed
-/// operand is stored the other way round.
+/// c = a · b, or added to c; a is `[m, k]`, b `[k, n]`, c `[m, n]`, row-major. a and b hold
+/// numbers of [`Backend::dtype`], c holds f32, and so does the sum while it grows. A
+/// transposed operand is stored the other way round.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product {
     pub(crate) a: u64,
@@ -97,21 +102,54 @@ pub(crate) struct Product {
     pub(crate) accumulate: bool,
 }
 
-/// Types that a device's memory may hold as they are.
-pub(crate) trait Element: Copy + Default {}
-impl Element for f32 {}
-impl Element for f64 {}
-impl Element for u32 {}
-impl Element for u64 {}
+/// What a device's memory may hold.
+pub(crate) trait Element {
+    /// Bytes of one on a device of this type of operands.
+    fn size(dtype: Dtype) -> usize;
+}
+
+/// Types that the processor has too, bit by bit.
+pub(crate) trait Plain: Copy + Default {}
+impl Plain for f32 {}
+impl Plain for f64 {}
+impl Plain for u32 {}
+impl Plain for u64 {}
+
+impl<T: Plain> Element for T {
+    fn size(_: Dtype) -> usize {
+        size_of::<T>()
+    }
+}
+
+/// A number that products read, and that attention keeps: of the device's [`Dtype`]. There is
+/// none of it in the processor's memory.
+#[derive(Debug)]
+pub(crate) enum Operand {}
+
+impl Element for Operand {
+    fn size(dtype: Dtype) -> usize {
+        match dtype {
+            Dtype::F32 => size_of::<f32>(),
+            Dtype::Bf16 => size_of::<u16>(),
+        }
+    }
+}
 
 /// A device, shared by everything that lives in its memory.
 #[derive(Debug, Clone)]
-pub(crate) struct Gpu(Arc<dyn Backend>);
+pub(crate) struct Gpu(Arc<dyn Backend>, Arc<Lacks>);
+
+/// What a device had no memory for so far.
+#[derive(Debug, Default)]
+struct Lacks {
+    said: AtomicBool,
+    layers: AtomicBool,
+}
 
 impl Gpu {
     #[cfg(any(test, feature = "cuda"))]
     pub(crate) fn new(backend: impl Backend + 'static) -> Self {
-        Gpu(Arc::new(backend))
+        Gpu(Arc::new(backend), Arc::default())
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -122,10 +160,33 @@ impl Gpu {
         self.0.numeric_class()
     }
 
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.0.dtype()
+    }
+
+    /// Says, once, that less is computed at a time from now on.
+    pub(crate) fn make_do(&self, error: &Error) {
+        if !self.1.said.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "{error}; going on with fewer rows, sequences or layers at once, which takes \
+                 longer and changes no result"
+            );
+        }
+    }
+
+    /// Training finds no room to keep what layers compute, and never tries to again.
+    pub(crate) fn keep_inputs_alone(&self) {
+        self.1.layers.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn keeps_inputs_alone(&self) -> bool {
+        self.1.layers.load(Ordering::Relaxed)
+    }
+
     /// Memory for `length` elements, of any content.
     pub(crate) fn buffer<T: Element>(&self, length: usize) -> Result<Buffer<T>> {
         // An empty allocation has no address of its own.
-        let address = self.0.allocate(size_of::<T>() * length.max(1))?;
+        let address = self.0.allocate(T::size(self.dtype()) * length.max(1))?;
         Ok(Buffer {
             gpu: self.clone(),
             address,
@@ -136,13 +197,14 @@ impl Gpu {
 
     pub(crate) fn zeros<T: Element>(&self, length: usize) -> Result<Buffer<T>> {
         let buffer = self.buffer(length)?;
-        self.0.zero(buffer.address, size_of::<T>() * length)?;
+        self.0
+            .zero(buffer.address, T::size(self.dtype()) * length)?;
         Ok(buffer)
     }
 
-    pub(crate) fn upload<T: Element>(&self, elements: &[T]) -> Result<Buffer<T>> {
+    pub(crate) fn upload<T: Plain>(&self, elements: &[T]) -> Result<Buffer<T>> {
         let buffer = self.buffer(elements.len())?;
-        // SAFETY: an `Element` has no padding, so all its bytes are there to be read.
+        // SAFETY: a `Plain` type has no padding, so all its bytes are there to be read.
         let bytes =
             unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) };
         self.0.upload(bytes, buffer.address)?;
@@ -174,6 +236,22 @@ pub(crate) struct Buffer<T: Element = f32> {
     holds: PhantomData<T>,
 }
 
+impl<T: Plain> Buffer<T> {
+    /// The first `length` elements.
+    pub(crate) fn download(&self, length: usize) -> Result<Vec<T>> {
+        let mut elements = vec![T::default(); length.min(self.length)];
+        // SAFETY: any bytes are a `Plain` type's.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(
+                elements.as_mut_ptr().cast(),
+                size_of_val(elements.as_slice()),
+            )
+        };
+        self.gpu.0.download(self.address, bytes)?;
+        Ok(elements)
+    }
+}
+
 impl<T: Element> Buffer<T> {
     pub(crate) fn gpu(&self) -> &Gpu {
         &self.gpu
@@ -191,18 +269,9 @@ impl<T: Element> Buffer<T> {
         Argument::Pointer(self.address)
     }
 
-    /// The first `length` elements.
-    pub(crate) fn download(&self, length: usize) -> Result<Vec<T>> {
-        let mut elements = vec![T::default(); length.min(self.length)];
-        // SAFETY: any bytes are an `Element`.
-        let bytes = unsafe {
-            std::slice::from_raw_parts_mut(
-                elements.as_mut_ptr().cast(),
-                size_of_val(elements.as_slice()),
-            )
-        };
-        self.gpu.0.download(self.address, bytes)?;
-        Ok(elements)
+    /// Bytes of `count` elements.
+    pub(crate) fn bytes(&self, count: usize) -> usize {
+        T::size(self.gpu.dtype()) * count
     }
 
     /// Another buffer with the same content.
@@ -214,12 +283,26 @@ impl<T: Element> Buffer<T> {
 
     /// Copies `count` elements of another buffer, from place `from` on, to place `to`.
     pub(crate) fn set(&self, other: &Self, (from, to): (usize, usize), count: usize) -> Result<()> {
-        let bytes = |count: usize| size_of::<T>() * count;
         let (from, to) = (
-            other.address + bytes(from) as u64,
-            self.address + bytes(to) as u64,
+            other.address + self.bytes(from) as u64,
+            self.address + self.bytes(to) as u64,
         );
-        self.gpu.0.copy(from, to, bytes(count))
+        self.gpu.0.copy(from, to, self.bytes(count))
+    }
+}
+
+impl Buffer {
+    /// The same memory as operands, where these are f32 too.
+    pub(super) fn into_operands(self) -> Buffer<Operand> {
+        debug_assert_eq!(self.gpu.dtype(), Dtype::F32);
+        let this = std::mem::ManuallyDrop::new(self);
+        Buffer {
+            // SAFETY: `this` is not dropped, so the handle is moved out of it once.
+            gpu: unsafe { std::ptr::read(&raw const this.gpu) },
+            address: this.address,
+            length: this.length,
+            holds: PhantomData,
+        }
     }
 }
 

@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 
 use super::backend::{Argument, Buffer, Launch};
-use super::matrix::{Dense, Matrix, pointers};
-use super::network::{Factors, Layer, Learning, Linear, Network, Norm, Rows, THREADS};
+use super::matrix::{Matrix, Operands};
+use super::network::{Factors, Layer, Learning, Linear, Network, Norm, Rows};
+use super::products::Dense;
+use super::tiles::{self, BackwardTiles, Kernels};
 use crate::Result;
 use crate::backward::EMBEDDING;
-use crate::kernels::attention::BLOCK as PAGE;
 use crate::network::Batch;
 use crate::teacher_forced::Streams;
 
@@ -56,10 +57,10 @@ impl Tape {
 pub(super) struct LayerTape {
     pub(super) x: Matrix,
     pub(super) unnormed: Option<[Matrix; 2]>,
-    pub(super) queries: Matrix,
-    pub(super) keys: Matrix,
-    pub(super) values: Matrix,
-    pub(super) mixed: Matrix,
+    pub(super) queries: Operands,
+    pub(super) keys: Operands,
+    pub(super) values: Operands,
+    pub(super) mixed: Operands,
     /// `[row][head]`, logarithms of the sums of attention's weights.
     pub(super) log_sums: Buffer,
     pub(super) middle: Matrix,
@@ -67,12 +68,10 @@ pub(super) struct LayerTape {
     pub(super) up: Matrix,
 }
 
-/// A packed batch, and where the sequence of each of its rows begins and ends.
+/// A packed batch of whole sequences, and the blocks of attention's derivative.
 struct Packed<'a> {
     rows: &'a Rows,
-    starts: Buffer<u32>,
-    /// One past the last row.
-    ends: Buffer<u32>,
+    tiles: BackwardTiles,
 }
 
 impl Network {
@@ -83,7 +82,7 @@ impl Network {
         &self,
         batch: &Batch,
         tape: Tape,
-        hidden: &Matrix,
+        hidden: &Operands,
         targets: &[u32],
         inverse_temperature: f32,
         by: &Streams,
@@ -112,7 +111,10 @@ impl Network {
         let (Some(last), Some((rows, wanted))) = (tape.last, tape.rows) else {
             return Ok(());
         };
-        let packed = self.packed(batch, &rows)?;
+        let packed = Packed {
+            rows: &rows,
+            tiles: BackwardTiles::new(&self.gpu, batch, self.heads / self.kv_heads)?,
+        };
         let mut by_last = self.gpu.matrix(last.rows(), last.width())?;
         self.norm_backward(&self.norm, &last, &grad, (&mut by_last, false), gradients)?;
         let mut grad = by_last;
@@ -136,21 +138,6 @@ impl Network {
             gradients.insert(EMBEDDING.to_owned(), by_embedding);
         }
         Ok(())
-    }
-
-    fn packed<'a>(&self, batch: &Batch, rows: &'a Rows) -> Result<Packed<'a>> {
-        let (mut starts, mut ends) = (Vec::new(), Vec::new());
-        let mut first = 0;
-        for &length in &batch.lengths {
-            starts.extend(std::iter::repeat_n(first as u32, length));
-            first += length;
-            ends.extend(std::iter::repeat_n(first as u32, length));
-        }
-        Ok(Packed {
-            rows,
-            starts: self.gpu.upload(&starts)?,
-            ends: self.gpu.upload(&ends)?,
-        })
     }
 
     /// Each id's rows added in their order, by a block of its own.
@@ -191,11 +178,11 @@ impl Network {
         let rows = packed.rows;
         // next = middle + down(swiglu(gate(h), up(h))), h = norm(middle)
         let inner = tape.gate.swiglu(&tape.up)?;
-        let grad_inner = layer.down.backward(&inner, &grad, gradients)?;
+        let grad_inner = (layer.down).backward(&inner, &grad.operands()?, gradients)?;
         let [grad_gate, grad_up] = tape.gate.swiglu_backward(&tape.up, &grad_inner)?;
-        let h = tape.middle.norm(&layer.mlp_norm.weight, self.eps)?;
+        let h = (tape.middle).norm_operands(&layer.mlp_norm.weight, self.eps)?;
         let mut grad_h = layer.gate.backward(&h, &grad_gate, gradients)?;
-        layer.up.backward_to(&mut grad_h, &h, &grad_up, gradients)?;
+        (layer.up).backward_to((&mut grad_h, true), &h, &grad_up, gradients)?;
         let to = (&mut grad, true);
         self.norm_backward(&layer.mlp_norm, &tape.middle, &grad_h, to, gradients)?;
 
@@ -205,15 +192,15 @@ impl Network {
             None => None,
         };
         let mixed = selected.as_ref().unwrap_or(&tape.mixed);
-        let mut grad_mixed = layer.output.backward(mixed, &grad, gradients)?;
+        let mut grad_mixed = (layer.output).backward(mixed, &grad.operands()?, gradients)?;
         if let Some(wanted) = wanted {
             grad_mixed = grad_mixed.scatter(wanted, rows.count)?;
             grad = grad.scatter(wanted, rows.count)?;
         }
         let [mut grad_queries, mut grad_keys, grad_values] =
             self.attention_backward(packed, &tape, &grad_mixed)?;
-        grad_queries.rotate(&rows.positions, &self.angles, true)?;
-        grad_keys.rotate(&rows.positions, &self.angles, true)?;
+        grad_queries.rotate_back(&rows.positions, &self.angles)?;
+        grad_keys.rotate_back(&rows.positions, &self.angles)?;
         if let (Some([by_query, by_key]), Some([queries, keys])) =
             (&layer.head_norms, &tape.unnormed)
         {
@@ -226,14 +213,15 @@ impl Network {
                 *grad = by_x;
             }
         }
-        let h = tape.x.norm(&layer.input_norm.weight, self.eps)?;
-        let mut grad_h = layer.query.backward(&h, &grad_queries, gradients)?;
-        layer
-            .key
-            .backward_to(&mut grad_h, &h, &grad_keys, gradients)?;
-        layer
-            .value
-            .backward_to(&mut grad_h, &h, &grad_values, gradients)?;
+        let h = (tape.x).norm_operands(&layer.input_norm.weight, self.eps)?;
+        let inputs = [&layer.query, &layer.key, &layer.value];
+        let grads = [grad_queries, grad_keys, grad_values];
+        let mut grad_h = self.gpu.matrix(h.rows(), h.width())?;
+        for (number, (linear, grad)) in inputs.into_iter().zip(grads).enumerate() {
+            linear.derive_bias(&grad, gradients)?;
+            let to = (&mut grad_h, number > 0);
+            linear.backward_to(to, &h, &grad.operands()?, gradients)?;
+        }
         let to = (&mut grad, true);
         self.norm_backward(&layer.input_norm, &tape.x, &grad_h, to, gradients)?;
         Ok(grad)
@@ -246,44 +234,36 @@ impl Network {
         tape: &LayerTape,
         grad: &Matrix,
     ) -> Result<[Matrix; 3]> {
-        let like = |matrix: &Matrix| self.gpu.matrix(matrix.rows(), matrix.width());
+        let like = |matrix: &Operands| self.gpu.matrix::<f32>(matrix.rows(), matrix.width());
         let [by_queries, by_keys, by_values] =
             [like(&tape.queries)?, like(&tape.keys)?, like(&tape.values)?];
         let rows = tape.queries.rows();
         let deltas = self.gpu.buffer::<f32>(rows * self.heads)?;
-        let group = self.heads / self.kv_heads;
-        let inputs = [&tape.queries, &tape.keys, &tape.values].map(Matrix::pointer);
-        let (log_sums, deltas) = (&tape.log_sums, &deltas);
-        let launch = |kernel, shared, arguments: &[&[Argument]]| {
+        let kernels = Kernels::of(self.width);
+        let inputs = [&tape.queries, &tape.keys, &tape.values].map(Operands::pointer);
+        let (log_sums, deltas) = (tape.log_sums.pointer(), deltas.pointer());
+        let (mixed, grad) = (tape.mixed.pointer(), grad.pointer());
+        let launch = |kernel: tiles::Kernel, blocks, list: &Buffer<u32>, others: &[Argument]| {
             self.gpu.launch(&Launch {
-                kernel,
-                grid: (rows, self.kv_heads),
-                block: THREADS,
-                shared,
-                arguments: &arguments.concat(),
+                kernel: kernel.name,
+                grid: (blocks, self.kv_heads),
+                block: tiles::THREADS,
+                shared: kernel.shared,
+                arguments: &[
+                    &[list.pointer()],
+                    inputs.as_slice(),
+                    others,
+                    &self.head_sizes(),
+                ]
+                .concat(),
             })
         };
-        let sizes = self.head_sizes();
-        let [mixed, grad] = pointers([tape.mixed.buffer(), grad.buffer()]);
-        let own = [mixed, grad, log_sums.pointer(), packed.starts.pointer()];
-        let outputs = [deltas.pointer(), by_queries.pointer()];
-        launch(
-            "attend_backward_queries",
-            group * (3 * self.width + PAGE + 2),
-            &[&inputs, &own, &outputs, &sizes],
-        )?;
-        let own = [
-            grad,
-            log_sums.pointer(),
-            deltas.pointer(),
-            packed.ends.pointer(),
-        ];
+        let [queries, keys] = packed.tiles.counts();
+        let others = [mixed, grad, log_sums, deltas, by_queries.pointer()];
+        launch(kernels.by_queries, queries, &packed.tiles.queries, &others)?;
         let outputs = [by_keys.pointer(), by_values.pointer()];
-        launch(
-            "attend_backward_keys",
-            4 * self.width + 2 * group * PAGE,
-            &[&inputs, &own, &outputs, &sizes],
-        )?;
+        let others = [[grad, log_sums, deltas].as_slice(), &outputs].concat();
+        launch(kernels.by_keys, keys, &packed.tiles.keys, &others)?;
         Ok([by_queries, by_keys, by_values])
     }
 
@@ -307,31 +287,37 @@ impl Network {
 
 impl Linear {
     /// Records the derivatives by what is trained, returns the one by the input.
-    fn backward(&self, x: &Matrix, grad: &Matrix, gradients: &mut Gradients) -> Result<Matrix> {
+    fn backward(&self, x: &Operands, grad: &Operands, gradients: &mut Gradients) -> Result<Matrix> {
         let by_x = grad.times_transposed(self.dense())?;
         self.derive(x, grad, gradients)?;
         Ok(by_x)
     }
 
-    /// As [`Linear::backward`], with the derivative by the input added to `by_x`.
+    /// As [`Linear::backward`], with the derivative by the input written to, or added to,
+    /// `by_x`.
     fn backward_to(
         &self,
-        by_x: &mut Matrix,
-        x: &Matrix,
-        grad: &Matrix,
+        (by_x, accumulate): (&mut Matrix, bool),
+        x: &Operands,
+        grad: &Operands,
         gradients: &mut Gradients,
     ) -> Result<()> {
-        by_x.add_times_transposed(grad, self.dense(), true)?;
+        by_x.add_times_transposed(grad, self.dense(), accumulate)?;
         self.derive(x, grad, gradients)
     }
 
-    fn derive(&self, x: &Matrix, grad: &Matrix, gradients: &mut Gradients) -> Result<()> {
+    /// Records the derivative by the bias, if there is one and it is trained.
+    fn derive_bias(&self, grad: &Matrix, gradients: &mut Gradients) -> Result<()> {
+        if matches!(self.learns, Learning::All) && self.bias.is_some() {
+            gradients.insert(format!("{}.bias", self.name), grad.column_sums()?);
+        }
+        Ok(())
+    }
+
+    fn derive(&self, x: &Operands, grad: &Operands, gradients: &mut Gradients) -> Result<()> {
         match &self.learns {
             Learning::All => {
                 gradients.insert(format!("{}.weight", self.name), x.weight_gradient(grad)?);
-                if self.bias.is_some() {
-                    gradients.insert(format!("{}.bias", self.name), grad.column_sums()?);
-                }
             }
             Learning::Factors(factors) => {
                 factors.derive(x, grad, (self.inner, self.width), gradients)?;
@@ -346,8 +332,8 @@ impl Factors {
     /// s·xᵀ·(g·Bᵀ) by A and s·(x·A)ᵀ·g by B, as in `crate::backward`.
     fn derive(
         &self,
-        x: &Matrix,
-        grad: &Matrix,
+        x: &Operands,
+        grad: &Operands,
         (inner, width): (usize, usize),
         gradients: &mut Gradients,
     ) -> Result<()> {
@@ -359,6 +345,7 @@ impl Factors {
         };
         let by_middle = grad.times_transposed(factor(&self.b, self.rank, width))?;
         let middle = x.times(factor(&self.a, inner, self.rank), None)?;
+        let (by_middle, middle) = (by_middle.operands()?, middle.operands()?);
         let [by_a, by_b] = [
             x.weight_gradient(&by_middle)?,
             middle.weight_gradient(grad)?,

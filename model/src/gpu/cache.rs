@@ -4,15 +4,15 @@
 
 use std::sync::Arc;
 
-use super::backend::{Argument, Buffer, Gpu};
-use super::matrix::Matrix;
+use super::backend::{Argument, Buffer, Element as _, Gpu, Operand};
+use super::matrix::Operands;
 use crate::Result;
 use crate::kernels::attention::BLOCK as PAGE;
 use crate::network::Batch;
 
-/// Bytes of `count` f32 numbers.
-fn bytes(count: usize) -> u64 {
-    (count * size_of::<f32>()) as u64
+/// Bytes of `count` numbers in pages.
+fn bytes(gpu: &Gpu, count: usize) -> u64 {
+    (count * Operand::size(gpu.dtype())) as u64
 }
 
 /// Keys and values of one sequence in every layer. A page is `[layers][keys, values][PAGE]
@@ -22,7 +22,7 @@ pub(crate) struct Cache {
     layers: usize,
     kv_width: usize,
     length: usize,
-    pages: Vec<Arc<Buffer>>,
+    pages: Vec<Arc<Buffer<Operand>>>,
 }
 
 impl Cache {
@@ -99,7 +99,7 @@ impl Table {
         for &tokens in &batch.lengths {
             starts.extend(std::iter::repeat_n(pages.len() as u32, tokens));
             let own = (first..first + tokens).step_by(PAGE);
-            pages.extend(own.map(|row| bytes(row * kv_width)));
+            pages.extend(own.map(|row| bytes(gpu, row * kv_width)));
             first += tokens;
         }
         Ok(Table {
@@ -112,13 +112,14 @@ impl Table {
     /// What is added to a page's entry to reach the keys and the values of a layer.
     pub(super) fn bases(
         &self,
+        gpu: &Gpu,
         layer: usize,
         kv_width: usize,
-        keys: &Matrix,
-        values: &Matrix,
+        keys: &Operands,
+        values: &Operands,
     ) -> [Argument; 2] {
         let bases = match self.is_cached {
-            true => [2 * layer, 2 * layer + 1].map(|part| bytes(part * PAGE * kv_width)),
+            true => [2 * layer, 2 * layer + 1].map(|part| bytes(gpu, part * PAGE * kv_width)),
             false => [keys.address(), values.address()],
         };
         bases.map(Argument::Count)

@@ -6,13 +6,17 @@ use std::ffi::{CStr, CString};
 use cudarc::nvrtc::{result, sys};
 
 use super::kernels;
+use crate::Dtype;
 
 /// What `emulator/device.h` has in its own way.
-const PRELUDE: &str = "#define DYNAMIC_SHARED(name) extern __shared__ float name[]\n";
+const PRELUDE: &str = concat!(
+    "#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) float name[]\n",
+    "#define UNROLL _Pragma(\"unroll\")\n",
+);
 
 /// The text that [`compile`] compiles.
-pub(super) fn program() -> String {
-    kernels::program(PRELUDE)
+pub(super) fn program(dtype: Dtype) -> String {
+    kernels::program(PRELUDE, dtype)
 }
 
 /// NVRTC's version, (major, minor).
@@ -79,14 +83,18 @@ mod tests {
             return;
         }
         println!("NVRTC {:?}", version().unwrap());
-        for capability in ARCHITECTURES {
-            let code = compile(&program(), capability).unwrap();
+        for (capability, dtype) in ARCHITECTURES
+            .into_iter()
+            .flat_map(|capability| Dtype::ALL.map(|dtype| (capability, dtype)))
+        {
+            let program = program(dtype);
+            let code = compile(&program, capability).unwrap();
             assert!(code.starts_with(b"\x7fELF"), "{capability:?}");
-            for name in kernels::names_in(&program()) {
+            for name in kernels::names_in(&program) {
                 let is_there = code.windows(name.len()).any(|part| part == name.as_bytes());
                 assert!(is_there, "{name} for {capability:?}");
             }
-            println!("{capability:?}: {} bytes", code.len());
+            println!("{capability:?} {dtype}: {} bytes", code.len());
         }
         let wrong = compile("extern \"C\" __global__ void k() { oops }", (9, 0)).unwrap_err();
         assert!(

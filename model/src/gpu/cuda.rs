@@ -9,8 +9,8 @@ use cudarc::cublas::{result as cublas, sys as cublas_sys};
 use cudarc::driver::{result as driver, sys};
 
 use super::backend::{Backend, Gpu, Launch, Product, TILE};
-use super::{compiler, kernels, libraries};
-use crate::{Error, Result};
+use super::{compiler, kernels, libraries, tiles};
+use crate::{Dtype, Error, Result};
 
 /// CUDA of driver 580, the oldest that runs CUDA 13's libraries.
 const DRIVER_MIN: c_int = 13_000;
@@ -28,6 +28,8 @@ const WORKSPACE_BYTES: usize = 32 << 20;
 struct Cuda {
     name: String,
     numeric_class: String,
+    dtype: Dtype,
+    device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
     functions: BTreeMap<String, sys::CUfunction>,
@@ -46,11 +48,11 @@ unsafe impl Send for Cuda {}
 // SAFETY: as above.
 unsafe impl Sync for Cuda {}
 
-/// Opens GPU `number`.
+/// Opens GPU `number`, to compute products of `dtype`.
 ///
 /// # Errors
 /// Why it cannot be used, in half a sentence.
-pub(super) fn open(number: usize) -> Result<Gpu, String> {
+pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
     libraries::open_driver()?;
     let failed = |e: driver::DriverError| format!("the NVIDIA driver answers {}", described(e));
     driver::init().map_err(|e| match e.0 {
@@ -97,7 +99,7 @@ pub(super) fn open(number: usize) -> Result<Gpu, String> {
     libraries::open_toolkit()?;
     let (major, minor) = compiler::version()?;
     right_version("NVRTC", major)?;
-    let program = compiler::program();
+    let program = compiler::program(dtype);
     let code = compiler::compile(&program, capability)?;
     let blas_failed = |e: cublas::CublasError| format!("cuBLAS answers {:?}", e.0);
     // SAFETY: handles are used in the order the driver wants: context, then what lives in it.
@@ -107,15 +109,37 @@ pub(super) fn open(number: usize) -> Result<Gpu, String> {
         keep_freed_memory(device).map_err(failed)?;
         let stream =
             driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(failed)?;
-        let module = driver::module::load_data(code.as_ptr().cast()).map_err(failed)?;
+        let module = driver::module::load_data(code.as_ptr().cast()).map_err(|e| {
+            format!(
+                "the NVIDIA driver, for CUDA {}.{}, does not take the machine code of NVRTC \
+                 {major}.{minor}: {}; update the driver, or name a folder with older libraries by {}",
+                version / 1000,
+                version % 1000 / 10,
+                described(e),
+                libraries::FOLDER_VARIABLE,
+            )
+        })?;
         let mut functions = BTreeMap::new();
         for name in kernels::names_in(&program) {
             let text = CString::new(name).map_err(|e| e.to_string())?;
             let function = driver::module::get_function(module, text).map_err(failed)?;
+            if name.starts_with("attend") {
+                // More than the 48 KiB that a block has without being asked.
+                driver::function::set_function_attribute(
+                    function,
+                    sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    (tiles::SHARED_MAX * size_of::<f32>()) as c_int,
+                )
+                .map_err(failed)?;
+            }
             functions.insert(name.to_owned(), function);
         }
         let handle = cublas::create_handle().map_err(blas_failed)?;
         cublas::set_stream(handle, stream.cast()).map_err(blas_failed)?;
+        // Should the library ever add parts of a bf16 product up, then in f32.
+        let mode = cublas_sys::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+        let set = cublas_sys::cublasSetMathMode(handle, mode);
+        set.result().map_err(blas_failed)?;
         let workspace = driver::malloc_sync(WORKSPACE_BYTES).map_err(failed)?;
         let set =
             cublas_sys::cublasSetWorkspace_v2(handle, workspace as *mut c_void, WORKSPACE_BYTES);
@@ -130,7 +154,9 @@ pub(super) fn open(number: usize) -> Result<Gpu, String> {
         let hash = blake3::hash(decides.as_bytes()).to_hex();
         Ok(Gpu::new(Cuda {
             name: format!("cuda:{number} ({model}, CUDA {major}.{minor})"),
-            numeric_class: format!("cuda-f32-{}", &hash[..16]),
+            numeric_class: format!("cuda-{dtype}-{}", &hash[..16]),
+            dtype,
+            device,
             context,
             stream,
             functions,
@@ -171,10 +197,30 @@ fn described(e: driver::DriverError) -> String {
 
 impl Cuda {
     fn failed(&self, doing: &str, e: driver::DriverError) -> Error {
-        Error::Device {
-            name: self.name.clone(),
-            message: format!("{doing}: {}", described(e)),
+        use sys::CUresult as Answer;
+        let (name, message) = (self.name.clone(), format!("{doing}: {}", described(e)));
+        match e.0 {
+            Answer::CUDA_ERROR_OUT_OF_MEMORY => Error::DeviceFull { name, message },
+            // What was asked for is wrong; the device is in order.
+            Answer::CUDA_ERROR_INVALID_VALUE
+            | Answer::CUDA_ERROR_INVALID_HANDLE
+            | Answer::CUDA_ERROR_NOT_FOUND
+            | Answer::CUDA_ERROR_NOT_SUPPORTED
+            | Answer::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => Error::Device { name, message },
+            // Everything else is sticky: each call from now on has the same answer.
+            _ => Error::DeviceLost { name, message },
         }
+    }
+
+    /// Waits for all work, then gives the memory that is freed back to the driver.
+    fn give_freed_memory_back(&self) -> Result<()> {
+        // SAFETY: stream and device are alive.
+        unsafe {
+            driver::stream::synchronize(self.stream)
+                .and_then(|()| driver::device::get_default_mem_pool(self.device))
+                .and_then(|pool| sys::cuMemPoolTrimTo(pool, 0).result())
+        }
+        .map_err(|e| self.failed("giving memory back", e))
     }
 
     /// Makes the context current on this thread.
@@ -194,11 +240,25 @@ impl Backend for Cuda {
         &self.numeric_class
     }
 
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.enter()?;
         // SAFETY: the stream is alive.
-        unsafe { driver::malloc_async(self.stream, bytes) }.map_err(|e| match e.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::Device {
+        let allocate = || unsafe { driver::malloc_async(self.stream, bytes) };
+        let full = |e: &driver::DriverError| e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let allocated = match allocate() {
+            // What was freed and kept may be in pieces: given back, it is one again.
+            Err(e) if full(&e) => {
+                self.give_freed_memory_back()?;
+                allocate()
+            }
+            other => other,
+        };
+        allocated.map_err(|e| match e.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::DeviceFull {
                 name: self.name.clone(),
                 message: format!(
                     "has no room for {bytes} more bytes ({} free); lower jobs.decode_rows, set \
@@ -283,7 +343,11 @@ impl Backend for Cuda {
             a, b, c, m, k, n, ..
         } = product;
         let int = |size: usize| c_int::try_from(size).expect("sizes of a model fit");
-        let (alpha, beta) = (1.0, f32::from(u8::from(product.accumulate)));
+        let (alpha, beta) = (1.0_f32, f32::from(u8::from(product.accumulate)));
+        let operands = match self.dtype {
+            Dtype::F32 => cublas_sys::cudaDataType_t::CUDA_R_32F,
+            Dtype::Bf16 => cublas_sys::cudaDataType_t::CUDA_R_16BF,
+        };
         let operation = |transposed| if transposed { CUBLAS_OP_T } else { CUBLAS_OP_N };
         // cuBLAS is column-major, where cᵀ = bᵀ · aᵀ has the bytes of the row-major product.
         let (leading_a, leading_b) = (
@@ -293,26 +357,40 @@ impl Backend for Cuda {
         let blas = self.blas.lock().expect("no thread panics holding this");
         // SAFETY: buffers hold as many numbers as the sizes say.
         unsafe {
-            cublas::sgemm(
+            cublas::gemm_ex(
                 blas.0,
                 operation(product.b_transposed),
                 operation(product.a_transposed),
                 int(n),
                 int(m),
                 int(k),
-                &alpha,
-                b as *const f32,
+                (&raw const alpha).cast(),
+                b as *const c_void,
+                operands,
                 int(leading_b),
-                a as *const f32,
+                a as *const c_void,
+                operands,
                 int(leading_a),
-                &beta,
-                c as *mut f32,
+                (&raw const beta).cast(),
+                c as *mut c_void,
+                cublas_sys::cudaDataType_t::CUDA_R_32F,
                 int(n),
+                // Of f32 operands too: no TF32.
+                cublas_sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                cublas_sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             )
         }
-        .map_err(|e| Error::Device {
-            name: self.name.clone(),
-            message: format!("a product of {m}×{k}×{n} failed: {:?}", e.0),
+        .map_err(|e| {
+            use cublas_sys::cublasStatus_t as Answer;
+            let message = format!("a product of {m}×{k}×{n} failed: {:?}", e.0);
+            let name = self.name.clone();
+            match e.0 {
+                Answer::CUBLAS_STATUS_ALLOC_FAILED => Error::DeviceFull { name, message },
+                Answer::CUBLAS_STATUS_EXECUTION_FAILED
+                | Answer::CUBLAS_STATUS_INTERNAL_ERROR
+                | Answer::CUBLAS_STATUS_MAPPING_ERROR => Error::DeviceLost { name, message },
+                _ => Error::Device { name, message },
+            }
         })
     }
 }

@@ -2,7 +2,7 @@
 //! time, their derivative, and sampling.
 
 use super::backend::{Argument, Buffer, Launch, TILE};
-use super::matrix::Matrix;
+use super::matrix::{Matrix, Operands};
 use super::network::Network;
 use crate::Result;
 use crate::sampler::Draw;
@@ -16,14 +16,14 @@ const CHUNK_ROWS: usize = 8 * TILE;
 
 impl Network {
     /// Raw logits of hidden states.
-    pub(crate) fn logits(&self, hidden: &Matrix) -> Result<Matrix> {
+    pub(crate) fn logits(&self, hidden: &Operands) -> Result<Matrix> {
         hidden.times(self.head(), None)
     }
 
     /// Log-probabilities of `targets` and entropies, row by row.
     pub(crate) fn predict(
         &self,
-        hidden: &Matrix,
+        hidden: &Operands,
         targets: &[u32],
         inverse_temperature: f32,
     ) -> Result<Streams> {
@@ -55,12 +55,12 @@ impl Network {
     /// stored, of a loss with the derivatives `by` by the streams.
     pub(super) fn predict_backward(
         &self,
-        hidden: &Matrix,
+        hidden: &Operands,
         targets: &[u32],
         inverse_temperature: f32,
         by: &Streams,
     ) -> Result<(Matrix, Option<Buffer>)> {
-        let by_hidden = self.gpu.matrix(hidden.rows(), hidden.width())?;
+        let by_hidden: Matrix = self.gpu.matrix(hidden.rows(), hidden.width())?;
         let by_weight = match self.adapted {
             true => None,
             false => Some(self.gpu.zeros(self.hidden * self.vocabulary)?),
@@ -73,21 +73,23 @@ impl Network {
             let by_log_prob = self.gpu.upload(&by.log_probs[range.clone()])?;
             let by_entropy = self.gpu.upload(&by.entropies[range])?;
             let targets = self.gpu.upload(targets)?;
+            let by_logits: Operands = self.gpu.matrix(logits.rows(), logits.width())?;
             let arguments = [
                 logits.pointer(),
                 targets.pointer(),
                 by_log_prob.pointer(),
                 by_entropy.pointer(),
+                by_logits.pointer(),
                 Argument::Int(self.vocabulary as i32),
                 Argument::Float(inverse_temperature),
             ];
             let rows = targets.length();
             self.through_vocabulary("distribution_backward", rows, &arguments)?;
-            by_hidden.set_part(first, &logits.times_transposed(self.head())?)?;
+            by_hidden.set_part(first, &by_logits.times_transposed(self.head())?)?;
             if let Some(by_weight) = &by_weight {
                 match self.head().transposed {
-                    true => logits.add_weight_gradient(&part, by_weight, true)?,
-                    false => part.add_weight_gradient(&logits, by_weight, true)?,
+                    true => by_logits.add_weight_gradient(&part, by_weight, true)?,
+                    false => part.add_weight_gradient(&by_logits, by_weight, true)?,
                 }
             }
         }

@@ -1,11 +1,14 @@
 //! The text of the kernels, one program to the compiler.
 
+use crate::Dtype;
+
 /// Files in the order they are compiled in; a file may use what stands before it.
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 9] = [
     ("common.cuh", include_str!("kernels/common.cuh")),
     ("norm.cu", include_str!("kernels/norm.cu")),
     ("pointwise.cu", include_str!("kernels/pointwise.cu")),
     ("rope.cu", include_str!("kernels/rope.cu")),
+    ("tiles.cuh", include_str!("kernels/tiles.cuh")),
     ("attention.cu", include_str!("kernels/attention.cu")),
     (
         "attention_backward.cu",
@@ -16,8 +19,12 @@ const FILES: [(&str, &str); 8] = [
 ];
 
 /// All files behind `prelude`, each under its own name in the compiler's messages.
-pub(crate) fn program(prelude: &str) -> String {
-    let mut text = prelude.to_owned();
+pub(crate) fn program(prelude: &str, dtype: Dtype) -> String {
+    let operand = match dtype {
+        Dtype::F32 => "float",
+        Dtype::Bf16 => "bf16",
+    };
+    let mut text = format!("{prelude}#define OPERAND {operand}\n");
     for (name, source) in FILES {
         text.push_str(&format!("\n#line 1 \"{name}\"\n{source}"));
     }

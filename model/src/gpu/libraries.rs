@@ -3,6 +3,8 @@
 //! they are opened here first, by path where the loader does not know them: a library
 //! that is open is found by its name from then on.
 
+use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -14,13 +16,10 @@ pub(super) const FOLDER_VARIABLE: &str = "AGENTGYM_CUDA_LIBS";
 /// The driver's library; it comes with the driver and nothing else.
 const DRIVER: &str = "libcuda.so.1";
 
-/// Libraries that come with CUDA 13, each after those it needs.
-const TOOLKIT: [(&str, &str); 4] = [
-    ("libcublasLt.so.13", "cuBLAS"),
-    ("libcublas.so.13", "cuBLAS"),
-    ("libnvrtc-builtins.so.13.0", "NVRTC"),
-    ("libnvrtc.so.13", "NVRTC"),
-];
+/// Libraries of products, each after those it needs, and the compiler: of any CUDA 13, whose
+/// machine code every driver for CUDA 13 takes.
+const PRODUCTS: [&str; 2] = ["libcublasLt.so.13", "libcublas.so.13"];
+const COMPILER: &str = "libnvrtc.so.13";
 
 /// Opens the driver's library.
 ///
@@ -29,7 +28,9 @@ const TOOLKIT: [(&str, &str); 4] = [
 pub(super) fn open_driver() -> Result<(), String> {
     static OPENED: OnceLock<Result<(), String>> = OnceLock::new();
     let opened = OPENED.get_or_init(|| {
-        open(Path::new(DRIVER)).map_err(|e| format!("there is no NVIDIA driver here ({e})"))
+        let driver = open(Path::new(DRIVER)).map(ManuallyDrop::new);
+        let no_driver = |e| format!("there is no NVIDIA driver here ({e})");
+        driver.map(|_| ()).map_err(no_driver)
     });
     opened.clone()
 }
@@ -39,60 +40,111 @@ pub(super) fn open_driver() -> Result<(), String> {
 /// # Errors
 /// One is not found; the message names it and where it was looked for.
 pub(super) fn open_toolkit() -> Result<(), String> {
-    open_all(&TOOLKIT, named_folder())
+    let places = Places::new(named_folder());
+    for name in PRODUCTS {
+        places.open(name, "cuBLAS")?;
+    }
+    places.open_compiler()
 }
 
 /// Opens the compiler of kernels alone.
 #[cfg(test)]
 pub(super) fn open_compiler() -> Result<(), String> {
-    open_all(&TOOLKIT[2..], named_folder())
+    Places::new(named_folder()).open_compiler()
 }
 
 fn named_folder() -> Option<PathBuf> {
     std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from)
 }
 
-fn open_all(libraries: &[(&str, &str)], named: Option<PathBuf>) -> Result<(), String> {
-    // The named folder stands first; then what the loader knows.
-    let before_loader = usize::from(named.is_some());
-    let folders = folders(named);
-    for (name, product) in libraries {
-        let in_folders = folders.iter().map(|folder| folder.join(name));
-        let mut candidates: Vec<PathBuf> = in_folders.filter(|path| path.exists()).collect();
-        candidates.insert(before_loader.min(candidates.len()), PathBuf::from(name));
-        let mut complaints = Vec::new();
-        let is_open = candidates.iter().any(|path| match open(path) {
-            Ok(()) => true,
-            Err(e) => {
-                complaints.push(e);
-                false
-            }
-        });
-        if !is_open {
-            let looked: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
-            return Err(format!(
-                "{product} is not found: {name} is neither on the loader's path nor in {} ({}); \
-                 scripts/cuda-libs.sh fetches it, {FOLDER_VARIABLE} names the folder",
-                looked.join(", "),
-                complaints.join("; "),
-            ));
-        }
-    }
-    Ok(())
+/// Where libraries are looked for.
+struct Places {
+    folders: Vec<PathBuf>,
+    /// Folders that are looked into before the loader's path.
+    before_loader: usize,
 }
 
-fn open(path: &Path) -> Result<(), String> {
+/// A library that is open for as long as the process is: `cudarc` finds it by its name.
+struct Opened {
+    library: ManuallyDrop<Library>,
+    /// None where the loader knew it.
+    folder: Option<PathBuf>,
+}
+
+impl Places {
+    /// A named folder stands first; then what the loader knows.
+    fn new(named: Option<PathBuf>) -> Self {
+        Places {
+            before_loader: usize::from(named.is_some()),
+            folders: folders(named),
+        }
+    }
+
+    fn open(&self, name: &str, product: &str) -> Result<Opened, String> {
+        let in_folders = self.folders.iter().map(|folder| folder.join(name));
+        let mut candidates: Vec<PathBuf> = in_folders.filter(|path| path.exists()).collect();
+        candidates.insert(
+            self.before_loader.min(candidates.len()),
+            PathBuf::from(name),
+        );
+        let mut complaints = Vec::new();
+        for path in &candidates {
+            match open(path) {
+                Ok(library) => {
+                    let folder = path.parent().filter(|f| !f.as_os_str().is_empty());
+                    return Ok(Opened {
+                        library: ManuallyDrop::new(library),
+                        folder: folder.map(Path::to_owned),
+                    });
+                }
+                Err(e) => complaints.push(e),
+            }
+        }
+        let folders = self.folders.iter().map(|f| f.display().to_string());
+        Err(format!(
+            "{product} is not found: {name} is neither on the loader's path nor in {} ({}); \
+             scripts/cuda-libs.sh fetches it, {FOLDER_VARIABLE} names the folder",
+            folders.collect::<Vec<_>>().join(", "),
+            complaints.join("; "),
+        ))
+    }
+
+    /// Opens the compiler, and the file of built-in functions that it will ask for by a name
+    /// with its own minor version. That lies beside it.
+    fn open_compiler(&self) -> Result<(), String> {
+        let compiler = self.open(COMPILER, "NVRTC")?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the function is NVRTC's and has this signature in every version; it writes
+        // both numbers and nothing else.
+        let status = unsafe {
+            type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+            let version = compiler.library.get::<Version>(b"nvrtcVersion");
+            version.map_err(|e| format!("NVRTC: {e}"))?(&raw mut major, &raw mut minor)
+        };
+        if status != 0 {
+            return Err(format!("NVRTC: does not tell its version: {status}"));
+        }
+        let places = match compiler.folder {
+            Some(folder) => Places {
+                folders: vec![folder],
+                before_loader: 1,
+            },
+            None => Places {
+                folders: self.folders.clone(),
+                before_loader: 0,
+            },
+        };
+        let name = format!("libnvrtc-builtins.so.{major}.{minor}");
+        places.open(&name, "NVRTC").map(|_| ())
+    }
+}
+
+fn open(path: &Path) -> Result<Library, String> {
     // Local: no other library is to find its names here by chance.
     // SAFETY: NVIDIA's libraries may be loaded at any time; their initialisers start nothing.
-    match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
-        Ok(library) => {
-            // Open for as long as the process is: `cudarc` finds it by its name.
-            std::mem::forget(library);
-            Ok(())
-        }
-        // What the loader says is behind "dlopen failed".
-        Err(e) => Err(std::error::Error::source(&e).map_or(e.to_string(), |why| why.to_string())),
-    }
+    // What the loader says is behind "dlopen failed".
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
+        .map_err(|e| std::error::Error::source(&e).map_or(e.to_string(), |why| why.to_string()))
 }
 
 /// Where CUDA's libraries may be, in order: the named folder, a toolkit, wheels of PyPI.
@@ -127,10 +179,9 @@ mod tests {
     #[test]
     fn what_is_missing_or_damaged_is_named_with_where_it_was_looked_for() {
         let folder = tempfile::tempdir().unwrap();
-        let found = |libraries: &[(&str, &str)]| {
-            open_all(libraries, Some(folder.path().to_owned())).unwrap_err()
-        };
-        let missing = found(&[("libnot-there.so.13", "cuBLAS")]);
+        let places = Places::new(Some(folder.path().to_owned()));
+        let found = |name, product| places.open(name, product).map(|_| ()).unwrap_err();
+        let missing = found("libnot-there.so.13", "cuBLAS");
         let place = folder.path().display().to_string();
         for part in [
             "cuBLAS",
@@ -142,11 +193,40 @@ mod tests {
             assert!(missing.contains(part), "{part}: {missing}");
         }
         std::fs::write(folder.path().join("libdamaged.so.13"), "half a libr").unwrap();
-        let damaged = found(&[("libdamaged.so.13", "NVRTC")]);
+        let damaged = found("libdamaged.so.13", "NVRTC");
         assert!(
             damaged.contains("file too short") && damaged.contains(&place),
             "{damaged}"
         );
+    }
+
+    /// A compiler that says it is 13.7 wants its built-in functions from 13.7's file, and takes
+    /// those that lie beside it.
+    #[test]
+    fn the_compilers_built_in_functions_are_of_its_own_version() {
+        let folder = tempfile::tempdir().unwrap();
+        let build = |name: &str, text: &str| {
+            let source = folder.path().join("source.c");
+            std::fs::write(&source, text).unwrap();
+            let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+            let mut command = std::process::Command::new(compiler);
+            command.args(["-shared", "-fPIC", "-o"]);
+            let status = command.arg(folder.path().join(name)).arg(source).status();
+            assert!(status.unwrap().success());
+        };
+        let version =
+            "int nvrtcVersion(int* major, int* minor) { *major = 13; *minor = 7; return 0; }";
+        build(COMPILER, version);
+        let places = Places::new(Some(folder.path().to_owned()));
+        let missing = places.open_compiler().unwrap_err();
+        assert!(
+            missing.contains("libnvrtc-builtins.so.13.7 is neither"),
+            "{missing}"
+        );
+        build("libnvrtc-builtins.so.13.0", "int other;");
+        assert_eq!(places.open_compiler().unwrap_err(), missing);
+        build("libnvrtc-builtins.so.13.7", "int own;");
+        places.open_compiler().unwrap();
     }
 
     #[test]
@@ -162,7 +242,7 @@ mod tests {
         let status = unsafe { cublasGetProperty(MAJOR_VERSION, &mut major) };
         status.result().unwrap();
         // Beside cuBLAS the compiler must still be itself.
-        compiler::compile(&compiler::program(), (9, 0)).unwrap();
+        compiler::compile(&compiler::program(crate::Dtype::F32), (9, 0)).unwrap();
         assert_eq!((major, compiler::version().unwrap().0), (13, 13));
     }
 

@@ -1,8 +1,8 @@
 //! Rows of numbers on a GPU and the row-wise operations on them: one function per kernel,
 //! which knows the kernel's grid and shared memory, so that nothing above it does.
 
-use super::backend::{Argument, Buffer, Gpu, Launch, Product, TILE};
-use crate::Result;
+use super::backend::{Argument, Buffer, Element, Gpu, Launch, Operand, TILE};
+use crate::{Dtype, Result};
 
 /// Threads per block of the row-wise kernels; it decides the order of their sums.
 const BLOCK: u32 = 128;
@@ -13,35 +13,29 @@ const SUM_ROWS: usize = 64;
 /// Numbers whose squares one block adds up.
 const SQUARES_RUN: usize = 1 << 16;
 
-/// Row-major f32 numbers, with room for whole tiles of rows: products read and write
-/// those, and what is in the rows past the last means nothing.
+/// Row-major numbers, with room for whole tiles of rows: products read and write those, and
+/// what is in the rows past the last means nothing.
 #[derive(Debug)]
-pub(crate) struct Matrix {
-    numbers: Buffer,
+pub(crate) struct Matrix<T: Element = f32> {
+    numbers: Buffer<T>,
     rows: usize,
     width: usize,
 }
 
-/// A dense weight, `[inner, width]` as in [`crate::Weights`] or stored the other way round.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Dense<'a> {
-    pub(crate) numbers: &'a Buffer,
-    pub(crate) inner: usize,
-    pub(crate) width: usize,
-    pub(crate) transposed: bool,
-}
+/// Rows that products read, or attention.
+pub(crate) type Operands = Matrix<Operand>;
 
 pub(crate) fn pointers<const N: usize>(buffers: [&Buffer; N]) -> [Argument; N] {
     buffers.map(Buffer::pointer)
 }
 
-fn int(number: usize) -> Argument {
+pub(super) fn int(number: usize) -> Argument {
     Argument::Int(i32::try_from(number).expect("sizes of a model fit"))
 }
 
 impl Gpu {
     /// Rows of any content.
-    pub(crate) fn matrix(&self, rows: usize, width: usize) -> Result<Matrix> {
+    pub(crate) fn matrix<T: Element>(&self, rows: usize, width: usize) -> Result<Matrix<T>> {
         Ok(Matrix {
             numbers: self.buffer(rows.next_multiple_of(TILE) * width)?,
             rows,
@@ -93,17 +87,37 @@ impl Gpu {
         })
     }
 
-    /// matrix\[rows\[i\]\] as row i.
-    pub(crate) fn gather(
+    /// matrix\[rows\[i\]\] as row i, by the kernel for these types.
+    fn gather<From: Element, To: Element>(
         &self,
-        matrix: &Buffer,
+        kernel: &'static str,
+        matrix: &Buffer<From>,
         rows: &Buffer<u32>,
         width: usize,
-    ) -> Result<Matrix> {
+    ) -> Result<Matrix<To>> {
         let y = self.matrix(rows.length(), width)?;
         let arguments = [matrix.pointer(), rows.pointer(), y.pointer(), int(width)];
-        self.rows("gather_rows", rows.length(), &arguments)?;
+        self.rows(kernel, rows.length(), &arguments)?;
         Ok(y)
+    }
+
+    /// The rows of an embedding.
+    pub(crate) fn embed(
+        &self,
+        embedding: &Buffer<Operand>,
+        ids: &Buffer<u32>,
+        width: usize,
+    ) -> Result<Matrix> {
+        self.gather("embed", embedding, ids, width)
+    }
+
+    /// Numbers of the processor, rounded.
+    pub(crate) fn upload_operands(&self, numbers: &[f32]) -> Result<Buffer<Operand>> {
+        let numbers = self.upload(numbers)?;
+        match self.dtype() {
+            Dtype::F32 => Ok(numbers.into_operands()),
+            Dtype::Bf16 => numbers.operands(),
+        }
     }
 
     /// Σ x² in f64, in an order that the length alone decides.
@@ -121,7 +135,7 @@ impl Gpu {
     }
 }
 
-impl Matrix {
+impl<T: Element> Matrix<T> {
     pub(crate) fn gpu(&self) -> &Gpu {
         self.numbers.gpu()
     }
@@ -142,10 +156,36 @@ impl Matrix {
         self.numbers.address()
     }
 
-    pub(crate) fn buffer(&self) -> &Buffer {
-        &self.numbers
+    /// A copy of `rows` rows from `first` on.
+    pub(crate) fn part(&self, first: usize, rows: usize) -> Result<Self> {
+        let part = self.gpu().matrix(rows, self.width)?;
+        part.numbers
+            .set(&self.numbers, (first * self.width, 0), rows * self.width)?;
+        Ok(part)
     }
 
+    /// Puts `part` in the place of the rows from `first` on.
+    pub(crate) fn set_part(&self, first: usize, part: &Self) -> Result<()> {
+        self.numbers
+            .set(&part.numbers, (0, first * self.width), part.count())
+    }
+
+    fn count(&self) -> usize {
+        self.rows * self.width
+    }
+
+    /// Bytes of `count` of its numbers.
+    pub(super) fn bytes(&self, count: usize) -> usize {
+        self.numbers.bytes(count)
+    }
+
+    /// As many rows as wide, of any content.
+    fn like<Other: Element>(&self) -> Result<Matrix<Other>> {
+        self.gpu().matrix(self.rows, self.width)
+    }
+}
+
+impl Matrix {
     pub(crate) fn download(&self) -> Result<Vec<f32>> {
         self.numbers.download(self.count())
     }
@@ -157,36 +197,36 @@ impl Matrix {
         })
     }
 
-    /// A copy of `rows` rows from `first` on.
-    pub(crate) fn part(&self, first: usize, rows: usize) -> Result<Self> {
-        let part = self.gpu().matrix(rows, self.width)?;
-        part.numbers
-            .set(&self.numbers, (first * self.width, 0), rows * self.width)?;
-        Ok(part)
-    }
-
-    /// Puts `part` in the place of the rows from `first` on.
-    pub(crate) fn set_part(&self, first: usize, part: &Matrix) -> Result<()> {
-        self.numbers
-            .set(&part.numbers, (0, first * self.width), part.count())
-    }
-
-    fn count(&self) -> usize {
-        self.rows * self.width
-    }
-
-    fn like(&self) -> Result<Self> {
-        self.gpu().matrix(self.rows, self.width)
+    /// A rounded copy.
+    pub(crate) fn operands(&self) -> Result<Operands> {
+        Ok(Matrix {
+            numbers: self.numbers.operands()?,
+            rows: self.rows,
+            width: self.width,
+        })
     }
 
     /// RMS norm of every `weight.length()` numbers.
     pub(crate) fn norm(&self, weight: &Buffer, eps: f32) -> Result<Matrix> {
+        self.normed("rms_norm_f32", weight, eps)
+    }
+
+    /// The same for a product.
+    pub(crate) fn norm_operands(&self, weight: &Buffer, eps: f32) -> Result<Operands> {
+        self.normed("rms_norm", weight, eps)
+    }
+
+    fn normed<To: Element>(
+        &self,
+        kernel: &'static str,
+        weight: &Buffer,
+        eps: f32,
+    ) -> Result<Matrix<To>> {
         let y = self.like()?;
         let width = weight.length();
-        let [x, weight, to] = pointers([&self.numbers, weight, &y.numbers]);
-        let arguments = [x, weight, to, int(width), Argument::Float(eps)];
-        self.gpu()
-            .rows("rms_norm", self.count() / width, &arguments)?;
+        let [x, weight] = pointers([&self.numbers, weight]);
+        let arguments = [x, weight, y.pointer(), int(width), Argument::Float(eps)];
+        self.gpu().rows(kernel, self.count() / width, &arguments)?;
         Ok(y)
     }
 
@@ -202,7 +242,7 @@ impl Matrix {
     ) -> Result<Buffer> {
         let width = weight.length();
         let rows = self.count() / width;
-        let terms = self.like()?;
+        let terms = self.like::<f32>()?;
         let buffers = [
             &self.numbers,
             weight,
@@ -217,38 +257,35 @@ impl Matrix {
         column_sums(&terms.numbers, rows, width)
     }
 
-    /// Rotates heads of `2 · half` numbers by the angles of their positions, or back.
-    pub(crate) fn rotate(
-        &mut self,
-        positions: &Buffer<u32>,
-        table: &Angles,
-        backward: bool,
-    ) -> Result<()> {
-        let arguments = [
-            self.pointer(),
-            positions.pointer(),
-            table.cosines.pointer(),
-            table.sines.pointer(),
-            int(self.width / (2 * table.half)),
-            int(table.half),
-            Argument::Float(if backward { -1.0 } else { 1.0 }),
-        ];
-        self.gpu().rows("rope", self.rows, &arguments)
+    /// Heads of `2 · half` numbers, rotated by the angles of their positions.
+    pub(crate) fn rotate(&self, positions: &Buffer<u32>, table: &Angles) -> Result<Operands> {
+        let y = self.like()?;
+        let to = [self.pointer(), y.pointer()];
+        let arguments = [&to, table.arguments(positions, self.width).as_slice()].concat();
+        self.gpu().rows("rope", self.rows, &arguments)?;
+        Ok(y)
+    }
+
+    /// The derivative of [`Matrix::rotate`], in place.
+    pub(crate) fn rotate_back(&mut self, positions: &Buffer<u32>, table: &Angles) -> Result<()> {
+        let angles = table.arguments(positions, self.width);
+        let arguments = [&[self.pointer()], angles.as_slice()].concat();
+        self.gpu().rows("rope_backward", self.rows, &arguments)
     }
 
     /// silu(self) · up.
-    pub(crate) fn swiglu(&self, up: &Matrix) -> Result<Matrix> {
-        let y = self.like()?;
-        let arguments = pointers([&self.numbers, &up.numbers, &y.numbers]);
+    pub(crate) fn swiglu(&self, up: &Matrix) -> Result<Operands> {
+        let y: Operands = self.like()?;
+        let arguments = [self.pointer(), up.pointer(), y.pointer()];
         self.gpu().each("swiglu", self.count(), &arguments)?;
         Ok(y)
     }
 
     /// Derivatives of [`Matrix::swiglu`] by self and by `up`.
-    pub(crate) fn swiglu_backward(&self, up: &Matrix, grad: &Matrix) -> Result<[Matrix; 2]> {
-        let [by_gate, by_up] = [self.like()?, self.like()?];
-        let buffers = [self, up, grad, &by_gate, &by_up].map(|matrix| &matrix.numbers);
-        let arguments = pointers(buffers);
+    pub(crate) fn swiglu_backward(&self, up: &Matrix, grad: &Matrix) -> Result<[Operands; 2]> {
+        let [by_gate, by_up]: [Operands; 2] = [self.like()?, self.like()?];
+        let inputs = [self, up, grad].map(Matrix::pointer);
+        let arguments = [&inputs, [&by_gate, &by_up].map(Matrix::pointer).as_slice()].concat();
         self.gpu()
             .each("swiglu_backward", self.count(), &arguments)?;
         Ok([by_gate, by_up])
@@ -256,7 +293,8 @@ impl Matrix {
 
     /// The rows that `rows` names.
     pub(crate) fn select(&self, rows: &Buffer<u32>) -> Result<Matrix> {
-        self.gpu().gather(&self.numbers, rows, self.width)
+        let gpu = self.gpu();
+        gpu.gather("gather_rows", &self.numbers, rows, self.width)
     }
 
     /// The opposite of [`Matrix::select`]: zero rows where `rows` names none of `count`.
@@ -274,99 +312,27 @@ impl Matrix {
         Ok(matrix)
     }
 
-    /// self · weight (+ bias).
-    pub(crate) fn times(&self, weight: Dense<'_>, bias: Option<&Buffer>) -> Result<Matrix> {
-        let mut y = self.gpu().matrix(self.rows, weight.width)?;
-        if let Some(bias) = bias {
-            let count = y.rows.next_multiple_of(TILE) * y.width;
-            let arguments = [bias.pointer(), y.pointer(), int(y.width)];
-            self.gpu().each("repeat_row", count, &arguments)?;
-        }
-        y.add_tiles(self, weight, bias.is_some())?;
-        Ok(y)
-    }
-
-    /// self += x · weight.
-    pub(crate) fn add_times(&mut self, x: &Matrix, weight: Dense<'_>) -> Result<()> {
-        self.add_tiles(x, weight, true)
-    }
-
-    /// Tile by tile, so that a row's bits do not depend on how many rows there are.
-    fn add_tiles(&mut self, x: &Matrix, weight: Dense<'_>, accumulate: bool) -> Result<()> {
-        let bytes = |rows: usize, width: usize| (rows * width * size_of::<f32>()) as u64;
-        for first in (0..x.rows).step_by(TILE) {
-            self.gpu().multiply(&Product {
-                a: x.address() + bytes(first, weight.inner),
-                b: weight.numbers.address(),
-                c: self.address() + bytes(first, weight.width),
-                m: TILE,
-                k: weight.inner,
-                n: weight.width,
-                a_transposed: false,
-                b_transposed: weight.transposed,
-                accumulate,
-            })?;
-        }
-        Ok(())
-    }
-
-    /// self · weightᵀ: the derivative by a product's input, given the one by its output.
-    pub(crate) fn times_transposed(&self, weight: Dense<'_>) -> Result<Matrix> {
-        let mut y = self.gpu().matrix(self.rows, weight.inner)?;
-        y.add_times_transposed(self, weight, false)?;
-        Ok(y)
-    }
-
-    /// self (+)= grad · weightᵀ.
-    pub(crate) fn add_times_transposed(
-        &mut self,
-        grad: &Matrix,
-        weight: Dense<'_>,
-        accumulate: bool,
-    ) -> Result<()> {
-        self.gpu().multiply(&Product {
-            a: grad.address(),
-            b: weight.numbers.address(),
-            c: self.address(),
-            m: grad.rows,
-            k: weight.width,
-            n: weight.inner,
-            a_transposed: false,
-            b_transposed: !weight.transposed,
-            accumulate,
-        })
-    }
-
-    /// `to` (+)= selfᵀ · grad: the derivative by a product's weight.
-    pub(crate) fn add_weight_gradient(
-        &self,
-        grad: &Matrix,
-        to: &Buffer,
-        accumulate: bool,
-    ) -> Result<()> {
-        self.gpu().multiply(&Product {
-            a: self.address(),
-            b: grad.address(),
-            c: to.address(),
-            m: self.width,
-            k: self.rows,
-            n: grad.width,
-            a_transposed: true,
-            b_transposed: false,
-            accumulate,
-        })
-    }
-
-    /// selfᵀ · grad.
-    pub(crate) fn weight_gradient(&self, grad: &Matrix) -> Result<Buffer> {
-        let by_weight = self.gpu().buffer(self.width * grad.width)?;
-        self.add_weight_gradient(grad, &by_weight, false)?;
-        Ok(by_weight)
-    }
-
     /// Sums of the columns.
     pub(crate) fn column_sums(&self) -> Result<Buffer> {
         column_sums(&self.numbers, self.rows, self.width)
+    }
+}
+
+impl Operands {
+    /// As f32, in the processor's memory.
+    #[cfg(test)]
+    pub(crate) fn download(&self) -> Result<Vec<f32>> {
+        let gpu = self.gpu();
+        let numbers = gpu.buffer::<f32>(self.count())?;
+        let arguments = [self.pointer(), numbers.pointer()];
+        gpu.each("to_numbers", self.count(), &arguments)?;
+        numbers.download(self.count())
+    }
+
+    /// The rows that `rows` names.
+    pub(crate) fn select(&self, rows: &Buffer<u32>) -> Result<Operands> {
+        let gpu = self.gpu();
+        gpu.gather("gather_operands", &self.numbers, rows, self.width)
     }
 }
 
@@ -403,7 +369,29 @@ pub(crate) struct Angles {
     pub(crate) half: usize,
 }
 
+impl Angles {
+    /// What the kernels that rotate rows of `width` numbers take last.
+    fn arguments(&self, positions: &Buffer<u32>, width: usize) -> [Argument; 5] {
+        [
+            positions.pointer(),
+            self.cosines.pointer(),
+            self.sines.pointer(),
+            int(width / (2 * self.half)),
+            int(self.half),
+        ]
+    }
+}
+
 impl Buffer {
+    /// A rounded copy.
+    pub(crate) fn operands(&self) -> Result<Buffer<Operand>> {
+        let gpu = self.gpu();
+        let operands = gpu.buffer::<Operand>(self.length())?;
+        let arguments = [self.pointer(), operands.pointer()];
+        gpu.each("to_operands", self.length(), &arguments)?;
+        Ok(operands)
+    }
+
     /// self += x.
     pub(crate) fn add(&self, x: &Buffer) -> Result<()> {
         let arguments = pointers([self, x]);

@@ -29,6 +29,8 @@ mod libraries;
 mod matrix;
 mod network;
 mod optimizer;
+mod products;
+mod tiles;
 
 // Coroutines are glibc's.
 #[cfg(test)]
@@ -38,22 +40,24 @@ mod emulator;
 #[cfg(target_os = "linux")]
 mod tests;
 
+use crate::Dtype;
+
 pub(crate) use backend::Gpu;
 pub(crate) use backward::{Gradients, Tape};
 pub(crate) use cache::Cache;
-pub(crate) use matrix::Matrix;
+pub(crate) use matrix::{Matrix, Operands};
 pub(crate) use network::Network;
 pub(crate) use optimizer::{Optimizer, norm};
 
-/// Opens GPU `number`.
+/// Opens GPU `number`, to compute products of `dtype`.
 ///
 /// # Errors
 /// Why it cannot be used, in half a sentence.
-pub(crate) fn open(number: usize) -> Result<Gpu, String> {
+pub(crate) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
     #[cfg(feature = "cuda")]
-    return cuda::open(number);
+    return cuda::open(number, dtype);
     #[cfg(not(feature = "cuda"))]
     Err(format!(
-        "this program was built without the feature `cuda`, which cuda:{number} needs"
+        "this program was built without the feature `cuda`, which cuda:{number} in {dtype} needs"
     ))
 }

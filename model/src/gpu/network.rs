@@ -3,19 +3,14 @@
 
 use std::sync::Arc;
 
-use super::backend::{Argument, Buffer, Gpu, Launch};
+use super::backend::{Argument, Buffer, Gpu, Launch, Operand};
 use super::backward::{LayerTape, Tape};
 use super::cache::{Cache, Table};
-use super::matrix::{Angles, Dense, Matrix};
-use crate::kernels::attention::BLOCK as PAGE;
+use super::matrix::{Angles, Matrix, Operands};
+use super::products::Dense;
+use super::tiles::{self, Kernels, Tiles};
 use crate::network::{self, Batch, Learns};
 use crate::{Error, Result};
-
-/// Threads per block of the attention kernels.
-pub(super) const THREADS: u32 = 128;
-
-/// Shared memory that every GPU gives a block, in f32 numbers.
-const SHARED_MAX: usize = 48 * 1024 / size_of::<f32>();
 
 /// A norm's weight.
 #[derive(Debug)]
@@ -30,7 +25,7 @@ pub(super) struct Linear {
     pub(super) name: String,
     pub(super) inner: usize,
     pub(super) width: usize,
-    pub(super) weight: Buffer,
+    pub(super) weight: Buffer<Operand>,
     pub(super) bias: Option<Buffer>,
     pub(super) learns: Learning,
 }
@@ -47,8 +42,8 @@ pub(super) enum Learning {
 #[derive(Debug)]
 pub(super) struct Factors {
     pub(super) names: [String; 2],
-    pub(super) a: Buffer,
-    pub(super) b: Buffer,
+    pub(super) a: Buffer<Operand>,
+    pub(super) b: Buffer<Operand>,
     pub(super) rank: usize,
     pub(super) scale: f32,
 }
@@ -59,7 +54,7 @@ impl Linear {
             name: dense.name.clone(),
             inner: dense.sizes.inner,
             width: dense.sizes.width,
-            weight: gpu.upload(&dense.weight)?,
+            weight: gpu.upload_operands(&dense.weight)?,
             bias: match &dense.bias {
                 Some(bias) => Some(gpu.upload(bias)?),
                 None => None,
@@ -69,8 +64,8 @@ impl Linear {
                 Learns::Nothing => Learning::Nothing,
                 Learns::Factors(factors) => Learning::Factors(Factors {
                     names: factors.names.clone(),
-                    a: gpu.upload(&factors.a)?,
-                    b: gpu.upload(&factors.b)?,
+                    a: gpu.upload_operands(&factors.a)?,
+                    b: gpu.upload_operands(&factors.b)?,
                     rank: factors.rank,
                     scale: factors.scale,
                 }),
@@ -87,7 +82,7 @@ impl Linear {
         }
     }
 
-    fn apply(&self, x: &Matrix) -> Result<Matrix> {
+    fn apply(&self, x: &Operands) -> Result<Matrix> {
         x.times(self.dense(), self.bias.as_ref())
     }
 }
@@ -111,11 +106,11 @@ pub(super) struct Layer {
 pub(crate) struct Network {
     pub(super) gpu: Gpu,
     /// `[vocabulary, hidden]`
-    pub(super) embedding: Buffer,
+    pub(super) embedding: Buffer<Operand>,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Norm,
     /// `[hidden, vocabulary]`; none where the embedding is the head too, or there is none.
-    head: Option<Buffer>,
+    head: Option<Buffer<Operand>>,
     pub(super) angles: Arc<Angles>,
     pub(super) hidden: usize,
     pub(super) vocabulary: usize,
@@ -135,27 +130,23 @@ pub(super) struct Rows {
     pub(super) ids: Buffer<u32>,
     pub(super) positions: Buffer<u32>,
     pub(super) table: Table,
+    pub(super) tiles: Tiles,
 }
 
 impl Network {
     /// Copies the parameters of `network`, whose head is its embedding if `tied`.
     ///
     /// # Errors
-    /// They do not fit into the device's memory, or a head needs more shared memory than
-    /// a block has.
+    /// They do not fit into the device's memory, or heads are wider than the kernels'.
     pub(crate) fn upload(gpu: &Gpu, network: &network::Network, tied: bool) -> Result<Self> {
-        let group = network.heads / network.kv_heads;
-        let needed =
-            (group * (3 * network.width + PAGE + 2)).max(4 * network.width + 2 * group * PAGE);
-        if needed > SHARED_MAX {
+        if network.width > tiles::WIDTH_MAX {
             return Err(Error::Device {
                 name: gpu.name().to_owned(),
                 message: format!(
-                    "{group} query heads of {} numbers share a key head, which needs {} bytes \
-                     of shared memory for attention, a block has {}; use \"cpu\"",
+                    "heads of {} numbers are wider than its kernels', which end at {}; use \
+                     \"cpu\"",
                     network.width,
-                    needed * size_of::<f32>(),
-                    SHARED_MAX * size_of::<f32>(),
+                    tiles::WIDTH_MAX,
                 ),
             });
         }
@@ -186,11 +177,11 @@ impl Network {
         let has_own_head = !tied && !network.head.is_empty();
         Ok(Network {
             gpu: gpu.clone(),
-            embedding: gpu.upload(&network.embedding)?,
+            embedding: gpu.upload_operands(&network.embedding)?,
             layers: network.layers.iter().map(layer).collect::<Result<_>>()?,
             norm: norm(&network.norm)?,
             head: match has_own_head {
-                true => Some(gpu.upload(&network.head)?),
+                true => Some(gpu.upload_operands(&network.head)?),
                 false => None,
             },
             angles: Arc::new(Angles {
@@ -237,15 +228,41 @@ impl Network {
         }
     }
 
-    /// Normed hidden states of the wanted `rows` of the batch; caches and tape as in
-    /// [`network::Network::hidden`].
+    /// Normed hidden states of the wanted `rows` of the batch, for the head; caches and tape
+    /// as in [`network::Network::hidden`].
     pub(crate) fn hidden(
         &self,
         batch: &Batch,
         wanted: &[u32],
         caches: Option<&mut [&mut Cache]>,
+        tape: Option<&mut Tape>,
+    ) -> Result<Operands> {
+        self.run(batch, wanted, caches, tape, |x| {
+            x.norm_operands(&self.norm.weight, self.eps)
+        })
+    }
+
+    /// The same as numbers for the processor, a row after the other.
+    pub(crate) fn states(
+        &self,
+        batch: &Batch,
+        wanted: &[u32],
+        tape: Option<&mut Tape>,
+    ) -> Result<Vec<f32>> {
+        self.run(batch, wanted, None, tape, |x| {
+            x.norm(&self.norm.weight, self.eps)?.download()
+        })
+    }
+
+    /// What `norm` makes of the last layer's output.
+    fn run<T>(
+        &self,
+        batch: &Batch,
+        wanted: &[u32],
+        caches: Option<&mut [&mut Cache]>,
         mut tape: Option<&mut Tape>,
-    ) -> Result<Matrix> {
+        norm: impl Fn(&Matrix) -> Result<T>,
+    ) -> Result<T> {
         let table = match caches {
             Some(caches) => Table::of_caches(&self.gpu, batch, caches)?,
             None => Table::of_rows(&self.gpu, batch, self.kv_heads * self.width)?,
@@ -255,9 +272,10 @@ impl Network {
             ids: self.gpu.upload(&batch.ids)?,
             positions: self.gpu.upload(&batch.positions)?,
             table,
+            tiles: Tiles::new(&self.gpu, batch, self.heads / self.kv_heads)?,
         };
         let wanted = self.gpu.upload(wanted)?;
-        let mut x = self.gpu.gather(&self.embedding, &rows.ids, self.hidden)?;
+        let mut x = self.gpu.embed(&self.embedding, &rows.ids, self.hidden)?;
         for number in 0..self.layers.len() {
             // The last layer's rows go their own ways: only the wanted ones are needed.
             let wanted = (number + 1 == self.layers.len()).then_some(&wanted);
@@ -267,7 +285,7 @@ impl Network {
             }
             x = next;
         }
-        let normed = x.norm(&self.norm.weight, self.eps)?;
+        let normed = norm(&x)?;
         if let Some(tape) = tape {
             tape.last = Some(x);
             tape.rows = Some((rows, wanted));
@@ -285,10 +303,10 @@ impl Network {
         x: Matrix,
     ) -> Result<(Matrix, LayerTape)> {
         let layer = &self.layers[number];
-        let h = x.norm(&layer.input_norm.weight, self.eps)?;
+        let h = x.norm_operands(&layer.input_norm.weight, self.eps)?;
         let mut queries = layer.query.apply(&h)?;
         let mut keys = layer.key.apply(&h)?;
-        let values = layer.value.apply(&h)?;
+        let values = layer.value.apply(&h)?.operands()?;
         let unnormed = match &layer.head_norms {
             Some([by_query, by_key]) => {
                 let normed = queries.norm(&by_query.weight, self.eps)?;
@@ -298,15 +316,15 @@ impl Network {
             }
             None => None,
         };
-        queries.rotate(&rows.positions, &self.angles, false)?;
-        keys.rotate(&rows.positions, &self.angles, false)?;
+        let queries = queries.rotate(&rows.positions, &self.angles)?;
+        let keys = keys.rotate(&rows.positions, &self.angles)?;
         let (mixed, log_sums) = self.attend(number, rows, &queries, &keys, &values)?;
         let (mut middle, selected) = match wanted {
             Some(wanted) => (x.select(wanted)?, Some(mixed.select(wanted)?)),
             None => (x.duplicate()?, None),
         };
         middle.add_times(selected.as_ref().unwrap_or(&mixed), layer.output.dense())?;
-        let h = middle.norm(&layer.mlp_norm.weight, self.eps)?;
+        let h = middle.norm_operands(&layer.mlp_norm.weight, self.eps)?;
         let (gate, up) = (layer.gate.apply(&h)?, layer.up.apply(&h)?);
         let mut next = middle.duplicate()?;
         next.add_times(&gate.swiglu(&up)?, layer.down.dense())?;
@@ -330,12 +348,12 @@ impl Network {
         &self,
         layer: usize,
         rows: &Rows,
-        queries: &Matrix,
-        keys: &Matrix,
-        values: &Matrix,
-    ) -> Result<(Matrix, Buffer)> {
+        queries: &Operands,
+        keys: &Operands,
+        values: &Operands,
+    ) -> Result<(Operands, Buffer)> {
         let kv_width = self.kv_heads * self.width;
-        let [key_base, value_base] = rows.table.bases(layer, kv_width, keys, values);
+        let [key_base, value_base] = (rows.table).bases(&self.gpu, layer, kv_width, keys, values);
         let (positions, starts) = (rows.positions.pointer(), rows.table.starts.pointer());
         let pages = rows.table.pages.pointer();
         if rows.table.is_cached {
@@ -351,9 +369,9 @@ impl Network {
             ];
             self.gpu.rows("store_keys_values", rows.count, &arguments)?;
         }
-        let mixed = self.gpu.matrix(rows.count, self.heads * self.width)?;
-        let log_sums = self.gpu.buffer(rows.count * self.heads)?;
-        let arguments = [
+        let mixed: Operands = self.gpu.matrix(rows.count, self.heads * self.width)?;
+        let log_sums: Buffer = self.gpu.buffer(rows.count * self.heads)?;
+        let inputs = [
             queries.pointer(),
             positions,
             starts,
@@ -363,14 +381,32 @@ impl Network {
             mixed.pointer(),
             log_sums.pointer(),
         ];
-        let group = self.heads / self.kv_heads;
-        self.gpu.launch(&Launch {
-            kernel: "attend",
-            grid: (rows.count, self.kv_heads),
-            block: THREADS,
-            shared: group * (2 * self.width + PAGE + 3),
-            arguments: &[&arguments, self.head_sizes().as_slice()].concat(),
-        })?;
+        let (kernels, tiles) = (Kernels::of(self.width), &rows.tiles);
+        let [many, few, merges] = tiles.counts();
+        let spans: Buffer = (self.gpu).buffer(tiles.spans_length(self.kv_heads, self.width))?;
+        let sizes = self.head_sizes();
+        let launch = |kernel, shared, blocks, arguments: &[&[Argument]]| {
+            self.gpu.launch(&Launch {
+                kernel,
+                grid: (blocks, self.kv_heads),
+                block: tiles::THREADS,
+                shared,
+                arguments: &arguments.concat(),
+            })
+        };
+        let of_tiles = [tiles.many.pointer()];
+        let arguments: [&[Argument]; 3] = [&of_tiles, &inputs, &sizes];
+        launch(kernels.many.name, kernels.many.shared, many, &arguments)?;
+        let (of_tiles, of_spans) = ([tiles.few.pointer()], [spans.pointer()]);
+        let arguments: [&[Argument]; 4] = [&of_tiles, &inputs, &of_spans, &sizes];
+        launch(kernels.few.name, kernels.few.shared, few, &arguments)?;
+        let merged = [
+            tiles.merges.pointer(),
+            spans.pointer(),
+            mixed.pointer(),
+            log_sums.pointer(),
+        ];
+        launch("attend_merge", 0, merges, &[&merged, &sizes])?;
         Ok((mixed, log_sums))
     }
 

@@ -310,6 +310,7 @@ impl Scene {
             functions: Arc::new(CheapStages(Arc::clone(link))),
             threads: 1,
             device: "cpu".to_owned(),
+            dtype: Default::default(),
             run: (!self.serves_all_runs).then(|| self.plan.run.clone()),
             exit_when_finished: false,
             cache_dir: self.cache_dir.clone(),

@@ -5,6 +5,7 @@
 
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::queue::{Error as QueueError, Queue, QueueOptions};
+use agentgym_model::Dtype;
 use agentgym_storage::{RunId, Store};
 use agentgym_worker::{Cause, Cloud, Error, Event, ScratchFolder, WorkerOptions, run_worker};
 use clap::Parser;
@@ -38,6 +39,10 @@ struct Arguments {
     /// cpu, cuda:N, or auto: the first GPU if it can be used, and a line that says why not.
     #[arg(long, default_value = "cpu")]
     device: String,
+    /// What a GPU's products read: f32, or bf16, which is faster and less exact. It is part of
+    /// the numeric class.
+    #[arg(long, default_value_t)]
+    dtype: Dtype,
     /// Compute threads; default: all cores. A GPU is fed by one.
     #[arg(long)]
     threads: Option<NonZeroUsize>,
@@ -175,6 +180,7 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
             .threads
             .map_or_else(agentgym_worker::cores, NonZeroUsize::get),
         device: arguments.device,
+        dtype: arguments.dtype,
         run: arguments.run,
         exit_when_finished: arguments.exit_when_finished,
         cache_dir: scratch.path().to_owned(),

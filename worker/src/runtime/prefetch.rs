@@ -145,7 +145,7 @@ mod tests {
         let inputs = Inputs::new(store.clone(), commits, cache.path());
         let resources = Resources {
             threads: 1,
-            device: agentgym_model::Device::parse("cpu").unwrap(),
+            device: agentgym_model::Device::cpu(),
             policies: crate::policies::Policies::default(),
             critics: crate::policies::Critics::default(),
             environments: crate::environments::Environments::default(),

@@ -15,8 +15,9 @@
 #include <ucontext.h>
 
 #define __global__
-#define __device__ static inline
+#define __device__ inline
 #define __shared__ static thread_local
+#define UNROLL
 #define __syncthreads() emulator::barrier()
 #define DYNAMIC_SHARED(name) float* name = emulator::dynamic_shared.data()
 
@@ -24,6 +25,22 @@ struct Index {
     unsigned x, y;
 };
 static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
+
+static inline float __uint_as_float(unsigned bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline unsigned __float_as_uint(float x) {
+    unsigned bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+// Never part of a multiply-add; the compiler is told to make none by itself.
+static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fmul_rn(float a, float b) { return a * b; }
 
 template <typename T> static inline T min(T a, T b) { return b < a ? b : a; }
 

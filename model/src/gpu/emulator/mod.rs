@@ -2,17 +2,19 @@
 //! guards around every allocation. Fresh memory is all NaN, so that what is read before it is
 //! written shows; a launch whose arguments do not fit the kernel's parameters is refused.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use libloading::Library;
 
-use super::backend::{Argument, Backend, Gpu, Launch, Product};
+use super::backend::{Argument, Backend, Element as _, Gpu, Launch, Operand, Product};
 use super::kernels;
 use crate::kernels::matmul::{View, matmul};
-use crate::{Error, Result};
+use crate::{Dtype, Error, Result};
 
 /// Bytes before and after every allocation that nobody may write.
 const GUARD: usize = 64;
@@ -38,26 +40,60 @@ pub(crate) enum Order {
 #[derive(Debug)]
 struct Emulator {
     order: Order,
+    dtype: Dtype,
     /// Allocations by address, guards included.
     memory: Mutex<BTreeMap<u64, Box<[u8]>>>,
+    limits: Arc<Limits>,
+}
+
+/// Trouble that an emulated device is to have, and what it met.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    /// Bytes that it has, guards not counted.
+    pub(crate) bytes: AtomicUsize,
+    /// Launches until it is lost.
+    pub(crate) launches: AtomicUsize,
+    /// Most bytes held at a time.
+    pub(crate) peak: AtomicUsize,
+    /// Allocations refused.
+    pub(crate) refused: AtomicUsize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let [bytes, launches] = [const { AtomicUsize::new(usize::MAX) }; 2];
+        Limits {
+            bytes,
+            launches,
+            peak: AtomicUsize::new(0),
+            refused: AtomicUsize::new(0),
+        }
+    }
 }
 
 /// An emulated GPU that runs threads in `order`.
-pub(crate) fn emulated(order: Order) -> Gpu {
+pub(crate) fn emulated(order: Order, dtype: Dtype) -> Gpu {
+    limited(order, dtype, Arc::default())
+}
+
+/// The same with limits, which may be changed while it computes.
+pub(crate) fn limited(order: Order, dtype: Dtype, limits: Arc<Limits>) -> Gpu {
     Gpu::new(Emulator {
         order,
+        dtype,
         memory: Mutex::default(),
+        limits,
     })
 }
 
-/// The kernels, compiled once per process.
-fn library() -> &'static Library {
-    static LIBRARY: OnceLock<Library> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
+/// The kernels, compiled once per process and type of operands.
+fn library(dtype: Dtype) -> &'static Library {
+    static LIBRARIES: [OnceLock<Library>; Dtype::ALL.len()] = [const { OnceLock::new() }; 2];
+    LIBRARIES[dtype as usize].get_or_init(|| {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let source = folder.path().join("kernels.cpp");
         let object = folder.path().join("kernels.so");
-        let program = kernels::program(include_str!("device.h"));
+        let program = kernels::program(include_str!("device.h"), dtype);
         let faults = include_str!("faults.cu");
         let names = kernels::names_in(&program).chain(kernels::names_in(faults));
         let entries: String = names.map(|name| format!("EMULATE({name})\n")).collect();
@@ -68,6 +104,9 @@ fn library() -> &'static Library {
             .args([
                 "-std=c++17",
                 "-O2",
+                // Multiply-adds where the kernels ask for them, in one instruction.
+                "-march=native",
+                "-ffp-contract=off",
                 "-U_FORTIFY_SOURCE",
                 "-Wall",
                 "-shared",
@@ -104,8 +143,36 @@ impl Emulator {
         }
     }
 
+    /// Operands as f32, which is exact.
+    fn operands(&self, address: u64, count: usize) -> Result<Cow<'_, [f32]>> {
+        self.check(address, count * Operand::size(self.dtype))?;
+        // SAFETY: the range is allocated, and nothing writes to it during the product.
+        Ok(match self.dtype {
+            Dtype::F32 => unsafe {
+                Cow::Borrowed(std::slice::from_raw_parts(address as *const f32, count))
+            },
+            Dtype::Bf16 => {
+                let halves = unsafe { std::slice::from_raw_parts(address as *const u16, count) };
+                let number = |&half: &u16| f32::from_bits(u32::from(half) << 16);
+                Cow::Owned(halves.iter().map(number).collect())
+            }
+        })
+    }
+
+    /// Refuses everything once it is lost.
+    fn alive(&self) -> Result<()> {
+        match self.limits.launches.load(Ordering::Relaxed) {
+            0 => Err(Error::DeviceLost {
+                name: "emulated".to_owned(),
+                message: "running a kernel: CUDA_ERROR_ILLEGAL_ADDRESS".to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses an access that is not inside one allocation.
     fn check(&self, address: u64, bytes: usize) -> Result<()> {
+        self.alive()?;
         let memory = self.memory();
         let inside = memory
             .range(..=address)
@@ -128,10 +195,30 @@ impl Backend for Emulator {
     }
 
     fn numeric_class(&self) -> &str {
-        "emulated-f32"
+        match self.dtype {
+            Dtype::F32 => "emulated-f32",
+            Dtype::Bf16 => "emulated-bf16",
+        }
+    }
+
+    fn dtype(&self) -> Dtype {
+        self.dtype
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.alive()?;
+        let held = |memory: &BTreeMap<u64, Box<[u8]>>| -> usize {
+            memory.values().map(|held| held.len() - 2 * GUARD).sum()
+        };
+        let wanted = held(&self.memory()) + bytes;
+        if wanted > self.limits.bytes.load(Ordering::Relaxed) {
+            self.limits.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(Error::DeviceFull {
+                name: "emulated".to_owned(),
+                message: format!("has no room for {bytes} more bytes"),
+            });
+        }
+        self.limits.peak.fetch_max(wanted, Ordering::Relaxed);
         let mut memory = vec![0xFF; bytes + 2 * GUARD].into_boxed_slice();
         memory[..GUARD].fill(GUARD_BYTE);
         memory[GUARD + bytes..].fill(GUARD_BYTE);
@@ -175,9 +262,14 @@ impl Backend for Emulator {
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.alive()?;
+        if self.limits.launches.load(Ordering::Relaxed) < usize::MAX {
+            self.limits.launches.fetch_sub(1, Ordering::Relaxed);
+            self.alive()?;
+        }
         let name = format!("emulate_{}", launch.kernel);
         // SAFETY: every symbol of this prefix is made by EMULATE with this signature.
-        let entry = unsafe { library().get::<Entry>(name.as_bytes()) };
+        let entry = unsafe { library(self.dtype).get::<Entry>(name.as_bytes()) };
         let entry = entry.map_err(|e| Self::wrong(format!("no kernel {}: {e}", launch.kernel)))?;
         let letter = |argument: &Argument| match argument {
             Argument::Pointer(_) => 'p',
@@ -223,25 +315,17 @@ impl Backend for Emulator {
         let &Product {
             a, b, c, m, k, n, ..
         } = product;
-        let (of_a, of_b, of_c) = (m * k, k * n, m * n);
-        for (address, count) in [(a, of_a), (b, of_b), (c, of_c)] {
-            self.check(address, count * size_of::<f32>())?;
-        }
-        // SAFETY: the ranges are allocated, and c is no operand of its own product.
-        let (a, b, c) = unsafe {
-            (
-                std::slice::from_raw_parts(a as *const f32, of_a),
-                std::slice::from_raw_parts(b as *const f32, of_b),
-                std::slice::from_raw_parts_mut(c as *mut f32, of_c),
-            )
-        };
+        let (a, b) = (self.operands(a, m * k)?, self.operands(b, k * n)?);
+        self.check(c, m * n * size_of::<f32>())?;
+        // SAFETY: the range is allocated, and c is no operand of its own product.
+        let c = unsafe { std::slice::from_raw_parts_mut(c as *mut f32, m * n) };
         let a = match product.a_transposed {
-            true => View::new(a, k, m).transposed(),
-            false => View::new(a, m, k),
+            true => View::new(&a, k, m).transposed(),
+            false => View::new(&a, m, k),
         };
         let b = match product.b_transposed {
-            true => View::new(b, n, k).transposed(),
-            false => View::new(b, k, n),
+            true => View::new(&b, n, k).transposed(),
+            false => View::new(&b, k, n),
         };
         matmul(a, b, c, product.accumulate);
         Ok(())

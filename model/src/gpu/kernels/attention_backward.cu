@@ -5,116 +5,207 @@
 // queries get sum_j ds k, keys sum_r ds q, values sum_r p grad: each by one block that adds
 // in ascending order.
 
-// Derivative by the queries; a block per (row, key head). Leaves deltas[row][head] for the
-// kernel below. Keys and values are packed rows, `starts[row]` the first of the row's
-// sequence. Shared memory: group * (3 * width + PAGE + 2) numbers.
-extern "C" __global__ void attend_backward_queries(const float* queries, const float* keys,
-                                                   const float* values, const float* mixed,
-                                                   const float* grad, const float* log_sums,
-                                                   const unsigned* starts, float* deltas,
-                                                   float* by_queries, int heads, int kv_heads,
-                                                   int width) {
-    DYNAMIC_SHARED(shared);
-    const int group = heads / kv_heads, stride = kv_heads * width, wide = group * width;
-    float* query = shared;
-    float* own_grad = query + wide;
-    float* sums = own_grad + wide;
-    float* by_scores = sums + wide;
-    float* log_sum = by_scores + group * PAGE;
-    float* delta = log_sum + group;
-    const unsigned row = blockIdx.x;
-    const Count first = ((Count)row * heads + blockIdx.y * group) * width;
-    const Count first_head = (Count)row * heads + blockIdx.y * group;
+// The rows of keys, or of values, from `first` on that are before `end`.
+template <typename Number> struct KeyRows {
+    const Number* matrix;
+    unsigned first, end;
+    int kv_heads, width;
+    __device__ const Number* operator()(int j) const {
+        const Count row = first + j;
+        return row < end ? matrix + (row * kv_heads + blockIdx.y) * width : (const Number*)nullptr;
+    }
+};
+
+// Derivative by the queries of up to 32 pairs; leaves deltas[row][head] for the kernel below.
+// An entry is a `PairsOf`. Shared memory: vectors of 32 pairs twice and of 64 keys, and
+// 32 rows of weights.
+template <int Chunks>
+__device__ void attend_backward_queries(const unsigned* tiles, const Operand* queries,
+                                        const Operand* keys, const Operand* values,
+                                        const Operand* mixed, const float* grad,
+                                        const float* log_sums, float* deltas,
+                                        float* by_queries, int heads, int kv_heads, int width) {
+    DYNAMIC_SHARED(memory);
+    const int pairs = pairs_of<4>(), stride = stride_of<Chunks>();
+    __shared__ float log_sum[pairs], delta[pairs];
+    float* query = memory;
+    float* own_grad = query + pairs * stride;
+    float* page = own_grad + pairs * stride;
+    float* by_scores = page + PAGE * stride;
+    const PairsOf of(tiles + 3 * blockIdx.x, heads, kv_heads, width);
+    const Share<4> share;
     const float scale = 1.0f / sqrtf((float)width);
-    for (int i = threadIdx.x; i < wide; i += blockDim.x) {
-        query[i] = queries[first + i] * scale;
-        own_grad[i] = grad[first + i];
-        sums[i] = 0.0f;
-    }
+    load_rows<Chunks>(query, pairs, width, scale, [=](int p) { return of.in(queries, p); });
+    load_rows<Chunks>(own_grad, pairs, width, 1.0f, [=](int p) { return of.in(grad, p); });
     __syncthreads();
-    for (int head = threadIdx.x; head < group; head += blockDim.x) {
-        log_sum[head] = log_sums[first_head + head];
-        delta[head] = dot(own_grad + head * width, mixed + first + head * width, width);
-        deltas[first_head + head] = delta[head];
+    if (threadIdx.x < pairs && of.has(threadIdx.x)) {
+        const int pair = threadIdx.x;
+        const Operand* own = of.in(mixed, pair);
+        float sum = 0.0f;
+        for (int i = 0; i < width; ++i) sum = fmaf(own_grad[pair * stride + i], number(own[i]), sum);
+        delta[pair] = deltas[of.head_of(pair)] = sum;
+        log_sum[pair] = log_sums[of.head_of(pair)];
     }
-    for (unsigned start = starts[row]; start <= row; start += PAGE) {
-        const int count = (int)min((unsigned)PAGE, row + 1 - start);
-        const float* key = keys + (Count)start * stride + blockIdx.y * width;
-        const float* value = values + (Count)start * stride + blockIdx.y * width;
+    const unsigned last = of.row_of(of.last(pairs));
+    float sums[Chunks][PAIRS_OF_THREAD][4];
+    clear(sums);
+    for (unsigned start = of.row; start <= last; start += PAGE) {
+        const int count = (int)min((unsigned)PAGE, last + 1 - start);
+        const KeyRows<Operand> own_keys = {keys, start, last + 1, kv_heads, width};
+        const KeyRows<Operand> own_values = {values, start, last + 1, kv_heads, width};
+        float scores[PAIRS_OF_THREAD][4], by_weights[PAIRS_OF_THREAD][4];
         __syncthreads();
-        for (int pair = threadIdx.x; pair < group * PAGE; pair += blockDim.x) {
-            const int head = pair / PAGE, j = pair % PAGE;
-            if (j >= count) continue;
-            const float score = dot(query + head * width, key + j * stride, width);
-            const float by_weight = dot(own_grad + head * width, value + j * stride, width);
-            by_scores[pair] = expf(score - log_sum[head]) * (by_weight - delta[head]);
-        }
+        load_rows<Chunks>(page, PAGE, width, 1.0f, own_values);
         __syncthreads();
-        for (int i = threadIdx.x; i < wide; i += blockDim.x) {
-            const int head = i / width, column = i % width;
-            float sum = sums[i];
-            for (int j = 0; j < count; ++j)
-                sum += by_scores[head * PAGE + j] * key[j * stride + column];
-            sums[i] = sum;
-        }
+        dots<Chunks, 4>(own_grad, page, width, by_weights);
+        __syncthreads();
+        load_rows<Chunks>(page, PAGE, width, 1.0f, own_keys);
+        __syncthreads();
+        dots<Chunks, 4>(query, page, width, scores);
+        UNROLL
+        for (int p = 0; p < PAIRS_OF_THREAD; ++p)
+            UNROLL
+            for (int t = 0; t < 4; ++t) {
+                const int pair = share.first + p;
+                const bool sees = of.has(pair) && start + share.key(t) <= of.row_of(pair);
+                by_scores[pair * WEIGHTS_STRIDE + share.key(t)] =
+                    sees ? expf(scores[p][t] - log_sum[pair]) * (by_weights[p][t] - delta[pair])
+                         : 0.0f;
+            }
+        __syncthreads();
+        mix<Chunks, 4>(by_scores, page, count, sums);
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < wide; i += blockDim.x) by_queries[first + i] = sums[i] * scale;
+    UNROLL
+    for (int p = 0; p < PAIRS_OF_THREAD; ++p) {
+        if (!of.has(share.first + p)) continue;
+        float* to = by_queries + of.head_of(share.first + p) * width;
+        UNROLL
+        for (int chunk = 0; chunk < Chunks; ++chunk)
+            UNROLL
+            for (int c = 0; c < 4; ++c)
+                if (share.column(chunk, c) < width)
+                    to[share.column(chunk, c)] = sums[chunk][p][c] * scale;
+    }
 }
 
-// Derivatives by keys and values; a block per (key row, key head), over the query rows from
-// its own to `ends[row]`, the end of its sequence. Shared memory: 4 * width + 2 * group * PAGE
-// numbers.
-extern "C" __global__ void attend_backward_keys(const float* queries, const float* keys,
-                                                const float* values, const float* grad,
-                                                const float* log_sums, const float* deltas,
-                                                const unsigned* ends, float* by_keys,
-                                                float* by_values, int heads, int kv_heads,
-                                                int width) {
-    DYNAMIC_SHARED(shared);
+// Derivatives by the keys and values of one page, from 16 pairs at a time of the rows that see
+// it. An entry: the sequence's first row, the page's first row, one past the sequence's last
+// row. A thread has 4 keys and 8 * Chunks columns. Shared memory: vectors of 64 keys twice and
+// of 16 pairs twice, and 16 rows of weights twice.
+template <int Chunks>
+__device__ void attend_backward_keys(const unsigned* tiles, const Operand* queries,
+                                     const Operand* keys, const Operand* values,
+                                     const float* grad, const float* log_sums,
+                                     const float* deltas, float* by_keys, float* by_values,
+                                     int heads, int kv_heads, int width) {
+    DYNAMIC_SHARED(memory);
+    const int pairs = pairs_of<2>(), stride = stride_of<Chunks>(), quads = 2 * Chunks;
+    __shared__ float log_sum[pairs], delta[pairs];
+    float* key = memory;
+    float* value = key + PAGE * stride;
+    float* query = value + PAGE * stride;
+    float* own_grad = query + pairs * stride;
+    float* weights = own_grad + pairs * stride;
+    float* by_scores = weights + pairs * WEIGHTS_STRIDE;
+    const unsigned* entry = tiles + 3 * blockIdx.x;
+    const unsigned first = entry[0], page = entry[1], end = entry[2];
     const int group = heads / kv_heads;
-    float* key = shared;
-    float* value = key + width;
-    float* key_sums = value + width;
-    float* value_sums = key_sums + width;
-    float* weights = value_sums + width;
-    float* by_scores = weights + group * PAGE;
-    const unsigned row = blockIdx.x;
-    const Count first = ((Count)row * kv_heads + blockIdx.y) * width;
     const float scale = 1.0f / sqrtf((float)width);
-    for (int i = threadIdx.x; i < width; i += blockDim.x) {
-        key[i] = keys[first + i] * scale;
-        value[i] = values[first + i];
-        key_sums[i] = value_sums[i] = 0.0f;
-    }
-    for (unsigned start = row; start < ends[row]; start += PAGE) {
-        const int pairs = (int)min((unsigned)PAGE, ends[row] - start) * group;
+    const Share<2> share;
+    load_rows<Chunks>(key, PAGE, width, 1.0f, KeyRows<Operand>{keys, page, end, kv_heads, width});
+    load_rows<Chunks>(value, PAGE, width, 1.0f,
+                      KeyRows<Operand>{values, page, end, kv_heads, width});
+    const int own_key = threadIdx.x / 8 * 4, lane = threadIdx.x % 8;
+    float key_sums[quads][4][4], value_sums[quads][4][4];
+    UNROLL
+    for (int i = 0; i < quads; ++i)
+        UNROLL
+        for (int k = 0; k < 4; ++k)
+            UNROLL
+            for (int c = 0; c < 4; ++c) key_sums[i][k][c] = value_sums[i][k][c] = 0.0f;
+    for (unsigned pair = (page - first) * group; pair < (end - first) * group; pair += pairs) {
+        const unsigned tile[3] = {first, pair, (end - first) * group};
+        const PairsOf of(tile, heads, kv_heads, width);
+        float scores[PAIRS_OF_THREAD][2], by_weights[PAIRS_OF_THREAD][2];
         __syncthreads();
-        for (int pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
-            const Count head = (Count)(start + pair / group) * heads + blockIdx.y * group + pair % group;
-            const float score = dot(queries + head * width, key, width);
-            const float by_weight = dot(grad + head * width, value, width);
-            weights[pair] = expf(score - log_sums[head]);
-            by_scores[pair] = weights[pair] * (by_weight - deltas[head]);
+        load_rows<Chunks>(query, pairs, width, scale, [=](int p) { return of.in(queries, p); });
+        load_rows<Chunks>(own_grad, pairs, width, 1.0f, [=](int p) { return of.in(grad, p); });
+        if (threadIdx.x < pairs && of.has(threadIdx.x)) {
+            log_sum[threadIdx.x] = log_sums[of.head_of(threadIdx.x)];
+            delta[threadIdx.x] = deltas[of.head_of(threadIdx.x)];
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < 2 * width; i += blockDim.x) {
-            const bool is_key = i < width;
-            const int column = is_key ? i : i - width;
-            const float* factors = is_key ? by_scores : weights;
-            const float* vectors = is_key ? queries : grad;
-            float* sums = is_key ? key_sums : value_sums;
-            float sum = sums[column];
-            for (int pair = 0; pair < pairs; ++pair) {
-                const Count head = (Count)(start + pair / group) * heads + blockIdx.y * group + pair % group;
-                sum += factors[pair] * vectors[head * width + column];
+        dots<Chunks, 2>(query, key, width, scores);
+        dots<Chunks, 2>(own_grad, value, width, by_weights);
+        UNROLL
+        for (int p = 0; p < PAIRS_OF_THREAD; ++p)
+            UNROLL
+            for (int t = 0; t < 2; ++t) {
+                const int own = share.first + p, at = own * WEIGHTS_STRIDE + share.key(t);
+                const bool sees = of.has(own) && page + share.key(t) <= of.row_of(own);
+                const float weight = sees ? expf(scores[p][t] - log_sum[own]) : 0.0f;
+                weights[at] = weight;
+                by_scores[at] = sees ? weight * (by_weights[p][t] - delta[own]) : 0.0f;
             }
-            sums[column] = sum;
+        __syncthreads();
+        for (int p = 0; p < pairs; ++p) {
+            const Four<float> weight = four(weights + p * WEIGHTS_STRIDE + own_key);
+            const Four<float> by_score = four(by_scores + p * WEIGHTS_STRIDE + own_key);
+            UNROLL
+            for (int i = 0; i < quads; ++i) {
+                const int column = 32 * i + 4 * lane;
+                const Four<float> q = four(query + p * stride + column);
+                const Four<float> g = four(own_grad + p * stride + column);
+                UNROLL
+                for (int k = 0; k < 4; ++k)
+                    UNROLL
+                    for (int c = 0; c < 4; ++c) {
+                        key_sums[i][k][c] = fmaf(by_score.x[k], q.x[c], key_sums[i][k][c]);
+                        value_sums[i][k][c] = fmaf(weight.x[k], g.x[c], value_sums[i][k][c]);
+                    }
+            }
         }
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < width; i += blockDim.x) {
-        by_keys[first + i] = key_sums[i] * scale;
-        by_values[first + i] = value_sums[i];
+    UNROLL
+    for (int k = 0; k < 4; ++k) {
+        const Count row = page + own_key + k;
+        if (row >= end) continue;
+        const Count to = (row * kv_heads + blockIdx.y) * width;
+        UNROLL
+        for (int i = 0; i < quads; ++i)
+            UNROLL
+            for (int c = 0; c < 4; ++c) {
+                const int column = 32 * i + 4 * lane + c;
+                if (column >= width) continue;
+                by_keys[to + column] = key_sums[i][k][c];
+                by_values[to + column] = value_sums[i][k][c];
+            }
     }
+}
+
+#define BY_QUERIES_PARAMETERS                                                                  \
+    const unsigned *tiles, const Operand *queries, const Operand *keys, const Operand *values, \
+        const Operand *mixed, const float *grad, const float *log_sums, float *deltas,         \
+        float *by_queries, int heads, int kv_heads, int width
+#define BY_QUERIES_ARGUMENTS                                                                   \
+    tiles, queries, keys, values, mixed, grad, log_sums, deltas, by_queries, heads, kv_heads, width
+#define BY_KEYS_PARAMETERS                                                                     \
+    const unsigned *tiles, const Operand *queries, const Operand *keys, const Operand *values, \
+        const float *grad, const float *log_sums, const float *deltas, float *by_keys,         \
+        float *by_values, int heads, int kv_heads, int width
+#define BY_KEYS_ARGUMENTS                                                                      \
+    tiles, queries, keys, values, grad, log_sums, deltas, by_keys, by_values, heads, kv_heads, width
+
+// Heads of up to 64 numbers, and of up to 128.
+extern "C" __global__ void attend_backward_queries_64(BY_QUERIES_PARAMETERS) {
+    attend_backward_queries<1>(BY_QUERIES_ARGUMENTS);
+}
+extern "C" __global__ void attend_backward_queries_128(BY_QUERIES_PARAMETERS) {
+    attend_backward_queries<2>(BY_QUERIES_ARGUMENTS);
+}
+extern "C" __global__ void attend_backward_keys_64(BY_KEYS_PARAMETERS) {
+    attend_backward_keys<1>(BY_KEYS_ARGUMENTS);
+}
+extern "C" __global__ void attend_backward_keys_128(BY_KEYS_PARAMETERS) {
+    attend_backward_keys<2>(BY_KEYS_ARGUMENTS);
 }

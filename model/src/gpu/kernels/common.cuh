@@ -8,6 +8,27 @@
 typedef unsigned long long Address;
 typedef unsigned long long Count;
 
+// A number of 16 bits: the upper half of a float's.
+struct bf16 {
+    unsigned short bits;
+};
+
+// What products read and attention keeps: the program is compiled with OPERAND as `float` or
+// as `bf16`. Everything else is float, and what is computed is.
+typedef OPERAND Operand;
+
+__device__ float number(float x) { return x; }
+__device__ float number(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
+
+__device__ void put(float* to, float x) { *to = x; }
+
+// The nearest, the even one of two; not a number stays that.
+__device__ void put(bf16* to, float x) {
+    const unsigned bits = __float_as_uint(x);
+    const unsigned nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    to->bits = (unsigned short)(x == x ? nearest : 0x7fc0u);
+}
+
 // Less than any score, and the exponential of its distance to one is zero.
 #define LOWEST (-3.0e38f)
 

@@ -46,12 +46,13 @@ extern "C" __global__ void distribution(const float* logits, const unsigned* tar
     }
 }
 
-// Turns rows of logits into d(a * log_prob(target) + b * entropy) / d logits.
-extern "C" __global__ void distribution_backward(float* logits, const unsigned* targets,
+// d(a * log_prob(target) + b * entropy) / d logits.
+extern "C" __global__ void distribution_backward(const float* logits, const unsigned* targets,
                                                  const float* by_log_prob,
-                                                 const float* by_entropy, int vocabulary,
-                                                 float inverse_temperature) {
-    float* row = logits + (Count)blockIdx.x * vocabulary;
+                                                 const float* by_entropy, Operand* by_logits,
+                                                 int vocabulary, float inverse_temperature) {
+    const float* row = logits + (Count)blockIdx.x * vocabulary;
+    Operand* by_row = by_logits + (Count)blockIdx.x * vocabulary;
     const Distribution found = measure(row, vocabulary, inverse_temperature);
     const float a = by_log_prob[blockIdx.x], b = by_entropy[blockIdx.x];
     const int target = (int)targets[blockIdx.x];
@@ -59,7 +60,7 @@ extern "C" __global__ void distribution_backward(float* logits, const unsigned* 
         const float z = row[i] * inverse_temperature - found.max;
         const float p = expf(z) / found.sum;
         const float inner = a + b * (z - found.log_sum + found.entropy);
-        row[i] = ((i == target ? a : 0.0f) - p * inner) * inverse_temperature;
+        put(by_row + i, ((i == target ? a : 0.0f) - p * inner) * inverse_temperature);
     }
 }
 

@@ -8,12 +8,24 @@ __device__ float inverse_rms(const float* x, int width, float eps) {
 }
 
 // y = x * weight / rms(x)
-extern "C" __global__ void rms_norm(const float* x, const float* weight, float* y, int width,
-                                    float eps) {
+template <typename To>
+__device__ void norm_row(const float* x, const float* weight, To* y, int width, float eps) {
     const Count first = (Count)blockIdx.x * width;
     const float scale = inverse_rms(x + first, width, eps);
     for (int i = threadIdx.x; i < width; i += blockDim.x)
-        y[first + i] = x[first + i] * scale * weight[i];
+        put(y + first + i, x[first + i] * scale * weight[i]);
+}
+
+// Before a product.
+extern "C" __global__ void rms_norm(const float* x, const float* weight, Operand* y, int width,
+                                    float eps) {
+    norm_row(x, weight, y, width, eps);
+}
+
+// Before anything else.
+extern "C" __global__ void rms_norm_f32(const float* x, const float* weight, float* y, int width,
+                                        float eps) {
+    norm_row(x, weight, y, width, eps);
 }
 
 // The derivative by x, written or added; and each row's terms of the one by the weight,

@@ -1,19 +1,31 @@
 // Element by element, row by row: activations, copies of rows, sums of columns.
 
-// silu(gate) * up
-extern "C" __global__ void swiglu(const float* gate, const float* up, float* y, Count count) {
+// y = x, rounded.
+extern "C" __global__ void to_operands(const float* x, Operand* y, Count count) {
     const Count i = element();
-    if (i < count) y[i] = gate[i] * up[i] / (1.0f + expf(-gate[i]));
+    if (i < count) put(y + i, x[i]);
+}
+
+// y = x
+extern "C" __global__ void to_numbers(const Operand* x, float* y, Count count) {
+    const Count i = element();
+    if (i < count) y[i] = number(x[i]);
+}
+
+// silu(gate) * up
+extern "C" __global__ void swiglu(const float* gate, const float* up, Operand* y, Count count) {
+    const Count i = element();
+    if (i < count) put(y + i, gate[i] * up[i] / (1.0f + expf(-gate[i])));
 }
 
 extern "C" __global__ void swiglu_backward(const float* gate, const float* up, const float* grad,
-                                           float* by_gate, float* by_up, Count count) {
+                                           Operand* by_gate, Operand* by_up, Count count) {
     const Count i = element();
     if (i >= count) return;
     const float sigmoid = 1.0f / (1.0f + expf(-gate[i]));
     const float silu = gate[i] * sigmoid;
-    by_up[i] = grad[i] * silu;
-    by_gate[i] = grad[i] * up[i] * (sigmoid + silu * (1.0f - sigmoid));
+    put(by_up + i, grad[i] * silu);
+    put(by_gate + i, grad[i] * up[i] * (sigmoid + silu * (1.0f - sigmoid)));
 }
 
 // y += x
@@ -34,11 +46,28 @@ extern "C" __global__ void repeat_row(const float* row, float* y, int width, Cou
     if (i < count) y[i] = row[i % width];
 }
 
-// y[i] = matrix[rows[i]], a block per row: the embedding of ids, the rows that are wanted.
+// y[i] = matrix[rows[i]], a block per row.
+template <typename From, typename To>
+__device__ void gather_row(const From* matrix, const unsigned* rows, To* y, int width) {
+    const Count from = (Count)rows[blockIdx.x] * width, to = (Count)blockIdx.x * width;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) put(y + to + i, number(matrix[from + i]));
+}
+
+// The embedding of ids.
+extern "C" __global__ void embed(const Operand* matrix, const unsigned* rows, float* y,
+                                 int width) {
+    gather_row(matrix, rows, y, width);
+}
+
+// The rows that are wanted.
 extern "C" __global__ void gather_rows(const float* matrix, const unsigned* rows, float* y,
                                        int width) {
-    const Count from = (Count)rows[blockIdx.x] * width, to = (Count)blockIdx.x * width;
-    for (int i = threadIdx.x; i < width; i += blockDim.x) y[to + i] = matrix[from + i];
+    gather_row(matrix, rows, y, width);
+}
+
+extern "C" __global__ void gather_operands(const Operand* matrix, const unsigned* rows,
+                                           Operand* y, int width) {
+    gather_row(matrix, rows, y, width);
 }
 
 // matrix[rows[i]] = x[i], a block per row; no row is named twice.

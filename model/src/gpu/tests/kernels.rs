@@ -1,6 +1,7 @@
 //! Kernels on rows that policies do not bring about: long ones, wide ones, extreme numbers.
 
 use super::ORDERS;
+use crate::Dtype;
 use crate::gpu::backend::{Argument, Gpu, Launch};
 use crate::gpu::emulator::{Order, emulated};
 use crate::kernels::distribution::Distribution;
@@ -14,7 +15,7 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
 
 /// What `work` gives on an emulated GPU, the same in both orders.
 fn in_both_orders<T: PartialEq>(work: impl Fn(&Gpu) -> T) -> T {
-    let [one, other] = ORDERS.map(|order| work(&super::gpu(order)));
+    let [one, other] = ORDERS.map(|order| work(&super::gpu(order, Dtype::F32)));
     assert!(one == other, "a barrier is missing");
     one
 }
@@ -171,7 +172,7 @@ fn launch(
 #[test]
 fn faulty_kernels_and_launches_are_found() {
     let faulty = |order: Order, kernel: &'static str| {
-        let gpu = emulated(order);
+        let gpu = emulated(order, Dtype::F32);
         let x = gpu.upload(&[1.0_f32; 64]).unwrap();
         launch(&gpu, kernel, (1, 1), 64, &[x.pointer()]).map(|()| x.download(64).unwrap())
     };

@@ -3,28 +3,33 @@
 //! everything else. Every test runs the threads of a block in ascending and in descending
 //! order, which must give equal bits.
 
+use std::sync::OnceLock;
+
+mod attention;
+mod bf16;
 mod kernels;
 mod policies;
 #[cfg(feature = "cuda")]
 mod refusals;
+mod trouble;
 
 use super::Gpu;
 use super::emulator::{Order, emulated};
-use crate::{Device, Policy};
+use crate::{Device, Dtype, Policy};
 
 const ORDERS: [Order; 2] = [Order::Ascending, Order::Descending];
 
 /// An emulated GPU. Where `AGENTGYM_TEST_GPU` has a number, that GPU in its place, whatever
 /// the order: the same tests say whether it computes what the emulation does.
-fn gpu(order: Order) -> Gpu {
-    static OPENED: std::sync::OnceLock<Gpu> = std::sync::OnceLock::new();
-    let open = |number: String| super::open(number.parse().unwrap()).unwrap();
+fn gpu(order: Order, dtype: Dtype) -> Gpu {
+    static OPENED: [OnceLock<Gpu>; Dtype::ALL.len()] = [const { OnceLock::new() }; 2];
+    let open = |number: String| super::open(number.parse().unwrap(), dtype).unwrap();
     match std::env::var("AGENTGYM_TEST_GPU") {
-        Ok(number) => OPENED.get_or_init(|| open(number)).clone(),
-        Err(_) => emulated(order),
+        Ok(number) => OPENED[dtype as usize].get_or_init(|| open(number)).clone(),
+        Err(_) => emulated(order, dtype),
     }
 }
 
-fn on_gpu(policy: &Policy, order: Order) -> Policy {
-    policy.on(&Device::of(gpu(order))).unwrap()
+fn on_gpu(policy: &Policy, order: Order, dtype: Dtype) -> Policy {
+    policy.on(&Device::of(gpu(order, dtype))).unwrap()
 }

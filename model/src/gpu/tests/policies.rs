@@ -7,12 +7,12 @@ use crate::tests::{
     SHAPES, Shape, random_adapter, random_policy, relative_error, requests, sequences, tiny_policy,
 };
 use crate::{
-    ALL_LINEAR, AdamW, ComputeOptions, Critic, CriticTrainer, Device, Engine, EngineOptions,
+    ALL_LINEAR, AdamW, ComputeOptions, Critic, CriticTrainer, Device, Dtype, Engine, EngineOptions,
     Gradients, LoraOptions, Policy, Sampling, ScoreRequest, Scores, Trainer, Turn, TurnDone, Unit,
     UnitCoefficients, UnitStreams, score, values,
 };
 
-const TEMPERATURE: f64 = 0.8;
+pub(super) const TEMPERATURE: f64 = 0.8;
 
 /// Largest difference to the processor, over the root mean square of its numbers: both
 /// compute in f32, in different orders.
@@ -20,18 +20,22 @@ const SCORES_TOLERANCE: f64 = 2e-5;
 const GRADIENTS_TOLERANCE: f64 = 1e-4;
 
 /// Sequences across pages, and one with nothing to score.
-const LENGTHS: [usize; 4] = [70, 1, 33, 130];
+pub(super) const LENGTHS: [usize; 4] = [70, 1, 33, 130];
 
 /// Tied and untied heads, groups of 1, 2 and 3, both architectures, widths that are no
 /// multiple of anything.
-fn policies() -> Vec<Policy> {
+pub(super) fn policies() -> Vec<Policy> {
     let some = [SHAPES[1], SHAPES[2], SHAPES[4]];
     let mut policies: Vec<Policy> = some.map(|shape| random_policy(shape, 7)).into();
     policies.push(tiny_policy());
     policies
 }
 
-fn scores(policy: &Policy, requests: &[ScoreRequest<'_>], pack_tokens: usize) -> Vec<Scores> {
+pub(super) fn scores(
+    policy: &Policy,
+    requests: &[ScoreRequest<'_>],
+    pack_tokens: usize,
+) -> Vec<Scores> {
     let options = ComputeOptions {
         pack_tokens,
         ..ComputeOptions::default()
@@ -39,7 +43,7 @@ fn scores(policy: &Policy, requests: &[ScoreRequest<'_>], pack_tokens: usize) ->
     score(policy, requests, TEMPERATURE, &options).unwrap()
 }
 
-fn flat(scores: &[Scores]) -> [Vec<f32>; 2] {
+pub(super) fn flat(scores: &[Scores]) -> [Vec<f32>; 2] {
     [
         scores.iter().flat_map(|s| s.log_probs.clone()).collect(),
         scores.iter().flat_map(|s| s.entropies.clone()).collect(),
@@ -52,19 +56,23 @@ fn scores_are_the_processors_and_do_not_depend_on_packing() {
         let sequences = sequences(policy.config().vocab_size, &LENGTHS, 1);
         let requests = requests(&sequences);
         let expected = flat(&scores(&policy, &requests, 1024));
-        let alone = ORDERS.map(|order| scores(&on_gpu(&policy, order), &requests, 1));
+        let alone = ORDERS.map(|order| scores(&on_gpu(&policy, order, Dtype::F32), &requests, 1));
         assert!(alone[0] == alone[1], "a barrier is missing");
         let found = flat(&alone[0]);
         for (found, expected) in found.iter().zip(&expected) {
             let error = relative_error(found, expected);
             assert!(error < SCORES_TOLERANCE, "{error}");
         }
-        let together = scores(&on_gpu(&policy, Order::Ascending), &requests, usize::MAX);
+        let together = scores(
+            &on_gpu(&policy, Order::Ascending, Dtype::F32),
+            &requests,
+            usize::MAX,
+        );
         assert!(together == alone[0], "packing shows");
     }
 }
 
-fn turn(sequence: u64, append: &[u32], tokens_max: usize, sampling: Sampling) -> Turn {
+pub(super) fn turn(sequence: u64, append: &[u32], tokens_max: usize, sampling: Sampling) -> Turn {
     Turn {
         sequence,
         append: append.to_vec(),
@@ -76,7 +84,7 @@ fn turn(sequence: u64, append: &[u32], tokens_max: usize, sampling: Sampling) ->
     }
 }
 
-fn generate(policy: &Policy, turns: &[Turn], options: EngineOptions) -> Vec<TurnDone> {
+pub(super) fn generate(policy: &Policy, turns: &[Turn], options: EngineOptions) -> Vec<TurnDone> {
     let mut engine = Engine::new(policy.clone(), options);
     for turn in turns {
         engine.submit(turn.clone()).unwrap();
@@ -90,7 +98,7 @@ fn generate(policy: &Policy, turns: &[Turn], options: EngineOptions) -> Vec<Turn
 }
 
 /// Prompts that begin alike, so that pages are shared, and all ways to sample.
-fn turns(vocabulary: usize) -> Vec<Turn> {
+pub(super) fn turns(vocabulary: usize) -> Vec<Turn> {
     let common = &sequences(vocabulary, &[100], 3)[0].token_ids;
     let kinds = [
         Sampling::default(),
@@ -123,7 +131,7 @@ fn generation_draws_the_processors_ids_whatever_runs_beside() {
         let turns = turns(policy.config().vocab_size);
         let expected = generate(&policy, &turns, EngineOptions::default());
         let orders = ORDERS.map(|order| {
-            let policy = on_gpu(&policy, order);
+            let policy = on_gpu(&policy, order, Dtype::F32);
             generate(&policy, &turns, EngineOptions::default())
         });
         assert!(orders[0] == orders[1], "a barrier is missing");
@@ -138,7 +146,7 @@ fn generation_draws_the_processors_ids_whatever_runs_beside() {
             cache_tokens_max: 1,
             prefill_chunk: 7,
         };
-        let policy = on_gpu(&policy, Order::Ascending);
+        let policy = on_gpu(&policy, Order::Ascending, Dtype::F32);
         assert!(
             generate(&policy, &turns, narrow) == orders[0],
             "batching shows"
@@ -149,7 +157,7 @@ fn generation_draws_the_processors_ids_whatever_runs_beside() {
 #[test]
 fn sampled_log_probs_are_scored_again_bit_for_bit() {
     for policy in policies() {
-        let policy = on_gpu(&policy, Order::Ascending);
+        let policy = on_gpu(&policy, Order::Ascending, Dtype::F32);
         let sampling = Sampling {
             temperature: TEMPERATURE,
             ..Sampling::default()
@@ -171,7 +179,7 @@ fn sampled_log_probs_are_scored_again_bit_for_bit() {
     }
 }
 
-fn units(policy: &Policy) -> Vec<Unit> {
+pub(super) fn units(policy: &Policy) -> Vec<Unit> {
     let sequences = sequences(policy.config().vocab_size, &[20, 70, 5, 2, 66], 4);
     sequences
         .chunks(2)
@@ -183,7 +191,7 @@ fn units(policy: &Policy) -> Vec<Unit> {
 }
 
 /// Different for every token; unit 1 contributes nothing.
-fn coefficients(unit: usize, streams: &UnitStreams) -> UnitCoefficients {
+pub(super) fn coefficients(unit: usize, streams: &UnitStreams) -> UnitCoefficients {
     let fill = |streams: &[Vec<f32>], factor: f64| {
         let factor = if unit == 1 { 0.0 } else { factor };
         let own = |s: &Vec<f32>| (0..s.len()).map(|t| factor * (1 + t % 3) as f64).collect();
@@ -195,7 +203,7 @@ fn coefficients(unit: usize, streams: &UnitStreams) -> UnitCoefficients {
     }
 }
 
-fn gradients(policy: &Policy, checkpointed: bool) -> Gradients {
+pub(super) fn gradients(policy: &Policy, checkpointed: bool) -> Gradients {
     let options = ComputeOptions {
         checkpointed,
         ..ComputeOptions::default()
@@ -222,7 +230,7 @@ fn assert_near(found: &Gradients, expected: &Gradients) {
 }
 
 /// All parameters of a policy, and the factors of an adapter.
-fn trained() -> Vec<Policy> {
+pub(super) fn trained() -> Vec<Policy> {
     let adapted = |shape: Shape| {
         let base = random_policy(shape, 8);
         let options = LoraOptions::new(3, 6.0, [ALL_LINEAR]).unwrap();
@@ -238,10 +246,10 @@ fn trained() -> Vec<Policy> {
 fn gradients_are_the_processors_also_with_layers_computed_twice() {
     for policy in trained() {
         let expected = gradients(&policy, false);
-        let orders = ORDERS.map(|order| gradients(&on_gpu(&policy, order), false));
+        let orders = ORDERS.map(|order| gradients(&on_gpu(&policy, order, Dtype::F32), false));
         assert!(orders[0] == orders[1], "a barrier is missing");
         assert_near(&orders[0], &expected);
-        let twice = gradients(&on_gpu(&policy, Order::Ascending), true);
+        let twice = gradients(&on_gpu(&policy, Order::Ascending, Dtype::F32), true);
         assert!(twice == orders[0], "checkpoints show");
     }
 }
@@ -277,7 +285,7 @@ fn optimizer_steps_are_the_processors_also_across_a_resume() {
             ([first, second], resumed.into_policy())
         };
         let (expected, on_processor) = run(policy.clone());
-        let (found, on_gpu) = run(on_gpu(&policy, Order::Ascending));
+        let (found, on_gpu) = run(on_gpu(&policy, Order::Ascending, Dtype::F32));
         for (found, expected) in found.iter().zip(&expected) {
             assert_eq!(found.tokens, expected.tokens);
             assert!((found.grad_norm / expected.grad_norm - 1.0).abs() < GRADIENTS_TOLERANCE);
@@ -300,7 +308,7 @@ fn optimizer_steps_are_the_processors_also_across_a_resume() {
 
 #[test]
 fn gradients_that_are_not_finite_change_nothing_on_a_gpu() {
-    let policy = on_gpu(&tiny_policy(), Order::Ascending);
+    let policy = on_gpu(&tiny_policy(), Order::Ascending, Dtype::F32);
     let mut trainer = Trainer::new(policy.clone(), AdamW::default());
     let infinite = |_: usize, streams: &UnitStreams| {
         let fill = |streams: &[Vec<f32>]| streams.iter().map(|s| vec![1e300; s.len()]).collect();
@@ -333,7 +341,7 @@ fn a_critic_values_and_learns_as_on_the_processor() {
         .unwrap()
         .save(folder.path())
         .unwrap();
-    let device = Device::of(super::gpu(Order::Ascending));
+    let device = Device::of(super::gpu(Order::Ascending, Dtype::F32));
     let critics = [Device::cpu(), device];
     let [expected, found] = critics.map(|device| {
         let critic = Critic::load(folder.path(), &device).unwrap();
@@ -353,4 +361,53 @@ fn a_critic_values_and_learns_as_on_the_processor() {
     });
     assert!(relative_error(&found.0, &expected.0) < SCORES_TOLERANCE);
     assert_near(&found.1, &expected.1);
+}
+
+/// Two steps of a critic, the second after a resume from files.
+#[test]
+fn a_critics_optimizer_steps_are_the_processors_also_across_a_resume() {
+    let policy = tiny_policy();
+    let adamw = AdamW {
+        eps: 1e-3,
+        weight_decay: 0.1,
+        ..AdamW::default()
+    };
+    let by_value = |_: usize, values: &[Vec<f32>]| {
+        let own = |v: &Vec<f32>| v.iter().map(|&v| f64::from(v) - 0.5).collect();
+        values.iter().map(own).collect()
+    };
+    let device = Device::of(super::gpu(Order::Ascending, Dtype::F32));
+    let [expected, found] = [Device::cpu(), device].map(|device| {
+        let critic = Critic::new(&policy.on(&device).unwrap()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let step = |trainer: &mut CriticTrainer| {
+            let options = ComputeOptions::default();
+            let report = trainer.step(&units(&policy), 1e-2, &by_value, &options);
+            report.unwrap()
+        };
+        let mut trainer = CriticTrainer::new(critic, adamw);
+        step(&mut trainer);
+        trainer.save_optimizer(folder.path()).unwrap();
+        let critic = trainer.critic().clone();
+        let mut resumed = CriticTrainer::with_state(critic, adamw, folder.path()).unwrap();
+        let reports = [step(&mut trainer), step(&mut resumed)];
+        assert_eq!(reports[0], reports[1], "the resume shows");
+        assert!(trainer.critic().weights() == resumed.critic().weights());
+        (reports[0], resumed.into_critic())
+    });
+    assert!((found.0.grad_norm / expected.0.grad_norm - 1.0).abs() < GRADIENTS_TOLERANCE);
+    for name in [
+        "score.weight",
+        "score.bias",
+        "model.layers.0.mlp.up_proj.weight",
+    ] {
+        let moved = |critic: &Critic| -> Vec<f32> {
+            let after = critic.weights().get(name).unwrap().numbers();
+            let before = policy.weights().get(name).map(|p| p.numbers().to_vec());
+            let before = before.unwrap_or_else(|| vec![0.0; after.len()]);
+            after.iter().zip(before).map(|(a, b)| a - b).collect()
+        };
+        let error = relative_error(&moved(&found.1), &moved(&expected.1));
+        assert!(error < 1e-2, "{name}: {error}");
+    }
 }

@@ -4,12 +4,12 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::Device;
+use crate::{Device, Dtype};
 
 #[test]
 #[ignore = "the other process of the test below"]
 fn says_what_is_chosen() {
-    println!("{}", Device::auto().1);
+    println!("{}", Device::auto(Dtype::F32).unwrap().1);
 }
 
 fn build_driver(folder: &Path) {

@@ -1,0 +1,107 @@
+//! Products of rows with weights, forward and backward. All are of operands, into f32.
+
+use super::backend::{Buffer, Operand, Product, TILE};
+use super::matrix::{Matrix, Operands, int};
+use crate::Result;
+
+/// A dense weight, `[inner, width]` as in [`crate::Weights`] or stored the other way round.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Dense<'a> {
+    pub(crate) numbers: &'a Buffer<Operand>,
+    pub(crate) inner: usize,
+    pub(crate) width: usize,
+    pub(crate) transposed: bool,
+}
+
+impl Matrix {
+    /// self += x · weight.
+    pub(crate) fn add_times(&mut self, x: &Operands, weight: Dense<'_>) -> Result<()> {
+        self.add_tiles(x, weight, true)
+    }
+
+    /// Tile by tile, so that a row's bits do not depend on how many rows there are.
+    fn add_tiles(&mut self, x: &Operands, weight: Dense<'_>, accumulate: bool) -> Result<()> {
+        for first in (0..x.rows()).step_by(TILE) {
+            self.gpu().multiply(&Product {
+                a: x.address() + x.bytes(first * weight.inner) as u64,
+                b: weight.numbers.address(),
+                c: self.address() + self.bytes(first * weight.width) as u64,
+                m: TILE,
+                k: weight.inner,
+                n: weight.width,
+                a_transposed: false,
+                b_transposed: weight.transposed,
+                accumulate,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// self (+)= grad · weightᵀ.
+    pub(crate) fn add_times_transposed(
+        &mut self,
+        grad: &Operands,
+        weight: Dense<'_>,
+        accumulate: bool,
+    ) -> Result<()> {
+        self.gpu().multiply(&Product {
+            a: grad.address(),
+            b: weight.numbers.address(),
+            c: self.address(),
+            m: grad.rows(),
+            k: weight.width,
+            n: weight.inner,
+            a_transposed: false,
+            b_transposed: !weight.transposed,
+            accumulate,
+        })
+    }
+}
+
+impl Operands {
+    /// self · weight (+ bias).
+    pub(crate) fn times(&self, weight: Dense<'_>, bias: Option<&Buffer>) -> Result<Matrix> {
+        let mut y: Matrix = self.gpu().matrix(self.rows(), weight.width)?;
+        if let Some(bias) = bias {
+            let count = y.rows().next_multiple_of(TILE) * y.width();
+            let arguments = [bias.pointer(), y.pointer(), int(y.width())];
+            self.gpu().each("repeat_row", count, &arguments)?;
+        }
+        y.add_tiles(self, weight, bias.is_some())?;
+        Ok(y)
+    }
+
+    /// self · weightᵀ: the derivative by a product's input, given the one by its output.
+    pub(crate) fn times_transposed(&self, weight: Dense<'_>) -> Result<Matrix> {
+        let mut y: Matrix = self.gpu().matrix(self.rows(), weight.inner)?;
+        y.add_times_transposed(self, weight, false)?;
+        Ok(y)
+    }
+
+    /// `to` (+)= selfᵀ · grad: the derivative by a product's weight.
+    pub(crate) fn add_weight_gradient(
+        &self,
+        grad: &Operands,
+        to: &Buffer,
+        accumulate: bool,
+    ) -> Result<()> {
+        self.gpu().multiply(&Product {
+            a: self.address(),
+            b: grad.address(),
+            c: to.address(),
+            m: self.width(),
+            k: self.rows(),
+            n: grad.width(),
+            a_transposed: true,
+            b_transposed: false,
+            accumulate,
+        })
+    }
+
+    /// selfᵀ · grad.
+    pub(crate) fn weight_gradient(&self, grad: &Operands) -> Result<Buffer> {
+        let by_weight = self.gpu().buffer(self.width() * grad.width())?;
+        self.add_weight_gradient(grad, &by_weight, false)?;
+        Ok(by_weight)
+    }
+}

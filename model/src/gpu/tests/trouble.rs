@@ -1,0 +1,145 @@
+//! A device whose memory is too small for what is asked of it at once, and one that is lost.
+//! (Always the emulated one.)
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::policies::{TEMPERATURE, coefficients, generate, scores, turns, units};
+use crate::gpu::emulator::{Limits, Order, limited};
+use crate::tests::{SHAPES, random_policy, requests, sequences};
+use crate::{AdamW, ComputeOptions, Device, Dtype, EngineOptions, Error, Policy, Trainer, Verdict};
+
+/// A policy on a device with limits.
+fn on_limited(policy: &Policy) -> (Policy, Arc<Limits>) {
+    let limits = Arc::<Limits>::default();
+    let gpu = limited(Order::Ascending, Dtype::F32, Arc::clone(&limits));
+    (policy.on(&Device::of(gpu)).unwrap(), limits)
+}
+
+/// `work` where everything has room, and again with ever less memory beside the policy until
+/// it fails: as long as it does not, its result is the same. Returns how often it had less
+/// than it asked for and still made it.
+fn with_ever_less<T: PartialEq>(
+    policy: &Policy,
+    work: impl Fn(&Policy) -> crate::Result<T>,
+) -> usize {
+    let (roomy, limits) = on_limited(policy);
+    let own = limits.peak.load(Relaxed);
+    let expected = work(&roomy).unwrap();
+    let needed = limits.peak.load(Relaxed) - own;
+    let mut made_do = 0;
+    for percent in (5..100).rev().step_by(10) {
+        let (tight, limits) = on_limited(policy);
+        limits.bytes.store(own + needed * percent / 100, Relaxed);
+        match work(&tight) {
+            Ok(found) => assert!(found == expected, "{percent} % of the memory shows"),
+            Err(Error::DeviceFull { .. }) => break,
+            Err(other) => panic!("{other}"),
+        }
+        made_do += usize::from(limits.refused.load(Relaxed) > 0);
+    }
+    made_do
+}
+
+#[test]
+fn generation_with_less_memory_gives_the_same_turns() {
+    let policy = random_policy(SHAPES[4], 7);
+    let turns = turns(policy.config().vocab_size);
+    let made_do = with_ever_less(&policy, |policy| {
+        let options = EngineOptions {
+            prefill_chunk: 64,
+            ..EngineOptions::default()
+        };
+        let mut engine = crate::Engine::new(policy.clone(), options);
+        for turn in &turns {
+            engine.submit(turn.clone())?;
+        }
+        let mut done = Vec::new();
+        while !engine.is_idle() {
+            done.extend(engine.step()?);
+        }
+        done.sort_by_key(|turn| turn.sequence);
+        Ok(done)
+    });
+    assert!(made_do >= 2, "{made_do}");
+}
+
+#[test]
+fn scores_with_less_memory_are_the_same() {
+    let policy = random_policy(SHAPES[4], 7);
+    let sequences = sequences(policy.config().vocab_size, &[140, 130, 3, 150, 120], 2);
+    let made_do = with_ever_less(&policy, |policy| {
+        let options = ComputeOptions {
+            pack_tokens: usize::MAX,
+            ..ComputeOptions::default()
+        };
+        crate::score(policy, &requests(&sequences), TEMPERATURE, &options)
+    });
+    assert!(made_do >= 2, "{made_do}");
+}
+
+/// Layers are computed twice, and the loss is asked for its coefficients once per unit.
+#[test]
+fn gradients_with_less_memory_are_the_same() {
+    let policy = random_policy(SHAPES[5], 7);
+    let units = units(&policy);
+    let made_do = with_ever_less(&policy, |policy| {
+        let asked = std::sync::Mutex::new(Vec::new());
+        let ask = |unit: usize, streams: &_| {
+            asked.lock().unwrap().push(unit);
+            coefficients(unit, streams)
+        };
+        let trainer = Trainer::new(policy.clone(), AdamW::default());
+        let options = ComputeOptions::default();
+        let found = trainer.gradients(&units, TEMPERATURE, &ask, &options)?;
+        let asked = asked.into_inner().unwrap();
+        assert_eq!(asked, (0..units.len()).collect::<Vec<_>>());
+        Ok(found)
+    });
+    assert!(made_do >= 1, "{made_do}");
+}
+
+#[test]
+fn a_lost_device_ends_everything_with_one_clear_error() {
+    let policy = random_policy(SHAPES[4], 7);
+    let vocabulary = policy.config().vocab_size;
+    let sequences = sequences(vocabulary, &[40], 2);
+    for launches in [1, 7, 20] {
+        let (gpu, limits) = on_limited(&policy);
+        let mut trainer = Trainer::new(gpu.clone(), AdamW::default());
+        limits.launches.store(launches, Relaxed);
+        let options = ComputeOptions::default();
+        let error = crate::score(&gpu, &requests(&sequences), 1.0, &options).unwrap_err();
+        assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
+        assert_eq!(error.verdict(), Verdict::Retry);
+        let message = error.to_string();
+        for part in [
+            "is lost",
+            "ILLEGAL_ADDRESS",
+            "nvidia-smi",
+            "start the worker again",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
+        // Sticky: nothing else works either, and nothing panics.
+        let units = units(&policy);
+        let step = trainer.step(&units, 1.0, 1e-3, &coefficients, &options);
+        assert!(matches!(step, Err(Error::DeviceLost { .. })));
+        assert_eq!(trainer.optimizer_steps(), 0);
+        let mut engine = crate::Engine::new(gpu.clone(), EngineOptions::default());
+        engine.submit(turns(vocabulary)[0].clone()).unwrap();
+        assert!(matches!(engine.step(), Err(Error::DeviceLost { .. })));
+        assert!(matches!(
+            gpu.on(&gpu_of(&gpu)),
+            Err(Error::DeviceLost { .. })
+        ));
+    }
+    // The same policy on a device that is there.
+    let (gpu, _) = on_limited(&policy);
+    assert!(!scores(&gpu, &requests(&sequences), 64).is_empty());
+    assert!(!generate(&gpu, &turns(vocabulary)[..1], EngineOptions::default()).is_empty());
+}
+
+fn gpu_of(policy: &Policy) -> Device {
+    Device::of(policy.gpu().unwrap().clone())
+}

@@ -1,0 +1,190 @@
+//! How attention's work is cut into blocks: pairs of (row, query head) of one sequence that go
+//! through its keys together (`kernels/attention.cu`). The cut decides no bits.
+
+use super::backend::{Buffer, Gpu};
+use crate::Result;
+use crate::kernels::attention::BLOCK as PAGE;
+use crate::network::Batch;
+
+/// Threads per block of the attention kernels.
+pub(super) const THREADS: u32 = 128;
+
+/// Pairs of a block that has many rows, of one that has few, and of one in the derivative by
+/// keys.
+const MANY_PAIRS: usize = 32;
+const FEW_PAIRS: usize = 8;
+const PAIRS_BY_KEYS: usize = 16;
+
+/// Positions that a block with few rows goes through.
+const SPAN: usize = 4 * PAGE;
+
+/// The place of a span that is the only one.
+const ALONE: u32 = u32::MAX;
+
+/// Widest head of the kernels.
+pub(super) const WIDTH_MAX: usize = 128;
+
+/// Shared memory that a block may ask for, in f32 numbers: every GPU of compute capability 8.0
+/// has that much where it is asked for.
+#[cfg(any(test, feature = "cuda"))]
+pub(super) const SHARED_MAX: usize = 96 * 1024 / size_of::<f32>();
+
+/// A kernel, by the width of heads it is made for, and its shared memory in f32 numbers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kernel {
+    pub(super) name: &'static str,
+    pub(super) shared: usize,
+}
+
+/// What the kernels of one width of heads are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kernels {
+    pub(super) many: Kernel,
+    pub(super) few: Kernel,
+    pub(super) by_queries: Kernel,
+    pub(super) by_keys: Kernel,
+}
+
+impl Kernels {
+    pub(super) fn of(width: usize) -> Self {
+        let wide = width > 64;
+        // As in `tiles.cuh`: four numbers more than a row has.
+        let vector = if wide { 128 } else { 64 } + 4;
+        let weights = PAGE + 4;
+        let kernel = |names: [&'static str; 2], shared| Kernel {
+            name: names[usize::from(wide)],
+            shared,
+        };
+        // Per pair a query, weights, four parts of a sum and six numbers; and a page.
+        let forward = |pairs| pairs * (vector + weights + 10) + PAGE * vector;
+        Kernels {
+            many: kernel(["attend_64", "attend_128"], forward(MANY_PAIRS)),
+            few: kernel(["attend_span_64", "attend_span_128"], forward(FEW_PAIRS)),
+            by_queries: kernel(
+                ["attend_backward_queries_64", "attend_backward_queries_128"],
+                MANY_PAIRS * (2 * vector + weights) + PAGE * vector,
+            ),
+            by_keys: kernel(
+                ["attend_backward_keys_64", "attend_backward_keys_128"],
+                2 * (PAGE * vector + PAIRS_BY_KEYS * (vector + weights)),
+            ),
+        }
+    }
+}
+
+/// The blocks of a forward pass, as the kernels read them.
+#[derive(Debug)]
+pub(super) struct Tiles {
+    /// Sequence's first row, first pair, the sequence's pairs.
+    pub(super) many: Buffer<u32>,
+    /// The same, span, place of what is to be merged.
+    pub(super) few: Buffer<u32>,
+    /// The same as `many`, first place, places.
+    pub(super) merges: Buffer<u32>,
+    /// Places of all spans that are to be merged.
+    places: usize,
+}
+
+/// Numbers of one entry in each list.
+const MANY_ENTRY: usize = 3;
+const FEW_ENTRY: usize = 5;
+
+impl Tiles {
+    /// Of a batch in which `group` query heads share a key head.
+    pub(super) fn new(gpu: &Gpu, batch: &Batch, group: usize) -> Result<Self> {
+        let (mut many, mut few, mut merges) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut row, mut places) = (0, 0);
+        for &rows in &batch.lengths {
+            let pairs = rows * group;
+            let tile = |pair: usize| [row, pair, pairs].map(|number| number as u32);
+            if pairs > 2 * FEW_PAIRS {
+                many.extend((0..pairs).step_by(MANY_PAIRS).flat_map(tile));
+            } else {
+                for pair in (0..pairs).step_by(FEW_PAIRS) {
+                    let last = (pair + FEW_PAIRS).min(pairs) - 1;
+                    let keys = batch.positions[row + last / group] as usize + 1;
+                    let spans = keys.div_ceil(SPAN);
+                    if spans == 1 {
+                        few.extend(tile(pair).into_iter().chain([0, ALONE]));
+                        continue;
+                    }
+                    for span in 0..spans {
+                        let more = [span as u32, (places + span) as u32];
+                        few.extend(tile(pair).into_iter().chain(more));
+                    }
+                    merges.extend(tile(pair).into_iter().chain([places as u32, spans as u32]));
+                    places += spans;
+                }
+            }
+            row += rows;
+        }
+        Ok(Tiles {
+            many: gpu.upload(&many)?,
+            few: gpu.upload(&few)?,
+            merges: gpu.upload(&merges)?,
+            places,
+        })
+    }
+
+    /// Blocks of each list.
+    pub(super) fn counts(&self) -> [usize; 3] {
+        [
+            self.many.length() / MANY_ENTRY,
+            self.few.length() / FEW_ENTRY,
+            self.merges.length() / FEW_ENTRY,
+        ]
+    }
+
+    /// Numbers that spans leave to be merged.
+    pub(super) fn spans_length(&self, kv_heads: usize, width: usize) -> usize {
+        self.places * kv_heads * FEW_PAIRS * (width + 2)
+    }
+}
+
+/// The blocks of a backward pass over whole sequences.
+#[derive(Debug)]
+pub(super) struct BackwardTiles {
+    /// As [`Tiles::many`].
+    pub(super) queries: Buffer<u32>,
+    /// Sequence's first row, page's first row, one past the sequence's last row.
+    pub(super) keys: Buffer<u32>,
+}
+
+impl BackwardTiles {
+    pub(super) fn new(gpu: &Gpu, batch: &Batch, group: usize) -> Result<Self> {
+        let (mut queries, mut keys) = (Vec::new(), Vec::new());
+        let mut row = 0;
+        for &rows in &batch.lengths {
+            let pairs = rows * group;
+            let starts = (0..pairs).step_by(MANY_PAIRS);
+            queries.extend(starts.flat_map(|pair| [row, pair, pairs].map(|n| n as u32)));
+            let pages = (row..row + rows).step_by(PAGE);
+            keys.extend(pages.flat_map(|page| [row, page, row + rows].map(|n| n as u32)));
+            row += rows;
+        }
+        Ok(BackwardTiles {
+            queries: gpu.upload(&queries)?,
+            keys: gpu.upload(&keys)?,
+        })
+    }
+
+    /// Blocks of each list.
+    pub(super) fn counts(&self) -> [usize; 2] {
+        [&self.queries, &self.keys].map(|list| list.length() / MANY_ENTRY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_block_asks_for_more_shared_memory_than_there_is() {
+        for width in [6, 64, 65, WIDTH_MAX] {
+            let of = Kernels::of(width);
+            for kernel in [of.many, of.few, of.by_queries, of.by_keys] {
+                assert!(kernel.shared <= SHARED_MAX, "{kernel:?}");
+            }
+        }
+    }
+}
