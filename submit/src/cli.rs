@@ -16,7 +16,8 @@ use std::path::PathBuf;
     arg_required_else_help = true,
     override_usage = "agentgym-submit [OPTIONS] RUN.YAML [KEY=VALUE]...\n       agentgym-submit [OPTIONS] COMMAND",
     after_help = "Exit codes: 0 done, 1 run stopped, 2 bad usage or config, 3 store, 4 unknown run or \
-                  identity conflict, 5 environment or queue unreachable, 130 interrupted (resumable)."
+                  identity conflict, 5 environment or queue unreachable, \
+                  6 GPU lost, 130 interrupted (resumable)."
 )]
 pub struct Cli {
     /// Options of every command.

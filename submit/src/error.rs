@@ -24,6 +24,8 @@ pub enum Exit {
     Run = 4,
     /// An environment or the queue does not answer.
     Unreachable = 5,
+    /// The GPU is lost.
+    Device = 6,
     /// Interrupted; drained and resumable.
     Interrupted = 130,
 }
@@ -40,6 +42,9 @@ pub enum Error {
     /// A worker in this process ended.
     #[error("a worker in this process ended: {0}")]
     Worker(String),
+    /// The GPU of a worker in this process is lost.
+    #[error("{0}. Nothing that is committed is lost; the same command goes on")]
+    Device(String),
     /// The command line or a value in the config asks for what cannot be.
     #[error("{0}")]
     Usage(String),
@@ -110,6 +115,7 @@ fn when(cause: Cause) -> &'static str {
         Cause::Store => "When the store is in order",
         Cause::Environment => "When the environment answers",
         Cause::Queue => "When the queue answers",
+        Cause::Device => "When the GPU answers",
     }
 }
 
@@ -131,8 +137,10 @@ impl Error {
                 Cause::Config => Exit::Config,
                 Cause::Store => Exit::Store,
                 Cause::Environment | Cause::Queue => Exit::Unreachable,
+                Cause::Device => Exit::Device,
             },
             Self::Worker(_) => Exit::Stopped,
+            Self::Device(_) => Exit::Device,
             Self::Interrupted { .. } | Self::Detached { .. } => Exit::Interrupted,
         }
     }

@@ -153,6 +153,8 @@ pub enum Cause {
     Environment,
     /// The queue.
     Queue,
+    /// The worker's GPU, which answers nothing any more.
+    Device,
     /// Nothing: somebody put the run on hold.
     Hold,
 }

@@ -53,6 +53,7 @@ impl Error {
             Self::Storage(_) | Self::Jobs(agentgym_jobs::Error::Storage(_)) => Cause::Store,
             Self::Jobs(agentgym_jobs::Error::Queue(_)) => Cause::Queue,
             Self::Environment(_) => Cause::Environment,
+            Self::Model(agentgym_model::Error::DeviceLost { .. }) => Cause::Device,
             Self::Io { source, .. } if is_full(source) => Cause::Store,
             _ => Cause::Part,
         }

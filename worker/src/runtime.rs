@@ -73,6 +73,8 @@ struct Worker {
     running: std::sync::Mutex<BTreeSet<PartId>>,
     /// Why a run goes no further, as it was last said: every look finds it again.
     stopped: std::sync::Mutex<BTreeMap<RunId, String>>,
+    /// The device answers nothing any more: the worker leaves with this.
+    lost: std::sync::Mutex<Option<Error>>,
     /// Since when the store or the queue has failed without a success between.
     trouble: std::sync::Mutex<Option<Instant>>,
 }
@@ -122,6 +124,7 @@ pub async fn run_worker(
         runs: Mutex::default(),
         running: std::sync::Mutex::default(),
         stopped: std::sync::Mutex::default(),
+        lost: std::sync::Mutex::default(),
         trouble: std::sync::Mutex::default(),
     });
     if let Some(run) = worker.options.run.clone() {
@@ -144,6 +147,14 @@ pub async fn run_worker(
     planner.abort();
     prefetch.abort();
     worker.resources.environments.stop().await;
+    let lost = worker
+        .lost
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .take();
+    if let Some(error) = lost {
+        return Err(error);
+    }
     worked?;
     Ok(())
 }
@@ -446,15 +457,33 @@ impl Worker {
                         other => other,
                     };
                     self.stop_run(run, format!("{id} cannot be made: {message}"), cause);
+                    self.leave_if_lost(error);
                     return Ok(());
                 }
                 let (job, mut delay) = (state.job(id, attempts.len()), state.backoff(&attempts));
                 if error.is_outage() {
                     delay = delay.max(TROUBLE_PAUSE);
                 }
-                state.push(&self.options.queue, &job, delay).await
+                let pushed = state.push(&self.options.queue, &job, delay).await;
+                drop(state);
+                self.leave_if_lost(error);
+                pushed
             }
         }
+    }
+
+    /// Ends this worker where its device is lost and it can make nothing any more. Others, or
+    /// the same program started again, go on.
+    fn leave_if_lost(&self, error: Error) {
+        if error.cause() != Cause::Device {
+            return;
+        }
+        let mut lost = self
+            .lost
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        lost.get_or_insert(error);
+        self.stop.cancel();
     }
 
     fn stop_run(&self, run: &RunId, message: String, cause: Cause) {

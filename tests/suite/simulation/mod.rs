@@ -87,6 +87,7 @@ fn play_all(seeds: Range<u64>) {
         "{worlds} worlds in {:.1} s: {counts:?}",
         begun.elapsed().as_secs_f64()
     );
+    assert!(counts.losses > 0, "a worker without its device must leave");
     assert!(
         failed.is_empty(),
         "{} of {worlds} worlds broke a promise; play one again with AGENTGYM_SEED=N:\n{}",

@@ -11,7 +11,7 @@ use agentgym_jobs::pipeline::{Stage, parts};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::queue::{CancellationToken, Queue, QueueOptions};
 use agentgym_storage::{Error, Inputs, Store};
-use agentgym_worker::{Event, WorkerOptions, load_plan, run_worker};
+use agentgym_worker::{Cause, Event, WorkerOptions, load_plan, run_worker};
 use object_store::memory::InMemory;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -281,7 +281,11 @@ impl Scene {
                 () = link.died() => "died".to_owned(),
                 ended = run_worker(options, self.events.clone(), drain) => match ended {
                     Ok(()) => "ended".to_owned(),
-                    Err(e) => format!("ended: {e}"),
+                    Err(e) => {
+                        let is_lost = e.cause() == Cause::Device;
+                        self.world.log().counts.losses += u64::from(is_lost);
+                        format!("ended: {e}")
+                    }
                 },
             };
             self.processes()[index] = None;

@@ -51,7 +51,13 @@ impl CheapStages {
             }
         }
         if self.0.world.strikes(|f| f.stage_fails) {
-            return Err(Error::Environment("the environment is away".to_owned()));
+            return Err(match state % 2 {
+                0 => Error::Environment("the environment is away".to_owned()),
+                _ => Error::Model(agentgym_model::Error::DeviceLost {
+                    name: "cuda:0".to_owned(),
+                    message: "it has fallen off the bus".to_owned(),
+                }),
+            });
         }
         let episodes = match stage {
             Stage::Rollout | Stage::Evaluate | Stage::EvaluateInit => {

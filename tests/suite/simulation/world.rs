@@ -154,6 +154,8 @@ pub(super) struct Counts {
     pub(super) kills: u64,
     pub(super) stops: u64,
     pub(super) drains: u64,
+    /// Workers that left because their device was lost.
+    pub(super) losses: u64,
     pub(super) wipes: u64,
     pub(super) jumps: u64,
     pub(super) faults: u64,
@@ -170,6 +172,7 @@ impl Counts {
         self.kills += other.kills;
         self.stops += other.stops;
         self.drains += other.drains;
+        self.losses += other.losses;
         self.wipes += other.wipes;
         self.jumps += other.jumps;
         self.faults += other.faults;

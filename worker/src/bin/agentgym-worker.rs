@@ -111,6 +111,7 @@ fn exit_code(error: &Error) -> u8 {
         Error::Jobs(agentgym_jobs::Error::UnknownRun { .. }) => UNKNOWN_RUN,
         // Before any job, the only payload that is read is a plan.
         Error::Jobs(agentgym_jobs::Error::Payload { .. }) => code_of(Cause::Store),
+        lost if lost.cause() == Cause::Device => code_of(Cause::Device),
         // Before any job, these are about the device and the queue's URL.
         Error::Model(_) | Error::Stage(_) => code_of(Cause::Config),
         other => code_of(other.cause()),
@@ -123,6 +124,7 @@ fn code_of(cause: Cause) -> u8 {
         Cause::Config => 2,
         Cause::Store => 3,
         Cause::Queue | Cause::Environment => 5,
+        Cause::Device => 6,
     }
 }
 
