@@ -262,7 +262,7 @@ impl Work<'_> {
 
     fn head_chunk(&self) -> u64 {
         let vocabulary = self.model.vocabulary.max(1);
-        (HEAD_CHUNK / vocabulary).clamp(16, 256) * vocabulary
+        (HEAD_CHUNK / vocabulary).clamp(128, 256) * vocabulary
     }
 
     /// A gradient unit on one thread: all tapes and the last layer's backward pass;

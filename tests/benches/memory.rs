@@ -8,7 +8,7 @@ mod memory;
 
 use memory::{FULL, Peak, Played, play};
 
-/// As many iterations of the quickstart as fill a worker with policies.
+/// Some iterations of the quickstart: a worker that keeps as many policies as it ever will.
 const QUICKSTART: [&str; 4] = [
     "configs/quickstart.yaml",
     "trainer.total_training_steps=4",

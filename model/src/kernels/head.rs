@@ -5,8 +5,12 @@
 use super::distribution::Distribution;
 use super::matmul::{View, matmul};
 
-/// Logits held at a time, in numbers; rows per chunk follow from the vocabulary.
+/// Logits held at a time, in numbers, where a vocabulary is small.
 const CHUNK_NUMBERS: usize = 1 << 17;
+
+/// Fewest and most rows of a chunk. The weight is read for every chunk, and its gradient read and
+/// written: with a vocabulary of 152k ids and 16 rows that was most of a training step.
+const CHUNK_ROWS: [usize; 2] = [128, 256];
 
 /// The head's weight and what is asked of it.
 #[derive(Clone, Copy)]
@@ -30,7 +34,8 @@ impl Head<'_> {
     }
 
     fn rows_per_chunk(&self) -> usize {
-        (CHUNK_NUMBERS / self.vocabulary).clamp(128, 256)
+        let [fewest, most] = CHUNK_ROWS;
+        (CHUNK_NUMBERS / self.vocabulary).clamp(fewest, most)
     }
 
     fn buffer(&self) -> Vec<f32> {

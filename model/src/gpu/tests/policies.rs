@@ -333,7 +333,7 @@ fn a_critic_values_and_learns_as_on_the_processor() {
     let fresh = Critic::new(&policy).unwrap();
     // A fresh head is zero, and nothing would go through it.
     let mut weights = fresh.weights().clone();
-    weights.replace("score.weight", &mut |old| {
+    weights.replace("score.weight", |old| {
         (0..old.len()).map(|i| (i % 7) as f32 * 0.1 - 0.3).collect()
     });
     fresh
