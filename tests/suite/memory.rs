@@ -20,17 +20,18 @@ const STAGES: [(&str, &str); 4] = [
     ("critic_update", "critic_update_memory_bytes"),
 ];
 
-/// Episodes as long as their response may be, with a critic; for a random model, which
-/// writes until it is stopped.
-pub(crate) const FULL: [&str; 9] = [
+/// Episodes that fill their context of 1024 tokens, with a critic; for a random model, which
+/// writes until it is stopped. Two iterations: in the first rollout there is no critic yet.
+pub(crate) const FULL: [&str; 10] = [
     "configs/ppo.yaml",
-    "actor_rollout_ref.rollout.n=4",
-    "actor_rollout_ref.rollout.max_tokens=256",
+    "actor_rollout_ref.rollout.n=2",
+    "actor_rollout_ref.rollout.max_tokens=48",
     "actor_rollout_ref.rollout.max_model_len=1024",
-    "algorithm.rounds_ctrl.rounds=12",
+    "data.max_response_length=1024",
+    "algorithm.rounds_ctrl.rounds=32",
     "sft.steps=0",
     "evaluation.sets=[]",
-    "trainer.total_training_steps=1",
+    "trainer.total_training_steps=2",
     "trainer.critic_warmup=0",
 ];
 
@@ -99,8 +100,7 @@ pub(crate) async fn play(arguments: &[&str]) -> anyhow::Result<Played> {
     Ok(Played { filled, peaks })
 }
 
-/// Random weights write until they are stopped, and prompts are shorter than the config allows:
-/// sequences fill two thirds of their limit, hence the lower bound.
+/// What is predicted is never exceeded, and never half as much again as is needed.
 #[cfg(test)]
 #[tokio::test(flavor = "multi_thread")]
 async fn plan_predicts_the_peak_of_every_stage() {
@@ -108,7 +108,7 @@ async fn plan_predicts_the_peak_of_every_stage() {
     let arguments = [&FULL[..], &[shape, "jobs.threads=2"]].concat();
     let Played { filled, peaks } = play(&arguments).await.unwrap();
     assert_eq!(peaks.len(), 4);
-    assert!(filled > 0.6, "sequences fill {filled} of their limit");
+    assert!(filled > 0.9, "sequences fill {filled} of their limit");
     for (
         stage,
         Peak {
@@ -119,7 +119,7 @@ async fn plan_predicts_the_peak_of_every_stage() {
     {
         let share = measured / predicted;
         assert!(
-            (0.5..=1.0).contains(&share),
+            (0.7..=1.0).contains(&share),
             "{stage}: {:.0} MB measured, {:.0} MB predicted",
             measured / 1e6,
             predicted / 1e6

@@ -4,7 +4,7 @@
 use crate::context::{Beat, Event, Report, Resources, StageContext};
 use crate::fleet::RunState;
 use crate::stages::StageFunctions;
-use crate::{Error, Result, retention};
+use crate::{Error, Result, memory, retention};
 use agentgym_jobs::config::Numerics;
 use agentgym_jobs::pipeline::{Part, Stage};
 use agentgym_jobs::plan::{Plan, code_version};
@@ -218,8 +218,8 @@ async fn make(
         bench.cache_dir,
         &format!("{}-{}", slot.stage, attempt.nonce),
     )?;
-    give_back_freed_memory();
-    forget_peak_memory();
+    memory::give_back();
+    memory::forget_peak();
     let mut context = StageContext {
         plan: Arc::clone(&plan),
         part: part.clone(),
@@ -248,7 +248,7 @@ async fn make(
     drop(watch);
     if let Ok(report) = &mut report {
         report.set("busy_s", beat.busy_s());
-        report.set("peak_memory_bytes", peak_memory_bytes());
+        report.set("peak_memory_bytes", memory::peak_bytes());
     }
     let report = report?;
     if part.id.stage == Stage::Expire {
@@ -319,30 +319,4 @@ fn unix_now_s() -> u64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |d| d.as_secs())
-}
-
-/// Gives back what earlier attempts freed: a rollout's caches, which the allocator would
-/// keep, are of no use to an update.
-fn give_back_freed_memory() {
-    // SAFETY: it may be called from any thread at any time; where another allocator
-    // serves the process it finds nothing to do.
-    unsafe { libmimalloc_sys::mi_collect(true) }
-}
-
-/// Begins the process's peak anew, so that each attempt has its own. Attempts
-/// that overlap in one process share the younger one's.
-fn forget_peak_memory() {
-    // Elsewhere than on Linux there is no such file, and no peak to be read.
-    let _ = std::fs::write("/proc/self/clear_refs", "5");
-}
-
-/// The process's largest resident size since [`forget_peak_memory`]; 0 where the
-/// system does not say.
-fn peak_memory_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-    line.and_then(|l| l.trim().strip_suffix("kB"))
-        .and_then(|n| n.trim().parse::<u64>().ok())
-        .unwrap_or(0)
-        * 1024
 }

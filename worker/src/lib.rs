@@ -16,6 +16,7 @@ mod error;
 mod exhausted;
 mod fleet;
 mod guard;
+mod memory;
 mod metrics;
 mod model_folder;
 mod pairs;
