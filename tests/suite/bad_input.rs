@@ -196,7 +196,8 @@ fn plans_that_are_not_what_was_submitted() {
     let plan = std::fs::read(scene.path("s/runs/r/plan/0000.json")).unwrap();
     let plan: serde_json::Value = serde_json::from_slice(&plan).unwrap();
     for (name, change, why) in [
-        ("newer", "/version", "has version 77, this program reads 1"),
+        ("newer", "/version", "is of format 77"),
+        ("older", "/version", ", reads format 1"),
         ("edited", "/config/run/seed", "it was edited"),
         ("longer", "/iterations", "it was edited"),
         (
@@ -210,6 +211,11 @@ fn plans_that_are_not_what_was_submitted() {
         if let Some(value) = plan.pointer_mut(change).filter(|_| !change.is_empty()) {
             *value = 77.into();
             plan["run"] = name.into();
+        }
+        if name == "older" {
+            // Of a format that had other fields.
+            plan["version"] = 0.into();
+            plan["iterations"].take();
         }
         let folder = format!("s/runs/{name}/plan");
         std::fs::create_dir_all(scene.path(&folder)).unwrap();

@@ -1,11 +1,20 @@
 //! Reading plans back. A plan says everything a run does, so one that is damaged, edited,
 //! misplaced or of another version is refused by the name of its object.
 
-use super::{Plan, PlanFile, VERSION, identity};
+use super::{Plan, PlanFile, VERSION, code_version, identity};
 use crate::config::RunConfig;
 use crate::{Error, Result};
 use agentgym_storage::{Key, RunId};
+use serde::Deserialize;
 use std::str::FromStr;
+
+/// What every format has.
+#[derive(Deserialize)]
+struct Head {
+    version: u32,
+    #[serde(default)]
+    code_version: String,
+}
 
 impl Plan {
     /// Reads a stored plan.
@@ -17,13 +26,17 @@ impl Plan {
             what: "plan".into(),
             message,
         };
-        let file: PlanFile = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
-        if file.version != VERSION {
+        // Its format first: another format need not have the fields of this one.
+        let head: Head = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
+        if head.version != VERSION {
             return Err(bad(format!(
-                "has version {}, this program reads {VERSION}",
-                file.version
+                "is of format {}, written by program version {}; this program, {}, reads format {VERSION}",
+                head.version,
+                head.code_version,
+                code_version()
             )));
         }
+        let file: PlanFile = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
         let read = RunConfig::from_tree(file.config)?;
         let run = RunId::from_str(&file.run).map_err(|e| bad(e.to_string()))?;
         let plan = Self::build(run, file.revision, file.identity, read.tree, read.config)?;
