@@ -148,11 +148,7 @@ pub async fn run_worker(
     planner.abort();
     prefetch.abort();
     worker.resources.environments.stop().await;
-    let lost = worker
-        .lost
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-        .take();
+    let lost = held(&worker.lost).take();
     if let Some(error) = lost {
         return Err(error);
     }
@@ -193,13 +189,9 @@ impl Worker {
         let Some(run) = self.options.run.as_ref() else {
             return;
         };
-        let lasted = {
-            let mut since = self
-                .trouble
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
-            since.get_or_insert_with(Instant::now).elapsed()
-        };
+        let lasted = held(&self.trouble)
+            .get_or_insert_with(Instant::now)
+            .elapsed();
         let mut error = error;
         if error.cause() == Cause::Queue
             && lasted > TROUBLE_ASK_STORE
@@ -214,10 +206,7 @@ impl Worker {
     }
 
     fn out_of_trouble(&self) {
-        *self
-            .trouble
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+        *held(&self.trouble) = None;
     }
 
     async fn try_job(&self, job: &Job) -> Result<Handled> {
@@ -479,22 +468,12 @@ impl Worker {
         if error.cause() != Cause::Device {
             return;
         }
-        let mut lost = self
-            .lost
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        lost.get_or_insert(error);
+        held(&self.lost).get_or_insert(error);
         self.stop.cancel();
     }
 
     fn stop_run(&self, run: &RunId, message: String, cause: Cause) {
-        let known = {
-            let mut stopped = self
-                .stopped
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
-            stopped.insert(run.clone(), message.clone())
-        };
+        let known = held(&self.stopped).insert(run.clone(), message.clone());
         match (known.as_ref() == Some(&message), cause) {
             (true, _) => {}
             (false, Cause::Hold) => tracing::info!(%run, "{message}"),
@@ -515,9 +494,7 @@ impl Worker {
     }
 
     fn running(&self) -> std::sync::MutexGuard<'_, BTreeSet<PartId>> {
-        self.running
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        held(&self.running)
     }
 
     async fn pause(&self) {
@@ -527,6 +504,13 @@ impl Worker {
             () = tokio::time::sleep(TROUBLE_PAUSE) => {}
         }
     }
+}
+
+/// What a mutex guards: whole also after a panic elsewhere, since each use of these is one call.
+fn held<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// One that stays behind runs out by itself.
