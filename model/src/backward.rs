@@ -101,7 +101,8 @@ impl Network {
         if self.adapted {
             return;
         }
-        let mut by_embedding = vec![0.0; self.embedding.len()];
+        let mut by_embedding = gradients.room(self.embedding.len());
+        by_embedding.resize(self.embedding.len(), 0.0);
         for (&id, grad) in batch.ids.iter().zip(grad.chunks_exact(self.hidden)) {
             let start = id as usize * self.hidden;
             add_assign(&mut by_embedding[start..start + self.hidden], grad);
@@ -238,7 +239,8 @@ impl Dense {
     fn learn(&self, x: &[f32], grad: &[f32], gradients: &mut Gradients) {
         match &self.learns {
             Learns::All => {
-                let by_weight = dense::grad_weight(x, grad, self.sizes);
+                let room = gradients.room(self.weight.len());
+                let by_weight = dense::grad_weight(room, x, grad, self.sizes);
                 gradients.insert(&format!("{}.weight", self.name), by_weight);
                 if self.bias.is_some() {
                     let by_bias = column_sums(grad, self.sizes.width);
@@ -265,8 +267,8 @@ impl Factors {
         };
         let by_middle = dense::grad_input(grad, &self.b, up);
         let middle = dense::forward(x, &self.a, None, down);
-        let by_a = dense::grad_weight(x, &by_middle, down);
-        let by_b = dense::grad_weight(&middle, grad, up);
+        let by_a = dense::grad_weight(gradients.room(self.a.len()), x, &by_middle, down);
+        let by_b = dense::grad_weight(gradients.room(self.b.len()), &middle, grad, up);
         for (name, mut gradient) in self.names.iter().zip([by_a, by_b]) {
             gradient.iter_mut().for_each(|x| *x *= self.scale);
             gradients.insert(name, gradient);

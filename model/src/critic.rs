@@ -9,13 +9,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::adamw::{AdamW, AdamWState, StepReport};
-use crate::gpu;
+use crate::adamw::{AdamW, StepReport};
 use crate::gradients::{Gradients, UnitGradients, over_units, over_units_in_place};
+use crate::optimizer::Optimizer;
 use crate::parallel::{self, ComputeOptions};
 use crate::score::{ScoreRequest, pack};
 use crate::teacher_forced::{TeacherForced, check_sequence};
-use crate::trainer::{TrainSequence, Unit, step_on_gpu, where_it_fits};
+use crate::trainer::{TrainSequence, Unit, where_it_fits};
 use crate::{Device, Error, Parameter, Policy, Result, Weights, parameter_shapes};
 
 /// Hugging Face's names of the value head, `[1, hidden]` and `[1]`.
@@ -168,34 +168,20 @@ pub type ValueCoefficients<'a> = dyn Fn(usize, &[Vec<f32>]) -> Vec<Vec<f64>> + S
 #[derive(Debug)]
 pub struct CriticTrainer {
     critic: Critic,
-    options: AdamW,
-    /// Of a critic on a GPU the steps alone, from the first of its steps on.
-    state: AdamWState,
-    /// Weights and moments on the critic's GPU.
-    optimizer: Option<gpu::Optimizer>,
+    optimizer: Optimizer,
 }
 
 impl CriticTrainer {
     /// Starts with a fresh optimizer state.
     pub fn new(critic: Critic, options: AdamW) -> Self {
-        let state = AdamWState::new(critic.model.trained_shapes());
-        CriticTrainer {
-            critic,
-            options,
-            state,
-            optimizer: None,
-        }
+        let optimizer = Optimizer::new(options, critic.model.trained_shapes());
+        CriticTrainer { critic, optimizer }
     }
 
     /// Carries on with the optimizer state in `dir`.
     pub fn with_state(critic: Critic, options: AdamW, dir: &Path) -> Result<Self> {
-        let state = AdamWState::load(dir, critic.model.trained_shapes())?;
-        Ok(CriticTrainer {
-            critic,
-            options,
-            state,
-            optimizer: None,
-        })
+        let optimizer = Optimizer::load(options, critic.model.trained_shapes(), dir)?;
+        Ok(CriticTrainer { critic, optimizer })
     }
 
     /// One optimizer step on a minibatch cut into units.
@@ -206,28 +192,29 @@ impl CriticTrainer {
         coefficients: &ValueCoefficients<'_>,
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
-        if let Some(gpu) = self.critic.model.gpu().cloned() {
-            let unit = self.unit_by_number(units, coefficients, options);
-            let (gradients, tokens) = over_units_in_place(options, units.len(), unit)?;
-            // The head is the processor's, its gradient too.
-            let mut all = gradients.gpu;
-            all.extend(gradients.host.upload(&gpu)?);
-            let (state, optimizer) = (&mut self.state, &mut self.optimizer);
-            let weights = self.critic.weights();
-            let (report, stepped) =
-                step_on_gpu(&gpu, (&self.options, state, optimizer), weights, all, lr)?;
-            if let Some(weights) = stepped {
-                self.critic = self.critic.with_weights(weights)?;
+        let (stepped, tokens) = match self.critic.model.gpu().cloned() {
+            Some(gpu) => {
+                let unit = self.unit_by_number(units, coefficients, options);
+                let (gradients, tokens) = over_units_in_place(options, units.len(), unit)?;
+                // The head is the processor's, its gradient too.
+                let mut all = gradients.gpu;
+                all.extend(gradients.host.upload(&gpu)?);
+                let weights = self.critic.weights();
+                let stepped = self.optimizer.step_on_gpu(&gpu, weights, all, lr)?;
+                (stepped, tokens)
             }
-            return Ok(StepReport { tokens, ..report });
-        }
-        let (gradients, tokens) = self.gradients(units, coefficients, options)?;
-        let mut weights = self.critic.weights().clone();
-        let report = self
-            .state
-            .update(&self.options, &mut weights, gradients, lr, options)?;
-        if !report.skipped_non_finite {
-            self.critic = self.critic.with_weights(weights)?;
+            None => {
+                let (gradients, tokens) = self.gradients(units, coefficients, options)?;
+                let weights = self.critic.weights();
+                let stepped = self.optimizer.step(weights, gradients, lr, options)?;
+                (stepped, tokens)
+            }
+        };
+        let (report, weights) = stepped;
+        if let Some(weights) = weights {
+            let critic = self.critic.with_weights(weights)?;
+            let old = std::mem::replace(&mut self.critic, critic);
+            old.model.give_memory_to(self.optimizer.spare());
         }
         Ok(StepReport { tokens, ..report })
     }
@@ -288,7 +275,7 @@ impl CriticTrainer {
             if by_value.iter().all(|&coefficient| coefficient == 0.0) {
                 return Ok(None);
             }
-            let mut gradients = Gradients::default();
+            let mut gradients = Gradients::new(self.optimizer.spare());
             let (by_states, by_weight, by_bias) = head.backward(&states, by_value);
             gradients.insert(HEAD_WEIGHT, by_weight);
             gradients.insert(HEAD_BIAS, vec![by_bias]);
@@ -311,13 +298,6 @@ impl CriticTrainer {
 
     /// Writes `state.safetensors` into `dir`, for [`CriticTrainer::with_state`].
     pub fn save_optimizer(&self, dir: &Path) -> Result<()> {
-        std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
-        match &self.optimizer {
-            Some(optimizer) => {
-                let state = self.state.with_moments(|name| optimizer.moments(name))?;
-                state.save(dir)
-            }
-            None => self.state.save(dir),
-        }
+        self.optimizer.save(dir)
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use safetensors::Dtype;
 
@@ -16,13 +16,74 @@ use crate::tensor_file::{self, TensorFile};
 use crate::weights::numbers;
 use crate::{Error, Result};
 
+/// Memory of gradients that have been added or used up, for those to come. Where a step's
+/// memory is fresh each time, the system's clearing of it is half of a large model's step.
+#[derive(Debug, Default)]
+pub(crate) struct Spare {
+    /// By how many numbers there is room for.
+    by_room: Mutex<BTreeMap<usize, Rooms>>,
+}
+
+/// Vectors of one size.
+#[derive(Debug, Default)]
+struct Rooms {
+    free: Vec<Vec<f32>>,
+    /// How many were taken and have not come back, nor others in their place.
+    taken: usize,
+}
+
+impl Spare {
+    /// An empty vector with room for so many numbers.
+    pub(crate) fn take(&self, count: usize) -> Vec<f32> {
+        let mut by_room = self.by_room.lock().expect("no thread panics holding this");
+        let rooms = by_room.entry(count).or_default();
+        rooms.taken += 1;
+        let found = rooms.free.pop();
+        drop(by_room);
+        found.unwrap_or_else(|| Vec::with_capacity(count))
+    }
+
+    /// Keeps the memory of numbers that nobody needs, but never more than was taken: weights
+    /// may come in a gradient's place that became weights.
+    pub(crate) fn give(&self, mut numbers: Vec<f32>) {
+        let mut by_room = self.by_room.lock().expect("no thread panics holding this");
+        if let Some(rooms) = by_room.get_mut(&numbers.capacity())
+            && rooms.taken > 0
+        {
+            numbers.clear();
+            rooms.taken -= 1;
+            rooms.free.push(numbers);
+        }
+    }
+}
+
 /// A gradient per parameter, by Hugging Face name, in the in-memory layout.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Gradients {
     by_name: BTreeMap<String, Vec<f32>>,
+    spare: Arc<Spare>,
+}
+
+impl PartialEq for Gradients {
+    fn eq(&self, other: &Self) -> bool {
+        self.by_name == other.by_name
+    }
 }
 
 impl Gradients {
+    /// None yet; their memory is taken from `spare`.
+    pub(crate) fn new(spare: &Arc<Spare>) -> Self {
+        Gradients {
+            by_name: BTreeMap::new(),
+            spare: Arc::clone(spare),
+        }
+    }
+
+    /// An empty vector for a gradient of so many numbers.
+    pub(crate) fn room(&self, count: usize) -> Vec<f32> {
+        self.spare.take(count)
+    }
+
     pub(crate) fn insert(&mut self, name: &str, gradient: Vec<f32>) {
         self.by_name.insert(name.to_owned(), gradient);
     }
@@ -68,7 +129,10 @@ impl Gradients {
     fn add(&mut self, other: Gradients) {
         for (name, gradient) in other.by_name {
             match self.by_name.get_mut(&name) {
-                Some(own) => add_assign(own, &gradient),
+                Some(own) => {
+                    add_assign(own, &gradient);
+                    self.spare.give(gradient);
+                }
                 None => {
                     self.by_name.insert(name, gradient);
                 }
@@ -376,6 +440,40 @@ mod tests {
         let tree = GradientTree::new(count);
         units.for_each(|i| tree.add((0, i), unit(i).map(UnitGradients::from)).unwrap());
         tree.into_sum().unwrap()
+    }
+
+    #[test]
+    fn memory_comes_back_but_never_more_than_was_taken() {
+        let spare = Spare::default();
+        let filled = |mut numbers: Vec<f32>| {
+            numbers.resize(3, 1.0);
+            numbers
+        };
+        let (first, second) = (filled(spare.take(3)), filled(spare.take(3)));
+        let places = [first.as_ptr(), second.as_ptr()];
+        for numbers in [first, second, vec![2.0; 3], vec![2.0; 4]] {
+            spare.give(numbers);
+        }
+        let again = [spare.take(3), spare.take(3)];
+        assert!(again.iter().all(|numbers| numbers.is_empty()));
+        assert!(
+            again
+                .iter()
+                .all(|numbers| places.contains(&numbers.as_ptr()))
+        );
+        let fresh = [spare.take(3), spare.take(4)];
+        assert!(
+            fresh
+                .iter()
+                .all(|numbers| !places.contains(&numbers.as_ptr()))
+        );
+        // A gradient that was kept, as the new weights, and the old ones in its place.
+        drop(again);
+        let weights = vec![0.5; 3];
+        let place = weights.as_ptr();
+        spare.give(weights);
+        let back = spare.take(3);
+        assert_eq!(back.as_ptr(), place);
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod gradients;
 mod kernels;
 mod lora;
 mod network;
+mod optimizer;
 mod parallel;
 mod policy;
 mod sampler;

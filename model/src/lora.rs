@@ -227,6 +227,11 @@ impl Adapter {
         &self.weights
     }
 
+    /// The factors alone.
+    pub(crate) fn into_weights(self) -> Weights {
+        self.weights
+    }
+
     /// The same adapter with other numbers.
     pub(crate) fn with_weights(&self, weights: Weights) -> Self {
         Adapter {

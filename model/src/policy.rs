@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::gpu::Gpu;
+use crate::gradients::Spare;
 use crate::network::{Network, rope_table};
 use crate::{Adapter, Chat, Device, Error, ModelConfig, Result, Tokenizer, Weights};
 
@@ -200,6 +201,24 @@ impl Policy {
         match self.adapter() {
             Some(adapter) => self.with_adapter(adapter.with_weights(weights)),
             None => self.with_weights(weights),
+        }
+    }
+
+    /// What training changes, given up: memory that nobody else holds is for the gradients to come.
+    pub(crate) fn give_memory_to(self, spare: &Spare) {
+        let Policy {
+            weights,
+            adapted,
+            network,
+            ..
+        } = self;
+        drop(network);
+        match adapted.map(Arc::into_inner) {
+            None => weights.give_memory_to(spare),
+            Some(adapted) => {
+                let weights = adapted.map(|adapted| adapted.adapter.into_weights());
+                weights.into_iter().for_each(|w| w.give_memory_to(spare));
+            }
         }
     }
 

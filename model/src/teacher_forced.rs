@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::backward::Tape;
-use crate::gradients::{Gradients, UnitGradients};
+use crate::gradients::{Gradients, Spare, UnitGradients};
 use crate::kernels::head::{Head, inverse_temperature};
 use crate::network::{Batch, Network};
 use crate::score::ScoreRequest;
@@ -165,8 +165,9 @@ impl TeacherForced {
         temperature: f64,
         recorded: Recorded,
         coefficients: &Streams,
+        spare: &Arc<Spare>,
     ) -> Result<UnitGradients> {
-        let mut gradients = Gradients::default();
+        let mut gradients = Gradients::new(spare);
         let (tape, hidden) = match recorded {
             Recorded::Host { tape, hidden } => (tape, hidden),
             Recorded::Gpu {
@@ -188,7 +189,12 @@ impl TeacherForced {
             entropies,
         } = coefficients;
         let head = self.head(network, temperature);
-        let (grad, by_head) = head.backward(&hidden, log_probs, entropies, !network.adapted);
+        let mut by_head = (!network.adapted).then(|| {
+            let mut by_head = gradients.room(network.head.len());
+            by_head.resize(network.head.len(), 0.0);
+            by_head
+        });
+        let grad = head.backward(&hidden, log_probs, entropies, by_head.as_deref_mut());
         if let Some(by_head) = by_head {
             gradients.insert("lm_head.weight", by_head);
         }

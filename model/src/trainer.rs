@@ -6,18 +6,20 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
-use crate::adamw::{AdamW, AdamWState, StepReport};
+use crate::adamw::{AdamW, StepReport};
 use crate::backward::EMBEDDING;
-use crate::gpu::{self, Gpu};
+use crate::gpu::Gpu;
 use crate::gradients::{
-    Gradients, PartialSum, UnitGradients, over_some_units, over_units_in_place,
+    Gradients, PartialSum, Spare, UnitGradients, over_some_units, over_units, over_units_in_place,
 };
+use crate::optimizer::{Optimizer, Stepped};
 use crate::parallel::ComputeOptions;
 use crate::score::ScoreRequest;
 use crate::teacher_forced::{Streams, TeacherForced, check_sequence, check_temperature};
 use crate::weights::add_transposed;
-use crate::{Error, Policy, Result, Weights};
+use crate::{Error, Policy, Result};
 
 const HEAD: &str = "lm_head.weight";
 
@@ -73,19 +75,14 @@ pub type Coefficients<'a> = dyn Fn(usize, &UnitStreams) -> UnitCoefficients + Sy
 /// the adapter alone is trained.
 pub struct Trainer {
     policy: Policy,
-    options: AdamW,
-    /// Of a policy on a GPU the steps alone, from the first of its steps on.
-    state: AdamWState,
-    /// Weights and moments on the policy's GPU.
-    optimizer: Option<gpu::Optimizer>,
+    optimizer: Optimizer,
 }
 
 impl std::fmt::Debug for Trainer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Trainer")
             .field("trained", &self.policy.trained_weights().parameter_count())
-            .field("optimizer", &self.options)
-            .field("step", &self.state.step())
+            .field("steps", &self.optimizer.steps())
             .finish_non_exhaustive()
     }
 }
@@ -93,24 +90,14 @@ impl std::fmt::Debug for Trainer {
 impl Trainer {
     /// Starts with a fresh optimizer state.
     pub fn new(policy: Policy, options: AdamW) -> Self {
-        let state = AdamWState::new(policy.trained_shapes());
-        Trainer {
-            policy,
-            options,
-            state,
-            optimizer: None,
-        }
+        let optimizer = Optimizer::new(options, policy.trained_shapes());
+        Trainer { policy, optimizer }
     }
 
     /// Carries on with the optimizer state in `dir`.
     pub fn with_state(policy: Policy, options: AdamW, dir: &Path) -> Result<Self> {
-        let state = AdamWState::load(dir, policy.trained_shapes())?;
-        Ok(Trainer {
-            policy,
-            options,
-            state,
-            optimizer: None,
-        })
+        let optimizer = Optimizer::load(options, policy.trained_shapes(), dir)?;
+        Ok(Trainer { policy, optimizer })
     }
 
     /// One optimizer step on a minibatch cut into units.
@@ -124,9 +111,13 @@ impl Trainer {
     ) -> Result<StepReport> {
         if let Some(gpu) = self.policy.gpu().cloned() {
             check_temperature(temperature)?;
-            let unit = unit_by_number(&self.policy, units, temperature, coefficients, options);
+            let pass = self.pass(units, temperature, coefficients, options);
+            let unit = |number| pass.unit(number);
             let (gradients, tokens) = over_units_in_place(options, units.len(), unit)?;
-            let report = self.step_on_gpu(&gpu, gradients.gpu, lr)?;
+            let weights = self.policy.trained_weights();
+            let (optimizer, gradients) = (&mut self.optimizer, gradients.gpu);
+            let stepped = optimizer.step_on_gpu(&gpu, weights, gradients, lr)?;
+            let report = self.take(stepped)?;
             return Ok(StepReport { tokens, ..report });
         }
         let (gradients, tokens) = self.gradients(units, temperature, coefficients, options)?;
@@ -155,34 +146,38 @@ impl Trainer {
         lr: f64,
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
-        if let Some(gpu) = self.policy.gpu().cloned() {
-            let gradients = gradients.upload(&gpu)?;
-            return self.step_on_gpu(&gpu, gradients, lr);
-        }
-        let mut weights = self.policy.trained_weights().clone();
-        let report = self
-            .state
-            .update(&self.options, &mut weights, gradients, lr, options)?;
-        if !report.skipped_non_finite {
-            self.policy = self.policy.with_trained(weights)?;
+        let (weights, optimizer) = (self.policy.trained_weights(), &mut self.optimizer);
+        let stepped = match self.policy.gpu() {
+            Some(gpu) => optimizer.step_on_gpu(gpu, weights, gradients.upload(gpu)?, lr),
+            None => optimizer.step(weights, gradients, lr, options),
+        };
+        self.take(stepped?)
+    }
+
+    fn take(&mut self, (report, weights): Stepped) -> Result<StepReport> {
+        if let Some(weights) = weights {
+            let policy = self.policy.with_trained(weights)?;
+            let old = std::mem::replace(&mut self.policy, policy);
+            old.give_memory_to(self.optimizer.spare());
         }
         Ok(report)
     }
 
-    fn step_on_gpu(&mut self, gpu: &Gpu, gradients: gpu::Gradients, lr: f64) -> Result<StepReport> {
-        let weights = self.policy.trained_weights();
-        let (state, optimizer) = (&mut self.state, &mut self.optimizer);
-        let (report, stepped) = step_on_gpu(
-            gpu,
-            (&self.options, state, optimizer),
-            weights,
-            gradients,
-            lr,
-        )?;
-        if let Some(weights) = stepped {
-            self.policy = self.policy.with_trained(weights)?;
+    fn pass<'a>(
+        &'a self,
+        units: &'a [Unit],
+        temperature: f64,
+        coefficients: &'a Coefficients<'_>,
+        options: &'a ComputeOptions<'_>,
+    ) -> Pass<'a> {
+        Pass {
+            policy: &self.policy,
+            units,
+            temperature,
+            coefficients,
+            options,
+            spare: Arc::clone(self.optimizer.spare()),
         }
-        Ok(report)
     }
 
     /// The gradient of a minibatch, summed over its units, and how many tokens went
@@ -194,11 +189,10 @@ impl Trainer {
         coefficients: &Coefficients<'_>,
         options: &ComputeOptions<'_>,
     ) -> Result<(Gradients, usize)> {
-        let all = 0..units.len();
-        let policy = &self.policy;
-        let (sum, tokens) =
-            partial_gradients(policy, units, all, temperature, coefficients, options)?;
-        Ok((self.tied(PartialSum::whole([sum])?), tokens))
+        check_temperature(temperature)?;
+        let pass = self.pass(units, temperature, coefficients, options);
+        let (sum, tokens) = over_units(options, units.len(), |number| pass.unit(number))?;
+        Ok((self.tied(sum), tokens))
     }
 
     /// Adds the head's gradient to that of the embedding where both are one.
@@ -210,6 +204,7 @@ impl Trainer {
             let hidden = self.policy.config().hidden_size;
             let vocabulary = by_head.len() / hidden;
             add_transposed(by_embedding, &by_head, hidden, vocabulary);
+            self.optimizer.spare().give(by_head);
         }
         gradients
     }
@@ -240,44 +235,13 @@ impl Trainer {
 
     /// Optimizer steps made, those before a resume included.
     pub fn optimizer_steps(&self) -> u64 {
-        self.state.step()
+        self.optimizer.steps()
     }
 
     /// Writes `state.safetensors` into `dir`, for [`Trainer::with_state`].
     pub fn save_optimizer(&self, dir: &Path) -> Result<()> {
-        std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
-        match &self.optimizer {
-            Some(optimizer) => {
-                let state = self.state.with_moments(|name| optimizer.moments(name))?;
-                state.save(dir)
-            }
-            None => self.state.save(dir),
-        }
+        self.optimizer.save(dir)
     }
-}
-
-/// An optimizer step on a GPU, where weights and moments stay from the first of them on; the new
-/// weights, unless the gradient is not finite.
-pub(crate) fn step_on_gpu(
-    gpu: &Gpu,
-    (options, state, optimizer): (&AdamW, &mut AdamWState, &mut Option<gpu::Optimizer>),
-    weights: &Weights,
-    gradients: gpu::Gradients,
-    lr: f64,
-) -> Result<(StepReport, Option<Weights>)> {
-    let optimizer = match optimizer {
-        Some(optimizer) => optimizer,
-        none => none.insert(gpu::Optimizer::upload(gpu, weights, state)?),
-    };
-    let norm = gpu::norm(&gradients)?;
-    let (report, step) = state.begin(options, norm, lr);
-    let Some(step) = step else {
-        return Ok((report, None));
-    };
-    optimizer.step(&step, gradients)?;
-    let mut weights = weights.clone();
-    optimizer.fetch(&mut weights)?;
-    Ok((report, Some(weights)))
 }
 
 /// The gradients of `some` of a minibatch's units, and how many tokens went through
@@ -296,66 +260,71 @@ pub fn partial_gradients(
     options: &ComputeOptions<'_>,
 ) -> Result<(PartialSum, usize)> {
     check_temperature(temperature)?;
-    let unit = unit_by_number(policy, units, temperature, coefficients, options);
-    over_some_units(options, units.len(), some, unit)
+    let pass = Pass {
+        policy,
+        units,
+        temperature,
+        coefficients,
+        options,
+        spare: Arc::default(),
+    };
+    over_some_units(options, units.len(), some, |number| pass.unit(number))
 }
 
-/// Computes the unit of a number.
-fn unit_by_number<'a>(
+/// Forward and backward over the units of a minibatch.
+struct Pass<'a> {
     policy: &'a Policy,
     units: &'a [Unit],
     temperature: f64,
-    coefficients: &'a Coefficients<'_>,
-    options: &'a ComputeOptions<'_>,
-) -> impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync + 'a {
-    move |number| {
-        let ask = |streams: &UnitStreams| coefficients(number, streams);
-        unit_gradients(policy, &units[number], temperature, options, ask)
-    }
+    coefficients: &'a Coefficients<'a>,
+    options: &'a ComputeOptions<'a>,
+    /// Memory for gradients.
+    spare: Arc<Spare>,
 }
 
-/// Forward, the caller's coefficients, backward; none where nothing contributes.
-fn unit_gradients(
-    policy: &Policy,
-    unit: &Unit,
-    temperature: f64,
-    options: &ComputeOptions<'_>,
-    ask: impl Fn(&UnitStreams) -> UnitCoefficients,
-) -> Result<(Option<UnitGradients>, usize)> {
-    let network = policy.network();
-    let requests = unit.sequences.iter().map(TrainSequence::request);
-    for (number, request) in requests.clone().enumerate() {
-        check_sequence(network, network.vocabulary(), &request)
-            .map_err(|message| Error::Request(format!("sequence {number}: {message}")))?;
-    }
-    let forced = TeacherForced::new(requests);
-    if unit.skip || forced.is_empty() {
-        return Ok((None, 0));
-    }
-    // Asked once, also where the unit is computed again.
-    let mut asked = None;
-    let gradients = where_it_fits(policy.gpu(), options, |checkpointed| {
-        let (streams, recorded) = forced.forward_recorded(network, temperature, checkpointed)?;
-        let coefficients = match &asked {
-            Some(coefficients) => coefficients,
-            None => {
-                let coefficients = ask(&UnitStreams {
-                    log_probs: forced.spread(&streams.log_probs),
-                    entropies: forced.spread(&streams.entropies),
-                });
-                asked.insert(Streams {
-                    log_probs: forced.gather(&coefficients.log_probs, "log_probs")?,
-                    entropies: forced.gather(&coefficients.entropies, "entropies")?,
-                })
-            }
-        };
-        let mut all = coefficients.log_probs.iter().chain(&coefficients.entropies);
-        if all.all(|&coefficient| coefficient == 0.0) {
-            return Ok(None);
+impl Pass<'_> {
+    /// The unit of a number: forward, the caller's coefficients, backward; no gradients where
+    /// nothing contributes. And how many tokens went through.
+    fn unit(&self, number: usize) -> Result<(Option<UnitGradients>, usize)> {
+        let (network, unit) = (self.policy.network(), &self.units[number]);
+        let requests = unit.sequences.iter().map(TrainSequence::request);
+        for (number, request) in requests.clone().enumerate() {
+            check_sequence(network, network.vocabulary(), &request)
+                .map_err(|message| Error::Request(format!("sequence {number}: {message}")))?;
         }
-        (forced.backward(network, temperature, recorded, coefficients)).map(Some)
-    })?;
-    Ok((gradients, forced.tokens()))
+        let forced = TeacherForced::new(requests);
+        if unit.skip || forced.is_empty() {
+            return Ok((None, 0));
+        }
+        // Asked once, also where the unit is computed again.
+        let mut asked = None;
+        let gradients = where_it_fits(self.policy.gpu(), self.options, |checkpointed| {
+            let (streams, recorded) =
+                forced.forward_recorded(network, self.temperature, checkpointed)?;
+            let coefficients = match &asked {
+                Some(coefficients) => coefficients,
+                None => {
+                    let streams = UnitStreams {
+                        log_probs: forced.spread(&streams.log_probs),
+                        entropies: forced.spread(&streams.entropies),
+                    };
+                    let coefficients = (self.coefficients)(number, &streams);
+                    asked.insert(Streams {
+                        log_probs: forced.gather(&coefficients.log_probs, "log_probs")?,
+                        entropies: forced.gather(&coefficients.entropies, "entropies")?,
+                    })
+                }
+            };
+            let mut all = coefficients.log_probs.iter().chain(&coefficients.entropies);
+            if all.all(|&coefficient| coefficient == 0.0) {
+                return Ok(None);
+            }
+            let (temperature, spare) = (self.temperature, &self.spare);
+            let gradients = forced.backward(network, temperature, recorded, coefficients, spare)?;
+            Ok(Some(gradients))
+        })?;
+        Ok((gradients, forced.tokens()))
+    }
 }
 
 /// Computes a unit, keeping of each layer its input alone (the argument) where the options say so

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 
 use crate::critic::{HEAD_BIAS, HEAD_WEIGHT};
+use crate::gradients::Spare;
 use crate::lora::{FACTOR_A, FACTOR_B};
 use crate::tensor_file::TensorFile;
 use crate::{Error, ModelConfig, Result};
@@ -138,6 +139,14 @@ impl Weights {
         if let Some(parameter) = self.parameters.get_mut(name) {
             parameter.numbers = Arc::new(update(&parameter.numbers));
         }
+    }
+
+    /// Gives the memory of numbers away that no clone holds.
+    pub(crate) fn give_memory_to(self, spare: &Spare) {
+        let numbers = self.parameters.into_values().map(|p| p.numbers);
+        numbers
+            .filter_map(Arc::into_inner)
+            .for_each(|numbers| spare.give(numbers));
     }
 
     /// Reads `model.safetensors`, or the shards that `model.safetensors.index.json`

@@ -276,9 +276,10 @@ impl Work<'_> {
         tokens * (tapes + self.backward() + 2 * m.hidden) + self.head_chunk()
     }
 
-    /// Moments, the policy of the step before, and the larger of two times: units under
-    /// way, with one gradient for each thread and each level of the tree in which they
-    /// are added; or the step, where the new weights take the place of the gradient.
+    /// Moments, the policy of the step before, one gradient for each thread and each level of
+    /// the tree in which they are added, whose memory is kept from step to step, and the larger
+    /// of two times: units under way; or the step, where the new weights take a gradient's
+    /// place and a tied head is turned.
     fn training(&self, trained: &Trained) -> u64 {
         let longest = tokens_max(self.plan);
         let all = trained.minibatch * longest;
@@ -291,13 +292,13 @@ impl Work<'_> {
         let threads = self.threads.min(units);
         let levels = u64::from(units.next_power_of_two().trailing_zeros());
         let gradients = units.min(threads + levels) * trained.gradient;
-        let under_way = gradients + threads * self.unit(trained, unit);
-        let step = trained.gradient + trained.copy;
+        let under_way = threads * self.unit(trained, unit);
+        let step = trained.copy - trained.learned;
         let before = match trained.steps {
             0 | 1 => 0,
             _ => trained.copy,
         };
-        2 * trained.learned + before + under_way.max(step)
+        2 * trained.learned + before + gradients + under_way.max(step)
     }
 
     /// The records of an iteration, which a training stage reads whole.

@@ -1,7 +1,7 @@
 //! The dense layer on slices: y = x · weight (+ bias) with `[in, out]` weights, and
 //! its derivatives. A row's result does not depend on the other rows.
 
-use super::matmul::{View, matmul, product};
+use super::matmul::{View, matmul, product, product_in};
 use super::{dot, vectorised};
 
 /// Sizes of a dense layer.
@@ -71,10 +71,10 @@ fn backwards<'a>(grad: &'a [f32], weight: &'a [f32], sizes: Sizes) -> (View<'a>,
     )
 }
 
-/// ∂weight = xᵀ · grad.
-pub(crate) fn grad_weight(x: &[f32], grad: &[f32], sizes: Sizes) -> Vec<f32> {
+/// ∂weight = xᵀ · grad, in the memory of `room`.
+pub(crate) fn grad_weight(room: Vec<f32>, x: &[f32], grad: &[f32], sizes: Sizes) -> Vec<f32> {
     let Sizes { inner, width } = sizes;
     let rows = x.len() / inner;
     let x = View::new(x, rows, inner).transposed();
-    product(x, View::new(grad, rows, width))
+    product_in(room, x, View::new(grad, rows, width))
 }

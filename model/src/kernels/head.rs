@@ -67,20 +67,19 @@ impl Head<'_> {
         (log_probs, entropies)
     }
 
-    /// Derivatives by hidden states and, where it is trained, by the weight, for a
-    /// loss with these derivatives by log-probabilities and entropies.
+    /// The derivative by hidden states for a loss with these derivatives by log-probabilities and
+    /// entropies; the one by the weight is added to `grad_weight` where that is trained.
     pub(crate) fn backward(
         &self,
         hidden: &[f32],
         by_log_prob: &[f32],
         by_entropy: &[f32],
-        trained: bool,
-    ) -> (Vec<f32>, Option<Vec<f32>>) {
+        mut grad_weight: Option<&mut [f32]>,
+    ) -> Vec<f32> {
         let (width, vocabulary) = (self.width(), self.vocabulary);
         let rows = self.rows_per_chunk();
         let weight = View::new(self.weight, width, vocabulary);
         let mut grad_hidden = vec![0.0; hidden.len()];
-        let mut grad_weight = trained.then(|| vec![0.0; self.weight.len()]);
         let mut buffer = self.buffer();
         let grads = by_log_prob.chunks(rows).zip(by_entropy.chunks(rows));
         let chunks = hidden.chunks(rows * width).zip(self.targets.chunks(rows));
@@ -100,6 +99,6 @@ impl Head<'_> {
                 matmul(hidden.transposed(), logits, grad_weight, true);
             }
         }
-        (grad_hidden, grad_weight)
+        grad_hidden
     }
 }

@@ -69,15 +69,21 @@ impl<'a> View<'a> {
 
 /// `a·b`, row-major `[a.rows, b.columns]`.
 pub(crate) fn product(a: View<'_>, b: View<'_>) -> Vec<f32> {
+    product_in(Vec::with_capacity(a.rows * b.columns), a, b)
+}
+
+/// The same, in memory that is there.
+pub(crate) fn product_in(mut output: Vec<f32>, a: View<'_>, b: View<'_>) -> Vec<f32> {
     let count = a.rows * b.columns;
+    output.clear();
+    output.reserve_exact(count);
     if a.rows <= FEW || a.columns == 0 {
-        let mut output = vec![0.0; count];
+        output.resize(count, 0.0);
         matmul(a, b, &mut output, false);
         return output;
     }
     assert_eq!(a.columns, b.rows, "inner sizes differ");
     // Zeros that are overwritten at once cost a twentieth of a training step.
-    let mut output = Vec::with_capacity(count);
     // SAFETY: there is room for `count` numbers, and without accumulation all of them are
     // written and none is read before.
     unsafe {
@@ -109,10 +115,7 @@ pub(crate) fn matmul(a: View<'_>, b: View<'_>, output: &mut [f32], accumulate: b
             accumulate,
         });
     } else if a.rows == 1 {
-        let row: Vec<f32> = (0..a.columns)
-            .map(|c| a.data[c * a.column_stride])
-            .collect();
-        let rows = row.repeat(2);
+        let rows = a.contiguous().repeat(2);
         let mut outputs = output.repeat(2);
         matmul(View::new(&rows, 2, a.columns), b, &mut outputs, accumulate);
         output.copy_from_slice(&outputs[..b.columns]);
