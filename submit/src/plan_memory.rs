@@ -11,10 +11,10 @@ use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::plan::Plan;
 
 const F32: u64 = 4;
-/// A worker beside its models and what a stage computes: code, tokenizer, runtime,
-/// environments, and what the allocator keeps of earlier stages (measured between the
-/// stages of the quickstart: 120 to 141 MB; set so that no measured peak exceeds it).
-const PROGRAM_BYTES: u64 = 150_000_000;
+/// A worker beside its models and what a stage computes: code, tokenizer, runtime and
+/// environments (between the stages of the quickstart a process with its three policies has 54 to
+/// 72 MB).
+const PROGRAM_BYTES: u64 = 50_000_000;
 /// Policies that a worker keeps in memory: `worker::policies`.
 const RESIDENT_POLICIES: u64 = 3;
 /// Decoded records: ids, masks, the streams of floats and what the file holds of them.
@@ -219,13 +219,14 @@ impl Work<'_> {
         self.threads * (cache + step + rows * m.vocabulary)
     }
 
-    /// One pack of every thread, a layer at a time, and a chunk of logits.
+    /// One pack of every thread, a layer at a time, and a chunk of logits; the layer twice,
+    /// since the pages of the one before, or of threads that have ended, are still there.
     fn scoring(&self) -> u64 {
         let longest = tokens_max(self.plan);
         let pack = (self.plan.config.jobs.pack_tokens as u64).max(longest);
         let all = self.part_sequences() * longest;
         let tokens = pack.min(all.div_ceil(self.threads).max(longest));
-        self.threads * (tokens * self.forward() + self.head_chunk())
+        self.threads * (2 * tokens * self.forward() + self.head_chunk())
             + all * RECORD_BYTES_PER_TOKEN / F32
     }
 

@@ -1,25 +1,18 @@
 //! The process's memory: what the allocator keeps of it, and its peak.
 
-/// Milliseconds after which freed memory goes back to the system, unless it was used again.
-/// mimalloc's second is longer than many parts take: what one had freed stood beside what the
-/// next one used, and `plan` was right about neither (log_probs 403 to 454 MB, now 327).
-const KEPT_MS: std::ffi::c_long = 20;
+use std::ffi::CStr;
 
-/// `mi_option_purge_delay` in mimalloc's header; the binding has no name for it.
-const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
-
-/// Has freed memory go back soon.
-pub(crate) fn give_back_soon() {
-    // SAFETY: it stores a number; where another allocator serves the process nobody reads it.
-    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, KEPT_MS) }
-}
+/// Every arena, to jemalloc (`MALLCTL_ARENAS_ALL`): its purge gives unused pages back.
+const PURGE: &CStr = c"arena.4096.purge";
 
 /// Gives back what earlier attempts freed: a rollout's caches, which the allocator would
-/// keep, are of no use to an update.
+/// keep a little longer, are of no use to an update.
 pub(crate) fn give_back() {
-    // SAFETY: it may be called from any thread at any time; where another allocator
-    // serves the process it finds nothing to do.
-    unsafe { libmimalloc_sys::mi_collect(true) }
+    let none = std::ptr::null_mut();
+    // SAFETY: the name is a C string and the call takes and returns nothing; it may be made
+    // from any thread at any time. Where another allocator serves the process it finds
+    // nothing to do.
+    unsafe { tikv_jemalloc_sys::mallctl(PURGE.as_ptr(), none, std::ptr::null_mut(), none, 0) };
 }
 
 /// Begins the process's peak anew, so that each attempt has its own. Attempts

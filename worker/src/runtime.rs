@@ -8,7 +8,7 @@ use crate::attempt::{self, Bench, Ended};
 use crate::context::{Cause, Event, Resources};
 use crate::fleet::RunState;
 use crate::stages::StageFunctions;
-use crate::{Error, Result, memory};
+use crate::{Error, Result};
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_jobs::queue::{Claim, ClaimGuard, Gate, Handled, Job, Queue};
 use agentgym_model::{Device, Dtype};
@@ -88,7 +88,6 @@ pub async fn run_worker(
     events: broadcast::Sender<Event>,
     drain: CancellationToken,
 ) -> Result<()> {
-    memory::give_back_soon();
     let device = match options.device.as_str() {
         "auto" => {
             let (device, line) = Device::auto(options.dtype)?;

@@ -9,10 +9,10 @@ use agentgym_model::{
     UnitCoefficients, UnitStreams, Weights, parameter_shapes,
 };
 
-/// The programs' allocator: glibc's gives large blocks back to the kernel, which costs a
+/// The programs' allocator: glibc's gives large blocks back to the kernel at once, which costs a
 /// third of a training step.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Numbers in [-0.5, 0.5) from a linear congruential generator.
 pub(crate) struct Numbers(pub(crate) u32);
