@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net as async_net;
+use tokio::sync::watch;
 
 /// What can happen to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,6 +53,8 @@ struct Inner {
     /// Sessions of this item never get an answer to a step.
     doomed: i64,
     state: Mutex<State>,
+    /// Calls that may pass so far; later ones wait.
+    calls_max: watch::Sender<u64>,
 }
 
 struct State {
@@ -62,9 +65,20 @@ struct State {
 }
 
 impl Inner {
+    /// Counts a call, and lets it wait for its turn.
+    async fn count(&self) -> Option<()> {
+        let number = {
+            let mut state = self.state.lock().unwrap();
+            state.calls += 1;
+            state.calls
+        };
+        let mut calls_max = self.calls_max.subscribe();
+        calls_max.wait_for(|max| number <= *max).await.ok()?;
+        Some(())
+    }
+
     fn draw(&self, path: &str) -> Option<Wrong> {
         let mut state = self.state.lock().unwrap();
-        state.calls += 1;
         let mut next = || {
             state.random = state
                 .random
@@ -101,6 +115,7 @@ impl Proxy {
             share,
             doomed,
             state: Mutex::new(state),
+            calls_max: watch::Sender::new(u64::MAX),
         });
         let shared = Arc::clone(&inner);
         tokio::spawn(async move {
@@ -109,6 +124,11 @@ impl Proxy {
             }
         });
         Self { url, inner }
+    }
+
+    /// Lets so many calls pass; later ones wait until this is raised.
+    pub(super) fn let_pass(&self, calls: u64) {
+        self.inner.calls_max.send_replace(calls);
     }
 
     /// Calls so far, and how many of each kind went wrong.
@@ -122,6 +142,7 @@ impl Proxy {
 async fn serve(mut stream: async_net::TcpStream, inner: Arc<Inner>) -> Option<()> {
     let (path, mut body) = request(&mut stream).await?;
     let session = body["id"].as_u64();
+    inner.count().await?;
     if path == "/step" && session.is_some_and(|id| inner.state.lock().unwrap().doomed.contains(&id))
     {
         return reply(&mut stream, 500, "out of order").await;

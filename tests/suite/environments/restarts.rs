@@ -1,13 +1,16 @@
 //! A server that is killed in the middle of episodes and started again: they go
 //! on in fresh sessions, and nobody can tell from the bytes.
 
+use super::proxy::Proxy;
 use super::*;
 use agentgym_tests::program::finish;
 use tempfile::TempDir;
 
 /// An episode may be interrupted as often as the server is killed.
 const OFTEN: &str = "actor_rollout_ref.rollout.fault_retries=20";
-const KILLS: usize = 4;
+/// Calls after which the server is killed, again and again; the run makes some 700.
+const CALLS: u64 = 130;
+const KILLS: u64 = 4;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn episodes_go_on_after_their_server_was_killed() {
@@ -21,17 +24,23 @@ async fn episodes_go_on_after_their_server_was_killed() {
 
     let folder = TempDir::new().unwrap();
     let log = folder.path().join("log");
-    let mut running = Running::start_logged(train(folder.path(), &server.url(), &patient), &log);
+    let proxy = Proxy::start(server.addr, 0.0, -1, 1).await;
+    let mut running = Running::start_logged(train(folder.path(), &proxy.url, &patient), &log);
     let (mut kills, begun) = (0, Instant::now());
+    proxy.let_pass(CALLS);
     while !running.has_ended() {
         assert!(begun.elapsed() < Duration::from_secs(300), "the run hangs");
-        if kills < KILLS && server.sessions().is_some_and(|open| open > 2) {
+        // The next call waits: whatever the pace, there are episodes under way.
+        if kills < KILLS && proxy.counts().0 > (kills + 1) * CALLS {
             server.kill();
             kills += 1;
-            std::thread::sleep(Duration::from_millis(300));
             server.start_again();
+            proxy.let_pass(match kills {
+                KILLS => u64::MAX,
+                _ => (kills + 1) * CALLS,
+            });
         }
-        std::thread::sleep(Duration::from_millis(40));
+        std::thread::sleep(Duration::from_millis(5));
     }
     let said = std::fs::read_to_string(&log).unwrap();
     assert_eq!(running.wait(), Some(0), "{said}");
@@ -44,6 +53,6 @@ async fn episodes_go_on_after_their_server_was_killed() {
     );
     let taken_up = stat(folder.path(), "episodes_taken_up");
     println!("{kills} kills, {taken_up} episodes taken up");
-    assert!(kills > 0, "the run was over before a server was killed");
+    assert_eq!(kills, KILLS, "the run was over before the last kill");
     assert!(taken_up > 0.0, "every episode began anew: {said}");
 }
