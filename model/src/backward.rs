@@ -11,10 +11,7 @@ use crate::kernels::dense::Sizes;
 use crate::kernels::pointwise::{
     add_assign, column_sums, rms_norm, rms_norm_backward, rope, swiglu, swiglu_backward,
 };
-use crate::network::{Batch, Dense, Factors, Layer, Learns, Network, Norm, select};
-
-/// Name of the embedding's gradient.
-pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+use crate::network::{Batch, Dense, EMBEDDING, Factors, Layer, Learns, Network, Norm, select};
 
 /// What the forward pass leaves for the backward pass.
 #[derive(Debug)]
@@ -75,8 +72,8 @@ pub(crate) struct LayerTape {
 }
 
 impl Network {
-    /// Adds to `gradients` every trained parameter's derivative (the head's excepted),
-    /// given the derivative `grad` by the hidden states that [`Network::hidden`] returned.
+    /// Adds to `gradients` every trained parameter's derivative (the head's excepted; a tied
+    /// one's is there already, as the embedding's), given the derivative `grad` by the hidden states that [`Network::hidden`] returned.
     pub(crate) fn backward(
         &self,
         batch: &Batch,
@@ -101,8 +98,8 @@ impl Network {
         if self.adapted {
             return;
         }
-        let mut by_embedding = gradients.room(self.embedding.len());
-        by_embedding.resize(self.embedding.len(), 0.0);
+        let by_head = gradients.remove(EMBEDDING);
+        let mut by_embedding = by_head.unwrap_or_else(|| gradients.zeros(self.embedding.len()));
         for (&id, grad) in batch.ids.iter().zip(grad.chunks_exact(self.hidden)) {
             let start = id as usize * self.hidden;
             add_assign(&mut by_embedding[start..start + self.hidden], grad);

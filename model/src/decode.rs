@@ -3,7 +3,7 @@
 
 use crate::Result;
 use crate::gpu;
-use crate::network::{Batch, Cache, Network};
+use crate::network::{Batch, Cache, Network, Numbers};
 use crate::sampler::Draw;
 
 /// Raw logits, a row for each sequence whose next token is wanted.
@@ -19,17 +19,19 @@ pub(crate) enum Logits<'a> {
 }
 
 impl Network {
-    /// Runs a batch of segments, each on its cache, and returns the logits after `rows`.
+    /// Runs a batch of segments, each on its cache, and returns the logits after `rows`; `head` is
+    /// [`Network::generating_head`].
     pub(crate) fn next_token(
         &self,
         batch: &Batch,
         rows: &[u32],
         caches: &mut [&mut Cache],
+        head: &Numbers,
     ) -> Result<Logits<'_>> {
         let Some(network) = &self.gpu else {
             let hidden = self.hidden(batch, rows, Some(caches), None);
             return Ok(Logits::Host {
-                rows: self.logits(&hidden),
+                rows: self.logits(&hidden, head),
                 vocabulary: self.vocabulary(),
             });
         };

@@ -44,7 +44,7 @@ impl FromStr for Dtype {
 
 /// The numeric class of every CPU of this build: own kernels in f32 with a fixed order of
 /// operations.
-const CPU_CLASS: &str = "cpu-f32-1";
+const CPU_CLASS: &str = "cpu-f32-2";
 
 /// A compute device: the processor, or a GPU.
 #[derive(Debug, Clone)]

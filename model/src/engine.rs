@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::network::{Batch, Cache};
+use crate::network::{Batch, Cache, Numbers};
 use crate::sampler::{Draw, Sampling};
 use crate::{Error, Policy, Result};
 
@@ -142,6 +142,8 @@ impl Sequence {
 #[derive(Debug)]
 pub struct Engine {
     policy: Policy,
+    /// [`crate::network::Network::generating_head`]
+    head: Numbers,
     options: EngineOptions,
     sequences: BTreeMap<u64, Sequence>,
     /// Turns not yet running, in order of submission.
@@ -160,6 +162,7 @@ impl Engine {
             ..options
         };
         Engine {
+            head: policy.network().generating_head(),
             policy,
             options,
             sequences: BTreeMap::new(),
@@ -501,7 +504,7 @@ impl Engine {
         let batch = Batch::new(segments.iter().map(|(past, ids)| (*past, ids.as_slice())));
         let mut caches: Vec<&mut Cache> = active.iter_mut().map(|(_, s)| &mut s.cache).collect();
         let network = self.policy.network();
-        let logits = network.next_token(&batch, &last_rows, &mut caches)?;
+        let logits = network.next_token(&batch, &last_rows, &mut caches, &self.head)?;
         let complete = active.iter().filter(|(_, s)| s.pending().is_empty());
         let draws: Vec<Draw<'_>> = complete
             .filter_map(|(_, sequence)| sequence.active.as_ref())

@@ -84,6 +84,13 @@ impl Gradients {
         self.spare.take(count)
     }
 
+    /// A gradient of so many zeros, to be added to.
+    pub(crate) fn zeros(&self, count: usize) -> Vec<f32> {
+        let mut zeros = self.room(count);
+        zeros.resize(count, 0.0);
+        zeros
+    }
+
     pub(crate) fn insert(&mut self, name: &str, gradient: Vec<f32>) {
         self.by_name.insert(name.to_owned(), gradient);
     }
@@ -111,10 +118,6 @@ impl Gradients {
 
     pub(crate) fn remove(&mut self, name: &str) -> Option<Vec<f32>> {
         self.by_name.remove(name)
-    }
-
-    pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut Vec<f32>> {
-        self.by_name.get_mut(name)
     }
 
     /// Global L2 norm, in f64.

@@ -3,13 +3,15 @@
 //! and attention stays inside it, so a row's result does not depend on what else
 //! is in the batch.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::backward::{LayerTape, Tape};
 use crate::kernels::attention::{KeyValues, attend};
 use crate::kernels::dense::{self, Sizes};
+use crate::kernels::matmul::View;
 use crate::kernels::pointwise::{RopeTable, rms_norm, rope, swiglu};
 use crate::lora::factor_names;
+use crate::weights::transpose;
 use crate::{Adapter, Device, Error, ModelConfig, Result, Weights, gpu};
 
 /// New tokens of some sequences, one after another.
@@ -72,6 +74,10 @@ pub(crate) fn rope_table(config: &ModelConfig) -> Arc<RopeTable> {
         config.max_position_embeddings,
     ))
 }
+
+/// Names of the embedding and of a head that is not tied to it.
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(crate) const HEAD: &str = "lm_head.weight";
 
 /// A parameter's numbers, shared with [`Weights`].
 pub(crate) type Numbers = Arc<Vec<f32>>;
@@ -145,14 +151,15 @@ pub(crate) struct Layer {
 }
 
 /// A model's parameters in the order they are used.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Network {
     pub(crate) embedding: Numbers,
     pub(crate) layers: Vec<Layer>,
     pub(crate) norm: Norm,
-    /// `[hidden, vocabulary]`: its own parameter, or the embedding turned; empty
-    /// for a critic.
-    pub(crate) head: Numbers,
+    /// `[hidden, vocabulary]`; none where the embedding is the head too, or there is none.
+    pub(crate) head: Option<Numbers>,
+    /// The embedding turned, while somebody generates with it.
+    turned: Mutex<Weak<Vec<f32>>>,
     pub(crate) rope: Arc<RopeTable>,
     pub(crate) hidden: usize,
     pub(crate) heads: usize,
@@ -240,19 +247,17 @@ impl Network {
                 down: dense("mlp.down_proj", false)?,
             });
         }
-        let embedding = get("model.embed_tokens.weight".to_owned())?.1;
-        let head = if config.value_head {
-            Arc::default()
-        } else if config.tie_word_embeddings {
-            Arc::new(embedding.transposed())
-        } else {
-            get("lm_head.weight".to_owned())?.1.shared()
+        let embedding = get(EMBEDDING.to_owned())?.1;
+        let head = match config.value_head || config.tie_word_embeddings {
+            true => None,
+            false => Some(get(HEAD.to_owned())?.1.shared()),
         };
         let mut network = Network {
             embedding: embedding.shared(),
             layers,
             norm: norm("model.norm.weight".to_owned())?,
             head,
+            turned: Mutex::default(),
             rope,
             hidden: config.hidden_size,
             heads: config.num_attention_heads,
@@ -263,8 +268,7 @@ impl Network {
             gpu: None,
         };
         if let Some(gpu) = device.gpu() {
-            let tied = config.tie_word_embeddings;
-            network.gpu = Some(Arc::new(gpu::Network::upload(gpu, &network, tied)?));
+            network.gpu = Some(Arc::new(gpu::Network::upload(gpu, &network)?));
         }
         Ok(network)
     }
@@ -291,16 +295,51 @@ impl Network {
 
     /// Rows of the vocabulary.
     pub(crate) fn vocabulary(&self) -> usize {
-        self.head.len() / self.hidden
+        self.embedding.len() / self.hidden
     }
 
-    /// Raw logits of hidden states.
-    pub(crate) fn logits(&self, hidden: &[f32]) -> Vec<f32> {
+    /// The head's weight, `[hidden, vocabulary]`.
+    pub(crate) fn head(&self) -> View<'_> {
+        match &self.head {
+            Some(head) => View::new(head, self.hidden, self.vocabulary()),
+            None => View::new(&self.embedding, self.vocabulary(), self.hidden).transposed(),
+        }
+    }
+
+    /// The parameter that the head's gradient belongs to.
+    pub(crate) fn head_name(&self) -> &'static str {
+        match self.head {
+            Some(_) => HEAD,
+            None => EMBEDDING,
+        }
+    }
+
+    /// The head's weight as [`Network::logits`] reads it; nothing where a GPU does. A tied one is
+    /// turned for it, once for all who hold it: generation takes few rows at a time through the whole
+    /// of it, along its rows.
+    pub(crate) fn generating_head(&self) -> Numbers {
+        match (&self.head, &self.gpu) {
+            (_, Some(_)) => return Arc::default(),
+            (Some(head), None) => return Arc::clone(head),
+            (None, None) => {}
+        }
+        let mut turned = self.turned.lock().expect("no thread panics holding this");
+        if let Some(turned) = turned.upgrade() {
+            return turned;
+        }
+        let new = transpose(&self.embedding, self.vocabulary(), self.hidden);
+        let new = Arc::new(new);
+        *turned = Arc::downgrade(&new);
+        new
+    }
+
+    /// Raw logits of hidden states, by [`Network::generating_head`].
+    pub(crate) fn logits(&self, hidden: &[f32], head: &[f32]) -> Vec<f32> {
         let sizes = Sizes {
             inner: self.hidden,
             width: self.vocabulary(),
         };
-        dense::forward(hidden, &self.head, None, sizes)
+        dense::forward(hidden, head, None, sizes)
     }
 
     /// Normed hidden states of the wanted `rows` of the batch. With caches (one per

@@ -158,7 +158,7 @@ impl TeacherForced {
     }
 
     /// Every trained parameter's derivative of a loss with the derivatives `coefficients` by
-    /// the streams; the head's under the name `lm_head.weight` even where it is tied.
+    /// the streams; a tied head's is in the embedding's.
     pub(crate) fn backward(
         &self,
         network: &Network,
@@ -189,14 +189,10 @@ impl TeacherForced {
             entropies,
         } = coefficients;
         let head = self.head(network, temperature);
-        let mut by_head = (!network.adapted).then(|| {
-            let mut by_head = gradients.room(network.head.len());
-            by_head.resize(network.head.len(), 0.0);
-            by_head
-        });
+        let mut by_head = (!network.adapted).then(|| gradients.zeros(network.embedding.len()));
         let grad = head.backward(&hidden, log_probs, entropies, by_head.as_deref_mut());
         if let Some(by_head) = by_head {
-            gradients.insert("lm_head.weight", by_head);
+            gradients.insert(network.head_name(), by_head);
         }
         network.backward(&self.batch, &self.rows, tape, &grad, &mut gradients);
         Ok(gradients.into())
@@ -204,8 +200,7 @@ impl TeacherForced {
 
     fn head<'a>(&'a self, network: &'a Network, temperature: f64) -> Head<'a> {
         Head {
-            weight: &network.head,
-            vocabulary: network.vocabulary(),
+            weight: network.head(),
             targets: &self.targets,
             inverse_temperature: inverse_temperature(temperature),
         }

@@ -3,13 +3,11 @@
 //! each of them as constants, and back-propagates. One thread computes a unit
 //! alone; units are added in a fixed tree, so threads never show in a result.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::adamw::{AdamW, StepReport};
-use crate::backward::EMBEDDING;
 use crate::gpu::Gpu;
 use crate::gradients::{
     Gradients, PartialSum, Spare, UnitGradients, over_some_units, over_units, over_units_in_place,
@@ -18,10 +16,7 @@ use crate::optimizer::{Optimizer, Stepped};
 use crate::parallel::ComputeOptions;
 use crate::score::ScoreRequest;
 use crate::teacher_forced::{Streams, TeacherForced, check_sequence, check_temperature};
-use crate::weights::add_transposed;
 use crate::{Error, Policy, Result};
-
-const HEAD: &str = "lm_head.weight";
 
 /// One sequence to train on.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -136,8 +131,7 @@ impl Trainer {
         lr: f64,
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
-        let gradients = self.tied(PartialSum::whole(parts)?);
-        self.step_along(gradients, lr, options)
+        self.step_along(PartialSum::whole(parts)?, lr, options)
     }
 
     fn step_along(
@@ -191,22 +185,7 @@ impl Trainer {
     ) -> Result<(Gradients, usize)> {
         check_temperature(temperature)?;
         let pass = self.pass(units, temperature, coefficients, options);
-        let (sum, tokens) = over_units(options, units.len(), |number| pass.unit(number))?;
-        Ok((self.tied(sum), tokens))
-    }
-
-    /// Adds the head's gradient to that of the embedding where both are one.
-    fn tied(&self, mut gradients: Gradients) -> Gradients {
-        if self.policy.config().tie_word_embeddings
-            && let Some(by_head) = gradients.remove(HEAD)
-            && let Some(by_embedding) = gradients.get_mut(EMBEDDING)
-        {
-            let hidden = self.policy.config().hidden_size;
-            let vocabulary = by_head.len() / hidden;
-            add_transposed(by_embedding, &by_head, hidden, vocabulary);
-            self.optimizer.spare().give(by_head);
-        }
-        gradients
+        over_units(options, units.len(), |number| pass.unit(number))
     }
 
     /// Reads gradients that [`partial_gradients`] computed for this policy.
@@ -215,12 +194,8 @@ impl Trainer {
     /// The file is missing, or of another model.
     pub fn read_partial(&self, dir: &Path) -> Result<PartialSum> {
         let size = |(name, shape): (String, Vec<usize>)| (name, shape.iter().product());
-        let shapes = self.policy.trained_shapes();
-        let mut sizes: BTreeMap<String, usize> = shapes.into_iter().map(size).collect();
-        if let Some(&size) = sizes.get(EMBEDDING) {
-            sizes.entry(HEAD.to_owned()).or_insert(size);
-        }
-        PartialSum::load(dir, &sizes)
+        let sizes = self.policy.trained_shapes().into_iter().map(size);
+        PartialSum::load(dir, &sizes.collect())
     }
 
     /// The policy as of the last step; later steps do not change it.

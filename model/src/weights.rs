@@ -11,6 +11,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::critic::{HEAD_BIAS, HEAD_WEIGHT};
 use crate::gradients::Spare;
 use crate::lora::{FACTOR_A, FACTOR_B};
+use crate::network::{EMBEDDING, HEAD};
 use crate::tensor_file::TensorFile;
 use crate::{Error, ModelConfig, Result};
 
@@ -51,11 +52,6 @@ impl Parameter {
     pub(crate) fn shared(&self) -> Arc<Vec<f32>> {
         Arc::clone(&self.numbers)
     }
-
-    /// The numbers of a matrix with rows and columns exchanged.
-    pub(crate) fn transposed(&self) -> Vec<f32> {
-        transpose(&self.numbers, self.shape[0], self.shape[1])
-    }
 }
 
 /// Parameters of one model, immutable; numbers are shared, so a clone is cheap.
@@ -68,7 +64,7 @@ pub struct Weights {
 /// memory.
 pub(crate) fn is_dense(name: &str) -> bool {
     let dense = ["_proj.weight", FACTOR_A, FACTOR_B];
-    dense.iter().any(|ending| name.ends_with(ending)) || name == "lm_head.weight"
+    dense.iter().any(|ending| name.ends_with(ending)) || name == HEAD
 }
 
 /// Names and in-memory shapes of all parameters, in a fixed order.
@@ -78,10 +74,7 @@ pub fn parameter_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
     let (queries, kv) = (config.query_width(), config.key_width());
     let mut shapes = BTreeMap::new();
     let mut add = |name: String, shape: &[usize]| shapes.insert(name, shape.to_vec());
-    add(
-        "model.embed_tokens.weight".to_owned(),
-        &[config.vocab_size, hidden],
-    );
+    add(EMBEDDING.to_owned(), &[config.vocab_size, hidden]);
     for layer in 0..config.num_hidden_layers {
         let at = |part: &str| format!("model.layers.{layer}.{part}");
         for (part, width) in [("q_proj", queries), ("k_proj", kv), ("v_proj", kv)] {
@@ -106,7 +99,7 @@ pub fn parameter_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
         add(HEAD_WEIGHT.to_owned(), &[1, hidden]);
         add(HEAD_BIAS.to_owned(), &[1]);
     } else if !config.tie_word_embeddings {
-        add("lm_head.weight".to_owned(), &[hidden, config.vocab_size]);
+        add(HEAD.to_owned(), &[hidden, config.vocab_size]);
     }
     shapes
 }
@@ -156,9 +149,7 @@ impl Weights {
         let mut parameters = BTreeMap::new();
         let files = weight_files(dir)?;
         // A tied model, or a critic, may bring a head along that it does not read.
-        let skip = |name: &str| {
-            name == "lm_head.weight" && (config.tie_word_embeddings || config.value_head)
-        };
+        let skip = |name: &str| name == HEAD && (config.tie_word_embeddings || config.value_head);
         for path in &files {
             read_tensors(path, &mut shapes, "config.json", &skip, &mut parameters)?;
         }
@@ -234,29 +225,19 @@ pub(crate) fn read_tensors(
 
 /// Rows and columns exchanged: `[rows, columns]` in, `[columns, rows]` out.
 pub(crate) fn transpose(x: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    let mut y = vec![0.0; x.len()];
-    each_transposed(rows, columns, |from, to| y[to] = x[from]);
-    y
-}
-
-/// y += xᵀ of a row-major `[rows, columns]`.
-pub(crate) fn add_transposed(y: &mut [f32], x: &[f32], rows: usize, columns: usize) {
-    each_transposed(rows, columns, |from, to| y[to] += x[from]);
-}
-
-/// Where each number is, and where it is in the transpose.
-fn each_transposed(rows: usize, columns: usize, mut visit: impl FnMut(usize, usize)) {
     // Squares of 32 keep both sides in the first cache.
     const SQUARE: usize = 32;
+    let mut y = vec![0.0; x.len()];
     for top in (0..rows).step_by(SQUARE) {
         for left in (0..columns).step_by(SQUARE) {
             for row in top..rows.min(top + SQUARE) {
                 for column in left..columns.min(left + SQUARE) {
-                    visit(row * columns + column, column * rows + row);
+                    y[column * rows + row] = x[row * columns + column];
                 }
             }
         }
     }
+    y
 }
 
 fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {

@@ -29,8 +29,8 @@ pub struct ModelSize {
     pub norms_heads: bool,
     /// Ids.
     pub vocabulary: u64,
-    /// Numbers of the tied head, which stands in memory beside the embedding; 0 for a
-    /// head of its own, which is among the parameters.
+    /// Numbers of a tied head, which stands turned beside the embedding while the model
+    /// generates; 0 for a head of its own, which is among the parameters.
     pub head_copy: u64,
     /// Numbers of the rotary table.
     pub rotary: u64,

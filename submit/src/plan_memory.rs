@@ -25,8 +25,8 @@ const CACHE_BLOCK: u64 = 64;
 const PREFILL_TOKENS: u64 = 512;
 /// Episodes in flight for each row of the decoder: `worker::stages::play`.
 const EPISODES_PER_ROW: u64 = 2;
-/// Numbers of one chunk of logits: `model::kernels::head`.
-const HEAD_CHUNK: u64 = 1 << 17;
+/// Rows of one chunk of logits: `model::kernels::head`.
+const HEAD_CHUNK_ROWS: u64 = 256;
 
 /// Bytes of the whole process at its largest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,14 +83,16 @@ pub(crate) fn machine_bytes() -> u64 {
 /// # Errors
 /// The numbers, and what to do.
 pub(crate) fn check_fits(plan: &Plan, model: &ModelSize, machine: u64) -> Result<(), String> {
-    let weights = model.parameters + model.head_copy;
+    let generating = ("weights", model.parameters + model.head_copy);
+    // A gradient and two moments of each number that is trained.
+    let training = (
+        "weights, their gradient and AdamW's moments",
+        model.parameters + 3 * model.trained,
+    );
     let (what, numbers) = match plan.config.run.pipeline {
-        Pipeline::Eval => ("weights", weights),
-        // A gradient and two moments of each number that is trained.
-        _ => (
-            "weights, their gradient and AdamW's moments",
-            weights + 3 * model.trained,
-        ),
+        Pipeline::Eval => generating,
+        _ if generating.1 > training.1 => generating,
+        _ => training,
     };
     let least = F32 * numbers;
     if least <= machine {
@@ -112,9 +114,6 @@ struct Trained {
     copy: u64,
     /// Numbers that the optimizer changes.
     learned: u64,
-    /// Numbers of a unit's gradient: a tied head's stands beside the embedding's until
-    /// both are added.
-    gradient: u64,
     /// Sequences of a minibatch.
     minibatch: u64,
     steps: u64,
@@ -130,8 +129,7 @@ struct Work<'a> {
 
 impl Work<'_> {
     /// Resident policies: those made by earlier iterations, up to those that are kept. One is its
-    /// parameters, a tied head turned once more, and the rotary table. With an adapter
-    /// the base is one of them, and each other holds what the adapter is merged into.
+    /// parameters and the rotary table. With an adapter the base is one of them, and each other holds what the adapter is merged into.
     fn policies(&self) -> u64 {
         let reference = u64::from(
             self.plan
@@ -146,8 +144,8 @@ impl Work<'_> {
         let kept = made.min(RESIDENT_POLICIES);
         let m = self.model;
         match m.adapter_rank {
-            None => kept * (m.parameters + m.head_copy + m.rotary),
-            Some(_) => m.parameters + m.head_copy + m.rotary + kept * self.policy().copy,
+            None => kept * (m.parameters + m.rotary),
+            Some(_) => m.parameters + m.rotary + kept * self.policy().copy,
         }
     }
 
@@ -155,14 +153,12 @@ impl Work<'_> {
         let (m, config) = (self.model, &self.plan.config);
         let actor = &config.actor_rollout_ref.actor;
         let n = u64::from(config.actor_rollout_ref.rollout.n);
-        let (copy, gradient) = match m.adapter_rank {
-            None => (m.parameters + m.head_copy, m.trained + m.head_copy),
-            Some(_) => (m.merged + m.head_copy + m.trained, m.trained),
-        };
         Trained {
-            copy,
+            copy: match m.adapter_rank {
+                None => m.parameters,
+                Some(_) => m.merged + m.trained,
+            },
             learned: m.trained,
-            gradient,
             minibatch: actor.ppo_mini_batch_size as u64 * n,
             steps: u64::from(self.plan.minibatches() * actor.ppo_epochs),
             checkpointed: config.actor_rollout_ref.model.enable_gradient_checkpointing,
@@ -179,7 +175,6 @@ impl Work<'_> {
         Trained {
             copy: trunk,
             learned: trunk,
-            gradient: trunk,
             minibatch: size as u64 * n,
             steps: batches as u64 * u64::from(config.critic.ppo_epochs),
             checkpointed: config.critic.model.enable_gradient_checkpointing,
@@ -206,7 +201,7 @@ impl Work<'_> {
     }
 
     /// Keys and values of the episodes in flight on every thread, one step of the rows,
-    /// and their logits.
+    /// and their logits; a tied head turned, once for all threads.
     fn decoding(&self) -> u64 {
         let (jobs, m) = (&self.plan.config.jobs, self.model);
         let own = self.part_sequences().div_ceil(self.threads);
@@ -216,7 +211,7 @@ impl Work<'_> {
         let tokens = (episodes * longest).min(jobs.cache_tokens as u64 + longest);
         let cache = tokens * m.layers * 2 * m.kv_width;
         let step = (PREFILL_TOKENS + rows) * self.forward();
-        self.threads * (cache + step + rows * m.vocabulary)
+        m.head_copy + self.threads * (cache + step + rows * m.vocabulary)
     }
 
     /// One pack of every thread, a layer at a time, and a chunk of logits; the layer twice,
@@ -262,8 +257,7 @@ impl Work<'_> {
     }
 
     fn head_chunk(&self) -> u64 {
-        let vocabulary = self.model.vocabulary.max(1);
-        (HEAD_CHUNK / vocabulary).clamp(128, 256) * vocabulary
+        HEAD_CHUNK_ROWS * self.model.vocabulary
     }
 
     /// A gradient unit on one thread: all tapes and the last layer's backward pass;
@@ -280,7 +274,7 @@ impl Work<'_> {
     /// Moments, the policy of the step before, one gradient for each thread and each level of
     /// the tree in which they are added, whose memory is kept from step to step, and the larger
     /// of two times: units under way; or the step, where the new weights take a gradient's
-    /// place and a tied head is turned.
+    /// place.
     fn training(&self, trained: &Trained) -> u64 {
         let longest = tokens_max(self.plan);
         let all = trained.minibatch * longest;
@@ -292,7 +286,7 @@ impl Work<'_> {
             .max(1);
         let threads = self.threads.min(units);
         let levels = u64::from(units.next_power_of_two().trailing_zeros());
-        let gradients = units.min(threads + levels) * trained.gradient;
+        let gradients = units.min(threads + levels) * trained.learned;
         let under_way = threads * self.unit(trained, unit);
         let step = trained.copy - trained.learned;
         let before = match trained.steps {
@@ -337,10 +331,10 @@ mod tests {
 
     #[test]
     fn a_model_fits_to_the_byte_or_is_refused_with_numbers() {
-        for (overrides, copies) in [(&[][..], 4), (&["run.pipeline=eval"][..], 1)] {
+        for (overrides, copies, head) in [(&[][..], 4, 0), (&["run.pipeline=eval"][..], 1, 1)] {
             let plan = plan(overrides);
             let size = model_size::of(&plan.config.actor_rollout_ref.model).unwrap();
-            let least = 4 * (copies * size.parameters + size.head_copy);
+            let least = 4 * (copies * size.parameters + head * size.head_copy);
             assert_eq!(check_fits(&plan, &size, least), Ok(()));
             let why = check_fits(&plan, &size, least - 1).unwrap_err();
             for word in [&count(size.parameters), &bytes(least - 1), "lora_rank"] {
@@ -353,7 +347,8 @@ mod tests {
     fn an_adapter_needs_less() {
         let plan = plan(&["actor_rollout_ref.model.lora_rank=4"]);
         let size = model_size::of(&plan.config.actor_rollout_ref.model).unwrap();
-        let least = 4 * (size.parameters + size.head_copy + 3 * size.trained);
+        let trains = size.parameters + 3 * size.trained;
+        let least = 4 * trains.max(size.parameters + size.head_copy);
         assert!(size.trained < size.parameters);
         assert_eq!(check_fits(&plan, &size, least), Ok(()));
     }

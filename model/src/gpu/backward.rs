@@ -9,8 +9,8 @@ use super::network::{Factors, Layer, Learning, Linear, Network, Norm, Rows};
 use super::products::Dense;
 use super::tiles::{self, BackwardTiles, Kernels};
 use crate::Result;
-use crate::backward::EMBEDDING;
 use crate::network::Batch;
+use crate::network::{EMBEDDING, HEAD};
 use crate::teacher_forced::Streams;
 
 /// A gradient per parameter, by Hugging Face name, in the device's memory.
@@ -92,7 +92,7 @@ impl Network {
         if let Some(by_head) = by_head {
             let name = match self.head().transposed {
                 true => EMBEDDING,
-                false => "lm_head.weight",
+                false => HEAD,
             };
             gradients.insert(name.to_owned(), by_head);
         }

@@ -134,11 +134,11 @@ pub(super) struct Rows {
 }
 
 impl Network {
-    /// Copies the parameters of `network`, whose head is its embedding if `tied`.
+    /// Copies the parameters of `network`.
     ///
     /// # Errors
     /// They do not fit into the device's memory, or heads are wider than the kernels'.
-    pub(crate) fn upload(gpu: &Gpu, network: &network::Network, tied: bool) -> Result<Self> {
+    pub(crate) fn upload(gpu: &Gpu, network: &network::Network) -> Result<Self> {
         if network.width > tiles::WIDTH_MAX {
             return Err(Error::Device {
                 name: gpu.name().to_owned(),
@@ -174,15 +174,14 @@ impl Network {
                 down: linear(&layer.down)?,
             })
         };
-        let has_own_head = !tied && !network.head.is_empty();
         Ok(Network {
             gpu: gpu.clone(),
             embedding: gpu.upload_operands(&network.embedding)?,
             layers: network.layers.iter().map(layer).collect::<Result<_>>()?,
             norm: norm(&network.norm)?,
-            head: match has_own_head {
-                true => Some(gpu.upload_operands(&network.head)?),
-                false => None,
+            head: match &network.head {
+                Some(head) => Some(gpu.upload_operands(head)?),
+                None => None,
             },
             angles: Arc::new(Angles {
                 cosines: gpu.upload(network.rope.cosines())?,
@@ -190,7 +189,7 @@ impl Network {
                 half: network.width / 2,
             }),
             hidden: network.hidden,
-            vocabulary: network.embedding.len() / network.hidden,
+            vocabulary: network.vocabulary(),
             heads: network.heads,
             kv_heads: network.kv_heads,
             width: network.width,

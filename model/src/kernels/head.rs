@@ -5,19 +5,15 @@
 use super::distribution::Distribution;
 use super::matmul::{View, matmul};
 
-/// Logits held at a time, in numbers, where a vocabulary is small.
-const CHUNK_NUMBERS: usize = 1 << 17;
-
-/// Fewest and most rows of a chunk. The weight is read for every chunk, and its gradient read and
-/// written: with a vocabulary of 152k ids and 16 rows that was most of a training step.
-const CHUNK_ROWS: [usize; 2] = [128, 256];
+/// Rows whose logits are held at a time. The weight is read for every chunk, and its gradient read
+/// and written: with a vocabulary of 152k ids and 16 rows that was most of a training step.
+const CHUNK_ROWS: usize = 256;
 
 /// The head's weight and what is asked of it.
 #[derive(Clone, Copy)]
 pub(crate) struct Head<'a> {
-    /// `[hidden, vocabulary]`
-    pub(crate) weight: &'a [f32],
-    pub(crate) vocabulary: usize,
+    /// `[hidden, vocabulary]`, transposed where it is the embedding.
+    pub(crate) weight: View<'a>,
     /// The id asked for in each row.
     pub(crate) targets: &'a [u32],
     pub(crate) inverse_temperature: f32,
@@ -29,35 +25,23 @@ pub(crate) fn inverse_temperature(temperature: f64) -> f32 {
 }
 
 impl Head<'_> {
-    fn width(&self) -> usize {
-        self.weight.len() / self.vocabulary
-    }
-
-    fn rows_per_chunk(&self) -> usize {
-        let [fewest, most] = CHUNK_ROWS;
-        (CHUNK_NUMBERS / self.vocabulary).clamp(fewest, most)
-    }
-
     fn buffer(&self) -> Vec<f32> {
-        vec![0.0; self.rows_per_chunk().min(self.targets.len()) * self.vocabulary]
+        vec![0.0; CHUNK_ROWS.min(self.targets.len()) * self.weight.columns()]
     }
 
     /// Log-probabilities of the targets and entropies, row by row.
     pub(crate) fn forward(&self, hidden: &[f32]) -> (Vec<f32>, Vec<f32>) {
-        let (width, vocabulary) = (self.width(), self.vocabulary);
-        let rows = self.rows_per_chunk();
-        let weight = View::new(self.weight, width, vocabulary);
+        let (width, vocabulary) = (self.weight.rows(), self.weight.columns());
         let mut buffer = self.buffer();
         let mut log_probs = Vec::with_capacity(self.targets.len());
         let mut entropies = Vec::with_capacity(self.targets.len());
-        for (hidden, targets) in hidden.chunks(rows * width).zip(self.targets.chunks(rows)) {
+        for (hidden, targets) in hidden
+            .chunks(CHUNK_ROWS * width)
+            .zip(self.targets.chunks(CHUNK_ROWS))
+        {
             let logits = &mut buffer[..targets.len() * vocabulary];
-            matmul(
-                View::new(hidden, targets.len(), width),
-                weight,
-                logits,
-                false,
-            );
+            let hidden = View::new(hidden, targets.len(), width);
+            matmul(hidden, self.weight, logits, false);
             for (row, &target) in logits.chunks_exact(vocabulary).zip(targets) {
                 let distribution = Distribution::of(row, self.inverse_temperature);
                 log_probs.push(distribution.log_prob(row[target as usize]));
@@ -68,7 +52,8 @@ impl Head<'_> {
     }
 
     /// The derivative by hidden states for a loss with these derivatives by log-probabilities and
-    /// entropies; the one by the weight is added to `grad_weight` where that is trained.
+    /// entropies; the one by the weight is added to `grad_weight`, which is laid out as the
+    /// weight is, where that is trained.
     pub(crate) fn backward(
         &self,
         hidden: &[f32],
@@ -76,27 +61,33 @@ impl Head<'_> {
         by_entropy: &[f32],
         mut grad_weight: Option<&mut [f32]>,
     ) -> Vec<f32> {
-        let (width, vocabulary) = (self.width(), self.vocabulary);
-        let rows = self.rows_per_chunk();
-        let weight = View::new(self.weight, width, vocabulary);
+        let (width, vocabulary) = (self.weight.rows(), self.weight.columns());
         let mut grad_hidden = vec![0.0; hidden.len()];
         let mut buffer = self.buffer();
-        let grads = by_log_prob.chunks(rows).zip(by_entropy.chunks(rows));
-        let chunks = hidden.chunks(rows * width).zip(self.targets.chunks(rows));
-        let outputs = grad_hidden.chunks_mut(rows * width);
+        let grads = by_log_prob
+            .chunks(CHUNK_ROWS)
+            .zip(by_entropy.chunks(CHUNK_ROWS));
+        let chunks = hidden
+            .chunks(CHUNK_ROWS * width)
+            .zip(self.targets.chunks(CHUNK_ROWS));
+        let outputs = grad_hidden.chunks_mut(CHUNK_ROWS * width);
         for (((hidden, targets), (a, b)), grad_hidden) in chunks.zip(grads).zip(outputs) {
             let logits = &mut buffer[..targets.len() * vocabulary];
             let hidden = View::new(hidden, targets.len(), width);
-            matmul(hidden, weight, logits, false);
+            matmul(hidden, self.weight, logits, false);
             let rows = logits.chunks_exact_mut(vocabulary).zip(targets);
             for ((row, &target), (&a, &b)) in rows.zip(a.iter().zip(b)) {
                 let distribution = Distribution::of(row, self.inverse_temperature);
                 distribution.derivative(row, target as usize, a, b);
             }
             let logits = View::new(logits, targets.len(), vocabulary);
-            matmul(logits, weight.transposed(), grad_hidden, false);
-            if let Some(grad_weight) = &mut grad_weight {
-                matmul(hidden.transposed(), logits, grad_weight, true);
+            matmul(logits, self.weight.transposed(), grad_hidden, false);
+            match &mut grad_weight {
+                None => {}
+                Some(grad) if self.weight.is_transposed() => {
+                    matmul(logits.transposed(), hidden, grad, true);
+                }
+                Some(grad) => matmul(hidden.transposed(), logits, grad, true),
             }
         }
         grad_hidden

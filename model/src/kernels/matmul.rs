@@ -1,11 +1,13 @@
 //! Dense products in one reproducible order: each output is a single chain of
 //! fused multiply-adds over k, cut at multiples of 512. That is what `gemm`'s
 //! general kernel does, and `few_rows` for the few rows of decoding; gemm's other
-//! paths (a lone row, a lane-wise dot) are kept out by padding a lone row to two
-//! and by weights that are out-contiguous.
+//! paths are kept out: that of a lone row by padding it to two, that of lane-wise dots by turning
+//! the left side of the few products that would take it, that of a last piece of one or two k by
+//! zeros.
 //! One thread: parallelism is over sequences, never inside a product.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use gemm::Parallelism;
 
@@ -13,6 +15,9 @@ use super::few_rows::FewRows;
 
 /// Longest piece of k that one call sums; later pieces are added to the output.
 pub(super) const K_PIECE: usize = 512;
+
+/// Fewest k that `gemm` sums by its general kernel.
+const K_LEAST: usize = 3;
 
 /// Columns of one call: a piece of so many stays in the second cache (1 MB), which a kernel
 /// that takes the size of a shared third one for its own does not see to.
@@ -45,6 +50,21 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Its rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Its columns.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Whether its columns are contiguous, not its rows.
+    pub(crate) fn is_transposed(&self) -> bool {
+        self.column_stride != 1
+    }
+
     /// The same elements with rows and columns exchanged.
     pub(crate) fn transposed(self) -> Self {
         View {
@@ -56,14 +76,22 @@ impl<'a> View<'a> {
         }
     }
 
+    fn at(self, row: usize, column: usize) -> f32 {
+        self.data[row * self.row_stride + column * self.column_stride]
+    }
+
+    /// Some of its columns, one after another.
+    fn turned(self, columns: Range<usize>) -> Vec<f32> {
+        let column = |c| (0..self.rows).map(move |r| self.at(r, c));
+        columns.flat_map(column).collect()
+    }
+
     /// Its rows, one after another.
     fn contiguous(self) -> Cow<'a, [f32]> {
         if self.column_stride == 1 {
             return Cow::Borrowed(self.data);
         }
-        let row = |r| (0..self.columns).map(move |c| (r, c));
-        let at = |(r, c)| self.data[r * self.row_stride + c * self.column_stride];
-        Cow::Owned((0..self.rows).flat_map(row).map(at).collect())
+        Cow::Owned(self.transposed().turned(0..self.rows))
     }
 }
 
@@ -125,6 +153,12 @@ pub(crate) fn matmul(a: View<'_>, b: View<'_>, output: &mut [f32], accumulate: b
     }
 }
 
+/// Whether `gemm` would make so many columns of the product by lane-wise dots: both sides are
+/// contiguous along k, and it has no more than 256 outputs or one column.
+fn lane_wise(a: View<'_>, b: View<'_>, columns: usize) -> bool {
+    a.column_stride == 1 && b.row_stride == 1 && (columns == 1 || a.rows * columns <= 256)
+}
+
 /// Writes the product to `output`, or adds it.
 ///
 /// # Safety
@@ -134,17 +168,53 @@ unsafe fn pieces(a: View<'_>, b: View<'_>, output: *mut f32, accumulate: bool) {
     if a.rows == 0 || b.columns == 0 {
         return;
     }
+    let last = a.columns % K_PIECE;
+    if last == 0 || last >= K_LEAST {
+        // SAFETY: the caller's promise.
+        return unsafe { strips(a, b, a.columns, output, accumulate) };
+    }
+    // Zeros added to a sum leave it as it is.
+    let whole = a.columns - last;
+    let padded = |mut numbers: Vec<f32>| {
+        numbers.resize(numbers.len() / last * K_LEAST, 0.0);
+        numbers
+    };
+    let left = padded(a.turned(whole..a.columns));
+    let right = padded(b.transposed().turned(whole..a.columns));
+    let left = View::new(&left, K_LEAST, a.rows).transposed();
+    let right = View::new(&right, K_LEAST, b.columns);
+    // SAFETY: the caller's promise; the second call adds to what the first wrote.
+    unsafe {
+        if whole > 0 {
+            strips(a, b, whole, output, accumulate);
+        }
+        strips(left, right, K_LEAST, output, accumulate || whole > 0);
+    }
+}
+
+/// The product over the first `inner` k.
+///
+/// # Safety
+/// As of [`pieces`]; `inner` is in neither operand too large.
+unsafe fn strips(a: View<'_>, b: View<'_>, inner: usize, output: *mut f32, accumulate: bool) {
     for first in (0..b.columns).step_by(STRIP) {
         let width = STRIP.min(b.columns - first);
-        for start in (0..a.columns).step_by(K_PIECE) {
-            let length = K_PIECE.min(a.columns - start);
-            let lhs = &a.data[start * a.column_stride..];
+        for start in (0..inner).step_by(K_PIECE) {
+            let length = K_PIECE.min(inner - start);
+            let turned = lane_wise(a, b, width).then(|| a.turned(start..start + length));
+            let (lhs, [row_stride, column_stride]) = match &turned {
+                Some(turned) => (turned.as_slice(), [1, a.rows]),
+                None => (
+                    &a.data[start * a.column_stride..],
+                    [a.row_stride, a.column_stride],
+                ),
+            };
             let rhs = &b.data[start * b.row_stride + first * b.column_stride..];
             // SAFETY: `lhs` holds rows × length and `rhs` length × width elements at the
             // given strides because both views cover their slices exactly (checked in
-            // `View::new`), start + length <= k and first + width <= columns; `output` is the
-            // caller's promise, and the first piece writes all of a strip unless it
-            // accumulates.
+            // `View::new`) and `turned` is made so, start + length <= inner and first + width
+            // <= columns; `output` is the caller's promise, and the first piece writes all of
+            // a strip unless it accumulates.
             unsafe {
                 gemm::gemm(
                     a.rows,
@@ -155,8 +225,8 @@ unsafe fn pieces(a: View<'_>, b: View<'_>, output: *mut f32, accumulate: bool) {
                     b.columns as isize,
                     accumulate || start > 0,
                     lhs.as_ptr(),
-                    a.column_stride as isize,
-                    a.row_stride as isize,
+                    column_stride as isize,
+                    row_stride as isize,
                     rhs.as_ptr(),
                     b.column_stride as isize,
                     b.row_stride as isize,
@@ -176,6 +246,7 @@ unsafe fn pieces(a: View<'_>, b: View<'_>, output: *mut f32, accumulate: bool) {
 mod tests {
     use super::*;
     use crate::kernels::tests::numbers;
+    use crate::weights::transpose;
 
     /// The order that is promised: one chain of fused multiply-adds per piece, added
     /// to what is there.
@@ -198,17 +269,25 @@ mod tests {
 
     #[test]
     fn every_row_count_gives_the_promised_bits() {
-        for k in [3, 16, 176, 512, 513, 1300] {
-            for n in [2, 5, 64, 100] {
+        for k in [1, 2, 3, 16, 176, 512, 513, 514, 1300] {
+            for n in [2, 5, 64, 100, 257] {
                 let b = numbers(k * n, 7);
+                let turned = transpose(&b, k, n);
                 for m in [1, 2, 3, 8, 13, 65] {
                     let a = numbers(m * k, 11);
+                    let (x, weight) = (View::new(&a, m, k), View::new(&b, k, n));
                     let mut fresh = vec![f32::NAN; m * n];
-                    matmul(View::new(&a, m, k), View::new(&b, k, n), &mut fresh, false);
-                    assert_eq!(product(View::new(&a, m, k), View::new(&b, k, n)), fresh);
+                    matmul(x, weight, &mut fresh, false);
+                    assert_eq!(product(x, weight), fresh);
                     let start = numbers(m * n, 13);
                     let mut added = start.clone();
-                    matmul(View::new(&a, m, k), View::new(&b, k, n), &mut added, true);
+                    matmul(x, weight, &mut added, true);
+                    // A tied head is read as the embedding lies in memory.
+                    let tied = View::new(&turned, n, k).transposed();
+                    assert_eq!(product(x, tied), fresh, "m {m} k {k} n {n}");
+                    let mut also_added = start.clone();
+                    matmul(x, tied, &mut also_added, true);
+                    assert_eq!(also_added, added, "m {m} k {k} n {n}");
                     for place in 0..m * n {
                         let (row, column) = (place / n, place % n);
                         for (found, start) in [(fresh[place], 0.0), (added[place], start[place])] {

@@ -165,7 +165,7 @@ fn log_probs_entropies_and_last_logits() {
             let batch = Batch::new([(0, ids.as_slice())]);
             let network = policy.network();
             let hidden = network.hidden(&batch, &[ids.len() as u32 - 1], None, None);
-            let logits = network.logits(&hidden);
+            let logits = network.logits(&hidden, &network.generating_head());
             let scaled: Vec<f32> = logits
                 .iter()
                 .map(|&z| (f64::from(z) / temperature) as f32)
