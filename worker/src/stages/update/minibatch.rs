@@ -13,8 +13,8 @@ use agentgym_algorithms::batches::units;
 use agentgym_algorithms::losses::{ActorLoss, ActorSums, ActorTokens, Denominator};
 use agentgym_jobs::records::{BatchEpisode, BatchSequence};
 use agentgym_model::{
-    ComputeOptions, PartialSum, Policy, StepReport, TrainSequence, Trainer, Unit, UnitCoefficients,
-    UnitStreams, partial_gradients,
+    Coefficients, ComputeOptions, PartialSum, Policy, StepReport, TrainSequence, Trainer, Unit,
+    UnitCoefficients, UnitStreams, partial_gradients,
 };
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -106,8 +106,14 @@ impl<'a> Minibatch<'a> {
         place: &Place,
         options: &ComputeOptions<'_>,
     ) -> Result<Step> {
-        let all = self.share(&trainer.policy(), settings, 0..self.units.len(), options)?;
-        self.step(trainer, settings, place, vec![all], options)
+        if self.members.is_empty() {
+            return Ok(self.skipped(place));
+        }
+        let (report, units) = self.with_sums(&settings.loss, |coefficients| {
+            let (temperature, lr) = (settings.temperature, settings.lr);
+            trainer.step(&self.model_units(), temperature, lr, coefficients, options)
+        })?;
+        Ok(self.stepped(place, &units, report))
     }
 
     /// The gradient of some units.
@@ -118,25 +124,21 @@ impl<'a> Minibatch<'a> {
         units: Range<usize>,
         options: &ComputeOptions<'_>,
     ) -> Result<Share> {
-        let sums = Mutex::new(vec![Ok(ActorSums::default()); self.units.len()]);
-        let coefficients = |unit: usize, streams: &UnitStreams| {
-            let (coefficients, result) = self.coefficients(unit, streams, &settings.loss);
-            sums.lock().unwrap_or_else(PoisonError::into_inner)[unit] = result;
-            coefficients
-        };
-        let (gradient, _) = partial_gradients(
-            policy,
-            &self.model_units(),
-            units.clone(),
-            settings.temperature,
-            &coefficients,
-            options,
-        )?;
-        let mut sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let own = sums.drain(units);
+        let (model_units, temperature) = (self.model_units(), settings.temperature);
+        let (gradient, mut sums) = self.with_sums(&settings.loss, |coefficients| {
+            let some = units.clone();
+            partial_gradients(
+                policy,
+                &model_units,
+                some,
+                temperature,
+                coefficients,
+                options,
+            )
+        })?;
         Ok(Share {
-            gradient,
-            units: own.collect::<std::result::Result<_, _>>()?,
+            gradient: gradient.0,
+            units: sums.drain(units).collect(),
         })
     }
 
@@ -149,54 +151,79 @@ impl<'a> Minibatch<'a> {
         shares: Vec<Share>,
         options: &ComputeOptions<'_>,
     ) -> Result<Step> {
+        if self.members.is_empty() {
+            return Ok(self.skipped(place));
+        }
+        let (gradients, units): (Vec<_>, Vec<_>) = shares
+            .into_iter()
+            .map(|share| (share.gradient, share.units))
+            .unzip();
+        let report = trainer.step_on(gradients, settings.lr, options)?;
+        Ok(self.stepped(place, &units.concat(), report))
+    }
+
+    /// What `compute` gives, and the loss's sums of every unit that it asked coefficients for.
+    fn with_sums<T>(
+        &self,
+        loss: &ActorLoss,
+        compute: impl FnOnce(&Coefficients<'_>) -> agentgym_model::Result<T>,
+    ) -> Result<(T, Vec<ActorSums>)> {
+        let sums = Mutex::new(vec![Ok(ActorSums::default()); self.units.len()]);
+        let coefficients = |unit: usize, streams: &UnitStreams| {
+            let (coefficients, result) = self.coefficients(unit, streams, loss);
+            sums.lock().unwrap_or_else(PoisonError::into_inner)[unit] = result;
+            coefficients
+        };
+        let computed = compute(&coefficients)?;
+        let sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let sums = sums.into_iter().collect::<std::result::Result<_, _>>()?;
+        Ok((computed, sums))
+    }
+
+    /// The record of a step that has nothing to learn from.
+    fn skipped(&self, place: &Place) -> Step {
         let slots = |range: &Range<usize>| {
             let members = self.members[range.clone()].iter();
             members.map(|(slot, _)| *slot).collect()
         };
-        let mut step = Step {
+        Step {
             epoch: place.epoch,
             minibatch: place.minibatch,
             slots: self.slots.clone(),
             units: self.units.iter().map(slots).collect(),
             denominator: self.denominator,
-            skipped: self.members.is_empty(),
+            skipped: true,
             non_finite: false,
             grad_norm: 0.0,
             clip_scale: 1.0,
             metrics: ActorSums::default().metrics(),
-        };
-        if step.skipped {
-            return Ok(step);
         }
-        // Unit order, not the order in which threads or workers finished.
-        let mut total = ActorSums::default();
-        for unit in shares.iter().flat_map(|share| &share.units) {
-            total.merge(unit);
-        }
-        let gradients = shares.into_iter().map(|share| share.gradient).collect();
-        let StepReport {
-            grad_norm,
-            clip_scale,
-            skipped_non_finite,
-            ..
-        } = trainer.step_on(gradients, settings.lr, options)?;
-        if skipped_non_finite {
+    }
+
+    /// The record of a step, given the sums of its units.
+    fn stepped(&self, place: &Place, units: &[ActorSums], report: StepReport) -> Step {
+        if report.skipped_non_finite {
             tracing::warn!(
                 epoch = place.epoch,
                 minibatch = place.minibatch,
                 "the gradient is not finite; this optimizer step changes nothing"
             );
         }
-        step.skipped = skipped_non_finite;
-        step.non_finite = skipped_non_finite;
-        step.grad_norm = if grad_norm.is_finite() {
-            grad_norm
-        } else {
-            0.0
-        };
-        step.clip_scale = clip_scale;
-        step.metrics = total.metrics();
-        Ok(step)
+        // Unit order, not the order in which threads or workers finished.
+        let mut total = ActorSums::default();
+        units.iter().for_each(|unit| total.merge(unit));
+        Step {
+            skipped: report.skipped_non_finite,
+            non_finite: report.skipped_non_finite,
+            grad_norm: if report.grad_norm.is_finite() {
+                report.grad_norm
+            } else {
+                0.0
+            },
+            clip_scale: report.clip_scale,
+            metrics: total.metrics(),
+            ..self.skipped(place)
+        }
     }
 
     fn model_units(&self) -> Vec<Unit> {
