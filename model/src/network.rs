@@ -56,7 +56,7 @@ impl Cache {
         }
     }
 
-    /// A copy of its first `tokens`.
+    /// Its first `tokens`, shared with it until one of both changes.
     pub(crate) fn first(&self, tokens: usize) -> Self {
         let layers = self.layers.iter().map(|layer| layer.first(tokens));
         Cache {
