@@ -37,7 +37,7 @@ pub fn report(book: &Book, plan: &Plan) -> String {
     let mut head: Vec<String> = ["set", "items"].map(String::from).to_vec();
     head.push(format!("avg@{}", evaluation.samples));
     head.extend(ks.iter().map(|k| format!("pass@{k}")));
-    let greedy = evaluation.greedy && evaluation.temperature > 0.0;
+    let greedy = evaluation.greedy_beside() > 0;
     head.extend(greedy.then(|| "greedy".to_owned()));
     head.extend(["rounds", "env faults"].map(String::from));
     let mut table = Vec::new();

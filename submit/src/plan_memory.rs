@@ -5,16 +5,19 @@
 //! a formula says *live* it counts what exists at the same time in `model`'s code.
 
 use crate::model_size::ModelSize;
-use crate::plan_sizes::{sequences, tokens_max};
+use crate::plan_sizes::{evaluated_sequences, sequences, tokens_max};
 use crate::text::{bytes, count};
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::plan::Plan;
 
 const F32: u64 = 4;
-/// A worker beside its models and what a stage computes: code, tokenizer, runtime and
+/// A worker beside its models and what a stage computes: code, runtime and
 /// environments (between the stages of the quickstart a process with its three policies has 54 to
 /// 72 MB).
 const PROGRAM_BYTES: u64 = 50_000_000;
+/// What a tokenizer takes, of which every loaded model has its own: 66 to 69 MB were measured
+/// with 151 646 ids of ten letters on average.
+const TOKENIZER_BYTES_PER_ID: u64 = 450;
 /// Policies that a worker keeps in memory: `worker::policies`.
 const RESIDENT_POLICIES: u64 = 3;
 /// Decoded records: ids, masks, the streams of floats and what the file holds of them.
@@ -36,13 +39,16 @@ pub(crate) struct Memory {
     pub(crate) update: u64,
     /// 0 without a critic.
     pub(crate) critic_update: u64,
+    /// 0 where nothing is evaluated.
+    pub(crate) evaluate: u64,
 }
 
 impl Memory {
     /// Of all stages.
     pub(crate) fn largest(&self) -> u64 {
         let training = self.update.max(self.critic_update);
-        self.rollout.max(self.log_probs).max(training)
+        let playing = self.rollout.max(self.evaluate);
+        playing.max(self.log_probs).max(training)
     }
 
     /// For workers with so many compute threads.
@@ -52,14 +58,20 @@ impl Memory {
             model,
             threads,
         };
-        let resident = PROGRAM_BYTES + F32 * (work.policies() + work.critic());
+        let iterations = u64::from(plan.iterations);
+        let resident = work.resident(iterations.max(1));
         Self {
-            rollout: resident + F32 * work.decoding(),
+            rollout: resident + F32 * work.decoding(work.part_sequences()),
             log_probs: resident + F32 * work.scoring(),
             update: resident + work.batch() + F32 * work.training(&work.policy()),
             critic_update: match plan.config.has_critic() {
                 true => resident + work.batch() + F32 * work.training(&work.value_model()),
                 false => 0,
+            },
+            evaluate: match evaluated_sequences(plan) {
+                0 => 0,
+                // The last iteration's policy beside those before it.
+                all => work.resident(iterations + 1) + F32 * work.decoding(all),
             },
         }
     }
@@ -128,20 +140,20 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Resident policies: those made by earlier iterations, up to those that are kept. One is its
-    /// parameters and the rotary table. With an adapter the base is one of them, and each other holds what the adapter is merged into.
-    fn policies(&self) -> u64 {
-        let reference = u64::from(
-            self.plan
-                .config
-                .actor_rollout_ref
-                .reference
-                .model
-                .path
-                .is_some(),
-        );
-        let made = u64::from(self.plan.iterations).max(1) + reference;
-        let kept = made.min(RESIDENT_POLICIES);
+    /// Bytes of what is there in any stage: the program, policies, of which so many have been made
+    /// and the last few are kept, and a critic.
+    fn resident(&self, made: u64) -> u64 {
+        let config = &self.plan.config;
+        let reference = config.actor_rollout_ref.reference.model.path.is_some();
+        let kept = (made + u64::from(reference)).min(RESIDENT_POLICIES);
+        let models = kept + u64::from(config.has_critic());
+        let tokenizers = models * self.model.vocabulary * TOKENIZER_BYTES_PER_ID;
+        PROGRAM_BYTES + tokenizers + F32 * (self.policies(kept) + self.critic())
+    }
+
+    /// Each is its parameters and the rotary table. With an adapter the base is one of
+    /// them, and each other holds what the adapter is merged into.
+    fn policies(&self, kept: u64) -> u64 {
         let m = self.model;
         match m.adapter_rank {
             None => kept * (m.parameters + m.rotary),
@@ -202,9 +214,9 @@ impl Work<'_> {
 
     /// Keys and values of the episodes in flight on every thread, one step of the rows,
     /// and their logits; a tied head turned, once for all threads.
-    fn decoding(&self) -> u64 {
+    fn decoding(&self, sequences: u64) -> u64 {
         let (jobs, m) = (&self.plan.config.jobs, self.model);
-        let own = self.part_sequences().div_ceil(self.threads);
+        let own = sequences.div_ceil(self.threads);
         let rows = own.min(jobs.decode_rows as u64);
         let episodes = own.min(rows * EPISODES_PER_ROW);
         let longest = tokens_max(self.plan).next_multiple_of(CACHE_BLOCK);

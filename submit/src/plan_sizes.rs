@@ -3,7 +3,7 @@
 //! is needed, so these are estimates; the formula of each is beside it.
 
 use crate::model_size::ModelSize;
-use agentgym_jobs::config::Pipeline;
+use agentgym_jobs::config::{EvaluationSet, Pipeline};
 use agentgym_jobs::plan::Plan;
 
 /// Bytes of one token over all records of an iteration: id, mask and sampled
@@ -87,6 +87,14 @@ impl Sizes {
 pub(crate) fn sequences(plan: &Plan) -> u64 {
     let n = u64::from(plan.config.actor_rollout_ref.rollout.n);
     plan.config.data.train_batch_size as u64 * n
+}
+
+/// Sequences of the largest evaluation set: one part plays all of them.
+pub(crate) fn evaluated_sequences(plan: &Plan) -> u64 {
+    let evaluation = &plan.config.evaluation;
+    let tasks = |set: &EvaluationSet| set.ids.resolve("ids").map_or(0, |ids| ids.len()) as u64;
+    let most = evaluation.sets.iter().map(tasks).max().unwrap_or(0);
+    most * u64::from(evaluation.samples + evaluation.greedy_beside())
 }
 
 /// Optimizer steps of an iteration.

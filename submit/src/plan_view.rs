@@ -175,6 +175,10 @@ impl<'a> PlanView<'a> {
                     most => format!(", {} in critic_update", bytes(most)),
                 };
                 let here = config.jobs.workers as u64;
+                let evaluate = match memory.evaluate {
+                    0 => String::new(),
+                    most => format!(", {} in evaluate", bytes(most)),
+                };
                 let beyond = match memory.largest().saturating_mul(here) > self.machine {
                     true => format!(
                         "; {} here may need more than the {} of this machine, where sequences are as long as they may be",
@@ -186,7 +190,7 @@ impl<'a> PlanView<'a> {
                 line(
                     "memory",
                     format!(
-                        "each worker, {} threads: ≤ {} in rollout, {} in log_probs, {} in update{critic}{beyond}",
+                        "each worker, {} threads: ≤ {} in rollout, {} in log_probs, {} in update{critic}{evaluate}{beyond}",
                         self.threads,
                         bytes(memory.rollout),
                         bytes(memory.log_probs),
@@ -312,10 +316,9 @@ impl<'a> PlanView<'a> {
             })
             .collect();
         line("evaluate", sets.join(", "));
-        let greedy = if evaluation.greedy && evaluation.temperature > 0.0 {
-            " + 1 greedy"
-        } else {
-            ""
+        let greedy = match evaluation.greedy_beside() {
+            0 => "",
+            _ => " + 1 greedy",
         };
         if crate::evaluation::is_all(self.plan) {
             let ks: Vec<String> = evaluation
@@ -402,6 +405,7 @@ impl<'a> PlanView<'a> {
                 "records_bytes_max": s.records, "kept_bytes_max": s.kept,
                 "rollout_memory_bytes": memory.rollout, "log_probs_memory_bytes": memory.log_probs,
                 "update_memory_bytes": memory.update, "critic_update_memory_bytes": memory.critic_update,
+                "evaluate_memory_bytes": memory.evaluate,
             })
         });
         let horizon: Vec<u32> = (1..=plan.iterations).map(|n| plan.rounds_max(n)).collect();
@@ -482,7 +486,7 @@ jobs: {rollout_part_tasks: 2}
                         8 samples at T=1 + 1 greedy, 15 rounds; before the warm start and after iterations 0, 10, 20, 25
             parts       283 jobs in all; each iteration 4 rollout (2 tasks each), 4 log_probs, 1 advantage, 1 update
             bytes       each iteration policy 822 kB, optimizer 1.6 MB, records ≤ 934 kB; kept ≤ 31 MB
-            memory      each worker, 2 threads: ≤ 63 MB in rollout, 136 MB in log_probs, 138 MB in update
+            memory      each worker, 2 threads: ≤ 64 MB in rollout, 137 MB in log_probs, 139 MB in update, 163 MB in evaluate
             place       store data, queue redis://h, 1 worker in this process
             not used    trainer.nnodes
         ");

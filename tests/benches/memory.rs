@@ -6,7 +6,12 @@
 #[path = "../suite/memory.rs"]
 mod memory;
 
+use agentgym_model::{Chat, Parameter, Policy, TinyShape, Tokenizer, Weights, parameter_shapes};
+use anyhow::Context as _;
+use candle_core::{Device, Tensor};
 use memory::{FULL, Peak, Played, play};
+use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Some iterations of the quickstart: a worker that keeps as many policies as it ever will.
 const QUICKSTART: [&str; 4] = [
@@ -22,8 +27,47 @@ const LARGE: [&str; 2] = [
     "jobs.unit_tokens=4096",
 ];
 
+/// What [`half_billion`] plays: on two cores, some minutes.
+const FEW: [&str; 6] = [
+    "algorithm.adv_estimator=grpo",
+    "algorithm.use_kl_in_reward=false",
+    "actor_rollout_ref.actor.ppo_epochs=1",
+    "data.train_batch_size=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "evaluation.sets=[{name: one, env: textcraft, ids: 0..2}]",
+];
+
 const CHECKPOINTED: &str = "actor_rollout_ref.model.enable_gradient_checkpointing=true";
 const ADAPTER: &str = "actor_rollout_ref.model.lora_rank=8";
+
+/// Writes a policy of Qwen2.5-0.5B's shape with random weights, and the shipped base's tokenizer,
+/// which has fewer ids.
+fn half_billion(folder: &Path) -> anyhow::Result<()> {
+    let shape = TinyShape {
+        hidden: 896,
+        layers: 24,
+        heads: 14,
+        kv_heads: 2,
+        intermediate: 4864,
+        vocab: 151_936,
+        ..TinyShape::default()
+    };
+    let config = shape.config()?;
+    let mut parameters = BTreeMap::new();
+    for (name, shape) in parameter_shapes(&config) {
+        let count: usize = shape.iter().product();
+        let numbers = match name.contains("norm") {
+            true => vec![1.0; count],
+            false => Tensor::rand(-0.05f32, 0.05, count, &Device::Cpu)?.to_vec1()?,
+        };
+        parameters.insert(name, Parameter::new(shape, numbers));
+    }
+    let weights = Weights::new(parameters);
+    let base = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/base"));
+    let chat = Chat::load(base)?.context("the base has a template")?;
+    Policy::new(config, weights, Tokenizer::load(base)?, chat)?.save(folder)?;
+    Ok(())
+}
 
 fn main() -> anyhow::Result<()> {
     // `cargo test --benches` only wants to see it run.
@@ -33,12 +77,17 @@ fn main() -> anyhow::Result<()> {
     }
     let name = arguments.iter().find(|argument| !argument.starts_with('-'));
     let full = |more: &[&'static str]| [&FULL[..], &LARGE, more].concat();
-    let runs: [(&str, Vec<&str>); 5] = [
+    let folder = tempfile::tempdir()?;
+    let model = format!("actor_rollout_ref.model.path={}", folder.path().display());
+    let large = |more: &[&'static str]| [&FULL[..], &FEW, &[model.as_str()], more].concat();
+    let runs: [(&str, Vec<&str>); 7] = [
         ("quickstart", QUICKSTART.to_vec()),
         ("critic", full(&[])),
         ("critic, checkpointed", full(&[CHECKPOINTED])),
         ("adapter", full(&[ADAPTER])),
         ("adapter, checkpointed", full(&[ADAPTER, CHECKPOINTED])),
+        ("0.5B", large(&[])),
+        ("0.5B, checkpointed", large(&[CHECKPOINTED])),
     ];
     let runtime = tokio::runtime::Runtime::new()?;
     println!(
@@ -48,6 +97,9 @@ fn main() -> anyhow::Result<()> {
     for (run, arguments) in runs {
         if name.is_some_and(|name| name != run) {
             continue;
+        }
+        if arguments.contains(&model.as_str()) && !folder.path().join("config.json").exists() {
+            half_billion(folder.path())?;
         }
         let Played { filled, peaks } = runtime.block_on(play(&arguments))?;
         for (stage, peak) in peaks {

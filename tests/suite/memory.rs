@@ -13,24 +13,28 @@ use std::str::FromStr as _;
 const RUN: &str = "memory";
 
 /// Stage names and the keys of `plan --json`.
-const STAGES: [(&str, &str); 4] = [
+const STAGES: [(&str, &str); 5] = [
     ("rollout", "rollout_memory_bytes"),
     ("log_probs", "log_probs_memory_bytes"),
     ("update", "update_memory_bytes"),
     ("critic_update", "critic_update_memory_bytes"),
+    ("evaluate", "evaluate_memory_bytes"),
 ];
 
 /// Episodes that fill their context of 1024 tokens, with a critic; for a random model, which
 /// writes until it is stopped. Two iterations: in the first rollout there is no critic yet.
-pub(crate) const FULL: [&str; 10] = [
+pub(crate) const FULL: [&str; 13] = [
     "configs/ppo.yaml",
     "actor_rollout_ref.rollout.n=2",
     "actor_rollout_ref.rollout.max_tokens=48",
     "actor_rollout_ref.rollout.max_model_len=1024",
     "data.max_response_length=1024",
+    "jobs.rollout_part_tasks=8",
     "algorithm.rounds_ctrl.rounds=32",
     "sft.steps=0",
-    "evaluation.sets=[]",
+    "evaluation.sets=[{name: one, env: textcraft, ids: 0..8}]",
+    "evaluation.max_rounds=32",
+    "evaluation.samples=2",
     "trainer.total_training_steps=2",
     "trainer.critic_warmup=0",
 ];
@@ -107,7 +111,7 @@ async fn plan_predicts_the_peak_of_every_stage() {
     let shape = "actor_rollout_ref.model.path=tiny?hidden=256&layers=6&intermediate=1024&vocab=512";
     let arguments = [&FULL[..], &[shape, "jobs.threads=2"]].concat();
     let Played { filled, peaks } = play(&arguments).await.unwrap();
-    assert_eq!(peaks.len(), 4);
+    assert_eq!(peaks.len(), 5);
     assert!(filled > 0.9, "sequences fill {filled} of their limit");
     for (
         stage,

@@ -399,6 +399,11 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
+    /// Greedy episodes of each task beside the samples: none where those are greedy.
+    pub fn greedy_beside(&self) -> u32 {
+        u32::from(self.greedy && self.temperature > 0.0)
+    }
+
     /// The k of pass@k, ascending.
     pub fn ks(&self) -> Vec<usize> {
         let default = vec![1, self.samples];

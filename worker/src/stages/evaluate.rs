@@ -93,7 +93,7 @@ pub(super) fn requests(plan: &Plan, set: &EvaluationSet, id: PartId) -> Result<V
     let evaluation = &plan.config.evaluation;
     let rollout = &plan.config.actor_rollout_ref.rollout;
     let ids = set.ids.resolve(&format!("evaluation.sets[{part}].ids"))?;
-    let greedy = greedy_beside(plan);
+    let greedy = evaluation.greedy_beside();
     let mut requests = Vec::with_capacity(ids.len() * (evaluation.samples + greedy) as usize);
     for (index, item_id) in ids.into_iter().enumerate() {
         for sample in 0..evaluation.samples + greedy {
@@ -129,12 +129,6 @@ pub(super) fn requests(plan: &Plan, set: &EvaluationSet, id: PartId) -> Result<V
         }
     }
     Ok(requests)
-}
-
-/// Greedy episodes of each task beside the samples: none where those are greedy.
-fn greedy_beside(plan: &Plan) -> u32 {
-    let evaluation = &plan.config.evaluation;
-    u32::from(evaluation.greedy && evaluation.temperature > 0.0)
 }
 
 fn summarise(
@@ -180,7 +174,7 @@ fn summarise(
         tasks: by_task.len(),
         success,
         stderr,
-        success_greedy: (greedy_beside(plan) > 0).then(|| mean(solved_greedily)),
+        success_greedy: (plan.config.evaluation.greedy_beside() > 0).then(|| mean(solved_greedily)),
         episodes: episodes.len(),
         reward: sampled.reward,
         rounds_mean: sampled.rounds_mean,
