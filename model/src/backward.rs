@@ -73,7 +73,8 @@ pub(crate) struct LayerTape {
 
 impl Network {
     /// Adds to `gradients` every trained parameter's derivative (the head's excepted; a tied
-    /// one's is there already, as the embedding's), given the derivative `grad` by the hidden states that [`Network::hidden`] returned.
+    /// one's is there already, as the embedding's), given the derivative `grad` by the hidden
+    /// states that [`Network::hidden`] returned.
     pub(crate) fn backward(
         &self,
         batch: &Batch,

@@ -8,7 +8,8 @@ use tempfile::TempDir;
 
 /// An episode may be interrupted as often as the server is killed.
 const OFTEN: &str = "actor_rollout_ref.rollout.fault_retries=20";
-/// Calls after which the server is killed, again and again; the run makes more than four times as many.
+/// Calls after which the server is killed, again and again; the run makes more than four times
+/// as many.
 const CALLS: u64 = 130;
 const KILLS: u64 = 4;
 
