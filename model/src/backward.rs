@@ -16,15 +16,16 @@ use crate::network::{Batch, Dense, EMBEDDING, Factors, Layer, Learns, Network, N
 /// What the forward pass leaves for the backward pass.
 #[derive(Debug)]
 pub(crate) struct Tape {
-    layers: Vec<Kept>,
+    pub(crate) layers: Vec<Kept>,
     /// Input of the final norm.
     pub(crate) last: Vec<f32>,
-    checkpoints: bool,
+    /// Whether only inputs are kept.
+    pub(crate) checkpoints: bool,
 }
 
 /// What is kept of a layer.
 #[derive(Debug)]
-enum Kept {
+pub(crate) enum Kept {
     /// Everything.
     Layer(Box<LayerTape>),
     /// Its input alone: the backward pass runs it forward again.
@@ -41,13 +42,6 @@ impl Tape {
             checkpoints,
         }
     }
-
-    pub(crate) fn keep(&mut self, layer: LayerTape) {
-        self.layers.push(match self.checkpoints {
-            true => Kept::Input(layer.x),
-            false => Kept::Layer(Box::new(layer)),
-        });
-    }
 }
 
 /// Rows of one layer. In the last layer `middle`, `gate` and `up` hold the wanted
@@ -56,6 +50,16 @@ impl Tape {
 pub(crate) struct LayerTape {
     /// Input of the layer.
     pub(crate) x: Vec<f32>,
+    pub(crate) attention: AttentionTape,
+    /// Residual stream between attention and MLP.
+    pub(crate) middle: Vec<f32>,
+    pub(crate) gate: Vec<f32>,
+    pub(crate) up: Vec<f32>,
+}
+
+/// The rows of one layer's attention.
+#[derive(Debug)]
+pub(crate) struct AttentionTape {
     /// Queries and keys before their norms, where they have these.
     pub(crate) unnormed: Option<[Vec<f32>; 2]>,
     /// Rotated.
@@ -63,12 +67,7 @@ pub(crate) struct LayerTape {
     /// Rotated.
     pub(crate) keys: Vec<f32>,
     pub(crate) values: Vec<f32>,
-    /// Output of attention.
     pub(crate) mixed: Vec<f32>,
-    /// Residual stream between attention and MLP.
-    pub(crate) middle: Vec<f32>,
-    pub(crate) gate: Vec<f32>,
-    pub(crate) up: Vec<f32>,
 }
 
 impl Network {
@@ -92,7 +91,7 @@ impl Network {
             let rows = wanted.take();
             let tape = match kept {
                 Kept::Layer(tape) => *tape,
-                Kept::Input(x) => self.layer(number, batch, rows, None, x).1,
+                Kept::Input(x) => self.layer_recorded(number, batch, rows, None, x).1,
             };
             grad = self.layer_backward(&self.layers[number], batch, rows, tape, grad, gradients);
         }
@@ -118,7 +117,7 @@ impl Network {
         gradients: &mut Gradients,
     ) -> Vec<f32> {
         // next = middle + down(swiglu(gate(h), up(h))), h = norm(middle)
-        let inner = swiglu(&tape.gate, &tape.up);
+        let inner = swiglu(tape.gate.clone(), &tape.up);
         let grad_inner = layer.down.backward(&inner, &grad, gradients);
         let (mut grad_gate, mut grad_up) = (take(&mut tape.gate), take(&mut tape.up));
         swiglu_backward(&mut grad_gate, &mut grad_up, &grad_inner);
@@ -129,15 +128,16 @@ impl Network {
         self.norm_backward(norm, x, &grad_h, &mut grad, gradients);
 
         // middle = x + output(attention(query(h), key(h), value(h))), h = norm(x)
-        let wanted = rows.map(|rows| select(&tape.mixed, rows, self.heads * self.width));
-        let mixed = wanted.as_deref().unwrap_or(&tape.mixed);
+        let attention = &tape.attention;
+        let wanted = rows.map(|rows| select(&attention.mixed, rows, self.heads * self.width));
+        let mixed = wanted.as_deref().unwrap_or(&attention.mixed);
         let mut grad_mixed = layer.output.backward(mixed, &grad, gradients);
         if let Some(rows) = rows {
             grad_mixed = scatter(&grad_mixed, rows, batch.ids.len());
             grad = scatter(&grad, rows, batch.ids.len());
         }
         let [mut grad_queries, mut grad_keys, grad_values] =
-            self.attention_backward(batch, &tape, &grad_mixed);
+            self.attention_backward(batch, attention, &grad_mixed);
         rope(
             &mut grad_queries,
             &batch.positions,
@@ -152,7 +152,7 @@ impl Network {
             &self.rope,
             true,
         );
-        if let (Some(norms), Some(unnormed)) = (&layer.head_norms, &tape.unnormed) {
+        if let (Some(norms), Some(unnormed)) = (&layer.head_norms, &attention.unnormed) {
             let [by_query, by_key] = norms;
             for (norm, x, grad) in [
                 (by_query, &unnormed[0], &mut grad_queries),
@@ -174,21 +174,26 @@ impl Network {
         grad
     }
 
-    fn attention_backward(&self, batch: &Batch, tape: &LayerTape, grad: &[f32]) -> [Vec<f32>; 3] {
+    fn attention_backward(
+        &self,
+        batch: &Batch,
+        attention: &AttentionTape,
+        grad: &[f32],
+    ) -> [Vec<f32>; 3] {
         let (wide, narrow) = (self.heads * self.width, self.kv_heads * self.width);
-        let mut by_queries = vec![0.0; tape.queries.len()];
-        let mut by_keys = vec![0.0; tape.keys.len()];
-        let mut by_values = vec![0.0; tape.values.len()];
+        let mut by_queries = vec![0.0; attention.queries.len()];
+        let mut by_keys = vec![0.0; attention.keys.len()];
+        let mut by_values = vec![0.0; attention.values.len()];
         let mut row = 0;
         for &length in &batch.lengths {
             let end = row + length;
             let (queries, keys) = (row * wide..end * wide, row * narrow..end * narrow);
             attend_backward(
                 Sequence {
-                    queries: &tape.queries[queries.clone()],
-                    keys: &tape.keys[keys.clone()],
-                    values: &tape.values[keys.clone()],
-                    output: &tape.mixed[queries.clone()],
+                    queries: &attention.queries[queries.clone()],
+                    keys: &attention.keys[keys.clone()],
+                    values: &attention.values[keys.clone()],
+                    output: &attention.mixed[queries.clone()],
                     grad: &grad[queries.clone()],
                 },
                 self.heads,

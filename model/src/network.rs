@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::backward::{LayerTape, Tape};
+use crate::backward::{AttentionTape, Kept, LayerTape, Tape};
 use crate::kernels::attention::{KeyValues, attend};
 use crate::kernels::dense::{self, Sizes};
 use crate::kernels::matmul::View;
@@ -150,8 +150,8 @@ pub(crate) struct Layer {
     pub(crate) down: Dense,
 }
 
-/// A model's parameters in the order they are used.
-#[derive(Debug)]
+/// A model's parameters in the order they are used; a clone shares them.
+#[derive(Debug, Clone)]
 pub(crate) struct Network {
     pub(crate) embedding: Numbers,
     pub(crate) layers: Vec<Layer>,
@@ -159,7 +159,7 @@ pub(crate) struct Network {
     /// `[hidden, vocabulary]`; none where the embedding is the head too, or there is none.
     pub(crate) head: Option<Numbers>,
     /// The embedding turned, while somebody generates with it.
-    turned: Mutex<Weak<Vec<f32>>>,
+    turned: Arc<Mutex<Weak<Vec<f32>>>>,
     pub(crate) rope: Arc<RopeTable>,
     pub(crate) hidden: usize,
     pub(crate) heads: usize,
@@ -257,7 +257,7 @@ impl Network {
             layers,
             norm: norm("model.norm.weight".to_owned())?,
             head,
-            turned: Mutex::default(),
+            turned: Arc::default(),
             rope,
             hidden: config.hidden_size,
             heads: config.num_attention_heads,
@@ -358,11 +358,19 @@ impl Network {
             // The last layer's rows go their own ways: only the wanted ones are needed.
             let wanted = (number + 1 == self.layers.len()).then_some(rows);
             let caches = caches.as_deref_mut();
-            let (next, layer) = self.layer(number, batch, wanted, caches, x);
-            if let Some(tape) = &mut tape {
-                tape.keep(layer);
-            }
-            x = next;
+            x = match &mut tape {
+                Some(tape) if !tape.checkpoints => {
+                    let (next, layer) = self.layer_recorded(number, batch, wanted, caches, x);
+                    tape.layers.push(Kept::Layer(Box::new(layer)));
+                    next
+                }
+                tape => {
+                    if let Some(tape) = tape {
+                        tape.layers.push(Kept::Input(x.clone()));
+                    }
+                    self.layer(number, batch, wanted, caches, x)
+                }
+            };
         }
         let normed = rms_norm(&x, &self.norm.weight, self.eps);
         if let Some(tape) = tape {
@@ -371,9 +379,31 @@ impl Network {
         normed
     }
 
-    /// One layer: its output, and what its backward pass needs. Of the output,
-    /// and of what follows attention, only the `wanted` rows, if these are named.
-    pub(crate) fn layer(
+    /// One layer's output; what it computes on the way is freed as soon as it has been read.
+    /// Of the output, and of what follows attention, only the `wanted` rows, if these are named.
+    fn layer(
+        &self,
+        number: usize,
+        batch: &Batch,
+        wanted: Option<&[u32]>,
+        caches: Option<&mut [&mut Cache]>,
+        x: Vec<f32>,
+    ) -> Vec<f32> {
+        let layer = &self.layers[number];
+        let attention = self.attention(number, batch, caches, &x);
+        let mut stream = match wanted {
+            Some(rows) => select(&x, rows, self.hidden),
+            None => x,
+        };
+        self.add_attended(layer, &attention, wanted, &mut stream);
+        drop(attention);
+        let (gate, up) = self.gate_and_up(layer, &stream);
+        layer.down.add_to(&mut stream, &swiglu(gate, &up));
+        stream
+    }
+
+    /// The same, with what its backward pass needs.
+    pub(crate) fn layer_recorded(
         &self,
         number: usize,
         batch: &Batch,
@@ -382,41 +412,68 @@ impl Network {
         x: Vec<f32>,
     ) -> (Vec<f32>, LayerTape) {
         let layer = &self.layers[number];
-        let h = rms_norm(&x, &layer.input_norm.weight, self.eps);
-        let mut queries = layer.query.apply(&h);
-        let mut keys = layer.key.apply(&h);
-        let values = layer.value.apply(&h);
-        let unnormed = self.norm_heads(layer, &mut queries, &mut keys);
-        for (rows, heads) in [(&mut queries, self.heads), (&mut keys, self.kv_heads)] {
-            rope(rows, &batch.positions, heads, &self.rope, false);
-        }
-        let mixed = self.attend(number, batch, caches, (&queries, &keys, &values));
-        let (residual, selected) = match wanted {
-            Some(rows) => (
-                select(&x, rows, self.hidden),
-                Some(select(&mixed, rows, self.heads * self.width)),
-            ),
-            None => (x.clone(), None),
+        let attention = self.attention(number, batch, caches, &x);
+        let mut middle = match wanted {
+            Some(rows) => select(&x, rows, self.hidden),
+            None => x.clone(),
         };
-        let mut middle = residual;
-        let attended = selected.as_deref().unwrap_or(&mixed);
-        layer.output.add_to(&mut middle, attended);
-        let h = rms_norm(&middle, &layer.mlp_norm.weight, self.eps);
-        let (gate, up) = (layer.gate.apply(&h), layer.up.apply(&h));
+        self.add_attended(layer, &attention, wanted, &mut middle);
+        let (gate, up) = self.gate_and_up(layer, &middle);
         let mut next = middle.clone();
-        layer.down.add_to(&mut next, &swiglu(&gate, &up));
+        layer.down.add_to(&mut next, &swiglu(gate.clone(), &up));
         let tape = LayerTape {
             x,
-            unnormed,
-            queries,
-            keys,
-            values,
-            mixed,
+            attention,
             middle,
             gate,
             up,
         };
         (next, tape)
+    }
+
+    fn add_attended(
+        &self,
+        layer: &Layer,
+        attention: &AttentionTape,
+        wanted: Option<&[u32]>,
+        stream: &mut [f32],
+    ) {
+        let selected = wanted.map(|rows| select(&attention.mixed, rows, self.heads * self.width));
+        let mixed = selected.as_deref().unwrap_or(&attention.mixed);
+        layer.output.add_to(stream, mixed);
+    }
+
+    fn gate_and_up(&self, layer: &Layer, stream: &[f32]) -> (Vec<f32>, Vec<f32>) {
+        let h = rms_norm(stream, &layer.mlp_norm.weight, self.eps);
+        (layer.gate.apply(&h), layer.up.apply(&h))
+    }
+
+    /// A layer's attention over the rows of `x`, its input.
+    fn attention(
+        &self,
+        number: usize,
+        batch: &Batch,
+        caches: Option<&mut [&mut Cache]>,
+        x: &[f32],
+    ) -> AttentionTape {
+        let layer = &self.layers[number];
+        let h = rms_norm(x, &layer.input_norm.weight, self.eps);
+        let mut queries = layer.query.apply(&h);
+        let mut keys = layer.key.apply(&h);
+        let values = layer.value.apply(&h);
+        drop(h);
+        let unnormed = self.norm_heads(layer, &mut queries, &mut keys);
+        for (rows, heads) in [(&mut queries, self.heads), (&mut keys, self.kv_heads)] {
+            rope(rows, &batch.positions, heads, &self.rope, false);
+        }
+        let mixed = self.attend(number, batch, caches, (&queries, &keys, &values));
+        AttentionTape {
+            unnormed,
+            queries,
+            keys,
+            values,
+            mixed,
+        }
     }
 
     /// Norms every head of queries and keys where the model does; returns what

@@ -226,23 +226,23 @@ impl Work<'_> {
         m.head_copy + self.threads * (cache + step + rows * m.vocabulary)
     }
 
-    /// One pack of every thread, a layer at a time, and a chunk of logits; the layer twice,
-    /// since the pages of the one before, or of threads that have ended, are still there.
+    /// One pack of every thread, a layer at a time, and a chunk of logits.
     fn scoring(&self) -> u64 {
         let longest = tokens_max(self.plan);
         let pack = (self.plan.config.jobs.pack_tokens as u64).max(longest);
         let all = self.part_sequences() * longest;
         let tokens = pack.min(all.div_ceil(self.threads).max(longest));
-        self.threads * (2 * tokens * self.forward() + self.head_chunk())
+        self.threads * (tokens * self.forward() + self.head_chunk())
             + all * RECORD_BYTES_PER_TOKEN / F32
     }
 
-    /// Live in one layer's forward pass, per token: its input and norm, queries and
-    /// attention's output, keys and values as computed and as blocks of the cache, both
-    /// residual streams, gate, up and their product.
+    /// Live in one layer's forward pass, per token: its input and the attention's norm, queries
+    /// and attention's output, keys and values as computed and as blocks of the cache; then, while
+    /// the pages of that are still there, the MLP's norm, gate and up, and the room of one that
+    /// what is smaller has broken up.
     fn forward(&self) -> u64 {
         let m = self.model;
-        4 * m.hidden + 2 * m.query_width + 4 * m.kv_width + 3 * m.intermediate
+        3 * m.hidden + 2 * m.query_width + 4 * m.kv_width + 3 * m.intermediate
     }
 
     /// What the forward pass keeps of a layer, per token: input, queries, keys, values,
@@ -273,11 +273,11 @@ impl Work<'_> {
     }
 
     /// A gradient unit on one thread: all tapes and the last layer's backward pass;
-    /// with checkpoints every layer's input and one layer.
+    /// with checkpoints every layer's input and one layer, forward and back.
     fn unit(&self, trained: &Trained, tokens: u64) -> u64 {
         let m = self.model;
         let tapes = match trained.checkpointed {
-            true => m.layers * m.hidden + self.tape() + self.forward() / 2,
+            true => (m.layers + 1) * m.hidden + self.tape() + m.intermediate,
             false => m.layers * self.tape(),
         };
         tokens * (tapes + self.backward() + 2 * m.hidden) + self.head_chunk()

@@ -148,18 +148,17 @@ pub(crate) fn rope(
     );
 }
 
-/// silu(gate) · up.
-pub(crate) fn swiglu(gate: &[f32], up: &[f32]) -> Vec<f32> {
-    let mut y = vec![0.0; gate.len()];
+/// silu(gate) · up, in the place of `gate`.
+pub(crate) fn swiglu(mut gate: Vec<f32>, up: &[f32]) -> Vec<f32> {
     vectorised(
         #[inline(always)]
         || {
-            for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
-                *y = gate * up / (1.0 + exp(-gate));
+            for (gate, up) in gate.iter_mut().zip(up) {
+                *gate = *gate * up / (1.0 + exp(-*gate));
             }
         },
     );
-    y
+    gate
 }
 
 /// Derivatives of [`swiglu`]: puts them in the place of `gate` and `up`.
