@@ -11,7 +11,7 @@ use std::path::Path;
 
 use crate::adamw::{AdamW, StepReport};
 use crate::gradients::{Gradients, UnitGradients, over_units, over_units_in_place};
-use crate::optimizer::Optimizer;
+use crate::learner::Learner;
 use crate::parallel::{self, ComputeOptions};
 use crate::score::{ScoreRequest, pack};
 use crate::teacher_forced::{TeacherForced, check_sequence};
@@ -167,21 +167,20 @@ pub type ValueCoefficients<'a> = dyn Fn(usize, &[Vec<f32>]) -> Vec<Vec<f64>> + S
 /// A critic under training and its optimizer state.
 #[derive(Debug)]
 pub struct CriticTrainer {
-    critic: Critic,
-    optimizer: Optimizer,
+    learner: Learner,
 }
 
 impl CriticTrainer {
     /// Starts with a fresh optimizer state.
     pub fn new(critic: Critic, options: AdamW) -> Self {
-        let optimizer = Optimizer::new(options, critic.model.trained_shapes());
-        CriticTrainer { critic, optimizer }
+        let learner = Learner::new(critic.model, options);
+        CriticTrainer { learner }
     }
 
     /// Carries on with the optimizer state in `dir`.
     pub fn with_state(critic: Critic, options: AdamW, dir: &Path) -> Result<Self> {
-        let optimizer = Optimizer::load(options, critic.model.trained_shapes(), dir)?;
-        Ok(CriticTrainer { critic, optimizer })
+        let learner = Learner::with_state(critic.model, options, dir)?;
+        Ok(CriticTrainer { learner })
     }
 
     /// One optimizer step on a minibatch cut into units.
@@ -192,30 +191,9 @@ impl CriticTrainer {
         coefficients: &ValueCoefficients<'_>,
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
-        let (stepped, tokens) = match self.critic.model.gpu().cloned() {
-            Some(gpu) => {
-                let unit = self.unit_by_number(units, coefficients, options);
-                let (gradients, tokens) = over_units_in_place(options, units.len(), unit)?;
-                // The head is the processor's, its gradient too.
-                let mut all = gradients.gpu;
-                all.extend(gradients.host.upload(&gpu)?);
-                let weights = self.critic.weights();
-                let stepped = self.optimizer.step_on_gpu(&gpu, weights, all, lr)?;
-                (stepped, tokens)
-            }
-            None => {
-                let (gradients, tokens) = self.gradients(units, coefficients, options)?;
-                let weights = self.critic.weights();
-                let stepped = self.optimizer.step(weights, gradients, lr, options)?;
-                (stepped, tokens)
-            }
-        };
-        let (report, weights) = stepped;
-        if let Some(weights) = weights {
-            let critic = self.critic.with_weights(weights)?;
-            let old = std::mem::replace(&mut self.critic, critic);
-            old.model.give_memory_to(self.optimizer.spare());
-        }
+        let unit = self.unit_by_number(units, coefficients, options);
+        let (gradients, tokens) = over_units_in_place(options, units.len(), unit)?;
+        let report = self.learner.step(gradients, lr, options)?;
         Ok(StepReport { tokens, ..report })
     }
 
@@ -238,22 +216,25 @@ impl CriticTrainer {
         coefficients: &'a ValueCoefficients<'_>,
         options: &'a ComputeOptions<'_>,
     ) -> impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync + 'a {
+        let model = self.learner.model().clone();
+        let critic = Critic { model };
         move |number| {
             let ask = |values: &[Vec<f32>]| coefficients(number, values);
-            self.unit_gradients(&units[number], options, ask)
+            self.unit_gradients(&critic, &units[number], options, ask)
         }
     }
 
     fn unit_gradients(
         &self,
+        critic: &Critic,
         unit: &Unit,
         options: &ComputeOptions<'_>,
         ask: impl Fn(&[Vec<f32>]) -> Vec<Vec<f64>>,
     ) -> Result<(Option<UnitGradients>, usize)> {
-        let (network, head) = (self.critic.model.network(), self.critic.head()?);
+        let (network, head) = (critic.model.network(), critic.head()?);
         let requests = unit.sequences.iter().map(TrainSequence::request);
         for (number, request) in requests.clone().enumerate() {
-            self.critic
+            critic
                 .check(&request)
                 .map_err(|message| Error::Request(format!("sequence {number}: {message}")))?;
         }
@@ -263,7 +244,7 @@ impl CriticTrainer {
         }
         // Asked once, also where the unit is computed again.
         let mut asked = None;
-        let gradients = where_it_fits(self.critic.model.gpu(), options, |checkpointed| {
+        let gradients = where_it_fits(critic.model.gpu(), options, |checkpointed| {
             let (states, tape) = forced.states_recorded(network, checkpointed)?;
             let by_value = match &asked {
                 Some(by_value) => by_value,
@@ -275,7 +256,7 @@ impl CriticTrainer {
             if by_value.iter().all(|&coefficient| coefficient == 0.0) {
                 return Ok(None);
             }
-            let mut gradients = Gradients::new(self.optimizer.spare());
+            let mut gradients = Gradients::new(self.learner.spare());
             let (by_states, by_weight, by_bias) = head.backward(&states, by_value);
             gradients.insert(HEAD_WEIGHT, by_weight);
             gradients.insert(HEAD_BIAS, vec![by_bias]);
@@ -286,18 +267,29 @@ impl CriticTrainer {
         Ok((gradients, forced.tokens()))
     }
 
-    /// The critic as of the last step.
-    pub fn critic(&self) -> &Critic {
-        &self.critic
+    /// The critic as of the last step; later steps do not change it.
+    ///
+    /// # Errors
+    /// The GPU that has it is lost.
+    pub fn critic(&mut self) -> Result<Critic> {
+        let model = self.learner.fetch()?.clone();
+        Ok(Critic { model })
     }
 
     /// The critic as of the last step.
-    pub fn into_critic(self) -> Critic {
-        self.critic
+    ///
+    /// # Errors
+    /// The GPU that has it is lost.
+    pub fn into_critic(self) -> Result<Critic> {
+        let model = self.learner.into_model()?;
+        Ok(Critic { model })
     }
 
     /// Writes `state.safetensors` into `dir`, for [`CriticTrainer::with_state`].
+    ///
+    /// # Errors
+    /// The file cannot be written, or the GPU that has the state is lost.
     pub fn save_optimizer(&self, dir: &Path) -> Result<()> {
-        self.optimizer.save(dir)
+        self.learner.save_state(dir)
     }
 }

@@ -246,19 +246,26 @@ impl Adapter {
         Some([self.weights.get(&a)?, self.weights.get(&b)?])
     }
 
+    /// The weights of `base` that it changes, by module, and their factors A and B.
+    pub(crate) fn adapted<'a>(
+        &'a self,
+        base: &'a Weights,
+    ) -> impl Iterator<Item = (&'a str, &'a Parameter, [&'a Parameter; 2])> {
+        base.iter().filter_map(|(name, parameter)| {
+            let module = name.strip_suffix(".weight")?;
+            Some((module, parameter, self.factors(module)?))
+        })
+    }
+
     /// The base's weights with every adapted one replaced by W + s·A·B: one
     /// rounded product, the same wherever it is made.
     pub(crate) fn merge(&self, base: &Weights) -> Weights {
         let mut merged = base.clone();
         let scale = self.options.scale();
-        for (name, parameter) in base.iter() {
-            let module = name.strip_suffix(".weight").unwrap_or(name);
-            let Some([a, b]) = self.factors(module) else {
-                continue;
-            };
+        for (module, parameter, [a, b]) in self.adapted(base) {
             let (inner, width) = (parameter.shape()[0], parameter.shape()[1]);
             let scaled: Vec<f32> = a.numbers().iter().map(|x| x * scale).collect();
-            merged.replace(name, |old| {
+            merged.replace(&format!("{module}.weight"), |old| {
                 let mut sum = old.to_vec();
                 let factors = (
                     View::new(&scaled, inner, self.options.rank),

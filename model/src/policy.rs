@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::gpu::Gpu;
+use crate::gpu::{self, Gpu};
 use crate::gradients::Spare;
 use crate::network::{Network, rope_table};
-use crate::{Adapter, Chat, Device, Error, ModelConfig, Result, Tokenizer, Weights};
+use crate::{
+    Adapter, Chat, Device, Error, ModelConfig, Parameter, Result, Tokenizer, Weights, critic,
+};
 
 const GENERATION_CONFIG: &str = "generation_config.json";
 
@@ -202,6 +204,36 @@ impl Policy {
             Some(adapter) => self.with_adapter(adapter.with_weights(weights)),
             None => self.with_weights(weights),
         }
+    }
+
+    /// The same with the numbers that training on the GPU has given it; its network there has
+    /// them.
+    pub(crate) fn with_fetched(&self, weights: Weights) -> Result<Self> {
+        let here = Policy {
+            device: Device::cpu(),
+            ..self.clone()
+        };
+        let mut policy = here.with_trained(weights)?;
+        policy.device = self.device.clone();
+        Arc::make_mut(&mut policy.network).gpu = self.network.gpu.clone();
+        Ok(policy)
+    }
+
+    /// The network on the GPU takes over what was trained there; of the numbers here only those
+    /// that the processor computes with do, a critic's head.
+    pub(crate) fn renew_on_gpu(&mut self, trained: &gpu::Trained) -> Result<()> {
+        if let Some(network) = &mut Arc::make_mut(&mut self.network).gpu {
+            Arc::make_mut(network).renew(trained)?;
+        }
+        let heads = [critic::HEAD_WEIGHT, critic::HEAD_BIAS];
+        trained.fetch(&mut self.weights, |name| heads.contains(&name))
+    }
+
+    /// The dense weights without the adapter that is added to them, by module.
+    pub(crate) fn adapted(&self) -> impl Iterator<Item = (&str, &Parameter)> {
+        let adapted = self.adapted.iter();
+        let modules = adapted.flat_map(|adapted| adapted.adapter.adapted(&adapted.base));
+        modules.map(|(module, parameter, _)| (module, parameter))
     }
 
     /// What training changes, given up: memory that nobody else holds is for the gradients to come.

@@ -12,7 +12,7 @@ use crate::gpu::Gpu;
 use crate::gradients::{
     Gradients, PartialSum, Spare, UnitGradients, over_some_units, over_units, over_units_in_place,
 };
-use crate::optimizer::{Optimizer, Stepped};
+use crate::learner::Learner;
 use crate::parallel::ComputeOptions;
 use crate::score::ScoreRequest;
 use crate::teacher_forced::{Streams, TeacherForced, check_sequence, check_temperature};
@@ -69,15 +69,15 @@ pub type Coefficients<'a> = dyn Fn(usize, &UnitStreams) -> UnitCoefficients + Sy
 /// A policy under training and its optimizer state. Of a policy with an adapter
 /// the adapter alone is trained.
 pub struct Trainer {
-    policy: Policy,
-    optimizer: Optimizer,
+    learner: Learner,
 }
 
 impl std::fmt::Debug for Trainer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let trained = self.learner.model().trained_weights();
         f.debug_struct("Trainer")
-            .field("trained", &self.policy.trained_weights().parameter_count())
-            .field("steps", &self.optimizer.steps())
+            .field("trained", &trained.parameter_count())
+            .field("steps", &self.learner.steps())
             .finish_non_exhaustive()
     }
 }
@@ -85,14 +85,14 @@ impl std::fmt::Debug for Trainer {
 impl Trainer {
     /// Starts with a fresh optimizer state.
     pub fn new(policy: Policy, options: AdamW) -> Self {
-        let optimizer = Optimizer::new(options, policy.trained_shapes());
-        Trainer { policy, optimizer }
+        let learner = Learner::new(policy, options);
+        Trainer { learner }
     }
 
     /// Carries on with the optimizer state in `dir`.
     pub fn with_state(policy: Policy, options: AdamW, dir: &Path) -> Result<Self> {
-        let optimizer = Optimizer::load(options, policy.trained_shapes(), dir)?;
-        Ok(Trainer { policy, optimizer })
+        let learner = Learner::with_state(policy, options, dir)?;
+        Ok(Trainer { learner })
     }
 
     /// One optimizer step on a minibatch cut into units.
@@ -104,19 +104,11 @@ impl Trainer {
         coefficients: &Coefficients<'_>,
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
-        if let Some(gpu) = self.policy.gpu().cloned() {
-            check_temperature(temperature)?;
-            let pass = self.pass(units, temperature, coefficients, options);
-            let unit = |number| pass.unit(number);
-            let (gradients, tokens) = over_units_in_place(options, units.len(), unit)?;
-            let weights = self.policy.trained_weights();
-            let (optimizer, gradients) = (&mut self.optimizer, gradients.gpu);
-            let stepped = optimizer.step_on_gpu(&gpu, weights, gradients, lr)?;
-            let report = self.take(stepped)?;
-            return Ok(StepReport { tokens, ..report });
-        }
-        let (gradients, tokens) = self.gradients(units, temperature, coefficients, options)?;
-        let report = self.step_along(gradients, lr, options)?;
+        check_temperature(temperature)?;
+        let pass = self.pass(units, temperature, coefficients, options);
+        let unit = |number| pass.unit(number);
+        let (gradients, tokens) = over_units_in_place(options, units.len(), unit)?;
+        let report = self.learner.step(gradients, lr, options)?;
         Ok(StepReport { tokens, ..report })
     }
 
@@ -131,30 +123,8 @@ impl Trainer {
         lr: f64,
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
-        self.step_along(PartialSum::whole(parts)?, lr, options)
-    }
-
-    fn step_along(
-        &mut self,
-        gradients: Gradients,
-        lr: f64,
-        options: &ComputeOptions<'_>,
-    ) -> Result<StepReport> {
-        let (weights, optimizer) = (self.policy.trained_weights(), &mut self.optimizer);
-        let stepped = match self.policy.gpu() {
-            Some(gpu) => optimizer.step_on_gpu(gpu, weights, gradients.upload(gpu)?, lr),
-            None => optimizer.step(weights, gradients, lr, options),
-        };
-        self.take(stepped?)
-    }
-
-    fn take(&mut self, (report, weights): Stepped) -> Result<StepReport> {
-        if let Some(weights) = weights {
-            let policy = self.policy.with_trained(weights)?;
-            let old = std::mem::replace(&mut self.policy, policy);
-            old.give_memory_to(self.optimizer.spare());
-        }
-        Ok(report)
+        let gradients = PartialSum::whole(parts)?;
+        self.learner.step(gradients.into(), lr, options)
     }
 
     fn pass<'a>(
@@ -165,12 +135,12 @@ impl Trainer {
         options: &'a ComputeOptions<'_>,
     ) -> Pass<'a> {
         Pass {
-            policy: &self.policy,
+            policy: self.learner.model(),
             units,
             temperature,
             coefficients,
             options,
-            spare: Arc::clone(self.optimizer.spare()),
+            spare: Arc::clone(self.learner.spare()),
         }
     }
 
@@ -194,28 +164,37 @@ impl Trainer {
     /// The file is missing, or of another model.
     pub fn read_partial(&self, dir: &Path) -> Result<PartialSum> {
         let size = |(name, shape): (String, Vec<usize>)| (name, shape.iter().product());
-        let sizes = self.policy.trained_shapes().into_iter().map(size);
+        let sizes = self.learner.model().trained_shapes().into_iter().map(size);
         PartialSum::load(dir, &sizes.collect())
     }
 
     /// The policy as of the last step; later steps do not change it.
-    pub fn policy(&self) -> Policy {
-        self.policy.clone()
+    ///
+    /// # Errors
+    /// The GPU that has it is lost.
+    pub fn policy(&mut self) -> Result<Policy> {
+        self.learner.fetch().cloned()
     }
 
     /// The policy as of the last step.
-    pub fn into_policy(self) -> Policy {
-        self.policy
+    ///
+    /// # Errors
+    /// The GPU that has it is lost.
+    pub fn into_policy(self) -> Result<Policy> {
+        self.learner.into_model()
     }
 
     /// Optimizer steps made, those before a resume included.
     pub fn optimizer_steps(&self) -> u64 {
-        self.optimizer.steps()
+        self.learner.steps()
     }
 
     /// Writes `state.safetensors` into `dir`, for [`Trainer::with_state`].
+    ///
+    /// # Errors
+    /// The file cannot be written, or the GPU that has the state is lost.
     pub fn save_optimizer(&self, dir: &Path) -> Result<()> {
-        self.optimizer.save(dir)
+        self.learner.save_state(dir)
     }
 }
 

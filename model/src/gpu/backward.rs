@@ -19,17 +19,18 @@ pub(crate) type Gradients = BTreeMap<String, Buffer>;
 /// What the forward pass leaves for the backward pass.
 #[derive(Debug)]
 pub(crate) struct Tape {
-    layers: Vec<Kept>,
+    pub(super) layers: Vec<Kept>,
     /// Input of the final norm.
     pub(super) last: Option<Matrix>,
     /// The batch, and its wanted rows.
     pub(super) rows: Option<(Rows, Buffer<u32>)>,
-    checkpoints: bool,
+    /// Whether only inputs are kept.
+    pub(super) checkpoints: bool,
 }
 
 /// What is kept of a layer: everything, or its input alone.
 #[derive(Debug)]
-enum Kept {
+pub(super) enum Kept {
     Layer(Box<LayerTape>),
     Input(Matrix),
 }
@@ -43,19 +44,21 @@ impl Tape {
             checkpoints,
         }
     }
-
-    pub(super) fn keep(&mut self, layer: LayerTape) {
-        self.layers.push(match self.checkpoints {
-            true => Kept::Input(layer.x),
-            false => Kept::Layer(Box::new(layer)),
-        });
-    }
 }
 
 /// Rows of one layer, as in `crate::backward::LayerTape`.
 #[derive(Debug)]
 pub(super) struct LayerTape {
     pub(super) x: Matrix,
+    pub(super) attention: AttentionTape,
+    pub(super) middle: Matrix,
+    pub(super) gate: Matrix,
+    pub(super) up: Matrix,
+}
+
+/// Rows of one layer's attention.
+#[derive(Debug)]
+pub(super) struct AttentionTape {
     pub(super) unnormed: Option<[Matrix; 2]>,
     pub(super) queries: Operands,
     pub(super) keys: Operands,
@@ -63,9 +66,6 @@ pub(super) struct LayerTape {
     pub(super) mixed: Operands,
     /// `[row][head]`, logarithms of the sums of attention's weights.
     pub(super) log_sums: Buffer,
-    pub(super) middle: Matrix,
-    pub(super) gate: Matrix,
-    pub(super) up: Matrix,
 }
 
 /// A packed batch of whole sequences, and the blocks of attention's derivative.
@@ -124,7 +124,7 @@ impl Network {
             let wanted = wanted.take();
             let tape = match kept {
                 Kept::Layer(tape) => *tape,
-                Kept::Input(x) => self.layer(number, &rows, wanted, x)?.1,
+                Kept::Input(x) => self.layer_recorded(number, &rows, wanted, x)?.1,
             };
             let layer = &self.layers[number];
             grad = self.layer_backward(layer, &packed, wanted, tape, grad, gradients)?;
@@ -187,22 +187,23 @@ impl Network {
         self.norm_backward(&layer.mlp_norm, &tape.middle, &grad_h, to, gradients)?;
 
         // middle = x + output(attention(query(h), key(h), value(h))), h = norm(x)
+        let attention = &tape.attention;
         let selected = match wanted {
-            Some(wanted) => Some(tape.mixed.select(wanted)?),
+            Some(wanted) => Some(attention.mixed.select(wanted)?),
             None => None,
         };
-        let mixed = selected.as_ref().unwrap_or(&tape.mixed);
+        let mixed = selected.as_ref().unwrap_or(&attention.mixed);
         let mut grad_mixed = (layer.output).backward(mixed, &grad.operands()?, gradients)?;
         if let Some(wanted) = wanted {
             grad_mixed = grad_mixed.scatter(wanted, rows.count)?;
             grad = grad.scatter(wanted, rows.count)?;
         }
         let [mut grad_queries, mut grad_keys, grad_values] =
-            self.attention_backward(packed, &tape, &grad_mixed)?;
+            self.attention_backward(packed, attention, &grad_mixed)?;
         grad_queries.rotate_back(&rows.positions, &self.angles)?;
         grad_keys.rotate_back(&rows.positions, &self.angles)?;
         if let (Some([by_query, by_key]), Some([queries, keys])) =
-            (&layer.head_norms, &tape.unnormed)
+            (&layer.head_norms, &attention.unnormed)
         {
             for (norm, x, grad) in [
                 (by_query, queries, &mut grad_queries),
@@ -231,18 +232,22 @@ impl Network {
     fn attention_backward(
         &self,
         packed: &Packed<'_>,
-        tape: &LayerTape,
+        attention: &AttentionTape,
         grad: &Matrix,
     ) -> Result<[Matrix; 3]> {
         let like = |matrix: &Operands| self.gpu.matrix::<f32>(matrix.rows(), matrix.width());
-        let [by_queries, by_keys, by_values] =
-            [like(&tape.queries)?, like(&tape.keys)?, like(&tape.values)?];
-        let rows = tape.queries.rows();
+        let [by_queries, by_keys, by_values] = [
+            like(&attention.queries)?,
+            like(&attention.keys)?,
+            like(&attention.values)?,
+        ];
+        let rows = attention.queries.rows();
         let deltas = self.gpu.buffer::<f32>(rows * self.heads)?;
         let kernels = Kernels::of(self.width);
-        let inputs = [&tape.queries, &tape.keys, &tape.values].map(Operands::pointer);
-        let (log_sums, deltas) = (tape.log_sums.pointer(), deltas.pointer());
-        let (mixed, grad) = (tape.mixed.pointer(), grad.pointer());
+        let inputs =
+            [&attention.queries, &attention.keys, &attention.values].map(Operands::pointer);
+        let (log_sums, deltas) = (attention.log_sums.pointer(), deltas.pointer());
+        let (mixed, grad) = (attention.mixed.pointer(), grad.pointer());
         let launch = |kernel: tiles::Kernel, blocks, list: &Buffer<u32>, others: &[Argument]| {
             self.gpu.launch(&Launch {
                 kernel: kernel.name,

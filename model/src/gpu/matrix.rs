@@ -385,11 +385,15 @@ impl Angles {
 impl Buffer {
     /// A rounded copy.
     pub(crate) fn operands(&self) -> Result<Buffer<Operand>> {
-        let gpu = self.gpu();
-        let operands = gpu.buffer::<Operand>(self.length())?;
-        let arguments = [self.pointer(), operands.pointer()];
-        gpu.each("to_operands", self.length(), &arguments)?;
+        let operands = self.gpu().buffer(self.length())?;
+        self.round_into(&operands)?;
         Ok(operands)
+    }
+
+    /// Writes its numbers, rounded, into `operands`.
+    pub(crate) fn round_into(&self, operands: &Buffer<Operand>) -> Result<()> {
+        let arguments = [self.pointer(), operands.pointer()];
+        self.gpu().each("to_operands", self.length(), &arguments)
     }
 
     /// self += x.

@@ -47,7 +47,7 @@ pub(crate) use backward::{Gradients, Tape};
 pub(crate) use cache::Cache;
 pub(crate) use matrix::{Matrix, Operands};
 pub(crate) use network::Network;
-pub(crate) use optimizer::{Optimizer, norm};
+pub(crate) use optimizer::{Trained, norm};
 
 /// Opens GPU `number`, to compute products of `dtype`.
 ///

@@ -4,34 +4,38 @@
 use std::sync::Arc;
 
 use super::backend::{Argument, Buffer, Gpu, Launch, Operand};
-use super::backward::{LayerTape, Tape};
+use super::backward::{AttentionTape, Kept, LayerTape, Tape};
 use super::cache::{Cache, Table};
 use super::matrix::{Angles, Matrix, Operands};
+use super::optimizer::Trained;
 use super::products::Dense;
 use super::tiles::{self, Kernels, Tiles};
-use crate::network::{self, Batch, Learns};
+use crate::network::{self, Batch, EMBEDDING, HEAD, Learns};
 use crate::{Error, Result};
 
+/// Numbers of a parameter. Networks share them until training writes one's own.
+type Shared<T = f32> = Arc<Buffer<T>>;
+
 /// A norm's weight.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Norm {
     pub(super) name: String,
-    pub(super) weight: Buffer,
+    pub(super) weight: Shared,
 }
 
 /// A dense layer.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Linear {
     pub(super) name: String,
     pub(super) inner: usize,
     pub(super) width: usize,
-    pub(super) weight: Buffer<Operand>,
-    pub(super) bias: Option<Buffer>,
+    pub(super) weight: Shared<Operand>,
+    pub(super) bias: Option<Shared>,
     pub(super) learns: Learning,
 }
 
 /// What training changes of a dense layer.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Learning {
     All,
     Nothing,
@@ -39,11 +43,11 @@ pub(super) enum Learning {
 }
 
 /// The adapter of a dense layer; A is `[in, rank]`, B `[rank, out]`.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Factors {
     pub(super) names: [String; 2],
-    pub(super) a: Buffer<Operand>,
-    pub(super) b: Buffer<Operand>,
+    pub(super) a: Shared<Operand>,
+    pub(super) b: Shared<Operand>,
     pub(super) rank: usize,
     pub(super) scale: f32,
 }
@@ -54,9 +58,9 @@ impl Linear {
             name: dense.name.clone(),
             inner: dense.sizes.inner,
             width: dense.sizes.width,
-            weight: gpu.upload_operands(&dense.weight)?,
+            weight: Arc::new(gpu.upload_operands(&dense.weight)?),
             bias: match &dense.bias {
-                Some(bias) => Some(gpu.upload(bias)?),
+                Some(bias) => Some(Arc::new(gpu.upload(bias)?)),
                 None => None,
             },
             learns: match &dense.learns {
@@ -64,13 +68,32 @@ impl Linear {
                 Learns::Nothing => Learning::Nothing,
                 Learns::Factors(factors) => Learning::Factors(Factors {
                     names: factors.names.clone(),
-                    a: gpu.upload_operands(&factors.a)?,
-                    b: gpu.upload_operands(&factors.b)?,
+                    a: Arc::new(gpu.upload_operands(&factors.a)?),
+                    b: Arc::new(gpu.upload_operands(&factors.b)?),
                     rank: factors.rank,
                     scale: factors.scale,
                 }),
             },
         })
+    }
+
+    fn renew(&mut self, trained: &Trained) -> Result<()> {
+        match &mut self.learns {
+            Learning::All => {
+                trained.renew_operands(&format!("{}.weight", self.name), &mut self.weight)?;
+                if let Some(bias) = &mut self.bias {
+                    trained.renew_numbers(&format!("{}.bias", self.name), bias)?;
+                }
+            }
+            Learning::Factors(factors) => {
+                let [a, b] = &factors.names;
+                trained.renew_operands(a, &mut factors.a)?;
+                trained.renew_operands(b, &mut factors.b)?;
+                trained.merge(&self.name, factors, &mut self.weight)?;
+            }
+            Learning::Nothing => {}
+        }
+        Ok(())
     }
 
     pub(super) fn dense(&self) -> Dense<'_> {
@@ -83,11 +106,11 @@ impl Linear {
     }
 
     fn apply(&self, x: &Operands) -> Result<Matrix> {
-        x.times(self.dense(), self.bias.as_ref())
+        x.times(self.dense(), self.bias.as_deref())
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Layer {
     pub(super) input_norm: Norm,
     pub(super) query: Linear,
@@ -101,16 +124,16 @@ pub(super) struct Layer {
     pub(super) down: Linear,
 }
 
-/// A model's parameters in the device's memory.
-#[derive(Debug)]
+/// A model's parameters in the device's memory; a clone shares them.
+#[derive(Debug, Clone)]
 pub(crate) struct Network {
     pub(super) gpu: Gpu,
     /// `[vocabulary, hidden]`
-    pub(super) embedding: Buffer<Operand>,
+    pub(super) embedding: Shared<Operand>,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Norm,
     /// `[hidden, vocabulary]`; none where the embedding is the head too, or there is none.
-    head: Option<Buffer<Operand>>,
+    head: Option<Shared<Operand>>,
     pub(super) angles: Arc<Angles>,
     pub(super) hidden: usize,
     pub(super) vocabulary: usize,
@@ -153,7 +176,7 @@ impl Network {
         let norm = |norm: &network::Norm| {
             Ok::<_, Error>(Norm {
                 name: norm.name.clone(),
-                weight: gpu.upload(&norm.weight)?,
+                weight: Arc::new(gpu.upload(&norm.weight)?),
             })
         };
         let linear = |dense: &network::Dense| Linear::upload(gpu, dense);
@@ -176,11 +199,11 @@ impl Network {
         };
         Ok(Network {
             gpu: gpu.clone(),
-            embedding: gpu.upload_operands(&network.embedding)?,
+            embedding: Arc::new(gpu.upload_operands(&network.embedding)?),
             layers: network.layers.iter().map(layer).collect::<Result<_>>()?,
             norm: norm(&network.norm)?,
             head: match &network.head {
-                Some(head) => Some(gpu.upload_operands(head)?),
+                Some(head) => Some(Arc::new(gpu.upload_operands(head)?)),
                 None => None,
             },
             angles: Arc::new(Angles {
@@ -196,6 +219,37 @@ impl Network {
             eps: network.eps,
             adapted: network.adapted,
         })
+    }
+
+    /// Takes over what `trained` has changed, in memory that no other network reads.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub(crate) fn renew(&mut self, trained: &Trained) -> Result<()> {
+        trained.renew_operands(EMBEDDING, &mut self.embedding)?;
+        if let Some(head) = &mut self.head {
+            trained.renew_operands(HEAD, head)?;
+        }
+        let mut norms = vec![&mut self.norm];
+        for layer in &mut self.layers {
+            norms.extend([&mut layer.input_norm, &mut layer.mlp_norm]);
+            norms.extend(layer.head_norms.iter_mut().flatten());
+            for linear in [
+                &mut layer.query,
+                &mut layer.key,
+                &mut layer.value,
+                &mut layer.output,
+                &mut layer.gate,
+                &mut layer.up,
+                &mut layer.down,
+            ] {
+                linear.renew(trained)?;
+            }
+        }
+        for norm in norms {
+            trained.renew_numbers(&norm.name, &mut norm.weight)?;
+        }
+        Ok(())
     }
 
     /// Numbers for every wanted row, from the processor.
@@ -278,11 +332,19 @@ impl Network {
         for number in 0..self.layers.len() {
             // The last layer's rows go their own ways: only the wanted ones are needed.
             let wanted = (number + 1 == self.layers.len()).then_some(&wanted);
-            let (next, layer) = self.layer(number, &rows, wanted, x)?;
-            if let Some(tape) = &mut tape {
-                tape.keep(layer);
-            }
-            x = next;
+            x = match &mut tape {
+                Some(tape) if !tape.checkpoints => {
+                    let (next, layer) = self.layer_recorded(number, &rows, wanted, x)?;
+                    tape.layers.push(Kept::Layer(Box::new(layer)));
+                    next
+                }
+                tape => {
+                    if let Some(tape) = tape {
+                        tape.layers.push(Kept::Input(x.duplicate()?));
+                    }
+                    self.layer(number, &rows, wanted, x)?
+                }
+            };
         }
         let normed = norm(&x)?;
         if let Some(tape) = tape {
@@ -292,9 +354,30 @@ impl Network {
         Ok(normed)
     }
 
-    /// One layer: its output, of the `wanted` rows if these are named, and what its backward
-    /// pass needs.
-    pub(super) fn layer(
+    /// One layer's output, of the `wanted` rows if these are named; what it computes on the way
+    /// is freed as soon as it has been read.
+    fn layer(
+        &self,
+        number: usize,
+        rows: &Rows,
+        wanted: Option<&Buffer<u32>>,
+        x: Matrix,
+    ) -> Result<Matrix> {
+        let layer = &self.layers[number];
+        let attention = self.attention(number, rows, &x)?;
+        let mut stream = match wanted {
+            Some(wanted) => x.select(wanted)?,
+            None => x,
+        };
+        add_attended(layer, &attention, wanted, &mut stream)?;
+        drop(attention);
+        let (gate, up) = self.gate_and_up(layer, &stream)?;
+        stream.add_times(&gate.swiglu(&up)?, layer.down.dense())?;
+        Ok(stream)
+    }
+
+    /// The same, with what its backward pass needs.
+    pub(super) fn layer_recorded(
         &self,
         number: usize,
         rows: &Rows,
@@ -302,10 +385,38 @@ impl Network {
         x: Matrix,
     ) -> Result<(Matrix, LayerTape)> {
         let layer = &self.layers[number];
+        let attention = self.attention(number, rows, &x)?;
+        let mut middle = match wanted {
+            Some(wanted) => x.select(wanted)?,
+            None => x.duplicate()?,
+        };
+        add_attended(layer, &attention, wanted, &mut middle)?;
+        let (gate, up) = self.gate_and_up(layer, &middle)?;
+        let mut next = middle.duplicate()?;
+        next.add_times(&gate.swiglu(&up)?, layer.down.dense())?;
+        let tape = LayerTape {
+            x,
+            attention,
+            middle,
+            gate,
+            up,
+        };
+        Ok((next, tape))
+    }
+
+    fn gate_and_up(&self, layer: &Layer, stream: &Matrix) -> Result<(Matrix, Matrix)> {
+        let h = stream.norm_operands(&layer.mlp_norm.weight, self.eps)?;
+        Ok((layer.gate.apply(&h)?, layer.up.apply(&h)?))
+    }
+
+    /// A layer's attention over the rows of `x`, its input.
+    fn attention(&self, number: usize, rows: &Rows, x: &Matrix) -> Result<AttentionTape> {
+        let layer = &self.layers[number];
         let h = x.norm_operands(&layer.input_norm.weight, self.eps)?;
         let mut queries = layer.query.apply(&h)?;
         let mut keys = layer.key.apply(&h)?;
         let values = layer.value.apply(&h)?.operands()?;
+        drop(h);
         let unnormed = match &layer.head_norms {
             Some([by_query, by_key]) => {
                 let normed = queries.norm(&by_query.weight, self.eps)?;
@@ -318,28 +429,14 @@ impl Network {
         let queries = queries.rotate(&rows.positions, &self.angles)?;
         let keys = keys.rotate(&rows.positions, &self.angles)?;
         let (mixed, log_sums) = self.attend(number, rows, &queries, &keys, &values)?;
-        let (mut middle, selected) = match wanted {
-            Some(wanted) => (x.select(wanted)?, Some(mixed.select(wanted)?)),
-            None => (x.duplicate()?, None),
-        };
-        middle.add_times(selected.as_ref().unwrap_or(&mixed), layer.output.dense())?;
-        let h = middle.norm_operands(&layer.mlp_norm.weight, self.eps)?;
-        let (gate, up) = (layer.gate.apply(&h)?, layer.up.apply(&h)?);
-        let mut next = middle.duplicate()?;
-        next.add_times(&gate.swiglu(&up)?, layer.down.dense())?;
-        let tape = LayerTape {
-            x,
+        Ok(AttentionTape {
             unnormed,
             queries,
             keys,
             values,
             mixed,
             log_sums,
-            middle,
-            gate,
-            up,
-        };
-        Ok((next, tape))
+        })
     }
 
     /// What attention gives every row, and the logarithms of the sums of its weights.
@@ -413,4 +510,18 @@ impl Network {
     pub(super) fn head_sizes(&self) -> [Argument; 3] {
         [self.heads, self.kv_heads, self.width].map(|size| Argument::Int(size as i32))
     }
+}
+
+fn add_attended(
+    layer: &Layer,
+    attention: &AttentionTape,
+    wanted: Option<&Buffer<u32>>,
+    stream: &mut Matrix,
+) -> Result<()> {
+    let selected = match wanted {
+        Some(wanted) => Some(attention.mixed.select(wanted)?),
+        None => None,
+    };
+    let mixed = selected.as_ref().unwrap_or(&attention.mixed);
+    stream.add_times(mixed, layer.output.dense())
 }

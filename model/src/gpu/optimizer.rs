@@ -1,87 +1,154 @@
-//! AdamW on a GPU: the trained numbers and both their moments stay in its memory, and a step
-//! is one kernel per parameter.
+//! AdamW on a GPU: the trained numbers and both their moments stay in its memory, a step is one
+//! kernel per parameter, and the network takes the new numbers over where they are.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use super::backend::{Argument, Buffer, Gpu};
+use super::backend::{Argument, Buffer, Element, Gpu, Operand};
 use super::backward::Gradients;
-use super::matrix::pointers;
+use super::matrix::{int, pointers};
+use super::network::Factors;
 use crate::adamw::{AdamWState, Step};
 use crate::{Error, Result, Weights};
 
 /// A parameter under training.
 #[derive(Debug)]
-struct Trained {
+struct Parameter {
     shape: Vec<usize>,
     numbers: Buffer,
     moments: [Buffer; 2],
 }
 
-/// What an optimizer changes.
+/// What is trained of a model.
 #[derive(Debug)]
-pub(crate) struct Optimizer {
-    trained: BTreeMap<String, Trained>,
+pub(crate) struct Trained {
+    gpu: Gpu,
+    parameters: BTreeMap<String, Parameter>,
+    /// Weights that an adapter is added to, by module. They stay with the processor: kept here
+    /// they would take twice the memory of what computes.
+    bases: BTreeMap<String, Arc<Vec<f32>>>,
 }
 
-impl Optimizer {
-    /// Copies the weights and the state of their optimizer.
+impl Trained {
+    /// Copies the weights and the state of their optimizer. `bases` are the weights that an
+    /// adapter is added to, by module.
     ///
     /// # Errors
     /// They do not fit.
-    pub(crate) fn upload(gpu: &Gpu, weights: &Weights, state: &AdamWState) -> Result<Self> {
-        let trained = state.iter().map(|(name, shape, [first, second])| {
+    pub(crate) fn upload<'a>(
+        gpu: &Gpu,
+        weights: &Weights,
+        state: &AdamWState,
+        bases: impl Iterator<Item = (&'a str, &'a crate::Parameter)>,
+    ) -> Result<Self> {
+        let parameters = state.iter().map(|(name, shape, [first, second])| {
             let Some(parameter) = weights.get(name) else {
                 return Err(Error::Request(format!("the weights lack {name}")));
             };
-            let trained = Trained {
+            let parameter = Parameter {
                 shape: shape.to_vec(),
                 numbers: gpu.upload(parameter.numbers())?,
                 moments: [gpu.upload(first)?, gpu.upload(second)?],
             };
-            Ok((name.to_owned(), trained))
+            Ok((name.to_owned(), parameter))
         });
-        Ok(Optimizer {
-            trained: trained.collect::<Result<_>>()?,
+        let parameters = parameters.collect::<Result<_>>()?;
+        let bases = bases.map(|(module, base)| (module.to_owned(), base.shared()));
+        Ok(Trained {
+            gpu: gpu.clone(),
+            parameters,
+            bases: bases.collect(),
         })
     }
 
     /// Makes a step. A gradient is dropped once it has been used.
     pub(crate) fn step(&self, step: &Step<'_>, mut gradients: Gradients) -> Result<()> {
-        for (name, trained) in &self.trained {
-            let numbers = &trained.numbers;
-            let gpu = numbers.gpu();
+        for (name, parameter) in &self.parameters {
+            let numbers = &parameter.numbers;
             // Where nothing contributed moments decay as under a zero gradient.
             let gradient = match gradients.remove(name) {
                 Some(gradient) => gradient,
-                None => gpu.zeros(numbers.length())?,
+                None => self.gpu.zeros(numbers.length())?,
             };
-            let [first, second] = &trained.moments;
+            let [first, second] = &parameter.moments;
             let buffers = pointers([numbers, &gradient, first, second]);
-            let constants = step.pass(&trained.shape).constants().map(Argument::Float);
+            let constants = step.pass(&parameter.shape).constants().map(Argument::Float);
             let arguments = [buffers.as_slice(), &constants].concat();
-            gpu.each("adamw", numbers.length(), &arguments)?;
+            self.gpu.each("adamw", numbers.length(), &arguments)?;
         }
         Ok(())
     }
 
-    /// The trained numbers, in place of those in `weights`.
-    pub(crate) fn fetch(&self, weights: &mut Weights) -> Result<()> {
-        for (name, trained) in &self.trained {
-            let numbers = trained.numbers.download(trained.numbers.length())?;
-            weights.replace(name, |_| numbers);
+    /// The trained numbers that are `wanted`, in place of those in `weights`.
+    pub(crate) fn fetch(&self, weights: &mut Weights, wanted: impl Fn(&str) -> bool) -> Result<()> {
+        for (name, Parameter { numbers, .. }) in &self.parameters {
+            if wanted(name) {
+                let numbers = numbers.download(numbers.length())?;
+                weights.replace(name, |_| numbers);
+            }
         }
         Ok(())
     }
 
     /// Both moments of a parameter.
     pub(crate) fn moments(&self, name: &str) -> Result<[Vec<f32>; 2]> {
-        let Some(Trained { moments, .. }) = self.trained.get(name) else {
+        let Some(Parameter { moments, .. }) = self.parameters.get(name) else {
             return Err(Error::Request(format!("{name} is not trained")));
         };
         let [first, second] = moments;
         let length = first.length();
         Ok([first.download(length)?, second.download(length)?])
     }
+
+    /// The numbers of a parameter, if it is trained, in the place of `old`.
+    pub(super) fn renew_numbers(&self, name: &str, old: &mut Arc<Buffer>) -> Result<()> {
+        match self.parameters.get(name) {
+            Some(Parameter { numbers, .. }) => own(old)?.set(numbers, (0, 0), numbers.length()),
+            None => Ok(()),
+        }
+    }
+
+    /// The same, rounded.
+    pub(super) fn renew_operands(&self, name: &str, old: &mut Arc<Buffer<Operand>>) -> Result<()> {
+        match self.parameters.get(name) {
+            Some(Parameter { numbers, .. }) => numbers.round_into(own(old)?),
+            None => Ok(()),
+        }
+    }
+
+    /// A dense layer's weight with the product of its factors, in the place of `old`: the bits
+    /// of [`crate::Adapter`]'s own.
+    pub(super) fn merge(
+        &self,
+        module: &str,
+        factors: &Factors,
+        old: &mut Arc<Buffer<Operand>>,
+    ) -> Result<()> {
+        let [a, b] = factors.names.each_ref().map(|n| self.parameters.get(n));
+        let (Some(a), Some(b), Some(base)) = (a, b, self.bases.get(module)) else {
+            return Ok(());
+        };
+        let base = self.gpu.upload(base)?;
+        let merged = own(old)?;
+        let arguments = [
+            base.pointer(),
+            a.numbers.pointer(),
+            b.numbers.pointer(),
+            merged.pointer(),
+            Argument::Float(factors.scale),
+            int(factors.rank),
+            int(b.numbers.length() / factors.rank),
+        ];
+        self.gpu.each("merge_factors", merged.length(), &arguments)
+    }
+}
+
+/// Memory that nobody else reads: that of `numbers`, or as much anew in its place.
+fn own<T: Element>(numbers: &mut Arc<Buffer<T>>) -> Result<&Buffer<T>> {
+    if Arc::get_mut(numbers).is_none() {
+        *numbers = Arc::new(numbers.gpu().buffer(numbers.length())?);
+    }
+    Ok(numbers)
 }
 
 /// Global L2 norm.

@@ -130,10 +130,10 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             }
         }
         let seconds = start.elapsed().as_secs_f64();
-        trainer.critic().save(&scratch.join(CRITIC))?;
+        trainer.critic()?.save(&scratch.join(CRITIC))?;
         trainer.save_optimizer(&scratch.join(OPTIMIZER))?;
         Ok(Trained {
-            critic: trainer.into_critic(),
+            critic: trainer.into_critic()?,
             record: Record {
                 settings,
                 minibatches: steps,

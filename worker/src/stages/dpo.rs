@@ -137,8 +137,8 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             beat.progress(results.len() as u64, span.len() as u64, "optimizer steps");
         }
         let seconds = start.elapsed().as_secs_f64();
-        save(&trainer, &scratch)?;
-        Ok((trainer.into_policy(), results, seconds))
+        save(&mut trainer, &scratch)?;
+        Ok((trainer.into_policy()?, results, seconds))
     })
     .await?;
     upload(context, outputs, policy).await?;

@@ -50,8 +50,8 @@ pub(super) async fn optimizer_of(
 
 /// Writes what was trained, a policy or its adapter, and the optimizer's state
 /// into local folders.
-pub(super) fn save(trainer: &Trainer, scratch: &Path) -> Result<()> {
-    let policy = trainer.policy();
+pub(super) fn save(trainer: &mut Trainer, scratch: &Path) -> Result<()> {
+    let policy = trainer.policy()?;
     match policy.adapter() {
         Some(adapter) => adapter.save(&scratch.join(ADAPTER))?,
         None => policy.save(&scratch.join(POLICY))?,

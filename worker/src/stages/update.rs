@@ -215,9 +215,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             own_tokens = tokens;
         }
         let seconds = start.elapsed().as_secs_f64();
-        save(&trainer, &scratch)?;
+        save(&mut trainer, &scratch)?;
         Ok(Trained {
-            policy: trainer.into_policy(),
+            policy: trainer.into_policy()?,
             record: Record {
                 settings,
                 minibatches: steps,

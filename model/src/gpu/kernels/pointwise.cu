@@ -34,6 +34,27 @@ extern "C" __global__ void add_assign(float* y, const float* x, Count count) {
     if (i < count) y[i] += x[i];
 }
 
+// to = base + (scale·a)·b, rounded; base is [count / width, width], a [.., rank], b [rank, width].
+// A sum is one chain of multiply-adds, cut after 512, as the processor's products are.
+extern "C" __global__ void merge_factors(const float* base, const float* a, const float* b,
+                                         Operand* to, float scale, int rank, int width,
+                                         Count count) {
+    const Count i = element();
+    if (i >= count) return;
+    const float* row = a + i / width * rank;
+    const float* column = b + i % width;
+    float sum = base[i];
+    for (int first = 0; first < rank; first += 512) {
+        const int end = min(first + 512, rank);
+        float piece = 0.0f;
+        for (int k = first; k < end; k++) {
+            piece = fmaf(row[k] * scale, column[(Count)k * width], piece);
+        }
+        sum += piece;
+    }
+    put(to + i, sum);
+}
+
 // x *= factor
 extern "C" __global__ void scale(float* x, float factor, Count count) {
     const Count i = element();

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 mod attention;
 mod bf16;
 mod kernels;
+mod learning;
 mod policies;
 #[cfg(feature = "cuda")]
 mod refusals;

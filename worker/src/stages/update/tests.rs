@@ -107,7 +107,11 @@ fn a_minibatch_without_gradient_takes_no_step() {
     assert!(step.skipped && step.units.is_empty());
     let folder = tempfile::tempdir().unwrap();
     policy.save(&folder.path().join("before")).unwrap();
-    trainer.policy().save(&folder.path().join("after")).unwrap();
+    trainer
+        .policy()
+        .unwrap()
+        .save(&folder.path().join("after"))
+        .unwrap();
     let read =
         |name: &str| std::fs::read(folder.path().join(name).join("model.safetensors")).unwrap();
     assert!(read("before") == read("after"));
@@ -193,7 +197,7 @@ fn golden_steps() {
             }
         }
         let folder = tempfile::tempdir().unwrap();
-        trainer.policy().save(folder.path()).unwrap();
+        trainer.policy().unwrap().save(folder.path()).unwrap();
         finals.push(std::fs::read(folder.path().join("model.safetensors")).unwrap());
     }
     assert!(finals[1] == finals[2], "threads show in the weights");
@@ -239,7 +243,7 @@ fn a_gradient_that_is_not_finite_changes_nothing_and_is_counted() {
         .unwrap();
     assert!(step.skipped && step.non_finite, "{step:?}");
     assert_eq!(step.grad_norm, 0.0);
-    assert!(trainer.policy().weights() == policy.weights());
+    assert!(trainer.policy().unwrap().weights() == policy.weights());
     let record = Record {
         settings,
         minibatches: vec![step],
