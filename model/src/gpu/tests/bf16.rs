@@ -1,29 +1,10 @@
-//! Operands in bf16: near the processor's f32 numbers, with the same promises among
-//! themselves, and training that changes f32 weights.
+//! What is of bf16 alone: how numbers are rounded, and training that changes f32 weights.
 
-use super::policies::{
-    LENGTHS, TEMPERATURE, coefficients, flat, generate, gradients, policies, scores, trained, turn,
-    turns,
-};
-use super::{ORDERS, gpu, on_gpu};
+use super::policies::{TEMPERATURE, coefficients, scores};
+use super::{gpu, on_gpu};
 use crate::gpu::emulator::Order;
-use crate::tests::{requests, sequences, tiny_policy};
-use crate::{
-    AdamW, ComputeOptions, Device, Dtype, EngineOptions, Policy, Sampling, ScoreRequest,
-    TrainSequence, Trainer, Unit,
-};
-
-/// Norm of the difference to the processor's f32, over the norm of its numbers. An operand
-/// is rounded by up to 2⁻⁹ of itself, several times in each layer.
-const SCORES_TOLERANCE: f64 = 0.005;
-const GRADIENTS_TOLERANCE: f64 = 0.04;
-
-fn distance(found: &[f32], expected: &[f32]) -> f64 {
-    let square = |x: f32| f64::from(x) * f64::from(x);
-    let pairs = found.iter().zip(expected);
-    let apart: f64 = pairs.map(|(a, b)| square(a - b)).sum();
-    (apart / expected.iter().map(|&x| square(x)).sum::<f64>()).sqrt()
-}
+use crate::tests::{sequences, tiny_policy};
+use crate::{AdamW, ComputeOptions, Device, Dtype, Policy, TrainSequence, Trainer, Unit};
 
 fn in_bf16(policy: &Policy) -> Policy {
     on_gpu(policy, Order::Ascending, Dtype::Bf16)
@@ -51,82 +32,6 @@ fn numbers_are_rounded_to_the_nearest_and_ties_to_even() {
     };
     assert_eq!(round(&from), expected);
     assert!(round(&[f32::NAN])[0].is_nan());
-}
-
-#[test]
-fn scores_are_near_the_processors_and_do_not_depend_on_packing() {
-    for policy in policies() {
-        let sequences = sequences(policy.config().vocab_size, &LENGTHS, 1);
-        let requests = requests(&sequences);
-        let expected = flat(&scores(&policy, &requests, 1024));
-        let alone = ORDERS.map(|order| scores(&on_gpu(&policy, order, Dtype::Bf16), &requests, 1));
-        assert!(alone[0] == alone[1], "a barrier is missing");
-        for (found, expected) in flat(&alone[0]).iter().zip(&expected) {
-            let error = distance(found, expected);
-            println!("scores {error:.4}");
-            assert!(error < SCORES_TOLERANCE, "{error}");
-        }
-        let together = scores(&in_bf16(&policy), &requests, usize::MAX);
-        assert!(together == alone[0], "packing shows");
-    }
-}
-
-#[test]
-fn generation_does_not_depend_on_what_runs_beside() {
-    for policy in policies() {
-        let turns = turns(policy.config().vocab_size);
-        let orders = ORDERS.map(|order| {
-            let policy = on_gpu(&policy, order, Dtype::Bf16);
-            generate(&policy, &turns, EngineOptions::default())
-        });
-        assert!(orders[0] == orders[1], "a barrier is missing");
-        let narrow = EngineOptions {
-            rows_max: 1,
-            cache_tokens_max: 1,
-            prefill_chunk: 7,
-        };
-        let found = generate(&in_bf16(&policy), &turns, narrow);
-        assert!(found == orders[0], "batching shows");
-    }
-}
-
-#[test]
-fn sampled_log_probs_are_scored_again_bit_for_bit() {
-    for policy in policies() {
-        let policy = in_bf16(&policy);
-        let sampling = Sampling {
-            temperature: TEMPERATURE,
-            ..Sampling::default()
-        };
-        let prompt = &sequences(policy.config().vocab_size, &[61], 9)[0].token_ids;
-        let turns = [turn(5, prompt, 8, sampling)];
-        let done = generate(&policy, &turns, EngineOptions::default());
-        let ids = [prompt.as_slice(), &done[0].token_ids].concat();
-        let mask: Vec<bool> = (0..ids.len()).map(|t| t >= prompt.len()).collect();
-        let request = ScoreRequest {
-            token_ids: &ids,
-            loss_mask: &mask,
-        };
-        let scored = &scores(&policy, &[request], 1024)[0];
-        assert_eq!(scored.log_probs[prompt.len()..], done[0].log_probs);
-    }
-}
-
-#[test]
-fn gradients_are_near_the_processors() {
-    for policy in trained() {
-        let expected = gradients(&policy, false);
-        let orders = ORDERS.map(|order| gradients(&on_gpu(&policy, order, Dtype::Bf16), false));
-        assert!(orders[0] == orders[1], "a barrier is missing");
-        for ((name, found), (other, expected)) in orders[0].iter().zip(expected.iter()) {
-            assert_eq!(name, other);
-            let error = distance(found, expected);
-            println!("{name} {error:.4}");
-            assert!(error < GRADIENTS_TOLERANCE, "{name}: {error}");
-        }
-        let twice = gradients(&in_bf16(&policy), true);
-        assert!(twice == orders[0], "checkpoints show");
-    }
 }
 
 /// A weight of which bf16 keeps 8 bits would not move by steps of this size, however many.

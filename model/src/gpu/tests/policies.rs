@@ -1,5 +1,5 @@
-//! Scoring, generation and training on the emulated GPU: near the processor's numbers, and
-//! with the promises the processor keeps (I7).
+//! Scoring, generation and training on the emulated GPU, with operands of either type: near the
+//! processor's numbers, and with the promises the processor keeps (I7).
 
 use super::{ORDERS, on_gpu};
 use crate::gpu::emulator::Order;
@@ -14,17 +14,77 @@ use crate::{
 
 pub(super) const TEMPERATURE: f64 = 0.8;
 
-/// Largest difference to the processor, over the root mean square of its numbers: both
-/// compute in f32, in different orders.
-const SCORES_TOLERANCE: f64 = 2e-5;
-const GRADIENTS_TOLERANCE: f64 = 1e-4;
+/// A type of operands, and how near to the processor's f32 numbers it is to come.
+struct Operands {
+    dtype: Dtype,
+    /// Of what was found to what was expected.
+    distance: fn(&[f32], &[f32]) -> f64,
+    scores: f64,
+    gradients: f64,
+}
+
+/// Largest difference over the root mean square: both compute in f32, in different orders.
+static F32: Operands = Operands {
+    dtype: Dtype::F32,
+    distance: relative_error,
+    scores: 2e-5,
+    gradients: 1e-4,
+};
+
+/// Norm of the difference over the norm. An operand is rounded by up to 2⁻⁹ of itself, several
+/// times in each layer.
+static BF16: Operands = Operands {
+    dtype: Dtype::Bf16,
+    distance: |found, expected| {
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        let pairs = found.iter().zip(expected);
+        let apart: f64 = pairs.map(|(a, b)| square(a - b)).sum();
+        (apart / expected.iter().map(|&x| square(x)).sum::<f64>()).sqrt()
+    },
+    scores: 0.005,
+    gradients: 0.04,
+};
+
+fn in_both_types(policies: Vec<Policy>) -> impl Iterator<Item = (&'static Operands, Policy)> {
+    let of = |policy: Policy| [&F32, &BF16].map(|operands| (operands, policy.clone()));
+    policies.into_iter().flat_map(of)
+}
+
+impl Operands {
+    /// What `work` gives in both orders, which must be one.
+    fn in_both_orders<T: PartialEq>(&self, policy: &Policy, work: impl Fn(&Policy) -> T) -> T {
+        let [one, other] = ORDERS.map(|order| work(&on_gpu(policy, order, self.dtype)));
+        assert!(one == other, "{}: a barrier is missing", self.dtype);
+        one
+    }
+
+    fn policy(&self, policy: &Policy) -> Policy {
+        on_gpu(policy, Order::Ascending, self.dtype)
+    }
+
+    fn assert_gradients_near(&self, found: &Gradients, expected: &Gradients) {
+        let names = |gradients: &Gradients| -> Vec<String> {
+            gradients.iter().map(|(name, _)| name.to_owned()).collect()
+        };
+        assert_eq!(names(found), names(expected));
+        for ((name, found), (_, expected)) in found.iter().zip(expected.iter()) {
+            self.assert_near(name, found, expected, self.gradients);
+        }
+    }
+
+    fn assert_near(&self, what: &str, found: &[f32], expected: &[f32], tolerance: f64) {
+        let error = (self.distance)(found, expected);
+        println!("{} {what}: {error:.1e}", self.dtype);
+        assert!(error < tolerance, "{} {what}: {error}", self.dtype);
+    }
+}
 
 /// Sequences across pages, and one with nothing to score.
-pub(super) const LENGTHS: [usize; 4] = [70, 1, 33, 130];
+const LENGTHS: [usize; 4] = [70, 1, 33, 130];
 
 /// Tied and untied heads, groups of 1, 2 and 3, both architectures, widths that are no
 /// multiple of anything.
-pub(super) fn policies() -> Vec<Policy> {
+fn policies() -> Vec<Policy> {
     let some = [SHAPES[1], SHAPES[2], SHAPES[4]];
     let mut policies: Vec<Policy> = some.map(|shape| random_policy(shape, 7)).into();
     policies.push(tiny_policy());
@@ -52,23 +112,16 @@ pub(super) fn flat(scores: &[Scores]) -> [Vec<f32>; 2] {
 
 #[test]
 fn scores_are_the_processors_and_do_not_depend_on_packing() {
-    for policy in policies() {
+    for (operands, policy) in in_both_types(policies()) {
         let sequences = sequences(policy.config().vocab_size, &LENGTHS, 1);
         let requests = requests(&sequences);
         let expected = flat(&scores(&policy, &requests, 1024));
-        let alone = ORDERS.map(|order| scores(&on_gpu(&policy, order, Dtype::F32), &requests, 1));
-        assert!(alone[0] == alone[1], "a barrier is missing");
-        let found = flat(&alone[0]);
-        for (found, expected) in found.iter().zip(&expected) {
-            let error = relative_error(found, expected);
-            assert!(error < SCORES_TOLERANCE, "{error}");
+        let alone = operands.in_both_orders(&policy, |policy| scores(policy, &requests, 1));
+        for (found, expected) in flat(&alone).iter().zip(&expected) {
+            operands.assert_near("scores", found, expected, operands.scores);
         }
-        let together = scores(
-            &on_gpu(&policy, Order::Ascending, Dtype::F32),
-            &requests,
-            usize::MAX,
-        );
-        assert!(together == alone[0], "packing shows");
+        let together = scores(&operands.policy(&policy), &requests, usize::MAX);
+        assert!(together == alone, "{}: packing shows", operands.dtype);
     }
 }
 
@@ -127,18 +180,19 @@ pub(super) fn turns(vocabulary: usize) -> Vec<Turn> {
 
 #[test]
 fn generation_draws_the_processors_ids_whatever_runs_beside() {
-    for policy in policies() {
+    for (operands, policy) in in_both_types(policies()) {
         let turns = turns(policy.config().vocab_size);
-        let expected = generate(&policy, &turns, EngineOptions::default());
-        let orders = ORDERS.map(|order| {
-            let policy = on_gpu(&policy, order, Dtype::F32);
-            generate(&policy, &turns, EngineOptions::default())
-        });
-        assert!(orders[0] == orders[1], "a barrier is missing");
-        for (found, expected) in orders[0].iter().zip(&expected) {
-            assert_eq!(found.token_ids, expected.token_ids);
-            let error = relative_error(&found.log_probs, &expected.log_probs);
-            assert!(error < SCORES_TOLERANCE, "{error}");
+        let generate = |policy: &Policy, options| generate(policy, &turns, options);
+        let found =
+            operands.in_both_orders(&policy, |policy| generate(policy, EngineOptions::default()));
+        // In bf16 a draw near a boundary may be another's.
+        if operands.dtype == Dtype::F32 {
+            let expected = generate(&policy, EngineOptions::default());
+            for (found, expected) in found.iter().zip(&expected) {
+                assert_eq!(found.token_ids, expected.token_ids);
+                let (found, expected) = (&found.log_probs, &expected.log_probs);
+                operands.assert_near("log-probabilities", found, expected, operands.scores);
+            }
         }
         // One row at a time, in small chunks, with caches thrown away.
         let narrow = EngineOptions {
@@ -146,28 +200,22 @@ fn generation_draws_the_processors_ids_whatever_runs_beside() {
             cache_tokens_max: 1,
             prefill_chunk: 7,
         };
-        let policy = on_gpu(&policy, Order::Ascending, Dtype::F32);
-        assert!(
-            generate(&policy, &turns, narrow) == orders[0],
-            "batching shows"
-        );
+        let alone = generate(&operands.policy(&policy), narrow);
+        assert!(alone == found, "{}: batching shows", operands.dtype);
     }
 }
 
 #[test]
 fn sampled_log_probs_are_scored_again_bit_for_bit() {
-    for policy in policies() {
-        let policy = on_gpu(&policy, Order::Ascending, Dtype::F32);
+    for (operands, policy) in in_both_types(policies()) {
+        let policy = operands.policy(&policy);
         let sampling = Sampling {
             temperature: TEMPERATURE,
             ..Sampling::default()
         };
         let prompt = &sequences(policy.config().vocab_size, &[61], 9)[0].token_ids;
-        let done = generate(
-            &policy,
-            &[turn(5, prompt, 8, sampling)],
-            EngineOptions::default(),
-        );
+        let turns = [turn(5, prompt, 8, sampling)];
+        let done = generate(&policy, &turns, EngineOptions::default());
         let ids = [prompt.as_slice(), &done[0].token_ids].concat();
         let mask: Vec<bool> = (0..ids.len()).map(|t| t >= prompt.len()).collect();
         let request = ScoreRequest {
@@ -203,7 +251,7 @@ pub(super) fn coefficients(unit: usize, streams: &UnitStreams) -> UnitCoefficien
     }
 }
 
-pub(super) fn gradients(policy: &Policy, checkpointed: bool) -> Gradients {
+fn gradients(policy: &Policy, checkpointed: bool) -> Gradients {
     let options = ComputeOptions {
         checkpointed,
         ..ComputeOptions::default()
@@ -214,19 +262,6 @@ pub(super) fn gradients(policy: &Policy, checkpointed: bool) -> Gradients {
         .gradients(&units, TEMPERATURE, &coefficients, &options)
         .unwrap())
     .0
-}
-
-fn assert_near(found: &Gradients, expected: &Gradients) {
-    assert!(
-        found
-            .iter()
-            .map(|(name, _)| name)
-            .eq(expected.iter().map(|(name, _)| name))
-    );
-    for ((name, found), (_, expected)) in found.iter().zip(expected.iter()) {
-        let error = relative_error(found, expected);
-        assert!(error < GRADIENTS_TOLERANCE, "{name}: {error}");
-    }
 }
 
 /// All parameters of a policy, and the factors of an adapter.
@@ -244,13 +279,11 @@ pub(super) fn trained() -> Vec<Policy> {
 
 #[test]
 fn gradients_are_the_processors_also_with_layers_computed_twice() {
-    for policy in trained() {
-        let expected = gradients(&policy, false);
-        let orders = ORDERS.map(|order| gradients(&on_gpu(&policy, order, Dtype::F32), false));
-        assert!(orders[0] == orders[1], "a barrier is missing");
-        assert_near(&orders[0], &expected);
-        let twice = gradients(&on_gpu(&policy, Order::Ascending, Dtype::F32), true);
-        assert!(twice == orders[0], "checkpoints show");
+    for (operands, policy) in in_both_types(trained()) {
+        let found = operands.in_both_orders(&policy, |policy| gradients(policy, false));
+        operands.assert_gradients_near(&found, &gradients(&policy, false));
+        let twice = gradients(&operands.policy(&policy), true);
+        assert!(twice == found, "{}: checkpoints show", operands.dtype);
     }
 }
 
@@ -289,7 +322,7 @@ fn optimizer_steps_are_the_processors_also_across_a_resume() {
         let (found, on_gpu) = run(on_gpu(&policy, Order::Ascending, Dtype::F32));
         for (found, expected) in found.iter().zip(&expected) {
             assert_eq!(found.tokens, expected.tokens);
-            assert!((found.grad_norm / expected.grad_norm - 1.0).abs() < GRADIENTS_TOLERANCE);
+            assert!((found.grad_norm / expected.grad_norm - 1.0).abs() < F32.gradients);
         }
         let (found, expected) = (on_gpu.trained_weights(), on_processor.trained_weights());
         for ((name, found), (_, expected)) in found.iter().zip(expected.iter()) {
@@ -360,8 +393,8 @@ fn a_critic_values_and_learns_as_on_the_processor() {
             .0;
         (values.concat(), gradients)
     });
-    assert!(relative_error(&found.0, &expected.0) < SCORES_TOLERANCE);
-    assert_near(&found.1, &expected.1);
+    F32.assert_near("values", &found.0, &expected.0, F32.scores);
+    F32.assert_gradients_near(&found.1, &expected.1);
 }
 
 /// Two steps of a critic, the second after a resume from files.
@@ -396,7 +429,7 @@ fn a_critics_optimizer_steps_are_the_processors_also_across_a_resume() {
         assert!(trainer.critic().unwrap().weights() == resumed.critic().unwrap().weights());
         (reports[0], resumed.into_critic().unwrap())
     });
-    assert!((found.0.grad_norm / expected.0.grad_norm - 1.0).abs() < GRADIENTS_TOLERANCE);
+    assert!((found.0.grad_norm / expected.0.grad_norm - 1.0).abs() < F32.gradients);
     for name in [
         "score.weight",
         "score.bias",
