@@ -87,6 +87,19 @@ impl Default for TinyShape {
 }
 
 impl TinyShape {
+    /// The sizes of Qwen2.5-0.5B, for who measures.
+    pub fn half_billion() -> Self {
+        TinyShape {
+            hidden: 896,
+            layers: 24,
+            heads: 14,
+            kv_heads: 2,
+            intermediate: 4864,
+            vocab: 151_936,
+            ..TinyShape::default()
+        }
+    }
+
     /// The shape that `tiny` or `tiny?layers=2&vocab=512…` names; none where `path`
     /// is no preset. An error says which options there are.
     pub fn preset(path: &str) -> Result<Option<Self>, String> {

@@ -43,16 +43,7 @@ const ADAPTER: &str = "actor_rollout_ref.model.lora_rank=8";
 /// Writes a policy of Qwen2.5-0.5B's shape with random weights, and the shipped base's tokenizer,
 /// which has fewer ids.
 fn half_billion(folder: &Path) -> anyhow::Result<()> {
-    let shape = TinyShape {
-        hidden: 896,
-        layers: 24,
-        heads: 14,
-        kv_heads: 2,
-        intermediate: 4864,
-        vocab: 151_936,
-        ..TinyShape::default()
-    };
-    let config = shape.config()?;
+    let config = TinyShape::half_billion().config()?;
     let mut parameters = BTreeMap::new();
     for (name, shape) in parameter_shapes(&config) {
         let count: usize = shape.iter().product();

@@ -38,15 +38,7 @@ pub(crate) fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
             ],
         },
         "0.5b" => Setting {
-            shape: TinyShape {
-                hidden: 896,
-                layers: 24,
-                heads: 14,
-                kv_heads: 2,
-                intermediate: 4864,
-                vocab: 151_936,
-                ..TinyShape::default()
-            },
+            shape: TinyShape::half_billion(),
             decode: (64, 16),
             sequences: (2, 256),
             cases: &[
@@ -63,13 +55,10 @@ pub(crate) fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
         // Two layers as wide as those of half a billion parameters, on one long sequence.
         "long" => Setting {
             shape: TinyShape {
-                hidden: 896,
                 layers: 2,
-                heads: 14,
-                kv_heads: 2,
-                intermediate: 4864,
+                vocab: TinyShape::default().vocab,
                 tokens_max: 32_768,
-                ..TinyShape::default()
+                ..TinyShape::half_billion()
             },
             decode: (64, 16),
             sequences: (1, 8192),
