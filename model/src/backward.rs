@@ -2,7 +2,7 @@
 //! first. Norms and activations are computed again; products, queries, keys and
 //! values are kept by the forward pass.
 
-use std::mem::{replace, take};
+use std::mem::replace;
 
 use crate::gradients::Gradients;
 use crate::kernels::attention_backward::{Sequence, SequenceGradients, attend_backward};
@@ -112,23 +112,20 @@ impl Network {
         layer: &Layer,
         batch: &Batch,
         rows: Option<&[u32]>,
-        mut tape: LayerTape,
+        tape: LayerTape,
         mut grad: Vec<f32>,
         gradients: &mut Gradients,
     ) -> Vec<f32> {
-        // next = middle + down(swiglu(gate(h), up(h))), h = norm(middle)
-        let inner = swiglu(tape.gate.clone(), &tape.up);
-        let grad_inner = layer.down.backward(&inner, &grad, gradients);
-        let (mut grad_gate, mut grad_up) = (take(&mut tape.gate), take(&mut tape.up));
-        swiglu_backward(&mut grad_gate, &mut grad_up, &grad_inner);
-        let h = rms_norm(&tape.middle, &layer.mlp_norm.weight, self.eps);
-        let mut grad_h = layer.gate.backward(&h, &grad_gate, gradients);
-        layer.up.backward_to(&mut grad_h, &h, &grad_up, gradients);
-        let (norm, x) = (&layer.mlp_norm, &tape.middle);
-        self.norm_backward(norm, x, &grad_h, &mut grad, gradients);
+        let LayerTape {
+            x,
+            attention,
+            middle,
+            gate,
+            up,
+        } = tape;
+        self.mlp_backward(layer, middle, gate, up, &mut grad, gradients);
 
         // middle = x + output(attention(query(h), key(h), value(h))), h = norm(x)
-        let attention = &tape.attention;
         let wanted = rows.map(|rows| select(&attention.mixed, rows, self.heads * self.width));
         let mixed = wanted.as_deref().unwrap_or(&attention.mixed);
         let mut grad_mixed = layer.output.backward(mixed, &grad, gradients);
@@ -137,21 +134,13 @@ impl Network {
             grad = scatter(&grad, rows, batch.ids.len());
         }
         let [mut grad_queries, mut grad_keys, grad_values] =
-            self.attention_backward(batch, attention, &grad_mixed);
-        rope(
-            &mut grad_queries,
-            &batch.positions,
-            self.heads,
-            &self.rope,
-            true,
-        );
-        rope(
-            &mut grad_keys,
-            &batch.positions,
-            self.kv_heads,
-            &self.rope,
-            true,
-        );
+            self.attention_backward(batch, &attention, &grad_mixed);
+        for (rows, heads) in [
+            (&mut grad_queries, self.heads),
+            (&mut grad_keys, self.kv_heads),
+        ] {
+            rope(rows, &batch.positions, heads, &self.rope, true);
+        }
         if let (Some(norms), Some(unnormed)) = (&layer.head_norms, &attention.unnormed) {
             let [by_query, by_key] = norms;
             for (norm, x, grad) in [
@@ -162,7 +151,7 @@ impl Network {
                 self.norm_backward(norm, x, &by_normed, grad, gradients);
             }
         }
-        let h = rms_norm(&tape.x, &layer.input_norm.weight, self.eps);
+        let h = rms_norm(&x, &layer.input_norm.weight, self.eps);
         let mut grad_h = layer.query.backward(&h, &grad_queries, gradients);
         layer
             .key
@@ -170,8 +159,31 @@ impl Network {
         layer
             .value
             .backward_to(&mut grad_h, &h, &grad_values, gradients);
-        self.norm_backward(&layer.input_norm, &tape.x, &grad_h, &mut grad, gradients);
+        self.norm_backward(&layer.input_norm, &x, &grad_h, &mut grad, gradients);
         grad
+    }
+
+    /// next = middle + down(swiglu(gate(h), up(h))), h = norm(middle): makes the derivative by
+    /// `next` that by `middle`.
+    fn mlp_backward(
+        &self,
+        layer: &Layer,
+        middle: Vec<f32>,
+        mut gate: Vec<f32>,
+        mut up: Vec<f32>,
+        grad: &mut [f32],
+        gradients: &mut Gradients,
+    ) {
+        let grad_inner = {
+            let inner = swiglu(gate.clone(), &up);
+            layer.down.backward(&inner, grad, gradients)
+        };
+        swiglu_backward(&mut gate, &mut up, &grad_inner);
+        drop(grad_inner);
+        let h = rms_norm(&middle, &layer.mlp_norm.weight, self.eps);
+        let mut grad_h = layer.gate.backward(&h, &gate, gradients);
+        layer.up.backward_to(&mut grad_h, &h, &up, gradients);
+        self.norm_backward(&layer.mlp_norm, &middle, &grad_h, grad, gradients);
     }
 
     fn attention_backward(
