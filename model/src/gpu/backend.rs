@@ -88,7 +88,8 @@ impl Argument {
 
 /// c = a · b, or added to c; a is `[m, k]`, b `[k, n]`, c `[m, n]`, row-major. a and b hold
 /// numbers of [`Backend::dtype`], c holds f32, and so does the sum while it grows. A
-/// transposed operand is stored the other way round.
+/// transposed operand is stored the other way round. From one stored row of b to the next there
+/// are `b_stride` numbers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product {
     pub(crate) a: u64,
@@ -99,6 +100,7 @@ pub(crate) struct Product {
     pub(crate) n: usize,
     pub(crate) a_transposed: bool,
     pub(crate) b_transposed: bool,
+    pub(crate) b_stride: usize,
     pub(crate) accumulate: bool,
 }
 
@@ -266,7 +268,12 @@ impl<T: Element> Buffer<T> {
     }
 
     pub(crate) fn pointer(&self) -> Argument {
-        Argument::Pointer(self.address)
+        self.pointer_at(0)
+    }
+
+    /// To one of its elements.
+    pub(crate) fn pointer_at(&self, element: usize) -> Argument {
+        Argument::Pointer(self.address + self.bytes(element) as u64)
     }
 
     /// Bytes of `count` elements.

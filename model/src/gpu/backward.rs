@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::backend::{Argument, Buffer, Launch};
-use super::matrix::{Matrix, Operands};
+use super::matrix::{Columns, Matrix, Operands};
 use super::network::{Factors, Layer, Learning, Linear, Network, Norm, Rows};
 use super::products::Dense;
 use super::tiles::{self, BackwardTiles, Kernels};
@@ -52,14 +52,14 @@ pub(super) struct LayerTape {
     pub(super) x: Matrix,
     pub(super) attention: AttentionTape,
     pub(super) middle: Matrix,
-    pub(super) gate: Matrix,
-    pub(super) up: Matrix,
+    pub(super) gate_and_up: Matrix,
 }
 
 /// Rows of one layer's attention.
 #[derive(Debug)]
 pub(super) struct AttentionTape {
-    pub(super) unnormed: Option<[Matrix; 2]>,
+    /// Of a model that norms heads, what was normed: queries, keys and values.
+    pub(super) unnormed: Option<Matrix>,
     pub(super) queries: Operands,
     pub(super) keys: Operands,
     pub(super) values: Operands,
@@ -116,7 +116,13 @@ impl Network {
             tiles: BackwardTiles::new(&self.gpu, batch, self.heads / self.kv_heads)?,
         };
         let mut by_last = self.gpu.matrix(last.rows(), last.width())?;
-        self.norm_backward(&self.norm, &last, &grad, (&mut by_last, false), gradients)?;
+        self.norm_backward(
+            &self.norm,
+            all(&last),
+            &grad,
+            (&mut by_last, false),
+            gradients,
+        )?;
         let mut grad = by_last;
         let mut wanted = Some(&wanted);
         for (number, kept) in tape.layers.into_iter().enumerate().rev() {
@@ -177,14 +183,13 @@ impl Network {
     ) -> Result<Matrix> {
         let rows = packed.rows;
         // next = middle + down(swiglu(gate(h), up(h))), h = norm(middle)
-        let inner = tape.gate.swiglu(&tape.up)?;
-        let grad_inner = (layer.down).backward(&inner, &grad.operands()?, gradients)?;
-        let [grad_gate, grad_up] = tape.gate.swiglu_backward(&tape.up, &grad_inner)?;
+        let inner = tape.gate_and_up.swiglu()?;
+        let grad_inner = (layer.down).backward(&inner, &[grad.operands()?], gradients)?;
+        let grads = tape.gate_and_up.swiglu_backward(&grad_inner)?;
         let h = (tape.middle).norm_operands(&layer.mlp_norm.weight, self.eps)?;
-        let mut grad_h = layer.gate.backward(&h, &grad_gate, gradients)?;
-        (layer.up).backward_to((&mut grad_h, true), &h, &grad_up, gradients)?;
+        let grad_h = layer.gate_and_up.backward(&h, &grads, gradients)?;
         let to = (&mut grad, true);
-        self.norm_backward(&layer.mlp_norm, &tape.middle, &grad_h, to, gradients)?;
+        self.norm_backward(&layer.mlp_norm, all(&tape.middle), &grad_h, to, gradients)?;
 
         // middle = x + output(attention(query(h), key(h), value(h))), h = norm(x)
         let attention = &tape.attention;
@@ -193,7 +198,7 @@ impl Network {
             None => None,
         };
         let mixed = selected.as_ref().unwrap_or(&attention.mixed);
-        let mut grad_mixed = (layer.output).backward(mixed, &grad.operands()?, gradients)?;
+        let mut grad_mixed = (layer.output).backward(mixed, &[grad.operands()?], gradients)?;
         if let Some(wanted) = wanted {
             grad_mixed = grad_mixed.scatter(wanted, rows.count)?;
             grad = grad.scatter(wanted, rows.count)?;
@@ -202,29 +207,26 @@ impl Network {
             self.attention_backward(packed, attention, &grad_mixed)?;
         grad_queries.rotate_back(&rows.positions, &self.angles)?;
         grad_keys.rotate_back(&rows.positions, &self.angles)?;
-        if let (Some([by_query, by_key]), Some([queries, keys])) =
-            (&layer.head_norms, &attention.unnormed)
+        if let (Some([by_query, by_key]), Some(unnormed)) = (&layer.head_norms, &attention.unnormed)
         {
+            let [queries, keys, _] = self.columns_of(unnormed);
             for (norm, x, grad) in [
                 (by_query, queries, &mut grad_queries),
                 (by_key, keys, &mut grad_keys),
             ] {
-                let mut by_x = self.gpu.matrix(x.rows(), x.width())?;
+                let mut by_x = x.like()?;
                 self.norm_backward(norm, x, grad, (&mut by_x, false), gradients)?;
                 *grad = by_x;
             }
         }
         let h = (tape.x).norm_operands(&layer.input_norm.weight, self.eps)?;
-        let inputs = [&layer.query, &layer.key, &layer.value];
         let grads = [grad_queries, grad_keys, grad_values];
-        let mut grad_h = self.gpu.matrix(h.rows(), h.width())?;
-        for (number, (linear, grad)) in inputs.into_iter().zip(grads).enumerate() {
-            linear.derive_bias(&grad, gradients)?;
-            let to = (&mut grad_h, number > 0);
-            linear.backward_to(to, &h, &grad.operands()?, gradients)?;
-        }
+        layer.projections.derive_biases(&grads, gradients)?;
+        let [queries, keys, values] = &grads;
+        let grads = [queries.operands()?, keys.operands()?, values.operands()?];
+        let grad_h = layer.projections.backward(&h, &grads, gradients)?;
         let to = (&mut grad, true);
-        self.norm_backward(&layer.input_norm, &tape.x, &grad_h, to, gradients)?;
+        self.norm_backward(&layer.input_norm, all(&tape.x), &grad_h, to, gradients)?;
         Ok(grad)
     }
 
@@ -277,7 +279,7 @@ impl Network {
     fn norm_backward(
         &self,
         norm: &Norm,
-        x: &Matrix,
+        x: Columns<'_>,
         grad: &Matrix,
         (by_x, accumulate): (&mut Matrix, bool),
         gradients: &mut Gradients,
@@ -290,44 +292,45 @@ impl Network {
     }
 }
 
+fn all(x: &Matrix) -> Columns<'_> {
+    x.columns(0, x.width())
+}
+
 impl Linear {
-    /// Records the derivatives by what is trained, returns the one by the input.
-    fn backward(&self, x: &Operands, grad: &Operands, gradients: &mut Gradients) -> Result<Matrix> {
-        let by_x = grad.times_transposed(self.dense())?;
-        self.derive(x, grad, gradients)?;
+    /// Records the derivatives by what is trained, given those by the output of each layer;
+    /// returns the one by the input.
+    fn backward(
+        &self,
+        x: &Operands,
+        grads: &[Operands],
+        gradients: &mut Gradients,
+    ) -> Result<Matrix> {
+        let mut by_x = x.gpu().matrix(x.rows(), self.inner)?;
+        for (number, (part, grad)) in self.parts.iter().zip(grads).enumerate() {
+            let weight = self.dense().columns(part.first, part.width);
+            by_x.add_times_transposed(grad, weight, number > 0)?;
+            match &part.learns {
+                Learning::All => {
+                    gradients.insert(format!("{}.weight", part.name), x.weight_gradient(grad)?);
+                }
+                Learning::Factors(factors) => {
+                    factors.derive(x, grad, (self.inner, part.width), gradients)?;
+                }
+                Learning::Nothing => {}
+            }
+        }
         Ok(by_x)
     }
 
-    /// As [`Linear::backward`], with the derivative by the input written to, or added to,
-    /// `by_x`.
-    fn backward_to(
-        &self,
-        (by_x, accumulate): (&mut Matrix, bool),
-        x: &Operands,
-        grad: &Operands,
-        gradients: &mut Gradients,
-    ) -> Result<()> {
-        by_x.add_times_transposed(grad, self.dense(), accumulate)?;
-        self.derive(x, grad, gradients)
-    }
-
-    /// Records the derivative by the bias, if there is one and it is trained.
-    fn derive_bias(&self, grad: &Matrix, gradients: &mut Gradients) -> Result<()> {
-        if matches!(self.learns, Learning::All) && self.bias.is_some() {
-            gradients.insert(format!("{}.bias", self.name), grad.column_sums()?);
+    /// Records the derivatives by the biases, if there are any and they are trained.
+    fn derive_biases(&self, grads: &[Matrix], gradients: &mut Gradients) -> Result<()> {
+        if self.bias.is_none() {
+            return Ok(());
         }
-        Ok(())
-    }
-
-    fn derive(&self, x: &Operands, grad: &Operands, gradients: &mut Gradients) -> Result<()> {
-        match &self.learns {
-            Learning::All => {
-                gradients.insert(format!("{}.weight", self.name), x.weight_gradient(grad)?);
+        for (part, grad) in self.parts.iter().zip(grads) {
+            if matches!(part.learns, Learning::All) {
+                gradients.insert(format!("{}.bias", part.name), grad.column_sums()?);
             }
-            Learning::Factors(factors) => {
-                factors.derive(x, grad, (self.inner, self.width), gradients)?;
-            }
-            Learning::Nothing => {}
         }
         Ok(())
     }
@@ -342,14 +345,8 @@ impl Factors {
         (inner, width): (usize, usize),
         gradients: &mut Gradients,
     ) -> Result<()> {
-        let factor = |numbers, inner, width| Dense {
-            numbers,
-            inner,
-            width,
-            transposed: false,
-        };
-        let by_middle = grad.times_transposed(factor(&self.b, self.rank, width))?;
-        let middle = x.times(factor(&self.a, inner, self.rank), None)?;
+        let by_middle = grad.times_transposed(Dense::new(&self.b, self.rank, width))?;
+        let middle = x.times(Dense::new(&self.a, inner, self.rank))?;
         let (by_middle, middle) = (by_middle.operands()?, middle.operands()?);
         let [by_a, by_b] = [
             x.weight_gradient(&by_middle)?,

@@ -350,10 +350,7 @@ impl Backend for Cuda {
         };
         let operation = |transposed| if transposed { CUBLAS_OP_T } else { CUBLAS_OP_N };
         // cuBLAS is column-major, where cᵀ = bᵀ · aᵀ has the bytes of the row-major product.
-        let (leading_a, leading_b) = (
-            if product.a_transposed { m } else { k },
-            if product.b_transposed { k } else { n },
-        );
+        let leading_a = if product.a_transposed { m } else { k };
         let blas = self.blas.lock().expect("no thread panics holding this");
         // SAFETY: buffers hold as many numbers as the sizes say.
         unsafe {
@@ -367,7 +364,7 @@ impl Backend for Cuda {
                 (&raw const alpha).cast(),
                 b as *const c_void,
                 operands,
-                int(leading_b),
+                int(product.b_stride),
                 a as *const c_void,
                 operands,
                 int(leading_a),

@@ -17,7 +17,7 @@ const CHUNK_ROWS: usize = 8 * TILE;
 impl Network {
     /// Raw logits of hidden states.
     pub(crate) fn logits(&self, hidden: &Operands) -> Result<Matrix> {
-        hidden.times(self.head(), None)
+        hidden.times(self.head())
     }
 
     /// Log-probabilities of `targets` and entropies, row by row.

@@ -206,88 +206,48 @@ impl Matrix {
         })
     }
 
-    /// RMS norm of every `weight.length()` numbers.
-    pub(crate) fn norm(&self, weight: &Buffer, eps: f32) -> Result<Matrix> {
-        self.normed("rms_norm_f32", weight, eps)
+    /// `width` columns from `first` on.
+    pub(crate) fn columns(&self, first: usize, width: usize) -> Columns<'_> {
+        Columns {
+            matrix: self,
+            first,
+            width,
+        }
     }
 
-    /// The same for a product.
+    /// RMS norm of every row, for a product.
     pub(crate) fn norm_operands(&self, weight: &Buffer, eps: f32) -> Result<Operands> {
-        self.normed("rms_norm", weight, eps)
+        (self.columns(0, self.width)).normed("rms_norm", weight, eps)
     }
 
-    fn normed<To: Element>(
-        &self,
-        kernel: &'static str,
-        weight: &Buffer,
-        eps: f32,
-    ) -> Result<Matrix<To>> {
-        let y = self.like()?;
-        let width = weight.length();
-        let [x, weight] = pointers([&self.numbers, weight]);
-        let arguments = [x, weight, y.pointer(), int(width), Argument::Float(eps)];
-        self.gpu().rows(kernel, self.count() / width, &arguments)?;
-        Ok(y)
-    }
-
-    /// The derivative of [`Matrix::norm`] by the weight; the one by self is written into or
-    /// added to `by_x`.
-    pub(crate) fn norm_backward(
-        &self,
-        weight: &Buffer,
-        grad: &Matrix,
-        eps: f32,
-        by_x: &mut Matrix,
-        accumulate: bool,
-    ) -> Result<Buffer> {
-        let width = weight.length();
-        let rows = self.count() / width;
-        let terms = self.like::<f32>()?;
-        let buffers = [
-            &self.numbers,
-            weight,
-            &grad.numbers,
-            &by_x.numbers,
-            &terms.numbers,
-        ];
-        let [x, weight, grad, by_x, to] = pointers(buffers);
-        let sizes = [int(width), Argument::Float(eps), int(accumulate.into())];
-        let arguments = [&[x, weight, grad, by_x, to], sizes.as_slice()].concat();
-        self.gpu().rows("rms_norm_backward", rows, &arguments)?;
-        column_sums(&terms.numbers, rows, width)
-    }
-
-    /// Heads of `2 · half` numbers, rotated by the angles of their positions.
-    pub(crate) fn rotate(&self, positions: &Buffer<u32>, table: &Angles) -> Result<Operands> {
-        let y = self.like()?;
-        let to = [self.pointer(), y.pointer()];
-        let arguments = [&to, table.arguments(positions, self.width).as_slice()].concat();
-        self.gpu().rows("rope", self.rows, &arguments)?;
-        Ok(y)
-    }
-
-    /// The derivative of [`Matrix::rotate`], in place.
+    /// The derivative of a rotation by the angles of positions, in place.
     pub(crate) fn rotate_back(&mut self, positions: &Buffer<u32>, table: &Angles) -> Result<()> {
-        let angles = table.arguments(positions, self.width);
-        let arguments = [&[self.pointer()], angles.as_slice()].concat();
+        let angles = table.arguments(positions);
+        let sizes = [int(self.width / (2 * table.half)), int(table.half)];
+        let arguments = [&[self.pointer()], angles.as_slice(), &sizes].concat();
         self.gpu().rows("rope_backward", self.rows, &arguments)
     }
 
-    /// silu(self) · up.
-    pub(crate) fn swiglu(&self, up: &Matrix) -> Result<Operands> {
-        let y: Operands = self.like()?;
-        let arguments = [self.pointer(), up.pointer(), y.pointer()];
-        self.gpu().each("swiglu", self.count(), &arguments)?;
+    /// silu(gate) · up of rows that are a gate and, behind it, as many numbers of up.
+    pub(crate) fn swiglu(&self) -> Result<Operands> {
+        let y: Operands = self.gpu().matrix(self.rows, self.width / 2)?;
+        let arguments = [self.pointer(), y.pointer(), int(y.width)];
+        self.gpu().each("swiglu", y.count(), &arguments)?;
         Ok(y)
     }
 
-    /// Derivatives of [`Matrix::swiglu`] by self and by `up`.
-    pub(crate) fn swiglu_backward(&self, up: &Matrix, grad: &Matrix) -> Result<[Operands; 2]> {
-        let [by_gate, by_up]: [Operands; 2] = [self.like()?, self.like()?];
-        let inputs = [self, up, grad].map(Matrix::pointer);
-        let arguments = [&inputs, [&by_gate, &by_up].map(Matrix::pointer).as_slice()].concat();
+    /// Derivatives of [`Matrix::swiglu`] by gate and by up.
+    pub(crate) fn swiglu_backward(&self, grad: &Matrix) -> Result<[Operands; 2]> {
+        let [by_gate, by_up]: [Operands; 2] = [grad.like()?, grad.like()?];
+        let pointers = [
+            self.pointer(),
+            grad.pointer(),
+            by_gate.pointer(),
+            by_up.pointer(),
+        ];
+        let arguments = [pointers.as_slice(), &[int(grad.width)]].concat();
         self.gpu()
-            .each("swiglu_backward", self.count(), &arguments)?;
+            .each("swiglu_backward", grad.count(), &arguments)?;
         Ok([by_gate, by_up])
     }
 
@@ -315,6 +275,87 @@ impl Matrix {
     /// Sums of the columns.
     pub(crate) fn column_sums(&self) -> Result<Buffer> {
         column_sums(&self.numbers, self.rows, self.width)
+    }
+}
+
+/// Some columns of a matrix: heads, or all of a row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Columns<'a> {
+    matrix: &'a Matrix,
+    first: usize,
+    width: usize,
+}
+
+impl Columns<'_> {
+    /// Address of the first.
+    pub(crate) fn pointer(self) -> Argument {
+        self.matrix.numbers.pointer_at(self.first)
+    }
+
+    /// Numbers from one row to the next.
+    pub(crate) fn stride(self) -> Argument {
+        int(self.matrix.width)
+    }
+
+    /// RMS norm of every `weight.length()` numbers.
+    pub(crate) fn norm(self, weight: &Buffer, eps: f32) -> Result<Matrix> {
+        self.normed("rms_norm_f32", weight, eps)
+    }
+
+    fn normed<To: Element>(
+        self,
+        kernel: &'static str,
+        weight: &Buffer,
+        eps: f32,
+    ) -> Result<Matrix<To>> {
+        let y = self.like()?;
+        let buffers = [self.pointer(), weight.pointer(), y.pointer()];
+        let (heads, sizes) = self.heads(weight, eps);
+        let arguments = [buffers.as_slice(), &sizes].concat();
+        self.matrix.gpu().rows(kernel, heads, &arguments)?;
+        Ok(y)
+    }
+
+    /// The derivative of [`Columns::norm`] by the weight; the one by self is written into or
+    /// added to `by_x`.
+    pub(crate) fn norm_backward(
+        self,
+        weight: &Buffer,
+        grad: &Matrix,
+        eps: f32,
+        by_x: &mut Matrix,
+        accumulate: bool,
+    ) -> Result<Buffer> {
+        let terms = self.like::<f32>()?;
+        let (heads, sizes) = self.heads(weight, eps);
+        let buffers = [
+            self.pointer(),
+            weight.pointer(),
+            grad.pointer(),
+            by_x.pointer(),
+            terms.pointer(),
+        ];
+        let arguments = [&buffers, sizes.as_slice(), &[int(accumulate.into())]].concat();
+        let gpu = self.matrix.gpu();
+        gpu.rows("rms_norm_backward", heads, &arguments)?;
+        column_sums(&terms.numbers, heads, weight.length())
+    }
+
+    /// As many rows of as many numbers, of any content.
+    pub(crate) fn like<Other: Element>(self) -> Result<Matrix<Other>> {
+        self.matrix.gpu().matrix(self.matrix.rows, self.width)
+    }
+
+    /// How many heads as wide as `weight` there are, and what the kernels are told of them.
+    fn heads(self, weight: &Buffer, eps: f32) -> (usize, [Argument; 4]) {
+        let heads = self.width / weight.length();
+        let sizes = [
+            int(weight.length()),
+            Argument::Float(eps),
+            int(heads),
+            self.stride(),
+        ];
+        (self.matrix.rows * heads, sizes)
     }
 }
 
@@ -370,15 +411,10 @@ pub(crate) struct Angles {
 }
 
 impl Angles {
-    /// What the kernels that rotate rows of `width` numbers take last.
-    fn arguments(&self, positions: &Buffer<u32>, width: usize) -> [Argument; 5] {
-        [
-            positions.pointer(),
-            self.cosines.pointer(),
-            self.sines.pointer(),
-            int(width / (2 * self.half)),
-            int(self.half),
-        ]
+    /// What the kernels that rotate rows take of it, with the rows' positions.
+    pub(super) fn arguments(&self, positions: &Buffer<u32>) -> [Argument; 3] {
+        let [cosines, sines] = pointers([&self.cosines, &self.sines]);
+        [positions.pointer(), cosines, sines]
     }
 }
 

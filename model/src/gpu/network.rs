@@ -1,12 +1,13 @@
 //! [`crate::network::Network`] on a GPU: its parameters in the device's memory and the same
 //! forward pass over packed segments, one function for generation, scoring and training.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::backend::{Argument, Buffer, Gpu, Launch, Operand};
 use super::backward::{AttentionTape, Kept, LayerTape, Tape};
 use super::cache::{Cache, Table};
-use super::matrix::{Angles, Matrix, Operands};
+use super::matrix::{Angles, Columns, Matrix, Operands, int};
 use super::optimizer::Trained;
 use super::products::Dense;
 use super::tiles::{self, Kernels, Tiles};
@@ -23,14 +24,27 @@ pub(super) struct Norm {
     pub(super) weight: Shared,
 }
 
-/// A dense layer.
+/// Dense layers that read the same rows: their weights lie side by side, so that they are one
+/// product.
 #[derive(Debug, Clone)]
 pub(super) struct Linear {
-    pub(super) name: String,
     pub(super) inner: usize,
-    pub(super) width: usize,
-    pub(super) weight: Shared<Operand>,
+    /// Of all.
+    width: usize,
+    /// `[inner, width]`
+    weight: Shared<Operand>,
+    /// `[width]`
     pub(super) bias: Option<Shared>,
+    pub(super) parts: Vec<Part>,
+}
+
+/// One of them.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    pub(super) name: String,
+    /// Its first column.
+    pub(super) first: usize,
+    pub(super) width: usize,
     pub(super) learns: Learning,
 }
 
@@ -53,17 +67,10 @@ pub(super) struct Factors {
 }
 
 impl Linear {
-    fn upload(gpu: &Gpu, dense: &network::Dense) -> Result<Self> {
-        Ok(Linear {
-            name: dense.name.clone(),
-            inner: dense.sizes.inner,
-            width: dense.sizes.width,
-            weight: Arc::new(gpu.upload_operands(&dense.weight)?),
-            bias: match &dense.bias {
-                Some(bias) => Some(Arc::new(gpu.upload(bias)?)),
-                None => None,
-            },
-            learns: match &dense.learns {
+    fn upload(gpu: &Gpu, layers: &[&network::Dense]) -> Result<Self> {
+        let (mut parts, mut width, mut inner) = (Vec::new(), 0, 0);
+        for dense in layers {
+            let learns = match &dense.learns {
                 Learns::All => Learning::All,
                 Learns::Nothing => Learning::Nothing,
                 Learns::Factors(factors) => Learning::Factors(Factors {
@@ -73,54 +80,85 @@ impl Linear {
                     rank: factors.rank,
                     scale: factors.scale,
                 }),
+            };
+            parts.push(Part {
+                name: dense.name.clone(),
+                first: width,
+                width: dense.sizes.width,
+                learns,
+            });
+            (inner, width) = (dense.sizes.inner, width + dense.sizes.width);
+        }
+        let biases: Vec<&[f32]> = layers
+            .iter()
+            .filter_map(|l| l.bias.as_deref())
+            .map(Vec::as_slice)
+            .collect();
+        Ok(Linear {
+            inner,
+            width,
+            weight: Arc::new(gpu.upload_operands(&side_by_side(layers, inner, width))?),
+            bias: match biases.is_empty() {
+                true => None,
+                false => Some(Arc::new(gpu.upload(&biases.concat())?)),
             },
+            parts,
         })
     }
 
+    /// Takes over what `trained` has changed.
     fn renew(&mut self, trained: &Trained) -> Result<()> {
-        match &mut self.learns {
-            Learning::All => {
-                trained.renew_operands(&format!("{}.weight", self.name), &mut self.weight)?;
-                if let Some(bias) = &mut self.bias {
-                    trained.renew_numbers(&format!("{}.bias", self.name), bias)?;
+        for part in &mut self.parts {
+            let (name, columns) = (&part.name, (part.first, self.width));
+            match &mut part.learns {
+                Learning::All => {
+                    trained.renew_columns(name, &mut self.weight, columns)?;
+                    if let Some(bias) = &mut self.bias {
+                        trained.renew_numbers(&format!("{name}.bias"), bias, part.first)?;
+                    }
                 }
+                Learning::Factors(factors) => {
+                    let [a, b] = &factors.names;
+                    trained.renew_operands(a, &mut factors.a)?;
+                    trained.renew_operands(b, &mut factors.b)?;
+                    trained.merge(name, factors, &mut self.weight, columns)?;
+                }
+                Learning::Nothing => {}
             }
-            Learning::Factors(factors) => {
-                let [a, b] = &factors.names;
-                trained.renew_operands(a, &mut factors.a)?;
-                trained.renew_operands(b, &mut factors.b)?;
-                trained.merge(&self.name, factors, &mut self.weight)?;
-            }
-            Learning::Nothing => {}
         }
         Ok(())
     }
 
+    /// All of them.
     pub(super) fn dense(&self) -> Dense<'_> {
-        Dense {
-            numbers: &self.weight,
-            inner: self.inner,
-            width: self.width,
-            transposed: false,
+        Dense::new(&self.weight, self.inner, self.width)
+    }
+}
+
+/// The weights of layers as one, `[inner, width]`.
+fn side_by_side<'a>(layers: &[&'a network::Dense], inner: usize, width: usize) -> Cow<'a, [f32]> {
+    if let [one] = layers {
+        return Cow::Borrowed(&one.weight);
+    }
+    let mut rows = Vec::with_capacity(inner * width);
+    for row in 0..inner {
+        for dense in layers {
+            let width = dense.sizes.width;
+            rows.extend_from_slice(&dense.weight[row * width..(row + 1) * width]);
         }
     }
-
-    fn apply(&self, x: &Operands) -> Result<Matrix> {
-        x.times(self.dense(), self.bias.as_deref())
-    }
+    Cow::Owned(rows)
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Layer {
     pub(super) input_norm: Norm,
-    pub(super) query: Linear,
-    pub(super) key: Linear,
-    pub(super) value: Linear,
+    /// Queries, keys and values.
+    pub(super) projections: Linear,
     pub(super) head_norms: Option<[Norm; 2]>,
     pub(super) output: Linear,
     pub(super) mlp_norm: Norm,
-    pub(super) gate: Linear,
-    pub(super) up: Linear,
+    pub(super) gate_and_up: Linear,
     pub(super) down: Linear,
 }
 
@@ -179,22 +217,19 @@ impl Network {
                 weight: Arc::new(gpu.upload(&norm.weight)?),
             })
         };
-        let linear = |dense: &network::Dense| Linear::upload(gpu, dense);
+        let linear = |layers: &[&network::Dense]| Linear::upload(gpu, layers);
         let layer = |layer: &network::Layer| {
             Ok::<_, Error>(Layer {
                 input_norm: norm(&layer.input_norm)?,
-                query: linear(&layer.query)?,
-                key: linear(&layer.key)?,
-                value: linear(&layer.value)?,
+                projections: linear(&[&layer.query, &layer.key, &layer.value])?,
                 head_norms: match &layer.head_norms {
                     Some([query, key]) => Some([norm(query)?, norm(key)?]),
                     None => None,
                 },
-                output: linear(&layer.output)?,
+                output: linear(&[&layer.output])?,
                 mlp_norm: norm(&layer.mlp_norm)?,
-                gate: linear(&layer.gate)?,
-                up: linear(&layer.up)?,
-                down: linear(&layer.down)?,
+                gate_and_up: linear(&[&layer.gate, &layer.up])?,
+                down: linear(&[&layer.down])?,
             })
         };
         Ok(Network {
@@ -235,19 +270,16 @@ impl Network {
             norms.extend([&mut layer.input_norm, &mut layer.mlp_norm]);
             norms.extend(layer.head_norms.iter_mut().flatten());
             for linear in [
-                &mut layer.query,
-                &mut layer.key,
-                &mut layer.value,
+                &mut layer.projections,
                 &mut layer.output,
-                &mut layer.gate,
-                &mut layer.up,
+                &mut layer.gate_and_up,
                 &mut layer.down,
             ] {
                 linear.renew(trained)?;
             }
         }
         for norm in norms {
-            trained.renew_numbers(&norm.name, &mut norm.weight)?;
+            trained.renew_numbers(&norm.name, &mut norm.weight, 0)?;
         }
         Ok(())
     }
@@ -266,18 +298,8 @@ impl Network {
     pub(super) fn head(&self) -> Dense<'_> {
         let (inner, width) = (self.hidden, self.vocabulary);
         match &self.head {
-            Some(numbers) => Dense {
-                numbers,
-                inner,
-                width,
-                transposed: false,
-            },
-            None => Dense {
-                numbers: &self.embedding,
-                inner,
-                width,
-                transposed: true,
-            },
+            Some(numbers) => Dense::new(numbers, inner, width),
+            None => Dense::turned(&self.embedding, inner, width),
         }
     }
 
@@ -303,7 +325,8 @@ impl Network {
         tape: Option<&mut Tape>,
     ) -> Result<Vec<f32>> {
         self.run(batch, wanted, None, tape, |x| {
-            x.norm(&self.norm.weight, self.eps)?.download()
+            let all = x.columns(0, self.hidden);
+            all.norm(&self.norm.weight, self.eps)?.download()
         })
     }
 
@@ -371,8 +394,8 @@ impl Network {
         };
         add_attended(layer, &attention, wanted, &mut stream)?;
         drop(attention);
-        let (gate, up) = self.gate_and_up(layer, &stream)?;
-        stream.add_times(&gate.swiglu(&up)?, layer.down.dense())?;
+        let gate_and_up = self.gate_and_up(layer, &stream)?;
+        stream.add_times(&gate_and_up.swiglu()?, layer.down.dense())?;
         Ok(stream)
     }
 
@@ -391,47 +414,74 @@ impl Network {
             None => x.duplicate()?,
         };
         add_attended(layer, &attention, wanted, &mut middle)?;
-        let (gate, up) = self.gate_and_up(layer, &middle)?;
+        let gate_and_up = self.gate_and_up(layer, &middle)?;
         let mut next = middle.duplicate()?;
-        next.add_times(&gate.swiglu(&up)?, layer.down.dense())?;
+        next.add_times(&gate_and_up.swiglu()?, layer.down.dense())?;
         let tape = LayerTape {
             x,
             attention,
             middle,
-            gate,
-            up,
+            gate_and_up,
         };
         Ok((next, tape))
     }
 
-    fn gate_and_up(&self, layer: &Layer, stream: &Matrix) -> Result<(Matrix, Matrix)> {
+    fn gate_and_up(&self, layer: &Layer, stream: &Matrix) -> Result<Matrix> {
         let h = stream.norm_operands(&layer.mlp_norm.weight, self.eps)?;
-        Ok((layer.gate.apply(&h)?, layer.up.apply(&h)?))
+        h.times(layer.gate_and_up.dense())
     }
 
     /// A layer's attention over the rows of `x`, its input.
     fn attention(&self, number: usize, rows: &Rows, x: &Matrix) -> Result<AttentionTape> {
-        let layer = &self.layers[number];
+        let (layer, table) = (&self.layers[number], &rows.table);
         let h = x.norm_operands(&layer.input_norm.weight, self.eps)?;
-        let mut queries = layer.query.apply(&h)?;
-        let mut keys = layer.key.apply(&h)?;
-        let values = layer.value.apply(&h)?.operands()?;
+        let projected = h.times(layer.projections.dense())?;
         drop(h);
-        let unnormed = match &layer.head_norms {
-            Some([by_query, by_key]) => {
-                let normed = queries.norm(&by_query.weight, self.eps)?;
-                let unnormed = std::mem::replace(&mut queries, normed);
-                let normed = keys.norm(&by_key.weight, self.eps)?;
-                Some([unnormed, std::mem::replace(&mut keys, normed)])
-            }
+        let (wide, narrow) = (self.heads * self.width, self.kv_heads * self.width);
+        let [queries, keys, values] = self.columns_of(&projected);
+        let normed = match &layer.head_norms {
+            Some([by_query, by_key]) => Some([
+                queries.norm(&by_query.weight, self.eps)?,
+                keys.norm(&by_key.weight, self.eps)?,
+            ]),
             None => None,
         };
-        let queries = queries.rotate(&rows.positions, &self.angles)?;
-        let keys = keys.rotate(&rows.positions, &self.angles)?;
-        let (mixed, log_sums) = self.attend(number, rows, &queries, &keys, &values)?;
+        let [from_queries, from_keys] = match &normed {
+            Some([queries, keys]) => [queries.columns(0, wide), keys.columns(0, narrow)],
+            None => [queries, keys],
+        };
+        let from = [from_queries, from_keys, values];
+        let rotated: Operands = queries.like()?;
+        // Where a cache has them these hold nothing.
+        let kept = if table.is_cached { 0 } else { rows.count };
+        let keys: Operands = self.gpu.matrix(kept, narrow)?;
+        let values: Operands = self.gpu.matrix(kept, narrow)?;
+        let bases = table.bases(&self.gpu, number, narrow, &keys, &values);
+        let bias = layer.projections.bias.as_ref();
+        let bias = bias.map_or(Argument::Pointer(0), |bias| bias.pointer());
+        let (sources, strides) = (from.map(Columns::pointer), from.map(Columns::stride));
+        let angles = self.angles.arguments(&rows.positions);
+        let places = [
+            table.starts.pointer(),
+            table.pages.pointer(),
+            bases[0],
+            bases[1],
+        ];
+        let sizes = [self.heads, self.kv_heads, self.angles.half].map(int);
+        let arguments = [
+            sources.as_slice(),
+            &[bias],
+            &strides,
+            &angles,
+            &places,
+            &[rotated.pointer()],
+            &sizes,
+        ];
+        (self.gpu).rows("rotate_and_store", rows.count, &arguments.concat())?;
+        let (mixed, log_sums) = self.attend(rows, &rotated, bases)?;
         Ok(AttentionTape {
-            unnormed,
-            queries,
+            unnormed: normed.is_some().then_some(projected),
+            queries: rotated,
             keys,
             values,
             mixed,
@@ -439,39 +489,28 @@ impl Network {
         })
     }
 
-    /// What attention gives every row, and the logarithms of the sums of its weights.
+    /// Queries, keys and values among the columns of all.
+    pub(super) fn columns_of<'a>(&self, projected: &'a Matrix) -> [Columns<'a>; 3] {
+        let (wide, narrow) = (self.heads * self.width, self.kv_heads * self.width);
+        let columns = [(0, wide), (wide, narrow), (wide + narrow, narrow)];
+        columns.map(|(first, width)| projected.columns(first, width))
+    }
+
+    /// What attention gives every row, whose keys and values are where `bases` and the table
+    /// say; and the logarithms of the sums of its weights.
     fn attend(
         &self,
-        layer: usize,
         rows: &Rows,
         queries: &Operands,
-        keys: &Operands,
-        values: &Operands,
+        [key_base, value_base]: [Argument; 2],
     ) -> Result<(Operands, Buffer)> {
-        let kv_width = self.kv_heads * self.width;
-        let [key_base, value_base] = (rows.table).bases(&self.gpu, layer, kv_width, keys, values);
-        let (positions, starts) = (rows.positions.pointer(), rows.table.starts.pointer());
-        let pages = rows.table.pages.pointer();
-        if rows.table.is_cached {
-            let arguments = [
-                keys.pointer(),
-                values.pointer(),
-                positions,
-                starts,
-                pages,
-                key_base,
-                value_base,
-                Argument::Int(kv_width as i32),
-            ];
-            self.gpu.rows("store_keys_values", rows.count, &arguments)?;
-        }
         let mixed: Operands = self.gpu.matrix(rows.count, self.heads * self.width)?;
         let log_sums: Buffer = self.gpu.buffer(rows.count * self.heads)?;
         let inputs = [
             queries.pointer(),
-            positions,
-            starts,
-            pages,
+            rows.positions.pointer(),
+            rows.table.starts.pointer(),
+            rows.table.pages.pointer(),
             key_base,
             value_base,
             mixed.pointer(),

@@ -100,15 +100,20 @@ impl Trained {
         Ok([first.download(length)?, second.download(length)?])
     }
 
-    /// The numbers of a parameter, if it is trained, in the place of `old`.
-    pub(super) fn renew_numbers(&self, name: &str, old: &mut Arc<Buffer>) -> Result<()> {
+    /// The numbers of a parameter, if it is trained, in the place of `old`'s from `first` on.
+    pub(super) fn renew_numbers(
+        &self,
+        name: &str,
+        old: &mut Arc<Buffer>,
+        first: usize,
+    ) -> Result<()> {
         match self.parameters.get(name) {
-            Some(Parameter { numbers, .. }) => own(old)?.set(numbers, (0, 0), numbers.length()),
+            Some(Parameter { numbers, .. }) => own(old)?.set(numbers, (0, first), numbers.length()),
             None => Ok(()),
         }
     }
 
-    /// The same, rounded.
+    /// The same of all of `old`, rounded.
     pub(super) fn renew_operands(&self, name: &str, old: &mut Arc<Buffer<Operand>>) -> Result<()> {
         match self.parameters.get(name) {
             Some(Parameter { numbers, .. }) => numbers.round_into(own(old)?),
@@ -116,37 +121,59 @@ impl Trained {
         }
     }
 
-    /// A dense layer's weight with the product of its factors, in the place of `old`: the bits
-    /// of [`crate::Adapter`]'s own.
+    /// The weight of a dense layer in the place of `old`'s columns from `first` on, of
+    /// `stride`.
+    pub(super) fn renew_columns(
+        &self,
+        module: &str,
+        old: &mut Arc<Buffer<Operand>>,
+        (first, stride): (usize, usize),
+    ) -> Result<()> {
+        let Some(parameter) = self.parameters.get(&format!("{module}.weight")) else {
+            return Ok(());
+        };
+        let Parameter { shape, numbers, .. } = parameter;
+        let arguments = [
+            numbers.pointer(),
+            own(old)?.pointer_at(first),
+            int(shape[1]),
+            int(stride),
+        ];
+        self.gpu.each("to_columns", numbers.length(), &arguments)
+    }
+
+    /// The same of a weight with the product of its factors, which has the bits of
+    /// [`crate::Adapter`]'s own.
     pub(super) fn merge(
         &self,
         module: &str,
         factors: &Factors,
         old: &mut Arc<Buffer<Operand>>,
+        (first, stride): (usize, usize),
     ) -> Result<()> {
         let [a, b] = factors.names.each_ref().map(|n| self.parameters.get(n));
         let (Some(a), Some(b), Some(base)) = (a, b, self.bases.get(module)) else {
             return Ok(());
         };
         let base = self.gpu.upload(base)?;
-        let merged = own(old)?;
         let arguments = [
             base.pointer(),
             a.numbers.pointer(),
             b.numbers.pointer(),
-            merged.pointer(),
+            own(old)?.pointer_at(first),
             Argument::Float(factors.scale),
             int(factors.rank),
             int(b.numbers.length() / factors.rank),
+            int(stride),
         ];
-        self.gpu.each("merge_factors", merged.length(), &arguments)
+        self.gpu.each("merge_factors", base.length(), &arguments)
     }
 }
 
-/// Memory that nobody else reads: that of `numbers`, or as much anew in its place.
+/// Memory that nobody else reads: that of `numbers`, or a copy in its place.
 fn own<T: Element>(numbers: &mut Arc<Buffer<T>>) -> Result<&Buffer<T>> {
     if Arc::get_mut(numbers).is_none() {
-        *numbers = Arc::new(numbers.gpu().buffer(numbers.length())?);
+        *numbers = Arc::new(numbers.duplicate()?);
     }
     Ok(numbers)
 }

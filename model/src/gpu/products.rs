@@ -1,16 +1,55 @@
 //! Products of rows with weights, forward and backward. All are of operands, into f32.
 
 use super::backend::{Buffer, Operand, Product, TILE};
-use super::matrix::{Matrix, Operands, int};
+use super::matrix::{Matrix, Operands};
 use crate::Result;
 
 /// A dense weight, `[inner, width]` as in [`crate::Weights`] or stored the other way round.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Dense<'a> {
-    pub(crate) numbers: &'a Buffer<Operand>,
+    numbers: &'a Buffer<Operand>,
     pub(crate) inner: usize,
     pub(crate) width: usize,
     pub(crate) transposed: bool,
+    /// Where its first row begins, and each other after the one before.
+    first: usize,
+    stride: usize,
+}
+
+impl<'a> Dense<'a> {
+    /// All of what is stored.
+    pub(crate) fn new(numbers: &'a Buffer<Operand>, inner: usize, width: usize) -> Self {
+        Dense {
+            numbers,
+            inner,
+            width,
+            transposed: false,
+            first: 0,
+            stride: width,
+        }
+    }
+
+    /// All of what is stored as `[width, inner]`.
+    pub(crate) fn turned(numbers: &'a Buffer<Operand>, inner: usize, width: usize) -> Self {
+        Dense {
+            transposed: true,
+            stride: inner,
+            ..Dense::new(numbers, inner, width)
+        }
+    }
+
+    /// `width` of its columns, from `first` on, of a weight that is not stored turned.
+    pub(crate) fn columns(self, first: usize, width: usize) -> Self {
+        Dense {
+            first,
+            width,
+            ..self
+        }
+    }
+
+    fn address(self) -> u64 {
+        self.numbers.address() + self.numbers.bytes(self.first) as u64
+    }
 }
 
 impl Matrix {
@@ -24,13 +63,14 @@ impl Matrix {
         for first in (0..x.rows()).step_by(TILE) {
             self.gpu().multiply(&Product {
                 a: x.address() + x.bytes(first * weight.inner) as u64,
-                b: weight.numbers.address(),
+                b: weight.address(),
                 c: self.address() + self.bytes(first * weight.width) as u64,
                 m: TILE,
                 k: weight.inner,
                 n: weight.width,
                 a_transposed: false,
                 b_transposed: weight.transposed,
+                b_stride: weight.stride,
                 accumulate,
             })?;
         }
@@ -46,28 +86,24 @@ impl Matrix {
     ) -> Result<()> {
         self.gpu().multiply(&Product {
             a: grad.address(),
-            b: weight.numbers.address(),
+            b: weight.address(),
             c: self.address(),
             m: grad.rows(),
             k: weight.width,
             n: weight.inner,
             a_transposed: false,
             b_transposed: !weight.transposed,
+            b_stride: weight.stride,
             accumulate,
         })
     }
 }
 
 impl Operands {
-    /// self · weight (+ bias).
-    pub(crate) fn times(&self, weight: Dense<'_>, bias: Option<&Buffer>) -> Result<Matrix> {
+    /// self · weight.
+    pub(crate) fn times(&self, weight: Dense<'_>) -> Result<Matrix> {
         let mut y: Matrix = self.gpu().matrix(self.rows(), weight.width)?;
-        if let Some(bias) = bias {
-            let count = y.rows().next_multiple_of(TILE) * y.width();
-            let arguments = [bias.pointer(), y.pointer(), int(y.width())];
-            self.gpu().each("repeat_row", count, &arguments)?;
-        }
-        y.add_tiles(self, weight, bias.is_some())?;
+        y.add_tiles(self, weight, false)?;
         Ok(y)
     }
 
@@ -94,6 +130,7 @@ impl Operands {
             n: grad.width(),
             a_transposed: true,
             b_transposed: false,
+            b_stride: grad.width(),
             accumulate,
         })
     }

@@ -12,20 +12,31 @@ extern "C" __global__ void to_numbers(const Operand* x, float* y, Count count) {
     if (i < count) y[i] = number(x[i]);
 }
 
-// silu(gate) * up
-extern "C" __global__ void swiglu(const float* gate, const float* up, Operand* y, Count count) {
+// y = x, rounded, where y is some columns of rows of `stride` numbers.
+extern "C" __global__ void to_columns(const float* x, Operand* y, int width, int stride,
+                                      Count count) {
     const Count i = element();
-    if (i < count) put(y + i, gate[i] * up[i] / (1.0f + expf(-gate[i])));
+    if (i < count) put(y + i / width * stride + i % width, x[i]);
 }
 
-extern "C" __global__ void swiglu_backward(const float* gate, const float* up, const float* grad,
-                                           Operand* by_gate, Operand* by_up, Count count) {
+// silu(gate) * up; a row has `width` numbers of the gate, and as many of `up` behind them.
+extern "C" __global__ void swiglu(const float* gate_up, Operand* y, int width, Count count) {
     const Count i = element();
     if (i >= count) return;
-    const float sigmoid = 1.0f / (1.0f + expf(-gate[i]));
-    const float silu = gate[i] * sigmoid;
+    const float* gate = gate_up + i / width * 2 * width + i % width;
+    put(y + i, gate[0] * gate[width] / (1.0f + expf(-gate[0])));
+}
+
+extern "C" __global__ void swiglu_backward(const float* gate_up, const float* grad,
+                                           Operand* by_gate, Operand* by_up, int width,
+                                           Count count) {
+    const Count i = element();
+    if (i >= count) return;
+    const float* gate = gate_up + i / width * 2 * width + i % width;
+    const float sigmoid = 1.0f / (1.0f + expf(-gate[0]));
+    const float silu = gate[0] * sigmoid;
     put(by_up + i, grad[i] * silu);
-    put(by_gate + i, grad[i] * up[i] * (sigmoid + silu * (1.0f - sigmoid)));
+    put(by_gate + i, grad[i] * gate[width] * (sigmoid + silu * (1.0f - sigmoid)));
 }
 
 // y += x
@@ -34,11 +45,11 @@ extern "C" __global__ void add_assign(float* y, const float* x, Count count) {
     if (i < count) y[i] += x[i];
 }
 
-// to = base + (scale·a)·b, rounded; base is [count / width, width], a [.., rank], b [rank, width].
-// A sum is one chain of multiply-adds, cut after 512, as the processor's products are.
+// to = base + (scale·a)·b, rounded; base is [count / width, width], a [.., rank], b [rank, width],
+// and `to` some columns of rows of `stride` numbers. A sum is one chain of multiply-adds, cut after 512, as the processor's products are.
 extern "C" __global__ void merge_factors(const float* base, const float* a, const float* b,
                                          Operand* to, float scale, int rank, int width,
-                                         Count count) {
+                                         int stride, Count count) {
     const Count i = element();
     if (i >= count) return;
     const float* row = a + i / width * rank;
@@ -52,19 +63,13 @@ extern "C" __global__ void merge_factors(const float* base, const float* a, cons
         }
         sum += piece;
     }
-    put(to + i, sum);
+    put(to + i / width * stride + i % width, sum);
 }
 
 // x *= factor
 extern "C" __global__ void scale(float* x, float factor, Count count) {
     const Count i = element();
     if (i < count) x[i] *= factor;
-}
-
-// Every row of y becomes `row`.
-extern "C" __global__ void repeat_row(const float* row, float* y, int width, Count count) {
-    const Count i = element();
-    if (i < count) y[i] = row[i % width];
 }
 
 // y[i] = matrix[rows[i]], a block per row.

@@ -36,9 +36,10 @@ fn norms_of_any_width_and_their_derivatives() {
         let [y, by_x, by_weight] = in_both_orders(|gpu| {
             let matrix = |x: &[f32]| gpu.upload_matrix(x, width).unwrap();
             let (x, grad, weight) = (matrix(&x), matrix(&grad), gpu.upload(&weight).unwrap());
-            let y = x.norm(&weight, 1e-6).unwrap();
+            let y = x.columns(0, width).norm(&weight, 1e-6).unwrap();
             let mut by_x = gpu.matrix(rows, width).unwrap();
-            let by_weight = x.norm_backward(&weight, &grad, 1e-6, &mut by_x, false);
+            let all = x.columns(0, width);
+            let by_weight = all.norm_backward(&weight, &grad, 1e-6, &mut by_x, false);
             let by_weight = by_weight.unwrap().download(width).unwrap();
             [y.download().unwrap(), by_x.download().unwrap(), by_weight]
         });
@@ -55,9 +56,13 @@ fn norms_of_any_width_and_their_derivatives() {
 fn activations_and_their_derivatives() {
     let (gate, up, grad) = (numbers(1000, 1), numbers(1000, 2), numbers(1000, 3));
     let [y, by_gate, by_up] = in_both_orders(|gpu| {
-        let [gate, up, grad] = [&gate, &up, &grad].map(|x| gpu.upload_matrix(x, 10).unwrap());
-        let [by_gate, by_up] = gate.swiglu_backward(&up, &grad).unwrap();
-        [gate.swiglu(&up).unwrap(), by_gate, by_up].map(|x| x.download().unwrap())
+        let rows = gate.chunks(10).zip(up.chunks(10));
+        let rows: Vec<f32> = rows.flat_map(|(gate, up)| [gate, up].concat()).collect();
+        let gate_and_up = gpu.upload_matrix(&rows, 20).unwrap();
+        let grad = gpu.upload_matrix(&grad, 10).unwrap();
+        let [by_gate, by_up] = gate_and_up.swiglu_backward(&grad).unwrap();
+        let y = gate_and_up.swiglu().unwrap();
+        [y, by_gate, by_up].map(|x| x.download().unwrap())
     });
     assert_near(&y, &pointwise::swiglu(gate.clone(), &up));
     let (mut expected_gate, mut expected_up) = (gate, up);
