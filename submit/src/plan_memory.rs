@@ -260,13 +260,13 @@ impl Work<'_> {
             }
     }
 
-    /// Live in one layer's backward pass beside its tape, per token: product and
-    /// derivatives of the MLP's three; the stream's derivative and, for each norm, its
+    /// Live in one layer's backward pass beside its tape, per token: the MLP's product and its
+    /// derivative, and what these sizes break up; the stream's derivative and, for each norm, its
     /// output, the derivative by it and the one through it; derivatives by attention's
     /// output, queries, keys and values; keys and values as blocks, twice over.
     fn backward(&self) -> u64 {
         let m = self.model;
-        4 * m.intermediate + 7 * m.hidden + 2 * m.query_width + 6 * m.kv_width
+        3 * m.intermediate + 7 * m.hidden + 2 * m.query_width + 6 * m.kv_width
     }
 
     fn head_chunk(&self) -> u64 {
