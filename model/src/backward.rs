@@ -91,7 +91,7 @@ impl Network {
             let rows = wanted.take();
             let tape = match kept {
                 Kept::Layer(tape) => *tape,
-                Kept::Input(x) => self.layer_recorded(number, batch, rows, None, x).1,
+                Kept::Input(x) => self.layer_recorded(number, batch, rows, x).1,
             };
             grad = self.layer_backward(&self.layers[number], batch, rows, tape, grad, gradients);
         }

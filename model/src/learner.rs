@@ -16,11 +16,13 @@ use crate::{Error, Policy, Result};
 pub(crate) struct Learner {
     model: Policy,
     options: AdamW,
-    /// Of a model on a GPU the steps alone, from the first of its steps on.
+    /// Of a model on a GPU only the number of steps is current, from the first of them on.
     state: AdamWState,
     on_gpu: Option<gpu::Trained>,
     /// Whether the GPU's weights are newer than the processor's.
     ahead: bool,
+    /// Whether a step failed half way: nothing is to be had of it any more.
+    torn: bool,
     /// Lives from step to step.
     spare: Arc<Spare>,
 }
@@ -45,6 +47,7 @@ impl Learner {
             state,
             on_gpu: None,
             ahead: false,
+            torn: false,
             spare: Arc::default(),
         }
     }
@@ -54,11 +57,12 @@ impl Learner {
         &self.model
     }
 
-    /// The same, with its weights.
+    /// The model as of the last step, its weights too.
     ///
     /// # Errors
-    /// The GPU that has them is lost.
+    /// The GPU that has them is lost, or a step has failed.
     pub(crate) fn fetch(&mut self) -> Result<&Policy> {
+        self.check()?;
         if let (Some(trained), true) = (&self.on_gpu, self.ahead) {
             let mut weights = self.model.trained_weights().clone();
             trained.fetch(&mut weights, |_| true)?;
@@ -68,7 +72,7 @@ impl Learner {
         Ok(&self.model)
     }
 
-    /// The same, for good.
+    /// [`Learner::fetch`], and the end of training.
     pub(crate) fn into_model(mut self) -> Result<Policy> {
         self.fetch()?;
         Ok(self.model)
@@ -84,17 +88,35 @@ impl Learner {
         self.state.step()
     }
 
+    fn check(&self) -> Result<()> {
+        match self.torn {
+            false => Ok(()),
+            true => Err(Error::Request(
+                "an optimizer step failed half way, and what it trained is lost; begin anew from \
+                 what was saved"
+                    .to_owned(),
+            )),
+        }
+    }
+
     /// One step, unless the gradient is not finite.
+    ///
+    /// # Errors
+    /// A GPU is lost or has no room: from then on nothing but errors.
     pub(crate) fn step(
         &mut self,
         gradients: UnitGradients,
         lr: f64,
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
-        match self.model.gpu().cloned() {
+        self.check()?;
+        self.torn = true;
+        let report = match self.model.gpu().cloned() {
             Some(gpu) => self.step_on_gpu(&gpu, gradients, lr),
             None => self.step_here(gradients.host, lr, options),
-        }
+        }?;
+        self.torn = false;
+        Ok(report)
     }
 
     fn step_here(
@@ -121,7 +143,7 @@ impl Learner {
             None => {
                 let (model, state) = (&self.model, &self.state);
                 let weights = model.trained_weights();
-                let uploaded = gpu::Trained::upload(gpu, weights, state, model.adapted())?;
+                let uploaded = gpu::Trained::upload(gpu, weights, state, model.adapted_bases())?;
                 self.on_gpu.insert(uploaded)
             }
         };
@@ -136,6 +158,7 @@ impl Learner {
 
     /// Writes `state.safetensors` into `dir`.
     pub(crate) fn save_state(&self, dir: &Path) -> Result<()> {
+        self.check()?;
         std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
         match &self.on_gpu {
             Some(trained) => {

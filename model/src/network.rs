@@ -169,7 +169,7 @@ pub(crate) struct Network {
     pub(crate) eps: f32,
     /// Only the factors of an adapter are trained.
     pub(crate) adapted: bool,
-    /// The same network on the GPU that computes in this one's place.
+    /// The same network on the GPU that computes in this one's place; in training it is ahead.
     pub(crate) gpu: Option<Arc<gpu::Network>>,
 }
 
@@ -360,7 +360,7 @@ impl Network {
             let caches = caches.as_deref_mut();
             x = match &mut tape {
                 Some(tape) if !tape.checkpoints => {
-                    let (next, layer) = self.layer_recorded(number, batch, wanted, caches, x);
+                    let (next, layer) = self.layer_recorded(number, batch, wanted, x);
                     tape.layers.push(Kept::Layer(Box::new(layer)));
                     next
                 }
@@ -379,8 +379,9 @@ impl Network {
         normed
     }
 
-    /// One layer's output; what it computes on the way is freed as soon as it has been read.
-    /// Of the output, and of what follows attention, only the `wanted` rows, if these are named.
+    /// One layer's output. Attention's numbers are freed before the MLP begins, whose product takes
+    /// the place of its gate. Of the output, and of what follows attention, only the `wanted` rows,
+    /// if these are named.
     fn layer(
         &self,
         number: usize,
@@ -402,17 +403,16 @@ impl Network {
         stream
     }
 
-    /// The same, with what its backward pass needs.
+    /// The same of whole sequences, with what its backward pass needs.
     pub(crate) fn layer_recorded(
         &self,
         number: usize,
         batch: &Batch,
         wanted: Option<&[u32]>,
-        caches: Option<&mut [&mut Cache]>,
         x: Vec<f32>,
     ) -> (Vec<f32>, LayerTape) {
         let layer = &self.layers[number];
-        let attention = self.attention(number, batch, caches, &x);
+        let attention = self.attention(number, batch, None, &x);
         let mut middle = match wanted {
             Some(rows) => select(&x, rows, self.hidden),
             None => x.clone(),

@@ -230,7 +230,7 @@ impl Policy {
     }
 
     /// The dense weights without the adapter that is added to them, by module.
-    pub(crate) fn adapted(&self) -> impl Iterator<Item = (&str, &Parameter)> {
+    pub(crate) fn adapted_bases(&self) -> impl Iterator<Item = (&str, &Parameter)> {
         let adapted = self.adapted.iter();
         let modules = adapted.flat_map(|adapted| adapted.adapter.adapted(&adapted.base));
         modules.map(|(module, parameter, _)| (module, parameter))

@@ -87,7 +87,7 @@ impl Default for TinyShape {
 }
 
 impl TinyShape {
-    /// The sizes of Qwen2.5-0.5B, for who measures.
+    /// The sizes of Qwen2.5-0.5B, for benches.
     pub fn half_billion() -> Self {
         TinyShape {
             hidden: 896,

@@ -58,7 +58,7 @@ pub(super) struct LayerTape {
 /// Rows of one layer's attention.
 #[derive(Debug)]
 pub(super) struct AttentionTape {
-    /// Of a model that norms heads, what was normed: queries, keys and values.
+    /// Of a model that norms heads its projections; queries and keys among them are normed.
     pub(super) unnormed: Option<Matrix>,
     pub(super) queries: Operands,
     pub(super) keys: Operands,
@@ -182,17 +182,15 @@ impl Network {
         gradients: &mut Gradients,
     ) -> Result<Matrix> {
         let rows = packed.rows;
-        // next = middle + down(swiglu(gate(h), up(h))), h = norm(middle)
-        let inner = tape.gate_and_up.swiglu()?;
-        let grad_inner = (layer.down).backward(&inner, &[grad.operands()?], gradients)?;
-        let grads = tape.gate_and_up.swiglu_backward(&grad_inner)?;
-        let h = (tape.middle).norm_operands(&layer.mlp_norm.weight, self.eps)?;
-        let grad_h = layer.gate_and_up.backward(&h, &grads, gradients)?;
-        let to = (&mut grad, true);
-        self.norm_backward(&layer.mlp_norm, all(&tape.middle), &grad_h, to, gradients)?;
+        let LayerTape {
+            x,
+            attention,
+            middle,
+            gate_and_up,
+        } = tape;
+        self.mlp_backward(layer, middle, gate_and_up, &mut grad, gradients)?;
 
         // middle = x + output(attention(query(h), key(h), value(h))), h = norm(x)
-        let attention = &tape.attention;
         let selected = match wanted {
             Some(wanted) => Some(attention.mixed.select(wanted)?),
             None => None,
@@ -204,7 +202,7 @@ impl Network {
             grad = grad.scatter(wanted, rows.count)?;
         }
         let [mut grad_queries, mut grad_keys, grad_values] =
-            self.attention_backward(packed, attention, &grad_mixed)?;
+            self.attention_backward(packed, &attention, &grad_mixed)?;
         grad_queries.rotate_back(&rows.positions, &self.angles)?;
         grad_keys.rotate_back(&rows.positions, &self.angles)?;
         if let (Some([by_query, by_key]), Some(unnormed)) = (&layer.head_norms, &attention.unnormed)
@@ -219,15 +217,39 @@ impl Network {
                 *grad = by_x;
             }
         }
-        let h = (tape.x).norm_operands(&layer.input_norm.weight, self.eps)?;
+        let h = x.norm_operands(&layer.input_norm.weight, self.eps)?;
         let grads = [grad_queries, grad_keys, grad_values];
         layer.projections.derive_biases(&grads, gradients)?;
-        let [queries, keys, values] = &grads;
-        let grads = [queries.operands()?, keys.operands()?, values.operands()?];
+        let rounded = grads.each_ref().map(Matrix::operands);
+        drop(grads);
+        let [queries, keys, values] = rounded;
+        let grads = [queries?, keys?, values?];
         let grad_h = layer.projections.backward(&h, &grads, gradients)?;
         let to = (&mut grad, true);
-        self.norm_backward(&layer.input_norm, all(&tape.x), &grad_h, to, gradients)?;
+        self.norm_backward(&layer.input_norm, all(&x), &grad_h, to, gradients)?;
         Ok(grad)
+    }
+
+    /// next = middle + down(swiglu(gate(h), up(h))), h = norm(middle): makes the derivative by
+    /// `next` that by `middle`.
+    fn mlp_backward(
+        &self,
+        layer: &Layer,
+        middle: Matrix,
+        gate_and_up: Matrix,
+        grad: &mut Matrix,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let grad_inner = {
+            let inner = gate_and_up.swiglu()?;
+            (layer.down).backward(&inner, &[grad.operands()?], gradients)?
+        };
+        let grads = gate_and_up.swiglu_backward(&grad_inner)?;
+        drop((gate_and_up, grad_inner));
+        let h = middle.norm_operands(&layer.mlp_norm.weight, self.eps)?;
+        let grad_h = layer.gate_and_up.backward(&h, &grads, gradients)?;
+        let to = (grad, true);
+        self.norm_backward(&layer.mlp_norm, all(&middle), &grad_h, to, gradients)
     }
 
     /// Derivatives by queries, keys and values.

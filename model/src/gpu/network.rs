@@ -1,5 +1,5 @@
 //! [`crate::network::Network`] on a GPU: its parameters in the device's memory and the same
-//! forward pass over packed segments, one function for generation, scoring and training.
+//! forward pass over packed segments for generation, scoring and training.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::tiles::{self, Kernels, Tiles};
 use crate::network::{self, Batch, EMBEDDING, HEAD, Learns};
 use crate::{Error, Result};
 
-/// Numbers of a parameter. Networks share them until training writes one's own.
+/// Numbers of a parameter, shared by networks until training changes those of one.
 type Shared<T = f32> = Arc<Buffer<T>>;
 
 /// A norm's weight.
@@ -29,7 +29,7 @@ pub(super) struct Norm {
 #[derive(Debug, Clone)]
 pub(super) struct Linear {
     pub(super) inner: usize,
-    /// Of all.
+    /// Columns of all layers.
     width: usize,
     /// `[inner, width]`
     weight: Shared<Operand>,
@@ -38,7 +38,7 @@ pub(super) struct Linear {
     pub(super) parts: Vec<Part>,
 }
 
-/// One of them.
+/// One of the layers.
 #[derive(Debug, Clone)]
 pub(super) struct Part {
     pub(super) name: String,
@@ -129,7 +129,7 @@ impl Linear {
         Ok(())
     }
 
-    /// All of them.
+    /// The weights of all layers.
     pub(super) fn dense(&self) -> Dense<'_> {
         Dense::new(&self.weight, self.inner, self.width)
     }
@@ -377,8 +377,8 @@ impl Network {
         Ok(normed)
     }
 
-    /// One layer's output, of the `wanted` rows if these are named; what it computes on the way
-    /// is freed as soon as it has been read.
+    /// One layer's output, of the `wanted` rows if these are named. Attention's numbers are freed
+    /// before the MLP begins.
     fn layer(
         &self,
         number: usize,
@@ -478,9 +478,11 @@ impl Network {
             &sizes,
         ];
         (self.gpu).rows("rotate_and_store", rows.count, &arguments.concat())?;
+        let unnormed = normed.is_some().then_some(projected);
+        drop(normed);
         let (mixed, log_sums) = self.attend(rows, &rotated, bases)?;
         Ok(AttentionTape {
-            unnormed: normed.is_some().then_some(projected),
+            unnormed,
             queries: rotated,
             keys,
             values,

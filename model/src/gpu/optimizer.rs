@@ -25,7 +25,7 @@ pub(crate) struct Trained {
     gpu: Gpu,
     parameters: BTreeMap<String, Parameter>,
     /// Weights that an adapter is added to, by module. They stay with the processor: kept here
-    /// they would take twice the memory of what computes.
+    /// they would take as much memory as those that compute, or twice as much where those are bf16.
     bases: BTreeMap<String, Arc<Vec<f32>>>,
 }
 
@@ -90,12 +90,14 @@ impl Trained {
         Ok(())
     }
 
+    fn parameter(&self, name: &str) -> Result<&Parameter> {
+        let missing = || Error::Request(format!("{name} is not trained"));
+        self.parameters.get(name).ok_or_else(missing)
+    }
+
     /// Both moments of a parameter.
     pub(crate) fn moments(&self, name: &str) -> Result<[Vec<f32>; 2]> {
-        let Some(Parameter { moments, .. }) = self.parameters.get(name) else {
-            return Err(Error::Request(format!("{name} is not trained")));
-        };
-        let [first, second] = moments;
+        let [first, second] = &self.parameter(name)?.moments;
         let length = first.length();
         Ok([first.download(length)?, second.download(length)?])
     }
@@ -129,10 +131,7 @@ impl Trained {
         old: &mut Arc<Buffer<Operand>>,
         (first, stride): (usize, usize),
     ) -> Result<()> {
-        let Some(parameter) = self.parameters.get(&format!("{module}.weight")) else {
-            return Ok(());
-        };
-        let Parameter { shape, numbers, .. } = parameter;
+        let Parameter { shape, numbers, .. } = self.parameter(&format!("{module}.weight"))?;
         let arguments = [
             numbers.pointer(),
             own(old)?.pointer_at(first),
@@ -151,9 +150,10 @@ impl Trained {
         old: &mut Arc<Buffer<Operand>>,
         (first, stride): (usize, usize),
     ) -> Result<()> {
-        let [a, b] = factors.names.each_ref().map(|n| self.parameters.get(n));
-        let (Some(a), Some(b), Some(base)) = (a, b, self.bases.get(module)) else {
-            return Ok(());
+        let [a, b] = factors.names.each_ref().map(|name| self.parameter(name));
+        let (a, b) = (a?, b?);
+        let Some(base) = self.bases.get(module) else {
+            return Err(Error::Request(format!("{module} has no adapter")));
         };
         let base = self.gpu.upload(base)?;
         let arguments = [

@@ -11,8 +11,9 @@ pub(crate) struct Dense<'a> {
     pub(crate) inner: usize,
     pub(crate) width: usize,
     pub(crate) transposed: bool,
-    /// Where its first row begins, and each other after the one before.
+    /// Where its first row begins.
     first: usize,
+    /// From the beginning of one row to the next.
     stride: usize,
 }
 
@@ -40,6 +41,7 @@ impl<'a> Dense<'a> {
 
     /// `width` of its columns, from `first` on, of a weight that is not stored turned.
     pub(crate) fn columns(self, first: usize, width: usize) -> Self {
+        debug_assert!(!self.transposed);
         Dense {
             first,
             width,

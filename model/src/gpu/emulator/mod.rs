@@ -319,10 +319,16 @@ impl Backend for Emulator {
             true => (n, k),
             false => (k, n),
         };
-        let stored = b_rows.saturating_sub(1) * product.b_stride + b_width.min(b_rows * b_width);
-        let (a, b) = (self.operands(a, m * k)?, self.operands(b, stored)?);
-        let rows = b.chunks(product.b_stride.max(1));
-        let b: Vec<f32> = rows.flat_map(|row| &row[..b_width]).copied().collect();
+        // Nothing is stored behind the last row's end.
+        let stored = match b_rows {
+            0 => 0,
+            rows => (rows - 1) * product.b_stride + b_width,
+        };
+        let (a, mut b) = (self.operands(a, m * k)?, self.operands(b, stored)?);
+        if product.b_stride > b_width {
+            let rows = b.chunks(product.b_stride);
+            b = Cow::Owned(rows.flat_map(|row| &row[..b_width]).copied().collect());
+        }
         self.check(c, m * n * size_of::<f32>())?;
         // SAFETY: the range is allocated, and c is no operand of its own product.
         let c = unsafe { std::slice::from_raw_parts_mut(c as *mut f32, m * n) };

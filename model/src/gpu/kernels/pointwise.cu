@@ -46,7 +46,8 @@ extern "C" __global__ void add_assign(float* y, const float* x, Count count) {
 }
 
 // to = base + (scale·a)·b, rounded; base is [count / width, width], a [.., rank], b [rank, width],
-// and `to` some columns of rows of `stride` numbers. A sum is one chain of multiply-adds, cut after 512, as the processor's products are.
+// and `to` some columns of rows of `stride` numbers. A sum is one chain of multiply-adds, cut
+// after 512, as the processor's are (K_PIECE in `kernels/matmul.rs`).
 extern "C" __global__ void merge_factors(const float* base, const float* a, const float* b,
                                          Operand* to, float scale, int rank, int width,
                                          int stride, Count count) {

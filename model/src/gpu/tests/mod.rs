@@ -1,7 +1,7 @@
 //! The GPU's path, on an emulated device, against the processor's: first kernel by kernel,
 //! then what stages call. Products are the processor's own here, so what is compared is
-//! everything else. Every test runs the threads of a block in ascending and in descending
-//! order, which must give equal bits.
+//! everything else. Kernels run the threads of a block in ascending and in descending order,
+//! which must give equal bits.
 
 use std::sync::OnceLock;
 

@@ -103,6 +103,53 @@ fn gradients_with_less_memory_are_the_same() {
     assert!(made_do >= 1, "{made_do}");
 }
 
+/// A network that others hold is copied by the first step, and written to by the second.
+#[test]
+fn steps_with_less_memory_are_the_same() {
+    let policy = random_policy(SHAPES[5], 7);
+    let units = units(&policy);
+    let made_do = with_ever_less(&policy, |policy| {
+        let mut trainer = Trainer::new(policy.clone(), AdamW::default());
+        let options = ComputeOptions::default();
+        for _ in 0..2 {
+            trainer.step(&units, TEMPERATURE, 1e-2, &coefficients, &options)?;
+        }
+        Ok(trainer.into_policy()?.weights().clone())
+    });
+    assert!(made_do >= 1, "{made_do}");
+}
+
+/// Wherever in a step a device is lost, nothing half made is ever handed out.
+#[test]
+fn a_step_that_fails_leaves_nothing() {
+    let policy = random_policy(SHAPES[4], 7);
+    let units = units(&policy);
+    let options = ComputeOptions::default();
+    let (gpu, limits) = on_limited(&policy);
+    let mut trainer = Trainer::new(gpu, AdamW::default());
+    let mut step = |launches: usize| {
+        limits.launches.store(launches, Relaxed);
+        trainer.step(&units, TEMPERATURE, 1e-2, &coefficients, &options)
+    };
+    step(1 << 40).unwrap();
+    let needed = (1 << 40) - limits.launches.load(Relaxed);
+    // In the backward pass, among the updates, and among what the network takes over.
+    for launches in [needed / 2, needed - 40, needed - 10, needed - 1] {
+        let (gpu, limits) = on_limited(&policy);
+        let mut trainer = Trainer::new(gpu, AdamW::default());
+        limits.launches.store(launches, Relaxed);
+        let error = trainer.step(&units, TEMPERATURE, 1e-2, &coefficients, &options);
+        let error = error.unwrap_err();
+        assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
+        // Even if it were there again.
+        limits.launches.store(usize::MAX, Relaxed);
+        let folder = tempfile::tempdir().unwrap();
+        let late = launches > needed / 2;
+        assert_eq!(trainer.save_optimizer(folder.path()).is_err(), late);
+        assert_eq!(trainer.policy().is_err(), late);
+    }
+}
+
 #[test]
 fn a_lost_device_ends_everything_with_one_clear_error() {
     let policy = random_policy(SHAPES[4], 7);
