@@ -67,6 +67,7 @@ pub(crate) struct AttentionTape {
     /// Rotated.
     pub(crate) keys: Vec<f32>,
     pub(crate) values: Vec<f32>,
+    /// Output of attention.
     pub(crate) mixed: Vec<f32>,
 }
 

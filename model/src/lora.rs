@@ -3,11 +3,11 @@
 //! trained.
 //!
 //! The product is merged into the dense weights once, when a policy is put
-//! together (or, on a GPU, after each step that trains it), and generation, scoring and the forward pass of training all read
-//! the merged weights. So what was sampled is scored with the same bits (I7)
-//! without a second path through the network. The price is a copy of every
-//! adapted weight per policy in memory; weights that are not adapted are shared
-//! with the base.
+//! together (or, on a GPU, after each step that trains it), and generation,
+//! scoring and the forward pass of training all read the merged weights. So
+//! what was sampled is scored with the same bits (I7) without a second path
+//! through the network. The price is a copy of every adapted weight per policy
+//! in memory; weights that are not adapted are shared with the base.
 
 use std::collections::BTreeMap;
 use std::path::Path;

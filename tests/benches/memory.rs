@@ -6,11 +6,8 @@
 #[path = "../suite/memory.rs"]
 mod memory;
 
-use agentgym_model::{Chat, Parameter, Policy, TinyShape, Tokenizer, Weights, parameter_shapes};
-use anyhow::Context as _;
-use candle_core::{Device, Tensor};
+use agentgym_model::{TinyShape, Tokenizer};
 use memory::{FULL, Peak, Played, play};
-use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Some iterations of the quickstart: a worker that keeps as many policies as it ever will.
@@ -40,24 +37,12 @@ const FEW: [&str; 6] = [
 const CHECKPOINTED: &str = "actor_rollout_ref.model.enable_gradient_checkpointing=true";
 const ADAPTER: &str = "actor_rollout_ref.model.lora_rank=8";
 
-/// Writes a policy of Qwen2.5-0.5B's shape with random weights, and the shipped base's tokenizer,
-/// which has fewer ids.
+/// Writes a new policy of Qwen2.5-0.5B's shape with the shipped base's tokenizer, which has fewer
+/// ids.
 fn half_billion(folder: &Path) -> anyhow::Result<()> {
-    let config = TinyShape::half_billion().config()?;
-    let mut parameters = BTreeMap::new();
-    for (name, shape) in parameter_shapes(&config) {
-        let count: usize = shape.iter().product();
-        let numbers = match name.contains("norm") {
-            true => vec![1.0; count],
-            false => Tensor::rand(-0.05f32, 0.05, count, &Device::Cpu)?.to_vec1()?,
-        };
-        parameters.insert(name, Parameter::new(shape, numbers));
-    }
-    let weights = Weights::new(parameters);
     let base = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/base"));
-    let chat = Chat::load(base)?.context("the base has a template")?;
-    Policy::new(config, weights, Tokenizer::load(base)?, chat)?.save(folder)?;
-    Ok(())
+    let policy = TinyShape::half_billion().policy(1, Tokenizer::load(base)?)?;
+    Ok(policy.save(folder)?)
 }
 
 fn main() -> anyhow::Result<()> {

@@ -273,7 +273,11 @@ impl<T: Element> Buffer<T> {
 
     /// To one of its elements.
     pub(crate) fn pointer_at(&self, element: usize) -> Argument {
-        Argument::Pointer(self.address + self.bytes(element) as u64)
+        Argument::Pointer(self.address_at(element))
+    }
+
+    pub(crate) fn address_at(&self, element: usize) -> u64 {
+        self.address + self.bytes(element) as u64
     }
 
     /// Bytes of `count` elements.
@@ -290,10 +294,7 @@ impl<T: Element> Buffer<T> {
 
     /// Copies `count` elements of another buffer, from place `from` on, to place `to`.
     pub(crate) fn set(&self, other: &Self, (from, to): (usize, usize), count: usize) -> Result<()> {
-        let (from, to) = (
-            other.address + self.bytes(from) as u64,
-            self.address + self.bytes(to) as u64,
-        );
+        let (from, to) = (other.address_at(from), self.address_at(to));
         self.gpu.0.copy(from, to, self.bytes(count))
     }
 }

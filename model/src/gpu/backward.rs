@@ -118,7 +118,7 @@ impl Network {
         let mut by_last = self.gpu.matrix(last.rows(), last.width())?;
         self.norm_backward(
             &self.norm,
-            all(&last),
+            last.all(),
             &grad,
             (&mut by_last, false),
             gradients,
@@ -226,7 +226,7 @@ impl Network {
         let grads = [queries?, keys?, values?];
         let grad_h = layer.projections.backward(&h, &grads, gradients)?;
         let to = (&mut grad, true);
-        self.norm_backward(&layer.input_norm, all(&x), &grad_h, to, gradients)?;
+        self.norm_backward(&layer.input_norm, x.all(), &grad_h, to, gradients)?;
         Ok(grad)
     }
 
@@ -249,7 +249,7 @@ impl Network {
         let h = middle.norm_operands(&layer.mlp_norm.weight, self.eps)?;
         let grad_h = layer.gate_and_up.backward(&h, &grads, gradients)?;
         let to = (grad, true);
-        self.norm_backward(&layer.mlp_norm, all(&middle), &grad_h, to, gradients)
+        self.norm_backward(&layer.mlp_norm, middle.all(), &grad_h, to, gradients)
     }
 
     /// Derivatives by queries, keys and values.
@@ -312,10 +312,6 @@ impl Network {
         }
         Ok(())
     }
-}
-
-fn all(x: &Matrix) -> Columns<'_> {
-    x.columns(0, x.width())
 }
 
 impl Linear {

@@ -174,9 +174,9 @@ impl<T: Element> Matrix<T> {
         self.rows * self.width
     }
 
-    /// Bytes of `count` of its numbers.
-    pub(super) fn bytes(&self, count: usize) -> usize {
-        self.numbers.bytes(count)
+    /// Where a row begins.
+    pub(super) fn row_address(&self, row: usize) -> u64 {
+        self.numbers.address_at(row * self.width)
     }
 
     /// As many rows as wide, of any content.
@@ -215,9 +215,14 @@ impl Matrix {
         }
     }
 
+    /// All columns.
+    pub(crate) fn all(&self) -> Columns<'_> {
+        self.columns(0, self.width)
+    }
+
     /// RMS norm of every row, for a product.
     pub(crate) fn norm_operands(&self, weight: &Buffer, eps: f32) -> Result<Operands> {
-        (self.columns(0, self.width)).normed("rms_norm", weight, eps)
+        self.all().normed("rms_norm", weight, eps)
     }
 
     /// The derivative of a rotation by the angles of positions, in place.

@@ -325,8 +325,7 @@ impl Network {
         tape: Option<&mut Tape>,
     ) -> Result<Vec<f32>> {
         self.run(batch, wanted, None, tape, |x| {
-            let all = x.columns(0, self.hidden);
-            all.norm(&self.norm.weight, self.eps)?.download()
+            x.all().norm(&self.norm.weight, self.eps)?.download()
         })
     }
 
@@ -437,7 +436,6 @@ impl Network {
         let h = x.norm_operands(&layer.input_norm.weight, self.eps)?;
         let projected = h.times(layer.projections.dense())?;
         drop(h);
-        let (wide, narrow) = (self.heads * self.width, self.kv_heads * self.width);
         let [queries, keys, values] = self.columns_of(&projected);
         let normed = match &layer.head_norms {
             Some([by_query, by_key]) => Some([
@@ -447,13 +445,14 @@ impl Network {
             None => None,
         };
         let [from_queries, from_keys] = match &normed {
-            Some([queries, keys]) => [queries.columns(0, wide), keys.columns(0, narrow)],
+            Some([queries, keys]) => [queries.all(), keys.all()],
             None => [queries, keys],
         };
         let from = [from_queries, from_keys, values];
         let rotated: Operands = queries.like()?;
         // Where a cache has them these hold nothing.
         let kept = if table.is_cached { 0 } else { rows.count };
+        let narrow = self.kv_heads * self.width;
         let keys: Operands = self.gpu.matrix(kept, narrow)?;
         let values: Operands = self.gpu.matrix(kept, narrow)?;
         let bases = table.bases(&self.gpu, number, narrow, &keys, &values);

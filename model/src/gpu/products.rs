@@ -50,7 +50,7 @@ impl<'a> Dense<'a> {
     }
 
     fn address(self) -> u64 {
-        self.numbers.address() + self.numbers.bytes(self.first) as u64
+        self.numbers.address_at(self.first)
     }
 }
 
@@ -64,9 +64,9 @@ impl Matrix {
     fn add_tiles(&mut self, x: &Operands, weight: Dense<'_>, accumulate: bool) -> Result<()> {
         for first in (0..x.rows()).step_by(TILE) {
             self.gpu().multiply(&Product {
-                a: x.address() + x.bytes(first * weight.inner) as u64,
+                a: x.row_address(first),
                 b: weight.address(),
-                c: self.address() + self.bytes(first * weight.width) as u64,
+                c: self.row_address(first),
                 m: TILE,
                 k: weight.inner,
                 n: weight.width,

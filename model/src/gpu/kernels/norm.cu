@@ -1,5 +1,5 @@
 // RMS norm, one block per row, or per head of a row. Where heads are some columns of wider rows,
-// `x` points at the first of them and `stride` the width of such a row; everything else has no gaps.
+// `x` points at the first of them and `stride` is the width of such a row; nothing else has gaps.
 
 // 1 / sqrt(mean(x^2) + eps) of one row.
 __device__ float inverse_rms(const float* x, int width, float eps) {

@@ -17,8 +17,8 @@ __device__ void rotate_row(const float* x, const float* bias, To* y, const float
 
 // What a row brings to attention, a block per row: its queries, rotated, and, where attention
 // will look for them, in the page of its position, its keys, rotated, and its values. `q_stride`,
-// `k_stride` and `v_stride` are from one row to the next. A bias, if there is one, is added first: that
-// of queries, keys and values, one after the other.
+// `k_stride` and `v_stride` are from one row to the next. A bias, if there is one, is added
+// first: that of queries, keys and values, one after the other.
 extern "C" __global__ void rotate_and_store(const float* q, const float* k, const float* v,
                                             const float* bias, int q_stride, int k_stride,
                                             int v_stride, const unsigned* positions,

@@ -36,10 +36,9 @@ fn norms_of_any_width_and_their_derivatives() {
         let [y, by_x, by_weight] = in_both_orders(|gpu| {
             let matrix = |x: &[f32]| gpu.upload_matrix(x, width).unwrap();
             let (x, grad, weight) = (matrix(&x), matrix(&grad), gpu.upload(&weight).unwrap());
-            let y = x.columns(0, width).norm(&weight, 1e-6).unwrap();
+            let y = x.all().norm(&weight, 1e-6).unwrap();
             let mut by_x = gpu.matrix(rows, width).unwrap();
-            let all = x.columns(0, width);
-            let by_weight = all.norm_backward(&weight, &grad, 1e-6, &mut by_x, false);
+            let by_weight = (x.all()).norm_backward(&weight, &grad, 1e-6, &mut by_x, false);
             let by_weight = by_weight.unwrap().download(width).unwrap();
             [y.download().unwrap(), by_x.download().unwrap(), by_weight]
         });
