@@ -18,30 +18,55 @@ pub(crate) enum Logits<'a> {
     },
 }
 
-impl Network {
-    /// Runs a batch of segments, each on its cache, and returns the logits after `rows`; `head` is
-    /// [`Network::generating_head`].
-    pub(crate) fn next_token(
-        &self,
+/// What generation keeps from step to step, beside caches.
+#[derive(Debug)]
+pub(crate) struct Decoder {
+    /// [`Network::generating_head`]
+    head: Numbers,
+    steps: gpu::Steps,
+}
+
+impl Decoder {
+    pub(crate) fn new(network: &Network) -> Self {
+        Decoder {
+            head: network.generating_head(),
+            steps: gpu::Steps::default(),
+        }
+    }
+
+    /// Steps that a GPU did by a recording.
+    pub(crate) fn replays(&self) -> u64 {
+        self.steps.replays()
+    }
+
+    /// Gives memory back that is only there to be faster; whether there was any.
+    pub(crate) fn make_do(&mut self) -> bool {
+        self.steps.give_up()
+    }
+
+    /// Runs a batch of segments, each on its cache, through the network that this was made for,
+    /// and returns the logits after `rows`.
+    pub(crate) fn next_token<'a>(
+        &mut self,
+        network: &'a Network,
         batch: &Batch,
         rows: &[u32],
         caches: &mut [&mut Cache],
-        head: &Numbers,
-    ) -> Result<Logits<'_>> {
-        let Some(network) = &self.gpu else {
-            let hidden = self.hidden(batch, rows, Some(caches), None);
+    ) -> Result<Logits<'a>> {
+        let Some(on_gpu) = &network.gpu else {
+            let hidden = network.hidden(batch, rows, Some(caches), None);
             return Ok(Logits::Host {
-                rows: self.logits(&hidden, head),
-                vocabulary: self.vocabulary(),
+                rows: network.logits(&hidden, &self.head),
+                vocabulary: network.vocabulary(),
             });
         };
         let mut pages: Vec<&mut gpu::Cache> = (caches.iter_mut())
             .filter_map(|cache| cache.pages.as_mut())
             .collect();
-        let hidden = network.hidden(batch, rows, Some(&mut pages), None)?;
+        let hidden = self.steps.hidden(on_gpu, batch, rows, &mut pages)?;
         Ok(Logits::Gpu {
-            rows: network.logits(&hidden)?,
-            network,
+            rows: on_gpu.logits(&hidden)?,
+            network: on_gpu,
         })
     }
 }

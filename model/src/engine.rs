@@ -7,7 +7,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::network::{Batch, Cache, Numbers};
+use crate::decode::Decoder;
+use crate::network::{Batch, Cache};
 use crate::sampler::{Draw, Sampling};
 use crate::{Error, Policy, Result};
 
@@ -82,6 +83,8 @@ pub struct TurnDone {
 pub struct EngineStats {
     /// Forward passes.
     pub steps: u64,
+    /// Those of them that a GPU did by a recording of an earlier one.
+    pub steps_replayed: u64,
     /// Ids sampled.
     pub tokens_sampled: u64,
     /// Tokens run through the network, known and sampled, repeats included.
@@ -142,8 +145,7 @@ impl Sequence {
 #[derive(Debug)]
 pub struct Engine {
     policy: Policy,
-    /// [`crate::network::Network::generating_head`]
-    head: Numbers,
+    decoder: Decoder,
     options: EngineOptions,
     sequences: BTreeMap<u64, Sequence>,
     /// Turns not yet running, in order of submission.
@@ -162,7 +164,7 @@ impl Engine {
             ..options
         };
         Engine {
-            head: policy.network().generating_head(),
+            decoder: Decoder::new(policy.network()),
             policy,
             options,
             sequences: BTreeMap::new(),
@@ -241,6 +243,7 @@ impl Engine {
         EngineStats {
             cache_tokens: self.sequences.values().map(|s| s.cache.length()).sum(),
             turns_open: self.queue.len() + self.running.len(),
+            steps_replayed: self.decoder.replays(),
             ..self.stats
         }
     }
@@ -413,10 +416,13 @@ impl Engine {
         }
     }
 
-    /// Computes less at once from now on, where a device's memory is full: without caches that
-    /// nobody reads now, then with half the rows, then with half the known tokens at a time.
-    /// False where there is nothing left to do without.
+    /// Computes less at once from now on, where a device's memory is full: without recorded steps,
+    /// then without caches that nobody reads now and with half the rows, then with half the known
+    /// tokens at a time. False where there is nothing left to do without.
     fn make_do(&mut self) -> bool {
+        if self.decoder.make_do() {
+            return true;
+        }
         let mut is_less = false;
         let rows = self.running.len();
         if rows > 1 {
@@ -504,7 +510,7 @@ impl Engine {
         let batch = Batch::new(segments.iter().map(|(past, ids)| (*past, ids.as_slice())));
         let mut caches: Vec<&mut Cache> = active.iter_mut().map(|(_, s)| &mut s.cache).collect();
         let network = self.policy.network();
-        let logits = network.next_token(&batch, &last_rows, &mut caches, &self.head)?;
+        let logits = (self.decoder).next_token(network, &batch, &last_rows, &mut caches)?;
         let complete = active.iter().filter(|(_, s)| s.pending().is_empty());
         let draws: Vec<Draw<'_>> = complete
             .filter_map(|(_, sequence)| sequence.active.as_ref())

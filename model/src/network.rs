@@ -15,6 +15,7 @@ use crate::weights::transpose;
 use crate::{Adapter, Device, Error, ModelConfig, Result, Weights, gpu};
 
 /// New tokens of some sequences, one after another.
+#[derive(Clone)]
 pub(crate) struct Batch {
     pub(crate) ids: Vec<u32>,
     pub(crate) positions: Vec<u32>,
@@ -36,6 +37,16 @@ impl Batch {
             positions,
             lengths,
         }
+    }
+
+    /// With sequences of one token each behind it, up to `rows` rows.
+    pub(crate) fn padded(&self, rows: usize) -> Self {
+        let mut batch = self.clone();
+        let added = rows - self.ids.len();
+        batch.lengths.extend(std::iter::repeat_n(1, added));
+        batch.ids.resize(rows, 0);
+        batch.positions.resize(rows, 0);
+        batch
     }
 }
 

@@ -77,7 +77,7 @@ impl TeacherForced {
     /// Log-probabilities and entropies at `temperature`.
     pub(crate) fn forward(&self, network: &Network, temperature: f64) -> Result<Streams> {
         if let Some(network) = &network.gpu {
-            let hidden = network.hidden(&self.batch, &self.rows, None, None)?;
+            let hidden = network.hidden(&self.batch, &self.rows, None)?;
             return network.predict(&hidden, &self.targets, inverse_temperature(temperature));
         }
         let hidden = network.hidden(&self.batch, &self.rows, None, None);
@@ -94,7 +94,7 @@ impl TeacherForced {
     ) -> Result<(Streams, Recorded)> {
         if let Some(network) = &network.gpu {
             let mut tape = gpu::Tape::new(checkpointed);
-            let hidden = network.hidden(&self.batch, &self.rows, None, Some(&mut tape))?;
+            let hidden = network.hidden(&self.batch, &self.rows, Some(&mut tape))?;
             let scale = inverse_temperature(temperature);
             let streams = network.predict(&hidden, &self.targets, scale)?;
             let recorded = Recorded::Gpu {

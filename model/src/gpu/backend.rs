@@ -47,6 +47,17 @@ pub(crate) trait Backend: Debug + Send + Sync {
 
     /// Runs a product.
     fn multiply(&self, product: &Product) -> Result<()>;
+
+    /// Writes down what `work` asks for, instead of doing it: everything but copies from and to
+    /// the processor's memory, which it may not ask for. What it allocates it frees. Returns the
+    /// recording's number.
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<u64>;
+
+    /// Does what is recorded.
+    fn replay(&self, recording: u64) -> Result<()>;
+
+    /// Gives a recording's memory back.
+    fn forget(&self, recording: u64);
 }
 
 /// A kernel and what it is run on.
@@ -206,10 +217,7 @@ impl Gpu {
 
     pub(crate) fn upload<T: Plain>(&self, elements: &[T]) -> Result<Buffer<T>> {
         let buffer = self.buffer(elements.len())?;
-        // SAFETY: a `Plain` type has no padding, so all its bytes are there to be read.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) };
-        self.0.upload(bytes, buffer.address)?;
+        buffer.refill(elements)?;
         Ok(buffer)
     }
 
@@ -227,6 +235,35 @@ impl Gpu {
         }
         self.0.multiply(product)
     }
+
+    /// Records `work`, which neither uploads nor downloads.
+    pub(crate) fn record(&self, mut work: impl FnMut() -> Result<()>) -> Result<Recording> {
+        let number = self.0.record(&mut work)?;
+        Ok(Recording {
+            gpu: self.clone(),
+            number,
+        })
+    }
+}
+
+/// Work that a device does again and again, at the cost of asking once. The memory it was
+/// recorded with is to outlive it.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    gpu: Gpu,
+    number: u64,
+}
+
+impl Recording {
+    pub(crate) fn replay(&self) -> Result<()> {
+        self.gpu.0.replay(self.number)
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        self.gpu.0.forget(self.number);
+    }
 }
 
 /// Elements in a device's memory, freed when dropped.
@@ -239,6 +276,15 @@ pub(crate) struct Buffer<T: Element = f32> {
 }
 
 impl<T: Plain> Buffer<T> {
+    /// Puts as many elements in the place of those it has.
+    pub(crate) fn refill(&self, elements: &[T]) -> Result<()> {
+        debug_assert_eq!(elements.len(), self.length);
+        // SAFETY: a `Plain` type has no padding, so all its bytes are there to be read.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) };
+        self.gpu.0.upload(bytes, self.address)
+    }
+
     /// The first `length` elements.
     pub(crate) fn download(&self, length: usize) -> Result<Vec<T>> {
         let mut elements = vec![T::default(); length.min(self.length)];

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use super::backend::{Argument, Buffer, Launch};
 use super::matrix::{Columns, Matrix, Operands};
-use super::network::{Factors, Layer, Learning, Linear, Network, Norm, Rows};
+use super::network::{Factors, Layer, Learning, Linear, Network, Norm};
 use super::products::Dense;
+use super::rows::{List, Rows};
 use super::tiles::{self, BackwardTiles, Kernels};
 use crate::Result;
 use crate::network::Batch;
@@ -22,8 +23,7 @@ pub(crate) struct Tape {
     pub(super) layers: Vec<Kept>,
     /// Input of the final norm.
     pub(super) last: Option<Matrix>,
-    /// The batch, and its wanted rows.
-    pub(super) rows: Option<(Rows, Buffer<u32>)>,
+    pub(super) rows: Option<Rows>,
     /// Whether only inputs are kept.
     pub(super) checkpoints: bool,
 }
@@ -50,19 +50,19 @@ impl Tape {
 #[derive(Debug)]
 pub(super) struct LayerTape {
     pub(super) x: Matrix,
-    pub(super) attention: AttentionTape,
+    pub(super) attention: Attention,
     pub(super) middle: Matrix,
     pub(super) gate_and_up: Matrix,
 }
 
 /// Rows of one layer's attention.
 #[derive(Debug)]
-pub(super) struct AttentionTape {
+pub(super) struct Attention {
     /// Of a model that norms heads its projections; queries and keys among them are normed.
     pub(super) unnormed: Option<Matrix>,
     pub(super) queries: Operands,
-    pub(super) keys: Operands,
-    pub(super) values: Operands,
+    /// Of whole sequences; otherwise they are in caches.
+    pub(super) keys_and_values: Option<[Operands; 2]>,
     pub(super) mixed: Operands,
     /// `[row][head]`, logarithms of the sums of attention's weights.
     pub(super) log_sums: Buffer,
@@ -108,12 +108,12 @@ impl Network {
         grad: Matrix,
         gradients: &mut Gradients,
     ) -> Result<()> {
-        let (Some(last), Some((rows, wanted))) = (tape.last, tape.rows) else {
+        let (Some(last), Some(rows)) = (tape.last, tape.rows) else {
             return Ok(());
         };
         let packed = Packed {
             rows: &rows,
-            tiles: BackwardTiles::new(&self.gpu, batch, self.heads / self.kv_heads)?,
+            tiles: BackwardTiles::new(&self.gpu, batch, self.group())?,
         };
         let mut by_last = self.gpu.matrix(last.rows(), last.width())?;
         self.norm_backward(
@@ -124,7 +124,7 @@ impl Network {
             gradients,
         )?;
         let mut grad = by_last;
-        let mut wanted = Some(&wanted);
+        let mut wanted = Some(rows.wanted());
         for (number, kept) in tape.layers.into_iter().enumerate().rev() {
             // Only the last layer, the first here, has selected rows.
             let wanted = wanted.take();
@@ -176,7 +176,7 @@ impl Network {
         &self,
         layer: &Layer,
         packed: &Packed<'_>,
-        wanted: Option<&Buffer<u32>>,
+        wanted: Option<List<'_>>,
         tape: LayerTape,
         mut grad: Matrix,
         gradients: &mut Gradients,
@@ -203,8 +203,8 @@ impl Network {
         }
         let [mut grad_queries, mut grad_keys, grad_values] =
             self.attention_backward(packed, &attention, &grad_mixed)?;
-        grad_queries.rotate_back(&rows.positions, &self.angles)?;
-        grad_keys.rotate_back(&rows.positions, &self.angles)?;
+        grad_queries.rotate_back(rows.positions(), &self.angles)?;
+        grad_keys.rotate_back(rows.positions(), &self.angles)?;
         if let (Some([by_query, by_key]), Some(unnormed)) = (&layer.head_norms, &attention.unnormed)
         {
             let [queries, keys, _] = self.columns_of(unnormed);
@@ -256,20 +256,18 @@ impl Network {
     fn attention_backward(
         &self,
         packed: &Packed<'_>,
-        attention: &AttentionTape,
+        attention: &Attention,
         grad: &Matrix,
     ) -> Result<[Matrix; 3]> {
         let like = |matrix: &Operands| self.gpu.matrix::<f32>(matrix.rows(), matrix.width());
-        let [by_queries, by_keys, by_values] = [
-            like(&attention.queries)?,
-            like(&attention.keys)?,
-            like(&attention.values)?,
-        ];
-        let rows = attention.queries.rows();
+        let queries = &attention.queries;
+        let [keys, values] =
+            (attention.keys_and_values.as_ref()).expect("what is trained on are whole sequences");
+        let [by_queries, by_keys, by_values] = [like(queries)?, like(keys)?, like(values)?];
+        let rows = queries.rows();
         let deltas = self.gpu.buffer::<f32>(rows * self.heads)?;
         let kernels = Kernels::of(self.width);
-        let inputs =
-            [&attention.queries, &attention.keys, &attention.values].map(Operands::pointer);
+        let inputs = [queries, keys, values].map(Operands::pointer);
         let (log_sums, deltas) = (attention.log_sums.pointer(), deltas.pointer());
         let (mixed, grad) = (attention.mixed.pointer(), grad.pointer());
         let launch = |kernel: tiles::Kernel, blocks, list: &Buffer<u32>, others: &[Argument]| {

@@ -49,6 +49,13 @@ impl Cache {
         }
     }
 
+    /// One page of any content, which is never read.
+    pub(super) fn page(&self, gpu: &Gpu) -> Result<Self> {
+        let mut page = self.first(0);
+        page.extend(gpu, 1)?;
+        Ok(page)
+    }
+
     /// Makes room for `tokens` more, in pages that nobody else reads.
     fn extend(&mut self, gpu: &Gpu, tokens: usize) -> Result<()> {
         if !self.length.is_multiple_of(PAGE)
@@ -68,60 +75,69 @@ impl Cache {
 
 /// The pages of every row of a batch.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct Pages {
     /// Addresses of pages in caches, or offsets of pages in packed rows.
-    pub(super) pages: Buffer<u64>,
-    /// Of every row, where its sequence's pages begin in `pages`.
-    pub(super) starts: Buffer<u32>,
-    pub(super) is_cached: bool,
+    pub(super) places: Vec<u64>,
+    /// Of every row, where its sequence's pages begin in `places`.
+    pub(super) starts: Vec<u32>,
+    pub(super) are_cached: bool,
 }
 
-impl Table {
-    /// Of caches, one per segment, with room made for the batch's tokens.
-    pub(super) fn of_caches(gpu: &Gpu, batch: &Batch, caches: &mut [&mut Cache]) -> Result<Self> {
-        let (mut pages, mut starts) = (Vec::new(), Vec::new());
+impl Pages {
+    /// Of caches, one per segment, with room made for the batch's tokens; segments after the last
+    /// cache have `spare`.
+    pub(super) fn of_caches(
+        gpu: &Gpu,
+        batch: &Batch,
+        caches: &mut [&mut Cache],
+        spare: Option<&Cache>,
+    ) -> Result<Self> {
+        let (mut places, mut starts) = (Vec::new(), Vec::new());
         for (cache, &tokens) in caches.iter_mut().zip(&batch.lengths) {
             cache.extend(gpu, tokens)?;
-            starts.extend(std::iter::repeat_n(pages.len() as u32, tokens));
-            pages.extend(cache.pages.iter().map(|page| page.address()));
+            starts.extend(std::iter::repeat_n(places.len() as u32, tokens));
+            places.extend(cache.pages.iter().map(|page| page.address()));
         }
-        Ok(Table {
-            pages: gpu.upload(&pages)?,
-            starts: gpu.upload(&starts)?,
-            is_cached: true,
+        if let Some(spare) = spare {
+            starts.resize(batch.ids.len(), places.len() as u32);
+            places.extend(spare.pages.iter().map(|page| page.address()));
+        }
+        Ok(Pages {
+            places,
+            starts,
+            are_cached: true,
         })
     }
 
     /// Of a batch of whole sequences, whose rows of keys are `kv_width` numbers.
-    pub(super) fn of_rows(gpu: &Gpu, batch: &Batch, kv_width: usize) -> Result<Self> {
-        let (mut pages, mut starts) = (Vec::new(), Vec::new());
+    pub(super) fn of_rows(gpu: &Gpu, batch: &Batch, kv_width: usize) -> Self {
+        let (mut places, mut starts) = (Vec::new(), Vec::new());
         let mut first = 0;
         for &tokens in &batch.lengths {
-            starts.extend(std::iter::repeat_n(pages.len() as u32, tokens));
+            starts.extend(std::iter::repeat_n(places.len() as u32, tokens));
             let own = (first..first + tokens).step_by(PAGE);
-            pages.extend(own.map(|row| bytes(gpu, row * kv_width)));
+            places.extend(own.map(|row| bytes(gpu, row * kv_width)));
             first += tokens;
         }
-        Ok(Table {
-            pages: gpu.upload(&pages)?,
-            starts: gpu.upload(&starts)?,
-            is_cached: false,
-        })
+        Pages {
+            places,
+            starts,
+            are_cached: false,
+        }
     }
+}
 
-    /// What is added to a page's entry to reach the keys and the values of a layer.
-    pub(super) fn bases(
-        &self,
-        gpu: &Gpu,
-        layer: usize,
-        kv_width: usize,
-        keys: &Operands,
-        values: &Operands,
-    ) -> [Argument; 2] {
-        let bases = match self.is_cached {
-            true => [2 * layer, 2 * layer + 1].map(|part| bytes(gpu, part * PAGE * kv_width)),
-            false => [keys.address(), values.address()],
-        };
-        bases.map(Argument::Count)
-    }
+/// What is added to a page's place to reach the keys and the values of a layer: `packed` are
+/// these where they are rows of their own and not in caches.
+pub(super) fn bases(
+    gpu: &Gpu,
+    layer: usize,
+    kv_width: usize,
+    packed: Option<&[Operands; 2]>,
+) -> [Argument; 2] {
+    let bases = match packed {
+        Some(packed) => packed.each_ref().map(Operands::address),
+        None => [2 * layer, 2 * layer + 1].map(|part| bytes(gpu, part * PAGE * kv_width)),
+    };
+    bases.map(Argument::Count)
 }

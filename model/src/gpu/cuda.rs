@@ -1,6 +1,7 @@
 //! [`Backend`] on an NVIDIA GPU: the driver's API for memory and launches, cuBLAS for products,
 //! everything on one stream.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Mutex;
@@ -31,14 +32,72 @@ struct Cuda {
     dtype: Dtype,
     device: sys::CUdevice,
     context: sys::CUcontext,
-    stream: sys::CUstream,
     functions: BTreeMap<String, sys::CUfunction>,
+    /// What is asked for is done here,
+    doing: Lane,
+    /// or written down here, where nothing is ever done. So what other threads ask for meanwhile
+    /// is no part of a recording.
+    writing: Lane,
+}
+
+thread_local! {
+    /// Whether what this thread asks for is written down.
+    static RECORDS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A stream, and cuBLAS for it.
+#[derive(Debug)]
+struct Lane {
+    stream: sys::CUstream,
     /// Not to be used by two threads at a time.
     blas: Mutex<Blas>,
 }
 
 #[derive(Debug)]
 struct Blas(cublas_sys::cublasHandle_t);
+
+impl Lane {
+    /// cuBLAS takes its scratch memory from `workspace`: two lanes may share it, since all that is
+    /// ever done is done in one.
+    ///
+    /// # Errors
+    /// The driver's or the library's answer, in half a sentence.
+    unsafe fn new(workspace: sys::CUdeviceptr) -> Result<Self, String> {
+        let failed = |e: cublas::CublasError| format!("cuBLAS answers {:?}", e.0);
+        // SAFETY: the caller's context is current, and the workspace is alive and as long as said.
+        unsafe {
+            let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking)
+                .map_err(driver_failed)?;
+            let handle = cublas::create_handle().map_err(failed)?;
+            cublas::set_stream(handle, stream.cast()).map_err(failed)?;
+            // Should the library ever add parts of a bf16 product up, then in f32.
+            let mode = cublas_sys::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+            let set = cublas_sys::cublasSetMathMode(handle, mode);
+            set.result().map_err(failed)?;
+            let to = workspace as *mut c_void;
+            let set = cublas_sys::cublasSetWorkspace_v2(handle, to, WORKSPACE_BYTES);
+            set.result().map_err(failed)?;
+            Ok(Lane {
+                stream,
+                blas: Mutex::new(Blas(handle)),
+            })
+        }
+    }
+
+    /// The library's version.
+    fn version(&self) -> Result<c_int, String> {
+        let mut version = 0;
+        let blas = self.blas.lock().expect("no thread panics holding this");
+        // SAFETY: the version is written and nothing else.
+        let asked = unsafe { cublas_sys::cublasGetVersion_v2(blas.0, &mut version) };
+        let answer = asked.result().map(|()| version);
+        answer.map_err(|e| format!("cuBLAS answers {:?}", e.0))
+    }
+}
+
+fn driver_failed(e: driver::DriverError) -> String {
+    format!("the NVIDIA driver answers {}", described(e))
+}
 
 // SAFETY: the driver's handles may be used from any thread once its context is current there,
 // which every call sees to; cuBLAS' is behind a lock.
@@ -54,7 +113,7 @@ unsafe impl Sync for Cuda {}
 /// Why it cannot be used, in half a sentence.
 pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
     libraries::open_driver()?;
-    let failed = |e: driver::DriverError| format!("the NVIDIA driver answers {}", described(e));
+    let failed = driver_failed;
     driver::init().map_err(|e| match e.0 {
         sys::CUresult::CUDA_ERROR_NO_DEVICE => "the NVIDIA driver finds no GPU".to_owned(),
         _ => failed(e),
@@ -101,14 +160,11 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
     right_version("NVRTC", major)?;
     let program = compiler::program(dtype);
     let code = compiler::compile(&program, capability)?;
-    let blas_failed = |e: cublas::CublasError| format!("cuBLAS answers {:?}", e.0);
     // SAFETY: handles are used in the order the driver wants: context, then what lives in it.
     unsafe {
         let context = driver::primary_ctx::retain(device).map_err(failed)?;
         driver::ctx::set_current(context).map_err(failed)?;
         keep_freed_memory(device).map_err(failed)?;
-        let stream =
-            driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(failed)?;
         let module = driver::module::load_data(code.as_ptr().cast()).map_err(|e| {
             format!(
                 "the NVIDIA driver, for CUDA {}.{}, does not take the machine code of NVRTC \
@@ -134,19 +190,9 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
             }
             functions.insert(name.to_owned(), function);
         }
-        let handle = cublas::create_handle().map_err(blas_failed)?;
-        cublas::set_stream(handle, stream.cast()).map_err(blas_failed)?;
-        // Should the library ever add parts of a bf16 product up, then in f32.
-        let mode = cublas_sys::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
-        let set = cublas_sys::cublasSetMathMode(handle, mode);
-        set.result().map_err(blas_failed)?;
         let workspace = driver::malloc_sync(WORKSPACE_BYTES).map_err(failed)?;
-        let set =
-            cublas_sys::cublasSetWorkspace_v2(handle, workspace as *mut c_void, WORKSPACE_BYTES);
-        set.result().map_err(blas_failed)?;
-        let mut blas_version = 0;
-        let asked = cublas_sys::cublasGetVersion_v2(handle, &mut blas_version);
-        asked.result().map_err(blas_failed)?;
+        let [doing, writing] = [Lane::new(workspace)?, Lane::new(workspace)?];
+        let blas_version = doing.version()?;
         right_version("cuBLAS", blas_version / 10_000)?;
         let decides = format!(
             "{model} {capability:?} nvrtc {major}.{minor} cublas {blas_version} tile {TILE}\n{program}"
@@ -158,9 +204,9 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
             dtype,
             device,
             context,
-            stream,
             functions,
-            blas: Mutex::new(Blas(handle)),
+            doing,
+            writing,
         }))
     }
 }
@@ -212,15 +258,85 @@ impl Cuda {
         }
     }
 
+    /// Where what this thread asks for goes.
+    fn lane(&self) -> &Lane {
+        match RECORDS.get() {
+            true => &self.writing,
+            false => &self.doing,
+        }
+    }
+
+    /// Does what needs memory; if there is none, again after giving back what was freed and kept,
+    /// which may be in pieces and is then one again.
+    fn with_room<T>(
+        &self,
+        what: &str,
+        work: impl Fn() -> Result<T, driver::DriverError>,
+    ) -> Result<T> {
+        let full = |e: &driver::DriverError| e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let done = match work() {
+            // Waiting cannot be recorded.
+            Err(e) if full(&e) && !RECORDS.get() => {
+                self.give_freed_memory_back()?;
+                work()
+            }
+            other => other,
+        };
+        done.map_err(|e| match full(&e) {
+            true => Error::DeviceFull {
+                name: self.name.clone(),
+                message: format!(
+                    "has no room for {what} ({} bytes free); lower jobs.decode_rows, set \
+                     actor_rollout_ref.model.enable_gradient_checkpointing, or take a smaller model",
+                    driver::mem_get_info().map_or(0, |(free, _)| free)
+                ),
+            },
+            false => self.failed(what, e),
+        })
+    }
+
     /// Waits for all work, then gives the memory that is freed back to the driver.
     fn give_freed_memory_back(&self) -> Result<()> {
         // SAFETY: stream and device are alive.
         unsafe {
-            driver::stream::synchronize(self.stream)
+            driver::stream::synchronize(self.doing.stream)
                 .and_then(|()| driver::device::get_default_mem_pool(self.device))
                 .and_then(|pool| sys::cuMemPoolTrimTo(pool, 0).result())
+                .and_then(|()| sys::cuDeviceGraphMemTrim(self.device).result())
         }
         .map_err(|e| self.failed("giving memory back", e))
+    }
+
+    /// The graph of what `work` asks for.
+    fn written_down(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<sys::CUgraph> {
+        let stream = self.writing.stream;
+        let failed = |e| self.failed("recording a step", e);
+        // What other threads do meanwhile cannot break it.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive, and has nothing to do.
+        unsafe { driver::stream::begin_capture(stream, mode) }.map_err(failed)?;
+        RECORDS.set(true);
+        let done = work();
+        RECORDS.set(false);
+        // SAFETY: it was begun above, and ends whatever came of it.
+        let graph = unsafe { driver::stream::end_capture(stream) };
+        if let (Err(_), Ok(graph)) = (&done, &graph) {
+            // SAFETY: nothing else has it.
+            let _ = unsafe { driver::graph::destroy(*graph) };
+        }
+        done?;
+        graph.map_err(failed)
+    }
+
+    /// Copies between it and the processor read or write what is there now.
+    fn not_recording(&self) -> Result<()> {
+        match RECORDS.get() {
+            true => Err(Error::Device {
+                name: self.name.clone(),
+                message: "a copy from or to the processor cannot be recorded".to_owned(),
+            }),
+            false => Ok(()),
+        }
     }
 
     /// Makes the context current on this thread.
@@ -246,27 +362,10 @@ impl Backend for Cuda {
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.enter()?;
+        let stream = self.lane().stream;
         // SAFETY: the stream is alive.
-        let allocate = || unsafe { driver::malloc_async(self.stream, bytes) };
-        let full = |e: &driver::DriverError| e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
-        let allocated = match allocate() {
-            // What was freed and kept may be in pieces: given back, it is one again.
-            Err(e) if full(&e) => {
-                self.give_freed_memory_back()?;
-                allocate()
-            }
-            other => other,
-        };
-        allocated.map_err(|e| match e.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::DeviceFull {
-                name: self.name.clone(),
-                message: format!(
-                    "has no room for {bytes} more bytes ({} free); lower jobs.decode_rows, set \
-                     actor_rollout_ref.model.enable_gradient_checkpointing, or take a smaller model",
-                    driver::mem_get_info().map_or(0, |(free, _)| free)
-                ),
-            },
-            _ => self.failed("allocating memory", e),
+        self.with_room(&format!("{bytes} more bytes"), || unsafe {
+            driver::malloc_async(stream, bytes)
         })
     }
 
@@ -274,29 +373,31 @@ impl Backend for Cuda {
         // What cannot be freed goes with the process; there is nobody to tell.
         let _ = self.enter();
         // SAFETY: the address is of `allocate`, and freed once, in the stream's order.
-        let _ = unsafe { driver::free_async(address, self.stream) };
+        let _ = unsafe { driver::free_async(address, self.lane().stream) };
     }
 
     fn zero(&self, address: u64, bytes: usize) -> Result<()> {
         self.enter()?;
         // SAFETY: buffers are as long as they say.
-        unsafe { driver::memset_d8_async(address, 0, bytes, self.stream) }
+        unsafe { driver::memset_d8_async(address, 0, bytes, self.lane().stream) }
             .map_err(|e| self.failed("filling memory", e))
     }
 
     fn upload(&self, from: &[u8], to: u64) -> Result<()> {
         self.enter()?;
+        self.not_recording()?;
         // SAFETY: buffers are as long as they say; pageable memory is staged before this returns.
-        unsafe { driver::memcpy_htod_async(to, from, self.stream) }
+        unsafe { driver::memcpy_htod_async(to, from, self.doing.stream) }
             .map_err(|e| self.failed("copying to it", e))
     }
 
     fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         self.enter()?;
+        self.not_recording()?;
         // SAFETY: buffers are as long as they say; `to` outlives the wait.
         unsafe {
-            driver::memcpy_dtoh_async(to, from, self.stream)
-                .and_then(|()| driver::stream::synchronize(self.stream))
+            driver::memcpy_dtoh_async(to, from, self.doing.stream)
+                .and_then(|()| driver::stream::synchronize(self.doing.stream))
         }
         .map_err(|e| self.failed("copying from it", e))
     }
@@ -304,7 +405,7 @@ impl Backend for Cuda {
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
         self.enter()?;
         // SAFETY: buffers are as long as they say.
-        unsafe { driver::memcpy_dtod_async(to, from, bytes, self.stream) }
+        unsafe { driver::memcpy_dtod_async(to, from, bytes, self.lane().stream) }
             .map_err(|e| self.failed("copying on it", e))
     }
 
@@ -329,7 +430,7 @@ impl Backend for Cuda {
                 (size(launch.grid.0), size(launch.grid.1), 1),
                 (launch.block, 1, 1),
                 size(launch.shared * size_of::<f32>()),
-                self.stream,
+                self.lane().stream,
                 &mut pointers,
             )
         }
@@ -351,7 +452,11 @@ impl Backend for Cuda {
         let operation = |transposed| if transposed { CUBLAS_OP_T } else { CUBLAS_OP_N };
         // cuBLAS is column-major, where cᵀ = bᵀ · aᵀ has the bytes of the row-major product.
         let leading_a = if product.a_transposed { m } else { k };
-        let blas = self.blas.lock().expect("no thread panics holding this");
+        let blas = self
+            .lane()
+            .blas
+            .lock()
+            .expect("no thread panics holding this");
         // SAFETY: buffers hold as many numbers as the sizes say.
         unsafe {
             cublas::gemm_ex(
@@ -389,5 +494,38 @@ impl Backend for Cuda {
                 _ => Error::Device { name, message },
             }
         })
+    }
+
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<u64> {
+        self.enter()?;
+        // Nothing is done here. If the device is lost, the next call says so.
+        let not_lost = |error| match error {
+            Error::DeviceLost { name, message } => Error::Device { name, message },
+            other => other,
+        };
+        let graph = self.written_down(work).map_err(not_lost)?;
+        let flags = sys::CUgraphInstantiate_flags(0);
+        let made = self.with_room("a recorded step", || {
+            // SAFETY: the graph is alive.
+            unsafe { driver::graph::instantiate(graph, flags) }
+        });
+        // SAFETY: nothing else has it.
+        let _ = unsafe { driver::graph::destroy(graph) };
+        Ok(made.map_err(not_lost)? as u64)
+    }
+
+    fn replay(&self, recording: u64) -> Result<()> {
+        self.enter()?;
+        // SAFETY: it is of `record`, and not forgotten.
+        self.with_room("a recorded step's numbers", || unsafe {
+            driver::graph::launch(recording as sys::CUgraphExec, self.doing.stream)
+        })
+    }
+
+    fn forget(&self, recording: u64) {
+        // As with memory, there is nobody to tell.
+        let _ = self.enter();
+        // SAFETY: it is of `record`, and forgotten once; the driver waits where it is at work.
+        let _ = unsafe { driver::graph::exec_destroy(recording as sys::CUgraphExec) };
     }
 }

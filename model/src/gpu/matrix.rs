@@ -2,6 +2,7 @@
 //! which knows the kernel's grid and shared memory, so that nothing above it does.
 
 use super::backend::{Argument, Buffer, Element, Gpu, Launch, Operand, TILE};
+use super::rows::List;
 use crate::{Dtype, Result};
 
 /// Threads per block of the row-wise kernels; it decides the order of their sums.
@@ -92,7 +93,7 @@ impl Gpu {
         &self,
         kernel: &'static str,
         matrix: &Buffer<From>,
-        rows: &Buffer<u32>,
+        rows: List<'_>,
         width: usize,
     ) -> Result<Matrix<To>> {
         let y = self.matrix(rows.length(), width)?;
@@ -105,7 +106,7 @@ impl Gpu {
     pub(crate) fn embed(
         &self,
         embedding: &Buffer<Operand>,
-        ids: &Buffer<u32>,
+        ids: List<'_>,
         width: usize,
     ) -> Result<Matrix> {
         self.gather("embed", embedding, ids, width)
@@ -226,7 +227,7 @@ impl Matrix {
     }
 
     /// The derivative of a rotation by the angles of positions, in place.
-    pub(crate) fn rotate_back(&mut self, positions: &Buffer<u32>, table: &Angles) -> Result<()> {
+    pub(crate) fn rotate_back(&mut self, positions: List<'_>, table: &Angles) -> Result<()> {
         let angles = table.arguments(positions);
         let sizes = [int(self.width / (2 * table.half)), int(table.half)];
         let arguments = [&[self.pointer()], angles.as_slice(), &sizes].concat();
@@ -257,13 +258,13 @@ impl Matrix {
     }
 
     /// The rows that `rows` names.
-    pub(crate) fn select(&self, rows: &Buffer<u32>) -> Result<Matrix> {
+    pub(crate) fn select(&self, rows: List<'_>) -> Result<Matrix> {
         let gpu = self.gpu();
         gpu.gather("gather_rows", &self.numbers, rows, self.width)
     }
 
     /// The opposite of [`Matrix::select`]: zero rows where `rows` names none of `count`.
-    pub(crate) fn scatter(&self, rows: &Buffer<u32>, count: usize) -> Result<Matrix> {
+    pub(crate) fn scatter(&self, rows: List<'_>, count: usize) -> Result<Matrix> {
         let matrix = Matrix {
             numbers: self
                 .gpu()
@@ -376,7 +377,7 @@ impl Operands {
     }
 
     /// The rows that `rows` names.
-    pub(crate) fn select(&self, rows: &Buffer<u32>) -> Result<Operands> {
+    pub(crate) fn select(&self, rows: List<'_>) -> Result<Operands> {
         let gpu = self.gpu();
         gpu.gather("gather_operands", &self.numbers, rows, self.width)
     }
@@ -417,7 +418,7 @@ pub(crate) struct Angles {
 
 impl Angles {
     /// What the kernels that rotate rows take of it, with the rows' positions.
-    pub(super) fn arguments(&self, positions: &Buffer<u32>) -> [Argument; 3] {
+    pub(super) fn arguments(&self, positions: List<'_>) -> [Argument; 3] {
         let [cosines, sines] = pointers([&self.cosines, &self.sines]);
         [positions.pointer(), cosines, sines]
     }

@@ -30,6 +30,8 @@ mod matrix;
 mod network;
 mod optimizer;
 mod products;
+mod rows;
+mod steps;
 mod tiles;
 
 // Coroutines are glibc's.
@@ -48,6 +50,7 @@ pub(crate) use cache::Cache;
 pub(crate) use matrix::{Matrix, Operands};
 pub(crate) use network::Network;
 pub(crate) use optimizer::{Trained, norm};
+pub(crate) use steps::Steps;
 
 /// Opens GPU `number`, to compute products of `dtype`.
 ///

@@ -5,12 +5,13 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::backend::{Argument, Buffer, Gpu, Launch, Operand};
-use super::backward::{AttentionTape, Kept, LayerTape, Tape};
-use super::cache::{Cache, Table};
+use super::backward::{Attention, Kept, LayerTape, Tape};
+use super::cache::{self, Cache};
 use super::matrix::{Angles, Columns, Matrix, Operands, int};
 use super::optimizer::Trained;
 use super::products::Dense;
-use super::tiles::{self, Kernels, Tiles};
+use super::rows::{List, Lists, Rows};
+use super::tiles::{self, Kernels};
 use crate::network::{self, Batch, EMBEDDING, HEAD, Learns};
 use crate::{Error, Result};
 
@@ -184,16 +185,6 @@ pub(crate) struct Network {
     pub(super) adapted: bool,
 }
 
-/// A packed batch's ids and where its rows find keys and values.
-#[derive(Debug)]
-pub(super) struct Rows {
-    pub(super) count: usize,
-    pub(super) ids: Buffer<u32>,
-    pub(super) positions: Buffer<u32>,
-    pub(super) table: Table,
-    pub(super) tiles: Tiles,
-}
-
 impl Network {
     /// Copies the parameters of `network`.
     ///
@@ -303,18 +294,15 @@ impl Network {
         }
     }
 
-    /// Normed hidden states of the wanted `rows` of the batch, for the head; caches and tape
+    /// Normed hidden states of the `wanted` rows of a batch of whole sequences, for the head; tape
     /// as in [`network::Network::hidden`].
     pub(crate) fn hidden(
         &self,
         batch: &Batch,
         wanted: &[u32],
-        caches: Option<&mut [&mut Cache]>,
         tape: Option<&mut Tape>,
     ) -> Result<Operands> {
-        self.run(batch, wanted, caches, tape, |x| {
-            x.norm_operands(&self.norm.weight, self.eps)
-        })
+        self.whole(batch, wanted, tape, |x| self.normed(x))
     }
 
     /// The same as numbers for the processor, a row after the other.
@@ -324,39 +312,49 @@ impl Network {
         wanted: &[u32],
         tape: Option<&mut Tape>,
     ) -> Result<Vec<f32>> {
-        self.run(batch, wanted, None, tape, |x| {
+        self.whole(batch, wanted, tape, |x| {
             x.all().norm(&self.norm.weight, self.eps)?.download()
         })
     }
 
-    /// What `norm` makes of the last layer's output.
-    fn run<T>(
+    /// What `norm` makes of the last layer's output, of whole sequences.
+    fn whole<T>(
         &self,
         batch: &Batch,
         wanted: &[u32],
-        caches: Option<&mut [&mut Cache]>,
         mut tape: Option<&mut Tape>,
         norm: impl Fn(&Matrix) -> Result<T>,
     ) -> Result<T> {
-        let table = match caches {
-            Some(caches) => Table::of_caches(&self.gpu, batch, caches)?,
-            None => Table::of_rows(&self.gpu, batch, self.kv_heads * self.width)?,
-        };
-        let rows = Rows {
-            count: batch.ids.len(),
-            ids: self.gpu.upload(&batch.ids)?,
-            positions: self.gpu.upload(&batch.positions)?,
-            table,
-            tiles: Tiles::new(&self.gpu, batch, self.heads / self.kv_heads)?,
-        };
-        let wanted = self.gpu.upload(wanted)?;
-        let mut x = self.gpu.embed(&self.embedding, &rows.ids, self.hidden)?;
+        let sizes = (self.kv_heads * self.width, self.group());
+        let lists = Lists::of_rows(&self.gpu, batch, wanted, sizes);
+        let rows = Rows::upload(&self.gpu, &lists)?;
+        let x = self.layers(&rows, tape.as_deref_mut())?;
+        let normed = norm(&x)?;
+        if let Some(tape) = tape {
+            tape.last = Some(x);
+            tape.rows = Some(rows);
+        }
+        Ok(normed)
+    }
+
+    /// Normed hidden states of the wanted rows, whose keys and values are in caches.
+    pub(super) fn hidden_of(&self, rows: &Rows) -> Result<Operands> {
+        self.normed(&self.layers(rows, None)?)
+    }
+
+    fn normed(&self, x: &Matrix) -> Result<Operands> {
+        x.norm_operands(&self.norm.weight, self.eps)
+    }
+
+    /// The last layer's output, of the wanted rows.
+    fn layers(&self, rows: &Rows, mut tape: Option<&mut Tape>) -> Result<Matrix> {
+        let mut x = self.gpu.embed(&self.embedding, rows.ids(), self.hidden)?;
         for number in 0..self.layers.len() {
             // The last layer's rows go their own ways: only the wanted ones are needed.
-            let wanted = (number + 1 == self.layers.len()).then_some(&wanted);
+            let wanted = (number + 1 == self.layers.len()).then(|| rows.wanted());
             x = match &mut tape {
                 Some(tape) if !tape.checkpoints => {
-                    let (next, layer) = self.layer_recorded(number, &rows, wanted, x)?;
+                    let (next, layer) = self.layer_recorded(number, rows, wanted, x)?;
                     tape.layers.push(Kept::Layer(Box::new(layer)));
                     next
                 }
@@ -364,16 +362,11 @@ impl Network {
                     if let Some(tape) = tape {
                         tape.layers.push(Kept::Input(x.duplicate()?));
                     }
-                    self.layer(number, &rows, wanted, x)?
+                    self.layer(number, rows, wanted, x)?
                 }
             };
         }
-        let normed = norm(&x)?;
-        if let Some(tape) = tape {
-            tape.last = Some(x);
-            tape.rows = Some((rows, wanted));
-        }
-        Ok(normed)
+        Ok(x)
     }
 
     /// One layer's output, of the `wanted` rows if these are named. Attention's numbers are freed
@@ -382,7 +375,7 @@ impl Network {
         &self,
         number: usize,
         rows: &Rows,
-        wanted: Option<&Buffer<u32>>,
+        wanted: Option<List<'_>>,
         x: Matrix,
     ) -> Result<Matrix> {
         let layer = &self.layers[number];
@@ -403,7 +396,7 @@ impl Network {
         &self,
         number: usize,
         rows: &Rows,
-        wanted: Option<&Buffer<u32>>,
+        wanted: Option<List<'_>>,
         x: Matrix,
     ) -> Result<(Matrix, LayerTape)> {
         let layer = &self.layers[number];
@@ -431,8 +424,8 @@ impl Network {
     }
 
     /// A layer's attention over the rows of `x`, its input.
-    fn attention(&self, number: usize, rows: &Rows, x: &Matrix) -> Result<AttentionTape> {
-        let (layer, table) = (&self.layers[number], &rows.table);
+    fn attention(&self, number: usize, rows: &Rows, x: &Matrix) -> Result<Attention> {
+        let layer = &self.layers[number];
         let h = x.norm_operands(&layer.input_norm.weight, self.eps)?;
         let projected = h.times(layer.projections.dense())?;
         drop(h);
@@ -450,29 +443,24 @@ impl Network {
         };
         let from = [from_queries, from_keys, values];
         let rotated: Operands = queries.like()?;
-        // Where a cache has them these hold nothing.
-        let kept = if table.is_cached { 0 } else { rows.count };
         let narrow = self.kv_heads * self.width;
-        let keys: Operands = self.gpu.matrix(kept, narrow)?;
-        let values: Operands = self.gpu.matrix(kept, narrow)?;
-        let bases = table.bases(&self.gpu, number, narrow, &keys, &values);
+        let keys_and_values: Option<[Operands; 2]> = match rows.is_cached {
+            true => None,
+            false => Some([keys.like()?, values.like()?]),
+        };
+        let bases = cache::bases(&self.gpu, number, narrow, keys_and_values.as_ref());
         let bias = layer.projections.bias.as_ref();
         let bias = bias.map_or(Argument::Pointer(0), |bias| bias.pointer());
         let (sources, strides) = (from.map(Columns::pointer), from.map(Columns::stride));
-        let angles = self.angles.arguments(&rows.positions);
-        let places = [
-            table.starts.pointer(),
-            table.pages.pointer(),
-            bases[0],
-            bases[1],
-        ];
+        let angles = self.angles.arguments(rows.positions());
         let sizes = [self.heads, self.kv_heads, self.angles.half].map(int);
         let arguments = [
             sources.as_slice(),
             &[bias],
             &strides,
             &angles,
-            &places,
+            &rows.pages(),
+            &bases,
             &[rotated.pointer()],
             &sizes,
         ];
@@ -480,11 +468,10 @@ impl Network {
         let unnormed = normed.is_some().then_some(projected);
         drop(normed);
         let (mixed, log_sums) = self.attend(rows, &rotated, bases)?;
-        Ok(AttentionTape {
+        Ok(Attention {
             unnormed,
             queries: rotated,
-            keys,
-            values,
+            keys_and_values,
             mixed,
             log_sums,
         })
@@ -497,53 +484,49 @@ impl Network {
         columns.map(|(first, width)| projected.columns(first, width))
     }
 
-    /// What attention gives every row, whose keys and values are where `bases` and the table
+    /// What attention gives every row, whose keys and values are where `bases` and its pages
     /// say; and the logarithms of the sums of its weights.
     fn attend(
         &self,
         rows: &Rows,
         queries: &Operands,
-        [key_base, value_base]: [Argument; 2],
+        bases: [Argument; 2],
     ) -> Result<(Operands, Buffer)> {
         let mixed: Operands = self.gpu.matrix(rows.count, self.heads * self.width)?;
         let log_sums: Buffer = self.gpu.buffer(rows.count * self.heads)?;
+        let outputs = [mixed.pointer(), log_sums.pointer()];
         let inputs = [
-            queries.pointer(),
-            rows.positions.pointer(),
-            rows.table.starts.pointer(),
-            rows.table.pages.pointer(),
-            key_base,
-            value_base,
-            mixed.pointer(),
-            log_sums.pointer(),
-        ];
-        let (kernels, tiles) = (Kernels::of(self.width), &rows.tiles);
-        let [many, few, merges] = tiles.counts();
-        let spans: Buffer = (self.gpu).buffer(tiles.spans_length(self.kv_heads, self.width))?;
+            [queries.pointer(), rows.positions().pointer()],
+            rows.pages(),
+            bases,
+            outputs,
+        ]
+        .concat();
+        let kernels = Kernels::of(self.width);
+        let length = tiles::spans_length(rows.span_places, self.kv_heads, self.width);
+        let spans: Buffer = self.gpu.buffer(length)?;
+        let [many, few, merges] = rows.blocks();
         let sizes = self.head_sizes();
-        let launch = |kernel, shared, blocks, arguments: &[&[Argument]]| {
+        let launch = |kernel, shared, (blocks, list), arguments: &[&[Argument]]| {
             self.gpu.launch(&Launch {
                 kernel,
                 grid: (blocks, self.kv_heads),
                 block: tiles::THREADS,
                 shared,
-                arguments: &arguments.concat(),
+                arguments: &[&[list], arguments.concat().as_slice(), &sizes].concat(),
             })
         };
-        let of_tiles = [tiles.many.pointer()];
-        let arguments: [&[Argument]; 3] = [&of_tiles, &inputs, &sizes];
-        launch(kernels.many.name, kernels.many.shared, many, &arguments)?;
-        let (of_tiles, of_spans) = ([tiles.few.pointer()], [spans.pointer()]);
-        let arguments: [&[Argument]; 4] = [&of_tiles, &inputs, &of_spans, &sizes];
+        let spans = [spans.pointer()];
+        launch(kernels.many.name, kernels.many.shared, many, &[&inputs])?;
+        let arguments: [&[Argument]; 2] = [&inputs, &spans];
         launch(kernels.few.name, kernels.few.shared, few, &arguments)?;
-        let merged = [
-            tiles.merges.pointer(),
-            spans.pointer(),
-            mixed.pointer(),
-            log_sums.pointer(),
-        ];
-        launch("attend_merge", 0, merges, &[&merged, &sizes])?;
+        launch("attend_merge", 0, merges, &[&spans, &outputs])?;
         Ok((mixed, log_sums))
+    }
+
+    /// Query heads that share a key head.
+    pub(super) fn group(&self) -> usize {
+        self.heads / self.kv_heads
     }
 
     /// What the attention kernels take last.
@@ -554,8 +537,8 @@ impl Network {
 
 fn add_attended(
     layer: &Layer,
-    attention: &AttentionTape,
-    wanted: Option<&Buffer<u32>>,
+    attention: &Attention,
+    wanted: Option<List<'_>>,
     stream: &mut Matrix,
 ) -> Result<()> {
     let selected = match wanted {

@@ -73,72 +73,79 @@ impl Kernels {
 }
 
 /// The blocks of a forward pass, as the kernels read them.
-#[derive(Debug)]
-pub(super) struct Tiles {
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
     /// Sequence's first row, first pair, the sequence's pairs.
-    pub(super) many: Buffer<u32>,
+    pub(super) many: Vec<u32>,
     /// The same, span, place of what is to be merged.
-    pub(super) few: Buffer<u32>,
+    pub(super) few: Vec<u32>,
     /// The same as `many`, first place, places.
-    pub(super) merges: Buffer<u32>,
+    pub(super) merges: Vec<u32>,
     /// Places of all spans that are to be merged.
-    places: usize,
+    pub(super) places: usize,
 }
 
 /// Numbers of one entry in each list.
-const MANY_ENTRY: usize = 3;
-const FEW_ENTRY: usize = 5;
+pub(super) const MANY_ENTRY: usize = 3;
+pub(super) const FEW_ENTRY: usize = 5;
 
-impl Tiles {
+impl Blocks {
     /// Of a batch in which `group` query heads share a key head.
-    pub(super) fn new(gpu: &Gpu, batch: &Batch, group: usize) -> Result<Self> {
-        let (mut many, mut few, mut merges) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut row, mut places) = (0, 0);
+    pub(super) fn new(batch: &Batch, group: usize) -> Self {
+        let mut blocks = Blocks::default();
+        let mut row = 0;
         for &rows in &batch.lengths {
             let pairs = rows * group;
             let tile = |pair: usize| [row, pair, pairs].map(|number| number as u32);
             if pairs > 2 * FEW_PAIRS {
-                many.extend((0..pairs).step_by(MANY_PAIRS).flat_map(tile));
+                let tiles = (0..pairs).step_by(MANY_PAIRS).flat_map(tile);
+                blocks.many.extend(tiles);
             } else {
                 for pair in (0..pairs).step_by(FEW_PAIRS) {
                     let last = (pair + FEW_PAIRS).min(pairs) - 1;
                     let keys = batch.positions[row + last / group] as usize + 1;
-                    let spans = keys.div_ceil(SPAN);
-                    if spans == 1 {
-                        few.extend(tile(pair).into_iter().chain([0, ALONE]));
-                        continue;
-                    }
-                    for span in 0..spans {
-                        let more = [span as u32, (places + span) as u32];
-                        few.extend(tile(pair).into_iter().chain(more));
-                    }
-                    merges.extend(tile(pair).into_iter().chain([places as u32, spans as u32]));
-                    places += spans;
+                    blocks.add_few(tile(pair), keys.div_ceil(SPAN));
                 }
             }
             row += rows;
         }
-        Ok(Tiles {
-            many: gpu.upload(&many)?,
-            few: gpu.upload(&few)?,
-            merges: gpu.upload(&merges)?,
-            places,
-        })
+        blocks
     }
 
-    /// Blocks of each list.
-    pub(super) fn counts(&self) -> [usize; 3] {
-        [
-            self.many.length() / MANY_ENTRY,
-            self.few.length() / FEW_ENTRY,
-            self.merges.length() / FEW_ENTRY,
-        ]
+    /// Blocks of few rows over so many spans.
+    fn add_few(&mut self, tile: [u32; 3], spans: usize) {
+        if spans == 1 {
+            self.few.extend(tile.into_iter().chain([0, ALONE]));
+            return;
+        }
+        for span in 0..spans {
+            let more = [span as u32, (self.places + span) as u32];
+            self.few.extend(tile.into_iter().chain(more));
+        }
+        let more = [self.places as u32, spans as u32];
+        self.merges.extend(tile.into_iter().chain(more));
+        self.places += spans;
     }
 
-    /// Numbers that spans leave to be merged.
-    pub(super) fn spans_length(&self, kv_heads: usize, width: usize) -> usize {
-        self.places * kv_heads * FEW_PAIRS * (width + 2)
+    /// Pads the lists of blocks that have few rows with blocks that have none, and makes room for
+    /// as many spans to be merged; returns how many blocks there are, and how many merges.
+    pub(super) fn round_up(&mut self) -> [usize; 2] {
+        let few = match self.few.len() / FEW_ENTRY {
+            0 => 0,
+            few => few.next_power_of_two(),
+        };
+        // What is merged has two spans at least.
+        let merges = if self.merges.is_empty() { 0 } else { few / 2 };
+        self.few.resize(few * FEW_ENTRY, 0);
+        self.merges.resize(merges * FEW_ENTRY, 0);
+        self.places = if merges == 0 { 0 } else { few };
+        [few, merges]
     }
+}
+
+/// Numbers that `places` of spans take until they are merged.
+pub(super) fn spans_length(places: usize, kv_heads: usize, width: usize) -> usize {
+    places * kv_heads * FEW_PAIRS * (width + 2)
 }
 
 /// The blocks of a backward pass over whole sequences.

@@ -43,7 +43,32 @@ struct Emulator {
     dtype: Dtype,
     /// Allocations by address, guards included.
     memory: Mutex<BTreeMap<u64, Box<[u8]>>>,
+    /// The one that is being made.
+    recording: Mutex<Option<Recorded>>,
+    recorded: Mutex<BTreeMap<u64, Arc<Recorded>>>,
     limits: Arc<Limits>,
+}
+
+/// What was asked for, and the memory that was taken for it and given back.
+#[derive(Debug, Default)]
+struct Recorded {
+    asked: Vec<Asked>,
+    held: Vec<u64>,
+    freed: Vec<u64>,
+}
+
+#[derive(Debug)]
+enum Asked {
+    Zero(u64, usize),
+    Copy(u64, u64, usize),
+    Launch {
+        kernel: &'static str,
+        grid: (usize, usize),
+        block: u32,
+        shared: usize,
+        arguments: Vec<Argument>,
+    },
+    Multiply(Product),
 }
 
 /// Trouble that an emulated device is to have, and what it met.
@@ -53,6 +78,8 @@ pub(crate) struct Limits {
     pub(crate) bytes: AtomicUsize,
     /// Launches until it is lost.
     pub(crate) launches: AtomicUsize,
+    /// Recordings that it makes.
+    pub(crate) recordings: AtomicUsize,
     /// Most bytes held at a time.
     pub(crate) peak: AtomicUsize,
     /// Allocations refused.
@@ -61,10 +88,11 @@ pub(crate) struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        let [bytes, launches] = [const { AtomicUsize::new(usize::MAX) }; 2];
+        let [bytes, launches, recordings] = [const { AtomicUsize::new(usize::MAX) }; 3];
         Limits {
             bytes,
             launches,
+            recordings,
             peak: AtomicUsize::new(0),
             refused: AtomicUsize::new(0),
         }
@@ -82,6 +110,8 @@ pub(crate) fn limited(order: Order, dtype: Dtype, limits: Arc<Limits>) -> Gpu {
         order,
         dtype,
         memory: Mutex::default(),
+        recording: Mutex::default(),
+        recorded: Mutex::default(),
         limits,
     })
 }
@@ -126,6 +156,29 @@ fn library(dtype: Dtype) -> &'static Library {
 impl Emulator {
     fn memory(&self) -> MutexGuard<'_, BTreeMap<u64, Box<[u8]>>> {
         self.memory.lock().expect("no thread panics holding this")
+    }
+
+    /// Writes down what is asked for where a recording is being made; whether it is.
+    fn record(&self, asked: Asked) -> bool {
+        let mut recording = self.recording.lock().expect("no thread panics here");
+        match &mut *recording {
+            Some(recording) => recording.asked.push(asked),
+            None => return false,
+        }
+        true
+    }
+
+    /// Refuses what no recording may have.
+    fn not_recording(&self) -> Result<()> {
+        match &*self.recording.lock().expect("no thread panics here") {
+            Some(_) => Err(Self::wrong("a copy cannot be recorded".to_owned())),
+            None => Ok(()),
+        }
+    }
+
+    fn release(&self, address: u64) {
+        let freed = self.memory().remove(&address);
+        assert!(freed.is_some(), "memory is freed once");
     }
 
     fn guards_hold(&self) -> bool {
@@ -224,15 +277,26 @@ impl Backend for Emulator {
         memory[GUARD + bytes..].fill(GUARD_BYTE);
         let address = memory.as_ptr() as u64 + GUARD as u64;
         self.memory().insert(address, memory);
+        if let Some(recording) = &mut *self.recording.lock().expect("no thread panics here") {
+            recording.held.push(address);
+        }
         Ok(address)
     }
 
     fn free(&self, address: u64) {
-        let freed = self.memory().remove(&address);
-        assert!(freed.is_some(), "memory is freed once");
+        if let Some(recording) = &mut *self.recording.lock().expect("no thread panics here") {
+            let is_own = recording.held.contains(&address);
+            assert!(is_own, "a recording frees what it allocated");
+            recording.freed.push(address);
+            return;
+        }
+        self.release(address);
     }
 
     fn zero(&self, address: u64, bytes: usize) -> Result<()> {
+        if self.record(Asked::Zero(address, bytes)) {
+            return Ok(());
+        }
         self.check(address, bytes)?;
         // SAFETY: the range is allocated.
         unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) };
@@ -240,6 +304,7 @@ impl Backend for Emulator {
     }
 
     fn upload(&self, from: &[u8], to: u64) -> Result<()> {
+        self.not_recording()?;
         self.check(to, from.len())?;
         // SAFETY: the range is allocated.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
@@ -247,6 +312,7 @@ impl Backend for Emulator {
     }
 
     fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.not_recording()?;
         self.check(from, to.len())?;
         // SAFETY: the range is allocated.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
@@ -254,6 +320,9 @@ impl Backend for Emulator {
     }
 
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        if self.record(Asked::Copy(from, to, bytes)) {
+            return Ok(());
+        }
         self.check(from, bytes)?;
         self.check(to, bytes)?;
         // SAFETY: both ranges are allocated.
@@ -262,6 +331,22 @@ impl Backend for Emulator {
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        let &Launch {
+            kernel,
+            grid,
+            block,
+            shared,
+            arguments,
+        } = launch;
+        if self.record(Asked::Launch {
+            kernel,
+            grid,
+            block,
+            shared,
+            arguments: arguments.to_vec(),
+        }) {
+            return Ok(());
+        }
         self.alive()?;
         if self.limits.launches.load(Ordering::Relaxed) < usize::MAX {
             self.limits.launches.fetch_sub(1, Ordering::Relaxed);
@@ -312,6 +397,9 @@ impl Backend for Emulator {
     }
 
     fn multiply(&self, product: &Product) -> Result<()> {
+        if self.record(Asked::Multiply(*product)) {
+            return Ok(());
+        }
         let &Product {
             a, b, c, m, k, n, ..
         } = product;
@@ -342,5 +430,71 @@ impl Backend for Emulator {
         };
         matmul(a, b, c, product.accumulate);
         Ok(())
+    }
+
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<u64> {
+        self.alive()?;
+        let left = self.limits.recordings.fetch_sub(1, Ordering::Relaxed);
+        if left == 0 {
+            return Err(Self::wrong("recording a step: not supported".to_owned()));
+        }
+        let recording = || self.recording.lock().expect("no thread panics here");
+        let before = recording().replace(Recorded::default());
+        assert!(before.is_none(), "one recording at a time");
+        let done = work();
+        let recorded = recording().take().expect("it was put there above");
+        let all_freed = recorded.held.len() == recorded.freed.len();
+        let mut others = self.recorded.lock().expect("no thread panics here");
+        let number = others.last_key_value().map_or(1, |(last, _)| last + 1);
+        others.insert(number, Arc::new(recorded));
+        drop(others);
+        if let Err(error) = done {
+            self.forget(number);
+            return Err(error);
+        }
+        assert!(all_freed, "a recording frees what it allocated");
+        Ok(number)
+    }
+
+    fn replay(&self, recording: u64) -> Result<()> {
+        let recorded = self.recorded.lock().expect("no thread panics here");
+        let recorded = Arc::clone(&recorded[&recording]);
+        for address in &recorded.held {
+            if let Some(held) = self.memory().get_mut(address) {
+                let end = held.len() - GUARD;
+                held[GUARD..end].fill(0xFF);
+            }
+        }
+        for asked in &recorded.asked {
+            match asked {
+                &Asked::Zero(address, bytes) => self.zero(address, bytes)?,
+                &Asked::Copy(from, to, bytes) => self.copy(from, to, bytes)?,
+                Asked::Launch {
+                    kernel,
+                    grid,
+                    block,
+                    shared,
+                    arguments,
+                } => self.launch(&Launch {
+                    kernel,
+                    grid: *grid,
+                    block: *block,
+                    shared: *shared,
+                    arguments,
+                })?,
+                Asked::Multiply(product) => self.multiply(product)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&self, recording: u64) {
+        let mut recorded = self.recorded.lock().expect("no thread panics here");
+        if let Some(recorded) = recorded.remove(&recording) {
+            recorded
+                .held
+                .iter()
+                .for_each(|&address| self.release(address));
+        }
     }
 }

@@ -241,7 +241,8 @@ __device__ void attend_block(const unsigned* tiles, const Operand* queries,
 }
 
 // Up to 8 pairs over the keys of one span. An entry is a `PairsOf`, the span's number, and the
-// place for what is to be merged, or ALONE where there is no other span.
+// place for what is to be merged, or ALONE where there is no other span. One without pairs is
+// nothing to do.
 #define ALONE 0xffffffffu
 
 template <int Chunks>
@@ -255,6 +256,7 @@ __device__ void attend_span_block(const unsigned* tiles, const Operand* queries,
     const Shared<Chunks, 1> shared(memory);
     const unsigned* entry = tiles + 5 * blockIdx.x;
     const PairsOf of(entry, heads, kv_heads, width);
+    if (of.pairs == 0) return;
     const Pages at = {pages + page_starts[of.row], key_base, value_base, kv_heads, width};
     begin_pairs(shared, of, queries, positions, last);
     const int begin = (int)entry[3] * SPAN;

@@ -11,7 +11,7 @@ use crate::{
 
 /// Seven query heads to a key head, as in Qwen2.5-0.5B; more of them than a block of few rows
 /// has pairs; heads of 128.
-fn policies() -> [Policy; 3] {
+pub(super) fn policies() -> [Policy; 3] {
     let one_layer = |heads, kv_heads, width| Shape {
         heads,
         kv_heads,

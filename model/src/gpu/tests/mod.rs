@@ -12,6 +12,7 @@ mod learning;
 mod policies;
 #[cfg(feature = "cuda")]
 mod refusals;
+mod steps;
 mod trouble;
 
 use super::Gpu;

@@ -68,6 +68,38 @@ fn generation_with_less_memory_gives_the_same_turns() {
     assert!(made_do >= 2, "{made_do}");
 }
 
+/// One that records nothing, or nothing more, computes the same.
+#[test]
+fn a_device_that_cannot_record_gives_the_same_turns() {
+    let policy = random_policy(SHAPES[4], 7);
+    let turns = turns(policy.config().vocab_size);
+    let done = [usize::MAX, 0, 1].map(|recordings| {
+        let (policy, limits) = on_limited(&policy);
+        limits.recordings.store(recordings, Relaxed);
+        generate(&policy, &turns, EngineOptions::default())
+    });
+    assert!(done[0] == done[1] && done[0] == done[2]);
+}
+
+/// In whichever step, an ordinary one, one that is recorded or one done again.
+#[test]
+fn a_device_lost_while_it_generates_ends_that() {
+    let policy = random_policy(SHAPES[4], 7);
+    let turns = turns(policy.config().vocab_size);
+    for steps in 0..6 {
+        let (policy, limits) = on_limited(&policy);
+        let mut engine = crate::Engine::new(policy, EngineOptions::default());
+        engine.submit(turns[0].clone()).unwrap();
+        for _ in 0..steps {
+            engine.step().unwrap();
+        }
+        limits.launches.store(3, Relaxed);
+        for _ in 0..2 {
+            assert!(matches!(engine.step(), Err(Error::DeviceLost { .. })));
+        }
+    }
+}
+
 #[test]
 fn scores_with_less_memory_are_the_same() {
     let policy = random_policy(SHAPES[4], 7);

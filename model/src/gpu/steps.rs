@@ -1,0 +1,131 @@
+//! Steps of generation that are recorded once and done again: where every running sequence has
+//! one new token, what a step asks of the device depends on a few sizes alone. Asking for every
+//! kernel takes longer than a small network computes.
+//!
+//! Lists are padded to those sizes. A row that is added is a sequence of one token, which writes
+//! into a page of its own kind and is read by nobody; since a row's bits do not depend on what is
+//! computed beside it, the others' are what they are without it (I7).
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use super::backend::Recording;
+use super::cache::Cache;
+use super::matrix::Operands;
+use super::network::Network;
+use super::rows::{Lists, Rows, Sizes};
+use crate::network::Batch;
+use crate::{Error, Result};
+
+/// What one network's steps were recorded as.
+#[derive(Debug, Default)]
+pub(crate) struct Steps {
+    /// By sizes, which may have come once only.
+    known: BTreeMap<Sizes, Option<Step>>,
+    /// Where rows that are added write.
+    spare: Option<Cache>,
+    /// The device cannot, or has no memory for it.
+    off: bool,
+    replays: u64,
+}
+
+/// A step and what it reads and writes.
+#[derive(Debug)]
+struct Step {
+    // Before what it was recorded with.
+    recording: Recording,
+    rows: Rows,
+    hidden: Operands,
+}
+
+impl Step {
+    fn record(network: &Network, lists: &Lists, sizes: Sizes) -> Result<Self> {
+        let gpu = &network.gpu;
+        let rows = Rows::upload(gpu, lists)?;
+        let hidden = gpu.matrix(sizes.rows, network.hidden)?;
+        let recording = gpu.record(|| hidden.set_part(0, &network.hidden_of(&rows)?))?;
+        Ok(Step {
+            recording,
+            rows,
+            hidden,
+        })
+    }
+}
+
+impl Steps {
+    /// How many steps were done by a recording.
+    pub(crate) fn replays(&self) -> u64 {
+        self.replays
+    }
+
+    /// Gives their memory back, and records nothing more; whether there was anything.
+    pub(crate) fn give_up(&mut self) -> bool {
+        self.off = true;
+        self.spare = None;
+        !std::mem::take(&mut self.known).is_empty()
+    }
+
+    /// Normed hidden states of the `wanted` rows of a batch whose segments have a cache each.
+    pub(crate) fn hidden(
+        &mut self,
+        network: &Network,
+        batch: &Batch,
+        wanted: &[u32],
+        caches: &mut [&mut Cache],
+    ) -> Result<Operands> {
+        let (gpu, group) = (&network.gpu, network.group());
+        let each_has_one = batch.lengths.iter().all(|&length| length == 1);
+        if self.off || !each_has_one || wanted.len() != batch.ids.len() {
+            let lists = Lists::of_caches(gpu, batch, wanted, caches, None, group)?;
+            return network.hidden_of(&Rows::upload(gpu, &lists)?);
+        }
+        let spare = match self.spare.take() {
+            Some(spare) => spare,
+            None => network.cache().page(gpu)?,
+        };
+        let spare = &*self.spare.insert(spare);
+        let padded = batch.padded(wanted.len().next_power_of_two());
+        let all: Vec<u32> = (0..padded.ids.len() as u32).collect();
+        let mut lists = Lists::of_caches(gpu, &padded, &all, caches, Some(spare), group)?;
+        let sizes = lists.round_up();
+        let recorded = match self.recorded(network, &lists, sizes) {
+            Err(error @ Error::Device { .. }) => {
+                tracing::warn!("{error}; going on without recorded steps, which takes longer");
+                self.give_up();
+                None
+            }
+            other => other?,
+        };
+        let hidden = match recorded {
+            Some(step) => {
+                step.recording.replay()?;
+                &step.hidden
+            }
+            None => &network.hidden_of(&Rows::upload(gpu, &lists)?)?,
+        };
+        hidden.part(0, wanted.len())
+    }
+
+    /// A step of such sizes, which has got these lists. None for the first of them: a recording
+    /// pays where it is used again.
+    fn recorded(
+        &mut self,
+        network: &Network,
+        lists: &Lists,
+        sizes: Sizes,
+    ) -> Result<Option<&Step>> {
+        let step = match self.known.entry(sizes) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                new.insert(None);
+                return Ok(None);
+            }
+        };
+        match step {
+            Some(step) => step.rows.refill(lists)?,
+            None => *step = Some(Step::record(network, lists, sizes)?),
+        }
+        self.replays += 1;
+        Ok(step.as_ref())
+    }
+}
