@@ -4,6 +4,7 @@
     pip install torch transformers
     tools/torch_speed.py --against "cargo bench --workspace --bench speed --"
     tools/torch_speed.py --against "…" --shape 0.5b --seconds 5 decode-8 score
+    tools/torch_speed.py --against "… --device cuda:0 --dtype bf16" --device cuda --threads 1 …
 
 Both sides do the same work at the same lengths in turns (ours, theirs, ours, theirs), since
 a machine that others use too is never the same twice. Of PyTorch every setting is measured
@@ -22,7 +23,7 @@ import sys
 import time
 
 # Sizes, (prompt, sampled) tokens of decoding, (sequences, tokens of each) otherwise:
-# as in model/benches/speed.rs.
+# as in model/benches/speed/setting.rs.
 SHAPES = {
     "tiny": {
         "sizes": dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4,
@@ -38,25 +39,33 @@ SHAPES = {
         "sequences": (2, 256),
         "cases": ["decode-1", "decode-8", "decode-32", "score", "train"],
     },
+    "3b": {
+        "sizes": dict(hidden_size=2048, num_hidden_layers=36, num_attention_heads=16,
+                      num_key_value_heads=2, intermediate_size=11008, vocab_size=151936),
+        "decode": (512, 128),
+        "sequences": (16, 1024),
+        "cases": ["decode-1", "decode-64", "score", "train"],
+    },
 }
 
 
 class Theirs:
     """One model in this process, one element type, on a fixed number of threads."""
 
-    def __init__(self, shape, dtype, threads):
+    def __init__(self, options):
         import torch
         import transformers
 
         self.torch, self.transformers = torch, transformers
-        torch.set_num_threads(threads)
+        torch.set_num_threads(options.threads[0])
+        torch.set_default_device(options.device)
         torch.manual_seed(1)
-        self.shape = SHAPES[shape]
+        self.shape = work_of(options)
         self.config = transformers.Qwen2Config(
             **self.shape["sizes"], max_position_embeddings=4096, rms_norm_eps=1e-6,
             tie_word_embeddings=True, attn_implementation="sdpa")
         model = transformers.AutoModelForCausalLM.from_config(
-            self.config, dtype=getattr(torch, dtype))
+            self.config, dtype=getattr(torch, options.serve))
         self.model = model.eval()
         self.compiled = {}
 
@@ -99,15 +108,22 @@ class Theirs:
                 output = self.model(prompt, past_key_values=cache, logits_to_keep=1)
                 ids, _ = draw(output.logits)
                 positions = [torch.full((rows, 1), context + at) for at in range(sampled)]
+                self.wait()
                 start, cpu = time.perf_counter(), time.process_time()
                 for position in positions[: sampled - 1]:
                     ids, _ = step(ids, cache, position)
+                self.wait()
                 if warm:
                     wall_s += time.perf_counter() - start
                     cpu_s += time.process_time() - cpu
                     tokens += rows * (sampled - 1)
                 warm = True
         return {"tokens": tokens, "wall_s": wall_s, "cpu_s": cpu_s}
+
+    def wait(self):
+        """A GPU works on behind the program's back."""
+        if self.torch.cuda.is_available():
+            self.torch.cuda.synchronize()
 
     def log_probs(self, ids):
         logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
@@ -122,6 +138,7 @@ class Theirs:
         def work():
             with self.torch.no_grad():
                 log_probs(ids)
+            self.wait()
             return ids.numel()
 
         return work
@@ -139,6 +156,7 @@ class Theirs:
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            self.wait()
             return ids.numel()
 
         return work
@@ -154,9 +172,28 @@ def repeat(seconds, work):
             "cpu_s": time.process_time() - cpu}
 
 
-def serve(shape, dtype, threads):
+def work_of(options):
+    """The shape, with the lengths that were asked for in place of its own."""
+    shape = dict(SHAPES[options.shape])
+    given = (options.prompt, options.sampled, options.sequences, options.length)
+    sizes = [own if size is None else size
+             for size, own in zip(given, (*shape["decode"], *shape["sequences"]))]
+    shape["decode"], shape["sequences"] = tuple(sizes[:2]), tuple(sizes[2:])
+    return shape
+
+
+def sizes_given(options):
+    """What says the same to another process."""
+    arguments = ["--shape", options.shape]
+    for name in ("prompt", "sampled", "sequences", "length"):
+        if getattr(options, name) is not None:
+            arguments += [f"--{name}", str(getattr(options, name))]
+    return arguments
+
+
+def serve(options):
     """Answers requests, a JSON line each, until the input ends."""
-    theirs = Theirs(shape, dtype, threads)
+    theirs = Theirs(options)
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -169,8 +206,9 @@ def serve(shape, dtype, threads):
 class Server:
     """PyTorch in a process of its own, started when it is first asked."""
 
-    def __init__(self, shape, dtype, threads):
-        self.arguments = ["--serve", dtype, "--threads", str(threads), "--shape", shape]
+    def __init__(self, options, dtype, threads):
+        self.arguments = ["--serve", dtype, "--threads", str(threads), "--device", options.device,
+                          *sizes_given(options)]
         self.process = None
 
     def ask(self, **request):
@@ -191,9 +229,11 @@ class Server:
             self.process = None
 
 
-def ours(command, shape, case, threads, seconds):
-    arguments = ["--shape", shape, "--threads", str(threads), "--seconds", str(seconds), "--json"]
-    output = subprocess.run([*shlex.split(command), *arguments, case], check=True, text=True,
+def ours(options, case, threads):
+    arguments = [*sizes_given(options), "--threads", str(threads),
+                 "--seconds", str(options.seconds), "--json"]
+    command = [*shlex.split(options.against), *arguments, case]
+    output = subprocess.run(command, check=True, text=True,
                             stdout=subprocess.PIPE).stdout
     return json.loads(output.strip().splitlines()[-1])
 
@@ -202,7 +242,7 @@ def compare(options):
     """Measures in turns and prints a line per case; returns them."""
     shape = options.shape
     cases = options.cases or SHAPES[shape]["cases"]
-    servers = {(dtype, threads): Server(shape, dtype, threads)
+    servers = {(dtype, threads): Server(options, dtype, threads)
                for dtype in options.dtypes for threads in options.threads}
     print(f"{'case':<10} {'':<4} {'ours':>9} {'f32 best':>9} {'':<18} {'ratio':>6} "
           f"{'bf16 best':>9} {'':<18} {'ratio':>6}")
@@ -212,7 +252,7 @@ def compare(options):
         for _ in range(options.rounds):
             for threads in options.threads:
                 key = ("ours", threads, False)
-                answer = ours(options.against, shape, case, threads, options.seconds)
+                answer = ours(options, case, threads)
                 found.setdefault(key, []).append(answer)
             for (dtype, threads), server in servers.items():
                 for compiled in options.compiled:
@@ -256,6 +296,12 @@ def main():
     parser.add_argument("--against", default="cargo bench --workspace --bench speed --",
                         help="command that measures ours")
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--device", default="cpu", help="PyTorch's; ours is in --against")
+    for name, what in (("prompt", "tokens before those that are sampled"),
+                       ("sampled", "tokens that a row samples"),
+                       ("sequences", "that are scored or trained on at a time"),
+                       ("length", "their tokens")):
+        parser.add_argument(f"--{name}", type=int, help=f"{what}; default: the shape's")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="for each figure of a round")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -266,7 +312,7 @@ def main():
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve(options.shape, options.serve, options.threads[0])
+        serve(options)
     else:
         compare(options)
 

@@ -1,12 +1,13 @@
 //! Decoding, prompts, scoring, training, and weights written and read, on several threads,
 //! at shapes and lengths that `tools/torch_speed.py` gives PyTorch too; beside each rate its
 //! share of what the machine's matrix products and its memory allow.
-//! `cargo bench --workspace --bench speed -- [--shape tiny|0.5b|long] [--threads 2]
-//! [--seconds 3] [--length TOKENS] [--checkpointed] [--json] [CASE…]`; cases are
-//! `decode-ROWS`, `prompt`, `score`, `train`, `save` and `load`; `group-N` and `apart-N` sample N
-//! answers with their prompts, to one prompt and to N. With `--features cuda`,
-//! `--device cuda:0 [--dtype bf16]` measures a GPU, which one thread feeds; the shares are then of what
-//! `--operations` and `--bytes` say that it does in a second.
+//! `cargo bench --workspace --bench speed -- [--shape tiny|0.5b|3b|long] [--threads 2]
+//! [--seconds 3] [--prompt TOKENS] [--sampled TOKENS] [--sequences COUNT] [--length TOKENS]
+//! [--checkpointed] [--json] [CASE…]`; cases are `decode-ROWS`, `prompt`, `score`, `train`, `save`
+//! and `load`; `group-N` and `apart-N` sample N answers with their prompts, to one prompt and to N;
+//! `agree-ROWS` says how far scoring is from what decoding said of the same tokens.
+//! With `--features cuda`, `--device cuda:0 [--dtype bf16]` measures a GPU, which one thread feeds;
+//! the shares are then of what `--operations` and `--bytes` say that it does in a second.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -240,6 +241,48 @@ fn trained(
     })
 }
 
+/// Largest and mean difference of sampled and scored log-probabilities, nats.
+fn agreement(policy: &Policy, rows: usize, (prompt, sampled): (usize, usize)) -> (f64, f64) {
+    let options = EngineOptions {
+        rows_max: rows,
+        ..EngineOptions::default()
+    };
+    let mut engine = Engine::new(policy.clone(), options);
+    let mut numbers = Numbers(7);
+    let mut ids: Vec<Vec<u32>> = (0..rows).map(|_| numbers.ids(prompt)).collect();
+    for (row, ids) in ids.iter().enumerate() {
+        let turn = turn(row as u64, ids.clone(), sampled);
+        engine.submit(turn).expect("valid turn");
+    }
+    let mut drawn = vec![Vec::new(); rows];
+    while !engine.is_idle() {
+        for turn in engine.step().expect("runs") {
+            let row = turn.sequence as usize;
+            ids[row].extend(turn.token_ids);
+            drawn[row] = turn.log_probs;
+        }
+    }
+    let masks: Vec<Vec<bool>> = (ids.iter())
+        .map(|ids| (0..ids.len()).map(|t| t >= prompt).collect())
+        .collect();
+    let requests: Vec<_> = (ids.iter().zip(&masks))
+        .map(|(token_ids, loss_mask)| ScoreRequest {
+            token_ids,
+            loss_mask,
+        })
+        .collect();
+    let scored = score(policy, &requests, 1.0, &ComputeOptions::default()).expect("runs");
+    let differences: Vec<f64> = (scored.iter().zip(&drawn))
+        .flat_map(|(scored, drawn)| scored.log_probs[prompt..].iter().zip(drawn))
+        .map(|(scored, drawn)| f64::from((scored - drawn).abs()))
+        .collect();
+    let largest = differences.iter().copied().fold(0.0, f64::max);
+    (
+        largest,
+        differences.iter().sum::<f64>() / differences.len() as f64,
+    )
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     // `cargo test --benches` only wants to see it run.
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -247,7 +290,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
     let (mut shape, mut threads, mut seconds, mut json) = ("tiny".to_owned(), 2, 3.0, false);
-    let (mut length, mut checkpointed) = (None, false);
+    let mut checkpointed = false;
+    let [mut prompt, mut sampled, mut count, mut length] = [None; 4];
     let (mut device, mut dtype) = ("cpu".to_owned(), Dtype::F32);
     let mut limits = (None, None);
     let mut cases: Vec<String> = Vec::new();
@@ -258,6 +302,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             "--shape" => shape = value(),
             "--threads" => threads = value().parse().expect("--threads takes a number"),
             "--seconds" => seconds = value().parse().expect("--seconds takes a number"),
+            "--prompt" => prompt = Some(value().parse().expect("--prompt takes a number")),
+            "--sampled" => sampled = Some(value().parse().expect("--sampled takes a number")),
+            "--sequences" => count = Some(value().parse().expect("--sequences takes a number")),
             "--length" => length = Some(value().parse().expect("--length takes a number")),
             "--device" => device = value(),
             "--dtype" => dtype = value().parse::<Dtype>()?,
@@ -271,8 +318,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     let mut setting = setting(&shape)?;
-    if let Some(length) = length {
-        setting.sequences.1 = length;
+    for (size, given) in [
+        (&mut setting.decode.0, prompt),
+        (&mut setting.decode.1, sampled),
+        (&mut setting.sequences.0, count),
+        (&mut setting.sequences.1, length),
+    ] {
+        *size = given.unwrap_or(*size);
     }
     if cases.is_empty() {
         cases = setting.cases.iter().map(|&case| case.to_owned()).collect();
@@ -298,6 +350,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     for case in cases {
         let (name, rows) = case.split_once('-').unwrap_or((&case, ""));
         let rows: usize = rows.parse().unwrap_or(0);
+        if name == "agree" && rows > 0 {
+            let (largest, mean) = agreement(&policy, rows, setting.decode);
+            match json {
+                true => println!(
+                    "{}",
+                    serde_json::json!({"case": case, "shape": shape, "largest": largest,
+                        "mean": mean})
+                ),
+                false => {
+                    println!("{shape:<5} {case:<10} largest {largest:.2e}, mean {mean:.2e} nats")
+                }
+            }
+            continue;
+        }
         let (measured, cost) = match name {
             "decode" if rows > 0 => (
                 decode(&policy, rows, setting.decode, threads, seconds),
@@ -338,8 +404,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             ),
             _ => {
                 return Err(format!(
-                    "`{case}` is no case; cases are decode-ROWS, group-N, apart-N, prompt, score, \
-                     train, save and load"
+                    "`{case}` is no case; cases are decode-ROWS, group-N, apart-N, agree-ROWS, prompt, \
+                     score, train, save and load"
                 )
                 .into());
             }

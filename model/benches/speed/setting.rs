@@ -52,6 +52,19 @@ pub(crate) fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
                 "load",
             ],
         },
+        // For a GPU: 12 GB of weights in f32.
+        "3b" => Setting {
+            shape: TinyShape {
+                hidden: 2048,
+                layers: 36,
+                heads: 16,
+                intermediate: 11_008,
+                ..TinyShape::half_billion()
+            },
+            decode: (512, 128),
+            sequences: (16, 1024),
+            cases: &["decode-1", "decode-64", "prompt", "score", "train"],
+        },
         // Two layers as wide as those of half a billion parameters, on one long sequence.
         "long" => Setting {
             shape: TinyShape {
@@ -66,7 +79,7 @@ pub(crate) fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
         },
         other => {
             return Err(
-                format!("--shape {other} is not known; known are tiny, 0.5b and long").into(),
+                format!("--shape {other} is not known; known are tiny, 0.5b, 3b and long").into(),
             );
         }
     })
