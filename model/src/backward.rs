@@ -50,7 +50,7 @@ impl Tape {
 pub(crate) struct LayerTape {
     /// Input of the layer.
     pub(crate) x: Vec<f32>,
-    pub(crate) attention: AttentionTape,
+    pub(crate) attention: Attention,
     /// Residual stream between attention and MLP.
     pub(crate) middle: Vec<f32>,
     pub(crate) gate: Vec<f32>,
@@ -59,7 +59,7 @@ pub(crate) struct LayerTape {
 
 /// The rows of one layer's attention.
 #[derive(Debug)]
-pub(crate) struct AttentionTape {
+pub(crate) struct Attention {
     /// Queries and keys before their norms, where they have these.
     pub(crate) unnormed: Option<[Vec<f32>; 2]>,
     /// Rotated.
@@ -190,7 +190,7 @@ impl Network {
     fn attention_backward(
         &self,
         batch: &Batch,
-        attention: &AttentionTape,
+        attention: &Attention,
         grad: &[f32],
     ) -> [Vec<f32>; 3] {
         let (wide, narrow) = (self.heads * self.width, self.kv_heads * self.width);

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::backward::{AttentionTape, Kept, LayerTape, Tape};
+use crate::backward::{Attention, Kept, LayerTape, Tape};
 use crate::kernels::attention::{KeyValues, attend};
 use crate::kernels::dense::{self, Sizes};
 use crate::kernels::matmul::View;
@@ -445,7 +445,7 @@ impl Network {
     fn add_attended(
         &self,
         layer: &Layer,
-        attention: &AttentionTape,
+        attention: &Attention,
         wanted: Option<&[u32]>,
         stream: &mut [f32],
     ) {
@@ -466,7 +466,7 @@ impl Network {
         batch: &Batch,
         caches: Option<&mut [&mut Cache]>,
         x: &[f32],
-    ) -> AttentionTape {
+    ) -> Attention {
         let layer = &self.layers[number];
         let h = rms_norm(x, &layer.input_norm.weight, self.eps);
         let mut queries = layer.query.apply(&h);
@@ -478,7 +478,7 @@ impl Network {
             rope(rows, &batch.positions, heads, &self.rope, false);
         }
         let mixed = self.attend(number, batch, caches, (&queries, &keys, &values));
-        AttentionTape {
+        Attention {
             unnormed,
             queries,
             keys,

@@ -51,6 +51,38 @@ fn norms_of_any_width_and_their_derivatives() {
     }
 }
 
+/// Heads that are some columns of wider rows; the derivative is added to what is there.
+#[test]
+fn norms_of_heads_among_other_columns() {
+    let (rows, wide, first, heads, width) = (9, 40, 5, 3, 7);
+    let (x, weight) = (numbers(rows * wide, 1), numbers(width, 2));
+    let (grad, before) = (
+        numbers(rows * heads * width, 3),
+        numbers(rows * heads * width, 4),
+    );
+    let [y, by_x, by_weight] = in_both_orders(|gpu| {
+        let x = gpu.upload_matrix(&x, wide).unwrap();
+        let columns = x.columns(first, heads * width);
+        let upload = |numbers: &[f32]| gpu.upload_matrix(numbers, heads * width).unwrap();
+        let (grad, mut by_x) = (upload(&grad), upload(&before));
+        let weight = gpu.upload(&weight).unwrap();
+        let y = columns.norm(&weight, 1e-6).unwrap();
+        let by_weight = columns.norm_backward(&weight, &grad, 1e-6, &mut by_x, true);
+        let by_weight = by_weight.unwrap().download(width).unwrap();
+        [y.download().unwrap(), by_x.download().unwrap(), by_weight]
+    });
+    let own = x
+        .chunks(wide)
+        .flat_map(|row| &row[first..][..heads * width]);
+    let own: Vec<f32> = own.copied().collect();
+    assert_near(&y, &pointwise::rms_norm(&own, &weight, 1e-6));
+    let mut expected = vec![0.0; own.len()];
+    let expected_weight = pointwise::rms_norm_backward(&own, &weight, &grad, 1e-6, &mut expected);
+    let added = expected.iter().zip(&before).map(|(new, old)| old + new);
+    assert_near(&by_x, &added.collect::<Vec<_>>());
+    assert_near(&by_weight, &expected_weight);
+}
+
 #[test]
 fn activations_and_their_derivatives() {
     let (gate, up, grad) = (numbers(1000, 1), numbers(1000, 2), numbers(1000, 3));
