@@ -22,7 +22,7 @@ use crate::{Error, Result};
 pub(crate) struct Steps {
     /// By sizes, which may have come once only.
     known: BTreeMap<Sizes, Option<Step>>,
-    /// Where rows that are added write.
+    /// Where rows that are added write; kept, since a step that is given up on still does.
     spare: Option<Cache>,
     /// The device cannot, or has no memory for it.
     off: bool,
@@ -61,7 +61,6 @@ impl Steps {
     /// Gives their memory back, and records nothing more; whether there was anything.
     pub(crate) fn give_up(&mut self) -> bool {
         self.off = true;
-        self.spare = None;
         !std::mem::take(&mut self.known).is_empty()
     }
 

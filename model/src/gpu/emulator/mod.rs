@@ -3,7 +3,7 @@
 //! written shows; a launch whose arguments do not fit the kernel's parameters is refused.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,6 +19,12 @@ use crate::{Dtype, Error, Result};
 /// Bytes before and after every allocation that nobody may write.
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xA5;
+
+/// Of memory that nothing was written to: as a number it is NaN.
+const FRESH_BYTE: u8 = 0xFF;
+
+/// Freed allocations that are looked after.
+const FREED: usize = 32;
 
 type Entry = unsafe extern "C" fn(
     *mut *mut c_void,
@@ -43,6 +49,8 @@ struct Emulator {
     dtype: Dtype,
     /// Allocations by address, guards included.
     memory: Mutex<BTreeMap<u64, Box<[u8]>>>,
+    /// The last that were freed, all NaN: what reads or writes one of them shows.
+    freed: Mutex<VecDeque<Box<[u8]>>>,
     /// The one that is being made.
     recording: Mutex<Option<Recorded>>,
     recorded: Mutex<BTreeMap<u64, Arc<Recorded>>>,
@@ -110,6 +118,7 @@ pub(crate) fn limited(order: Order, dtype: Dtype, limits: Arc<Limits>) -> Gpu {
         order,
         dtype,
         memory: Mutex::default(),
+        freed: Mutex::default(),
         recording: Mutex::default(),
         recorded: Mutex::default(),
         limits,
@@ -178,7 +187,14 @@ impl Emulator {
 
     fn release(&self, address: u64) {
         let freed = self.memory().remove(&address);
-        assert!(freed.is_some(), "memory is freed once");
+        let mut memory = freed.expect("memory is freed once");
+        let end = memory.len() - GUARD;
+        memory[GUARD..end].fill(FRESH_BYTE);
+        let mut freed = self.freed.lock().expect("no thread panics here");
+        freed.push_back(memory);
+        if freed.len() > FREED {
+            freed.pop_front();
+        }
     }
 
     fn guards_hold(&self) -> bool {
@@ -187,6 +203,15 @@ impl Emulator {
             let (before, after) = (&bytes[..GUARD], &bytes[bytes.len() - GUARD..]);
             before.iter().chain(after).all(|&byte| byte == GUARD_BYTE)
         })
+    }
+
+    fn freed_memory_is_as_it_was(&self) -> bool {
+        let freed = self.freed.lock().expect("no thread panics here");
+        // In runs, which the compiler makes few instructions of.
+        let is_fresh =
+            |run: &[u8]| run.iter().fold(FRESH_BYTE, |all, byte| all & byte) == FRESH_BYTE;
+        let mut all = freed.iter();
+        all.all(|bytes| bytes[GUARD..bytes.len() - GUARD].chunks(4096).all(is_fresh))
     }
 
     fn wrong(message: String) -> Error {
@@ -272,7 +297,7 @@ impl Backend for Emulator {
             });
         }
         self.limits.peak.fetch_max(wanted, Ordering::Relaxed);
-        let mut memory = vec![0xFF; bytes + 2 * GUARD].into_boxed_slice();
+        let mut memory = vec![FRESH_BYTE; bytes + 2 * GUARD].into_boxed_slice();
         memory[..GUARD].fill(GUARD_BYTE);
         memory[GUARD + bytes..].fill(GUARD_BYTE);
         let address = memory.as_ptr() as u64 + GUARD as u64;
@@ -383,10 +408,13 @@ impl Backend for Emulator {
         };
         let kernel = launch.kernel;
         match outcome {
-            0 if self.guards_hold() => Ok(()),
-            0 => Err(Self::wrong(format!(
+            0 if !self.guards_hold() => Err(Self::wrong(format!(
                 "{kernel} wrote outside of its buffers"
             ))),
+            0 if !self.freed_memory_is_as_it_was() => Err(Self::wrong(format!(
+                "{kernel} wrote into memory that was freed"
+            ))),
+            0 => Ok(()),
             1 => Err(Self::wrong(format!(
                 "{kernel} takes other arguments than {letters:?}"
             ))),
@@ -462,7 +490,7 @@ impl Backend for Emulator {
         for address in &recorded.held {
             if let Some(held) = self.memory().get_mut(address) {
                 let end = held.len() - GUARD;
-                held[GUARD..end].fill(0xFF);
+                held[GUARD..end].fill(FRESH_BYTE);
             }
         }
         for asked in &recorded.asked {
