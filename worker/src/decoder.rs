@@ -11,7 +11,7 @@ use crate::{Beat, Error, Result};
 use agentgym_model::{Engine, EngineOptions, Policy, Turn, TurnDone};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Instant;
 use tokio::sync::oneshot;
 
@@ -30,8 +30,14 @@ pub(crate) struct DecoderOptions {
     pub(crate) cache_tokens: usize,
 }
 
+/// What one episode is told of its turn.
+type Reply = oneshot::Sender<Result<TurnDone>>;
+
+/// Why a thread ended before its time, for all who ask it later.
+type Ended = Arc<OnceLock<Arc<agentgym_model::Error>>>;
+
 enum Command {
-    Turn(Turn, oneshot::Sender<Result<TurnDone, String>>),
+    Turn(Turn, Reply),
     Release(u64),
 }
 
@@ -45,6 +51,16 @@ pub(crate) struct Decoder {
 struct Thread {
     commands: mpsc::Sender<Command>,
     open: AtomicUsize,
+    ended: Ended,
+}
+
+impl Thread {
+    fn gone(&self) -> Error {
+        match self.ended.get() {
+            Some(error) => Error::Model(Arc::clone(error)),
+            None => Error::stage("a decoder thread ended early; the log above says why"),
+        }
+    }
 }
 
 /// What the threads measured, summed over them.
@@ -84,9 +100,11 @@ impl Decoder {
                     },
                 );
                 let (counts, beat) = (Arc::clone(&counts), beat.clone());
+                let ended = Ended::default();
+                let why = Arc::clone(&ended);
                 std::thread::Builder::new()
                     .name(format!("decode-{index}"))
-                    .spawn(move || serve(engine, &receiver, &counts, &beat))
+                    .spawn(move || serve(engine, &receiver, &counts, &beat, &why))
                     .map_err(|source| Error::Io {
                         what: "starting a decoder thread".into(),
                         source,
@@ -94,6 +112,7 @@ impl Decoder {
                 Ok(Thread {
                     commands,
                     open: AtomicUsize::new(0),
+                    ended,
                 })
             })
             .collect::<Result<_>>()?;
@@ -143,13 +162,12 @@ impl Sequence {
     /// The model's error, or the thread's end.
     pub(crate) async fn turn(&self, turn: Turn) -> Result<TurnDone> {
         let (reply, done) = oneshot::channel();
-        let gone = || Error::stage("a decoder thread ended early; the log above says why");
         let thread = &self.decoder.threads[self.thread];
         thread
             .commands
             .send(Command::Turn(turn, reply))
-            .map_err(|_| gone())?;
-        done.await.map_err(|_| gone())?.map_err(Error::Stage)
+            .map_err(|_| thread.gone())?;
+        done.await.map_err(|_| thread.gone())?
     }
 }
 
@@ -163,8 +181,14 @@ impl Drop for Sequence {
 }
 
 /// One thread: takes what has arrived, decodes one step, replies.
-fn serve(mut engine: Engine, commands: &mpsc::Receiver<Command>, counts: &Counts, beat: &Beat) {
-    let mut waiting: HashMap<u64, oneshot::Sender<Result<TurnDone, String>>> = HashMap::new();
+fn serve(
+    mut engine: Engine,
+    commands: &mpsc::Receiver<Command>,
+    counts: &Counts,
+    beat: &Beat,
+    ended: &Ended,
+) {
+    let mut waiting: HashMap<u64, Reply> = HashMap::new();
     loop {
         if engine.is_idle() {
             match commands.recv() {
@@ -196,8 +220,9 @@ fn serve(mut engine: Engine, commands: &mpsc::Receiver<Command>, counts: &Counts
                 }
             }
             Err(error) => {
+                let error = ended.get_or_init(|| Arc::new(error));
                 for (_, reply) in waiting.drain() {
-                    let _ = reply.send(Err(error.to_string()));
+                    let _ = reply.send(Err(Error::Model(Arc::clone(error))));
                 }
                 return;
             }
@@ -209,11 +234,7 @@ fn serve(mut engine: Engine, commands: &mpsc::Receiver<Command>, counts: &Counts
     }
 }
 
-fn take(
-    command: Command,
-    engine: &mut Engine,
-    waiting: &mut HashMap<u64, oneshot::Sender<Result<TurnDone, String>>>,
-) {
+fn take(command: Command, engine: &mut Engine, waiting: &mut HashMap<u64, Reply>) {
     match command {
         Command::Turn(turn, reply) => {
             let sequence = turn.sequence;
@@ -222,7 +243,7 @@ fn take(
                     waiting.insert(sequence, reply);
                 }
                 Err(error) => {
-                    let _ = reply.send(Err(error.to_string()));
+                    let _ = reply.send(Err(error.into()));
                 }
             }
         }
@@ -230,5 +251,56 @@ fn take(
             waiting.remove(&sequence);
             engine.release(sequence);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Cause;
+    use agentgym_model::Sampling;
+
+    fn turn() -> Turn {
+        Turn {
+            sequence: 0,
+            append: vec![1],
+            stream: [0; 32],
+            turn: 0,
+            sampling: Sampling::default(),
+            tokens_max: 1,
+            stop_ids: Vec::new(),
+        }
+    }
+
+    /// Whoever asks: before the thread has ended, and after.
+    #[tokio::test]
+    async fn a_lost_device_stays_one_for_every_episode() {
+        let ended = Ended::default();
+        let (commands, receiver) = mpsc::channel();
+        let decoder = Arc::new(Decoder {
+            threads: vec![Thread {
+                commands,
+                open: AtomicUsize::new(0),
+                ended: Arc::clone(&ended),
+            }],
+            sequences: AtomicU64::new(0),
+            counts: Arc::default(),
+        });
+        let [early, late] = [decoder.open(), decoder.open()];
+        let thread = std::thread::spawn(move || {
+            let unanswered = receiver.recv();
+            let lost = agentgym_model::Error::DeviceLost {
+                name: "cuda:0".to_owned(),
+                message: "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned(),
+            };
+            let _ = ended.set(Arc::new(lost));
+            drop((unanswered, receiver));
+        });
+        let error = early.turn(turn()).await.unwrap_err();
+        assert_eq!(error.cause(), Cause::Device, "{error}");
+        thread.join().unwrap();
+        let error = late.turn(turn()).await.unwrap_err();
+        assert_eq!(error.cause(), Cause::Device, "{error}");
+        assert!(matches!(error.verdict(), agentgym_storage::Verdict::Retry));
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::Cause;
 use agentgym_storage::Verdict;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Shorthand for results of this crate.
@@ -21,7 +22,7 @@ pub enum Error {
     Stage(String),
     /// The policy could not be loaded, run or saved.
     #[error(transparent)]
-    Model(#[from] agentgym_model::Error),
+    Model(Arc<agentgym_model::Error>),
     /// Numbers that no algorithm can be run on.
     #[error(transparent)]
     Algorithm(#[from] agentgym_algorithms::Error),
@@ -53,7 +54,9 @@ impl Error {
             Self::Storage(_) | Self::Jobs(agentgym_jobs::Error::Storage(_)) => Cause::Store,
             Self::Jobs(agentgym_jobs::Error::Queue(_)) => Cause::Queue,
             Self::Environment(_) => Cause::Environment,
-            Self::Model(agentgym_model::Error::DeviceLost { .. }) => Cause::Device,
+            Self::Model(e) if matches!(**e, agentgym_model::Error::DeviceLost { .. }) => {
+                Cause::Device
+            }
             Self::Io { source, .. } if is_full(source) => Cause::Store,
             _ => Cause::Part,
         }
@@ -93,6 +96,13 @@ impl Error {
             Self::Model(e) if e.verdict() == agentgym_model::Verdict::Retry => Verdict::Retry,
             Self::Stage(_) | Self::Algorithm(_) | Self::Model(_) | Self::Jobs(_) => Verdict::GiveUp,
         }
+    }
+}
+
+/// Shared, since one error of a decoder ends all its episodes.
+impl From<agentgym_model::Error> for Error {
+    fn from(error: agentgym_model::Error) -> Self {
+        Self::Model(Arc::new(error))
     }
 }
 

@@ -53,7 +53,7 @@ impl CheapStages {
         if self.0.world.strikes(|f| f.stage_fails) {
             return Err(match state % 2 {
                 0 => Error::Environment("the environment is away".to_owned()),
-                _ => Error::Model(agentgym_model::Error::DeviceLost {
+                _ => Error::from(agentgym_model::Error::DeviceLost {
                     name: "cuda:0".to_owned(),
                     message: "it has fallen off the bus".to_owned(),
                 }),
