@@ -12,19 +12,26 @@
 #     resume      a run killed again and again, and one left alone: their digests
 #     learn       the quickstart
 #
-# FOLDER goes to target/gpu-check of a checkout of the same commit, at the same path. DEVICE
-# (cuda:0), DTYPES (f32 bf16), SHAPE (0.5b), KILL_AFTER (8 seconds) and OUT (a folder for stores,
-# kept; by default one that goes with the last section) say what to run, and on what;
-# with DEVICE=cpu DTYPES=f32 SHAPE=tiny the sections but `tests` show themselves on a processor.
+# FOLDER goes to target/gpu-check of a checkout of the same commit, at the same path. `tests` needs
+# a C++ compiler there too, `torch` torch and transformers. DEVICE (cuda:0), DTYPES (f32 bf16), SHAPE
+# (0.5b), KILL_AFTER (20 seconds) and STORES (a folder, kept; by default one that goes with the last
+# section) say what to run, and on what; `resume` and `learn` take the first of DTYPES. With
+# DEVICE=cpu DTYPES=f32 SHAPE=tiny the sections but `tests` show themselves on a processor.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kit=target/gpu-check
 DEVICE="${DEVICE:-cuda:0}"
 DTYPES="${DTYPES:-f32 bf16}"
 SHAPE="${SHAPE:-0.5b}"
-# Of an H200, as measured: products of bf16, and reads from its memory.
-OPERATIONS="${OPERATIONS:-788e12}"
+# What an H200 does in a second: multiplications and additions of bf16 and of f32, and bytes from
+# its memory. Those of f32 are its maker's, the others were measured.
+OPERATIONS_BF16="${OPERATIONS_BF16:-788e12}"
+OPERATIONS_F32="${OPERATIONS_F32:-67e12}"
 BYTES="${BYTES:-4.3e12}"
+# Enough for a GPU to be busy, and for steps that were recorded to be most.
+[ "$SHAPE" = tiny ] && lengths=() || lengths=(--prompt 512 --sampled 256 --sequences 16 --length 1024)
+
+usage() { sed -n '2,/^set/p' scripts/gpu-check.sh | sed -n 's/^# \{0,1\}//p'; }
 
 # The program that cargo built of the target of this kind, by its messages.
 built() {
@@ -53,9 +60,17 @@ pack() {
   du -sh "$folder" >&2
 }
 
-speed() { "$kit/speed" --bench --device "$DEVICE" --operations "$OPERATIONS" --bytes "$BYTES" "$@"; }
+# Options of the speed bench for numbers of a type.
+of_type() {
+  local operations="$OPERATIONS_F32"
+  [ "$1" = f32 ] || operations="$OPERATIONS_BF16"
+  echo "--device $DEVICE --dtype $1 --operations $operations --bytes $BYTES"
+}
 
-submit() { "$kit/agentgym-submit" --device "$DEVICE" "$@"; }
+# shellcheck disable=SC2046 # options are words
+speed() { "$kit/speed" --bench $(of_type "$1") --shape "$SHAPE" "${@:2}"; }
+
+submit() { "$kit/agentgym-submit" --device "$DEVICE" --dtype "${DTYPES%% *}" "$@"; }
 
 sizes() {
   case "$SHAPE" in
@@ -74,29 +89,29 @@ section() {
     agree)
       for dtype in $DTYPES; do
         echo "$dtype"
-        speed --dtype "$dtype" --shape "$SHAPE" --prompt 200 --sampled 100 agree-1 agree-32
+        speed "$dtype" --prompt 200 --sampled 100 agree-1 agree-32
       done
       ;;
     speed)
       for dtype in $DTYPES; do
         echo "$dtype"
-        speed --dtype "$dtype" --shape "$SHAPE" --seconds 5 decode-1 decode-64 score train
+        speed "$dtype" "${lengths[@]}" --seconds 5 decode-1 decode-64 score train
       done
       ;;
     torch)
-      local where=cpu
-      [ "$DEVICE" = cpu ] || where=cuda
       for dtype in $DTYPES; do
-        python3 tools/torch_speed.py decode-64 score train --shape "$SHAPE" --device "$where" \
-          --threads 1 --rounds 1 --seconds 5 \
-          --against "$kit/speed --bench --device $DEVICE --dtype $dtype"
+        local theirs=float32
+        [ "$dtype" = f32 ] || theirs=bfloat16
+        python3 tools/torch_speed.py decode-64 score train --shape "$SHAPE" "${lengths[@]}" \
+          --device "${DEVICE}" --dtypes "$theirs" --threads 1 --rounds 1 --seconds 5 \
+          --against "$kit/speed --bench $(of_type "$dtype")"
       done
       ;;
     iteration)
       local model
       model="$(sizes)"
       for dtype in $DTYPES; do
-        submit --dtype "$dtype" --store "$OUT/iteration-$SHAPE-$dtype" run configs/quickstart.yaml \
+        DTYPES="$dtype" submit --store "$STORES/iteration-$SHAPE-$dtype" run configs/quickstart.yaml \
           run.id=iteration "actor_rollout_ref.model.path=$model" trainer.total_training_steps=1 \
           data.train_batch_size=16 actor_rollout_ref.rollout.n=4 \
           algorithm.rounds_ctrl.type=fixed algorithm.rounds_ctrl.rounds=4 \
@@ -104,18 +119,26 @@ section() {
       done
       ;;
     resume)
-      local whole killed kills=0
-      submit --quiet --json --store "$OUT/whole" run configs/smoke.yaml run.id=r >/dev/null
-      until timeout -s KILL "${KILL_AFTER:-8}" "$kit/agentgym-submit" --device "$DEVICE" --quiet \
-        --store "$OUT/killed" run configs/smoke.yaml run.id=r >/dev/null 2>&1; do
+      local whole killed status kills=0
+      submit --quiet --store "$STORES/whole" run configs/smoke.yaml run.id=r >/dev/null
+      while true; do
+        status=0
+        timeout -s KILL "${KILL_AFTER:-20}" "$kit/agentgym-submit" --device "$DEVICE" \
+          --dtype "${DTYPES%% *}" --quiet --store "$STORES/killed" run configs/smoke.yaml run.id=r \
+          >/dev/null || status=$?
+        [ "$status" -ne 0 ] || break
+        if [ "$status" -ne 137 ]; then
+          echo "gpu-check: it ended with $status, and was not killed" >&2
+          return 1
+        fi
         kills=$((kills + 1))
-        if [ "$kills" -ge 60 ]; then
+        if [ "$kills" -ge 20 ]; then
           echo "gpu-check: killed $kills times and not done; take a larger KILL_AFTER" >&2
           return 1
         fi
       done
-      whole="$(submit --store "$OUT/whole" digest r)"
-      killed="$(submit --store "$OUT/killed" digest r)"
+      whole="$(submit --store "$STORES/whole" digest r)"
+      killed="$(submit --store "$STORES/killed" digest r)"
       echo "left alone      $whole"
       echo "killed $kills times $killed"
       if [ "$kills" -eq 0 ]; then
@@ -125,10 +148,10 @@ section() {
       [ "$whole" = "$killed" ]
       ;;
     learn)
-      submit --store "$OUT/learn" run configs/quickstart.yaml run.id=learn
+      submit --store "$STORES/learn" run configs/quickstart.yaml run.id=learn
       ;;
     *)
-      sed -n '2,/^set/p' "$0" | sed -n 's/^# \{0,1\}//p' >&2
+      usage >&2
       echo "gpu-check: there is no section $1" >&2
       return 2
       ;;
@@ -136,7 +159,7 @@ section() {
 }
 
 if [ $# -eq 0 ]; then
-  sed -n '2,/^set/p' "$0" | sed -n 's/^# \{0,1\}//p'
+  usage
   exit 2
 fi
 if [ "$1" = pack ]; then
@@ -147,9 +170,9 @@ if [ ! -x "$kit/speed" ]; then
   echo "gpu-check: $kit holds no programs; make them with: scripts/gpu-check.sh pack" >&2
   exit 2
 fi
-if [ -z "${OUT:-}" ]; then
-  OUT="$(mktemp -d)"
-  trap 'rm -rf "$OUT"' EXIT
+if [ -z "${STORES:-}" ]; then
+  STORES="$(mktemp -d)"
+  trap 'rm -rf "$STORES"' EXIT
 fi
 failed=()
 for name in "$@"; do

@@ -183,7 +183,8 @@ fn written(policy: &Policy, model: &Model, is_read: bool, seconds: f64) -> Measu
         } else {
             weights.save(folder.path()).expect("it can be written");
         }
-        model.bytes() as usize
+        // A file has them in f32.
+        4 * model.numbers() as usize
     })
 }
 
@@ -276,7 +277,9 @@ fn agreement(policy: &Policy, rows: usize, (prompt, sampled): (usize, usize)) ->
         .flat_map(|(scored, drawn)| scored.log_probs[prompt..].iter().zip(drawn))
         .map(|(scored, drawn)| f64::from((scored - drawn).abs()))
         .collect();
-    let largest = differences.iter().copied().fold(0.0, f64::max);
+    // What is no number is the largest.
+    let largest = (differences.iter().copied().max_by(f64::total_cmp)).expect("some are sampled");
+    assert!(largest.is_finite(), "a log-probability is no number");
     (
         largest,
         differences.iter().sum::<f64>() / differences.len() as f64,
@@ -332,7 +335,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::parse(&device, dtype)?;
     let policy = policy(setting.shape.config()?, 0.07).on(&device)?;
     let threads = device.threads(threads);
-    let model = Model::of(policy.config());
+    let model = Model::of(policy.config(), dtype);
     let machine = match limits {
         (Some(operations), Some(bytes)) => Machine { operations, bytes },
         _ => Machine::measure(threads),

@@ -4,7 +4,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use agentgym_model::{ModelConfig, parameter_shapes};
+use agentgym_model::{Dtype, ModelConfig, parameter_shapes};
 use gemm::{Parallelism, gemm};
 
 /// For how long each limit is looked for.
@@ -122,10 +122,12 @@ pub(crate) struct Model {
     queries: f64,
     /// Key and value numbers of a token, over all layers.
     cached: f64,
+    /// Bytes of a number that products read.
+    size: f64,
 }
 
 impl Model {
-    pub(crate) fn of(config: &ModelConfig) -> Self {
+    pub(crate) fn of(config: &ModelConfig, dtype: Dtype) -> Self {
         let shapes = parameter_shapes(config);
         let layers = shapes
             .iter()
@@ -137,12 +139,16 @@ impl Model {
             head: (config.hidden_size * config.vocab_size) as f64,
             queries: each(config.query_width()),
             cached: each(2 * config.key_width()),
+            size: match dtype {
+                Dtype::F32 => 4.0,
+                Dtype::Bf16 => 2.0,
+            },
         }
     }
 
-    /// All parameters that are read, in bytes.
-    pub(crate) fn bytes(&self) -> f64 {
-        4.0 * (self.layers + self.head)
+    /// Parameters that are read.
+    pub(crate) fn numbers(&self) -> f64 {
+        self.layers + self.head
     }
 
     /// One pass forward, with `context` tokens to look at on average; without a head where
@@ -167,7 +173,7 @@ impl Model {
     /// A token of one of `rows` that share a reading of the weights.
     pub(crate) fn decoded(&self, context: f64, rows: f64) -> Cost {
         Cost {
-            bytes: self.bytes() / rows + 4.0 * self.cached * context,
+            bytes: self.size * (self.numbers() / rows + self.cached * context),
             ..self.forward(context, true)
         }
     }
