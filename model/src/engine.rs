@@ -83,7 +83,7 @@ pub struct TurnDone {
 pub struct EngineStats {
     /// Forward passes.
     pub steps: u64,
-    /// Those of them that a GPU did by a recording of an earlier one.
+    /// Those of them that a GPU did by a recording.
     pub steps_replayed: u64,
     /// Ids sampled.
     pub tokens_sampled: u64,

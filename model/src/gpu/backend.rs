@@ -152,11 +152,12 @@ impl Element for Operand {
 #[derive(Debug, Clone)]
 pub(crate) struct Gpu(Arc<dyn Backend>, Arc<Lacks>);
 
-/// What a device had no memory for so far.
+/// What a device had no memory for so far, or cannot do.
 #[derive(Debug, Default)]
 struct Lacks {
     said: AtomicBool,
     layers: AtomicBool,
+    steps: AtomicBool,
 }
 
 impl Gpu {
@@ -181,8 +182,8 @@ impl Gpu {
     pub(crate) fn make_do(&self, error: &Error) {
         if !self.1.said.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                "{error}; going on with fewer rows, sequences or layers at once, which takes \
-                 longer and changes no result"
+                "{error}; going on without recorded steps, or with fewer rows, sequences or layers \
+                 at once, which takes longer and changes no result"
             );
         }
     }
@@ -194,6 +195,17 @@ impl Gpu {
 
     pub(crate) fn keeps_inputs_alone(&self) -> bool {
         self.1.layers.load(Ordering::Relaxed)
+    }
+
+    /// Steps cannot be recorded here, which is said once and never tried again.
+    pub(crate) fn keep_no_steps(&self, error: &Error) {
+        if !self.1.steps.swap(true, Ordering::Relaxed) {
+            tracing::warn!("{error}; going on without recorded steps, which takes longer");
+        }
+    }
+
+    pub(crate) fn keeps_steps(&self) -> bool {
+        !self.1.steps.load(Ordering::Relaxed)
     }
 
     /// Memory for `length` elements, of any content.
@@ -247,7 +259,7 @@ impl Gpu {
 }
 
 /// Work that a device does again and again, at the cost of asking once. The memory it was
-/// recorded with is to outlive it.
+/// recorded with is to be there whenever it is.
 #[derive(Debug)]
 pub(crate) struct Recording {
     gpu: Gpu,
@@ -278,7 +290,7 @@ pub(crate) struct Buffer<T: Element = f32> {
 impl<T: Plain> Buffer<T> {
     /// Puts as many elements in the place of those it has.
     pub(crate) fn refill(&self, elements: &[T]) -> Result<()> {
-        debug_assert_eq!(elements.len(), self.length);
+        assert_eq!(elements.len(), self.length, "a refill is as long");
         // SAFETY: a `Plain` type has no padding, so all its bytes are there to be read.
         let bytes =
             unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) };

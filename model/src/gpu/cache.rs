@@ -49,7 +49,7 @@ impl Cache {
         }
     }
 
-    /// One page of any content, which is never read.
+    /// One page of any content.
     pub(super) fn page(&self, gpu: &Gpu) -> Result<Self> {
         let mut page = self.first(0);
         page.extend(gpu, 1)?;

@@ -38,6 +38,8 @@ struct Cuda {
     /// or written down here, where nothing is ever done. So what other threads ask for meanwhile
     /// is no part of a recording.
     writing: Lane,
+    /// Held by whoever records: a stream can write down one thing at a time.
+    recording: Mutex<()>,
 }
 
 thread_local! {
@@ -207,6 +209,7 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
             functions,
             doing,
             writing,
+            recording: Mutex::default(),
         }))
     }
 }
@@ -311,8 +314,11 @@ impl Cuda {
     fn written_down(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<sys::CUgraph> {
         let stream = self.writing.stream;
         let failed = |e| self.failed("recording a step", e);
-        // What other threads do meanwhile cannot break it.
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let one = self.recording.lock();
+        let _one = one.expect("no thread panics holding this");
+        // cuBLAS and the driver may set something up when they are first asked, which stricter
+        // modes refuse; what cannot be recorded is refused by `not_recording`.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is alive, and has nothing to do.
         unsafe { driver::stream::begin_capture(stream, mode) }.map_err(failed)?;
         RECORDS.set(true);
@@ -525,7 +531,8 @@ impl Backend for Cuda {
     fn forget(&self, recording: u64) {
         // As with memory, there is nobody to tell.
         let _ = self.enter();
-        // SAFETY: it is of `record`, and forgotten once; the driver waits where it is at work.
+        // SAFETY: it is of `record`, and forgotten once; where it is at work, the driver frees
+        // it afterwards.
         let _ = unsafe { driver::graph::exec_destroy(recording as sys::CUgraphExec) };
     }
 }

@@ -44,7 +44,7 @@ impl Lists {
     }
 
     /// Of a batch whose segments have a cache each, with room made there for the batch's tokens.
-    /// Segments without one have `spare`, and none of it is ever read.
+    /// Segments without one, of one token each, have `spare`.
     pub(super) fn of_caches(
         gpu: &Gpu,
         batch: &Batch,

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use super::backend::Recording;
+use super::backend::{Recording, TILE};
 use super::cache::Cache;
 use super::matrix::Operands;
 use super::network::Network;
@@ -24,7 +24,7 @@ pub(crate) struct Steps {
     known: BTreeMap<Sizes, Option<Step>>,
     /// Where rows that are added write; kept, since a step that is given up on still does.
     spare: Option<Cache>,
-    /// The device cannot, or has no memory for it.
+    /// There is no memory for it.
     off: bool,
     replays: u64,
 }
@@ -74,40 +74,45 @@ impl Steps {
     ) -> Result<Operands> {
         let (gpu, group) = (&network.gpu, network.group());
         let each_has_one = batch.lengths.iter().all(|&length| length == 1);
-        if self.off || !each_has_one || wanted.len() != batch.ids.len() {
+        let records = !self.off && gpu.keeps_steps();
+        if !records || !each_has_one || wanted.len() != batch.ids.len() {
             let lists = Lists::of_caches(gpu, batch, wanted, caches, None, group)?;
             return network.hidden_of(&Rows::upload(gpu, &lists)?);
         }
-        let spare = match self.spare.take() {
-            Some(spare) => spare,
-            None => network.cache().page(gpu)?,
+        let padded = batch.padded(rounded(wanted.len()));
+        let spare = match padded.ids.len() > wanted.len() {
+            true => Some(self.spare(network)?),
+            false => None,
         };
-        let spare = &*self.spare.insert(spare);
-        let padded = batch.padded(wanted.len().next_power_of_two());
         let all: Vec<u32> = (0..padded.ids.len() as u32).collect();
-        let mut lists = Lists::of_caches(gpu, &padded, &all, caches, Some(spare), group)?;
+        let mut lists = Lists::of_caches(gpu, &padded, &all, caches, spare, group)?;
         let sizes = lists.round_up();
-        let recorded = match self.recorded(network, &lists, sizes) {
+        let done = match self.done_again(network, &lists, sizes) {
             Err(error @ Error::Device { .. }) => {
-                tracing::warn!("{error}; going on without recorded steps, which takes longer");
+                gpu.keep_no_steps(&error);
                 self.give_up();
                 None
             }
             other => other?,
         };
-        let hidden = match recorded {
-            Some(step) => {
-                step.recording.replay()?;
-                &step.hidden
-            }
+        let hidden = match done {
+            Some(step) => &step.hidden,
             None => &network.hidden_of(&Rows::upload(gpu, &lists)?)?,
         };
         hidden.part(0, wanted.len())
     }
 
-    /// A step of such sizes, which has got these lists. None for the first of them: a recording
-    /// pays where it is used again.
-    fn recorded(
+    fn spare(&mut self, network: &Network) -> Result<&Cache> {
+        let spare = match self.spare.take() {
+            Some(spare) => spare,
+            None => network.cache().page(&network.gpu)?,
+        };
+        Ok(self.spare.insert(spare))
+    }
+
+    /// Does a step of such sizes with these lists. None, and nothing done, for the first of them:
+    /// a recording pays where it is used again.
+    fn done_again(
         &mut self,
         network: &Network,
         lists: &Lists,
@@ -120,11 +125,23 @@ impl Steps {
                 return Ok(None);
             }
         };
-        match step {
-            Some(step) => step.rows.refill(lists)?,
-            None => *step = Some(Step::record(network, lists, sizes)?),
-        }
+        let step = match step {
+            Some(step) => {
+                step.rows.refill(lists)?;
+                step
+            }
+            none => none.insert(Step::record(network, lists, sizes)?),
+        };
+        step.recording.replay()?;
         self.replays += 1;
-        Ok(step.as_ref())
+        Ok(Some(step))
+    }
+}
+
+/// So many rows, or a few more: a product takes whole tiles of them.
+fn rounded(rows: usize) -> usize {
+    match rows < TILE {
+        true => rows.next_power_of_two(),
+        false => rows.next_multiple_of(TILE),
     }
 }

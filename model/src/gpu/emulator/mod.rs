@@ -462,8 +462,9 @@ impl Backend for Emulator {
 
     fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<u64> {
         self.alive()?;
-        let left = self.limits.recordings.fetch_sub(1, Ordering::Relaxed);
-        if left == 0 {
+        let left = &self.limits.recordings;
+        let one_less = |left: usize| left.checked_sub(1);
+        if (left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)).is_err() {
             return Err(Self::wrong("recording a step: not supported".to_owned()));
         }
         let recording = || self.recording.lock().expect("no thread panics here");
@@ -485,8 +486,8 @@ impl Backend for Emulator {
     }
 
     fn replay(&self, recording: u64) -> Result<()> {
-        let recorded = self.recorded.lock().expect("no thread panics here");
-        let recorded = Arc::clone(&recorded[&recording]);
+        let recorded =
+            Arc::clone(&self.recorded.lock().expect("no thread panics here")[&recording]);
         for address in &recorded.held {
             if let Some(held) = self.memory().get_mut(address) {
                 let end = held.len() - GUARD;

@@ -12,7 +12,12 @@ use crate::{
 /// Seven query heads to a key head, as in Qwen2.5-0.5B; more of them than a block of few rows
 /// has pairs; heads of 128.
 pub(super) fn policies() -> [Policy; 3] {
-    let one_layer = |heads, kv_heads, width| Shape {
+    [(7, 1, 64), (10, 1, 12), (4, 2, 128)].map(one_layer)
+}
+
+/// Of so many heads and key heads of a width.
+pub(super) fn one_layer((heads, kv_heads, width): (usize, usize, usize)) -> Policy {
+    let shape = Shape {
         heads,
         kv_heads,
         width,
@@ -20,12 +25,7 @@ pub(super) fn policies() -> [Policy; 3] {
         hidden: Some(32),
         ..SHAPES[4]
     };
-    [
-        one_layer(7, 1, 64),
-        one_layer(10, 1, 12),
-        one_layer(4, 2, 128),
-    ]
-    .map(|shape| random_policy(shape, 3))
+    random_policy(shape, 3)
 }
 
 #[test]

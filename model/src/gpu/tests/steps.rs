@@ -35,11 +35,12 @@ fn converse(policy: &Policy, prompts: &[Vec<u32>]) -> (Vec<TurnDone>, EngineStat
 }
 
 /// Rows leave and come back, pages and spans are begun while they decode; groups of heads that
-/// need one block per row and such that need two.
+/// need one block per row, such that need two, and one that needs a block for many rows.
 #[test]
 fn steps_done_again_draw_what_is_scored() {
-    let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::F32];
-    for (policy, dtype) in attention::policies().into_iter().zip(dtypes) {
+    let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::F32, Dtype::Bf16];
+    let more = [attention::one_layer((20, 1, 8))];
+    for (policy, dtype) in attention::policies().into_iter().chain(more).zip(dtypes) {
         let prompts = [253, 250, 60, 3, 124].map(|length| {
             let sequence = sequences(policy.config().vocab_size, &[length], length as u64);
             sequence[0].token_ids.clone()
