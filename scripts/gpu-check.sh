@@ -6,7 +6,8 @@
 #   scripts/gpu-check.sh SECTION…         runs sections with what is packed in target/gpu-check:
 #     tests       the model's tests, the GPU in the emulated device's place
 #     agree       how far scored log-probabilities are from sampled ones
-#     speed       decoding, scoring and training beside what the GPU can do (OPERATIONS, BYTES)
+#     speed       decoding, scoring and training beside what the GPU can do
+#                 (OPERATIONS_BF16, OPERATIONS_F32, BYTES)
 #     torch       the same work by PyTorch and transformers, in turns
 #     iteration   an iteration of 64 episodes of four rounds, at the shape SHAPE
 #     resume      a run killed again and again, and one left alone: their digests
