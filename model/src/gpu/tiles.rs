@@ -151,7 +151,7 @@ pub(super) fn spans_length(places: usize, kv_heads: usize, width: usize) -> usiz
 /// The blocks of a backward pass over whole sequences.
 #[derive(Debug)]
 pub(super) struct BackwardTiles {
-    /// As [`Tiles::many`].
+    /// As [`Blocks::many`].
     pub(super) queries: Buffer<u32>,
     /// Sequence's first row, page's first row, one past the sequence's last row.
     pub(super) keys: Buffer<u32>,
