@@ -106,7 +106,29 @@ pub struct TokenAdvantages {
 }
 
 /// Runs `estimator` over all episodes of an iteration.
+///
+/// # Errors
+/// Parameters or slices that do not fit, or rewards so large that an advantage or a
+/// return is no finite number of 32 bits, which is what a policy is trained with.
 pub fn estimate(
+    estimator: AdvantageEstimator,
+    episodes: &[EpisodeTokens<'_>],
+    options: &AdvantageOptions,
+) -> Result<TokenAdvantages, Error> {
+    let found = estimated(estimator, episodes, options)?;
+    for (rows, what) in [
+        (&found.advantages, "advantage (of 32 bits)"),
+        (&found.returns, "return (of 32 bits)"),
+    ] {
+        for row in rows {
+            let narrow: Vec<f64> = row.iter().map(|&x| f64::from(x as f32)).collect();
+            all_finite(what, &narrow)?;
+        }
+    }
+    Ok(found)
+}
+
+fn estimated(
     estimator: AdvantageEstimator,
     episodes: &[EpisodeTokens<'_>],
     options: &AdvantageOptions,
@@ -216,6 +238,11 @@ pub fn grpo(scores: &[f64], groups: &[u64], norm_by_std: bool) -> Result<Vec<f64
         } else {
             (group.mean, group.std)
         };
+        // Rewards beyond all bounds would make every advantage 0.
+        all_finite(
+            "mean or standard deviation of a group's scores",
+            &[mean, std],
+        )?;
         let scale = if norm_by_std { std + GRPO_EPSILON } else { 1.0 };
         for member in group.members {
             advantages[member] = (scores[member] - mean) / scale;

@@ -119,6 +119,8 @@ mod tests {
             scoped_units(&[3, 3, 3, 3, 1, 1], 2, 8).unwrap(),
             [0..2, 2..6]
         );
+        // Three would fit.
+        assert_eq!(scoped_units(&[3; 4], 2, 9).unwrap(), [0..2, 2..4]);
         assert!(scoped_units(&[3, 3, 3], 2, 8).is_err());
     }
 

@@ -166,7 +166,11 @@ mod tests {
         let items = [item(0, 4, 0), item(2, 4, 0), item(1, 2, 2), item(0, 0, 4)];
         let found = score(&items, &[1, 2, 4]).unwrap();
         assert_eq!((found.items, found.items_lost), (4, 1));
-        assert_close(found.avg.unwrap().mean, (0.5 + 0.75 + 0.75) / 3.0, "avg");
+        let avg = found.avg.unwrap();
+        assert_close(avg.mean, (0.5 + 0.75 + 0.75) / 3.0, "avg");
+        // The variance is 1/48, the standard error √(1/144).
+        assert_close(avg.low, avg.mean - Z_95 / 12.0, "low");
+        assert_close(avg.high, avg.mean + Z_95 / 12.0, "high");
         assert_close(found.pass[&1].mean, (0.0 + 0.5 + 0.5) / 3.0, "pass@1");
         // 1 − C(2,2)/C(4,2) = 5/6, and 1 − C(1,2)/C(2,2) = 1.
         assert_close(found.pass[&2].mean, (0.0 + 5.0 / 6.0 + 1.0) / 3.0, "pass@2");
@@ -196,6 +200,17 @@ mod tests {
         let plain = SuccessRate::wilson(13, 40, Z_95).unwrap();
         assert_close(found.low, plain.low, "low");
         assert_close(found.high, plain.high, "high");
+    }
+
+    #[test]
+    fn shares_of_samples_count_for_as_many_trials_as_they_vary() {
+        let items = [1, 3, 2, 4].map(|solved| item(solved, 4, 0));
+        let found = score(&items, &[1]).unwrap().pass[&1];
+        // Shares ¼, ¾, ½, 1: p = 0.625, Σ(x − p)² = 0.3125, so 4² p (1 − p) / 0.3125 = 12 trials.
+        let (low, high) = wilson_interval(0.625, 12.0, Z_95).unwrap();
+        assert_eq!(found.mean, 0.625);
+        assert_close(found.low, low, "low");
+        assert_close(found.high, high, "high");
     }
 
     proptest! {

@@ -153,6 +153,8 @@ mod tests {
             informative: 1,
         };
         assert_eq!(count(&groups), expected);
+        let teach: Vec<bool> = groups.iter().map(Group::is_informative).collect();
+        assert_eq!(teach, [false, true, false]);
         assert_eq!(
             has_company(&[0, 0, 1, 1, 2], 2),
             [true, true, true, true, false]

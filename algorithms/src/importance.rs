@@ -6,6 +6,9 @@
 //!
 //! Source: truncated importance sampling, Ionides, J. Comput. Graph. Stat. 17
 //! (2008), 295–311; per token or per sequence as in verl's `rollout_correction`.
+//!
+//! Where top_k or top_p cut the distribution, the sampler's log-prob is that of
+//! [`behaviour_log_probs`].
 
 use crate::error::{Error, finite_where, parameter, same_length};
 use crate::names::named;
@@ -21,6 +24,27 @@ named! {
         /// All tokens of an episode by the product of their ratios.
         Sequence = "sequence",
     }
+}
+
+/// What the tokens were drawn with: `log q(a) = log p(a) − log Σ p(kept ids)`, the
+/// distribution that a cut leaves, normalised again. Slices `[tokens]`, nats;
+/// `log_kept_mass` is the log of that sum, `None` where nothing was cut.
+///
+/// Source: top-k, Fan et al., arXiv:1805.04833; top-p, Holtzman et al.,
+/// arXiv:1904.09751, equation 3.
+///
+/// # Errors
+/// Slices of different lengths.
+pub fn behaviour_log_probs(
+    sampled_log_probs: &[f64],
+    log_kept_mass: Option<&[f64]>,
+) -> Result<Vec<f64>, Error> {
+    let Some(masses) = log_kept_mass else {
+        return Ok(sampled_log_probs.to_vec());
+    };
+    same_length("log_kept_mass", masses.len(), sampled_log_probs.len())?;
+    let both = sampled_log_probs.iter().zip(masses);
+    Ok(both.map(|(log_prob, mass)| log_prob - mass).collect())
 }
 
 /// Which correction a run uses.
@@ -194,8 +218,31 @@ mod tests {
         assert_close(found.sum, -2.3, "sum");
         let k3 = |d: f64| d.exp() - 1.0 - d;
         assert_close(found.kl(), (k3(0.5) + k3(-0.2) + k3(2.0)) / 3.0, "k3");
+        let once = found;
         found.merge(&Mismatch::default());
-        assert_eq!(found.loss_tokens, 3);
+        assert_eq!(found, once);
+        found.merge(&once);
+        assert_eq!((found.loss_tokens, found.max), (6, once.max));
+        assert_eq!((found.sum, found.k3), (2.0 * once.sum, 2.0 * once.k3));
+    }
+
+    /// On policy, what is drawn from a cut distribution weighs what the cut left.
+    #[test]
+    fn a_cut_is_corrected_by_the_mass_it_left() {
+        let masses = [0.0, 0.5f64.ln(), 0.0, 0.9f64.ln()];
+        let behaviour = behaviour_log_probs(&SAMPLED, Some(&masses)).unwrap();
+        let correction = ImportanceCorrection {
+            level: ImportanceLevel::Token,
+            threshold: 2.0,
+        };
+        let found = correction.weights(&SAMPLED, &behaviour, &MASK).unwrap();
+        for (found, expected) in found.into_iter().zip([0.0, 0.5, 1.0, 0.9]) {
+            assert_close(found, expected, "weight");
+        }
+        let mismatch = Mismatch::of(&SAMPLED, &behaviour, &MASK).unwrap();
+        assert_close(mismatch.max, 2f64.ln(), "mismatch");
+        assert_eq!(behaviour_log_probs(&SAMPLED, None).unwrap(), SAMPLED);
+        assert!(behaviour_log_probs(&SAMPLED, Some(&masses[1..])).is_err());
     }
 
     #[test]

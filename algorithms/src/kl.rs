@@ -315,6 +315,30 @@ mod tests {
     }
 
     #[test]
+    fn constants_that_mean_nothing_are_refused_by_name() {
+        let adaptive = |kl_coef, target_kl, horizon| KlController::Adaptive {
+            kl_coef,
+            target_kl,
+            horizon,
+        };
+        assert!(adaptive(0.0, 0.1, 1.0).validate().is_ok());
+        for (controller, name) in [
+            (adaptive(-0.1, 0.1, 1.0), "kl_coef"),
+            (adaptive(0.1, 0.0, 1.0), "target_kl"),
+            (adaptive(0.1, 0.1, 0.0), "horizon"),
+            (
+                KlController::Fixed {
+                    kl_coef: f64::INFINITY,
+                },
+                "kl_coef",
+            ),
+        ] {
+            let error = controller.validate().unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
     fn an_empty_mask_has_no_mean() {
         assert_eq!(
             masked_mean(&[f64::NAN], &[0.0], &[false], KlEstimator::K3),

@@ -33,3 +33,67 @@ pub use critic::{
 };
 pub use dpo::{Dpo, DpoLoss, DpoPair, DpoSums, DpoTerm};
 pub use sft::{SftOutput, sequence_log_prob, sft};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sums of the actor, the critic and of pairs, each of whose fields is a number of its own.
+    #[test]
+    fn sums_are_added_field_by_field_and_become_means() {
+        let of = |n: usize| ActorSums {
+            loss_tokens: 10 * n,
+            loss: 0.5 + n as f64,
+            policy_loss: 0.25 + n as f64,
+            entropy: 0.75 + n as f64,
+            kl_loss: 0.125 + n as f64,
+            clipped_tokens: 3 * n,
+            dual_clipped_tokens: 2 * n,
+            approx_kl: 1.5 * n as f64,
+            ratio_max: 2.0 - n as f64,
+        };
+        let mut sums = of(1);
+        sums.merge(&of(2));
+        let all = ActorSums {
+            loss_tokens: 30,
+            loss: 4.0,
+            policy_loss: 3.5,
+            entropy: 4.5,
+            kl_loss: 3.25,
+            clipped_tokens: 9,
+            dual_clipped_tokens: 6,
+            approx_kl: 4.5,
+            ratio_max: 1.0,
+        };
+        assert_eq!(sums, all);
+        let metrics = sums.metrics();
+        assert_eq!((metrics.clip_fraction, metrics.approx_kl), (0.3, 0.15));
+        assert_eq!(metrics.dual_clip_fraction, Some(0.2));
+        assert_eq!(of(0).metrics().dual_clip_fraction, None);
+
+        let of = |n: usize| ValueSums {
+            loss_tokens: 10 * n,
+            loss: 0.5 + n as f64,
+            clipped_tokens: 3 * n,
+            value: 1.5 * n as f64,
+        };
+        let mut sums = of(1);
+        sums.merge(&of(2));
+        assert_eq!((sums.loss_tokens, sums.loss), (30, 4.0));
+        let metrics = sums.metrics();
+        assert_eq!((metrics.clip_fraction, metrics.value_mean), (0.3, 0.15));
+
+        let of = |n: usize| DpoSums {
+            pairs: 10 * n,
+            loss: 0.5 + n as f64,
+            chosen_reward: 0.25 + n as f64,
+            rejected_reward: 0.75 + n as f64,
+            correct: 3 * n,
+        };
+        let mut sums = of(1);
+        sums.merge(&of(2));
+        assert_eq!((sums.pairs, sums.loss), (30, 4.0));
+        assert_eq!((sums.chosen_reward, sums.rejected_reward), (3.5, 4.5));
+        assert_eq!(sums.accuracy(), 0.3);
+    }
+}

@@ -328,3 +328,41 @@ fn a_turn_without_a_sampled_token_keeps_its_reward() {
     assert!(placed(&[(3..5, 1.0)]).is_err());
     assert!(placed(&[(1..2, f64::NAN)]).is_err());
 }
+
+#[test]
+fn rewards_beyond_all_bounds_are_refused_and_not_turned_into_nothing() {
+    let (mask, group) = ([true], 0);
+    let options = AdvantageOptions::default();
+    for estimator in [
+        AdvantageEstimator::Grpo,
+        AdvantageEstimator::Rloo,
+        AdvantageEstimator::ReinforcePlusPlus,
+        AdvantageEstimator::Remax,
+    ] {
+        for (large, refused) in [
+            (1e308, true),
+            (3e38, estimator == AdvantageEstimator::Rloo),
+            (1.0, false),
+        ] {
+            let rewards = [[large], [-large]];
+            let episodes = rewards.each_ref().map(|rewards| EpisodeTokens {
+                group,
+                loss_mask: &mask,
+                rewards,
+                values: None,
+                baseline: Some(0.0),
+            });
+            let found = estimate(estimator, &episodes, &options);
+            assert_eq!(found.is_err(), refused, "{estimator:?} {large}: {found:?}");
+            if let Ok(found) = found {
+                assert!(
+                    found
+                        .advantages
+                        .iter()
+                        .flatten()
+                        .all(|a| (*a as f32).abs() > 0.5)
+                );
+            }
+        }
+    }
+}

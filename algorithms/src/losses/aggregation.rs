@@ -119,6 +119,12 @@ mod tests {
         for &aggregation in Aggregation::ALL {
             assert_eq!(aggregation.token_weight(Denominator::of([0, 0]), 0), 0.0);
         }
+        // Runs without micro-batches keep the bytes that they had before there were any.
+        let written = serde_json::to_value(Denominator::of([3, 0])).unwrap();
+        assert_eq!(
+            written,
+            serde_json::json!({"loss_tokens": 3, "sequences": 1})
+        );
         let masks: [&[bool]; 2] = [&[true, false], &[false]];
         assert_eq!(
             Denominator::of_masks(masks),

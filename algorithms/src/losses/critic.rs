@@ -217,6 +217,11 @@ mod tests {
                         "value",
                     );
                 }
+                let kept = values.iter().zip(&masks);
+                let kept = kept.flat_map(|(row, mask)| row.iter().zip(mask));
+                let kept = kept.filter(|(_, mask)| **mask).map(|(value, _)| value);
+                let mean = kept.sum::<f64>() / sums.loss_tokens as f64;
+                assert_close(sums.metrics().value_mean, mean, "mean value");
                 assert_close(sums.metrics().loss, number("vf_loss"), "vf_loss");
                 assert_close(
                     sums.metrics().clip_fraction,

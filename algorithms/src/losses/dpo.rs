@@ -258,6 +258,7 @@ mod tests {
                     at(&policy).rejected_coefficient,
                 ];
                 assert_is_gradient(|moved| at(moved).loss, &policy, &slopes, loss.name());
+                assert!(at(&policy).loss >= 0.0, "{} {policy:?}", loss.name());
             }
         }
         let error = "kto".parse::<DpoLoss>().unwrap_err().to_string();

@@ -155,6 +155,18 @@ fn the_dual_clip_bounds_what_a_bad_token_costs() {
         ..ActorLoss::default()
     };
     assert!(loss(1.0).validate().is_err() && loss(1.5).validate().is_ok());
+    // Four tokens: two that run away, one that does not, one outside the mask.
+    let ratios = [5f64, 5.0, 1.0, 5.0].map(f64::ln);
+    let tokens = ActorTokens {
+        log_probs: &ratios,
+        entropies: &[0.0; 4],
+        old_log_probs: &[0.0; 4],
+        ref_log_probs: None,
+        advantages: &[-2.0; 4],
+        loss_mask: &[true, true, true, false],
+    };
+    let evaluated = loss(3.0).evaluate(&tokens, Denominator::of([3])).unwrap();
+    assert_eq!(evaluated.sums.dual_clipped_tokens, 2);
 }
 
 #[test]
