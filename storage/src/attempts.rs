@@ -28,6 +28,16 @@ pub struct AttemptStart {
     pub plan_revision: u32,
 }
 
+/// What a damaged record of a beginning still says.
+fn unknown_start() -> AttemptStart {
+    AttemptStart {
+        worker: NOBODY_KNOWN.to_owned(),
+        started_unix_s: 0,
+        code_version: String::new(),
+        plan_revision: 0,
+    }
+}
+
 /// How an attempt ended. One that committed has no end record: its commit is its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -58,6 +68,9 @@ pub struct AttemptEnd {
     /// It failed, but what failed is the store or the queue: it does not count towards the limit.
     #[serde(default, skip_serializing_if = "is_false")]
     pub excused: bool,
+    /// It failed, and every other attempt, on any worker, would fail in the same way.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub for_good: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
@@ -70,14 +83,20 @@ fn is_false(flag: &bool) -> bool {
 pub struct AttemptRecord {
     /// From 1.
     pub number: u32,
-    /// Nonce of its folders.
+    /// Nonce of its folders; empty where the record of its beginning is damaged.
     pub nonce: String,
-    /// How it began.
+    /// How it began. Where that record is damaged, nobody knows who began it and when; then it
+    /// counts under the plan revision of the attempt before it.
     pub start: AttemptStart,
     /// How it ended; none while it runs, if its worker vanished, or if it committed:
-    /// then its commit says how it went.
+    /// then its commit says how it went. None too where the record of its end is damaged.
     pub end: Option<AttemptEnd>,
+    /// Which of its records cannot be read, and why: it has begun, and how it went nobody knows.
+    pub damage: Option<String>,
 }
+
+/// The worker of an attempt whose beginning cannot be read.
+const NOBODY_KNOWN: &str = "a worker that nobody knows";
 
 #[derive(Serialize, Deserialize)]
 struct StartFile {
@@ -94,7 +113,27 @@ struct EndFile {
     end: AttemptEnd,
 }
 
+/// A record of an attempt by itself.
+pub(crate) enum Record {
+    /// Its beginning, by the nonce of the attempt's folders.
+    Start(String),
+    /// Its end.
+    End,
+}
+
 impl Store {
+    /// The record at a key of one.
+    pub(crate) async fn attempt_record(&self, key: &Key) -> Result<Record> {
+        const WHAT: &str = "an attempt record";
+        let (path, content) = (key.path(), self.get(key).await?);
+        if matches!(key, Key::AttemptEnd { .. }) {
+            from_json::<EndFile>(&path, WHAT, VERSION, &content)?;
+            return Ok(Record::End);
+        }
+        let file: StartFile = from_json(&path, WHAT, VERSION, &content)?;
+        Ok(Record::Start(file.nonce))
+    }
+
     /// Records a beginning under the first free number and gives it out.
     ///
     /// # Errors
@@ -139,6 +178,25 @@ impl Store {
         let content = to_json(&key.path(), "an attempt record", &file)?;
         let won = self.create(&key, content).await? == Created::Won;
         Ok(won.then_some(AttemptId { number, nonce }))
+    }
+
+    /// The number behind `taken`, the highest one on record; 0 for none.
+    ///
+    /// # Errors
+    /// There is none. No program has begun a part so often: the record is a stranger's.
+    pub fn next_attempt(slot: &Slot, taken: u32) -> Result<u32> {
+        taken.checked_add(1).ok_or_else(|| {
+            let last = Key::AttemptStart {
+                slot: slot.clone(),
+                attempt: taken,
+            };
+            Error::BadKey {
+                path: last.path(),
+                why: "no attempt can follow one of this number, so no program has written it; \
+                      delete the object, then resume"
+                    .to_owned(),
+            }
+        })
     }
 
     /// Records the end of an attempt; the first record stands.
@@ -232,34 +290,13 @@ impl Store {
         let known = &known;
         let read = |((slot, attempt), ended): ((Slot, u32), bool)| async move {
             let record = known.get(&slot).into_iter().flatten();
-            let mut of_number = record.filter(|record| record.number == attempt);
-            if let Some(record) = of_number.next().cloned() {
-                let end = match record.end {
-                    None if ended => Some(self.read_end(&slot, attempt).await?),
-                    end => end,
-                };
-                return Ok((slot, AttemptRecord { end, ..record }));
-            }
-            let key = Key::AttemptStart {
-                slot: slot.clone(),
-                attempt,
+            let mut of_number = record.filter(|r| r.number == attempt && r.damage.is_none());
+            let known = of_number.next().cloned();
+            let record = match known {
+                Some(record) if record.end.is_some() || !ended => record,
+                known => self.read_attempt(&slot, attempt, known, ended).await?,
             };
-            let content = self.get(&key).await?;
-            let file: StartFile = from_json(&key.path(), "an attempt record", VERSION, &content)?;
-            let end = if ended {
-                Some(self.read_end(&slot, attempt).await?)
-            } else {
-                None
-            };
-            Ok::<_, Error>((
-                slot,
-                AttemptRecord {
-                    number: attempt,
-                    nonce: file.nonce,
-                    start: file.start,
-                    end,
-                },
-            ))
+            Ok::<_, Error>((slot, record))
         };
         let records: Vec<_> = stream::iter(begun)
             .map(read)
@@ -267,19 +304,77 @@ impl Store {
             .try_collect()
             .await?;
         let mut by_slot: BTreeMap<Slot, Vec<AttemptRecord>> = BTreeMap::new();
-        for (slot, record) in records {
-            by_slot.entry(slot).or_default().push(record);
+        for (slot, mut record) in records {
+            let earlier = by_slot.entry(slot).or_default();
+            if record.nonce.is_empty() {
+                // Revisions never fall.
+                let before = earlier.last().map(|record| record.start.plan_revision);
+                record.start.plan_revision = before.unwrap_or(0);
+            }
+            earlier.push(record);
         }
         Ok(by_slot)
     }
 
-    async fn read_end(&self, slot: &Slot, attempt: u32) -> Result<AttemptEnd> {
-        let key = Key::AttemptEnd {
-            slot: slot.clone(),
-            attempt,
+    /// Reads what is not `known` of an attempt. A record that is torn, empty or gone keeps
+    /// nobody from reading the others: its attempt has begun, and how it went is not known.
+    async fn read_attempt(
+        &self,
+        slot: &Slot,
+        attempt: u32,
+        known: Option<AttemptRecord>,
+        ended: bool,
+    ) -> Result<AttemptRecord> {
+        let mut damage = None;
+        let mut record = match known {
+            Some(record) => record,
+            None => {
+                let key = Key::AttemptStart {
+                    slot: slot.clone(),
+                    attempt,
+                };
+                let read = self.read_record::<StartFile>(&key).await;
+                let file = damaged(read, &mut damage)?;
+                let (nonce, start) = file.map_or_else(
+                    || (String::new(), unknown_start()),
+                    |file| (file.nonce, file.start),
+                );
+                AttemptRecord {
+                    number: attempt,
+                    nonce,
+                    start,
+                    end: None,
+                    damage: None,
+                }
+            }
         };
-        let content = self.get(&key).await?;
-        Ok(from_json::<EndFile>(&key.path(), "an attempt record", VERSION, &content)?.end)
+        if ended {
+            let key = Key::AttemptEnd {
+                slot: slot.clone(),
+                attempt,
+            };
+            let read = self.read_record::<EndFile>(&key).await;
+            record.end = damaged(read, &mut damage)?.map(|file| file.end);
+        }
+        record.damage = damage;
+        Ok(record)
+    }
+
+    async fn read_record<T: for<'de> Deserialize<'de>>(&self, key: &Key) -> Result<T> {
+        let content = self.get(key).await?;
+        from_json(&key.path(), "an attempt record", VERSION, &content)
+    }
+}
+
+/// A record, or nothing and what is wrong with it; other errors are the store's.
+fn damaged<T>(read: Result<T>, damage: &mut Option<String>) -> Result<Option<T>> {
+    match read {
+        Ok(record) => Ok(Some(record)),
+        Err(e @ (Error::Malformed { .. } | Error::TooLarge { .. } | Error::NotFound { .. })) => {
+            damage.get_or_insert_with(|| e.to_string());
+            Ok(None)
+        }
+        Err(e) => Err(e),
     }
 }
 

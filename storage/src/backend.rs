@@ -49,7 +49,7 @@ pub(crate) fn open(url: &str, options: &[(&str, &str)]) -> Result<Backend> {
                 "a file URL has three slashes and an absolute path: file:///data/runs",
             )),
         },
-        ("s3" | "s3a", Ok(parsed)) => s3(url, &parsed, options),
+        ("s3" | "s3a", Ok(parsed)) => s3(&parsed, options),
         (_, Err(e)) => Err(bad(scheme, format!("it is not a valid URL ({e})"))),
         (_, Ok(_)) => Err(bad(
             &format!("{scheme}://…"),
@@ -139,7 +139,7 @@ fn memory(name: &str) -> Backend {
     }
 }
 
-fn s3(given: &str, url: &Url, options: &[(&str, &str)]) -> Result<Backend> {
+fn s3(url: &Url, options: &[(&str, &str)]) -> Result<Backend> {
     // Everything but bucket, prefix and harmless options is left out of messages.
     let bucket = url.host_str().unwrap_or_default();
     let prefix = url.path().trim_matches('/');
@@ -151,7 +151,7 @@ fn s3(given: &str, url: &Url, options: &[(&str, &str)]) -> Result<Backend> {
     }
     if bucket.is_empty() {
         return Err(bad(
-            given,
+            &shown,
             "the bucket is missing; write s3://bucket/prefix",
         ));
     }
@@ -188,6 +188,11 @@ fn s3(given: &str, url: &Url, options: &[(&str, &str)]) -> Result<Backend> {
         special if !special.is_empty() => special,
         _ => set(AmazonS3ConfigKey::Endpoint),
     };
+    if endpoint.contains('@') {
+        let why = "its endpoint carries a user name or a password, which would end up in logs and \
+                   messages; put them into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
+        return Err(bad(&shown, why));
+    }
     // An endpoint written as http:// says what is wanted.
     if !http_is_decided && endpoint.starts_with("http://") {
         builder = builder.with_allow_http(true);
@@ -309,5 +314,18 @@ mod tests {
                 && text.contains("AWS_ACCESS_KEY_ID"),
             "{text}"
         );
+        for endpoint in [
+            "http://u:topsecret@h",
+            "http%3A%2F%2Fu%3Atopsecret%40h",
+            "u:topsecret@h",
+        ] {
+            let text = refused(&format!("s3://bucket/p?endpoint={endpoint}"));
+            assert!(
+                !text.contains("topsecret") && text.contains("AWS_SECRET_ACCESS_KEY"),
+                "{text}"
+            );
+        }
+        let text = refused("s3:///p?endpoint=http://u:topsecret@h");
+        assert!(!text.contains("topsecret"), "{text}");
     }
 }

@@ -189,6 +189,18 @@ impl Store {
         Ok(named.filter(|key| keys.contains(key)).collect())
     }
 
+    /// Keys of `run` that `child` has pinned; none without a pin.
+    pub(crate) async fn pins_of(&self, run: &RunId, child: &RunId) -> Result<BTreeSet<Key>> {
+        let pin = Key::Pin {
+            run: run.clone(),
+            child: child.clone(),
+        };
+        match self.try_get(&pin).await? {
+            Some(content) => key_list_of(&pin, &content),
+            None => Ok(BTreeSet::new()),
+        }
+    }
+
     /// Keys of `run` that forks need.
     async fn pinned(&self, run: &RunId) -> Result<BTreeSet<Key>> {
         Ok(self
@@ -221,8 +233,12 @@ impl Store {
             .await
     }
 
-    async fn key_list(&self, at: &Key) -> Result<BTreeSet<Key>> {
-        let list: KeyList = from_json(&at.path(), "a list of keys", VERSION, &self.get(at).await?)?;
-        Ok(list.keys)
+    pub(crate) async fn key_list(&self, at: &Key) -> Result<BTreeSet<Key>> {
+        key_list_of(at, &self.get(at).await?)
     }
+}
+
+fn key_list_of(at: &Key, content: &[u8]) -> Result<BTreeSet<Key>> {
+    let list: KeyList = from_json(&at.path(), "a list of keys", VERSION, content)?;
+    Ok(list.keys)
 }

@@ -39,6 +39,11 @@ impl Journal {
         }
     }
 
+    /// Number of the attempt.
+    pub fn attempt(&self) -> u32 {
+        self.attempt.number
+    }
+
     /// Appends a segment; it is durable when this returns.
     ///
     /// # Errors

@@ -25,7 +25,9 @@ mod outputs;
 mod plans;
 mod probe;
 mod run_digest;
+mod seal;
 mod store;
+mod verify;
 
 pub use artifact::{Artifact, CHUNK_BYTES, Digest};
 pub use attempts::{AttemptEnd, AttemptOutcome, AttemptRecord, AttemptStart};
@@ -35,7 +37,19 @@ pub use folder::LocalFolder;
 pub use inputs::{INPUT_BYTES_MAX, Inputs};
 pub use journal::{Journal, SEGMENT_BYTES_MAX};
 pub use keys::{AttemptId, Key, RunId, Slot, nonce};
-pub use manifest::{Committed, InputRef, MANIFEST_BYTES_MAX, Manifest, Work};
+pub use manifest::{Committed, InputRef, MANIFEST_BYTES_MAX, Manifest, Origin, Work};
 pub use outputs::{OutputWriter, Outputs};
 pub use run_digest::SeenCommits;
 pub use store::{Created, RequestCounts, Store};
+pub use verify::{BytesRead, Fault, Finding, Planned, Verified};
+
+#[cfg(test)]
+mod damaged;
+#[cfg(test)]
+#[path = "../../tests/mutations.rs"]
+mod mutations;
+
+/// Readers of foreign bytes are tested for what they take, too.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: mutations::Counting = mutations::Counting;

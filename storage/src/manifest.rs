@@ -3,9 +3,11 @@
 //! nothing of an attempt counts, after it nothing can change.
 
 use crate::keys::commits_prefix;
+use crate::seal;
 use crate::{Artifact, AttemptId, Created, Error, Key, Result, RunId, Slot, Store};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// Largest manifest; one artifact takes some 400 bytes.
 pub const MANIFEST_BYTES_MAX: u64 = 16 << 20;
@@ -21,6 +23,17 @@ pub struct InputRef {
     pub stage: String,
     /// Its part.
     pub part: u32,
+}
+
+/// The attempt of another run that made what a fork's commit names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The run in whose folder the files lie; its pin keeps them.
+    pub run: RunId,
+    /// Number of the attempt there.
+    pub attempt: u32,
+    /// Its nonce.
+    pub nonce: String,
 }
 
 /// What a committed part read, wrote, and was made by.
@@ -55,6 +68,10 @@ pub struct Manifest {
     /// What the planner has to know, where a stage decides something.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<serde_json::Value>,
+    /// Whose files a fork's commit names, where it took over a part of another run as that
+    /// run made it. All other commits name files of their own attempt alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
     /// How the attempt went. A commit is the end of its attempt, so there is no
     /// other record of it; manifests of older programs have an end record instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -75,8 +92,9 @@ pub struct Work {
 }
 
 impl Manifest {
-    /// The version this program writes, and the newest it reads.
-    pub const VERSION: u32 = 1;
+    /// The version this program writes, and the newest it reads. Version 1 has no digest of its
+    /// own, and does not say whose files it names.
+    pub const VERSION: u32 = 2;
 
     /// The manifest of a part that read nothing: an attempt's outputs, sorted by name. Whoever
     /// makes one that is to be trusted says the rest as well.
@@ -96,8 +114,34 @@ impl Manifest {
             code_version: String::new(),
             plan_revision: 0,
             decision: None,
+            origin: None,
             work: None,
         }
+    }
+
+    /// What a fork named `child` commits in the place of this: the same part with those outputs
+    /// that `keep` wants, where they are. Who takes it over says the rest.
+    ///
+    /// # Errors
+    /// The outputs do not all come from one attempt at this part.
+    pub fn taken_over(mut self, child: RunId, keep: impl FnMut(&Artifact) -> bool) -> Result<Self> {
+        let key = Key::Commit(self.slot()).path();
+        self.outputs.retain(keep);
+        // A fork of a fork names what the first of the line has made.
+        self.origin = match self.outputs.first().map(|first| &first.key) {
+            Some(Key::File { slot, attempt, .. }) => Some(Origin {
+                run: slot.run.clone(),
+                attempt: attempt.number,
+                nonce: attempt.nonce.clone(),
+            }),
+            _ => None,
+        };
+        self.version = Self::VERSION;
+        self.run = child;
+        self.inputs = Vec::new();
+        self.decision = None;
+        self.check().map_err(|why| Error::malformed(key, why))?;
+        Ok(self)
     }
 
     /// The part that this is the commit of.
@@ -129,26 +173,81 @@ impl Manifest {
     /// The stored form: JSON that people can read.
     ///
     /// # Errors
-    /// More than 16 MiB.
+    /// More than 16 MiB, or what no reader would take.
     pub fn to_bytes(&self) -> Result<Bytes> {
+        const WHAT: &str = "a manifest";
         let key = Key::Commit(self.slot()).path();
-        to_json(&key, "a manifest", self)
+        self.check().map_err(|why| Error::malformed(&key, why))?;
+        let text = to_json(&key, WHAT, self)?;
+        if self.version == 1 {
+            return Ok(text);
+        }
+        let sealed = seal::seal(&text);
+        check_size(&key, WHAT, sealed.len())?;
+        Ok(sealed)
     }
 
     /// Reads the stored form.
     ///
     /// # Errors
-    /// Too large, of a newer version, or not a manifest.
+    /// Too large, of a newer version, not a manifest, or not as it was committed.
     pub fn from_bytes(content: &[u8]) -> Result<Self> {
         Self::read("manifest", content)
     }
 
     fn read(key: &str, content: &[u8]) -> Result<Self> {
+        const REMEDY: &str =
+            "; restore it from a copy, or delete it so that the part is made again";
         let manifest: Self = from_json(key, "a manifest", Self::VERSION, content)?;
-        for artifact in &manifest.outputs {
-            artifact.check().map_err(|why| Error::malformed(key, why))?;
-        }
+        let sealed = match manifest.version {
+            1 if seal::is_sealed(content) => {
+                Err("it has a digest, which version 1 has not: its version was changed".to_owned())
+            }
+            1 => Ok(()),
+            _ => seal::check(content),
+        };
+        sealed
+            .and_then(|()| manifest.check())
+            .map_err(|why| Error::malformed(key, why + REMEDY))?;
         Ok(manifest)
+    }
+
+    /// What a manifest must not lie about.
+    fn check(&self) -> Result<(), String> {
+        let mut names = BTreeSet::new();
+        for artifact in &self.outputs {
+            artifact.check()?;
+            if self.version > 1 {
+                self.check_owner(artifact)?;
+                if !names.insert(&artifact.name) {
+                    return Err(format!("it names `{}` twice", artifact.name));
+                }
+            }
+        }
+        match &self.origin {
+            Some(origin) if origin.run == self.run => Err("it takes over its own files".to_owned()),
+            Some(_) if !self.inputs.is_empty() => {
+                Err("what is taken over has no inputs of its own".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// An artifact lies in the folder of the attempt that committed it; of a part that a fork
+    /// took over, in that of the attempt which made it, at the same part of another run.
+    fn check_owner(&self, artifact: &Artifact) -> Result<(), String> {
+        let (mut owner, mut maker) = (self.slot(), self.attempt_id());
+        if let Some(origin) = &self.origin {
+            owner.run = origin.run.clone();
+            (maker.number, maker.nonce) = (origin.attempt, origin.nonce.clone());
+        }
+        match &artifact.key {
+            Key::File { slot, attempt, .. } if (slot, attempt) == (&owner, &maker) => Ok(()),
+            key => Err(format!(
+                "artifact `{}` lies at {key}, and not in the folder of attempt {maker} at {owner}",
+                artifact.name
+            )),
+        }
     }
 }
 
@@ -172,17 +271,22 @@ impl Store {
         let key = Key::Commit(slot.clone());
         match self.create(&key, manifest.to_bytes()?).await? {
             Created::Won => Ok(Committed::Won),
-            Created::Exists => Ok(Committed::Superseded(Box::new(Manifest::read(
-                &key.path(),
-                &self.get(&key).await?,
-            )?))),
+            Created::Exists => {
+                let gone = || Error::NotFound {
+                    key: key.path(),
+                    url: self.url().to_owned(),
+                };
+                let first = self.manifest(&slot).await?.ok_or_else(gone)?;
+                Ok(Committed::Superseded(Box::new(first)))
+            }
         }
     }
 
     /// The commit of a part, if there is one.
     ///
     /// # Errors
-    /// The store fails, or the object is no manifest of this part.
+    /// The store fails, or the object is no manifest of this part, or names files of another
+    /// run that no pin of that run keeps for this one.
     pub async fn manifest(&self, slot: &Slot) -> Result<Option<Manifest>> {
         let key = Key::Commit(slot.clone());
         let Some(content) = self.try_get(&key).await? else {
@@ -190,6 +294,7 @@ impl Store {
         };
         let manifest = Manifest::read(&key.path(), &content)?;
         if manifest.slot() == *slot {
+            self.check_origin(&manifest).await?;
             return Ok(Some(manifest));
         }
         Err(Error::malformed(
@@ -197,6 +302,29 @@ impl Store {
             format!(
                 "it is the manifest of {}; was it copied here?",
                 manifest.slot()
+            ),
+        ))
+    }
+
+    /// A fork pins what it takes over before it commits it.
+    async fn check_origin(&self, manifest: &Manifest) -> Result<()> {
+        let Some(origin) = &manifest.origin else {
+            return Ok(());
+        };
+        let pinned = self.pins_of(&origin.run, &manifest.run).await?;
+        let unpinned = |artifact: &&Artifact| !pinned.contains(&artifact.key);
+        let Some(artifact) = manifest.outputs.iter().find(unpinned) else {
+            return Ok(());
+        };
+        let pin = Key::Pin {
+            run: origin.run.clone(),
+            child: manifest.run.clone(),
+        };
+        Err(Error::malformed(
+            Key::Commit(manifest.slot()).path(),
+            format!(
+                "it names {}, which {pin} does not keep for run {}; restore the pin from a copy, or fork anew",
+                artifact.key, manifest.run
             ),
         ))
     }
@@ -368,14 +496,20 @@ mod tests {
             code_version: "0.1.0".into(),
             plan_revision: 0,
             decision: Some(json!({"kept": [1, 2], "b": 0.1})),
+            origin: None,
             work: None,
         }
     }
 
+    fn stored(value: &serde_json::Value) -> Vec<u8> {
+        [serde_json::to_vec_pretty(value).unwrap(), b"\n".to_vec()].concat()
+    }
+
+    /// Why a manifest is refused that was changed and sealed again.
     fn refused(change: impl FnOnce(&mut serde_json::Value)) -> String {
         let mut value = serde_json::to_value(manifest()).unwrap();
         change(&mut value);
-        Manifest::from_bytes(&serde_json::to_vec(&value).unwrap())
+        Manifest::from_bytes(&seal::seal(&stored(&value)))
             .unwrap_err()
             .to_string()
     }
@@ -402,14 +536,76 @@ mod tests {
     }
 
     #[test]
-    fn version_1_is_read_for_ever() {
-        let golden = include_bytes!("../testdata/manifest-v1.json");
-        assert_eq!(Manifest::from_bytes(golden).unwrap(), manifest());
-        assert_eq!(
-            manifest().to_bytes().unwrap(),
-            &golden[..],
-            "the written form changed: add a version"
-        );
+    fn every_version_is_read_for_ever() {
+        for (version, golden) in [
+            (1, &include_bytes!("../testdata/manifest-v1.json")[..]),
+            (2, include_bytes!("../testdata/manifest-v2.json")),
+        ] {
+            let manifest = Manifest {
+                version,
+                ..manifest()
+            };
+            assert_eq!(Manifest::from_bytes(golden).unwrap(), manifest);
+            assert_eq!(
+                manifest.to_bytes().unwrap(),
+                golden,
+                "the written form changed: add a version"
+            );
+        }
+    }
+
+    /// Each of these was read without a word while a manifest had no digest of its own.
+    #[test]
+    fn a_changed_manifest_is_not_read() {
+        let written = String::from_utf8(manifest().to_bytes().unwrap().to_vec()).unwrap();
+        for (what, with) in [
+            (
+                "\"iteration\": 1,\n      \"stage\": \"adv",
+                "\"iteration\": 0,\n      \"stage\": \"adv",
+            ),
+            ("\"numeric_class\": \"cpu\"", "\"numeric_class\": \"any\""),
+            ("\"b\": 0.1", "\"b\": 0.2"),
+            ("\"kept\": [\n      1", "\"kept\": [\n      7"),
+            ("\"code_version\": \"0.1.0\"", "\"code_version\": \"0.1.1\""),
+            ("\"version\": 2", "\"version\": 1"),
+        ] {
+            let changed = written.replacen(what, with, 1);
+            assert_ne!(changed, written, "{what}");
+            let error = Manifest::from_bytes(changed.as_bytes()).unwrap_err();
+            let text = error.to_string();
+            assert!(
+                text.contains("digest") || text.contains("version"),
+                "{text}"
+            );
+            assert!(text.contains("delete it"), "{text}");
+        }
+        let torn = written.replace(",\n  \"digest\"", ",\n  \"gidest\"");
+        assert!(Manifest::from_bytes(torn.as_bytes()).is_err());
+    }
+
+    /// What is taken over names files of one attempt at the same part of the other run.
+    #[test]
+    fn only_what_is_taken_over_names_the_files_of_another_run() {
+        let of_child = |m: Manifest| m.taken_over("child".parse().unwrap(), |_| true);
+        let taken = of_child(manifest()).unwrap();
+        assert_eq!(taken.origin.as_ref().unwrap().run.as_str(), "r");
+        let read = Manifest::from_bytes(&taken.to_bytes().unwrap()).unwrap();
+        assert_eq!(read, taken);
+        // A fork of the fork names the same files.
+        let again = taken
+            .clone()
+            .taken_over("grandchild".parse().unwrap(), |_| true);
+        assert_eq!(again.unwrap().origin, taken.origin);
+        let refused = |change: fn(&mut Manifest)| {
+            let mut manifest = taken.clone();
+            change(&mut manifest);
+            manifest.to_bytes().unwrap_err().to_string()
+        };
+        assert!(refused(|m| m.origin = None).contains("lies at runs/r/"));
+        assert!(refused(|m| m.part = 1).contains("lies at runs/r/"));
+        assert!(refused(|m| m.origin.as_mut().unwrap().attempt = 2).contains("lies at"));
+        assert!(refused(|m| m.origin.as_mut().unwrap().run = m.run.clone()).contains("lies at"));
+        assert!(refused(|m| m.inputs = manifest().inputs).contains("no inputs"));
     }
 
     #[test]
@@ -417,14 +613,25 @@ mod tests {
         let mut value = serde_json::to_value(manifest()).unwrap();
         value["colour"] = json!("green");
         assert_eq!(
-            Manifest::from_bytes(&serde_json::to_vec(&value).unwrap()).unwrap(),
+            Manifest::from_bytes(&seal::seal(&stored(&value))).unwrap(),
             manifest()
         );
     }
 
     #[test]
     fn bad_manifests_are_refused_with_a_reason() {
-        assert!(refused(|v| v["version"] = json!(2)).contains("newer program"));
+        assert!(refused(|v| v["version"] = json!(3)).contains("newer program"));
+        let elsewhere = "runs/r/files/00000001/update/000001/a0001-0000abcd/policy/config.json";
+        assert!(refused(|v| v["outputs"][0]["key"] = json!(elsewhere)).contains("lies at"));
+        let other = "runs/r/files/00000001/update/000000/a0002-0000abcd/policy/config.json";
+        assert!(refused(|v| v["outputs"][0]["key"] = json!(other)).contains("lies at"));
+        assert!(
+            refused(|v| {
+                let twice = v["outputs"][0].clone();
+                v["outputs"].as_array_mut().unwrap().push(twice);
+            })
+            .contains("twice")
+        );
         assert!(refused(|v| v["outputs"][0]["name"] = json!("other")).contains("has the key"));
         assert!(refused(|v| v["outputs"][0]["key"] = json!("runs/r/../x")).contains("not a key"));
         assert!(refused(|v| v["outputs"][0]["size"] = json!(1u64 << 40)).contains("chunk digests"));

@@ -74,12 +74,6 @@ impl Store {
         for (iteration, stage, part, name, digest) in lines {
             hasher.update(format!("{iteration} {stage} {part} {name} {digest}\n").as_bytes());
         }
-        let digest = hasher
-            .finalize()
-            .to_hex()
-            .as_str()
-            .parse()
-            .expect("64 hexadecimal digits are a digest");
-        Ok((digest, slots.len()))
+        Ok((Digest::from(hasher.finalize()), slots.len()))
     }
 }

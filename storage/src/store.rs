@@ -5,8 +5,8 @@ use crate::backend::{self, Backend};
 use crate::keys::{before_iteration, run_prefix};
 use crate::{Error, Key, Result, RunId};
 use bytes::Bytes;
+use futures::StreamExt;
 use futures::stream::{self, BoxStream};
-use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as ObjectPath;
 use object_store::{
     Error as BackendError, GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore,
@@ -285,26 +285,45 @@ impl Store {
         .await
     }
 
+    /// [`Store::list`], and beside it the names of objects of foreign shape.
+    pub(crate) async fn list_all(&self, prefix: &str) -> Result<(Vec<(Key, u64)>, Vec<String>)> {
+        let path = ObjectPath::from(prefix.trim_end_matches('/'));
+        self.persist(|| {
+            let objects = self.inner.objects.list(Some(&path));
+            self.sorted(&path, objects)
+        })
+        .await
+    }
+
     async fn listed(
         &self,
         path: &ObjectPath,
         objects: BoxStream<'static, object_store::Result<ObjectMeta>>,
     ) -> Result<Vec<(Key, u64)>> {
-        let mut found: Vec<_> = objects
-            .try_filter_map(|meta| async move {
-                Ok(Key::parse(meta.location.as_ref())
-                    .ok()
-                    .map(|key| (key, meta.size)))
-            })
-            .try_collect()
-            .await
-            .map_err(|e| self.failed("list", path, &e))?;
+        Ok(self.sorted(path, objects).await?.0)
+    }
+
+    /// Objects by key and size, and the names that are no keys.
+    async fn sorted(
+        &self,
+        path: &ObjectPath,
+        mut objects: BoxStream<'static, object_store::Result<ObjectMeta>>,
+    ) -> Result<(Vec<(Key, u64)>, Vec<String>)> {
+        let (mut found, mut strange) = (Vec::new(), Vec::new());
+        while let Some(meta) = objects.next().await {
+            let meta = meta.map_err(|e| self.failed("list", path, &e))?;
+            match Key::parse(meta.location.as_ref()) {
+                Ok(key) => found.push((key, meta.size)),
+                Err(_) => strange.push(meta.location.to_string()),
+            }
+        }
         self.inner.counters.lists.fetch_add(
             (found.len() as u64).div_ceil(LIST_PAGE).max(1),
             Ordering::Relaxed,
         );
         found.sort_unstable();
-        Ok(found)
+        strange.sort_unstable();
+        Ok((found, strange))
     }
 
     /// Ids of all runs that have an object in this store, sorted.

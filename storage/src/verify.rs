@@ -1,0 +1,571 @@
+//! Whether everything that a run has committed is still there, byte for byte. One listing says
+//! what there is; every record is read, and of every artifact every byte, against the digests
+//! that its manifest gives. Memory grows with the number of objects (some 500 bytes each), and
+//! not with their size: of all artifacts together some 200 MB are in memory at a time.
+//!
+//! A run may go on meanwhile. What the listing has not seen is asked for by name before it is
+//! called missing, and what is gone is held against the tombstones once more at the end.
+
+use crate::attempts::Record;
+use crate::keys::run_prefix;
+use crate::{
+    Artifact, AttemptId, CHUNK_BYTES, Digest, Error, Key, Manifest, Result, RunId, Slot, Store,
+};
+use futures::{StreamExt, stream};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::Semaphore;
+
+/// Records and artifacts read at once.
+const AT_ONCE: usize = 16;
+/// MiB of artifacts in memory at once.
+const MIB_AT_ONCE: u32 = 3 * (CHUNK_BYTES >> 20) as u32;
+
+const RESTORE: &str = "restore it from a copy";
+
+/// What is wrong with an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Its content is not what was written.
+    Damaged,
+    /// It was written, nothing has removed it by the rules, and it is not there.
+    Missing,
+    /// It counts as the run's, and the run never made it.
+    Foreign,
+    /// It lies among the run's objects, and nothing reads it: harmless.
+    Stray,
+}
+
+impl Fault {
+    /// In one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Damaged => "damaged",
+            Self::Missing => "missing",
+            Self::Foreign => "foreign",
+            Self::Stray => "stray",
+        }
+    }
+}
+
+/// Something that is not as the run left it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// What kind of thing.
+    pub fault: Fault,
+    /// The object's key.
+    pub key: String,
+    /// What was found.
+    pub found: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// What there was to verify.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Manifests.
+    pub commits: u64,
+    /// Artifacts that they name and that are there.
+    pub artifacts: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Artifacts of other runs among these: what a fork took over.
+    pub taken_over: u64,
+    /// Artifacts that retention has removed.
+    pub removed: u64,
+    /// Records of attempts, beginnings and ends.
+    pub attempt_records: u64,
+    /// Tombstones.
+    pub tombstones: u64,
+    /// Pins of forks.
+    pub pins: u64,
+    /// Journal segments; they are not read, for a damaged one is left out where it is used.
+    pub journal_segments: u64,
+    /// Files of attempts that did not commit.
+    pub left_behind: u64,
+}
+
+/// Who makes a part by the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Planned {
+    /// The run itself.
+    Made,
+    /// The run that this one is a fork of.
+    TakenOver,
+    /// Nobody.
+    Unknown,
+}
+
+/// How far it is, for those who watch.
+#[derive(Debug, Default)]
+pub struct BytesRead {
+    /// Bytes of artifacts read so far.
+    pub done: AtomicU64,
+    /// All that the listing has shown of this run. Attempts that did not commit have written
+    /// some of them, and what a fork took over lies elsewhere.
+    pub listed: AtomicU64,
+}
+
+/// Who is told.
+type Told<'a> = &'a mut (dyn FnMut(Finding) + Send);
+
+/// The objects of a run by kind, and what was learnt of them.
+struct Audit<'a> {
+    store: &'a Store,
+    run: RunId,
+    told: Told<'a>,
+    out: Verified,
+    commits: BTreeSet<Slot>,
+    /// Attempts whose manifests were read: all that they wrote is named there.
+    committed: BTreeSet<(Slot, u32)>,
+    files: BTreeMap<Key, u64>,
+    /// Nonces by attempt; none where its record cannot be read.
+    attempts: BTreeMap<(Slot, u32), Option<String>>,
+    /// What tombstones name.
+    removed: BTreeSet<Key>,
+    read: &'a BytesRead,
+}
+
+impl Store {
+    /// Verifies a run's commits, artifacts, tombstones, pins and attempts, and tells what is
+    /// wrong as it is found. `planned` says who makes a part. Plans are opaque here: who knows
+    /// what they say verifies them.
+    ///
+    /// # Errors
+    /// The store fails; then nothing is said about what was not read.
+    pub async fn verify(
+        &self,
+        run: &RunId,
+        planned: &mut (dyn FnMut(&Slot) -> Planned + Send),
+        read: &BytesRead,
+        told: Told<'_>,
+    ) -> Result<Verified> {
+        let mut audit = Audit {
+            store: self,
+            run: run.clone(),
+            told,
+            out: Verified::default(),
+            commits: BTreeSet::new(),
+            committed: BTreeSet::new(),
+            files: BTreeMap::new(),
+            attempts: BTreeMap::new(),
+            removed: BTreeSet::new(),
+            read,
+        };
+        let (tombstones, pins, records) = audit.list().await?;
+        audit.key_lists(tombstones, pins).await?;
+        audit.attempt_records(records).await?;
+        audit.commits(planned).await?;
+        audit.leftovers();
+        Ok(audit.out)
+    }
+}
+
+impl Audit<'_> {
+    fn tell(
+        &mut self,
+        fault: Fault,
+        key: impl fmt::Display,
+        found: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        (self.told)(Finding {
+            fault,
+            key: key.to_string(),
+            found: found.into(),
+            remedy: remedy.into(),
+        });
+    }
+
+    /// Sorts what there is: tombstones, pins and records of attempts go to the caller.
+    async fn list(&mut self) -> Result<(Vec<Key>, Vec<Key>, Vec<Key>)> {
+        let (listed, strange) = self.store.list_all(&run_prefix(&self.run, "")).await?;
+        for path in strange {
+            self.tell(
+                Fault::Stray,
+                path,
+                "no object of a run has such a name",
+                "nothing reads it: delete it if nobody needs it",
+            );
+        }
+        let (mut tombstones, mut pins, mut records) = (Vec::new(), Vec::new(), Vec::new());
+        for (key, size) in listed {
+            match key {
+                Key::Plan { .. } => {}
+                Key::Commit(slot) => _ = self.commits.insert(slot),
+                Key::AttemptStart { .. } | Key::AttemptEnd { .. } => records.push(key),
+                Key::File { .. } => {
+                    self.read.listed.fetch_add(size, Ordering::Relaxed);
+                    self.files.insert(key, size);
+                }
+                Key::JournalSegment { .. } => self.out.journal_segments += 1,
+                Key::Pin { .. } => pins.push(key),
+                Key::Expired { .. } => tombstones.push(key),
+            }
+        }
+        Ok((tombstones, pins, records))
+    }
+
+    /// Tombstones and pins: lists of this run's objects.
+    async fn key_lists(&mut self, tombstones: Vec<Key>, pins: Vec<Key>) -> Result<()> {
+        (self.out.tombstones, self.out.pins) = (tombstones.len() as u64, pins.len() as u64);
+        let store = self.store;
+        let mut lists = stream::iter(tombstones.into_iter().chain(pins))
+            .map(|key| async move { (store.key_list(&key).await, key) })
+            .buffered(AT_ONCE);
+        while let Some((list, key)) = lists.next().await {
+            let Some(keys) = self.readable(&key, list)? else {
+                continue;
+            };
+            if let Some(other) = keys.iter().find(|k| *k.run() != self.run) {
+                let found = format!("it names {other}, which is not an object of this run");
+                self.tell(Fault::Foreign, &key, found, RESTORE);
+            }
+            if matches!(key, Key::Expired { .. }) {
+                self.removed.extend(keys);
+            }
+        }
+        Ok(())
+    }
+
+    async fn attempt_records(&mut self, records: Vec<Key>) -> Result<()> {
+        self.out.attempt_records = records.len() as u64;
+        let store = self.store;
+        let mut ends = Vec::new();
+        let mut read = stream::iter(records)
+            .map(|key| async move { (store.attempt_record(&key).await, key) })
+            .buffered(AT_ONCE);
+        while let Some((record, key)) = read.next().await {
+            let record = self.readable(&key, record)?;
+            match (&key, record) {
+                (Key::AttemptStart { slot, attempt }, Some(Record::Start(nonce))) => {
+                    self.attempts.insert((slot.clone(), *attempt), Some(nonce));
+                }
+                (Key::AttemptStart { slot, attempt }, _) => {
+                    self.attempts.insert((slot.clone(), *attempt), None);
+                }
+                (Key::AttemptEnd { slot, attempt }, _) => ends.push((slot.clone(), *attempt)),
+                _ => {}
+            }
+        }
+        // Numbers are given out in order, and whatever ends has begun.
+        let begun: Vec<(Slot, u32)> = self.attempts.keys().cloned().collect();
+        let mut lost: BTreeSet<(Slot, u32)> = ends.into_iter().collect();
+        for (at, (slot, number)) in begun.iter().enumerate() {
+            let before = at.checked_sub(1).and_then(|before| begun.get(before));
+            let before = before.filter(|(other, _)| other == slot);
+            if *number > before.map_or(0, |(_, number)| *number).saturating_add(1) {
+                lost.insert((slot.clone(), number - 1));
+            }
+        }
+        lost.retain(|id| !self.attempts.contains_key(id));
+        for (slot, attempt) in lost {
+            self.missing_attempt(slot, attempt).await?;
+        }
+        Ok(())
+    }
+
+    async fn missing_attempt(&mut self, slot: Slot, attempt: u32) -> Result<()> {
+        let key = Key::AttemptStart {
+            slot: slot.clone(),
+            attempt,
+        };
+        // Once is enough.
+        self.attempts.insert((slot, attempt), None);
+        if self.store.try_get(&key).await?.is_none() {
+            self.tell(
+                Fault::Missing,
+                &key,
+                "an attempt has no record of its beginning",
+                "restore it from a copy; without it only history is lost",
+            );
+        }
+        Ok(())
+    }
+
+    async fn commits(&mut self, planned: &mut (dyn FnMut(&Slot) -> Planned + Send)) -> Result<()> {
+        let store = self.store;
+        let slots: Vec<Slot> = self.commits.iter().cloned().collect();
+        self.out.commits = slots.len() as u64;
+        let mut manifests = stream::iter(slots)
+            .map(|slot| async move { (store.manifest(&slot).await, slot) })
+            .buffered(AT_ONCE);
+        let room = Semaphore::new(MIB_AT_ONCE as usize);
+        let mut gone = Vec::new();
+        let mut batch = Vec::new();
+        loop {
+            let next = manifests.next().await;
+            let is_last = next.is_none();
+            if let Some((manifest, slot)) = next {
+                let key = Key::Commit(slot.clone());
+                let by = planned(&slot);
+                if by == Planned::Unknown {
+                    self.tell(
+                        Fault::Foreign,
+                        &key,
+                        "the plan has no such part",
+                        "it counts in the run's digest: delete it, or use the program that made it",
+                    );
+                }
+                if let Some(Some(manifest)) = self.readable(&key, manifest)? {
+                    self.commit(&manifest, by).await?;
+                    batch.extend(manifest.outputs);
+                }
+            }
+            // Artifacts of several commits are read together, and none is kept.
+            if batch.len() >= AT_ONCE || is_last {
+                self.artifacts(std::mem::take(&mut batch), &room, &mut gone)
+                    .await?;
+            }
+            if is_last {
+                return self.tell_gone(gone).await;
+            }
+        }
+    }
+
+    /// What a manifest says of other objects than its artifacts.
+    async fn commit(&mut self, manifest: &Manifest, by: Planned) -> Result<()> {
+        let mut keys = manifest.outputs.iter().map(|o| &o.key);
+        let borrowed = keys.find(|key| *key.run() != self.run);
+        if let (Planned::Made, Some(other)) = (by, borrowed) {
+            self.tell(
+                Fault::Foreign,
+                Key::Commit(manifest.slot()),
+                format!("it names {other}, and the plan takes this part over from no other run"),
+                "delete it so that the part is made again",
+            );
+        }
+        for input in &manifest.inputs {
+            let slot = Slot {
+                run: self.run.clone(),
+                iteration: input.iteration,
+                stage: input.stage.clone(),
+                part: input.part,
+            };
+            let key = Key::Commit(slot.clone());
+            if !self.commits.contains(&slot) && self.store.try_get(&key).await?.is_none() {
+                // Once is enough for those that read the same.
+                self.commits.insert(slot);
+                self.tell(
+                    Fault::Missing,
+                    &key,
+                    format!("{} was made from it", manifest.slot()),
+                    "restore it from a copy, or let `resume` make the part again",
+                );
+            }
+        }
+        let (slot, number) = (manifest.slot(), manifest.attempt);
+        self.committed.insert((slot.clone(), number));
+        match self.attempts.get(&(slot.clone(), number)) {
+            Some(Some(nonce)) if *nonce != manifest.nonce => self.tell(
+                Fault::Damaged,
+                Key::AttemptStart {
+                    slot,
+                    attempt: number,
+                },
+                format!(
+                    "its nonce is {}, that of the commit {}",
+                    nonce.escape_debug(),
+                    manifest.nonce
+                ),
+                RESTORE,
+            ),
+            Some(_) => {}
+            None => self.missing_attempt(slot, number).await?,
+        }
+        Ok(())
+    }
+
+    async fn artifacts(
+        &mut self,
+        batch: Vec<Artifact>,
+        room: &Semaphore,
+        gone: &mut Vec<Artifact>,
+    ) -> Result<()> {
+        let mut wanted = Vec::new();
+        for artifact in batch {
+            let listed = self.files.remove(&artifact.key);
+            if listed.is_none() && self.removed.contains(&artifact.key) {
+                self.out.removed += 1;
+            } else {
+                wanted.push((artifact, listed));
+            }
+        }
+        let (store, bytes) = (self.store, &self.read.done);
+        let mut read = stream::iter(wanted)
+            .map(|(artifact, listed)| async move {
+                (whole(store, &artifact, listed, room, bytes).await, artifact)
+            })
+            .buffer_unordered(AT_ONCE);
+        while let Some((result, artifact)) = read.next().await {
+            match result {
+                // A tombstone that cannot be read is told; what it named is said to be missing.
+                Err(Error::NotFound { .. } | Error::Malformed { .. } | Error::TooLarge { .. }) => {
+                    gone.push(artifact);
+                    continue;
+                }
+                // Retention was quicker.
+                Err(Error::Removed { .. }) => {
+                    self.out.removed += 1;
+                    continue;
+                }
+                Err(Error::Damaged {
+                    expected,
+                    found,
+                    commit,
+                    ..
+                }) => self.tell(
+                    Fault::Damaged,
+                    &artifact.key,
+                    format!("expected {expected}, found {found}"),
+                    format!("{RESTORE}, or delete {commit} so that the part is made again"),
+                ),
+                other => other?,
+            }
+            self.out.artifacts += 1;
+            self.out.bytes += artifact.size;
+            self.out.taken_over += u64::from(*artifact.key.run() != self.run);
+        }
+        Ok(())
+    }
+
+    /// Retention may have been at work meanwhile.
+    async fn tell_gone(&mut self, gone: Vec<Artifact>) -> Result<()> {
+        let own = |artifact: &&Artifact| *artifact.key.run() == self.run;
+        let keys = gone.iter().filter(own).map(|a| a.key.clone()).collect();
+        let removed = match gone.is_empty() {
+            true => BTreeSet::new(),
+            false => match self.store.removed(&self.run, &keys).await {
+                Err(Error::Malformed { .. } | Error::TooLarge { .. }) => BTreeSet::new(),
+                removed => removed?,
+            },
+        };
+        for artifact in gone {
+            if removed.contains(&artifact.key) {
+                self.out.removed += 1;
+                continue;
+            }
+            let Key::File { slot, .. } = &artifact.key else {
+                continue;
+            };
+            let commit = Key::Commit(slot.clone());
+            self.tell(
+                Fault::Missing,
+                &artifact.key,
+                format!(
+                    "{} bytes with digest {} should be there",
+                    artifact.size, artifact.digest
+                ),
+                format!("{RESTORE}, or delete {commit} so that the part is made again"),
+            );
+        }
+        Ok(())
+    }
+
+    /// Files that no commit has named.
+    fn leftovers(&mut self) {
+        for key in std::mem::take(&mut self.files).into_keys() {
+            let Key::File {
+                slot,
+                attempt: AttemptId { number, nonce },
+                ..
+            } = &key
+            else {
+                continue;
+            };
+            let attempt = (slot.clone(), *number);
+            let found = match self.attempts.get(&attempt) {
+                Some(Some(recorded)) if recorded != nonce => "no attempt on record wrote it",
+                None => "no attempt on record wrote it",
+                Some(_) if self.committed.contains(&attempt) => {
+                    "its attempt's commit does not name it"
+                }
+                Some(_) => {
+                    self.out.left_behind += 1;
+                    continue;
+                }
+            };
+            self.tell(
+                Fault::Stray,
+                &key,
+                found,
+                "nothing reads it: delete it if nobody needs it",
+            );
+        }
+    }
+
+    /// What was read; none where the object itself is at fault, which is told. What says nothing
+    /// about the object is an error.
+    fn readable<T>(&mut self, key: &Key, read: Result<T>) -> Result<Option<T>> {
+        let (fault, found) = match read {
+            Ok(value) => return Ok(Some(value)),
+            Err(Error::Malformed { why, .. }) => (Fault::Damaged, why),
+            Err(e @ Error::TooLarge { .. }) => (Fault::Damaged, e.to_string()),
+            Err(Error::NotFound { .. }) => (Fault::Missing, "it was listed and is gone".to_owned()),
+            Err(e) => return Err(e),
+        };
+        // Most say what to do with them.
+        let remedy = match found.contains("restore") {
+            true => "",
+            false => RESTORE,
+        };
+        self.tell(fault, key, found, remedy);
+        Ok(None)
+    }
+}
+
+/// Reads an artifact, chunk by chunk, against the digests of its chunks and of the whole.
+async fn whole(
+    store: &Store,
+    artifact: &Artifact,
+    listed: Option<u64>,
+    room: &Semaphore,
+    bytes: &AtomicU64,
+) -> Result<()> {
+    let size = match listed {
+        Some(size) => size,
+        None => store.size(&artifact.key).await?,
+    };
+    let damaged = |expected: String, found: String| match &artifact.key {
+        Key::File { slot, .. } => Err(Error::Damaged {
+            key: artifact.key.path(),
+            commit: Key::Commit(slot.clone()).path(),
+            expected,
+            found,
+        }),
+        _ => Ok(()),
+    };
+    if size != artifact.size {
+        return damaged(format!("{} bytes", artifact.size), format!("{size} bytes"));
+    }
+    let mut hasher = blake3::Hasher::new();
+    for index in 0..artifact.chunks() {
+        let begin = index as u64 * CHUNK_BYTES;
+        let mib = (artifact.size - begin).min(CHUNK_BYTES).div_ceil(1 << 20);
+        let held = room
+            .acquire_many(u32::try_from(mib).unwrap_or(MIB_AT_ONCE))
+            .await;
+        let _held = held.expect("nobody closes it");
+        let content = artifact.chunk(store, index).await?;
+        bytes.fetch_add(content.len() as u64, Ordering::Relaxed);
+        // One chunk has the digest of the whole, as every manifest is made to say.
+        if artifact.chunks() > 1 {
+            let hashing = tokio::task::spawn_blocking(move || {
+                hasher.update(&content);
+                hasher
+            });
+            hasher = hashing
+                .await
+                .expect("hashing does not panic, and is not cancelled once it runs");
+        }
+    }
+    if artifact.chunks() > 1 {
+        let found = Digest::from(hasher.finalize());
+        if found != artifact.digest {
+            return damaged(artifact.digest.to_string(), found.to_string());
+        }
+    }
+    Ok(())
+}
