@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use crate::babyai::Compat;
 use crate::error::EnvError;
+use crate::files;
 use crate::searchqa::{Library, TOP_K};
 use crate::server::{Served, ServerHandle, ServerOptions, serve};
 use crate::textcraft::{DISTRACTORS_MAX, RecipeBook, Tasks, Vocabulary, Worlds};
@@ -95,6 +96,40 @@ impl TaskSource {
         }
     }
 
+    /// Looks at the files that a server of these tasks would read, without opening one.
+    pub fn check_files(&self) -> Result<(), EnvError> {
+        match self {
+            Self::Folder { path, order, .. } => {
+                if !path.is_dir() {
+                    return Err(EnvError::Recipes {
+                        path: path.clone(),
+                        problem: "there is no such folder".to_owned(),
+                    });
+                }
+                order.as_deref().map_or(Ok(()), |order| {
+                    files::regular(order)
+                        .map(drop)
+                        .map_err(|problem| EnvError::Recipes {
+                            path: order.to_owned(),
+                            problem,
+                        })
+                })
+            }
+            Self::Searchqa {
+                files: Some((corpus, questions)),
+                ..
+            } => [corpus, questions].into_iter().try_for_each(|path| {
+                files::regular(path)
+                    .map(drop)
+                    .map_err(|problem| EnvError::Corpus {
+                        path: path.clone(),
+                        problem,
+                    })
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Reads what a server of these tasks needs. `progress` is told how many bytes of how many
     /// a first reading of a corpus has behind it.
     pub fn served(&self, progress: impl FnMut(u64, u64)) -> Result<Served, EnvError> {
@@ -166,9 +201,9 @@ fn folder(path: &Path, order: Option<&Path>) -> Result<RecipeBook, EnvError> {
     let Some(order) = order else {
         return RecipeBook::from_folder(path);
     };
-    let text = std::fs::read_to_string(order).map_err(|error| EnvError::Recipes {
+    let text = files::read_text(order).map_err(|problem| EnvError::Recipes {
         path: order.to_owned(),
-        problem: error.to_string(),
+        problem,
     })?;
     let files: Vec<String> = text
         .lines()

@@ -84,28 +84,16 @@ impl Solver {
     /// The solver of a source. `style` says how its solutions are told: see [`Style`] for
     /// TextCraft and [`Play`] for BabyAI; those of SearchQA are told in one way.
     pub fn new(source: &TaskSource, style: &str) -> Result<Self, EnvError> {
-        let refused = |problem: String| EnvError::Address {
-            address: format!("builtin:{}", source.env()),
-            problem,
-        };
-        Ok(match source {
-            TaskSource::Babyai { compat, seed } => {
-                let play = style.parse().map_err(refused)?;
-                Self::Babyai(*compat, *seed, play)
-            }
-            TaskSource::Searchqa { .. } => {
-                if !style.trim().is_empty() {
-                    return Err(refused(format!(
-                        "its solutions are told in one way; it knows no style {style:?}"
-                    )));
-                }
-                Self::Searchqa(Arc::new(source.library(|_, _| {})?))
-            }
-            _ => {
-                let tasks = source.tasks()?;
-                Self::Textcraft(tasks, style.parse().map_err(refused)?)
-            }
+        Ok(match Told::parse(source, style)? {
+            Told::Babyai(compat, seed, play) => Self::Babyai(compat, seed, play),
+            Told::Searchqa => Self::Searchqa(Arc::new(source.library(|_, _| {})?)),
+            Told::Textcraft(style) => Self::Textcraft(source.tasks()?, style),
         })
+    }
+
+    /// Whether solutions of the source can be told in this style. Reads none of its files.
+    pub fn check_style(source: &TaskSource, style: &str) -> Result<(), EnvError> {
+        Told::parse(source, style).map(drop)
     }
 
     /// Solves a task and tells how; `None` if the solver does not know how.
@@ -119,6 +107,32 @@ impl Solver {
             }
             Self::Searchqa(library) => searchqa::demonstration(library, item_id, instruction),
         }
+    }
+}
+
+/// How solutions are told.
+enum Told {
+    Babyai(Compat, u64, Play),
+    Searchqa,
+    Textcraft(Style),
+}
+
+impl Told {
+    fn parse(source: &TaskSource, style: &str) -> Result<Self, EnvError> {
+        let told = match source {
+            TaskSource::Babyai { compat, seed } => {
+                (style.parse()).map(|play| Self::Babyai(*compat, *seed, play))
+            }
+            TaskSource::Searchqa { .. } if style.trim().is_empty() => Ok(Self::Searchqa),
+            TaskSource::Searchqa { .. } => Err(format!(
+                "its solutions are told in one way; it knows no style {style:?}"
+            )),
+            _ => style.parse().map(Self::Textcraft),
+        };
+        told.map_err(|problem| EnvError::Address {
+            address: format!("builtin:{}", source.env()),
+            problem,
+        })
     }
 }
 

@@ -37,13 +37,15 @@ pub enum FaultKind {
     Finished,
     /// A body above the limit.
     TooLarge,
+    /// A session id that another open session has.
+    SharedSession,
     /// Not a call: address, recipes, socket or specification.
     Setup,
 }
 
 impl FaultKind {
     /// Every kind, in the order of `FaultKind::index`.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Unreachable,
         Self::TimedOut,
         Self::Dropped,
@@ -52,6 +54,7 @@ impl FaultKind {
         Self::Faulted,
         Self::Finished,
         Self::TooLarge,
+        Self::SharedSession,
         Self::Setup,
     ];
 
@@ -66,6 +69,7 @@ impl FaultKind {
             Self::Faulted => "faulted",
             Self::Finished => "finished",
             Self::TooLarge => "too_large",
+            Self::SharedSession => "shared_session",
             Self::Setup => "setup",
         }
     }
@@ -175,6 +179,18 @@ pub enum EnvError {
         /// The limit in bytes.
         limit_bytes: usize,
     },
+    /// The server gave the id of this open session to another one.
+    #[error(
+        "{call}: session {id} was open when the server gave its id to another one, so that a step would \
+         reach another episode's game. Has the server been started again? See its log, and whether it \
+         counts its sessions"
+    )]
+    SharedSession {
+        /// The call.
+        call: Call,
+        /// The session's id.
+        id: String,
+    },
     /// No specification has this name.
     #[error("no environment is called {name:?}; known: {known}")]
     UnknownSpec {
@@ -238,6 +254,7 @@ impl EnvError {
             Self::Unreachable { .. }
             | Self::TimedOut { .. }
             | Self::Dropped { .. }
+            | Self::SharedSession { .. }
             | Self::Faulted { .. } => Verdict::Retry,
             Self::Refused { status, .. } if *status >= 500 || matches!(status, 408 | 429) => {
                 Verdict::Retry
@@ -257,6 +274,7 @@ impl EnvError {
             Self::Faulted { .. } => FaultKind::Faulted,
             Self::Finished { .. } => FaultKind::Finished,
             Self::TooLarge { .. } => FaultKind::TooLarge,
+            Self::SharedSession { .. } => FaultKind::SharedSession,
             Self::UnknownSpec { .. }
             | Self::Address { .. }
             | Self::Recipes { .. }

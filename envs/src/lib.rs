@@ -3,7 +3,7 @@
 //! of such a server ([`doctor`]), and
 //! environments written in Rust ([`textcraft`], [`babyai`], [`searchqa`], a maze, Wordle) behind the same
 //! wire behaviour ([`server`]), also started inside the process ([`builtin`]), and what solving their
-//! tasks looks like ([`mod@demonstration`]).
+//! tasks looks like ([`mod@demonstration`]). What comes from servers is shown as [`text`] says.
 //!
 //! Rollouts always go through HTTP, also to the built-in server: there is one path, and it is
 //! the one that production takes. Nothing here knows models, jobs or storage.
@@ -14,11 +14,13 @@ pub mod client;
 pub mod demonstration;
 pub mod doctor;
 mod error;
+mod files;
 mod maze;
 pub mod parser;
 pub mod searchqa;
 pub mod server;
 pub mod spec;
+pub mod text;
 pub mod textcraft;
 mod wordle;
 
@@ -27,3 +29,14 @@ pub use error::{Call, EnvError, FaultKind, Verdict};
 pub use parser::{Parsed, Parser};
 pub use server::{Served, ServerHandle, ServerOptions};
 pub use spec::{EnvSpec, Replay, SuccessRule, spec};
+
+#[cfg(test)]
+mod damaged;
+#[cfg(test)]
+#[path = "../../tests/mutations.rs"]
+mod mutations;
+
+/// Readers of foreign bytes are tested for what they take, too.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: mutations::Counting = mutations::Counting;

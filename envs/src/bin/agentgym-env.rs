@@ -13,6 +13,7 @@ use agentgym_envs::doctor::{DoctorOptions, Verdict, examine};
 use agentgym_envs::searchqa::TOP_K;
 use agentgym_envs::server::{ServerOptions, serve};
 use agentgym_envs::spec::spec;
+use agentgym_envs::text::{Visible, visible};
 use agentgym_envs::textcraft::{DISTRACTORS_MAX, Vocabulary, Worlds};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
@@ -236,14 +237,14 @@ async fn main() -> ExitCode {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| Visible(std::io::stderr()))
         // A reader of the log that went away is no reason to panic.
         .log_internal_errors(false)
         .init();
     match run(Cli::parse().command).await {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", visible(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
@@ -296,8 +297,10 @@ async fn run(command: Command) -> Result<ExitCode> {
                 measure_s,
                 call_timeout_s,
             };
-            let report = examine(spec(&task)?, &url, &options).await?;
-            println!("{report}");
+            // As it goes: some servers take minutes to open a session.
+            let told = |what: &str| eprintln!("{}", visible(what));
+            let report = examine(spec(&task)?, &url, &options, told).await?;
+            println!("{}", visible(&report.to_string()));
             return Ok(match report.verdict() {
                 Verdict::Bad => ExitCode::FAILURE,
                 _ => ExitCode::SUCCESS,

@@ -21,6 +21,7 @@ use serde_json::Value;
 use super::ClientOptions;
 use super::counters::Counters;
 use crate::error::{Call, EnvError, Verdict};
+use crate::text::without_secrets;
 
 /// Below the 5 s after which the original servers close an idle connection.
 const IDLE_MAX: Duration = Duration::from_secs(4);
@@ -85,6 +86,8 @@ impl<'a> Ask<'a> {
 
 pub(super) struct Server {
     url: String,
+    /// The URL as messages may show it.
+    shown: String,
     is_local: bool,
     options: ClientOptions,
     http: RwLock<reqwest::Client>,
@@ -100,7 +103,7 @@ impl Server {
         counters: Arc<Counters>,
     ) -> Result<Self, EnvError> {
         let bad = |problem: String| EnvError::Address {
-            address: url.to_owned(),
+            address: without_secrets(url),
             problem: format!("{problem}; expected something like http://127.0.0.1:36001"),
         };
         let parsed = url::Url::parse(url).map_err(|error| bad(error.to_string()))?;
@@ -121,6 +124,7 @@ impl Server {
         };
         Ok(Self {
             url: url.trim_end_matches('/').to_owned(),
+            shown: without_secrets(url).trim_end_matches('/').to_owned(),
             is_local,
             http: RwLock::new(connections(&options, is_local)?),
             options,
@@ -134,9 +138,13 @@ impl Server {
         self.gone.load(Ordering::Relaxed)
     }
 
+    pub(super) fn url(&self) -> &str {
+        &self.url
+    }
+
     pub(super) fn name(&self, endpoint: &'static str) -> Call {
         Call {
-            url: self.url.clone(),
+            url: self.shown.clone(),
             endpoint,
         }
     }
@@ -326,7 +334,7 @@ fn causes(error: &reqwest::Error) -> String {
     cause.to_string()
 }
 
-fn excerpt(bytes: &[u8]) -> String {
+pub(super) fn excerpt(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(EXCERPT_BYTES)]);
     let text = text.trim();
     match text {

@@ -16,6 +16,7 @@ mod session;
 mod tests;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -28,6 +29,10 @@ use crate::spec::{CreateBody, EnvSpec, ErrorShape, IdInReply};
 use counters::Counters;
 use http::{Ask, Repeat};
 use pool::{Place, Pool};
+
+/// A session that nobody waits for has its seat for so long while it is being closed: a
+/// server that hangs must not keep new episodes out for as long as it does.
+const CLOSING: Duration = Duration::from_secs(30);
 
 /// Limits of the client.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,6 +49,9 @@ pub struct ClientOptions {
     pub backoff_first_s: f64,
     /// Longest pause, in seconds.
     pub backoff_max_s: f64,
+    /// Most sessions that are open at one server at a time, those that are being closed
+    /// included; none: as many as are asked for.
+    pub sessions_max: Option<usize>,
     /// A server that failed to open a session gets no further ones for so long while another
     /// one answers, in seconds.
     pub avoid_s: f64,
@@ -58,6 +66,7 @@ impl Default for ClientOptions {
             attempts_max: 5,
             backoff_first_s: 0.25,
             backoff_max_s: 8.0,
+            sessions_max: None,
             avoid_s: 30.0,
         }
     }
@@ -112,7 +121,22 @@ impl EnvClient {
     /// resets it to the item.
     pub async fn open(&self, item_id: i64) -> Result<Session, EnvError> {
         let inner = &self.inner;
-        if let Some((place, id)) = inner.pool.idle() {
+        let mut place = None;
+        let kept = match inner.pool.idle() {
+            None => {
+                let mut seat = inner.pool.place().await;
+                // While this one waited for a seat, another episode may have left a session.
+                match seat.take_idle() {
+                    Some(id) => Some((seat, id)),
+                    None => {
+                        place = Some(seat);
+                        None
+                    }
+                }
+            }
+            kept => kept,
+        };
+        if let Some((place, id)) = kept {
             let mut session = Session::new(Arc::clone(inner), place, id);
             match session.reset(item_id).await {
                 Ok(()) => {
@@ -128,7 +152,7 @@ impl EnvClient {
         }
         let mut attempt = 1;
         loop {
-            let (place, id) = inner.create(item_id).await?;
+            let (place, id) = inner.create(place.take(), item_id).await?;
             inner.counters.note(|counters| counters.opened += 1);
             // From here on the session is closed whatever happens, cancellation included.
             let mut session = Session::new(Arc::clone(inner), place, id);
@@ -161,8 +185,13 @@ impl EnvClient {
 
 impl Inner {
     /// Creates a session, on whichever server can. Running twice leaves at worst a session
-    /// that nobody knows of, so every failure that may pass is tried again.
-    async fn create(&self, item_id: i64) -> Result<(Place, Value), EnvError> {
+    /// that nobody knows of, so every failure that may pass is tried again. `first` is tried
+    /// first.
+    async fn create(
+        &self,
+        mut first: Option<Place>,
+        item_id: i64,
+    ) -> Result<(Place, Value), EnvError> {
         let spec = self.spec;
         let body = match spec.create_body {
             CreateBody::EmptyObject => Some(json!({})),
@@ -171,7 +200,10 @@ impl Inner {
         };
         let mut attempt = 1;
         loop {
-            let place = self.pool.place();
+            let place = match first.take() {
+                Some(place) => place,
+                None => self.pool.place().await,
+            };
             let turn = place.turn_to_create().await;
             let ask = Ask::post("/create", body.as_ref());
             let result = place.server().try_call(ask, attempt).await;
@@ -203,9 +235,12 @@ impl Inner {
             IdInReply::Bare => Some(&reply),
             IdInReply::Key(key) => reply.get(key),
         };
-        id.filter(|id| id.is_number() || id.is_string())
+        let id = id
+            .filter(|id| id.is_number() || id.is_string())
             .cloned()
-            .ok_or_else(|| place.server().protocol("/create", "no session id", &reply))
+            .ok_or_else(|| place.server().protocol("/create", "no session id", &reply))?;
+        place.opened(&id);
+        Ok(id)
     }
 
     /// Turns a reply that reports an error into the error that it is.
@@ -265,8 +300,12 @@ impl Inner {
         let inner = Arc::clone(self);
         inner.closing.send_modify(|count| *count += 1);
         runtime.spawn(async move {
+            let mut closing = std::pin::pin!(inner.close(&place, &id));
             // A failure has been counted and logged; nobody is left to tell.
-            let _ = inner.close(&place, &id).await;
+            if tokio::time::timeout(CLOSING, &mut closing).await.is_err() {
+                place.leave_seat();
+                let _ = closing.await;
+            }
             inner.closing.send_modify(|count| *count -= 1);
         });
     }
@@ -295,6 +334,12 @@ async fn close(
     place: &Place,
     id: &Value,
 ) -> Result<(), EnvError> {
+    // From here on the server may give its number to another session; if it has done so
+    // before, that one must stay.
+    if !place.closing(id) {
+        counters.note(|counters| counters.closed += 1);
+        return Ok(());
+    }
     if !spec.close {
         counters.note(|counters| counters.leaked += 1);
         return Ok(());

@@ -2,18 +2,26 @@
 //!
 //! A [`Place`] is a session's seat on a server: while it exists the server counts it as load.
 //! Creation is the dear call (a Java process, a browser), so each server opens only so many
-//! sessions at a time, one after the other with a gap.
+//! sessions at a time, one after the other with a gap. A server may have a limit on the
+//! sessions that are open; sessions that are kept count, so that they are taken before new
+//! ones are opened.
+//!
+//! A server that gives the number of an open session to another one (it was started again
+//! unnoticed, or does not count) would let two episodes play in one game. The session that was
+//! there first is given up then. That is seen among the sessions of one client; workers that
+//! share a server cannot see each other's.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use super::ClientOptions;
 use super::counters::Counters;
-use super::http::Server;
+use super::http::{Server, excerpt};
 use crate::error::EnvError;
 use crate::spec::EnvSpec;
 
@@ -30,7 +38,10 @@ pub(super) struct Pool {
 struct Host {
     server: Server,
     load: AtomicUsize,
+    tickets: AtomicU64,
     creating: Semaphore,
+    /// Seats for sessions that episodes play in, where there is a limit.
+    seats: Option<Arc<Semaphore>>,
     gap: Duration,
     state: Mutex<State>,
 }
@@ -41,6 +52,15 @@ struct State {
     idle: Vec<(Value, u64)>,
     avoided_until: Option<Instant>,
     next_creation: Option<Instant>,
+    /// Sessions that are open, by their id as JSON.
+    open: BTreeMap<String, Open>,
+}
+
+struct Open {
+    /// The server's `gone` when it was opened.
+    born: u64,
+    /// Whose session it is: [`Place::ticket`].
+    ticket: u64,
 }
 
 impl Host {
@@ -60,6 +80,10 @@ impl Host {
 pub(super) struct Place {
     host: Arc<Host>,
     avoid: Duration,
+    /// Held where the server has a limit.
+    seat: Mutex<Option<OwnedSemaphorePermit>>,
+    /// Tells the sessions of one id apart.
+    ticket: u64,
 }
 
 impl Pool {
@@ -73,7 +97,10 @@ impl Pool {
             Ok(Arc::new(Host {
                 server: Server::new(url, options.clone(), Arc::clone(counters))?,
                 load: AtomicUsize::new(0),
+                tickets: AtomicU64::new(0),
                 creating: Semaphore::new(spec.creates_at_once),
+                seats: (options.sessions_max)
+                    .map(|max| Arc::new(Semaphore::new(max.clamp(1, Semaphore::MAX_PERMITS)))),
                 gap: if spec.creates_at_once <= 2 {
                     GAP
                 } else {
@@ -92,15 +119,21 @@ impl Pool {
     }
 
     /// A seat on the least loaded server that is not avoided; servers that are equal take
-    /// turns.
-    pub(super) fn place(&self) -> Place {
+    /// turns. Waits until it may have another session.
+    pub(super) async fn place(&self) -> Place {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let count = self.hosts.len();
         let best = (0..count)
             .map(|step| &self.hosts[(turn + step) % count])
             .min_by_key(|host| (host.avoided(), host.load.load(Ordering::Relaxed)))
             .expect("a client has at least one server");
-        Place::new(best, self.avoid)
+        // From here on it counts, so that those who wait spread over the servers.
+        let place = Place::new(best, self.avoid, None);
+        if let Some(seats) = &best.seats {
+            // The semaphore is never closed.
+            *place.seat() = Arc::clone(seats).acquire_owned().await.ok();
+        }
+        place
     }
 
     /// Whether another server is a better choice than this one right after its failure.
@@ -115,23 +148,88 @@ impl Pool {
         let mut hosts: Vec<&Arc<Host>> = self.hosts.iter().collect();
         hosts.sort_by_key(|host| host.load.load(Ordering::Relaxed));
         hosts.into_iter().find_map(|host| {
-            let gone = host.server.gone();
-            let mut state = host.state();
-            // Those from before a restart are lost.
-            state.idle.retain(|(_, born)| *born == gone);
-            let (id, _) = state.idle.pop()?;
-            drop(state);
-            Some((Place::new(host, self.avoid), id))
+            let seat = match &host.seats {
+                Some(seats) => Some(Arc::clone(seats).try_acquire_owned().ok()?),
+                None => None,
+            };
+            let mut place = Place::new(host, self.avoid, seat);
+            let id = place.take_idle()?;
+            Some((place, id))
         })
     }
 }
 
 impl Place {
-    fn new(host: &Arc<Host>, avoid: Duration) -> Self {
+    fn new(host: &Arc<Host>, avoid: Duration, seat: Option<OwnedSemaphorePermit>) -> Self {
         host.load.fetch_add(1, Ordering::Relaxed);
         Self {
             host: Arc::clone(host),
             avoid,
+            seat: Mutex::new(seat),
+            ticket: host.tickets.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    fn seat(&self) -> MutexGuard<'_, Option<OwnedSemaphorePermit>> {
+        self.seat.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets another session have the seat, although this one may still be open.
+    pub(super) fn leave_seat(&self) {
+        *self.seat() = None;
+    }
+
+    /// A session that an earlier episode left on this server.
+    pub(super) fn take_idle(&mut self) -> Option<Value> {
+        let gone = self.server().gone();
+        let mut state = self.host.state();
+        // Those from before a restart are lost.
+        state.idle.retain(|(_, born)| *born == gone);
+        state.open.retain(|_, open| open.born == gone);
+        let (id, _) = state.idle.pop()?;
+        let kept = state.open.get(&id.to_string()).map(|open| open.ticket);
+        drop(state);
+        self.ticket = kept.unwrap_or(self.ticket);
+        Some(id)
+    }
+
+    /// Notes a session as open. One that is open under the same id loses it.
+    pub(super) fn opened(&self, id: &Value) {
+        let open = Open {
+            born: self.server().gone(),
+            ticket: self.ticket,
+        };
+        let mut state = self.host.state();
+        state.idle.retain(|(kept, _)| kept != id);
+        let born = open.born;
+        let before = state.open.insert(id.to_string(), open);
+        drop(state);
+        if before.is_some_and(|before| before.born == born) {
+            let error = self.shared("/create", id);
+            tracing::warn!(%error, "the session that was open before is given up");
+        }
+    }
+
+    /// Whether the session is this one's; its id may have gone to another.
+    pub(super) fn owns(&self, id: &Value) -> bool {
+        let state = self.host.state();
+        (state.open.get(&id.to_string())).is_none_or(|open| open.ticket == self.ticket)
+    }
+
+    /// The session is about to end, and its id is free. False if the id is another's by now.
+    pub(super) fn closing(&self, id: &Value) -> bool {
+        let owns = self.owns(id);
+        if owns {
+            self.host.state().open.remove(&id.to_string());
+        }
+        owns
+    }
+
+    /// The error for a session whose id is another's, too.
+    pub(super) fn shared(&self, endpoint: &'static str, id: &Value) -> EnvError {
+        EnvError::SharedSession {
+            call: self.server().name(endpoint),
+            id: excerpt(id.to_string().as_bytes()),
         }
     }
 

@@ -106,7 +106,7 @@ impl Session {
             }
         };
         self.read_actions(&reply);
-        self.latest.clone_from(&text);
+        self.read_text(&text);
         self.first = text;
         self.sound = true;
         if let Some(label) = spec.first_lists_actions
@@ -120,6 +120,11 @@ impl Session {
     /// The first observation of the task.
     pub fn observation(&self) -> &str {
         &self.first
+    }
+
+    /// Base URL of the server that it is on.
+    pub fn url(&self) -> &str {
+        self.place().server().url()
     }
 
     /// The actions that are possible now, if the environment lists them. Where an action
@@ -145,6 +150,9 @@ impl Session {
     /// open. After the end, or after a step whose fate is unknown, every step is an error.
     pub async fn step(&mut self, model_text: &str) -> Result<StepOutput, EnvError> {
         let spec = self.inner.spec;
+        if self.place.is_none() {
+            return Err(EnvError::Client("the session was let go".to_owned()));
+        }
         if self.finished {
             let error = EnvError::Finished {
                 call: self.place().server().name("/step"),
@@ -173,12 +181,18 @@ impl Session {
         // on regardless, or was cancelled here, must not play on in it.
         (self.finished, self.sound) = (true, false);
         let ask = Ask::post("/step", Some(&body));
-        let reply = self.call(ask, "/step", Repeat::IfNotRun).await?;
-        let observation = self.text("/step", &reply, spec.observation_key)?;
+        let mut reply = self.call(ask, "/step", Repeat::IfNotRun).await?;
+        if !reply[spec.observation_key].is_string() {
+            return Err(self.protocol("/step", "no observation", &reply));
+        }
         let number = reply[spec.reward_key]
             .as_f64()
             .ok_or_else(|| self.protocol("/step", "no reward", &reply))?
             * spec.reward_scale;
+        // Training computes with 32 bits, where a larger number would be infinite.
+        if !(number as f32).is_finite() {
+            return Err(self.protocol("/step", "a reward beyond all bounds", &reply));
+        }
         let done = reply[spec.done_key]
             .as_bool()
             .ok_or_else(|| self.protocol("/step", "no end-of-episode flag", &reply))?;
@@ -202,7 +216,11 @@ impl Session {
             return Err(self.protocol("/step", what, &reply));
         }
         self.read_actions(&reply);
-        self.latest.clone_from(&observation);
+        let observation = match reply[spec.observation_key].take() {
+            Value::String(text) => text,
+            _ => String::new(),
+        };
+        self.read_text(&observation);
         (self.finished, self.sound) = (done, true);
         Ok(StepOutput {
             observation,
@@ -217,7 +235,7 @@ impl Session {
 
     /// Closes the session and waits for it, or keeps it for a later episode.
     pub async fn close(mut self) -> Result<(), EnvError> {
-        if self.inner.spec.reuse && self.sound {
+        if self.place.is_none() || (self.inner.spec.reuse && self.sound) {
             return Ok(());
         }
         if self.is_lost() {
@@ -238,7 +256,9 @@ impl Session {
 
     /// Lets go of a session that ended with its server.
     fn forget(&mut self) {
-        self.place = None;
+        if let Some(place) = self.place.take() {
+            place.closing(&self.id);
+        }
         self.inner.counters.note(|counters| counters.closed += 1);
     }
 
@@ -254,7 +274,14 @@ impl Session {
         endpoint: &'static str,
         repeat: Repeat,
     ) -> Result<Value, EnvError> {
-        let place = self.place();
+        let Some(place) = &self.place else {
+            return Err(EnvError::Client("the session was let go".to_owned()));
+        };
+        if !place.owns(&self.id) {
+            let error = place.shared(endpoint, &self.id);
+            self.inner.counters.fault(&error);
+            return Err(error);
+        }
         if self.is_lost() {
             let error = EnvError::Dropped {
                 call: place.server().name(endpoint),
@@ -288,6 +315,13 @@ impl Session {
         self.place().server().protocol(endpoint, what, reply)
     }
 
+    /// Keeps the text where actions are looked for in it; it may have megabytes.
+    fn read_text(&mut self, text: &str) {
+        if matches!(self.inner.spec.actions, Actions::InText(_)) {
+            text.clone_into(&mut self.latest);
+        }
+    }
+
     fn read_actions(&mut self, reply: &Value) {
         if let Actions::InReply(key) = self.inner.spec.actions {
             self.listed = reply.get(key).and_then(actions_of);
@@ -313,8 +347,10 @@ fn actions_of(reply: &Value) -> Option<Vec<String>> {
     Some(search.into_iter().chain(clicks).collect())
 }
 
-impl Drop for Session {
-    fn drop(&mut self) {
+impl Session {
+    /// Lets go of a session that no step follows in, before it is dropped: it is closed in
+    /// the background, and another one may be opened in its stead.
+    pub fn let_go(&mut self) {
         if self.place.is_none() {
             return;
         }
@@ -331,5 +367,11 @@ impl Drop for Session {
         } else {
             self.inner.close_in_background(place, id);
         }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.let_go();
     }
 }

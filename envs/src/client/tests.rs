@@ -21,6 +21,7 @@ fn quick() -> ClientOptions {
         backoff_first_s: 0.01,
         backoff_max_s: 0.02,
         avoid_s: 0.2,
+        sessions_max: None,
     }
 }
 
@@ -56,6 +57,13 @@ const CREATED: &str = r#"{"id": 7, "observation": "o", "done": false, "reward": 
 /// A server that creates and resets well (unless `path` is one of these) and gives the listed
 /// answers on `path`, the last one for ever.
 async fn fake(path: &'static str, answers: Vec<Answer>) -> Fake {
+    fake_of(path, answers, false).await
+}
+
+static CREATIONS: AtomicU32 = AtomicU32::new(7);
+
+/// Where `distinct`, every session has an id of its own.
+async fn fake_of(path: &'static str, answers: Vec<Answer>, distinct: bool) -> Fake {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
     let requests = Arc::new(AtomicU32::new(0));
@@ -63,7 +71,7 @@ async fn fake(path: &'static str, answers: Vec<Answer>) -> Fake {
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let (answers, counted) = (answers.clone(), Arc::clone(&counted));
-            tokio::spawn(async move { converse(stream, path, answers, counted).await });
+            tokio::spawn(async move { converse(stream, path, answers, counted, distinct).await });
         }
     });
     Fake { url, requests }
@@ -74,6 +82,7 @@ async fn converse(
     path: &str,
     answers: Vec<Answer>,
     counted: Arc<AtomicU32>,
+    distinct: bool,
 ) -> Option<()> {
     loop {
         let asked = request_path(&mut stream).await?;
@@ -83,7 +92,15 @@ async fn converse(
         } else if asked == "/close" {
             Answer::Reply(200, "true".to_owned())
         } else {
-            Answer::Reply(200, CREATED.to_owned())
+            // Only the reply to /create has an id, and only some servers tell sessions apart.
+            let id = match (asked.as_str(), distinct) {
+                ("/create", true) => {
+                    format!("\"id\": {}, ", CREATIONS.fetch_add(1, Ordering::SeqCst))
+                }
+                ("/create", false) => "\"id\": 7, ".to_owned(),
+                _ => String::new(),
+            };
+            Answer::Reply(200, CREATED.replace("\"id\": 7, ", &id))
         };
         match answer {
             Answer::Reply(status, body) => {
@@ -313,9 +330,10 @@ async fn passing_failures_are_got_over() {
 #[tokio::test]
 async fn a_connection_dropped_after_a_500_is_not_used_again() {
     let step = r#"{"observation": "ok", "reward": 0, "done": false}"#;
-    let server = fake(
+    let server = fake_of(
         "/step",
         vec![Answer::FailAndDrop, Answer::Reply(200, step.to_owned())],
+        true,
     )
     .await;
     let client = client(&server.url, quick());
@@ -689,29 +707,36 @@ async fn a_lost_session_is_replaced() {
     assert_eq!((counters.opened, counters.reused), (2, 0));
 }
 
+/// A server that opens ScienceWorld's sessions in this way; its URL.
+async fn opening_by(create: axum::routing::MethodRouter) -> String {
+    let reset =
+        || async { axum::Json(serde_json::json!({"task_description": "t", "observation": "o"})) };
+    let router = axum::Router::new()
+        .route("/create", create)
+        .route("/reset", axum::routing::post(reset));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    url
+}
+
 /// A server that needs 700 ms to open a session, and remembers how many at once.
 #[tokio::test]
 async fn dear_sessions_are_opened_few_at_a_time_and_one_after_the_other() {
     let at_once = Arc::new((AtomicU32::new(0), AtomicU32::new(0)));
     let counted = Arc::clone(&at_once);
+    let given = Arc::new(AtomicU32::new(0));
     let create = move || {
-        let counted = Arc::clone(&counted);
+        let (counted, given) = (Arc::clone(&counted), Arc::clone(&given));
         async move {
             let now = counted.0.fetch_add(1, Ordering::SeqCst) + 1;
             counted.1.fetch_max(now, Ordering::SeqCst);
             tokio::time::sleep(Duration::from_millis(700)).await;
             counted.0.fetch_sub(1, Ordering::SeqCst);
-            axum::Json(serde_json::json!({"id": 1}))
+            axum::Json(serde_json::json!({"id": given.fetch_add(1, Ordering::SeqCst)}))
         }
     };
-    let reset =
-        || async { axum::Json(serde_json::json!({"task_description": "t", "observation": "o"})) };
-    let router = axum::Router::new()
-        .route("/create", axum::routing::post(create))
-        .route("/reset", axum::routing::post(reset));
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let url = format!("http://{}", listener.local_addr().expect("bound"));
-    tokio::spawn(async move { axum::serve(listener, router).await });
+    let url = opening_by(axum::routing::post(create)).await;
     let options = ClientOptions {
         call_timeout_s: 30.0,
         ..quick()
@@ -743,4 +768,133 @@ async fn dear_sessions_are_opened_few_at_a_time_and_one_after_the_other() {
     assert_eq!(counters.opened + counters.reused, 6);
     let pairs = counters.opened.div_ceil(2) as u32;
     assert!(started.elapsed() >= Duration::from_millis(700) * pairs.saturating_sub(1));
+}
+
+#[tokio::test]
+async fn a_session_whose_id_went_to_another_one_is_given_up() {
+    let step = r#"{"observation": "o", "done": false, "reward": 0}"#;
+    let server = fake("/step", vec![Answer::Reply(200, step.to_owned())]).await;
+    let client = client(&server.url, quick());
+    let mut first = client.open(0).await.expect("opened");
+    first.step("Action: inventory").await.expect("a reply");
+    let mut second = client.open(1).await.expect("opened under the same id");
+    let error = first
+        .step("Action: inventory")
+        .await
+        .expect_err("another's");
+    assert_eq!(
+        (error.kind(), error.verdict()),
+        (FaultKind::SharedSession, Verdict::Retry)
+    );
+    let text = error.to_string();
+    assert!(
+        text.contains(&server.url) && text.contains("session 7"),
+        "{text}"
+    );
+    assert_eq!(client.counters().faults(FaultKind::SharedSession), 1);
+    assert_eq!(
+        server.requests.load(Ordering::SeqCst),
+        1,
+        "the step was not sent"
+    );
+    // Nor is the other one's game closed with it.
+    drop(first);
+    client.drain().await;
+    second.step("Action: inventory").await.expect("a reply");
+    second.close().await.expect("closed");
+    // An id that was given back is free.
+    for _ in 0..3 {
+        let mut session = client.open(2).await.expect("opened");
+        session.step("Action: inventory").await.expect("a reply");
+        session.close().await.expect("closed");
+    }
+    assert_eq!((client.counters().open(), client.counters().opened), (0, 5));
+}
+
+#[tokio::test]
+async fn a_reward_that_no_training_can_compute_with_is_no_reward() {
+    for (reward, fits) in [
+        ("1e308", false),
+        ("-1e308", false),
+        ("3.5e38", false),
+        ("-3.4e38", true),
+        ("1e-60", true),
+    ] {
+        let body = format!(r#"{{"observation": "o", "done": false, "reward": {reward}}}"#);
+        let server = fake("/step", vec![Answer::Reply(200, body)]).await;
+        let mut session = client(&server.url, quick()).open(0).await.expect("opened");
+        match session.step("Action: inventory").await {
+            Ok(step) => assert!(fits && (step.reward as f32).is_finite(), "{reward}"),
+            Err(error) => {
+                assert!(
+                    !fits && error.to_string().contains("beyond all bounds"),
+                    "{error}"
+                );
+                assert_eq!(error.kind(), FaultKind::Protocol);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_so_many_sessions_are_open_at_a_server() {
+    let server = builtin::start("builtin").await.expect("started");
+    let options = ClientOptions {
+        sessions_max: Some(2),
+        ..ClientOptions::default()
+    };
+    let client = client(&server.url, options);
+    let first = client.open(0).await.expect("opened");
+    let mut second = client.open(1).await.expect("opened");
+    let third = tokio::spawn({
+        let client = client.clone();
+        async move { client.open(2).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!third.is_finished() && client.counters().open() == 2);
+    drop(first);
+    let third = third.await.expect("no panic").expect("opened");
+    // An episode that needs another session in place of its own does not wait for itself.
+    second.let_go();
+    let error = second.step("Action: inventory").await.expect_err("let go");
+    assert!(error.to_string().contains("let go"), "{error}");
+    let fresh = client.open(1).await.expect("opened");
+    for session in [third, fresh] {
+        session.close().await.expect("closed");
+    }
+    client.drain().await;
+    assert_eq!((client.counters().open(), client.counters().opened), (0, 4));
+    server.stop().await;
+}
+
+/// Sessions that are kept are open, too.
+#[tokio::test]
+async fn kept_sessions_are_taken_before_new_ones_are_opened() {
+    let most = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&most);
+    let create = move || {
+        let id = counted.fetch_add(1, Ordering::SeqCst);
+        async move { axum::Json(serde_json::json!({"id": id})) }
+    };
+    let url = opening_by(axum::routing::post(create)).await;
+    let options = ClientOptions {
+        sessions_max: Some(2),
+        ..ClientOptions::default()
+    };
+    let client = EnvClient::new(spec("sciworld").expect("known"), &[url], options).expect("valid");
+    let opening: Vec<_> = (0..8)
+        .map(|item| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let session = client.open(item).await?;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                session.close().await
+            })
+        })
+        .collect();
+    for played in opening {
+        played.await.expect("no panic").expect("played");
+    }
+    assert_eq!(most.load(Ordering::SeqCst), 2);
+    assert_eq!((client.counters().opened, client.counters().reused), (2, 6));
 }

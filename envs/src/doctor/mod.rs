@@ -19,6 +19,7 @@ use speed::probe;
 use crate::client::{ClientOptions, EnvClient};
 use crate::error::EnvError;
 use crate::spec::{Actions, CreateBody, EnvSpec, ErrorShape, IdInReply, Items, Replay};
+use crate::text::without_secrets;
 
 /// A session id that no server has given out.
 const NO_SESSION: i64 = 987_654_321;
@@ -51,6 +52,8 @@ impl Default for DoctorOptions {
 }
 
 struct Doctor<'a> {
+    /// Hears what is done next.
+    tell: &'a (dyn Fn(&str) + Sync),
     spec: &'static EnvSpec,
     url: &'a str,
     http: reqwest::Client,
@@ -58,11 +61,12 @@ struct Doctor<'a> {
     checks: Vec<Check>,
 }
 
-/// Examines a server.
+/// Examines a server. `tell` hears what is done next, since some of it takes minutes.
 pub async fn examine(
     spec: &'static EnvSpec,
     url: &str,
     options: &DoctorOptions,
+    tell: impl Fn(&str) + Sync,
 ) -> Result<Report, EnvError> {
     let url = url.trim_end_matches('/');
     let limits = ClientOptions {
@@ -78,6 +82,7 @@ pub async fn examine(
         .build()
         .map_err(|error| EnvError::Client(error.to_string()))?;
     let mut doctor = Doctor {
+        tell: &tell,
         spec,
         url,
         http,
@@ -86,9 +91,13 @@ pub async fn examine(
     };
     let mut speeds = Vec::new();
     if doctor.answers().await && doctor.plays().await {
+        tell("opening the same tasks again …");
         doctor.repeats().await;
+        tell("looking which items there are …");
         doctor.item_range().await;
+        tell("sending bad requests …");
         doctor.errors().await;
+        tell("opening and closing sessions …");
         doctor.leaks(options.leaks).await;
         for clients in &options.clients {
             // What is dear to open is not opened by the dozen.
@@ -97,13 +106,26 @@ pub async fn examine(
                 _ => *clients,
             };
             if speeds.iter().all(|speed: &Speed| speed.clients != clients) {
-                speeds.push(doctor.speed(clients, options.measure_s).await);
+                tell(&format!(
+                    "measuring with {clients} at once for {} s, and until each has made a step …",
+                    options.measure_s
+                ));
+                let speed = doctor.speed(clients, options.measure_s).await;
+                if speed.steps == 0 {
+                    let found = format!(
+                        "no step was finished with {clients} at once, {} failed",
+                        speed.failures
+                    );
+                    doctor.note("speed", Verdict::Bad, found);
+                }
+                speeds.push(speed);
             }
         }
+        tell("closing the last sessions …");
         doctor.client.drain().await;
     }
     Ok(Report {
-        url: url.to_owned(),
+        url: without_secrets(url),
         task: spec.name,
         checks: doctor.checks,
         speeds,
@@ -144,6 +166,7 @@ impl Doctor<'_> {
     }
 
     async fn answers(&mut self) -> bool {
+        (self.tell)("looking whether the server answers …");
         let root = match self.url.strip_suffix(self.spec.path_prefix) {
             Some(root) => root.to_owned(),
             None => {
@@ -194,6 +217,7 @@ impl Doctor<'_> {
     }
 
     async fn plays(&mut self) -> bool {
+        (self.tell)("opening a session …");
         let mut session = match self.client.open(self.item()).await {
             Ok(session) => session,
             Err(error) => {

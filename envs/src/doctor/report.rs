@@ -39,12 +39,14 @@ pub struct Check {
 pub struct Speed {
     /// Clients, each with a session of its own.
     pub clients: usize,
+    /// Steps that were made.
+    pub steps: usize,
     /// Steps in all, per second.
     pub steps_per_s: f64,
-    /// Median and 99th percentile of a step, in milliseconds.
-    pub step_ms: (f64, f64),
+    /// Median and 99th percentile of a step, in milliseconds; none without a step.
+    pub step_ms: Option<(f64, f64)>,
     /// Median of opening a session, creation and reset, in milliseconds.
-    pub open_ms: f64,
+    pub open_ms: Option<f64>,
     /// Steps or openings that failed.
     pub failures: usize,
 }
@@ -66,7 +68,7 @@ impl Report {
     /// The worst verdict.
     pub fn verdict(&self) -> Verdict {
         let any = |verdict| self.checks.iter().any(|check| check.verdict == verdict);
-        if any(Verdict::Bad) {
+        if any(Verdict::Bad) || self.speeds.iter().any(|speed| speed.steps == 0) {
             Verdict::Bad
         } else if any(Verdict::Note) {
             Verdict::Note
@@ -92,15 +94,16 @@ impl fmt::Display for Report {
                 "clients", "steps/s", "step p50 ms", "step p99 ms", "open p50 ms", "failures"
             )?;
         }
+        let ms = |figure: Option<f64>| figure.map_or("–".to_owned(), |ms| format!("{ms:.2}"));
         for speed in &self.speeds {
             writeln!(
                 f,
-                "  {:>7} {:>10.1} {:>12.2} {:>12.2} {:>12.2} {:>8}",
+                "  {:>7} {:>10.1} {:>12} {:>12} {:>12} {:>8}",
                 speed.clients,
                 speed.steps_per_s,
-                speed.step_ms.0,
-                speed.step_ms.1,
-                speed.open_ms,
+                ms(speed.step_ms.map(|(median, _)| median)),
+                ms(speed.step_ms.map(|(_, late)| late)),
+                ms(speed.open_ms),
                 speed.failures
             )?;
         }
@@ -110,6 +113,7 @@ impl fmt::Display for Report {
             .iter()
             .filter(|check| check.verdict == Verdict::Bad);
         match (self.verdict(), bad.count()) {
+            (Verdict::Bad, 0) => write!(f, "Not fit for training: no step was finished."),
             (Verdict::Bad, count) => write!(f, "Not fit for training: {count} checks failed."),
             (Verdict::Note, _) => write!(f, "Fit for training; see the notes."),
             (Verdict::Good, _) => write!(f, "Fit for training."),

@@ -16,7 +16,7 @@ fn quick() -> DoctorOptions {
 async fn examined(address: &str, task: &str) -> Report {
     let server = builtin::start(address).await.expect("started");
     let spec = spec(task).expect("known");
-    let report = examine(spec, &server.url, &quick())
+    let report = examine(spec, &server.url, &quick(), |_| {})
         .await
         .expect("a report");
     assert!(report.to_string().contains(&server.url));
@@ -61,7 +61,9 @@ async fn a_server_of_another_environment_is_told_apart() {
 #[tokio::test]
 async fn nobody_at_the_address_is_one_clear_line() {
     let spec = spec("textcraft").expect("known");
-    let report = examine(spec, "http://127.0.0.1:9", &quick())
+    let told = std::sync::Mutex::new(Vec::new());
+    let tell = |what: &str| told.lock().unwrap().push(what.to_owned());
+    let report = examine(spec, "http://127.0.0.1:9", &quick(), tell)
         .await
         .expect("a report");
     assert_eq!(
@@ -69,6 +71,43 @@ async fn nobody_at_the_address_is_one_clear_line() {
         (1, Verdict::Bad),
         "{report}"
     );
+    assert_eq!(
+        told.into_inner().unwrap().len(),
+        1,
+        "said what it waits for"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn there_is_no_verdict_without_a_step_and_no_figure_that_is_none() {
+    let server = builtin::start("builtin").await.expect("started");
+    let known = spec("textcraft").expect("known");
+    let told = std::sync::Mutex::new(Vec::new());
+    let tell = |what: &str| told.lock().unwrap().push(what.to_owned());
+    // Opening takes longer than that.
+    let options = DoctorOptions {
+        measure_s: 0.0,
+        ..quick()
+    };
+    let mut report = examine(known, &server.url, &options, tell)
+        .await
+        .expect("a report");
+    server.stop().await;
+    assert!(
+        report.speeds.iter().all(|speed| speed.steps > 0),
+        "{report}"
+    );
+    let told = told.into_inner().unwrap();
+    assert!(
+        told.len() > 6 && told.iter().any(|line| line.starts_with("measuring with 4")),
+        "{told:?}"
+    );
+    // Whose steps all fail is not fit, whatever else was found.
+    let speed = &mut report.speeds[0];
+    (speed.steps, speed.steps_per_s, speed.step_ms, speed.open_ms) = (0, 0.0, None, None);
+    assert!(!report.to_string().contains("NaN"), "{report}");
+    assert_eq!(report.verdict(), Verdict::Bad);
+    assert!(report.to_string().contains("Not fit"), "{report}");
 }
 
 /// The original's sessions that were never reset cannot be closed.

@@ -32,6 +32,9 @@ const SAMPLE_BYTES: usize = 1 << 20;
 
 const PROGRESS_EVERY: u64 = 64 << 20;
 
+/// Longest line: a passage is some hundred words.
+const LINE_BYTES_MAX: u64 = 64 << 20;
+
 /// Where the passages are.
 #[derive(Debug)]
 pub struct Corpus {
@@ -51,9 +54,9 @@ pub(super) type Line = (u64, u32);
 impl Corpus {
     /// A file of JSON lines.
     pub fn open(path: &Path) -> Result<Self, EnvError> {
-        let file = File::open(path).map_err(|error| EnvError::Corpus {
+        let file = crate::files::regular(path).map_err(|problem| EnvError::Corpus {
             path: path.to_owned(),
-            problem: error.to_string(),
+            problem,
         })?;
         Ok(Self {
             path: path.to_owned(),
@@ -178,11 +181,15 @@ impl Index {
         let mut line = Vec::new();
         loop {
             line.clear();
-            let read = reader
+            let read = (&mut reader)
+                .take(LINE_BYTES_MAX + 1)
                 .read_until(b'\n', &mut line)
                 .map_err(|error| corpus.bad(error))?;
             if read == 0 {
                 break;
+            }
+            if read as u64 > LINE_BYTES_MAX {
+                return Err(corpus.bad(format!("the line at byte {at} is too long")));
             }
             if !line.trim_ascii().is_empty() {
                 let problem = |problem: String| {
@@ -250,8 +257,11 @@ impl Index {
             let mut bytes = &bytes[..];
             let mut passage = 0;
             while let (Some(step), Some(times)) = (take(&mut bytes), take(&mut bytes)) {
-                passage += step;
-                let length = self.lengths[passage as usize] as f32;
+                passage = u32::saturating_add(passage, step);
+                let Some(length) = self.lengths.get(passage as usize) else {
+                    break;
+                };
+                let length = *length as f32;
                 let times = times as f32;
                 let norm = K1 * (1.0 - B + B * length / mean);
                 *scores.entry(passage).or_default() += weight * times / (times + norm);
@@ -302,7 +312,7 @@ impl Index {
 
     /// `None` if there is no file, or it belongs to another corpus or version.
     fn read(at: &Path, mark: &[u8; 32]) -> Option<Self> {
-        let mut file = BufReader::with_capacity(1 << 20, File::open(at).ok()?);
+        let mut file = BufReader::with_capacity(1 << 20, crate::files::regular(at).ok()?);
         let mut head = [0; 40];
         file.read_exact(&mut head).ok()?;
         if head[..8] != MAGIC[..] || head[8..] != mark[..] {
@@ -360,7 +370,7 @@ fn put(bytes: &mut Vec<u8>, mut value: u32) {
 
 fn take(bytes: &mut &[u8]) -> Option<u32> {
     let mut value = 0;
-    for shift in (0..).step_by(7) {
+    for shift in (0..u32::BITS).step_by(7) {
         let (first, rest) = bytes.split_first()?;
         *bytes = rest;
         value |= u32::from(first & 0x7f) << shift;

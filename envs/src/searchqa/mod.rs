@@ -80,7 +80,7 @@ impl Library {
             path: questions.to_owned(),
             problem,
         };
-        let text = std::fs::read_to_string(questions).map_err(|error| bad(error.to_string()))?;
+        let text = crate::files::read_text(questions).map_err(bad)?;
         let questions = read_questions(&text).map_err(bad)?;
         let beside = || {
             let mut name = corpus.as_os_str().to_owned();

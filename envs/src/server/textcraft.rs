@@ -146,7 +146,10 @@ impl App for Textcraft {
                 })
             }),
             // The original has the paths, but not the functions behind them.
-            _ => Err(Refusal::Failed),
+            _ => {
+                asked.query_integer("id")?;
+                Err(Refusal::Failed)
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 //! a given list: task ids follow from the order, and a directory's own order differs between
 //! machines.
 
+use std::io::Read as _;
 use std::path::Path;
 
 use serde_json::Value;
@@ -35,16 +36,17 @@ impl RecipeBook {
         let mut builder = BookBuilder::default();
         for file in files {
             let path = folder.join(file);
-            let size = std::fs::metadata(&path)
-                .map_err(|error| bad(&path, &error))?
-                .len();
+            let mut file = crate::files::regular(&path).map_err(|problem| bad(&path, &problem))?;
+            let size = file.metadata().map_err(|error| bad(&path, &error))?.len();
             if size > FILE_BYTES_MAX {
                 return Err(bad(
                     &path,
                     &format!("{size} bytes; at most {FILE_BYTES_MAX}"),
                 ));
             }
-            let text = std::fs::read(&path).map_err(|error| bad(&path, &error))?;
+            let mut text = Vec::new();
+            file.read_to_end(&mut text)
+                .map_err(|error| bad(&path, &error))?;
             let json: Value = serde_json::from_slice(&text).map_err(|error| bad(&path, &error))?;
             add(&mut builder, &json).map_err(|problem| bad(&path, &problem))?;
         }

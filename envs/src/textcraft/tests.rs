@@ -1,5 +1,5 @@
-//! Books, tasks, worlds and their solutions. Tests on Minecraft's recipes run where
-//! `AGENTGYM_DATA` names a folder that holds `textcraft-recipes`.
+//! Books, tasks, worlds and their solutions. Tests on Minecraft's recipes need `AGENTGYM_DATA`, a
+//! folder that holds `textcraft-recipes`, and are ignored by name (`minecraft`) without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::spec::spec;
 
-fn minecraft() -> Option<PathBuf> {
-    let data = std::env::var_os("AGENTGYM_DATA")?;
-    Some(Path::new(&data).join("textcraft-recipes"))
+fn minecraft() -> PathBuf {
+    let data = std::env::var_os("AGENTGYM_DATA").expect("AGENTGYM_DATA names a folder");
+    Path::new(&data).join("textcraft-recipes")
 }
 
 fn transcript() -> serde_json::Value {
@@ -98,8 +98,9 @@ fn ids_follow_names_within_a_depth() {
 }
 
 #[test]
+#[ignore = "needs AGENTGYM_DATA, a folder with textcraft-recipes; scripts/test.sh runs it where it is set"]
 fn minecraft_recipes_in_order_of_name_give_the_recorded_goals() {
-    let Some(folder) = minecraft() else { return };
+    let folder = minecraft();
     let book = RecipeBook::from_folder(&folder).expect("the recipes are readable");
     assert_eq!(book.recipes().len(), 613);
     assert_eq!(
@@ -113,8 +114,9 @@ fn minecraft_recipes_in_order_of_name_give_the_recorded_goals() {
 }
 
 #[test]
+#[ignore = "needs AGENTGYM_DATA, a folder with textcraft-recipes; scripts/test.sh runs it where it is set"]
 fn minecraft_recipes_in_the_recorded_order_give_the_recorded_tasks() {
-    let Some(folder) = minecraft() else { return };
+    let folder = minecraft();
     let transcript = transcript();
     let order: Vec<String> = serde_json::from_value(transcript["recipe_file_order"].clone())
         .expect("a list of file names");
@@ -160,8 +162,9 @@ fn assert_goals(book: &RecipeBook, recorded: &serde_json::Value) {
 }
 
 #[test]
+#[ignore = "needs AGENTGYM_DATA, a folder with textcraft-recipes; scripts/test.sh runs it where it is set"]
 fn every_minecraft_goal_is_solved_and_shown_with_its_distractors() {
-    let Some(folder) = minecraft() else { return };
+    let folder = minecraft();
     let book = RecipeBook::from_folder(&folder).expect("the recipes are readable");
     let tasks = Tasks::of_book(book);
     solve_all(&tasks);

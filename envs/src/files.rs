@@ -1,0 +1,32 @@
+//! Files that an address names. Only regular ones are opened: a pipe may never answer, and a
+//! device may never end.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+/// Of lists and questions, which are read whole.
+const BYTES_MAX: u64 = 1 << 30;
+
+/// Opens a regular file; the error says in words what it is.
+pub(crate) fn regular(path: &Path) -> Result<File, String> {
+    let found = std::fs::metadata(path).map_err(|error| error.to_string())?;
+    match found.is_file() {
+        true => File::open(path).map_err(|error| error.to_string()),
+        false => Err("is no regular file; give one".to_owned()),
+    }
+}
+
+/// Reads a file of text whole.
+pub(crate) fn read_text(path: &Path) -> Result<String, String> {
+    let mut text = String::new();
+    let mut file = regular(path)?.take(BYTES_MAX + 1);
+    file.read_to_string(&mut text)
+        .map_err(|error| error.to_string())?;
+    match text.len() as u64 > BYTES_MAX {
+        false => Ok(text),
+        true => Err(format!(
+            "has more than {BYTES_MAX} bytes; give a shorter one"
+        )),
+    }
+}
