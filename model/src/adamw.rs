@@ -128,6 +128,7 @@ impl AdamWState {
                 let pass = step.pass(&moments.shape);
                 pass.run(old.numbers(), &mut numbers, moments);
             }
+            tensor_file::check_finite(name, &numbers)?;
             Ok((*name, numbers))
         })?;
         for (name, numbers) in updated {
@@ -193,7 +194,9 @@ impl AdamWState {
         for (name, moments) in &self.moments {
             for (kind, numbers) in MOMENTS.into_iter().zip([&moments.first, &moments.second]) {
                 let entry = tensor_file::entry(name, moments.shape.clone(), numbers);
-                entries.insert(format!("{kind}.{name}"), entry);
+                let name = format!("{kind}.{name}");
+                entry.check_finite(&name)?;
+                entries.insert(name, entry);
             }
         }
         tensor_file::save(

@@ -7,16 +7,18 @@
 //! they cannot.
 
 mod guard;
+mod limit;
 mod python;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use minijinja::{Environment, UndefinedBehavior};
+use minijinja::{Environment, ErrorKind, UndefinedBehavior};
 use serde_json::Value as Json;
 
-use self::guard::Guarded;
-use crate::tokenizer::{Tokenizer, excerpt, find_first, read_files};
+use self::guard::{GUARD, Guarded};
+use self::limit::Limited;
+use crate::tokenizer::{Needles, Part, Tokenizer, excerpt, read_files};
 use crate::{Error, Result};
 
 /// Where a template and the names of its special tokens are found.
@@ -29,6 +31,13 @@ const FILES: [&str; 3] = [
 /// template neither trims nor looks for.
 const OPEN: char = '\u{E000}';
 const CLOSE: char = '\u{E001}';
+/// Most instructions of one rendering. A message takes some tens, and tens of thousands
+/// of messages have room.
+const INSTRUCTIONS_MAX: u64 = 10_000_000;
+/// Most bytes of one rendering beyond [`CONTENTS_MAX`] times its contents.
+const TEXT_MAX: usize = 16 << 20;
+/// How often a template may repeat its contents.
+const CONTENTS_MAX: usize = 4;
 
 /// Who speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -79,7 +88,10 @@ pub struct Chat {
     template: String,
     /// `bos_token`, `eos_token` … as templates see them.
     named_tokens: BTreeMap<String, String>,
-    special: Vec<String>,
+    /// The special strings.
+    special: Needles,
+    /// What contents are guarded from: the special strings, and what guards them.
+    guarded: Needles,
     path: PathBuf,
 }
 
@@ -95,8 +107,8 @@ impl Chat {
     /// messages.
     pub fn from_files(files: &BTreeMap<String, Vec<u8>>, dir: &Path) -> Result<Option<Self>> {
         let [file, config_file, tokenizer_file] = FILES;
-        let config = json(files, config_file, dir)?;
-        let tokenizer = json(files, tokenizer_file, dir)?;
+        let config: Json = json(files, config_file, dir)?.unwrap_or_default();
+        let tokenizer: TokenizerFile = json(files, tokenizer_file, dir)?.unwrap_or_default();
         let (path, template) = match (files.get(file), embedded_template(&config)) {
             (Some(bytes), _) => {
                 let path = dir.join(file);
@@ -113,7 +125,7 @@ impl Chat {
             .into_iter()
             .filter_map(|name| Some((name.to_owned(), token_text(config.get(name)?)?)))
             .collect();
-        let special = (tokenizer.get("added_tokens").and_then(Json::as_array))
+        let special = (tokenizer.added_tokens.as_array())
             .into_iter()
             .flatten()
             .filter(|token| token.get("special").and_then(Json::as_bool) == Some(true))
@@ -130,7 +142,16 @@ impl Chat {
         special: Vec<String>,
         path: PathBuf,
     ) -> Result<Self> {
+        let needles = || special.iter().map(String::as_str);
+        let search = Needles::new(needles());
+        let search =
+            search.and_then(|special| Ok((special, Needles::new(needles().chain([GUARD]))?)));
+        let (special, guarded) = search.map_err(|message| Error::Template {
+            path: path.clone(),
+            message,
+        })?;
         let mut environment = Environment::new();
+        environment.set_fuel(Some(INSTRUCTIONS_MAX));
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -156,6 +177,7 @@ impl Chat {
             template,
             named_tokens,
             special,
+            guarded,
             path,
         })
     }
@@ -186,18 +208,48 @@ impl Chat {
         for (name, token) in &self.named_tokens {
             context.insert(name.clone(), Json::from(token.as_str()));
         }
-        self.environment
-            .get_template("chat")
-            .and_then(|template| template.render(minijinja::value::Serde(context)))
-            .map_err(|e| self.bad(format!("the chat template cannot render: {e}")))
+        let contents: usize = messages.iter().map(|message| message.content.len()).sum();
+        let bytes_max = contents
+            .saturating_mul(CONTENTS_MAX)
+            .saturating_add(TEXT_MAX);
+        let mut text = Limited::new(bytes_max);
+        let rendered = (self.environment.get_template("chat")).and_then(|template| {
+            let context = minijinja::value::Serde(context);
+            (template.render_captured_to(context, &mut text)).map(drop)
+        });
+        match rendered {
+            Ok(_) => Ok(text.into_string()),
+            Err(e) if text.is_full() => Err(self.bad(format!(
+                "the chat template writes more than {bytes_max} bytes for contents of {contents}, \
+                 so it repeats something for ever; correct the template ({e})"
+            ))),
+            Err(e) if e.kind() == ErrorKind::OutOfFuel => Err(self.bad(format!(
+                "the chat template has not ended after {INSTRUCTIONS_MAX} instructions, so it \
+                 loops for ever; correct the template ({e})"
+            ))),
+            Err(e) => Err(self.bad(format!("the chat template cannot render: {e}"))),
+        }
     }
 
     /// Ids of an episode's first prompt, the opening of the first reply included.
     pub fn prompt_ids(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>> {
+        let all = usize::MAX;
+        let ids = self.prompt_ids_within(tokenizer, messages, all)?;
+        Ok(ids.expect("no text has more ids than any number"))
+    }
+
+    /// [`Self::prompt_ids`]; `None` where its length alone shows that the prompt has more
+    /// than `ids_max` ids, in which case it is not encoded.
+    pub fn prompt_ids_within(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        ids_max: usize,
+    ) -> Result<Option<Vec<u32>>> {
         let mut messages = messages.to_vec();
-        let guarded = Guarded::new(&mut messages, &self.special);
+        let guarded = Guarded::new(&mut messages, &self.guarded);
         let text = self.render(&messages, true)?;
-        tokenizer.encode_parts(&guarded.parts(&text))
+        encode_within(tokenizer, &guarded.parts(&text), ids_max)
     }
 
     /// What the template puts around an observation, found by rendering a
@@ -224,15 +276,62 @@ impl Chat {
         ended_with_eos: bool,
         observation: &str,
     ) -> Result<Vec<u32>> {
+        let all = usize::MAX;
+        let ids = self.observation_ids_within(tokenizer, ended_with_eos, observation, all)?;
+        Ok(ids.expect("no text has more ids than any number"))
+    }
+
+    /// [`Self::observation_ids`]; `None` where its length alone shows that the observation
+    /// has more than `ids_max` ids, in which case it is not encoded.
+    pub fn observation_ids_within(
+        &self,
+        tokenizer: &Tokenizer,
+        ended_with_eos: bool,
+        observation: &str,
+        ids_max: usize,
+    ) -> Result<Option<Vec<u32>>> {
+        let (guarded, text) = self.bridged(ended_with_eos, observation)?;
+        encode_within(tokenizer, &guarded.parts(&text), ids_max)
+    }
+
+    /// The beginning of an observation that its length alone shows to have more than
+    /// `ids_max` ids, `bytes_min` long or as much longer as it takes for this to show;
+    /// the whole where it does not.
+    pub fn shortest_above<'a>(
+        &self,
+        tokenizer: &Tokenizer,
+        observation: &'a str,
+        ids_max: usize,
+        bytes_min: usize,
+    ) -> Result<&'a str> {
+        let Some(bytes) = tokenizer.bytes_above(ids_max) else {
+            return Ok(observation);
+        };
+        let mut bytes = bytes.max(bytes_min);
+        // A template may trim it, and composing may shorten it, so this takes a look.
+        while bytes < observation.len() {
+            let start = &observation[..observation.floor_char_boundary(bytes)];
+            let (guarded, text) = self.bridged(true, start)?;
+            if tokenizer.ids_min(&guarded.parts(&text)) > ids_max {
+                return Ok(start);
+            }
+            bytes = bytes.saturating_mul(2);
+        }
+        Ok(observation)
+    }
+
+    /// What is appended after a reply, with the special strings of the observation kept
+    /// apart.
+    fn bridged(&self, ended_with_eos: bool, observation: &str) -> Result<(Guarded, String)> {
         let mut messages = [Message::new(Role::User, observation)];
-        let guarded = Guarded::new(&mut messages, &self.special);
+        let guarded = Guarded::new(&mut messages, &self.guarded);
         let [message] = messages;
         let (mut text, bridge) = self.after_reply(&message.content)?;
         if ended_with_eos {
             text.clear();
         }
         text.push_str(&bridge);
-        tokenizer.encode_parts(&guarded.parts(&text))
+        Ok((guarded, text))
     }
 
     /// The id that ends a turn of the policy.
@@ -322,8 +421,7 @@ impl Chat {
         let Some((_, text)) = text.split_once(&reply) else {
             return Err(self.bad("the chat template leaves out an earlier reply".to_owned()));
         };
-        let end = find_first(text, self.special.iter().map(String::as_str));
-        let Some((start, token)) = end else {
+        let Some((start, token)) = self.special.first(text) else {
             return Err(self.bad(format!(
                 "no special token follows a reply (found {:?}), so generation could not stop; \
                  give the folder a template that ends each turn with one",
@@ -355,13 +453,42 @@ fn first_difference(a: &str, b: &str) -> (String, String) {
     (excerpt(&a[same..]), excerpt(&b[same..]))
 }
 
-/// A JSON file, `null` where there is none.
-fn json(files: &BTreeMap<String, Vec<u8>>, name: &str, dir: &Path) -> Result<Json> {
-    let bytes = files.get(name).map_or(b"null".as_slice(), Vec::as_slice);
-    serde_json::from_slice(bytes).map_err(|e| Error::Json {
-        path: dir.join(name),
-        message: e.to_string(),
-    })
+/// What is read here of `tokenizer.json`, whose vocabulary has some megabytes.
+#[derive(Default, serde::Deserialize)]
+struct TokenizerFile {
+    #[serde(default)]
+    added_tokens: Json,
+}
+
+/// Ids of a rendering, unless its length alone shows more than `ids_max` of them.
+fn encode_within(
+    tokenizer: &Tokenizer,
+    parts: &[Part<'_>],
+    ids_max: usize,
+) -> Result<Option<Vec<u32>>> {
+    // Most texts have fewer bytes than that, and need no closer look.
+    let bytes: usize = parts.iter().map(|part| part.text.len()).sum();
+    if bytes > ids_max && tokenizer.ids_min(parts) > ids_max {
+        return Ok(None);
+    }
+    tokenizer.encode_parts(parts).map(Some)
+}
+
+/// A JSON file, `None` where there is none.
+fn json<T: serde::de::DeserializeOwned>(
+    files: &BTreeMap<String, Vec<u8>>,
+    name: &str,
+    dir: &Path,
+) -> Result<Option<T>> {
+    let Some(bytes) = files.get(name) else {
+        return Ok(None);
+    };
+    serde_json::from_slice(bytes)
+        .map(Some)
+        .map_err(|e| Error::Json {
+            path: dir.join(name),
+            message: e.to_string(),
+        })
 }
 
 fn embedded_template(config: &Json) -> Option<String> {

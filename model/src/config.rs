@@ -116,8 +116,8 @@ impl ModelConfig {
                     .to_owned(),
             });
         }
-        let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
-        let raw = serde_json::from_str(&text).map_err(|e| Error::Json {
+        let text = crate::files::read(&path)?;
+        let raw = serde_json::from_slice(&text).map_err(|e| Error::Json {
             path: path.clone(),
             message: e.to_string(),
         })?;
@@ -148,10 +148,7 @@ impl ModelConfig {
             max_position_embeddings: reader.size("max_position_embeddings")?,
             rms_norm_eps: reader.number("rms_norm_eps")?.unwrap_or(1e-6),
             rope_theta: reader.rope_theta()?,
-            tie_word_embeddings: raw
-                .get("tie_word_embeddings")
-                .and_then(Value::as_bool)
-                .unwrap_or(false),
+            tie_word_embeddings: reader.switch("tie_word_embeddings")?,
             value_head: reader.has_value_head(architecture)?,
             raw: raw.clone(),
         };
@@ -168,6 +165,26 @@ impl ModelConfig {
         raw.insert("id2label".into(), json!({"0": "value"}));
         raw.insert("label2id".into(), json!({"value": 0}));
         Self::from_json(raw, path)
+    }
+
+    /// The same model, whose file says that its weights are float32, as every model is
+    /// saved here: `transformers` loads what the file says.
+    pub(crate) fn saying_float32(&self) -> Self {
+        let mut config = self.clone();
+        // `torch_dtype` is what versions before 5 read and later ones still do.
+        let given: Vec<&str> = ["dtype", "torch_dtype"]
+            .into_iter()
+            .filter(|key| self.raw.contains_key(*key))
+            .collect();
+        let keys = if given.is_empty() {
+            vec!["torch_dtype"]
+        } else {
+            given
+        };
+        for key in keys {
+            config.raw.insert(key.into(), json!("float32"));
+        }
+        config
     }
 
     /// Numbers of all query heads of a token.
@@ -277,28 +294,56 @@ impl Reader<'_> {
 
     /// Options that change the arithmetic and are not computed here.
     fn check_variants(&self, architecture: Architecture) -> Result<()> {
-        match self.raw.get("hidden_act").and_then(Value::as_str) {
-            None | Some("silu") => {}
+        match self.raw.get("hidden_act") {
+            None | Some(Value::Null) => {}
+            Some(act) if act == "silu" => {}
             Some(act) => {
-                return Err(self.unsupported(format!("hidden_act {act:?}; only \"silu\" is")));
+                return Err(self.unsupported(format!(
+                    "hidden_act {act} is not supported, only \"silu\" is"
+                )));
             }
         }
-        if self.raw.get("use_sliding_window").and_then(Value::as_bool) == Some(true) {
-            return Err(self.unsupported("sliding-window attention is not supported".to_owned()));
-        }
-        let kinds = self.raw.get("layer_types").and_then(Value::as_array);
-        if let Some(kind) = kinds
-            .into_iter()
-            .flatten()
-            .find(|&kind| kind != "full_attention")
+        if let Some(found) = (self.raw.get("quantization_config")).filter(|found| !found.is_null())
         {
+            let method = found.get("quant_method").and_then(Value::as_str);
             return Err(self.unsupported(format!(
-                "layer_types has {kind}; only \"full_attention\" is supported"
+                "quantization_config ({}) is not supported; give a model whose weights are plain bfloat16, \
+                 float16 or float32",
+                method.unwrap_or("no quant_method")
             )));
         }
-        let biased = self.raw.get("attention_bias").and_then(Value::as_bool);
-        if architecture == Architecture::Qwen3 && biased == Some(true) {
+        if self.switch("use_sliding_window")? {
+            return Err(self.unsupported(
+                "use_sliding_window true is not supported; attention over everything before is"
+                    .to_owned(),
+            ));
+        }
+        self.check_layer_types()?;
+        let biased = self.switch("attention_bias")?;
+        if architecture == Architecture::Qwen3 && biased {
             return Err(self.unsupported("attention_bias of Qwen3 is not supported".to_owned()));
+        }
+        Ok(())
+    }
+
+    fn check_layer_types(&self) -> Result<()> {
+        const KEY: &str = "layer_types";
+        let kinds = match self.raw.get(KEY) {
+            None | Some(Value::Null) => return Ok(()),
+            Some(Value::Array(kinds)) => kinds,
+            Some(other) => return Err(self.bad(format!("{KEY} must be a list, found {other}"))),
+        };
+        if let Some(kind) = kinds.iter().find(|&kind| kind != "full_attention") {
+            return Err(self.unsupported(format!(
+                "{KEY} has {kind}; only \"full_attention\" is supported"
+            )));
+        }
+        let layers = self.size("num_hidden_layers")?;
+        if kinds.len() != layers {
+            return Err(self.bad(format!(
+                "{KEY} has {} entries, num_hidden_layers is {layers}",
+                kinds.len()
+            )));
         }
         Ok(())
     }
@@ -319,35 +364,125 @@ impl Reader<'_> {
         }
     }
 
+    /// The base as `transformers` 5 reads it: `rope_parameters` (or `rope_scaling`,
+    /// its name before) comes before the key beside it. Where versions of
+    /// `transformers` disagree, and where the frequencies are scaled, the file is refused.
     fn rope_theta(&self) -> Result<f64> {
-        let parameters = self.raw.get("rope_parameters").and_then(Value::as_object);
-        for scaling in [
-            parameters,
-            self.raw.get("rope_scaling").and_then(Value::as_object),
-        ]
-        .into_iter()
-        .flatten()
-        {
-            let kind = scaling
-                .get("rope_type")
-                .or(scaling.get("type"))
-                .and_then(Value::as_str);
-            if let Some(kind) = kind.filter(|&kind| kind != "default") {
-                return Err(self.unsupported(format!(
-                    "rope type {kind:?} is not supported, only \"default\" is"
-                )));
+        const THETA: &str = "rope_theta";
+        let given = |key: &str| self.raw.get(key).filter(|value| !value.is_null());
+        let beside = self.number(THETA)?;
+        let (key, value) = match (given("rope_parameters"), given("rope_scaling")) {
+            (Some(_), Some(_)) => {
+                return Err(self.unsupported(
+                    "rope_parameters and rope_scaling are both given, and transformers reads one of them; \
+                     leave the other out"
+                        .to_owned(),
+                ));
+            }
+            (Some(value), None) => ("rope_parameters", value),
+            (None, Some(value)) => ("rope_scaling", value),
+            (None, None) => return self.checked_theta(THETA, beside.unwrap_or(10_000.0)),
+        };
+        let Some(inside) = value.as_object() else {
+            return Err(self.bad(format!("{key} must be an object or null, found {value}")));
+        };
+        if let Some((layer, _)) = inside.iter().find(|(_, value)| value.is_object()) {
+            return Err(self.unsupported(format!(
+                "{key} has parameters by kind of layer ({layer}); one rope_type and one rope_theta for all \
+                 layers are supported"
+            )));
+        }
+        for name in ["rope_type", "type"] {
+            match inside.get(name) {
+                None | Some(Value::Null) => {}
+                Some(kind) if kind == "default" => {}
+                Some(kind) => {
+                    return Err(self.unsupported(format!(
+                        "{key}.{name} {kind} is not supported, only \"default\" is"
+                    )));
+                }
             }
         }
-        let inner = parameters
-            .and_then(|p| p.get("rope_theta"))
-            .and_then(Value::as_f64);
-        match inner {
-            Some(theta) => Ok(theta),
-            None => Ok(self.number("rope_theta")?.unwrap_or(10_000.0)),
+        let rotated = [
+            inside.get("partial_rotary_factor"),
+            self.raw.get("partial_rotary_factor"),
+        ];
+        if let Some(factor) = rotated
+            .into_iter()
+            .flatten()
+            .find(|f| f.as_f64() != Some(1.0))
+        {
+            return Err(self.unsupported(format!(
+                "partial_rotary_factor {factor} is not supported, only 1 is"
+            )));
+        }
+        let theta = match inside.get(THETA) {
+            None | Some(Value::Null) => beside.unwrap_or(10_000.0),
+            Some(theta) => theta.as_f64().ok_or_else(|| {
+                self.bad(format!("{key}.{THETA} must be a number, found {theta}"))
+            })?,
+        };
+        if let Some(other) = beside.filter(|other| key == "rope_scaling" && *other != theta) {
+            return Err(self.unsupported(format!(
+                "{key}.{THETA} is {theta} and {THETA} is {other}; versions of transformers differ in which they \
+                 read, so give one of them"
+            )));
+        }
+        self.checked_theta(&format!("{key}.{THETA}"), theta)
+    }
+
+    fn checked_theta(&self, key: &str, theta: f64) -> Result<f64> {
+        match theta > 0.0 && theta.is_finite() {
+            true => Ok(theta),
+            false => Err(self.bad(format!("{key} must be greater than 0, found {theta}"))),
         }
     }
 
+    /// A switch; absent and null are `false`, as in `transformers`.
+    fn switch(&self, key: &str) -> Result<bool> {
+        match self.raw.get(key) {
+            None | Some(Value::Null) => Ok(false),
+            Some(value) => value
+                .as_bool()
+                .ok_or_else(|| self.bad(format!("{key} must be true or false, found {value}"))),
+        }
+    }
+
+    /// Sizes far beyond any model would be listed, added up and asked of the allocator before a
+    /// single weight is read.
+    fn check_limits(&self, config: &ModelConfig) -> Result<()> {
+        for (key, found, most) in [
+            ("hidden_size", config.hidden_size, 1 << 20),
+            ("intermediate_size", config.intermediate_size, 1 << 22),
+            ("num_hidden_layers", config.num_hidden_layers, 1 << 12),
+            ("num_attention_heads", config.num_attention_heads, 1 << 16),
+            ("vocab_size", config.vocab_size, 1 << 24),
+            (
+                "max_position_embeddings",
+                config.max_position_embeddings,
+                1 << 28,
+            ),
+        ] {
+            if found > most {
+                return Err(self.unsupported(format!(
+                    "{key} {found} is beyond any model; at most {most} is"
+                )));
+            }
+        }
+        // Both become f32, in which they must be numbers too.
+        for (key, found) in [
+            ("rms_norm_eps", config.rms_norm_eps),
+            ("rope_theta", config.rope_theta),
+        ] {
+            if !(found > 0.0 && found <= f64::from(f32::MAX)) {
+                return Err(self.bad(format!("{key} must be positive and finite, found {found}")));
+            }
+        }
+        Ok(())
+    }
+
     fn check_sizes(&self, config: &ModelConfig) -> Result<()> {
+        self.check_limits(config)?;
         let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
         let width = config.head_dim;
         let derived = self.raw.get("head_dim").is_none_or(Value::is_null)
@@ -399,6 +534,103 @@ mod tests {
             r#""rope_parameters": {"rope_theta": 7.5, "rope_type": "default"}"#,
         );
         assert_eq!(parse(&newer).unwrap().rope_theta, 7.5);
+    }
+
+    /// What Qwen2Config and Qwen3Config of transformers 5.23 make of the same keys.
+    #[test]
+    fn the_rotary_base_is_read_as_transformers_reads_it_or_refused() {
+        let with = |keys: &str| parse(&GOOD.replace("\"rope_theta\": 5000.0", keys));
+        let other = "\"some\": 1";
+        for (keys, theta) in [
+            (other, 10_000.0),
+            (r#""rope_theta": null, "rope_scaling": null"#, 10_000.0),
+            (
+                r#""rope_scaling": {"rope_type": "default", "rope_theta": 500000}"#,
+                500_000.0,
+            ),
+            (
+                r#""rope_scaling": {"type": "default"}, "rope_theta": 7.0"#,
+                7.0,
+            ),
+            (
+                r#""rope_scaling": {"rope_theta": 7}, "rope_theta": 7.0"#,
+                7.0,
+            ),
+            (
+                r#""rope_parameters": {"rope_theta": 500000}, "rope_theta": 7.0"#,
+                500_000.0,
+            ),
+            (
+                r#""rope_parameters": {"rope_theta": 3.5, "partial_rotary_factor": 1.0}"#,
+                3.5,
+            ),
+        ] {
+            assert_eq!(with(keys).unwrap().rope_theta, theta, "{keys}");
+        }
+        for (keys, words) in [
+            (
+                r#""rope_scaling": {"rope_theta": 500000}, "rope_theta": 7.0"#,
+                ["500000", "rope_theta is 7"],
+            ),
+            (
+                r#""rope_scaling": {"type": "default"}, "rope_parameters": {}"#,
+                ["rope_scaling", "rope_parameters"],
+            ),
+            (
+                r#""rope_scaling": {"rope_type": "linear", "factor": 2.0}"#,
+                ["rope_scaling.rope_type", "linear"],
+            ),
+            (
+                r#""rope_scaling": {"type": "dynamic"}"#,
+                ["rope_scaling.type", "dynamic"],
+            ),
+            (
+                r#""rope_parameters": {"rope_type": "llama3"}"#,
+                ["rope_parameters.rope_type", "llama3"],
+            ),
+            (
+                r#""rope_scaling": {"rope_type": "default", "type": "yarn"}"#,
+                ["rope_scaling.type", "yarn"],
+            ),
+            (r#""rope_scaling": "yarn""#, ["rope_scaling", "object"]),
+            (
+                r#""rope_parameters": {"rope_theta": "5e5"}"#,
+                ["rope_parameters.rope_theta", "number"],
+            ),
+            (
+                r#""rope_parameters": {"rope_theta": 0}"#,
+                ["rope_parameters.rope_theta", "greater than 0"],
+            ),
+            (r#""rope_theta": -1"#, ["rope_theta", "greater than 0"]),
+            (
+                r#""rope_parameters": {"full_attention": {"rope_theta": 5}}"#,
+                ["full_attention", "one rope_type"],
+            ),
+            (
+                r#""rope_parameters": {"partial_rotary_factor": 0.5}"#,
+                ["partial_rotary_factor 0.5", "only 1"],
+            ),
+        ] {
+            let message = with(keys).unwrap_err().to_string();
+            for word in words.iter().chain(&["config.json"]) {
+                assert!(message.contains(word), "{keys}: {message}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_saved_says_float32_under_the_keys_it_has() {
+        let said = |keys: &str| {
+            let text = GOOD.replace("\"odd key\": [1]", keys);
+            let raw = parse(&text).unwrap().saying_float32().raw;
+            ["dtype", "torch_dtype"].map(|key| raw.get(key).cloned())
+        };
+        let float32 = || Some(json!("float32"));
+        assert_eq!(said(r#""dtype": "bfloat16""#), [float32(), None]);
+        assert_eq!(said(r#""torch_dtype": "float16""#), [None, float32()]);
+        let both = r#""torch_dtype": "bfloat16", "dtype": "bfloat16""#;
+        assert_eq!(said(both), [float32(), float32()]);
+        assert_eq!(said(r#""odd key": [1]"#), [None, float32()]);
     }
 
     #[test]
@@ -473,6 +705,33 @@ mod tests {
                 "\"odd key\": [1]",
                 "\"use_sliding_window\": true",
                 "sliding",
+            ),
+            (
+                "\"odd key\": [1]",
+                "\"use_sliding_window\": \"yes\"",
+                "use_sliding_window",
+            ),
+            (
+                "\"odd key\": [1]",
+                "\"layer_types\": [\"full_attention\", \"full_attention\"]",
+                "layer_types has 2 entries, num_hidden_layers is 3",
+            ),
+            (
+                "\"odd key\": [1]",
+                "\"layer_types\": \"full_attention\"",
+                "a list",
+            ),
+            (
+                "\"odd key\": [1]",
+                "\"quantization_config\": {\"quant_method\": \"gptq\", \"bits\": 4}",
+                "quantization_config (gptq)",
+            ),
+            ("\"odd key\": [1]", "\"hidden_act\": \"gelu\"", "gelu"),
+            ("\"odd key\": [1]", "\"hidden_act\": 3", "hidden_act 3"),
+            (
+                "\"odd key\": [1]",
+                "\"tie_word_embeddings\": 1",
+                "tie_word_embeddings must be true or false",
             ),
             ("\"hidden_size\": 64", "\"hidden_size\": 63", "63"),
             ("\"hidden_size\": 64", "\"hidden_size\": -1", "hidden_size"),

@@ -61,6 +61,14 @@ impl Critic {
         }
     }
 
+    /// The same critic, whose `config.json` says the dtype as saved.
+    #[must_use]
+    pub fn saying_float32(self) -> Self {
+        Critic {
+            model: self.model.saying_float32(),
+        }
+    }
+
     /// Writes the folder in Hugging Face's layout. Equal critics give equal bytes.
     pub fn save(&self, dir: &Path) -> Result<()> {
         self.model.save(dir)

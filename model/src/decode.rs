@@ -4,7 +4,7 @@
 use crate::Result;
 use crate::gpu;
 use crate::network::{Batch, Cache, Network, Numbers};
-use crate::sampler::Draw;
+use crate::sampler::{Draw, Drawn};
 
 /// Raw logits, a row for each sequence whose next token is wanted.
 pub(crate) enum Logits<'a> {
@@ -72,8 +72,8 @@ impl Decoder {
 }
 
 impl Logits<'_> {
-    /// An id for each row, and its log-probability.
-    pub(crate) fn draw(&self, draws: &[Draw<'_>]) -> Result<Vec<(u32, f32)>> {
+    /// An id for each row.
+    pub(crate) fn draw(&self, draws: &[Draw<'_>]) -> Result<Vec<Drawn>> {
         match self {
             Logits::Host { rows, vocabulary } => {
                 let rows = rows.chunks_exact(*vocabulary);

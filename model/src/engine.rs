@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::decode::Decoder;
 use crate::network::{Batch, Cache};
-use crate::sampler::{Draw, Sampling};
+use crate::sampler::{Draw, Drawn, Sampling};
 use crate::{Error, Policy, Result};
 
 /// Fewest tokens in common for which one sequence waits for another's keys and values.
@@ -74,6 +74,9 @@ pub struct TurnDone {
     pub token_ids: Vec<u32>,
     /// Their log-probabilities, as [`crate::score()`] gives them.
     pub log_probs: Vec<f32>,
+    /// Where top_k or top_p cuts: by token, the log of the probability that they left
+    /// to draw from, nats. `log_probs` less this is what the ids were drawn with.
+    pub log_kept_masses: Option<Vec<f32>>,
     /// Why it ended.
     pub finish: Finish,
 }
@@ -105,6 +108,7 @@ struct Active {
     turn: Turn,
     token_ids: Vec<u32>,
     log_probs: Vec<f32>,
+    log_kept_masses: Option<Vec<f32>>,
 }
 
 #[derive(Debug)]
@@ -192,6 +196,7 @@ impl Engine {
             .tokens_max
             .min(network.positions_max() - sequence.ids.len());
         sequence.active = Some(Active {
+            log_kept_masses: turn.sampling.cuts().then(Vec::new),
             turn,
             token_ids: Vec::new(),
             log_probs: Vec::new(),
@@ -238,6 +243,11 @@ impl Engine {
         self.queue.is_empty() && self.running.is_empty()
     }
 
+    /// Ids sampled so far.
+    pub fn tokens_sampled(&self) -> u64 {
+        self.stats.tokens_sampled
+    }
+
     /// What it did so far.
     pub fn stats(&self) -> EngineStats {
         EngineStats {
@@ -278,15 +288,19 @@ impl Engine {
         let mut done = Vec::new();
         for (number, mut sequence) in active {
             if sequence.pending().is_empty()
-                && let Some((id, log_prob)) = drawn.next()
+                && let Some(drawn) = drawn.next()
             {
                 let open = sequence
                     .active
                     .as_mut()
                     .expect("a running sequence has a turn");
                 let turn = &open.turn;
+                let id = drawn.id;
                 open.token_ids.push(id);
-                open.log_probs.push(log_prob);
+                open.log_probs.push(drawn.log_prob);
+                if let Some(masses) = &mut open.log_kept_masses {
+                    masses.push(drawn.log_kept_mass);
+                }
                 sequence.ids.push(id);
                 self.stats.tokens_sampled += 1;
                 let finish = if turn.stop_ids.contains(&id) {
@@ -300,6 +314,7 @@ impl Engine {
                     let Active {
                         token_ids,
                         log_probs,
+                        log_kept_masses,
                         ..
                     } = sequence.active.take().expect("the turn is still there");
                     self.running.retain(|&running| running != number);
@@ -307,6 +322,7 @@ impl Engine {
                         sequence: number,
                         token_ids,
                         log_probs,
+                        log_kept_masses,
                         finish,
                     });
                 }
@@ -468,7 +484,7 @@ impl Engine {
 
     /// Runs pending tokens and draws the next id of every sequence that has none left;
     /// the ids and their log-probabilities.
-    fn forward(&mut self, active: &mut [(u64, Sequence)]) -> Result<Vec<(u32, f32)>> {
+    fn forward(&mut self, active: &mut [(u64, Sequence)]) -> Result<Vec<Drawn>> {
         let mut budget = self.options.prefill_chunk;
         let mut takes = Vec::with_capacity(active.len());
         let mut last_rows = Vec::new();

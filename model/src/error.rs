@@ -49,6 +49,16 @@ pub enum Error {
         /// The parser's answer.
         source: safetensors::SafeTensorError,
     },
+    /// Training has led to numbers that no model can have.
+    #[error("tensor {tensor} holds {found} numbers of {all} that are not finite")]
+    NotFinite {
+        /// The tensor's name, or that of its moment.
+        tensor: String,
+        /// So many are not finite.
+        found: usize,
+        /// Of so many.
+        all: usize,
+    },
     /// The tokenizer cannot be loaded, trained or applied.
     #[error("{path}: {message}")]
     Tokenizer {

@@ -10,6 +10,7 @@ mod decode;
 mod device;
 mod engine;
 mod error;
+mod files;
 mod gpu;
 mod gradients;
 mod kernels;
@@ -37,7 +38,7 @@ pub use device::{Device, Dtype};
 pub use engine::{Engine, EngineOptions, EngineStats, Finish, Turn, TurnDone};
 pub use error::{Error, Result, Verdict};
 pub use gradients::{Gradients, PartialSum};
-pub use lora::{ALL_LINEAR, Adapter, LORA_MODULES, LoraOptions};
+pub use lora::{ALL_LINEAR, Adapter, LORA_MODULES, LoraOptions, factor_names};
 pub use parallel::ComputeOptions;
 pub use policy::Policy;
 pub use sampler::Sampling;
@@ -51,3 +52,14 @@ pub use weights::{Parameter, Weights, parameter_shapes};
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod damaged;
+#[cfg(test)]
+#[path = "../../tests/mutations.rs"]
+mod mutations;
+
+/// Readers of foreign bytes are tested for what they take, too.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: mutations::Counting = mutations::Counting;

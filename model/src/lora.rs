@@ -36,6 +36,9 @@ pub const ALL_LINEAR: &str = "all-linear";
 pub(crate) const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
+/// Largest rank: no weight of a known model has so many rows.
+const RANK_MAX: usize = 65_536;
+
 /// PEFT's names of the two factors behind a module's own name.
 const PREFIX: &str = "base_model.model.";
 pub(crate) const FACTOR_A: &str = ".lora_A.weight";
@@ -57,11 +60,19 @@ impl LoraOptions {
         alpha: f64,
         modules: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, String> {
-        let rank = usize::try_from(rank).ok().filter(|rank| *rank > 0);
-        let rank = rank.ok_or("the rank of an adapter is at least 1")?;
+        let rank = usize::try_from(rank).ok();
+        let rank = rank.filter(|rank| (1..=RANK_MAX).contains(rank));
+        let rank = rank.ok_or_else(|| {
+            format!("the rank of an adapter is at least 1 and at most {RANK_MAX}")
+        })?;
         if !(alpha.is_finite() && alpha > 0.0) {
             return Err(format!(
                 "the alpha of an adapter is positive, found {alpha}"
+            ));
+        }
+        if !((alpha / rank as f64) as f32).is_finite() {
+            return Err(format!(
+                "the alpha of an adapter over its rank is a number of 32 bits, found {alpha} over {rank}"
             ));
         }
         let mut wanted = [false; LORA_MODULES.len()];
@@ -124,7 +135,7 @@ impl LoraOptions {
 }
 
 /// Names of the factors of a module such as `model.layers.0.self_attn.q_proj`.
-pub(crate) fn factor_names(module: &str) -> [String; 2] {
+pub fn factor_names(module: &str) -> [String; 2] {
     [FACTOR_A, FACTOR_B].map(|factor| format!("{PREFIX}{module}{factor}"))
 }
 
@@ -295,12 +306,12 @@ fn uniform(seed: u64, name: &str, count: usize, bound: f64) -> Vec<f32> {
 /// computed differently from PEFT is refused.
 fn read_config(dir: &Path) -> Result<(LoraOptions, String)> {
     let path = dir.join(CONFIG);
-    let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
+    let text = crate::files::read(&path)?;
     let bad = |message: String| Error::Json {
         path: path.clone(),
         message,
     };
-    let raw: Map<String, Value> = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+    let raw: Map<String, Value> = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
     let is = |key: &str, plain: &[Value]| {
         let value = raw.get(key).unwrap_or(&Value::Null);
         value.is_null() || plain.contains(value)

@@ -89,10 +89,15 @@ pub(crate) fn map<T: Send>(
         }
     };
     std::thread::scope(|scope| {
-        for _ in 1..options.threads.min(count) {
-            scope.spawn(run);
-        }
+        let others = 1..options.threads.min(count);
+        let others: Vec<_> = others.map(|_| scope.spawn(run)).collect();
         run();
+        for other in others {
+            if let Err(panic) = other.join() {
+                // With its own words: a scope would only say that a thread panicked.
+                std::panic::resume_unwind(panic);
+            }
+        }
     });
     let mut done = done
         .into_inner()

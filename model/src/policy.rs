@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::gpu::{self, Gpu};
 use crate::gradients::Spare;
 use crate::network::{Network, rope_table};
+use crate::weights::weight_files;
 use crate::{
     Adapter, Chat, Device, Error, ModelConfig, Parameter, Result, Tokenizer, Weights, critic,
 };
@@ -45,28 +46,35 @@ impl Policy {
         let policy = Self::load_any(dir, device)?;
         match policy.config.value_head {
             false => Ok(policy),
-            true => Err(Error::Unsupported {
-                path: dir.join("config.json"),
-                message: "is a critic's: it gives values and cannot generate".to_owned(),
-            }),
+            true => Err(is_critic(dir)),
         }
+    }
+
+    /// Looks whether a folder holds a policy that [`Policy::load`] could read, without reading
+    /// its weights or its vocabulary.
+    ///
+    /// # Errors
+    /// What `load` would say of the config and the chat template, or a file that is missing.
+    pub fn check(dir: &Path) -> Result<ModelConfig> {
+        let config = ModelConfig::load(dir)?;
+        if config.value_head {
+            return Err(is_critic(dir));
+        }
+        crate::files::open(&dir.join("tokenizer.json"))?;
+        Chat::load(dir)?.ok_or_else(|| no_template(dir))?;
+        for file in weight_files(dir)? {
+            crate::files::open(&file)?;
+        }
+        Ok(config)
     }
 
     /// Reads a policy's folder or a critic's.
     pub(crate) fn load_any(dir: &Path, device: &Device) -> Result<Self> {
         let config = ModelConfig::load(dir)?;
         let tokenizer = Tokenizer::load(dir)?;
-        let chat = Chat::load(dir)?.ok_or_else(|| Error::Template {
-            path: dir.join("chat_template.jinja"),
-            message: "the folder has no chat template; take an instruct model or add the file"
-                .to_owned(),
-        })?;
+        let chat = Chat::load(dir)?.ok_or_else(|| no_template(dir))?;
         let path = dir.join(GENERATION_CONFIG);
-        let generation = match std::fs::read(&path) {
-            Ok(bytes) => Some(bytes.into()),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
-            Err(source) => return Err(Error::Io { path, source }),
-        };
+        let generation = crate::files::read_if_there(&path)?.map(Into::into);
         let weights = Weights::load(dir, &config)?;
         Self::assemble(
             (config, weights),
@@ -158,6 +166,15 @@ impl Policy {
             network: Arc::new(network),
             ..self.clone()
         })
+    }
+
+    /// The same policy, whose `config.json` says the dtype as saved.
+    #[must_use]
+    pub fn saying_float32(self) -> Self {
+        Policy {
+            config: Arc::new(self.config.saying_float32()),
+            ..self
+        }
     }
 
     /// The same policy, computed on `device`.
@@ -319,6 +336,21 @@ impl Policy {
 
     pub(crate) fn network(&self) -> &Network {
         &self.network
+    }
+}
+
+fn is_critic(dir: &Path) -> Error {
+    Error::Unsupported {
+        path: dir.join("config.json"),
+        message: "is a critic's: it gives values and cannot generate".to_owned(),
+    }
+}
+
+fn no_template(dir: &Path) -> Error {
+    Error::Template {
+        path: dir.join("chat_template.jinja"),
+        message: "the folder has no chat template; take an instruct model or add the file"
+            .to_owned(),
     }
 }
 

@@ -4,6 +4,7 @@
 
 use crate::kernels::distribution::Distribution;
 use crate::kernels::head::inverse_temperature;
+use crate::kernels::ln;
 
 /// How the next id is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -45,6 +46,11 @@ impl Sampling {
         Ok(())
     }
 
+    /// Whether top_k or top_p leaves ids out.
+    pub(crate) fn cuts(&self) -> bool {
+        !self.is_greedy() && (self.top_k > 0 || self.top_p < 1.0)
+    }
+
     fn is_greedy(&self) -> bool {
         self.greedy || self.temperature == 0.0
     }
@@ -57,21 +63,28 @@ impl Sampling {
         })
     }
 
-    /// Draws an id; returns it with its log-probability over the whole vocabulary at
-    /// the temperature (1 for temperature 0), top_k and top_p not counted.
-    fn draw(&self, logits: &[f32], uniform: impl FnOnce() -> f64) -> (u32, f32) {
+    fn draw(&self, logits: &[f32], uniform: impl FnOnce() -> f64) -> Drawn {
         let distribution = Distribution::of(logits, self.inverse_temperature());
+        let mut log_kept_mass = 0.0;
         let id = if self.is_greedy() {
             most_probable(logits)
         } else {
             let weights = distribution.weights(logits);
-            if self.top_k == 0 && self.top_p >= 1.0 {
-                pick(weights.iter().copied().enumerate(), uniform())
+            if self.cuts() {
+                let all = total(weights.iter().copied());
+                let kept = self.kept(weights);
+                let share = total(kept.iter().map(|&(_, weight)| weight)) / all;
+                log_kept_mass = ln(share.min(1.0) as f32) as f32;
+                pick(kept.into_iter(), uniform())
             } else {
-                pick(self.kept(weights).into_iter(), uniform())
+                pick(weights.iter().copied().enumerate(), uniform())
             }
         };
-        (id as u32, distribution.log_prob(logits[id]))
+        Drawn {
+            id: id as u32,
+            log_prob: distribution.log_prob(logits[id]),
+            log_kept_mass,
+        }
     }
 
     /// The ids that top_k and then top_p leave, in id order, with their weights.
@@ -93,6 +106,18 @@ impl Sampling {
     }
 }
 
+/// An id that was drawn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Drawn {
+    pub(crate) id: u32,
+    /// Over the whole vocabulary at the temperature (1 for temperature 0), top_k and
+    /// top_p not counted.
+    pub(crate) log_prob: f32,
+    /// Log of the probability that top_k and top_p left to draw from, nats; 0 where
+    /// nothing is cut.
+    pub(crate) log_kept_mass: f32,
+}
+
 /// One id to be drawn: how, and by which random number.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Draw<'a> {
@@ -105,8 +130,8 @@ pub(crate) struct Draw<'a> {
 }
 
 impl Draw<'_> {
-    /// Draws from a row of logits; the id and its log-probability.
-    pub(crate) fn of(&self, logits: &[f32]) -> (u32, f32) {
+    /// Draws from a row of logits.
+    pub(crate) fn of(&self, logits: &[f32]) -> Drawn {
         let number = || uniform(self.stream, self.turn, self.token);
         self.sampling.draw(logits, number)
     }
@@ -124,9 +149,13 @@ impl Draw<'_> {
 
     /// Whether top_k or top_p leaves ids out.
     pub(crate) fn cuts(&self) -> bool {
-        let Sampling { top_k, top_p, .. } = *self.sampling;
-        !self.sampling.is_greedy() && (top_k > 0 || top_p < 1.0)
+        self.sampling.cuts()
     }
+}
+
+/// In the order given, so that equal sets have equal sums.
+fn total(weights: impl Iterator<Item = f32>) -> f64 {
+    weights.map(f64::from).sum()
 }
 
 fn most_probable(logits: &[f32]) -> usize {
@@ -183,8 +212,8 @@ mod tests {
         let count = |sampling: Sampling| {
             let mut counts = [0usize; 5];
             for token in 0..20_000 {
-                let (id, _) = sampling.draw(&LOGITS, || uniform(&[7; 32], 3, token));
-                counts[id as usize] += 1;
+                let drawn = sampling.draw(&LOGITS, || uniform(&[7; 32], 3, token));
+                counts[drawn.id as usize] += 1;
             }
             counts
         };
@@ -225,17 +254,63 @@ mod tests {
             greedy: true,
             ..Sampling::default()
         };
-        let (id, log_prob) = greedy.draw(&LOGITS, || panic!("greedy draws no number"));
-        assert_eq!(id, 1);
+        let drawn = greedy.draw(&LOGITS, || panic!("greedy draws no number"));
+        assert_eq!((drawn.id, drawn.log_kept_mass), (1, 0.0));
         let total: f64 = LOGITS.iter().map(|&z| f64::from(z).exp()).sum();
-        assert!((f64::from(log_prob) - (2.0 - total.ln())).abs() < 1e-6);
+        assert!((f64::from(drawn.log_prob) - (2.0 - total.ln())).abs() < 1e-6);
         let cold = Sampling {
             temperature: 0.0,
             ..Sampling::default()
         };
-        assert_eq!(
-            cold.draw(&LOGITS, || panic!("zero is greedy")),
-            (id, log_prob)
-        );
+        assert_eq!(cold.draw(&LOGITS, || panic!("zero is greedy")), drawn);
+    }
+
+    /// The probability of an id among those that are left is that over the whole
+    /// vocabulary, divided by what is left: how often it is drawn.
+    #[test]
+    fn what_a_cut_leaves_turns_log_probs_into_those_that_were_drawn_from() {
+        let all = Sampling {
+            temperature: 0.8,
+            ..Sampling::default()
+        };
+        let weights = LOGITS.map(|z| (f64::from(z) / 0.8).exp());
+        let mass = |ids: &[usize]| {
+            let kept: f64 = ids.iter().map(|&id| weights[id]).sum();
+            (kept / weights.iter().sum::<f64>()).ln()
+        };
+        for (sampling, kept) in [
+            (all, &[0, 1, 2, 3, 4][..]),
+            (Sampling { top_k: 2, ..all }, &[1, 3]),
+            (Sampling { top_k: 9, ..all }, &[0, 1, 2, 3, 4]),
+            (Sampling { top_p: 0.9, ..all }, &[1, 3, 4]),
+            // Of the 3 ids that top_k leaves, top_p keeps the two it reaches 0.8 with.
+            (
+                Sampling {
+                    top_k: 3,
+                    top_p: 0.8,
+                    ..all
+                },
+                &[1, 3],
+            ),
+        ] {
+            let mut shares = [0.0; 5];
+            for token in 0..20_000 {
+                let drawn = sampling.draw(&LOGITS, || uniform(&[7; 32], 3, token));
+                let expected = mass(kept);
+                assert!((f64::from(drawn.log_kept_mass) - expected).abs() < 1e-6);
+                let behaviour = f64::from(drawn.log_prob - drawn.log_kept_mass).exp();
+                shares[drawn.id as usize] += 1.0 / behaviour / 20_000.0;
+            }
+            // Counts over probabilities: 1 for each id that can be drawn.
+            for id in 0..5 {
+                let expected = f64::from(u8::from(kept.contains(&id)));
+                assert!(
+                    (shares[id] - expected).abs() < 0.15,
+                    "{sampling:?} {id} {shares:?}"
+                );
+            }
+        }
+        let whole = all.draw(&LOGITS, || 0.5);
+        assert_eq!(whole.log_kept_mass.to_bits(), 0);
     }
 }

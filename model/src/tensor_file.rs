@@ -52,6 +52,11 @@ pub(crate) fn flat(numbers: &[f32]) -> Entry<'_> {
 }
 
 impl Entry<'_> {
+    /// Refuses numbers that are not finite: nobody could load the file.
+    pub(crate) fn check_finite(&self, name: &str) -> Result<()> {
+        check_finite(name, self.numbers)
+    }
+
     fn write(&self, file: &mut impl Write) -> std::io::Result<()> {
         let numbers = match self.turned {
             true => Cow::Owned(transpose(self.numbers, self.shape[1], self.shape[0])),
@@ -67,6 +72,20 @@ impl Entry<'_> {
         }
         Ok(())
     }
+}
+
+/// Refuses numbers that are not finite.
+pub(crate) fn check_finite(name: &str, numbers: &[f32]) -> Result<()> {
+    // Without a branch in the loop: a pass at the speed of memory.
+    let finite = |all: bool, x: &f32| all & x.is_finite();
+    if numbers.iter().fold(true, finite) {
+        return Ok(());
+    }
+    Err(Error::NotFinite {
+        tensor: name.to_owned(),
+        found: numbers.iter().filter(|x| !x.is_finite()).count(),
+        all: numbers.len(),
+    })
 }
 
 /// Writes one file, tensor by tensor: none of it is held in memory a second time.
@@ -134,7 +153,7 @@ impl TensorFile {
         file.read_exact(&mut header).map_err(Error::io(path))?;
         let header: Metadata = serde_json::from_slice(&header)
             .map_err(|e| unreadable(SafeTensorError::InvalidHeaderDeserialization(e)))?;
-        if start + header.data_len() as u64 != length {
+        if start.checked_add(header.data_len() as u64) != Some(length) {
             return Err(unreadable(SafeTensorError::MetadataIncompleteBuffer));
         }
         Ok(TensorFile {
@@ -207,10 +226,9 @@ pub(crate) fn save_sharded<'a>(
     let write = |file: &str, shard: &[(&'a str, &'a Parameter)]| {
         let mut entries = BTreeMap::new();
         for (name, tensor) in shard {
-            entries.insert(
-                (*name).to_owned(),
-                entry(name, tensor.shape().to_vec(), tensor.numbers()),
-            );
+            let entry = entry(name, tensor.shape().to_vec(), tensor.numbers());
+            entry.check_finite(name)?;
+            entries.insert((*name).to_owned(), entry);
         }
         save(&dir.join(file), &entries, &format)
     };

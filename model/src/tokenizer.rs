@@ -5,9 +5,15 @@
 //! an environment or a task is not: the same characters in it are spelled out
 //! as ordinary tokens, so that no web page can end a turn or open a system message.
 
+mod length;
+mod needles;
+
 use std::collections::BTreeMap;
+use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
+use self::length::IdLength;
+pub(crate) use self::needles::Needles;
 use crate::{Error, Result};
 
 /// Files of a tokenizer that are carried along unchanged; the first is required.
@@ -28,6 +34,10 @@ pub struct Tokenizer {
     /// Special strings are spelled out.
     spelling: tokenizers::Tokenizer,
     special: BTreeMap<String, u32>,
+    /// The keys of `special`.
+    needles: Needles,
+    /// How much text an id can stand for, where that is known.
+    id_length: Option<IdLength>,
     vocab_size: usize,
     files: BTreeMap<String, Vec<u8>>,
     path: PathBuf,
@@ -57,14 +67,16 @@ impl Tokenizer {
         let json = files
             .get(FILES[0])
             .ok_or_else(|| bad("is missing; a policy folder needs it".to_owned()))?;
-        let mut parsing = tokenizers::Tokenizer::from_bytes(json)
+        // The library panics at some damaged files instead of refusing them.
+        let mut parsing = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json))
+            .unwrap_or_else(|_| Err("its reader gave up".into()))
             .map_err(|e| bad(format!("not a tokenizer: {e}; copy the file again")))?;
         // Cutting or filling up belongs to callers who know why they do it.
         parsing
             .with_truncation(None)
             .map_err(|e| bad(e.to_string()))?;
         parsing.with_padding(None);
-        let special = parsing
+        let special: BTreeMap<String, u32> = parsing
             .get_added_tokens_decoder()
             .into_iter()
             .filter(|(_, token)| token.special)
@@ -73,10 +85,13 @@ impl Tokenizer {
         let highest = parsing.get_vocab(true).into_values().max();
         let mut spelling = parsing.clone();
         spelling.set_encode_special_tokens(true);
+        let needles = Needles::new(special.keys().map(String::as_str)).map_err(bad)?;
         let tokenizer = Tokenizer {
+            id_length: IdLength::of(&parsing),
             parsing,
             spelling,
             special,
+            needles,
             vocab_size: highest.map_or(0, |id| id as usize + 1),
             files: (FILES.iter())
                 .filter_map(|&name| Some((name.to_owned(), files.get(name)?.clone())))
@@ -145,8 +160,20 @@ impl Tokenizer {
 
     /// The first special string in `text`, the longest where several begin at the
     /// same place: its start and its spelling.
-    pub(crate) fn find_special<'a>(&'a self, text: &str) -> Option<(usize, &'a str)> {
-        find_first(text, self.special.keys().map(String::as_str))
+    pub(crate) fn find_special<'a>(&self, text: &'a str) -> Option<(usize, &'a str)> {
+        self.needles.first(text)
+    }
+
+    /// So many ids at least come out of [`Self::encode_parts`], told without encoding
+    /// anything. 0 where this kind of tokenizer allows no such statement.
+    pub(crate) fn ids_min(&self, parts: &[Part<'_>]) -> usize {
+        (self.id_length).map_or(0, |length| length.ids_min(parts.iter().map(|p| p.text)))
+    }
+
+    /// A text of so many bytes, all of them ASCII, has more than `ids` ids; `None` where
+    /// that is not known.
+    pub(crate) fn bytes_above(&self, ids: usize) -> Option<usize> {
+        self.id_length.map(|length| length.bytes_above(ids))
     }
 
     /// Ids of text put together from trusted and untrusted stretches.
@@ -216,26 +243,11 @@ pub(crate) fn read_files(dir: &Path, names: &[&str]) -> Result<BTreeMap<String, 
     let mut files = BTreeMap::new();
     for &name in names {
         let path = dir.join(name);
-        match std::fs::read(&path) {
-            Ok(bytes) => {
-                files.insert(name.to_owned(), bytes);
-            }
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(Error::io(path)(e)),
+        if let Some(bytes) = crate::files::read_if_there(&path)? {
+            files.insert(name.to_owned(), bytes);
         }
     }
     Ok(files)
-}
-
-/// The needle that begins first in `text`, the longest of those that tie.
-pub(crate) fn find_first<'a>(
-    text: &str,
-    needles: impl Iterator<Item = &'a str>,
-) -> Option<(usize, &'a str)> {
-    needles
-        .filter(|needle| !needle.is_empty())
-        .filter_map(|needle| text.find(needle).map(|start| (start, needle)))
-        .min_by_key(|&(start, needle)| (start, std::cmp::Reverse(needle.len())))
 }
 
 /// The first 80 characters, for messages.
@@ -248,4 +260,4 @@ pub(crate) fn excerpt(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

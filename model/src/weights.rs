@@ -240,7 +240,8 @@ pub(crate) fn transpose(x: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     y
 }
 
-fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
+/// The files of the weights, by the index where there is one.
+pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let index = dir.join("model.safetensors.index.json");
     if !index.exists() {
         return Ok(vec![dir.join("model.safetensors")]);
@@ -249,8 +250,8 @@ fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
         path: index.clone(),
         message,
     };
-    let text = std::fs::read_to_string(&index).map_err(Error::io(&index))?;
-    let value: serde_json::Value = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+    let text = crate::files::read(&index)?;
+    let value: serde_json::Value = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
     let map = value
         .get("weight_map")
         .and_then(|map| map.as_object())

@@ -1,4 +1,6 @@
 use super::*;
+use crate::tokenizer::tests::find_first;
+use proptest::prelude::*;
 
 fn fixtures() -> PathBuf {
     crate::tests::fixtures().join("qwen2-tiny")
@@ -257,4 +259,136 @@ fn tojson_is_pythons() {
         render("{{ {'a': [1]} | tojson(indent=2) }}"),
         "{\n  \"a\": [\n    1\n  ]\n}"
     );
+}
+
+/// [`Guarded`] by its definition: every placeholder is looked for in all of the text.
+fn parts_by_definition(
+    messages: &mut [Message],
+    special: &[&str],
+    text: impl Fn(&[Message]) -> String,
+) -> Vec<(String, bool)> {
+    let mut originals = Vec::new();
+    for message in &mut *messages {
+        let content = std::mem::take(&mut message.content);
+        let mut rest = content.as_str();
+        let needles = || special.iter().copied().chain([GUARD]);
+        while let Some((start, found)) = find_first(rest, needles()) {
+            let mark = format!("{GUARD}{}{CLOSE}", originals.len());
+            message.content += &rest[..start];
+            message.content += &mark;
+            originals.push((mark, found.to_owned()));
+            rest = &rest[start + found.len()..];
+        }
+        message.content += rest;
+    }
+    let text = text(messages);
+    let (mut parts, mut rest) = (Vec::new(), text.as_str());
+    while let Some((start, mark)) =
+        find_first(rest, originals.iter().map(|(mark, _)| mark.as_str()))
+    {
+        let original = originals.iter().find(|(known, _)| known == mark).unwrap();
+        parts.push((rest[..start].to_owned(), true));
+        parts.push((original.1.clone(), false));
+        rest = &rest[start + mark.len()..];
+    }
+    parts.push((rest.to_owned(), true));
+    parts
+}
+
+proptest! {
+    #[test]
+    fn guarding_is_what_it_is_by_definition(
+        contents in prop::collection::vec(prop::collection::vec(
+            prop::sample::select(vec![
+                "<|im_end|>", "<|im_", "end|>", "a", "\u{E000}", "\u{E000}guarded ", "0", "1", "12", "007", "\u{E001}", "<e>", "<e",
+            ]), 0..16), 1..4),
+        forged in prop::sample::select(vec!["", "\u{E000}guarded 1\u{E001}", "\u{E000}guarded 01\u{E001}",
+            "\u{E000}guarded 99999999999999999999\u{E001}", "\u{E000}guarded \u{E001}"]),
+        cut in 0_usize..80,
+    ) {
+        let special = ["<|im_end|>", "<e>", "<e", ""];
+        // A template may repeat contents, cut them and write what it likes.
+        let template = |messages: &[Message]| {
+            let text: String = messages.iter().map(|message| message.content.as_str()).collect();
+            let some: String = text.chars().take(cut).collect();
+            format!("{forged}{text}{forged}{some}{}", &forged[..forged.floor_char_boundary(5)])
+        };
+        let messages = || contents.iter().map(|pieces| user(&pieces.concat())).collect::<Vec<_>>();
+        let needles = Needles::new(special.into_iter().chain([GUARD])).unwrap();
+        let mut guarded_messages = messages();
+        let guarded = Guarded::new(&mut guarded_messages, &needles);
+        let text = template(&guarded_messages);
+        let parts: Vec<(String, bool)> = guarded.parts(&text).iter().map(|part| (part.text.to_owned(), part.trusted)).collect();
+        prop_assert_eq!(parts, parts_by_definition(&mut messages(), &special, template));
+    }
+}
+
+#[test]
+fn a_text_of_special_strings_alone_is_encoded_in_time() {
+    let (chat, tokenizer) = fixture();
+    // What took a second for each 500 of them, and eight times that for twice as many.
+    let text = "<|im_end|>".repeat(100_000);
+    let ids = chat.observation_ids(&tokenizer, true, &text).unwrap();
+    let end = tokenizer.token_to_id("<|im_end|>").unwrap();
+    assert_eq!(ids.iter().filter(|&&id| id == end).count(), 1);
+    assert!(tokenizer.decode(&ids, false).contains(&text));
+}
+
+#[test]
+fn a_text_that_cannot_fit_is_not_encoded() {
+    let (chat, tokenizer) = fixture();
+    let within = |text: &str, ids_max| {
+        chat.observation_ids_within(&tokenizer, true, text, ids_max)
+            .unwrap()
+    };
+    let text = "<|im_end|> words ".repeat(2000);
+    let ids = chat.observation_ids(&tokenizer, true, &text).unwrap();
+    assert_eq!(within(&text, ids.len()), Some(ids.clone()));
+    assert_eq!(within(&text, 10), None);
+    assert_eq!(
+        chat.prompt_ids_within(&tokenizer, &[user(&text)], 10)
+            .unwrap(),
+        None
+    );
+    // What is kept of it does not fit either, and is no longer than it takes.
+    let cut = |ids_max, bytes_min| {
+        chat.shortest_above(&tokenizer, &text, ids_max, bytes_min)
+            .unwrap()
+    };
+    assert_eq!(within(cut(10, 0), 10), None);
+    assert_eq!(cut(10, 0).len(), tokenizer.bytes_above(10).unwrap());
+    assert_eq!(cut(10, 3000).len(), 3000);
+    assert_eq!(cut(ids.len(), 0), text);
+    // Where the template trims it, the beginning says nothing about the whole.
+    let trimming = super::tests::chat(WITH_HEADERS);
+    let spaces = format!("{}word", " ".repeat(1_000_000));
+    let start = trimming.shortest_above(&tokenizer, &spaces, 10, 0).unwrap();
+    assert_eq!(start, spaces);
+    assert!(
+        trimming
+            .observation_ids_within(&tokenizer, true, &spaces, 100)
+            .unwrap()
+            .is_some()
+    );
+}
+
+#[test]
+fn a_template_that_does_not_end_is_refused() {
+    let refused = |template: &str| {
+        let message = chat(template)
+            .render(&[user("x")], false)
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("m/chat_template.jinja"), "{message}");
+        message
+    };
+    let loops = "{% for a in range(10000) %}{% for b in range(10000) %}{% set c = b %}{% endfor %}{% endfor %}";
+    assert!(refused(loops).contains("loops for ever"));
+    let writes = "{% for a in range(1000) %}{{ 'x' * 1000000 }}{% endfor %}";
+    assert!(refused(writes).contains("bytes for contents of 1"));
+    let calls = "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}";
+    assert!(refused(calls).contains("recursion limit"));
+    // Long conversations are within the limits.
+    let many: Vec<Message> = (0..5000).map(|_| user("a word or two")).collect();
+    assert!(chat(WITH_TOOLS).render(&many, true).is_ok());
 }

@@ -5,7 +5,7 @@ use super::backend::{Argument, Buffer, Launch, TILE};
 use super::matrix::{Matrix, Operands};
 use super::network::Network;
 use crate::Result;
-use crate::sampler::Draw;
+use crate::sampler::{Draw, Drawn};
 use crate::teacher_forced::Streams;
 
 /// Threads per block of the kernels that go through a vocabulary.
@@ -97,20 +97,22 @@ impl Network {
     }
 
     /// Draws an id from every row of logits, and gives its log-probability.
-    pub(crate) fn sample(&self, logits: &Matrix, draws: &[Draw<'_>]) -> Result<Vec<(u32, f32)>> {
+    pub(crate) fn sample(&self, logits: &Matrix, draws: &[Draw<'_>]) -> Result<Vec<Drawn>> {
         // Cutting a distribution needs it sorted, which the processor does.
         let rows = match draws.iter().any(Draw::cuts) {
             true => logits.download()?,
             false => Vec::new(),
         };
-        let number = |(row, draw): (usize, &Draw<'_>)| match draw.cuts() {
+        let mut log_kept_masses = vec![0.0; draws.len()];
+        let mut number = |(row, draw): (usize, &Draw<'_>)| match draw.cuts() {
             true => {
-                let (id, _) = draw.of(&rows[row * self.vocabulary..][..self.vocabulary]);
-                -2.0 - f64::from(id)
+                let drawn = draw.of(&rows[row * self.vocabulary..][..self.vocabulary]);
+                log_kept_masses[row] = drawn.log_kept_mass;
+                -2.0 - f64::from(drawn.id)
             }
             false => draw.uniform().unwrap_or(-1.0),
         };
-        let numbers: Vec<f64> = draws.iter().enumerate().map(number).collect();
+        let numbers: Vec<f64> = draws.iter().enumerate().map(&mut number).collect();
         let scales: Vec<f32> = draws.iter().map(Draw::inverse_temperature).collect();
         let (numbers, scales) = (self.gpu.upload(&numbers)?, self.gpu.upload(&scales)?);
         let ids = self.gpu.buffer::<u32>(draws.len())?;
@@ -125,7 +127,15 @@ impl Network {
         ];
         self.through_vocabulary("sample", draws.len(), &arguments)?;
         let ids = ids.download(draws.len())?.into_iter();
-        Ok(ids.zip(log_probs.download(draws.len())?).collect())
+        let both = ids.zip(log_probs.download(draws.len())?);
+        let drawn = both.zip(log_kept_masses);
+        Ok(drawn
+            .map(|((id, log_prob), log_kept_mass)| Drawn {
+                id,
+                log_prob,
+                log_kept_mass,
+            })
+            .collect())
     }
 
     fn through_vocabulary(

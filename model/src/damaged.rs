@@ -1,0 +1,109 @@
+//! Files of model folders that are damaged or meant to do harm: readers refuse them or read them,
+//! and do nothing else.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::chat::Chat;
+use crate::mutations::survives;
+use crate::tensor_file::TensorFile;
+use crate::{LoraOptions, ModelConfig, Tokenizer, parameter_shapes};
+
+fn fixtures() -> PathBuf {
+    let default = || concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures").to_owned();
+    std::env::var("AGENTGYM_FIXTURES")
+        .unwrap_or_else(|_| default())
+        .into()
+}
+
+/// This file of the small models that there are.
+fn corpus(name: &str) -> Vec<Vec<u8>> {
+    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/base");
+    let folders = [fixtures().join("qwen2-tiny"), base];
+    let files = folders
+        .iter()
+        .filter_map(|folder| std::fs::read(folder.join(name)).ok());
+    let files: Vec<_> = files.filter(|bytes| bytes.len() < 1 << 20).collect();
+    assert!(!files.is_empty(), "{name}");
+    files
+}
+
+#[test]
+fn configs() {
+    let dir = tempfile::tempdir().unwrap();
+    survives(
+        "config.json",
+        &corpus("config.json"),
+        4000,
+        64 << 20,
+        |bytes| {
+            std::fs::write(dir.path().join("config.json"), bytes).unwrap();
+            if let Ok(config) = ModelConfig::load(dir.path()) {
+                assert!(config.query_width() > 0 && config.rms_norm_eps.is_finite());
+                parameter_shapes(&config);
+            }
+        },
+    );
+}
+
+#[test]
+fn adapter_configs() {
+    let dir = tempfile::tempdir().unwrap();
+    let corpus = [std::fs::read(fixtures().join("lora-tiny/adapter_config.json")).unwrap()];
+    survives("adapter_config.json", &corpus, 2000, 8 << 20, |bytes| {
+        std::fs::write(dir.path().join("adapter_config.json"), bytes).unwrap();
+        if let Ok(options) = LoraOptions::load(dir.path()) {
+            assert!(options.rank() > 0 && options.scale().is_finite());
+        }
+    });
+}
+
+#[test]
+fn tensor_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
+    let mut corpus = corpus("model.safetensors");
+    // A small one, of which damage meets the header more often.
+    let header = br#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"b":{"dtype":"BF16","shape":[4],"data_offsets":[16,24]}}"#;
+    let mut small = (header.len() as u64).to_le_bytes().to_vec();
+    small.extend(header);
+    small.extend([0; 24]);
+    corpus.resize(8, small);
+    survives("model.safetensors", &corpus, 4000, 16 << 20, |bytes| {
+        std::fs::write(&path, bytes).unwrap();
+        if let Ok(mut file) = TensorFile::open(&path) {
+            for name in file.names() {
+                // What is read is what the file has.
+                let read = file.read(&name).map_or(0, |tensor| tensor.len());
+                assert!(read <= bytes.len());
+                file.info(&name);
+            }
+        }
+    });
+}
+
+/// Of the tokenizer and of the template: the library's readers, and ours around them.
+#[test]
+fn tokenizers_and_templates() {
+    let at = Path::new("damaged");
+    let files = |name: &str, bytes: &[u8]| BTreeMap::from([(name.to_owned(), bytes.to_vec())]);
+    survives(
+        "tokenizer.json",
+        &corpus("tokenizer.json"),
+        1500,
+        256 << 20,
+        |bytes| {
+            if let Ok(tokenizer) = Tokenizer::from_files(&files("tokenizer.json", bytes), at) {
+                let _ = tokenizer.encode_ordinary("Craft 3 planks.\n<|im_end|> é");
+            }
+            let mut both = files("tokenizer.json", bytes);
+            both.insert("chat_template.jinja".to_owned(), b"{{ messages }}".to_vec());
+            let _ = Chat::from_files(&both, at);
+        },
+    );
+    for name in ["chat_template.jinja", "tokenizer_config.json"] {
+        survives(name, &corpus(name), 2000, 64 << 20, |bytes| {
+            let _ = Chat::from_files(&files(name, bytes), at);
+        });
+    }
+}
