@@ -18,10 +18,23 @@ pub trait Payload: Serialize + DeserializeOwned {
     const VERSION: u16 = 1;
 }
 
+/// The bytes behind an envelope.
+pub(crate) fn encode_body<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+    bincode::serde::encode_to_vec(value, bincode::config::standard()).map_err(|e| Error::Payload {
+        what: "payload".to_owned(),
+        message: format!("cannot be encoded: {e}"),
+    })
+}
+
+/// The kind of payload that bytes claim to be.
+pub fn kind(bytes: &[u8]) -> Option<[u8; 4]> {
+    let rest = bytes.strip_prefix(MAGIC)?;
+    rest.first_chunk().copied()
+}
+
 /// Encodes behind the envelope.
 pub fn encode<T: Payload>(value: &T) -> Result<Vec<u8>> {
-    let body = bincode::serde::encode_to_vec(value, bincode::config::standard())
-        .map_err(|e| payload_error::<T>(format!("cannot be encoded: {e}")))?;
+    let body = encode_body(value)?;
     let mut out = Vec::with_capacity(HEADER_BYTES + body.len());
     out.extend_from_slice(MAGIC);
     out.extend_from_slice(&T::KIND);

@@ -65,7 +65,7 @@ pub enum Parse {
 }
 
 /// Tokens in one context; more than one per episode where the context is
-/// rewritten. All three vectors have one entry per token.
+/// rewritten. Every vector has one entry per token.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Sequence {
     /// Ids as sampled.
@@ -74,6 +74,11 @@ pub struct Sequence {
     pub loss_mask: Vec<bool>,
     /// Log-prob at sampling time, temperature included; 0 where the mask is false.
     pub sampled_log_probs: Vec<f32>,
+    /// Log of the probability that top_k and top_p left to draw from, nats; 0 where
+    /// the mask is false. `None` where nothing was cut. Where it is kept depends on
+    /// what holds the sequence: episodes do ([`Episodes::V2`]), a batch does not.
+    #[serde(skip)]
+    pub log_kept_mass: Option<Vec<f32>>,
 }
 
 impl Sequence {
@@ -215,6 +220,13 @@ impl Episode {
                     s.sampled_log_probs.len()
                 ));
             }
+            let cut = s.log_kept_mass.as_ref();
+            if let Some(found) = cut.map(Vec::len).filter(|&found| found != n) {
+                return Err(format!(
+                    "{} sample {}: sequence {index} has {n} ids, {found} kept masses",
+                    self.task, self.sample
+                ));
+            }
             if let Some(at) = (0..n).find(|&t| !s.loss_mask[t] && s.sampled_log_probs[t] != 0.0) {
                 return Err(format!(
                     "{}: token {at} was not sampled but has a log-prob",
@@ -225,12 +237,23 @@ impl Episode {
         for (index, t) in self.turns.iter().enumerate() {
             let inside = self.sequences.get(t.sequence as usize).is_some_and(|s| {
                 t.context.0 <= t.context.1
+                    && t.context.1 as usize <= s.token_ids.len()
                     && t.policy.0 <= t.policy.1
                     && t.policy.1 as usize <= s.token_ids.len()
             });
             if !inside {
                 return Err(format!(
                     "{}: turn {index} points outside its sequence",
+                    self.task
+                ));
+            }
+        }
+        for summary in self.summaries() {
+            let (start, end) = summary.policy;
+            let sequence = self.sequences.get(summary.sequence as usize);
+            if start > end || sequence.is_none_or(|s| end as usize > s.token_ids.len()) {
+                return Err(format!(
+                    "{}: a summary points outside its sequence",
                     self.task
                 ));
             }
@@ -245,6 +268,8 @@ impl Episode {
 pub enum Episodes {
     /// The first wire form.
     V1(Vec<Episode>),
+    /// Where top_k or top_p cut: also what they left, by episode and sequence.
+    V2(Vec<Episode>, Vec<Vec<Option<Vec<f32>>>>),
 }
 
 impl Payload for Episodes {
@@ -252,9 +277,81 @@ impl Payload for Episodes {
 }
 
 impl Episodes {
+    /// The wire form that holds all of them says: the first where that is enough.
+    pub fn of(episodes: Vec<Episode>) -> Self {
+        let own = |e: &Episode| {
+            e.sequences
+                .iter()
+                .map(|s| s.log_kept_mass.clone())
+                .collect()
+        };
+        let masses: Vec<Vec<Option<Vec<f32>>>> = episodes.iter().map(own).collect();
+        match masses.iter().flatten().all(Option::is_none) {
+            true => Self::V1(episodes),
+            false => Self::V2(episodes, masses),
+        }
+    }
+
     /// The episodes in today's form.
     pub fn into_vec(self) -> Vec<Episode> {
-        let Self::V1(episodes) = self;
-        episodes
+        match self {
+            Self::V1(episodes) => episodes,
+            Self::V2(mut episodes, masses) => {
+                for (episode, masses) in episodes.iter_mut().zip(masses) {
+                    for (sequence, mass) in episode.sequences.iter_mut().zip(masses) {
+                        sequence.log_kept_mass = mass;
+                    }
+                }
+                episodes
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::{decode, encode};
+
+    fn episode(log_kept_mass: Option<Vec<f32>>) -> Episode {
+        Episode {
+            task: Task {
+                env: "textcraft".into(),
+                item_id: 7,
+            },
+            group: 0,
+            sample: 1,
+            outcome: Outcome::Solved,
+            success: true,
+            reward: 1.0,
+            prompt: "p".into(),
+            sequences: vec![Sequence {
+                token_ids: vec![3, 4],
+                loss_mask: vec![false, true],
+                sampled_log_probs: vec![0.0, -0.5],
+                log_kept_mass,
+            }],
+            turns: vec![],
+            fault: None,
+            extra: vec![],
+        }
+    }
+
+    #[test]
+    fn what_a_cut_left_is_kept_and_other_episodes_keep_their_bytes() {
+        let plain = vec![episode(None)];
+        let bytes = encode(&Episodes::of(plain.clone())).unwrap();
+        assert_eq!(bytes, encode(&Episodes::V1(plain.clone())).unwrap());
+        // The body as a program wrote it that knew no cuts.
+        const STORED: &str = "0001097465787463726166740e00010001000000000000f03f0170010203\
+            040200010200000000000000bf000000";
+        let body: String = bytes[50..].iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(body, STORED);
+        assert_eq!(decode::<Episodes>(&bytes).unwrap().into_vec(), plain);
+        let cut = vec![episode(None), episode(Some(vec![0.0, -0.25]))];
+        let bytes = encode(&Episodes::of(cut.clone())).unwrap();
+        assert_eq!(decode::<Episodes>(&bytes).unwrap().into_vec(), cut);
+        let short = episode(Some(vec![-0.25]));
+        assert!(short.check().unwrap_err().contains("1 kept masses"));
     }
 }

@@ -82,10 +82,22 @@ pub enum Error {
 
 impl Error {
     /// A value error; `message` says what was found and what to do.
+    /// Both may quote what a config holds, of which a person reads the beginning.
     pub fn value(key: impl Into<String>, message: impl Into<String>) -> Self {
+        const KEY_CHARS_MAX: usize = 200;
+        const MESSAGE_CHARS_MAX: usize = 3000;
         Self::Value {
-            key: key.into(),
-            message: message.into(),
+            key: beginning(key.into(), KEY_CHARS_MAX),
+            message: beginning(message.into(), MESSAGE_CHARS_MAX),
         }
     }
+}
+
+/// A text as it is, or its beginning with a mark that there is more.
+pub(crate) fn beginning(mut text: String, chars_max: usize) -> String {
+    if let Some((at, _)) = text.char_indices().nth(chars_max) {
+        text.truncate(at);
+        text.push('…');
+    }
+    text
 }

@@ -8,8 +8,11 @@
 
 pub mod codec;
 pub mod config;
+mod demonstration_files;
 pub mod episode;
 mod error;
+pub mod files;
+pub mod journal;
 pub mod pipeline;
 pub mod plan;
 pub mod planner;
@@ -22,3 +25,14 @@ mod test_files;
 pub mod trajectory;
 
 pub use error::{Error, Result};
+
+#[cfg(test)]
+mod damaged;
+#[cfg(test)]
+#[path = "../../tests/mutations.rs"]
+mod mutations;
+
+/// Readers of foreign bytes are tested for what they take, too.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: mutations::Counting = mutations::Counting;

@@ -1,6 +1,7 @@
 //! The plan: a run config resolved, frozen and hashed. Workers see plans, not
 //! configs; a plan never holds a secret, a store URL or a queue URL.
 
+mod sizes;
 mod stored;
 
 use crate::config::{Config, Files, Pipeline, RunConfig, keys};
@@ -8,13 +9,19 @@ use crate::episode::Task;
 use crate::tasks::{TaskPool, read_train_items};
 use crate::{Error, Result};
 use agentgym_algorithms::HorizonSchedule;
+use agentgym_envs::text::{has_secrets, without_secrets};
 use agentgym_storage::RunId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;
 use std::str::FromStr;
 
-const VERSION: u32 = 1;
+/// The format of new plans. Plans of older ones are read for ever, and what their
+/// runs write keeps its bytes:
+///
+/// - 1: saved models repeat the dtype of the folder they came from, and episodes do
+///   not hold what top_k and top_p left.
+const FORMAT: u32 = 2;
 
 /// A frozen plan with what is derived from it.
 #[derive(Debug)]
@@ -25,6 +32,9 @@ pub struct Plan {
     pub revision: u32,
     /// Training iterations; iteration 0 comes on top.
     pub iterations: u32,
+    /// Of what the plan's runs write; see `FORMAT`. It stays through revisions and
+    /// forks, so that both repeat what was there.
+    pub format: u32,
     /// BLAKE3 (hex) over the identity keys.
     pub identity: String,
     /// The resolved config.
@@ -67,18 +77,25 @@ impl Plan {
     /// Everything that makes the run impossible, by key.
     pub fn new(mut config: RunConfig, base: &Path) -> Result<Self> {
         absorb_files(&mut config, base)?;
+        refuse_secrets(&config.tree, None)?;
         let identity = identity(&config.tree);
         let run = match &config.config.run.id {
             Some(id) => id.clone(),
             None => format!("{}-{}", slug(&config.stem), &identity[..8]),
         };
         let run = RunId::from_str(&run).map_err(|e| Error::value("run.id", e.to_string()))?;
-        Self::build(run, 0, identity, config.tree, config.config)
+        Self::build((run, 0), FORMAT, identity, config.tree, config.config)
+    }
+
+    /// The plan of a fork: what its parent's format says of bytes holds for it too.
+    #[must_use]
+    pub fn of_format(self, format: u32) -> Self {
+        Self { format, ..self }
     }
 
     fn build(
-        run: RunId,
-        revision: u32,
+        (run, revision): (RunId, u32),
+        format: u32,
         identity: String,
         tree: Value,
         mut config: Config,
@@ -86,15 +103,25 @@ impl Plan {
         if config.run.pipeline == Pipeline::Eval {
             // Nothing is trained on, so that no file of demonstrations is needed.
             config.sft.sources.clear();
+            config.sft.validation_sources.clear();
         }
         let horizon = horizon(&config)?;
+        sizes::check_parts(&config)?;
         let tasks = TaskPool::new(&config.data)?;
         let iterations = match (config.run.pipeline, config.trainer.total_training_steps) {
             (Pipeline::Sft | Pipeline::Dpo | Pipeline::Eval, _) => 0,
             (Pipeline::Rl | Pipeline::AgentEvol, _) if tasks.is_empty() => {
                 return Err(Error::value(
                     "data.tasks",
-                    "the run plays tasks and there are none: give data.tasks or data.train_file",
+                    match config.evaluation.sets.is_empty() {
+                        true => {
+                            "the run plays tasks and there are none: give data.tasks or data.train_file"
+                        }
+                        false => {
+                            "the run plays tasks and there are none: give data.tasks or data.train_file; to evaluate \
+                                  alone, type `agentgym-submit eval` and the config"
+                        }
+                    },
                 ));
             }
             (Pipeline::Rl | Pipeline::AgentEvol, Some(steps)) => steps,
@@ -102,10 +129,12 @@ impl Plan {
                 .iterations_per_pass()
                 .saturating_mul(config.trainer.total_epochs),
         };
+        sizes::check_iterations(&config, iterations)?;
         Ok(Self {
             run,
             revision,
             iterations,
+            format,
             identity,
             config,
             horizon,
@@ -121,7 +150,7 @@ impl Plan {
             config.as_object_mut().map(|map| map.remove(section));
         }
         let file = PlanFile {
-            version: VERSION,
+            version: self.format,
             run: self.run.to_string(),
             revision: self.revision,
             identity: self.identity.clone(),
@@ -141,20 +170,28 @@ impl Plan {
     pub fn revised(&self, newer: RunConfig, base: &Path) -> Result<Self> {
         let mut newer = newer;
         absorb_files(&mut newer, base)?;
+        refuse_secrets(&newer.tree, Some(&self.tree))?;
         let differences = self.identity_differences(&newer.tree);
         if !differences.is_empty() {
             let keys = differences
                 .into_iter()
-                .map(|(k, a, b)| format!("{k} (was {a}, now {b})"))
+                .map(|(k, a, b)| format!("{k} (was {}, now {})", shown(&a), shown(&b)))
                 .collect::<Vec<_>>();
             return Err(Error::Identity {
                 run: self.run.to_string(),
                 keys: keys.join("; "),
             });
         }
+        let revision = self.revision.checked_add(1).ok_or_else(|| Error::Payload {
+            what: format!("plan of run {}", self.run),
+            message: format!(
+                "revision {} has none after it; start a run of its own",
+                self.revision
+            ),
+        })?;
         Self::build(
-            self.run.clone(),
-            self.revision + 1,
+            (self.run.clone(), revision),
+            self.format,
             self.identity.clone(),
             newer.tree,
             newer.config,
@@ -246,7 +283,7 @@ impl Plan {
     pub fn sft_steps_of(&self, iteration: u32) -> u32 {
         match (self.config.run.pipeline, iteration) {
             (Pipeline::Eval, _) => 0,
-            (_, 0) => self.config.sft.steps,
+            (_, 0) => self.config.sft.steps_planned(),
             (Pipeline::AgentEvol, _) => self.config.agentevol.steps,
             (Pipeline::Rl | Pipeline::Sft | Pipeline::Dpo, _) => 0,
         }
@@ -372,8 +409,9 @@ impl Plan {
     }
 }
 
-/// Version of the program, as manifests record it.
-pub fn code_version() -> &'static str {
+/// Version of the program, as plans record it: it says which program can read them, and a plan
+/// that is frozen again has to have the same bytes, so it names no commit.
+fn code_version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
@@ -407,9 +445,65 @@ fn canonical(value: &Value) -> String {
     }
 }
 
+/// A value of a plan for a message: plans of earlier days may hold passwords.
+fn shown(value: &Value) -> Value {
+    match value {
+        Value::String(text) if text.contains("://") => Value::from(without_secrets(text)),
+        Value::Object(map) => {
+            let all = map.iter().map(|(key, value)| (key.clone(), shown(value)));
+            Value::Object(all.collect())
+        }
+        Value::Array(list) => Value::Array(list.iter().map(shown).collect()),
+        other => other.clone(),
+    }
+}
+
+/// Plans are written into the store for good, and shown: an address in one must not carry
+/// a password. Where `before`, a plan of earlier days, has the same, it is known already.
+fn refuse_secrets(tree: &Value, before: Option<&Value>) -> Result<()> {
+    for section in tree.as_object().into_iter().flatten() {
+        // Neither is written into a plan.
+        if !matches!(section.0.as_str(), "storage" | "queue") {
+            refuse_secrets_in(section.0, section.1, before.map(|tree| &tree[section.0]))?;
+        }
+    }
+    Ok(())
+}
+
+fn refuse_secrets_in(path: &str, value: &Value, before: Option<&Value>) -> Result<()> {
+    match value {
+        Value::String(text) => {
+            let is_address = text.contains("://") && !text.contains(char::is_whitespace);
+            let is_address = is_address || path.ends_with(".env_addr");
+            if is_address && has_secrets(text) && before.and_then(Value::as_str) != Some(text) {
+                return Err(Error::value(
+                    path,
+                    format!(
+                        "`{}` carries a user name, a password or a token, which would be written into the plan \
+                         for good; leave it out. A server that asks for one is reached through a proxy beside the \
+                         worker that adds it (http://127.0.0.1:PORT)",
+                        without_secrets(text)
+                    ),
+                ));
+            }
+            Ok(())
+        }
+        Value::Object(map) => map.iter().try_for_each(|(key, value)| {
+            let before = before.and_then(|tree| tree.get(key));
+            refuse_secrets_in(&format!("{path}.{key}"), value, before)
+        }),
+        Value::Array(list) => list.iter().enumerate().try_for_each(|(index, value)| {
+            let before = before.and_then(|tree| tree.get(index));
+            refuse_secrets_in(&format!("{path}[{index}]"), value, before)
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Puts what files of item ids say into the config itself.
 fn absorb_files(config: &mut RunConfig, base: &Path) -> Result<()> {
     absorb_item_files(config, base)?;
+    crate::demonstration_files::absorb(config, base)?;
     crate::test_files::absorb(config, base)?;
     crate::styles::absorb(config, base)
 }

@@ -23,6 +23,8 @@ pub enum Purpose {
     Dpo = 7,
     /// Sampling of evaluation episodes before a warm start.
     EvaluateInit = 8,
+    /// Which demonstrations are held out.
+    HeldOut = 9,
 }
 
 /// The key of one stream.

@@ -4,7 +4,7 @@
 //! made and hashed into it, so a run never depends on a file that was changed later.
 
 use crate::config::{RunConfig, Style};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use std::path::{Path, PathBuf};
 
 const SECTION: &str = "actor_rollout_ref.agentgym";
@@ -29,8 +29,8 @@ pub(crate) fn absorb(config: &mut RunConfig, base: &Path) -> Result<()> {
 
 fn read(key: &str, name: String, base: &Path) -> Result<Style> {
     let path = path_of(&name, base);
-    let text = std::fs::read_to_string(&path).map_err(|error| {
-        Error::value(
+    if let Err(error) = std::fs::metadata(&path) {
+        return Err(Error::value(
             key,
             format!(
                 "`{name}` means the file {}, which cannot be read ({error}); files in {}: {}. Relative paths \
@@ -39,8 +39,9 @@ fn read(key: &str, name: String, base: &Path) -> Result<Style> {
                 base.join(FOLDER).display(),
                 known(base)
             ),
-        )
-    })?;
+        ));
+    }
+    let text = files::read_text(key, &path, 2 * BYTES_MAX as u64)?;
     let text = text.trim().to_owned();
     if text.is_empty() || text.len() > BYTES_MAX {
         let found = text.len();
@@ -48,6 +49,15 @@ fn read(key: &str, name: String, base: &Path) -> Result<Style> {
             key,
             format!(
                 "{} holds {found} bytes; 1 to {BYTES_MAX} are an instruction",
+                path.display()
+            ),
+        ));
+    }
+    if text.contains("${") {
+        return Err(Error::value(
+            key,
+            format!(
+                "{} holds `${{`, which begins a reference to a key wherever the plan is read; write it otherwise",
                 path.display()
             ),
         ));
@@ -137,6 +147,9 @@ actor_rollout_ref: {rollout: {n: 2}}";
         std::fs::write(dir.path().join("prompts/c.md"), " ").unwrap();
         let message = plan(dir.path(), "c").unwrap_err().to_string();
         assert!(message.contains("holds 0 bytes"), "{message}");
+        std::fs::write(dir.path().join("prompts/c.md"), "Cost: ${n}").unwrap();
+        let message = plan(dir.path(), "c").unwrap_err().to_string();
+        assert!(message.contains("prompts/c.md holds `${`"), "{message}");
     }
 
     /// Those that are shipped: each keeps the environment's own words, and none

@@ -1,10 +1,14 @@
 //! Which tasks an iteration draws: a pure function of the plan, so a resumed
 //! run, another worker and another part size all see the same tasks.
 
-use crate::config::{Data, Environment, TaskSource};
+use crate::config::keys::limits::LISTED_MAX;
+use crate::config::{Data, Environment, Items, TaskSource};
 use crate::episode::Task;
+use crate::files::{self, ITEMS_BYTES_MAX};
 use crate::random::permutation;
 use crate::{Error, Result};
+use serde::Deserializer as _;
+use serde::de::{SeqAccess, Visitor};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -47,7 +51,7 @@ type Permutations = BTreeMap<(usize, u64), Arc<Vec<u32>>>;
 #[derive(Debug)]
 struct Source {
     env: String,
-    ids: Vec<i64>,
+    ids: Items,
     /// Draws of an iteration that come from this source.
     per_batch: usize,
 }
@@ -60,8 +64,8 @@ impl TaskPool {
     pub fn new(data: &Data) -> Result<Self> {
         let mut sources = Vec::new();
         for (index, source) in data.tasks.iter().enumerate() {
-            let ids = source.ids.resolve(&format!("data.tasks[{index}].ids"))?;
-            if ids.is_empty() {
+            let ids = source.ids.items(&format!("data.tasks[{index}].ids"))?;
+            if ids.len() == 0 {
                 return Err(Error::value(
                     format!("data.tasks[{index}].ids"),
                     "holds no task",
@@ -82,8 +86,10 @@ impl TaskPool {
             .map(|(given, source)| given.share.unwrap_or(source.ids.len() as f64 / sizes))
             .collect();
         let pattern = spread(&weights, data.train_batch_size);
-        for (index, source) in sources.iter_mut().enumerate() {
-            source.per_batch = pattern.iter().filter(|p| **p == index).count();
+        for index in &pattern {
+            sources[*index].per_batch += 1;
+        }
+        for (index, source) in sources.iter().enumerate() {
             if source.per_batch == 0 {
                 return Err(Error::value(
                     format!("data.tasks[{index}].share"),
@@ -125,6 +131,15 @@ impl TaskPool {
         self.sources.is_empty()
     }
 
+    /// Draws of an iteration from each environment.
+    pub fn shares(&self) -> BTreeMap<&str, usize> {
+        let mut shares = BTreeMap::new();
+        for source in &self.sources {
+            *shares.entry(source.env.as_str()).or_default() += source.per_batch;
+        }
+        shares
+    }
+
     /// The tasks of a 1-based iteration, by draw index.
     pub fn draws(&self, iteration: u32) -> Vec<Task> {
         let mut taken = vec![0u64; self.sources.len()];
@@ -148,7 +163,7 @@ impl TaskPool {
                 };
                 Task {
                     env: source.env.clone(),
-                    item_id: source.ids[at],
+                    item_id: source.ids.at(at),
                 }
             })
             .collect()
@@ -199,8 +214,8 @@ fn spread(weights: &[f64], count: usize) -> Vec<usize> {
 ///
 /// # Errors
 /// Unreadable file, or a row without a usable `item_id` (named by its index).
-pub fn read_item_ids(path: &Path, env: &str) -> Result<TaskSource> {
-    let ids = read_items(path, env)?.into_iter().map(|(_, id)| id);
+pub fn read_item_ids(key: &str, path: &Path, env: &str) -> Result<TaskSource> {
+    let ids = read_items(key, path, env)?.into_iter().map(|(_, id)| id);
     Ok(TaskSource {
         env: env.to_owned(),
         ids: crate::config::Ids::List(ids.collect()),
@@ -222,16 +237,16 @@ pub fn read_train_items(
 ) -> Result<Vec<TaskSource>> {
     let own = known.get(env).map_or(env, |e| e.task_name.as_str());
     let mut sources: Vec<(String, Vec<i64>)> = Vec::new();
-    let mut stranger: Option<(usize, String)> = None;
-    for (index, (name, id)) in read_items(path, env)?.into_iter().enumerate() {
-        let belongs = if known.contains_key(&name) {
-            &name
-        } else {
-            env
+    let mut stranger: Option<(usize, Arc<str>)> = None;
+    let items = read_items("data.train_file", path, env)?;
+    for (index, (name, id)) in items.into_iter().enumerate() {
+        let belongs = match known.contains_key(&*name) {
+            true => &*name,
+            false => env,
         };
-        if belongs == env && ![env, own, ""].contains(&name.as_str()) {
-            let (first, other) = stranger.get_or_insert((index, name.clone()));
-            if AGENTGYM_NAMES.contains(&name.as_str()) || *other != name {
+        if belongs == env && ![env, own, ""].contains(&&*name) {
+            let (first, other) = stranger.get_or_insert((index, Arc::clone(&name)));
+            if AGENTGYM_NAMES.contains(&&*name) || *other != name {
                 let others = match *other == name {
                     true => String::new(),
                     false => format!(", row {first} is of `{other}`"),
@@ -260,36 +275,82 @@ pub fn read_train_items(
 }
 
 /// Word and number of every item; the word is empty where there is none.
-fn read_items(path: &Path, env: &str) -> Result<Vec<(String, i64)>> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
-        path: path.into(),
-        source,
-    })?;
+fn read_items(key: &str, path: &Path, env: &str) -> Result<Vec<(Arc<str>, i64)>> {
+    let bytes = files::read(key, path, ITEMS_BYTES_MAX)?;
     let format = |message: String| Error::Format {
         path: path.into(),
         message,
     };
-    let rows: Vec<serde_json::Value> = serde_json::from_str(&text)
-        .map_err(|e| format(format!("is not a JSON array of items: {e}")))?;
-    let mut items = Vec::with_capacity(rows.len());
-    for (index, row) in rows.iter().enumerate() {
-        let item = row.get("item_id").and_then(|v| v.as_str());
-        let split = item.map(|text| text.rsplit_once('_').unwrap_or(("", text)));
-        let found = split.and_then(|(name, id)| Some((name.to_owned(), id.parse().ok()?)));
-        items.push(found.ok_or_else(|| {
-            let found = match row.get("item_id") {
-                None => "no item_id".to_owned(),
-                Some(found) => format!("item_id {found}"),
+    let mut refused = None;
+    let rows = Rows {
+        env,
+        refused: &mut refused,
+    };
+    let mut json = serde_json::Deserializer::from_slice(&bytes);
+    let items = json.deserialize_seq(rows).and_then(|items| {
+        json.end()?;
+        Ok(items)
+    });
+    match (items, refused) {
+        (Ok(items), _) if items.is_empty() => Err(format("holds no items".into())),
+        (Ok(items), _) => Ok(items),
+        (Err(_), Some(why)) => Err(format(why)),
+        (Err(e), None) => Err(format(format!("is not a JSON array of items: {e}"))),
+    }
+}
+
+/// Reads the rows one after the other, so that none but the present one is in memory.
+struct Rows<'a> {
+    env: &'a str,
+    /// Why a row that is JSON is none of ours.
+    refused: &'a mut Option<String>,
+}
+
+impl<'de> Visitor<'de> for Rows<'_> {
+    type Value = Vec<(Arc<str>, i64)>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an array of {\"item_id\": TEXT}")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut rows: A) -> Result<Self::Value, A::Error> {
+        let mut items: Self::Value = Vec::new();
+        while let Some(row) = rows.next_element::<serde_json::Value>()? {
+            let item = row.get("item_id").and_then(|v| v.as_str());
+            let split = item.map(|text| text.rsplit_once('_').unwrap_or(("", text)));
+            let found = split.and_then(|(name, id)| Some((name, id.parse().ok()?)));
+            let why = match found {
+                Some(_) if items.len() >= LISTED_MAX => {
+                    format!(
+                        "has more than {LISTED_MAX} rows; give fewer, or data.tasks with a range"
+                    )
+                }
+                Some((name, id)) => {
+                    // Most rows have the word of the row before.
+                    let name = match items.last() {
+                        Some((last, _)) if **last == *name => Arc::clone(last),
+                        _ => Arc::from(name),
+                    };
+                    items.push((name, id));
+                    continue;
+                }
+                None => {
+                    let found = match row.get("item_id") {
+                        None => "no item_id".to_owned(),
+                        Some(found) => format!("item_id {found}"),
+                    };
+                    format!(
+                        "row {} has {found}; expected text that ends in _NUMBER, like {}_6",
+                        items.len(),
+                        self.env
+                    )
+                }
             };
-            format(format!(
-                "row {index} has {found}; expected text that ends in _NUMBER, like {env}_6"
-            ))
-        })?);
+            *self.refused = Some(why);
+            return Err(serde::de::Error::custom("refused"));
+        }
+        Ok(items)
     }
-    if items.is_empty() {
-        return Err(format("holds no items".into()));
-    }
-    Ok(items)
 }
 
 #[cfg(test)]
@@ -347,6 +408,10 @@ mod tests {
                 assert_eq!(half.iter().filter(|t| t.env == "b").count(), 2);
             }
         }
+        assert_eq!(pool.shares(), [("a", 12), ("b", 4)].into());
+        // Weights are relative.
+        assert_eq!(spread(&[3.0, 1.0], 8), spread(&[0.75, 0.25], 8));
+        assert_eq!(spread(&[3.0, 1.0], 4), [0, 0, 1, 0]);
     }
 
     #[test]
@@ -388,5 +453,12 @@ mod tests {
             let all = words.iter().all(|word| message.contains(word));
             assert!(all && message.contains("ids.json"), "{message}");
         }
+        std::fs::write(&path, r#"{"item_id": "textcraft_3"}"#).unwrap();
+        let message = read_train_items(&path, "textcraft", &known).unwrap_err();
+        let message = message.to_string();
+        assert!(
+            message.contains("an array of {\"item_id\": TEXT}"),
+            "{message}"
+        );
     }
 }

@@ -22,11 +22,12 @@ pub(crate) fn absorb(config: &mut RunConfig, base: &Path) -> Result<()> {
             .get(&set.env)
             .map_or(set.env.as_str(), |e| e.task_name.as_str());
         let file = base.join(file);
-        set.ids = read_item_ids(&file, task)?.ids;
+        let key = format!("evaluation.sets[{index}]");
+        set.ids = read_item_ids(&format!("{key}.file"), &file, task)?.ids;
         if set.categories.is_none() {
-            set.categories = Some(siblings(&file, task)?);
+            set.categories = Some(siblings(&key, &file, task)?);
         }
-        check(set, &format!("evaluation.sets[{index}]"), &file)?;
+        check(set, &key, &file)?;
         let entry = &mut config.tree["evaluation"]["sets"][index];
         if let Some(map) = entry.as_object_mut() {
             map.remove("file");
@@ -43,7 +44,7 @@ fn plain(value: &impl serde::Serialize) -> Value {
 
 /// The category files beside a test file: every other JSON file of the folder
 /// but further `{task}_test…`; the name is the part before the first dot.
-fn siblings(file: &Path, task: &str) -> Result<BTreeMap<String, Ids>> {
+fn siblings(key: &str, file: &Path, task: &str) -> Result<BTreeMap<String, Ids>> {
     let folder = match file.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
@@ -68,7 +69,7 @@ fn siblings(file: &Path, task: &str) -> Result<BTreeMap<String, Ids>> {
     for path in found {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let name = name.split('.').next().unwrap_or_default().to_owned();
-        let ids = read_item_ids(&path, task).map_err(|e| Error::Format {
+        let ids = read_item_ids(&format!("{key}.categories"), &path, task).map_err(|e| Error::Format {
             path: path.clone(),
             message: format!(
                 "lies beside {} and is taken for one of its categories, but {e}. Move it, or give \

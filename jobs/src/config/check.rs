@@ -2,15 +2,10 @@
 //! come out even, names that nothing declares. All of it is checked before
 //! anything runs, and each message names the key.
 
-use super::types::{Config, Pipeline};
+use super::keys::limits::{LISTED_MAX, TASKS_MAX};
+use super::names;
+use super::types::{Config, Ids, Pipeline, SftSource};
 use crate::{Error, Result};
-
-/// Longest time that a key may give, seconds: about thirty years. More cannot
-/// be added to a clock.
-const SECONDS_MAX: f64 = 1e9;
-
-/// Largest size that a key may give, gigabytes: an exabyte. It is counted in bytes.
-const GIGABYTES_MAX: f64 = 1e9;
 
 /// What an adapter can be put on, as PEFT names it; the model crate has the same list.
 pub const LORA_MODULES: [&str; 7] = [
@@ -23,140 +18,38 @@ pub const LORA_MODULES: [&str; 7] = [
     "v_proj",
 ];
 
-/// Checks the arithmetic and the names that serde cannot.
-pub(super) fn check(config: &Config) -> Result<()> {
-    numbers(config)?;
-    ranges(config)?;
+/// Choices among sources in one batch: a tenth of a second.
+const DRAWS_MAX: usize = 50_000_000;
+
+/// As `rollout.temperature`.
+const COLDEST: f64 = 1e-6;
+
+/// As `rollout.max_tokens`.
+const TOKENS_MAX: usize = 100_000_000;
+
+/// Checks the arithmetic and the names that serde cannot. Of a stored plan, whose numbers and
+/// names were accepted once, only what whoever reads it relies on.
+pub(super) fn check(config: &Config, stored: bool) -> Result<()> {
+    combinations(config)?;
     adapter(config)?;
     arithmetic(config)?;
     environments(config)?;
-    demonstrations(config)?;
+    config.check_sft()?;
     tasks(config)?;
-    evaluation(config)
+    evaluation(config, stored)?;
+    match stored {
+        true => Ok(()),
+        false => names::check(config),
+    }
 }
 
-fn numbers(config: &Config) -> Result<()> {
-    let (data, jobs) = (&config.data, &config.jobs);
-    let (actor, rollout) = (
-        &config.actor_rollout_ref.actor,
-        &config.actor_rollout_ref.rollout,
-    );
-    for (key, value) in [
-        ("data.train_batch_size", data.train_batch_size as f64),
-        ("data.max_prompt_length", data.max_prompt_length as f64),
-        ("data.max_response_length", data.max_response_length as f64),
-        ("actor_rollout_ref.rollout.n", f64::from(rollout.n)),
-        ("actor_rollout_ref.rollout.temperature", rollout.temperature),
-        ("actor_rollout_ref.rollout.top_p", rollout.top_p),
-        (
-            "actor_rollout_ref.rollout.max_tokens",
-            rollout.max_tokens as f64,
-        ),
-        (
-            "actor_rollout_ref.rollout.max_model_len",
-            rollout.max_model_len as f64,
-        ),
-        (
-            "actor_rollout_ref.actor.ppo_mini_batch_size",
-            actor.ppo_mini_batch_size as f64,
-        ),
-        (
-            "actor_rollout_ref.actor.ppo_epochs",
-            f64::from(actor.ppo_epochs),
-        ),
-        (
-            "actor_rollout_ref.actor.clip_ratio_low",
-            actor.clip_ratio_low,
-        ),
-        (
-            "actor_rollout_ref.actor.clip_ratio_high",
-            actor.clip_ratio_high,
-        ),
-        ("actor_rollout_ref.actor.grad_clip", actor.grad_clip),
-        ("actor_rollout_ref.actor.optim.lr", actor.optim.lr),
-        ("jobs.rollout_part_tasks", jobs.rollout_part_tasks as f64),
-        ("jobs.unit_tokens", jobs.unit_tokens as f64),
-        ("jobs.update_shards", f64::from(jobs.update_shards)),
-        ("jobs.pack_tokens", jobs.pack_tokens as f64),
-        ("jobs.decode_rows", jobs.decode_rows as f64),
-        ("jobs.sft_part_steps", f64::from(jobs.sft_part_steps)),
-        ("jobs.failures_max", f64::from(jobs.failures_max)),
-        ("jobs.vanished_max", f64::from(jobs.vanished_max)),
-        ("jobs.length_max", jobs.length_max as f64),
-        ("sft.batch_size", config.sft.batch_size as f64),
-        ("sft.lr", config.sft.lr),
-        ("guard.patience", f64::from(config.guard.patience)),
-        ("evaluation.samples", f64::from(config.evaluation.samples)),
-        (
-            "evaluation.max_rounds",
-            f64::from(config.evaluation.max_rounds),
-        ),
-        (
-            "trainer.total_epochs",
-            f64::from(config.trainer.total_epochs),
-        ),
-    ] {
-        if !(value > 0.0 && value.is_finite()) {
-            return Err(Error::value(
-                key,
-                format!("must be positive, found {value}"),
-            ));
-        }
-    }
-    if config.actor_rollout_ref.agentgym.context_turns == Some(0) {
-        return Err(Error::value(
-            "actor_rollout_ref.agentgym.context_turns",
-            "must be at least 1, or null for all turns",
-        ));
-    }
+fn combinations(config: &Config) -> Result<()> {
     let algorithm = &config.algorithm;
     if algorithm.lag > 0 && algorithm.rollout_correction.rollout_is.is_none() {
         return Err(Error::value(
             "algorithm.lag",
             "samples come from an older policy than the one that is updated, which must be corrected for: set \
              algorithm.rollout_correction.rollout_is to token or sequence",
-        ));
-    }
-    if jobs.threads == Some(0) {
-        return Err(Error::value(
-            "jobs.threads",
-            "must be at least 1; leave it out for all cores",
-        ));
-    }
-    Ok(())
-}
-
-/// Times and sizes that a machine can have.
-fn ranges(config: &Config) -> Result<()> {
-    let (jobs, rollout) = (&config.jobs, &config.actor_rollout_ref.rollout);
-    for (key, value, least) in [
-        (
-            "actor_rollout_ref.rollout.episode_deadline_s",
-            rollout.episode_deadline_s,
-            0.001,
-        ),
-        (
-            "actor_rollout_ref.agentgym.timeout",
-            config.actor_rollout_ref.agentgym.timeout,
-            0.001,
-        ),
-        ("jobs.journal_interval_s", jobs.journal_interval_s, 0.001),
-        ("jobs.beat_timeout_s", jobs.beat_timeout_s as f64, 1.0),
-        ("jobs.lease_ttl_s", jobs.lease_ttl_s as f64, 1.0),
-        ("jobs.backoff_s", jobs.backoff_s, 0.0),
-    ] {
-        if !(least..=SECONDS_MAX).contains(&value) {
-            return Err(Error::value(
-                key,
-                format!("is a time of {least} to {SECONDS_MAX} seconds, found {value}"),
-            ));
-        }
-    }
-    if !(0.0..=GIGABYTES_MAX).contains(&jobs.cache_gb) {
-        let found = jobs.cache_gb;
-        return Err(Error::value(
-            "jobs.cache_gb",
-            format!("is a size of 0 to {GIGABYTES_MAX} gigabytes, found {found}"),
         ));
     }
     Ok(())
@@ -166,21 +59,6 @@ fn ranges(config: &Config) -> Result<()> {
 fn adapter(config: &Config) -> Result<()> {
     let model = &config.actor_rollout_ref.model;
     let key = |name: &str| format!("actor_rollout_ref.model.{name}");
-    if model.lora_rank < 0 {
-        return Err(Error::value(
-            key("lora_rank"),
-            format!(
-                "is the rank of an adapter, at least 1, or 0 for none; found {}",
-                model.lora_rank
-            ),
-        ));
-    }
-    if !(model.lora_alpha > 0.0 && model.lora_alpha.is_finite()) {
-        return Err(Error::value(
-            key("lora_alpha"),
-            format!("must be positive, found {}", model.lora_alpha),
-        ));
-    }
     let mut modules = model.target_modules.iter().peekable();
     if modules.peek().is_none() {
         return Err(Error::value(
@@ -251,14 +129,25 @@ fn environments(config: &Config) -> Result<()> {
                 "0 leaves no room for a turn; give 1 or more, or leave it out",
             ));
         }
+        let long = environment.max_tokens.filter(|tokens| *tokens > TOKENS_MAX);
+        if let Some(tokens) = long {
+            return Err(Error::value(
+                format!("actor_rollout_ref.agentgym.envs.{name}.max_tokens"),
+                format!(
+                    "must be 1 to {TOKENS_MAX}, found {tokens}; leave it out for no limit of its own"
+                ),
+            ));
+        }
     }
     let tasks = config.data.tasks.iter().enumerate();
     let sets = config.evaluation.sets.iter().enumerate();
     let sources = config.sft.sources.iter().enumerate();
+    let held_out = config.sft.validation_sources.iter().enumerate();
     let named = tasks
         .map(|(i, s)| (format!("data.tasks[{i}].env"), Some(&s.env)))
         .chain(sets.map(|(i, s)| (format!("evaluation.sets[{i}].env"), Some(&s.env))))
-        .chain(sources.map(|(i, s)| (format!("sft.sources[{i}].env"), s.env.as_ref())));
+        .chain(sources.map(|(i, s)| (format!("sft.sources[{i}].env"), s.env.as_ref())))
+        .chain(held_out.map(|(i, s)| (format!("sft.validation_sources[{i}].env"), s.env.as_ref())));
     for (key, env) in named {
         if let Some(env) = env.filter(|env| !known.contains_key(*env)) {
             let names: Vec<_> = known.keys().map(String::as_str).collect();
@@ -274,33 +163,26 @@ fn environments(config: &Config) -> Result<()> {
     Ok(())
 }
 
-fn demonstrations(config: &Config) -> Result<()> {
-    let sft = &config.sft;
-    for (index, source) in sft.sources.iter().enumerate() {
+/// Sources of demonstrations: files, or solvers of environments.
+pub(super) fn demonstrations(key: &str, sources: &[SftSource]) -> Result<()> {
+    let mut counted = Counted::default();
+    for (index, source) in sources.iter().enumerate() {
         if source.file.is_some() == source.env.is_some() {
             return Err(Error::value(
-                format!("sft.sources[{index}]"),
+                format!("{key}[{index}]"),
                 "give either `file` or `env` with `ids`",
             ));
         }
         if source.env.is_some() != source.ids.is_some() {
             return Err(Error::value(
-                format!("sft.sources[{index}].ids"),
+                format!("{key}[{index}].ids"),
                 "which demonstrations? write A..B",
             ));
         }
-    }
-    if sft.steps > 0 && sft.sources.is_empty() {
-        return Err(Error::value(
-            "sft.sources",
-            "sft.steps is set, but there is nothing to learn from",
-        ));
-    }
-    if config.run.pipeline == Pipeline::Sft && sft.steps == 0 {
-        return Err(Error::value(
-            "sft.steps",
-            "an sft run needs at least one step",
-        ));
+        if let Some(ids) = &source.ids {
+            counted.add(&format!("{key}[{index}].ids"), ids)?;
+        }
+        share(&format!("{key}[{index}].share"), source.share)?;
     }
     Ok(())
 }
@@ -308,37 +190,96 @@ fn demonstrations(config: &Config) -> Result<()> {
 /// Task ids can be read, and shares are given to all sources or to none.
 fn tasks(config: &Config) -> Result<()> {
     let tasks = &config.data.tasks;
+    let mut counted = Counted::default();
     for (index, source) in tasks.iter().enumerate() {
-        source.ids.resolve(&format!("data.tasks[{index}].ids"))?;
+        counted.add(&format!("data.tasks[{index}].ids"), &source.ids)?;
         if source.share.is_some() != tasks[0].share.is_some() {
             return Err(Error::value(
                 format!("data.tasks[{index}].share"),
                 "give a share to every source or to none",
             ));
         }
+        share(&format!("data.tasks[{index}].share"), source.share)?;
+    }
+    // Each draw of a batch looks at every source.
+    let draws = config.data.train_batch_size.saturating_mul(tasks.len());
+    if draws > DRAWS_MAX {
+        return Err(Error::value(
+            "data.tasks",
+            format!(
+                "{} sources for a batch of {} tasks (data.train_batch_size) are {draws} choices, at most {DRAWS_MAX} \
+                 are made; put ids of one environment into one source",
+                tasks.len(),
+                config.data.train_batch_size
+            ),
+        ));
     }
     Ok(())
 }
 
+/// A share is a weight among others.
+fn share(key: &str, share: Option<f64>) -> Result<()> {
+    const MOST: f64 = 1e9;
+    match share {
+        Some(share) if !(share > 0.0 && share <= MOST) => Err(Error::value(
+            key,
+            format!("must be above 0 and at most {MOST}, found {share}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Ids of several lists and ranges, together no more than a program can hold.
+#[derive(Default)]
+struct Counted {
+    all: usize,
+    listed: usize,
+}
+
+impl Counted {
+    fn add(&mut self, key: &str, ids: &Ids) -> Result<usize> {
+        let count = ids.count(key)?;
+        self.all += count;
+        if matches!(ids, Ids::List(_)) {
+            self.listed += count;
+        }
+        for (found, most, what) in [
+            (self.all, TASKS_MAX, "are drawn from"),
+            (self.listed, LISTED_MAX, "are named one by one"),
+        ] {
+            if found > most {
+                return Err(Error::value(
+                    key,
+                    format!("with it {found} tasks {what}, at most {most} can be; give fewer"),
+                ));
+            }
+        }
+        Ok(count)
+    }
+}
+
 /// Every set says what is played, once, and the numbers of samples go together.
-fn evaluation(config: &Config) -> Result<()> {
+fn evaluation(config: &Config, stored: bool) -> Result<()> {
     let evaluation = &config.evaluation;
+    let mut counted = Counted::default();
     for (index, set) in evaluation.sets.iter().enumerate() {
         let key = format!("evaluation.sets[{index}]");
-        let given = !set.ids.resolve(&format!("{key}.ids"))?.is_empty();
+        let given = counted.add(&format!("{key}.ids"), &set.ids)? > 0;
         if given == set.file.is_some() {
             return Err(Error::value(
                 key,
                 "which items? give either `file` or `ids` (A..B, or a list)",
             ));
         }
-        set.categories_of(&key)?;
+        for (name, ids) in set.categories.iter().flatten() {
+            counted.add(&format!("{key}.categories.{name}"), ids)?;
+        }
     }
     let (temperature, samples) = (evaluation.temperature, evaluation.samples);
-    if !(temperature >= 0.0 && temperature.is_finite()) {
+    if temperature > 0.0 && temperature < COLDEST && !stored {
         return Err(Error::value(
             "evaluation.temperature",
-            format!("must be at least 0, found {temperature}"),
+            format!("must be 0, which is greedy, or at least {COLDEST:e}, found {temperature:e}"),
         ));
     }
     if temperature == 0.0 && samples != 1 {

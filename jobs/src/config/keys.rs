@@ -2,8 +2,10 @@
 //! default and what it means. AgentGym-RL's own paths are used wherever the
 //! key has a meaning here, so that an existing script's overrides carry over.
 
+pub(crate) mod limits;
 mod table;
 
+pub use limits::{LIMITS, Limit, limit_of};
 pub use table::KEYS;
 
 /// What changing a key does to a run that exists.
@@ -31,6 +33,9 @@ pub struct KeySpec {
     /// Hashed into the plan only where it is not its default: such a key came
     /// later, and runs that never heard of it keep their identity.
     pub hashed_if_set: bool,
+    /// Of an unused key: the values that change nothing, as a YAML list. Others
+    /// are refused, since they would change what is learnt. Empty: any value.
+    pub only: &'static str,
 }
 
 /// The key that holds `path`: the key itself, or the key above it whose value
@@ -46,6 +51,11 @@ pub fn find(path: &str) -> Option<&'static KeySpec> {
 
 /// The existing key that looks most like `path`.
 pub fn nearest(path: &str) -> Option<&'static str> {
+    /// Comparing takes as many steps as both have letters, multiplied.
+    const BYTES_MAX: usize = 200;
+    if path.len() > BYTES_MAX {
+        return None;
+    }
     KEYS.iter()
         .filter(|key| key.kind != Kind::Unused)
         .map(|key| {

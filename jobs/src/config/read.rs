@@ -1,6 +1,7 @@
 //! From YAML text and `key=value` overrides to a resolved [`Config`].
 
-use super::{Config, keys};
+use super::{Config, Pipeline, keys, upstream};
+use crate::error::beginning;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 use std::io::Read as _;
@@ -8,6 +9,12 @@ use std::path::Path;
 
 /// No run config is longer; a larger file is something else, and is not read.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
+
+/// No config has so many levels; each is a call in what walks through it.
+const DEPTH_MAX: usize = 64;
+
+/// What references may add to a config: some hundred times a long one.
+const INSERTED_BYTES_MAX: usize = 4 << 20;
 
 /// A run config as written, resolved but not yet planned.
 #[derive(Debug, Clone)]
@@ -20,6 +27,8 @@ pub struct RunConfig {
     pub config: Config,
     /// Keys that were given and have no meaning here.
     pub unused: Vec<String>,
+    /// Where AgentGym-RL's keys do something else here than there, a line each.
+    pub notes: Vec<String>,
 }
 
 impl RunConfig {
@@ -38,6 +47,21 @@ impl RunConfig {
 
     /// Reads from text; `path` names it in messages.
     pub fn parse(stem: &str, path: &Path, text: &str, overrides: &[String]) -> Result<Self> {
+        let read = Self::given(path, text, overrides, false)?;
+        Ok(Self {
+            stem: stem.to_owned(),
+            ..read
+        })
+    }
+
+    /// As [`RunConfig::parse`], from the text of a stored plan: what was accepted once is not
+    /// asked about again, so that a run that exists can be carried on.
+    pub fn parse_stored(path: &Path, text: &str, overrides: &[String]) -> Result<Self> {
+        Self::given(path, text, overrides, true)
+    }
+
+    /// The text as written, with overrides.
+    fn given(path: &Path, text: &str, overrides: &[String], stored: bool) -> Result<Self> {
         let format = |message: String| Error::Format {
             path: path.into(),
             message,
@@ -62,6 +86,7 @@ impl RunConfig {
                 )));
             }
         }
+        let mut pairs = Vec::with_capacity(overrides.len());
         for text in overrides {
             let (key, value) = text.split_once('=').ok_or_else(|| {
                 Error::value(
@@ -71,21 +96,50 @@ impl RunConfig {
             })?;
             let value = yaml(value)
                 .map_err(|e| Error::value(key, format!("cannot read {value:?}: {e}")))?;
-            let key = key.trim_start_matches('+');
-            check_known(key, &value)?;
-            set(&mut given, key, value)?;
+            pairs.push((key.trim_start_matches('+').to_owned(), value));
         }
-        let read = Self::from_tree(given)?;
+        const PIPELINE: &str = "run.pipeline";
+        let pipeline = pairs.iter().rev().find(|(key, _)| key == PIPELINE);
+        let pipeline = pipeline.map(|(_, value)| value);
+        let mut unused = Vec::new();
+        if pipeline.or_else(|| get(&given, PIPELINE)) == Some(&Value::from("eval")) {
+            let found = upstream::of_evaluation(pairs, &given)?;
+            (pairs, unused) = (found.given, found.unused);
+        }
+        let mut by_hand = Value::Object(Map::new());
+        for (key, value) in pairs {
+            check_known(&key, &value)?;
+            set(&mut given, &key, value.clone())?;
+            set(&mut by_hand, &key, value)?;
+        }
+        upstream::one_source_of_tasks(&mut given, &by_hand)?;
+        let read = Self::resolve(given.clone(), stored)?;
+        unused.extend(read.unused);
         Ok(Self {
-            stem: stem.to_owned(),
+            notes: upstream::notes(&given, &read.config, &unused),
+            unused,
             ..read
         })
     }
 
-    /// Resolves a tree that was read before, such as a stored plan's.
-    pub fn from_tree(mut tree: Value) -> Result<Self> {
+    /// Resolves a stored plan's tree.
+    ///
+    /// # Errors
+    /// A tree that no config has, or numbers that would stop whoever reads them.
+    pub fn from_tree(tree: Value) -> Result<Self> {
+        Self::resolve(tree, true)
+    }
+
+    fn resolve(mut tree: Value, stored: bool) -> Result<Self> {
+        let mut sections = tree.as_object().into_iter().flatten();
+        if let Some((name, _)) = sections.find(|(_, section)| deeper_than(section, DEPTH_MAX)) {
+            return Err(Error::value(
+                name,
+                format!("is nested deeper than {DEPTH_MAX} levels, which no key is"),
+            ));
+        }
         let mut unused = Vec::new();
-        check_tree("", &tree, &mut unused)?;
+        check_tree("", &tree, &tree, &mut unused)?;
         for key in keys::KEYS.iter().filter(|k| k.kind != keys::Kind::Unused) {
             if get(&tree, key.path).is_none() {
                 let default = yaml(key.default).map_err(|e| Error::value(key.path, e))?;
@@ -96,14 +150,27 @@ impl RunConfig {
             remove(&mut tree, path);
         }
         interpolate(&mut tree)?;
+        upstream::normalise(&mut tree)?;
+        // Before types, which would only say what fits so many bits.
+        keys::limits::check(&tree, stored)?;
         let config: Config = typed(&tree)?;
-        super::check::check(&config)?;
+        super::check::check(&config, stored)?;
         Ok(Self {
             stem: String::new(),
             tree,
             config,
             unused,
+            notes: Vec::new(),
         })
+    }
+
+    /// True for a config that has tasks to evaluate and none to train on, though its pipeline
+    /// plays some: `eval` is the command for it.
+    pub fn evaluates_alone(&self) -> bool {
+        let (config, data) = (&self.config, &self.config.data);
+        let plays = matches!(config.run.pipeline, Pipeline::Rl | Pipeline::AgentEvol);
+        let has_tasks = data.train_file.is_some() || !data.tasks.is_empty();
+        plays && !has_tasks && !config.evaluation.sets.is_empty()
     }
 
     /// The identity leaves that are hashed: all but those that came later and
@@ -166,7 +233,7 @@ fn read_text(path: &Path) -> Result<String> {
 
 /// Reads YAML. Messages are the parser's own with the place in the text; its
 /// advice to programmers, and the places it came from, are left out.
-fn yaml(text: &str) -> Result<Value, String> {
+pub(super) fn yaml(text: &str) -> Result<Value, String> {
     serde_saphyr::from_str(text).map_err(|e| {
         let said = e.to_string();
         let said = said.split("\n\nnote:").next().unwrap_or_default();
@@ -187,13 +254,9 @@ fn yaml(text: &str) -> Result<Value, String> {
 }
 
 /// A value in a message: short, as it would be written.
-fn shown(value: &Value) -> String {
+pub(super) fn shown(value: &Value) -> String {
     const CHARS_MAX: usize = 60;
-    let text = value.to_string();
-    if text.chars().count() <= CHARS_MAX {
-        return text;
-    }
-    text.chars().take(CHARS_MAX).chain(['…']).collect()
+    beginning(value.to_string(), CHARS_MAX)
 }
 
 /// What a key holds if nobody gives it, as a resolved tree has it.
@@ -210,7 +273,7 @@ pub(crate) fn get<'a>(tree: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.').try_fold(tree, |node, name| node.get(name))
 }
 
-fn set(tree: &mut Value, path: &str, value: Value) -> Result<()> {
+pub(super) fn set(tree: &mut Value, path: &str, value: Value) -> Result<()> {
     let mut node = tree;
     let names: Vec<&str> = path.split('.').collect();
     let (last, above) = names.split_last().expect("split yields at least one name");
@@ -229,7 +292,7 @@ fn set(tree: &mut Value, path: &str, value: Value) -> Result<()> {
     Ok(())
 }
 
-fn remove(tree: &mut Value, path: &str) {
+pub(super) fn remove(tree: &mut Value, path: &str) {
     let Some((above, last)) = path.rsplit_once('.') else {
         if let Some(map) = tree.as_object_mut() {
             map.remove(path);
@@ -250,7 +313,7 @@ fn unknown(path: &str) -> Error {
         |near| format!(": did you mean `{near}`?"),
     );
     Error::UnknownKey {
-        key: path.to_owned(),
+        key: beginning(path.to_owned(), 200),
         hint,
     }
 }
@@ -273,10 +336,11 @@ fn check_known(path: &str, value: &Value) -> Result<()> {
     }
 }
 
-fn check_tree(path: &str, node: &Value, unused: &mut Vec<String>) -> Result<()> {
+fn check_tree(path: &str, node: &Value, whole: &Value, unused: &mut Vec<String>) -> Result<()> {
     if !path.is_empty() {
         match keys::find(path) {
             Some(key) if key.kind == keys::Kind::Unused => {
+                upstream::check_unused(key, node, whole)?;
                 unused.push(path.to_owned());
                 return Ok(());
             }
@@ -290,7 +354,7 @@ fn check_tree(path: &str, node: &Value, unused: &mut Vec<String>) -> Result<()> 
         } else {
             format!("{path}.{name}")
         };
-        check_tree(&below, child, unused)?;
+        check_tree(&below, child, whole, unused)?;
     }
     Ok(())
 }
@@ -298,20 +362,56 @@ fn check_tree(path: &str, node: &Value, unused: &mut Vec<String>) -> Result<()> 
 /// Replaces `${a.b}` by the value of that key: whole values keep their type,
 /// references inside a longer text are inserted as text.
 fn interpolate(tree: &mut Value) -> Result<()> {
-    const DEPTH_MAX: usize = 16;
-    for _ in 0..DEPTH_MAX {
+    const PASSES_MAX: usize = 16;
+    let mut left = INSERTED_BYTES_MAX;
+    for _ in 0..PASSES_MAX {
         let snapshot = tree.clone();
-        if !replace("", tree, &snapshot)? {
+        if !replace("", tree, &snapshot, &mut left)? {
             return Ok(());
+        }
+        // A reference to what it stands in doubles the depth with every pass.
+        if deeper_than(tree, DEPTH_MAX) {
+            return Err(Error::value(
+                "${…}",
+                format!(
+                    "a reference to a section that it stands in; the config gets deeper than {DEPTH_MAX} levels"
+                ),
+            ));
         }
     }
     Err(Error::value(
         "${…}",
-        format!("references are nested deeper than {DEPTH_MAX}, or in a circle"),
+        format!("references are nested deeper than {PASSES_MAX}, or in a circle"),
     ))
 }
 
-fn replace(path: &str, node: &mut Value, whole: &Value) -> Result<bool> {
+fn deeper_than(node: &Value, levels: usize) -> bool {
+    let below = |child: &Value| levels == 0 || deeper_than(child, levels - 1);
+    match node {
+        Value::Object(map) => map.values().any(below),
+        Value::Array(list) => list.iter().any(below),
+        _ => false,
+    }
+}
+
+/// Takes what a value weighs from what is left; false where that is too little.
+fn take(node: &Value, left: &mut usize) -> bool {
+    let own = size_of::<Value>() + node.as_str().map_or(0, str::len);
+    let Some(rest) = left.checked_sub(own) else {
+        return false;
+    };
+    *left = rest;
+    match node {
+        Value::Object(map) => map.iter().all(|(name, child)| {
+            let named = left.checked_sub(name.len()).map(|rest| *left = rest);
+            named.is_some() && take(child, left)
+        }),
+        Value::Array(list) => list.iter().all(|child| take(child, left)),
+        _ => true,
+    }
+}
+
+fn replace(path: &str, node: &mut Value, whole: &Value, left: &mut usize) -> Result<bool> {
     let join = |name: &str| {
         if path.is_empty() {
             name.to_owned()
@@ -323,14 +423,14 @@ fn replace(path: &str, node: &mut Value, whole: &Value) -> Result<bool> {
         Value::Object(map) => {
             let mut any = false;
             for (name, child) in map.iter_mut() {
-                any |= replace(&join(name), child, whole)?;
+                any |= replace(&join(name), child, whole, left)?;
             }
             Ok(any)
         }
         Value::Array(list) => {
             let mut any = false;
             for (index, child) in list.iter_mut().enumerate() {
-                any |= replace(&join(&index.to_string()), child, whole)?;
+                any |= replace(&join(&index.to_string()), child, whole, left)?;
             }
             Ok(any)
         }
@@ -348,6 +448,21 @@ fn replace(path: &str, node: &mut Value, whole: &Value) -> Result<bool> {
             let value = get(whole, name).ok_or_else(|| {
                 Error::value(path, format!("refers to `{name}`, which does not exist"))
             })?;
+            // A text around it is written anew, too.
+            if !take(value, left)
+                || left
+                    .checked_sub(text.len())
+                    .map(|rest| *left = rest)
+                    .is_none()
+            {
+                return Err(Error::value(
+                    path,
+                    format!(
+                        "references add more than {INSERTED_BYTES_MAX} bytes to the config, the last to `{name}`; write \
+                         the values themselves"
+                    ),
+                ));
+            }
             *node = if start == 0 && start + length + 1 == text.len() {
                 value.clone()
             } else {

@@ -6,6 +6,7 @@
 )]
 
 use super::algorithm::{Algorithm, Critic};
+use super::keys::limits::TASKS_MAX;
 use super::{AgentEvol, Dpo};
 use crate::{Error, Result};
 use agentgym_algorithms::LearningRateStyle;
@@ -259,6 +260,7 @@ pub struct AgentGym {
     pub env_addr: String,
     pub envs: BTreeMap<String, Environment>,
     pub max_retries: u32,
+    pub sessions_max: Option<usize>,
     pub timeout: f64,
     pub instruction: Option<String>,
     pub record_actions: bool,
@@ -352,6 +354,9 @@ pub struct SftSource {
     /// Share of every batch; default: by size.
     #[serde(default)]
     pub share: Option<f64>,
+    /// Rows of `file`; a plan of passes over them counts them.
+    #[serde(default)]
+    pub rows: Option<usize>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -359,6 +364,7 @@ pub struct Sft {
     pub sources: Vec<SftSource>,
     pub batch_size: usize,
     pub steps: u32,
+    pub epochs: Option<u32>,
     pub lr: f64,
     pub warmup_steps: u32,
     pub min_lr_ratio: f64,
@@ -367,6 +373,8 @@ pub struct Sft {
     pub grad_clip: f64,
     pub max_length: usize,
     pub overlong: OverlongRows,
+    pub validation_share: f64,
+    pub validation_sources: Vec<SftSource>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -435,6 +443,13 @@ pub struct Trainer {
     pub default_local_dir: Option<String>,
 }
 
+impl Trainer {
+    /// True where the project or the experiment was given a name.
+    pub fn names_its_folder(&self) -> bool {
+        (self.project_name.as_str(), self.experiment_name.as_str()) != ("agentgym", "run")
+    }
+}
+
 impl EvaluationSet {
     /// The item ids of each category; `key` names the set in messages.
     pub fn categories_of(&self, key: &str) -> Result<BTreeMap<String, BTreeSet<i64>>> {
@@ -453,28 +468,89 @@ impl Default for Ids {
     }
 }
 
-impl Ids {
-    /// The ids in order.
-    pub fn resolve(&self, key: &str) -> Result<Vec<i64>> {
+/// Ids that are counted without being made.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Items {
+    /// `from`, `from + step`, …: so many.
+    Range { from: i64, step: i64, len: usize },
+    /// These.
+    List(Vec<i64>),
+}
+
+impl Items {
+    pub(crate) fn len(&self) -> usize {
         match self {
-            Self::List(ids) => Ok(ids.clone()),
-            Self::Range(text) => parse_range(text).ok_or_else(|| {
-                Error::value(key, format!("`{text}` is not a range of task ids; write A..B or A..B:STEP, the end excluded"))
-            }),
+            Self::Range { len, .. } => *len,
+            Self::List(ids) => ids.len(),
+        }
+    }
+
+    /// The id at a place before `len`.
+    pub(crate) fn at(&self, place: usize) -> i64 {
+        match self {
+            // Between the ends of the range, however far these are from 0.
+            Self::Range { from, step, .. } => from.wrapping_add(step.wrapping_mul(place as i64)),
+            Self::List(ids) => ids[place],
         }
     }
 }
 
-fn parse_range(text: &str) -> Option<Vec<i64>> {
-    const IDS_MAX: i64 = 10_000_000;
+impl Ids {
+    /// How many there are.
+    ///
+    /// # Errors
+    /// As [`Ids::resolve`].
+    pub fn count(&self, key: &str) -> Result<usize> {
+        match self {
+            Self::List(ids) => Ok(ids.len()),
+            Self::Range(_) => Ok(self.items(key)?.len()),
+        }
+    }
+
+    /// The ids in order.
+    ///
+    /// # Errors
+    /// Text that is no range, or one that is too long.
+    pub fn resolve(&self, key: &str) -> Result<Vec<i64>> {
+        let items = self.items(key)?;
+        Ok((0..items.len()).map(|place| items.at(place)).collect())
+    }
+
+    pub(crate) fn items(&self, key: &str) -> Result<Items> {
+        let text = match self {
+            Self::List(ids) => return Ok(Items::List(ids.clone())),
+            Self::Range(text) => text,
+        };
+        let (from, to, step) = parse_range(text).ok_or_else(|| {
+            Error::value(
+                key,
+                format!(
+                    "`{text}` is not a range of task ids; write A..B or A..B:STEP, the end excluded"
+                ),
+            )
+        })?;
+        let len = to.abs_diff(from).div_ceil(step.unsigned_abs());
+        match usize::try_from(len) {
+            Ok(len) if len <= TASKS_MAX => Ok(Items::Range { from, step, len }),
+            _ => Err(Error::value(
+                key,
+                format!(
+                    "`{text}` is a range of {len} task ids, at most {TASKS_MAX} can be drawn from; give fewer"
+                ),
+            )),
+        }
+    }
+}
+
+/// Bounds and step: from < to, step > 0.
+fn parse_range(text: &str) -> Option<(i64, i64, i64)> {
     let (range, step) = text
         .split_once(':')
         .map_or((text, Some(1)), |(r, s)| (r, s.trim().parse().ok()));
     let (from, to) = range.split_once("..")?;
     let (from, to, step): (i64, i64, i64) =
         (from.trim().parse().ok()?, to.trim().parse().ok()?, step?);
-    let fits = step > 0 && from < to && to.checked_sub(from)? / step <= IDS_MAX;
-    fits.then(|| (from..to).step_by(step as usize).collect())
+    (step > 0 && from < to).then_some((from, to, step))
 }
 
 impl Config {

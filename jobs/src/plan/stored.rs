@@ -1,7 +1,7 @@
 //! Reading plans back. A plan says everything a run does, so one that is damaged, edited,
 //! misplaced or of another version is refused by the name of its object.
 
-use super::{Plan, PlanFile, VERSION, code_version, identity};
+use super::{FORMAT, Plan, PlanFile, code_version, identity};
 use crate::config::RunConfig;
 use crate::{Error, Result};
 use agentgym_storage::{Key, RunId};
@@ -28,9 +28,9 @@ impl Plan {
         };
         // Its format first: another format need not have the fields of this one.
         let head: Head = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
-        if head.version != VERSION {
+        if !(1..=FORMAT).contains(&head.version) {
             return Err(bad(format!(
-                "is of format {}, written by program version {}; this program, {}, reads format {VERSION}",
+                "is of format {}, written by program version {}; this program, {}, reads formats 1 to {FORMAT}",
                 head.version,
                 head.code_version,
                 code_version()
@@ -39,7 +39,13 @@ impl Plan {
         let file: PlanFile = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
         let read = RunConfig::from_tree(file.config)?;
         let run = RunId::from_str(&file.run).map_err(|e| bad(e.to_string()))?;
-        let plan = Self::build(run, file.revision, file.identity, read.tree, read.config)?;
+        let plan = Self::build(
+            (run, file.revision),
+            file.version,
+            file.identity,
+            read.tree,
+            read.config,
+        )?;
         if plan.iterations != file.iterations || identity(&plan.tree) != plan.identity {
             return Err(bad(
                 "does not reproduce its own identity: it was edited, or written by another program version"

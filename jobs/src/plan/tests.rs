@@ -345,13 +345,29 @@ fn an_adapter_is_read_with_its_base_and_measured_against_it() {
     let other = plan(&["actor_rollout_ref.ref.model.path=elsewhere"]);
     let scored = inputs(&other, 2, Stage::LogProbs);
     assert!(scored.contains(&"reference=0/init/1".to_owned()));
+    // The base is not what training begins with once there is a warm start.
+    let warm = [
+        "sft.steps=2",
+        "sft.sources=[{env: textcraft, ids: 100..120}]",
+    ];
+    let scored = inputs(&plan(&warm), 2, Stage::LogProbs);
+    assert!(
+        scored.contains(&"reference=0/init/0".to_owned()),
+        "{scored:?}"
+    );
+    let off = [&warm[..], &["actor_rollout_ref.model.lora_rank=0"]].concat();
+    let scored = inputs(&plan(&off), 2, Stage::LogProbs);
+    assert!(
+        scored.contains(&"reference=0/sft/0".to_owned()),
+        "{scored:?}"
+    );
 }
 
 #[test]
 fn keys_of_an_adapter_are_checked_by_name() {
     for (text, words) in [
         ("lora_rank=-1", ["lora_rank", "-1"]),
-        ("lora_alpha=0", ["lora_alpha", "positive"]),
+        ("lora_alpha=0", ["lora_alpha", "above 0"]),
         (
             "target_modules=[q_proj,lm_head]",
             ["`lm_head`", "down_proj"],
@@ -661,5 +677,33 @@ fn a_fork_has_what_its_iterations_read_and_nothing_else_of_its_parent() {
             "40/update/0",
             "40/critic_update/0"
         ]
+    );
+}
+
+/// Plans begun under another program version keep their bytes to the end.
+#[test]
+fn an_older_format_is_read_and_stays_through_revisions_and_forks() {
+    let new = plan(&["run.id=r"]);
+    assert_eq!(new.format, 2);
+    let text = String::from_utf8(new.to_bytes()).unwrap();
+    let stored = text.replacen("\"version\": 2", "\"version\": 1", 1);
+    assert_ne!(text, stored);
+    let old = Plan::from_bytes(stored.as_bytes()).unwrap();
+    assert_eq!((old.format, &old.identity), (1, &new.identity));
+    assert_eq!(old.to_bytes(), stored.as_bytes());
+    let newer = read(&["run.id=r", "jobs.threads=7"]).unwrap();
+    let revised = old.revised(newer, Path::new(".")).unwrap();
+    assert_eq!((revised.format, revised.revision), (1, 1));
+    let read_back = Plan::from_bytes(&revised.to_bytes()).unwrap();
+    assert_eq!(
+        (read_back.format, read_back.config.jobs.threads),
+        (1, Some(7))
+    );
+    assert_eq!(plan(&["run.id=child"]).of_format(old.format).format, 1);
+    let next = text.replacen("\"version\": 2", "\"version\": 3", 1);
+    let error = Plan::from_bytes(next.as_bytes()).unwrap_err().to_string();
+    assert!(
+        error.contains("format 3") && error.contains("formats 1 to 2"),
+        "{error}"
     );
 }

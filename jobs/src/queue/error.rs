@@ -1,6 +1,7 @@
 //! What can go wrong with a queue. Since the queue is only a hint, everything
 //! but a wrong setting is worth another try.
 
+use agentgym_envs::text::without_secrets;
 use std::fmt::Display;
 
 /// Results of this module.
@@ -92,23 +93,6 @@ impl Error {
     }
 }
 
-/// `url` as messages may show it.
-pub(super) fn without_password(url: &str) -> String {
-    match url::Url::parse(url) {
-        Ok(mut parsed) if parsed.password().is_some() => {
-            // Fails only for URLs that cannot hold a password, and this one does.
-            let _ = parsed.set_password(Some("***"));
-            parsed.to_string()
-        }
-        Ok(parsed) if parsed.has_authority() || parsed.scheme() == "sqlite" => url.to_owned(),
-        // No URL that we know: everything before an `@` may be a secret.
-        _ => match url.rsplit_once('@') {
-            Some((_, rest)) => format!("***@{rest}"),
-            None => url.to_owned(),
-        },
-    }
-}
-
 /// Turns a backend's error into ours; used as `.map_err(failed(url, "push"))`.
 pub(super) fn failed<E: Into<Source>>(url: &str, action: &'static str) -> impl FnOnce(E) -> Error {
     move |source| Error::Backend {
@@ -121,7 +105,7 @@ pub(super) fn failed<E: Into<Source>>(url: &str, action: &'static str) -> impl F
 /// An error for a URL that is not one of ours.
 pub(super) fn bad_url(url: &str, found: impl Display) -> Error {
     Error::Url {
-        url: without_password(url),
+        url: without_secrets(url),
         found: found.to_string(),
     }
 }
@@ -132,17 +116,6 @@ mod tests {
 
     #[test]
     fn passwords_never_show() {
-        assert_eq!(
-            without_password("redis://me:secret@host:1/2"),
-            "redis://me:***@host:1/2"
-        );
-        assert_eq!(
-            without_password("redis://:secret@host/"),
-            "redis://:***@host/"
-        );
-        assert_eq!(without_password("se:cret@:::"), "***@:::");
-        assert_eq!(without_password("redis:secret@host"), "***@host");
-        assert_eq!(without_password("sqlite:a@b.sqlite"), "sqlite:a@b.sqlite");
         let error = bad_url("http://me:secret@host/", "no such scheme");
         assert!(!error.to_string().contains("secret"), "{error}");
         assert_eq!(error.verdict(), Verdict::GiveUp);

@@ -114,10 +114,10 @@ impl QueueOptions {
     fn check(&self) -> Result<()> {
         if self.heartbeat_s == 0 || self.lease_ttl_s < 2 * self.heartbeat_s {
             return Err(Error::Options(format!(
-                "queue.heartbeat_s is {} and queue.lease_ttl_s is {}: the lease must be at least \
-                 two heartbeats of a second or more, or one late heartbeat hands running jobs to \
-                 others",
-                self.heartbeat_s, self.lease_ttl_s
+                "jobs.lease_ttl_s (a worker's --lease-ttl-s) is {} and a heartbeat {} s: the lease \
+                 must be at least two heartbeats of a second or more, or one late heartbeat hands \
+                 running jobs to others",
+                self.lease_ttl_s, self.heartbeat_s
             )));
         }
         Ok(())

@@ -12,6 +12,7 @@ use ::redis::{
     AsyncCommands, Client, ErrorKind, RedisError, RedisResult, Script,
     aio::{ConnectionManager, ConnectionManagerConfig},
 };
+use agentgym_envs::text::without_secrets;
 use apalis_core::{
     backend::ext::{BackendExt, with_codec::WithCodec},
     task::builder::TaskBuilder,
@@ -28,7 +29,7 @@ use super::{
     Enqueued, QueueOptions,
     codec::{JobCodec, Payload},
     driver::{BOARD_RANKS, BOARD_TTL, Driver, missed_heartbeats},
-    error::{Error, Result, Source, bad_url, failed, without_password},
+    error::{Error, Result, Source, bad_url, failed},
     work::{Worker, run_apalis},
 };
 
@@ -99,7 +100,7 @@ impl Redis {
             .map_err(|source| match is_refusal(&source) {
                 true => Self::refused(url, options, source),
                 false => Error::Open {
-                    url: without_password(url),
+                    url: without_secrets(url),
                     advice: match url.starts_with("rediss:") {
                         true => ADVICE_TLS,
                         false => ADVICE,
@@ -108,7 +109,7 @@ impl Redis {
                 },
             })?;
         let redis = Self {
-            url: without_password(url),
+            url: without_secrets(url),
             client,
             connection,
             options: options.clone(),
@@ -136,7 +137,7 @@ impl Redis {
 
     fn refused(url: &str, options: &QueueOptions, refusal: RedisError) -> Error {
         Error::Refused {
-            url: without_password(url),
+            url: without_secrets(url),
             prefix: options.name_prefix.clone(),
             source: refusal.into(),
         }

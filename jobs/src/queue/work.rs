@@ -81,7 +81,8 @@ impl Lane {
                 Payload::Job(job) => self.handle(job, slot).await,
                 Payload::Poison { bytes, reason } => error!(
                     "queue lane {}: {bytes} bytes are not a job ({reason}); dropped. Another \
-                     program or a newer release uses the same queue.name_prefix",
+                     program or a newer release uses the same queue: give each a Redis database \
+                     or a file of its own with queue.url",
                     self.name
                 ),
             }
@@ -359,7 +360,10 @@ async fn supervise(name: String, lane: Arc<Lane>, end: CancellationToken) {
             lane: Arc::clone(&lane),
             end: end.clone(),
         };
-        let ended = lane.driver.run(worker).await;
+        // A backend whose code panics is one that ended.
+        let ended = AssertUnwindSafe(lane.driver.run(worker))
+            .catch_unwind()
+            .await;
         lane.turn.detach();
         if end.is_cancelled() {
             return;
@@ -370,8 +374,9 @@ async fn supervise(name: String, lane: Arc<Lane>, end: CancellationToken) {
             backoff = BACKOFF_MIN;
         }
         match ended {
-            Ok(()) => info!("worker {name} ended; it is built again"),
-            Err(error) => warn!("worker {name} is built again: {error}"),
+            Ok(Ok(())) => info!("worker {name} ended; it is built again"),
+            Ok(Err(error)) => warn!("worker {name} is built again: {error}"),
+            Err(_) => error!("worker {name} panicked; it is built again"),
         }
         if end.run_until_cancelled(sleep(backoff)).await.is_none() {
             return;

@@ -18,6 +18,7 @@ const fn id(path: &'static str, default: &'static str, doc: &'static str) -> Key
         default,
         doc,
         hashed_if_set: false,
+        only: "",
     }
 }
 const fn bind(path: &'static str, default: &'static str, doc: &'static str) -> KeySpec {
@@ -27,6 +28,7 @@ const fn bind(path: &'static str, default: &'static str, doc: &'static str) -> K
         default,
         doc,
         hashed_if_set: false,
+        only: "",
     }
 }
 const fn unused(path: &'static str) -> KeySpec {
@@ -36,6 +38,16 @@ const fn unused(path: &'static str) -> KeySpec {
         default: "null",
         doc: "not used here",
         hashed_if_set: false,
+        only: "",
+    }
+}
+/// Machinery that would change what is learnt: only the values of the YAML list
+/// `only` are accepted. `doc` says what is done here.
+const fn neutral(path: &'static str, only: &'static str, doc: &'static str) -> KeySpec {
+    KeySpec {
+        only,
+        doc,
+        ..unused(path)
     }
 }
 
@@ -96,7 +108,7 @@ pub const KEYS: &[KeySpec] = &[
     bind(
         "jobs.hold",
         "false",
-        "no part is begun, and rollouts under way are journalled: what `cancel` sets and `resume` lifts",
+        "no part is begun; rollouts and evaluations under way finish their turns and journal them: what `cancel` sets and `resume` lifts",
     ),
     bind(
         "jobs.priority",
@@ -146,7 +158,7 @@ pub const KEYS: &[KeySpec] = &[
     bind(
         "jobs.journal_interval_s",
         "5",
-        "how often a rollout part journals its finished episodes",
+        "how often a part that plays episodes journals what has happened in them",
     ),
     bind(
         "jobs.beat_timeout_s",
@@ -187,7 +199,7 @@ pub const KEYS: &[KeySpec] = &[
     id(
         "data.train_file",
         "null",
-        "AgentItemId JSON file, or a list of them",
+        "AgentItemId JSON file, or a list of them; given to the command it takes the place of a config's data.tasks",
     ),
     id(
         "data.tasks",
@@ -202,7 +214,7 @@ pub const KEYS: &[KeySpec] = &[
     id(
         "data.max_prompt_length",
         "1024",
-        "longest first prompt in tokens",
+        "tokens of the first prompt; what it needs beyond them is taken off max_response_length",
     ),
     id(
         "data.max_response_length",
@@ -388,7 +400,7 @@ pub const KEYS: &[KeySpec] = &[
     bind(
         "actor_rollout_ref.rollout.episode_deadline_s",
         "600",
-        "an episode that takes longer is an environment fault",
+        "an attempt at an episode whose environment calls take longer in all is an environment fault; the policy's own time is not counted",
     ),
     bind(
         "actor_rollout_ref.rollout.fault_retries",
@@ -420,6 +432,11 @@ pub const KEYS: &[KeySpec] = &[
         "actor_rollout_ref.agentgym.max_retries",
         "10",
         "tries to open an episode",
+    ),
+    bind(
+        "actor_rollout_ref.agentgym.sessions_max",
+        "null",
+        "sessions that each worker has open at one address at a time; default: one for each episode that it plays",
     ),
     bind(
         "actor_rollout_ref.agentgym.timeout",
@@ -612,6 +629,11 @@ pub const KEYS: &[KeySpec] = &[
         "0",
         "optimizer steps of the warm start (rl) or of the run (sft)",
     ),
+    option(
+        "sft.epochs",
+        "null",
+        "passes over all rows, each in an order of its own, in place of sft.steps",
+    ),
     id("sft.lr", "1e-3", "learning rate"),
     id("sft.warmup_steps", "20", "steps of linear warm-up"),
     id(
@@ -631,6 +653,16 @@ pub const KEYS: &[KeySpec] = &[
         "sft.overlong",
         "refuse",
         "rows of a file that are longer: refuse, or leave_out (counted)",
+    ),
+    option(
+        "sft.validation_share",
+        "0.0",
+        "share of the rows that is never trained on, whole tasks by chance; their loss is measured",
+    ),
+    option(
+        "sft.validation_sources",
+        "[]",
+        "in place of a share: {file: PATH} or {env, ids, style} to measure the loss on",
     ),
     // --- dpo (run.pipeline: dpo) ------------------------------------------------------
     option(
@@ -786,24 +818,28 @@ pub const KEYS: &[KeySpec] = &[
     bind(
         "trainer.save_freq",
         "25",
-        "every so many iterations the policy is kept for good",
+        "every so many iterations the policy is kept for good; 0 or -1: the first and the last alone",
     ),
     id(
         "trainer.test_freq",
         "10",
-        "evaluate every so many iterations; 0: only at start and end",
+        "evaluate every so many iterations; 0 or -1: only at start and end",
     ),
     option(
         "trainer.critic_warmup",
         "0",
         "first iterations that train the critic alone",
     ),
-    bind("trainer.project_name", "agentgym", "label"),
-    bind("trainer.experiment_name", "run", "label"),
+    bind(
+        "trainer.project_name",
+        "agentgym",
+        "folder of TensorBoard's events, with experiment_name below it; the run's own name is run.id",
+    ),
+    bind("trainer.experiment_name", "run", "the folder below it"),
     bind(
         "trainer.logger",
         "[console, jsonl, tensorboard]",
-        "where metrics go",
+        "files of metrics that are written: jsonl, tensorboard; the console is always told",
     ),
     bind(
         "trainer.default_local_dir",
@@ -817,10 +853,22 @@ pub const KEYS: &[KeySpec] = &[
     unused("data.prompt_key"),
     unused("data.return_raw_input_ids"),
     unused("data.return_raw_chat"),
-    unused("data.truncation"),
+    neutral(
+        "data.truncation",
+        "[error, null]",
+        "a first prompt that is longer than data.max_prompt_length is refused, not cut",
+    ),
     unused("actor_rollout_ref.hybrid_engine"),
-    unused("actor_rollout_ref.model.external_lib"),
-    unused("actor_rollout_ref.model.override_config"),
+    neutral(
+        "actor_rollout_ref.model.external_lib",
+        "[null]",
+        "no Python module is loaded",
+    ),
+    neutral(
+        "actor_rollout_ref.model.override_config",
+        "[{}, null]",
+        "a model is what config.json in its folder says",
+    ),
     unused("actor_rollout_ref.model.use_remove_padding"),
     unused("actor_rollout_ref.model.trust_remote_code"),
     unused("actor_rollout_ref.model.use_liger"),
@@ -828,7 +876,11 @@ pub const KEYS: &[KeySpec] = &[
     unused("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
     unused("actor_rollout_ref.actor.use_dynamic_bsz"),
     unused("actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
-    unused("actor_rollout_ref.actor.shuffle"),
+    neutral(
+        "actor_rollout_ref.actor.shuffle",
+        "[false, null]",
+        "minibatches are taken in the order of the draws, which data.shuffle mixes",
+    ),
     unused("actor_rollout_ref.actor.ulysses_sequence_parallel_size"),
     unused("actor_rollout_ref.actor.optim.total_training_steps"),
     unused("actor_rollout_ref.actor.fsdp_config"),
@@ -842,7 +894,11 @@ pub const KEYS: &[KeySpec] = &[
     unused("actor_rollout_ref.rollout.name"),
     unused("actor_rollout_ref.rollout.dtype"),
     unused("actor_rollout_ref.rollout.gpu_memory_utilization"),
-    unused("actor_rollout_ref.rollout.ignore_eos"),
+    neutral(
+        "actor_rollout_ref.rollout.ignore_eos",
+        "[false, null]",
+        "a turn ends at the end token",
+    ),
     unused("actor_rollout_ref.rollout.enforce_eager"),
     unused("actor_rollout_ref.rollout.free_cache_engine"),
     unused("actor_rollout_ref.rollout.load_format"),
@@ -855,15 +911,31 @@ pub const KEYS: &[KeySpec] = &[
     unused("actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"),
     unused("actor_rollout_ref.rollout.disable_log_stats"),
     unused("actor_rollout_ref.rollout.enable_chunked_prefill"),
-    unused("actor_rollout_ref.rollout.do_sample"),
+    neutral(
+        "actor_rollout_ref.rollout.do_sample",
+        "[true, null]",
+        "training samples at rollout.temperature; evaluation.temperature=0 evaluates greedily",
+    ),
     unused("actor_rollout_ref.rollout.send_interval"),
     unused("actor_rollout_ref.rollout.rollout_log_dir"),
     unused("critic.strategy"),
     unused("critic.rollout_n"),
-    unused("critic.shuffle"),
+    neutral(
+        "critic.shuffle",
+        "[false, null]",
+        "minibatches are taken in the order of the draws, which data.shuffle mixes",
+    ),
     unused("critic.model.tokenizer_path"),
-    unused("critic.model.override_config"),
-    unused("critic.model.external_lib"),
+    neutral(
+        "critic.model.override_config",
+        "[{}, null]",
+        "a model is what config.json in its folder says",
+    ),
+    neutral(
+        "critic.model.external_lib",
+        "[null]",
+        "no Python module is loaded",
+    ),
     unused("critic.model.trust_remote_code"),
     unused("critic.model.use_remove_padding"),
     unused("critic.model.fsdp_config"),
@@ -875,13 +947,43 @@ pub const KEYS: &[KeySpec] = &[
     unused("critic.forward_max_token_len_per_gpu"),
     unused("critic.ulysses_sequence_parallel_size"),
     unused("critic.optim.total_training_steps"),
-    unused("reward_model"),
-    unused("custom_reward_function"),
+    neutral(
+        "reward_model.enable",
+        "[false, null]",
+        "the environment alone gives rewards",
+    ),
+    neutral(
+        "reward_model.reward_manager",
+        "[naive, null]",
+        "the environment alone gives rewards",
+    ),
+    unused("reward_model.strategy"),
+    unused("reward_model.model"),
+    unused("reward_model.micro_batch_size"),
+    unused("reward_model.micro_batch_size_per_gpu"),
+    unused("reward_model.max_length"),
+    unused("reward_model.ulysses_sequence_parallel_size"),
+    unused("reward_model.use_dynamic_bsz"),
+    unused("reward_model.forward_max_token_len_per_gpu"),
+    neutral(
+        "custom_reward_function.path",
+        "[null]",
+        "the environment alone gives rewards",
+    ),
+    unused("custom_reward_function.name"),
     unused("trainer.val_generations_to_log_to_wandb"),
     unused("trainer.nnodes"),
     unused("trainer.n_gpus_per_node"),
-    unused("trainer.resume_mode"),
-    unused("trainer.resume_from_path"),
+    neutral(
+        "trainer.resume_mode",
+        "[auto, disable, null]",
+        "a run that exists is carried on, a new run.id begins anew; to train another policy give it as actor_rollout_ref.model.path",
+    ),
+    neutral(
+        "trainer.resume_from_path",
+        "[false, null]",
+        "to train another policy give it as actor_rollout_ref.model.path",
+    ),
     unused("trainer.default_hdfs_dir"),
     unused("trainer.remove_previous_ckpt_in_save"),
     unused("trainer.del_local_ckpt_after_load"),

@@ -1,0 +1,115 @@
+//! Names that a config gives: they become metric tags, item ids, columns of tables and parts of
+//! file names, so they are short, printable and different from each other; and the names of
+//! environments, of which only those that are known can be played.
+
+use super::Config;
+use crate::tasks::AGENTGYM_NAMES;
+use crate::{Error, Result};
+use std::collections::BTreeSet;
+
+/// Longest name in bytes: a line of a table.
+const BYTES_MAX: usize = 100;
+
+/// Sets of an evaluation, and environments: each is a part, or a client with its counters.
+const NAMED_MAX: usize = 1000;
+
+pub(super) fn check(config: &Config) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    let sets = &config.evaluation.sets;
+    count("evaluation.sets", sets.len())?;
+    for (index, set) in sets.iter().enumerate() {
+        let key = format!("evaluation.sets[{index}]");
+        plain(&format!("{key}.name"), &set.name)?;
+        if !seen.insert(&set.name) {
+            return Err(Error::value(
+                format!("{key}.name"),
+                format!(
+                    "`{}` is the name of a set before it; results are told by this name, so give another",
+                    set.name
+                ),
+            ));
+        }
+        for category in set.categories.iter().flat_map(|all| all.keys()) {
+            plain(&format!("{key}.categories"), category)?;
+        }
+    }
+    let environments = config.environments();
+    count("actor_rollout_ref.agentgym.envs", environments.len())?;
+    let gym = &config.actor_rollout_ref.agentgym;
+    for (name, environment) in environments {
+        let section = "actor_rollout_ref.agentgym";
+        let key = match gym.envs.contains_key(&name) {
+            true => {
+                plain(&format!("{section}.envs"), &name)?;
+                format!("{section}.envs.{name}.task_name")
+            }
+            false => format!("{section}.task_name"),
+        };
+        known_environment(&key, &environment.task_name)?;
+    }
+    Ok(())
+}
+
+fn count(key: &str, found: usize) -> Result<()> {
+    match found <= NAMED_MAX {
+        true => Ok(()),
+        false => Err(Error::value(
+            key,
+            format!("has {found} entries, at most {NAMED_MAX} can be named; put several into one"),
+        )),
+    }
+}
+
+/// A name that can stand in a tag, a file name and a line of a terminal.
+fn plain(key: &str, name: &str) -> Result<()> {
+    // Marks that turn the direction of text around, or cannot be seen.
+    let hidden = |c: char| matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    let why = if name.is_empty() {
+        "is empty".to_owned()
+    } else if name.len() > BYTES_MAX {
+        format!("has {} bytes", name.len())
+    } else if name.trim() != name || name == "." || name == ".." {
+        format!("is {name:?}")
+    } else {
+        let bad = name
+            .chars()
+            .find(|c| c.is_control() || hidden(*c) || matches!(c, '/' | '\\'));
+        match bad {
+            None => return Ok(()),
+            Some(bad) => format!("has {bad:?} in it"),
+        }
+    };
+    Err(Error::value(
+        key,
+        format!(
+            "a name {why}; it becomes a tag and a part of file names: give 1 to {BYTES_MAX} bytes of printable text \
+             without / and \\, not . or .., without blanks at its ends"
+        ),
+    ))
+}
+
+fn known_environment(key: &str, task_name: &str) -> Result<()> {
+    let mut known = AGENTGYM_NAMES.iter();
+    if known.any(|known| known.eq_ignore_ascii_case(task_name)) {
+        return Ok(());
+    }
+    let likeness = |known: &str| strsim::jaro_winkler(known, &task_name.to_lowercase());
+    let near = (task_name.len() <= BYTES_MAX)
+        .then(|| {
+            AGENTGYM_NAMES
+                .into_iter()
+                .max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
+        })
+        .flatten()
+        .filter(|near| likeness(near) > 0.8);
+    let hint = near.map_or_else(String::new, |near| format!(" Did you mean `{near}`?"));
+    Err(Error::value(
+        key,
+        format!(
+            "`{task_name}` is no environment that this program knows: {}.{hint} A server that answers as one of \
+             them goes by that one's name, with its address in env_addr; another kind needs a spec in \
+             envs/src/spec/all.rs (docs/environments.md)",
+            AGENTGYM_NAMES.join(", ")
+        ),
+    ))
+}

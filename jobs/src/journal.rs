@@ -1,0 +1,369 @@
+//! What a rollout notes down of episodes under way, so that whoever takes its
+//! part up again samples none of it twice.
+//!
+//! An episode is a list of [`Event`]s in the order in which the conversation asks for
+//! them. A [`Record`] is a piece of such a list and says, by a digest over all that went
+//! before, of which list it is the continuation. So segments that are missing, foreign,
+//! doubled or from several attempts need no further care: what does not continue what is
+//! there is left out, and what is left out is sampled again.
+
+use crate::Result;
+use crate::codec::{Payload, encode_body};
+use crate::episode::{Parse, Task};
+use serde::{Deserialize, Serialize};
+
+/// A digest over an episode's beginning: what it is an episode of, and its events so far.
+pub type Link = [u8; 32];
+
+/// What the policy sampled: a turn, or a summary. Its text follows from the ids, its
+/// random numbers from its number.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Message {
+    /// Selects the random numbers.
+    pub number: u32,
+    /// As sampled, a sampled end token included.
+    pub token_ids: Vec<u32>,
+    /// At sampling time, one for each id.
+    pub log_probs: Vec<f32>,
+    /// Where top_k or top_p cut: by id, the log of the probability that they left.
+    pub log_kept_masses: Option<Vec<f32>>,
+    /// The last id is an end token.
+    pub ended: bool,
+}
+
+/// What the environment answered to a message.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// Text for the policy.
+    pub observation: String,
+    /// The step's reward.
+    pub reward: f64,
+    /// The environment's own flag.
+    pub done: bool,
+    /// The reward meets the environment's rule for success.
+    pub success: bool,
+    /// What was sent, if anything was.
+    pub action: Option<String>,
+    /// How the action was found.
+    pub parse: Parse,
+    /// The client answered by itself; nothing was sent.
+    pub local: bool,
+}
+
+/// One thing that happened in an episode.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Event {
+    /// The environment's first observation.
+    Opened(String),
+    /// The policy said something.
+    Message(Message),
+    /// The actions that were possible before a turn were asked for.
+    Actions(Option<Vec<String>>),
+    /// The environment answered the last message.
+    Step(Step),
+    /// The episode has its outcome: nothing more is asked for.
+    Over,
+}
+
+impl Event {
+    /// Tokens that were sampled for it.
+    pub fn sampled_tokens(&self) -> u64 {
+        match self {
+            Self::Message(message) => message.token_ids.len() as u64,
+            _ => 0,
+        }
+    }
+}
+
+/// Events of one episode that follow each other.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Group of the episode.
+    pub group: u32,
+    /// Index in the group.
+    pub sample: u32,
+    /// Events before the first of these; 0 where the episode begins, or begins anew.
+    pub from: u32,
+    /// [`link`] over what went before.
+    pub before: Link,
+    /// In order.
+    pub events: Vec<Event>,
+}
+
+/// The content of a segment of a rollout's journal. A versioned enum, so that
+/// old segments stay readable.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Segment {
+    /// The first wire form.
+    V1(SegmentV1),
+}
+
+/// See [`Segment::V1`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SegmentV1 {
+    /// Number of the attempt that wrote it.
+    pub attempt: u32,
+    /// Tokens that the attempt had sampled by then, journalled or not.
+    pub sampled_tokens: u64,
+    /// What has happened since its segment before.
+    pub records: Vec<Record>,
+}
+
+impl Payload for Segment {
+    const KIND: [u8; 4] = *b"TURN";
+}
+
+/// Where an episode's chain of digests begins: `part` says which part of which run, made
+/// from what; the rest which of its episodes. So no other episode's record continues it.
+pub fn beginning(part: &Link, task: &Task, group: u32, sample: u32, stream: &[u8; 32]) -> Link {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(part);
+    hasher.update(&(task.env.len() as u64).to_le_bytes());
+    hasher.update(task.env.as_bytes());
+    hasher.update(&task.item_id.to_le_bytes());
+    hasher.update(&group.to_le_bytes());
+    hasher.update(&sample.to_le_bytes());
+    hasher.update(stream);
+    hasher.finalize().into()
+}
+
+/// The digest of `before` and the event behind it, and the event's size in bytes.
+///
+/// # Errors
+/// An event that cannot be encoded.
+pub fn link(before: &Link, event: &Event) -> Result<(Link, usize)> {
+    let body = encode_body(event)?;
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(before);
+    hasher.update(&body);
+    Ok((hasher.finalize().into(), body.len()))
+}
+
+/// What is known of an episode from the records of earlier attempts.
+#[derive(Debug)]
+pub struct History {
+    beginning: Link,
+    events: Vec<(Event, Link)>,
+}
+
+impl History {
+    /// One without events.
+    pub fn new(beginning: Link) -> Self {
+        Self {
+            beginning,
+            events: Vec::new(),
+        }
+    }
+
+    /// Adds what a record knows beyond it. Where both know the same, the longer stays; where
+    /// they differ, the record, which is newer, has its way. One that continues something else
+    /// changes nothing.
+    pub fn add(&mut self, record: Record) {
+        let mut at = record.from as usize;
+        let before = match at.checked_sub(1) {
+            None => Some(self.beginning),
+            Some(last) => self.events.get(last).map(|(_, link)| *link),
+        };
+        if before != Some(record.before) {
+            tracing::debug!(
+                record.group,
+                record.sample,
+                record.from,
+                "a journal's record continues something else"
+            );
+            return;
+        }
+        let mut before = record.before;
+        for event in record.events {
+            let Ok((own, _)) = link(&before, &event) else {
+                return;
+            };
+            if self.events.get(at).is_none_or(|(_, known)| *known != own) {
+                self.events.truncate(at);
+                self.events.push((event, own));
+            }
+            (before, at) = (own, at + 1);
+        }
+    }
+
+    /// The events, each with the digest up to it, and the digest before the first.
+    pub fn into_parts(self) -> (Link, Vec<(Event, Link)>) {
+        (self.beginning, self.events)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::{decode, encode};
+    use proptest::prelude::*;
+
+    fn start() -> Link {
+        let task = Task {
+            env: "textcraft".into(),
+            item_id: 7,
+        };
+        beginning(&[1; 32], &task, 3, 1, &[2; 32])
+    }
+
+    fn message(number: u32) -> Event {
+        Event::Message(Message {
+            number,
+            token_ids: vec![number, 300, 70_000],
+            log_probs: vec![-0.5, 0.0, -2.0],
+            log_kept_masses: (number > 1).then(|| vec![0.0, -0.5, 0.0]),
+            ended: true,
+        })
+    }
+
+    fn step(reward: f64) -> Event {
+        Event::Step(Step {
+            observation: "Got 1 plank".into(),
+            reward,
+            done: false,
+            success: false,
+            action: Some("get 1 plank".into()),
+            parse: Parse::Clean,
+            local: false,
+        })
+    }
+
+    /// An episode, and records of its events cut at these places.
+    fn records(events: &[Event], cuts: &[usize]) -> Vec<Record> {
+        let (mut before, mut at, mut all) = (start(), 0, Vec::new());
+        for cut in cuts.iter().copied().chain([events.len()]) {
+            let own = events[at..cut].to_vec();
+            let from = at as u32;
+            let record = Record {
+                group: 3,
+                sample: 1,
+                from,
+                before,
+                events: own.clone(),
+            };
+            all.push(record);
+            before = own.iter().fold(before, |b, e| link(&b, e).unwrap().0);
+            at = cut;
+        }
+        all
+    }
+
+    fn known(records: impl IntoIterator<Item = Record>) -> Vec<Event> {
+        let mut history = History::new(start());
+        records.into_iter().for_each(|r| history.add(r));
+        let events = history.into_parts().1;
+        events.into_iter().map(|(event, _)| event).collect()
+    }
+
+    fn episode() -> Vec<Event> {
+        let mut events = vec![Event::Opened("Goal: craft stick".into())];
+        for turn in 0..4 {
+            events.push(Event::Actions(Some(vec!["inventory".into()])));
+            events.push(message(turn));
+            events.push(step(f64::from(turn)));
+        }
+        events.push(Event::Over);
+        events
+    }
+
+    /// The wire of V1, byte for byte: journals outlive releases.
+    #[test]
+    fn v1_is_golden() {
+        let segment = Segment::V1(SegmentV1 {
+            attempt: 2,
+            sampled_tokens: 300,
+            records: vec![Record {
+                group: 3,
+                sample: 1,
+                from: 0,
+                before: [9; 32],
+                events: vec![
+                    Event::Opened("go".into()),
+                    message(1 << 31),
+                    Event::Actions(None),
+                    Event::Actions(Some(vec!["up".into()])),
+                    step(0.5),
+                    Event::Over,
+                ],
+            }],
+        });
+        let mut body = vec![0, 2, 251, 44, 1, 1, 3, 1, 0];
+        body.extend([9; 32]);
+        body.extend([6, 0, 2, b'g', b'o']);
+        body.extend([1, 252, 0, 0, 0, 128, 3, 252, 0, 0, 0, 128]);
+        body.extend([251, 44, 1, 252, 112, 17, 1, 0, 3]);
+        body.extend([0, 0, 0, 191, 0, 0, 0, 0, 0, 0, 0, 192]);
+        body.extend([1, 3, 0, 0, 0, 0, 0, 0, 0, 191, 0, 0, 0, 0, 1]);
+        body.extend([2, 0, 2, 1, 1, 2, b'u', b'p', 3, 11]);
+        body.extend(b"Got 1 plank");
+        body.extend([0, 0, 0, 0, 0, 0, 224, 63, 0, 0, 1, 11]);
+        body.extend(b"get 1 plank");
+        body.extend([0, 0, 4]);
+        let bytes = encode(&segment).unwrap();
+        assert_eq!(bytes[..10], *b"AGRLTURN\x01\x00");
+        assert_eq!(bytes[50..], body);
+        assert_eq!(decode::<Segment>(&bytes).unwrap(), segment);
+        // What a chain of digests begins with and goes on with is read by later programs, too.
+        let (next, size) = link(&start(), &message(0)).unwrap();
+        let hex = |link: Link| blake3::Hash::from_bytes(link).to_hex().to_string();
+        assert_eq!(
+            (hex(start())[..16].to_owned(), size),
+            ("21a2dd08cf52e6f8".to_owned(), 27)
+        );
+        assert_eq!(hex(next)[..16], *"7d9ce33e08d571b1");
+    }
+
+    proptest! {
+        #[test]
+        fn what_fits_is_used_and_nothing_else(
+            mut cuts in proptest::collection::vec(0usize..14, 0..5),
+            lost in proptest::collection::vec(any::<prop::sample::Index>(), 0..3),
+            order in any::<u64>(),
+        ) {
+            cuts.sort_unstable();
+            let whole = episode();
+            let all = records(&whole, &cuts);
+            prop_assert_eq!(&known(all.clone()), &whole);
+            // Several attempts, one of which has seen less.
+            let twice = all.iter().chain(&all[..1]).cloned();
+            prop_assert_eq!(&known(twice), &whole);
+            // Whatever is missing, doubled or in another order: a beginning of the episode.
+            let mut some = all.clone();
+            for index in &lost {
+                if !some.is_empty() {
+                    some.remove(index.index(some.len()));
+                }
+            }
+            if !some.is_empty() {
+                let by = order as usize % some.len();
+                some.rotate_left(by);
+            }
+            let found = known(some);
+            prop_assert_eq!(&found[..], &whole[..found.len()]);
+        }
+    }
+
+    #[test]
+    fn a_newer_record_that_differs_has_its_way_and_a_foreign_one_has_none() {
+        let whole = episode();
+        let all = records(&whole, &[7]);
+        // Begun anew: the old continuation does not fit any more.
+        let anew = vec![whole[0].clone(), whole[1].clone(), message(9)];
+        let newer = records(&anew, &[]).remove(0);
+        let mixed = [all[0].clone(), newer, all[1].clone()];
+        assert_eq!(known(mixed), anew);
+        let mut other = all[1].clone();
+        other.before[0] ^= 1;
+        assert_eq!(known([all[0].clone(), other]), whole[..7]);
+        let mut far = all[1].clone();
+        far.from = u32::MAX;
+        assert_eq!(known([all[0].clone(), far]), whole[..7]);
+        let task = Task {
+            env: "textcraft".into(),
+            item_id: 8,
+        };
+        let mut foreign = all[0].clone();
+        foreign.before = beginning(&[1; 32], &task, 3, 1, &[2; 32]);
+        assert!(known([foreign]).is_empty());
+    }
+}
