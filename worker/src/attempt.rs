@@ -4,10 +4,10 @@
 use crate::context::{Beat, Event, Report, Resources, StageContext};
 use crate::fleet::RunState;
 use crate::stages::StageFunctions;
-use crate::{Error, Result, memory, retention};
+use crate::{BUILD, Error, Result, memory, panics, retention};
 use agentgym_jobs::config::Numerics;
 use agentgym_jobs::pipeline::{Part, Stage};
-use agentgym_jobs::plan::{Plan, code_version};
+use agentgym_jobs::plan::Plan;
 use agentgym_storage::{
     AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, Committed, InputRef, Inputs, Journal,
     Manifest, Outputs, Store, Work,
@@ -109,13 +109,14 @@ pub(crate) async fn run(
     let start = AttemptStart {
         worker: bench.worker.to_owned(),
         started_unix_s: unix_now_s(),
-        code_version: code_version().to_owned(),
+        code_version: BUILD.to_owned(),
         plan_revision: state.plan.revision,
     };
     let beat = Beat::new(part.id, bench.events.clone());
     let store = bench.patient_store(&beat);
+    let number = Store::next_attempt(&slot, taken)?;
     // Without patience: what is true of the part now may not be when the store is back.
-    let begun = bench.store.start_attempt_as(&slot, &start, taken + 1);
+    let begun = bench.store.start_attempt_as(&slot, &start, number);
     let Some(attempt) = begun.await? else {
         return Ok((0, Ended::Taken));
     };
@@ -139,8 +140,16 @@ pub(crate) async fn run(
         stats: report.stats,
     };
     let sources = (inputs, references);
-    let making = make(bench, (&store, beat), state, &part, &attempt, sources, work);
-    let made = making.instrument(span.clone()).await;
+    let mut measured = Report::default();
+    let making = make(
+        bench,
+        (&store, beat),
+        state,
+        (&part, &attempt),
+        sources,
+        (work, &mut measured),
+    );
+    let made = panics::caught(making.instrument(span.clone())).await;
     let wall_s = began.elapsed().as_secs_f64();
     let (outcome, message, stats, ended) = match made {
         Ok((Committed::Won, manifest)) => {
@@ -174,8 +183,9 @@ pub(crate) async fn run(
         outcome,
         message,
         wall_s,
-        stats: stats.unwrap_or_default(),
+        stats: stats.unwrap_or(measured.stats),
         excused: matches!(&ended, Ended::Failed(e) if e.is_outage()),
+        for_good: matches!(&ended, Ended::Failed(e) if e.is_for_good()),
     };
     let recorded = store.end_attempt(&slot, attempt.number, &end).await;
     span.in_scope(|| {
@@ -207,10 +217,9 @@ async fn make(
     bench: &Bench<'_>,
     (store, beat): (&Store, Beat),
     state: &mut RunState,
-    part: &Part,
-    attempt: &AttemptId,
+    (part, attempt): (&Part, &AttemptId),
     (inputs, references): (Vec<(String, Manifest)>, Vec<InputRef>),
-    work: impl FnOnce(Report) -> Work,
+    (work, measured): (impl FnOnce(Report) -> Work, &mut Report),
 ) -> Result<(Committed, Arc<Manifest>)> {
     let slot = state.slot(part.id);
     let plan = Arc::clone(&state.plan);
@@ -235,6 +244,7 @@ async fn make(
             _ => Journal::replay(store, &slot).await?,
         },
         scratch: scratch.path.clone(),
+        measured: Report::default(),
     };
     let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt.clone());
     let watch = watch(
@@ -246,6 +256,7 @@ async fn make(
         .run(part.id.stage, &mut context, &mut outputs);
     let mut report = made.await;
     drop(watch);
+    *measured = context.measured;
     if let Ok(report) = &mut report {
         report.set("busy_s", beat.busy_s());
         report.set("peak_memory_bytes", memory::peak_bytes());
@@ -258,7 +269,7 @@ async fn make(
         inputs: references,
         seed: plan.config.run.seed,
         numeric_class: bench.resources.device.numeric_class().to_owned(),
-        code_version: code_version().to_owned(),
+        code_version: BUILD.to_owned(),
         plan_revision: plan.revision,
         work: Some(work(report)),
         ..Manifest::new(slot, attempt.clone(), outputs.into_artifacts())

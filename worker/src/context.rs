@@ -36,6 +36,8 @@ pub struct StageContext {
     pub replayed: Vec<Bytes>,
     /// A local folder of this attempt, removed afterwards.
     pub scratch: PathBuf,
+    /// What was measured, for the record of an attempt that ends without a result.
+    pub measured: Report,
 }
 
 /// What a worker process keeps between attempts.
@@ -50,6 +52,8 @@ pub struct Resources {
     pub critics: Critics,
     /// Environment clients and built-in servers.
     pub environments: Environments,
+    /// How long a drain waits for turns under way.
+    pub drain_grace: Duration,
 }
 
 /// What an attempt measured: rates and times, which stay out of artifacts.

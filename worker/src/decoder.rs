@@ -7,9 +7,10 @@
 //! (I7), so neither the number of threads nor the company of an episode shows
 //! in the result.
 
-use crate::{Beat, Error, Result};
+use crate::{Beat, Error, Result, panics};
 use agentgym_model::{Engine, EngineOptions, Policy, Turn, TurnDone};
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Instant;
@@ -34,7 +35,21 @@ pub(crate) struct DecoderOptions {
 type Reply = oneshot::Sender<Result<TurnDone>>;
 
 /// Why a thread ended before its time, for all who ask it later.
-type Ended = Arc<OnceLock<Arc<agentgym_model::Error>>>;
+type Ended = Arc<OnceLock<Why>>;
+
+enum Why {
+    Failed(Arc<agentgym_model::Error>),
+    Panicked(String),
+}
+
+impl Why {
+    fn error(&self) -> Error {
+        match self {
+            Self::Failed(error) => Error::Model(Arc::clone(error)),
+            Self::Panicked(message) => Error::Internal(message.clone()),
+        }
+    }
+}
 
 enum Command {
     Turn(Turn, Reply),
@@ -57,7 +72,7 @@ struct Thread {
 impl Thread {
     fn gone(&self) -> Error {
         match self.ended.get() {
-            Some(error) => Error::Model(Arc::clone(error)),
+            Some(why) => why.error(),
             None => Error::stage("a decoder thread ended early; the log above says why"),
         }
     }
@@ -104,7 +119,11 @@ impl Decoder {
                 let why = Arc::clone(&ended);
                 std::thread::Builder::new()
                     .name(format!("decode-{index}"))
-                    .spawn(move || serve(engine, &receiver, &counts, &beat, &why))
+                    .spawn(move || {
+                        answering(&why, |waiting| {
+                            serve(engine, &receiver, waiting, (&counts, &beat))
+                        });
+                    })
                     .map_err(|source| Error::Io {
                         what: "starting a decoder thread".into(),
                         source,
@@ -138,7 +157,7 @@ impl Decoder {
         }
     }
 
-    /// Tokens sampled so far.
+    /// Tokens sampled so far, those of unfinished messages included.
     pub(crate) fn sampled_tokens(&self) -> u64 {
         self.counts.sampled_tokens.load(Ordering::Relaxed)
     }
@@ -180,51 +199,62 @@ impl Drop for Sequence {
     }
 }
 
-/// One thread: takes what has arrived, decodes one step, replies.
+/// Serves, and tells all who still wait when that ends before its time: by an error, or by a panic.
+fn answering(
+    why: &Ended,
+    serve: impl FnOnce(&mut HashMap<u64, Reply>) -> agentgym_model::Result<()>,
+) {
+    let mut waiting = HashMap::new();
+    let ended = match catch_unwind(AssertUnwindSafe(|| serve(&mut waiting))) {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => Why::Failed(Arc::new(error)),
+        Err(panic) => Why::Panicked(panics::message(&*panic)),
+    };
+    let ended = why.get_or_init(|| ended);
+    for (_, reply) in waiting.drain() {
+        let _ = reply.send(Err(ended.error()));
+    }
+}
+
+/// One thread: takes what has arrived, decodes one step, replies. Those who are not answered
+/// yet are in `waiting`, whatever ends this.
 fn serve(
     mut engine: Engine,
     commands: &mpsc::Receiver<Command>,
-    counts: &Counts,
-    beat: &Beat,
-    ended: &Ended,
-) {
-    let mut waiting: HashMap<u64, Reply> = HashMap::new();
+    waiting: &mut HashMap<u64, Reply>,
+    (counts, beat): (&Counts, &Beat),
+) -> agentgym_model::Result<()> {
+    let mut counted = 0;
     loop {
         if engine.is_idle() {
             match commands.recv() {
-                Ok(command) => take(command, &mut engine, &mut waiting),
-                Err(mpsc::RecvError) => return,
+                Ok(command) => take(command, &mut engine, waiting),
+                Err(mpsc::RecvError) => return Ok(()),
             }
         }
         loop {
             match commands.try_recv() {
-                Ok(command) => take(command, &mut engine, &mut waiting),
+                Ok(command) => take(command, &mut engine, waiting),
                 Err(mpsc::TryRecvError::Empty) => break,
-                Err(mpsc::TryRecvError::Disconnected) => return,
+                Err(mpsc::TryRecvError::Disconnected) => return Ok(()),
             }
         }
         let start = Instant::now();
         let call = beat.busy();
         let stepped = engine.step();
         drop(call);
-        match stepped {
-            Ok(done) => {
-                for turn in done {
-                    counts
-                        .sampled_tokens
-                        .fetch_add(turn.token_ids.len() as u64, Ordering::Relaxed);
-                    if let Some(reply) = waiting.remove(&turn.sequence) {
-                        // An episode that has given up no longer listens.
-                        let _ = reply.send(Ok(turn));
-                    }
-                }
-            }
-            Err(error) => {
-                let error = ended.get_or_init(|| Arc::new(error));
-                for (_, reply) in waiting.drain() {
-                    let _ = reply.send(Err(Error::Model(Arc::clone(error))));
-                }
-                return;
+        let done = stepped?;
+        let sampled = engine.tokens_sampled();
+        counts
+            .sampled_tokens
+            .fetch_add(sampled - counted, Ordering::Relaxed);
+        counted = sampled;
+        for turn in done {
+            // What a process that is killed had sampled is known from this alone.
+            tracing::trace!("sampled tokens={}", turn.token_ids.len());
+            if let Some(reply) = waiting.remove(&turn.sequence) {
+                // An episode that has given up no longer listens.
+                let _ = reply.send(Ok(turn));
             }
         }
         counts
@@ -238,13 +268,11 @@ fn take(command: Command, engine: &mut Engine, waiting: &mut HashMap<u64, Reply>
     match command {
         Command::Turn(turn, reply) => {
             let sequence = turn.sequence;
-            match engine.submit(turn) {
-                Ok(()) => {
-                    waiting.insert(sequence, reply);
-                }
-                Err(error) => {
-                    let _ = reply.send(Err(error.into()));
-                }
+            waiting.insert(sequence, reply);
+            if let Err(error) = engine.submit(turn)
+                && let Some(reply) = waiting.remove(&sequence)
+            {
+                let _ = reply.send(Err(error.into()));
             }
         }
         Command::Release(sequence) => {
@@ -272,35 +300,76 @@ mod tests {
         }
     }
 
-    /// Whoever asks: before the thread has ended, and after.
-    #[tokio::test]
-    async fn a_lost_device_stays_one_for_every_episode() {
+    /// A decoder of one thread that does `serve`.
+    fn decoder(
+        serve: impl FnOnce(
+            &mpsc::Receiver<Command>,
+            &mut HashMap<u64, Reply>,
+        ) -> agentgym_model::Result<()>
+        + Send
+        + 'static,
+    ) -> (Arc<Decoder>, std::thread::JoinHandle<()>) {
         let ended = Ended::default();
         let (commands, receiver) = mpsc::channel();
-        let decoder = Arc::new(Decoder {
+        let why = Arc::clone(&ended);
+        let thread = std::thread::spawn(move || {
+            answering(&why, |waiting| serve(&receiver, waiting));
+        });
+        let decoder = Decoder {
             threads: vec![Thread {
                 commands,
                 open: AtomicUsize::new(0),
-                ended: Arc::clone(&ended),
+                ended,
             }],
             sequences: AtomicU64::new(0),
             counts: Arc::default(),
-        });
-        let [early, late] = [decoder.open(), decoder.open()];
-        let thread = std::thread::spawn(move || {
-            let unanswered = receiver.recv();
-            let lost = agentgym_model::Error::DeviceLost {
+        };
+        (Arc::new(decoder), thread)
+    }
+
+    fn await_a_turn(commands: &mpsc::Receiver<Command>, waiting: &mut HashMap<u64, Reply>) {
+        if let Ok(Command::Turn(turn, reply)) = commands.recv() {
+            waiting.insert(turn.sequence, reply);
+        }
+    }
+
+    /// Whoever asks: before the thread has ended, and after.
+    #[tokio::test]
+    async fn a_lost_device_stays_one_for_every_episode() {
+        let (decoder, thread) = decoder(|commands, waiting| {
+            await_a_turn(commands, waiting);
+            Err(agentgym_model::Error::DeviceLost {
                 name: "cuda:0".to_owned(),
                 message: "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned(),
-            };
-            let _ = ended.set(Arc::new(lost));
-            drop((unanswered, receiver));
+            })
         });
+        let [early, late] = [decoder.open(), decoder.open()];
         let error = early.turn(turn()).await.unwrap_err();
         assert_eq!(error.cause(), Cause::Device, "{error}");
         thread.join().unwrap();
         let error = late.turn(turn()).await.unwrap_err();
         assert_eq!(error.cause(), Cause::Device, "{error}");
         assert!(matches!(error.verdict(), agentgym_storage::Verdict::Retry));
+    }
+
+    /// The thread that catches it stays whole: nobody waits for ever, and all hear what it said.
+    #[tokio::test]
+    async fn a_panic_in_a_thread_is_an_error_of_every_episode() {
+        let (decoder, thread) = decoder(|commands, waiting| {
+            await_a_turn(commands, waiting);
+            panic!("row {} is out of bounds", 7)
+        });
+        let [early, late] = [decoder.open(), decoder.open()];
+        let error = early.turn(turn()).await.unwrap_err();
+        thread.join().unwrap();
+        let later = late.turn(turn()).await.unwrap_err();
+        for error in [error, later] {
+            assert!(error.is_internal(), "{error}");
+            assert!(
+                error.to_string().contains("row 7 is out of bounds"),
+                "{error}"
+            );
+            assert!(matches!(error.verdict(), agentgym_storage::Verdict::Retry));
+        }
     }
 }

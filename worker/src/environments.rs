@@ -7,10 +7,12 @@ use crate::{Error, Result};
 use agentgym_envs::builtin;
 use agentgym_envs::server::ServerHandle;
 use agentgym_envs::spec::{EnvSpec, spec};
+use agentgym_envs::text::without_secrets;
 use agentgym_envs::{ClientOptions, EnvClient};
 use agentgym_jobs::plan::Plan;
 use std::collections::HashMap;
-use tokio::sync::Mutex;
+use std::sync::Arc;
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
 /// An environment that can be played.
 #[derive(Clone)]
@@ -25,6 +27,17 @@ pub struct Environment {
     pub rounds_max: u32,
     /// Most tokens of a turn in them.
     pub turn_tokens_max: usize,
+    /// Episodes that may play at a time, where the sessions are limited.
+    turns: Option<Arc<Semaphore>>,
+}
+
+impl Environment {
+    /// Waits until another episode may open a session; the permit lasts as long as it plays.
+    pub async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        let turns = Arc::clone(self.turns.as_ref()?);
+        // The semaphore is never closed.
+        turns.acquire_owned().await.ok()
+    }
 }
 
 /// Clients and built-in servers of one process.
@@ -57,16 +70,22 @@ impl Environments {
         let options = ClientOptions {
             call_timeout_s: gym.timeout,
             attempts_max: gym.max_retries.max(1),
+            sessions_max: gym.sessions_max,
             ..ClientOptions::default()
         };
         // Several servers of one kind: addresses with commas between them.
         let urls: Vec<String> = url.split(',').map(|url| url.trim().to_owned()).collect();
-        let client =
-            EnvClient::new(spec, &urls, options).map_err(|e| Error::stage(e.to_string()))?;
+        let client = EnvClient::new(spec, &urls, options.clone())
+            .map_err(|e| Error::stage(e.to_string()))?;
+        let turns = options.sessions_max.map(|each| {
+            let all = each.saturating_mul(urls.len());
+            Arc::new(Semaphore::new(all.clamp(1, Semaphore::MAX_PERMITS)))
+        });
         Ok(Environment {
+            turns,
             spec,
             client,
-            url,
+            url: without_secrets(&url),
             rounds_max: declared.max_rounds.unwrap_or(u32::MAX),
             turn_tokens_max: declared.max_tokens.unwrap_or(usize::MAX),
         })

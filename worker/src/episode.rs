@@ -8,22 +8,31 @@
 //! reward of zero (I8): the episode is taken up in a fresh session
 //! ([`take_up`]), or else played again from the start with the same random
 //! stream, and if that does not help it becomes an `env_fault`.
+//!
+//! What happens is recorded on the episode's tape, and what is on it from an earlier
+//! attempt has happened: it is neither sampled nor asked for again. A session is opened
+//! when the tape is used up, and not at all where it holds the whole episode.
 
+mod clock;
 mod take_up;
 mod transcript;
 
 use crate::decoder::Decoder;
 use crate::environments::Environment;
+use crate::turn_journal::Tape;
 use crate::{Beat, Error, Result};
 use agentgym_envs::spec::{Actions, first_message};
 use agentgym_envs::{EnvError, Session, StepOutput};
 use agentgym_jobs::config::AgentGym;
 use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Outcome, Parse, SUMMARIES, Task, Turn};
+use agentgym_jobs::journal::{Event, Step};
 use agentgym_model::{Policy, Sampling};
+use clock::EnvironmentClock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
 use transcript::Transcript;
 
 /// What all episodes of a part have in common.
@@ -44,6 +53,10 @@ pub(crate) struct Player {
     pub(crate) env_us: AtomicU64,
     /// Times that an episode was taken up in a fresh session.
     pub(crate) taken_up: AtomicU64,
+    /// Episodes that went on in a fresh session after their attempt's end.
+    pub(crate) resumed: AtomicU64,
+    /// The worker drains: no message is begun any more.
+    pub(crate) cancel: CancellationToken,
 }
 
 /// The limits of an episode.
@@ -61,7 +74,9 @@ pub(crate) struct Rules {
     pub(crate) turn_tokens_max: usize,
     /// What the policy is told, how much it sees, and what is noted.
     pub(crate) gym: AgentGym,
-    /// An attempt at an episode that takes longer is a fault.
+    /// Whether sequences hold what top_k and top_p left; those of older plans do not.
+    pub(crate) records_cuts: bool,
+    /// An attempt at an episode that spends more inside environment calls is a fault.
     pub(crate) deadline: Duration,
     /// Times that a faulted episode is played again, and that a fault in the
     /// middle of it is answered with a fresh session.
@@ -108,6 +123,8 @@ enum Interruption {
     Unreachable(EnvError),
     /// The environment failed the episode.
     Fault(String),
+    /// It does not play again what an earlier attempt recorded.
+    Differs(String),
     /// Not the environment's doing.
     Error(Error),
 }
@@ -118,52 +135,60 @@ impl From<Error> for Interruption {
     }
 }
 
+/// The environment's side of an attempt at an episode.
+struct Scene<'a> {
+    environment: &'a Environment,
+    item_id: i64,
+    clock: EnvironmentClock<'a>,
+    /// None until something is asked that no earlier attempt has recorded.
+    session: Option<Session>,
+}
+
 impl Player {
-    /// Plays an episode to its outcome, faults included.
+    /// Plays an episode to its outcome, faults included, from where its tape ends.
     ///
     /// # Errors
     /// The environment cannot be reached at all, the task does not fit the
-    /// config, or the model failed.
-    pub(crate) async fn play(&self, request: &Request) -> Result<Episode> {
-        let mut fault = String::new();
-        for _ in 0..=self.rules.fault_retries {
-            let attempt = tokio::time::timeout(self.rules.deadline, self.attempt(request)).await;
-            match attempt {
-                Ok(Ok(episode)) => return Ok(episode),
-                Ok(Err(Interruption::Fault(message))) => fault = message,
-                Ok(Err(Interruption::Error(error))) => return Err(error),
-                Ok(Err(Interruption::Unreachable(error))) => {
+    /// config, the model failed, or the worker drains.
+    pub(crate) async fn play(&self, request: &Request, tape: &mut Tape) -> Result<Episode> {
+        let (mut fault, mut plays) = (String::new(), 0);
+        while plays <= self.rules.fault_retries {
+            match self.attempt(request, tape).await {
+                Ok(episode) => return Ok(episode),
+                Err(Interruption::Error(error)) => return Err(error),
+                Err(Interruption::Unreachable(error)) => {
                     return Err(Error::Environment(error.to_string()));
                 }
-                Err(tokio::time::error::Elapsed { .. }) => {
-                    fault = format!(
-                        "the episode was not over after {} s (actor_rollout_ref.rollout.episode_deadline_s)",
-                        self.rules.deadline.as_secs_f64()
-                    );
+                Err(Interruption::Fault(message)) => {
+                    (fault, plays) = (message, plays + 1);
+                    tracing::warn!(task = %request.task, sample = request.sample, fault, "environment fault");
+                }
+                // An uninterrupted run would not have met this: it uses up no retry. Once the
+                // episode begins anew, nothing of it is left that could differ.
+                Err(Interruption::Differs(how)) => {
+                    tracing::warn!(task = %request.task, sample = request.sample, how, "a journalled episode begins anew");
                 }
             }
-            tracing::warn!(task = %request.task, sample = request.sample, fault, "environment fault");
+            tape.begin_anew();
         }
         Ok(request.spoiled(fault))
     }
 
-    async fn attempt(&self, request: &Request) -> Result<Episode, Interruption> {
+    async fn attempt(&self, request: &Request, tape: &mut Tape) -> Result<Episode, Interruption> {
         let environment = self.environments.get(&request.task.env).ok_or_else(|| {
             Error::stage(format!("no client for environment `{}`", request.task.env))
         })?;
-        let opened = self
-            .timed(environment.client.open(request.task.item_id))
-            .await;
-        let mut session = match opened {
-            Ok(session) => session,
-            Err(error @ EnvError::Unreachable { .. }) => {
-                return Err(Interruption::Unreachable(error));
-            }
-            Err(error) => return Err(Interruption::Fault(error.to_string())),
+        let mut scene = Scene {
+            environment,
+            item_id: request.task.item_id,
+            clock: EnvironmentClock::new(self, &request.task.env, &environment.url),
+            session: None,
         };
-        let played = self.converse(request, environment, &mut session).await;
-        // A failure to close is counted and logged by the client.
-        let _ = session.close().await;
+        let played = self.converse(request, &mut scene, tape).await;
+        if let Some(session) = scene.session.take() {
+            // A failure to close is counted and logged by the client.
+            let _ = scene.clock.call("close a session", session.close()).await;
+        }
         played
     }
 
@@ -171,15 +196,24 @@ impl Player {
     async fn converse(
         &self,
         request: &Request,
-        environment: &Environment,
-        session: &mut Session,
+        scene: &mut Scene<'_>,
+        tape: &mut Tape,
     ) -> Result<Episode, Interruption> {
+        let environment = scene.environment;
         let instruction = self.rules.gym.instruction_of(environment.spec.instruction);
-        let first = session.observation().to_owned();
+        let first = match tape.opened() {
+            Some(first) => first,
+            None => {
+                let session = self.opened(scene).await?;
+                let first = session.observation().to_owned();
+                tape.record(Event::Opened(first.clone()));
+                first
+            }
+        };
         let prompt = first_message(&instruction, &first);
         let rounds_max = self.rules.rounds_max.min(environment.rounds_max);
         let turn_tokens_max = self.rules.turn_tokens_max.min(environment.turn_tokens_max);
-        let mut table = Transcript::start(self, request, &prompt, turn_tokens_max)?;
+        let mut table = Transcript::start(self, request, &prompt, turn_tokens_max).await?;
         let mut turns: Vec<Turn> = Vec::new();
         let mut available: Vec<Option<Vec<String>>> = Vec::new();
         // The environment's last word; an answer that the client gave by itself
@@ -189,37 +223,55 @@ impl Player {
             if turns.len() as u32 == rounds_max {
                 break Outcome::Horizon;
             }
+            if tape.is_used_up() {
+                if self.cancel.is_cancelled() {
+                    return Err(Error::Cancelled.into());
+                }
+                // Before anything is sampled: an environment that answers otherwise now has
+                // the episode begin anew.
+                self.session(scene, &first, &turns).await?;
+            }
             if let Some(turn) = turns.last()
                 && !table
-                    .observe(self, request, (turns.len() as u32, turn))
+                    .observe(self, request, tape, (turns.len() as u32, turn))
                     .await?
             {
                 break Outcome::Length;
             }
             if self.rules.gym.record_actions {
-                let listed = self.timed(session.available_actions()).await;
-                available.push(listed.map_err(|e| Interruption::Fault(e.to_string()))?);
+                let listed = match tape.actions() {
+                    Some(listed) => listed,
+                    None => {
+                        self.session(scene, &first, &turns).await?;
+                        let listed = self.listed(scene).await?;
+                        tape.record(Event::Actions(listed.clone()));
+                        listed
+                    }
+                };
+                available.push(listed);
             }
-            let Some(mut turn) = table.sample(self, request, turns.len() as u32).await? else {
+            let said = table
+                .sample(self, request, tape, turns.len() as u32)
+                .await?;
+            let Some(mut turn) = said else {
                 break Outcome::Length;
             };
-            let step = match self.timed(session.step(&turn.text)).await {
-                Ok(step) => step,
-                Err(error) => {
-                    let played = take_up::Played {
-                        item_id: request.task.item_id,
-                        prompt: &first,
-                        turns: &turns,
-                    };
-                    self.take_up(environment, session, played, &turn.text, error)
-                        .await?
+            let step = match tape.step() {
+                Some(step) => step,
+                None => {
+                    self.session(scene, &first, &turns).await?;
+                    let step = self.stepped(scene, &first, &turns, &turn.text).await?;
+                    let mut step = noted(step);
+                    step.observation = table.kept(self, step.observation).await?;
+                    tape.record(Event::Step(step.clone()));
+                    step
                 }
             };
             if !step.local {
                 (reward, success) = (step.reward, step.success);
                 turn.reward = Some(step.reward);
             }
-            turn.parse = parse(&step);
+            turn.parse = step.parse;
             turn.done = step.done;
             turn.action = step.action;
             turn.observation = step.observation;
@@ -232,6 +284,7 @@ impl Player {
                 };
             }
         };
+        tape.over();
         let (sequences, summaries) = table.into_parts();
         let mut extra = extra(environment, available, turns.len());
         if !summaries.is_empty() {
@@ -253,15 +306,33 @@ impl Player {
         })
     }
 
-    async fn timed<T>(&self, call: impl Future<Output = T>) -> T {
-        let start = Instant::now();
-        let busy = self.beat.busy();
-        let result = call.await;
-        drop(busy);
-        self.env_us
-            .fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
-        self.beat.tick();
-        result
+    /// A session in which nothing has been played.
+    async fn opened<'s>(&self, scene: &'s mut Scene<'_>) -> Result<&'s mut Session, Interruption> {
+        if self.cancel.is_cancelled() {
+            return Err(Error::Cancelled.into());
+        }
+        let opening = scene.environment.client.open(scene.item_id);
+        match scene.clock.call("open a session", opening).await? {
+            Ok(session) => Ok(scene.enter(session)),
+            Err(error @ EnvError::Unreachable { .. }) => Err(Interruption::Unreachable(error)),
+            Err(error) => Err(Interruption::Fault(error.to_string())),
+        }
+    }
+
+    async fn listed(&self, scene: &mut Scene<'_>) -> Result<Option<Vec<String>>, Interruption> {
+        let Some(session) = &scene.session else {
+            return Ok(None);
+        };
+        let asked = session.available_actions();
+        let listed = scene.clock.call("list the possible actions", asked).await?;
+        listed.map_err(|e| Interruption::Fault(e.to_string()))
+    }
+}
+
+impl Scene<'_> {
+    fn enter(&mut self, session: Session) -> &mut Session {
+        self.clock.is_at(session.url());
+        self.session.insert(session)
     }
 }
 
@@ -282,11 +353,20 @@ fn extra(
     vec![(AVAILABLE_ACTIONS.to_owned(), text)]
 }
 
-fn parse(step: &StepOutput) -> Parse {
-    match &step.parsed {
-        parsed if !parsed.found || parsed.action.is_none() => Parse::Invalid,
-        parsed if parsed.normalised => Parse::Normalised,
-        _ => Parse::Clean,
+/// What is kept of an answer.
+fn noted(step: StepOutput) -> Step {
+    Step {
+        parse: match &step.parsed {
+            parsed if !parsed.found || parsed.action.is_none() => Parse::Invalid,
+            parsed if parsed.normalised => Parse::Normalised,
+            _ => Parse::Clean,
+        },
+        observation: step.observation,
+        reward: step.reward,
+        done: step.done,
+        success: step.success,
+        action: step.action,
+        local: step.local,
     }
 }
 

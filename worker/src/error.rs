@@ -11,8 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Why an attempt did not commit.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The worker drains; what was finished is journalled.
-    #[error("stopped before the end; finished episodes are journalled")]
+    /// The worker drains; what was played is journalled.
+    #[error("stopped before the end; what was played is journalled")]
     Cancelled,
     /// The environment cannot be played at all.
     #[error("{0}")]
@@ -20,6 +20,28 @@ pub enum Error {
     /// A stage found its inputs or its config impossible.
     #[error("{0}")]
     Stage(String),
+    /// The program is at fault: something in it panicked.
+    #[error(
+        "internal error: {0}. This is a fault of the program, not of the run; please report it, with \
+         the lines of the log that say where it panicked"
+    )]
+    Internal(String),
+    /// Training has led to a model that cannot be used.
+    #[error(
+        "{place} comes to numbers that are not finite ({found}), and would in every attempt; nothing of \
+         it is kept. Lower {lr} or {grad_clip}, in a new run or in a fork from an earlier iteration \
+         (`agentgym-submit fork`)"
+    )]
+    Diverged {
+        /// Which step of what.
+        place: String,
+        /// In which tensor.
+        found: String,
+        /// The key of the learning rate.
+        lr: &'static str,
+        /// The key that bounds a step.
+        grad_clip: &'static str,
+    },
     /// The policy could not be loaded, run or saved.
     #[error(transparent)]
     Model(Arc<agentgym_model::Error>),
@@ -73,6 +95,16 @@ impl Error {
         }
     }
 
+    /// True where the program is at fault.
+    pub(crate) fn is_internal(&self) -> bool {
+        matches!(self, Self::Internal(_))
+    }
+
+    /// True if every other attempt, on whatever machine, would fail in the same way.
+    pub(crate) fn is_for_good(&self) -> bool {
+        matches!(self, Self::Diverged { .. })
+    }
+
     /// True where somebody has to free space first.
     pub(crate) fn is_full(&self) -> bool {
         match self {
@@ -94,7 +126,13 @@ impl Error {
                 Verdict::Retry
             }
             Self::Model(e) if e.verdict() == agentgym_model::Verdict::Retry => Verdict::Retry,
-            Self::Stage(_) | Self::Algorithm(_) | Self::Model(_) | Self::Jobs(_) => Verdict::GiveUp,
+            // Whatever it was, it may not happen again: it counts as a failure.
+            Self::Internal(_) => Verdict::Retry,
+            Self::Diverged { .. }
+            | Self::Stage(_)
+            | Self::Algorithm(_)
+            | Self::Model(_)
+            | Self::Jobs(_) => Verdict::GiveUp,
         }
     }
 }

@@ -12,6 +12,8 @@ use std::fmt;
 pub enum Exhausted {
     /// It failed so often: `jobs.failures_max`.
     Failed(u32),
+    /// It failed in a way in which every further attempt would fail.
+    FailedForGood,
     /// So many attempts have no end: `jobs.vanished_max`.
     Vanished(u32),
 }
@@ -20,6 +22,10 @@ impl Exhausted {
     /// The limit that these attempts have reached, if they have.
     pub fn of(plan: &Plan, attempts: &[AttemptRecord]) -> Option<Self> {
         let jobs = &plan.config.jobs;
+        let mut ends = counted(plan, attempts).filter_map(|a| a.end.as_ref());
+        if ends.any(|end| end.outcome == AttemptOutcome::Failed && end.for_good) {
+            return Some(Self::FailedForGood);
+        }
         let failed = counted_failures(plan, attempts);
         if failed >= jobs.failures_max {
             return Some(Self::Failed(failed));
@@ -32,6 +38,7 @@ impl Exhausted {
     pub fn message(self, id: PartId, last: &str) -> String {
         match self {
             Self::Failed(_) => format!("{id} {self}, last: {last}"),
+            Self::FailedForGood => format!("{id} {self}: {last}"),
             Self::Vanished(_) => format!("{id} {self}"),
         }
     }
@@ -41,6 +48,7 @@ impl fmt::Display for Exhausted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Failed(times) => write!(f, "failed {times} times"),
+            Self::FailedForGood => f.write_str("cannot be made"),
             Self::Vanished(times) => write!(
                 f,
                 "took its worker down {times} times without a word; look at the worker's log (memory?)"
@@ -65,4 +73,44 @@ fn counted<'a>(
     let revision = plan.revision;
     let is_counted = move |a: &&AttemptRecord| a.start.plan_revision == revision;
     attempts.iter().filter(is_counted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agentgym_storage::{AttemptEnd, AttemptStart};
+
+    fn attempt(plan_revision: u32, for_good: bool) -> AttemptRecord {
+        let start = AttemptStart {
+            worker: "w".to_owned(),
+            started_unix_s: 1,
+            code_version: "v".to_owned(),
+            plan_revision,
+        };
+        let end = AttemptEnd {
+            outcome: AttemptOutcome::Failed,
+            message: "no".to_owned(),
+            wall_s: 1.0,
+            stats: serde_json::Map::new(),
+            excused: false,
+            for_good,
+        };
+        AttemptRecord {
+            number: 1,
+            nonce: "n".to_owned(),
+            start,
+            end: Some(end),
+            damage: None,
+        }
+    }
+
+    /// Once is enough, whatever `jobs.failures_max` allows; a new revision asks again.
+    #[test]
+    fn what_fails_for_good_is_not_tried_again() {
+        let plan = crate::stages::testing::plan(&["jobs.failures_max=3"]);
+        assert_eq!(Exhausted::of(&plan, &[attempt(0, false)]), None);
+        let exhausted = Exhausted::of(&plan, &[attempt(0, false), attempt(0, true)]);
+        assert_eq!(exhausted, Some(Exhausted::FailedForGood));
+        assert_eq!(Exhausted::of(&plan, &[attempt(7, true)]), None);
+    }
 }

@@ -187,7 +187,7 @@ impl RunState {
         told: &BTreeSet<PartId>,
     ) -> Result<(Vec<Part>, bool)> {
         let first = self.first_iteration();
-        if first + ITERATIONS_BEHIND_MAX < id.iteration {
+        if first.saturating_add(ITERATIONS_BEHIND_MAX) < id.iteration {
             self.refresh().await?;
         }
         let mut progress = self.progress.clone();
@@ -234,7 +234,7 @@ impl RunState {
         const ITERATIONS_KEPT: u32 = 4;
         self.manifests.insert(id, manifest);
         self.manifests.retain(|known, _| {
-            known.iteration == 0 || known.iteration + ITERATIONS_KEPT > id.iteration
+            known.iteration == 0 || known.iteration.saturating_add(ITERATIONS_KEPT) > id.iteration
         });
     }
 
@@ -317,7 +317,7 @@ impl RunState {
             iteration: id.iteration,
             stage: id.stage.name().to_owned(),
             part: id.part,
-            offer: attempts as u32 + self.plan.revision,
+            offer: (attempts as u32).saturating_add(self.plan.revision),
         }
     }
 

@@ -6,6 +6,7 @@
 //! as a function from artifacts to artifacts.
 
 mod attempt;
+mod build;
 mod busy;
 mod context;
 mod decoder;
@@ -20,6 +21,7 @@ mod memory;
 mod metrics;
 mod model_folder;
 mod pairs;
+mod panics;
 mod policies;
 mod preemption;
 mod process;
@@ -28,7 +30,9 @@ mod rewards;
 mod runtime;
 mod scratch;
 pub mod stages;
+pub mod turn_journal;
 
+pub use build::{BUILD, FEATURES};
 pub use busy::BusyCall;
 pub use context::{Beat, Cause, Event, Report, Resources, StageContext};
 pub use error::{Error, Result};
@@ -37,6 +41,19 @@ pub use fleet::{RunState, load_plan};
 pub use guard::{check as guard_verdict, is_guarded};
 pub use model_folder::model_folder;
 pub use preemption::{Cloud, drain_on_notice};
-pub use process::{cores, default_queue_url, drain_on_signal, out_of_time, worker_name};
+pub use process::{
+    DRAIN_GRACE, cores, default_queue_url, drain_on_signal, grace_of, out_of_time, worker_name,
+};
 pub use runtime::{WorkerOptions, run_worker};
 pub use scratch::ScratchFolder;
+
+#[cfg(test)]
+mod damaged;
+#[cfg(test)]
+#[path = "../../tests/mutations.rs"]
+mod mutations;
+
+/// Readers of foreign bytes are tested for what they take, too.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: mutations::Counting = mutations::Counting;

@@ -10,6 +10,11 @@ use bytes::Bytes;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
+/// For counts that are left out where there is nothing to count.
+pub(crate) fn is_zero(count: &usize) -> bool {
+    *count == 0
+}
+
 /// Writes `metrics.json`.
 pub(crate) async fn write(outputs: &mut Outputs, metrics: &impl Serialize) -> Result<()> {
     write_json(outputs, "metrics.json", "metrics", metrics).await

@@ -48,12 +48,8 @@ pub(crate) struct Counts {
     /// The better one below `dpo.expert_threshold`.
     pub(crate) below_threshold: usize,
     /// An answer longer than `dpo.max_length`, where `dpo.overlong` is `leave_out`.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "crate::metrics::is_zero")]
     pub(crate) too_long: usize,
-}
-
-fn is_zero(count: &usize) -> bool {
-    *count == 0
 }
 
 impl Pair {

@@ -6,7 +6,8 @@
 //! base URL (`AGENTGYM_METADATA_URL`) serves tests and emulators.
 //!
 //! Sources: the documentation of EC2 (spot instance interruption notices, IMDSv2),
-//! Compute Engine (metadata entry `instance/preempted`) and Azure (Scheduled Events).
+//! Compute Engine (metadata entry `instance/preempted`) and Azure (Scheduled Events, and
+//! Instance Metadata Service for the machine's own name).
 
 use crate::{Error, Result};
 use reqwest::{Client, StatusCode};
@@ -29,7 +30,8 @@ pub enum Cloud {
     Aws,
     /// Compute Engine: a word that turns to `TRUE`.
     Gcp,
-    /// Azure: a list of events, one of type `Preempt`.
+    /// Azure: a list of events, one of type `Preempt` that names this machine: all machines of a
+    /// scale set, or of an availability set, read one list.
     Azure,
 }
 
@@ -127,9 +129,43 @@ async fn is_given(cloud: Cloud, client: &Client, url: &str) -> Result<bool> {
         Cloud::Azure => {
             let events = document(&body, url)?;
             let events = events["Events"].as_array().map_or(&[][..], Vec::as_slice);
-            Ok(events.iter().any(|e| e["EventType"] == "Preempt"))
+            let taken = events.iter().filter(|e| e["EventType"] == "Preempt");
+            let taken: Vec<&Value> = taken.map(|event| &event["Resources"]).collect();
+            if taken.is_empty() {
+                return Ok(false);
+            }
+            let own = azure_name(client, url).await?;
+            Ok(taken.into_iter().any(|resources| names(resources, &own)))
         }
     }
+}
+
+/// The machine's own name, as Scheduled Events know it: for one of a uniform scale set the
+/// set's name and the number of the instance.
+async fn azure_name(client: &Client, url: &str) -> Result<String> {
+    const PATH: &str = "/metadata/instance/compute/name?api-version=2021-02-01&format=text";
+    let request = client
+        .get(format!("{url}{PATH}"))
+        .header("Metadata", "true");
+    let (status, body) = ask(request, url).await?;
+    match body.trim() {
+        name if status.is_success() && !name.is_empty() => Ok(name.to_owned()),
+        _ => Err(unreadable(
+            url,
+            "takes a machine away and does not say whether it is this one",
+        )),
+    }
+}
+
+/// Whether an event is about the machine of this name. One that names none is about all.
+fn names(resources: &Value, own: &str) -> bool {
+    let resources = resources.as_array().map_or(&[][..], Vec::as_slice);
+    // Names of Azure's resources know no case.
+    let is_own = |name: &Value| {
+        let name = name.as_str().unwrap_or_default();
+        name.trim_start_matches('_').eq_ignore_ascii_case(own)
+    };
+    resources.is_empty() || resources.iter().any(is_own)
 }
 
 async fn ask(request: reqwest::RequestBuilder, url: &str) -> Result<(StatusCode, String)> {
@@ -206,13 +242,19 @@ mod tests {
                 match preempted {
                     true => (
                         "200 OK",
-                        r#"{"DocumentIncarnation": 2, "Events": [{"EventType": "Preempt", "NotBefore": ""}]}"#,
+                        r#"{"DocumentIncarnation": 3, "Events": [{"EventType": "Preempt", "ResourceType": "VirtualMachine", "Resources": ["fleet_6", "Fleet_7"], "NotBefore": ""}]}"#,
                     ),
+                    // Of this machine a freeze, of another one the end.
                     false => (
                         "200 OK",
-                        r#"{"DocumentIncarnation": 1, "Events": [{"EventType": "Freeze"}]}"#,
+                        r#"{"DocumentIncarnation": 2, "Events": [{"EventType": "Freeze", "Resources": ["fleet_7"]}, {"EventType": "Preempt", "Resources": ["fleet_70"]}]}"#,
                     ),
                 }
+            }
+            "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+                if has("metadata: true") =>
+            {
+                ("200 OK", "fleet_7")
             }
             _ => ("403 Forbidden", "no"),
         }

@@ -3,7 +3,21 @@
 
 use crate::{Error, Result};
 use agentgym_storage::Store;
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+
+/// How long a drain waits for turns under way. Kubernetes kills 30 s after its SIGTERM.
+pub const DRAIN_GRACE: Duration = Duration::from_secs(20);
+
+/// The same for a process that ends so long after a drain began: what has been played must
+/// still be journalled.
+pub fn grace_of(notice: Option<Duration>) -> Duration {
+    const TO_JOURNAL: Duration = Duration::from_secs(5);
+    notice.map_or(DRAIN_GRACE, |notice| {
+        let left = notice.saturating_sub(TO_JOURNAL).max(notice / 2);
+        left.min(DRAIN_GRACE)
+    })
+}
 
 /// A name for the `index`th worker of this process.
 pub fn worker_name(index: usize) -> String {
@@ -42,7 +56,7 @@ pub async fn drain_on_signal(drain: CancellationToken) {
 
 /// Returns when a drain has taken `limit`, or never: whoever takes the machine away does
 /// not wait, and an end of one's own is the same without the waiting.
-pub async fn out_of_time(drain: &CancellationToken, limit: Option<std::time::Duration>) {
+pub async fn out_of_time(drain: &CancellationToken, limit: Option<Duration>) {
     let Some(limit) = limit else {
         return std::future::pending().await;
     };

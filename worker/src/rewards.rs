@@ -40,6 +40,14 @@ impl Rewards {
         }
     }
 
+    /// What each turn earned, where that is what counts.
+    pub(crate) fn turns(&self, episode: &Episode) -> Option<Vec<f64>> {
+        match self {
+            Self::Last => None,
+            Self::Turns(totals) => Some(turns(totals, episode)),
+        }
+    }
+
     /// Reward per token of the episode's sequences, joined in the order of time.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use crate::attempt::{self, Bench, Ended};
 use crate::context::{Cause, Event, Resources};
 use crate::fleet::RunState;
 use crate::stages::StageFunctions;
-use crate::{Error, Result};
+use crate::{Error, Result, panics};
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_jobs::queue::{Claim, ClaimGuard, Gate, Handled, Job, Queue};
 use agentgym_model::{Device, Dtype};
@@ -60,6 +60,8 @@ pub struct WorkerOptions {
     pub cache_dir: PathBuf,
     /// Fetch the next policy while a part is made. Off where time is simulated.
     pub prefetch: bool,
+    /// How long a drain waits for turns under way.
+    pub drain_grace: Duration,
 }
 
 struct Worker {
@@ -102,6 +104,7 @@ pub async fn run_worker(
         policies: crate::policies::Policies::default(),
         critics: crate::policies::Critics::default(),
         environments: crate::environments::Environments::default(),
+        drain_grace: options.drain_grace,
     });
     let queue = options.queue.clone();
     let mut stages = match options.stages.as_slice() {
@@ -128,7 +131,7 @@ pub async fn run_worker(
         trouble: std::sync::Mutex::default(),
     });
     if let Some(run) = worker.options.run.clone() {
-        worker.state(&run).await?;
+        panics::caught(worker.state(&run)).await?;
     }
     tracing::info!(worker = %name, threads = worker.resources.threads, "ready");
     let planner = tokio::spawn(Arc::clone(&worker).plan_now_and_then());
@@ -140,9 +143,9 @@ pub async fn run_worker(
             async move { worker.handle(job).await }
         }
     };
-    let worked = queue
-        .work(&name, &classes, gate, handler, stop.clone())
-        .await;
+    let working = queue.work(&name, &classes, gate, handler, stop.clone());
+    // What was started with it ends in an orderly way, whatever has ended this.
+    let worked = panics::caught(async { Ok(working.await?) }).await;
     stop.cancel();
     planner.abort();
     prefetch.abort();
@@ -169,7 +172,7 @@ impl Worker {
     /// Handles one job; whatever happens is on record or said aloud, and the
     /// queue is told that the job is over.
     async fn handle(&self, job: Job) -> Handled {
-        match self.try_job(&job).await {
+        match panics::caught(self.try_job(&job)).await {
             Ok(handled) => handled,
             Err(e) => {
                 tracing::debug!(job = %job.key(), "{e}");
@@ -184,6 +187,9 @@ impl Worker {
     /// vain: a message and an exit code are worth more than a silent loop.
     async fn in_trouble(&self, error: Error) {
         let message = error.to_string();
+        if error.is_internal() {
+            tracing::error!("{message}");
+        }
         let _ = self.events.send(Event::Waiting { message });
         let Some(run) = self.options.run.as_ref() else {
             return;
@@ -245,7 +251,8 @@ impl Worker {
                 return Ok(Handled::Done);
             }
         };
-        let made = self.make(&run, &shared, id, job, &claim).await;
+        // The claim is given back however that ends, or nobody could take the part up.
+        let made = panics::caught(self.make(&run, &shared, id, job, &claim)).await;
         release(claim).await;
         if let Some((number, ended)) = made? {
             self.after(&run, &shared, id, number, ended).await?;
@@ -344,7 +351,7 @@ impl Worker {
         taken: u32,
     ) -> Result<(u32, Ended)> {
         let id = part.id;
-        self.running().insert(id);
+        let running = Running::of(&self.running, id);
         let drain = self.drain.child_token();
         let bench = Bench {
             store: &self.options.store,
@@ -380,7 +387,7 @@ impl Worker {
                 }
             }
         };
-        self.running().remove(&id);
+        drop(running);
         shared.lock().await.learn_from(&own);
         ended
     }
@@ -442,7 +449,9 @@ impl Worker {
                     drop(state);
                     // All that `init` reads is named by the config.
                     let cause = match error.cause() {
-                        Cause::Part if id.stage == Stage::Init => Cause::Config,
+                        Cause::Part if id.stage == Stage::Init && !error.is_internal() => {
+                            Cause::Config
+                        }
                         other => other,
                     };
                     self.stop_run(run, format!("{id} cannot be made: {message}"), cause);
@@ -502,6 +511,26 @@ impl Worker {
             () = self.stop.cancelled() => {}
             () = tokio::time::sleep(TROUBLE_PAUSE) => {}
         }
+    }
+}
+
+/// A part that this worker makes, for as long as this lives.
+struct Running<'a> {
+    parts: &'a std::sync::Mutex<BTreeSet<PartId>>,
+    id: PartId,
+}
+
+impl<'a> Running<'a> {
+    fn of(parts: &'a std::sync::Mutex<BTreeSet<PartId>>, id: PartId) -> Self {
+        held(parts).insert(id);
+        Self { parts, id }
+    }
+}
+
+/// Also where a panic goes by: the planner offers no part that it holds to be made here.
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        held(self.parts).remove(&self.id);
     }
 }
 

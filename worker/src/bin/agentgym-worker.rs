@@ -3,6 +3,7 @@
 //! Its log, on standard error, is for people: a line per attempt, no noise of
 //! the queue's own. It ends with the exit codes of `agentgym-submit`.
 
+use agentgym_envs::text::Visible;
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::queue::{Error as QueueError, Queue, QueueOptions};
 use agentgym_model::Dtype;
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -22,13 +23,19 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Leases jobs of the runs in a store and makes their parts.
 #[derive(Parser)]
-#[command(name = "agentgym-worker", version)]
+#[command(name = "agentgym-worker", version = version())]
 struct Arguments {
     /// Folder, s3://bucket/prefix: where the runs are.
-    #[arg(long, env = "AGENTGYM_STORE", default_value = "agentgym-data")]
+    #[arg(
+        long,
+        env = "AGENTGYM_STORE",
+        hide_env_values = true,
+        default_value = "agentgym-data"
+    )]
     store: String,
-    /// sqlite:FILE or redis://…; default: the SQLite file beside a folder store.
-    #[arg(long, env = "AGENTGYM_QUEUE")]
+    /// sqlite:FILE or redis://…; default: the SQLite file beside a folder store. One with a
+    /// password belongs into AGENTGYM_QUEUE, since everybody on the machine sees command lines.
+    #[arg(long, env = "AGENTGYM_QUEUE", hide_env_values = true)]
     queue: Option<String>,
     /// Only this run.
     #[arg(long)]
@@ -65,10 +72,17 @@ struct Arguments {
     exit_when_finished: bool,
 }
 
+/// What `--version` prints behind the name.
+fn version() -> &'static str {
+    static VERSION: LazyLock<String> =
+        LazyLock::new(|| format!("{} ({})", agentgym_worker::BUILD, agentgym_worker::FEATURES));
+    &VERSION
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let log = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(|| Visible(std::io::stderr()))
         // A reader of the log that went away is no reason to panic.
         .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal())
@@ -98,7 +112,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(e) => {
             // Nobody may be listening any more.
-            let _ = writeln!(std::io::stderr(), "error: {e}");
+            let _ = writeln!(Visible(std::io::stderr()), "error: {e}");
             ExitCode::from(exit_code(&e))
         }
     }
@@ -172,6 +186,7 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
             store.url()
         );
     }
+    let limit = arguments.preemption_notice_s.map(Duration::from_secs);
     let options = WorkerOptions {
         store,
         queue,
@@ -187,9 +202,9 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
         exit_when_finished: arguments.exit_when_finished,
         cache_dir: scratch.path().to_owned(),
         prefetch: true,
+        drain_grace: agentgym_worker::grace_of(limit),
     };
     const INTERRUPTED: u8 = 130;
-    let limit = arguments.preemption_notice_s.map(Duration::from_secs);
     let worked = tokio::select! {
         worked = run_worker(options, events, drain.clone()) => worked,
         () = agentgym_worker::out_of_time(&drain, limit) => return Ok(ExitCode::from(INTERRUPTED)),

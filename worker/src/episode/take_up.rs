@@ -1,27 +1,19 @@
-//! Going on with an episode whose session was lost: a fresh session is played
-//! up to the same point with the recorded texts, and what the environment says
-//! on the way is compared with what it said before.
+//! Going on with an episode whose session was lost, with its server or with the
+//! attempt that played it: a fresh session is played up to the same point with the
+//! recorded texts, and what the environment says on the way is compared with what it
+//! said before.
 //!
 //! Nothing of this shows in the episode: its observations are the recorded
 //! ones, so an episode that was taken up has the bytes of one that was never
 //! interrupted. Where the environment says something else, or declares that
 //! playing again gives something else, the episode begins anew.
 
-use super::{Interruption, Player};
-use crate::environments::Environment;
+use super::{Interruption, Player, Scene};
+use crate::Error;
 use agentgym_envs::spec::Replay;
 use agentgym_envs::{EnvError, Session, StepOutput};
 use agentgym_jobs::episode::Turn;
 use std::sync::atomic::Ordering;
-
-/// What an episode has behind it.
-pub(super) struct Played<'a> {
-    pub(super) item_id: i64,
-    /// The first observation.
-    pub(super) prompt: &'a str,
-    /// Turns with their answers.
-    pub(super) turns: &'a [Turn],
-}
 
 /// Why a fresh session did not get to the same point.
 enum Lost {
@@ -29,6 +21,8 @@ enum Lost {
     Differs(String),
     /// It failed as well.
     Failed(EnvError),
+    /// Nothing more can be tried.
+    Interrupted(Interruption),
 }
 
 impl From<EnvError> for Lost {
@@ -37,46 +31,87 @@ impl From<EnvError> for Lost {
     }
 }
 
+impl From<Interruption> for Lost {
+    fn from(interruption: Interruption) -> Self {
+        Self::Interrupted(interruption)
+    }
+}
+
 impl Player {
-    /// Takes the step that failed in a fresh session, which stays in `session`.
-    pub(super) async fn take_up(
+    /// The session of an episode that has come so far. Where an earlier attempt played it,
+    /// there is none yet, and a fresh one is played up to here.
+    pub(super) async fn session(
         &self,
-        environment: &Environment,
-        session: &mut Session,
-        played: Played<'_>,
+        scene: &mut Scene<'_>,
+        first: &str,
+        turns: &[Turn],
+    ) -> Result<(), Interruption> {
+        if scene.session.is_some() {
+            return Ok(());
+        }
+        if scene.environment.spec.replay == Replay::None {
+            let name = scene.environment.spec.name;
+            return Err(Interruption::Differs(format!(
+                "{name} does not play an episode twice"
+            )));
+        }
+        let mut failed = 0;
+        loop {
+            match self.play_again(scene, first, turns).await {
+                Ok(session) => {
+                    scene.enter(session);
+                    self.resumed.fetch_add(1, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(Lost::Differs(how)) => return Err(Interruption::Differs(how)),
+                Err(Lost::Interrupted(interruption)) => return Err(interruption),
+                Err(Lost::Failed(error)) if failed == self.rules.fault_retries => {
+                    return Err(Interruption::Fault(error.to_string()));
+                }
+                Err(Lost::Failed(_)) => failed += 1,
+            }
+        }
+    }
+
+    /// Takes a step; one that fails is taken again in a fresh session.
+    pub(super) async fn stepped(
+        &self,
+        scene: &mut Scene<'_>,
+        first: &str,
+        turns: &[Turn],
         text: &str,
-        mut error: EnvError,
     ) -> Result<StepOutput, Interruption> {
-        let spec = environment.spec;
+        let mut error = match step(scene, text).await {
+            Ok(step) => return Ok(step),
+            Err(Lost::Failed(error)) => error,
+            Err(Lost::Interrupted(interruption)) => return Err(interruption),
+            Err(Lost::Differs(how)) => return Err(Interruption::Fault(how)),
+        };
+        let spec = scene.environment.spec;
         if spec.replay == Replay::None {
             return Err(Interruption::Fault(error.to_string()));
         }
         for _ in 0..self.rules.fault_retries {
             tracing::info!(
-                task = format!("{}_{}", spec.name, played.item_id), turns = played.turns.len(), %error,
+                task = format!("{}_{}", spec.name, scene.item_id), turns = turns.len(), %error,
                 "the episode is taken up in a fresh session"
             );
-            match self.timed(environment.client.open(played.item_id)).await {
-                // The old session is closed in the background.
-                Ok(fresh) => *session = fresh,
-                Err(unreachable @ EnvError::Unreachable { .. }) => {
-                    return Err(Interruption::Unreachable(unreachable));
+            // The old session is closed in the background.
+            scene.session = None;
+            let again = match self.play_again(scene, first, turns).await {
+                Ok(session) => {
+                    scene.enter(session);
+                    step(scene, text).await
                 }
-                Err(other) => {
-                    error = other;
-                    continue;
-                }
-            }
-            let step = match self.replay(spec.replay, session, &played).await {
-                Ok(()) => self.timed(session.step(text)).await.map_err(Lost::Failed),
                 Err(lost) => Err(lost),
             };
-            match step {
+            match again {
                 Ok(step) => {
                     self.taken_up.fetch_add(1, Ordering::Relaxed);
                     return Ok(step);
                 }
                 Err(Lost::Failed(other)) => error = other,
+                Err(Lost::Interrupted(interruption)) => return Err(interruption),
                 Err(Lost::Differs(how)) => {
                     return Err(Interruption::Fault(format!(
                         "{error}; in a fresh session {how}"
@@ -87,22 +122,36 @@ impl Player {
         Err(Interruption::Fault(error.to_string()))
     }
 
-    /// Plays the recorded turns in a fresh session.
-    async fn replay(
+    /// A fresh session in which the recorded turns have been played.
+    async fn play_again(
         &self,
-        replay: Replay,
-        session: &mut Session,
-        played: &Played<'_>,
-    ) -> Result<(), Lost> {
-        if !replay.accepts(played.prompt, session.observation()) {
+        scene: &mut Scene<'_>,
+        first: &str,
+        turns: &[Turn],
+    ) -> Result<Session, Lost> {
+        let replay = scene.environment.spec.replay;
+        let opening = scene.environment.client.open(scene.item_id);
+        let mut session = match scene.clock.call("open a session", opening).await? {
+            Ok(session) => session,
+            Err(unreachable @ EnvError::Unreachable { .. }) => {
+                return Err(Interruption::Unreachable(unreachable).into());
+            }
+            Err(other) => return Err(other.into()),
+        };
+        scene.clock.is_at(session.url());
+        if !replay.accepts(first, session.observation()) {
             return Err(Lost::Differs("the first observation is another".to_owned()));
         }
-        for (index, turn) in played.turns.iter().enumerate() {
+        for (index, turn) in turns.iter().enumerate() {
             // An answer that the client gave by itself changed nothing.
             if turn.action.is_none() {
                 continue;
             }
-            let step = self.timed(session.step(&turn.text)).await?;
+            if self.cancel.is_cancelled() {
+                return Err(Interruption::Error(Error::Cancelled).into());
+            }
+            let stepping = session.step(&turn.text);
+            let step = scene.clock.call("take a step", stepping).await??;
             let same = replay.accepts(&turn.observation, &step.observation)
                 && turn.reward == Some(step.reward)
                 && turn.done == step.done;
@@ -113,6 +162,14 @@ impl Player {
                 )));
             }
         }
-        Ok(())
+        Ok(session)
     }
+}
+
+async fn step(scene: &mut Scene<'_>, text: &str) -> Result<StepOutput, Lost> {
+    let session = scene.session.as_mut();
+    let stepping = session
+        .expect("a session is there before a step")
+        .step(text);
+    Ok(scene.clock.call("take a step", stepping).await??)
 }

@@ -10,6 +10,7 @@ use agentgym_jobs::episode::{Finish, Sequence};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{ComputeOptions, ScoreRequest, score};
+use std::sync::atomic::Ordering;
 
 fn beat() -> Beat {
     let part = PartId {
@@ -40,6 +41,7 @@ async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) ->
         deadline: Duration::from_secs(60),
         fault_retries: 1,
         gym: plan.config.actor_rollout_ref.agentgym.clone(),
+        records_cuts: true,
     };
     change(&mut rules);
     Player {
@@ -51,6 +53,15 @@ async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) ->
         beat: beat(),
         env_us: AtomicU64::new(0),
         taken_up: AtomicU64::new(0),
+        resumed: AtomicU64::new(0),
+        cancel: CancellationToken::new(),
+    }
+}
+
+impl Player {
+    /// Plays an episode of which nothing is recorded.
+    async fn begin(&self, request: &Request) -> Result<Episode> {
+        self.play(request, &mut Tape::holding(&[])).await
     }
 }
 
@@ -72,41 +83,45 @@ fn request(item_id: i64, sample: u32) -> Request {
     }
 }
 
+/// One policy ends its turns, the other one talks until it is cut off.
 #[tokio::test(flavor = "multi_thread")]
 async fn mask_and_spans_say_who_produced_what() {
     let player = player(&plan(&[]), 1, |_| {}).await;
-    for sample in 0..4 {
-        let episode = player.play(&request(3, sample)).await.unwrap();
-        episode.check().unwrap();
-        assert_eq!(
-            (episode.outcome, episode.turns.len(), episode.success),
-            (Outcome::Horizon, 3, false)
-        );
-        let sequence = &episode.sequences[0];
-        let mut expected = vec![false; sequence.token_ids.len()];
-        let mut end = 0;
-        for turn in &episode.turns {
-            assert_eq!(turn.context.0 as usize, end, "turns follow each other");
-            assert_eq!(turn.context.1, turn.policy.0);
-            end = turn.policy.1 as usize;
-            expected[turn.policy.0 as usize..end].fill(true);
-            let ids = &sequence.token_ids[turn.policy.0 as usize..end];
-            let ended = turn.finish == Finish::Eos;
-            assert_eq!(player.policy.eos_ids().contains(ids.last().unwrap()), ended);
-            let text = player
-                .policy
-                .tokenizer()
-                .decode(&ids[..ids.len() - usize::from(ended)], true);
-            assert_eq!(text, turn.text);
-            assert!(ids.len() <= 12 && turn.policy_iteration == 4);
+    let mut ends = Vec::new();
+    for player in [player, able_player(|_| {}).await] {
+        for sample in 0..4 {
+            let episode = player.begin(&request(3, sample)).await.unwrap();
+            episode.check().unwrap();
+            assert_ne!(episode.outcome, Outcome::EnvFault);
+            let sequence = &episode.sequences[0];
+            let mut expected = vec![false; sequence.token_ids.len()];
+            let mut end = 0;
+            for turn in &episode.turns {
+                assert_eq!(turn.context.0 as usize, end, "turns follow each other");
+                assert_eq!(turn.context.1, turn.policy.0);
+                end = turn.policy.1 as usize;
+                expected[turn.policy.0 as usize..end].fill(true);
+                let ids = &sequence.token_ids[turn.policy.0 as usize..end];
+                let ended = turn.finish == Finish::Eos;
+                ends.push(ended);
+                assert_eq!(player.policy.eos_ids().contains(ids.last().unwrap()), ended);
+                let text = player
+                    .policy
+                    .tokenizer()
+                    .decode(&ids[..ids.len() - usize::from(ended)], true);
+                assert_eq!(text, turn.text);
+                assert!(ids.len() <= player.rules.turn_tokens_max);
+                assert_eq!(turn.policy_iteration, 4);
+            }
+            assert_eq!(
+                end,
+                sequence.token_ids.len(),
+                "nothing follows the last reply"
+            );
+            assert_eq!(sequence.loss_mask, expected);
         }
-        assert_eq!(
-            end,
-            sequence.token_ids.len(),
-            "nothing follows the last reply"
-        );
-        assert_eq!(sequence.loss_mask, expected);
     }
+    assert!(ends.contains(&true) && ends.contains(&false), "{ends:?}");
 }
 
 /// Scoring a sequence gives the log-probs that it was sampled with, bit for bit.
@@ -128,9 +143,40 @@ fn assert_scored_as_sampled(player: &Player, sequence: &Sequence) {
 #[tokio::test(flavor = "multi_thread")]
 async fn scoring_gives_the_sampled_log_probs_bit_for_bit() {
     let player = player(&plan(&[]), 2, |_| {}).await;
-    let episode = player.play(&request(7, 1)).await.unwrap();
+    let episode = player.begin(&request(7, 1)).await.unwrap();
     let sequence = &episode.sequences[0];
     assert_scored_as_sampled(&player, sequence);
+}
+
+/// Log-probs stay those of the whole distribution; what a cut left is beside them.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_cut_left_is_recorded_where_the_plan_knows_of_it() {
+    let two = plan(&["actor_rollout_ref.agentgym.context_turns=1"]);
+    let (now, before) = (
+        player(&two, 2, |_| {}).await,
+        player(&two, 2, |rules| rules.records_cuts = false).await,
+    );
+    let mut request = request(7, 1);
+    let plain = now.begin(&request).await.unwrap();
+    assert!(plain.sequences.iter().all(|s| s.log_kept_mass.is_none()));
+    request.sampling.top_k = 20;
+    let mut cut = now.begin(&request).await.unwrap();
+    cut.check().unwrap();
+    assert!(cut.sequences.len() > 1);
+    for sequence in &mut cut.sequences {
+        assert_scored_as_sampled(&now, sequence);
+        let masses = sequence.log_kept_mass.take().unwrap();
+        for (mass, sampled) in masses.iter().zip(&sequence.loss_mask) {
+            // Of hundreds of ids that a random model knows, 20 hold a part.
+            let fits = if *sampled {
+                (-4.0..-0.1).contains(mass)
+            } else {
+                *mass == 0.0
+            };
+            assert!(fits, "{mass} {sampled}");
+        }
+    }
+    assert_eq!(before.begin(&request).await.unwrap(), cut);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -142,7 +188,7 @@ async fn company_and_threads_do_not_show() {
         let crowd = Arc::clone(&crowd);
         playing.spawn(async move {
             crowd
-                .play(&request(i64::from(sample), sample))
+                .begin(&request(i64::from(sample), sample))
                 .await
                 .unwrap()
         });
@@ -151,7 +197,7 @@ async fn company_and_threads_do_not_show() {
     together.sort_by_key(|e| e.sample);
     for episode in together {
         let again = alone
-            .play(&request(i64::from(episode.sample), episode.sample))
+            .begin(&request(i64::from(episode.sample), episode.sample))
             .await
             .unwrap();
         assert_eq!(again, episode);
@@ -166,7 +212,7 @@ async fn budgets_end_an_episode_before_they_are_exceeded() {
             rules.rounds_max = 50;
         })
         .await;
-        let episode = player.play(&request(3, 0)).await.unwrap();
+        let episode = player.begin(&request(3, 0)).await.unwrap();
         episode.check().unwrap();
         assert_eq!(episode.outcome, Outcome::Length);
         let response = episode.sequences[0].token_ids.len() - episode.turns[0].context.1 as usize;
@@ -183,11 +229,48 @@ async fn budgets_end_an_episode_before_they_are_exceeded() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prompt_that_does_not_fit_names_key_task_and_sizes() {
-    let player = player(&plan(&[]), 1, |rules| rules.prompt_tokens_max = 10).await;
-    let message = player.play(&request(3, 0)).await.unwrap_err().to_string();
-    for part in ["textcraft_3", "data.max_prompt_length = 10", "tokens"] {
-        assert!(message.contains(part), "{message}");
+    for (context, part) in [
+        (
+            4000,
+            "data.max_prompt_length = 10 and data.max_response_length = 20",
+        ),
+        // Not even encoded to its end.
+        (25, "more than 25 tokens"),
+    ] {
+        let player = player(&plan(&[]), 1, |rules| {
+            (rules.prompt_tokens_max, rules.response_tokens_max) = (10, 20);
+            rules.context_tokens_max = context;
+        })
+        .await;
+        let message = player.begin(&request(3, 0)).await.unwrap_err().to_string();
+        for part in ["textcraft_3", part, "tokens"] {
+            assert!(message.contains(part), "{message}");
+        }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_first_prompt_takes_its_room_from_the_response() {
+    let play = async |change: &(dyn Fn(&mut Rules) + Sync)| {
+        let player = player(&plan(&[]), 1, |rules| {
+            rules.rounds_max = 50;
+            change(rules);
+        })
+        .await;
+        player.begin(&request(3, 0)).await.unwrap()
+    };
+    let prompt = play(&|rules| rules.rounds_max = 1).await.turns[0].context.1 as usize;
+    let episode = play(&|rules| {
+        (rules.prompt_tokens_max, rules.response_tokens_max) = (10, prompt + 50);
+    })
+    .await;
+    assert_eq!(episode.outcome, Outcome::Length);
+    let tokens = episode.sequences[0].token_ids.len();
+    assert!(
+        tokens > prompt && tokens <= 10 + prompt + 50,
+        "{tokens}, {prompt} of them the prompt"
+    );
+    assert_eq!(episode.turns[0].context.1 as usize, prompt);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,7 +280,7 @@ async fn an_environment_that_is_not_there_is_no_fault_of_the_episode() {
         "actor_rollout_ref.agentgym.max_retries=1",
     ]);
     let player = player(&plan, 1, |_| {}).await;
-    let error = player.play(&request(3, 0)).await.unwrap_err();
+    let error = player.begin(&request(3, 0)).await.unwrap_err();
     assert!(matches!(error, Error::Environment(_)), "{error}");
     assert!(error.to_string().contains("http://127.0.0.1:9"), "{error}");
 }
@@ -223,7 +306,7 @@ async fn a_server_that_answers_errors_faults_the_episode() {
     });
     let plan = plan(&[&format!("actor_rollout_ref.agentgym.env_addr={url}")]);
     let player = player(&plan, 1, |_| {}).await;
-    let episode = player.play(&request(3, 0)).await.unwrap();
+    let episode = player.begin(&request(3, 0)).await.unwrap();
     assert_eq!(
         (episode.outcome, episode.usable()),
         (Outcome::EnvFault, false)
@@ -242,7 +325,7 @@ async fn an_environment_may_have_nearer_limits() {
         let mut player = player(&plan(&[]), 2, |_| {}).await;
         let environment = player.environments.get_mut("textcraft").unwrap();
         (environment.rounds_max, environment.turn_tokens_max) = limits;
-        let episode = player.play(&request(3, 1)).await.unwrap();
+        let episode = player.begin(&request(3, 1)).await.unwrap();
         assert_eq!(
             (episode.outcome, episode.turns.len()),
             (Outcome::Horizon, rounds)
@@ -262,7 +345,7 @@ async fn a_limited_context_has_a_sequence_for_every_turn_beyond_it() {
             rules.rounds_max = 5;
         })
         .await;
-        let episode = player.play(&request(3, 1)).await.unwrap();
+        let episode = player.begin(&request(3, 1)).await.unwrap();
         episode.check().unwrap();
         assert_eq!(
             (episode.outcome, episode.turns.len()),
@@ -296,7 +379,7 @@ async fn a_limited_context_has_a_sequence_for_every_turn_beyond_it() {
     // A window that is never left changes nothing.
     let play = async |limit| {
         let player = player(&plan(&[]), 1, |rules| rules.gym.context_turns = limit).await;
-        player.play(&request(3, 2)).await.unwrap()
+        player.begin(&request(3, 2)).await.unwrap()
     };
     assert_eq!(play(Some(3)).await, play(None).await);
 }
@@ -325,7 +408,7 @@ async fn a_summary_ends_a_sequence_and_begins_the_next() {
             rules.rounds_max = 5;
         })
         .await;
-        let episode = player.play(&request(3, 1)).await.unwrap();
+        let episode = player.begin(&request(3, 1)).await.unwrap();
         episode.check().unwrap();
         let summaries = episode.summaries();
         let found: Vec<u32> = summaries.iter().map(|s| s.turns).collect();
@@ -388,7 +471,232 @@ async fn a_summary_ends_a_sequence_and_begins_the_next() {
             .unwrap(),
             ..player
         };
-        assert_eq!(again.play(&request(3, 1)).await.unwrap(), episode);
+        assert_eq!(again.begin(&request(3, 1)).await.unwrap(), episode);
+    }
+}
+
+/// The model that solves such tasks now and then: what it does changes the world.
+async fn able_player(change: impl FnOnce(&mut Rules)) -> Player {
+    let plan = plan(&["actor_rollout_ref.agentgym.env_addr=builtin:worlds?depths=1-2&lines=4-8"]);
+    let mut player = player(&plan, 1, |rules| {
+        rules.rounds_max = 5;
+        rules.turn_tokens_max = 24;
+        change(rules);
+    })
+    .await;
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/base");
+    player.policy = Arc::new(Policy::load(&folder, &agentgym_model::Device::cpu()).unwrap());
+    afresh(player)
+}
+
+/// The same with a decoder that has sampled nothing yet.
+fn afresh(player: Player) -> Player {
+    let options = DecoderOptions {
+        threads: 1,
+        rows: 8,
+        cache_tokens: 100_000,
+    };
+    Player {
+        decoder: Decoder::start(&player.policy, options, &beat()).unwrap(),
+        taken_up: AtomicU64::new(0),
+        resumed: AtomicU64::new(0),
+        ..player
+    }
+}
+
+fn tokens(events: &[Event]) -> u64 {
+    events.iter().map(Event::sampled_tokens).sum()
+}
+
+/// Cut off at any point, it comes out with the same bytes; what was recorded is not sampled
+/// again, and what comes behind it is recorded as it would have been.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_episode_goes_on_from_wherever_its_tape_ends() {
+    let plain: fn(&mut Rules) = |_| {};
+    let limited: fn(&mut Rules) = |rules| rules.gym.context_turns = Some(1);
+    let noting: fn(&mut Rules) = |rules| rules.gym.record_actions = true;
+    let summing: fn(&mut Rules) = |rules| {
+        rules.gym.context_turns = Some(2);
+        rules.gym.summary = Some(Style::Read {
+            name: "summary".to_owned(),
+            text: "Sum up.".to_owned(),
+        });
+    };
+    let tight: fn(&mut Rules) = |rules| rules.response_tokens_max = 60;
+    let mut rewards = Vec::new();
+    for (what, change) in [
+        ("plain", plain),
+        ("limited", limited),
+        ("noting", noting),
+        ("summing", summing),
+        ("tight", tight),
+    ] {
+        for sample in 0..3 {
+            let mut player = afresh(able_player(change).await);
+            let mut request = request(2, sample);
+            request.sampling.top_k = if sample == 2 { 20 } else { 0 };
+            let mut tape = Tape::holding(&[]);
+            let whole = player.play(&request, &mut tape).await.unwrap();
+            let (events, _) = tape.news();
+            rewards.push(whole.reward);
+            assert_eq!(player.decoder.sampled_tokens(), tokens(&events), "{what}");
+            for cut in 0..=events.len() {
+                player = afresh(player);
+                let mut tape = Tape::holding(&events[..cut]);
+                let again = player.play(&request, &mut tape).await.unwrap();
+                assert_eq!(again, whole, "{what}, cut before event {cut}");
+                assert_eq!(tape.news(), (events[cut..].to_vec(), 0), "{what} {cut}");
+                assert_eq!(player.decoder.sampled_tokens(), tokens(&events[cut..]));
+                // A session is opened only where something is left to be asked.
+                let resumed = player.resumed.load(Ordering::Relaxed);
+                let asks = |e: &Event| matches!(e, Event::Step(_) | Event::Actions(_));
+                let expected = cut > 0 && events[cut..].iter().any(asks);
+                assert!(resumed <= 1 && (resumed == 1 || !expected), "{what} {cut}");
+            }
+        }
+    }
+    assert!(
+        rewards.contains(&1.0) && rewards.contains(&0.0),
+        "{rewards:?}"
+    );
+}
+
+/// A record that is wrong in some way costs work, never a byte.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_record_is_played_over() {
+    let mut player = able_player(|_| {}).await;
+    let request = request(2, 1);
+    let mut tape = Tape::holding(&[]);
+    let whole = player.play(&request, &mut tape).await.unwrap();
+    let (events, _) = tape.news();
+    let at = |want: fn(&Event) -> bool| events.iter().position(want).unwrap();
+    let sent = at(|e| matches!(e, Event::Step(step) if !step.local));
+    let said = at(|e| matches!(e, Event::Message(m) if m.number == 1));
+    assert!(sent + 1 < events.len() && said + 1 < events.len());
+    let with = |index: usize, change: &dyn Fn(&mut Event)| {
+        let mut events = events[..events.len() - 2].to_vec();
+        change(&mut events[index]);
+        events
+    };
+    let step = |change: fn(&mut Step)| {
+        with(sent, &|event| match event {
+            Event::Step(step) => change(step),
+            other => panic!("{other:?}"),
+        })
+    };
+    let message = |change: fn(&mut agentgym_jobs::journal::Message)| {
+        with(said, &|event| match event {
+            Event::Message(message) => change(message),
+            other => panic!("{other:?}"),
+        })
+    };
+    let mut dropped = events[..events.len() - 2].to_vec();
+    dropped.drain(said..said + 2);
+    for (what, record, anew) in [
+        ("a reward", step(|s| s.reward += 1.0), 1),
+        ("an answer", step(|s| s.observation.push('!')), 1),
+        (
+            "a first text",
+            with(0, &|e| *e = Event::Opened("?".into())),
+            1,
+        ),
+        ("an id", message(|m| m.token_ids[0] = u32::MAX), 0),
+        ("a log-prob less", message(|m| m.log_probs.truncate(0)), 0),
+        ("no ids", message(|m| m.token_ids.clear()), 0),
+        ("a number", message(|m| m.number += 1), 0),
+        ("an order", with(said, &|e| *e = Event::Over), 0),
+        ("a turn less", dropped, 0),
+    ] {
+        player = afresh(player);
+        let mut tape = Tape::holding(&record);
+        let again = player.play(&request, &mut tape).await.unwrap();
+        assert_eq!(again, whole, "{what}");
+        assert_eq!(tape.news().1, anew, "{what}");
+        assert!(player.decoder.sampled_tokens() > 0, "{what}");
+    }
+}
+
+/// Where playing again gives something else by declaration, an open episode begins anew, and
+/// a whole one is made of its record alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_environment_without_replay_plays_open_episodes_anew() {
+    let mut player = able_player(|_| {}).await;
+    let environment = player.environments.get_mut("textcraft").unwrap();
+    environment.spec = Box::leak(Box::new(agentgym_envs::spec::EnvSpec {
+        replay: agentgym_envs::spec::Replay::None,
+        ..environment.spec.clone()
+    }));
+    let request = request(2, 0);
+    let mut tape = Tape::holding(&[]);
+    let whole = player.play(&request, &mut tape).await.unwrap();
+    let (events, _) = tape.news();
+    for (cut, anew) in [(events.len(), 0), (events.len() - 1, 0), (4, 1)] {
+        player = afresh(player);
+        let mut tape = Tape::holding(&events[..cut]);
+        assert_eq!(player.play(&request, &mut tape).await.unwrap(), whole);
+        let sampled = if anew == 1 { tokens(&events) } else { 0 };
+        assert_eq!(
+            (tape.news().1, player.decoder.sampled_tokens()),
+            (anew, sampled)
+        );
+    }
+}
+
+/// The policy's own time is no environment's: only calls count.
+#[tokio::test]
+async fn the_deadline_is_of_environment_calls_alone() {
+    const S: Duration = Duration::from_secs(1);
+    let player = player(&plan(&[]), 1, |rules| rules.deadline = 5 * S).await;
+    tokio::time::pause();
+    let mut clock = EnvironmentClock::new(&player, "worlds", "http://there");
+    for _ in 0..2 {
+        clock
+            .call("take a step", tokio::time::sleep(2 * S))
+            .await
+            .ok()
+            .unwrap();
+        // The policy thinks, or waits for its row.
+        tokio::time::sleep(100 * S).await;
+    }
+    clock.is_at("http://elsewhere");
+    let begun = tokio::time::Instant::now();
+    let Err(Interruption::Fault(fault)) = clock
+        .call("take a step", std::future::pending::<()>())
+        .await
+    else {
+        panic!("it was waited for");
+    };
+    // Timers are good to a millisecond.
+    assert_eq!(begun.elapsed().as_secs_f64().round(), 1.0);
+    for part in [
+        "`worlds` at http://elsewhere",
+        "take a step",
+        "after 1.0 s",
+        "2 calls before it took 4.0 s",
+    ] {
+        assert!(fault.contains(part), "{fault}");
+    }
+}
+
+/// A server that listens and never answers is given up, by name.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_environment_that_hangs_is_cut_off_at_the_deadline() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let plan = plan(&[&format!("actor_rollout_ref.agentgym.env_addr={url}")]);
+    let player = player(&plan, 1, |rules| {
+        rules.deadline = Duration::from_millis(400)
+    })
+    .await;
+    let fault = player.begin(&request(3, 0)).await.unwrap().fault.unwrap();
+    for part in [
+        "`textcraft`",
+        &url,
+        "open a session",
+        "0.4 s",
+        "rollout.episode_deadline_s",
+    ] {
+        assert!(fault.contains(part), "{fault}");
     }
 }
 
@@ -416,7 +724,7 @@ async fn possible_actions_are_noted_on_demand() {
         player.environments.insert(env.to_owned(), environment);
         let mut request = request(4, 0);
         request.task.env = env.to_owned();
-        let episode = player.play(&request).await.unwrap();
+        let episode = player.begin(&request).await.unwrap();
         let listed = episode.available_actions();
         assert_eq!(
             listed.len(),
@@ -445,4 +753,77 @@ async fn possible_actions_are_noted_on_demand() {
     let listed = vec![Some(vec!["turn left".to_owned()])];
     assert!(extra(&babyai, listed, 1).is_empty());
     environments.stop().await;
+}
+
+/// A server of TextCraft's kind that answers every step with this observation.
+async fn server_that_says(observation: String) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let state = |text: &str| {
+        serde_json::json!({"id": 1, "observation": text, "reward": 0, "done": false}).to_string()
+    };
+    let (short, long) = (
+        state("Goal: craft oak planks."),
+        Arc::new(state(&observation)),
+    );
+    tokio::spawn(async move {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let (short, long) = (short.clone(), Arc::clone(&long));
+            tokio::spawn(async move {
+                let mut request = [0; 4096];
+                let read = socket.read(&mut request).await.unwrap_or(0);
+                let body = match request[..read].starts_with(b"POST /step") {
+                    true => &*long,
+                    false => &short,
+                };
+                let head =
+                    "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n";
+                let reply = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+                let _ = socket.write_all(reply.as_bytes()).await;
+            });
+        }
+    });
+    url
+}
+
+/// What fits no context ends the episode as it always did, and neither memory nor the
+/// record has to hold all of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_observation_of_megabytes_ends_the_episode_and_is_recorded_in_part() {
+    let told = |words: usize| "<|im_end|> word ".repeat(words);
+    for (turns, summary) in [(None, false), (Some(1), false), (None, true)] {
+        let play = async |observation: String| {
+            let url = server_that_says(observation).await;
+            let plan = plan(&[&format!("actor_rollout_ref.agentgym.env_addr={url}")]);
+            let player = player(&plan, 1, |rules| {
+                rules.gym.context_turns = turns;
+                rules.gym.summary = summary.then(|| Style::Read {
+                    name: "summary".to_owned(),
+                    text: "Sum up.".to_owned(),
+                });
+            })
+            .await;
+            let episode = player.begin(&request(3, 1)).await.unwrap();
+            episode.check().unwrap();
+            episode
+        };
+        // Encoded, and found not to fit.
+        let whole = play(told(5_000)).await;
+        // Beyond what any context holds.
+        let part = play(told(1_000_000)).await;
+        for episode in [&whole, &part] {
+            assert_eq!((episode.outcome, episode.turns.len()), (Outcome::Length, 1));
+        }
+        assert_eq!(whole.turns[0].observation, told(5_000));
+        assert_eq!(part.sequences, whole.sequences);
+        assert_eq!(part.summaries().len(), whole.summaries().len());
+        let kept = &part.turns[0].observation;
+        assert!(kept.starts_with(&told(60_000)) && kept.len() < (1 << 20) + 100);
+        assert!(
+            kept.ends_with("more bytes are not recorded]"),
+            "{}",
+            kept.len()
+        );
+    }
 }

@@ -16,21 +16,35 @@
 
 use super::{Player, Request};
 use crate::decoder::Sequence as Seat;
+use crate::stages::blocking;
+use crate::turn_journal::Tape;
 use crate::{Error, Result};
 use agentgym_jobs::episode::{Finish, Parse, Sequence, Summary, Turn};
-use agentgym_model::{Message, Role};
+use agentgym_jobs::journal::{Event, Message as Said};
+use agentgym_model::{Message, Policy, Role};
+use std::sync::Arc;
+use tokio::sync::Semaphore;
 
 /// Added to a turn's number where its random numbers choose a summary instead.
 const SUMMARY: u32 = 1 << 31;
+
+/// An observation up to this long is always kept whole, in bytes.
+const KEPT_WHOLE: usize = 1 << 20;
+
+/// Encoding takes hundreds of bytes of memory for each byte of text: one text longer
+/// than [`KEPT_WHOLE`] at a time in a process.
+static LONG_TEXT: Semaphore = Semaphore::const_new(1);
 
 pub(super) struct Transcript {
     /// In the order of time; the last one grows.
     sequences: Vec<Sequence>,
     /// The decoder's place of the last one.
     seat: Seat,
-    /// Tokens of the last one that the engine has not been given yet: from here
-    /// to the end.
-    unsent: usize,
+    /// Where the context of the next message begins: behind the last one.
+    said: usize,
+    /// Tokens of the last one that the engine knows. Fewer than `said` where messages were
+    /// sampled by an earlier attempt: it is given them with the next one.
+    given: usize,
     /// Longest sequence that the budgets allow.
     tokens_max: usize,
     /// Most of them that one turn may sample.
@@ -50,7 +64,7 @@ pub(super) struct Transcript {
 
 /// A message that the policy sampled, where it stands in the last sequence.
 struct Sampled {
-    /// What the engine was given before it, to where it starts.
+    /// What came since the message before, to where it starts.
     context: (u32, u32),
     policy: (u32, u32),
     token_ids: Vec<u32>,
@@ -59,41 +73,52 @@ struct Sampled {
 }
 
 impl Transcript {
-    pub(super) fn start(
+    pub(super) async fn start(
         player: &Player,
         request: &Request,
         prompt: &str,
         turn_tokens_max: usize,
     ) -> Result<Self> {
-        let (policy, rules) = (&player.policy, &player.rules);
+        let rules = &player.rules;
         let message = Message {
             role: Role::User,
             content: prompt.to_owned(),
         };
-        let ids = policy.chat().prompt_ids(policy.tokenizer(), &[message])?;
-        for (key, limit, needed) in [
-            ("data.max_prompt_length", rules.prompt_tokens_max, ids.len()),
-            (
-                "actor_rollout_ref.rollout.max_model_len",
-                rules.context_tokens_max,
-                ids.len() + 1,
-            ),
-        ] {
-            if needed > limit {
-                return Err(Error::stage(format!(
-                    "task {}: its prompt has {} tokens, {key} = {limit} is too small; raise it or leave the task out",
-                    request.task,
-                    ids.len()
-                )));
-            }
+        let ids_max = rules.prompt_tokens_max.max(rules.context_tokens_max);
+        let ids = off_thread(player, prompt.len(), move |policy| {
+            (policy.chat()).prompt_ids_within(policy.tokenizer(), &[message], ids_max)
+        });
+        let Some(ids) = ids.await? else {
+            return Err(Error::stage(format!(
+                "task {}: its prompt of {} bytes has more than {ids_max} tokens, which is more than \
+                 data.max_prompt_length and actor_rollout_ref.rollout.max_model_len; leave the task out",
+                request.task,
+                prompt.len()
+            )));
+        };
+        let (prompt_max, response_max) = (rules.prompt_tokens_max, rules.response_tokens_max);
+        // A long first observation takes its room from the response, which AgentGym-RL counts
+        // it to. In all it is never more than both together.
+        let both = ids.len().min(prompt_max) + response_max;
+        let tokens_max = rules.context_tokens_max.min(both);
+        if ids.len() >= tokens_max {
+            let limit = match both < rules.context_tokens_max {
+                true => format!(
+                    "data.max_prompt_length = {prompt_max} and data.max_response_length = {response_max} leave"
+                ),
+                false => format!("actor_rollout_ref.rollout.max_model_len = {tokens_max} leaves"),
+            };
+            return Err(Error::stage(format!(
+                "task {}: its prompt has {} tokens, {limit} no room for a reply; raise it or leave the task out",
+                request.task,
+                ids.len()
+            )));
         }
-        let tokens_max = rules
-            .context_tokens_max
-            .min(ids.len() + rules.response_tokens_max);
         let mut transcript = Self {
             sequences: vec![Sequence::default()],
             seat: player.decoder.open(),
-            unsent: 0,
+            said: 0,
+            given: 0,
             tokens_max,
             turn_tokens_max,
             prompt: Vec::new(),
@@ -119,7 +144,7 @@ impl Transcript {
     fn begin(&mut self, player: &Player, ids: &[u32]) {
         self.sequences.push(Sequence::default());
         self.seat = player.decoder.open();
-        self.unsent = 0;
+        (self.said, self.given) = (0, 0);
         self.turns_here = 0;
         self.append_context(ids);
     }
@@ -140,6 +165,29 @@ impl Transcript {
         let len = sequence.token_ids.len();
         sequence.loss_mask.resize(len, false);
         sequence.sampled_log_probs.resize(len, 0.0);
+        if let Some(masses) = &mut sequence.log_kept_mass {
+            masses.resize(len, 0.0);
+        }
+    }
+
+    /// An observation as it is recorded: whole, but for one that is longer than
+    /// [`KEPT_WHOLE`] and than any that fits. Of that, the record holds a beginning that
+    /// does not fit either.
+    pub(super) async fn kept(&self, player: &Player, observation: String) -> Result<String> {
+        if observation.len() <= KEPT_WHOLE {
+            return Ok(observation);
+        }
+        let ids_max = self.tokens_max;
+        off_thread(player, observation.len(), move |policy| {
+            let (chat, tokenizer) = (policy.chat(), policy.tokenizer());
+            let start = chat.shortest_above(tokenizer, &observation, ids_max, KEPT_WHOLE)?;
+            let left_out = observation.len() - start.len();
+            Ok(match left_out {
+                0 => observation,
+                _ => format!("{start}\n[{left_out} more bytes are not recorded]"),
+            })
+        })
+        .await
     }
 
     /// Appends the environment's answer to the `turns`-th turn; false if that would
@@ -148,29 +196,31 @@ impl Transcript {
         &mut self,
         player: &Player,
         request: &Request,
+        tape: &mut Tape,
         (turns, last): (u32, &Turn),
     ) -> Result<bool> {
         let ended = last.finish == Finish::Eos;
-        let policy = &player.policy;
-        let ids = policy
-            .chat()
-            .observation_ids(policy.tokenizer(), ended, &last.observation)?;
+        let ids = self.ids(player, ended, &last.observation).await?;
         if let Some(ask) = self.summary.clone() {
             let due = (self.context_turns).is_some_and(|limit| self.turns_here >= limit);
-            let alone = policy
-                .chat()
-                .observation_ids(policy.tokenizer(), ended, &ask)?;
+            let policy = &player.policy;
+            let alone = (policy.chat()).observation_ids(policy.tokenizer(), ended, &ask)?;
             // After another reply there must still be room to ask, and for the answer.
             let reserve = 2 * self.turn_tokens_max + alone.len();
-            if due || self.len() + ids.len() + reserve > self.tokens_max {
+            let fitting =
+                ids.filter(|ids| !due && self.len() + ids.len() + reserve <= self.tokens_max);
+            let Some(ids) = fitting else {
                 let asked = format!("{}\n\n{ask}", last.observation);
                 return self
-                    .sum_up(player, request, (turns, last), &asked, &alone)
+                    .sum_up((player, request), tape, (turns, last), &asked, &alone)
                     .await;
-            }
+            };
             self.append_context(&ids);
             return Ok(true);
         }
+        let Some(ids) = ids else {
+            return Ok(false);
+        };
         if let Some(last) = self.turns.last_mut() {
             last.extend_from_slice(&ids);
         }
@@ -197,22 +247,23 @@ impl Transcript {
     /// too little room, and begins a sequence with the answer.
     async fn sum_up(
         &mut self,
-        player: &Player,
-        request: &Request,
+        (player, request): (&Player, &Request),
+        tape: &mut Tape,
         (turns, last): (u32, &Turn),
         asked: &str,
         alone: &[u32],
     ) -> Result<bool> {
-        let (chat, tokenizer) = (player.policy.chat(), player.policy.tokenizer());
-        let mut asked = chat.observation_ids(tokenizer, last.finish == Finish::Eos, asked)?;
-        if self.len() + asked.len() + self.turn_tokens_max > self.tokens_max {
-            asked = alone.to_vec();
-        }
+        let ended = last.finish == Finish::Eos;
+        let asked = self.ids(player, ended, asked).await?;
+        let asked = asked
+            .filter(|ids| self.len() + ids.len() + self.turn_tokens_max <= self.tokens_max)
+            .unwrap_or_else(|| alone.to_vec());
         if self.len() + asked.len() >= self.tokens_max {
             return Ok(false);
         }
         self.append_context(&asked);
-        let Some(told) = self.generate(player, request, SUMMARY | turns).await? else {
+        let told = self.generate(player, request, tape, SUMMARY | turns);
+        let Some(told) = told.await? else {
             return Ok(false);
         };
         self.summaries.push(Summary {
@@ -221,7 +272,10 @@ impl Transcript {
             policy: told.policy,
             text: told.text,
         });
-        let seen = chat.observation_ids(tokenizer, told.ended, &last.observation)?;
+        let seen = self.ids(player, told.ended, &last.observation).await?;
+        let Some(seen) = seen else {
+            return Ok(false);
+        };
         let ids = [self.prompt.as_slice(), &told.token_ids, &seen].concat();
         let fits = ids.len() < self.tokens_max;
         if fits {
@@ -230,14 +284,25 @@ impl Transcript {
         Ok(fits)
     }
 
+    /// Ids of an observation, or `None` where its length alone shows that it fits no
+    /// context.
+    async fn ids(&self, player: &Player, ended: bool, text: &str) -> Result<Option<Vec<u32>>> {
+        let (text, ids_max) = (text.to_owned(), self.tokens_max);
+        off_thread(player, text.len(), move |policy| {
+            (policy.chat()).observation_ids_within(policy.tokenizer(), ended, &text, ids_max)
+        })
+        .await
+    }
+
     /// Samples the policy's next message; `None` if there is no room for one.
     pub(super) async fn sample(
         &mut self,
         player: &Player,
         request: &Request,
+        tape: &mut Tape,
         turn: u32,
     ) -> Result<Option<Turn>> {
-        let Some(said) = self.generate(player, request, turn).await? else {
+        let Some(said) = self.generate(player, request, tape, turn).await? else {
             return Ok(None);
         };
         self.turns_here += 1;
@@ -262,12 +327,13 @@ impl Transcript {
         }))
     }
 
-    /// Samples a message at the end of the last sequence; `number` selects its
-    /// random numbers. `None` if there is no room for one.
+    /// A message at the end of the last sequence: the recorded one, or else it is
+    /// sampled; `number` selects its random numbers. `None` if there is no room for one.
     async fn generate(
         &mut self,
         player: &Player,
         request: &Request,
+        tape: &mut Tape,
         number: u32,
     ) -> Result<Option<Sampled>> {
         let policy = &player.policy;
@@ -276,8 +342,66 @@ impl Transcript {
         if room == 0 {
             return Ok(None);
         }
-        let unsent = self.unsent;
-        let append = self.current().token_ids[unsent..].to_vec();
+        let tokens_max = room.min(self.turn_tokens_max);
+        let recorded = tape.message(|said| {
+            let vocabulary = policy.config().vocab_size;
+            said.number == number
+                && (1..=tokens_max).contains(&said.token_ids.len())
+                && said.log_probs.len() == said.token_ids.len()
+                && said
+                    .log_kept_masses
+                    .as_ref()
+                    .is_none_or(|m| m.len() == said.token_ids.len())
+                && said.token_ids.iter().all(|id| (*id as usize) < vocabulary)
+        });
+        let message = match recorded {
+            Some(message) => message,
+            None => {
+                let message = self.sampled(player, request, number, tokens_max).await?;
+                tape.record(Event::Message(message.clone()));
+                self.given = start + message.token_ids.len();
+                message
+            }
+        };
+        let context = self.said;
+        let sequence = self.current();
+        sequence.token_ids.extend_from_slice(&message.token_ids);
+        let end = sequence.token_ids.len();
+        sequence.loss_mask.resize(end, true);
+        sequence
+            .sampled_log_probs
+            .extend_from_slice(&message.log_probs);
+        let masses = message.log_kept_masses;
+        if let Some(masses) = masses.filter(|_| player.rules.records_cuts) {
+            let all = sequence.log_kept_mass.get_or_insert_default();
+            all.resize(start, 0.0);
+            all.extend(masses);
+        }
+        self.said = end;
+        let text_ids = &message.token_ids[..message.token_ids.len() - usize::from(message.ended)];
+        Ok(Some(Sampled {
+            context: (context as u32, start as u32),
+            policy: (start as u32, end as u32),
+            text: policy.tokenizer().decode(text_ids, true),
+            token_ids: message.token_ids,
+            ended: message.ended,
+        }))
+    }
+
+    /// Has the engine write a message. It keeps what it sampled; the next one appends
+    /// behind it.
+    async fn sampled(
+        &mut self,
+        player: &Player,
+        request: &Request,
+        number: u32,
+        tokens_max: usize,
+    ) -> Result<Said> {
+        if player.cancel.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        let given = self.given;
+        let append = self.current().token_ids[given..].to_vec();
         let done = self
             .seat
             .turn(agentgym_model::Turn {
@@ -286,27 +410,36 @@ impl Transcript {
                 stream: request.stream,
                 turn: number,
                 sampling: request.sampling,
-                tokens_max: room.min(self.turn_tokens_max),
-                stop_ids: policy.eos_ids().to_vec(),
+                tokens_max,
+                stop_ids: player.policy.eos_ids().to_vec(),
             })
             .await?;
-        let ended = done.finish == agentgym_model::Finish::Eos;
-        // The engine keeps what it sampled; the next message appends behind it.
-        let sequence = self.current();
-        sequence.token_ids.extend_from_slice(&done.token_ids);
-        let end = sequence.token_ids.len();
-        sequence.loss_mask.resize(end, true);
-        sequence
-            .sampled_log_probs
-            .extend_from_slice(&done.log_probs);
-        self.unsent = end;
-        let text_ids = &done.token_ids[..done.token_ids.len() - usize::from(ended)];
-        Ok(Some(Sampled {
-            context: (unsent as u32, start as u32),
-            policy: (start as u32, end as u32),
-            text: policy.tokenizer().decode(text_ids, true),
+        Ok(Said {
+            number,
+            ended: done.finish == agentgym_model::Finish::Eos,
             token_ids: done.token_ids,
-            ended,
-        }))
+            log_probs: done.log_probs,
+            log_kept_masses: done.log_kept_masses,
+        })
     }
+}
+
+/// Works on a text of so many bytes where no other episode waits for it.
+async fn off_thread<T: Send + 'static>(
+    player: &Player,
+    bytes: usize,
+    work: impl FnOnce(&Policy) -> agentgym_model::Result<T> + Send + 'static,
+) -> Result<T> {
+    let alone = match bytes > KEPT_WHOLE {
+        // The semaphore is never closed.
+        true => LONG_TEXT.acquire().await.ok(),
+        false => None,
+    };
+    let policy = Arc::clone(&player.policy);
+    blocking(move || {
+        // Kept while the work goes on, also when nobody waits for it any more.
+        let _alone = alone;
+        Ok(work(&policy)?)
+    })
+    .await
 }

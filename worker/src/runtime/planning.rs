@@ -4,7 +4,7 @@
 use super::Worker;
 use crate::context::{Cause, Event};
 use crate::fleet::RunState;
-use crate::{Result, guard};
+use crate::{Result, guard, panics};
 use agentgym_jobs::pipeline::PartId;
 use agentgym_storage::RunId;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ impl Worker {
     pub(super) async fn plan_now_and_then(self: Arc<Self>) {
         let mut first = true;
         loop {
-            if let Err(e) = self.plan_all(std::mem::take(&mut first)).await {
+            if let Err(e) = panics::caught(self.plan_all(std::mem::take(&mut first))).await {
                 tracing::debug!("planning: {e}");
                 self.in_trouble(e).await;
             }

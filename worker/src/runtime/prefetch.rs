@@ -7,7 +7,7 @@ use super::Worker;
 use crate::attempt::{cache_bytes, input_cache};
 use crate::fleet::RunState;
 use crate::policies::{ADAPTER, POLICY};
-use crate::{Result, context::Resources};
+use crate::{Result, context::Resources, panics};
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_storage::{Inputs, Manifest, RunId};
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ impl Worker {
             let runs: Vec<_> = self.runs.lock().await.clone().into_iter().collect();
             for (run, state) in runs {
                 let known = fetched.get(&run).copied();
-                match self.prefetch(&state, known).await {
+                match panics::caught(self.prefetch(&state, known)).await {
                     Ok(Some(iteration)) => _ = fetched.insert(run, iteration),
                     Ok(None) => {}
                     Err(e) => tracing::debug!(%run, "no policy was fetched ahead: {e}"),
@@ -149,6 +149,7 @@ mod tests {
             policies: crate::policies::Policies::default(),
             critics: crate::policies::Critics::default(),
             environments: crate::environments::Environments::default(),
+            drain_grace: crate::DRAIN_GRACE,
         };
         assert!(fetch(&resources, &inputs, &manifest).await.unwrap());
         let gets = store.requests().gets;

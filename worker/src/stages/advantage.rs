@@ -17,7 +17,8 @@ use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_jobs::records::{EpisodeLogProbs, LogProbs, Values};
 use agentgym_storage::Outputs;
-use credit::{Credit, Given, KlState};
+use credit::{Credit, KlState};
+pub(super) use credit::{Given, behaviour, compared, is_masked};
 use std::collections::BTreeMap;
 
 /// An episode with its recomputed streams.

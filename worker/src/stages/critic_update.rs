@@ -4,7 +4,7 @@
 //! beside it.
 
 use super::training::{
-    ADAM_EPS, OPTIMIZER, denominators, optimizer_of, options, upload_critic, wide,
+    ADAM_EPS, Brakes, OPTIMIZER, denominators, optimizer_of, options, upload_critic, wide,
 };
 use super::{blocking, read};
 use crate::metrics::{self, mean, write_json};
@@ -89,8 +89,13 @@ struct Trained {
     seconds: f64,
 }
 
+const BRAKES: Brakes = Brakes {
+    lr: "critic.optim.lr",
+    grad_clip: "critic.grad_clip",
+};
+
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
-    let plan = Arc::clone(&context.plan);
+    let (plan, id) = (Arc::clone(&context.plan), context.part.id);
     let Batch::V1(batch) = read(&context.inputs, "batch", "batch.bin").await?;
     let CriticTargets::V1(targets) = read(&context.inputs, "batch", "targets.bin").await?;
     let critic = super::critic(context, CRITIC).await?;
@@ -125,13 +130,18 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 let minibatch = Minibatch::new(&batch, &targets, slots, &settings)?;
                 tokens += minibatch.tokens();
                 let _call = beat.busy();
-                steps.push(minibatch.train(&mut trainer, &settings, (epoch, index), &options)?);
+                let step = minibatch.train(&mut trainer, &settings, (epoch, index), &options);
+                let place = || format!("optimizer step {} of {total} of {id}", steps.len() + 1);
+                let step = step.map_err(BRAKES.failed(place))?;
+                steps.push(step);
                 beat.progress(steps.len() as u64, total, "optimizer steps");
             }
         }
         let seconds = start.elapsed().as_secs_f64();
-        trainer.critic()?.save(&scratch.join(CRITIC))?;
-        trainer.save_optimizer(&scratch.join(OPTIMIZER))?;
+        let saved = (trainer.critic())
+            .and_then(|critic| critic.save(&scratch.join(CRITIC)))
+            .and_then(|()| trainer.save_optimizer(&scratch.join(OPTIMIZER)));
+        saved.map_err(|e| BRAKES.failed(|| id.to_string())(e.into()))?;
         Ok(Trained {
             critic: trainer.into_critic()?,
             record: Record {

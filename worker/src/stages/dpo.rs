@@ -4,7 +4,9 @@
 //! are used and nowhere else; a pair never falls apart into two gradient units.
 
 use super::blocking;
-use super::training::{ADAM_EPS, optimizer_folder, policy_options, resume, save, upload, wide};
+use super::training::{
+    ADAM_EPS, Brakes, optimizer_folder, policy_options, resume, save, upload, wide,
+};
 use crate::demonstrations::Encoded;
 use crate::metrics::{self, mean};
 use crate::pairs::Pair;
@@ -20,7 +22,7 @@ use agentgym_model::{
     AdamW, ComputeOptions, Policy, ScoreRequest, StepReport, TrainSequence, Trainer, Unit,
     UnitCoefficients, UnitStreams, score,
 };
-use agentgym_storage::{LocalFolder, Outputs};
+use agentgym_storage::{Inputs, LocalFolder, Outputs};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -35,7 +37,7 @@ pub(super) const PAIRS: &str = "pairs.json";
 const POINTS_MAX: usize = 50;
 
 /// Log-probs are those of the plain distribution.
-const TEMPERATURE: f64 = 1.0;
+pub(super) const TEMPERATURE: f64 = 1.0;
 
 /// `metrics.json` of a part: means over its steps.
 #[derive(Debug, Serialize)]
@@ -80,12 +82,16 @@ struct Example {
     reference: [f64; 2],
 }
 
+const BRAKES: Brakes = Brakes {
+    lr: "dpo.lr",
+    grad_clip: "dpo.grad_clip",
+};
+
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let plan = Arc::clone(&context.plan);
-    let steps = plan.dpo_steps(context.part.id.part);
-    let bytes = context.inputs.bytes("init", PAIRS).await?;
-    let pairs: Vec<Pair> =
-        serde_json::from_slice(&bytes).map_err(|e| Error::stage(format!("{PAIRS}: {e}")))?;
+    let id = context.part.id;
+    let steps = plan.dpo_steps(id.part);
+    let pairs = pairs(&context.inputs).await?;
     let policy = super::policy(context, POLICY).await?;
     let reference = super::plain_policy(context, "reference").await?;
     let optimizer = optimizer_folder(context, Stage::Dpo).await?;
@@ -127,17 +133,13 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             let unit_tokens = plan.config.jobs.unit_tokens;
             let lr = rate.at(step + 1);
             let _call = beat.busy();
-            results.push(train(
-                &mut trainer,
-                &batch,
-                loss,
-                (lr, unit_tokens),
-                &options,
-            )?);
+            let result = train(&mut trainer, &batch, loss, (lr, unit_tokens), &options);
+            let place = || format!("optimizer step {} of dpo ({id})", step + 1);
+            results.push(result.map_err(BRAKES.failed(place))?);
             beat.progress(results.len() as u64, span.len() as u64, "optimizer steps");
         }
         let seconds = start.elapsed().as_secs_f64();
-        save(&mut trainer, &scratch)?;
+        save(&mut trainer, &scratch).map_err(BRAKES.failed(|| id.to_string()))?;
         Ok((trainer.into_policy()?, results, seconds))
     })
     .await?;
@@ -147,6 +149,12 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let mut report = Report::default();
     report.tokens("trained", metrics.trained_tokens as u64, seconds);
     Ok(report)
+}
+
+/// The pairs that `init` made.
+pub(super) async fn pairs(inputs: &Inputs) -> Result<Vec<Pair>> {
+    let bytes = inputs.bytes("init", PAIRS).await?;
+    serde_json::from_slice(&bytes).map_err(|e| Error::stage(format!("{PAIRS}: {e}")))
 }
 
 /// Where the order of the pairs comes from.
@@ -161,7 +169,7 @@ pub(super) fn order_key(seed: u64) -> StreamKey {
 }
 
 /// The pairs of a step: each pass takes every pair once, in an order of its own.
-fn picks(plan: &Plan, pairs: usize, step: u32) -> Vec<usize> {
+pub(super) fn picks(plan: &Plan, pairs: usize, step: u32) -> Vec<usize> {
     let size = plan.config.dpo.batch_size;
     let seed = super::head(&order_key(plan.config.run.seed).stream());
     let mut order: Option<(u64, Vec<u32>)> = None;
@@ -182,12 +190,8 @@ fn picks(plan: &Plan, pairs: usize, step: u32) -> Vec<usize> {
         .collect()
 }
 
-fn example(
-    plan: &Plan,
-    pair: &Pair,
-    reference: &Policy,
-    options: &ComputeOptions<'_>,
-) -> Result<Example> {
+/// Chosen and rejected answer as the model reads them.
+pub(super) fn encoded(plan: &Plan, pair: &Pair, policy: &Policy) -> Result<[Encoded; 2]> {
     const KEY: &str = "dpo.max_length";
     let limit = plan.config.dpo.max_length;
     let encode = |chosen: bool| {
@@ -197,9 +201,18 @@ fn example(
             "rejected answer"
         };
         let conversation = pair.conversation(chosen);
-        conversation.encode_below(reference, what, (KEY, limit))
+        conversation.encode_below(policy, what, (KEY, limit))
     };
-    let answers = [encode(true)?, encode(false)?];
+    Ok([encode(true)?, encode(false)?])
+}
+
+fn example(
+    plan: &Plan,
+    pair: &Pair,
+    reference: &Policy,
+    options: &ComputeOptions<'_>,
+) -> Result<Example> {
+    let answers = encoded(plan, pair, reference)?;
     let requests = [request(&answers[0]), request(&answers[1])];
     let scores = score(reference, &requests, TEMPERATURE, options)?;
     let log_prob =
@@ -274,7 +287,7 @@ fn train(
     Ok(StepResult {
         lr,
         sums: total,
-        grad_norm: Some(grad_norm).filter(|g| g.is_finite()).unwrap_or(0.0),
+        grad_norm,
         non_finite: skipped_non_finite,
         tokens: lengths.iter().sum(),
     })
@@ -310,12 +323,17 @@ fn unit_coefficients(
     Ok((rows, sums))
 }
 
+/// The steps that were taken: of the others only their number says anything.
+fn finite(results: &[StepResult]) -> impl Iterator<Item = &StepResult> {
+    results.iter().filter(|result| !result.non_finite)
+}
+
 fn summarise(first: u32, results: &[StepResult]) -> Metrics {
-    let average = |value: fn(&StepResult) -> f64| mean(results.iter().map(value));
+    let taken = || finite(results);
+    let average = |value: fn(&StepResult) -> f64| mean(taken().map(value));
     let share = |sum: f64, pairs: usize| sum / pairs.max(1) as f64;
-    let rewards = |pick: fn(&DpoSums) -> f64| {
-        mean(results.iter().map(|r| share(pick(&r.sums), r.sums.pairs)))
-    };
+    let rewards =
+        |pick: fn(&DpoSums) -> f64| mean(taken().map(|r| share(pick(&r.sums), r.sums.pairs)));
     let size = results.len().div_ceil(POINTS_MAX).max(1);
     let mut step = first;
     let curve = results
@@ -324,8 +342,8 @@ fn summarise(first: u32, results: &[StepResult]) -> Metrics {
             step += chunk.len() as u32;
             Point {
                 step,
-                loss: mean(chunk.iter().map(|r| r.sums.loss)),
-                accuracy: mean(chunk.iter().map(|r| r.sums.accuracy())),
+                loss: mean(finite(chunk).map(|r| r.sums.loss)),
+                accuracy: mean(finite(chunk).map(|r| r.sums.accuracy())),
                 lr: mean(chunk.iter().map(|r| r.lr)),
             }
         })

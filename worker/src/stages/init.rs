@@ -103,14 +103,7 @@ async fn critic(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
     let critic = blocking(move || {
         let critic = match plan.config.critic.model.path.as_deref() {
             None => Critic::new(&start)?,
-            Some(path) => match preset(&plan, CRITIC_KEY, path, &device)? {
-                Some(trunk) => Critic::new(&trunk)?,
-                None => {
-                    let critic = Critic::load(&local_folder(CRITIC_KEY, path)?, &device)?;
-                    same_tokens(CRITIC_KEY, path, critic.vocab_size(), &start)?;
-                    critic
-                }
-            },
+            Some(path) => named_critic(&plan, path, &start, &device)?,
         };
         critic.save(&folder)?;
         Ok(critic)
@@ -120,6 +113,19 @@ async fn critic(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
     report.set("parameters", critic.parameter_count());
     upload_critic(context, outputs, critic).await?;
     Ok(report)
+}
+
+/// The critic of `critic.model.path`.
+fn named_critic(plan: &Plan, path: &str, start: &Policy, device: &Device) -> Result<Critic> {
+    if let Some(trunk) = preset(plan, CRITIC_KEY, path, device)? {
+        return Ok(Critic::new(&trunk)?);
+    }
+    let critic = Critic::load(&local_folder(CRITIC_KEY, path)?, device)?;
+    same_tokens(CRITIC_KEY, path, critic.vocab_size(), start)?;
+    Ok(match says_dtype(plan) {
+        true => critic.saying_float32(),
+        false => critic,
+    })
 }
 
 /// Models that read each other's token ids must have as many of them.
@@ -208,10 +214,20 @@ fn initial(plan: &Plan, device: &Device) -> Result<Policy> {
 
 /// The model that `key` names by `path`.
 fn load(plan: &Plan, key: &str, path: &str, device: &Device) -> Result<Policy> {
-    match preset(plan, key, path, device)? {
-        Some(policy) => Ok(policy),
-        None => Ok(Policy::load(&local_folder(key, path)?, device)?),
-    }
+    let policy = match preset(plan, key, path, device)? {
+        Some(policy) => policy,
+        None => Policy::load(&local_folder(key, path)?, device)?,
+    };
+    Ok(match says_dtype(plan) {
+        true => policy.saying_float32(),
+        false => policy,
+    })
+}
+
+/// Whether the run's models say in `config.json` that they are saved as float32.
+/// Those of older plans repeat what the start folder says.
+fn says_dtype(plan: &Plan) -> bool {
+    plan.format >= 2
 }
 
 /// A small model with random weights and a tokenizer of its own, where `path`

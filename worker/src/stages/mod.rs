@@ -8,6 +8,7 @@ mod critic_update;
 mod dpo;
 mod evaluate;
 pub mod expire;
+pub mod export;
 mod filter;
 mod init;
 mod log_probs;

@@ -1,30 +1,28 @@
 //! Plays a list of episodes: what `rollout` and `evaluate` have in common.
 //!
-//! Finished episodes are journalled now and then, so a part that is cut off
-//! loses the episodes in flight and no others; what the next attempt plays
-//! again comes out the same, token for token (I7).
+//! All that happens in the episodes is journalled now and then, so a part that is
+//! cut off loses what came after the last segment and nothing else, and one that is
+//! asked to end loses nothing that it can finish in time. The next attempt goes on from
+//! there; what it has to sample again comes out the same, token for token (I7).
 
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::episode::{Player, Request, Rules};
 use crate::policies::POLICY;
-use crate::{Error, Report, Result, StageContext};
+use crate::turn_journal::TurnJournal;
+use crate::{Error, Report, Result, StageContext, panics};
 use agentgym_envs::FaultKind;
-use agentgym_jobs::codec::{decode, encode};
 use agentgym_jobs::episode::{Episode, Episodes, Outcome};
-use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 
 /// Episodes in flight per row that the decoder has: while some wait for their
 /// environment, others keep the rows busy.
 const EPISODES_PER_ROW: usize = 2;
-
-/// Most episodes in one segment of the journal, which is read in one piece.
-const SEGMENT_EPISODES: usize = 64;
 
 /// How often it is looked whether environments make their callers wait.
 const TROUBLE_EVERY: Duration = Duration::from_secs(3);
@@ -42,6 +40,7 @@ pub(super) fn rules(context: &StageContext, rounds_max: u32) -> Rules {
         deadline: Duration::from_secs_f64(rollout.episode_deadline_s),
         fault_retries: rollout.fault_retries,
         gym: config.actor_rollout_ref.agentgym.clone(),
+        records_cuts: context.plan.format >= 2,
     }
 }
 
@@ -50,63 +49,92 @@ pub(super) fn rules(context: &StageContext, rounds_max: u32) -> Rules {
 ///
 /// # Errors
 /// The environment cannot be reached, the worker drains, or a task does not
-/// fit. Finished episodes are journalled before that is reported.
+/// fit. What was played is journalled before that is reported.
 pub(super) async fn all(
     context: &mut StageContext,
     requests: Vec<Request>,
     rules: Rules,
 ) -> Result<(Vec<Episode>, Report)> {
     let start = Instant::now();
-    let mut finished = replayed(context, &requests)?;
-    let replayed_count = finished.len();
+    let mut journal = TurnJournal::read(context, requests.iter().map(Into::into))?;
+    let mut finished = journal.take_finished();
     let player = player(context, &requests, rules).await?;
-    let todo: Vec<Request> = requests
-        .into_iter()
-        .filter(|r| !finished.contains_key(&(r.group, r.sample)))
-        .collect();
-    let total = (todo.len() + replayed_count) as u64;
+    let total = requests.len() as u64;
+
+    let mut todo = Vec::new();
+    for request in requests {
+        let key = (request.group, request.sample);
+        if finished.contains_key(&key) {
+            continue;
+        }
+        let mut tape = journal.tape(request.group, request.sample);
+        // Takes neither the decoder nor an environment.
+        if tape.is_whole() {
+            let episode = player.play(&request, &mut tape).await?;
+            finished.insert(key, episode);
+            context.beat.tick();
+        } else {
+            todo.push((request, tape));
+        }
+    }
+    let replayed_count = finished.len();
 
     let jobs = &context.plan.config.jobs;
-    let places = jobs.decode_rows * context.resources.threads.max(1) * EPISODES_PER_ROW;
+    let rows = jobs
+        .decode_rows
+        .saturating_mul(context.resources.threads.max(1));
+    let places = rows.saturating_mul(EPISODES_PER_ROW).min(todo.len());
     let places = Arc::new(Semaphore::new(places.max(1)));
     let mut playing = JoinSet::new();
-    for request in todo {
+    for (request, mut tape) in todo {
         let (player, places) = (Arc::clone(&player), Arc::clone(&places));
         playing.spawn(async move {
+            // Where few sessions are opened at a time episodes wait here, before their deadline runs.
+            let environment = player.environments.get(&request.task.env);
+            let _turn = match environment {
+                Some(environment) => environment.turn().await,
+                None => None,
+            };
             // The semaphore is never closed.
             let _place = places.acquire().await;
-            player.play(&request).await
+            player.play(&request, &mut tape).await
         });
     }
 
     let mut interval =
         tokio::time::interval(Duration::from_secs_f64(jobs.journal_interval_s.max(0.1)));
+    // However long a segment takes to write, the next one comes an interval later.
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut environments = tokio::time::interval(TROUBLE_EVERY);
     environments.tick().await;
-    let mut unsaved: Vec<Episode> = Vec::new();
     let mut failure: Option<Error> = None;
-    let cancel = context.cancel.clone();
+    let (cancel, grace) = (context.cancel.clone(), context.resources.drain_grace);
+    let out_of_time = async {
+        cancel.cancelled().await;
+        tokio::time::sleep(grace).await;
+    };
+    tokio::pin!(out_of_time);
+    let sampled = || player.decoder.sampled_tokens();
     loop {
         tokio::select! {
-            () = cancel.cancelled() => {
+            () = &mut out_of_time => {
                 failure = Some(Error::Cancelled);
                 break;
             }
-            _ = interval.tick() => save(context, &mut unsaved).await?,
+            _ = interval.tick() => {
+                journal.save(context, sampled, false).await?;
+            }
             _ = environments.tick() => tell_trouble(context, &player),
             ended = playing.join_next() => match ended {
                 None => break,
                 Some(Ok(Ok(episode))) => {
-                    // A fault is not journalled: the next attempt may fare better.
-                    if episode.outcome != Outcome::EnvFault {
-                        unsaved.push(episode.clone());
-                    }
                     finished.insert((episode.group, episode.sample), episode);
                     context.beat.progress_with(finished.len() as u64, total, "episodes", || {
-                        let tokens = player.decoder.sampled_tokens() as f64;
-                        vec![("tokens/s", tokens / start.elapsed().as_secs_f64().max(1e-9))]
+                        vec![("tokens/s", sampled() as f64 / start.elapsed().as_secs_f64().max(1e-9))]
                     });
                 }
+                // The worker drains: the others finish their turns.
+                Some(Ok(Err(Error::Cancelled))) => failure = Some(Error::Cancelled),
                 // The others may finish: what they play is not lost.
                 Some(Ok(Err(error @ Error::Environment(_)))) => {
                     failure.get_or_insert(error);
@@ -115,25 +143,26 @@ pub(super) async fn all(
                     failure = Some(error);
                     break;
                 }
-                Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                Some(Err(error)) if error.is_panic() => {
+                    failure = Some(Error::Internal(panics::message(&*error.into_panic())));
+                    break;
+                }
                 Some(Err(_)) => {}
             },
         }
     }
     playing.shutdown().await;
     if let Some(error) = failure {
-        save(context, &mut unsaved).await?;
+        journal.save(context, sampled, true).await?;
+        journal.report(sampled(), &mut context.measured);
         return Err(error);
     }
 
     let episodes: Vec<Episode> = finished.into_values().collect();
     refuse_if_all_failed(&player, &episodes)?;
     let mut report = Report::default();
-    let (tokens, wall_s) = (
-        player.decoder.sampled_tokens(),
-        start.elapsed().as_secs_f64(),
-    );
-    report.tokens("sampled", tokens, wall_s);
+    report.tokens("sampled", sampled(), start.elapsed().as_secs_f64());
+    journal.report(sampled(), &mut report);
     report.set("policy_s", player.decoder.busy_s());
     report.set("env_s", player.env_us.load(Ordering::Relaxed) as f64 / 1e6);
     report.set("episodes_replayed", replayed_count);
@@ -163,6 +192,7 @@ fn environment_report(player: &Player, report: &mut Report) {
     report.set("env_call_faults", serde_json::json!(faults));
     report.set("env_sessions_leaked", leaked);
     report.set("episodes_taken_up", player.taken_up.load(Ordering::Relaxed));
+    report.set("episodes_resumed", player.resumed.load(Ordering::Relaxed));
 }
 
 /// Calls are repeated with back-off for a while before anything fails: people
@@ -196,23 +226,6 @@ fn refuse_if_all_failed(player: &Player, episodes: &[Episode]) -> Result<()> {
     Ok(())
 }
 
-/// The episodes that earlier attempts finished, as far as they are asked for.
-fn replayed(context: &StageContext, requests: &[Request]) -> Result<BTreeMap<(u32, u32), Episode>> {
-    let mut finished = BTreeMap::new();
-    for segment in &context.replayed {
-        for episode in decode::<Episodes>(segment)?.into_vec() {
-            let key = (episode.group, episode.sample);
-            if requests
-                .iter()
-                .any(|r| (r.group, r.sample) == key && r.task == episode.task)
-            {
-                finished.insert(key, episode);
-            }
-        }
-    }
-    Ok(finished)
-}
-
 async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> Result<Arc<Player>> {
     let (plan, resources) = (&context.plan, &context.resources);
     let policy = super::policy(context, POLICY).await?;
@@ -243,20 +256,9 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
         beat: context.beat.clone(),
         env_us: AtomicU64::new(0),
         taken_up: AtomicU64::new(0),
+        resumed: AtomicU64::new(0),
+        cancel: context.cancel.clone(),
     }))
-}
-
-async fn save(context: &mut StageContext, unsaved: &mut Vec<Episode>) -> Result<()> {
-    while !unsaved.is_empty() {
-        let some = unsaved
-            .drain(..unsaved.len().min(SEGMENT_EPISODES))
-            .collect();
-        context
-            .journal
-            .append(Bytes::from(encode(&Episodes::V1(some))?))
-            .await?;
-    }
-    Ok(())
 }
 
 /// Refuses an episode that no reader could rely on.
@@ -264,5 +266,5 @@ pub(super) fn checked(episodes: Vec<Episode>) -> Result<Episodes> {
     for episode in &episodes {
         episode.check().map_err(Error::Stage)?;
     }
-    Ok(Episodes::V1(episodes))
+    Ok(Episodes::of(episodes))
 }

@@ -3,7 +3,8 @@
 //! thread or an attempt cannot show in them: the functions that make the
 //! requests are not told.
 
-use super::sft::mixture::{pick_key, source_key};
+use super::sft::held_out::split_key;
+use super::sft::mixture::{pass_key, pick_key, source_key};
 use super::testing::plan_of;
 use super::{dpo, evaluate, head, init, rollout};
 use crate::episode::Request;
@@ -127,9 +128,12 @@ fn others(plan: &Plan) -> Vec<[u8; 32]> {
     let picks = u64::from(plan.config.sft.steps) * plan.config.sft.batch_size as u64;
     let sources = plan.config.sft.sources.len();
     let pairs = dpo::order_key(seed).stream();
+    let passes = pass_key(seed).stream();
+    let splits = (0..sources).map(|index| split_key(seed, index).stream());
     let orders = (0..sources)
         .map(|index| head(&source_key(seed, 0, index).stream()))
-        .chain([head(&pairs)]);
+        .chain(splits.clone().map(|split| head(&split)))
+        .chain([head(&pairs), head(&passes)]);
     let shuffles = (0..plan.config.data.tasks.len())
         .map(|source| plan.tasks.shuffle_seed(source))
         .chain(orders)
@@ -140,7 +144,8 @@ fn others(plan: &Plan) -> Vec<[u8; 32]> {
     picks
         .chain(sources)
         .chain(shuffles)
-        .chain([weights, pairs])
+        .chain(splits)
+        .chain([weights, pairs, passes])
         .collect()
 }
 

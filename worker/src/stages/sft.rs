@@ -4,10 +4,13 @@
 //! number, so parts can be cut anywhere and a step never depends on who made
 //! the one before it. The loss is the mean over the step's own reply tokens.
 
+pub(super) mod held_out;
 pub(super) mod mixture;
 
 use super::blocking;
-use super::training::{ADAM_EPS, optimizer_folder, policy_options, resume, save, upload, wide};
+use super::training::{
+    ADAM_EPS, Brakes, optimizer_folder, policy_options, resume, save, upload, wide,
+};
 use crate::demonstrations::Encoded;
 use crate::metrics::{self, mean};
 use crate::policies::POLICY;
@@ -18,7 +21,8 @@ use agentgym_algorithms::{LearningRate, LearningRateStyle};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{
-    AdamW, ComputeOptions, StepReport, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams,
+    AdamW, ComputeOptions, Policy, StepReport, TrainSequence, Trainer, Unit, UnitCoefficients,
+    UnitStreams,
 };
 use agentgym_storage::{LocalFolder, Outputs};
 use mixture::Mixture;
@@ -40,6 +44,33 @@ struct Metrics {
     trained_tokens: usize,
     loss_tokens: usize,
     curve: Vec<Point>,
+    /// Steps whose gradient was not finite: they changed nothing and are in no mean.
+    #[serde(skip_serializing_if = "crate::metrics::is_zero")]
+    non_finite_steps: usize,
+    #[serde(flatten)]
+    validation: Option<Validation>,
+}
+
+/// What the rows say that are never trained on.
+#[derive(Debug, Serialize)]
+struct Validation {
+    validation_conversations: usize,
+    validation_tokens: usize,
+    /// The last one of the part, nats per reply token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    validation_loss: Option<f64>,
+    /// Before the first step of all, after each pass, and at the end of the part.
+    validation: Vec<ValidationPoint>,
+}
+
+#[derive(Debug, Serialize)]
+struct ValidationPoint {
+    /// Steps before it.
+    step: u32,
+    /// Passes over the rows before it, where the run makes whole ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    epoch: Option<f64>,
+    validation_loss: f64,
 }
 
 /// Means over some neighbouring steps.
@@ -56,15 +87,21 @@ struct StepResult {
     lr: f64,
     loss: f64,
     grad_norm: f64,
+    non_finite: bool,
     tokens: usize,
     loss_tokens: usize,
 }
+
+const BRAKES: Brakes = Brakes {
+    lr: "sft.lr",
+    grad_clip: "sft.grad_clip",
+};
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let plan = Arc::clone(&context.plan);
     let id = context.part.id;
     let steps = plan.sft_steps(id.iteration, id.part);
-    let mut mixture = Mixture::open(context, &plan).await?;
+    let mut mixture = Mixture::open(&context.inputs, &plan, id.iteration).await?;
     let policy = super::policy(context, POLICY).await?;
     let optimizer = optimizer_folder(context, Stage::Sft).await?;
     let (threads, beat, cancel) = (
@@ -73,7 +110,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         context.cancel.clone(),
     );
     let scratch = context.scratch.clone();
-    let (policy, results, seconds) = blocking(move || {
+    let (policy, results, validation, seconds) = blocking(move || {
         let sft = &plan.config.sft;
         let adamw = AdamW {
             betas: sft.betas,
@@ -86,9 +123,30 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let start = Instant::now();
         let tick = || beat.tick();
         let options = policy_options(&plan, threads, &tick);
-        let rate = schedule(&plan, id.iteration);
+        // Rows that were left out make passes shorter than planned.
+        let all = mixture.steps().unwrap_or(plan.sft_steps_of(id.iteration));
+        let steps = steps.start.min(all)..steps.end.min(all);
+        let rate = schedule(&plan, all);
         rate.validate()?;
         let mut results = Vec::with_capacity(steps.len());
+        let held_out = mixture.held_out(&policy, sft.max_length)?;
+        let (mut points, mut measured_s) = (Vec::new(), 0.0);
+        let mut measure = |policy: &Policy, step: u32, epoch: Option<f64>| -> Result<()> {
+            let before = Instant::now();
+            if !held_out.is_empty() {
+                let _call = beat.busy();
+                points.push(ValidationPoint {
+                    step,
+                    epoch,
+                    validation_loss: held_out::loss(policy, &held_out, &options)?,
+                });
+            }
+            measured_s += before.elapsed().as_secs_f64();
+            Ok(())
+        };
+        if id.part == 0 {
+            measure(&policy, 0, mixture.passes_before(0))?;
+        }
         mixture.skip_to(steps.start);
         for step in steps.clone() {
             if cancel.is_cancelled() {
@@ -96,24 +154,37 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             }
             let batch = mixture.batch(&policy, sft.max_length)?;
             let _call = beat.busy();
-            results.push(train(
+            let result = train(
                 &mut trainer,
                 &batch,
                 rate.at(step + 1),
                 plan.config.jobs.unit_tokens,
                 &options,
-            )?);
+            );
+            let place = || format!("optimizer step {} of sft ({id})", step + 1);
+            results.push(result.map_err(BRAKES.failed(place))?);
             let (done, total) = (results.len() as u64, steps.len() as u64);
             beat.progress_with(done, total, "optimizer steps", || figures(&results, start));
+            let passes = mixture.passes_before(step + 1);
+            let ends_one = passes.is_some_and(|passes| passes.fract() == 0.0);
+            if !held_out.is_empty() && (ends_one || step + 1 == steps.end) {
+                measure(&trainer.policy()?, step + 1, passes)?;
+            }
         }
-        let seconds = start.elapsed().as_secs_f64();
-        save(&mut trainer, &scratch)?;
-        Ok((trainer.into_policy()?, results, seconds))
+        let seconds = start.elapsed().as_secs_f64() - measured_s;
+        let validation = (!held_out.is_empty()).then(|| Validation {
+            validation_conversations: held_out.len(),
+            validation_tokens: held_out.iter().map(Encoded::loss_tokens).sum(),
+            validation_loss: points.last().map(|point| point.validation_loss),
+            validation: points,
+        });
+        save(&mut trainer, &scratch).map_err(BRAKES.failed(|| id.to_string()))?;
+        Ok((trainer.into_policy()?, results, validation, seconds))
     })
     .await?;
     upload(context, outputs, policy).await?;
     let first = context.plan.sft_steps(id.iteration, id.part).start;
-    let metrics = summarise(first, &results);
+    let metrics = summarise(first, &results, validation);
     metrics::write(outputs, &metrics).await?;
     let mut report = Report::default();
     report.tokens("trained", metrics.trained_tokens as u64, seconds);
@@ -134,12 +205,12 @@ fn figures(results: &[StepResult], start: Instant) -> Vec<(&'static str, f64)> {
     ]
 }
 
-fn schedule(plan: &Plan, iteration: u32) -> LearningRate {
+pub(super) fn schedule(plan: &Plan, steps: u32) -> LearningRate {
     let sft = &plan.config.sft;
     LearningRate {
         base: sft.lr,
         warmup_iterations: sft.warmup_steps,
-        total_iterations: plan.sft_steps_of(iteration),
+        total_iterations: steps,
         style: LearningRateStyle::Cosine,
         min_lr_ratio: sft.min_lr_ratio,
     }
@@ -211,17 +282,18 @@ fn train(
     Ok(StepResult {
         lr,
         loss,
-        grad_norm: if grad_norm.is_finite() {
-            grad_norm
-        } else {
-            0.0
-        },
+        grad_norm,
+        non_finite: skipped_non_finite,
         tokens: lengths.iter().sum(),
         loss_tokens: denominator.loss_tokens,
     })
 }
 
-fn summarise(first: u32, results: &[StepResult]) -> Metrics {
+/// Means over the steps that were taken.
+fn summarise(first: u32, results: &[StepResult], validation: Option<Validation>) -> Metrics {
+    let average = |steps: &[StepResult], value: fn(&StepResult) -> f64| {
+        mean(steps.iter().filter(|s| !s.non_finite).map(value))
+    };
     let size = results.len().div_ceil(POINTS_MAX).max(1);
     let mut step = first;
     let curve = results
@@ -230,19 +302,21 @@ fn summarise(first: u32, results: &[StepResult]) -> Metrics {
             step += chunk.len() as u32;
             Point {
                 step,
-                loss: mean(chunk.iter().map(|r| r.loss)),
-                grad_norm: mean(chunk.iter().map(|r| r.grad_norm)),
+                loss: average(chunk, |r| r.loss),
+                grad_norm: average(chunk, |r| r.grad_norm),
                 lr: mean(chunk.iter().map(|r| r.lr)),
             }
         })
         .collect();
     Metrics {
         steps: (first, first + results.len() as u32),
-        loss: mean(results.iter().map(|r| r.loss)),
-        grad_norm: mean(results.iter().map(|r| r.grad_norm)),
+        loss: average(results, |r| r.loss),
+        grad_norm: average(results, |r| r.grad_norm),
         trained_tokens: results.iter().map(|r| r.tokens).sum(),
         loss_tokens: results.iter().map(|r| r.loss_tokens).sum(),
         curve,
+        non_finite_steps: results.iter().filter(|r| r.non_finite).count(),
+        validation,
     }
 }
 

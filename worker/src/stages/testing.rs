@@ -52,6 +52,7 @@ pub(crate) fn episode(group: u32, sample: u32, outcome: Outcome, reward: f64) ->
         token_ids: vec![1, 2, 3, 4, 5, 6],
         loss_mask,
         sampled_log_probs,
+        log_kept_mass: None,
     };
     Episode {
         task: Task {

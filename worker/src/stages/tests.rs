@@ -4,12 +4,14 @@
 use super::testing::plan_of;
 use crate::context::{Beat, Event, Resources};
 use crate::{Error, Report, StageContext, stages};
+use agentgym_jobs::codec::{decode, encode};
+use agentgym_jobs::episode::Episodes;
+use agentgym_jobs::journal::{Event as TurnEvent, Segment};
 use agentgym_jobs::pipeline::{Input, Part, PartId, Stage, parts, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_model::Device;
 use agentgym_storage::{
     Artifact, AttemptId, Committed, InputRef, Inputs, Journal, Manifest, Outputs, Slot, Store,
-    nonce,
 };
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -53,6 +55,7 @@ impl Bench {
                 policies: Default::default(),
                 critics: Default::default(),
                 environments: Default::default(),
+                drain_grace: crate::DRAIN_GRACE,
             }),
             cache: tempfile::tempdir().unwrap(),
             attempts: Default::default(),
@@ -69,6 +72,13 @@ impl Bench {
         }
     }
 
+    /// Of the last attempt begun.
+    fn attempt_id(&self) -> AttemptId {
+        let number = self.attempts.get();
+        let nonce = format!("{number:08x}");
+        AttemptId { number, nonce }
+    }
+
     async fn manifest(&self, id: PartId) -> Manifest {
         self.store.manifest(&self.slot(id)).await.unwrap().unwrap()
     }
@@ -80,10 +90,7 @@ impl Bench {
         events: broadcast::Sender<Event>,
     ) -> crate::Result<(Vec<Artifact>, Report)> {
         self.attempts.set(self.attempts.get() + 1);
-        let attempt = AttemptId {
-            number: self.attempts.get(),
-            nonce: nonce(),
-        };
+        let attempt = self.attempt_id();
         let slot = self.slot(part.id);
         let mut inputs = Vec::new();
         for Input { name, from } in &part.inputs {
@@ -104,6 +111,7 @@ impl Bench {
             journal: Journal::open(self.store.clone(), slot.clone(), attempt.clone()),
             replayed: Journal::replay(&self.store, &slot).await?,
             scratch,
+            measured: Report::default(),
         };
         let mut outputs = Outputs::new(self.store.clone(), slot, attempt);
         let report = stages::run(part.id.stage, &mut context, &mut outputs).await?;
@@ -126,11 +134,7 @@ impl Bench {
             seed: self.plan.config.run.seed,
             numeric_class: "test".into(),
             code_version: "test".into(),
-            ..Manifest::new(
-                self.slot(part.id),
-                AttemptId::new(self.attempts.get()),
-                outputs,
-            )
+            ..Manifest::new(self.slot(part.id), self.attempt_id(), outputs)
         };
         assert!(matches!(
             self.store.commit(&manifest).await.unwrap(),
@@ -174,6 +178,57 @@ async fn whole_run(bench: &Bench, stop: Option<PartId>) -> BTreeMap<String, Stri
         }
     }
     digests
+}
+
+/// Whatever is trained: nothing is left for a commit, the step is named and what to turn down.
+#[tokio::test(flavor = "multi_thread")]
+async fn training_that_comes_to_no_model_names_the_step_and_gives_up() {
+    let (actor, critic) = ("actor_rollout_ref.actor.optim.lr", "critic.optim.lr");
+    let no_sft = "sft.steps=0";
+    for (id, overrides, place, key) in [
+        (
+            "0/sft/0",
+            &["sft.warmup_steps=0"][..],
+            "optimizer step 1 of sft",
+            "sft.lr",
+        ),
+        ("1/update/0", &[no_sft], "optimizer step 1 of 4", actor),
+        (
+            "1/update/0",
+            &[no_sft, "jobs.update_shards=2"],
+            "optimizer step 1 of 4",
+            actor,
+        ),
+        (
+            "1/critic_update/0",
+            &[no_sft, "algorithm.adv_estimator=gae"],
+            "optimizer step 1 of 4",
+            critic,
+        ),
+    ] {
+        let id: PartId = id.parse().unwrap();
+        let mut bench = Bench::new(1, overrides).await;
+        // No config may ask for it; plans of older programs may.
+        let config = &mut Arc::get_mut(&mut bench.plan).unwrap().config;
+        let lr = match id.stage {
+            Stage::Sft => &mut config.sft.lr,
+            Stage::CriticUpdate => &mut config.critic.optim.lr,
+            _ => &mut config.actor_rollout_ref.actor.optim.lr,
+        };
+        *lr = 1e38;
+        whole_run(&bench, Some(id)).await;
+        let planned = parts(&bench.plan, id.iteration);
+        let part = planned.iter().find(|part| part.id == id).unwrap();
+        let attempt = bench.attempt(part, CancellationToken::new(), broadcast::channel(64).0);
+        let error = attempt.await.err().unwrap();
+        assert!(error.is_for_good(), "{error}");
+        assert_eq!(error.verdict(), agentgym_storage::Verdict::GiveUp);
+        let text = error.to_string();
+        for word in [place, &id.to_string(), "tensor ", key, "grad_clip"] {
+            assert!(text.contains(word), "{word} is not in: {text}");
+        }
+        bench.resources.environments.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -396,56 +451,215 @@ fn both_crates_know_the_same_modules() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_interrupted_part_ends_equal_and_plays_nothing_twice() {
+/// A rollout by the model that solves such tasks now and then, so that rewards differ.
+fn able_rollout() -> ([String; 7], PartId) {
+    let base = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/base");
+    let options = [
+        format!("actor_rollout_ref.model.path={}", base.display()),
+        "sft.steps=0".to_owned(),
+        "data.max_response_length=800".to_owned(),
+        "actor_rollout_ref.rollout.max_model_len=1800".to_owned(),
+        "actor_rollout_ref.rollout.n=24".to_owned(),
+        "actor_rollout_ref.rollout.max_tokens=24".to_owned(),
+        "algorithm.rounds_ctrl.rounds=8".to_owned(),
+    ];
     let rollout = PartId {
         iteration: 1,
         stage: Stage::Rollout,
         part: 0,
     };
-    let many = "actor_rollout_ref.rollout.n=400";
-    let bench = Bench::new(1, &["jobs.decode_rows=2", many]).await;
-    whole_run(&bench, Some(rollout)).await;
-    let part = parts(&bench.plan, 1)
-        .into_iter()
-        .find(|p| p.id == rollout)
-        .unwrap();
+    (options, rollout)
+}
 
-    // Stopped at the first sign of progress.
-    let (events, mut heard) = broadcast::channel(64);
-    let cancel = CancellationToken::new();
-    let stop = tokio::spawn({
-        let cancel = cancel.clone();
-        async move {
-            while let Ok(event) = heard.recv().await {
-                if matches!(event, Event::Progress { done: 1.., .. }) {
-                    cancel.cancel();
-                }
-            }
+/// A bench at the point where the rollout is to be played.
+async fn before_rollout(threads: usize, more: &[&str]) -> (Bench, Part) {
+    let (options, rollout) = able_rollout();
+    let options = options.iter().map(String::as_str);
+    let options: Vec<&str> = options.chain(more.iter().copied()).collect();
+    let bench = Bench::new(threads, &options).await;
+    for part in parts(&bench.plan, 0) {
+        if part.id.stage == Stage::Init {
+            bench.make(&part).await;
         }
-    });
-    let stopped = bench.attempt(&part, cancel, events).await;
-    assert!(
-        matches!(stopped, Err(Error::Cancelled)),
-        "{:?}",
-        stopped.map(|(_, r)| r)
-    );
-    stop.abort();
+    }
+    let planned = parts(&bench.plan, 1).into_iter();
+    let part = planned.into_iter().find(|p| p.id == rollout).unwrap();
+    (bench, part)
+}
 
+impl Bench {
+    async fn segments(&self, part: &Part) -> Vec<bytes::Bytes> {
+        Journal::replay(&self.store, &self.slot(part.id))
+            .await
+            .unwrap()
+    }
+
+    /// Tokens in what is journalled, and those that the last segment says were sampled.
+    async fn journalled(&self, part: &Part) -> (u64, u64) {
+        let (mut tokens, mut sampled) = (0, 0);
+        for segment in self.segments(part).await {
+            let Segment::V1(segment) = decode(&segment).unwrap();
+            let events = segment.records.iter().flat_map(|r| &r.events);
+            tokens += events.map(TurnEvent::sampled_tokens).sum::<u64>();
+            sampled = segment.sampled_tokens;
+        }
+        (tokens, sampled)
+    }
+
+    /// Plays until so many segments are journalled, and there the process dies or is asked
+    /// to leave.
+    async fn interrupted(&self, part: &Part, segments: usize, dies: bool) {
+        let (cancel, events) = (CancellationToken::new(), broadcast::channel(64).0);
+        let enough = async {
+            let before = self.segments(part).await.len();
+            while self.segments(part).await.len() < before + segments {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+            if !dies {
+                cancel.cancel();
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            ended = self.attempt(part, cancel.clone(), events) => {
+                let ended = ended.map(|(_, report)| report);
+                assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
+            }
+            () = enough => {}
+        }
+    }
+}
+
+fn count(report: &Report, name: &str) -> u64 {
+    report.stats[name].as_u64().unwrap()
+}
+
+/// Asked to leave, then killed, then asked again: what was played is taken up each time, also
+/// with limited contexts and with summaries, and the part has the bytes of an undisturbed one.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupted_part_ends_equal_and_plays_nothing_twice() {
+    const SUMMARY: &str = concat!(
+        "actor_rollout_ref.agentgym.summary=",
+        env!("CARGO_MANIFEST_DIR"),
+        "/../prompts/summary.md"
+    );
+    const CONTEXT: &str = "actor_rollout_ref.agentgym.context_turns=2";
+    for more in [&[][..], &[CONTEXT], &[CONTEXT, SUMMARY]] {
+        let none = || (CancellationToken::new(), broadcast::channel(64).0);
+        let (whole, part) = before_rollout(2, more).await;
+        let (cancel, events) = none();
+        let (expected, report) = whole.attempt(&part, cancel, events).await.unwrap();
+        let total = count(&report, "sampled_tokens");
+        for name in [
+            "taken_up_tokens",
+            "sampled_twice_tokens",
+            "episodes_resumed",
+            "episodes_replayed",
+        ] {
+            assert_eq!(count(&report, name), 0, "{name}");
+        }
+
+        let few = [more, &["jobs.decode_rows=2"]].concat();
+        let (bench, part) = before_rollout(1, &few).await;
+        bench.interrupted(&part, 2, false).await;
+        let (drained, sampled) = bench.journalled(&part).await;
+        assert_eq!(drained, sampled, "a drain loses nothing");
+        bench.interrupted(&part, 2, true).await;
+        let (killed, _) = bench.journalled(&part).await;
+        bench.interrupted(&part, 1, false).await;
+        let (journalled, _) = bench.journalled(&part).await;
+        assert!(drained < killed && killed < journalled && journalled < total);
+        let (cancel, events) = none();
+        let (resumed, report) = bench.attempt(&part, cancel, events).await.unwrap();
+        assert_eq!(
+            resumed[0].digest.to_string(),
+            expected[0].digest.to_string()
+        );
+        assert_eq!(count(&report, "taken_up_tokens"), journalled);
+        assert_eq!(count(&report, "sampled_tokens"), total - journalled);
+        assert_eq!(count(&report, "episodes_begun_anew"), 0);
+        assert!(count(&report, "episodes_resumed") > 0);
+        for bench in [whole, bench] {
+            bench.resources.environments.stop().await;
+        }
+    }
+}
+
+/// Whatever lies in the journal: what fits is used, the rest is played again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_journal_that_does_not_fit_costs_work_and_nothing_else() {
     let none = || (CancellationToken::new(), broadcast::channel(64).0);
+    let (whole, part) = before_rollout(2, &[]).await;
     let (cancel, events) = none();
-    let (resumed, report) = bench.attempt(&part, cancel, events).await.unwrap();
-    let replayed = report.stats["episodes_replayed"].as_u64().unwrap();
+    let (expected, report) = whole.attempt(&part, cancel, events).await.unwrap();
+    let total = count(&report, "sampled_tokens");
+    let made = Manifest::new(whole.slot(part.id), AttemptId::new(1), expected.clone());
+    let inputs = vec![("x".into(), made)];
+    let inputs = Inputs::new(whole.store.clone(), inputs, whole.cache.path());
+    let played = inputs.bytes("x", "episodes.bin").await.unwrap();
+    let episodes = decode::<Episodes>(&played).unwrap().into_vec();
+    let rewards: Vec<f64> = episodes.iter().map(|e| e.reward).collect();
     assert!(
-        (1..800).contains(&replayed),
-        "{replayed} of 800 were journalled"
+        rewards.contains(&0.0) && rewards.contains(&1.0),
+        "{rewards:?}"
     );
 
-    let fresh = Bench::new(2, &[many]).await;
-    whole_run(&fresh, Some(rollout)).await;
-    let (cancel, events) = none();
-    let (whole, _) = fresh.attempt(&part, cancel, events).await.unwrap();
-    assert_eq!(resumed[0].digest.to_string(), whole[0].digest.to_string());
+    let (source, _) = before_rollout(1, &["jobs.decode_rows=2"]).await;
+    source.interrupted(&part, 4, false).await;
+    let segments = source.segments(&part).await;
+    let (foreign, _) = before_rollout(1, &["jobs.decode_rows=2", "run.seed=9"]).await;
+    foreign.interrupted(&part, 2, false).await;
+    let foreign = foreign.segments(&part).await;
+    let cut = bytes::Bytes::copy_from_slice(&segments[0][..segments[0].len() - 3]);
+    let mut newer = segments[0].to_vec();
+    newer[8] = 9;
+    let reversed: Vec<_> = segments.iter().rev().cloned().collect();
+    // What older programs wrote: finished episodes, here one, and one of another task.
+    let mut stranger = episodes[0].clone();
+    stranger.task.item_id += 1;
+    (stranger.group, stranger.sample) = (episodes[1].group, episodes[1].sample);
+    let old = encode(&Episodes::V1(vec![episodes[0].clone(), stranger])).unwrap();
+    let torn = [
+        &[cut, newer.into(), bytes::Bytes::new()][..],
+        &segments[1..],
+    ]
+    .concat();
+    let mixed = [&[old.clone().into()][..], &segments[..]].concat();
+    for (what, journal, fits) in [
+        ("all of it", segments.clone(), Some(true)),
+        ("twice", [&segments[..], &segments[..]].concat(), Some(true)),
+        ("no first segment", segments[1..].to_vec(), None),
+        ("backwards", reversed, Some(true)),
+        ("foreign", foreign, Some(false)),
+        ("torn", torn, None),
+        ("old", vec![old.into()], Some(true)),
+        ("old and new", mixed, Some(true)),
+    ] {
+        let (bench, part) = before_rollout(2, &[]).await;
+        let before = AttemptId {
+            number: 1,
+            nonce: "00c0ffee".to_owned(),
+        };
+        bench.attempts.set(1);
+        let mut writer = Journal::open(bench.store.clone(), bench.slot(part.id), before);
+        for segment in journal {
+            writer.append(segment).await.unwrap();
+        }
+        let (cancel, events) = none();
+        let (made, report) = bench.attempt(&part, cancel, events).await.unwrap();
+        assert_eq!(
+            made[0].digest.to_string(),
+            expected[0].digest.to_string(),
+            "{what}"
+        );
+        let taken_up = count(&report, "taken_up_tokens");
+        assert!(
+            fits.is_none_or(|fits| fits == (taken_up > 0)),
+            "{what}: {taken_up}"
+        );
+        assert_eq!(taken_up + count(&report, "sampled_tokens"), total, "{what}");
+        bench.resources.environments.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -48,6 +48,37 @@ pub(super) async fn optimizer_of(
     Ok(Some(context.inputs.folder(model, OPTIMIZER).await?))
 }
 
+/// The keys of a learning rate and of what bounds a step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Brakes {
+    pub(super) lr: &'static str,
+    pub(super) grad_clip: &'static str,
+}
+
+impl Brakes {
+    /// Says of numbers that are not finite which step led to them, and what to do.
+    pub(super) fn failed(self, place: impl FnOnce() -> String) -> impl FnOnce(Error) -> Error {
+        use agentgym_algorithms::Error as Algorithm;
+        use agentgym_model::Error as Model;
+        move |error| {
+            let found = match &error {
+                Error::Model(e) if matches!(**e, Model::NotFinite { .. }) => e.to_string(),
+                // The step before was that of a model which no number can hold any more.
+                Error::Algorithm(Algorithm::NotFinite { what, value, .. }) => {
+                    format!("{what}: {value}")
+                }
+                _ => return error,
+            };
+            Error::Diverged {
+                place: place(),
+                found,
+                lr: self.lr,
+                grad_clip: self.grad_clip,
+            }
+        }
+    }
+}
+
 /// Writes what was trained, a policy or its adapter, and the optimizer's state
 /// into local folders.
 pub(super) fn save(trainer: &mut Trainer, scratch: &Path) -> Result<()> {

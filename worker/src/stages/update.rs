@@ -12,7 +12,7 @@
 pub(super) mod gradient;
 mod minibatch;
 
-use super::training::{ADAM_EPS, optimizer_folder, policy_options, resume, save, upload};
+use super::training::{ADAM_EPS, Brakes, optimizer_folder, policy_options, resume, save, upload};
 use super::{blocking, read};
 use crate::metrics::{self, mean, write_json};
 use crate::policies::POLICY;
@@ -53,10 +53,6 @@ struct Settings {
 
 fn is_false(value: &bool) -> bool {
     !value
-}
-
-fn is_zero(count: &usize) -> bool {
-    *count == 0
 }
 
 /// One optimizer step.
@@ -103,7 +99,7 @@ struct Metrics {
     optimizer_steps: usize,
     skipped_steps: usize,
     /// Of the skipped ones, those whose gradient was not finite.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "crate::metrics::is_zero")]
     non_finite_steps: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     dual_clip_fraction: Option<f64>,
@@ -153,6 +149,11 @@ struct Shared {
     shares: Vec<Share>,
 }
 
+const BRAKES: Brakes = Brakes {
+    lr: "actor_rollout_ref.actor.optim.lr",
+    grad_clip: "actor_rollout_ref.actor.grad_clip",
+};
+
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let (plan, id) = (Arc::clone(&context.plan), context.part.id);
     let Batch::V1(batch) = read(&context.inputs, "batch", "batch.bin").await?;
@@ -182,6 +183,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let places = places(&plan, settings.ppo_epochs)?;
         let tick = || beat.tick();
         let options = policy_options(&plan, threads, &tick);
+        let of = places.len();
+        let failed =
+            |step: usize| BRAKES.failed(move || format!("optimizer step {step} of {of} of {id}"));
         let (mut steps, mut tokens, mut own_tokens) = (Vec::new(), 0, 0);
         if let Some(Shared { before, shares }) = shared {
             let last = before.len();
@@ -191,7 +195,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             let place = &places[last];
             let minibatch = Minibatch::new(&batch, place.slots.clone(), &settings)?;
             tokens += minibatch.tokens();
-            let step = minibatch.step(&mut trainer, &settings, place, shares, &options)?;
+            let step = minibatch
+                .step(&mut trainer, &settings, place, shares, &options)
+                .map_err(failed(last + 1))?;
             steps = before;
             steps.push(step);
         } else {
@@ -202,7 +208,10 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 let minibatch = Minibatch::new(&batch, place.slots.clone(), &settings)?;
                 tokens += minibatch.tokens();
                 let call = beat.busy();
-                steps.push(minibatch.train(&mut trainer, &settings, place, &options)?);
+                let step = minibatch
+                    .train(&mut trainer, &settings, place, &options)
+                    .map_err(failed(steps.len() + 1))?;
+                steps.push(step);
                 drop(call);
                 let (done, total) = (steps.len() as u64, places.len() as u64);
                 beat.progress_with(done, total, "optimizer steps", || {
@@ -215,7 +224,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             own_tokens = tokens;
         }
         let seconds = start.elapsed().as_secs_f64();
-        save(&mut trainer, &scratch)?;
+        save(&mut trainer, &scratch).map_err(BRAKES.failed(|| id.to_string()))?;
         Ok(Trained {
             policy: trainer.into_policy()?,
             record: Record {

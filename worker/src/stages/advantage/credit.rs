@@ -10,10 +10,11 @@ use crate::stages::training::wide;
 use crate::{Error, Result};
 use agentgym_algorithms::advantages::{AdvantageOptions, EpisodeTokens, estimate};
 use agentgym_algorithms::groups::{Group, collect, has_company};
+use agentgym_algorithms::importance::behaviour_log_probs;
 use agentgym_algorithms::kl::{masked_mean, penalty};
 use agentgym_algorithms::stats::explained_variance;
 use agentgym_jobs::config::Overlong;
-use agentgym_jobs::episode::Outcome;
+use agentgym_jobs::episode::{Episode, Outcome, Sequence};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{Batch, BatchEpisode, BatchSequence, CriticSequence, CriticTargets};
 use serde::{Deserialize, Serialize};
@@ -34,13 +35,13 @@ pub(super) struct Credit {
 
 /// What an iteration's credit depends on besides its episodes.
 #[derive(Debug, Default)]
-pub(super) struct Given {
+pub(in crate::stages) struct Given {
     /// Rewards of the greedy episodes, by group.
-    pub(super) baselines: BTreeMap<u32, f64>,
+    pub(in crate::stages) baselines: BTreeMap<u32, f64>,
     /// Coefficient of the KL penalty, where there is one.
-    pub(super) kl_coef: Option<f64>,
+    pub(in crate::stages) kl_coef: Option<f64>,
     /// The groups to train on, in the order of their slots; `None` for all.
-    pub(super) selected: Option<Vec<u32>>,
+    pub(in crate::stages) selected: Option<Vec<u32>>,
 }
 
 /// `kl.json`: the controller's state, from one iteration to the next.
@@ -61,7 +62,8 @@ struct Joined {
     loss_mask: Vec<bool>,
     rewards: Vec<f64>,
     old_log_probs: Vec<f64>,
-    sampled_log_probs: Vec<f64>,
+    /// What its tokens were drawn with.
+    behaviour_log_probs: Vec<f64>,
     ref_log_probs: Option<Vec<f64>>,
     values: Option<Vec<f64>>,
 }
@@ -72,18 +74,23 @@ impl Joined {
         let join = |rows: &[Vec<f32>]| wide(&rows.concat());
         let own = || episode.sequences.iter();
         let loss_mask: Vec<bool> = own().flat_map(|s| s.loss_mask.iter().copied()).collect();
-        let sampled: Vec<f32> = own()
-            .flat_map(|s| s.sampled_log_probs.iter().copied())
-            .collect();
+        let behaviour = own().map(behaviour).collect::<Result<Vec<_>>>()?;
         Ok(Self {
             rewards: rewards.tokens(episode, &loss_mask)?,
             loss_mask,
             old_log_probs: join(&scored.streams.old),
-            sampled_log_probs: wide(&sampled),
+            behaviour_log_probs: behaviour.concat(),
             ref_log_probs: scored.streams.reference.as_ref().map(|rows| join(rows)),
             values: scored.values.as_ref().map(|rows| join(rows)),
         })
     }
+}
+
+/// What the tokens of a sequence were drawn with.
+pub(in crate::stages) fn behaviour(sequence: &Sequence) -> Result<Vec<f64>> {
+    let masses = sequence.log_kept_mass.as_deref().map(wide);
+    let sampled = wide(&sequence.sampled_log_probs);
+    Ok(behaviour_log_probs(&sampled, masses.as_deref())?)
 }
 
 impl Credit {
@@ -131,7 +138,7 @@ impl Credit {
             .zip(found.advantages.iter().zip(&found.returns))
         {
             // Its reward counts in the group's baseline; it is not trained on.
-            if is_masked(plan, member) {
+            if is_masked(plan, &member.episode) {
                 continue;
             }
             let slot = slot_of(plan, member, given, &batch)?;
@@ -139,7 +146,7 @@ impl Credit {
             if let Some(correction) = correction {
                 let weights = correction.weights(
                     &joined.old_log_probs,
-                    &joined.sampled_log_probs,
+                    &joined.behaviour_log_probs,
                     &joined.loss_mask,
                 )?;
                 for ((token, weight), _) in tokens
@@ -180,29 +187,38 @@ impl Credit {
 
 /// The episodes that are compared.
 fn members<'a>(plan: &Plan, all: &'a [Scored], given: &Given) -> Vec<&'a Scored> {
-    let estimator = plan.config.algorithm.adv_estimator;
-    let chosen = |s: &&Scored| {
-        let groups = given.selected.as_ref();
-        s.episode.usable() && groups.is_none_or(|all| all.contains(&s.episode.group))
-    };
-    let usable: Vec<&Scored> = all.iter().filter(chosen).collect();
-    if estimator.needs_groups() {
-        let ids: Vec<u64> = usable.iter().map(|s| u64::from(s.episode.group)).collect();
-        let company = has_company(&ids, 2);
-        let both = usable.into_iter().zip(company);
-        return both.filter_map(|(s, kept)| kept.then_some(s)).collect();
-    }
-    let compared = |s: &&Scored| match estimator.needs_baseline() {
-        true => given.baselines.contains_key(&s.episode.group),
-        // Whitening runs over what is trained on and nothing else.
-        false => !is_masked(plan, s),
-    };
-    usable.into_iter().filter(compared).collect()
+    let episodes: Vec<&Episode> = all.iter().map(|s| &s.episode).collect();
+    let both = all.iter().zip(compared(plan, &episodes, given));
+    both.filter_map(|(s, compared)| compared.then_some(s))
+        .collect()
 }
 
-fn is_masked(plan: &Plan, scored: &Scored) -> bool {
+/// Which episodes are.
+pub(in crate::stages) fn compared(plan: &Plan, all: &[&Episode], given: &Given) -> Vec<bool> {
+    let estimator = plan.config.algorithm.adv_estimator;
+    let chosen = |e: &Episode| {
+        let groups = given.selected.as_ref();
+        e.usable() && groups.is_none_or(|all| all.contains(&e.group))
+    };
+    if estimator.needs_groups() {
+        let usable = all.iter().filter(|e| chosen(e));
+        let ids: Vec<u64> = usable.map(|e| u64::from(e.group)).collect();
+        let mut company = has_company(&ids, 2).into_iter();
+        let kept = |e: &&Episode| chosen(e) && company.next().unwrap_or(false);
+        return all.iter().map(kept).collect();
+    }
+    let compared = |e: &&Episode| match estimator.needs_baseline() {
+        _ if !chosen(e) => false,
+        true => given.baselines.contains_key(&e.group),
+        // Whitening runs over what is trained on and nothing else.
+        false => !is_masked(plan, e),
+    };
+    all.iter().map(compared).collect()
+}
+
+pub(in crate::stages) fn is_masked(plan: &Plan, episode: &Episode) -> bool {
     plan.config.algorithm.overlong == Overlong::Mask
-        && matches!(scored.episode.outcome, Outcome::Horizon | Outcome::Length)
+        && matches!(episode.outcome, Outcome::Horizon | Outcome::Length)
 }
 
 /// Takes the KL penalty off the token rewards; the controller's next state.

@@ -2,7 +2,7 @@
 //! where the option is on, so that the metrics of other runs keep their bytes.
 
 use super::Scored;
-use super::credit::{Credit, Given};
+use super::credit::{Credit, Given, behaviour};
 use crate::Result;
 use crate::metrics::{EpisodeSummary, mean, success_by_env};
 use crate::stages::training::wide;
@@ -75,11 +75,7 @@ pub(super) fn summarise(
                 entropies.push(f64::from(streams.entropies[index][t]));
             }
             let (old, mask) = (wide(&streams.old[index]), &sequence.loss_mask);
-            mismatch.merge(&Mismatch::of(
-                &old,
-                &wide(&sequence.sampled_log_probs),
-                mask,
-            )?);
+            mismatch.merge(&Mismatch::of(&old, &behaviour(sequence)?, mask)?);
             if let Some(reference) = &streams.reference {
                 let reference = wide(&reference[index]);
                 divergences.extend(masked_mean(&old, &reference, mask, KlEstimator::K3)?);

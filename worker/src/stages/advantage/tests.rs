@@ -334,6 +334,25 @@ fn tokens_of_another_sampler_are_weighed() {
 }
 
 #[test]
+fn tokens_of_a_cut_distribution_are_weighed_by_what_was_left() {
+    let plan = with(&["algorithm.rollout_correction.rollout_is=token"], "rloo");
+    let mut all = four();
+    for scored in &mut all {
+        scored.streams.old = vec![scored.episode.sequences[0].sampled_log_probs.clone()];
+        let mask = scored.episode.sequences[0].loss_mask.iter();
+        let masses = mask.map(|kept| if *kept { -0.25 } else { 0.0 });
+        scored.episode.sequences[0].log_kept_mass = Some(masses.collect());
+    }
+    let credit = assign(&plan, &all);
+    let row = &batch_of(&credit)[0].as_ref().unwrap().sequences[0].advantages;
+    let weight = (-0.25f64).exp();
+    near(row, &[0.0, 0.0, weight, weight, 0.0, weight]);
+    let metrics = summarise(&plan, 1, &all, &Given::default(), &credit).unwrap();
+    assert_eq!(metrics.log_prob_mismatch_max, 0.25);
+    near(&[metrics.importance_weight_mean.unwrap()], &[weight]);
+}
+
+#[test]
 fn whitening_leaves_masked_episodes_out() {
     let plan = with(&["algorithm.overlong=mask"], "reinforce_plus_plus");
     let mut all = four();

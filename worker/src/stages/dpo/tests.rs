@@ -113,3 +113,30 @@ fn a_long_answer_names_its_key() {
     let message = found.err().unwrap().to_string();
     assert!(message.contains("dpo.max_length = 4"), "{message}");
 }
+
+#[test]
+fn a_step_that_is_not_finite_is_counted_and_is_in_no_mean() {
+    let policy = policy();
+    let plan = dpo(&["dpo.beta=0.5"]);
+    let example = example(&plan, &pair("a b", "yes", "nope"), &policy, &options(1)).unwrap();
+    // Coefficients past f32 overflow on their way back; the loss itself is ln 2.
+    let mut loss = plan.config.dpo.loss().unwrap();
+    let adamw = AdamW {
+        betas: (0.9, 0.999),
+        eps: ADAM_EPS,
+        weight_decay: 0.0,
+        grad_clip: 1.0,
+        decay_excludes_norms_and_biases: false,
+    };
+    let mut trainer = resume(&policy, adamw, None).unwrap();
+    let mut step = |loss| train(&mut trainer, &[&example], loss, (1e-3, 256), &options(1)).unwrap();
+    let own = loss;
+    loss.beta = 1e300;
+    let spoiled = step(loss);
+    let sound = step(own);
+    assert!(spoiled.non_finite && !sound.non_finite);
+    let norm = sound.grad_norm;
+    let metrics = summarise(0, &[spoiled, sound]);
+    assert_eq!((metrics.grad_norm, metrics.non_finite_steps), (norm, 1));
+    assert!(metrics.loss.is_finite() && metrics.curve[0].loss == 0.0);
+}

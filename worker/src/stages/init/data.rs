@@ -7,13 +7,16 @@ use crate::metrics::{self, write_json};
 use crate::pairs::{Counts, Pair};
 use crate::stages::blocking;
 use crate::stages::dpo::PAIRS;
+use crate::stages::sft::mixture::{source_file, validation_file};
 use crate::{Beat, Error, Result, StageContext};
 use agentgym_jobs::config::{OverlongRows, Pipeline};
+use agentgym_jobs::files::{self, TRAJECTORIES_BYTES_MAX};
 use agentgym_jobs::plan::Plan;
 use agentgym_model::Policy;
 use agentgym_storage::Outputs;
 use bytes::Bytes;
 use serde::Serialize;
+use std::path::PathBuf;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 struct Metrics {
     #[serde(flatten)]
     pairs: Option<Counts>,
-    /// Rows of `sft.sources` files that are longer than `sft.max_length`.
+    /// Rows of files that are longer than `sft.max_length`.
     #[serde(skip_serializing_if = "Option::is_none")]
     sft_rows_left_out: Option<usize>,
 }
@@ -37,11 +40,23 @@ pub(super) async fn write(
     let sft = &plan.config.sft;
     let leaves_out = sft.overlong == OverlongRows::LeaveOut;
     let mut metrics = Metrics::default();
-    for (index, source) in sft.sources.iter().enumerate() {
+    let trained = sft.sources.iter().enumerate();
+    let trained = trained.map(|(i, source)| ("sources", i, source_file(i), source));
+    let held_out = sft.validation_sources.iter().enumerate();
+    let held_out =
+        held_out.map(|(i, source)| ("validation_sources", i, validation_file(i), source));
+    for (list, index, name, source) in trained.chain(held_out) {
         let Some(file) = &source.file else { continue };
-        let what = format!("sft.sources[{index}].file {file}");
-        let bytes = read(&what, file).await?;
+        let key = format!("sft.{list}[{index}].file");
+        let what = format!("{key} {file}");
+        let bytes = read(key, file).await?;
         let rows = parse_file(&what, &bytes)?;
+        if let Some(planned) = source.rows.filter(|planned| *planned != rows.len()) {
+            return Err(Error::stage(format!(
+                "{what}: has {} rows, it had {planned} when the run was planned; put the file back, or start a new run",
+                rows.len()
+            )));
+        }
         let bytes = match trains(plan) {
             false => bytes,
             true => {
@@ -56,7 +71,6 @@ pub(super) async fn write(
                 }
             }
         };
-        let name = format!("sft/{index}.json");
         outputs
             .bytes(&name, "demonstrations", Bytes::from(bytes))
             .await?;
@@ -72,11 +86,9 @@ pub(super) async fn write(
     Ok(())
 }
 
-async fn read(what: &str, file: &str) -> Result<Vec<u8>> {
-    tokio::fs::read(file).await.map_err(|source| Error::Io {
-        what: format!("reading {what}"),
-        source,
-    })
+async fn read(key: String, file: &str) -> Result<Vec<u8>> {
+    let path = PathBuf::from(file);
+    blocking(move || Ok(files::read(&key, &path, TRAJECTORIES_BYTES_MAX)?)).await
 }
 
 /// True if some part of the run learns from demonstrations.
@@ -137,7 +149,7 @@ async fn pairs(context: &StageContext, policy: &Arc<Policy>) -> Result<(Vec<Pair
     let open = async |key: &str, file: &Option<String>| {
         let file = file.clone().unwrap_or_default();
         let what = format!("{key} {file}");
-        let bytes = read(&what, &file).await?;
+        let bytes = read(key.to_owned(), &file).await?;
         Ok::<_, Error>((what, bytes))
     };
     let expert = open("dpo.expert_file", &dpo.expert_file).await?;

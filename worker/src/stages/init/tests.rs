@@ -1,5 +1,5 @@
 use super::*;
-use crate::stages::testing::{plan, plan_of};
+use crate::stages::testing::{fixture, plan, plan_of};
 
 #[test]
 fn preset_options_are_checked() {
@@ -67,4 +67,52 @@ actor_rollout_ref:
         assert!(!seen.contains(word), "the corpus shows `{word}`");
     }
     assert_ne!(alone, text("builtin:worlds?depths=3-3"));
+}
+
+/// Weights are saved as float32, whatever they were: `transformers` loads what the
+/// file says. Runs begun before that keep their bytes.
+#[test]
+fn models_say_the_dtype_they_are_saved_with() {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(fixture("qwen2-tiny")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    let config = folder.path().join("config.json");
+    let given = std::fs::read_to_string(&config).unwrap();
+    assert!(given.contains("\"dtype\": \"float32\""));
+    let given = given.replace("\"dtype\": \"float32\"", "\"dtype\": \"bfloat16\"");
+    std::fs::write(&config, &given).unwrap();
+    let path = folder.path().display().to_string();
+    let saved = |format: u32| {
+        let plan = plan(&[]).of_format(format);
+        let policy = load(&plan, KEY, &path, &Device::cpu()).unwrap();
+        let out = tempfile::tempdir().unwrap();
+        policy.save(&out.path().join("policy")).unwrap();
+        let critic = Critic::new(&policy).unwrap();
+        critic.save(&out.path().join("critic")).unwrap();
+        let critic = out.path().join("critic").display().to_string();
+        let critic = named_critic(&plan, &critic, &policy, &Device::cpu()).unwrap();
+        critic.save(&out.path().join("again")).unwrap();
+        ["policy", "critic", "again"]
+            .map(|name| std::fs::read_to_string(out.path().join(name).join("config.json")).unwrap())
+    };
+    let (old, new) = (saved(1), saved(2));
+    assert!(
+        old.iter()
+            .all(|text| text.contains("\"dtype\": \"bfloat16\""))
+    );
+    for (old, new) in old.iter().zip(&new) {
+        assert_eq!(old.replace("bfloat16", "float32"), *new);
+    }
+    // A critic's own folder is read in the same way.
+    let of_older = tempfile::tempdir().unwrap();
+    let plan = plan(&[]);
+    let policy = Policy::load(folder.path(), &Device::cpu()).unwrap();
+    Critic::new(&policy).unwrap().save(of_older.path()).unwrap();
+    let path = of_older.path().display().to_string();
+    let critic = named_critic(&plan, &path, &policy, &Device::cpu()).unwrap();
+    critic.save(of_older.path()).unwrap();
+    let text = std::fs::read_to_string(of_older.path().join("config.json")).unwrap();
+    assert!(text.contains("\"dtype\": \"float32\""));
 }

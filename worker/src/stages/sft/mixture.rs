@@ -3,21 +3,24 @@
 //! the iteration and k alone. In an AgentEvol run the trajectories that were kept
 //! are one more source, whose rows are sequences as they were sampled.
 
+use super::held_out::{held_out, split_key};
 use crate::demonstrations::{Conversation, Encoded, parse_file, solved};
 use crate::stages::{head, read};
-use crate::{Error, Result, StageContext};
+use crate::{Error, Result};
 use agentgym_envs::builtin;
 use agentgym_envs::demonstration::Solver;
 use agentgym_envs::spec::spec;
-use agentgym_jobs::config::OverlongRows;
+use agentgym_envs::text::without_secrets;
+use agentgym_jobs::config::{OverlongRows, SftSource};
 use agentgym_jobs::episode::Episodes;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey, permutation};
 use agentgym_model::Policy;
 use agentgym_storage::Inputs;
+use std::sync::Arc;
 
 /// Where the demonstrations come from, and which one comes next.
-pub(super) struct Mixture {
+pub(in crate::stages) struct Mixture {
     pub(super) sources: Vec<Source>,
     pub(super) seed: u64,
     pub(super) iteration: u32,
@@ -26,6 +29,19 @@ pub(super) struct Mixture {
     pub(super) overlong: OverlongRows,
     /// Picks so far, over all sources.
     pub(super) picks: u64,
+    /// Whole passes over all rows, in place of draws by share.
+    pub(super) passes: Option<Passes>,
+    /// What is never trained on.
+    pub(super) validation: Vec<Source>,
+}
+
+/// Every row once in each pass; the last batch of a pass may be smaller.
+pub(super) struct Passes {
+    pub(super) count: u32,
+    pub(super) seed: u64,
+    /// The next step, 0-based.
+    pub(super) step: u32,
+    pub(super) order: Option<(u64, Vec<u32>)>,
 }
 
 pub(super) struct Source {
@@ -43,7 +59,7 @@ pub(super) struct Source {
 pub(super) enum Content {
     File(Vec<Conversation>),
     Solver {
-        solver: Solver,
+        solver: Arc<Solver>,
         ids: Vec<i64>,
         instruction: String,
     },
@@ -52,6 +68,40 @@ pub(super) enum Content {
 }
 
 impl Content {
+    /// What each row solves: two rows of one task have the same name.
+    fn tasks(&self) -> Vec<String> {
+        let named = |(row, conversation): (usize, &Conversation)| match &conversation.item_id {
+            Some(item) => format!("item {item}"),
+            None => format!("row {row}"),
+        };
+        match self {
+            Self::File(rows) => rows.iter().enumerate().map(named).collect(),
+            Self::Solver { ids, .. } => ids.iter().map(ToString::to_string).collect(),
+            Self::Sampled(rows) => (0..rows.len()).map(|row| row.to_string()).collect(),
+        }
+    }
+
+    /// The rows of which `keeps` is `side`.
+    fn only(&self, keeps: &[bool], side: bool) -> Self {
+        fn those<T: Clone>(rows: &[T], keeps: &[bool], side: bool) -> Vec<T> {
+            let rows = rows.iter().zip(keeps).filter(|(_, kept)| **kept == side);
+            rows.map(|(row, _)| row.clone()).collect()
+        }
+        match self {
+            Self::File(rows) => Self::File(those(rows, keeps, side)),
+            Self::Sampled(rows) => Self::Sampled(those(rows, keeps, side)),
+            Self::Solver {
+                solver,
+                ids,
+                instruction,
+            } => Self::Solver {
+                solver: Arc::clone(solver),
+                ids: those(ids, keeps, side),
+                instruction: instruction.clone(),
+            },
+        }
+    }
+
     fn len(&self) -> usize {
         match self {
             Self::File(rows) => rows.len(),
@@ -83,37 +133,53 @@ pub(in crate::stages) fn source_key(seed: u64, iteration: u32, index: usize) -> 
     }
 }
 
+/// The order of whole passes; no pick and no source has its sample.
+pub(in crate::stages) fn pass_key(seed: u64) -> StreamKey {
+    StreamKey {
+        sample: u32::MAX - 1,
+        ..pick_key(seed, 0, 0)
+    }
+}
+
 impl Mixture {
-    pub(super) async fn open(context: &StageContext, plan: &Plan) -> Result<Self> {
-        let (seed, iteration) = (plan.config.run.seed, context.part.id.iteration);
+    pub(in crate::stages) async fn open(
+        inputs: &Inputs,
+        plan: &Plan,
+        iteration: u32,
+    ) -> Result<Self> {
+        let seed = plan.config.run.seed;
         let evol = &plan.config.agentevol;
         let originals = match iteration == 0 || evol.add_original_data {
             true => plan.config.sft.sources.as_slice(),
             false => &[],
         };
+        let sft = &plan.config.sft;
         let mut sources = Vec::new();
+        let mut validation = Vec::new();
         for (index, given) in originals.iter().enumerate() {
             let key = format!("sft.sources[{index}]");
-            let content = match (&given.file, &given.env, &given.ids) {
-                (Some(file), ..) => {
-                    let bytes = context
-                        .inputs
-                        .bytes("init", &format!("sft/{index}.json"))
-                        .await?;
-                    Content::File(parse_file(&format!("{key}.file {file}"), &bytes)?)
-                }
-                (None, Some(env), Some(ids)) => {
-                    solver(plan, &key, env, ids.resolve(&key)?, given.style.as_deref())?
-                }
-                _ => {
-                    return Err(Error::stage(format!(
-                        "{key}: give either `file` or `env` with `ids`"
-                    )));
-                }
-            };
+            let content = content(inputs, plan, (&key, &source_file(index)), given).await?;
+            let (content, apart) = split(seed, index, &key, content, sft.validation_share)?;
+            if let Some(apart) = apart {
+                let order = source_key(seed, iteration, index);
+                validation.push(Source::new(key.clone(), apart, 0.0, order));
+            }
             let key_of = source_key(seed, iteration, index);
             let share = given.share.unwrap_or(0.0);
             sources.push(Source::new(key, content, share, key_of));
+        }
+        if sft.validation_share > 0.0 && validation.is_empty() && !sources.is_empty() {
+            return Err(Error::stage(format!(
+                "sft.validation_share = {} holds out none of the {} rows; raise it, or leave it out",
+                sft.validation_share,
+                sources.iter().map(|s| s.len).sum::<usize>()
+            )));
+        }
+        for (index, given) in sft.validation_sources.iter().enumerate() {
+            let key = format!("sft.validation_sources[{index}]");
+            let content = content(inputs, plan, (&key, &validation_file(index)), given).await?;
+            let order = source_key(seed, iteration, index);
+            validation.push(Source::new(key, content, 0.0, order));
         }
         let given = originals.iter().any(|s| s.share.is_some());
         let mut end = 0.0;
@@ -129,8 +195,8 @@ impl Mixture {
         for source in &mut sources {
             source.share_end /= end.max(f64::MIN_POSITIVE);
         }
-        if context.part.inputs.iter().any(|input| input.name == KEPT) {
-            let kept = kept(&context.inputs).await?;
+        if inputs.names().any(|name| name == KEPT) {
+            let kept = kept(inputs).await?;
             let index = plan.config.sft.sources.len();
             let own = Source::new(KEPT.into(), kept, 1.0, source_key(seed, iteration, index));
             add_kept(&mut sources, own, evol.share);
@@ -142,11 +208,48 @@ impl Mixture {
             batch_size: plan.config.sft.batch_size,
             overlong: plan.config.sft.overlong,
             picks: 0,
+            passes: sft.epochs.filter(|_| iteration == 0).map(|count| Passes {
+                count,
+                seed: head(&pass_key(seed).stream()),
+                step: 0,
+                order: None,
+            }),
+            validation,
         })
+    }
+
+    fn steps_per_pass(&self) -> u32 {
+        let rows: usize = self.sources.iter().map(|source| source.len).sum();
+        u32::try_from(rows.div_ceil(self.batch_size)).unwrap_or(u32::MAX)
+    }
+
+    /// Optimizer steps in all, where the run makes whole passes.
+    pub(in crate::stages) fn steps(&self) -> Option<u32> {
+        let passes = self.passes.as_ref()?;
+        Some(self.steps_per_pass().saturating_mul(passes.count))
+    }
+
+    /// Passes made before a step, where the run makes whole ones.
+    pub(super) fn passes_before(&self, step: u32) -> Option<f64> {
+        self.passes.as_ref()?;
+        Some(f64::from(step) / f64::from(self.steps_per_pass()))
+    }
+
+    /// All rows that are never trained on, as tokens.
+    pub(super) fn held_out(&self, policy: &Policy, tokens_max: usize) -> Result<Vec<Encoded>> {
+        let rows = |source: &Source| 0..source.len;
+        let all = self.validation.iter();
+        all.flat_map(|source| rows(source).map(move |row| (source, row)))
+            .map(|(source, row)| source.encode(row, policy, tokens_max, self.overlong))
+            .collect()
     }
 
     /// Counts on to the first pick of a step.
     pub(super) fn skip_to(&mut self, step: u32) {
+        if let Some(passes) = &mut self.passes {
+            passes.step = step;
+            return;
+        }
         while self.picks < u64::from(step) * self.batch_size as u64 {
             self.pick();
         }
@@ -168,28 +271,113 @@ impl Mixture {
         (index, before)
     }
 
-    pub(super) fn batch(&mut self, policy: &Policy, tokens_max: usize) -> Result<Vec<Encoded>> {
-        (0..self.batch_size)
-            .map(|_| {
-                let (index, position) = self.pick();
-                let source = &mut self.sources[index];
-                let row = source.row(position);
-                let what = format!("{} row {row}", source.what);
-                match &source.content {
-                    Content::Sampled(rows) => Ok(rows[row].clone()),
-                    Content::File(rows) => rows[row].encode(policy, &what, tokens_max),
-                    Content::Solver {
-                        solver,
-                        ids,
-                        instruction,
-                    } => {
-                        let limit = (tokens_max, self.overlong);
-                        solved((solver, instruction), (ids, row), policy, &what, limit)
-                    }
-                }
-            })
+    pub(in crate::stages) fn batch(
+        &mut self,
+        policy: &Policy,
+        tokens_max: usize,
+    ) -> Result<Vec<Encoded>> {
+        let rows = self.next_rows();
+        rows.into_iter()
+            .map(|(index, row)| self.sources[index].encode(row, policy, tokens_max, self.overlong))
             .collect()
     }
+
+    /// Source and row of each conversation of the next step.
+    pub(super) fn next_rows(&mut self) -> Vec<(usize, usize)> {
+        let per_pass = self.steps_per_pass();
+        let lengths: Vec<usize> = self.sources.iter().map(|source| source.len).collect();
+        let Some(passes) = &mut self.passes else {
+            let picked = (0..self.batch_size).map(|_| {
+                let (index, position) = self.pick();
+                (index, self.sources[index].row(position))
+            });
+            return picked.collect();
+        };
+        let all: usize = lengths.iter().sum();
+        let (pass, at) = (passes.step / per_pass, (passes.step % per_pass) as usize);
+        passes.step += 1;
+        let order = permuted(&mut passes.order, passes.seed, pass.into(), all);
+        let batch = at * self.batch_size..((at + 1) * self.batch_size).min(all);
+        let place = |row: &u32| {
+            let (row, mut end) = (*row as usize, 0);
+            let source = lengths.iter().position(|len| {
+                end += len;
+                row < end
+            });
+            let index = source.expect("the order is one of all rows");
+            (index, row + lengths[index] - end)
+        };
+        order[batch].iter().map(place).collect()
+    }
+}
+
+/// The order of a pass, made once for each.
+fn permuted(cache: &mut Option<(u64, Vec<u32>)>, seed: u64, pass: u64, len: usize) -> &[u32] {
+    let known = cache.take().filter(|(known, _)| *known == pass);
+    let (_, order) = cache.insert(known.unwrap_or_else(|| (pass, permutation(seed, pass, len))));
+    order
+}
+
+/// The artifact of `init` that holds a source's file.
+pub(in crate::stages) fn source_file(index: usize) -> String {
+    format!("sft/{index}.json")
+}
+
+/// The same of what the loss is measured on.
+pub(in crate::stages) fn validation_file(index: usize) -> String {
+    format!("sft/validation.{index}.json")
+}
+
+async fn content(
+    inputs: &Inputs,
+    plan: &Plan,
+    (key, artifact): (&str, &str),
+    given: &SftSource,
+) -> Result<Content> {
+    match (&given.file, &given.env, &given.ids) {
+        (Some(file), ..) => {
+            let bytes = inputs.bytes("init", artifact).await?;
+            Ok(Content::File(parse_file(
+                &format!("{key}.file {file}"),
+                &bytes,
+            )?))
+        }
+        (None, Some(env), Some(ids)) => {
+            solver(plan, key, env, ids.resolve(key)?, given.style.as_deref())
+        }
+        _ => Err(Error::stage(format!(
+            "{key}: give either `file` or `env` with `ids`"
+        ))),
+    }
+}
+
+/// What is trained on, and what is held out of it.
+pub(super) fn split(
+    seed: u64,
+    index: usize,
+    key: &str,
+    content: Content,
+    share: f64,
+) -> Result<(Content, Option<Content>)> {
+    if share == 0.0 {
+        return Ok((content, None));
+    }
+    let order = head(&split_key(seed, index).stream());
+    let apart = held_out(&content.tasks(), share, order);
+    if !apart.contains(&true) {
+        return Ok((content, None));
+    }
+    if !apart.contains(&false) {
+        return Err(Error::stage(format!(
+            "sft.validation_share = {share} holds out all {} rows of {key}: rows of one task stay together; lower it, or \
+             give sft.validation_sources",
+            apart.len()
+        )));
+    }
+    Ok((
+        content.only(&apart, false),
+        Some(content.only(&apart, true)),
+    ))
 }
 
 impl Source {
@@ -197,13 +385,29 @@ impl Source {
     pub(super) fn row(&mut self, position: u64) -> usize {
         let len = self.len as u64;
         let (pass, at) = (position / len, (position % len) as usize);
-        let order = match self.order.take() {
-            Some((known, order)) if known == pass => order,
-            _ => permutation(self.seed, pass, self.len),
-        };
-        let row = order[at] as usize;
-        self.order = Some((pass, order));
-        row
+        permuted(&mut self.order, self.seed, pass, self.len)[at] as usize
+    }
+
+    fn encode(
+        &self,
+        row: usize,
+        policy: &Policy,
+        tokens_max: usize,
+        overlong: OverlongRows,
+    ) -> Result<Encoded> {
+        let what = format!("{} row {row}", self.what);
+        match &self.content {
+            Content::Sampled(rows) => Ok(rows[row].clone()),
+            Content::File(rows) => rows[row].encode(policy, &what, tokens_max),
+            Content::Solver {
+                solver,
+                ids,
+                instruction,
+            } => {
+                let limit = (tokens_max, overlong);
+                solved((solver, instruction), (ids, row), policy, &what, limit)
+            }
+        }
     }
 
     pub(super) fn new(what: String, content: Content, share_end: f64, order: StreamKey) -> Self {
@@ -266,7 +470,7 @@ fn solver(
     if !builtin::is_builtin(&declared.env_addr) {
         return Err(Error::stage(format!(
             "{key}.env: `{env}` is played at {}; only built-in environments have a solver, give a `file` instead",
-            declared.env_addr
+            without_secrets(&declared.env_addr)
         )));
     }
     let known = spec(&declared.task_name).map_err(|e| Error::stage(format!("{key}.env: {e}")))?;
@@ -276,7 +480,7 @@ fn solver(
     let gym = &plan.config.actor_rollout_ref.agentgym;
     let instruction = gym.instruction_of(known.instruction);
     Ok(Content::Solver {
-        solver,
+        solver: Arc::new(solver),
         ids,
         instruction,
     })

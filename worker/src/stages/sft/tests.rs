@@ -3,6 +3,7 @@ use super::*;
 use crate::demonstrations::{Conversation, Line};
 use crate::stages::testing::policy;
 use agentgym_jobs::config::OverlongRows;
+use std::collections::BTreeSet;
 
 fn rows(count: usize) -> Vec<Conversation> {
     let line = |from: &str, value: String| Line {
@@ -39,6 +40,8 @@ fn mixture() -> Mixture {
         batch_size: 4,
         overlong: OverlongRows::Refuse,
         picks: 0,
+        passes: None,
+        validation: Vec::new(),
     }
 }
 
@@ -144,4 +147,166 @@ fn steps_lower_the_loss_and_threads_do_not_show() {
         losses.push(run);
     }
     assert_eq!(losses[0], losses[1]);
+}
+
+/// The two files in whole passes: 17 rows, so five steps of at most 4 each.
+fn in_passes(count: u32) -> Mixture {
+    let passes = mixture::Passes {
+        count,
+        seed: 11,
+        step: 0,
+        order: None,
+    };
+    Mixture {
+        passes: Some(passes),
+        ..mixture()
+    }
+}
+
+#[test]
+fn an_epoch_takes_every_row_once_wherever_its_parts_are_cut() {
+    let mut whole = in_passes(3);
+    assert_eq!(whole.steps(), Some(15));
+    assert_eq!(whole.passes_before(10), Some(2.0));
+    assert_eq!(mixture().steps(), None);
+    let steps: Vec<Vec<(usize, usize)>> = (0..15).map(|_| whole.next_rows()).collect();
+    let all: BTreeSet<(usize, usize)> = (0..10)
+        .map(|row| (0, row))
+        .chain((0..7).map(|row| (1, row)))
+        .collect();
+    let mut orders = BTreeSet::new();
+    for pass in steps.chunks(5) {
+        let sizes: Vec<usize> = pass.iter().map(Vec::len).collect();
+        assert_eq!(sizes, [4, 4, 4, 4, 1]);
+        let order = pass.concat();
+        assert_eq!(order.iter().copied().collect::<BTreeSet<_>>(), all);
+        orders.insert(order);
+    }
+    assert_eq!(orders.len(), 3, "each pass has its own order");
+    for start in [1, 5, 14] {
+        let mut part = in_passes(3);
+        part.skip_to(start);
+        assert_eq!(part.next_rows(), steps[start as usize]);
+    }
+}
+
+/// Forty rows of thirty tasks: ten tasks have two.
+fn of_tasks() -> Content {
+    let mut rows = rows(40);
+    for (number, row) in rows.iter_mut().enumerate() {
+        row.item_id = Some(format!("maze_{}", number % 30));
+    }
+    Content::File(rows)
+}
+
+fn values(content: &Content) -> BTreeSet<String> {
+    let Content::File(rows) = content else {
+        panic!("a file");
+    };
+    let words = rows.iter().map(|r| r.conversations[0].value.clone());
+    words.collect()
+}
+
+#[test]
+fn what_is_held_out_shares_no_row_and_no_task_with_what_is_trained_on() {
+    let split = |seed, share| {
+        let (kept, apart) = mixture::split(seed, 0, "key", of_tasks(), share).unwrap();
+        (values(&kept), values(&apart.unwrap()))
+    };
+    for share in [0.05, 0.2, 0.5] {
+        let (kept, apart) = split(7, share);
+        assert!(kept.is_disjoint(&apart));
+        assert_eq!(kept.len() + apart.len(), 40);
+        let wanted = (share * 40.0) as usize;
+        assert!(
+            (wanted..=wanted + 1).contains(&apart.len()),
+            "{share}: {}",
+            apart.len()
+        );
+        let task =
+            |value: &String| value.strip_prefix("say ").unwrap().parse::<u32>().unwrap() % 30;
+        let tasks = |values: &BTreeSet<String>| values.iter().map(task).collect::<BTreeSet<_>>();
+        assert!(tasks(&kept).is_disjoint(&tasks(&apart)), "{share}");
+        assert_eq!(split(7, share), (kept, apart));
+        assert_ne!(split(8, share), split(7, share));
+    }
+    let (kept, apart) = mixture::split(7, 0, "key", of_tasks(), 0.0).unwrap();
+    assert!(apart.is_none() && values(&kept).len() == 40);
+    // One task alone cannot be on both sides.
+    let mut same = rows(5);
+    for row in &mut same {
+        row.item_id = Some("maze_1".into());
+    }
+    let Err(error) = mixture::split(7, 0, "key", Content::File(same), 0.2) else {
+        panic!("nothing is left to train on");
+    };
+    assert!(error.to_string().contains("all 5 rows of key"), "{error}");
+}
+
+/// The figure of a step at which nothing moves is the figure of the same rows held out.
+#[test]
+fn the_validation_loss_is_that_of_a_step_on_all_its_rows() {
+    let policy = policy();
+    let held_out: Vec<Encoded> = rows(9)
+        .iter()
+        .map(|row| row.encode(&policy, "row", 100).unwrap())
+        .collect();
+    let adamw = AdamW {
+        betas: (0.9, 0.95),
+        eps: ADAM_EPS,
+        weight_decay: 0.0,
+        grad_clip: 1.0,
+        decay_excludes_norms_and_biases: false,
+    };
+    let mut trainer = resume(&policy, adamw, None).unwrap();
+    let options = |threads| ComputeOptions {
+        threads,
+        pack_tokens: 64,
+        checkpointed: false,
+        beat: &|| {},
+    };
+    let step = train(&mut trainer, &held_out, 0.0, 64, &options(1)).unwrap();
+    let measured = held_out::loss(&policy, &held_out, &options(2)).unwrap();
+    assert!(
+        (measured - step.loss).abs() < 1e-9,
+        "{measured} {}",
+        step.loss
+    );
+    assert_eq!(
+        measured,
+        held_out::loss(&policy, &held_out, &options(1)).unwrap()
+    );
+}
+
+#[test]
+fn a_step_that_is_not_finite_is_counted_and_is_in_no_mean() {
+    let step = |loss, grad_norm: f64| StepResult {
+        lr: 1e-3,
+        loss,
+        grad_norm,
+        non_finite: !grad_norm.is_finite(),
+        tokens: 4,
+        loss_tokens: 2,
+    };
+    let spoiled = [step(1.0, 3.0), step(9.0, f64::NAN), step(2.0, 5.0)];
+    let metrics = serde_json::to_value(summarise(6, &spoiled, None)).unwrap();
+    assert_eq!(metrics["non_finite_steps"], 1);
+    assert_eq!(
+        (&metrics["grad_norm"], &metrics["loss"]),
+        (&4.0.into(), &1.5.into())
+    );
+    assert_eq!(metrics["curve"][1]["grad_norm"], 0.0, "a mean of nothing");
+    // Runs that saw none have the bytes that they always had.
+    let sound = serde_json::to_value(summarise(6, &spoiled[..1], None)).unwrap();
+    let names: Vec<&String> = sound.as_object().unwrap().keys().collect();
+    let all = [
+        "steps",
+        "loss",
+        "grad_norm",
+        "trained_tokens",
+        "loss_tokens",
+        "curve",
+    ];
+    assert_eq!(names.len(), all.len());
+    assert!(all.iter().all(|name| sound.get(name).is_some()));
 }

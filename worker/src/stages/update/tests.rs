@@ -149,6 +149,7 @@ fn golden_steps() {
                     .map(|m| m.as_f64() == Some(1.0) || m.as_bool() == Some(true))
                     .collect(),
                 sampled_log_probs: narrow(shifted(&update["old_log_prob"][i])),
+                log_kept_mass: None,
             };
             let mut entry = entry(0, i as u32, sequence, shifted(&update["advantages"][i]));
             entry.sequences[0].ref_log_probs = Some(narrow(shifted(&update["ref_log_prob"][i])));

@@ -1,0 +1,66 @@
+//! The time that an attempt at an episode spends inside environment calls. The policy's own
+//! time, the wait for a row and for a place are not in it: how long a policy may talk is a
+//! matter of rounds and tokens, and a long episode is no environment's failure.
+
+use super::{Interruption, Player};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::Instant;
+
+pub(super) struct EnvironmentClock<'a> {
+    player: &'a Player,
+    environment: &'a str,
+    address: String,
+    spent: Duration,
+    calls: u32,
+}
+
+impl<'a> EnvironmentClock<'a> {
+    pub(super) fn new(player: &'a Player, environment: &'a str, address: &str) -> Self {
+        Self {
+            player,
+            environment,
+            address: address.to_owned(),
+            spent: Duration::ZERO,
+            calls: 0,
+        }
+    }
+
+    /// Calls go to this address from now on.
+    pub(super) fn is_at(&mut self, address: &str) {
+        address.clone_into(&mut self.address);
+    }
+
+    /// Waits for a call, as long as the deadline leaves time for it.
+    pub(super) async fn call<T>(
+        &mut self,
+        what: &str,
+        call: impl Future<Output = T>,
+    ) -> Result<T, Interruption> {
+        let deadline = self.player.rules.deadline;
+        let start = Instant::now();
+        let busy = self.player.beat.busy();
+        let answer = tokio::time::timeout(deadline.saturating_sub(self.spent), call).await;
+        drop(busy);
+        let took = start.elapsed();
+        self.spent += took;
+        self.calls += 1;
+        self.player
+            .env_us
+            .fetch_add(took.as_micros() as u64, Ordering::Relaxed);
+        self.player.beat.tick();
+        answer.map_err(|tokio::time::error::Elapsed { .. }| {
+            Interruption::Fault(format!(
+                "environment `{}` at {} used up the {} s that an episode may spend in its environment's calls \
+                 (actor_rollout_ref.rollout.episode_deadline_s): the call to {what} was given up after {:.1} s, \
+                 {} calls before it took {:.1} s",
+                self.environment,
+                self.address,
+                deadline.as_secs_f64(),
+                took.as_secs_f64(),
+                self.calls - 1,
+                (self.spent - took).as_secs_f64(),
+            ))
+        })
+    }
+}

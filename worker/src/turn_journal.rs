@@ -1,0 +1,500 @@
+//! The journal of a part that plays episodes: what earlier attempts left of them, and what
+//! this one adds, event by event.
+//!
+//! An episode has a [`Tape`]. It is asked first; what it does not hold is sampled, or asked
+//! of the environment, and recorded on it. So an episode that was cut off goes on where its
+//! tape ends, and one whose tape is whole is made of it alone. What is recorded waits in
+//! memory until [`TurnJournal::save`] writes all of it as one segment.
+
+use crate::episode::Request;
+use crate::{Report, Result, StageContext};
+use agentgym_jobs::codec::{Payload as _, decode, encode, kind};
+use agentgym_jobs::episode::{Episode, Episodes, Sequence, Task};
+use agentgym_jobs::journal::{
+    Event, History, Link, Message, Record, Segment, SegmentV1, Step, beginning, link,
+};
+use bytes::Bytes;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// About as many bytes as one segment takes, unless a single event (an observation, as large
+/// as the environments' client lets it be) is larger.
+const SEGMENT_BYTES: usize = 32 << 20;
+
+/// Group and sample.
+type Key = (u32, u32);
+
+/// An episode of the part: what is played, and its random stream.
+#[derive(Debug, Clone)]
+pub struct EpisodeId {
+    /// What is solved.
+    pub task: Task,
+    /// Group of the episode.
+    pub group: u32,
+    /// Index in the group.
+    pub sample: u32,
+    /// Its randomness.
+    pub stream: [u8; 32],
+}
+
+impl From<&Request> for EpisodeId {
+    fn from(request: &Request) -> Self {
+        Self {
+            task: request.task.clone(),
+            group: request.group,
+            sample: request.sample,
+            stream: request.stream,
+        }
+    }
+}
+
+/// The journal of one attempt.
+pub struct TurnJournal {
+    histories: BTreeMap<Key, History>,
+    finished: BTreeMap<Key, Episode>,
+    /// Tokens that earlier attempts say they had sampled.
+    sampled_before: u64,
+    /// What the last segment of this attempt says.
+    sampled_told: u64,
+    shared: Arc<Shared>,
+}
+
+type Shared = Mutex<State>;
+
+/// What the tapes of an attempt have in common.
+#[derive(Debug, Default)]
+struct State {
+    /// In the order of writing, each with about as many bytes as it takes.
+    unsaved: Vec<(Record, usize)>,
+    /// Of an episode, its last one there.
+    latest: BTreeMap<Key, usize>,
+    unsaved_tokens: u64,
+    journalled_tokens: u64,
+    taken_up_tokens: u64,
+    begun_anew: u64,
+}
+
+fn held(shared: &Shared) -> MutexGuard<'_, State> {
+    // Whole also after a panic elsewhere: nothing in this file panics while it is held.
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl TurnJournal {
+    /// Reads what earlier attempts of the part left of these episodes. Segments are let go one
+    /// by one; what cannot be read, or does not fit, is left out and made again.
+    ///
+    /// # Errors
+    /// An input that is not there.
+    pub fn read(
+        context: &mut StageContext,
+        episodes: impl IntoIterator<Item = EpisodeId>,
+    ) -> Result<Self> {
+        let part = part_of(context)?;
+        let mut tasks = BTreeMap::new();
+        let mut histories = BTreeMap::new();
+        for id in episodes {
+            let key = (id.group, id.sample);
+            let begin = beginning(&part, &id.task, id.group, id.sample, &id.stream);
+            histories.insert(key, History::new(begin));
+            tasks.insert(key, id.task);
+        }
+        let mut finished = BTreeMap::new();
+        let mut sampled: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut sampled_before = 0;
+        for segment in std::mem::take(&mut context.replayed) {
+            // Older programs journalled finished episodes alone.
+            if kind(&segment) == Some(Episodes::KIND) {
+                for episode in
+                    readable(decode::<Episodes>(&segment)).map_or(vec![], Episodes::into_vec)
+                {
+                    let key = (episode.group, episode.sample);
+                    if tasks.get(&key) == Some(&episode.task) && episode.check().is_ok() {
+                        let tokens = sampled_tokens(&episode);
+                        if finished.insert(key, episode).is_none() {
+                            sampled_before += tokens;
+                        }
+                    }
+                }
+                continue;
+            }
+            let Some(Segment::V1(segment)) = readable(decode::<Segment>(&segment)) else {
+                continue;
+            };
+            let said = sampled.entry(segment.attempt).or_default();
+            *said = segment.sampled_tokens.max(*said);
+            for record in segment.records {
+                if let Some(history) = histories.get_mut(&(record.group, record.sample)) {
+                    history.add(record);
+                }
+            }
+        }
+        let sampled = sampled.into_values();
+        sampled_before = sampled.fold(sampled_before, u64::saturating_add);
+        let state = State {
+            taken_up_tokens: finished.values().map(sampled_tokens).sum(),
+            ..State::default()
+        };
+        Ok(Self {
+            histories,
+            finished,
+            sampled_before,
+            sampled_told: 0,
+            shared: Arc::new(Mutex::new(state)),
+        })
+    }
+
+    /// The episodes that older programs journalled whole; they have no tape.
+    pub(crate) fn take_finished(&mut self) -> BTreeMap<Key, Episode> {
+        std::mem::take(&mut self.finished)
+    }
+
+    /// The tape of an episode that was named when the journal was read. To be taken once.
+    pub fn tape(&mut self, group: u32, sample: u32) -> Tape {
+        let history = self.histories.remove(&(group, sample));
+        let (beginning, events) = history.map(History::into_parts).unwrap_or_default();
+        Tape {
+            group,
+            sample,
+            beginning,
+            link: beginning,
+            length: 0,
+            is_taken_up: !events.is_empty(),
+            tokens: 0,
+            recorded: events.into(),
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// Writes what was recorded since the last time. `sampled_tokens` is what the attempt has
+    /// sampled so far; the `last` segment of an attempt says it even where nothing is new.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn save(
+        &mut self,
+        context: &mut StageContext,
+        sampled_tokens: impl Fn() -> u64,
+        last: bool,
+    ) -> Result<()> {
+        let (records, tokens) = {
+            let mut state = held(&self.shared);
+            state.latest.clear();
+            let tokens = std::mem::take(&mut state.unsaved_tokens);
+            (std::mem::take(&mut state.unsaved), tokens)
+        };
+        // Asked afterwards: what is recorded was sampled.
+        let sampled_tokens = sampled_tokens();
+        if records.is_empty() && !(last && sampled_tokens > self.sampled_told) {
+            return Ok(());
+        }
+        for records in bounded(records) {
+            let segment = Segment::V1(SegmentV1 {
+                attempt: context.journal.attempt(),
+                sampled_tokens,
+                records,
+            });
+            let content = Bytes::from(encode(&segment)?);
+            context.journal.append(content).await?;
+        }
+        self.sampled_told = sampled_tokens;
+        held(&self.shared).journalled_tokens += tokens;
+        Ok(())
+    }
+
+    /// What is known of sampling twice; see docs/metrics.md.
+    pub fn report(&self, sampled_tokens: u64, report: &mut Report) {
+        let state = held(&self.shared);
+        report.set("sampled_tokens", sampled_tokens);
+        report.set("journalled_tokens", state.journalled_tokens);
+        report.set("taken_up_tokens", state.taken_up_tokens);
+        let twice = self.sampled_before.saturating_sub(state.taken_up_tokens);
+        report.set("sampled_twice_tokens", twice);
+        report.set("episodes_begun_anew", state.begun_anew);
+    }
+}
+
+/// What is new, in segments of a bounded size; one at least.
+fn bounded(records: Vec<(Record, usize)>) -> Vec<Vec<Record>> {
+    let mut segments = vec![Vec::new()];
+    let mut total = 0;
+    for (record, bytes) in records {
+        if total > 0 && total + bytes > SEGMENT_BYTES {
+            segments.push(Vec::new());
+            total = 0;
+        }
+        total += bytes;
+        segments.last_mut().expect("one at least").push(record);
+    }
+    segments
+}
+
+fn readable<T>(decoded: agentgym_jobs::Result<T>) -> Option<T> {
+    decoded
+        .inspect_err(|e| {
+            tracing::warn!(
+                "a segment of the journal is left out, the work in it will be made again: {e}"
+            )
+        })
+        .ok()
+}
+
+fn sampled_tokens(episode: &Episode) -> u64 {
+    let tokens: usize = episode.sequences.iter().map(Sequence::loss_tokens).sum();
+    tokens as u64
+}
+
+/// Which part of which run, and what it is made from.
+fn part_of(context: &StageContext) -> Result<Link> {
+    let mut hasher = blake3::Hasher::new();
+    let mut add = |text: &str| {
+        hasher.update(&(text.len() as u64).to_le_bytes());
+        hasher.update(text.as_bytes());
+    };
+    let plan = &context.plan;
+    for text in [
+        plan.identity.as_str(),
+        plan.run.as_str(),
+        &context.part.id.to_string(),
+    ] {
+        add(text);
+    }
+    for input in context.inputs.names() {
+        add(input);
+        for artifact in context.inputs.artifacts(input)? {
+            add(&artifact.name);
+            add(&artifact.digest.to_string());
+        }
+    }
+    Ok(hasher.finalize().into())
+}
+
+/// What has happened in an episode: recorded events first, in their order, then new ones.
+/// A tape that holds something else than what is asked for is of no further use from there on.
+#[derive(Debug)]
+pub struct Tape {
+    group: u32,
+    sample: u32,
+    beginning: Link,
+    /// Over all that has happened.
+    link: Link,
+    /// Number of events that have happened.
+    length: u32,
+    /// Recorded by an earlier attempt, and not asked for yet.
+    recorded: VecDeque<(Event, Link)>,
+    /// Some of it was recorded by an earlier attempt.
+    is_taken_up: bool,
+    /// Tokens in what was taken from the record.
+    tokens: u64,
+    shared: Arc<Shared>,
+}
+
+impl Tape {
+    /// One of an episode with these events, which nobody writes down.
+    #[cfg(test)]
+    pub(crate) fn holding(events: &[Event]) -> Self {
+        let beginning = Link::default();
+        let linked = events.iter().scan(beginning, |before, event| {
+            *before = link(before, event).ok()?.0;
+            Some((event.clone(), *before))
+        });
+        Self {
+            group: 0,
+            sample: 0,
+            beginning,
+            link: beginning,
+            length: 0,
+            is_taken_up: !events.is_empty(),
+            recorded: linked.collect(),
+            tokens: 0,
+            shared: Arc::default(),
+        }
+    }
+
+    /// What was recorded on it since, and how often it began anew.
+    #[cfg(test)]
+    pub(crate) fn news(&self) -> (Vec<Event>, u64) {
+        let state = held(&self.shared);
+        let records = state.unsaved.iter();
+        let events = records.flat_map(|(record, _)| record.events.clone());
+        (events.collect(), state.begun_anew)
+    }
+
+    /// True if all that happens from now on is new.
+    pub fn is_used_up(&self) -> bool {
+        self.recorded.is_empty()
+    }
+
+    /// True if the whole episode is recorded.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.recorded.back(), Some((Event::Over, _)))
+    }
+
+    /// The environment's first observation, if it is recorded.
+    pub fn opened(&mut self) -> Option<String> {
+        self.next(|event| match event {
+            Event::Opened(text) => Ok(text),
+            other => Err(other),
+        })
+    }
+
+    /// The policy's next message, if one is recorded that passes.
+    pub fn message(&mut self, passes: impl Fn(&Message) -> bool) -> Option<Message> {
+        let message = self.next(|event| match event {
+            Event::Message(message) if passes(&message) => Ok(message),
+            other => Err(other),
+        })?;
+        let tokens = message.token_ids.len() as u64;
+        self.tokens += tokens;
+        held(&self.shared).taken_up_tokens += tokens;
+        Some(message)
+    }
+
+    /// The possible actions, if they are recorded.
+    pub fn actions(&mut self) -> Option<Option<Vec<String>>> {
+        self.next(|event| match event {
+            Event::Actions(list) => Ok(list),
+            other => Err(other),
+        })
+    }
+
+    /// The environment's answer, if it is recorded.
+    pub fn step(&mut self) -> Option<Step> {
+        self.next(|event| match event {
+            Event::Step(step) => Ok(step),
+            other => Err(other),
+        })
+    }
+
+    /// The episode has its outcome.
+    pub fn over(&mut self) {
+        let known = self.next(|event| match event {
+            Event::Over => Ok(()),
+            other => Err(other),
+        });
+        if known.is_none() {
+            self.record(Event::Over);
+        }
+    }
+
+    fn next<T>(&mut self, take: impl FnOnce(Event) -> Result<T, Event>) -> Option<T> {
+        let (event, link) = self.recorded.pop_front()?;
+        match take(event) {
+            Ok(taken) => {
+                (self.link, self.length) = (link, self.length + 1);
+                Some(taken)
+            }
+            Err(_) => {
+                self.recorded.clear();
+                None
+            }
+        }
+    }
+
+    /// Records what has just happened.
+    pub fn record(&mut self, event: Event) {
+        let before = self.link;
+        // Nothing in an event can fail to be encoded; if it did, what follows could not be
+        // continued, which costs work and no correctness.
+        let Ok((link, bytes)) = link(&before, &event) else {
+            return;
+        };
+        let from = self.length;
+        (self.link, self.length) = (link, from + 1);
+        let mut state = held(&self.shared);
+        let state = &mut *state;
+        state.unsaved_tokens += event.sampled_tokens();
+        let key = (self.group, self.sample);
+        let latest = state.latest.get(&key).copied();
+        // A record may not be larger than a segment should be.
+        let open = latest
+            .and_then(|index| state.unsaved.get_mut(index))
+            .filter(|(record, size)| {
+                record.from as usize + record.events.len() == from as usize
+                    && size + bytes <= SEGMENT_BYTES
+            });
+        match open {
+            Some((record, size)) => {
+                record.events.push(event);
+                *size += bytes;
+            }
+            None => {
+                state.latest.insert(key, state.unsaved.len());
+                let record = Record {
+                    group: self.group,
+                    sample: self.sample,
+                    from,
+                    before,
+                    events: vec![event],
+                };
+                state.unsaved.push((record, bytes));
+            }
+        }
+    }
+
+    /// Nothing has happened: the episode is played from its beginning.
+    pub fn begin_anew(&mut self) {
+        let mut state = held(&self.shared);
+        state.taken_up_tokens = state.taken_up_tokens.saturating_sub(self.tokens);
+        state.begun_anew += u64::from(self.is_taken_up);
+        drop(state);
+        (self.link, self.length, self.tokens) = (self.beginning, 0, 0);
+        self.is_taken_up = false;
+        self.recorded.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(bytes: usize) -> Event {
+        Event::Opened("x".repeat(bytes))
+    }
+
+    #[test]
+    fn segments_are_bounded_and_continue_each_other() {
+        let mut tape = Tape::holding(&[]);
+        for bytes in [10, 20 << 20, 20 << 20, 40 << 20, 10, 10] {
+            tape.record(opened(bytes));
+        }
+        let unsaved = std::mem::take(&mut held(&tape.shared).unsaved);
+        let sizes: Vec<_> = unsaved.iter().map(|(r, _)| r.events.len()).collect();
+        assert_eq!(sizes, [2, 1, 1, 2]);
+        let segments = bounded(unsaved);
+        assert_eq!(segments.len(), 4);
+        for segment in &segments {
+            let bytes = encode(&Segment::V1(SegmentV1 {
+                attempt: 1,
+                sampled_tokens: 0,
+                records: segment.clone(),
+            }));
+            assert!(bytes.unwrap().len() < SEGMENT_BYTES + (9 << 20));
+        }
+        let mut history = History::new(Link::default());
+        segments.into_iter().flatten().for_each(|r| history.add(r));
+        assert_eq!(history.into_parts().1.len(), 6);
+        assert_eq!(bounded(Vec::new()), [vec![]]);
+    }
+
+    #[test]
+    fn an_episode_that_begins_anew_is_recorded_from_its_beginning() {
+        let mut tape = Tape::holding(&[opened(1), opened(2)]);
+        assert!(tape.opened().is_some() && !tape.is_used_up());
+        tape.begin_anew();
+        assert!(tape.is_used_up());
+        tape.record(opened(3));
+        tape.begin_anew();
+        tape.record(opened(4));
+        tape.over();
+        let unsaved = std::mem::take(&mut held(&tape.shared).unsaved);
+        let mut history = History::new(Link::default());
+        unsaved.into_iter().for_each(|(r, _)| history.add(r));
+        let events: Vec<Event> = history.into_parts().1.into_iter().map(|(e, _)| e).collect();
+        assert_eq!(events, [opened(4), Event::Over]);
+        assert_eq!(
+            tape.news().1,
+            1,
+            "only what an earlier attempt had played counts"
+        );
+    }
+}
