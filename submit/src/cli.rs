@@ -7,12 +7,13 @@ use agentgym_model::Dtype;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 /// Trains LLM agents on multi-turn tasks as durable jobs.
 #[derive(Debug, Parser)]
 #[command(
     name = "agentgym-submit",
-    version,
+    version = version(),
     arg_required_else_help = true,
     override_usage = "agentgym-submit [OPTIONS] RUN.YAML [KEY=VALUE]...\n       agentgym-submit [OPTIONS] COMMAND",
     after_help = "Exit codes: 0 done, 1 run stopped, 2 bad usage or config, 3 store, 4 unknown run or \
@@ -28,14 +29,34 @@ pub struct Cli {
     pub command: Command,
 }
 
+/// What `--version` prints behind the name.
+fn version() -> &'static str {
+    static VERSION: LazyLock<String> =
+        LazyLock::new(|| format!("{} ({})", env!("AGENTGYM_BUILD"), agentgym_worker::FEATURES));
+    &VERSION
+}
+
 /// Options that every command takes.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Global {
     /// Object store: a folder, s3://bucket/prefix or memory: [default: storage.url, else agentgym-data]
-    #[arg(long, global = true, env = "AGENTGYM_STORE", value_name = "URL")]
+    #[arg(
+        long,
+        global = true,
+        env = "AGENTGYM_STORE",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
     pub store: Option<String>,
-    /// Queue: sqlite:FILE or redis://… [default: queue.url, else a SQLite file beside the store]
-    #[arg(long, global = true, env = "AGENTGYM_QUEUE", value_name = "URL")]
+    /// Queue: sqlite:FILE or redis://…; one with a password belongs into AGENTGYM_QUEUE, since
+    /// everybody on the machine sees command lines [default: queue.url, else a SQLite file beside the store]
+    #[arg(
+        long,
+        global = true,
+        env = "AGENTGYM_QUEUE",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
     pub queue: Option<String>,
     /// Where workers in this process compute: cpu, cuda:N, or auto for a GPU where there is one
     #[arg(long, global = true, env = "AGENTGYM_DEVICE", default_value = "cpu")]
@@ -117,6 +138,11 @@ pub enum Command {
         /// Run id
         run: String,
     },
+    /// Read everything a run has committed, against its digests: what is damaged, missing or foreign
+    Verify {
+        /// Run id
+        run: String,
+    },
     /// The table of config keys
     Keys {
         /// Only keys whose path contains this
@@ -176,6 +202,9 @@ pub struct ExportArgs {
     /// that it is merged into
     #[arg(long, conflicts_with = "trajectories")]
     pub adapter: bool,
+    /// Also the reference policy, from which divergences are measured
+    #[arg(long, conflicts_with = "trajectories")]
+    pub reference: bool,
     /// Instead: a new JSON file for the episodes of the run, or of --iteration, in
     /// AgentTraj-L's format, which sft and dpo runs read
     #[arg(long, value_name = "FILE")]
@@ -209,7 +238,7 @@ pub struct InspectArgs {
     /// Part of the stage
     pub part: Option<u32>,
     /// One JSON record per line: an episode, a training sequence, a minibatch
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long)]
     pub jsonl: bool,
     /// Only the episodes of this group (draw index)
     #[arg(long)]

@@ -6,6 +6,7 @@
 //! else has been said for a while.
 
 use crate::text;
+use agentgym_envs::text::visible;
 use agentgym_jobs::pipeline::PartId;
 use agentgym_worker::Event;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -133,7 +134,8 @@ impl Display {
                 .set_prefix(format!("iteration {}", iteration.0));
             let mut words = vec![format!("{} of {} parts", iteration.1, iteration.2)];
             words.extend((!rate.is_empty()).then(|| rate.to_owned()));
-            bars.iteration.set_message(words.join("  "));
+            bars.iteration
+                .set_message(visible(&words.join("  ")).into_owned());
         }
         self.draw_run();
     }
@@ -307,7 +309,7 @@ impl Part {
         if let Some(bar) = &self.bar {
             bar.set_length(self.total);
             bar.set_position(self.done);
-            bar.set_message(self.words());
+            bar.set_message(visible(&self.words()).into_owned());
         }
     }
 }

@@ -63,6 +63,16 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
+    /// Something of a run is not as it was committed.
+    #[error(
+        "run {run} is not whole: {faults}; what each of them needs is said above. Nothing was changed"
+    )]
+    NotWhole {
+        /// The run.
+        run: String,
+        /// How many of what.
+        faults: String,
+    },
     /// The run stopped by itself.
     #[error(
         "run {run} stopped: {message}\nNothing that is committed is lost. {}: {resume}",
@@ -130,6 +140,7 @@ impl Error {
             Self::Jobs(Jobs::Queue(_)) | Self::Unreachable { .. } => Exit::Unreachable,
             Self::Jobs(Jobs::Storage(_) | Jobs::Payload { .. })
             | Self::Storage(_)
+            | Self::NotWhole { .. }
             | Self::Local { .. } => Exit::Store,
             Self::Jobs(_) | Self::Usage(_) => Exit::Config,
             Self::Stopped { cause, .. } => match cause {

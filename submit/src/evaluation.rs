@@ -43,7 +43,7 @@ pub fn report(book: &Book, plan: &Plan) -> String {
     let mut table = Vec::new();
     for (name, row) in rows(book, plan) {
         let line = |name: &str, score: &Value, greedy_success: Option<f64>| {
-            let mut cells = vec![name.to_owned(), items(score), estimate(&score["avg"])];
+            let mut cells = vec![name.to_owned(), items(score), mean_estimate(&score["avg"])];
             cells.extend(ks.iter().map(|k| estimate(&score["pass"][k.to_string()])));
             cells.extend(greedy.then(|| text::share(greedy_success)));
             let rounds = score["rounds_mean"].as_f64();
@@ -85,6 +85,16 @@ fn estimate(value: &Value) -> String {
     match (field("mean"), field("low"), field("high")) {
         (Some(mean), Some(low), Some(high)) => format!("{mean:.3} [{low:.3}, {high:.3}]"),
         _ => "–".to_owned(),
+    }
+}
+
+/// The mean of rewards: its interval is mean ± 1.96 standard errors, which a few items
+/// say too little about.
+fn mean_estimate(value: &Value) -> String {
+    const ITEMS_MIN: u64 = 10;
+    match (value["mean"].as_f64(), value["of"].as_u64()) {
+        (Some(mean), Some(of)) if of < ITEMS_MIN => format!("{mean:.3} [–]"),
+        _ => estimate(value),
     }
 }
 
@@ -167,14 +177,22 @@ evaluation:
     }
 
     #[test]
+    fn a_mean_has_an_interval_where_there_are_items_enough_for_one() {
+        let of = |of: u64| json!({"mean": 0.0, "low": -1.96, "high": 1.96, "of": of});
+        assert_eq!(mean_estimate(&of(2)), "0.000 [–]");
+        assert_eq!(mean_estimate(&of(10)), "0.000 [-1.960, 1.960]");
+        assert_eq!(mean_estimate(&Value::Null), "–");
+    }
+
+    #[test]
     fn a_table_with_categories() {
         let (book, plan) = book();
         insta::assert_snapshot!(report(&book, &plan), @"
         models/base at temperature 1, at most 15 rounds; mean with 95 % interval
-          set    items                 avg@4                pass@1                pass@4  rounds            env faults
-          real       3  0.500 [0.250, 1.000]  0.500 [0.250, 1.000]  1.000 [0.500, 1.000]     6.2  0.000 [0.000, 1.000]
-            d1       2  0.750 [0.375, 1.000]  0.750 [0.375, 1.000]  1.000 [0.500, 1.000]     6.2  0.000 [0.000, 1.000]
-            d2  0 of 1                     –                     –                     –       –                     –
+          set    items      avg@4                pass@1                pass@4  rounds            env faults
+          real       3  0.500 [–]  0.500 [0.250, 1.000]  1.000 [0.500, 1.000]     6.2  0.000 [0.000, 1.000]
+            d1       2  0.750 [–]  0.750 [0.375, 1.000]  1.000 [0.500, 1.000]     6.2  0.000 [0.000, 1.000]
+            d2  0 of 1          –                     –                     –       –                     –
         ");
         let json = report_json(&book, &plan);
         assert_eq!(json["sets"]["real"]["score"]["pass"]["1"]["mean"], 0.5);

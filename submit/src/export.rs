@@ -1,28 +1,35 @@
 //! `export RUN --iteration N --to DIR`: one iteration as plain files that
-//! PyTorch and `transformers` read, enough to recompute its update:
+//! PyTorch and `transformers` read, enough to recompute its advantages and updates:
 //!
 //! ```text
 //! policy_before/     the folder the update started from
 //! optimizer_before/  AdamW state; absent where the update started fresh
 //! policy_after/      the folder it wrote
+//! episodes.jsonl     one episode of the rollouts per line, those not trained on too
 //! trajectories.jsonl one sequence of the batch per line, by slot
 //! update.json        minibatches in order: slots, hyper-parameters, metrics
 //! critic_…           the same three folders and record of a critic, where there is one
-//! lineage.json       of an AgentEvol run instead: where each kept trajectory was played
-//! export.json        where all this comes from
+//! sft_…, dpo_…       of supervised steps instead: examples, and steps in order
+//! lineage.json       of an AgentEvol run: where each kept trajectory was played
+//! reference/         on request: what divergences are measured against
+//! export.json        where all this comes from, and the settings
 //! ```
 //!
 //! Where an adapter is trained, `adapter_before/` and `adapter_after/` hold it in
 //! PEFT's layout, the optimizer's state is the adapter's, and the policies are
 //! the base with the adapter merged, left out with `--adapter`.
 
-use crate::records::{Slot, batch_json, input, slots};
+mod episodes;
+mod lessons;
+
+use crate::records::{Slot, batch_json, has, input, slots};
 use crate::runs::{RunView, cache_dir};
 use crate::{Error, Result};
 use agentgym_jobs::config::Pipeline;
-use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, critic_of, policy_of};
+use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, critic_of, policy_of, reference_of};
 use agentgym_model::{Adapter, Device, Policy};
 use agentgym_storage::{Inputs, LocalFolder, Manifest};
+use episodes::Played;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -33,19 +40,37 @@ pub struct Exported {
     pub names: Vec<String>,
     /// Folders that retention has removed since.
     pub removed: Vec<String>,
+    /// Files that cannot be made on this machine, and why.
+    pub unwritten: Vec<String>,
     /// Sequences of the batch.
     pub trajectories: usize,
+    /// Examples of supervised steps.
+    pub examples: usize,
 }
 
-/// Writes iteration `n` as the folder `to`, all of it or nothing; of a run that
-/// trains an adapter the policies only if not `adapter_alone`.
+/// What is wanted besides.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted {
+    /// Of a run that trains an adapter, this alone without the policies.
+    pub adapter_alone: bool,
+    /// The reference policy.
+    pub reference: bool,
+}
+
+/// Writes iteration `n` as the folder `to`, all of it or nothing.
 ///
 /// # Errors
 /// An iteration without an update yet, a damaged artifact, a folder that is
-/// not empty, an adapter alone where there is none.
-pub async fn export(view: &RunView, n: u32, to: &Path, adapter_alone: bool) -> Result<Exported> {
+/// not empty, an adapter or a reference where there is none.
+pub async fn export(view: &RunView, n: u32, to: &Path, wanted: Wanted) -> Result<Exported> {
     view.iteration_parts(n)?;
-    if adapter_alone && !view.plan.has_adapter() {
+    if wanted.reference && !view.plan.needs_reference() {
+        return Err(Error::Usage(format!(
+            "run {} measures no divergence from a reference policy; leave --reference out",
+            view.plan.run
+        )));
+    }
+    if wanted.adapter_alone && !view.plan.has_adapter() {
         return Err(Error::Usage(format!(
             "run {} trains no adapter (actor_rollout_ref.model.lora_rank is 0); leave --adapter out",
             view.plan.run
@@ -63,7 +88,7 @@ pub async fn export(view: &RunView, n: u32, to: &Path, adapter_alone: bool) -> R
         .tempdir_in(parent)
         .map_err(Error::local(parent))?;
     let mut out = Exported::default();
-    write_all(view, (n, adapter_alone), &after, partial.path(), &mut out).await?;
+    write_all(view, (n, wanted), &after, partial.path(), &mut out).await?;
     let partial = partial.keep();
     #[cfg(unix)]
     {
@@ -78,68 +103,174 @@ pub async fn export(view: &RunView, n: u32, to: &Path, adapter_alone: bool) -> R
 
 async fn write_all(
     view: &RunView,
-    (n, adapter_alone): (u32, bool),
+    (n, wanted): (u32, Wanted),
     after: &Manifest,
     to: &Path,
     out: &mut Exported,
 ) -> Result<()> {
+    let (plan, adapter_alone) = (&view.plan, wanted.adapter_alone);
+    let (config, rollout) = (&plan.config, &plan.config.actor_rollout_ref.rollout);
     let mut origin = json!({
-        "run": view.plan.run.to_string(),
-        "identity": view.plan.identity,
+        "run": plan.run.to_string(),
+        "identity": plan.identity,
+        "plan_format": plan.format,
+        "pipeline": config.run.pipeline,
         "iteration": n,
-        "seed": view.plan.config.run.seed,
-        "temperature": view.plan.config.actor_rollout_ref.rollout.temperature,
-        "actor": view.plan.config.actor_rollout_ref.actor,
-        "algorithm": view.plan.config.algorithm,
+        "seed": config.run.seed,
+        "temperature": rollout.temperature,
+        "rollout": {
+            "n": rollout.n,
+            "temperature": rollout.temperature,
+            "top_k": rollout.top_k,
+            "top_p": rollout.top_p,
+        },
+        "train_batch_size": config.data.train_batch_size,
+        "actor": config.actor_rollout_ref.actor,
+        "algorithm": config.algorithm,
     });
-    if view.plan.has_adapter() {
-        origin["model"] = json!(view.plan.config.actor_rollout_ref.model);
+    if plan.has_adapter() {
+        origin["model"] = json!(config.actor_rollout_ref.model);
     }
     policy(view, after, (to, "after", adapter_alone), out).await?;
-    // What a fork begins with is the end of an iteration of its parent's.
-    let own = view.plan.forked_at().map_or(n > 0, |last| n > last);
-    if own && view.plan.config.run.pipeline == Pipeline::AgentEvol {
-        let filter = PartId {
-            iteration: n,
-            stage: Stage::Filter,
-            part: 0,
-        };
-        let lineage = view
-            .bytes(&view.committed(filter).await?, "lineage.json")
-            .await?;
-        write(to, "lineage.json", &lineage, out)?;
-    } else if own {
-        let before = view.committed(policy_of(&view.plan, n - 1)).await?;
-        policy(view, &before, (to, "before", adapter_alone), out).await?;
-        // Only an update's optimizer carries on; a warm start's does not.
-        let carries_on = before.stage == Stage::Update.name();
-        if carries_on {
-            let dir = to.join("optimizer_before");
-            folder(view, &before, "optimizer", &dir, out).await?;
-        }
-        origin["optimizer_before"] = json!(if carries_on { "carried on" } else { "fresh" });
-        let batch = PartId {
-            iteration: n,
-            stage: Stage::Advantage,
-            part: 0,
-        };
-        let batch = view.committed(batch).await?;
-        let lines = trajectories(&slots(view, &batch).await?);
-        out.trajectories = lines.len();
-        let config = &view.plan.config;
-        let samples = config.actor_rollout_ref.rollout.n as usize;
-        origin["slots"] = json!(config.data.train_batch_size * samples);
-        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-        write(to, "trajectories.jsonl", text.as_bytes(), out)?;
-        let update = view.bytes(after, "update.json").await?;
-        write(to, "update.json", &update, out)?;
-        if let Some(id) = critic_of(&view.plan, n) {
-            origin["critic"] = json!(view.plan.config.critic);
-            critic(view, &view.committed(id).await?, to, out).await?;
+    if plan.needs_reference() {
+        let reference = reference_of(plan);
+        origin["reference"] = json!(reference.to_string());
+        if wanted.reference {
+            let commit = view.committed(reference).await?;
+            folder(view, &commit, "policy", &to.join("reference"), out).await?;
         }
     }
+    // What a fork begins with is the end of an iteration of its parent's.
+    let own = plan.forked_at().is_none_or(|last| n > last);
+    match config.run.pipeline {
+        _ if !own => {}
+        _ if n == 0 => {
+            lessons::warm_start(view, (to, adapter_alone), &mut origin, out).await?;
+        }
+        Pipeline::AgentEvol => {
+            let filter = PartId {
+                iteration: n,
+                stage: Stage::Filter,
+                part: 0,
+            };
+            let kept = view.committed(filter).await?;
+            let lineage = view.bytes(&kept, "lineage.json").await?;
+            write(to, "lineage.json", &lineage, out)?;
+            let base = view.committed(BASE_PART).await?;
+            policy(view, &base, (to, "before", adapter_alone), out).await?;
+            lessons::sft(view, n, Some(kept), to, out).await?;
+            origin["optimizer_before"] = json!("fresh");
+        }
+        _ => update(view, (n, adapter_alone), after, (to, &mut origin), out).await?,
+    }
     origin["removed"] = json!(out.removed);
+    origin["unwritten"] = json!(out.unwritten);
     write(to, "export.json", format!("{origin:#}\n").as_bytes(), out)
+}
+
+/// An iteration of reinforcement learning.
+async fn update(
+    view: &RunView,
+    (n, adapter_alone): (u32, bool),
+    after: &Manifest,
+    (to, origin): (&Path, &mut Value),
+    out: &mut Exported,
+) -> Result<()> {
+    let before = view.committed(policy_of(&view.plan, n - 1)).await?;
+    policy(view, &before, (to, "before", adapter_alone), out).await?;
+    origin["optimizer_before"] = json!(optimizer(view, &before, Stage::Update, "", to, out).await?);
+    let batch = PartId {
+        iteration: n,
+        stage: Stage::Advantage,
+        part: 0,
+    };
+    let batch = view.committed(batch).await?;
+    if has(&batch, "kl.json") {
+        origin["kl"] = view.json(&batch, "kl.json").await?;
+    }
+    let slots = slots(view, &batch).await?;
+    let played = Played::read(view, n, &slots).await?;
+    origin["selected_groups"] = json!(played.selected);
+    write(to, "episodes.jsonl", jsonl(&played.lines).as_bytes(), out)?;
+    let lines = trajectories(&slots, &played);
+    out.trajectories = lines.len();
+    let config = &view.plan.config;
+    let samples = config.actor_rollout_ref.rollout.n as usize;
+    origin["slots"] = json!(config.data.train_batch_size * samples);
+    write(to, "trajectories.jsonl", jsonl(&lines).as_bytes(), out)?;
+    record(view, after, "update.json", to, out).await?;
+    if let Some(id) = critic_of(&view.plan, n) {
+        origin["critic"] = json!(view.plan.config.critic);
+        let after = view.committed(id).await?;
+        origin["critic_optimizer_before"] = json!(critic(view, &after, to, out).await?);
+    }
+    Ok(())
+}
+
+/// The state that an update of the stage `made_by` began with, and what became of it.
+async fn optimizer(
+    view: &RunView,
+    before: &Manifest,
+    made_by: Stage,
+    model: &str,
+    to: &Path,
+    out: &mut Exported,
+) -> Result<&'static str> {
+    // Only the same phase's optimizer carries on, and a fork may have left it behind.
+    let kept = before
+        .outputs
+        .iter()
+        .any(|o| o.name.starts_with("optimizer/"));
+    if before.stage != made_by.name() || !kept {
+        return Ok("fresh");
+    }
+    let name = format!("{model}optimizer_before");
+    folder(view, before, "optimizer", &to.join(&name), out).await?;
+    Ok(match out.removed.contains(&name) {
+        true => "carried on, and removed by retention since",
+        false => "carried on",
+    })
+}
+
+/// What a stage wrote of its steps.
+async fn record(
+    view: &RunView,
+    manifest: &Manifest,
+    name: &str,
+    to: &Path,
+    out: &mut Exported,
+) -> Result<()> {
+    let record = plain_zeros(view.json(manifest, name).await?);
+    write(to, name, format!("{record:#}\n").as_bytes(), out)
+}
+
+fn jsonl(lines: &[Value]) -> String {
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// A stage's function could not say again what it did.
+fn unsaid(error: agentgym_worker::Error) -> Error {
+    match error {
+        agentgym_worker::Error::Storage(error) => error.into(),
+        agentgym_worker::Error::Jobs(error) => error.into(),
+        other => Error::Usage(format!("what this iteration learnt from: {other}")),
+    }
+}
+
+/// The same without negative zeros, which sums of nothing leave.
+pub(crate) fn plain_zeros(value: Value) -> Value {
+    match value {
+        Value::Array(all) => all.into_iter().map(plain_zeros).collect(),
+        Value::Object(all) => {
+            let all = all.into_iter();
+            Value::Object(
+                all.map(|(name, value)| (name, plain_zeros(value)))
+                    .collect(),
+            )
+        }
+        Value::Number(number) if number.is_f64() && number.as_f64() == Some(0.0) => json!(0.0),
+        other => other,
+    }
 }
 
 /// The policy of a commit, and its adapter where one is trained.
@@ -173,21 +304,22 @@ async fn policy(
     Ok(())
 }
 
-/// The critic's side of an iteration.
-async fn critic(view: &RunView, after: &Manifest, to: &Path, out: &mut Exported) -> Result<()> {
+/// The critic's side of an iteration; what became of its optimizer's state.
+async fn critic(
+    view: &RunView,
+    after: &Manifest,
+    to: &Path,
+    out: &mut Exported,
+) -> Result<&'static str> {
     let before = input(view, after, "critic").await?;
     folder(view, after, "critic", &to.join("critic_after"), out).await?;
     folder(view, &before, "critic", &to.join("critic_before"), out).await?;
-    if before.stage == Stage::CriticUpdate.name() {
-        let dir = to.join("critic_optimizer_before");
-        folder(view, &before, "optimizer", &dir, out).await?;
-    }
-    let record = view.bytes(after, "critic_update.json").await?;
-    write(to, "critic_update.json", &record, out)
+    record(view, after, "critic_update.json", to, out).await?;
+    optimizer(view, &before, Stage::CriticUpdate, "critic_", to, out).await
 }
 
 /// One line per sequence: the fields of the episode, then the streams.
-fn trajectories(slots: &[Slot]) -> Vec<Value> {
+fn trajectories(slots: &[Slot], played: &Played) -> Vec<Value> {
     let mut lines = Vec::new();
     let mut number = 0;
     for slot in slots {
@@ -207,7 +339,8 @@ fn trajectories(slots: &[Slot]) -> Vec<Value> {
             for (name, stream) in sequence.as_object().into_iter().flatten() {
                 line.insert(name.clone(), stream.clone());
             }
-            lines.push(Value::Object(line));
+            line.extend(played.beside(slot, index).cloned().into_iter().flatten());
+            lines.push(plain_zeros(Value::Object(line)));
         }
     }
     lines

@@ -326,7 +326,7 @@ impl Follower {
     /// Writes the figures so far.
     pub(crate) fn write_metrics(&self) -> Result<Vec<PathBuf>> {
         match &self.metrics_dir {
-            Some(dir) => self.book.write(dir, &self.view.plan.config.trainer.logger),
+            Some(dir) => self.book.write(dir, &self.view.plan.config.trainer),
             None => Ok(Vec::new()),
         }
     }

@@ -16,20 +16,23 @@ use crate::runs::{RunView, newest_plan};
 use crate::{Error, Result};
 use agentgym_jobs::config::{Pipeline, RunConfig};
 use agentgym_jobs::pipeline::{PartId, Stage, adopted, critic_of, policy_of};
-use agentgym_jobs::plan::{Plan, code_version};
+use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Artifact, AttemptStart, Committed, Key, Manifest, RunId, Store, Work};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Keys of what a fork takes over as it is.
-const FIXED: [&str; 8] = [
+const FIXED: [&str; 11] = [
     "run.pipeline",
     "run.fork",
     "actor_rollout_ref.model",
     "actor_rollout_ref.ref.model",
     "critic.model",
     "sft.steps",
+    "sft.epochs",
     "sft.sources",
+    "sft.validation_share",
+    "sft.validation_sources",
     "jobs.sft_part_steps",
 ];
 
@@ -142,7 +145,7 @@ fn plan(parent: &RunView, args: &ForkArgs, global: Vec<String>, base: &Path) -> 
     let head: String = of.run.as_str().chars().take(STEM_CHARS_MAX).collect();
     let stem = format!("{head}-at-{}", args.iteration);
     let config = RunConfig::parse(&stem, &path, &text, &overrides)?;
-    Ok(Plan::new(config, base)?)
+    Ok(Plan::new(config, base)?.of_format(of.format))
 }
 
 /// Pins what the child needs; its commits.
@@ -152,7 +155,7 @@ async fn take_over(parent: &RunView, child: &Plan, args: &ForkArgs) -> Result<Ve
     let mut manifests = Vec::new();
     for id in adopted(child) {
         check_part(plan, child, id)?;
-        let mut manifest = parent.committed(id).await?;
+        let manifest = parent.committed(id).await?;
         let carries_on = newest.contains(&Some(id)) && !args.fresh_optimizer;
         let is_read = |artifact: &Artifact| {
             let name = artifact.name.as_str();
@@ -162,29 +165,27 @@ async fn take_over(parent: &RunView, child: &Plan, args: &ForkArgs) -> Result<Ve
             };
             wanted && (carries_on || !name.starts_with("optimizer/"))
         };
-        manifest.outputs.retain(is_read);
-        manifests.push(manifest);
+        manifests.push(manifest.taken_over(child.run.clone(), is_read)?);
     }
     let mut by_owner: BTreeMap<RunId, BTreeSet<Key>> = BTreeMap::new();
     for artifact in manifests.iter().flat_map(|m| &m.outputs) {
         let owner = by_owner.entry(artifact.key.run().clone()).or_default();
         owner.insert(artifact.key.clone());
     }
+    let mut removed = BTreeSet::new();
     for (owner, keys) in &by_owner {
-        let removed = parent.store.removed(owner, keys).await?;
-        if let Some(key) = removed.first() {
-            return Err(gone(parent, args, key));
-        }
+        removed.extend(parent.store.removed(owner, keys).await?);
+    }
+    if !removed.is_empty() {
+        return Err(gone(parent, args, &removed).await?);
     }
     for (owner, keys) in by_owner {
         parent.store.pin(&owner, &child.run, keys).await?;
     }
     for manifest in &mut manifests {
-        manifest.run = child.run.clone();
-        manifest.inputs = Vec::new();
         manifest.seed = child.config.run.seed;
+        manifest.code_version = agentgym_worker::BUILD.to_owned();
         manifest.plan_revision = child.revision;
-        manifest.decision = None;
     }
     Ok(manifests)
 }
@@ -215,24 +216,64 @@ fn check_part(parent: &Plan, child: &Plan, id: PartId) -> Result<()> {
 }
 
 /// Retention was quicker: what can be done instead.
-fn gone(parent: &RunView, args: &ForkArgs, key: &Key) -> Error {
+async fn gone(parent: &RunView, args: &ForkArgs, removed: &BTreeSet<Key>) -> Result<Error> {
     let (run, n, url) = (&parent.plan.run, args.iteration, parent.store.argument());
-    let is_optimizer = matches!(key, Key::File { name, .. } if name.starts_with("optimizer/"));
-    let every = parent.plan.config.trainer.save_freq;
-    Error::Missing(match is_optimizer {
-        true => format!(
-            "the optimizer state of iteration {n} was removed by retention, which keeps the last two; go on with a fresh \
-             one: `agentgym-submit fork {run} --iteration {n} --fresh-optimizer --store {url}{}`",
-            args.overrides
-                .iter()
-                .map(|o| format!(" {o}"))
-                .collect::<String>()
-        ),
-        false => format!(
-            "what iteration {n} left was removed by retention ({key}); fork one of the last two iterations, or one that \
-             trainer.save_freq = {every} divides (with --fresh-optimizer)"
-        ),
-    })
+    let command = |iteration: u32| {
+        let overrides: String = args.overrides.iter().map(|o| format!(" {o}")).collect();
+        format!(
+            "`agentgym-submit fork {run} --iteration {iteration} --fresh-optimizer --store {url}{overrides}`"
+        )
+    };
+    let is_optimizer =
+        |key: &&Key| matches!(key, Key::File { name, .. } if name.starts_with("optimizer/"));
+    // A fresh optimizer helps only where nothing else is gone.
+    let Some(key) = removed.iter().find(|key| !is_optimizer(key)) else {
+        return Ok(Error::Missing(format!(
+            "the optimizer state of iteration {n} was removed by retention, which keeps the last two; go on with a \
+             fresh one: {}",
+            command(n)
+        )));
+    };
+    let left = left(parent).await?;
+    let before_end = left.iter().filter(|other| **other < parent.plan.iterations);
+    let nearest = before_end.min_by_key(|other| other.abs_diff(n));
+    let instead = nearest.map_or_else(String::new, |nearest| {
+        format!("; the nearest: {}", command(*nearest))
+    });
+    let left: Vec<String> = left.iter().map(u32::to_string).collect();
+    Ok(Error::Missing(format!(
+        "what iteration {n} left was removed by retention ({key}), which keeps the last two iterations, every one that \
+         trainer.save_freq = {} divides, and the best; policies of these are there: {}{instead}",
+        parent.plan.config.trainer.save_freq,
+        left.join(", ")
+    )))
+}
+
+/// Iterations whose policy, and critic where there is one, are still there.
+async fn left(parent: &RunView) -> Result<Vec<u32>> {
+    let plan = &parent.plan;
+    let mut found = Vec::new();
+    for iteration in 0..=plan.iterations {
+        let mut keys = BTreeSet::new();
+        for id in [Some(policy_of(plan, iteration)), critic_of(plan, iteration)] {
+            let Some(id) = id else { continue };
+            let manifest = parent.manifest(id).await?;
+            let outputs = manifest.into_iter().flat_map(|m| m.outputs);
+            let kept = ["policy/", "adapter/", "critic/"];
+            keys.extend(
+                outputs
+                    .filter(|output| kept.iter().any(|kind| output.name.starts_with(kind)))
+                    .map(|output| output.key),
+            );
+        }
+        if !keys.is_empty() {
+            found.push((iteration, keys));
+        }
+    }
+    let all = found.iter().flat_map(|(_, keys)| keys.clone()).collect();
+    let removed = parent.store.removed(&plan.run, &all).await?;
+    found.retain(|(_, keys)| keys.is_disjoint(&removed));
+    Ok(found.into_iter().map(|(iteration, _)| iteration).collect())
 }
 
 /// Commits a part that was taken over, once.
@@ -245,7 +286,7 @@ async fn commit(store: &Store, mut manifest: Manifest) -> Result<()> {
     let start = AttemptStart {
         worker: "fork".to_owned(),
         started_unix_s: now,
-        code_version: code_version().to_owned(),
+        code_version: agentgym_worker::BUILD.to_owned(),
         plan_revision: manifest.plan_revision,
     };
     let attempt = store.start_attempt(&slot, &start).await?;

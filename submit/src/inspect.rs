@@ -198,6 +198,13 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
             continue;
         }
         text::emit(&inspect_text::head(id, &manifest, &row));
+        if manifest.attempt > 1 {
+            let attempts = view.store.attempts(&view.slot(id)).await?;
+            let sampling = inspect_text::sampling(&attempts, &manifest, &row);
+            if !sampling.is_empty() {
+                text::emit(&sampling);
+            }
+        }
         let brief = ids.len() > 1 && !args.tokens && args.group.is_none() && args.sample.is_none();
         let pieces = if args.tokens && !matches!(content, Content::Nothing) {
             inspect_text::Pieces::of(view).await?
@@ -206,7 +213,7 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
         };
         text::emit(&inspect_text::body(&content, brief, args.tokens, &pieces));
     }
-    if global.json {
+    if global.json && !args.jsonl {
         match (documents.len(), args.part) {
             (1, Some(_)) => text::emit_json(&documents.remove(0)),
             _ => text::emit_json(&Value::Array(documents)),

@@ -9,7 +9,7 @@ use agentgym_jobs::episode::{Episode, Finish, Outcome, Parse, Sequence, Summary}
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::records::BatchEpisode;
 use agentgym_model::Tokenizer;
-use agentgym_storage::Manifest;
+use agentgym_storage::{AttemptOutcome, AttemptRecord, Manifest};
 use serde_json::Value;
 
 /// Longest line of an observation or a prompt that is shown.
@@ -92,6 +92,46 @@ pub(crate) fn head(id: PartId, manifest: &Manifest, row: &Row) -> String {
         let figures: Vec<String> = row.metrics.iter().map(|(k, v)| figure(k, v)).collect();
         out += &format!("  {}\n", figures.join("  "));
     }
+    out
+}
+
+/// What the attempts at a part that was not committed by the first one sampled, and what became
+/// of it; nothing where nothing is sampled.
+pub(crate) fn sampling(attempts: &[AttemptRecord], manifest: &Manifest, row: &Row) -> String {
+    let Some(twice) = row.stats.get("sampled_twice_tokens") else {
+        return String::new();
+    };
+    let tokens = |stats: &serde_json::Map<String, Value>| {
+        let of = |name: &str| stats.get(name).and_then(Value::as_u64).unwrap_or_default();
+        format!(
+            "{} tokens taken up, {} sampled, {} journalled",
+            of("taken_up_tokens"),
+            of("sampled_tokens"),
+            of("journalled_tokens")
+        )
+    };
+    let mut out = String::new();
+    for attempt in attempts.iter().filter(|a| a.number < manifest.attempt) {
+        let how = match &attempt.end {
+            None => "no end is on record".to_owned(),
+            Some(end) => {
+                let outcome = match end.outcome {
+                    AttemptOutcome::Committed => "committed",
+                    AttemptOutcome::Superseded => "superseded",
+                    AttemptOutcome::Failed => "failed",
+                    AttemptOutcome::Drained => "drained",
+                    AttemptOutcome::Cancelled => "cancelled",
+                };
+                format!("{outcome}: {}", tokens(&end.stats))
+            }
+        };
+        out += &format!("  attempt {}  {how}\n", attempt.number);
+    }
+    out += &format!(
+        "  attempt {}  committed: {}; {twice} known to be sampled twice\n",
+        manifest.attempt,
+        tokens(&row.stats)
+    );
     out
 }
 
@@ -320,6 +360,9 @@ fn indented(label: &str, body: &str) -> String {
 }
 
 fn token_table(sequence: &Sequence, streams: &[(&str, Vec<f64>)], pieces: &Pieces) -> String {
+    let masses = sequence.log_kept_mass.iter();
+    let masses = masses.map(|row| ("kept", row.iter().map(|x| f64::from(*x)).collect()));
+    let streams: Vec<(&str, Vec<f64>)> = masses.chain(streams.iter().cloned()).collect();
     let mut head = vec!["text", "position", "id", "loss", "sampled"];
     head.extend(streams.iter().map(|(name, _)| *name));
     let rows: Vec<Vec<String>> = (0..sequence.token_ids.len())

@@ -1,7 +1,7 @@
 //! `keys`: the table of config keys, straight from the one place that defines
 //! them, so that it cannot be out of date.
 
-use agentgym_jobs::config::keys::{KEYS, KeySpec, Kind};
+use agentgym_jobs::config::keys::{KEYS, KeySpec, Kind, limit_of};
 use serde_json::{Value, json};
 
 fn matching(filter: Option<&str>) -> impl Iterator<Item = &'static KeySpec> {
@@ -21,7 +21,8 @@ fn kind(key: &KeySpec) -> &'static str {
 /// For people: by section; keys without a meaning here in one paragraph.
 pub fn render(filter: Option<&str>) -> String {
     let mut out = String::from(
-        "identity keys decide results and are part of the run; bindings may change at every resume\n",
+        "identity keys decide results and are part of the run; bindings may change at every resume\n\
+         [default]  what a number, or each number of a list, may be\n",
     );
     let mut section = "";
     let used = || matching(filter).filter(|k| k.kind != Kind::Unused);
@@ -32,8 +33,9 @@ pub fn render(filter: Option<&str>) -> String {
             section = head;
             out += &format!("\n{section}\n");
         }
+        let limit = limit_of(key.path).map_or_else(String::new, |limit| format!("  {limit}"));
         out += &format!(
-            "  {:<width$}  {:<8}  {}  [{}]\n",
+            "  {:<width$}  {:<8}  {}  [{}]{limit}\n",
             key.path,
             kind(key),
             key.doc,
@@ -42,7 +44,10 @@ pub fn render(filter: Option<&str>) -> String {
     }
     let unused: Vec<_> = matching(filter)
         .filter(|k| k.kind == Kind::Unused)
-        .map(|k| k.path)
+        .map(|k| match k.only {
+            "" => k.path.to_owned(),
+            only => format!("{} (only {only})", k.path),
+        })
         .collect();
     if !unused.is_empty() {
         out += &format!("\nread and not used here: {}\n", unused.join(", "));
@@ -53,7 +58,13 @@ pub fn render(filter: Option<&str>) -> String {
 /// For programs.
 pub fn to_json(filter: Option<&str>) -> Value {
     matching(filter)
-        .map(|k| json!({"path": k.path, "kind": kind(k), "default": k.default, "doc": k.doc}))
+        .map(|k| {
+            let limit = limit_of(k.path);
+            json!({
+                "path": k.path, "kind": kind(k), "default": k.default, "doc": k.doc, "only": k.only,
+                "range": limit.map(ToString::to_string), "range_why": limit.map(|l| l.why),
+            })
+        })
         .collect()
 }
 
@@ -74,11 +85,12 @@ mod tests {
     fn a_section() {
         insta::assert_snapshot!(render(Some("rounds_ctrl")), @"
             identity keys decide results and are part of the run; bindings may change at every resume
+            [default]  what a number, or each number of a list, may be
 
             algorithm
               algorithm.rounds_ctrl.type                 identity  fixed or scaling_inter_stepwise  [fixed]
-              algorithm.rounds_ctrl.rounds               identity  rounds, or the list of stages  [15]
-              algorithm.rounds_ctrl.steps_scaling_inter  identity  iterations per stage  [100]
+              algorithm.rounds_ctrl.rounds               identity  rounds, or the list of stages  [15]  1 to 1000000
+              algorithm.rounds_ctrl.steps_scaling_inter  identity  iterations per stage  [100]  1 to 1000000000
         ");
     }
 }

@@ -16,6 +16,7 @@ mod fork;
 mod inspect;
 mod inspect_text;
 pub mod keys_view;
+mod local;
 mod metric_files;
 pub mod metrics;
 pub mod model_size;
@@ -33,11 +34,13 @@ pub mod summary;
 pub mod tensorboard;
 pub mod text;
 pub mod trajectories;
+mod verify;
 mod watch;
 pub mod why;
 
 pub use error::{Error, Exit, Result};
 
+use agentgym_envs::text::without_secrets;
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::Store;
 use cli::{Cli, Command, Global};
@@ -96,20 +99,28 @@ pub async fn execute(cli: Cli) -> Result<()> {
             }
             Ok(())
         }
+        Command::Verify { run } => verify::verify(&store(global).await?, run, global).await,
         Command::Metrics { run } => show_metrics(&view(run, global).await?, global).await,
     }
 }
 
 fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
-    let config = run::read_config(args, global)?;
+    let mut config = run::read_config(args, global)?;
+    if config.evaluates_alone() {
+        // `eval` takes such a config: show what it would do.
+        config = run::read_config(&run::for_eval(args), global)?;
+    }
     let plan = Plan::new(config.clone(), run::base())?;
-    let queue = config.config.queue.url.as_deref();
-    let view = plan_view::PlanView::new(&plan, &config.config.storage.url, queue, &config.unused);
+    let queue = (config.config.queue.url.as_deref()).map(without_secrets);
+    let store = without_secrets(&config.config.storage.url);
+    let view = plan_view::PlanView::new(&plan, &store, queue.as_deref(), &config.unused)
+        .with_notes(&config.notes);
     if global.json {
         text::emit_json(&view.to_json());
     } else {
         text::emit(&view.render());
     }
+    local::look(&plan)?;
     view.check()
 }
 
@@ -136,14 +147,22 @@ async fn export(args: &cli::ExportArgs, global: &Global) -> Result<()> {
             "give --iteration N and --to DIR, or --trajectories FILE".into(),
         ));
     };
-    let exported = export::export(&view, iteration, to, args.adapter).await?;
+    let wanted = export::Wanted {
+        adapter_alone: args.adapter,
+        reference: args.reference,
+    };
+    let exported = export::export(&view, iteration, to, wanted).await?;
     if global.json {
         text::emit_json(&json!({
             "to": to, "names": exported.names, "removed": exported.removed,
-            "trajectories": exported.trajectories,
+            "unwritten": exported.unwritten,
+            "trajectories": exported.trajectories, "examples": exported.examples,
         }));
     } else {
         text::emit(&format!("{}: {}", to.display(), exported.names.join(", ")));
+    }
+    for file in &exported.unwritten {
+        text::tell(&format!("not written: {file}"));
     }
     if !exported.removed.is_empty() {
         text::tell(&format!(
@@ -159,7 +178,7 @@ async fn show_metrics(view: &RunView, global: &Global) -> Result<()> {
     book.absorb(view, view.commits().await?).await?;
     let mut written = Vec::new();
     if let Some(dir) = run::metrics_dir(&view.store, &view.plan) {
-        written = book.write(&dir, &view.plan.config.trainer.logger)?;
+        written = book.write(&dir, &view.plan.config.trainer)?;
         if evaluation::is_all(&view.plan) {
             written.push(evaluation::write_items(view, &dir).await?);
         }

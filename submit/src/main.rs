@@ -1,6 +1,7 @@
 //! The `agentgym-submit` program: parses, runs one command, turns its end
 //! into a message and an exit code.
 
+use agentgym_envs::text::Visible;
 use agentgym_submit::cli::{Cli, with_run};
 use agentgym_submit::execute;
 use agentgym_submit::text::tell;
@@ -23,7 +24,7 @@ fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("AGENTGYM_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("off"));
     tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(|| Visible(std::io::stderr()))
         // A reader of the log that went away is no reason to panic.
         .log_internal_errors(false)
         .with_env_filter(filter)

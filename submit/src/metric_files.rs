@@ -5,6 +5,7 @@
 use crate::metrics::{Book, Row};
 use crate::tensorboard::Scalars;
 use crate::{Error, Result, tensorboard};
+use agentgym_jobs::config::Trainer;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
@@ -57,8 +58,8 @@ impl Book {
     }
 
     /// Writes `metrics.jsonl` and TensorBoard events below `dir`.
-    pub fn write(&self, dir: &Path, loggers: &[String]) -> Result<Vec<PathBuf>> {
-        let wants = |name: &str| loggers.iter().any(|l| l == name);
+    pub fn write(&self, dir: &Path, trainer: &Trainer) -> Result<Vec<PathBuf>> {
+        let wants = |name: &str| trainer.logger.iter().any(|l| l == name);
         let mut written = Vec::new();
         if wants("jsonl") {
             let path = dir.join("metrics.jsonl");
@@ -66,7 +67,7 @@ impl Book {
             written.push(path);
         }
         if wants("tensorboard") {
-            let path = dir.join("tensorboard").join(EVENT_FILE);
+            let path = dir.join(tensorboard_folder(trainer)).join(EVENT_FILE);
             extend_or_replace(&path, &tensorboard::events(&self.to_scalars()))?;
             written.push(path);
         }
@@ -74,12 +75,36 @@ impl Book {
     }
 }
 
+/// TensorBoard calls a run what its folder is called: by project and experiment,
+/// where these have names.
+pub(crate) fn tensorboard_folder(trainer: &Trainer) -> PathBuf {
+    let folder = PathBuf::from("tensorboard");
+    if !trainer.names_its_folder() {
+        return folder;
+    }
+    let plain = |c: char| match c.is_alphanumeric() || "-_.".contains(c) {
+        true => c,
+        false => '-',
+    };
+    let name = |text: &str| -> String {
+        let text: String = text.trim_start_matches('.').chars().map(plain).collect();
+        match text.is_empty() {
+            true => "-".into(),
+            false => text,
+        }
+    };
+    let (project, experiment) = (&trainer.project_name, &trainer.experiment_name);
+    folder.join(name(project)).join(name(experiment))
+}
+
 /// Points inside a long stage, such as the losses of an sft part; their step
 /// is the optimizer step and not the iteration.
 fn curve(row: &Row) -> impl Iterator<Item = Scalars> {
-    let points = row.metrics.get("curve").and_then(Value::as_array);
+    let points =
+        ["curve", "validation"].map(|name| row.metrics.get(name).and_then(Value::as_array));
     points
         .into_iter()
+        .flatten()
         .flatten()
         .filter_map(Value::as_object)
         .filter_map(|point| {
@@ -146,6 +171,7 @@ fn extend_or_replace(path: &Path, content: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use agentgym_jobs::config::RunConfig;
     use agentgym_jobs::pipeline::{PartId, Stage};
 
     fn row(json: Value) -> Row {
@@ -199,19 +225,37 @@ mod tests {
         assert_eq!(scalars[1].values, [("sft_steps/loss".to_owned(), 1.0)]);
     }
 
+    fn trainer(overrides: &[&str]) -> Trainer {
+        let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+        let text = "run: {pipeline: sft}
+sft: {steps: 1, sources: [{file: f.json}]}";
+        let config = RunConfig::parse("x", Path::new("x.yaml"), text, &overrides).unwrap();
+        config.config.trainer
+    }
+
+    #[test]
+    fn the_events_lie_in_a_folder_named_after_project_and_experiment() {
+        let folder = |overrides: &[&str]| tensorboard_folder(&trainer(overrides));
+        assert_eq!(folder(&[]), Path::new("tensorboard"));
+        let named = folder(&["trainer.project_name=xxx", "trainer.experiment_name=test 1"]);
+        assert_eq!(named, Path::new("tensorboard/xxx/test-1"));
+        let hostile = folder(&["trainer.project_name=..", "trainer.experiment_name=../../a"]);
+        assert_eq!(hostile, Path::new("tensorboard/-/-..-a"));
+    }
+
     #[test]
     fn writing_twice_changes_nothing_and_growing_appends() {
         let dir = tempfile::tempdir().unwrap();
-        let loggers = ["jsonl".to_owned(), "tensorboard".to_owned()];
+        let trainer = trainer(&["trainer.logger=[jsonl, tensorboard]"]);
         let mut book = Book::default();
         book.insert(id(1, Stage::Advantage, 0), row(json!({"success": 0.5})));
-        let files = book.write(dir.path(), &loggers).unwrap();
+        let files = book.write(dir.path(), &trainer).unwrap();
         let before: Vec<_> = files.iter().map(|f| std::fs::read(f).unwrap()).collect();
-        book.write(dir.path(), &loggers).unwrap();
+        book.write(dir.path(), &trainer).unwrap();
         let again: Vec<_> = files.iter().map(|f| std::fs::read(f).unwrap()).collect();
         assert_eq!(before, again);
         book.insert(id(2, Stage::Advantage, 0), row(json!({"success": 0.6})));
-        book.write(dir.path(), &loggers).unwrap();
+        book.write(dir.path(), &trainer).unwrap();
         let events = std::fs::read(&files[1]).unwrap();
         assert!(events.starts_with(&before[1]) && events.len() > before[1].len());
     }

@@ -95,6 +95,31 @@ pub struct SetScore {
     pub tasks: f64,
 }
 
+/// A loss on what is never trained on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Validated {
+    /// Optimizer steps before it.
+    pub step: u32,
+    /// Passes over the rows before it, where the run makes whole ones.
+    pub epoch: Option<f64>,
+    /// Nats per reply token.
+    pub loss: f64,
+}
+
+impl Row {
+    /// The losses that an sft part measured on what is held out.
+    pub fn validations(&self) -> impl Iterator<Item = Validated> {
+        let points = self.metrics.get("validation").and_then(Value::as_array);
+        points.into_iter().flatten().filter_map(|point| {
+            Some(Validated {
+                step: u32::try_from(point.get("step")?.as_u64()?).ok()?,
+                epoch: point.get("epoch").and_then(Value::as_f64),
+                loss: point.get("validation_loss")?.as_f64()?,
+            })
+        })
+    }
+}
+
 impl Evaluated {
     /// Over all sets but those apart, each task counting once; `None` until all are in.
     pub fn overall(&self) -> Option<SetScore> {
@@ -201,6 +226,12 @@ impl Book {
     /// The commits that passed through this book, for the digest of the run.
     pub fn seen(&self) -> &SeenCommits {
         &self.seen
+    }
+
+    /// All losses on what is held out, in the order of the run.
+    pub fn validations(&self) -> impl Iterator<Item = (PartId, Validated)> {
+        let parts = self.rows.iter().filter(|(id, _)| id.stage == Stage::Sft);
+        parts.flat_map(|(id, row)| row.validations().map(|point| (*id, point)))
     }
 
     /// All rows, in the order of the run.

@@ -2,42 +2,41 @@
 //! read. The count is that of the model's own table of parameters.
 
 use agentgym_jobs::config::Model;
-use agentgym_model::{LoraOptions, ModelConfig, TinyShape, parameter_shapes};
+use agentgym_model::{LoraOptions, ModelConfig, TinyShape, factor_names, parameter_shapes};
 use agentgym_worker::model_folder;
-use std::collections::BTreeMap;
 
 /// What sizes are computed from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelSize {
     /// Parameters, an adapter's not among them.
-    pub parameters: u64,
+    pub parameters: u128,
     /// Those that are trained: all of them, or those of an adapter.
-    pub trained: u64,
+    pub trained: u128,
     /// Rank of the adapter, if one is trained.
     pub adapter_rank: Option<usize>,
     /// Transformer layers.
-    pub layers: u64,
+    pub layers: u128,
     /// Width of the residual stream.
-    pub hidden: u64,
+    pub hidden: u128,
     /// Inner width of the MLP.
-    pub intermediate: u64,
+    pub intermediate: u128,
     /// Key (or value) width of a layer: key-value heads × head size.
-    pub kv_width: u64,
+    pub kv_width: u128,
     /// Query width of a layer: heads × head size.
-    pub query_width: u64,
+    pub query_width: u128,
     /// Whether queries and keys are normed.
     pub norms_heads: bool,
     /// Ids.
-    pub vocabulary: u64,
+    pub vocabulary: u128,
     /// Numbers of a tied head, which stands turned beside the embedding while the model
     /// generates; 0 for a head of its own, which is among the parameters.
-    pub head_copy: u64,
+    pub head_copy: u128,
     /// Numbers of the rotary table.
-    pub rotary: u64,
+    pub rotary: u128,
     /// Numbers of the weights that the adapter is merged into; 0 without one.
-    pub merged: u64,
+    pub merged: u128,
     /// Parameters without the output head: a critic's but for its last column.
-    pub trunk: u64,
+    pub trunk: u128,
 }
 
 /// The size of `actor_rollout_ref.model`, or why it is not known here.
@@ -46,34 +45,30 @@ pub fn of(model: &Model) -> Result<ModelSize, String> {
     let adapter = adapter_of(model)?;
     let shapes = parameter_shapes(&config);
     let factors = adapter.as_ref().map(|adapter| adapter.shapes(&config));
-    // A factor is called like its module, with PEFT's words before and behind.
     let is_merged = |name: &str| {
         let module = name.strip_suffix(".weight").unwrap_or(name);
-        let named = format!(".{module}.");
-        let mut factors = factors.iter().flat_map(BTreeMap::keys);
-        factors.any(|factor| factor.contains(&named))
+        let [factor, _] = factor_names(module);
+        factors
+            .as_ref()
+            .is_some_and(|factors| factors.contains_key(&factor))
     };
-    let merged = shapes
-        .clone()
-        .into_iter()
-        .filter(|(name, _)| is_merged(name));
-    let merged = count(merged.collect());
-    let parameters = count(shapes);
-    let head = (config.vocab_size * config.hidden_size) as u64;
+    let merged = count(shapes.iter().filter(|(name, _)| is_merged(name)));
+    let parameters = count(&shapes);
+    let head = config.vocab_size as u128 * config.hidden_size as u128;
     let tied = config.tie_word_embeddings;
     Ok(ModelSize {
         parameters,
-        trained: factors.map_or(parameters, count),
+        trained: factors.as_ref().map_or(parameters, count),
         adapter_rank: adapter.map(|adapter| adapter.rank()),
-        layers: config.num_hidden_layers as u64,
-        hidden: config.hidden_size as u64,
-        intermediate: config.intermediate_size as u64,
-        kv_width: config.key_width() as u64,
-        query_width: config.query_width() as u64,
+        layers: config.num_hidden_layers as u128,
+        hidden: config.hidden_size as u128,
+        intermediate: config.intermediate_size as u128,
+        kv_width: config.key_width() as u128,
+        query_width: config.query_width() as u128,
         norms_heads: config.norms_heads(),
-        vocabulary: config.vocab_size as u64,
+        vocabulary: config.vocab_size as u128,
         head_copy: if tied { head } else { 0 },
-        rotary: (config.max_position_embeddings * config.head_dim) as u64,
+        rotary: config.max_position_embeddings as u128 * config.head_dim as u128,
         merged,
         trunk: parameters - if tied { 0 } else { head },
     })
@@ -104,18 +99,23 @@ pub(crate) fn config(path: &str) -> Result<ModelConfig, String> {
         return shape.config().map_err(|e| e.to_string());
     }
     let folder = model_folder(path)?;
-    ModelConfig::load(&folder).map_err(|e| match e {
-        agentgym_model::Error::Io { .. } => format!(
-            "{e}; a model folder holds config.json, model.safetensors, tokenizer.json and a chat template"
-        ),
-        other => other.to_string(),
-    })
+    ModelConfig::load(&folder).map_err(|e| told(&e))
 }
 
-fn count(shapes: BTreeMap<String, Vec<usize>>) -> u64 {
-    let sizes = shapes.into_values();
-    sizes
-        .map(|shape| shape.iter().map(|&size| size as u64).product::<u64>())
+/// What is wrong with a folder, and what belongs into it where something is missing.
+pub(crate) fn told(error: &agentgym_model::Error) -> String {
+    match error {
+        agentgym_model::Error::Io { .. } => format!(
+            "{error}; a model folder holds config.json, model.safetensors, tokenizer.json and a chat template"
+        ),
+        other => other.to_string(),
+    }
+}
+
+fn count<'a>(shapes: impl IntoIterator<Item = (&'a String, &'a Vec<usize>)>) -> u128 {
+    let shapes = shapes.into_iter();
+    shapes
+        .map(|(_, shape)| shape.iter().map(|&size| size as u128).product::<u128>())
         .sum()
 }
 
@@ -172,7 +172,7 @@ mod tests {
                 shape.iter().map(|d| d.as_u64().unwrap()).product::<u64>()
             })
             .sum();
-        assert_eq!(size.parameters, stored);
+        assert_eq!(size.parameters, u128::from(stored));
     }
 
     #[test]

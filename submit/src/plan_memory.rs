@@ -10,26 +10,26 @@ use crate::text::{bytes, count};
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::plan::Plan;
 
-const F32: u64 = 4;
+const F32: u128 = 4;
 /// A worker beside its models and what a stage computes: code, runtime and
 /// environments (between the stages of the quickstart a process with its three policies has 54 to
 /// 72 MB).
-const PROGRAM_BYTES: u64 = 50_000_000;
+const PROGRAM_BYTES: u128 = 50_000_000;
 /// What a tokenizer takes, of which every loaded model has its own: 66 to 69 MB were measured
 /// with 151 646 ids of ten letters on average.
-const TOKENIZER_BYTES_PER_ID: u64 = 450;
+const TOKENIZER_BYTES_PER_ID: u128 = 450;
 /// Policies that a worker keeps in memory: `worker::policies`.
-const RESIDENT_POLICIES: u64 = 3;
+const RESIDENT_POLICIES: u128 = 3;
 /// Decoded records: ids, masks, the streams of floats and what the file holds of them.
-const RECORD_BYTES_PER_TOKEN: u64 = 64;
+const RECORD_BYTES_PER_TOKEN: u128 = 64;
 /// Positions of a KV cache come in blocks.
-const CACHE_BLOCK: u64 = 64;
+const CACHE_BLOCK: u128 = 64;
 /// Known tokens that a decoding step runs beside its rows: `worker::decoder`.
-const PREFILL_TOKENS: u64 = 512;
+const PREFILL_TOKENS: u128 = 512;
 /// Episodes in flight for each row of the decoder: `worker::stages::play`.
-const EPISODES_PER_ROW: u64 = 2;
+const EPISODES_PER_ROW: u128 = 2;
 /// Rows of one chunk of logits: `model::kernels::head`.
-const HEAD_CHUNK_ROWS: u64 = 256;
+const HEAD_CHUNK_ROWS: u128 = 256;
 
 /// Bytes of the whole process at its largest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,25 +56,34 @@ impl Memory {
         let work = Work {
             plan,
             model,
-            threads,
+            threads: threads.into(),
         };
-        let iterations = u64::from(plan.iterations);
+        let iterations = u128::from(plan.iterations);
         let resident = work.resident(iterations.max(1));
+        let critic_update = match plan.config.has_critic() {
+            true => resident + work.batch() + F32 * work.training(&work.value_model()),
+            false => 0,
+        };
+        let evaluate = match evaluated_sequences(plan) {
+            0 => 0,
+            // The last iteration's policy beside those before it.
+            all => work.resident(iterations + 1) + F32 * work.decoding(all.into()),
+        };
+        let update = resident + work.batch() + F32 * work.training(&work.policy());
         Self {
-            rollout: resident + F32 * work.decoding(work.part_sequences()),
-            log_probs: resident + F32 * work.scoring(),
-            update: resident + work.batch() + F32 * work.training(&work.policy()),
-            critic_update: match plan.config.has_critic() {
-                true => resident + work.batch() + F32 * work.training(&work.value_model()),
-                false => 0,
-            },
-            evaluate: match evaluated_sequences(plan) {
-                0 => 0,
-                // The last iteration's policy beside those before it.
-                all => work.resident(iterations + 1) + F32 * work.decoding(all),
-            },
+            rollout: narrow(resident + F32 * work.decoding(work.part_sequences())),
+            log_probs: narrow(resident + F32 * work.scoring()),
+            update: narrow(update),
+            critic_update: narrow(critic_update),
+            evaluate: narrow(evaluate),
         }
     }
+}
+
+/// Bytes to show. Figures are computed in u128, in which no product of limits and of a model's
+/// sizes is too large; what u64 cannot hold is more than any machine has.
+pub(crate) fn narrow(bytes: u128) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
 /// Bytes that processes on this machine may use in all: its memory, or its container's share.
@@ -106,7 +115,7 @@ pub(crate) fn check_fits(plan: &Plan, model: &ModelSize, machine: u64) -> Result
         _ if generating.1 > training.1 => generating,
         _ => training,
     };
-    let least = F32 * numbers;
+    let least = narrow(F32 * numbers);
     if least <= machine {
         return Ok(());
     }
@@ -114,7 +123,7 @@ pub(crate) fn check_fits(plan: &Plan, model: &ModelSize, machine: u64) -> Result
         "a model of {} parameters takes at least {} of memory ({what}, in f32), and this machine has {}; \
          take a smaller model, train an adapter (actor_rollout_ref.model.lora_rank), or set jobs.workers=0 \
          and start agentgym-worker on a larger machine",
-        count(model.parameters),
+        count(narrow(model.parameters)),
         bytes(least),
         bytes(machine)
     ))
@@ -123,12 +132,12 @@ pub(crate) fn check_fits(plan: &Plan, model: &ModelSize, machine: u64) -> Result
 /// What is trained.
 struct Trained {
     /// Numbers of a copy with its share in memory.
-    copy: u64,
+    copy: u128,
     /// Numbers that the optimizer changes.
-    learned: u64,
+    learned: u128,
     /// Sequences of a minibatch.
-    minibatch: u64,
-    steps: u64,
+    minibatch: u128,
+    steps: u128,
     checkpointed: bool,
 }
 
@@ -136,24 +145,24 @@ struct Trained {
 struct Work<'a> {
     plan: &'a Plan,
     model: &'a ModelSize,
-    threads: u64,
+    threads: u128,
 }
 
 impl Work<'_> {
     /// Bytes of what is there in any stage: the program, policies, of which so many have been made
     /// and the last few are kept, and a critic.
-    fn resident(&self, made: u64) -> u64 {
+    fn resident(&self, made: u128) -> u128 {
         let config = &self.plan.config;
         let reference = config.actor_rollout_ref.reference.model.path.is_some();
-        let kept = (made + u64::from(reference)).min(RESIDENT_POLICIES);
-        let models = kept + u64::from(config.has_critic());
+        let kept = (made + u128::from(reference)).min(RESIDENT_POLICIES);
+        let models = kept + u128::from(config.has_critic());
         let tokenizers = models * self.model.vocabulary * TOKENIZER_BYTES_PER_ID;
         PROGRAM_BYTES + tokenizers + F32 * (self.policies(kept) + self.critic())
     }
 
     /// Each is its parameters and the rotary table. With an adapter the base is one of
     /// them, and each other holds what the adapter is merged into.
-    fn policies(&self, kept: u64) -> u64 {
+    fn policies(&self, kept: u128) -> u128 {
         let m = self.model;
         match m.adapter_rank {
             None => kept * (m.parameters + m.rotary),
@@ -164,15 +173,15 @@ impl Work<'_> {
     fn policy(&self) -> Trained {
         let (m, config) = (self.model, &self.plan.config);
         let actor = &config.actor_rollout_ref.actor;
-        let n = u64::from(config.actor_rollout_ref.rollout.n);
+        let n = u128::from(config.actor_rollout_ref.rollout.n);
         Trained {
             copy: match m.adapter_rank {
                 None => m.parameters,
                 Some(_) => m.merged + m.trained,
             },
             learned: m.trained,
-            minibatch: actor.ppo_mini_batch_size as u64 * n,
-            steps: u64::from(self.plan.minibatches() * actor.ppo_epochs),
+            minibatch: actor.ppo_mini_batch_size as u128 * n,
+            steps: u128::from(self.plan.minibatches()) * u128::from(actor.ppo_epochs),
             checkpointed: config.actor_rollout_ref.model.enable_gradient_checkpointing,
         }
     }
@@ -180,21 +189,21 @@ impl Work<'_> {
     /// The critic: the policy's trunk with a head of one column, unless it is given.
     fn value_model(&self) -> Trained {
         let config = &self.plan.config;
-        let n = u64::from(config.actor_rollout_ref.rollout.n);
+        let n = u128::from(config.actor_rollout_ref.rollout.n);
         let size = config.critic.ppo_mini_batch_size;
         let batches = config.data.train_batch_size.div_ceil(size);
         let trunk = self.model.trunk;
         Trained {
             copy: trunk,
             learned: trunk,
-            minibatch: size as u64 * n,
-            steps: batches as u64 * u64::from(config.critic.ppo_epochs),
+            minibatch: size as u128 * n,
+            steps: batches as u128 * u128::from(config.critic.ppo_epochs),
             checkpointed: config.critic.model.enable_gradient_checkpointing,
         }
     }
 
     /// The one critic that is kept.
-    fn critic(&self) -> u64 {
+    fn critic(&self) -> u128 {
         match self.plan.config.has_critic() {
             true => self.model.trunk + self.model.rotary,
             false => 0,
@@ -202,34 +211,34 @@ impl Work<'_> {
     }
 
     /// Sequences of a rollout part.
-    fn part_sequences(&self) -> u64 {
+    fn part_sequences(&self) -> u128 {
         let config = &self.plan.config;
         let tasks = config
             .jobs
             .rollout_part_tasks
-            .min(config.data.train_batch_size) as u64;
-        let baselines = u64::from(self.plan.plays_baselines());
-        tasks * (u64::from(config.actor_rollout_ref.rollout.n) + baselines)
+            .min(config.data.train_batch_size) as u128;
+        let baselines = u128::from(self.plan.plays_baselines());
+        tasks * (u128::from(config.actor_rollout_ref.rollout.n) + baselines)
     }
 
     /// Keys and values of the episodes in flight on every thread, one step of the rows,
     /// and their logits; a tied head turned, once for all threads.
-    fn decoding(&self, sequences: u64) -> u64 {
+    fn decoding(&self, sequences: u128) -> u128 {
         let (jobs, m) = (&self.plan.config.jobs, self.model);
         let own = sequences.div_ceil(self.threads);
-        let rows = own.min(jobs.decode_rows as u64);
+        let rows = own.min(jobs.decode_rows as u128);
         let episodes = own.min(rows * EPISODES_PER_ROW);
-        let longest = tokens_max(self.plan).next_multiple_of(CACHE_BLOCK);
-        let tokens = (episodes * longest).min(jobs.cache_tokens as u64 + longest);
+        let longest = u128::from(tokens_max(self.plan)).next_multiple_of(CACHE_BLOCK);
+        let tokens = (episodes * longest).min(jobs.cache_tokens as u128 + longest);
         let cache = tokens * m.layers * 2 * m.kv_width;
         let step = (PREFILL_TOKENS + rows) * self.forward();
         m.head_copy + self.threads * (cache + step + rows * m.vocabulary)
     }
 
     /// One pack of every thread, a layer at a time, and a chunk of logits.
-    fn scoring(&self) -> u64 {
-        let longest = tokens_max(self.plan);
-        let pack = (self.plan.config.jobs.pack_tokens as u64).max(longest);
+    fn scoring(&self) -> u128 {
+        let longest = u128::from(tokens_max(self.plan));
+        let pack = (self.plan.config.jobs.pack_tokens as u128).max(longest);
         let all = self.part_sequences() * longest;
         let tokens = pack.min(all.div_ceil(self.threads).max(longest));
         self.threads * (tokens * self.forward() + self.head_chunk())
@@ -241,14 +250,14 @@ impl Work<'_> {
     /// the pages of that are still there, the MLP's norm, gate and up. Numbers of so many sizes
     /// break up the room of larger ones: measured peaks have up to three quarters of gate and up
     /// on top.
-    fn forward(&self) -> u64 {
+    fn forward(&self) -> u128 {
         let m = self.model;
         3 * m.hidden + 2 * m.query_width + 4 * m.kv_width + 7 * m.intermediate / 2
     }
 
     /// What the forward pass keeps of a layer, per token: input, queries, keys, values,
     /// attention's output, middle, gate and up.
-    fn tape(&self) -> u64 {
+    fn tape(&self) -> u128 {
         let m = self.model;
         2 * m.hidden
             + 2 * m.query_width
@@ -264,18 +273,18 @@ impl Work<'_> {
     /// derivative, and what these sizes break up; the stream's derivative and, for each norm, its
     /// output, the derivative by it and the one through it; derivatives by attention's
     /// output, queries, keys and values; keys and values as blocks, twice over.
-    fn backward(&self) -> u64 {
+    fn backward(&self) -> u128 {
         let m = self.model;
         3 * m.intermediate + 7 * m.hidden + 2 * m.query_width + 6 * m.kv_width
     }
 
-    fn head_chunk(&self) -> u64 {
+    fn head_chunk(&self) -> u128 {
         HEAD_CHUNK_ROWS * self.model.vocabulary
     }
 
     /// A gradient unit on one thread: all tapes and the last layer's backward pass;
     /// with checkpoints every layer's input and one layer, forward and back.
-    fn unit(&self, trained: &Trained, tokens: u64) -> u64 {
+    fn unit(&self, trained: &Trained, tokens: u128) -> u128 {
         let m = self.model;
         let tapes = match trained.checkpointed {
             true => (m.layers + 1) * m.hidden + self.tape() + m.intermediate,
@@ -288,17 +297,17 @@ impl Work<'_> {
     /// the tree in which they are added, whose memory is kept from step to step, and the larger
     /// of two times: units under way; or the step, where the new weights take a gradient's
     /// place.
-    fn training(&self, trained: &Trained) -> u64 {
-        let longest = tokens_max(self.plan);
+    fn training(&self, trained: &Trained) -> u128 {
+        let longest = u128::from(tokens_max(self.plan));
         let all = trained.minibatch * longest;
-        let limit = self.plan.config.jobs.unit_tokens as u64;
+        let limit = self.plan.config.jobs.unit_tokens as u128;
         let unit = limit.max(longest).min(all);
         let units = trained
             .minibatch
             .div_ceil((limit / longest.max(1)).max(1))
             .max(1);
         let threads = self.threads.min(units);
-        let levels = u64::from(units.next_power_of_two().trailing_zeros());
+        let levels = u128::from(units.next_power_of_two().trailing_zeros());
         let gradients = units.min(threads + levels) * trained.learned;
         let under_way = threads * self.unit(trained, unit);
         let step = trained.copy - trained.learned;
@@ -310,9 +319,13 @@ impl Work<'_> {
     }
 
     /// The records of an iteration, which a training stage reads whole.
-    fn batch(&self) -> u64 {
+    fn batch(&self) -> u128 {
         match self.plan.config.run.pipeline {
-            Pipeline::Rl => sequences(self.plan) * tokens_max(self.plan) * RECORD_BYTES_PER_TOKEN,
+            Pipeline::Rl => {
+                u128::from(sequences(self.plan))
+                    * u128::from(tokens_max(self.plan))
+                    * RECORD_BYTES_PER_TOKEN
+            }
             Pipeline::Sft | Pipeline::Dpo | Pipeline::AgentEvol | Pipeline::Eval => 0,
         }
     }
@@ -347,10 +360,14 @@ mod tests {
         for (overrides, copies, head) in [(&[][..], 4, 0), (&["run.pipeline=eval"][..], 1, 1)] {
             let plan = plan(overrides);
             let size = model_size::of(&plan.config.actor_rollout_ref.model).unwrap();
-            let least = 4 * (copies * size.parameters + head * size.head_copy);
+            let least = narrow(4 * (copies * size.parameters + head * size.head_copy));
             assert_eq!(check_fits(&plan, &size, least), Ok(()));
             let why = check_fits(&plan, &size, least - 1).unwrap_err();
-            for word in [&count(size.parameters), &bytes(least - 1), "lora_rank"] {
+            for word in [
+                &count(narrow(size.parameters)),
+                &bytes(least - 1),
+                "lora_rank",
+            ] {
                 assert!(why.contains(word), "{word}: {why}");
             }
         }
@@ -361,7 +378,7 @@ mod tests {
         let plan = plan(&["actor_rollout_ref.model.lora_rank=4"]);
         let size = model_size::of(&plan.config.actor_rollout_ref.model).unwrap();
         let trains = size.parameters + 3 * size.trained;
-        let least = 4 * trains.max(size.parameters + size.head_copy);
+        let least = narrow(4 * trains.max(size.parameters + size.head_copy));
         assert!(size.trained < size.parameters);
         assert_eq!(check_fits(&plan, &size, least), Ok(()));
     }

@@ -3,6 +3,7 @@
 //! is needed, so these are estimates; the formula of each is beside it.
 
 use crate::model_size::ModelSize;
+use crate::plan_memory::narrow;
 use agentgym_jobs::config::{EvaluationSet, Pipeline};
 use agentgym_jobs::plan::Plan;
 
@@ -10,13 +11,13 @@ use agentgym_jobs::plan::Plan;
 /// log-prob in `episodes.bin` (9), old log-prob and entropy in
 /// `log_probs.bin` (8), and all streams with an f64 advantage in `batch.bin`
 /// (21); reference log-probs come on top.
-const RECORD_BYTES_PER_TOKEN: u64 = EPISODE_BYTES_PER_TOKEN + 8 + 21;
-const EPISODE_BYTES_PER_TOKEN: u64 = 9;
-const REFERENCE_BYTES_PER_TOKEN: u64 = 4 + 4;
+const RECORD_BYTES_PER_TOKEN: u128 = EPISODE_BYTES_PER_TOKEN + 8 + 21;
+const EPISODE_BYTES_PER_TOKEN: u128 = 9;
+const REFERENCE_BYTES_PER_TOKEN: u128 = 4 + 4;
 /// Values in `values.bin` and `targets.bin`, and f64 returns in the latter.
-const CRITIC_BYTES_PER_TOKEN: u64 = 4 + 4 + 8;
+const CRITIC_BYTES_PER_TOKEN: u128 = 4 + 4 + 8;
 /// Weights, gradients and both AdamW moments are f32.
-const F32: u64 = 4;
+const F32: u128 = 4;
 
 /// Sizes of one iteration.
 #[derive(Debug, Clone, Copy)]
@@ -50,10 +51,11 @@ impl Sizes {
             } else {
                 0
             };
+        let tokens = u128::from(sequences(plan)) * u128::from(tokens_max(plan));
         let records = match plan.config.run.pipeline {
-            Pipeline::Rl => sequences(plan) * tokens_max(plan) * per_token,
+            Pipeline::Rl => tokens * per_token,
             // As played, and as kept.
-            Pipeline::AgentEvol => 2 * sequences(plan) * tokens_max(plan) * EPISODE_BYTES_PER_TOKEN,
+            Pipeline::AgentEvol => 2 * tokens * EPISODE_BYTES_PER_TOKEN,
             Pipeline::Sft | Pipeline::Dpo | Pipeline::Eval => 0,
         };
         let optimizer = 2 * trained;
@@ -62,10 +64,10 @@ impl Sizes {
             true => 3 * weights,
             false => 0,
         };
-        let iterations = u64::from(plan.iterations);
+        let iterations = u128::from(plan.iterations);
         // Retention: the last two policies and optimizer states, the start
         // policy, the best, and every `save_freq`-th.
-        let every = u64::from(plan.config.trainer.save_freq);
+        let every = u128::from(plan.config.trainer.save_freq);
         let saved = iterations.checked_div(every).unwrap_or(0);
         let policies = (saved + 4).min(iterations + 1);
         let critics = match critic {
@@ -74,11 +76,11 @@ impl Sizes {
         };
         let kept = base + policies * trained + 2 * optimizer + critics + iterations * records;
         Self {
-            policy: trained,
-            optimizer,
-            critic,
-            records,
-            kept,
+            policy: narrow(trained),
+            optimizer: narrow(optimizer),
+            critic: narrow(critic),
+            records: narrow(records),
+            kept: narrow(kept),
         }
     }
 }
@@ -92,7 +94,7 @@ pub(crate) fn sequences(plan: &Plan) -> u64 {
 /// Sequences of the largest evaluation set: one part plays all of them.
 pub(crate) fn evaluated_sequences(plan: &Plan) -> u64 {
     let evaluation = &plan.config.evaluation;
-    let tasks = |set: &EvaluationSet| set.ids.resolve("ids").map_or(0, |ids| ids.len()) as u64;
+    let tasks = |set: &EvaluationSet| set.ids.count("ids").unwrap_or(0) as u64;
     let most = evaluation.sets.iter().map(tasks).max().unwrap_or(0);
     most * u64::from(evaluation.samples + evaluation.greedy_beside())
 }
@@ -102,7 +104,7 @@ pub(crate) fn steps_per_iteration(plan: &Plan) -> u64 {
     if plan.config.run.pipeline == Pipeline::AgentEvol {
         return u64::from(plan.config.agentevol.steps);
     }
-    u64::from(plan.minibatches() * plan.config.actor_rollout_ref.actor.ppo_epochs)
+    u64::from(plan.minibatches()) * u64::from(plan.config.actor_rollout_ref.actor.ppo_epochs)
 }
 
 /// Longest sequence: context limit, or prompt and response together.

@@ -2,14 +2,29 @@
 //! written or started. ≤ marks an upper bound.
 
 use crate::model_size::{self, ModelSize};
-use crate::plan_memory::{Memory, check_fits, machine_bytes};
+use crate::plan_memory::{Memory, check_fits, machine_bytes, narrow};
 use crate::plan_sizes::{Sizes, sequences, steps_per_iteration, tokens_max};
 use crate::text::{bytes, count, many};
+use agentgym_envs::builtin;
+use agentgym_envs::text::without_secrets;
 use agentgym_jobs::config::{Numerics, Pipeline};
-use agentgym_jobs::pipeline::{Stage, parts};
+use agentgym_jobs::pipeline::{Stage, adopted, parts};
 use agentgym_jobs::plan::Plan;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Parts of each stage.
+type Stages = BTreeMap<Stage, u64>;
+
+/// How many parts there are.
+#[derive(Debug, Default)]
+struct Counted {
+    all: u64,
+    /// Of iteration 0, by stage.
+    start: Stages,
+    /// Of a later iteration, by stage: the most parts of one, and iterations that have some.
+    each: BTreeMap<Stage, (u64, u64)>,
+}
 
 /// Everything the screen shows, as numbers.
 #[derive(Debug)]
@@ -22,6 +37,7 @@ pub struct PlanView<'a> {
     store: String,
     queue: String,
     unused: &'a [String],
+    notes: &'a [String],
 }
 
 impl<'a> PlanView<'a> {
@@ -36,7 +52,14 @@ impl<'a> PlanView<'a> {
             store: store.to_owned(),
             queue: queue.unwrap_or("beside the store").to_owned(),
             unused,
+            notes: &[],
         }
+    }
+
+    /// Adds where AgentGym-RL's keys do something else here than there.
+    pub fn with_notes(mut self, notes: &'a [String]) -> Self {
+        self.notes = notes;
+        self
     }
 
     /// Fixes what depends on the machine: threads, and bytes of memory.
@@ -69,10 +92,42 @@ impl<'a> PlanView<'a> {
             .collect()
     }
 
-    fn part_count(&self) -> usize {
-        (0..=self.plan.iterations)
-            .map(|n| parts(self.plan, n).len())
-            .sum()
+    /// Parts of each stage in all, and of each stage in iteration 0 and in the later iteration
+    /// that has most of them.
+    fn counted(&self) -> Counted {
+        let plan = self.plan;
+        let stages = |n: u32| {
+            let mut stages = Stages::new();
+            for part in parts(plan, n) {
+                *stages.entry(part.id.stage).or_default() += 1;
+            }
+            stages
+        };
+        let mut counted = Counted::default();
+        // What a fork takes over is in few iterations, and each of those is of its own kind.
+        let taken_over: u64 = adopted(plan).len() as u64;
+        let first = plan.forked_at().map_or(0, |last| last.saturating_add(1));
+        counted.all = taken_over;
+        // An iteration has the parts of every other one that trains as much and is evaluated as it.
+        let mut kinds: BTreeMap<_, (Stages, u64)> = BTreeMap::new();
+        for n in first..=plan.iterations {
+            let kind = (n == 0, plan.update_steps(n) > 0, plan.evaluates(n));
+            let (of, iterations) = kinds.entry(kind).or_insert_with(|| (stages(n), 0));
+            counted.all += of.values().sum::<u64>();
+            *iterations += 1;
+        }
+        for ((is_start, ..), (stages, iterations)) in kinds {
+            if is_start {
+                counted.start = stages;
+                continue;
+            }
+            for (stage, parts) in stages {
+                let (most, having) = counted.each.entry(stage).or_default();
+                *most = (*most).max(parts);
+                *having += iterations;
+            }
+        }
+        counted
     }
 
     /// For people: one screen.
@@ -105,10 +160,10 @@ impl<'a> PlanView<'a> {
             match &self.model {
                 Ok(m) => {
                     let adapter = m.adapter_rank.map(|rank| {
-                        let trained = count(m.trained);
+                        let trained = count(narrow(m.trained));
                         format!("; trained is an adapter of rank {rank}, {trained} parameters")
                     });
-                    let parameters = count(m.parameters);
+                    let parameters = count(narrow(m.parameters));
                     format!(
                         "{path}, {parameters} parameters{}",
                         adapter.unwrap_or_default()
@@ -118,20 +173,11 @@ impl<'a> PlanView<'a> {
             },
         );
         if plan.sft_parts(0) > 0 {
-            let (steps, size) = (config.sft.steps, config.sft.batch_size);
             let name = match config.run.pipeline {
                 Pipeline::Rl | Pipeline::Dpo | Pipeline::AgentEvol | Pipeline::Eval => "warm start",
                 Pipeline::Sft => "sft",
             };
-            line(
-                name,
-                format!(
-                    "{steps} optimizer steps × {size} conversations = {}, lr {:e}, in {} parts",
-                    count(u64::from(steps) * size as u64),
-                    config.sft.lr,
-                    plan.sft_parts(0)
-                ),
-            );
+            line(name, self.sft_text());
         }
         if config.run.pipeline == Pipeline::Dpo {
             let dpo = &config.dpo;
@@ -200,6 +246,10 @@ impl<'a> PlanView<'a> {
             }
             Err(_) => line("bytes", "unknown without the model".into()),
         }
+        let sessions = sessions_text(plan);
+        if !sessions.is_empty() {
+            line("sessions", sessions);
+        }
         line(
             "place",
             format!(
@@ -211,6 +261,9 @@ impl<'a> PlanView<'a> {
         );
         if !self.unused.is_empty() {
             line("not used", self.unused.join(", "));
+        }
+        for note in self.notes {
+            line("note", note.clone());
         }
         out
     }
@@ -231,6 +284,9 @@ impl<'a> PlanView<'a> {
         );
         line("tasks", self.tasks_text());
         line("steps", self.steps_text());
+        if config.run.pipeline == Pipeline::Rl {
+            line("kl", self.kl_text());
+        }
         line(
             "tokens",
             format!(
@@ -247,13 +303,9 @@ impl<'a> PlanView<'a> {
 
     /// How many of an iteration's tasks each environment gives, and where it is played.
     fn tasks_text(&self) -> String {
-        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-        for task in self.plan.tasks.draws(1) {
-            *counts.entry(task.env).or_default() += 1;
-        }
         let environments = self.plan.config.environments();
-        let told = counts.into_iter().map(|(name, count)| {
-            let Some(environment) = environments.get(&name) else {
+        let told = self.plan.tasks.shares().into_iter().map(|(name, count)| {
+            let Some(environment) = environments.get(name) else {
                 return format!("{count} of {name}");
             };
             let limits = [
@@ -261,7 +313,10 @@ impl<'a> PlanView<'a> {
                 (environment.max_tokens).map(|n| format!(", turn ≤ {n}")),
             ];
             let limits: String = limits.into_iter().flatten().collect();
-            format!("{count} of {name} at {}{limits}", environment.env_addr)
+            format!(
+                "{count} of {name} at {}{limits}",
+                without_secrets(&environment.env_addr)
+            )
         });
         told.collect::<Vec<_>>().join(", ")
     }
@@ -294,6 +349,61 @@ impl<'a> PlanView<'a> {
         )
     }
 
+    /// How much is learnt from demonstrations, and what is held out.
+    fn sft_text(&self) -> String {
+        let (plan, sft) = (self.plan, &self.plan.config.sft);
+        let (steps, size) = (sft.steps_planned(), sft.batch_size);
+        let mut text = match sft.epochs {
+            None => format!(
+                "{steps} optimizer steps × {size} conversations = {}",
+                count(u64::from(steps) * size as u64)
+            ),
+            Some(epochs) => format!(
+                "{} over ≤ {} conversations, {size} to a step: ≤ {} optimizer steps",
+                many(epochs.into(), "epoch"),
+                count(sft.rows_of_an_epoch() as u64),
+                count(steps.into())
+            ),
+        };
+        text += &format!(", lr {:e}, in {} parts", sft.lr, plan.sft_parts(0));
+        if sft.validation_share > 0.0 {
+            text += &format!("; {:.1} % held out", 100.0 * sft.validation_share);
+        } else if sft.validates() {
+            text += "; validated on rows of their own";
+        }
+        text
+    }
+
+    /// Where the divergence from the reference policy goes.
+    fn kl_text(&self) -> String {
+        let config = &self.plan.config;
+        let (algorithm, actor) = (&config.algorithm, &config.actor_rollout_ref.actor);
+        let mut places = Vec::new();
+        if config.run.pipeline == Pipeline::Rl && actor.use_kl_loss {
+            places.push(format!(
+                "in the loss, {} × {}",
+                actor.kl_loss_coef, actor.kl_loss_type
+            ));
+        }
+        let (penalty, control) = (&algorithm.kl_penalty, &algorithm.kl_ctrl);
+        if config.run.pipeline == Pipeline::Rl && algorithm.use_kl_in_reward {
+            places.push(format!(
+                "off the reward, {} × {penalty}, {} coefficient",
+                control.kl_coef, control.kind
+            ));
+        }
+        match places.is_empty() {
+            false => places.join("; "),
+            true if self.unused.is_empty() => "nowhere".into(),
+            // Keys of machinery that does not exist here are AgentGym-RL's.
+            true => format!(
+                "nowhere; AgentGym-RL takes {} × {penalty} off the reward where use_kl_loss is false: here that is \
+                 algorithm.use_kl_in_reward=true",
+                control.kl_coef
+            ),
+        }
+    }
+
     fn render_evaluation(&self, line: &mut dyn FnMut(&str, String)) {
         let evaluation = &self.plan.config.evaluation;
         if evaluation.sets.is_empty() {
@@ -303,10 +413,7 @@ impl<'a> PlanView<'a> {
             .sets
             .iter()
             .map(|set| {
-                let tasks = set
-                    .ids
-                    .resolve("evaluation.sets")
-                    .map_or(0, |ids| ids.len());
+                let tasks = set.ids.count("evaluation.sets").unwrap_or(0);
                 let categories = match set.categories.as_ref().map_or(0, |c| c.len() as u64) {
                     0 => String::new(),
                     1 => " in 1 category".to_owned(),
@@ -340,14 +447,7 @@ impl<'a> PlanView<'a> {
             return;
         }
         let at = self.evaluations();
-        let when: Vec<String> = at.iter().map(ToString::to_string).collect();
-        const NAMED_MAX: usize = 8;
-        let when = match when.as_slice() {
-            [first @ .., last] if when.len() > NAMED_MAX => {
-                format!("{}, … {last}", first[..NAMED_MAX - 2].join(", "))
-            }
-            all => all.join(", "),
-        };
+        let when = some_of(at.iter().map(ToString::to_string));
         let before = if self.plan.warms_up() {
             "before the warm start and "
         } else {
@@ -362,34 +462,45 @@ impl<'a> PlanView<'a> {
         );
     }
 
+    /// Every stage that the run has.
     fn parts_text(&self) -> String {
-        let plan = self.plan;
-        let mut text = format!("{} jobs in all", count(self.part_count() as u64));
-        if plan.iterations > 0 {
-            let of = |stage: Stage| {
-                let all = parts(plan, 1);
-                all.iter().filter(|p| p.id.stage == stage).count()
-            };
-            let tasks = plan.config.jobs.rollout_part_tasks;
-            text += &format!(
-                "; each iteration {} rollout ({} tasks each)",
-                of(Stage::Rollout),
-                tasks.min(plan.config.data.train_batch_size)
-            );
-            let stages = [
-                Stage::Filter,
-                Stage::Sft,
-                Stage::LogProbs,
-                Stage::Advantage,
-                Stage::Gradient,
-                Stage::Update,
-            ];
-            for stage in stages.into_iter().filter(|stage| of(*stage) > 0) {
-                text += &format!(", {} {stage}", of(stage));
-            }
-            if plan.config.has_critic() {
-                text += &format!(", {} critic_update", of(Stage::CriticUpdate));
-            }
+        let (plan, counted) = (self.plan, self.counted());
+        let mut text = format!("{} jobs in all", count(counted.all));
+        let start: Vec<String> = counted
+            .start
+            .iter()
+            .map(|(stage, parts)| format!("{} {stage}", count(*parts)))
+            .collect();
+        if !start.is_empty() {
+            text += &format!("; at the start {}", start.join(", "));
+        }
+        let first = plan
+            .forked_at()
+            .map_or(1, |last| last.saturating_add(1).max(1));
+        let iterations = u64::from(plan.iterations.saturating_add(1).saturating_sub(first));
+        let each: Vec<String> = counted
+            .each
+            .iter()
+            .map(|(stage, (parts, having))| {
+                let often = match having < &iterations {
+                    true => "≤ ",
+                    false => "",
+                };
+                let tasks = match stage {
+                    Stage::Rollout => {
+                        let (size, all) = (
+                            plan.config.jobs.rollout_part_tasks,
+                            plan.config.data.train_batch_size,
+                        );
+                        format!(" ({} tasks each)", size.min(all))
+                    }
+                    _ => String::new(),
+                };
+                format!("{often}{} {stage}{tasks}", count(*parts))
+            })
+            .collect();
+        if !each.is_empty() {
+            text += &format!("; each iteration {}", each.join(", "));
         }
         text
     }
@@ -401,22 +512,37 @@ impl<'a> PlanView<'a> {
             let s = Sizes::new(plan, m);
             let memory = Memory::new(plan, m, self.threads);
             json!({
-                "parameters": m.parameters, "trained_parameters": m.trained, "policy_bytes": s.policy, "optimizer_bytes": s.optimizer, "critic_bytes": s.critic,
+                "parameters": narrow(m.parameters), "trained_parameters": narrow(m.trained), "policy_bytes": s.policy, "optimizer_bytes": s.optimizer, "critic_bytes": s.critic,
                 "records_bytes_max": s.records, "kept_bytes_max": s.kept,
                 "rollout_memory_bytes": memory.rollout, "log_probs_memory_bytes": memory.log_probs,
                 "update_memory_bytes": memory.update, "critic_update_memory_bytes": memory.critic_update,
                 "evaluate_memory_bytes": memory.evaluate,
             })
         });
+        let counted = self.counted();
+        let names = counted.start.keys().chain(counted.each.keys());
+        let stages: BTreeSet<&str> = names.map(|stage| stage.name()).collect();
         let horizon: Vec<u32> = (1..=plan.iterations).map(|n| plan.rounds_max(n)).collect();
         json!({
             "run": plan.run.to_string(), "identity": plan.identity, "iterations": plan.iterations,
             "tasks": plan.tasks.len(), "sequences_per_iteration": sequences(plan),
             "tokens_per_sequence_max": tokens_max(plan), "minibatches": plan.minibatches(), "optimizer_steps_per_iteration": steps_per_iteration(plan),
-            "parts": self.part_count(), "horizon": horizon, "evaluations": self.evaluations(),
-            "sizes": sizes, "not_used": self.unused,
+            "parts": counted.all, "stages": stages, "horizon": horizon, "evaluations": self.evaluations(),
+            "sizes": sizes, "not_used": self.unused, "notes": self.notes, "kl": self.kl_text(),
         })
     }
+}
+
+/// The first few and the last of many, the others as `…`.
+fn some_of(texts: impl DoubleEndedIterator<Item = String> + ExactSizeIterator) -> String {
+    const NAMED_MAX: usize = 8;
+    let mut texts = texts;
+    if texts.len() <= NAMED_MAX {
+        return texts.collect::<Vec<_>>().join(", ");
+    }
+    let last = texts.next_back().unwrap_or_default();
+    let first: Vec<String> = texts.take(NAMED_MAX - 2).collect();
+    format!("{}, … {last}", first.join(", "))
 }
 
 /// `1–100: 4 rounds, 101–200: 6 rounds`: runs of equal horizon.
@@ -429,11 +555,43 @@ fn horizons(plan: &Plan) -> String {
             _ => runs.push((n, n, rounds)),
         }
     }
-    let texts: Vec<String> = runs
+    let texts = runs
         .iter()
-        .map(|(first, last, rounds)| format!("{first}–{last}: {rounds}"))
-        .collect();
-    format!("rounds by iteration {}", texts.join(", "))
+        .map(|(first, last, rounds)| format!("{first}–{last}: {rounds}"));
+    format!("rounds by iteration {}", some_of(texts))
+}
+
+/// How many sessions the environments must bear; nothing of those that are built in and
+/// unlimited, whose sessions are small.
+fn sessions_text(plan: &Plan) -> String {
+    let config = &plan.config;
+    let (max, workers) = (
+        config.actor_rollout_ref.agentgym.sessions_max,
+        config.jobs.workers as u64,
+    );
+    let environments = config.environments();
+    let told = environments.iter().filter_map(|(name, environment)| {
+        let address = &environment.env_addr;
+        if let Ok(server) = builtin::parse(address) {
+            let (max, own) = (max?, count(server.options.sessions_max as u64));
+            return Some(format!(
+                "{name}: ≤ {max} in each worker's own server, which takes {own}"
+            ));
+        }
+        let address = without_secrets(address);
+        Some(match max {
+            Some(max) => format!(
+                "{name}: ≤ {max} × {} = {} open at once at {address}",
+                many(workers, "worker"),
+                count((max as u64).saturating_mul(workers))
+            ),
+            None => format!(
+                "{name}: one for each episode that a worker plays, × {}, at {address}; agentgym.sessions_max limits it",
+                many(workers, "worker")
+            ),
+        })
+    });
+    told.collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
@@ -480,11 +638,12 @@ jobs: {rollout_part_tasks: 2}
             batch       8 tasks × 4 samples = 32 sequences per iteration, of 400 different tasks
             tasks       8 of textcraft at builtin
             steps       2 minibatches × 2 epochs = 4 optimizer steps; × 25 iterations = 100, lr 1e-6
+            kl          nowhere; AgentGym-RL takes 0.001 × kl off the reward where use_kl_loss is false: here that is algorithm.use_kl_in_reward=true
             tokens      prompt ≤ 512, response ≤ 256, turn ≤ 32, context ≤ 1024; units of 2048
             horizon     rounds by iteration 1–10: 4, 11–20: 6, 21–25: 8
             evaluate    held_out (40 tasks)
                         8 samples at T=1 + 1 greedy, 15 rounds; before the warm start and after iterations 0, 10, 20, 25
-            parts       283 jobs in all; each iteration 4 rollout (2 tasks each), 4 log_probs, 1 advantage, 1 update
+            parts       283 jobs in all; at the start 1 init, 1 evaluate_init, 2 sft, 1 evaluate; each iteration 4 rollout (2 tasks each), 4 log_probs, 1 advantage, 1 update, ≤ 1 evaluate, 1 expire
             bytes       each iteration policy 822 kB, optimizer 1.6 MB, records ≤ 934 kB; kept ≤ 31 MB
             memory      each worker, 2 threads: ≤ 65 MB in rollout, 99 MB in log_probs, 132 MB in update, 163 MB in evaluate
             place       store data, queue redis://h, 1 worker in this process
@@ -535,5 +694,77 @@ jobs: {rollout_part_tasks: 2}
         assert_eq!(json["evaluations"], json!([0, 10, 20, 25]));
         let p = json["sizes"]["parameters"].as_u64().unwrap();
         assert_eq!(json["sizes"]["optimizer_bytes"], p * 8);
+    }
+
+    /// Of every pipeline with every option that adds or removes a stage: the screen names those
+    /// that `parts` yields in some iteration, and counts all of their parts.
+    #[test]
+    fn every_stage_of_every_pipeline_is_listed() {
+        let pipelines: [&[&str]; 7] = [
+            &[],
+            &["run.pipeline=sft"],
+            &["run.pipeline=eval"],
+            &["run.pipeline=agentevol", "agentevol.steps=3"],
+            &[
+                "run.pipeline=dpo",
+                "dpo.steps=3",
+                "dpo.expert_file=a",
+                "dpo.experience_file=b",
+            ],
+            &["algorithm.adv_estimator=gae", "trainer.critic_warmup=2"],
+            &["algorithm.filter_groups.enable=true"],
+        ];
+        let options: [&[&str]; 7] = [
+            &[],
+            &["jobs.update_shards=2"],
+            &["sft.steps=0"],
+            &[
+                "evaluation.sets=[]",
+                "actor_rollout_ref.actor.use_kl_loss=true",
+            ],
+            &["trainer.test_freq=0", "actor_rollout_ref.model.lora_rank=2"],
+            &["algorithm.adv_estimator=remax"],
+            &["run.fork.run=parent", "run.fork.iteration=3"],
+        ];
+        let mut seen = BTreeSet::new();
+        for pipeline in pipelines {
+            for option in options {
+                let given: Vec<String> = [pipeline, option, &["run.id=x"]]
+                    .concat()
+                    .into_iter()
+                    .map(str::to_owned)
+                    .collect();
+                let config = RunConfig::parse("x", Path::new("x.yaml"), TEXT, &given);
+                // Some exclude each other, which is told by key.
+                let Ok(plan) = config.and_then(|config| Plan::new(config, Path::new(""))) else {
+                    continue;
+                };
+                if plan.forked_at().is_some() && plan.iterations == 0 {
+                    // There is nothing to fork.
+                    continue;
+                }
+                let all: Vec<_> = (0..=plan.iterations)
+                    .flat_map(|n| parts(&plan, n))
+                    .collect();
+                let own = all.iter().filter(|part| {
+                    let last = plan.forked_at();
+                    last.is_none_or(|last| part.id.iteration > last)
+                });
+                let yielded: BTreeSet<&str> = own.map(|part| part.id.stage.name()).collect();
+                let view = PlanView::new(&plan, "data", None, &[]);
+                let screen = view.render();
+                let line = screen.lines().find(|l| l.starts_with("parts ")).unwrap();
+                let words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+                let known = Stage::ALL.map(Stage::name);
+                let named: BTreeSet<&str> = words.filter(|word| known.contains(word)).collect();
+                assert_eq!(named, yielded, "{given:?}: {line}");
+                let json = view.to_json();
+                assert_eq!(json["parts"], all.len(), "{given:?}");
+                assert!(line.contains(&count(all.len() as u64)), "{line}");
+                seen.extend(yielded.into_iter().map(str::to_owned));
+            }
+        }
+        let all: BTreeSet<String> = Stage::ALL.iter().map(|s| s.name().to_owned()).collect();
+        assert_eq!(seen, all, "a stage that no case has");
     }
 }

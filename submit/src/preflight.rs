@@ -2,6 +2,7 @@
 //! a wrong URL is one clear message and not a pile of failed attempts.
 
 use crate::{Error, Result};
+use agentgym_envs::text::without_secrets;
 use agentgym_jobs::plan::Plan;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -37,7 +38,8 @@ pub(crate) async fn environments(plan: &Plan, resume: &str) -> Result<()> {
 async fn server(name: &str, address: &str, resume: &str) -> Result<()> {
     let unusable = |why: &str| {
         Error::Usage(format!(
-            "environment `{name}`: address {address:?} {why}; write http://host:port or builtin"
+            "environment `{name}`: address {:?} {why}; write http://host:port or builtin",
+            without_secrets(address)
         ))
     };
     let url = Url::parse(address).map_err(|e| unusable(&e.to_string()))?;
@@ -49,7 +51,7 @@ async fn server(name: &str, address: &str, resume: &str) -> Result<()> {
         .await
         .map_err(|found| Error::Unreachable {
             what: format!("environment `{name}`"),
-            url: address.to_owned(),
+            url: without_secrets(address),
             found,
             remedy: format!(
                 "Start its server, or give another address with actor_rollout_ref.agentgym.env_addr (or \
@@ -77,7 +79,7 @@ async fn reach(host: &str, port: u16) -> Result<(), String> {
 mod tests {
     use std::collections::BTreeSet;
 
-    /// Two crates that do not know each other name the environments.
+    /// Two lists name the environments.
     #[test]
     fn item_ids_name_the_environments_that_there_are() {
         let specs = agentgym_envs::spec::ALL.iter();

@@ -3,6 +3,7 @@
 //! with every per-token stream beside the ids it belongs to.
 
 use crate::Result;
+use crate::export::plain_zeros;
 use crate::runs::{RunView, part_id};
 use agentgym_envs::spec::spec;
 use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Episodes, Sequence};
@@ -109,10 +110,12 @@ pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Res
             slots.retain(|s| filter.keeps(s.episode.group, s.episode.sample));
             Content::Batch(slots)
         }
-        Some(Stage::Update) => Content::Update(view.json(manifest, "update.json").await?),
-        Some(Stage::CriticUpdate) => {
-            Content::Update(view.json(manifest, "critic_update.json").await?)
+        Some(Stage::Update) => {
+            Content::Update(plain_zeros(view.json(manifest, "update.json").await?))
         }
+        Some(Stage::CriticUpdate) => Content::Update(plain_zeros(
+            view.json(manifest, "critic_update.json").await?,
+        )),
         _ => Content::Nothing,
     })
 }
@@ -158,7 +161,8 @@ fn list_actions(plan: &Plan, episodes: &mut [Episode]) {
     }
 }
 
-fn has(manifest: &Manifest, name: &str) -> bool {
+/// Whether a commit has an output of this name.
+pub(crate) fn has(manifest: &Manifest, name: &str) -> bool {
     manifest.outputs.iter().any(|output| output.name == name)
 }
 
@@ -263,24 +267,7 @@ impl Content {
                 .collect(),
             Self::LogProbs(list) => list
                 .iter()
-                .map(|scored| {
-                    let (e, row) = (&scored.episode, &scored.streams);
-                    let sequences: Vec<Value> = e
-                        .sequences
-                        .iter()
-                        .enumerate()
-                        .map(|(i, s)| {
-                            let mut out = sequence_json(s, &mut number);
-                            out["old_log_probs"] = json!(row.old.get(i));
-                            out["entropies"] = json!(row.entropies.get(i));
-                            out["ref_log_probs"] =
-                                json!(row.reference.as_ref().and_then(|r| r.get(i)));
-                            out["values"] = json!(scored.values.as_ref().and_then(|v| v.get(i)));
-                            out
-                        })
-                        .collect();
-                    episode_json(e, sequences)
-                })
+                .map(|scored| scored_json(scored, &mut number))
                 .collect(),
             Self::Batch(list) => list
                 .iter()
@@ -300,7 +287,7 @@ impl Content {
 /// attention inside.
 fn sequence_json(sequence: &Sequence, number: &mut usize) -> Value {
     let n = sequence.token_ids.len();
-    let out = json!({
+    let mut out = json!({
         "token_ids": sequence.token_ids,
         "attention_mask": vec![1; n],
         "loss_mask": bits(&sequence.loss_mask),
@@ -308,6 +295,9 @@ fn sequence_json(sequence: &Sequence, number: &mut usize) -> Value {
         "sequence_ids": vec![*number; n],
         "sampled_log_probs": sequence.sampled_log_probs,
     });
+    if let Some(masses) = &sequence.log_kept_mass {
+        out["log_kept_mass"] = json!(masses);
+    }
     *number += 1;
     out
 }
@@ -332,6 +322,21 @@ fn episode_json(episode: &Episode, sequences: Vec<Value>) -> Value {
         "available_actions": available_json(episode),
         "sequences": sequences,
     })
+}
+
+/// An episode with its recomputed streams.
+pub(crate) fn scored_json(scored: &ScoredEpisode, number: &mut usize) -> Value {
+    let (e, row) = (&scored.episode, &scored.streams);
+    let sequences = e.sequences.iter().enumerate().map(|(i, s)| {
+        let mut out = sequence_json(s, number);
+        out["old_log_probs"] = json!(row.old.get(i));
+        out["entropies"] = json!(row.entropies.get(i));
+        out["ref_log_probs"] = json!(row.reference.as_ref().and_then(|r| r.get(i)));
+        out["values"] = json!(scored.values.as_ref().and_then(|v| v.get(i)));
+        out
+    });
+    let sequences = sequences.collect();
+    episode_json(e, sequences)
 }
 
 /// By turn; null where the environment does not list them, or nobody asked.
@@ -451,6 +456,7 @@ actor_rollout_ref:
             token_ids: vec![7, 8, 9],
             loss_mask: vec![false, true, true],
             sampled_log_probs: vec![0.0, -0.5, -0.25],
+            log_kept_mass: None,
         };
         let one = BatchSequence {
             sequence,

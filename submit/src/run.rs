@@ -6,12 +6,10 @@ use crate::display::Display;
 use crate::follow::{Crew, End, Follower, worker_error};
 use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan};
 use crate::signals::Interrupts;
-use crate::{
-    Error, Result, evaluation, existing_store, fork, model_size, plan_memory, preflight, summary,
-    text,
-};
+use crate::{Error, Result, evaluation, existing_store, fork, local, preflight, summary, text};
+use agentgym_envs::text::has_secrets;
 use agentgym_jobs::config::RunConfig;
-use agentgym_jobs::plan::{InitRole, Plan};
+use agentgym_jobs::plan::Plan;
 use agentgym_jobs::queue::{Error as QueueError, Queue, QueueOptions};
 use agentgym_model::Device;
 use agentgym_storage::{Created, Store};
@@ -69,6 +67,9 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
             config.unused.join(", ")
         ));
     }
+    for note in &config.notes {
+        display.line(note);
+    }
     let (storage, queue) = (
         config.config.storage.url.clone(),
         config.config.queue.url.clone(),
@@ -86,7 +87,7 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
                         plan.config.run.fork.iteration
                     )));
                 }
-                check_models(&plan, &args.config)?;
+                local::check(&plan, &args.config)?;
                 Plan::new(config.clone(), base())?
             }
             Some(stored) => {
@@ -108,9 +109,14 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
 
 /// `eval RUN.YAML`: `run` of the same config with nothing but its evaluation.
 pub(crate) async fn eval(args: &ConfigArgs, global: &Global) -> Result<()> {
+    run(&for_eval(args), global).await
+}
+
+/// The same config with nothing but its evaluation.
+pub(crate) fn for_eval(args: &ConfigArgs) -> ConfigArgs {
     let mut args = args.clone();
     args.overrides.push("run.pipeline=eval".to_owned());
-    run(&args, global).await
+    args
 }
 
 /// `resume RUN [KEY=VALUE]…`.
@@ -191,7 +197,7 @@ pub(crate) fn stored_tree(plan: &Plan) -> serde_json::Value {
 fn stored_config(plan: &Plan, overrides: &[String]) -> Result<RunConfig> {
     let text = stored_tree(plan).to_string();
     let path = PathBuf::from(format!("plan of {}", plan.run));
-    Ok(RunConfig::parse("", &path, &text, overrides)?)
+    Ok(RunConfig::parse_stored(&path, &text, overrides)?)
 }
 
 async fn put(store: &Store, plan: &Plan) -> Result<Created> {
@@ -204,61 +210,6 @@ async fn put(store: &Store, plan: &Plan) -> Result<Created> {
 async fn needs_new_revision(store: &Store, plan: &Plan) -> Result<bool> {
     let view = RunView::open(store, plan.run.as_str()).await?;
     Ok(crate::status::status(&view).await?.exhausted.is_some())
-}
-
-/// The models must be on this machine where this process makes the first copy of
-/// them. Later everything is read from the store, so a run that exists may be
-/// carried on where there is no such folder.
-fn check_models(plan: &Plan, config: &Path) -> Result<()> {
-    if plan.config.jobs.workers == 0 {
-        return Ok(());
-    }
-    let actor = &plan.config.actor_rollout_ref;
-    model_size::adapter_of(&actor.model).map_err(|why| {
-        let key = match actor.model.lora_adapter_path {
-            Some(_) => "lora_adapter_path",
-            None => "lora_rank",
-        };
-        Error::Usage(format!("key `actor_rollout_ref.model.{key}`: {why}"))
-    })?;
-    for role in plan.init_roles() {
-        let (key, path) = match role {
-            InitRole::Policy => ("actor_rollout_ref.model.path", Some(&actor.model.path)),
-            InitRole::Reference => (
-                "actor_rollout_ref.ref.model.path",
-                actor.reference.model.path.as_ref(),
-            ),
-            InitRole::Critic => ("critic.model.path", plan.config.critic.model.path.as_ref()),
-        };
-        // Without a path of its own it begins as the policy does.
-        let Some(path) = path else { continue };
-        let found = match role {
-            InitRole::Policy => model_size::of(&actor.model).and_then(|size| {
-                plan_memory::check_fits(plan, &size, plan_memory::machine_bytes())
-            }),
-            InitRole::Reference | InitRole::Critic => model_size::config(path).map(|_| ()),
-        };
-        found.map_err(|why| {
-            let hint = found_above(config, path).map_or_else(String::new, |folder| {
-                format!(
-                    ". It is in {0}: run the command there, or give {key}={0}/{path}",
-                    folder.display()
-                )
-            });
-            Error::Usage(format!("key `{key}`: {why}{hint}"))
-        })?;
-    }
-    Ok(())
-}
-
-/// The folder of the config, or one above it, below which `path` exists, if it does not here.
-fn found_above(config: &Path, path: &str) -> Option<PathBuf> {
-    if Path::new(path).is_dir() {
-        return None;
-    }
-    let config = std::path::absolute(config).ok()?;
-    let found = config.ancestors().skip(1).find(|at| at.join(path).is_dir());
-    found.map(Path::to_owned)
 }
 
 /// Where metrics go: the configured folder, else beside a folder store.
@@ -407,6 +358,7 @@ fn start_workers(
             exit_when_finished: true,
             cache_dir: scratch.to_owned(),
             prefetch: true,
+            drain_grace: agentgym_worker::DRAIN_GRACE,
         };
         workers.spawn(run_worker(
             options,
@@ -444,18 +396,11 @@ fn resume_command(store: &Store, plan: &Plan, queue: Option<&str>) -> String {
         store.argument()
     );
     if let Some(queue) = queue {
-        command += &format!(" --queue {}", without_password(queue));
+        // A password does not belong on a command line, where everybody on the machine sees it.
+        command += &match has_secrets(queue) {
+            true => " --queue \"$AGENTGYM_QUEUE\"".to_owned(),
+            false => format!(" --queue {queue}"),
+        };
     }
     command
-}
-
-fn without_password(url: &str) -> String {
-    match url::Url::parse(url) {
-        Ok(mut parsed) if parsed.password().is_some() => {
-            // Fails only for URLs that cannot have a password.
-            let _ = parsed.set_password(Some("***"));
-            parsed.to_string()
-        }
-        _ => url.to_owned(),
-    }
 }

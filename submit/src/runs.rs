@@ -33,6 +33,23 @@ pub async fn newest_plan(store: &Store, run: &RunId) -> Result<Option<Plan>> {
     }
 }
 
+/// The error for a run that is not there: it names those that are.
+pub(crate) async fn unknown(store: &Store, run: &str) -> Result<Error> {
+    let runs = store.runs().await?;
+    let names: Vec<_> = runs.iter().map(ToString::to_string).collect();
+    let known = if names.is_empty() {
+        "no runs; another store? give --store URL".to_owned()
+    } else {
+        names.join(", ")
+    };
+    Ok(agentgym_jobs::Error::UnknownRun {
+        run: run.to_owned(),
+        url: store.url().to_owned(),
+        known,
+    }
+    .into())
+}
+
 impl RunView {
     /// Opens a run by its id.
     ///
@@ -47,19 +64,7 @@ impl RunView {
                 plan: Arc::new(plan),
             });
         }
-        let runs = store.runs().await?;
-        let names: Vec<_> = runs.iter().map(ToString::to_string).collect();
-        let known = if names.is_empty() {
-            "no runs; another store? give --store URL".to_owned()
-        } else {
-            names.join(", ")
-        };
-        Err(agentgym_jobs::Error::UnknownRun {
-            run: run.to_owned(),
-            url: store.url().to_owned(),
-            known,
-        }
-        .into())
+        Err(unknown(store, run).await?)
     }
 
     /// Where a part's commit and attempts live.

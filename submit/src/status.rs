@@ -4,7 +4,9 @@
 
 use crate::runs::RunView;
 use crate::{Error, Result, text};
+use agentgym_envs::text::visible_name;
 use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
+use agentgym_jobs::planner::Progress;
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Store};
 use agentgym_worker::{Cause, Exhausted, RunState};
 use serde_json::{Value, json};
@@ -66,8 +68,21 @@ pub struct Status {
     pub paused: Option<String>,
     /// How fast it has been of late.
     pub pace: Option<Pace>,
+    /// What the last part of supervised steps has measured.
+    pub fitted: Option<Fitted>,
     /// Every part is committed.
     pub finished: bool,
+}
+
+/// Where supervised training is, by its last committed part.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fitted {
+    /// Optimizer steps made.
+    pub step: u32,
+    /// Mean loss of the part.
+    pub loss: f64,
+    /// Loss on what is held out.
+    pub validation_loss: Option<f64>,
 }
 
 /// The mean over the last iterations, from the clocks of the workers: for people only.
@@ -108,6 +123,7 @@ pub(crate) async fn status_again(view: &RunView, known: &mut Known) -> Result<St
         on_hold: plan.config.jobs.hold && !finished,
         paused: None,
         pace: None,
+        fitted: fitted(view, &progress).await?,
         finished,
     };
     if !finished {
@@ -157,6 +173,35 @@ async fn paused(view: &RunView, known: &mut Known) -> Result<Option<String>> {
         .map_err(other)
 }
 
+/// What iteration 0 has learnt from demonstrations so far.
+async fn fitted(view: &RunView, progress: &Progress) -> Result<Option<Fitted>> {
+    let part = |part| PartId {
+        iteration: 0,
+        stage: Stage::Sft,
+        part,
+    };
+    if !view.plan.config.sft.validates() {
+        return Ok(None);
+    }
+    let parts = view.plan.sft_parts(0);
+    // Part after part.
+    let done = (0..parts).rev().map(part).find(|id| progress.contains(id));
+    let Some(done) = done else {
+        return Ok(None);
+    };
+    let Some(manifest) = view.manifest(done).await? else {
+        return Ok(None);
+    };
+    let Ok(metrics) = view.json(&manifest, "metrics.json").await else {
+        return Ok(None);
+    };
+    Ok(metrics["loss"].as_f64().map(|loss| Fitted {
+        step: metrics["steps"][1].as_u64().unwrap_or(0) as u32,
+        loss,
+        validation_loss: metrics["validation_loss"].as_f64(),
+    }))
+}
+
 async fn pace(view: &RunView, latest: Option<u32>) -> Result<Option<Pace>> {
     const ITERATIONS: u32 = 5;
     let plan = &view.plan;
@@ -191,17 +236,19 @@ fn state(attempts: &[AttemptRecord]) -> State {
 }
 
 fn failures(part: PartId, attempts: &[AttemptRecord]) -> Vec<Failure> {
-    let ended = attempts
-        .iter()
-        .filter_map(|a| Some((a.number, a.end.as_ref()?)));
-    ended
-        .filter(|(_, end)| end.outcome == AttemptOutcome::Failed)
-        .map(|(attempt, end)| Failure {
+    let message = |record: &AttemptRecord| match (&record.damage, &record.end) {
+        (Some(damage), _) => Some(format!("its record is damaged: {damage}")),
+        (None, Some(end)) if end.outcome == AttemptOutcome::Failed => Some(end.message.clone()),
+        (None, _) => None,
+    };
+    let failure = |record: &AttemptRecord| {
+        message(record).map(|message| Failure {
             part,
-            attempt,
-            message: end.message.clone(),
+            attempt: record.number,
+            message,
         })
-        .collect()
+    };
+    attempts.iter().filter_map(failure).collect()
 }
 
 impl Status {
@@ -294,9 +341,14 @@ impl Status {
                     since_unix_s,
                 } => {
                     let age = now_unix_s.saturating_sub(*since_unix_s) as f64;
+                    // Its record is damaged.
+                    let begun = match since_unix_s {
+                        0 => "begun nobody knows when".to_owned(),
+                        _ => format!("begun {} ago", text::seconds(age)),
+                    };
                     rows.push(format!(
-                        "  {id}  running  attempt {attempt} by {worker}, begun {} ago",
-                        text::seconds(age)
+                        "  {id}  running  attempt {attempt} by {}, {begun}",
+                        visible_name(worker)
                     ));
                 }
                 State::Runnable => {
@@ -337,6 +389,17 @@ impl Status {
                 text::seconds(pace.left_s)
             );
         }
+        if let Some(fitted) = self.fitted {
+            let held_out = fitted.validation_loss;
+            out += &format!(
+                "sft: {} optimizer steps, loss {:.4}{}\n",
+                fitted.step,
+                fitted.loss,
+                held_out.map_or_else(String::new, |loss| format!(
+                    ", on what is held out {loss:.4}"
+                ))
+            );
+        }
         out + &self.waiting_line() + "\n"
     }
 
@@ -370,6 +433,7 @@ impl Status {
             "run": self.run, "revision": self.revision, "iterations": self.iterations, "latest": self.latest,
             "committed": self.committed, "parts": self.parts, "finished": self.finished,
             "stopped": self.exhausted.is_some(), "on_hold": self.on_hold, "paused": self.paused,
+            "sft": self.fitted.map(|f| json!({"step": f.step, "loss": f.loss, "validation_loss": f.validation_loss})),
             "iteration_s": self.pace.map(|p| p.iteration_s), "left_s": self.pace.map(|p| p.left_s), "in_flight": in_flight, "failures": failures,
             "waiting": self.waiting_line().trim_start_matches("waiting: "),
         })
@@ -496,6 +560,7 @@ mod tests {
                 iteration_s: 31.0,
                 left_s: 558.0,
             }),
+            fitted: None,
             finished: false,
         }
     }

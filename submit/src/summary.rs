@@ -1,9 +1,10 @@
 //! What a run says for itself: a line per iteration while it goes on, the
 //! table of evaluations and the plot at its end.
 
-use crate::metrics::{Book, Evaluated, Row, SetScore, Training};
+use crate::metrics::{Book, Evaluated, Row, SetScore, Training, Validated};
 use crate::plot::{Series, plot};
 use crate::{evaluation, text};
+use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;
 use serde_json::{Value, json};
 
@@ -16,6 +17,10 @@ pub fn sft_line(row: &Row, plan: &Plan, part: u32) -> String {
     let (steps, all) = (plan.sft_steps(0, part), plan.sft_steps_of(0));
     let mut words = vec![format!("sft  {} of {all} steps", steps.end)];
     words.extend(row.metric("loss").map(|loss| format!("loss {loss:.3}")));
+    let held_out = row.metric("validation_loss");
+    words.extend(held_out.map(|loss| format!("validation {loss:.3}")));
+    let spoiled = row.metric("non_finite_steps");
+    words.extend(spoiled.map(|steps| format!("{steps} not finite")));
     let rate = row
         .stats
         .get("trained_tokens_per_s")
@@ -110,6 +115,7 @@ pub fn report(book: &Book, plan: &Plan) -> String {
         );
         out += &evaluation_table(&evaluations, plan);
     }
+    out += &validation_table(book);
     let training: Vec<Training> = (1..=plan.iterations)
         .filter_map(|i| book.training(plan, i))
         .collect();
@@ -139,6 +145,39 @@ pub fn report(book: &Book, plan: &Plan) -> String {
         out += &plot(&series, &horizon, plan.iterations, PLOT_SIZE);
     }
     out
+}
+
+/// The loss on what is never trained on, by optimizer step: of a curve its first, its
+/// last and its least, and what lies between in even distances.
+fn validation_table(book: &Book) -> String {
+    const LINES_MAX: usize = 12;
+    let points: Vec<(PartId, Validated)> = book.validations().collect();
+    let Some(least) =
+        (0..points.len()).min_by(|a, b| points[*a].1.loss.total_cmp(&points[*b].1.loss))
+    else {
+        return String::new();
+    };
+    let every = points.len().div_ceil(LINES_MAX);
+    let shown = points.iter().enumerate().filter(|(index, _)| {
+        *index == least || *index + 1 == points.len() || index.is_multiple_of(every)
+    });
+    let rows: Vec<Vec<String>> = shown
+        .map(|(index, (id, point))| {
+            let step = match id.iteration {
+                0 => point.step.to_string(),
+                n => format!("{} of iteration {n}", point.step),
+            };
+            let epoch = point
+                .epoch
+                .map_or_else(|| "–".into(), |e| format!("{e:.2}"));
+            let mark = if index == least { " least" } else { "" };
+            vec![step, epoch, format!("{:.4}{mark}", point.loss)]
+        })
+        .collect();
+    format!(
+        "loss on what is held out, nats per reply token\n{}",
+        text::table(&["step", "epoch", "loss"], &rows)
+    )
 }
 
 fn evaluation_table(evaluations: &[Evaluated], plan: &Plan) -> String {
@@ -195,7 +234,16 @@ pub fn report_json(book: &Book, plan: &Plan) -> Value {
             })
         })
         .collect();
-    json!({"run": plan.run.to_string(), "evaluations": evaluations, "training": training})
+    let mut report =
+        json!({"run": plan.run.to_string(), "evaluations": evaluations, "training": training});
+    let validations: Vec<Value> = book
+        .validations()
+        .map(|(id, v)| json!({"iteration": id.iteration, "step": v.step, "epoch": v.epoch, "loss": v.loss}))
+        .collect();
+    if !validations.is_empty() {
+        report["validation"] = validations.into();
+    }
+    report
 }
 
 #[cfg(test)]

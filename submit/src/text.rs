@@ -1,33 +1,42 @@
 //! How numbers and tables look to people, the same in every command.
 
+use agentgym_envs::text::{visible, visible_name};
 use std::io::Write as _;
 
 /// Writes results to standard output. A reader that went away (`… | head`)
 /// ends the output, not the program with a panic. On a terminal, lines that
-/// are too long break between columns instead of anywhere.
+/// are too long break between columns instead of anywhere. Nothing in them can
+/// make a terminal do anything.
 pub fn emit(text: &str) {
+    let text = visible(text);
     let fitted = match console::Term::stdout().size_checked() {
-        Some((_, columns)) => fit(text, usize::from(columns)),
-        None => text.to_owned(),
+        Some((_, columns)) => fit(&text, usize::from(columns)),
+        None => text.into_owned(),
     };
     write_out(&fitted);
 }
 
-/// A line to standard error, for people; that nobody listens is their choice.
+/// A line to standard error, for people, as [`emit`] writes it; that nobody listens is their choice.
 pub fn tell(line: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
+    let _ = writeln!(std::io::stderr().lock(), "{}", visible(line));
 }
 
 fn write_out(text: &str) {
     let mut out = std::io::stdout().lock();
     let newline = if text.ends_with('\n') { "" } else { "\n" };
     // The only failure here is a closed pipe, which is the reader's choice.
-    let _ = write!(out, "{text}{newline}").and_then(|()| out.flush());
+    let _ = write!(out, "{}{newline}", visible(text)).and_then(|()| out.flush());
 }
 
-/// Prints a JSON document to standard output.
+/// Prints a JSON document to standard output. What a terminal would obey in it is
+/// written as JSON's own escapes, so that its meaning is the same.
 pub fn emit_json(value: &serde_json::Value) {
     write_out(&format!("{value:#}"));
+}
+
+/// [`emit_json`] on one line.
+pub fn emit_json_line(value: &serde_json::Value) {
+    write_out(&value.to_string());
 }
 
 /// Breaks lines longer than `width`: between columns (two spaces) where that
@@ -111,8 +120,12 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let right: Vec<bool> = (0..head.len())
         .map(|column| column > 0 && rows.iter().filter_map(|row| row.get(column)).all(numeric))
         .collect();
+    // A cell is one line, whatever is in it.
+    let rows: Vec<Vec<String>> = (rows.iter())
+        .map(|row| row.iter().map(|cell| visible_name(cell)).collect())
+        .collect();
     let mut widths: Vec<usize> = head.iter().map(|h| h.chars().count()).collect();
-    for row in rows {
+    for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
@@ -132,7 +145,7 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
         out
     };
     let mut out = line(&mut head.iter().copied());
-    for row in rows {
+    for row in &rows {
         out += &line(&mut row.iter().map(String::as_str));
     }
     out
@@ -197,9 +210,9 @@ pub fn share(value: Option<f64>) -> String {
 
 /// The first line of a message, cut to `limit` characters.
 pub fn one_line(text: &str, limit: usize) -> String {
-    let line = text.lines().next().unwrap_or_default();
+    let line = visible(text.lines().next().unwrap_or_default());
     if line.chars().count() <= limit {
-        return line.to_owned();
+        return line.into_owned();
     }
     let cut: String = line.chars().take(limit.saturating_sub(1)).collect();
     format!("{cut}…")

@@ -6,6 +6,7 @@ use crate::cli::Global;
 use crate::runs::RunView;
 use crate::status::{Known, Status, status_again};
 use crate::{Error, Result, text};
+use agentgym_envs::text::visible;
 use agentgym_storage::Store;
 use std::time::Duration;
 
@@ -25,11 +26,11 @@ pub(crate) async fn watch(store: &Store, run: &str, global: &Global) -> Result<(
         let changed = last.as_ref() != Some(&status);
         if global.json {
             if changed {
-                text::emit(&status.to_json().to_string());
+                text::emit_json_line(&status.to_json());
             }
         } else if screen.is_term() {
             let width = usize::from(screen.size().1);
-            let fitted = text::fit(&status.render(crate::unix_now_s()), width);
+            let fitted = text::fit(&visible(&status.render(crate::unix_now_s())), width);
             // A terminal that went away is the reader's choice.
             let _ = screen.clear_last_lines(drawn);
             drawn = fitted.lines().count();

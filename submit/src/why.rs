@@ -8,6 +8,7 @@ use crate::cli::Global;
 use crate::runs::RunView;
 use crate::status::status;
 use crate::{Error, Result, run, text};
+use agentgym_envs::text::visible_name;
 use agentgym_jobs::pipeline::{Part, PartId, parts, policy_of};
 use agentgym_jobs::planner::Progress;
 use agentgym_jobs::queue::{Job, Queue};
@@ -175,7 +176,11 @@ impl Teller<'_> {
         let manifest = self.view.committed(id).await?;
         let attempts = self.view.store.attempts(&self.view.slot(id)).await?;
         let how = manifest.work.map_or_else(String::new, |work| {
-            format!(" by {} in {}", work.worker, text::seconds(work.wall_s))
+            format!(
+                " by {} in {}",
+                visible_name(&work.worker),
+                text::seconds(work.wall_s)
+            )
         });
         self.say(format!(
             "{id} is committed: attempt {} of {}{how}",
@@ -223,6 +228,9 @@ impl Teller<'_> {
         let failed = counted_failures(plan, &attempts);
         let most = plan.config.jobs.failures_max;
         Ok(match end.outcome {
+            AttemptOutcome::Failed if exhausted == Some(Exhausted::FailedForGood) => {
+                format!("cannot be made: {}", end.message)
+            }
             AttemptOutcome::Failed if exhausted.is_some() => format!(
                 "failed {failed} times, the most that jobs.failures_max allows; the last time: {}. When the cause is \
                  gone: `agentgym-submit retry {}`",
@@ -238,7 +246,7 @@ impl Teller<'_> {
             ),
             AttemptOutcome::Drained | AttemptOutcome::Cancelled => format!(
                 "was handed back by {}, which drained; what it had played is journalled. {}",
-                last.start.worker,
+                visible_name(&last.start.worker),
                 self.idle(id).await
             ),
             AttemptOutcome::Committed | AttemptOutcome::Superseded => {
@@ -249,8 +257,15 @@ impl Teller<'_> {
 
     /// An attempt without an end: at work, or gone.
     async fn begun(&self, id: PartId, last: &AttemptRecord) -> String {
+        if let Some(damage) = &last.damage {
+            return format!(
+                "was begun (attempt {}), and whether it is at work nobody knows: its record is damaged ({damage}). \
+                 Once its claim is free, the next worker takes the part up",
+                last.number
+            );
+        }
         let ago = crate::unix_now_s().saturating_sub(last.start.started_unix_s) as f64;
-        let (worker, ago) = (&last.start.worker, text::seconds(ago));
+        let (worker, ago) = (visible_name(&last.start.worker), text::seconds(ago));
         let began = format!("attempt {} by {worker}, begun {ago} ago", last.number);
         let Some(queue) = &self.queue else {
             return format!(

@@ -1,0 +1,108 @@
+//! What supervised steps learnt from: the examples by number, and of every step its
+//! learning rate and its examples in order. Which these are follows from the plan and
+//! the artifacts of `init`; the stages' own functions say it again.
+
+use super::{Exported, inputs, policy, unsaid, write};
+use crate::runs::{RunView, cache_dir};
+use crate::{Error, Result};
+use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, reference_of};
+use agentgym_model::{Device, Policy};
+use agentgym_storage::{Inputs, Manifest};
+use agentgym_worker::stages::export::{Lessons, dpo_lessons, sft_lessons};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// The phases of iteration 0 that train, each from the policy before it.
+pub(super) async fn warm_start(
+    view: &RunView,
+    (to, adapter_alone): (&Path, bool),
+    origin: &mut Value,
+    out: &mut Exported,
+) -> Result<()> {
+    let plan = &view.plan;
+    if !plan.warms_up() {
+        return Ok(());
+    }
+    let mut before = view.committed(BASE_PART).await?;
+    policy(view, &before, (to, "before", adapter_alone), out).await?;
+    let sft_parts = plan.sft_parts(0);
+    if sft_parts > 0 {
+        sft(view, 0, None, to, out).await?;
+    }
+    if plan.dpo_parts() > 0 {
+        if sft_parts > 0 {
+            let last = PartId {
+                stage: Stage::Sft,
+                part: sft_parts - 1,
+                ..BASE_PART
+            };
+            before = view.committed(last).await?;
+            policy(view, &before, (to, "between", adapter_alone), out).await?;
+        }
+        let init = vec![("init".to_owned(), view.committed(BASE_PART).await?)];
+        let init = Inputs::new(view.store.clone(), init, cache_dir());
+        let reads = tokens(view, &view.committed(reference_of(plan)).await?).await?;
+        lessons("dpo", dpo_lessons(plan, &init, &reads).await, to, out)?;
+    }
+    origin["optimizer_before"] = json!("fresh");
+    Ok(())
+}
+
+/// The supervised steps of an iteration; `kept` is what an AgentEvol iteration kept.
+pub(super) async fn sft(
+    view: &RunView,
+    n: u32,
+    kept: Option<Manifest>,
+    to: &Path,
+    out: &mut Exported,
+) -> Result<()> {
+    let base = view.committed(BASE_PART).await?;
+    let reads = tokens(view, &base).await?;
+    let mut commits = vec![("init".to_owned(), base)];
+    commits.extend(kept.map(|kept| ("kept".to_owned(), kept)));
+    let inputs = Inputs::new(view.store.clone(), commits, cache_dir());
+    lessons(
+        "sft",
+        sft_lessons(&view.plan, n, &inputs, &reads).await,
+        to,
+        out,
+    )
+}
+
+/// The policy whose tokenizer and template make the examples.
+async fn tokens(view: &RunView, manifest: &Manifest) -> Result<Policy> {
+    let folder = inputs(view, manifest)
+        .folder(super::INPUT, "policy")
+        .await?;
+    Policy::load(folder.path(), &Device::cpu())
+        .map_err(|e| Error::Usage(format!("reading the policy of {}: {e}", manifest.slot())))
+}
+
+/// Writes what was found. A solver may need data that is not on this machine: what is
+/// left is worth having then.
+fn lessons(
+    name: &str,
+    found: Result<Lessons, agentgym_worker::Error>,
+    to: &Path,
+    out: &mut Exported,
+) -> Result<()> {
+    let found = match found {
+        Ok(found) => found,
+        Err(agentgym_worker::Error::Stage(why)) => {
+            out.unwritten.push(format!("{name}_update.json: {why}"));
+            return Ok(());
+        }
+        Err(other) => return Err(unsaid(other)),
+    };
+    let lines = found.examples.iter().enumerate().map(|(number, example)| {
+        let mut line = example.clone();
+        line["example"] = json!(number);
+        format!("{line}\n")
+    });
+    let text: String = lines.collect();
+    write(to, &format!("{name}_examples.jsonl"), text.as_bytes(), out)?;
+    let steps = format!("{:#}\n", json!(found));
+    write(to, &format!("{name}_update.json"), steps.as_bytes(), out)?;
+    out.examples += found.examples.len();
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! What a run reads of this machine, looked at before anything is written or started: models,
+//! training files, addresses of built-in environments. A run that exists has read them already,
+//! and may be carried on where they are not.
+
+use crate::{Error, Result, model_size, plan_memory};
+use agentgym_envs::builtin;
+use agentgym_envs::demonstration::Solver;
+use agentgym_jobs::config::Pipeline;
+use agentgym_jobs::files::{self, TRAJECTORIES_BYTES_MAX};
+use agentgym_jobs::plan::{InitRole, Plan};
+use agentgym_model::{LoraOptions, Policy, TinyShape};
+use agentgym_worker::model_folder;
+use std::path::{Path, PathBuf};
+
+/// For `run`: everything that the workers of this process will read.
+///
+/// # Errors
+/// The first key whose model or file is not there, or cannot be used.
+pub(crate) fn check(plan: &Plan, config: &Path) -> Result<()> {
+    named(plan)?;
+    match plan.config.jobs.workers {
+        0 => Ok(()),
+        _ => models(plan, config),
+    }
+}
+
+/// For `plan`, which people also type where no model is: what can be said of what is here.
+///
+/// # Errors
+/// The first key whose model cannot be computed, or whose file is missing.
+pub(crate) fn look(plan: &Plan) -> Result<()> {
+    named(plan)?;
+    for (role, key, path) in model_paths(plan) {
+        let found = match TinyShape::preset(path) {
+            // Where the workers are, it may be.
+            Ok(None) if model_folder(path).is_err() => Ok(()),
+            _ => usable(role, path),
+        };
+        found.map_err(|why| Error::Usage(format!("key `{key}`: {why}")))?;
+    }
+    let adapter = &plan.config.actor_rollout_ref.model.lora_adapter_path;
+    if let Some(folder) = adapter.as_ref().and_then(|path| model_folder(path).ok()) {
+        LoraOptions::load(&folder).map_err(|e| {
+            Error::Usage(format!(
+                "key `actor_rollout_ref.model.lora_adapter_path`: {e}"
+            ))
+        })?;
+    }
+    Ok(())
+}
+
+/// What the config names beside models.
+fn named(plan: &Plan) -> Result<()> {
+    training_files(plan)?;
+    addresses(plan)?;
+    styles(plan)
+}
+
+/// Built-in environments are started by their address inside the workers.
+fn addresses(plan: &Plan) -> Result<()> {
+    for (name, environment) in plan.config.environments() {
+        if !builtin::is_builtin(&environment.env_addr) {
+            continue;
+        }
+        let gym = &plan.config.actor_rollout_ref.agentgym;
+        let key = match gym.envs.contains_key(&name) {
+            true => format!("actor_rollout_ref.agentgym.envs.{name}.env_addr"),
+            false => "actor_rollout_ref.agentgym.env_addr".to_owned(),
+        };
+        let said = |why: String| Error::Usage(format!("key `{key}`: {why}"));
+        let address = builtin::parse(&environment.env_addr).map_err(|e| said(e.to_string()))?;
+        if plan.config.jobs.workers > 0 {
+            let found = address.source.check_files();
+            found.map_err(|e| said(e.to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+/// How solvers are to tell their solutions.
+fn styles(plan: &Plan) -> Result<()> {
+    let environments = plan.config.environments();
+    for (index, source) in plan.config.sft.sources.iter().enumerate() {
+        let env = source.env.as_ref().and_then(|env| environments.get(env));
+        let (Some(env), Some(style)) = (env, &source.style) else {
+            continue;
+        };
+        if builtin::is_builtin(&env.env_addr) {
+            builtin::parse(&env.env_addr)
+                .and_then(|address| Solver::check_style(&address.source, style))
+                .map_err(|e| Error::Usage(format!("key `sft.sources[{index}].style`: {e}")))?;
+        }
+    }
+    Ok(())
+}
+
+/// The files that `init` copies or makes pairs of.
+fn training_files(plan: &Plan) -> Result<()> {
+    let config = &plan.config;
+    if config.jobs.workers == 0 {
+        // They are read where the workers are.
+        return Ok(());
+    }
+    for (index, source) in config.sft.sources.iter().enumerate() {
+        if let Some(file) = &source.file {
+            let key = format!("sft.sources[{index}].file");
+            files::check(&key, Path::new(file), TRAJECTORIES_BYTES_MAX)?;
+        }
+    }
+    if config.run.pipeline == Pipeline::Dpo {
+        for (key, file) in [
+            ("dpo.expert_file", &config.dpo.expert_file),
+            ("dpo.experience_file", &config.dpo.experience_file),
+        ] {
+            if let Some(file) = file {
+                files::check(key, Path::new(file), TRAJECTORIES_BYTES_MAX)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The models that parts of `init` copy, by key; without a path of its own a model begins as the
+/// policy does.
+fn model_paths(plan: &Plan) -> Vec<(InitRole, &'static str, &str)> {
+    let actor = &plan.config.actor_rollout_ref;
+    let roles = plan.init_roles().into_iter();
+    let paths = roles.filter_map(|role| {
+        let (key, path) = match role {
+            InitRole::Policy => ("actor_rollout_ref.model.path", Some(&actor.model.path)),
+            InitRole::Reference => (
+                "actor_rollout_ref.ref.model.path",
+                actor.reference.model.path.as_ref(),
+            ),
+            InitRole::Critic => ("critic.model.path", plan.config.critic.model.path.as_ref()),
+        };
+        Some((role, key, path?.as_str()))
+    });
+    paths.collect()
+}
+
+/// Whether a worker could load the model: with the reader that it uses.
+fn usable(role: InitRole, path: &str) -> Result<(), String> {
+    if TinyShape::preset(path)?.is_some() {
+        return model_size::config(path).map(drop);
+    }
+    let folder = model_folder(path)?;
+    match role {
+        InitRole::Policy | InitRole::Reference => Policy::check(&folder).map(drop),
+        // Its folder has weights alone.
+        InitRole::Critic => return model_size::config(path).map(drop),
+    }
+    .map_err(|e| model_size::told(&e))
+}
+
+fn models(plan: &Plan, config: &Path) -> Result<()> {
+    let model = &plan.config.actor_rollout_ref.model;
+    model_size::adapter_of(model).map_err(|why| {
+        let key = match model.lora_adapter_path {
+            Some(_) => "lora_adapter_path",
+            None => "lora_rank",
+        };
+        Error::Usage(format!("key `actor_rollout_ref.model.{key}`: {why}"))
+    })?;
+    for (role, key, path) in model_paths(plan) {
+        let fits = || match role {
+            InitRole::Policy => model_size::of(model).and_then(|size| {
+                plan_memory::check_fits(plan, &size, plan_memory::machine_bytes())
+            }),
+            InitRole::Reference | InitRole::Critic => Ok(()),
+        };
+        usable(role, path).and_then(|()| fits()).map_err(|why| {
+            let hint = found_above(config, path).map_or_else(String::new, |folder| {
+                format!(
+                    ". It is in {0}: run the command there, or give {key}={0}/{path}",
+                    folder.display()
+                )
+            });
+            Error::Usage(format!("key `{key}`: {why}{hint}"))
+        })?;
+    }
+    Ok(())
+}
+
+/// The folder of the config, or one above it, below which `path` exists, if it does not here.
+fn found_above(config: &Path, path: &str) -> Option<PathBuf> {
+    if Path::new(path).is_dir() {
+        return None;
+    }
+    let config = std::path::absolute(config).ok()?;
+    let found = config.ancestors().skip(1).find(|at| at.join(path).is_dir());
+    found.map(Path::to_owned)
+}

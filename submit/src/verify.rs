@@ -1,0 +1,281 @@
+//! `verify RUN`: whether everything that a run has committed is still there, byte for byte.
+//! It changes nothing. What is wrong is a line each, with the object's key and what to do.
+
+use crate::cli::Global;
+use crate::runs::{part_id, unknown};
+use crate::{Error, Result, text};
+use agentgym_jobs::pipeline::{PartId, parts};
+use agentgym_jobs::plan::Plan;
+use agentgym_storage::{BytesRead, Fault, Finding, Key, Planned, RunId, Slot, Store, Verified};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::io::IsTerminal as _;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How often a terminal is told how far it is, and anybody else.
+const BAR_EVERY: Duration = Duration::from_millis(200);
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// What was found wrong so far: told at once, or kept for the one document of `--json`.
+#[derive(Default)]
+struct Report {
+    is_json: bool,
+    bar: Option<ProgressBar>,
+    kept: Vec<serde_json::Value>,
+    counts: BTreeMap<&'static str, u64>,
+}
+
+impl Report {
+    fn take(&mut self, finding: &Finding) {
+        let kind = finding.fault.name();
+        *self.counts.entry(kind).or_default() += 1;
+        let Finding {
+            key, found, remedy, ..
+        } = finding;
+        if self.is_json {
+            let line = json!({"fault": kind, "key": key, "found": found, "remedy": remedy});
+            self.kept.push(line);
+            return;
+        }
+        let remedy = match remedy.is_empty() {
+            true => String::new(),
+            false => format!("; {remedy}"),
+        };
+        // What others have put there is not let loose on a terminal.
+        let line = format!("{kind:<8} {key}: {found}{remedy}");
+        let line = line.replace(char::is_control, "\u{fffd}");
+        match &self.bar {
+            Some(bar) => bar.suspend(|| text::emit(&line)),
+            None => text::emit(&line),
+        }
+    }
+
+    /// Strays are nobody's: they make nothing less whole.
+    fn faults(&self) -> Option<String> {
+        let faults = self.counts.iter().filter(|(kind, _)| **kind != "stray");
+        let faults: Vec<_> = faults.map(|(kind, n)| format!("{n} {kind}")).collect();
+        (!faults.is_empty()).then(|| faults.join(", "))
+    }
+}
+
+/// Verifies a run.
+///
+/// # Errors
+/// An unknown run, a store that fails, or [`Error::NotWhole`].
+pub(crate) async fn verify(store: &Store, run: &str, global: &Global) -> Result<()> {
+    let known = store.runs().await?;
+    let Some(id) = known.into_iter().find(|id| id.as_str() == run) else {
+        return Err(unknown(store, run).await?);
+    };
+    let mut report = Report {
+        is_json: global.json,
+        ..Report::default()
+    };
+    if !global.quiet && std::io::stderr().is_terminal() {
+        report.bar = Some(bar());
+    }
+    let plans = plans(store, &id, &mut report).await?;
+    let revisions = plans.len();
+    let mut known = Known::new(plans);
+    let read = BytesRead::default();
+    let bar = report.bar.clone();
+    let verified = {
+        let mut planned = |slot: &Slot| known.planned(slot);
+        let mut told = |finding: Finding| report.take(&finding);
+        tokio::select! {
+            verified = store.verify(&id, &mut planned, &read, &mut told) => verified?,
+            never = follow(&read, bar.as_ref(), global.quiet) => match never {},
+        }
+    };
+    if let Some(bar) = &bar {
+        bar.finish_and_clear();
+    }
+    let faults = report.faults();
+    if global.json {
+        text::emit_json(&json!({
+            "run": run,
+            "store": store.url(),
+            "whole": faults.is_none(),
+            "plan_revisions": revisions,
+            "commits": verified.commits,
+            "artifacts": verified.artifacts,
+            "bytes": verified.bytes,
+            "taken_over": verified.taken_over,
+            "removed": verified.removed,
+            "attempt_records": verified.attempt_records,
+            "tombstones": verified.tombstones,
+            "pins": verified.pins,
+            "journal_segments": verified.journal_segments,
+            "left_behind": verified.left_behind,
+            "findings": report.kept,
+        }));
+    } else {
+        text::emit(&summary(run, faults.is_none(), revisions, &verified));
+    }
+    match faults {
+        None => Ok(()),
+        Some(faults) => Err(Error::NotWhole {
+            run: run.to_owned(),
+            faults,
+        }),
+    }
+}
+
+fn summary(run: &str, is_whole: bool, revisions: usize, verified: &Verified) -> String {
+    let word = if is_whole { "whole" } else { "not whole" };
+    let mut out = format!(
+        "{run}: {word}; read {}, {}, {} of {}, {}, {} and {}",
+        text::many(revisions as u64, "plan revision"),
+        text::many(verified.commits, "commit"),
+        text::many(verified.artifacts, "artifact"),
+        text::bytes(verified.bytes),
+        text::many(verified.attempt_records, "attempt record"),
+        text::many(verified.tombstones, "tombstone"),
+        text::many(verified.pins, "pin"),
+    );
+    for (count, what) in [
+        (verified.taken_over, "taken over from another run"),
+        (verified.removed, "removed by retention"),
+        (verified.journal_segments, "journal segments, not read"),
+        (
+            verified.left_behind,
+            "files of attempts that did not commit, not read",
+        ),
+    ] {
+        if count > 0 {
+            out += &format!("\n  {} {what}", text::count(count));
+        }
+    }
+    out
+}
+
+/// Every revision of the plan that can be read.
+async fn plans(store: &Store, run: &RunId, report: &mut Report) -> Result<Vec<Plan>> {
+    let listed = store.list(&format!("runs/{run}/plan")).await?;
+    let mut plans: Vec<Plan> = Vec::new();
+    let mut wanted = 0;
+    let mut tell = |fault, key: Key, found: String, remedy: &str| {
+        report.take(&Finding {
+            fault,
+            key: key.path(),
+            found,
+            remedy: remedy.to_owned(),
+        });
+    };
+    for (key, _) in listed {
+        let Key::Plan { revision, .. } = key else {
+            continue;
+        };
+        if wanted < revision {
+            tell_no_plan(run, wanted, &mut tell);
+        }
+        wanted = revision.saturating_add(1);
+        let content = match store.get(&key).await {
+            Err(e @ agentgym_storage::Error::TooLarge { .. }) => {
+                tell(Fault::Damaged, key, e.to_string(), "restore it from a copy");
+                continue;
+            }
+            content => content?,
+        };
+        match Plan::stored(run, revision, &content, store.url()) {
+            Err(e) => tell(Fault::Damaged, key, e.to_string(), ""),
+            Ok(plan) => {
+                if let Some(first) = plans.first().filter(|p| p.identity != plan.identity) {
+                    let found = format!(
+                        "it has the identity {}, and revision {} has {}",
+                        plan.identity, first.revision, first.identity
+                    );
+                    tell(Fault::Damaged, key, found, "restore it from a copy");
+                }
+                plans.push(plan);
+            }
+        }
+    }
+    if wanted == 0 {
+        tell_no_plan(run, 0, &mut tell);
+    }
+    Ok(plans)
+}
+
+fn tell_no_plan(run: &RunId, revision: u32, tell: &mut impl FnMut(Fault, Key, String, &str)) {
+    let run = run.clone();
+    tell(
+        Fault::Missing,
+        Key::Plan { run, revision },
+        "revisions of a plan have no gaps".to_owned(),
+        "restore it from a copy",
+    );
+}
+
+/// Which parts the plan has. Bindings may come and go with its revisions, so a part of any of
+/// them is one.
+struct Known {
+    plans: Vec<Plan>,
+    /// Parts of the iteration that was last asked for: commits come in order.
+    iteration: Option<u32>,
+    parts: BTreeSet<PartId>,
+}
+
+impl Known {
+    fn new(plans: Vec<Plan>) -> Self {
+        Self {
+            plans,
+            iteration: None,
+            parts: BTreeSet::new(),
+        }
+    }
+
+    fn planned(&mut self, slot: &Slot) -> Planned {
+        if self.plans.is_empty() {
+            // That there is no plan has its own line.
+            return Planned::TakenOver;
+        }
+        if self.iteration != Some(slot.iteration) {
+            let of = |plan: &Plan| match slot.iteration <= plan.iterations {
+                true => parts(plan, slot.iteration),
+                false => Vec::new(),
+            };
+            let all = self.plans.iter().flat_map(of);
+            self.parts = all.map(|part| part.id).collect();
+            self.iteration = Some(slot.iteration);
+        }
+        match part_id(slot) {
+            Some(id) if !self.parts.contains(&id) => Planned::Unknown,
+            None => Planned::Unknown,
+            Some(_) => {
+                let forked_at = self.plans.iter().find_map(Plan::forked_at);
+                match forked_at.is_some_and(|last| slot.iteration <= last) {
+                    true => Planned::TakenOver,
+                    false => Planned::Made,
+                }
+            }
+        }
+    }
+}
+
+fn bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("verify  {wide_bar}  {bytes} of {total_bytes}")
+        .expect("the template is well formed");
+    ProgressBar::new(0).with_style(style)
+}
+
+/// Says how far it is, until it is dropped.
+async fn follow(read: &BytesRead, bar: Option<&ProgressBar>, quiet: bool) -> Infallible {
+    let mut tick = tokio::time::interval(if bar.is_some() { BAR_EVERY } else { LINE_EVERY });
+    tick.tick().await;
+    loop {
+        tick.tick().await;
+        let done = read.done.load(Ordering::Relaxed);
+        let listed = read.listed.load(Ordering::Relaxed);
+        if let Some(bar) = bar {
+            bar.set_length(listed);
+            bar.set_position(done);
+        } else if !quiet {
+            let (done, listed) = (text::bytes(done), text::bytes(listed));
+            text::tell(&format!("verify: read {done} of {listed}"));
+        }
+    }
+}
