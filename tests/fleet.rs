@@ -4,7 +4,7 @@
 use crate::program::{Running, finish, program};
 use crate::redis::RedisServer;
 use crate::s3::S3Server;
-use agentgym_storage::{AttemptRecord, Slot, Store};
+use agentgym_storage::{AttemptRecord, RunId, Slot, Store};
 use std::path::Path;
 use std::process::Command;
 
@@ -84,21 +84,12 @@ impl Fleet {
         std::mem::replace(&mut self.workers[index], new).kill();
     }
 
-    /// The attempt of a part without a commit that a process has begun and not ended.
+    /// What a worker of the run [`RUN`] is at, by its process.
     ///
     /// # Panics
     /// If the store cannot be read.
     pub async fn in_flight(store: &Store, pid: u32) -> Option<(Slot, AttemptRecord)> {
-        let own = format!(":{pid}:");
-        let run = RUN.parse().expect("it is a run id");
-        // Commits first: what is committed afterwards is still in flight here.
-        let commits = store.all_commits(&run).await.expect("the store answers");
-        let attempts = store.all_attempts(&run).await.expect("the store answers");
-        attempts.into_iter().find_map(|(slot, mut attempts)| {
-            let last = attempts.pop()?;
-            let is_own = last.start.worker.contains(&own) && last.end.is_none();
-            (is_own && !commits.contains(&slot)).then_some((slot, last))
-        })
+        in_flight(store, &RUN.parse().expect("it is a run id"), pid).await
     }
 
     /// The digest of the run.
@@ -114,4 +105,20 @@ impl Fleet {
             .unwrap_or_else(|| panic!("no digest: {complaint}"))
             .to_owned()
     }
+}
+
+/// The attempt of a part without a commit that a process has begun and not ended.
+///
+/// # Panics
+/// If the store cannot be read.
+pub async fn in_flight(store: &Store, run: &RunId, pid: u32) -> Option<(Slot, AttemptRecord)> {
+    let own = format!(":{pid}:");
+    // Commits first: what is committed afterwards is still in flight here.
+    let commits = store.all_commits(run).await.expect("the store answers");
+    let attempts = store.all_attempts(run).await.expect("the store answers");
+    attempts.into_iter().find_map(|(slot, mut attempts)| {
+        let last = attempts.pop()?;
+        let is_own = last.start.worker.contains(&own) && last.end.is_none();
+        (is_own && !commits.contains(&slot)).then_some((slot, last))
+    })
 }

@@ -6,3 +6,4 @@ pub mod ports;
 pub mod program;
 pub mod redis;
 pub mod s3;
+pub mod slow;

@@ -6,11 +6,11 @@
 
 use agentgym_storage::{RunId, Slot, Store};
 use agentgym_tests::program::{Running, finish, program};
+use agentgym_tests::slow::slow_way;
 use anyhow::{Context as _, ensure};
 use std::net::{SocketAddr, TcpListener};
 use std::str::FromStr as _;
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net;
 
 const ANSWER: Duration = Duration::from_millis(5);
@@ -70,7 +70,7 @@ async fn played(server: SocketAddr, last: Duration) -> anyhow::Result<f64> {
         } else {
             ANSWER
         };
-        let url = proxy(server, wait).await?;
+        let url = slow_way(server, wait).await?;
         envs.push(format!(
             "e{index}: {{task_name: textcraft, env_addr: '{url}'}}"
         ));
@@ -112,33 +112,4 @@ jobs: {{rollout_part_tasks: 32, threads: 2}}
         .await?
         .context("the rollout is committed")?;
     Ok(manifest.work.context("a commit says how it went")?.wall_s)
-}
-
-/// A way to the server on which every answer takes `wait` longer; its URL.
-async fn proxy(server: SocketAddr, wait: Duration) -> anyhow::Result<String> {
-    let listener = net::TcpListener::bind("127.0.0.1:0").await?;
-    let url = format!("http://{}", listener.local_addr()?);
-    tokio::spawn(async move {
-        while let Ok((near, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let far = net::TcpStream::connect(server).await?;
-                let (mut asks, mut hears) = near.into_split();
-                let (mut answers, mut passes_on) = far.into_split();
-                let asked = tokio::io::copy(&mut asks, &mut passes_on);
-                let answered = async {
-                    let mut piece = vec![0; 1 << 16];
-                    loop {
-                        let length = answers.read(&mut piece).await?;
-                        if length == 0 {
-                            return hears.shutdown().await;
-                        }
-                        tokio::time::sleep(wait).await;
-                        hears.write_all(&piece[..length]).await?;
-                    }
-                };
-                tokio::try_join!(asked, answered).map(|_| ())
-            });
-        }
-    });
-    Ok(url)
 }

@@ -28,27 +28,31 @@ jobs: {threads: 1, backoff_s: 0.05, failures_max: 2}
 run: {id: r}
 ";
 
-struct Scene {
+pub(crate) struct Scene {
     dir: TempDir,
 }
 
 impl Scene {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let dir = TempDir::new().unwrap();
         std::fs::write(dir.path().join("run.yaml"), RUN).unwrap();
         Self { dir }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn write(&self, name: &str, bytes: &[u8]) {
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) {
         std::fs::write(self.path(name), bytes).unwrap();
     }
 
     /// Types a line of `agentgym-submit` in the scene's folder.
-    fn submit(&self, line: &str) -> Output {
+    pub(crate) fn submit(&self, line: &str) -> Output {
         self.program("agentgym-submit", line)
     }
 
@@ -63,11 +67,11 @@ impl Scene {
     }
 
     /// The line ends with `code` and one message that holds all `words`.
-    fn refuses(&self, line: &str, code: i32, words: &[&str]) -> String {
+    pub(crate) fn refuses(&self, line: &str, code: i32, words: &[&str]) -> String {
         refused(line, &self.submit(line), code, words)
     }
 
-    fn succeeds(&self, line: &str) -> String {
+    pub(crate) fn succeeds(&self, line: &str) -> String {
         let output = self.submit(line);
         let said = said(&output);
         assert!(output.status.success(), "{line}: {said}");
@@ -79,7 +83,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn refused(line: &str, output: &Output, code: i32, words: &[&str]) -> String {
+pub(crate) fn refused(line: &str, output: &Output, code: i32, words: &[&str]) -> String {
     let said = said(output);
     assert_eq!(output.status.code(), Some(code), "{line}: {said}");
     for word in words {
@@ -197,7 +201,7 @@ fn plans_that_are_not_what_was_submitted() {
     let plan: serde_json::Value = serde_json::from_slice(&plan).unwrap();
     for (name, change, why) in [
         ("newer", "/version", "is of format 77"),
-        ("older", "/version", ", reads format 1"),
+        ("older", "/version", ", reads formats 1 to 2"),
         ("edited", "/config/run/seed", "it was edited"),
         ("longer", "/iterations", "it was edited"),
         (
@@ -244,6 +248,33 @@ fn models_that_are_not_there() {
         let line = format!("run.yaml --store s {key}=no/folder {on}");
         let named = format!("key `{key}`");
         scene.refuses(line.trim(), 2, &[&named, "no/folder"]);
+    }
+}
+
+/// A folder that is here says what it is: `plan` refuses what a run would refuse.
+#[test]
+fn models_that_cannot_be_computed() {
+    let scene = Scene::new();
+    let sizes = r#""model_type": "qwen2", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "vocab_size": 300, "max_position_embeddings": 64"#;
+    for (keys, words) in [
+        (
+            r#""rope_scaling": {"rope_type": "yarn"}"#,
+            "rope_scaling.rope_type \"yarn\"",
+        ),
+        (
+            r#""quantization_config": {"quant_method": "awq"}"#,
+            "quantization_config (awq)",
+        ),
+        (r#""layer_types": []"#, "layer_types has 0 entries"),
+    ] {
+        std::fs::create_dir_all(scene.path("m")).unwrap();
+        scene.write("m/config.json", format!("{{{sizes}, {keys}}}").as_bytes());
+        for line in ["plan run.yaml", "run.yaml --store s"] {
+            let line = format!("{line} actor_rollout_ref.model.path=m");
+            let named = "key `actor_rollout_ref.model.path`";
+            scene.refuses(&line, 2, &[named, "config.json", words]);
+        }
     }
 }
 
@@ -356,6 +387,101 @@ fn a_damaged_policy_stops_the_run_until_it_is_repaired() {
     assert_eq!(digest("s"), whole);
 }
 
+/// The same of everything else that training carries on with.
+#[test]
+fn what_training_carries_on_with_is_checked_before_it_is_read() {
+    let critic = "algorithm.adv_estimator=gae critic.ppo_mini_batch_size=1";
+    let adapter = "actor_rollout_ref.model.lora_rank=2 actor_rollout_ref.model.lora_alpha=4";
+    for (more, artifacts) in [
+        (
+            critic,
+            &[
+                ("update", "optimizer/state.safetensors"),
+                ("critic_update", "critic/model.safetensors"),
+                ("critic_update", "optimizer/state.safetensors"),
+            ][..],
+        ),
+        (
+            adapter,
+            &[
+                ("update", "adapter/adapter_model.safetensors"),
+                ("update", "optimizer/state.safetensors"),
+            ],
+        ),
+    ] {
+        let scene = Scene::new();
+        let line = format!("run.yaml --store s trainer.total_training_steps=2 {more}");
+        scene.succeeds(&line);
+        let digest = || String::from_utf8(scene.submit("digest r --store s").stdout).unwrap();
+        let whole = digest();
+        for (stage, artifact) in artifacts {
+            std::fs::remove_dir_all(scene.path("s/runs/r/commits/00000002")).unwrap();
+            let files = files_below(&scene.path(&format!("s/runs/r/files/00000001/{stage}")));
+            let file = files.iter().find(|path| path.ends_with(artifact)).unwrap();
+            let bytes = std::fs::read(file).unwrap();
+            let mut flipped = bytes.clone();
+            flipped[bytes.len() / 2] ^= 1;
+            std::fs::write(file, flipped).unwrap();
+            let named = format!("{artifact} is damaged");
+            let words = [&named[..], "restore", "agentgym-submit resume r"];
+            scene.refuses(&line, 3, &words);
+            std::fs::write(file, &bytes).unwrap();
+            scene.succeeds("resume r --store s");
+            assert_eq!(digest(), whole, "{stage} {artifact}");
+        }
+    }
+}
+
+/// A power cut in the middle of a write: nobody knows how that attempt went, and all goes on.
+#[test]
+fn a_torn_record_of_an_attempt_stops_nobody() {
+    let scene = Scene::new();
+    scene.succeeds("run.yaml --store s");
+    let digest = || String::from_utf8(scene.submit("digest r --store s").stdout).unwrap();
+    let whole = digest();
+    let attempts = scene.path("s/runs/r/attempts/00000001");
+    for content in [&b""[..], b"{\"version\": 1, \"no", b"\0\0\0\0"] {
+        std::fs::remove_dir_all(scene.path("s/runs/r/commits/00000001")).unwrap();
+        for record in files_below(&attempts) {
+            std::fs::write(record, content).unwrap();
+        }
+        for line in [
+            "status r --store s",
+            "why r --store s",
+            "inspect r 1 --store s",
+        ] {
+            let shown = scene.submit(line);
+            assert!(shown.status.success(), "{line}: {}", said(&shown));
+            let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+            let is_shown = text.contains("record is damaged") || line.starts_with("inspect");
+            assert!(is_shown, "{line}: {text}");
+        }
+        scene.succeeds("resume r --store s");
+        assert_eq!(digest(), whole);
+    }
+}
+
+/// No program writes such a number, and none can follow it.
+#[test]
+fn an_attempt_of_the_last_number_is_named() {
+    let scene = Scene::new();
+    scene.succeeds("run.yaml --store s");
+    let update = "s/runs/r/attempts/00000001/update/000000";
+    let commits = scene.path("s/runs/r/commits/00000001");
+    std::fs::remove_dir_all(commits).unwrap();
+    let (first, last) = (format!("{update}/0001"), format!("{update}/4294967295"));
+    std::fs::rename(scene.path(&first), scene.path(&last)).unwrap();
+    for word in ["status r", "why r"] {
+        let line = format!("{word} --store s");
+        assert!(scene.submit(&line).status.success(), "{line}");
+    }
+    let named = "attempts/00000001/update/000000/4294967295/start.json";
+    let words = [named, "delete the object"];
+    scene.refuses("resume r --store s", 3, &words);
+    std::fs::rename(scene.path(&last), scene.path(&first)).unwrap();
+    scene.succeeds("resume r --store s");
+}
+
 #[test]
 fn models_that_are_no_models() {
     let scene = Scene::new();
@@ -387,6 +513,11 @@ fn models_that_are_no_models() {
             "model.safetensors",
         ),
     ];
+    // Its header and its tensor together are longer than any number.
+    let mut header = br#"{"x":{"dtype":"U8","shape":[18446744073709551600],"data_offsets":[0,18446744073709551600]}}"#.to_vec();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let longest = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
+    cases.push(("longest", "model.safetensors", longest, "model.safetensors"));
     let mut nan = file("model.safetensors");
     let at = nan.len() - 4;
     nan[at..].copy_from_slice(&f32::NAN.to_le_bytes());

@@ -2,6 +2,8 @@
 //! killed, wiped, added or exchanged, the run ends with the same bytes, and
 //! nothing that was finished is done again.
 
+use crate::evidence::learnt_in;
+use crate::strikes::{made_good, strike, strikes};
 use agentgym_model::{Adapter, Device, Policy};
 use agentgym_storage::{RunId, Store};
 use agentgym_tests::files::files_below;
@@ -12,14 +14,39 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::str::FromStr;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
 
 pub(super) const RUN: &str = "smoke";
 
+/// A tiny Qwen3 in BabyAI's smallest rooms, with a warm start that is long enough to name what
+/// is there now and then.
+const QWEN3: [&str; 9] = [
+    "actor_rollout_ref.model.path=tiny?arch=qwen3&hidden=64&layers=2&vocab=512",
+    "actor_rollout_ref.agentgym.envs.worlds={task_name: babyai, env_addr: 'builtin:babyai'}",
+    "actor_rollout_ref.rollout.max_tokens=16",
+    "actor_rollout_ref.rollout.temperature=0.7",
+    "data.tasks=[{env: worlds, ids: '3..40003:40'}]",
+    "sft.sources=[{env: worlds, ids: '2000003..2040003:40'}]",
+    "sft.steps=60",
+    "sft.lr=3e-3",
+    "jobs.sft_part_steps=20",
+];
+const SMOKE: &str = "configs/smoke.yaml";
+
+/// The smoke run, shorter: what is special about it is enough for two iterations of half the
+/// tasks. The optimizer's state, the horizon and whatever an algorithm remembers are carried on.
+pub(crate) const SHORT: [&str; 5] = [
+    "trainer.total_training_steps=2",
+    "data.train_batch_size=4",
+    "data.tasks=[{env: worlds, ids: 0..1000}]",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "evaluation.sets=[]",
+];
+
 fn submit(store: &Path, bindings: &[&str]) -> Command {
-    submit_config("configs/smoke.yaml", store, bindings)
+    submit_config(SMOKE, store, bindings)
 }
 
 pub(super) fn submit_config(config: &str, store: &Path, bindings: &[&str]) -> Command {
@@ -68,13 +95,66 @@ fn digest(command: Command) -> String {
         .to_owned()
 }
 
-/// The digest of a run that nothing happened to; made once.
-fn undisturbed() -> &'static str {
-    static DIGEST: OnceLock<String> = OnceLock::new();
-    DIGEST.get_or_init(|| {
+/// The digest of the smoke run that nothing happened to.
+fn undisturbed() -> String {
+    undisturbed_of(SMOKE, &[])
+}
+
+/// The digest of a run that nothing happened to, made once for each config with its options. It
+/// has seen rewards and learnt from them, or else nothing equal to it would prove anything.
+pub(crate) fn undisturbed_of(config: &str, options: &[&str]) -> String {
+    type Digests = BTreeMap<String, Arc<OnceLock<String>>>;
+    static DIGESTS: Mutex<Digests> = Mutex::new(Digests::new());
+    let key = format!("{config} {}", options.join(" "));
+    let cell = {
+        let mut digests = DIGESTS.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(digests.entry(key.clone()).or_default())
+    };
+    let make = || {
         let folder = TempDir::new().unwrap();
-        run_to_end(folder.path(), &["jobs.threads=2"])
+        let options = [options, &["jobs.threads=2"]].concat();
+        let command = submit_config(config, folder.path(), &options);
+        let digest = end(command, folder.path());
+        println!("{key}: {}", learnt_now(folder.path()));
+        digest
+    };
+    cell.get_or_init(make).clone()
+}
+
+/// What the run in a folder has learnt, for tests that are not asynchronous, or wait in the
+/// middle of one that is.
+pub(crate) fn learnt_now(folder: &Path) -> crate::evidence::Evidence {
+    std::thread::scope(|scope| {
+        let look = scope.spawn(|| {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().build().unwrap();
+            runtime.block_on(learnt_in(folder, RUN))
+        });
+        let looked = look.join();
+        looked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
+}
+
+/// A run whose process is killed so often in the middle of a part ends with the bytes of one
+/// that nothing happened to, and no part is begun again after its commit. Returns its folder.
+async fn survives(config: &str, options: &[&str], seed: u64, kills: usize) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let store = folder.path();
+    // Journals are written so often that a kill leaves something in one.
+    let one = [options, &["jobs.threads=1", "jobs.journal_interval_s=0.1"]].concat();
+    let struck = strikes((store, RUN), seed, kills, || {
+        submit_config(config, store, &one)
+    });
+    let struck = struck.await;
+    let digest = end(submit_config(config, store, options), store);
+    assert_eq!(digest, undisturbed_of(config, options), "{struck:?}");
+    no_part_started_after_its_commit(store).await;
+    made_good(
+        &Store::open(&store.display().to_string()).await.unwrap(),
+        &struck,
+    )
+    .await;
+    folder
 }
 
 /// Every attempt of a part that has a commit is older than the commit: the
@@ -103,70 +183,90 @@ async fn commits_by_worker(store: &Store) -> BTreeMap<String, usize> {
     by_worker
 }
 
-/// Waits that differ from each other, the same in every test run.
-pub(crate) fn waits(seed: u64) -> impl Iterator<Item = Duration> {
-    let mut state = seed;
-    std::iter::repeat_with(move || {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        Duration::from_millis(300 + (state >> 33) % 2_200)
-    })
-}
-
-/// Starts a command again and again, and kills each of them after its wait.
-pub(super) fn kills(waits: impl Iterator<Item = Duration>, command: impl Fn() -> Command) {
-    for wait in waits {
-        let running = Running::start(command());
-        std::thread::sleep(wait);
-        running.kill();
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_kills_and_a_lost_queue_change_nothing() {
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    let mut waits = waits(7);
-    kills(waits.by_ref().take(5), || submit(store, &[]));
+    let mut struck = strikes((store, RUN), 7, 5, || submit(store, &[])).await;
     for suffix in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(store.join(format!("queue.sqlite{suffix}")));
     }
-    kills(waits.take(5), || submit(store, &[]));
-    assert_eq!(run_to_end(store, &[]), undisturbed());
+    struck.extend(strikes((store, RUN), 8, 5, || submit(store, &[])).await);
+    assert_eq!(run_to_end(store, &[]), undisturbed(), "{struck:?}");
     no_part_started_after_its_commit(store).await;
+    made_good(
+        &Store::open(&store.display().to_string()).await.unwrap(),
+        &struck,
+    )
+    .await;
 }
 
 /// The same with a critic: its own folder and optimizer state, values, and the
 /// state of the KL controller come through as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_critic_survives_kills() {
-    let whole = TempDir::new().unwrap();
-    let ppo = |store: &Path, bindings: &[&str]| submit_config("configs/ppo.yaml", store, bindings);
-    let undisturbed = end(ppo(whole.path(), &["jobs.threads=2"]), whole.path());
-    let folder = TempDir::new().unwrap();
-    let store = folder.path();
-    kills(waits(11).take(8), || ppo(store, &["jobs.threads=1"]));
-    assert_eq!(end(ppo(store, &[]), store), undisturbed);
-    no_part_started_after_its_commit(store).await;
+    survives("configs/ppo.yaml", &[], 11, 6).await;
 }
 
-/// A Qwen3: no biases, norms of its own; sampled is scored there too.
+/// Leave-one-out baselines.
+#[tokio::test(flavor = "multi_thread")]
+async fn rloo_survives_kills() {
+    let options = [&SHORT[..], &["algorithm.adv_estimator=rloo"]].concat();
+    survives(SMOKE, &options, 13, 3).await;
+}
+
+/// Returns of single tokens, whitened over the batch, with the divergence in the reward.
+#[tokio::test(flavor = "multi_thread")]
+async fn reinforce_plus_plus_survives_kills() {
+    let own = [
+        "algorithm.adv_estimator=reinforce_plus_plus",
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_ctrl.kl_coef=0.01",
+    ];
+    survives(SMOKE, &[&SHORT[..], &own].concat(), 17, 3).await;
+}
+
+/// Greedy baselines, which are episodes of their own. With this seed those of neighbouring groups
+/// differ, so that one for the other shows.
+#[tokio::test(flavor = "multi_thread")]
+async fn remax_survives_kills() {
+    let own = ["algorithm.adv_estimator=remax", "data.seed=2"];
+    let options = [&SHORT[..], &own].concat();
+    survives(SMOKE, &options, 19, 3).await;
+}
+
+/// Groups that teach nothing are replaced, in rounds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_of_groups_survives_kills() {
+    let own = [
+        "algorithm.filter_groups.enable=true",
+        "algorithm.filter_groups.max_num_gen_batches=2",
+    ];
+    survives(SMOKE, &[&SHORT[..], &own].concat(), 29, 4).await;
+}
+
+/// Supervised steps alone: the order of demonstrations, the optimizer's state, the schedule.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_supervised_run_survives_kills() {
+    let options = [
+        "run.pipeline=sft",
+        "sft.steps=24",
+        "jobs.sft_part_steps=4",
+        "sft.warmup_steps=6",
+        "evaluation.samples=1",
+    ];
+    survives(SMOKE, &options, 37, 4).await;
+}
+
+/// A Qwen3: no biases, norms of its own; sampled is scored there too. No Qwen3 is shipped, so a
+/// tiny one learns to name what stands in a room.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_qwen3_survives_kills() {
-    const MODEL: &str = "actor_rollout_ref.model.path=tiny?arch=qwen3&hidden=64&layers=2&vocab=512";
-    let whole = TempDir::new().unwrap();
-    let undisturbed = run_to_end(whole.path(), &[MODEL, "jobs.threads=2"]);
-    let folder = TempDir::new().unwrap();
-    let store = folder.path();
-    kills(waits(31).take(4), || {
-        submit(store, &[MODEL, "jobs.threads=1"])
-    });
-    assert_eq!(run_to_end(store, &[MODEL]), undisturbed);
-    no_part_started_after_its_commit(store).await;
+    let options = [&SHORT[..], &QWEN3].concat();
+    let folder = survives(SMOKE, &options, 31, 4).await;
     let mut looked = program("agentgym-submit");
-    looked.args(["inspect", RUN, "4", "advantage", "--json"]);
-    looked.args(["--store", &store.display().to_string()]);
+    looked.args(["inspect", RUN, "2", "advantage", "--json"]);
+    looked.args(["--store", &folder.path().display().to_string()]);
     let text = said(looked).replace(char::is_whitespace, "");
     assert!(text.contains("\"log_prob_mismatch_max\":0.0"), "{text}");
 }
@@ -175,16 +275,8 @@ async fn a_qwen3_survives_kills() {
 /// it can be taken out alone or merged.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_adapter_survives_kills_and_is_exported() {
-    let lora =
-        |store: &Path, bindings: &[&str]| submit_config("configs/lora.yaml", store, bindings);
-    let whole = TempDir::new().unwrap();
-    let undisturbed = end(lora(whole.path(), &["jobs.threads=2"]), whole.path());
-    let folder = TempDir::new().unwrap();
+    let folder = survives("configs/lora.yaml", &[], 41, 5).await;
     let store = folder.path();
-    kills(waits(41).take(5), || lora(store, &["jobs.threads=1"]));
-    assert_eq!(end(lora(store, &[]), store), undisturbed);
-    no_part_started_after_its_commit(store).await;
-
     let export = |to: &Path, more: &[&str]| {
         let mut command = program("agentgym-submit");
         let store = store.display().to_string();
@@ -208,45 +300,25 @@ async fn an_adapter_survives_kills_and_is_exported() {
 /// Preferences: pairs, their order and the optimizer's state come through.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_preference_run_survives_kills() {
-    preferences_survive(&[]).await;
+    survives("configs/dpo.yaml", &[], 5, 3).await;
 }
 
 /// The same where an adapter learns them and the reference is its base.
 #[tokio::test(flavor = "multi_thread")]
 async fn preferences_of_an_adapter_survive_kills() {
-    preferences_survive(&["actor_rollout_ref.model.lora_rank=4"]).await;
-}
-
-async fn preferences_survive(options: &[&str]) {
-    let whole = TempDir::new().unwrap();
-    let dpo = |store: &Path, bindings: &[&str]| {
-        submit_config("configs/dpo.yaml", store, &[options, bindings].concat())
-    };
-    let undisturbed = end(dpo(whole.path(), &["jobs.threads=2"]), whole.path());
-    let folder = TempDir::new().unwrap();
-    let store = folder.path();
-    kills(waits(5).take(4).map(|wait| wait / 2), || {
-        dpo(store, &["jobs.threads=1"])
-    });
-    assert_eq!(end(dpo(store, &[]), store), undisturbed);
-    no_part_started_after_its_commit(store).await;
+    let adapter = ["actor_rollout_ref.model.lora_rank=4"];
+    survives("configs/dpo.yaml", &adapter, 6, 3).await;
 }
 
 /// Rollouts of the next iteration run beside the update, with an older policy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lag_survives_kills() {
-    const LAG: [&str; 2] = [
+    let options = [
         "algorithm.lag=1",
         "algorithm.rollout_correction.rollout_is=token",
+        "evaluation.sets=[]",
     ];
-    let with = |threads: &'static str| [&LAG[..], &[threads]].concat();
-    let whole = TempDir::new().unwrap();
-    let lagging = run_to_end(whole.path(), &with("jobs.threads=2"));
-    let folder = TempDir::new().unwrap();
-    let store = folder.path();
-    kills(waits(23).take(6), || submit(store, &with("jobs.threads=1")));
-    assert_eq!(run_to_end(store, &LAG), lagging);
-    no_part_started_after_its_commit(store).await;
+    survives(SMOKE, &options, 23, 5).await;
 }
 
 /// The guard pauses, says where to go on from, and leaves no trace in the run.
@@ -373,19 +445,20 @@ async fn s3_as_the_store_and_redis_as_the_queue_give_the_digest_of_a_folder() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_worker_on_the_same_files_may_die() {
     let folder = TempDir::new().unwrap();
-    let store = folder.path();
-    let running = Running::start(submit(store, &["jobs.threads=1", "jobs.lease_ttl_s=6"]));
-    std::thread::sleep(Duration::from_secs(2));
+    let path = folder.path();
+    let store = Store::open(&path.display().to_string()).await.unwrap();
+    let first = Running::start(submit(path, &["jobs.threads=1", "jobs.lease_ttl_s=6"]));
     let mut helper = program("agentgym-worker");
     helper.args(["--threads", "1", "--lease-ttl-s", "6", "--store"]);
-    helper.arg(store);
+    helper.arg(path);
     let helper = Running::start(helper);
-    std::thread::sleep(Duration::from_secs(5));
-    helper.kill();
-    std::thread::sleep(Duration::from_secs(1));
-    running.kill();
-    assert_eq!(run_to_end(store, &[]), undisturbed());
-    no_part_started_after_its_commit(store).await;
+    let mut struck = Vec::new();
+    for running in [helper, first] {
+        struck.push(strike((&store, RUN), running, Duration::from_millis(50)).await);
+    }
+    assert_eq!(run_to_end(path, &[]), undisturbed(), "{struck:?}");
+    no_part_started_after_its_commit(path).await;
+    made_good(&store, &struck).await;
 }
 
 /// A run that is cancelled while it works stops within a few parts, whoever works
@@ -393,9 +466,7 @@ async fn a_second_worker_on_the_same_files_may_die() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_run_goes_on_elsewhere() {
     // Long enough to be met in the middle.
-    const LONG: &str = "trainer.total_training_steps=16";
-    let whole = TempDir::new().unwrap();
-    let undisturbed = run_to_end(whole.path(), &[LONG]);
+    const LONG: [&str; 1] = ["trainer.total_training_steps=6"];
     let folder = TempDir::new().unwrap();
     let path = folder.path().display().to_string();
     let command = |word: &str| {
@@ -408,7 +479,7 @@ async fn a_cancelled_run_goes_on_elsewhere() {
         let run = RunId::from_str(RUN).unwrap();
         store.all_commits(&run).await.unwrap().len()
     };
-    let first = Running::start(submit(folder.path(), &[LONG]));
+    let first = Running::start(submit(folder.path(), &LONG));
     while commits().await < 4 {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -423,6 +494,6 @@ async fn a_cancelled_run_goes_on_elsewhere() {
     assert_eq!(commits().await, before, "on hold for every worker");
     said(command("retry"));
     said(command("watch"));
-    assert_eq!(digest(digest_of(&path)), undisturbed);
+    assert_eq!(digest(digest_of(&path)), undisturbed_of(SMOKE, &LONG));
     worker.kill();
 }

@@ -1,9 +1,11 @@
 //! AgentEvol as durable jobs, and trajectories that leave a run and come back.
 
 use crate::durability::{
-    RUN, end, kills, no_part_started_after_its_commit, said, submit_config, waits,
+    RUN, end, no_part_started_after_its_commit, said, submit_config, undisturbed_of,
 };
 use crate::forks::{equal, fork};
+use crate::strikes::{made_good, strikes};
+use agentgym_storage::Store;
 use agentgym_tests::program::{finish, program};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -11,10 +13,9 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Two explorations of a model that solves nothing: every episode is kept.
-const EVOLUTION: [&str; 9] = [
+/// Two explorations; what was solved is kept.
+const EVOLUTION: [&str; 8] = [
     "run.pipeline=agentevol",
-    "agentevol.threshold=0",
     "agentevol.keep=all",
     "agentevol.steps=9",
     "sft.steps=4",
@@ -41,7 +42,7 @@ fn type_in(store: &Path, words: &[&str]) -> Command {
 fn records(store: &Path, place: &[&str]) -> Vec<Value> {
     let shown = said(type_in(
         store,
-        &[&["inspect", RUN], place, &["--jsonl"]].concat(),
+        &[&["inspect", RUN], place, &["--jsonl", "--json"]].concat(),
     ));
     let lines = shown.lines();
     lines
@@ -51,13 +52,18 @@ fn records(store: &Path, place: &[&str]) -> Vec<Value> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_evolution_survives_kills_and_every_kept_trajectory_has_its_lineage() {
-    let whole = TempDir::new().unwrap();
-    let undisturbed = end(evolve(whole.path(), &["jobs.threads=2"]), whole.path());
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    kills(waits(53).take(7), || evolve(store, &["jobs.threads=1"]));
-    assert_eq!(end(evolve(store, &[]), store), undisturbed);
+    let one = || evolve(store, &["jobs.threads=1"]);
+    let struck = strikes((store, RUN), 53, 6, one).await;
+    let undisturbed = undisturbed_of("configs/smoke.yaml", &EVOLUTION);
+    assert_eq!(end(evolve(store, &[]), store), undisturbed, "{struck:?}");
     no_part_started_after_its_commit(store).await;
+    made_good(
+        &Store::open(&store.display().to_string()).await.unwrap(),
+        &struck,
+    )
+    .await;
 
     let kept = records(store, &["2", "filter"]);
     let of = |record: &Value, name: &str| record["lineage"][name].as_u64().unwrap();

@@ -2,12 +2,12 @@
 //! who kills, stops and wipes what he likes: the run ends with the bytes of an
 //! undisturbed one.
 
-use crate::durability::{end, said, submit_to, waits};
+use crate::durability::{said, undisturbed_of};
+use crate::strikes::{Chance, made_good, strike};
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Slot, Store};
 use agentgym_tests::fleet::{Fleet, RUN};
 use agentgym_tests::program::Running;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -22,16 +22,8 @@ const LEASE_S: u64 = 2;
 /// Patience of a loaded two-core machine.
 const LONG: Duration = Duration::from_secs(240);
 
-fn undisturbed() -> &'static str {
-    static DIGEST: OnceLock<String> = OnceLock::new();
-    DIGEST.get_or_init(|| {
-        let folder = TempDir::new().unwrap();
-        let store = folder.path().display().to_string();
-        end(
-            submit_to("configs/smoke.yaml", &store, &SMALL),
-            folder.path(),
-        )
-    })
+fn undisturbed() -> String {
+    undisturbed_of("configs/smoke.yaml", &SMALL)
 }
 
 async fn fleet(folder: &TempDir, workers: usize) -> Fleet {
@@ -68,8 +60,22 @@ async fn nothing_finished_was_redone(store: &Store) {
     }
 }
 
+/// Which worker is in the middle of a part.
+async fn busy(fleet: &Fleet, store: &Store) -> usize {
+    let begun = Instant::now();
+    loop {
+        assert!(begun.elapsed() < LONG, "no worker has a part");
+        for (index, worker) in fleet.workers.iter().enumerate() {
+            if Fleet::in_flight(store, worker.id()).await.is_some() {
+                return index;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 /// Kills without a pause first, where nothing but safety can be asked for; then
-/// at intervals of half a lease and more. Two users follow, so two plan.
+/// each in the middle of a part. Two users follow, so two plan.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fleet_under_fire_ends_equal() {
     let folder = TempDir::new().unwrap();
@@ -78,44 +84,58 @@ async fn a_fleet_under_fire_ends_equal() {
         Running::start(fleet.submit(&SMALL)),
         Running::start(fleet.submit(&SMALL)),
     ];
-    let mut fire = waits(97);
+    let mut fire = Chance::new(97);
     for shot in 0..30 {
-        std::thread::sleep(fire.next().unwrap() / 10);
+        let pause = Duration::from_millis(30 + fire.up_to(220));
+        tokio::time::sleep(pause).await;
         fleet.replace(shot % 3);
     }
-    nothing_finished_was_redone(&store(&fleet).await).await;
-    let (begun, mut shots) = (Instant::now(), 0);
-    while !followers[0].has_ended() {
-        assert!(begun.elapsed() < LONG, "the run does not end");
-        std::thread::sleep(fire.next().unwrap());
-        shots += 1;
-        match shots % 7 {
-            _ if shots > 20 => {}
-            3 => fleet.redis.restart(),
-            5 => _ = fleet.redis.command(&[b"FLUSHALL"]),
-            victim => fleet.replace(victim % 3),
+    let store = store(&fleet).await;
+    nothing_finished_was_redone(&store).await;
+    let mut struck = Vec::new();
+    for shot in 0..6 {
+        match shot {
+            2 => fleet.redis.restart(),
+            4 => _ = fleet.redis.command(&[b"FLUSHALL"]),
+            _ => {
+                let (victim, new) = (busy(&fleet, &store).await, fleet.worker(&[]));
+                let victim = std::mem::replace(&mut fleet.workers[victim], new);
+                let wait = Duration::from_millis(fire.up_to(200));
+                struck.push(strike((&store, RUN), victim, wait).await);
+            }
         }
     }
-    println!("ended after 30 quick kills and {shots} slower blows");
+    let begun = Instant::now();
+    while !followers[0].has_ended() {
+        assert!(begun.elapsed() < LONG, "the run does not end");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
     assert_eq!(fleet.digest(), undisturbed());
-    nothing_finished_was_redone(&store(&fleet).await).await;
+    nothing_finished_was_redone(&store).await;
+    made_good(&store, &struck).await;
 }
 
+/// Whenever something is committed, the queue forgets everything.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_is_wiped_all_the_time_changes_nothing() {
     let folder = TempDir::new().unwrap();
     let fleet = fleet(&folder, 2).await;
+    let store = store(&fleet).await;
     let mut follower = Running::start(fleet.submit(&SMALL));
-    let (begun, mut wipes) = (Instant::now(), 0);
+    let (begun, mut wipes, mut seen) = (Instant::now(), 0, 0);
     while !follower.has_ended() {
         assert!(begun.elapsed() < LONG, "the run does not end");
-        std::thread::sleep(Duration::from_secs(2));
-        assert_eq!(fleet.redis.command(&[b"FLUSHALL"]).unwrap(), "+OK");
-        wipes += 1;
+        let commits = store.all_commits(&RUN.parse().unwrap()).await.unwrap();
+        if commits.len() >= seen + 3 {
+            assert_eq!(fleet.redis.command(&[b"FLUSHALL"]).unwrap(), "+OK");
+            (wipes, seen) = (wipes + 1, commits.len());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     println!("ended after {wipes} wipes");
+    assert!(wipes >= 4, "the run was over after {wipes} wipes");
     assert_eq!(fleet.digest(), undisturbed());
-    nothing_finished_was_redone(&store(&fleet).await).await;
+    nothing_finished_was_redone(&store).await;
 }
 
 /// A worker is stopped in the middle of a part for longer than its lease. The
@@ -327,6 +347,8 @@ async fn a_priority_takes_effect_between_two_runs_under_way() {
     };
     let length = [
         "trainer.total_training_steps=12",
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "sft.steps=0",
         "evaluation.sets=[]",
     ];

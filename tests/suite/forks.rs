@@ -1,7 +1,7 @@
 //! A fork goes on where its parent stood: to the bit where nothing is changed,
 //! and elsewhere where something is.
 
-use crate::durability::{RUN, end, said, submit_config};
+use crate::durability::{RUN, end, learnt_now, said, submit_config};
 use agentgym_storage::{Manifest, RunId, Slot, Store};
 use agentgym_tests::program::{finish, program};
 use std::path::Path;
@@ -53,6 +53,7 @@ async fn a_fork_without_changes_repeats_its_parent_and_with_them_it_does_not() {
         submit_config("configs/smoke.yaml", store, &["jobs.threads=2"]),
         store,
     );
+    learnt_now(store);
     said(fork(store, &["--iteration", "3", "run.id=same"]));
     for part in [
         (4, "rollout", 1),
@@ -88,11 +89,48 @@ async fn a_fork_without_changes_repeats_its_parent_and_with_them_it_does_not() {
     ));
     assert!(equal(store, "fresh", (3, "rollout", 0)).await);
     assert!(!equal(store, "fresh", (3, "update", 0)).await);
+    // An export says what became of the state that an update began with.
+    let exported = |run: &str, n: &str| {
+        let to = store.join(format!("{run}-{n}"));
+        let mut export = program("agentgym-submit");
+        export.args(["export", run, "--iteration", n, "--to"]);
+        export.arg(&to).arg("--store").arg(store);
+        said(export);
+        let text = std::fs::read(to.join("export.json")).unwrap();
+        let export: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let is_there = to.join("optimizer_before").exists();
+        (
+            export["optimizer_before"].as_str().unwrap().to_owned(),
+            is_there,
+        )
+    };
+    let carried = "carried on".to_owned();
+    assert_eq!(exported(RUN, "4"), (carried.clone(), true));
+    let removed = format!("{carried}, and removed by retention since");
+    assert_eq!(exported(RUN, "3"), (removed, false));
+    assert_eq!(exported(RUN, "1"), ("fresh".to_owned(), false));
+    assert_eq!(exported("fresh", "3"), ("fresh".to_owned(), false));
     refused(
         &["--iteration", "1", "--fresh-optimizer"],
         4,
         "trainer.save_freq = 2",
     );
+    // What a refusal advises works, whichever it is.
+    for iteration in ["1", "2"] {
+        let given = ["--iteration", iteration, "run.id=advised"];
+        let complaint = finish(fork(store, &[&given[..], &[lr]].concat())).stderr;
+        let complaint = String::from_utf8_lossy(&complaint).into_owned();
+        let advised = complaint.split('`').nth(1).expect(&complaint);
+        let mut words = advised.split(' ');
+        assert_eq!(words.next(), Some("agentgym-submit"), "{complaint}");
+        let mut command = program("agentgym-submit");
+        command.args(words);
+        let output = finish(command);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{advised}: {said}");
+        std::fs::remove_dir_all(store.join("runs/advised")).unwrap();
+        std::fs::remove_file(store.join("runs/smoke/pins/advised.json")).unwrap();
+    }
     refused(&["--iteration", "4"], 2, "trainer.total_training_steps=N");
     refused(&["--iteration", "9"], 4, "iterations 0 to 4");
     refused(
@@ -134,6 +172,7 @@ async fn a_critic_and_a_kl_controller_are_taken_over() {
         submit_config("configs/ppo.yaml", store, &["jobs.threads=2"]),
         store,
     );
+    learnt_now(store);
     said(fork(store, &["--iteration", "2", "run.id=same"]));
     for stage in ["log_probs", "advantage", "update", "critic_update"] {
         assert!(equal(store, "same", (3, stage, 0)).await, "{stage}");
@@ -151,6 +190,7 @@ async fn an_adapter_with_a_lag_is_taken_over() {
         "jobs.threads=2",
     ];
     end(submit_config("configs/lora.yaml", store, &options), store);
+    learnt_now(store);
     said(fork(store, &["--iteration", "2", "run.id=same"]));
     for stage in ["rollout", "update"] {
         assert!(equal(store, "same", (3, stage, 0)).await, "{stage}");
@@ -169,6 +209,7 @@ async fn a_pin_outlives_the_retention_of_the_parent() {
     let off = "guard.entropy_min=null";
     said(fork(store, &["--iteration", "1", "run.id=child", off]));
     end(submit_config("configs/smoke.yaml", store, &[off]), store);
+    learnt_now(store);
     let taken = commit(store, "child", 1, "update", 0).await;
     let names: Vec<&str> = taken.outputs.iter().map(|o| o.name.as_str()).collect();
     assert!(names.contains(&"optimizer/state.safetensors"), "{names:?}");

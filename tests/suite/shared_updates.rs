@@ -3,8 +3,10 @@
 //! threads and kills, for a whole model and for an adapter.
 
 use crate::durability::{
-    RUN, end, kills, no_part_started_after_its_commit, said, submit_config, waits,
+    RUN, SHORT, end, learnt_now, no_part_started_after_its_commit, said, submit_config,
 };
+use crate::strikes::{made_good, strikes};
+use agentgym_storage::Store;
 use agentgym_tests::files::files_below;
 use agentgym_tests::program::program;
 use std::collections::BTreeMap;
@@ -13,10 +15,13 @@ use std::process::Command;
 use tempfile::TempDir;
 
 /// Two minibatches of several units each, twice: four steps an iteration.
-const SMALL: [&str; 4] = [
-    "jobs.unit_tokens=400",
-    "trainer.total_training_steps=2",
-    "evaluation.sets=[]",
+const SMALL: [&str; 7] = [
+    SHORT[0],
+    SHORT[1],
+    SHORT[2],
+    SHORT[3],
+    SHORT[4],
+    "jobs.unit_tokens=800",
     "sft.steps=4",
 ];
 
@@ -63,6 +68,7 @@ async fn any_number_of_shards_gives(more: &[&str], killed_at: u64) {
         smoke(whole.path(), &with(&["jobs.threads=2"])),
         whole.path(),
     );
+    learnt_now(whole.path());
     let expected = exported(whole.path());
     for (shards, threads) in [("2", "1"), ("4", "2")] {
         let folder = TempDir::new().unwrap();
@@ -76,10 +82,15 @@ async fn any_number_of_shards_gives(more: &[&str], killed_at: u64) {
     let folder = TempDir::new().unwrap();
     let store = folder.path();
     let killed = with(&["jobs.update_shards=7", "jobs.threads=1"]);
-    kills(waits(killed_at).take(4), || smoke(store, &killed));
+    let struck = strikes((store, RUN), killed_at, 4, || smoke(store, &killed)).await;
     end(smoke(store, &with(&["jobs.update_shards=7"])), store);
     no_part_started_after_its_commit(store).await;
     assert_equal(&expected, store, "seven shards and kills");
+    made_good(
+        &Store::open(&store.display().to_string()).await.unwrap(),
+        &struck,
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

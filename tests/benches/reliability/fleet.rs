@@ -1,6 +1,6 @@
 //! Three worker processes under preemptions: what is lost, and for how long.
 
-use crate::spread;
+use crate::{journal, spread};
 use agentgym_storage::{AttemptOutcome, Key, Slot, Store};
 use agentgym_tests::fleet::{Fleet, RUN};
 use agentgym_tests::program::Running;
@@ -29,10 +29,10 @@ struct Played {
     kills: u64,
     attempts: u64,
     redone: u64,
-    /// Tokens sampled by the attempts that committed.
-    sampled: f64,
-    /// Tokens that killed attempts had sampled, at their stage's mean rate.
-    lost_at_most: f64,
+    /// Tokens that the run's episodes needed: sampled or taken up by the attempts that committed.
+    needed: u64,
+    /// Tokens of all messages that any process sampled to their end.
+    sampled: u64,
 }
 
 /// Digests, work done again and goodput at several rates of preemption.
@@ -43,7 +43,7 @@ pub(crate) async fn kills(repeats: u64) -> anyhow::Result<()> {
         3600.0 / FACTOR
     );
     println!(
-        "per worker-hour   kills   digests equal   redone   attempts   wall      goodput   regenerated per kill"
+        "per worker-hour   kills   digests equal   redone   attempts   wall      goodput   sampled twice per kill"
     );
     let mut calm = Played::default();
     for rate in RATES {
@@ -58,13 +58,12 @@ pub(crate) async fn kills(repeats: u64) -> anyhow::Result<()> {
             all.kills += played.kills;
             all.attempts += played.attempts;
             all.redone += played.redone;
-            all.sampled += played.sampled / repeats as f64;
-            all.lost_at_most += played.lost_at_most;
+            all.sampled += played.sampled;
+            all.needed += played.needed;
         }
         if rate == 0.0 {
-            (calm.wall_s, calm.sampled) = (all.wall_s, all.sampled);
+            calm.wall_s = all.wall_s;
         }
-        let taken_up = (calm.sampled - all.sampled) * repeats as f64;
         println!(
             "{rate:>15} {:>7} {:>12}/{repeats} {:>8} {:>10} {:>6.1} s {:>9.0} % {:>13.0} tokens of {:.0}",
             all.kills,
@@ -73,8 +72,8 @@ pub(crate) async fn kills(repeats: u64) -> anyhow::Result<()> {
             all.attempts,
             all.wall_s,
             100.0 * calm.wall_s / all.wall_s,
-            (all.lost_at_most - taken_up).max(0.0) / all.kills.max(1) as f64,
-            calm.sampled,
+            all.sampled.saturating_sub(all.needed) as f64 / all.kills.max(1) as f64,
+            all.needed as f64 / repeats as f64,
         );
         ensure!(equal == repeats && all.redone == 0, "a promise is broken");
     }
@@ -83,13 +82,19 @@ pub(crate) async fn kills(repeats: u64) -> anyhow::Result<()> {
 
 async fn play(rate: f64, seed: u64) -> anyhow::Result<Played> {
     let folder = TempDir::new()?;
-    let mut fleet = Fleet::of(folder.path(), WORKERS, LEASE_S).await;
+    let mut fleet = Fleet::of(folder.path(), 0, LEASE_S).await;
     let store = open(&fleet).await?;
     let mut chance = Chance(seed);
     let begun = Instant::now();
     let mut follower = Running::start(fleet.submit(&MORE));
     let mut played = Played::default();
-    let mut cut_off: Vec<(String, Duration)> = Vec::new();
+    let log = folder.path().join("sampled");
+    let logged = |fleet: &Fleet| {
+        let mut command = fleet.worker_command(&[]);
+        command.env("AGENTGYM_LOG", journal::LOG);
+        Running::start_logged(command, &log)
+    };
+    fleet.workers = (0..WORKERS).map(|_| logged(&fleet)).collect();
     let per_s = rate * WORKERS as f64 * FACTOR / 3600.0;
     let mut next = begun + chance.wait(per_s);
     while !follower.has_ended() {
@@ -97,20 +102,14 @@ async fn play(rate: f64, seed: u64) -> anyhow::Result<Played> {
         sleep(Duration::from_millis(20)).await;
         if Instant::now() >= next {
             let victim = chance.below(WORKERS);
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
-            let pid = fleet.workers[victim].id();
-            if let Some((slot, attempt)) = Fleet::in_flight(&store, pid).await {
-                let started = Duration::from_secs(attempt.start.started_unix_s);
-                cut_off.push((slot.stage, now.saturating_sub(started)));
-            }
-            fleet.replace(victim);
+            let new = logged(&fleet);
+            std::mem::replace(&mut fleet.workers[victim], new).kill();
             played.kills += 1;
             next = Instant::now() + chance.wait(per_s);
         }
     }
     played.wall_s = begun.elapsed().as_secs_f64();
     played.digest = fleet.digest();
-    let mut rates: BTreeMap<String, (f64, f64)> = BTreeMap::new();
     for (slot, attempts) in store.all_attempts(&RUN.parse()?).await? {
         let commit = store.manifest(&slot).await?.context("it has a commit")?;
         played.attempts += attempts.len() as u64;
@@ -118,17 +117,12 @@ async fn play(rate: f64, seed: u64) -> anyhow::Result<Played> {
             let end = attempt.end.as_ref().map(|end| end.outcome);
             played.redone += u64::from(end.is_some_and(|e| e != AttemptOutcome::Superseded));
         }
-        let work = commit.work.context("a commit says how it went")?;
-        if let Some(sampled) = work.stats.get("sampled_tokens").and_then(|v| v.as_f64()) {
-            played.sampled += sampled;
-            let rate = rates.entry(slot.stage).or_default();
-            *rate = (rate.0 + sampled, rate.1 + work.wall_s);
-        }
+        let of = |name| journal::stat(&commit, name);
+        played.needed += of("sampled_tokens") + of("taken_up_tokens");
     }
-    for (stage, age) in cut_off {
-        let (tokens, seconds) = rates.get(&stage).copied().unwrap_or_default();
-        played.lost_at_most += age.as_secs_f64() * tokens / seconds.max(1e-9);
-    }
+    // The workers end with the fleet; what they logged stays as long as the folder.
+    fleet.workers.clear();
+    played.sampled = journal::logged(&log)?;
     Ok(played)
 }
 

@@ -1,11 +1,12 @@
 //! What failures cost. `cargo bench --workspace --bench reliability [-- PART]`
 //! plays a fleet of real processes on a real Redis and a real S3 server, kills
 //! them, and prints the tables of docs/reliability.md; PART is one of `kills`,
-//! `recovery`, `drain`, `idle`, `queue` and `commits`; `-- kills 1` plays one run for
+//! `recovery`, `drain`, `journal`, `idle`, `queue` and `commits`; `-- kills 1` plays one run for
 //! each rate instead of three. Nothing is asserted by time; that the digests are equal is.
 
 mod control;
 mod fleet;
+mod journal;
 
 use std::time::Duration;
 
@@ -27,6 +28,9 @@ async fn main() -> anyhow::Result<()> {
     }
     if wanted("drain") {
         fleet::drain().await?;
+    }
+    if wanted("journal") {
+        journal::journal().await?;
     }
     if wanted("idle") {
         control::idle().await?;

@@ -1,10 +1,14 @@
 //! Training against environment servers as they are: one that is killed and
-//! started again, and one whose every tenth answer is wrong in some way.
+//! started again, one whose every tenth answer is wrong in some way, and a slow one whose
+//! player is interrupted.
 
+mod chaos;
+mod interruptions;
 mod proxy;
 mod restarts;
 mod wrong_answers;
 
+use crate::evidence::learnt;
 use agentgym_storage::Store;
 use agentgym_submit::runs::RunView;
 use agentgym_tests::ports::free_port;
@@ -16,18 +20,20 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A run of several rounds that trains in seconds, played at a URL.
+/// A run of several rounds that trains in seconds, played at a URL. The base solves some of its
+/// worlds, and how far it gets depends on what it has gathered: a state that is not brought back
+/// as it was, or a reward that is lost, changes what is learnt.
 const CONFIG: &str = "
 run: {id: tried}
 actor_rollout_ref:
-  model: {path: 'tiny?hidden=32&heads=2&kv_heads=1&layers=1&intermediate=64&vocab=400'}
-  actor: {ppo_mini_batch_size: 2, entropy_coeff: 0.01, optim: {lr: 1e-3}}
-  rollout: {n: 4, max_tokens: 8, max_model_len: 900, fault_retries: 1}
+  model: {path: models/base}
+  actor: {ppo_mini_batch_size: 2, entropy_coeff: 0.01, optim: {lr: 1e-4}}
+  rollout: {n: 4, max_tokens: 48, max_model_len: 1536, fault_retries: 1}
   agentgym: {timeout: 1, envs: {}}
 data:
   train_batch_size: 8
-  max_prompt_length: 512
-  max_response_length: 384
+  max_prompt_length: 768
+  max_response_length: 768
   tasks: [{env: textcraft, ids: 0..24}]
 algorithm: {rounds_ctrl: {rounds: 6}}
 trainer: {total_training_steps: 3, test_freq: 0}

@@ -46,6 +46,7 @@ async fn episodes_go_on_after_their_server_was_killed() {
     let said = std::fs::read_to_string(&log).unwrap();
     assert_eq!(running.wait(), Some(0), "{said}");
     let (undisturbed, disturbed) = (view(whole.path()).await, view(folder.path()).await);
+    println!("{}", learnt(&undisturbed.store, "tried").await);
     let digest = async |view: &RunView| view.store.run_digest(&view.plan.run).await.unwrap();
     assert_eq!(
         digest(&disturbed).await,

@@ -96,6 +96,7 @@ async fn a_tenth_of_the_calls_may_go_wrong() {
 
     // The rates are in the metrics.
     let view = view(spoiled.path()).await;
+    println!("{}", learnt(&view.store, "tried").await);
     let (mut rate, mut faults) = (0.0, 0.0);
     for iteration in 1..=ITERATIONS {
         let id = PartId {

@@ -1,15 +1,19 @@
 //! An export is enough for somebody without this program: a real run is
 //! exported by the real command, and then only the files are looked at. The
-//! update is computed again from them, and another library's Qwen2 reads the
-//! policies.
+//! advantages and the update are computed again from them, and another library's
+//! Qwen2 reads the policies.
 
+mod advantages;
 mod layout;
+mod lessons;
 mod qwen2;
 mod recompute;
+mod supervised;
 mod update;
 
 use agentgym_tests::program::{finish, program};
-use std::path::PathBuf;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
@@ -53,12 +57,18 @@ struct Exported {
 impl Exported {
     /// Of the run above with other settings: `key=value`, with spaces between.
     fn make(overrides: &str) -> Self {
+        let overrides: Vec<&str> = overrides.split_whitespace().collect();
+        Self::of(2, &overrides, &[])
+    }
+
+    /// Another iteration, with words for the export.
+    fn of(iteration: u32, overrides: &[&str], words: &[&str]) -> Self {
         let scratch = TempDir::new().unwrap();
         let (config, store) = (
             scratch.path().join("run.yaml"),
             scratch.path().join("store"),
         );
-        let folder = scratch.path().join("iteration-2");
+        let folder = scratch.path().join("exported");
         std::fs::write(&config, RUN).unwrap();
         let mut submit = program("agentgym-submit");
         submit
@@ -66,11 +76,17 @@ impl Exported {
             .arg("--quiet")
             .arg("--store")
             .arg(&store)
-            .args(overrides.split_whitespace());
+            .args(overrides);
         succeed(submit);
         let mut export = program("agentgym-submit");
-        export.args(["export", "exported", "--iteration", "2", "--to"]);
-        export.arg(&folder).arg("--store").arg(&store);
+        export.args([
+            "export",
+            "exported",
+            "--iteration",
+            &iteration.to_string(),
+            "--to",
+        ]);
+        export.arg(&folder).args(words).arg("--store").arg(&store);
         succeed(export);
         // What follows cannot peek.
         std::fs::remove_dir_all(&store).unwrap();
@@ -85,4 +101,16 @@ fn succeed(command: Command) {
     let output = finish(command);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {said}", output.status);
+}
+
+fn json_of(file: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
+}
+
+fn lines_of(file: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(file).unwrap();
+    let lines = text.lines();
+    lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }

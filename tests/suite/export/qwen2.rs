@@ -140,7 +140,12 @@ impl Qwen2 {
     /// Rotary positions 0.., halves paired as Hugging Face pairs them.
     fn rotate(&self, x: &Tensor) -> Result<Tensor> {
         let (_, length, width) = x.dims3()?;
-        let (half, theta) = (width / 2, self.number("rope_theta"));
+        // transformers 5 writes it below `rope_parameters`.
+        let theta = ["/rope_theta", "/rope_parameters/rope_theta"];
+        let theta = theta
+            .iter()
+            .find_map(|place| self.config.pointer(place)?.as_f64());
+        let (half, theta) = (width / 2, theta.unwrap());
         let table = |f: fn(f64) -> f64| {
             let angle =
                 |i: usize| (i / half) as f64 * theta.powf(-2.0 * (i % half) as f64 / width as f64);

@@ -3,6 +3,7 @@
 //! from theirs.
 
 use super::Exported;
+use super::advantages::{Shown, assert_recomputed};
 use super::qwen2::{Qwen2, tensors};
 use super::update::{Files, Step};
 use candle_core::Tensor;
@@ -24,11 +25,11 @@ fn length(x: &Tensor) -> f64 {
     squares.to_scalar::<f64>().unwrap().sqrt()
 }
 
-type Tensors = BTreeMap<String, Tensor>;
+pub(super) type Tensors = BTreeMap<String, Tensor>;
 
 /// The parameter whose recomputed value is furthest off, and how far, relative
 /// to the length of its change.
-fn furthest(before: &Tensors, after: &Tensors, recomputed: &Qwen2) -> (String, f64) {
+pub(super) fn furthest(before: &Tensors, after: &Tensors, recomputed: &Qwen2) -> (String, f64) {
     assert!(before.keys().eq(after.keys()));
     let off = after.iter().map(|(name, after)| {
         let change = (after - &before[name]).unwrap();
@@ -80,7 +81,7 @@ struct Trained {
 }
 
 /// Breaks one thing in `update.json`.
-type Spoil = fn(&mut Value);
+pub(super) type Spoil = fn(&mut Value);
 
 impl Trained {
     fn new(
@@ -161,6 +162,46 @@ fn an_update_is_computed_again_from_the_exported_files_alone() {
     trained.assert_shows(&[DECAY, ("divergence", divergence), ORDER]);
 }
 
+/// The advantages, and then the update by them.
+fn assert_whole(overrides: &str) -> Shown {
+    let trained = Trained::new(
+        Exported::make(overrides),
+        ["policy_before", "policy_after"].map(|f| f.to_owned() + "/model.safetensors"),
+        |folder| Qwen2::load(&folder.join("policy_before")),
+        Files::of_policy,
+    );
+    let shown = assert_recomputed(&trained.exported.folder);
+    trained.assert_recomputed();
+    shown
+}
+
+#[test]
+fn so_are_advantages_with_a_penalty_masks_and_a_cut_distribution() {
+    let shown = assert_whole(
+        "algorithm.adv_estimator=rloo algorithm.overlong=mask algorithm.use_kl_in_reward=true \
+         algorithm.kl_penalty=low_var_kl algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.kl_coef=0.05 \
+         algorithm.kl_ctrl.target_kl=0.01 algorithm.kl_ctrl.horizon=50 \
+         algorithm.rollout_correction.rollout_is=token actor_rollout_ref.rollout.top_k=40 \
+         actor_rollout_ref.rollout.top_p=0.98",
+    );
+    assert!(shown.masked > 0 && shown.weighed);
+}
+
+#[test]
+fn so_are_advantages_over_greedy_episodes_with_rewards_of_turns() {
+    assert_whole("algorithm.adv_estimator=remax algorithm.turn_rewards=true");
+}
+
+#[test]
+fn so_are_whitened_returns() {
+    let shown = assert_whole(
+        "algorithm.adv_estimator=reinforce_plus_plus algorithm.gamma=0.95 algorithm.overlong=mask \
+         algorithm.use_kl_in_reward=true algorithm.kl_penalty=kl algorithm.kl_ctrl.kl_coef=0.05 \
+         algorithm.rollout_correction.rollout_is=sequence actor_rollout_ref.rollout.top_p=0.98",
+    );
+    assert!(shown.left_out > 0 && shown.weighed);
+}
+
 #[test]
 fn so_is_that_of_an_adapter() {
     let trained = Trained::new(
@@ -184,12 +225,14 @@ fn so_is_that_of_an_adapter() {
 fn so_is_that_of_a_critic() {
     let trained = Trained::new(
         Exported::make(
-            "algorithm.adv_estimator=gae critic.optim.lr=1e-3 critic.cliprange_value=0.02",
+            "algorithm.adv_estimator=gae algorithm.gamma=0.98 algorithm.lam=0.9 critic.optim.lr=1e-3 \
+             critic.cliprange_value=0.02 actor_rollout_ref.actor.grad_clip=0.02 critic.grad_clip=0.02",
         ),
         ["critic_before", "critic_after"].map(|f| f.to_owned() + "/model.safetensors"),
         |folder| Qwen2::load(&folder.join("critic_before")),
         Files::of_critic,
     );
+    assert_recomputed(&trained.exported.folder);
     trained.assert_recomputed();
     let weights: Spoil = |u| u["settings"]["loss"]["aggregation"] = json!("token_mean");
     trained.assert_shows(&[DECAY, ("weights", weights), ORDER]);

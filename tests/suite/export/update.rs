@@ -3,6 +3,7 @@
 //! PyTorch's documentation states it, all in f64.
 
 use super::qwen2::{Qwen2, tensors};
+use super::{json_of, lines_of};
 use candle_core::{DType, Device, Result, Tensor};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -14,15 +15,17 @@ pub(super) type Numbers = BTreeMap<String, Vec<f64>>;
 /// What the exported files say of one model's update, apart from its weights.
 pub(super) struct Files {
     pub(super) update: Value,
-    /// Lines of `trajectories.jsonl`.
+    /// Lines of `trajectories.jsonl`, or of the examples.
     pub(super) sequences: Vec<Value>,
+    /// By which minibatches name them: `slots` or `examples`, and the lines' own name.
+    names: (&'static str, &'static str),
     optimizer: Optimizer,
     loss: Loss,
 }
 
 /// The loss of some sequences under the settings of the update, with its
 /// metrics and gradients.
-type Loss = fn(&Qwen2, &[&Value], &Value) -> Result<(Step, Numbers)>;
+pub(super) type Loss = fn(&Qwen2, &[&Value], &Value) -> Result<(Step, Numbers)>;
 
 /// AdamW's moments and the number of steps behind them.
 #[derive(Clone)]
@@ -46,6 +49,21 @@ impl Files {
         Self::read(folder, "critic_", value_loss)
     }
 
+    /// Of supervised steps, whose optimizer is fresh.
+    pub(super) fn of_lessons(folder: &Path, phase: &str, loss: Loss) -> Self {
+        Self {
+            update: json_of(&folder.join(format!("{phase}_update.json"))),
+            sequences: lines_of(&folder.join(format!("{phase}_examples.jsonl"))),
+            names: ("examples", "example"),
+            optimizer: Optimizer {
+                step: 0,
+                first: Numbers::new(),
+                second: Numbers::new(),
+            },
+            loss,
+        }
+    }
+
     fn read(folder: &Path, model: &str, loss: Loss) -> Self {
         let text = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
         let file = folder.join(format!("{model}optimizer_before/state.safetensors"));
@@ -61,10 +79,8 @@ impl Files {
         }
         Self {
             update: serde_json::from_str(&text(&format!("{model}update.json"))).unwrap(),
-            sequences: text("trajectories.jsonl")
-                .lines()
-                .map(|line| serde_json::from_str(line).unwrap())
-                .collect(),
+            sequences: lines_of(&folder.join("trajectories.jsonl")),
+            names: ("slots", "slot"),
             optimizer: Optimizer {
                 step: steps_made(&file),
                 first,
@@ -76,20 +92,25 @@ impl Files {
 
     /// Takes the first `steps` optimizer steps of the update on `model`.
     pub(super) fn replay(&self, model: &Qwen2, steps: usize) -> Result<Vec<Step>> {
-        let settings = &self.update["settings"];
+        let (listed, named) = self.names;
         let mut optimizer = self.optimizer.clone();
         let all = self.update["minibatches"].as_array().unwrap();
         all.iter()
             .take(steps)
             .map(|minibatch| {
-                let members: Vec<&Value> = minibatch["slots"]
+                let members: Vec<&Value> = minibatch[listed]
                     .as_array()
                     .unwrap()
                     .iter()
-                    .flat_map(|slot| self.sequences.iter().filter(move |s| s["slot"] == *slot))
+                    .flat_map(|number| self.sequences.iter().filter(move |s| s[named] == *number))
                     .collect();
-                let (mut step, gradients) = (self.loss)(model, &members, settings)?;
-                optimizer.step(model, &gradients, settings, &mut step)?;
+                // Supervised steps have a learning rate of their own each.
+                let mut settings = self.update["settings"].clone();
+                if let Some(lr) = minibatch.get("lr") {
+                    settings["lr"] = lr.clone();
+                }
+                let (mut step, gradients) = (self.loss)(model, &members, &settings)?;
+                optimizer.step(model, &gradients, &settings, &mut step)?;
                 Ok(step)
             })
             .collect()
@@ -105,20 +126,20 @@ fn steps_made(file: &Path) -> i32 {
     step.parse().unwrap()
 }
 
-fn numbers(tensor: &Tensor) -> Vec<f64> {
+pub(super) fn numbers(tensor: &Tensor) -> Vec<f64> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
 /// A per-token list of a trajectory without its first token, which nothing
 /// predicts.
-fn stream(sequence: &Value, name: &str) -> Result<Tensor> {
+pub(super) fn stream(sequence: &Value, name: &str) -> Result<Tensor> {
     let all = sequence[name].as_array().unwrap();
     let numbers: Vec<f64> = all[1..].iter().map(|x| x.as_f64().unwrap()).collect();
     let length = numbers.len();
     Tensor::from_vec(numbers, length, &Device::Cpu)
 }
 
-fn sum(x: &Tensor) -> Result<f64> {
+pub(super) fn sum(x: &Tensor) -> Result<f64> {
     x.sum_all()?.to_scalar()
 }
 
@@ -128,7 +149,7 @@ fn add(step: &mut Step, name: &'static str, x: &Tensor) -> Result<()> {
     Ok(())
 }
 
-fn number(value: &Value) -> f64 {
+pub(super) fn number(value: &Value) -> f64 {
     value.as_f64().unwrap()
 }
 
@@ -144,9 +165,18 @@ fn weights(masks: &[Tensor], loss: &Value) -> Result<Vec<Tensor>> {
     masks.iter().map(of).collect()
 }
 
+/// Adds what one sequence, or a pair, gives for a parameter.
+pub(super) fn add_gradient(gradients: &mut Numbers, name: &str, own: Option<&Tensor>) {
+    let own = numbers(own.expect("every parameter is used"));
+    let sums = gradients
+        .entry(name.to_owned())
+        .or_insert_with(|| vec![0.0; own.len()]);
+    sums.iter_mut().zip(own).for_each(|(s, g)| *s += g);
+}
+
 /// Adds up what each sequence of a minibatch gives: its figures, and its loss,
 /// of which the gradients are taken.
-fn backward(
+pub(super) fn backward(
     model: &Qwen2,
     members: &[&Value],
     loss: &Value,
@@ -160,11 +190,7 @@ fn backward(
     for ((member, mask), weight) in members.iter().zip(&masks).zip(&weights) {
         let store = of(member, mask, weight, &mut step)?.backward()?;
         for (name, parameter) in &model.parameters {
-            let gradient = numbers(store.get(parameter).expect("every parameter is used"));
-            let sums = gradients
-                .entry(name.clone())
-                .or_insert_with(|| vec![0.0; gradient.len()]);
-            sums.iter_mut().zip(gradient).for_each(|(s, g)| *s += g);
+            add_gradient(&mut gradients, name, store.get(parameter));
         }
     }
     let tokens = masks.iter().map(sum).sum::<Result<f64>>()?;
@@ -230,7 +256,7 @@ fn value_loss(critic: &Qwen2, members: &[&Value], settings: &Value) -> Result<(S
     })
 }
 
-fn ids(sequence: &Value) -> Vec<u32> {
+pub(super) fn ids(sequence: &Value) -> Vec<u32> {
     serde_json::from_value(sequence["token_ids"].clone()).unwrap()
 }
 
@@ -253,9 +279,10 @@ impl Optimizer {
         report.extend([("grad_norm", norm), ("clip_scale", scale)]);
         self.step += 1;
         for (name, parameter) in &model.parameters {
-            let first = self.first.get_mut(name).unwrap();
-            let second = self.second.get_mut(name).unwrap();
             let mut weights = numbers(parameter);
+            let zeros = || vec![0.0; weights.len()];
+            let first = self.first.entry(name.clone()).or_insert_with(zeros);
+            let second = self.second.entry(name.clone()).or_insert_with(zeros);
             for (i, weight) in weights.iter_mut().enumerate() {
                 let g = gradients[name][i] * scale;
                 first[i] = beta1 * first[i] + (1.0 - beta1) * g;

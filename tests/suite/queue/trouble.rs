@@ -167,7 +167,7 @@ async fn errors_say_what_to_do_and_no_password() {
         ..options()
     };
     let error = Queue::open("memory:", hasty).await.unwrap_err();
-    assert!(error.to_string().contains("heartbeat_s"), "{error}");
+    assert!(error.to_string().contains("jobs.lease_ttl_s"), "{error}");
 }
 
 /// A server with a password, a wrong one, and users who may not do what a queue does, or not to

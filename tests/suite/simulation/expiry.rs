@@ -30,6 +30,8 @@ pub(super) fn play(seed: u64) -> Vec<String> {
     let faults = Faults {
         // Whoever dies is not replaced here.
         crash: 0.0,
+        // The readers are the test's own, and no attempt catches their panics.
+        store_panics: 0.0,
         ..Faults::of(&mut rng)
     };
     let runtime = tokio::runtime::Builder::new_current_thread()

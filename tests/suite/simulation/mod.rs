@@ -88,6 +88,7 @@ fn play_all(seeds: Range<u64>) {
         begun.elapsed().as_secs_f64()
     );
     assert!(counts.losses > 0, "a worker without its device must leave");
+    assert!(counts.panics > 0, "somebody must panic");
     assert!(
         failed.is_empty(),
         "{} of {worlds} worlds broke a promise; play one again with AGENTGYM_SEED=N:\n{}",

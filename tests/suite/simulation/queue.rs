@@ -165,6 +165,8 @@ impl SimulatedDriver {
             action,
             source: "connection reset".into(),
         };
+        let world = &self.link.world;
+        world.may_panic("the queue's code", |f| f.queue_panics);
         let fate = self.link.ask().await;
         if fate == Fate::Refused {
             self.link.note(action, about, "refused");

@@ -1,22 +1,25 @@
 //! Stage functions as cheap as hashing: the only thing of a worker that the
 //! simulation replaces. They keep the rules of the real ones: outputs are a pure
-//! function of the inputs, episodes are journalled turn by turn and taken up
-//! again, and each reads what its stage really needs, so that retention cannot
+//! function of the inputs, episodes are journalled and taken up by the real ones'
+//! own code, and each reads what its stage really needs, so that retention cannot
 //! delete it unnoticed.
 
 use super::world::{Link, mix};
+use agentgym_jobs::episode::Task;
+use agentgym_jobs::journal::{Event, Message};
 use agentgym_jobs::pipeline::{Input, Stage};
 use agentgym_storage::Outputs;
 use agentgym_worker::stages::StageFunctions;
+use agentgym_worker::turn_journal::{EpisodeId, TurnJournal};
 use agentgym_worker::{Error, Report, Result, StageContext};
-use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::time::sleep;
 
-const EPISODES: u64 = 3;
-const TURNS: u64 = 2;
+const EPISODES: u32 = 3;
+const TURNS: u32 = 2;
+/// The share of the turns after which a journal's interval is over.
+const SAVED: f64 = 0.7;
 
 /// The stages of one process.
 pub(super) struct CheapStages(pub(super) Arc<Link>);
@@ -50,6 +53,7 @@ impl CheapStages {
                     .fold(state, |s, byte| mix(s ^ u64::from(*byte)));
             }
         }
+        self.0.world.may_panic("a stage", |f| f.stage_panics);
         if self.0.world.strikes(|f| f.stage_fails) {
             return Err(match state % 2 {
                 0 => Error::Environment("the environment is away".to_owned()),
@@ -79,36 +83,59 @@ impl CheapStages {
         Ok(Report::default())
     }
 
-    /// Plays what the journal does not hold.
+    /// Plays what the journal does not hold. A turn under way is finished when the process
+    /// drains, and journalled.
     async fn play(&self, context: &mut StageContext, state: u64) -> Result<String> {
-        let mut known: BTreeMap<(u64, u64), u64> = BTreeMap::new();
-        for segment in &context.replayed {
-            let text = String::from_utf8_lossy(segment);
-            let fields: Vec<u64> = text.split(' ').filter_map(|n| n.parse().ok()).collect();
-            if let [episode, turn, value] = fields[..] {
-                known.insert((episode, turn), value);
-            }
-        }
-        let mut record = String::new();
+        let ids = (0..EPISODES).map(|group| EpisodeId {
+            task: Task {
+                env: "simulated".to_owned(),
+                item_id: i64::from(group),
+            },
+            group,
+            sample: 0,
+            stream: [0; 32],
+        });
+        let mut journal = TurnJournal::read(context, ids)?;
+        let (mut record, mut sampled) = (String::new(), 0);
         for episode in 0..EPISODES {
-            let mut prefix = state ^ episode;
-            for turn in 0..TURNS {
+            let mut tape = journal.tape(episode, 0);
+            let mut prefix = state ^ u64::from(episode);
+            for number in 0..TURNS {
                 let own = mix(prefix);
-                match known.get(&(episode, turn)) {
-                    Some(value) if *value != own => self.0.world.violated(format!(
+                let token_ids = vec![own as u32, (own >> 32) as u32];
+                let known = tape.message(|_| true);
+                if known
+                    .as_ref()
+                    .is_some_and(|known| known.token_ids != token_ids)
+                {
+                    self.0.world.violated(format!(
                         "the journal of {} holds another episode",
                         context.part.id
-                    )),
-                    Some(_) => {}
-                    None => {
-                        self.compute(context, 4_000).await?;
-                        self.0.world.log().counts.turns += 1;
-                        let segment = format!("{episode} {turn} {own}");
-                        context.journal.append(Bytes::from(segment)).await?;
+                    ));
+                }
+                if known.is_none() {
+                    if context.cancel.is_cancelled() {
+                        journal.save(context, || sampled, true).await?;
+                        return Err(Error::Cancelled);
+                    }
+                    let span = self.0.world.rng().span(4_000);
+                    sleep(span).await;
+                    self.0.world.log().counts.turns += 1;
+                    sampled += token_ids.len() as u64;
+                    tape.record(Event::Message(Message {
+                        number,
+                        log_probs: vec![0.0; token_ids.len()],
+                        token_ids,
+                        log_kept_masses: None,
+                        ended: true,
+                    }));
+                    if self.0.world.rng().chance(SAVED) {
+                        journal.save(context, || sampled, false).await?;
                     }
                 }
                 prefix = own;
             }
+            tape.over();
             record.push_str(&format!("{prefix:016x}"));
         }
         Ok(record)

@@ -76,6 +76,12 @@ fn may_be_torn(key: &str) -> bool {
     matches!(key.split('/').nth(2), Some("files" | "journal"))
 }
 
+/// [`Link::ask`], by code that may panic.
+async fn ask(link: &Link) -> Fate {
+    link.world.may_panic("the store's code", |f| f.store_panics);
+    link.ask().await
+}
+
 impl SimulatedStore {
     fn created(&self, key: &str, content: &PutPayload) {
         let world = &self.link.world;
@@ -134,7 +140,7 @@ impl ObjectStore for SimulatedStore {
         assert_eq!(options.mode, PutMode::Create, "{key} could be overwritten");
         let world = &link.world;
         let told = commit_of(key).filter(|commit| link.has_seen(commit));
-        let fate = link.ask().await;
+        let fate = ask(link).await;
         if fate == Fate::Refused || may_be_torn(key) && world.strikes(|f| f.torn) {
             if fate != Fate::Refused {
                 let half: Vec<u8> = payload.iter().flat_map(|piece| piece.to_vec()).collect();
@@ -182,7 +188,7 @@ impl ObjectStore for SimulatedStore {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let (link, key) = (&self.link, location.as_ref());
-        let fate = link.ask().await;
+        let fate = ask(link).await;
         let got = self.objects.get_opts(location, options).await;
         let how = if got.is_ok() { "found" } else { "missing" };
         link.note("get", key, how);
@@ -200,7 +206,7 @@ impl ObjectStore for SimulatedStore {
         let (objects, link) = (Arc::clone(&self.objects), Arc::clone(&self.link));
         let prefix = prefix.cloned();
         let listed = async move {
-            let fate = link.ask().await;
+            let fate = ask(&link).await;
             let listed: Vec<ObjectMeta> = objects.list(prefix.as_ref()).try_collect().await?;
             let about = prefix.as_ref().map_or("", AsRef::as_ref);
             link.note("list", about, &listed.len().to_string());
@@ -219,7 +225,7 @@ impl ObjectStore for SimulatedStore {
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        let fate = self.link.ask().await;
+        let fate = ask(&self.link).await;
         let listed = self.objects.list_with_delimiter(prefix).await;
         self.link.note("list", "runs", "");
         self.link.answer().await;
@@ -238,7 +244,7 @@ impl ObjectStore for SimulatedStore {
             let (objects, link) = (Arc::clone(&objects), Arc::clone(&link));
             async move {
                 let key = location.as_ref();
-                let fate = link.ask().await;
+                let fate = ask(&link).await;
                 if fate != Fate::Refused {
                     if !may_be_torn(key) && !key.starts_with("probe") {
                         link.world.violated(format!("{key} was deleted"));

@@ -78,6 +78,12 @@ pub(super) struct Faults {
     pub(super) deaf: f64,
     /// A stage fails by itself; per attempt.
     pub(super) stage_fails: f64,
+    /// A stage panics; per attempt.
+    pub(super) stage_panics: f64,
+    /// The code below a request to the store panics, in whatever task that is.
+    pub(super) store_panics: f64,
+    /// The same below a request to the queue.
+    pub(super) queue_panics: f64,
     /// Seconds between two strokes of fate; 0 for none.
     pub(super) stroke_s: u64,
     /// Longest ordinary answer, in milliseconds; 0 for at once.
@@ -109,6 +115,9 @@ impl Faults {
             reorder: rate(0.5),
             deaf: rate(0.5),
             stage_fails: rate(0.05),
+            stage_panics: rate(0.05),
+            store_panics: rate(0.004),
+            queue_panics: rate(0.001),
             stroke_s: [0, 60, 25, 10][rng.below(4) as usize],
             answer_ms: [5, 50, 400][rng.below(3) as usize],
             over: false,
@@ -156,6 +165,8 @@ pub(super) struct Counts {
     pub(super) drains: u64,
     /// Workers that left because their device was lost.
     pub(super) losses: u64,
+    /// In stages, and below requests to the store.
+    pub(super) panics: u64,
     pub(super) wipes: u64,
     pub(super) jumps: u64,
     pub(super) faults: u64,
@@ -173,6 +184,7 @@ impl Counts {
         self.stops += other.stops;
         self.drains += other.drains;
         self.losses += other.losses;
+        self.panics += other.panics;
         self.wipes += other.wipes;
         self.jumps += other.jumps;
         self.faults += other.faults;
@@ -240,6 +252,14 @@ impl World {
         let strikes = self.rng().chance(probability);
         self.log().counts.faults += u64::from(strikes);
         strikes
+    }
+
+    /// Panics with the probability of one kind of fault.
+    pub(super) fn may_panic(&self, what: &str, probability: impl Fn(&Faults) -> f64) {
+        if self.strikes(probability) {
+            self.log().counts.panics += 1;
+            panic!("{what} is at fault");
+        }
     }
 
     /// Writes a line of the event log. Nonces are left out: they are the one

@@ -1,9 +1,10 @@
 //! Damaged bytes never reach a stage: each way of damaging an object ends in
 //! an error that names it, what was found, and what to do.
 
-use super::{Bench, manifest, slot};
+use super::{Bench, manifest, run, slot};
 use agentgym_storage::{
-    AttemptId, CHUNK_BYTES, Digest, Error, Inputs, Key, Manifest, Outputs, Store, Verdict,
+    AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, CHUNK_BYTES, Digest, Error, Inputs,
+    Journal, Key, Manifest, Outputs, Store, Verdict,
 };
 use bytes::Bytes;
 use std::io::{Seek, SeekFrom, Write};
@@ -93,6 +94,17 @@ async fn objects(bench: Bench) {
         error.contains("00000002") && error.contains("run/1/update/0"),
         "{error}"
     );
+    // An attempt that comes second reads what stands, and learns what is wrong with it.
+    let late = Manifest {
+        attempt: 2,
+        outputs: vec![],
+        ..manifest.clone()
+    };
+    let changed = String::from_utf8(whole.clone()).unwrap();
+    let changed = changed.replace("\"numeric_class\": \"test\"", "\"numeric_class\": \"cuda\"");
+    std::fs::write(bench.file_of(&key), changed).unwrap();
+    let error = bench.store.commit(&late).await.unwrap_err().to_string();
+    assert!(error.contains(&key) && error.contains("digest"), "{error}");
     std::fs::write(bench.file_of(&key), &whole[..whole.len() / 2]).unwrap();
     let error = bench
         .store
@@ -290,4 +302,152 @@ async fn the_cache_keeps_to_its_bytes() {
     let last = fetch(3, 10).await;
     assert!(!second.exists(), "too small for anything");
     assert!(held.path().exists() && last.path().exists(), "both in use");
+}
+
+/// An attempt whose records cannot be read has begun, and no more is known of it: whoever looks
+/// at the part reads all the others.
+async fn attempts(bench: Bench) {
+    let (store, slot) = (&bench.store, slot("run", 1, "update", 0));
+    let start = |plan_revision| AttemptStart {
+        worker: "w".to_owned(),
+        started_unix_s: 1,
+        code_version: "v".to_owned(),
+        plan_revision,
+    };
+    let failed = AttemptEnd {
+        outcome: AttemptOutcome::Failed,
+        message: "no".to_owned(),
+        wall_s: 0.5,
+        stats: serde_json::Map::new(),
+        excused: false,
+        for_good: false,
+    };
+    for number in 1..=5 {
+        let start = start(u32::from(number > 2));
+        store.start_attempt(&slot, &start).await.unwrap();
+        if number != 4 {
+            store.end_attempt(&slot, number, &failed).await.unwrap();
+        }
+    }
+    let whole = store.attempts(&slot).await.unwrap();
+    assert!(whole.iter().all(|attempt| attempt.damage.is_none()));
+
+    let start_of = |attempt| Key::AttemptStart {
+        slot: slot.clone(),
+        attempt,
+    };
+    let end_of = |attempt| Key::AttemptEnd {
+        slot: slot.clone(),
+        attempt,
+    };
+    let tear = |key: &Key, content: &[u8]| {
+        std::fs::write(bench.file_of(&key.path()), content).unwrap();
+    };
+    tear(&start_of(1), b"");
+    tear(&end_of(2), b"\xff\xfe garbage");
+    let half = std::fs::read(bench.file_of(&start_of(4).path())).unwrap();
+    tear(&start_of(4), &half[..half.len() / 2]);
+    tear(&end_of(5), br#"{"version": 99}"#);
+    std::fs::remove_file(bench.file_of(&start_of(3).path())).unwrap();
+
+    let wanted = [slot.clone()].into();
+    let looks = [
+        store.attempts(&slot).await.unwrap(),
+        store.all_attempts(&run("run")).await.unwrap()[&slot].clone(),
+        store.attempts_of(&wanted, [].into()).await.unwrap()[&slot].clone(),
+        // What was read while it was whole stays known, but for what has come since.
+        store
+            .attempts_of(&wanted, [(slot.clone(), whole[..1].to_vec())].into())
+            .await
+            .unwrap()[&slot]
+            .clone(),
+    ];
+    for (look, read) in looks.iter().enumerate() {
+        let numbers: Vec<u32> = read.iter().map(|attempt| attempt.number).collect();
+        assert_eq!(numbers, [1, 2, 3, 4, 5]);
+        let known = |number: u32| look == 3 && number == 1;
+        for attempt in read.iter().filter(|attempt| !known(attempt.number)) {
+            let key = match attempt.number {
+                1 | 3 | 4 => start_of(attempt.number),
+                _ => end_of(attempt.number),
+            };
+            let damage = attempt.damage.as_deref().unwrap();
+            assert!(damage.contains(&key.path()), "{damage}");
+        }
+        // An end that can be read stands, whatever has become of its beginning.
+        let ends: Vec<bool> = read.iter().map(|attempt| attempt.end.is_some()).collect();
+        assert_eq!(ends, [true, false, true, false, false]);
+        // Revisions never fall: a beginning that is lost counts where the one before it does.
+        let revisions: Vec<u32> = read.iter().map(|a| a.start.plan_revision).collect();
+        assert_eq!(revisions, [0, 0, 0, 0, 1]);
+    }
+
+    // Nobody is given a number that is taken, and a stranger's number is named.
+    let next = Store::next_attempt(&slot, looks[0].last().unwrap().number).unwrap();
+    let next = store
+        .start_attempt_as(&slot, &start(1), next)
+        .await
+        .unwrap();
+    assert_eq!(next.unwrap().number, 6);
+    let last = start_of(u32::MAX);
+    let file = bench.file_of(&last.path());
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(file, &half).unwrap();
+    let read = store.attempts(&slot).await.unwrap();
+    let taken = read.last().unwrap().number;
+    assert_eq!(taken, u32::MAX);
+    let error = Store::next_attempt(&slot, taken).unwrap_err();
+    assert_eq!(error.verdict(), Verdict::GiveUp);
+    let text = error.to_string();
+    assert!(
+        text.contains(&last.path()) && text.contains("delete"),
+        "{text}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_attempts_of_a_folder_are_of_unknown_fate() {
+    attempts(Bench::folder().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_attempts_of_s3_are_of_unknown_fate() {
+    attempts(Bench::s3().await).await;
+}
+
+/// A journal only saves work: what is flipped in it, or named by a stranger, is left out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_segment_of_a_journal_is_left_out() {
+    let bench = Bench::folder().await;
+    let slot = slot("run", 1, "rollout", 0);
+    let attempt = AttemptId {
+        number: u32::MAX,
+        nonce: "01234567".to_owned(),
+    };
+    let mut journal = Journal::open(bench.store.clone(), slot.clone(), attempt.clone());
+    for content in ["one", "two", "three"] {
+        journal.append(content.into()).await.unwrap();
+    }
+    let file = |segment| {
+        let key = Key::JournalSegment {
+            slot: slot.clone(),
+            attempt: attempt.clone(),
+            segment,
+        };
+        bench.file_of(&key.path())
+    };
+    std::fs::copy(file(1), file(u32::MAX)).unwrap();
+    let replay = || Journal::replay(&bench.store, &slot);
+    assert_eq!(replay().await.unwrap(), ["one", "two", "three", "two"]);
+    let whole = std::fs::read(file(1)).unwrap();
+    for at in 0..whole.len() {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 0x10;
+        std::fs::write(file(1), flipped).unwrap();
+        assert_eq!(
+            replay().await.unwrap(),
+            ["one", "three", "two"],
+            "byte {at}"
+        );
+    }
 }

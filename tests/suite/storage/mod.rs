@@ -4,6 +4,7 @@
 mod conformance;
 mod damage;
 mod servers;
+mod verify;
 
 use agentgym_storage::{AttemptId, Manifest, RunId, Slot, Store};
 use agentgym_tests::s3::S3Server;

@@ -99,6 +99,7 @@ impl Scene {
             wall_s: 2.0,
             stats: stats(),
             excused: false,
+            for_good: false,
         };
         self.store
             .end_attempt(&self.slot(id), attempt, &end)
@@ -172,8 +173,7 @@ impl Scene {
             vec![payload("batch.bin", &batch()), figures(train)],
         )
         .await;
-        let update =
-            json!({"settings": {"lr": 1e-6}, "minibatches": [{"slots": [0, 1], "grad_norm": 0.5}]});
+        let update = json!({"settings": {"lr": 1e-6}, "minibatches": [{"slots": [0, 1], "grad_norm": 0.5, "kl_loss": -0.0}]});
         let optimizer = ("optimizer/state.safetensors", b"moments".to_vec());
         self.commit(
             id(1, Stage::Update),
@@ -223,6 +223,7 @@ fn sequence() -> Sequence {
         token_ids: vec![1, 5, 9, 2],
         loss_mask: vec![false, false, true, true],
         sampled_log_probs: vec![0.0, 0.0, -0.5, -0.25],
+        log_kept_mass: None,
     }
 }
 
