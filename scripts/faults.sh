@@ -70,6 +70,13 @@ run() {
   fi
 }
 
+# The first test that failed, or what else ended the run: a test that hangs, or takes all others down.
+first_failed() {
+  local name
+  name="$(sed -n 's/^test \(.*\) \.\.\. FAILED.*/\1/p' "$FAULTS/last.log" | head -n 1)"
+  echo "${name:-the end of all tests}"
+}
+
 while IFS= read -r tests; do
   [ -z "$(known "without: $tests")" ] || continue
   echo "without a fault: $tests" >&2
@@ -93,13 +100,13 @@ for patch in "${faults[@]}"; do
     git -C "$tree" apply "$root/$patch"
     (build "$kind") || { echo "faults: $patch does not compile" >&2; exit 2; }
     case "$(run "$kind" "$filter")" in
-      failed) outcome=caught ;;
+      failed) outcome="caught by $(first_failed)" ;;
       *) outcome="NOT CAUGHT" ;;
     esac
     learn "$key" "$outcome"
   fi
-  [ "$outcome" = caught ] || missed=$((missed + 1))
-  printf '%-34s %-11s %s\n' "$name" "$outcome" "$(header "$patch" what)"
+  [ "$outcome" != "NOT CAUGHT" ] || missed=$((missed + 1))
+  printf '%-34s %s\n%34s %s\n' "$name" "$(header "$patch" what)" "" "$outcome"
 done
 echo "$((${#faults[@]} - missed)) of ${#faults[@]} faults are caught, at $(git rev-parse --short HEAD)"
 [ "$missed" -eq 0 ]

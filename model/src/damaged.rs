@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::chat::Chat;
+use crate::chat::{Chat, Message, Role};
 use crate::mutations::survives;
 use crate::tensor_file::TensorFile;
 use crate::{LoraOptions, ModelConfig, Tokenizer, parameter_shapes};
+use serde_json::Value as Json;
 
 fn fixtures() -> PathBuf {
     let default = || concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures").to_owned();
@@ -101,9 +102,36 @@ fn tokenizers_and_templates() {
             let _ = Chat::from_files(&both, at);
         },
     );
-    for name in ["chat_template.jinja", "tokenizer_config.json"] {
-        survives(name, &corpus(name), 2000, 64 << 20, |bytes| {
-            let _ = Chat::from_files(&files(name, bytes), at);
+    let tokenizer = &corpus("tokenizer.json")[0];
+    let encoder = Tokenizer::from_files(&files("tokenizer.json", tokenizer), at).unwrap();
+    let messages = [
+        (Role::User, "Craft 3 planks.\n<|im_end|> é"),
+        (Role::Assistant, "ok"),
+    ]
+    .map(|(role, content)| Message::new(role, content));
+    let templates = corpus("chat_template.jinja");
+    let mut configs = corpus("tokenizer_config.json");
+    for (config, template) in configs.iter_mut().zip(&templates) {
+        let mut read: Json = serde_json::from_slice(config).unwrap();
+        read["chat_template"] = String::from_utf8(template.clone()).unwrap().into();
+        *config = serde_json::to_vec(&read).unwrap();
+    }
+    for (name, corpus) in [
+        ("chat_template.jinja", templates),
+        ("tokenizer_config.json", configs),
+    ] {
+        let mut rendered = 0;
+        survives(name, &corpus, 2000, 64 << 20, |bytes| {
+            let mut files = files(name, bytes);
+            files.insert("tokenizer.json".to_owned(), tokenizer.clone());
+            let Ok(Some(chat)) = Chat::from_files(&files, at) else {
+                return;
+            };
+            rendered += usize::from(chat.prompt_ids(&encoder, &messages).is_ok());
+            if chat.bridge().is_ok() {
+                let _ = chat.observation_ids(&encoder, true, "You see <|im_start|>.");
+            }
         });
+        assert!(rendered > 100, "{rendered} of {name}");
     }
 }

@@ -1,8 +1,9 @@
-//! Manifests and keys that are damaged or meant to do harm: whoever can write to a store can
+//! Manifests, records and keys that are damaged or meant to do harm: whoever can write to a store can
 //! write these. Readers refuse them or read them, and do nothing else.
 
 use crate::mutations::survives;
-use crate::{Key, Manifest};
+use crate::{AttemptEnd, AttemptOutcome, AttemptStart, Key, Manifest, RunId, Slot, Store};
+use bytes::Bytes;
 
 fn testdata() -> Vec<Vec<u8>> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata");
@@ -65,4 +66,70 @@ fn keys() {
             );
         }
     });
+}
+
+/// Whatever stands in the records of an attempt, it has begun, and those who ask are told.
+#[test]
+fn attempt_records() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let store = runtime.block_on(Store::open("memory:")).unwrap();
+    let slot = |part| Slot {
+        run: "r".parse().unwrap(),
+        iteration: 1,
+        stage: "rollout".to_owned(),
+        part,
+    };
+    let keys = |part| {
+        let (slot, attempt) = (slot(part), 1);
+        let start = Key::AttemptStart {
+            slot: slot.clone(),
+            attempt,
+        };
+        [start, Key::AttemptEnd { slot, attempt }]
+    };
+    let corpus: Vec<Vec<u8>> = runtime.block_on(async {
+        let start = AttemptStart {
+            worker: "one".to_owned(),
+            started_unix_s: 1_700_000_000,
+            code_version: "0.1.0".to_owned(),
+            plan_revision: 2,
+        };
+        store.start_attempt(&slot(0), &start).await.unwrap();
+        let end = AttemptEnd {
+            outcome: AttemptOutcome::Failed,
+            message: "the disk is full".to_owned(),
+            wall_s: 1.5,
+            stats: serde_json::from_str(r#"{"tokens": 12, "rate": 0.5}"#).unwrap(),
+            excused: true,
+            for_good: false,
+        };
+        store.end_attempt(&slot(0), 1, &end).await.unwrap();
+        let [start, end] = keys(0);
+        vec![
+            store.get(&start).await.unwrap().to_vec(),
+            store.get(&end).await.unwrap().to_vec(),
+        ]
+    });
+    let (mut part, mut whole) = (0, 0);
+    survives("attempt record", &corpus, 6000, 4 << 20, |bytes| {
+        part += 1;
+        // The beginning or the end is damaged, or the one stands in the other's place.
+        let contents = match part % 2 == 0 {
+            true => [bytes, &corpus[1]],
+            false => [&corpus[0], bytes],
+        };
+        for (key, content) in keys(part).iter().zip(contents) {
+            let content = Bytes::copy_from_slice(content);
+            runtime.block_on(store.create(key, content)).unwrap();
+        }
+        let read = runtime.block_on(store.attempts(&slot(part))).unwrap();
+        let [record] = &read[..] else {
+            panic!("{read:?}");
+        };
+        assert_eq!(record.number, 1);
+        whole += usize::from(record.damage.is_none());
+    });
+    assert!(whole > 0 && whole < part as usize / 2, "{whole} of {part}");
 }
