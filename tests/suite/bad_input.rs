@@ -1,6 +1,7 @@
 //! Bad input, typed as a user types it: each case ends with one clear message,
 //! a stable exit code, no panic and no backtrace, and a run that can go on.
 
+use crate::evidence::learnt_now;
 use agentgym_tests::files::files_below;
 use agentgym_tests::program::{finish, program, workspace};
 use std::io::{Read as _, Write as _};
@@ -28,6 +29,24 @@ jobs: {threads: 1, backoff_s: 0.05, failures_max: 2}
 run: {id: r}
 ";
 
+/// Two iterations of a policy that solves some of its tasks, for tests that compare digests.
+const LEARNING_RUN: &str = "
+actor_rollout_ref:
+  model: {path: BASE}
+  actor: {ppo_mini_batch_size: 2, optim: {lr: 1e-4}}
+  rollout: {n: 4, max_tokens: 48, max_model_len: 1536}
+  agentgym: {env_addr: 'builtin:worlds?depths=1-2'}
+data:
+  train_batch_size: 4
+  max_prompt_length: 768
+  max_response_length: 768
+  tasks: [{env: textcraft, ids: 0..24}]
+algorithm: {rounds_ctrl: {rounds: 6}}
+trainer: {total_training_steps: 2, test_freq: 0}
+jobs: {threads: 1, backoff_s: 0.05, failures_max: 2}
+run: {id: r}
+";
+
 pub(crate) struct Scene {
     dir: TempDir,
 }
@@ -37,6 +56,24 @@ impl Scene {
         let dir = TempDir::new().unwrap();
         std::fs::write(dir.path().join("run.yaml"), RUN).unwrap();
         Self { dir }
+    }
+
+    /// One whose run has rewards to learn from, so that its digest says something.
+    fn that_learns() -> Self {
+        let scene = Self::new();
+        let base = workspace().join("models/base").display().to_string();
+        scene.write("run.yaml", LEARNING_RUN.replace("BASE", &base).as_bytes());
+        scene
+    }
+
+    /// The digest of the run, which has learnt something.
+    fn learnt(&self) -> String {
+        println!("{}", learnt_now(&self.path("s"), "r"));
+        self.digest()
+    }
+
+    fn digest(&self) -> String {
+        String::from_utf8(self.submit("digest r --store s").stdout).unwrap()
     }
 
     pub(crate) fn folder(&self) -> &std::path::Path {
@@ -352,12 +389,10 @@ fn a_plan_that_cannot_be_read_hides_no_other_run() {
 /// is repaired the same command carries on.
 #[test]
 fn a_damaged_policy_stops_the_run_until_it_is_repaired() {
-    let scene = Scene::new();
-    scene.succeeds("run.yaml --store s");
-    let digest = |store: &str| {
-        String::from_utf8(scene.submit(&format!("digest r --store {store}")).stdout).unwrap()
-    };
-    let whole = digest("s");
+    let scene = Scene::that_learns();
+    let line = "run.yaml --store s trainer.total_training_steps=1";
+    scene.succeeds(line);
+    let whole = scene.learnt();
     let iteration = scene.path("s/runs/r/commits/00000001");
     std::fs::remove_dir_all(iteration).unwrap();
     let init = files_below(&scene.path("s/runs/r/files/00000000/init"));
@@ -372,7 +407,7 @@ fn a_damaged_policy_stops_the_run_until_it_is_repaired() {
             None => std::fs::remove_file(policy).unwrap(),
         }
         let said = scene.refuses(
-            "run.yaml --store s",
+            line,
             3,
             &[
                 "policy/model.safetensors is damaged",
@@ -384,13 +419,13 @@ fn a_damaged_policy_stops_the_run_until_it_is_repaired() {
     }
     std::fs::write(policy, &bytes).unwrap();
     scene.succeeds("resume r --store s");
-    assert_eq!(digest("s"), whole);
+    assert_eq!(scene.digest(), whole);
 }
 
 /// The same of everything else that training carries on with.
 #[test]
 fn what_training_carries_on_with_is_checked_before_it_is_read() {
-    let critic = "algorithm.adv_estimator=gae critic.ppo_mini_batch_size=1";
+    let critic = "algorithm.adv_estimator=gae critic.ppo_mini_batch_size=2";
     let adapter = "actor_rollout_ref.model.lora_rank=2 actor_rollout_ref.model.lora_alpha=4";
     for (more, artifacts) in [
         (
@@ -409,11 +444,10 @@ fn what_training_carries_on_with_is_checked_before_it_is_read() {
             ],
         ),
     ] {
-        let scene = Scene::new();
-        let line = format!("run.yaml --store s trainer.total_training_steps=2 {more}");
+        let scene = Scene::that_learns();
+        let line = format!("run.yaml --store s {more}");
         scene.succeeds(&line);
-        let digest = || String::from_utf8(scene.submit("digest r --store s").stdout).unwrap();
-        let whole = digest();
+        let whole = scene.learnt();
         for (stage, artifact) in artifacts {
             std::fs::remove_dir_all(scene.path("s/runs/r/commits/00000002")).unwrap();
             let files = files_below(&scene.path(&format!("s/runs/r/files/00000001/{stage}")));
@@ -427,7 +461,7 @@ fn what_training_carries_on_with_is_checked_before_it_is_read() {
             scene.refuses(&line, 3, &words);
             std::fs::write(file, &bytes).unwrap();
             scene.succeeds("resume r --store s");
-            assert_eq!(digest(), whole, "{stage} {artifact}");
+            assert_eq!(scene.digest(), whole, "{stage} {artifact}");
         }
     }
 }
@@ -435,10 +469,9 @@ fn what_training_carries_on_with_is_checked_before_it_is_read() {
 /// A power cut in the middle of a write: nobody knows how that attempt went, and all goes on.
 #[test]
 fn a_torn_record_of_an_attempt_stops_nobody() {
-    let scene = Scene::new();
-    scene.succeeds("run.yaml --store s");
-    let digest = || String::from_utf8(scene.submit("digest r --store s").stdout).unwrap();
-    let whole = digest();
+    let scene = Scene::that_learns();
+    scene.succeeds("run.yaml --store s trainer.total_training_steps=1");
+    let whole = scene.learnt();
     let attempts = scene.path("s/runs/r/attempts/00000001");
     for content in [&b""[..], b"{\"version\": 1, \"no", b"\0\0\0\0"] {
         std::fs::remove_dir_all(scene.path("s/runs/r/commits/00000001")).unwrap();
@@ -457,7 +490,7 @@ fn a_torn_record_of_an_attempt_stops_nobody() {
             assert!(is_shown, "{line}: {text}");
         }
         scene.succeeds("resume r --store s");
-        assert_eq!(digest(), whole);
+        assert_eq!(scene.digest(), whole);
     }
 }
 

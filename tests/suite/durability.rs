@@ -2,7 +2,7 @@
 //! killed, wiped, added or exchanged, the run ends with the same bytes, and
 //! nothing that was finished is done again.
 
-use crate::evidence::learnt_in;
+use crate::evidence::learnt_now;
 use crate::strikes::{made_good, strike, strikes};
 use agentgym_model::{Adapter, Device, Policy};
 use agentgym_storage::{RunId, Store};
@@ -115,24 +115,10 @@ pub(crate) fn undisturbed_of(config: &str, options: &[&str]) -> String {
         let options = [options, &["jobs.threads=2"]].concat();
         let command = submit_config(config, folder.path(), &options);
         let digest = end(command, folder.path());
-        println!("{key}: {}", learnt_now(folder.path()));
+        println!("{key}: {}", learnt_now(folder.path(), RUN));
         digest
     };
     cell.get_or_init(make).clone()
-}
-
-/// What the run in a folder has learnt, for tests that are not asynchronous, or wait in the
-/// middle of one that is.
-pub(crate) fn learnt_now(folder: &Path) -> crate::evidence::Evidence {
-    std::thread::scope(|scope| {
-        let look = scope.spawn(|| {
-            let mut runtime = tokio::runtime::Builder::new_current_thread();
-            let runtime = runtime.enable_all().build().unwrap();
-            runtime.block_on(learnt_in(folder, RUN))
-        });
-        let looked = look.join();
-        looked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
 }
 
 /// A run whose process is killed so often in the middle of a part ends with the bytes of one

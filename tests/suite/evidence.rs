@@ -47,10 +47,21 @@ impl fmt::Display for Evidence {
     }
 }
 
-/// The run in a folder store; see [`learnt`].
-pub(crate) async fn learnt_in(folder: &Path, run: &str) -> Evidence {
-    let store = Store::open(&folder.display().to_string()).await.unwrap();
-    learnt(&store, run).await
+/// What the run in a folder has learnt, for tests that are not asynchronous, or wait in the
+/// middle of one that is.
+pub(crate) fn learnt_now(folder: &Path, run: &str) -> Evidence {
+    std::thread::scope(|scope| {
+        let look = scope.spawn(|| {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().build().unwrap();
+            runtime.block_on(async {
+                let store = Store::open(&folder.display().to_string()).await.unwrap();
+                learnt(&store, run).await
+            })
+        });
+        let looked = look.join();
+        looked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// A finished run has seen rewards and has learnt from them: otherwise this panics.

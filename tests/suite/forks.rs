@@ -1,7 +1,8 @@
 //! A fork goes on where its parent stood: to the bit where nothing is changed,
 //! and elsewhere where something is.
 
-use crate::durability::{RUN, end, learnt_now, said, submit_config};
+use crate::durability::{RUN, end, said, submit_config};
+use crate::evidence::learnt_now;
 use agentgym_storage::{Manifest, RunId, Slot, Store};
 use agentgym_tests::program::{finish, program};
 use std::path::Path;
@@ -53,7 +54,7 @@ async fn a_fork_without_changes_repeats_its_parent_and_with_them_it_does_not() {
         submit_config("configs/smoke.yaml", store, &["jobs.threads=2"]),
         store,
     );
-    learnt_now(store);
+    learnt_now(store, RUN);
     said(fork(store, &["--iteration", "3", "run.id=same"]));
     for part in [
         (4, "rollout", 1),
@@ -172,7 +173,7 @@ async fn a_critic_and_a_kl_controller_are_taken_over() {
         submit_config("configs/ppo.yaml", store, &["jobs.threads=2"]),
         store,
     );
-    learnt_now(store);
+    learnt_now(store, RUN);
     said(fork(store, &["--iteration", "2", "run.id=same"]));
     for stage in ["log_probs", "advantage", "update", "critic_update"] {
         assert!(equal(store, "same", (3, stage, 0)).await, "{stage}");
@@ -190,7 +191,7 @@ async fn an_adapter_with_a_lag_is_taken_over() {
         "jobs.threads=2",
     ];
     end(submit_config("configs/lora.yaml", store, &options), store);
-    learnt_now(store);
+    learnt_now(store, RUN);
     said(fork(store, &["--iteration", "2", "run.id=same"]));
     for stage in ["rollout", "update"] {
         assert!(equal(store, "same", (3, stage, 0)).await, "{stage}");
@@ -209,7 +210,7 @@ async fn a_pin_outlives_the_retention_of_the_parent() {
     let off = "guard.entropy_min=null";
     said(fork(store, &["--iteration", "1", "run.id=child", off]));
     end(submit_config("configs/smoke.yaml", store, &[off]), store);
-    learnt_now(store);
+    learnt_now(store, RUN);
     let taken = commit(store, "child", 1, "update", 0).await;
     let names: Vec<&str> = taken.outputs.iter().map(|o| o.name.as_str()).collect();
     assert!(names.contains(&"optimizer/state.safetensors"), "{names:?}");

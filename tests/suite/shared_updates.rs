@@ -2,9 +2,8 @@
 //! makes, to the last byte: policy, optimizer and records, however many shards,
 //! threads and kills, for a whole model and for an adapter.
 
-use crate::durability::{
-    RUN, SHORT, end, learnt_now, no_part_started_after_its_commit, said, submit_config,
-};
+use crate::durability::{RUN, SHORT, end, no_part_started_after_its_commit, said, submit_config};
+use crate::evidence::learnt_now;
 use crate::strikes::{made_good, strikes};
 use agentgym_storage::Store;
 use agentgym_tests::files::files_below;
@@ -68,7 +67,7 @@ async fn any_number_of_shards_gives(more: &[&str], killed_at: u64) {
         smoke(whole.path(), &with(&["jobs.threads=2"])),
         whole.path(),
     );
-    learnt_now(whole.path());
+    learnt_now(whole.path(), RUN);
     let expected = exported(whole.path());
     for (shards, threads) in [("2", "1"), ("4", "2")] {
         let folder = TempDir::new().unwrap();

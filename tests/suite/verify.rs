@@ -3,6 +3,7 @@
 //! by every other command too.
 
 use crate::durability::{RUN, end, said, submit_config};
+use crate::evidence::learnt_now;
 use crate::forks::fork;
 use agentgym_storage::{Manifest, RunId, Store};
 use agentgym_tests::files::files_below;
@@ -269,6 +270,7 @@ async fn an_older_run_goes_on_to_the_same_digest() {
         submit_config("configs/smoke.yaml", path, &["jobs.threads=2"]),
         path,
     );
+    println!("{}", learnt_now(path, RUN));
     let store = Store::open(&path.display().to_string()).await.unwrap();
     let run: RunId = RUN.parse().unwrap();
     let commits = path.join("runs").join(RUN).join("commits");
