@@ -70,11 +70,11 @@ run() {
   fi
 }
 
-# The first test that failed, or what else ended the run: a test that hangs, or takes all others down.
-first_failed() {
-  local name
-  name="$(sed -n 's/^test \(.*\) \.\.\. FAILED.*/\1/p' "$FAULTS/last.log" | head -n 1)"
-  echo "${name:-the end of all tests}"
+# The first test that failed and how many others did, or what else ended the run: a test that
+# hangs, or takes all others down.
+failed() {
+  sed -n 's/^test \(.*\) \.\.\. FAILED.*/\1/p' "$FAULTS/last.log" |
+    awk 'NR == 1 { first = $1 } END { print NR == 0 ? "the end of all tests" : NR == 1 ? first : first " and " NR - 1 " more" }'
 }
 
 while IFS= read -r tests; do
@@ -100,7 +100,7 @@ for patch in "${faults[@]}"; do
     git -C "$tree" apply "$root/$patch"
     (build "$kind") || { echo "faults: $patch does not compile" >&2; exit 2; }
     case "$(run "$kind" "$filter")" in
-      failed) outcome="caught by $(first_failed)" ;;
+      failed) outcome="caught by $(failed)" ;;
       *) outcome="NOT CAUGHT" ;;
     esac
     learn "$key" "$outcome"
