@@ -275,6 +275,15 @@ mod tests {
             }
         );
         assert_eq!(KlEstimator::K3.term(-2000.0, 0.0).value, 10.0);
+        // At the bound itself nothing is cut yet, as in torch's clamp. There the value moves in
+        // steps of one unit in the last place, so that it is met.
+        let mut near =
+            std::iter::successors(Some(10.999_983_298_020_2), |d: &f64| Some(d.next_up()));
+        let term = |d| KlEstimator::K3.term(d, 0.0);
+        let bound = near.find(|&d| term(d).value >= K3_MAX).unwrap();
+        assert_eq!(term(bound).value, K3_MAX);
+        assert!(term(bound).derivative > 0.99, "{:?}", term(bound));
+        assert_eq!(term(bound.next_up()).derivative, 0.0);
     }
 
     #[test]

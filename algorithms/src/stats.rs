@@ -229,6 +229,12 @@ mod tests {
         let open = SuccessRate::wilson(0, 0, Z_95).unwrap();
         assert_eq!((open.low, open.high, open.rate()), (0.0, 1.0, None));
         assert!(SuccessRate::wilson(3, 2, Z_95).is_err());
+        for z in [-1.0, f64::INFINITY, f64::NAN] {
+            assert!(SuccessRate::wilson(0, 0, z).is_err(), "{z}");
+        }
+        for trials in [0.0, -1.0, f64::INFINITY, f64::NAN] {
+            assert!(wilson_interval(0.5, trials, Z_95).is_err(), "{trials}");
+        }
     }
 
     #[test]

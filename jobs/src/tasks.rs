@@ -359,6 +359,10 @@ mod tests {
     use crate::config::Ids;
 
     fn pool(sources: &[(&str, &str, Option<f64>)], batch: usize) -> TaskPool {
+        seeded(sources, batch, 3)
+    }
+
+    fn seeded(sources: &[(&str, &str, Option<f64>)], batch: usize, seed: u64) -> TaskPool {
         let tasks = sources
             .iter()
             .map(|(env, ids, share)| TaskSource {
@@ -374,7 +378,7 @@ mod tests {
             max_prompt_length: 1,
             max_response_length: 1,
             shuffle: true,
-            seed: 3,
+            seed,
         })
         .unwrap()
     }
@@ -394,6 +398,30 @@ mod tests {
             "the second pass has its own order"
         );
         assert_eq!(pool.iterations_per_pass(), 5);
+    }
+
+    /// Sources of equal length are not walked through side by side, nor runs of different seeds.
+    #[test]
+    fn seeds_and_sources_have_orders_of_their_own() {
+        let of = |pool: &TaskPool, env: &str| -> Vec<i64> {
+            let draws = pool.draws(1).into_iter();
+            draws.filter(|t| t.env == env).map(|t| t.item_id).collect()
+        };
+        let sources = [("a", "0..40", Some(0.5)), ("b", "0..40", Some(0.5))];
+        let (three, four) = (seeded(&sources, 20, 3), seeded(&sources, 20, 4));
+        let orders = [
+            of(&three, "a"),
+            of(&three, "b"),
+            of(&four, "a"),
+            of(&four, "b"),
+        ];
+        for (i, order) in orders.iter().enumerate() {
+            assert_eq!(order.len(), 10);
+            assert!(!orders[..i].contains(order), "{orders:?}");
+        }
+        assert!(!three.is_empty() && seeded(&[], 20, 3).is_empty());
+        // Whatever was planned before keeps its order.
+        assert_eq!([0, 1].map(|s| three.shuffle_seed(s)), [3, 3 + (1 << 32)]);
     }
 
     #[test]

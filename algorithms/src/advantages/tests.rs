@@ -50,6 +50,26 @@ impl Case {
 }
 
 #[test]
+fn what_each_estimator_reads() {
+    let reads = |estimator: &AdvantageEstimator| {
+        (
+            estimator.needs_groups(),
+            estimator.needs_values(),
+            estimator.needs_baseline(),
+        )
+    };
+    for estimator in AdvantageEstimator::ALL {
+        let expected = match estimator {
+            AdvantageEstimator::Grpo | AdvantageEstimator::Rloo => (true, false, false),
+            AdvantageEstimator::Gae => (false, true, false),
+            AdvantageEstimator::Remax => (false, false, true),
+            AdvantageEstimator::ReinforcePlusPlus => (false, false, false),
+        };
+        assert_eq!(reads(estimator), expected, "{estimator}");
+    }
+}
+
+#[test]
 fn golden_group_estimators() {
     for raw in golden("advantages").cases() {
         let case = Case::read(raw);
@@ -205,6 +225,15 @@ fn errors_say_what_is_missing() {
 
 fn episodes_of_groups() -> impl Strategy<Value = Vec<(f64, u64)>> {
     prop::collection::vec((-100.0..100.0f64, 0u64..4), 1..40)
+}
+
+#[test]
+fn a_token_alone_is_whitened_to_nothing() {
+    for mask in [[false, true], [false, false]] {
+        let mut rows = vec![vec![3.0, 7.0]];
+        whiten(&mut rows, &[&mask]).unwrap();
+        assert_eq!(rows, [[0.0, 0.0]]);
+    }
 }
 
 proptest! {

@@ -118,6 +118,15 @@ mod tests {
         );
         for &aggregation in Aggregation::ALL {
             assert_eq!(aggregation.token_weight(Denominator::of([0, 0]), 0), 0.0);
+            // Nor does a count of one kind without the other divide by zero.
+            for (loss_tokens, sequences) in [(0, 1), (1, 0)] {
+                let torn = Denominator {
+                    loss_tokens,
+                    sequences,
+                    micro_batches: 1,
+                };
+                assert_eq!(aggregation.token_weight(torn, 1), 0.0);
+            }
         }
         // Runs without micro-batches keep the bytes that they had before there were any.
         let written = serde_json::to_value(Denominator::of([3, 0])).unwrap();

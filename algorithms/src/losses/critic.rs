@@ -255,6 +255,18 @@ mod tests {
         );
     }
 
+    /// At the very bound nothing was cut: what rounding adds to the clipped branch is no reason to
+    /// take the gradient away.
+    #[test]
+    fn a_move_to_the_bound_keeps_its_gradient() {
+        let (value, old_value, target) = (2.1, -2.2, 1.6);
+        let range: f64 = value - old_value;
+        assert!(old_value + range > value, "rounding is seen here");
+        let term = value_term(value, old_value, target, Some(range));
+        assert_eq!(term.coefficient, value - target);
+        assert!(!term.is_clipped);
+    }
+
     #[test]
     fn an_empty_mask_contributes_nothing() {
         let nan = [f64::NAN];

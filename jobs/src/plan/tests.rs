@@ -40,6 +40,18 @@ fn run_to(plan: &Plan, commits: usize) -> Progress {
 }
 
 #[test]
+fn a_stage_is_found_by_its_name_alone() {
+    for stage in Stage::ALL {
+        assert_eq!(stage.name().parse(), Ok(stage));
+    }
+    let said = "updates".parse::<Stage>().unwrap_err();
+    assert!(
+        said.contains("`updates`") && said.contains("update, "),
+        "{said}"
+    );
+}
+
+#[test]
 fn every_misspelt_key_names_its_neighbour() {
     let error = read(&["actor_rollout_ref.actor.clip_ration=0.1"])
         .unwrap_err()
