@@ -2,7 +2,7 @@
 //! write these. Readers refuse them or read them, and do nothing else.
 
 use crate::mutations::survives;
-use crate::{AttemptEnd, AttemptOutcome, AttemptStart, Key, Manifest, RunId, Slot, Store};
+use crate::{AttemptEnd, AttemptOutcome, AttemptStart, Key, Manifest, Slot, Store};
 use bytes::Bytes;
 
 fn testdata() -> Vec<Vec<u8>> {
