@@ -63,10 +63,12 @@ run() {
   of="$(targets "$1")"
   # shellcheck disable=SC2086
   (cd "$tree" && timeout 900 cargo test --release $of -- $2) >"$FAULTS/last.log" 2>&1 || status=$?
-  if ! grep -Eq '^test result: .* [1-9][0-9]* (passed|failed)|[1-9][0-9]* failed' "$FAULTS/last.log"; then
-    [ "$status" -eq 0 ] && echo none || echo failed
+  if [ "$status" -ne 0 ]; then
+    echo failed
+  elif grep -Eq '^test result: .* [1-9][0-9]* passed' "$FAULTS/last.log"; then
+    echo passed
   else
-    [ "$status" -eq 0 ] && echo passed || echo failed
+    echo none
   fi
 }
 
