@@ -69,6 +69,13 @@ fn addresses(plan: &Plan) -> Result<()> {
         };
         let said = |why: String| Error::Usage(format!("key `{key}`: {why}"));
         let address = builtin::parse(&environment.env_addr).map_err(|e| said(e.to_string()))?;
+        let (played, named) = (address.source.env(), &environment.task_name);
+        if played != named {
+            return Err(said(format!(
+                "{:?} serves {played}, but task_name is {named}; name one environment in both",
+                environment.env_addr
+            )));
+        }
         if plan.config.jobs.workers > 0 {
             let found = address.source.check_files();
             found.map_err(|e| said(e.to_string()))?;

@@ -148,6 +148,12 @@ async fn bad_input_ends_with_a_message_and_a_code() {
             Exit::Unreachable,
             "http://127.0.0.1:9",
         ),
+        (
+            "an address of another environment",
+            format!("{run} run.id=maze actor_rollout_ref.agentgym.env_addr=builtin:maze"),
+            Exit::Config,
+            "serves maze, but task_name is textcraft",
+        ),
     ];
     for (what, line, exit, says) in cases {
         let error = scene.command(line).await.expect_err(what);
