@@ -562,7 +562,8 @@ fn models_that_no_worker_can_compute() {
 #[test]
 fn a_config_that_only_evaluates() {
     let scene = Scene::new();
-    let line = "run.yaml data.tasks=[]";
+    // What only training needs, a group of episodes, is not asked for.
+    let line = "run.yaml data.tasks=[] actor_rollout_ref.rollout.n=1";
     let shown = scene.submit(&format!("plan {line}"));
     let text = String::from_utf8_lossy(&shown.stdout).into_owned();
     assert!(shown.status.success(), "{text}");

@@ -202,7 +202,9 @@ impl Config {
     pub(super) fn check_algorithm(&self) -> Result<()> {
         let (algorithm, actor) = (&self.algorithm, &self.actor_rollout_ref.actor);
         let n = self.actor_rollout_ref.rollout.n;
-        if self.run.pipeline == Pipeline::Rl && algorithm.adv_estimator.needs_groups() && n < 2 {
+        // Without tasks nothing is compared: such a config is one for `eval`.
+        let trains = self.run.pipeline == Pipeline::Rl && self.has_tasks();
+        if trains && algorithm.adv_estimator.needs_groups() && n < 2 {
             return Err(Error::value(
                 "actor_rollout_ref.rollout.n",
                 format!(

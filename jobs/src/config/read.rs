@@ -167,10 +167,9 @@ impl RunConfig {
     /// True for a config that has tasks to evaluate and none to train on, though its pipeline
     /// plays some: `eval` is the command for it.
     pub fn evaluates_alone(&self) -> bool {
-        let (config, data) = (&self.config, &self.config.data);
+        let config = &self.config;
         let plays = matches!(config.run.pipeline, Pipeline::Rl | Pipeline::AgentEvol);
-        let has_tasks = data.train_file.is_some() || !data.tasks.is_empty();
-        plays && !has_tasks && !config.evaluation.sets.is_empty()
+        plays && !config.has_tasks() && !config.evaluation.sets.is_empty()
     }
 
     /// The identity leaves that are hashed: all but those that came later and

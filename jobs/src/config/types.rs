@@ -554,6 +554,11 @@ fn parse_range(text: &str) -> Option<(i64, i64, i64)> {
 }
 
 impl Config {
+    /// True where there are tasks to train on.
+    pub(crate) fn has_tasks(&self) -> bool {
+        self.data.train_file.is_some() || !self.data.tasks.is_empty()
+    }
+
     /// The environments of the run: the one of `agentgym.task_name` under its
     /// own name, and those of `agentgym.envs`.
     pub fn environments(&self) -> BTreeMap<String, Environment> {

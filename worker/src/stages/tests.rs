@@ -4,6 +4,7 @@
 use super::testing::plan_of;
 use crate::context::{Beat, Event, Resources};
 use crate::{Error, Report, StageContext, stages};
+use agentgym_envs::builtin;
 use agentgym_jobs::codec::{decode, encode};
 use agentgym_jobs::episode::Episodes;
 use agentgym_jobs::journal::{Event as TurnEvent, Segment};
@@ -17,7 +18,9 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tempfile::TempDir;
-use tokio::sync::broadcast;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, broadcast};
 use tokio_util::sync::CancellationToken;
 
 const RUN: &str = "
@@ -42,6 +45,8 @@ struct Bench {
     resources: Arc<Resources>,
     cache: TempDir,
     attempts: std::cell::Cell<u32>,
+    /// How many messages its environment may still get, where that is to be decided.
+    gate: Option<Arc<Semaphore>>,
 }
 
 impl Bench {
@@ -59,6 +64,7 @@ impl Bench {
             }),
             cache: tempfile::tempdir().unwrap(),
             attempts: Default::default(),
+            gate: None,
         }
     }
 
@@ -471,12 +477,43 @@ fn able_rollout() -> ([String; 7], PartId) {
     (options, rollout)
 }
 
+/// A server of the run's tasks, and what every message to it waits for: a permit.
+async fn gated_environment() -> (String, Arc<Semaphore>) {
+    let server = builtin::start("builtin:worlds?depths=1-2").await.unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let gate = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
+    let permits = gate.clone();
+    tokio::spawn(async move {
+        let to = server.url.trim_start_matches("http://").to_owned();
+        while let Ok((client, _)) = listener.accept().await {
+            let (to, permits) = (TcpStream::connect(&to).await.unwrap(), permits.clone());
+            let ((mut asks, mut hears), (mut answers, mut told)) =
+                (client.into_split(), to.into_split());
+            tokio::spawn(async move { tokio::io::copy(&mut answers, &mut hears).await });
+            tokio::spawn(async move {
+                let mut message = vec![0; 1 << 16];
+                while let Ok(length @ 1..) = asks.read(&mut message).await {
+                    permits.acquire().await.unwrap().forget();
+                    if told.write_all(&message[..length]).await.is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    (url, gate)
+}
+
 /// A bench at the point where the rollout is to be played.
 async fn before_rollout(threads: usize, more: &[&str]) -> (Bench, Part) {
     let (options, rollout) = able_rollout();
-    let options = options.iter().map(String::as_str);
+    let (url, gate) = gated_environment().await;
+    let address = format!("actor_rollout_ref.agentgym.env_addr={url}");
+    let options = options.iter().map(String::as_str).chain([&*address]);
     let options: Vec<&str> = options.chain(more.iter().copied()).collect();
-    let bench = Bench::new(threads, &options).await;
+    let mut bench = Bench::new(threads, &options).await;
+    bench.gate = Some(gate);
     for part in parts(&bench.plan, 0) {
         if part.id.stage == Stage::Init {
             bench.make(&part).await;
@@ -507,14 +544,19 @@ impl Bench {
     }
 
     /// Plays until so many segments are journalled, and there the process dies or is asked
-    /// to leave.
+    /// to leave. Until then whoever looks at the journal lets the environment hear one message
+    /// at a look, so that on a busy machine too the part does not end before it is interrupted.
     async fn interrupted(&self, part: &Part, segments: usize, dies: bool) {
         let (cancel, events) = (CancellationToken::new(), broadcast::channel(64).0);
+        let gate = self.gate.as_ref().unwrap();
+        gate.forget_permits(Semaphore::MAX_PERMITS);
         let enough = async {
             let before = self.segments(part).await.len();
             while self.segments(part).await.len() < before + segments {
+                gate.add_permits(1);
                 tokio::time::sleep(std::time::Duration::from_millis(5)).await;
             }
+            gate.add_permits(Semaphore::MAX_PERMITS / 2);
             if !dies {
                 cancel.cancel();
                 std::future::pending::<()>().await;
