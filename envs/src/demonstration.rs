@@ -81,8 +81,8 @@ pub enum Solver {
 }
 
 impl Solver {
-    /// The solver of a source. `style` says how its solutions are told: see [`Style`] for
-    /// TextCraft and [`Play`] for BabyAI; those of SearchQA are told in one way.
+    /// The solver of a source. `style` says how its solutions are written: see [`Style`] for
+    /// TextCraft and [`Play`] for BabyAI; SearchQA has one way.
     pub fn new(source: &TaskSource, style: &str) -> Result<Self, EnvError> {
         Ok(match Told::parse(source, style)? {
             Told::Babyai(compat, seed, play) => Self::Babyai(compat, seed, play),
@@ -91,7 +91,7 @@ impl Solver {
         })
     }
 
-    /// Whether solutions of the source can be told in this style. Reads none of its files.
+    /// Whether the source's solver knows this style. Reads none of its files.
     pub fn check_style(source: &TaskSource, style: &str) -> Result<(), EnvError> {
         Told::parse(source, style).map(drop)
     }
@@ -110,7 +110,7 @@ impl Solver {
     }
 }
 
-/// How solutions are told.
+/// How solutions are written down.
 enum Told {
     Babyai(Compat, u64, Play),
     Searchqa,

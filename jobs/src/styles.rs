@@ -1,4 +1,4 @@
-//! Agent styles and the request for a summary: what the policy is told beside
+//! Agent styles and the request for a summary: the instructions beside
 //! the environment's words, as files that a user edits. `{instruction}` in a
 //! style stands for the environment's own lines. The text is read when a plan is
 //! made and hashed into it, so a run never depends on a file that was changed later.

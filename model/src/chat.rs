@@ -361,7 +361,7 @@ impl Chat {
             Message::new(Role::System, "Some rules."),
             Message::new(Role::User, "First task."),
         ];
-        // A template may refuse system messages; runs that use one will be told then.
+        // A template may refuse system messages; a run that uses one gets the error then.
         match self.render(&with_system, true) {
             Ok(_) => self.check_conversation(tokenizer, &with_system),
             Err(_) => Ok(()),

@@ -28,7 +28,7 @@ pub(crate) struct Spare {
 #[derive(Debug, Default)]
 struct Rooms {
     free: Vec<Vec<f32>>,
-    /// How many were taken and have not come back, nor others in their place.
+    /// How many are currently lent out.
     taken: usize,
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Learner {
     on_gpu: Option<gpu::Trained>,
     /// Whether the GPU's weights are newer than the processor's.
     ahead: bool,
-    /// Whether a step failed half way: nothing is to be had of it any more.
+    /// Whether a step failed half way: the learner is then unusable.
     torn: bool,
     /// Lives from step to step.
     spare: Arc<Spare>,

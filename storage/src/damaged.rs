@@ -68,7 +68,7 @@ fn keys() {
     });
 }
 
-/// Whatever stands in the records of an attempt, it has begun, and those who ask are told.
+/// Whatever stands in the records of an attempt, it has begun, and reading it is no error.
 #[test]
 fn attempt_records() {
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,4 +1,4 @@
-//! What can go wrong with a store, told by what to do about it. A message
+//! What can go wrong with a store, by what to do about it. A message
 //! names the key, file or URL, what was found, and the remedy.
 
 use object_store::Error as BackendError;

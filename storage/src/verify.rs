@@ -108,7 +108,7 @@ pub struct BytesRead {
     pub listed: AtomicU64,
 }
 
-/// Who is told.
+/// The receiver of findings and progress.
 type Told<'a> = &'a mut (dyn FnMut(Finding) + Send);
 
 /// The objects of a run by kind, and what was learnt of them.
@@ -401,7 +401,7 @@ impl Audit<'_> {
             .buffer_unordered(AT_ONCE);
         while let Some((result, artifact)) = read.next().await {
             match result {
-                // A tombstone that cannot be read is told; what it named is said to be missing.
+                // An unreadable tombstone is a finding; what it named counts as missing.
                 Err(Error::NotFound { .. } | Error::Malformed { .. } | Error::TooLarge { .. }) => {
                     gone.push(artifact);
                     continue;

@@ -1,4 +1,4 @@
-//! `cancel` and `retry`: what workers elsewhere are told, by a new revision of
+//! `cancel` and `retry`: messages to workers elsewhere, by a new revision of
 //! the plan. They read it within seconds; no worker is called and no queue is
 //! needed, so both work while either is down.
 

@@ -2,7 +2,7 @@
 //! flight), plain lines elsewhere, nothing when asked to be quiet.
 //!
 //! Bars never wrap: what does not fit the terminal is cut. Lines are few:
-//! what is finished is told once, and a long part speaks up only when nothing
+//! what is finished is shown once, and a long part speaks up only when nothing
 //! else has been said for a while.
 
 use crate::text;
@@ -20,7 +20,7 @@ const PART_BARS_MAX: usize = 8;
 /// Off a terminal, a part that works says how far it is when no line has been
 /// printed for so long.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
-/// The same trouble is told again after so long.
+/// Time after which the same trouble is shown again.
 const TROUBLE_AGAIN: Duration = Duration::from_secs(60);
 /// Width of lines where no terminal has one.
 const LINE_WIDTH: usize = 100;
@@ -28,9 +28,9 @@ const LINE_WIDTH: usize = 100;
 /// Where progress goes.
 pub(crate) struct Display {
     form: Form,
-    /// When what was last waited for was told.
+    /// When the last reason for waiting was shown.
     waiting: BTreeMap<String, Instant>,
-    /// The last failure, so that the same is not told at length again.
+    /// The last failure; the same one is not shown in full again.
     failure: String,
     /// When a line was last printed.
     spoke: Cell<Instant>,

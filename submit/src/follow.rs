@@ -19,7 +19,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-/// How often commits are listed. Those of this process's own workers are told at once.
+/// How often commits are listed. Those of this process's own workers arrive at once.
 const LIST_EVERY: Duration = Duration::from_secs(2);
 /// Every so many listings, attempts are read too: who failed, who waits.
 const ATTEMPTS_EVERY: u64 = 5;
@@ -62,7 +62,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Reads what is committed already; nothing of that is told again.
+    /// Reads what is committed already; nothing of that is shown again.
     pub(crate) async fn new(
         view: RunView,
         display: Display,

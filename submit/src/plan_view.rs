@@ -735,7 +735,7 @@ jobs: {rollout_part_tasks: 2}
                     .map(str::to_owned)
                     .collect();
                 let config = RunConfig::parse("x", Path::new("x.yaml"), TEXT, &given);
-                // Some exclude each other, which is told by key.
+                // Some exclude each other; the message names the key.
                 let Ok(plan) = config.and_then(|config| Plan::new(config, Path::new(""))) else {
                     continue;
                 };

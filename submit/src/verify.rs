@@ -15,11 +15,11 @@ use std::io::IsTerminal as _;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often a terminal is told how far it is, and anybody else.
+/// Time between progress lines: on a terminal, and elsewhere.
 const BAR_EVERY: Duration = Duration::from_millis(200);
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// What was found wrong so far: told at once, or kept for the one document of `--json`.
+/// Findings so far: printed at once, or kept for the one document of `--json`.
 #[derive(Default)]
 struct Report {
     is_json: bool,

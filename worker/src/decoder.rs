@@ -31,7 +31,7 @@ pub(crate) struct DecoderOptions {
     pub(crate) cache_tokens: usize,
 }
 
-/// What one episode is told of its turn.
+/// An answer to one episode about its turn.
 type Reply = oneshot::Sender<Result<TurnDone>>;
 
 /// Why a thread ended before its time, for all who ask it later.

@@ -72,7 +72,7 @@ pub(crate) struct Rules {
     pub(crate) context_tokens_max: usize,
     /// Most sampled tokens per turn; an environment may allow fewer.
     pub(crate) turn_tokens_max: usize,
-    /// What the policy is told, how much it sees, and what is noted.
+    /// The instructions, the limits of the context, and the notes of an episode.
     pub(crate) gym: AgentGym,
     /// Whether sequences hold what top_k and top_p left; those of older plans do not.
     pub(crate) records_cuts: bool,

@@ -140,7 +140,7 @@ impl RunState {
         Ok(())
     }
 
-    /// Reads the plan again if the fleet has been told of a newer one. It asks the queue, and
+    /// Reads the plan again if the queue announces a newer one. It asks the queue, and
     /// that every few seconds: one worker at a time looks into the store and tells the others.
     pub async fn heed_plan(&mut self, queue: &Queue) -> Result<()> {
         if self.plan_asked.elapsed() < PLAN_AGE_MAX {
@@ -220,7 +220,7 @@ impl RunState {
         Ok(Some(manifest))
     }
 
-    /// Takes over what another view of the run has been told of.
+    /// Takes over what another view of the run has heard of.
     pub(crate) fn learn_from(&mut self, other: &Self) {
         for (id, manifest) in &other.manifests {
             if self.progress.insert(*id) || !self.manifests.contains_key(id) {

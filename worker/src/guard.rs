@@ -1,5 +1,5 @@
 //! The stop guard: a run whose figures have left what the user calls sound is
-//! paused instead of being trained on, and told from which iteration to go on.
+//! paused instead of being trained on; the message says from which iteration to go on.
 //!
 //! The verdict is a function of the committed metrics and of the `guard.*`
 //! keys, which are bindings: every process comes to the same one, a resumed run

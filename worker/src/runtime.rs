@@ -170,7 +170,7 @@ impl Worker {
     }
 
     /// Handles one job; whatever happens is on record or said aloud, and the
-    /// queue is told that the job is over.
+    /// queue learns that the job is over.
     async fn handle(&self, job: Job) -> Handled {
         match panics::caught(self.try_job(&job)).await {
             Ok(handled) => handled,

@@ -1,4 +1,4 @@
-//! Solved BabyAI tasks, told as conversations.
+//! Solved BabyAI tasks, as conversations.
 //!
 //! What is asked for and in view is dealt with by the action that is offered for it, as a
 //! player would who reads the text. What is out of view is looked for by the moves that lead

@@ -49,7 +49,7 @@ pub(super) fn generated(number: usize, draws: &mut Draws) -> Result<Level, Rejec
 
 struct Grammar {
     only_go_to: bool,
-    /// Things may be told by where they lie.
+    /// Things may be described by their location.
     sides: bool,
     /// Two goals in an order.
     sequences: bool,

@@ -1,4 +1,4 @@
-//! BabyAI: reach a goal told in words, in a grid of rooms seen from inside.
+//! BabyAI: reach a goal given in words, in a grid of rooms seen from inside.
 //!
 //! Rules, wording, levels and rewards are those of AgentGym's server; worlds are drawn by our
 //! own generator (`levels`), as functions of the item id alone. An item id is a level (its
@@ -37,7 +37,7 @@ pub enum Compat {
     Fixed,
     /// All: an episode goes on after a success of reward 0.5 or less and after a failure,
     /// without a limit of moves; steps that do nothing add the last reward to the score again;
-    /// `then` and `after you` are told as `and`; `toggle` only opens doors; and a session that
+    /// `then` and `after you` are worded `and`; `toggle` only opens doors; and a session that
     /// was closed before its first reset can never be closed.
     Original,
 }

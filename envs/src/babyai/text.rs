@@ -1,4 +1,4 @@
-//! What the agent is told: the view in words, and the actions that make sense now.
+//! The observation: the view in words, and the actions that make sense now.
 
 use std::collections::{BTreeMap, VecDeque};
 

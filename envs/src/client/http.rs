@@ -133,7 +133,7 @@ impl Server {
         })
     }
 
-    /// How often nobody listened. Sessions opened before the last time are lost.
+    /// Refused connections so far. Sessions opened before the last of them are lost.
     pub(super) fn gone(&self) -> u64 {
         self.gone.load(Ordering::Relaxed)
     }

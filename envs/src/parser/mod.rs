@@ -13,7 +13,8 @@ mod tests;
 pub enum Parser {
     /// The text after `Action:` up to the end of its line (white space, line ends included, may
     /// follow the colon), reduced to ASCII letters, digits, commas and single spaces. None
-    /// found: the empty action is sent. More than one: nothing is sent, the model is told.
+    /// found: the empty action is sent. More than one: nothing is sent, and the next observation
+    /// says so.
     ActionLine,
     /// The text after the last `Action:`, up to the end, trimmed. None found: the empty action
     /// is sent, or the whole text if `search[` or `click[` is in it.
@@ -22,7 +23,7 @@ pub enum Parser {
     /// text if there is none.
     FirstAction,
     /// The whole text, if it has a block between triple backticks (the server takes the first);
-    /// otherwise nothing is sent and the model is told.
+    /// otherwise nothing is sent and the next observation says so.
     Fenced,
     /// The text between the last "```sql" and the next triple backticks, trimmed; without the
     /// former the text before the latter.

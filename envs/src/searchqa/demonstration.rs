@@ -1,4 +1,4 @@
-//! Answered questions, told as conversations.
+//! Answered questions, as conversations.
 //!
 //! The solver knows the answer and searches until a passage shows it: for the names in the
 //! question, for the question itself, and for the names that came up on the way. A passage

@@ -186,7 +186,7 @@ impl Replay {
 pub struct EnvSpec {
     /// Name in configurations and in item ids (`<name>_<item id>`).
     pub name: &'static str,
-    /// What the policy is told before the first observation, in our own words; short, since
+    /// The instruction before the first observation, in our own words; short, since
     /// it is paid for in every episode. A configuration may replace it.
     pub instruction: &'static str,
     /// What a base URL ends in, where one process serves several environments.

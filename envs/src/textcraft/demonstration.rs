@@ -11,7 +11,7 @@ use super::task::World;
 use crate::demonstration::{Demonstration, Talk};
 use crate::spec::first_message;
 
-/// How a demonstration is told.
+/// How a demonstration is written down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
     /// Before the first action for another recipe, a line that leads there from the goal:
@@ -120,7 +120,7 @@ fn solve_aloud(
     Some(())
 }
 
-/// A game that is told while it is played.
+/// A game that is written down while it is played.
 struct Aloud {
     game: super::game::Game,
     talk: Talk,

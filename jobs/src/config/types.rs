@@ -269,7 +269,7 @@ pub struct AgentGym {
     pub summary: Option<Style>,
 }
 
-/// What the policy is told, beside the environment's own words.
+/// Instructions to the policy beside the environment's own text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Style {

@@ -138,7 +138,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // The permit first: who is told of the change must find the slot free.
+        // The permit first: whoever is notified must find the slot free.
         self.permit = None;
         let ended = usize::from(self.begun);
         self.gate

@@ -23,7 +23,7 @@ use super::{driver::lane_parts, gate::Gate, work::Lane};
 /// How long jobs of other lanes wait for the worker of one that comes before
 /// them. Otherwise the quickest lane, not the first, begins.
 const ATTACH_MAX: Duration = Duration::from_secs(2);
-/// A lane in which nothing was for so long is not served any more.
+/// A lane that has been idle this long is no longer served.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 
 struct Served {

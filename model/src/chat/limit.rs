@@ -1,4 +1,4 @@
-//! A place for rendered text that takes no more than it was told to: a template comes
+//! A buffer for rendered text with a limit: a template comes
 //! with a model, and may write for ever.
 
 use std::io::{Error, Result, Write};

@@ -352,7 +352,7 @@ impl Columns<'_> {
         self.matrix.gpu().matrix(self.matrix.rows, self.width)
     }
 
-    /// How many heads as wide as `weight` there are, and what the kernels are told of them.
+    /// How many heads as wide as `weight` there are, and the argument that describes them to the kernels.
     fn heads(self, weight: &Buffer, eps: f32) -> (usize, [Argument; 4]) {
         let heads = self.width / weight.length();
         let sizes = [
