@@ -86,6 +86,13 @@ pub fn permutation(seed: u64, pass: u64, len: usize) -> Vec<u32> {
     order.into_iter().map(|(_, index)| index).collect()
 }
 
+/// The first 64 bits of a stream, for what takes a seed of that size.
+pub fn head(stream: &[u8; 32]) -> u64 {
+    let mut bytes = [0u8; 8];
+    bytes.copy_from_slice(&stream[..8]);
+    u64::from_le_bytes(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,7 +2,7 @@
 //! its commit or its end record says how, and nothing it wrote can be mistaken for a commit.
 
 use crate::context::{Beat, Event, Report, Resources, StageContext};
-use crate::fleet::RunState;
+use crate::run_state::RunState;
 use crate::stages::StageFunctions;
 use crate::{BUILD, Error, Result, memory, panics, retention};
 use agentgym_jobs::config::Numerics;

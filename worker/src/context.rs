@@ -2,6 +2,7 @@
 //! beat, a cancellation, resident resources and its journal. No key, store,
 //! queue or clock.
 
+use crate::Cause;
 use crate::busy::{Busy, BusyCall};
 use crate::environments::Environments;
 use crate::policies::{Critics, Policies};
@@ -142,25 +143,6 @@ pub enum Event {
         /// Whose turn it is.
         cause: Cause,
     },
-}
-
-/// What has to be put right before a run that stopped can go on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
-    /// A part that cannot be made; its message says why.
-    Part,
-    /// The config, or the model that it names.
-    Config,
-    /// The object store, or a local disk.
-    Store,
-    /// An environment.
-    Environment,
-    /// The queue.
-    Queue,
-    /// The worker's GPU, which answers nothing any more.
-    Device,
-    /// Nothing: somebody put the run on hold.
-    Hold,
 }
 
 /// A stage's sign of life. Cheap to clone and to tick from any thread.

@@ -1,6 +1,5 @@
 //! What can end an attempt, and what that means for its job.
 
-use crate::Cause;
 use agentgym_storage::Verdict;
 use std::sync::Arc;
 use std::time::Duration;
@@ -147,4 +146,23 @@ impl From<agentgym_model::Error> for Error {
 fn is_full(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded)
+}
+
+/// What has to be put right before a run that stopped can go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// A part that cannot be made; its message says why.
+    Part,
+    /// The config, or the model that it names.
+    Config,
+    /// The object store, or a local disk.
+    Store,
+    /// An environment.
+    Environment,
+    /// The queue.
+    Queue,
+    /// The worker's GPU, which answers nothing any more.
+    Device,
+    /// Nothing: somebody put the run on hold.
+    Hold,
 }

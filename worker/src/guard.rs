@@ -6,24 +6,17 @@
 //! comes to it again, and other limits (or none) let the run go on. Nothing is
 //! deleted and no number changes.
 
+mod figures;
+
 use crate::Result;
-use crate::fleet::RunState;
+use crate::run_state::RunState;
 use crate::stages::expire::retained;
 use agentgym_jobs::config::{Guard, Pipeline};
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Inputs, Store};
+pub(crate) use figures::{Figures, History};
 use serde_json::Value;
-use std::collections::BTreeMap;
-
-/// What the guard looks at in one iteration.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Figures {
-    entropy: Option<f64>,
-    success: Option<f64>,
-    mismatch: Option<f64>,
-    grad_norm: Option<f64>,
-}
 
 /// Why a run is paused.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,9 +26,6 @@ struct Trip {
     /// The first iteration of the offence.
     since: u32,
 }
-
-/// Figures by iteration, as far as they have been read.
-pub(crate) type History = BTreeMap<u32, Figures>;
 
 /// The message with which the run is paused, if it is. A run that is trained to
 /// its end is left alone.

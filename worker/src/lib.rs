@@ -6,6 +6,7 @@
 //! as a function from artifacts to artifacts.
 
 mod attempt;
+mod blocking;
 mod build;
 mod busy;
 mod context;
@@ -15,7 +16,6 @@ mod environments;
 mod episode;
 mod error;
 mod exhausted;
-mod fleet;
 mod guard;
 mod memory;
 mod metrics;
@@ -27,6 +27,7 @@ mod preemption;
 mod process;
 mod retention;
 mod rewards;
+mod run_state;
 mod runtime;
 mod scratch;
 pub mod stages;
@@ -34,16 +35,16 @@ pub mod turn_journal;
 
 pub use build::{BUILD, FEATURES};
 pub use busy::BusyCall;
-pub use context::{Beat, Cause, Event, Report, Resources, StageContext};
-pub use error::{Error, Result};
+pub use context::{Beat, Event, Report, Resources, StageContext};
+pub use error::{Cause, Error, Result};
 pub use exhausted::{Exhausted, counted_failures};
-pub use fleet::{RunState, load_plan};
 pub use guard::{check as guard_verdict, is_guarded};
 pub use model_folder::model_folder;
 pub use preemption::{Cloud, drain_on_notice};
 pub use process::{
     DRAIN_GRACE, cores, default_queue_url, drain_on_signal, grace_of, out_of_time, worker_name,
 };
+pub use run_state::{RunState, load_plan};
 pub use runtime::{WorkerOptions, run_worker};
 pub use scratch::ScratchFolder;
 

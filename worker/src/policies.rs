@@ -4,6 +4,7 @@
 //! bytes share one copy.
 
 use crate::Result;
+use crate::blocking::blocking;
 use agentgym_model::{Adapter, Critic, Device, Policy};
 use agentgym_storage::{Artifact, Inputs};
 use std::path::Path;
@@ -87,7 +88,7 @@ impl<T: Resident> Models<T> {
         }
         let folder = inputs.folder(input, T::PREFIX).await?;
         let device = device.clone();
-        let model = crate::stages::blocking(move || Ok(T::load(folder.path(), &device)?)).await?;
+        let model = blocking(move || Ok(T::load(folder.path(), &device)?)).await?;
         let model = Arc::new(model);
         remember(&mut kept, key, Arc::clone(&model), T::KEPT);
         Ok(model)
@@ -130,7 +131,7 @@ impl Policies {
             return Ok(model);
         }
         let folder = inputs.folder(input, ADAPTER).await?;
-        let model = crate::stages::blocking(move || {
+        let model = blocking(move || {
             let adapter = Adapter::load(folder.path(), plain.config())?;
             Ok(plain.with_adapter(adapter)?)
         });

@@ -3,7 +3,7 @@
 //! hands the deletion to the store, which writes a tombstone first.
 
 use crate::Result;
-use crate::fleet::RunState;
+use crate::run_state::RunState;
 use crate::stages::expire::retained;
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{PartId, Stage, critic_of, policy_of};

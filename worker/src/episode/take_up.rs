@@ -8,7 +8,8 @@
 //! interrupted. Where the environment says something else, or declares that
 //! playing again gives something else, the episode begins anew.
 
-use super::{Interruption, Player, Scene};
+use super::player::{Interruption, Player};
+use super::scene::Scene;
 use crate::Error;
 use agentgym_envs::spec::Replay;
 use agentgym_envs::{EnvError, Session, StepOutput};

@@ -2,15 +2,20 @@
 //! random policy.
 
 use super::*;
-use crate::decoder::DecoderOptions;
+use crate::Beat;
+use crate::decoder::{Decoder, DecoderOptions};
 use crate::environments::Environments;
 use crate::stages::testing::{plan, policy};
 use agentgym_jobs::config::Style;
-use agentgym_jobs::episode::{Finish, Sequence};
+use agentgym_jobs::episode::{Finish, Sequence, Task};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
-use agentgym_model::{ComputeOptions, ScoreRequest, score};
-use std::sync::atomic::Ordering;
+use agentgym_model::{ComputeOptions, Policy, Sampling, ScoreRequest, score};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
 
 fn beat() -> Beat {
     let part = PartId {

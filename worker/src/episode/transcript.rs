@@ -14,9 +14,9 @@
 //! and trained on in the sequence that ends with it; the next sequence is the
 //! prompt, that answer as the policy's own message, and the last observation.
 
-use super::{Player, Request};
+use super::player::{Player, Request};
+use crate::blocking::blocking;
 use crate::decoder::Sequence as Seat;
-use crate::stages::blocking;
 use crate::turn_journal::Tape;
 use crate::{Error, Result};
 use agentgym_jobs::episode::{Finish, Parse, Sequence, Summary, Turn};

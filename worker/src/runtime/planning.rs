@@ -2,8 +2,9 @@
 //! and then everything, which heals lost pushes, flushed queues and vanished workers.
 
 use super::Worker;
-use crate::context::{Cause, Event};
-use crate::fleet::RunState;
+use crate::Cause;
+use crate::context::Event;
+use crate::run_state::RunState;
 use crate::{Result, guard, panics};
 use agentgym_jobs::pipeline::PartId;
 use agentgym_storage::RunId;

@@ -5,8 +5,8 @@
 
 use super::Worker;
 use crate::attempt::{cache_bytes, input_cache};
-use crate::fleet::RunState;
 use crate::policies::{ADAPTER, POLICY};
+use crate::run_state::RunState;
 use crate::{Result, context::Resources, panics};
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_storage::{Inputs, Manifest, RunId};

@@ -8,26 +8,21 @@
 //! slot empty; no other slot moves, so every minibatch keeps its members (I8).
 
 mod credit;
+mod scored;
 mod summary;
 
-use super::{read, select, write};
+use super::artifacts::{read, write};
+use super::select;
 use crate::metrics::{self, write_json};
 use crate::rewards::Rewards;
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::episode::{Episode, Episodes};
-use agentgym_jobs::records::{EpisodeLogProbs, LogProbs, Values};
+use agentgym_jobs::records::{LogProbs, Values};
 use agentgym_storage::Outputs;
 use credit::{Credit, KlState};
 pub(super) use credit::{Given, behaviour, compared, is_masked};
+use scored::join;
 use std::collections::BTreeMap;
-
-/// An episode with its recomputed streams.
-struct Scored {
-    episode: Episode,
-    streams: EpisodeLogProbs,
-    /// The critic's, by sequence and token; where there is a critic.
-    values: Option<Vec<Vec<f32>>>,
-}
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let plan = &context.plan;
@@ -102,59 +97,6 @@ async fn kl_coef(context: &StageContext) -> Result<Option<f64>> {
     let state: KlState = serde_json::from_slice(&bytes)
         .map_err(|e| Error::stage(format!("kl.json of the iteration before: {e}")))?;
     Ok(Some(state.next_kl_coef))
-}
-
-/// Pairs episodes with their streams; both must speak of the same tokens.
-fn join(
-    part: u32,
-    episodes: Vec<Episode>,
-    streams: Vec<EpisodeLogProbs>,
-    values: Option<Vec<Vec<Vec<f32>>>>,
-) -> Result<Vec<Scored>> {
-    let mismatch = |what: String| {
-        Error::stage(format!(
-            "rollout part {part} and its log-probs do not belong together ({what}); \
-             delete the commit of log_probs part {part} so that it is made again"
-        ))
-    };
-    let counts = [
-        streams.len(),
-        values.as_ref().map_or(streams.len(), Vec::len),
-    ];
-    if counts.iter().any(|count| *count != episodes.len()) {
-        return Err(mismatch(format!(
-            "{} episodes, {} entries",
-            episodes.len(),
-            counts[0].min(counts[1])
-        )));
-    }
-    let values: Vec<Option<Vec<Vec<f32>>>> = match values {
-        Some(values) => values.into_iter().map(Some).collect(),
-        None => vec![None; episodes.len()],
-    };
-    let rows = episodes.into_iter().zip(streams).zip(values);
-    rows.map(|((episode, streams), values)| {
-        let lengths: Vec<usize> = episode
-            .sequences
-            .iter()
-            .map(|s| s.token_ids.len())
-            .collect();
-        let fits = |rows: &[Vec<f32>]| rows.iter().map(Vec::len).eq(lengths.iter().copied());
-        let all_fit = fits(&streams.old)
-            && fits(&streams.entropies)
-            && streams.reference.as_ref().is_none_or(|rows| fits(rows))
-            && values.as_ref().is_none_or(|rows| fits(rows));
-        if all_fit {
-            Ok(Scored {
-                episode,
-                streams,
-                values,
-            })
-        } else {
-            Err(mismatch(format!("task {}", episode.task)))
-        }
-    })
-    .collect()
 }
 
 #[cfg(test)]

@@ -3,10 +3,11 @@
 //! and `critic_update.json`. It needs nothing of the policy's update and runs
 //! beside it.
 
+use super::artifacts::{self, read};
 use super::training::{
     ADAM_EPS, Brakes, OPTIMIZER, denominators, optimizer_of, options, upload_critic, wide,
 };
-use super::{blocking, read};
+use crate::blocking::blocking;
 use crate::metrics::{self, mean, write_json};
 use crate::policies::CRITIC;
 use crate::{Error, Report, Result, StageContext};
@@ -98,7 +99,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let (plan, id) = (Arc::clone(&context.plan), context.part.id);
     let Batch::V1(batch) = read(&context.inputs, "batch", "batch.bin").await?;
     let CriticTargets::V1(targets) = read(&context.inputs, "batch", "targets.bin").await?;
-    let critic = super::critic(context, CRITIC).await?;
+    let critic = artifacts::critic(context, CRITIC).await?;
     let optimizer = optimizer_of(context, CRITIC, Stage::CriticUpdate).await?;
     let settings = settings(&plan, context.part.id.iteration)?;
     let (threads, beat, cancel) = (

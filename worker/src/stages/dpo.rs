@@ -3,10 +3,11 @@
 //! number, so parts can be cut anywhere. The reference is scored where its pairs
 //! are used and nowhere else; a pair never falls apart into two gradient units.
 
-use super::blocking;
+use super::artifacts;
 use super::training::{
     ADAM_EPS, Brakes, optimizer_folder, policy_options, resume, save, upload, wide,
 };
+use crate::blocking::blocking;
 use crate::demonstrations::Encoded;
 use crate::metrics::{self, mean};
 use crate::pairs::Pair;
@@ -17,7 +18,7 @@ use agentgym_algorithms::batches::scoped_units;
 use agentgym_algorithms::losses::{Dpo, DpoPair, DpoSums, sequence_log_prob};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
-use agentgym_jobs::random::{Purpose, StreamKey, permutation};
+use agentgym_jobs::random::{Purpose, StreamKey, head, permutation};
 use agentgym_model::{
     AdamW, ComputeOptions, Policy, ScoreRequest, StepReport, TrainSequence, Trainer, Unit,
     UnitCoefficients, UnitStreams, score,
@@ -92,8 +93,8 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let id = context.part.id;
     let steps = plan.dpo_steps(id.part);
     let pairs = pairs(&context.inputs).await?;
-    let policy = super::policy(context, POLICY).await?;
-    let reference = super::plain_policy(context, "reference").await?;
+    let policy = artifacts::policy(context, POLICY).await?;
+    let reference = artifacts::plain_policy(context, "reference").await?;
     let optimizer = optimizer_folder(context, Stage::Dpo).await?;
     let (threads, beat, cancel) = (
         context.resources.threads,
@@ -171,7 +172,7 @@ pub(super) fn order_key(seed: u64) -> StreamKey {
 /// The pairs of a step: each pass takes every pair once, in an order of its own.
 pub(super) fn picks(plan: &Plan, pairs: usize, step: u32) -> Vec<usize> {
     let size = plan.config.dpo.batch_size;
-    let seed = super::head(&order_key(plan.config.run.seed).stream());
+    let seed = head(&order_key(plan.config.run.seed).stream());
     let mut order: Option<(u64, Vec<u32>)> = None;
     let first = u64::from(step) * size as u64;
     (first..first + size as u64)

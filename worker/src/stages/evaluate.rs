@@ -5,7 +5,8 @@
 
 mod items;
 
-use super::{play, write};
+use super::artifacts::write;
+use super::play;
 use crate::episode::Request;
 use crate::metrics::{self, EpisodeSummary, mean};
 use crate::{Error, Report, Result, StageContext};

@@ -9,7 +9,8 @@
 //!
 //! Source: AgentEvol, arXiv:2406.04151.
 
-use super::{play, read, write};
+use super::artifacts::{read, write};
+use super::play;
 use crate::metrics::{self, EpisodeSummary, success_by_env, write_json};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::config::{AgentEvol, Keep};

@@ -8,8 +8,9 @@
 
 mod data;
 
-use super::blocking;
+use super::artifacts;
 use super::training::{upload_adapter, upload_critic, upload_policy};
+use crate::blocking::blocking;
 use crate::model_folder;
 use crate::policies::{ADAPTER, CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
@@ -18,7 +19,7 @@ use agentgym_envs::demonstration::Solver;
 use agentgym_envs::textcraft::lexicon;
 use agentgym_jobs::config::History;
 use agentgym_jobs::plan::{InitRole, Plan};
-use agentgym_jobs::random::{Purpose, StreamKey};
+use agentgym_jobs::random::{Purpose, StreamKey, head};
 use agentgym_model::{
     Adapter, Critic, Device, LoraOptions, Policy, TinyShape, tiny_text, tiny_words,
 };
@@ -60,7 +61,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
 async fn reference(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let plan = Arc::clone(&context.plan);
     let path = plan.config.actor_rollout_ref.reference.model.path.clone();
-    let trained = super::policy(context, POLICY).await?;
+    let trained = artifacts::policy(context, POLICY).await?;
     let (device, folder) = (
         context.resources.device.clone(),
         context.scratch.join(POLICY),
@@ -95,7 +96,7 @@ async fn reference(context: &mut StageContext, outputs: &mut Outputs) -> Result<
 /// The critic: a new head on a trunk, or the critic's folder that is named.
 async fn critic(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let plan = Arc::clone(&context.plan);
-    let start = super::policy(context, POLICY).await?;
+    let start = artifacts::policy(context, POLICY).await?;
     let (device, folder) = (
         context.resources.device.clone(),
         context.scratch.join(CRITIC),
@@ -194,7 +195,7 @@ fn adapter(plan: &Plan, base: &Policy) -> Result<Option<Adapter>> {
         }
         let options = LoraOptions::new(rank, alpha, model.target_modules.iter())
             .map_err(|why| Error::stage(format!("{RANK_KEY}: {why}")))?;
-        let seed = super::head(&weights_key(plan.config.run.seed).stream());
+        let seed = head(&weights_key(plan.config.run.seed).stream());
         let adapter = Adapter::new(base.config(), options, &model.path, seed);
         return Ok(Some(adapter));
     };
@@ -237,7 +238,7 @@ fn preset(plan: &Plan, key: &str, path: &str, device: &Device) -> Result<Option<
     let Some(shape) = shape else { return Ok(None) };
     let stream = weights_key(plan.config.run.seed).stream();
     let tokenizer = tiny_text::train_tokenizer(corpus(plan)?.into_iter(), shape.vocab)?;
-    let policy = shape.policy(super::head(&stream), tokenizer)?;
+    let policy = shape.policy(head(&stream), tokenizer)?;
     Ok(Some(policy.on(device)?))
 }
 

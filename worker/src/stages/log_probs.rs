@@ -3,7 +3,8 @@
 //! the reference policy. Writes `log_probs.bin`, one entry per episode; with a
 //! critic also `values.bin`, its value of every sampled token.
 
-use super::{blocking, read, write};
+use super::artifacts::{self, read, write};
+use crate::blocking::blocking;
 use crate::policies::{CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::episode::{Episode, Episodes};
@@ -20,11 +21,11 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             .await?
             .into_vec(),
     );
-    let policy = super::policy(context, POLICY).await?;
+    let policy = artifacts::policy(context, POLICY).await?;
     let old = scores(context, policy, &episodes).await?;
     let reference = match context.plan.needs_reference() {
         true => {
-            let reference = super::plain_policy(context, "reference").await?;
+            let reference = artifacts::plain_policy(context, "reference").await?;
             Some(scores(context, reference, &episodes).await?)
         }
         false => None,
@@ -80,7 +81,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
 
 /// The critic's values, by episode and sequence.
 async fn token_values(context: &StageContext, episodes: &Arc<Vec<Episode>>) -> Result<Values> {
-    let critic = super::critic(context, CRITIC).await?;
+    let critic = artifacts::critic(context, CRITIC).await?;
     let rows = teacher_forced(context, episodes, move |requests, options| {
         values(&critic, requests, options)
     });

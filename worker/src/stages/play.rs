@@ -228,7 +228,7 @@ fn refuse_if_all_failed(player: &Player, episodes: &[Episode]) -> Result<()> {
 
 async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> Result<Arc<Player>> {
     let (plan, resources) = (&context.plan, &context.resources);
-    let policy = super::policy(context, POLICY).await?;
+    let policy = super::artifacts::policy(context, POLICY).await?;
     let mut environments = BTreeMap::new();
     for request in requests {
         let name = &request.task.env;

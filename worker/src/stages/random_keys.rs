@@ -6,12 +6,12 @@
 use super::sft::held_out::split_key;
 use super::sft::mixture::{pass_key, pick_key, source_key};
 use super::testing::plan_of;
-use super::{dpo, evaluate, head, init, rollout};
+use super::{dpo, evaluate, init, rollout};
 use crate::episode::Request;
 use agentgym_jobs::episode::Task;
 use agentgym_jobs::pipeline::{PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
-use agentgym_jobs::random::permutation_key;
+use agentgym_jobs::random::{head, permutation_key};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 

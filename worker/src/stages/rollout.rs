@@ -3,7 +3,8 @@
 //! compares with a greedy episode, each task is played once more that way, and
 //! these stand in `baseline.bin`: nothing trains on them.
 
-use super::{play, select, write};
+use super::artifacts::write;
+use super::{play, select};
 use crate::episode::Request;
 use crate::{Report, Result, StageContext};
 use agentgym_jobs::episode::Episode;

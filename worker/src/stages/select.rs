@@ -10,7 +10,7 @@
 //!
 //! Source: dynamic sampling, arXiv:2503.14476 §3.2.
 
-use super::read;
+use super::artifacts::read;
 use crate::metrics::{self, write_json};
 use crate::rewards::Rewards;
 use crate::{Error, Report, Result, StageContext};

@@ -7,10 +7,11 @@
 pub(super) mod held_out;
 pub(super) mod mixture;
 
-use super::blocking;
+use super::artifacts;
 use super::training::{
     ADAM_EPS, Brakes, optimizer_folder, policy_options, resume, save, upload, wide,
 };
+use crate::blocking::blocking;
 use crate::demonstrations::Encoded;
 use crate::metrics::{self, mean};
 use crate::policies::POLICY;
@@ -102,7 +103,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let id = context.part.id;
     let steps = plan.sft_steps(id.iteration, id.part);
     let mut mixture = Mixture::open(&context.inputs, &plan, id.iteration).await?;
-    let policy = super::policy(context, POLICY).await?;
+    let policy = artifacts::policy(context, POLICY).await?;
     let optimizer = optimizer_folder(context, Stage::Sft).await?;
     let (threads, beat, cancel) = (
         context.resources.threads,

@@ -100,7 +100,9 @@ pub(super) async fn upload(
     let (policies, adapted) = (&context.resources.policies, policy.adapter().is_some());
     let policy = Arc::new(policy);
     if adapted {
-        let base = context.inputs.artifacts(super::base_of(context, POLICY))?;
+        let base = context
+            .inputs
+            .artifacts(super::artifacts::base_of(context, POLICY))?;
         upload_adapter(policies, outputs, base, &context.scratch, policy).await?;
     } else {
         let files = upload_policy(outputs, &context.scratch.join(POLICY)).await?;

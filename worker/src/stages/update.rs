@@ -12,8 +12,9 @@
 pub(super) mod gradient;
 mod minibatch;
 
+use super::artifacts::{self, read};
 use super::training::{ADAM_EPS, Brakes, optimizer_folder, policy_options, resume, save, upload};
-use super::{blocking, read};
+use crate::blocking::blocking;
 use crate::metrics::{self, mean, write_json};
 use crate::policies::POLICY;
 use crate::{Error, Report, Result, StageContext};
@@ -157,7 +158,7 @@ const BRAKES: Brakes = Brakes {
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let (plan, id) = (Arc::clone(&context.plan), context.part.id);
     let Batch::V1(batch) = read(&context.inputs, "batch", "batch.bin").await?;
-    let policy = super::policy(context, POLICY).await?;
+    let policy = artifacts::policy(context, POLICY).await?;
     let optimizer = optimizer_folder(context, Stage::Update).await?;
     let settings = settings(&plan, id.iteration)?;
     let mut trainer = trainer(

@@ -4,7 +4,7 @@
 //! An episode of several sequences is joined in the order of time for the
 //! estimator and cut up again for the batch.
 
-use super::Scored;
+use super::scored::Scored;
 use crate::rewards::Rewards;
 use crate::stages::training::wide;
 use crate::{Error, Result};

@@ -1,8 +1,8 @@
 //! The iteration's episodes in figures. What an option adds is written only
 //! where the option is on, so that the metrics of other runs keep their bytes.
 
-use super::Scored;
 use super::credit::{Credit, Given, behaviour};
+use super::scored::Scored;
 use crate::Result;
 use crate::metrics::{EpisodeSummary, mean, success_by_env};
 use crate::stages::training::wide;

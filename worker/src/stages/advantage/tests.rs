@@ -1,10 +1,12 @@
 //! Slots, advantages by estimator, the KL penalty, targets and metrics.
 
+use super::scored::Scored;
 use super::summary::summarise;
 use super::*;
 use crate::stages::testing::{episode, plan};
 use agentgym_jobs::episode::Outcome;
 use agentgym_jobs::plan::Plan;
+use agentgym_jobs::records::EpisodeLogProbs;
 use agentgym_jobs::records::{Batch, BatchEpisode, CriticTargets};
 
 fn assign(plan: &Plan, all: &[Scored]) -> Credit {

@@ -2,10 +2,10 @@
 //! a bad row is reported by the first part of a run, with its file and number,
 //! and not after hours of other stages by the step that draws it.
 
+use crate::blocking::blocking;
 use crate::demonstrations::{Conversation, parse_file};
 use crate::metrics::{self, write_json};
 use crate::pairs::{Counts, Pair};
-use crate::stages::blocking;
 use crate::stages::dpo::PAIRS;
 use crate::stages::sft::mixture::{source_file, validation_file};
 use crate::{Beat, Error, Result, StageContext};

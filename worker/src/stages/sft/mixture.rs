@@ -5,7 +5,7 @@
 
 use super::held_out::{held_out, split_key};
 use crate::demonstrations::{Conversation, Encoded, parse_file, solved};
-use crate::stages::{head, read};
+use crate::stages::artifacts::read;
 use crate::{Error, Result};
 use agentgym_envs::builtin;
 use agentgym_envs::demonstration::Solver;
@@ -14,7 +14,7 @@ use agentgym_envs::text::without_secrets;
 use agentgym_jobs::config::{OverlongRows, SftSource};
 use agentgym_jobs::episode::Episodes;
 use agentgym_jobs::plan::Plan;
-use agentgym_jobs::random::{Purpose, StreamKey, permutation};
+use agentgym_jobs::random::{Purpose, StreamKey, head, permutation};
 use agentgym_model::Policy;
 use agentgym_storage::Inputs;
 use std::sync::Arc;

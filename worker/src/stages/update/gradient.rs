@@ -4,9 +4,10 @@
 
 use super::minibatch::{Minibatch, Share};
 use super::{places, settings};
+use crate::blocking::blocking;
 use crate::policies::POLICY;
+use crate::stages::artifacts::{self, read, write};
 use crate::stages::training::policy_options;
-use crate::stages::{blocking, read, write};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::records::{Batch, GradientShard};
 use agentgym_model::Trainer;
@@ -21,7 +22,7 @@ const SUMS: &str = "gradient.bin";
 pub(crate) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let (plan, id) = (Arc::clone(&context.plan), context.part.id);
     let Batch::V1(batch) = read(&context.inputs, "batch", "batch.bin").await?;
-    let policy = crate::stages::policy(context, POLICY).await?;
+    let policy = artifacts::policy(context, POLICY).await?;
     let settings = settings(&plan, id.iteration)?;
     let shards = plan.gradient_shards(id.iteration) as usize;
     let (step, shard) = (id.part as usize / shards, id.part as usize % shards);

@@ -1,8 +1,11 @@
-//! The time that an attempt at an episode spends inside environment calls. The policy's own
+//! The environment's side of an attempt at an episode, and the time that it spends inside
+//! environment calls. The policy's own
 //! time, the wait for a row and for a place are not in it: how long a policy may talk is a
 //! matter of rounds and tokens, and a long episode is no environment's failure.
 
-use super::{Interruption, Player};
+use super::player::{Interruption, Player};
+use crate::environments::Environment;
+use agentgym_envs::Session;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -62,5 +65,21 @@ impl<'a> EnvironmentClock<'a> {
                 (self.spent - took).as_secs_f64(),
             ))
         })
+    }
+}
+
+/// The environment's side of an attempt at an episode.
+pub(super) struct Scene<'a> {
+    pub(super) environment: &'a Environment,
+    pub(super) item_id: i64,
+    pub(super) clock: EnvironmentClock<'a>,
+    /// None until something is asked that no earlier attempt has recorded.
+    pub(super) session: Option<Session>,
+}
+
+impl Scene<'_> {
+    pub(super) fn enter(&mut self, session: Session) -> &mut Session {
+        self.clock.is_at(session.url());
+        self.session.insert(session)
     }
 }

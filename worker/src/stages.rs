@@ -4,6 +4,7 @@
 //! artifact (I3); what it measures goes into its [`Report`].
 
 mod advantage;
+mod artifacts;
 mod critic_update;
 mod dpo;
 mod evaluate;
@@ -19,14 +20,10 @@ mod sft;
 mod training;
 mod update;
 
-use crate::{Error, Report, Result, StageContext};
-use agentgym_jobs::codec::{Payload, decode, encode};
+use crate::{Report, Result, StageContext};
 use agentgym_jobs::pipeline::Stage;
-use agentgym_model::{Critic, Policy};
-use agentgym_storage::{Inputs, Outputs};
-use bytes::Bytes;
+use agentgym_storage::Outputs;
 use futures::future::{BoxFuture, FutureExt};
-use std::sync::Arc;
 
 /// The table of stage functions. The simulation has one of its own, as cheap as
 /// hashing; everything around the table is what runs everywhere.
@@ -82,80 +79,6 @@ pub async fn run(
         Stage::Evaluate | Stage::EvaluateInit => evaluate::run(context, outputs).await,
         Stage::Expire => Ok(Report::default()),
     }
-}
-
-/// Runs compute off the async threads.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        Err(_) => Err(Error::Cancelled),
-    }
-}
-
-/// The policy in an input, from memory if it is there; where the run trains an
-/// adapter, with it.
-async fn policy(context: &StageContext, input: &str) -> Result<Arc<Policy>> {
-    if !context.plan.has_adapter() {
-        return plain_policy(context, input).await;
-    }
-    let resources = &context.resources;
-    let names = (base_of(context, input), input);
-    resources
-        .policies
-        .adapted(&resources.device, &context.inputs, names)
-        .await
-}
-
-/// The input that holds what stays below the adapter of another one: `init`
-/// commits both.
-fn base_of<'a>(context: &StageContext, input: &'a str) -> &'a str {
-    const BASE: &str = "base";
-    match context.inputs.names().any(|name| name == BASE) {
-        true => BASE,
-        false => input,
-    }
-}
-
-/// The policy in an input without an adapter: the reference.
-async fn plain_policy(context: &StageContext, input: &str) -> Result<Arc<Policy>> {
-    context
-        .resources
-        .policies
-        .get(&context.resources.device, &context.inputs, input)
-        .await
-}
-
-/// The critic in an input, from memory if it is there.
-async fn critic(context: &StageContext, input: &str) -> Result<Arc<Critic>> {
-    context
-        .resources
-        .critics
-        .get(&context.resources.device, &context.inputs, input)
-        .await
-}
-
-/// Reads a payload of an input.
-async fn read<T: Payload>(inputs: &Inputs, input: &str, artifact: &str) -> Result<T> {
-    let bytes = inputs.bytes(input, artifact).await?;
-    Ok(decode(&bytes)?)
-}
-
-/// Writes a payload.
-async fn write<T: Payload>(outputs: &mut Outputs, name: &str, kind: &str, value: &T) -> Result<()> {
-    outputs
-        .bytes(name, kind, Bytes::from(encode(value)?))
-        .await?;
-    Ok(())
-}
-
-/// The first 64 bits of a stream.
-fn head(stream: &[u8; 32]) -> u64 {
-    let mut bytes = [0u8; 8];
-    bytes.copy_from_slice(&stream[..8]);
-    u64::from_le_bytes(bytes)
 }
 
 #[cfg(test)]

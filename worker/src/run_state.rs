@@ -2,8 +2,9 @@
 //! and from them what is worth enqueuing. Commits are immutable, so what was
 //! seen once is never asked for again.
 
+use crate::Result;
 use crate::exhausted::{Exhausted, counted_failures};
-use crate::{Result, guard};
+use crate::guard::History;
 use agentgym_jobs::Error as JobsError;
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
@@ -39,7 +40,7 @@ pub struct RunState {
     /// Attempts of parts that can run, as last listed.
     attempts: BTreeMap<Slot, Vec<AttemptRecord>>,
     /// What the stop guard has read so far.
-    pub(crate) history: guard::History,
+    pub(crate) history: History,
 }
 
 /// The newest revision of a run's plan.
@@ -94,7 +95,7 @@ impl RunState {
             manifests: BTreeMap::new(),
             offered: BTreeSet::new(),
             attempts: BTreeMap::new(),
-            history: guard::History::new(),
+            history: History::new(),
         };
         state.refresh().await?;
         Ok(state)
@@ -112,7 +113,7 @@ impl RunState {
             manifests: self.manifests.clone(),
             offered: BTreeSet::new(),
             attempts: BTreeMap::new(),
-            history: guard::History::new(),
+            history: History::new(),
         }
     }
 

@@ -1,0 +1,70 @@
+//! What stages read of their inputs and write to their outputs: payloads, and models,
+//! which are taken from memory if they are there.
+
+use crate::{Result, StageContext};
+use agentgym_jobs::codec::{Payload, decode, encode};
+use agentgym_model::{Critic, Policy};
+use agentgym_storage::{Inputs, Outputs};
+use bytes::Bytes;
+use std::sync::Arc;
+
+/// The policy in an input, from memory if it is there; where the run trains an
+/// adapter, with it.
+pub(super) async fn policy(context: &StageContext, input: &str) -> Result<Arc<Policy>> {
+    if !context.plan.has_adapter() {
+        return plain_policy(context, input).await;
+    }
+    let resources = &context.resources;
+    let names = (base_of(context, input), input);
+    resources
+        .policies
+        .adapted(&resources.device, &context.inputs, names)
+        .await
+}
+
+/// The input that holds what stays below the adapter of another one: `init`
+/// commits both.
+pub(super) fn base_of<'a>(context: &StageContext, input: &'a str) -> &'a str {
+    const BASE: &str = "base";
+    match context.inputs.names().any(|name| name == BASE) {
+        true => BASE,
+        false => input,
+    }
+}
+
+/// The policy in an input without an adapter: the reference.
+pub(super) async fn plain_policy(context: &StageContext, input: &str) -> Result<Arc<Policy>> {
+    context
+        .resources
+        .policies
+        .get(&context.resources.device, &context.inputs, input)
+        .await
+}
+
+/// The critic in an input, from memory if it is there.
+pub(super) async fn critic(context: &StageContext, input: &str) -> Result<Arc<Critic>> {
+    context
+        .resources
+        .critics
+        .get(&context.resources.device, &context.inputs, input)
+        .await
+}
+
+/// Reads a payload of an input.
+pub(super) async fn read<T: Payload>(inputs: &Inputs, input: &str, artifact: &str) -> Result<T> {
+    let bytes = inputs.bytes(input, artifact).await?;
+    Ok(decode(&bytes)?)
+}
+
+/// Writes a payload.
+pub(super) async fn write<T: Payload>(
+    outputs: &mut Outputs,
+    name: &str,
+    kind: &str,
+    value: &T,
+) -> Result<()> {
+    outputs
+        .bytes(name, kind, Bytes::from(encode(value)?))
+        .await?;
+    Ok(())
+}
