@@ -8,7 +8,6 @@
 //! folders whose lock can be had exclusively; `<id>.<nonce>.partial` is a
 //! download in progress.
 
-use crate::inputs::CHUNKS_AT_ONCE;
 use crate::{Artifact, Digest, Error, Result, Store, nonce};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::fs::File;
@@ -16,6 +15,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tokio::io::AsyncWriteExt;
+
+/// Chunks of 64 MiB that are read at once.
+pub(crate) const CHUNKS_AT_ONCE: usize = 3;
 
 /// Folders that stay in the cache besides those in use: the policies of a
 /// start, of the last iterations and of an evaluation.

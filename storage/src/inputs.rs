@@ -2,7 +2,7 @@
 //! by the name their manifest gives them. There is no way to read a byte that
 //! was not checked against the manifest.
 
-use crate::folder::{self, LocalFolder};
+use crate::folder::{self, CHUNKS_AT_ONCE, LocalFolder};
 use crate::manifest::find;
 use crate::{Artifact, Error, Manifest, Result, Store};
 use bytes::{Bytes, BytesMut};
@@ -11,9 +11,6 @@ use std::path::PathBuf;
 
 /// Largest artifact that [`Inputs::bytes`] reads into memory.
 pub const INPUT_BYTES_MAX: u64 = 4 << 30;
-/// Chunks of 64 MiB that are read at once.
-pub(crate) const CHUNKS_AT_ONCE: usize = 3;
-
 /// The commits that a part reads from.
 #[derive(Debug, Clone)]
 pub struct Inputs {

@@ -1,10 +1,14 @@
 //! The store: create, read, list. There is no way to overwrite an object, and
 //! deletion is reserved to retention, so a reader never sees a change.
 
+mod counters;
+
 use crate::backend::{self, Backend};
 use crate::keys::{before_iteration, run_prefix};
 use crate::{Error, Key, Result, RunId};
 use bytes::Bytes;
+use counters::Counters;
+pub use counters::RequestCounts;
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use object_store::path::Path as ObjectPath;
@@ -16,7 +20,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -49,33 +53,6 @@ struct Inner {
     address: String,
     local_root: Option<PathBuf>,
     counters: Counters,
-}
-
-#[derive(Default)]
-struct Counters {
-    puts: AtomicU64,
-    gets: AtomicU64,
-    lists: AtomicU64,
-    deletes: AtomicU64,
-    bytes_in: AtomicU64,
-    bytes_out: AtomicU64,
-}
-
-/// Requests made through a store and its clones since it was opened.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RequestCounts {
-    /// Writes, each part of a large object for itself.
-    pub puts: u64,
-    /// Reads.
-    pub gets: u64,
-    /// Listings, in pages of 1 000 objects.
-    pub lists: u64,
-    /// Deletions.
-    pub deletes: u64,
-    /// Bytes written into the store.
-    pub bytes_in: u64,
-    /// Bytes read out of the store.
-    pub bytes_out: u64,
 }
 
 /// How a create-only write ended.
@@ -195,16 +172,7 @@ impl Store {
 
     /// Requests so far.
     pub fn requests(&self) -> RequestCounts {
-        let counters = &self.inner.counters;
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        RequestCounts {
-            puts: read(&counters.puts),
-            gets: read(&counters.gets),
-            lists: read(&counters.lists),
-            deletes: read(&counters.deletes),
-            bytes_in: read(&counters.bytes_in),
-            bytes_out: read(&counters.bytes_out),
-        }
+        self.inner.counters.read()
     }
 
     /// Reads an object that must be there.

@@ -6,12 +6,15 @@
 //! A run may go on meanwhile. What the listing has not seen is asked for by name before it is
 //! called missing, and what is gone is held against the tombstones once more at the end.
 
+mod report;
+
 use crate::attempts::Record;
 use crate::keys::run_prefix;
 use crate::{
     Artifact, AttemptId, CHUNK_BYTES, Digest, Error, Key, Manifest, Result, RunId, Slot, Store,
 };
 use futures::{StreamExt, stream};
+pub use report::{BytesRead, Fault, Finding, Planned, Verified};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,90 +26,6 @@ const AT_ONCE: usize = 16;
 const MIB_AT_ONCE: u32 = 3 * (CHUNK_BYTES >> 20) as u32;
 
 const RESTORE: &str = "restore it from a copy";
-
-/// What is wrong with an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
-    /// Its content is not what was written.
-    Damaged,
-    /// It was written, nothing has removed it by the rules, and it is not there.
-    Missing,
-    /// It counts as the run's, and the run never made it.
-    Foreign,
-    /// It lies among the run's objects, and nothing reads it: harmless.
-    Stray,
-}
-
-impl Fault {
-    /// In one word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Damaged => "damaged",
-            Self::Missing => "missing",
-            Self::Foreign => "foreign",
-            Self::Stray => "stray",
-        }
-    }
-}
-
-/// Something that is not as the run left it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    /// What kind of thing.
-    pub fault: Fault,
-    /// The object's key.
-    pub key: String,
-    /// What was found.
-    pub found: String,
-    /// What to do.
-    pub remedy: String,
-}
-
-/// What there was to verify.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Verified {
-    /// Manifests.
-    pub commits: u64,
-    /// Artifacts that they name and that are there.
-    pub artifacts: u64,
-    /// Bytes of these.
-    pub bytes: u64,
-    /// Artifacts of other runs among these: what a fork took over.
-    pub taken_over: u64,
-    /// Artifacts that retention has removed.
-    pub removed: u64,
-    /// Records of attempts, beginnings and ends.
-    pub attempt_records: u64,
-    /// Tombstones.
-    pub tombstones: u64,
-    /// Pins of forks.
-    pub pins: u64,
-    /// Journal segments; they are not read, for a damaged one is left out where it is used.
-    pub journal_segments: u64,
-    /// Files of attempts that did not commit.
-    pub left_behind: u64,
-}
-
-/// Who makes a part by the plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Planned {
-    /// The run itself.
-    Made,
-    /// The run that this one is a fork of.
-    TakenOver,
-    /// Nobody.
-    Unknown,
-}
-
-/// How far it is, for those who watch.
-#[derive(Debug, Default)]
-pub struct BytesRead {
-    /// Bytes of artifacts read so far.
-    pub done: AtomicU64,
-    /// All that the listing has shown of this run. Attempts that did not commit have written
-    /// some of them, and what a fork took over lies elsewhere.
-    pub listed: AtomicU64,
-}
 
 /// The receiver of findings and progress.
 type Told<'a> = &'a mut (dyn FnMut(Finding) + Send);
