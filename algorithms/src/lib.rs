@@ -57,4 +57,4 @@ pub use horizon::HorizonSchedule;
 pub use importance::{ImportanceCorrection, ImportanceLevel};
 pub use kl::{KlController, KlEstimator};
 pub use learning_rate::{LearningRate, LearningRateStyle};
-pub use losses::{ActorLoss, Aggregation, ClipRange, Denominator, ValueLoss};
+pub use losses::{ActorLoss, Aggregation, ClipRange, Denominator, PolicyLoss, ValueLoss};

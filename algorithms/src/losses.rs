@@ -21,17 +21,18 @@ mod actor;
 mod aggregation;
 mod critic;
 mod dpo;
+mod policy;
 mod sft;
 
 pub use actor::{
-    ActorCoefficients, ActorLoss, ActorMetrics, ActorOutput, ActorSums, ActorTokens, ClipRange,
-    KlLoss, PolicyTerm, policy_term,
+    ActorCoefficients, ActorLoss, ActorMetrics, ActorOutput, ActorSums, ActorTokens, KlLoss,
 };
 pub use aggregation::{Aggregation, Denominator};
 pub use critic::{
     ValueLoss, ValueMetrics, ValueOutput, ValueSums, ValueTerm, ValueTokens, value_term,
 };
 pub use dpo::{Dpo, DpoLoss, DpoPair, DpoSums, DpoTerm};
+pub use policy::{ClipRange, PolicyLoss, PolicyTerm, policy_term};
 pub use sft::{SftOutput, sequence_log_prob, sft};
 
 #[cfg(test)]

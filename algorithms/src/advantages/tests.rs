@@ -243,7 +243,7 @@ proptest! {
     fn group_advantages_balance(episodes in episodes_of_groups()) {
         let (scores, ids): (Vec<f64>, Vec<u64>) = episodes.into_iter().unzip();
         for advantages in [grpo(&scores, &ids, true).unwrap(), rloo(&scores, &ids).unwrap()] {
-            for group in groups::collect(&scores, &ids).unwrap().iter().filter(|group| group.members.len() > 1) {
+            for group in crate::groups::collect(&scores, &ids).unwrap().iter().filter(|group| group.members.len() > 1) {
                 let sum: f64 = group.members.iter().map(|&member| advantages[member]).sum();
                 prop_assert!(sum.abs() < 1e-9 * (1.0 + group.members.len() as f64 * 200.0));
                 for &a in &group.members {

@@ -7,105 +7,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::aggregation::{Aggregation, Denominator, loss_tokens};
+use super::policy::{ClipRange, PolicyLoss, PolicyTokens};
 use crate::error::{Error, finite_where, parameter, same_length};
 use crate::kl::KlEstimator;
-
-/// Log-ratios beyond this many nats are cut, and carry no gradient: e²⁰ would
-/// drown the minibatch, and e⁷¹⁰ is no number any more.
-const LOG_RATIO_MAX: f64 = 20.0;
-
-/// How far the ratio may move before the policy loss stops rewarding it:
-/// `[1 − low, 1 + high]`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct ClipRange {
-    /// ε below 1.
-    pub low: f64,
-    /// ε above 1; larger than `low` in DAPO (arXiv:2503.14476 §3.1).
-    pub high: f64,
-}
-
-impl ClipRange {
-    /// The same ε on both sides.
-    pub fn symmetric(clip_ratio: f64) -> Self {
-        Self {
-            low: clip_ratio,
-            high: clip_ratio,
-        }
-    }
-}
-
-impl Default for ClipRange {
-    fn default() -> Self {
-        Self::symmetric(0.2)
-    }
-}
-
-/// The policy loss of one token.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PolicyTerm {
-    /// `max(−A·ratio, −A·clip(ratio))`.
-    pub loss: f64,
-    /// d loss / d log_prob: `−A·ratio`, or 0 where clipped.
-    pub coefficient: f64,
-    /// `exp(log_prob − old_log_prob)`.
-    pub ratio: f64,
-    /// Whether the clipped branch is the larger one.
-    pub is_clipped: bool,
-    /// Whether the bound of the dual clip holds the loss down.
-    pub is_dual_clipped: bool,
-}
-
-/// The clipped surrogate of PPO for one token. Source: arXiv:1707.06347 eq. 7.
-///
-/// With `dual_clip` c, a token of negative advantage loses at most `−A·c`: a
-/// ratio that has run away upwards pulls no further. Source: arXiv:1912.09729
-/// §3.3.
-pub fn policy_term(
-    log_prob: f64,
-    old_log_prob: f64,
-    advantage: f64,
-    clip: ClipRange,
-    dual_clip: Option<f64>,
-) -> PolicyTerm {
-    let log_ratio = log_prob - old_log_prob;
-    let ratio = log_ratio.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp();
-    let unclipped = -advantage * ratio;
-    let clipped = -advantage * ratio.max(1.0 - clip.low).min(1.0 + clip.high);
-    let bound = dual_clip
-        .filter(|_| advantage < 0.0)
-        .map(|dual_clip| -advantage * dual_clip)
-        .filter(|bound| clipped.max(unclipped) > *bound);
-    if let Some(bound) = bound {
-        PolicyTerm {
-            loss: bound,
-            coefficient: 0.0,
-            ratio,
-            is_clipped: false,
-            is_dual_clipped: true,
-        }
-    } else if clipped > unclipped {
-        PolicyTerm {
-            loss: clipped,
-            coefficient: 0.0,
-            ratio,
-            is_clipped: true,
-            is_dual_clipped: false,
-        }
-    } else {
-        let coefficient = if log_ratio.abs() > LOG_RATIO_MAX {
-            0.0
-        } else {
-            unclipped
-        };
-        PolicyTerm {
-            loss: unclipped,
-            coefficient,
-            ratio,
-            is_clipped: false,
-            is_dual_clipped: false,
-        }
-    }
-}
 
 /// A KL loss: which estimator, and its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -119,6 +23,9 @@ pub struct KlLoss {
 /// The loss of the policy. The default is AgentGym-RL's without a KL loss.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ActorLoss {
+    /// How an advantage and a ratio become a loss.
+    #[serde(default)]
+    pub policy: PolicyLoss,
     /// `actor.clip_ratio`.
     pub clip: ClipRange,
     /// `actor.clip_ratio_c`, greater than 1; `None` does without the dual clip.
@@ -135,6 +42,7 @@ pub struct ActorLoss {
 impl Default for ActorLoss {
     fn default() -> Self {
         Self {
+            policy: PolicyLoss::default(),
             clip: ClipRange::default(),
             dual_clip: None,
             entropy_coeff: 0.001,
@@ -325,14 +233,15 @@ impl ActorLoss {
         let weight = self.aggregation.token_weight(denominator, sums.loss_tokens);
         let mut log_probs = vec![0.0; mask.len()];
         let mut entropies = vec![0.0; mask.len()];
-        for t in (0..mask.len()).filter(|&t| mask[t]) {
-            let policy = policy_term(
-                tokens.log_probs[t],
-                tokens.old_log_probs[t],
-                tokens.advantages[t],
-                self.clip,
-                self.dual_clip,
-            );
+        let policy = PolicyTokens {
+            log_probs: tokens.log_probs,
+            old_log_probs: tokens.old_log_probs,
+            advantages: tokens.advantages,
+            loss_mask: mask,
+        };
+        let terms = self.policy.terms(&policy, self.clip, self.dual_clip);
+        let sampled = (0..mask.len()).filter(|&t| mask[t]);
+        for (t, policy) in sampled.zip(terms) {
             log_probs[t] = weight * policy.coefficient;
             entropies[t] = -weight * self.entropy_coeff;
             sums.policy_loss += weight * policy.loss;

@@ -11,7 +11,7 @@ use super::{Config, Optim, Overlong, Pipeline};
 use crate::{Error, Result};
 use agentgym_algorithms::{
     ActorLoss, AdvantageEstimator, Aggregation, ClipRange, ImportanceCorrection, KlController,
-    KlEstimator, LearningRate, ValueLoss, losses::KlLoss,
+    KlEstimator, LearningRate, PolicyLoss, ValueLoss, losses::KlLoss,
 };
 use serde::{Deserialize, Serialize};
 
@@ -173,6 +173,7 @@ impl Config {
             false => None,
         };
         let loss = ActorLoss {
+            policy: PolicyLoss::default(),
             clip: ClipRange {
                 low: actor.clip_ratio_low,
                 high: actor.clip_ratio_high,

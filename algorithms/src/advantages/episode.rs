@@ -1,0 +1,61 @@
+//! What an estimator is given and what it gives.
+
+use crate::error::{Error, same_length};
+
+/// One episode as the estimators see it. Slices are `[tokens]`.
+#[derive(Debug, Clone, Copy)]
+pub struct EpisodeTokens<'a> {
+    /// Which group the episode belongs to.
+    pub group: u64,
+    /// True where the policy produced the token.
+    pub loss_mask: &'a [bool],
+    /// Reward per token, KL penalty included. What stands outside the loss mask
+    /// is not read; their sum inside it is the episode's score.
+    pub rewards: &'a [f64],
+    /// The critic's value per token (GAE).
+    pub values: Option<&'a [f64]>,
+    /// Reward of the greedy episode of the same task (ReMax).
+    pub baseline: Option<f64>,
+}
+
+/// The constants of the estimators.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdvantageOptions {
+    /// Discount γ from one policy token to the next.
+    pub gamma: f64,
+    /// GAE's λ.
+    pub lam: f64,
+    /// Whether GRPO divides by the group's standard deviation.
+    pub norm_by_std: bool,
+}
+
+impl Default for AdvantageOptions {
+    fn default() -> Self {
+        Self {
+            gamma: 1.0,
+            lam: 1.0,
+            norm_by_std: true,
+        }
+    }
+}
+
+/// Per episode and token, in the order given; 0 where the loss mask is 0.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenAdvantages {
+    /// What the policy loss multiplies the ratio with.
+    pub advantages: Vec<Vec<f64>>,
+    /// What the critic is trained towards; for group estimators the advantages.
+    pub returns: Vec<Vec<f64>>,
+}
+
+impl EpisodeTokens<'_> {
+    /// The episode's score: the sum of its rewards on policy tokens.
+    pub(super) fn score(&self) -> Result<f64, Error> {
+        same_length("loss_mask", self.loss_mask.len(), self.rewards.len())?;
+        let tokens = self.rewards.iter().zip(self.loss_mask);
+        Ok(tokens
+            .filter(|&(_, &kept)| kept)
+            .map(|(&reward, _)| reward)
+            .sum())
+    }
+}

@@ -1,0 +1,69 @@
+//! What several estimators do with token rows.
+
+use crate::error::{Error, finite_where, same_length};
+
+/// Added to the variance by [`whiten`].
+const WHITEN_EPSILON: f64 = 1e-8;
+
+/// The advantage of an episode on each of its policy tokens, 0 elsewhere.
+pub fn broadcast(advantage: f64, loss_mask: &[bool]) -> Vec<f64> {
+    loss_mask
+        .iter()
+        .map(|&kept| if kept { advantage } else { 0.0 })
+        .collect()
+}
+
+/// Returns of one episode, `R_t = r_t + γ·R_t'` over policy tokens (`t'` the
+/// next one), 0 outside the loss mask. Slices `[tokens]`.
+pub fn discounted_returns(
+    rewards: &[f64],
+    loss_mask: &[bool],
+    gamma: f64,
+) -> Result<Vec<f64>, Error> {
+    same_length("loss_mask", loss_mask.len(), rewards.len())?;
+    finite_where("reward", rewards, loss_mask)?;
+    let mut returns = vec![0.0; rewards.len()];
+    let mut running = 0.0;
+    for t in (0..rewards.len()).rev().filter(|&t| loss_mask[t]) {
+        running = rewards[t] + gamma * running;
+        returns[t] = running;
+    }
+    Ok(returns)
+}
+
+/// Shifts and scales the policy tokens of all rows to mean 0 and variance 1:
+/// `(x − mean) / √(var + 1e-8)`, var unbiased; tokens outside the masks become 0.
+/// One token has no variance and becomes 0.
+pub fn whiten(rows: &mut [Vec<f64>], loss_masks: &[&[bool]]) -> Result<(), Error> {
+    same_length("loss_masks", loss_masks.len(), rows.len())?;
+    for (row, mask) in rows.iter().zip(loss_masks) {
+        same_length("loss_mask", mask.len(), row.len())?;
+        finite_where("advantage", row, mask)?;
+    }
+    let tokens = || {
+        let pairs = rows
+            .iter()
+            .zip(loss_masks)
+            .flat_map(|(row, mask)| row.iter().zip(*mask));
+        pairs.filter(|&(_, &kept)| kept).map(|(&value, _)| value)
+    };
+    let count = tokens().count() as f64;
+    let mean = if count > 0.0 {
+        tokens().sum::<f64>() / count
+    } else {
+        0.0
+    };
+    let squares = tokens().map(|value| (value - mean).powi(2)).sum::<f64>();
+    let variance = if count > 1.0 {
+        squares / (count - 1.0)
+    } else {
+        0.0
+    };
+    let scale = (variance + WHITEN_EPSILON).sqrt().recip();
+    for (row, mask) in rows.iter_mut().zip(loss_masks) {
+        for (value, &kept) in row.iter_mut().zip(*mask) {
+            *value = if kept { (*value - mean) * scale } else { 0.0 };
+        }
+    }
+    Ok(())
+}

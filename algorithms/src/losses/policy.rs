@@ -1,0 +1,34 @@
+//! The policy's part of the actor's loss: one file each, and one row here.
+
+mod ppo;
+mod term;
+
+use crate::names::named;
+
+pub use ppo::policy_term;
+pub(super) use term::PolicyTokens;
+pub use term::{ClipRange, PolicyTerm};
+
+named! {
+    /// How an advantage and a ratio become a loss.
+    #[derive(Default)]
+    pub enum PolicyLoss, called "policy loss" {
+        /// The clipped surrogate of every token: [`policy_term`].
+        #[default]
+        Ppo = "vanilla" or "ppo",
+    }
+}
+
+impl PolicyLoss {
+    /// The terms of a sequence's policy tokens, in their order.
+    pub(super) fn terms(
+        self,
+        tokens: &PolicyTokens<'_>,
+        clip: ClipRange,
+        dual_clip: Option<f64>,
+    ) -> Vec<PolicyTerm> {
+        match self {
+            Self::Ppo => ppo::terms(tokens, clip, dual_clip),
+        }
+    }
+}
