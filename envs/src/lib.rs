@@ -3,7 +3,7 @@
 //! of such a server ([`doctor`]), and
 //! environments written in Rust ([`textcraft`], [`babyai`], [`searchqa`], a maze, Wordle) behind the same
 //! wire behaviour ([`server`]), also started inside the process ([`builtin`]), and what solving their
-//! tasks looks like ([`mod@demonstration`]). What comes from servers is shown as [`text`] says.
+//! tasks looks like ([`mod@demonstration`]).
 //!
 //! Rollouts always go through HTTP, also to the built-in server: there is one path, and it is
 //! the one that production takes. Nothing here knows models, jobs or storage.
@@ -20,7 +20,6 @@ pub mod parser;
 pub mod searchqa;
 pub mod server;
 pub mod spec;
-pub mod text;
 pub mod textcraft;
 mod wordle;
 

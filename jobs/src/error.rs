@@ -72,9 +72,6 @@ pub enum Error {
         /// The runs it holds, or "no runs".
         known: String,
     },
-    /// The queue backend failed.
-    #[error("{0}")]
-    Queue(String),
     /// The object store failed.
     #[error(transparent)]
     Storage(#[from] agentgym_storage::Error),

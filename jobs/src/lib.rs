@@ -1,6 +1,5 @@
 //! What a run *is*: its config, its frozen plan, the parts each iteration is
-//! made of, which of them can run now, the queue that hints at them, and the
-//! records they exchange.
+//! made of, which of them can run now, and the records they exchange.
 //!
 //! Everything here is free of devices and environments. The planner and the
 //! pipelines are pure functions, so any process may plan at any time; two
@@ -16,7 +15,6 @@ pub mod journal;
 pub mod pipeline;
 pub mod plan;
 pub mod planner;
-pub mod queue;
 pub mod random;
 pub mod records;
 mod styles;

@@ -6,8 +6,8 @@
 //! else has been said for a while.
 
 use crate::text;
-use agentgym_envs::text::visible;
 use agentgym_jobs::pipeline::PartId;
+use agentgym_text::visible;
 use agentgym_worker::Event;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::cell::Cell;

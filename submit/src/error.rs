@@ -33,7 +33,10 @@ pub enum Exit {
 /// Everything that ends a command early.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Config, plan, payload or queue.
+    /// The queue.
+    #[error(transparent)]
+    Queue(agentgym_queue::Error),
+    /// Config, plan or payload.
     #[error(transparent)]
     Jobs(#[from] agentgym_jobs::Error),
     /// Object store.
@@ -137,7 +140,7 @@ impl Error {
             Self::Jobs(Jobs::Identity { .. } | Jobs::UnknownRun { .. }) | Self::Missing(_) => {
                 Exit::Run
             }
-            Self::Jobs(Jobs::Queue(_)) | Self::Unreachable { .. } => Exit::Unreachable,
+            Self::Queue(_) | Self::Unreachable { .. } => Exit::Unreachable,
             Self::Jobs(Jobs::Storage(_) | Jobs::Payload { .. })
             | Self::Storage(_)
             | Self::NotWhole { .. }

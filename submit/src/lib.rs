@@ -40,9 +40,9 @@ pub mod why;
 
 pub use error::{Error, Exit, Result};
 
-use agentgym_envs::text::without_secrets;
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::Store;
+use agentgym_text::without_secrets;
 use cli::{Cli, Command, Global};
 use runs::{DEFAULT_STORE, RunView};
 use serde_json::json;

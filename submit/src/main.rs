@@ -1,10 +1,10 @@
 //! The `agentgym-submit` program: parses, runs one command, turns its end
 //! into a message and an exit code.
 
-use agentgym_envs::text::Visible;
 use agentgym_submit::cli::{Cli, with_run};
 use agentgym_submit::execute;
 use agentgym_submit::text::tell;
+use agentgym_text::Visible;
 use clap::Parser;
 use std::process::ExitCode;
 

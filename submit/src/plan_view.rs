@@ -6,10 +6,10 @@ use crate::plan_memory::{Memory, check_fits, machine_bytes, narrow};
 use crate::plan_sizes::{Sizes, sequences, steps_per_iteration, tokens_max};
 use crate::text::{bytes, count, many};
 use agentgym_envs::builtin;
-use agentgym_envs::text::without_secrets;
 use agentgym_jobs::config::{Numerics, Pipeline};
 use agentgym_jobs::pipeline::{Stage, adopted, parts};
 use agentgym_jobs::plan::Plan;
+use agentgym_text::without_secrets;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 

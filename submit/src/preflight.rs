@@ -2,8 +2,8 @@
 //! a wrong URL is one clear message and not a pile of failed attempts.
 
 use crate::{Error, Result};
-use agentgym_envs::text::without_secrets;
 use agentgym_jobs::plan::Plan;
+use agentgym_text::without_secrets;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use url::Url;

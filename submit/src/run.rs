@@ -7,12 +7,12 @@ use crate::follow::{Crew, End, Follower, worker_error};
 use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan};
 use crate::signals::Interrupts;
 use crate::{Error, Result, evaluation, existing_store, fork, local, preflight, summary, text};
-use agentgym_envs::text::has_secrets;
 use agentgym_jobs::config::RunConfig;
 use agentgym_jobs::plan::Plan;
-use agentgym_jobs::queue::{Error as QueueError, Queue, QueueOptions};
 use agentgym_model::Device;
+use agentgym_queue::{Error as QueueError, Queue, QueueOptions};
 use agentgym_storage::{Created, Store};
+use agentgym_text::has_secrets;
 use agentgym_worker::{Cause, ScratchFolder, WorkerOptions, run_worker};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -235,7 +235,7 @@ pub(crate) async fn open_queue(store: &Store, plan: &Plan, url: Option<String>) 
     };
     Queue::open(&url, options).await.map_err(|e| match e {
         QueueError::Url { .. } | QueueError::Options(_) => Error::Usage(e.to_string()),
-        other => Error::Jobs(agentgym_jobs::Error::Queue(other.to_string())),
+        other => Error::Queue(other),
     })
 }
 

@@ -4,10 +4,10 @@
 
 use crate::runs::RunView;
 use crate::{Error, Result, text};
-use agentgym_envs::text::visible_name;
 use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
 use agentgym_jobs::planner::Progress;
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Store};
+use agentgym_text::visible_name;
 use agentgym_worker::{Cause, Exhausted, RunState};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 //! How numbers and tables look to people, the same in every command.
 
-use agentgym_envs::text::{visible, visible_name};
+use agentgym_text::{visible, visible_name};
 use std::io::Write as _;
 
 /// Writes results to standard output. A reader that went away (`… | head`)

@@ -6,8 +6,8 @@ use crate::cli::Global;
 use crate::runs::RunView;
 use crate::status::{Known, Status, status_again};
 use crate::{Error, Result, text};
-use agentgym_envs::text::visible;
 use agentgym_storage::Store;
+use agentgym_text::visible;
 use std::time::Duration;
 
 const EVERY: Duration = Duration::from_secs(2);

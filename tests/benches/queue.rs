@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use agentgym_jobs::queue::{CancellationToken, Gate, Job, Queue, QueueOptions};
+use agentgym_queue::{CancellationToken, Gate, Job, Queue, QueueOptions};
 use agentgym_tests::redis::RedisServer;
 use tokio::{sync::mpsc, time::sleep};
 

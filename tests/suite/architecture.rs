@@ -12,19 +12,31 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// Crates of this workspace that a crate may import: strictly downwards, and
 /// those of the lowest row do not know each other.
-const IMPORTS: [(&str, &[&str]); 8] = [
+const IMPORTS: [(&str, &[&str]); 10] = [
+    ("agentgym-text", &[]),
     ("agentgym-storage", &[]),
     ("agentgym-algorithms", &[]),
-    ("agentgym-envs", &[]),
     ("agentgym-model", &[]),
-    ("agentgym-jobs", &["algorithms", "envs", "storage"]),
+    ("agentgym-envs", &["text"]),
+    ("agentgym-queue", &["text"]),
+    ("agentgym-jobs", &["algorithms", "envs", "storage", "text"]),
     (
         "agentgym-worker",
-        &["algorithms", "envs", "jobs", "model", "storage"],
+        &[
+            "algorithms",
+            "envs",
+            "jobs",
+            "model",
+            "queue",
+            "storage",
+            "text",
+        ],
     ),
     (
         "agentgym-submit",
-        &["algorithms", "envs", "jobs", "model", "storage", "worker"],
+        &[
+            "envs", "jobs", "model", "queue", "storage", "text", "worker",
+        ],
     ),
     (
         "agentgym-tests",
@@ -33,15 +45,17 @@ const IMPORTS: [(&str, &[&str]); 8] = [
             "envs",
             "jobs",
             "model",
+            "queue",
             "storage",
             "submit",
+            "text",
             "worker",
         ],
     ),
 ];
 
 /// What only one crate (or each of those with a row) may know, by the beginning of its name.
-const OWNED: [(&str, &str); 19] = [
+const OWNED: [(&str, &str); 20] = [
     ("candle", "agentgym-model"),
     ("cudarc", "agentgym-model"),
     ("libloading", "agentgym-model"),
@@ -50,9 +64,11 @@ const OWNED: [(&str, &str); 19] = [
     ("safetensors", "agentgym-model"),
     ("tokenizers", "agentgym-model"),
     ("minijinja", "agentgym-model"),
-    ("apalis", "agentgym-jobs"),
-    ("sqlx", "agentgym-jobs"),
-    ("redis", "agentgym-jobs"),
+    ("apalis", "agentgym-queue"),
+    ("sqlx", "agentgym-queue"),
+    ("redis", "agentgym-queue"),
+    // Payloads of jobs and of artifacts.
+    ("bincode", "agentgym-queue"),
     ("bincode", "agentgym-jobs"),
     ("serde-saphyr", "agentgym-jobs"),
     ("object_store", "agentgym-storage"),
@@ -71,10 +87,9 @@ const PURE: [(&str, &[&str]); 1] = [("agentgym-algorithms", &["serde", "thiserro
 const WITHOUT: [(&str, &str); 1] = [("agentgym-model", "tokio")];
 
 /// Directories of a crate that alone may name a library.
-const INSIDE: [(&str, &str, &str); 3] = [
-    ("jobs", "src/queue", "apalis"),
-    ("jobs", "src/queue", "sqlx"),
-    ("jobs", "src/queue", "redis"),
+const INSIDE: [(&str, &str, &str); 2] = [
+    ("queue", "src/backends", "sqlx"),
+    ("queue", "src/backends", "redis"),
 ];
 
 /// `cargo metadata` of the workspace; it needs no network.

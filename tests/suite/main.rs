@@ -25,6 +25,7 @@ mod hostile;
 mod key_names;
 mod limits;
 mod memory;
+mod modules;
 mod old_runs;
 mod panics;
 mod published;

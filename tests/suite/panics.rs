@@ -6,7 +6,7 @@ use crate::evidence::learnt;
 use agentgym_jobs::config::RunConfig;
 use agentgym_jobs::pipeline::{PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
-use agentgym_jobs::queue::{CancellationToken, Job, Queue, QueueOptions};
+use agentgym_queue::{CancellationToken, Job, Queue, QueueOptions};
 use agentgym_storage::{AttemptOutcome, Outputs, Store};
 use agentgym_tests::fleet::{Fleet, RUN};
 use agentgym_tests::program::{Running, workspace};

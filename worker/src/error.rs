@@ -47,9 +47,12 @@ pub enum Error {
     /// Numbers that no algorithm can be run on.
     #[error(transparent)]
     Algorithm(#[from] agentgym_algorithms::Error),
-    /// A payload, a plan or the queue.
+    /// A payload or a plan.
     #[error(transparent)]
     Jobs(#[from] agentgym_jobs::Error),
+    /// The queue.
+    #[error(transparent)]
+    Queue(#[from] agentgym_queue::Error),
     /// The object store.
     #[error(transparent)]
     Storage(#[from] agentgym_storage::Error),
@@ -73,7 +76,7 @@ impl Error {
     pub fn cause(&self) -> Cause {
         match self {
             Self::Storage(_) | Self::Jobs(agentgym_jobs::Error::Storage(_)) => Cause::Store,
-            Self::Jobs(agentgym_jobs::Error::Queue(_)) => Cause::Queue,
+            Self::Queue(_) => Cause::Queue,
             Self::Environment(_) => Cause::Environment,
             Self::Model(e) if matches!(**e, agentgym_model::Error::DeviceLost { .. }) => {
                 Cause::Device
@@ -89,7 +92,7 @@ impl Error {
             Self::Storage(e) | Self::Jobs(agentgym_jobs::Error::Storage(e)) => {
                 matches!(e, agentgym_storage::Error::Unavailable { .. }) || self.is_full()
             }
-            Self::Jobs(agentgym_jobs::Error::Queue(_)) => true,
+            Self::Queue(_) => true,
             _ => self.is_full(),
         }
     }
@@ -121,9 +124,7 @@ impl Error {
             Self::Storage(e) => e.verdict(),
             Self::Environment(_) => Verdict::Wait(Duration::from_secs(5)),
             Self::Jobs(agentgym_jobs::Error::Storage(e)) => e.verdict(),
-            Self::Jobs(agentgym_jobs::Error::Queue(_)) | Self::Io { .. } | Self::Cancelled => {
-                Verdict::Retry
-            }
+            Self::Queue(_) | Self::Io { .. } | Self::Cancelled => Verdict::Retry,
             Self::Model(e) if e.verdict() == agentgym_model::Verdict::Retry => Verdict::Retry,
             // Whatever it was, it may not happen again: it counts as a failure.
             Self::Internal(_) => Verdict::Retry,

@@ -21,7 +21,7 @@ pub fn grace_of(notice: Option<Duration>) -> Duration {
 
 /// A name for the `index`th worker of this process.
 pub fn worker_name(index: usize) -> String {
-    format!("{}/{index}", agentgym_jobs::queue::process_name())
+    format!("{}/{index}", agentgym_queue::process_name())
 }
 
 /// Cores this process may use.

@@ -9,7 +9,7 @@ use agentgym_jobs::Error as JobsError;
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::planner::{Frontier, Progress};
-use agentgym_jobs::queue::{Job, Queue};
+use agentgym_queue::{Job, Queue};
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Manifest, RunId, Slot, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;

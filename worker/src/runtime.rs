@@ -12,8 +12,8 @@ use crate::run_state::RunState;
 use crate::stages::StageFunctions;
 use crate::{Error, Result, panics};
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
-use agentgym_jobs::queue::{Claim, ClaimGuard, Gate, Handled, Job, Queue};
 use agentgym_model::{Device, Dtype};
+use agentgym_queue::{Claim, ClaimGuard, Gate, Handled, Job, Queue};
 use agentgym_storage::{RunId, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -407,11 +407,5 @@ fn held<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 async fn release(claim: ClaimGuard) {
     if let Err(e) = claim.release().await {
         tracing::debug!("claim not released: {e}");
-    }
-}
-
-impl From<agentgym_jobs::queue::Error> for Error {
-    fn from(e: agentgym_jobs::queue::Error) -> Self {
-        Self::Jobs(agentgym_jobs::Error::Queue(e.to_string()))
     }
 }

@@ -13,8 +13,8 @@ use agentgym_envs::doctor::{DoctorOptions, Verdict, examine};
 use agentgym_envs::searchqa::TOP_K;
 use agentgym_envs::server::{ServerOptions, serve};
 use agentgym_envs::spec::spec;
-use agentgym_envs::text::{Visible, visible};
 use agentgym_envs::textcraft::{DISTRACTORS_MAX, Vocabulary, Worlds};
+use agentgym_text::{Visible, visible};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 

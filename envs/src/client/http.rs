@@ -21,7 +21,7 @@ use serde_json::Value;
 use super::ClientOptions;
 use super::counters::Counters;
 use crate::error::{Call, EnvError, Verdict};
-use crate::text::without_secrets;
+use agentgym_text::without_secrets;
 
 /// Below the 5 s after which the original servers close an idle connection.
 const IDLE_MAX: Duration = Duration::from_secs(4);

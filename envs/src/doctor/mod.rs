@@ -19,7 +19,7 @@ use speed::probe;
 use crate::client::{ClientOptions, EnvClient};
 use crate::error::EnvError;
 use crate::spec::{Actions, CreateBody, EnvSpec, ErrorShape, IdInReply, Items, Replay};
-use crate::text::without_secrets;
+use agentgym_text::without_secrets;
 
 /// A session id that no server has given out.
 const NO_SESSION: i64 = 987_654_321;

@@ -2,7 +2,7 @@
 //! commits.
 
 use crate::spread;
-use agentgym_jobs::queue::{CancellationToken, Gate, Job, Queue, QueueOptions};
+use agentgym_queue::{CancellationToken, Gate, Job, Queue, QueueOptions};
 use agentgym_storage::{AttemptId, Manifest, Slot, Store};
 use agentgym_tests::fleet::Fleet;
 use agentgym_tests::program::Running;

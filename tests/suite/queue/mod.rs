@@ -14,8 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agentgym_jobs::queue::{
-    CancellationToken, Claim, Enqueued, Gate, Job, Queue, QueueOptions, Verdict, process_name,
+use agentgym_queue::{
+    CancellationToken, Claim, Enqueued, Error, Gate, Job, Queue, QueueOptions, process_name,
 };
 use agentgym_tests::redis::RedisServer;
 

@@ -4,9 +4,7 @@
 //! faults it also does what those do on their worst days.
 
 use super::world::{Fate, Link};
-use agentgym_jobs::queue::{
-    BOARD_RANKS, Driver, Enqueued, Error, QueueOptions, Result, Started, Worker,
-};
+use agentgym_queue::{BOARD_RANKS, Driver, Enqueued, Error, QueueOptions, Result, Started, Worker};
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;

@@ -9,7 +9,7 @@ use super::world::{Counts, Faults, Link, Rng, World};
 use agentgym_jobs::config::RunConfig;
 use agentgym_jobs::pipeline::{Stage, parts};
 use agentgym_jobs::plan::Plan;
-use agentgym_jobs::queue::{CancellationToken, Queue, QueueOptions};
+use agentgym_queue::{CancellationToken, Queue, QueueOptions};
 use agentgym_storage::{Error, Inputs, Store};
 use agentgym_worker::{Cause, Event, WorkerOptions, load_plan, run_worker};
 use object_store::memory::InMemory;

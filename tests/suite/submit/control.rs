@@ -2,7 +2,7 @@
 //! about it is seen in `durability`.
 
 use super::*;
-use agentgym_jobs::queue::{Job, Queue, QueueOptions};
+use agentgym_queue::{Job, Queue, QueueOptions};
 use agentgym_submit::why::because;
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ async fn a_part_is_followed_to_what_it_waits_for() {
         &lines(&scene, None, Some(&queue)).await,
         "is at work: attempt 1 by host:1:ab",
     );
-    let agentgym_jobs::queue::Claim::Held(claim) = claim else {
+    let agentgym_queue::Claim::Held(claim) = claim else {
         panic!("nobody else has it");
     };
     claim.release().await.unwrap();

@@ -3,11 +3,11 @@
 //! Its log, on standard error, is for people: a line per attempt, no noise of
 //! the queue's own. It ends with the exit codes of `agentgym-submit`.
 
-use agentgym_envs::text::Visible;
 use agentgym_jobs::pipeline::Stage;
-use agentgym_jobs::queue::{Error as QueueError, Queue, QueueOptions};
 use agentgym_model::Dtype;
+use agentgym_queue::{Error as QueueError, Queue, QueueOptions};
 use agentgym_storage::{RunId, Store};
+use agentgym_text::Visible;
 use agentgym_worker::{Cause, Cloud, Error, Event, ScratchFolder, WorkerOptions, run_worker};
 use clap::Parser;
 use std::collections::BTreeMap;

@@ -10,13 +10,13 @@ use crate::{Error, Result};
 use agentgym_envs::builtin;
 use agentgym_envs::demonstration::Solver;
 use agentgym_envs::spec::spec;
-use agentgym_envs::text::without_secrets;
 use agentgym_jobs::config::{OverlongRows, SftSource};
 use agentgym_jobs::episode::Episodes;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey, head, permutation};
 use agentgym_model::Policy;
 use agentgym_storage::Inputs;
+use agentgym_text::without_secrets;
 use std::sync::Arc;
 
 /// Where the demonstrations come from, and which one comes next.

@@ -82,12 +82,12 @@ impl Gate {
     }
 
     /// Whether a job could start now.
-    pub(super) fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         !self.is_closed() && self.slots.available_permits() > 0
     }
 
     /// Reserves a slot, unless all are taken or the gate is closed.
-    pub(super) fn reserve(&self) -> Option<Slot> {
+    pub(crate) fn reserve(&self) -> Option<Slot> {
         if self.is_closed() {
             return None;
         }
@@ -100,16 +100,16 @@ impl Gate {
     }
 
     /// Yields whenever a slot may have come free.
-    pub(super) fn changes(&self) -> Changes {
+    pub(crate) fn changes(&self) -> Changes {
         Changes(self.state.subscribe())
     }
 }
 
 /// See [`Gate::changes`].
-pub(super) struct Changes(watch::Receiver<State>);
+pub(crate) struct Changes(watch::Receiver<State>);
 
 impl Changes {
-    pub(super) async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         // The loop that waits here holds the gate, hence a sender.
         let _ = self.0.changed().await;
     }
@@ -117,7 +117,7 @@ impl Changes {
 
 /// A reserved slot; dropping it frees the slot.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     gate: Gate,
     begun: bool,
     permit: Option<OwnedSemaphorePermit>,
@@ -126,7 +126,7 @@ pub(super) struct Slot {
 impl Slot {
     /// Counts the job as in flight. False if the gate has closed meanwhile;
     /// checking and counting are one step, or a drain could miss a job.
-    pub(super) fn begin(&mut self) -> bool {
+    pub(crate) fn begin(&mut self) -> bool {
         self.begun = self.gate.state.send_if_modified(|state| {
             let open = !state.closed;
             state.in_flight += usize::from(open);
@@ -149,7 +149,7 @@ impl Drop for Slot {
 
 /// One class's right to fetch, granted a slot at a time.
 #[derive(Debug, Default)]
-pub(super) struct Turn {
+pub(crate) struct Turn {
     /// A worker polls this turn; without one a slot would be granted to nobody.
     attached: AtomicBool,
     /// The backend may be polled: granted, or the fetch under way has news.
@@ -165,24 +165,24 @@ impl Turn {
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub(super) fn is_attached(&self) -> bool {
+    pub(crate) fn is_attached(&self) -> bool {
         self.attached.load(Acquire)
     }
 
     /// How long the current grant has been out.
-    pub(super) fn granted_for(&self) -> Option<Duration> {
+    pub(crate) fn granted_for(&self) -> Option<Duration> {
         self.grant_lock().as_ref().map(|(_, since)| since.elapsed())
     }
 
     /// Lets the worker fetch once.
-    pub(super) fn grant(self: &Arc<Self>, slot: Slot) {
+    pub(crate) fn grant(self: &Arc<Self>, slot: Slot) {
         *self.grant_lock() = Some((slot, Instant::now()));
         self.wake_by_ref();
     }
 
     /// Lets the worker fetch once more under the grant it has: another process
     /// took the job that it was granted for, and there is a new one.
-    pub(super) fn renew(self: &Arc<Self>) {
+    pub(crate) fn renew(self: &Arc<Self>) {
         if let Some((_, since)) = self.grant_lock().as_mut() {
             *since = Instant::now();
         }
@@ -190,12 +190,12 @@ impl Turn {
     }
 
     /// Takes the slot out, for the job that was fetched or to give it back.
-    pub(super) fn take(&self) -> Option<Slot> {
+    pub(crate) fn take(&self) -> Option<Slot> {
         self.grant_lock().take().map(|(slot, _)| slot)
     }
 
     /// Waits for a grant, as the only worker of the class.
-    pub(super) async fn granted(&self) {
+    pub(crate) async fn granted(&self) {
         std::future::poll_fn(|cx| match self.poll_woken(cx) {
             true => Poll::Ready(()),
             false => Poll::Pending,
@@ -211,7 +211,7 @@ impl Turn {
     }
 
     /// The worker is gone; the next one starts without a grant.
-    pub(super) fn detach(&self) {
+    pub(crate) fn detach(&self) {
         self.attached.store(false, Release);
         self.woken.store(false, Release);
         self.take();
@@ -230,13 +230,13 @@ impl Wake for Turn {
 }
 
 /// A backend that fetches only when its [`Turn`] says so.
-pub(super) struct Gated<B> {
+pub(crate) struct Gated<B> {
     inner: B,
     turn: Arc<Turn>,
 }
 
 impl<B> Gated<B> {
-    pub(super) fn new(inner: B, turn: Arc<Turn>) -> Self {
+    pub(crate) fn new(inner: B, turn: Arc<Turn>) -> Self {
         Self { inner, turn }
     }
 }

@@ -23,12 +23,13 @@ use sqlx::{
 };
 use tokio::sync::{RwLock, watch};
 
-use super::{
-    Enqueued, QueueOptions,
+use super::run::run_apalis;
+use crate::{
     codec::{JobCodec, Payload},
-    driver::{BOARD_RANKS, BOARD_TTL, Driver, missed_heartbeats},
+    driver::{BOARD_RANKS, BOARD_TTL, Driver, Worker, missed_heartbeats},
     error::{Error, Result, Source, bad_url, failed},
-    work::{Worker, run_apalis},
+    job::Enqueued,
+    options::QueueOptions,
 };
 
 /// Looking is one indexed read.
@@ -51,7 +52,7 @@ const ADVICE: &str = "Check that the folder exists, can be written and is on a l
     time";
 
 /// One file, or memory when there is no path.
-pub(super) struct Sqlite {
+pub(crate) struct Sqlite {
     url: String,
     path: Option<PathBuf>,
     options: QueueOptions,
@@ -83,7 +84,7 @@ impl FileId {
 }
 
 impl Sqlite {
-    pub(super) async fn open(url: &str, options: &QueueOptions) -> Result<Self> {
+    pub(crate) async fn open(url: &str, options: &QueueOptions) -> Result<Self> {
         let path = match url {
             "memory:" | "sqlite::memory:" => None,
             _ => {

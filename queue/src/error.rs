@@ -1,7 +1,7 @@
 //! What can go wrong with a queue. Since the queue is only a hint, everything
 //! but a wrong setting is worth another try.
 
-use agentgym_envs::text::without_secrets;
+use agentgym_text::without_secrets;
 use std::fmt::Display;
 
 /// Results of this module.
@@ -72,29 +72,8 @@ pub enum Error {
 /// An error of apalis, sqlx or redis.
 pub type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// What an [`Error`] means for who got it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The backend is away or busy; try again after a while.
-    Retry,
-    /// Somebody must change a setting first.
-    GiveUp,
-}
-
-impl Error {
-    /// Whether trying again can help.
-    pub fn verdict(&self) -> Verdict {
-        match self {
-            Self::Open { .. } | Self::Backend { .. } => Verdict::Retry,
-            Self::Url { .. } | Self::Options(_) | Self::Payload { .. } | Self::Refused { .. } => {
-                Verdict::GiveUp
-            }
-        }
-    }
-}
-
 /// Turns a backend's error into ours; used as `.map_err(failed(url, "push"))`.
-pub(super) fn failed<E: Into<Source>>(url: &str, action: &'static str) -> impl FnOnce(E) -> Error {
+pub(crate) fn failed<E: Into<Source>>(url: &str, action: &'static str) -> impl FnOnce(E) -> Error {
     move |source| Error::Backend {
         url: url.to_owned(),
         action,
@@ -103,7 +82,7 @@ pub(super) fn failed<E: Into<Source>>(url: &str, action: &'static str) -> impl F
 }
 
 /// An error for a URL that is not one of ours.
-pub(super) fn bad_url(url: &str, found: impl Display) -> Error {
+pub(crate) fn bad_url(url: &str, found: impl Display) -> Error {
     Error::Url {
         url: without_secrets(url),
         found: found.to_string(),
@@ -118,6 +97,5 @@ mod tests {
     fn passwords_never_show() {
         let error = bad_url("http://me:secret@host/", "no such scheme");
         assert!(!error.to_string().contains("secret"), "{error}");
-        assert_eq!(error.verdict(), Verdict::GiveUp);
     }
 }

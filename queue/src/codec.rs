@@ -10,7 +10,7 @@ use std::convert::Infallible;
 use apalis_core::backend::codec::Codec;
 use serde::{Deserialize, Serialize};
 
-use super::Job;
+use crate::job::Job;
 
 /// No job comes near this; a longer payload is foreign or hostile.
 const PAYLOAD_MAX_BYTES: usize = 4096;
@@ -24,7 +24,7 @@ enum JobV {
 
 /// What a worker finds in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Payload {
+pub(crate) enum Payload {
     /// A job of a version this program knows.
     Job(Job),
     /// Anything else.
@@ -38,10 +38,10 @@ pub(super) enum Payload {
 
 /// bincode 2 under apalis' codec trait.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct JobCodec;
+pub(crate) struct JobCodec;
 
 /// The bytes of a job, or why they cannot be made.
-pub(super) fn encode(job: &Job) -> Result<Vec<u8>, String> {
+pub(crate) fn encode(job: &Job) -> Result<Vec<u8>, String> {
     let config = bincode::config::standard().with_limit::<PAYLOAD_MAX_BYTES>();
     let bytes = bincode::serde::encode_to_vec(JobV::V1(job.clone()), config)
         .map_err(|error| error.to_string())?;
@@ -54,7 +54,7 @@ pub(super) fn encode(job: &Job) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-pub(super) fn decode(bytes: &[u8]) -> Payload {
+pub(crate) fn decode(bytes: &[u8]) -> Payload {
     let poison = |reason: String| Payload::Poison {
         bytes: bytes.len(),
         reason,

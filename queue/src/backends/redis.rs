@@ -12,7 +12,7 @@ use ::redis::{
     AsyncCommands, Client, ErrorKind, RedisError, RedisResult, Script,
     aio::{ConnectionManager, ConnectionManagerConfig},
 };
-use agentgym_envs::text::without_secrets;
+use agentgym_text::without_secrets;
 use apalis_core::{
     backend::ext::{BackendExt, with_codec::WithCodec},
     task::builder::TaskBuilder,
@@ -25,12 +25,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{
-    Enqueued, QueueOptions,
+use super::run::run_apalis;
+use crate::{
     codec::{JobCodec, Payload},
-    driver::{BOARD_RANKS, BOARD_TTL, Driver, missed_heartbeats},
+    driver::{BOARD_RANKS, BOARD_TTL, Driver, Worker, missed_heartbeats},
     error::{Error, Result, Source, bad_url, failed},
-    work::{Worker, run_apalis},
+    job::Enqueued,
+    options::QueueOptions,
 };
 
 /// The one key of apalis that no prefix applies to: a list of all its queues.
@@ -72,7 +73,7 @@ const RETIRE: &str = "if redis.call('HLEN', KEYS[2]) == 0 then
     end";
 
 /// One server.
-pub(super) struct Redis {
+pub(crate) struct Redis {
     /// Without password, for messages.
     url: String,
     client: Client,
@@ -81,7 +82,7 @@ pub(super) struct Redis {
 }
 
 impl Redis {
-    pub(super) async fn open(url: &str, options: &QueueOptions) -> Result<Self> {
+    pub(crate) async fn open(url: &str, options: &QueueOptions) -> Result<Self> {
         if url.starts_with("rediss:") {
             // redis-rs panics if it has to choose among several providers. An
             // error means that somebody else has named one, which is as good.

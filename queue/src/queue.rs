@@ -1,154 +1,23 @@
-//! The queue: a hint at which jobs can run, over SQLite or Redis.
-//!
-//! Nothing here is the truth. What is done is decided by commits in the object
-//! store, so the queue may lose jobs, deliver them twice or vanish as a whole,
-//! and a run still ends with the same digest. What it does promise: a job that
-//! is queued under a key is not queued twice while it waits or runs; a job
-//! whose worker died is delivered again after the lease; a pushed job starts
-//! within milliseconds; nothing found in it stops a worker; jobs of a higher
-//! priority are taken first, and runs of the same priority take turns.
-//!
-//! Only this module knows apalis. Of apalis it uses the worker loop, the
-//! heartbeats and the redelivery of a dead worker's jobs; it does not use its
-//! retries, priorities and counts. Handlers always count as successful, and
-//! who wants another attempt enqueues the next idempotency key.
-
-mod codec;
-mod driver;
-mod error;
-mod gate;
-mod holder;
-mod lanes;
-mod redis;
-mod sqlite;
-mod work;
+//! The queue as its users see it.
 
 use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 
 use futures::FutureExt;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-pub use tokio_util::sync::CancellationToken;
+use tokio_util::sync::CancellationToken;
 
-pub use driver::{BOARD_RANKS, Driver};
-use driver::{lane_name, lane_parts};
-pub use error::{Error, Result, Source, Verdict};
-pub use gate::Gate;
-use holder::is_gone;
-pub use holder::process_name;
-pub use work::{Started, Worker};
-
-/// One part of one stage of one iteration of one run. Everything else about
-/// it is in the object store.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Job {
-    /// The run id.
-    pub run: String,
-    /// The iteration, 0 for what comes before the first.
-    pub iteration: u32,
-    /// The stage.
-    pub stage: String,
-    /// The part of the stage.
-    pub part: u32,
-    /// How often the part has got a chance, as the planner saw it: a greater
-    /// number is a new key, which the queue has never seen.
-    pub offer: u32,
-}
-
-impl Job {
-    /// `run/iteration/stage/part`: the same for every attempt.
-    pub fn key(&self) -> String {
-        format!(
-            "{}/{}/{}/{}",
-            self.run, self.iteration, self.stage, self.part
-        )
-    }
-
-    /// `key#offer`: what may be queued once at a time.
-    pub fn idempotency_key(&self) -> String {
-        format!("{}#{}", self.key(), self.offer)
-    }
-}
-
-/// How a queue behaves. All processes of a fleet should agree on it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QueueOptions {
-    /// A worker that was silent for so long is dead and its jobs go to others.
-    pub lease_ttl_s: u64,
-    /// How often a worker says that it lives; at most half a lease.
-    pub heartbeat_s: u64,
-    /// Jobs of one run that may wait in a class. Redis under apalis breaks for good near
-    /// 8 000, and a planner refills a short queue anyway.
-    pub length_max: usize,
-    /// How often to look for jobs that another process pushed; 0 for what
-    /// suits the backend (SQLite 20 ms; Redis 200 ms, since a push is also
-    /// published there).
-    pub poll_ms: u64,
-    /// Comes before every name, so that fleets can share a server.
-    pub name_prefix: String,
-}
-
-impl Default for QueueOptions {
-    fn default() -> Self {
-        Self {
-            lease_ttl_s: 60,
-            heartbeat_s: 20,
-            length_max: 1000,
-            poll_ms: 0,
-            name_prefix: "agentgym".into(),
-        }
-    }
-}
-
-impl QueueOptions {
-    /// The defaults with a lease of so many seconds, and a heartbeat that goes
-    /// with it.
-    pub fn leasing(lease_ttl_s: u64) -> Self {
-        Self {
-            lease_ttl_s,
-            heartbeat_s: (lease_ttl_s / 3).max(1),
-            ..Self::default()
-        }
-    }
-
-    fn check(&self) -> Result<()> {
-        if self.heartbeat_s == 0 || self.lease_ttl_s < 2 * self.heartbeat_s {
-            return Err(Error::Options(format!(
-                "jobs.lease_ttl_s (a worker's --lease-ttl-s) is {} and a heartbeat {} s: the lease \
-                 must be at least two heartbeats of a second or more, or one late heartbeat hands \
-                 running jobs to others",
-                self.lease_ttl_s, self.heartbeat_s
-            )));
-        }
-        Ok(())
-    }
-}
-
-/// What became of a push.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Enqueued {
-    /// It is queued.
-    Pushed,
-    /// Its key waits or runs already, or ended less than a lease ago.
-    Duplicate,
-    /// The class holds [`QueueOptions::length_max`] jobs of this run; plan again later.
-    Full,
-}
-
-/// What a handler says of its job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Handled {
-    /// Its work is done, or not worth doing: the queue forgets it.
-    Done,
-    /// It is for somebody else, who finds it again after this time.
-    PutBack(Duration),
-}
-
-impl From<()> for Handled {
-    fn from((): ()) -> Self {
-        Self::Done
-    }
-}
+use crate::{
+    backends::{redis::Redis, sqlite::Sqlite},
+    codec,
+    driver::{Driver, Handler},
+    error::{self, Error, Result},
+    gate::Gate,
+    holder::is_gone,
+    job::{Enqueued, Handled, Job},
+    names::{claim_name, holder_name, lane_name, lane_parts, nonce},
+    options::QueueOptions,
+    work,
+};
 
 /// The answer to [`Queue::claim`].
 #[derive(Debug)]
@@ -186,8 +55,8 @@ impl Queue {
         options.check()?;
         let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
         let driver: Arc<dyn Driver> = match scheme {
-            "sqlite" | "memory" => Arc::new(sqlite::Sqlite::open(url, &options).await?),
-            "redis" | "rediss" => Arc::new(redis::Redis::open(url, &options).await?),
+            "sqlite" | "memory" => Arc::new(Sqlite::open(url, &options).await?),
+            "redis" | "rediss" => Arc::new(Redis::open(url, &options).await?),
             _ => return Err(error::bad_url(url, "no queue has this scheme")),
         };
         Self::over(driver, options)
@@ -340,7 +209,7 @@ impl Queue {
         H: Fn(Job) -> Fut + Clone + Send + Sync + 'static,
         Fut: Future<Output: Into<Handled>> + Send + 'static,
     {
-        let handler: work::Handler = Arc::new(move |job| handler(job).map(Into::into).boxed());
+        let handler: Handler = Arc::new(move |job| handler(job).map(Into::into).boxed());
         let driver = Arc::clone(&self.driver);
         work::Loop::new(driver, worker, classes, gate, handler)?
             .run(self.pushed.clone(), stop)
@@ -375,28 +244,9 @@ impl ClaimGuard {
     }
 }
 
-fn claim_name(job: &Job) -> String {
-    format!("claim/{}", job.key())
-}
-
-/// The worker's part of a holder's name.
-fn holder_name(holder: &str) -> &str {
-    holder.split('\n').next().unwrap_or_default()
-}
-
 fn encode(job: &Job) -> Result<Vec<u8>> {
     codec::encode(job).map_err(|reason| Error::Payload {
         key: job.key(),
         reason,
     })
-}
-
-/// Distinguishes holders and workers with the same name.
-fn nonce() -> Result<String> {
-    let nonce = getrandom::u64().map_err(|source| {
-        Error::Options(format!(
-            "the system gives no random numbers ({source}); mount /dev/urandom"
-        ))
-    })?;
-    Ok(format!("{nonce:016x}"))
 }

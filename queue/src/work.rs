@@ -1,7 +1,7 @@
-//! The loop behind [`super::Queue::work`]: one apalis worker per lane, each
+//! The loop behind [`crate::Queue::work`]: one apalis worker per lane, each
 //! rebuilt whenever its backend fails, and a scout that grants them fetches. A
 //! lane holds the jobs of one class, run and priority, so which lane may fetch
-//! is which run goes next ([`super::lanes`]).
+//! is which run goes next ([`crate::lanes`]).
 //!
 //! The scout looks which lanes have jobs that are due, with one read for all
 //! of them, and only while a slot is free: a busy process leaves the queue
@@ -10,209 +10,39 @@
 
 use std::{
     panic::AssertUnwindSafe,
-    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
-use futures::{FutureExt, future::BoxFuture};
+use futures::FutureExt;
 use tokio::{
     sync::watch,
-    task::{JoinHandle, JoinSet},
+    task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
-use super::{
-    Handled, Job, codec,
-    codec::Payload,
-    driver::Driver,
+use crate::{
+    driver::{BACKOFF_MAX, BACKOFF_MIN, Driver, Handler, Lane, Worker},
     error::Result,
-    gate::{Gate, Slot, Turn},
+    gate::Gate,
     lanes::Lanes,
-    nonce,
+    names::nonce,
 };
 
-pub(super) type Handler = Arc<dyn Fn(Job) -> BoxFuture<'static, Handled> + Send + Sync>;
-
-/// A fetch takes milliseconds. A grant that is older has missed its job,
-/// because a worker elsewhere was quicker.
-const GRANT_MAX: Duration = Duration::from_millis(100);
 /// How long acks may take at the end; then the jobs are delivered again, found
 /// committed and skipped.
 const ACK_MAX: Duration = Duration::from_secs(10);
 /// How often to look whether the worker of a lane is there; it takes milliseconds.
 const ATTACH_EVERY: Duration = Duration::from_millis(5);
 const PURGE_EVERY: Duration = Duration::from_secs(60);
-const BACKOFF_MIN: Duration = Duration::from_millis(50);
-const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
-/// What the parts of one loop share about a lane.
-pub(super) struct Lane {
-    pub(super) name: String,
-    pub(super) turn: Arc<Turn>,
-    /// Handlers that run now.
-    pub(super) in_flight: AtomicUsize,
-    gate: Gate,
-    driver: Arc<dyn Driver>,
-    handler: Handler,
-}
-
-impl Lane {
-    /// A grant is out, and its job has gone elsewhere.
-    pub(super) fn is_stale(&self) -> bool {
-        let age = self.turn.granted_for();
-        age.is_some_and(|age| age > GRANT_MAX)
-    }
-
-    /// Starts a fetched job. The slot is taken here, before the first await,
-    /// so that a fetch and its grant stay together.
-    /// A task of its own, since a busy handler must not stop the heartbeats.
-    fn start(self: Arc<Self>, payload: Payload) -> Started {
-        let slot = self.turn.take().or_else(|| self.gate.reserve());
-        self.in_flight.fetch_add(1, SeqCst);
-        Started(tokio::spawn(async move {
-            match payload {
-                Payload::Job(job) => self.handle(job, slot).await,
-                Payload::Poison { bytes, reason } => error!(
-                    "queue lane {}: {bytes} bytes are not a job ({reason}); dropped. Another \
-                     program or a newer release uses the same queue: give each a Redis database \
-                     or a file of its own with queue.url",
-                    self.name
-                ),
-            }
-            self.in_flight.fetch_sub(1, SeqCst);
-        }))
-    }
-
-    async fn handle(&self, job: Job, slot: Option<Slot>) {
-        let key = job.idempotency_key();
-        let Some(mut slot) = slot else {
-            return self.put_back(&job, Duration::ZERO).await;
-        };
-        if !slot.begin() {
-            return self.put_back(&job, Duration::ZERO).await;
-        }
-        let handled = AssertUnwindSafe(async { (self.handler)(job.clone()).await }).catch_unwind();
-        match handled.await {
-            Ok(Handled::Done) => {}
-            Ok(Handled::PutBack(after)) => self.put_back(&job, after).await,
-            Err(_) => {
-                error!("the handler of job {key} panicked; the planner will queue it again");
-            }
-        }
-        if let Err(error) = self.driver.ended(&self.name, &key).await {
-            debug!("job {key} ended, but: {error}");
-        }
-    }
-
-    /// A job was fetched and cannot start: its grant had run out, the gate closed,
-    /// or it is not for this worker. It goes back without a key, since its key
-    /// counts as running.
-    async fn put_back(&self, job: &Job, after: Duration) {
-        let mut delay = BACKOFF_MIN;
-        loop {
-            let pushed = match codec::encode(job) {
-                Ok(bytes) => {
-                    let push = self.driver.push(&self.name, bytes, None, after);
-                    push.await.map_err(|error| error.to_string())
-                }
-                Err(reason) => return error!("job {} cannot go back: {reason}", job.key()),
-            };
-            match pushed {
-                Ok(_) => return debug!("job {} went back: no slot for it here", job.key()),
-                Err(error) => warn!("job {} cannot go back yet: {error}", job.key()),
-            }
-            sleep(delay).await;
-            delay = (delay * 2).min(BACKOFF_MAX);
-        }
-    }
-}
-
-/// A job in its task. Dropping it leaves the job running: apalis drops what is
-/// in flight when a backend fails, and the work is not lost with the hint.
-#[derive(Debug)]
-pub struct Started(JoinHandle<()>);
-
-impl Future for Started {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // An error is a runtime that shuts down: panics were caught.
-        self.0.poll_unpin(cx).map(|_| ())
-    }
-}
-
-/// What a driver needs to run one worker; for those of apalis see `run_apalis`.
-pub struct Worker {
-    /// apalis refuses a name it has just seen.
-    pub(super) name: String,
-    pub(super) lane: Arc<Lane>,
-    pub(super) end: CancellationToken,
-}
-
-impl Worker {
-    /// New for each incarnation.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The lane whose jobs it takes.
-    pub fn lane_name(&self) -> &str {
-        &self.lane.name
-    }
-
-    /// Cancelled when the worker is to end, after its acks.
-    pub fn end(&self) -> &CancellationToken {
-        &self.end
-    }
-
-    /// Waits until one job may be fetched.
-    pub async fn granted(&self) {
-        self.lane.turn.granted().await;
-    }
-
-    /// Starts what was fetched; to be acked when the result is ready.
-    pub fn start(&self, payload: &[u8]) -> Started {
-        Arc::clone(&self.lane).start(codec::decode(payload))
-    }
-
-    pub(super) fn turn(&self) -> Arc<Turn> {
-        Arc::clone(&self.lane.turn)
-    }
-
-    pub(super) fn handler(&self) -> impl FnMut(Payload) -> Started + Clone + use<> {
-        let lane = Arc::clone(&self.lane);
-        move |payload| Arc::clone(&lane).start(payload)
-    }
-}
-
-/// Runs an apalis worker over any backend. A macro, because a function would
-/// repeat a dozen of apalis' associated types in its bounds.
-macro_rules! run_apalis {
-    ($backend:expr, $worker:expr) => {{
-        use apalis::prelude::WorkerBuilder;
-        let worker: $crate::queue::work::Worker = $worker;
-        let end = worker.end.clone();
-        WorkerBuilder::new(worker.name.as_str())
-            .backend($crate::queue::gate::Gated::new($backend, worker.turn()))
-            .build(worker.handler())
-            .run_until(async move {
-                end.cancelled().await;
-                Ok::<(), std::io::Error>(())
-            })
-            .await
-    }};
-}
-pub(super) use run_apalis;
-
-/// One call of [`super::Queue::work`].
-pub(super) struct Loop {
+/// One call of [`crate::Queue::work`].
+pub(crate) struct Loop {
     driver: Arc<dyn Driver>,
     worker: String,
     gate: Gate,
@@ -227,7 +57,7 @@ pub(super) struct Loop {
 }
 
 impl Loop {
-    pub(super) fn new(
+    pub(crate) fn new(
         driver: Arc<dyn Driver>,
         worker: &str,
         classes: &[&str],
@@ -246,7 +76,7 @@ impl Loop {
         })
     }
 
-    pub(super) async fn run(
+    pub(crate) async fn run(
         self,
         pushed: watch::Sender<()>,
         stop: CancellationToken,
@@ -406,7 +236,9 @@ async fn purge(driver: Arc<dyn Driver>, worker: String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::queue::{QueueOptions, sqlite::Sqlite};
+    use crate::backends::sqlite::Sqlite;
+    use crate::driver::GRANT_MAX;
+    use crate::{Handled, QueueOptions};
 
     async fn looking(lanes: &[&str]) -> (Loop, Vec<Arc<Lane>>) {
         let options = QueueOptions::default();

@@ -18,7 +18,7 @@ use std::{
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{driver::lane_parts, gate::Gate, work::Lane};
+use crate::{driver::Lane, gate::Gate, names::lane_parts};
 
 /// How long jobs of other lanes wait for the worker of one that comes before
 /// them. Otherwise the quickest lane, not the first, begins.
@@ -39,7 +39,7 @@ struct Served {
 }
 
 /// The lanes that one worker serves.
-pub(super) struct Lanes {
+pub(crate) struct Lanes {
     worker: String,
     /// What it takes, the first one first.
     classes: Vec<String>,
@@ -50,7 +50,7 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    pub(super) fn new(worker: &str, classes: &[&str]) -> Self {
+    pub(crate) fn new(worker: &str, classes: &[&str]) -> Self {
         Self {
             worker: worker.to_owned(),
             classes: classes.iter().map(|&class| class.to_owned()).collect(),
@@ -61,7 +61,7 @@ impl Lanes {
     }
 
     /// True for a lane of this worker's classes that is not served yet.
-    pub(super) fn is_new(&self, name: &str) -> bool {
+    pub(crate) fn is_new(&self, name: &str) -> bool {
         self.class(name).is_some() && !self.served.contains_key(name)
     }
 
@@ -71,7 +71,7 @@ impl Lanes {
     }
 
     /// Serves a lane until `end` is cancelled.
-    pub(super) fn add(&mut self, lane: Arc<Lane>, end: CancellationToken) {
+    pub(crate) fn add(&mut self, lane: Arc<Lane>, end: CancellationToken) {
         let name = lane.name.clone();
         let Some(class) = self.class(&name) else {
             return;
@@ -91,20 +91,20 @@ impl Lanes {
     }
 
     /// Takes back all grants.
-    pub(super) fn give_back(&self) {
+    pub(crate) fn give_back(&self) {
         for served in self.served.values() {
             drop(served.lane.turn.take());
         }
     }
 
     /// True if a grant is out whose job has gone elsewhere.
-    pub(super) fn has_stale(&self) -> bool {
+    pub(crate) fn has_stale(&self) -> bool {
         self.served.values().any(|served| served.lane.is_stale())
     }
 
     /// Grants fetches to lanes with jobs that are due. True if the next in turn waits for its
     /// worker: then this should be called again soon.
-    pub(super) fn grant(&mut self, gate: &Gate, due: &[(String, usize)]) -> bool {
+    pub(crate) fn grant(&mut self, gate: &Gate, due: &[(String, usize)]) -> bool {
         let due: BTreeMap<&str, usize> = due.iter().map(|(name, n)| (name.as_str(), *n)).collect();
         self.forget(&due);
         // First the slots that were granted in vain: another lane may wait for
