@@ -2,6 +2,7 @@
 //! run, another worker and another part size all see the same tasks.
 
 use crate::config::keys::limits::LISTED_MAX;
+pub use crate::config::names::AGENTGYM_NAMES;
 use crate::config::{Data, Environment, Items, TaskSource};
 use crate::episode::Task;
 use crate::files::{self, ITEMS_BYTES_MAX};
@@ -12,26 +13,6 @@ use serde::de::{SeqAccess, Visitor};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-
-/// Words before the number of AgentGym's item ids; the envs crate has the same
-/// list, with all there is to know of each.
-pub const AGENTGYM_NAMES: [&str; 15] = [
-    "academia",
-    "alfworld",
-    "babyai",
-    "maze",
-    "movie",
-    "sciworld",
-    "searchqa",
-    "sheet",
-    "sqlgym",
-    "textcraft",
-    "todo",
-    "weather",
-    "webarena",
-    "webshop",
-    "wordle",
-];
 
 /// The resolved task sources of a plan.
 #[derive(Debug)]

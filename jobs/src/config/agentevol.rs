@@ -1,56 +1,8 @@
 //! The section of an AgentEvol run: what of an exploration is kept and learnt.
-#![allow(
-    missing_docs,
-    reason = "every field is documented once, in the key table"
-)]
 
-use super::{Config, Pipeline};
-use crate::episode::Episode;
+use super::{Config, Pipeline, Threshold};
 use crate::{Error, Result};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct AgentEvol {
-    pub threshold: Option<Threshold>,
-    pub keep: Keep,
-    pub add_original_data: bool,
-    pub accumulate: bool,
-    pub share: Option<f64>,
-    pub steps: u32,
-}
-
-/// Least reward of a kept trajectory.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Threshold {
-    /// Of every environment.
-    All(f64),
-    /// By environment; in one that is not named what counts is the success.
-    ByEnv(BTreeMap<String, f64>),
-}
-
-/// Which of a task's good trajectories are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Keep {
-    /// The one with the highest reward, of these the shortest, of these the first.
-    Best,
-    /// All that differ in what the policy said.
-    All,
-}
-
-impl AgentEvol {
-    /// True if the episode is good enough to be learnt.
-    pub fn keeps(&self, episode: &Episode) -> bool {
-        let least = match &self.threshold {
-            None => None,
-            Some(Threshold::All(least)) => Some(*least),
-            Some(Threshold::ByEnv(by_env)) => by_env.get(&episode.task.env).copied(),
-        };
-        episode.usable() && least.map_or(episode.success, |least| episode.reward >= least)
-    }
-}
 
 impl Config {
     /// Checks the section where the run is an AgentEvol run.

@@ -1,36 +1,9 @@
 //! The section of a preference run.
-#![allow(
-    missing_docs,
-    reason = "every field is documented once, in the key table"
-)]
 
-use super::{Config, OverlongRows, Pipeline, WarmupStyle};
+use super::{Config, Dpo, Pipeline};
 use crate::{Error, Result};
 use agentgym_algorithms::LearningRate;
 use agentgym_algorithms::losses::Dpo as DpoLossOptions;
-use serde::{Deserialize, Serialize};
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Dpo {
-    pub expert_file: Option<String>,
-    pub experience_file: Option<String>,
-    pub reward_gap: f64,
-    pub expert_threshold: f64,
-    pub prompt_length: usize,
-    pub beta: f64,
-    pub loss_type: String,
-    pub batch_size: usize,
-    pub steps: u32,
-    pub lr: f64,
-    pub warmup_steps: u32,
-    pub warmup_style: WarmupStyle,
-    pub min_lr_ratio: f64,
-    pub betas: (f64, f64),
-    pub weight_decay: f64,
-    pub grad_clip: f64,
-    pub max_length: usize,
-    pub overlong: OverlongRows,
-}
 
 impl Dpo {
     /// The loss of a pair.

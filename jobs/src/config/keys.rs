@@ -3,40 +3,12 @@
 //! key has a meaning here, so that an existing script's overrides carry over.
 
 pub(crate) mod limits;
+mod spec;
 mod table;
 
 pub use limits::{LIMITS, Limit, limit_of};
+pub use spec::{KeySpec, Kind};
 pub use table::KEYS;
-
-/// What changing a key does to a run that exists.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Decides results; hashed into the plan. Changing it makes another run.
-    Identity,
-    /// Says where and how fast; may change at every resume.
-    Binding,
-    /// AgentGym-RL machinery that does not exist here; accepted and reported.
-    Unused,
-}
-
-/// One key.
-#[derive(Debug, Clone, Copy)]
-pub struct KeySpec {
-    /// Dotted path.
-    pub path: &'static str,
-    /// Identity, binding or unused.
-    pub kind: Kind,
-    /// Default as YAML; may refer to other keys with `${a.b}`.
-    pub default: &'static str,
-    /// One line for people.
-    pub doc: &'static str,
-    /// Hashed into the plan only where it is not its default: such a key came
-    /// later, and runs that never heard of it keep their identity.
-    pub hashed_if_set: bool,
-    /// Of an unused key: the values that change nothing, as a YAML list. Others
-    /// are refused, since they would change what is learnt. Empty: any value.
-    pub only: &'static str,
-}
 
 /// The key that holds `path`: the key itself, or the key above it whose value
 /// is a list or a map.

@@ -3,9 +3,28 @@
 //! environments, of which only those that are known can be played.
 
 use super::Config;
-use crate::tasks::AGENTGYM_NAMES;
 use crate::{Error, Result};
 use std::collections::BTreeSet;
+
+/// Words before the number of AgentGym's item ids; the envs crate has the same
+/// list, with all there is to know of each.
+pub const AGENTGYM_NAMES: [&str; 15] = [
+    "academia",
+    "alfworld",
+    "babyai",
+    "maze",
+    "movie",
+    "sciworld",
+    "searchqa",
+    "sheet",
+    "sqlgym",
+    "textcraft",
+    "todo",
+    "weather",
+    "webarena",
+    "webshop",
+    "wordle",
+];
 
 /// Longest name in bytes: a line of a table.
 const BYTES_MAX: usize = 100;

@@ -5,7 +5,7 @@
 //! 82402a9; docs/from-agentgym-rl.md is the page for people.
 
 use super::keys::{self, KeySpec};
-use super::read::{get, remove, set, shown, yaml};
+use super::tree::{get, remove, set, shown, yaml};
 use super::{Config, Pipeline};
 use crate::{Error, Result};
 use serde_json::{Value, json};

@@ -2,7 +2,7 @@
 //! well below what would make a plan take long to compute, overflow a sum or train on
 //! infinities; the reason beside it says why it is enough.
 
-use super::super::read::get;
+use crate::config::tree::get;
 use crate::{Error, Result};
 use serde_json::Value;
 use std::fmt;

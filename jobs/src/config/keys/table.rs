@@ -1,7 +1,7 @@
 //! The table of keys. A line per key would be nicer still; what matters is
 //! that nothing about a key is written anywhere else.
 
-use super::{KeySpec, Kind};
+use super::spec::{KeySpec, Kind};
 
 /// An identity key that came after the first plans were made.
 const fn option(path: &'static str, default: &'static str, doc: &'static str) -> KeySpec {

@@ -1,0 +1,201 @@
+//! A config as a tree of values: read from YAML, looked into by dotted paths, and with its
+//! `${a.b}` references replaced.
+
+use crate::error::beginning;
+use crate::{Error, Result};
+use serde_json::{Map, Value};
+
+/// No config has so many levels; each is a call in what walks through it.
+pub(super) const DEPTH_MAX: usize = 64;
+
+/// What references may add to a config: some hundred times a long one.
+const INSERTED_BYTES_MAX: usize = 4 << 20;
+
+/// Reads YAML. Messages are the parser's own with the place in the text; its
+/// advice to programmers, and the places it came from, are left out.
+pub(super) fn yaml(text: &str) -> Result<Value, String> {
+    serde_saphyr::from_str(text).map_err(|e| {
+        let said = e.to_string();
+        let said = said.split("\n\nnote:").next().unwrap_or_default();
+        let said = said
+            .split("\n  |\n  | This value comes")
+            .next()
+            .unwrap_or_default()
+            .trim_start_matches("error: ")
+            .replace(", set DuplicateKeyPolicy in Options if acceptable", "");
+        match said.find("budget breached") {
+            None => said.trim_end().to_owned(),
+            Some(_) => format!(
+                "{}: it unfolds to far more values than a run config has; look at its anchors and aliases",
+                said.split(": ").next().unwrap_or_default()
+            ),
+        }
+    })
+}
+
+/// A value in a message: short, as it would be written.
+pub(super) fn shown(value: &Value) -> String {
+    const CHARS_MAX: usize = 60;
+    beginning(value.to_string(), CHARS_MAX)
+}
+
+/// The subtree at a dotted path.
+pub(super) fn get<'a>(tree: &'a Value, path: &str) -> Option<&'a Value> {
+    path.split('.').try_fold(tree, |node, name| node.get(name))
+}
+
+pub(super) fn set(tree: &mut Value, path: &str, value: Value) -> Result<()> {
+    let mut node = tree;
+    let names: Vec<&str> = path.split('.').collect();
+    let (last, above) = names.split_last().expect("split yields at least one name");
+    for name in above {
+        let map = node
+            .as_object_mut()
+            .ok_or_else(|| Error::value(path, "a key above it holds a plain value"))?;
+        node = map
+            .entry((*name).to_owned())
+            .or_insert_with(|| Value::Object(Map::new()));
+    }
+    let map = node
+        .as_object_mut()
+        .ok_or_else(|| Error::value(path, "a key above it holds a plain value"))?;
+    map.insert((*last).to_owned(), value);
+    Ok(())
+}
+
+pub(super) fn remove(tree: &mut Value, path: &str) {
+    let Some((above, last)) = path.rsplit_once('.') else {
+        if let Some(map) = tree.as_object_mut() {
+            map.remove(path);
+        }
+        return;
+    };
+    let node = above
+        .split('.')
+        .try_fold(tree, |node, name| node.get_mut(name));
+    if let Some(map) = node.and_then(Value::as_object_mut) {
+        map.remove(last);
+    }
+}
+
+/// Replaces `${a.b}` by the value of that key: whole values keep their type,
+/// references inside a longer text are inserted as text.
+pub(super) fn interpolate(tree: &mut Value) -> Result<()> {
+    const PASSES_MAX: usize = 16;
+    let mut left = INSERTED_BYTES_MAX;
+    for _ in 0..PASSES_MAX {
+        let snapshot = tree.clone();
+        if !replace("", tree, &snapshot, &mut left)? {
+            return Ok(());
+        }
+        // A reference to what it stands in doubles the depth with every pass.
+        if deeper_than(tree, DEPTH_MAX) {
+            return Err(Error::value(
+                "${…}",
+                format!(
+                    "a reference to a section that it stands in; the config gets deeper than {DEPTH_MAX} levels"
+                ),
+            ));
+        }
+    }
+    Err(Error::value(
+        "${…}",
+        format!("references are nested deeper than {PASSES_MAX}, or in a circle"),
+    ))
+}
+
+pub(super) fn deeper_than(node: &Value, levels: usize) -> bool {
+    let below = |child: &Value| levels == 0 || deeper_than(child, levels - 1);
+    match node {
+        Value::Object(map) => map.values().any(below),
+        Value::Array(list) => list.iter().any(below),
+        _ => false,
+    }
+}
+
+/// Takes what a value weighs from what is left; false where that is too little.
+fn take(node: &Value, left: &mut usize) -> bool {
+    let own = size_of::<Value>() + node.as_str().map_or(0, str::len);
+    let Some(rest) = left.checked_sub(own) else {
+        return false;
+    };
+    *left = rest;
+    match node {
+        Value::Object(map) => map.iter().all(|(name, child)| {
+            let named = left.checked_sub(name.len()).map(|rest| *left = rest);
+            named.is_some() && take(child, left)
+        }),
+        Value::Array(list) => list.iter().all(|child| take(child, left)),
+        _ => true,
+    }
+}
+
+fn replace(path: &str, node: &mut Value, whole: &Value, left: &mut usize) -> Result<bool> {
+    let join = |name: &str| {
+        if path.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{path}.{name}")
+        }
+    };
+    match node {
+        Value::Object(map) => {
+            let mut any = false;
+            for (name, child) in map.iter_mut() {
+                any |= replace(&join(name), child, whole, left)?;
+            }
+            Ok(any)
+        }
+        Value::Array(list) => {
+            let mut any = false;
+            for (index, child) in list.iter_mut().enumerate() {
+                any |= replace(&join(&index.to_string()), child, whole, left)?;
+            }
+            Ok(any)
+        }
+        Value::String(text) => {
+            let Some(start) = text.find("${") else {
+                return Ok(false);
+            };
+            let Some(length) = text[start..].find('}') else {
+                return Err(Error::value(
+                    path,
+                    format!("`{text}` opens a reference and does not close it"),
+                ));
+            };
+            let name = &text[start + 2..start + length];
+            let value = get(whole, name).ok_or_else(|| {
+                Error::value(path, format!("refers to `{name}`, which does not exist"))
+            })?;
+            // A text around it is written anew, too.
+            if !take(value, left)
+                || left
+                    .checked_sub(text.len())
+                    .map(|rest| *left = rest)
+                    .is_none()
+            {
+                return Err(Error::value(
+                    path,
+                    format!(
+                        "references add more than {INSERTED_BYTES_MAX} bytes to the config, the last to `{name}`; write \
+                         the values themselves"
+                    ),
+                ));
+            }
+            *node = if start == 0 && start + length + 1 == text.len() {
+                value.clone()
+            } else {
+                let inserted = value
+                    .as_str()
+                    .map_or_else(|| value.to_string(), str::to_owned);
+                Value::String(format!(
+                    "{}{inserted}{}",
+                    &text[..start],
+                    &text[start + length + 1..]
+                ))
+            };
+            Ok(true)
+        }
+        _ => Ok(false),
+    }
+}

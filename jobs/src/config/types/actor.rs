@@ -1,0 +1,180 @@
+//! The policy: its model, how it is trained, how it plays, and the environments.
+#![allow(
+    missing_docs,
+    reason = "every field is documented once, in the key table"
+)]
+
+use super::data::Files;
+use agentgym_algorithms::LearningRateStyle;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ActorRolloutRef {
+    pub model: Model,
+    pub actor: Actor,
+    #[serde(rename = "ref")]
+    pub reference: Reference,
+    pub rollout: Rollout,
+    pub agentgym: AgentGym,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Model {
+    pub path: String,
+    pub lora_rank: i64,
+    pub lora_alpha: f64,
+    pub target_modules: Files,
+    pub lora_adapter_path: Option<String>,
+    pub enable_gradient_checkpointing: bool,
+}
+
+impl Model {
+    /// True if an adapter is trained instead of the model's own weights.
+    pub fn has_adapter(&self) -> bool {
+        self.lora_rank > 0 || self.lora_adapter_path.is_some()
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Reference {
+    pub model: ReferenceModel,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReferenceModel {
+    pub path: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Actor {
+    pub ppo_mini_batch_size: usize,
+    pub ppo_micro_batch_size: Option<usize>,
+    pub ppo_epochs: u32,
+    pub clip_ratio: f64,
+    pub clip_ratio_low: f64,
+    pub clip_ratio_high: f64,
+    pub clip_ratio_c: Option<f64>,
+    pub entropy_coeff: f64,
+    pub use_kl_loss: bool,
+    pub kl_loss_coef: f64,
+    pub kl_loss_type: String,
+    pub loss_agg_mode: String,
+    pub grad_clip: f64,
+    pub optim: Optim,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WarmupStyle {
+    Constant,
+    Cosine,
+}
+
+impl From<WarmupStyle> for LearningRateStyle {
+    fn from(style: WarmupStyle) -> Self {
+        match style {
+            WarmupStyle::Constant => Self::Constant,
+            WarmupStyle::Cosine => Self::Cosine,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Optim {
+    pub lr: f64,
+    pub lr_warmup_steps_ratio: f64,
+    pub warmup_style: WarmupStyle,
+    pub min_lr_ratio: f64,
+    pub betas: (f64, f64),
+    pub weight_decay: f64,
+    pub decay_excludes_norms_and_biases: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum History {
+    Template,
+    AsSampled,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rollout {
+    pub n: u32,
+    pub temperature: f64,
+    pub top_k: i64,
+    pub top_p: f64,
+    pub max_tokens: usize,
+    pub max_model_len: usize,
+    pub prompt_length: usize,
+    pub response_length: usize,
+    pub history: History,
+    pub episode_deadline_s: f64,
+    pub fault_retries: u32,
+    pub exclude: Vec<(u32, u32, u32)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AgentGym {
+    pub task_name: String,
+    pub env_addr: String,
+    pub envs: BTreeMap<String, Environment>,
+    pub max_retries: u32,
+    pub sessions_max: Option<usize>,
+    pub timeout: f64,
+    pub instruction: Option<String>,
+    pub record_actions: bool,
+    pub style: Option<Style>,
+    pub context_turns: Option<usize>,
+    pub summary: Option<Style>,
+}
+
+/// Instructions to the policy beside the environment's own text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Style {
+    /// As given: a name in `prompts/`, or a file.
+    Named(String),
+    /// As a plan holds it.
+    Read {
+        /// As it was given.
+        name: String,
+        /// What the file held.
+        text: String,
+    },
+}
+
+impl AgentGym {
+    /// The first lines of every prompt, where the environment's own are `own`.
+    pub fn instruction_of(&self, own: &str) -> String {
+        let own = self.instruction.as_deref().unwrap_or(own);
+        match &self.style {
+            Some(Style::Read { text, .. }) => text.replace("{instruction}", own),
+            _ => own.to_owned(),
+        }
+    }
+
+    /// How the policy is asked for a summary, where it is.
+    pub fn summary_request(&self) -> Option<&str> {
+        match &self.summary {
+            Some(Style::Read { text, .. }) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+/// Where an environment's episodes are played.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Environment {
+    /// Name of the spec: `textcraft`, …
+    pub task_name: String,
+    /// URL, or `builtin…`.
+    pub env_addr: String,
+    /// Fewer rounds than the horizon, if it is less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_rounds: Option<u32>,
+    /// Fewer tokens a turn than `rollout.max_tokens`, if it is less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<usize>,
+}

@@ -1,0 +1,88 @@
+//! What is optimised: estimator, KL, the correction for other samplers, and the critic.
+#![allow(
+    missing_docs,
+    reason = "every field is documented once, in the key table"
+)]
+
+use super::actor::Optim;
+use agentgym_algorithms::AdvantageEstimator;
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Overlong {
+    Keep,
+    Mask,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Algorithm {
+    pub adv_estimator: AdvantageEstimator,
+    pub norm_adv_by_std_in_grpo: bool,
+    pub gamma: f64,
+    pub lam: f64,
+    pub lag: u32,
+    pub overlong: Overlong,
+    pub turn_rewards: bool,
+    pub use_kl_in_reward: bool,
+    pub kl_penalty: String,
+    pub kl_ctrl: KlCtrl,
+    pub filter_groups: FilterGroups,
+    pub rollout_correction: RolloutCorrection,
+    pub rounds_ctrl: RoundsCtrl,
+}
+
+/// One number of rounds, or one per stage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Rounds {
+    One(u32),
+    Stages(Vec<u32>),
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RoundsCtrl {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub rounds: Rounds,
+    pub steps_scaling_inter: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KlCtrl {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub kl_coef: f64,
+    pub target_kl: f64,
+    pub horizon: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilterGroups {
+    pub enable: bool,
+    pub max_num_gen_batches: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RolloutCorrection {
+    pub rollout_is: Option<String>,
+    pub rollout_is_threshold: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Critic {
+    pub model: CriticModel,
+    pub ppo_mini_batch_size: usize,
+    pub ppo_micro_batch_size: Option<usize>,
+    pub ppo_epochs: u32,
+    pub cliprange_value: Option<f64>,
+    pub loss_agg_mode: String,
+    pub grad_clip: f64,
+    pub optim: Optim,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CriticModel {
+    pub path: Option<String>,
+    pub enable_gradient_checkpointing: bool,
+}
