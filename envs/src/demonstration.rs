@@ -5,69 +5,16 @@
 //! first observation are one human message, then model and environment take turns. It is
 //! played in a game, so what the environment says is what it would say.
 
-use std::sync::Arc;
-
-use serde::Serialize;
+mod talk;
 
 use crate::babyai::{self, Compat, Play};
 use crate::builtin::TaskSource;
 use crate::error::EnvError;
 use crate::searchqa::{self, Library};
 use crate::textcraft::{self, Style, Tasks};
-
-/// A message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Message {
-    /// `human` (the environment) or `gpt` (the model).
-    pub from: &'static str,
-    /// Whether the message is trained on; `null` for the environment's.
-    pub loss: Option<bool>,
-    /// The text.
-    pub value: String,
-}
-
-/// A solved task, as one line of a trajectory file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Demonstration {
-    /// The messages; the last one is the model's.
-    pub conversations: Vec<Message>,
-    /// `textcraft_<id>`.
-    pub item_id: String,
-}
-
-/// A conversation while it is held.
-pub(crate) struct Talk {
-    /// What the environment said last and nobody has answered yet.
-    pub(crate) observation: String,
-    conversations: Vec<Message>,
-}
-
-impl Talk {
-    /// `first`: the first human message.
-    pub(crate) fn new(first: String) -> Self {
-        Self {
-            observation: first,
-            conversations: Vec::new(),
-        }
-    }
-
-    /// The model's answer, whether it is trained on, and what the environment replies.
-    pub(crate) fn say(&mut self, text: String, loss: bool, reply: String) {
-        let heard = std::mem::replace(&mut self.observation, reply);
-        let heard = ("human", None, heard);
-        for (from, loss, value) in [heard, ("gpt", Some(loss), text)] {
-            self.conversations.push(Message { from, loss, value });
-        }
-    }
-
-    /// The whole; the environment's last reply is nobody's question.
-    pub(crate) fn told(self, item_id: String) -> Demonstration {
-        Demonstration {
-            conversations: self.conversations,
-            item_id,
-        }
-    }
-}
+use std::sync::Arc;
+pub(crate) use talk::Talk;
+pub use talk::{Demonstration, Message};
 
 /// Solves the tasks of one source.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 
 use super::build::{Build, CARRIED, Reject, RoomAt};
 use super::grid::{Kind, Lock};
-use super::levels::{Level, finished, lock_a_room, put_next_task};
+use super::level::{Level, finished, lock_a_room, put_next_task};
 use super::mission::{Desc, Goal, Order, Side, Task};
 use crate::textcraft::Draws;
 

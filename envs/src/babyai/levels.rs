@@ -5,7 +5,8 @@
 
 use super::build::{Build, Reject, RoomAt};
 use super::grid::{Colour, Grid, Kind, Lock};
-use super::mission::{Desc, Goal, Order, Side, Task, next};
+use super::level::{Level, finished, lock_a_room, put_next_task};
+use super::mission::{Desc, Goal, Order, Side, Task};
 use crate::textcraft::Draws;
 
 /// Attempts at a world; far more than any level needs.
@@ -55,15 +56,6 @@ pub const LEVELS: [&str; 40] = [
     "BossLevelNoUnlock",
 ];
 
-/// A world and what is asked in it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Level {
-    pub(crate) grid: Grid,
-    pub(crate) goal: Goal,
-    /// Primitive moves that the reward is measured by.
-    pub(crate) moves_max: u32,
-}
-
 /// The world of a level and a seed.
 pub(crate) fn level(number: usize, draws: &mut Draws) -> Level {
     for _ in 0..ATTEMPTS_MAX {
@@ -86,18 +78,6 @@ fn attempt(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
         20 | 24..=28 | 30 | 31 => keys(number, draws),
         22 | 33 => two_rooms(number, draws),
         _ => super::grammar::generated(number, draws),
-    }
-}
-
-/// By default the limit is a room's cells for each room and trip.
-pub(super) fn finished(build: Build<'_>, goal: Goal, moves_max: Option<u32>) -> Level {
-    let rooms = (build.columns * build.rows) as u32;
-    let each = (build.room_size * build.room_size) as u32 * rooms;
-    let moves_max = moves_max.unwrap_or(each * goal.trips());
-    Level {
-        grid: build.grid,
-        goal,
-        moves_max,
     }
 }
 
@@ -200,20 +180,6 @@ fn put_next(build: &mut Build<'_>, from: &[usize], to: &[usize]) -> Result<Goal,
     put_next_task(build, moved, fixed).map(Goal::One)
 }
 
-pub(super) fn put_next_task(build: &Build<'_>, moved: Desc, fixed: Desc) -> Result<Task, Reject> {
-    let overlap = moved.set.iter().any(|thing| fixed.set.contains(thing));
-    let done = |moved: &usize| {
-        fixed
-            .set
-            .iter()
-            .any(|fixed| next(&build.grid, *moved, *fixed))
-    };
-    if overlap || moved.set.iter().any(done) {
-        return Err(Reject);
-    }
-    Ok(Task::PutNext(moved, fixed))
-}
-
 /// Three by three rooms, connected at random.
 fn maze(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
     let size = if number == 5 { 7 } else { 8 };
@@ -249,19 +215,6 @@ fn maze(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
 fn door_numbers(grid: &Grid) -> Vec<usize> {
     let is_door = |number: &usize| grid.things[*number].kind == Kind::Door;
     (0..grid.things.len()).filter(is_door).collect()
-}
-
-/// Three by three rooms, one of them behind a locked door whose key lies elsewhere.
-pub(super) fn lock_a_room(build: &mut Build<'_>) -> Result<(RoomAt, usize), Reject> {
-    let room = build.any_room();
-    let colour = build.colour();
-    let door = build.add_any_door(room, colour, true)?;
-    build.locked = Some(room);
-    build.connect()?;
-    let others: Vec<RoomAt> = build.rooms().into_iter().filter(|r| *r != room).collect();
-    let place = build.pick(&others);
-    build.add(place, Kind::Key, colour)?;
-    Ok((room, door))
 }
 
 fn locked_room(number: usize, draws: &mut Draws) -> Result<Level, Reject> {

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::Value;
 
-use super::ClientOptions;
 use super::counters::Counters;
+use super::options::ClientOptions;
 use crate::error::{Call, EnvError, Verdict};
 use agentgym_text::without_secrets;
 

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::error::FaultKind;
+use crate::spec::{CreateBody, IdInReply};
 use crate::spec::{Fixed, spec};
 
 fn transcript(name: &str) -> Value {

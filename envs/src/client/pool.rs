@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
-use super::ClientOptions;
 use super::counters::Counters;
 use super::http::{Server, excerpt};
+use super::options::ClientOptions;
 use crate::error::EnvError;
 use crate::spec::EnvSpec;
 

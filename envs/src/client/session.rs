@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::Inner;
 use super::http::{Ask, Repeat};
+use super::inner::Inner;
 use super::pool::Place;
 use crate::error::EnvError;
 use crate::parser::Parsed;

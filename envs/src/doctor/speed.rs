@@ -1,12 +1,10 @@
 //! How fast a server is: every client plays a session of its own, over and over, for a while.
 
-use std::time::{Duration, Instant};
-
-use super::{Doctor, REPEATED, Speed};
+use super::report::Speed;
+use super::subject::{Doctor, REPEATED, probe};
 use crate::client::{EnvClient, Session};
 use crate::error::FaultKind;
-use crate::parser::Parser;
-use crate::spec::EnvSpec;
+use std::time::{Duration, Instant};
 
 impl Doctor<'_> {
     pub(super) async fn speed(&self, clients: usize, measure_s: f64) -> Speed {
@@ -89,27 +87,4 @@ async fn measure(client: &EnvClient, item: i64, text: &str, until: Instant) -> M
         session = None;
     }
     measured
-}
-
-/// A model's text that any state of the environment takes.
-pub(super) fn probe(spec: &EnvSpec) -> String {
-    let action = match spec.name {
-        "textcraft" => "inventory",
-        "babyai" => "turn left",
-        "sciworld" => "look around",
-        "searchqa" => "<search>river</search>",
-        "webarena" => "```scroll [down]```",
-        "webshop" => "search[shoes]",
-        "sqlgym" => "```sql\nSELECT 1\n```",
-        "maze" => "move up",
-        "wordle" => "c r a n e",
-        "alfworld" => "look",
-        _ => "Action: finish with Action Input: {}",
-    };
-    match spec.parser {
-        Parser::ActionLine | Parser::LastAction | Parser::FirstAction => {
-            format!("Action: {action}")
-        }
-        _ => action.to_owned(),
-    }
 }

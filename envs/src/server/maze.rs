@@ -3,8 +3,8 @@
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use super::ServerOptions;
 use super::http::{App, Asked, Refusal, finished};
+use super::options::ServerOptions;
 use super::sessions::Sessions;
 use super::validation::{Problems, integer, step};
 use crate::maze::{Maze, MazeReply, NoGame};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::ServerOptions;
+use super::options::ServerOptions;
 use crate::textcraft::TaskIndex;
 
 pub(super) struct Sessions<P> {

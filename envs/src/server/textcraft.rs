@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use super::ServerOptions;
 use super::http::{App, Asked, Refusal};
+use super::options::ServerOptions;
 use super::sessions::Sessions;
 use super::validation::{Problems, integer, integer_or_null, step, text_or_null};
 use crate::textcraft::{Game, TaskIndex, Tasks};

@@ -1,7 +1,7 @@
 //! The environments, one value each. What is not said here is as in [`COMMON`] or in the
 //! family's base value.
 
-use super::{
+use super::types::{
     Actions, CreateBody, DoneRule, EnvSpec, ErrorShape, FirstObservation, Fixed, IdInReply, Items,
     Replay, RewardRule, SuccessRule,
 };

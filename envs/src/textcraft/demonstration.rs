@@ -7,7 +7,7 @@
 use super::book::Name;
 use super::random::Draws;
 use super::solver::{Gather, solve_with};
-use super::task::World;
+use super::world::World;
 use crate::demonstration::{Demonstration, Talk};
 use crate::spec::first_message;
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use super::book::{BookBuilder, RecipeBook};
 use super::random::Draws;
-use super::task::World;
 use super::words::{Names, Vocabulary};
+use super::world::World;
 use crate::error::EnvError;
 
 const DEPTH_MAX: u32 = 8;

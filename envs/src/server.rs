@@ -7,52 +7,31 @@
 mod babyai;
 mod http;
 mod maze;
+mod options;
 mod searchqa;
 mod sessions;
+
 #[cfg(test)]
 mod tests;
 mod textcraft;
 mod validation;
 mod wordle;
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
-
-use axum::serve::ListenerExt;
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
-
 use crate::babyai::Compat;
 use crate::error::EnvError;
 use crate::searchqa::Library;
 use crate::textcraft::Tasks;
+use axum::serve::ListenerExt;
 use http::App;
+pub use options::ServerOptions;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 /// How long open requests may take to end after a stop.
 const STOP_MAX: Duration = Duration::from_secs(5);
-
-/// Limits of the server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerOptions {
-    /// A session that is not used for so long is closed, in seconds.
-    pub session_ttl_s: u64,
-    /// Sessions open at a time; a further create is refused with status 503.
-    pub sessions_max: usize,
-    /// Number of the first session. The originals begin with 0 whenever they start; a program
-    /// that may be started again under the same address should not.
-    pub first_id: u64,
-}
-
-impl Default for ServerOptions {
-    fn default() -> Self {
-        Self {
-            session_ttl_s: 3600,
-            sessions_max: 10_000,
-            first_id: 0,
-        }
-    }
-}
 
 /// What a server plays.
 #[derive(Clone, Debug)]

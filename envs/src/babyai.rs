@@ -8,6 +8,7 @@ mod build;
 mod demonstration;
 mod grammar;
 mod grid;
+mod level;
 mod levels;
 mod mission;
 mod planner;
@@ -20,7 +21,7 @@ pub(crate) use demonstration::demonstration;
 pub use levels::LEVELS;
 
 use grid::{Cell, Grid, Lock, Primitive};
-use levels::Level;
+use level::Level;
 use mission::{Event, Status};
 use text::{Action, actions, describe, things_in_view, way_to};
 

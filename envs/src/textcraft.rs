@@ -16,6 +16,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod words;
+mod world;
 mod worlds;
 
 pub use book::{Ingredient, Name, Recipe, RecipeBook};
@@ -25,6 +26,7 @@ pub(crate) use quantity::Quantity;
 pub(crate) use random::Draws;
 pub use solver::{Gather, Move, solve, solve_with};
 pub(crate) use task::TaskIndex;
-pub use task::{DISTRACTORS_MAX, Tasks, World, required_lines};
+pub use task::Tasks;
 pub use words::{Vocabulary, lexicon};
+pub use world::{DISTRACTORS_MAX, World, required_lines};
 pub use worlds::Worlds;

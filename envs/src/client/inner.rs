@@ -1,193 +1,33 @@
-//! Drives any AgentGym server through its specification.
-//!
-//! What it promises: a call ends, with a typed error if need be; a step is sent again only if
-//! it cannot have run and the server was there all the time; a session that was opened is closed (or, where opening one is dear,
-//! kept for the next episode), also when it is dropped or its opening fails half-way; and all
-//! of this is counted. With several servers of one kind a session goes to the least loaded of
-//! those that answer. Cheap to clone, made to be shared by many episodes at once.
+//! What a client and its sessions share.
 
-mod counters;
-mod http;
-#[cfg(test)]
-mod playback;
-mod pool;
-mod session;
-#[cfg(test)]
-mod tests;
-
-use std::sync::Arc;
-use std::time::Duration;
-
-use serde_json::{Value, json};
-use tokio::sync::watch;
-
-pub use counters::ClientCounters;
-pub use session::{Session, StepOutput};
-
+use super::counters::Counters;
+use super::http::{Ask, Repeat};
+use super::pool::{Place, Pool};
 use crate::error::{EnvError, Verdict};
 use crate::spec::{CreateBody, EnvSpec, ErrorShape, IdInReply};
-use counters::Counters;
-use http::{Ask, Repeat};
-use pool::{Place, Pool};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
 
 /// A session that nobody waits for has its seat for so long while it is being closed: a
 /// server that hangs must not keep new episodes out for as long as it does.
 const CLOSING: Duration = Duration::from_secs(30);
 
-/// Limits of the client.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ClientOptions {
-    /// For a whole call, connecting and reading included, in seconds.
-    pub call_timeout_s: f64,
-    /// For connecting, in seconds.
-    pub connect_timeout_s: f64,
-    /// Largest reply body in bytes. A step of WebArena carries a picture and the page.
-    pub body_max_bytes: usize,
-    /// How often a call that may be repeated is tried.
-    pub attempts_max: u32,
-    /// Pause before the second attempt, in seconds; it doubles from there.
-    pub backoff_first_s: f64,
-    /// Longest pause, in seconds.
-    pub backoff_max_s: f64,
-    /// Most sessions that are open at one server at a time, those that are being closed
-    /// included; none: as many as are asked for.
-    pub sessions_max: Option<usize>,
-    /// A server that failed to open a session gets no further ones for so long while another
-    /// one answers, in seconds.
-    pub avoid_s: f64,
-}
-
-impl Default for ClientOptions {
-    fn default() -> Self {
-        Self {
-            call_timeout_s: 300.0,
-            connect_timeout_s: 10.0,
-            body_max_bytes: 32 << 20,
-            attempts_max: 5,
-            backoff_first_s: 0.25,
-            backoff_max_s: 8.0,
-            sessions_max: None,
-            avoid_s: 30.0,
-        }
-    }
-}
-
-/// A client of one kind of environment.
-#[derive(Clone)]
-pub struct EnvClient {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
-    spec: &'static EnvSpec,
-    pool: Pool,
-    attempts_max: u32,
-    counters: Arc<Counters>,
+pub(super) struct Inner {
+    pub(super) spec: &'static EnvSpec,
+    pub(super) pool: Pool,
+    pub(super) attempts_max: u32,
+    pub(super) counters: Arc<Counters>,
     /// Closes that run in the background.
-    closing: watch::Sender<usize>,
-}
-
-impl EnvClient {
-    /// A client for servers of this kind at these base URLs. Nothing is sent yet.
-    pub fn new(
-        spec: &'static EnvSpec,
-        urls: &[String],
-        options: ClientOptions,
-    ) -> Result<Self, EnvError> {
-        if urls.is_empty() {
-            return Err(EnvError::Address {
-                address: String::new(),
-                problem: "no environment address is given; at least one is needed".to_owned(),
-            });
-        }
-        let counters = Arc::new(Counters::default());
-        Ok(Self {
-            inner: Arc::new(Inner {
-                spec,
-                attempts_max: options.attempts_max,
-                pool: Pool::new(spec, urls, &options, &counters)?,
-                counters,
-                closing: watch::Sender::new(0),
-            }),
-        })
-    }
-
-    /// The specification that it follows.
-    pub fn spec(&self) -> &'static EnvSpec {
-        self.inner.spec
-    }
-
-    /// Opens a session on a task: takes one that an earlier episode left, or creates it, and
-    /// resets it to the item.
-    pub async fn open(&self, item_id: i64) -> Result<Session, EnvError> {
-        let inner = &self.inner;
-        let mut place = None;
-        let kept = match inner.pool.idle() {
-            None => {
-                let mut seat = inner.pool.place().await;
-                // While this one waited for a seat, another episode may have left a session.
-                match seat.take_idle() {
-                    Some(id) => Some((seat, id)),
-                    None => {
-                        place = Some(seat);
-                        None
-                    }
-                }
-            }
-            kept => kept,
-        };
-        if let Some((place, id)) = kept {
-            let mut session = Session::new(Arc::clone(inner), place, id);
-            match session.reset(item_id).await {
-                Ok(()) => {
-                    inner.counters.note(|counters| counters.reused += 1);
-                    return Ok(session);
-                }
-                // The server may have lost it in the meantime.
-                Err(error) if error.verdict() == Verdict::Retry => {
-                    tracing::debug!(%error, "a kept session is of no use any more");
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        let mut attempt = 1;
-        loop {
-            let (place, id) = inner.create(place.take(), item_id).await?;
-            inner.counters.note(|counters| counters.opened += 1);
-            // From here on the session is closed whatever happens, cancellation included.
-            let mut session = Session::new(Arc::clone(inner), place, id);
-            match session.reset(item_id).await {
-                Ok(()) => return Ok(session),
-                // A server that was started again needs a new session, not another reset.
-                Err(_) if session.is_lost() && attempt < inner.attempts_max => attempt += 1,
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Closes the sessions that are kept for later episodes, and waits until closes that were
-    /// left to the background have ended.
-    pub async fn drain(&self) {
-        while let Some((place, id)) = self.inner.pool.idle() {
-            // A failure has been counted and logged.
-            let _ = self.inner.close(&place, &id).await;
-        }
-        let mut closing = self.inner.closing.subscribe();
-        // The sender lives as long as `self`, so that waiting ends at zero only.
-        let _ = closing.wait_for(|count| *count == 0).await;
-    }
-
-    /// What has happened so far.
-    pub fn counters(&self) -> ClientCounters {
-        self.inner.counters.snapshot()
-    }
+    pub(super) closing: watch::Sender<usize>,
 }
 
 impl Inner {
     /// Creates a session, on whichever server can. Running twice leaves at worst a session
     /// that nobody knows of, so every failure that may pass is tried again. `first` is tried
     /// first.
-    async fn create(
+    pub(super) async fn create(
         &self,
         mut first: Option<Place>,
         item_id: i64,
@@ -229,7 +69,7 @@ impl Inner {
         }
     }
 
-    fn created(&self, place: &Place, reply: Value) -> Result<Value, EnvError> {
+    pub(super) fn created(&self, place: &Place, reply: Value) -> Result<Value, EnvError> {
         let reply = self.without_error(place, "/create", reply)?;
         let id = match self.spec.id_in_reply {
             IdInReply::Bare => Some(&reply),
@@ -244,7 +84,7 @@ impl Inner {
     }
 
     /// Turns a reply that reports an error into the error that it is.
-    fn without_error(
+    pub(super) fn without_error(
         &self,
         place: &Place,
         endpoint: &'static str,
@@ -287,12 +127,12 @@ impl Inner {
         Err(error)
     }
 
-    async fn close(&self, place: &Place, id: &Value) -> Result<(), EnvError> {
+    pub(super) async fn close(&self, place: &Place, id: &Value) -> Result<(), EnvError> {
         close(self.spec, &self.counters, place, id).await
     }
 
     /// Closes a session when nobody can wait for it.
-    fn close_in_background(self: &Arc<Self>, place: Place, id: Value) {
+    pub(super) fn close_in_background(self: &Arc<Self>, place: Place, id: Value) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             self.counters.note(|counters| counters.leaked += 1);
             return;

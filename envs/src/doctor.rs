@@ -5,27 +5,22 @@
 
 mod report;
 mod speed;
+mod subject;
+
 #[cfg(test)]
 mod tests;
-
-pub use report::{Check, Report, Speed, Verdict};
-
-use std::time::{Duration, Instant};
-
-use serde_json::{Map, Value, json};
-
-use speed::probe;
 
 use crate::client::{ClientOptions, EnvClient};
 use crate::error::EnvError;
 use crate::spec::{Actions, CreateBody, EnvSpec, ErrorShape, IdInReply, Items, Replay};
 use agentgym_text::without_secrets;
+pub use report::{Check, Report, Speed, Verdict};
+use serde_json::{Map, Value, json};
+use std::time::{Duration, Instant};
+use subject::{Doctor, REPEATED, probe};
 
 /// A session id that no server has given out.
 const NO_SESSION: i64 = 987_654_321;
-
-/// Items whose first observation is asked for twice.
-const REPEATED: i64 = 4;
 
 /// How much is measured.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,16 +44,6 @@ impl Default for DoctorOptions {
             call_timeout_s: 120.0,
         }
     }
-}
-
-struct Doctor<'a> {
-    /// Hears what is done next.
-    tell: &'a (dyn Fn(&str) + Sync),
-    spec: &'static EnvSpec,
-    url: &'a str,
-    http: reqwest::Client,
-    client: EnvClient,
-    checks: Vec<Check>,
 }
 
 /// Examines a server. `tell` hears what is done next, since some of it takes minutes.

@@ -95,8 +95,8 @@ impl Library {
 
     /// Our own passages and questions, compiled in.
     pub fn builtin() -> Self {
-        let passages = include_str!("../../data/searchqa-corpus.jsonl");
-        let questions = include_str!("../../data/searchqa-questions.jsonl");
+        let passages = include_str!("../data/searchqa-corpus.jsonl");
+        let questions = include_str!("../data/searchqa-questions.jsonl");
         Self::from_texts(passages, questions).expect("a test reads what is compiled in")
     }
 

@@ -1,0 +1,53 @@
+//! A level with its mission, and what levels of several kinds are made of.
+
+use super::build::{Build, Reject, RoomAt};
+use super::grid::{Grid, Kind};
+use super::mission::{Desc, Goal, Task, next};
+
+/// A world and what is asked in it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Level {
+    pub(crate) grid: Grid,
+    pub(crate) goal: Goal,
+    /// Primitive moves that the reward is measured by.
+    pub(crate) moves_max: u32,
+}
+
+/// By default the limit is a room's cells for each room and trip.
+pub(super) fn finished(build: Build<'_>, goal: Goal, moves_max: Option<u32>) -> Level {
+    let rooms = (build.columns * build.rows) as u32;
+    let each = (build.room_size * build.room_size) as u32 * rooms;
+    let moves_max = moves_max.unwrap_or(each * goal.trips());
+    Level {
+        grid: build.grid,
+        goal,
+        moves_max,
+    }
+}
+
+pub(super) fn put_next_task(build: &Build<'_>, moved: Desc, fixed: Desc) -> Result<Task, Reject> {
+    let overlap = moved.set.iter().any(|thing| fixed.set.contains(thing));
+    let done = |moved: &usize| {
+        fixed
+            .set
+            .iter()
+            .any(|fixed| next(&build.grid, *moved, *fixed))
+    };
+    if overlap || moved.set.iter().any(done) {
+        return Err(Reject);
+    }
+    Ok(Task::PutNext(moved, fixed))
+}
+
+/// Three by three rooms, one of them behind a locked door whose key lies elsewhere.
+pub(super) fn lock_a_room(build: &mut Build<'_>) -> Result<(RoomAt, usize), Reject> {
+    let room = build.any_room();
+    let colour = build.colour();
+    let door = build.add_any_door(room, colour, true)?;
+    build.locked = Some(room);
+    build.connect()?;
+    let others: Vec<RoomAt> = build.rooms().into_iter().filter(|r| *r != room).collect();
+    let place = build.pick(&others);
+    build.add(place, Kind::Key, colour)?;
+    Ok((room, door))
+}

@@ -1,0 +1,57 @@
+//! A conversation in which a task is solved, message by message.
+
+use serde::Serialize;
+
+/// A message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Message {
+    /// `human` (the environment) or `gpt` (the model).
+    pub from: &'static str,
+    /// Whether the message is trained on; `null` for the environment's.
+    pub loss: Option<bool>,
+    /// The text.
+    pub value: String,
+}
+
+/// A solved task, as one line of a trajectory file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Demonstration {
+    /// The messages; the last one is the model's.
+    pub conversations: Vec<Message>,
+    /// `textcraft_<id>`.
+    pub item_id: String,
+}
+
+/// A conversation while it is held.
+pub(crate) struct Talk {
+    /// What the environment said last and nobody has answered yet.
+    pub(crate) observation: String,
+    conversations: Vec<Message>,
+}
+
+impl Talk {
+    /// `first`: the first human message.
+    pub(crate) fn new(first: String) -> Self {
+        Self {
+            observation: first,
+            conversations: Vec::new(),
+        }
+    }
+
+    /// The model's answer, whether it is trained on, and what the environment replies.
+    pub(crate) fn say(&mut self, text: String, loss: bool, reply: String) {
+        let heard = std::mem::replace(&mut self.observation, reply);
+        let heard = ("human", None, heard);
+        for (from, loss, value) in [heard, ("gpt", Some(loss), text)] {
+            self.conversations.push(Message { from, loss, value });
+        }
+    }
+
+    /// The whole; the environment's last reply is nobody's question.
+    pub(crate) fn told(self, item_id: String) -> Demonstration {
+        Demonstration {
+            conversations: self.conversations,
+            item_id,
+        }
+    }
+}
