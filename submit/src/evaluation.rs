@@ -5,16 +5,10 @@
 use crate::metrics::{Book, Row};
 use crate::runs::RunView;
 use crate::{Error, Result, text};
-use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-
-/// True where evaluating is all that the run does.
-pub fn is_all(plan: &Plan) -> bool {
-    plan.config.run.pipeline == Pipeline::Eval
-}
 
 fn part(set: usize) -> PartId {
     PartId {
@@ -128,7 +122,7 @@ pub(crate) async fn write_items(view: &RunView, dir: &Path) -> Result<PathBuf> {
     }
     let path = dir.join("items.jsonl");
     std::fs::create_dir_all(dir).map_err(Error::local(dir))?;
-    crate::metric_files::replace(&path, &lines)?;
+    crate::text::replace(&path, &lines)?;
     Ok(path)
 }
 

@@ -282,7 +282,7 @@ async fn commit(store: &Store, mut manifest: Manifest) -> Result<()> {
     if let Some(there) = store.manifest(&slot).await? {
         return same(&there, &manifest);
     }
-    let now = crate::unix_now_s();
+    let now = crate::text::unix_now_s();
     let start = AttemptStart {
         worker: "fork".to_owned(),
         started_unix_s: now,

@@ -21,7 +21,9 @@ mod metric_files;
 pub mod metrics;
 pub mod model_size;
 mod plan_memory;
+mod plan_parts;
 mod plan_sizes;
+mod plan_texts;
 pub mod plan_view;
 pub mod plot;
 mod preflight;
@@ -38,13 +40,12 @@ mod verify;
 mod watch;
 pub mod why;
 
-pub use error::{Error, Exit, Result};
-
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::Store;
 use agentgym_text::without_secrets;
 use cli::{Cli, Command, Global};
-use runs::{DEFAULT_STORE, RunView};
+pub use error::{Error, Exit, Result};
+use runs::{DEFAULT_STORE, RunView, existing_store};
 use serde_json::json;
 
 /// Runs one command.
@@ -73,7 +74,7 @@ pub async fn execute(cli: Cli) -> Result<()> {
             if global.json {
                 text::emit_json(&status.to_json());
             } else {
-                text::emit(&status.render(unix_now_s()));
+                text::emit(&status.render(text::unix_now_s()));
             }
             Ok(())
         }
@@ -179,7 +180,7 @@ async fn show_metrics(view: &RunView, global: &Global) -> Result<()> {
     let mut written = Vec::new();
     if let Some(dir) = run::metrics_dir(&view.store, &view.plan) {
         written = book.write(&dir, &view.plan.config.trainer)?;
-        if evaluation::is_all(&view.plan) {
+        if metrics::is_all(&view.plan) {
             written.push(evaluation::write_items(view, &dir).await?);
         }
     }
@@ -200,24 +201,6 @@ async fn store(global: &Global) -> Result<Store> {
     existing_store(global.store.as_deref().unwrap_or(DEFAULT_STORE)).await
 }
 
-/// A store in which a run is looked for: a folder must be there, and is not made.
-async fn existing_store(url: &str) -> Result<Store> {
-    let local = !url.contains(':');
-    if local && !std::path::Path::new(url).is_dir() {
-        return Err(Error::Missing(format!(
-            "there is no store at {url}; give --store URL (or set AGENTGYM_STORE)"
-        )));
-    }
-    Ok(Store::open(url).await?)
-}
-
 async fn view(run: &str, global: &Global) -> Result<RunView> {
     RunView::open(&store(global).await?, run).await
-}
-
-/// For showing ages to people; no decision reads it.
-fn unix_now_s() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |d| d.as_secs())
 }

@@ -4,6 +4,7 @@
 
 use crate::metrics::{Book, Row};
 use crate::tensorboard::Scalars;
+use crate::text::replace;
 use crate::{Error, Result, tensorboard};
 use agentgym_jobs::config::Trainer;
 use serde_json::{Map, Value, json};
@@ -132,25 +133,6 @@ fn flatten(head: &str, map: &Map<String, Value>, out: &mut Vec<(String, f64)>) {
             other => out.extend(other.as_f64().map(|v| (tag, v))),
         }
     }
-}
-
-/// Writes a file whole: readers see the old content or the new.
-pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(dir).map_err(Error::local(dir))?;
-    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(Error::local(dir))?;
-    std::io::Write::write_all(&mut file, content).map_err(Error::local(path))?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = std::fs::Permissions::from_mode(0o644);
-        file.as_file()
-            .set_permissions(mode)
-            .map_err(Error::local(path))?;
-    }
-    file.persist(path)
-        .map_err(|e| Error::local(path)(e.error))?;
-    Ok(())
 }
 
 /// Appends where the file is a beginning of `content`, since a TensorBoard

@@ -6,6 +6,7 @@ use crate::runs::RunView;
 use crate::{Error, Result};
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
+use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Manifest, SeenCommits};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::{Map, Value};
@@ -338,7 +339,7 @@ impl Book {
         let label = |iteration: u32, after: bool| match (iteration, after && warm) {
             (0, true) if plan.dpo_parts() > 0 => "after training".to_owned(),
             (0, true) => "after warm start".to_owned(),
-            (0, false) if crate::evaluation::is_all(plan) => "policy".to_owned(),
+            (0, false) if is_all(plan) => "policy".to_owned(),
             (0, false) => "before training".to_owned(),
             (n, _) if n == plan.iterations => format!("end (iteration {n})"),
             (n, _) => format!("iteration {n}"),
@@ -354,6 +355,11 @@ impl Book {
             })
             .collect()
     }
+}
+
+/// True where evaluating is all that the run does.
+pub fn is_all(plan: &Plan) -> bool {
+    plan.config.run.pipeline == Pipeline::Eval
 }
 
 #[cfg(test)]

@@ -5,29 +5,37 @@
 //! a formula says *live* it counts what exists at the same time in `model`'s code.
 
 use crate::model_size::ModelSize;
-use crate::plan_sizes::{evaluated_sequences, sequences, tokens_max};
+use crate::plan_sizes::{evaluated_sequences, narrow, sequences, tokens_max};
 use crate::text::{bytes, count};
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::plan::Plan;
 
 const F32: u128 = 4;
+
 /// A worker beside its models and what a stage computes: code, runtime and
 /// environments (between the stages of the quickstart a process with its three policies has 54 to
 /// 72 MB).
 const PROGRAM_BYTES: u128 = 50_000_000;
+
 /// What a tokenizer takes, of which every loaded model has its own: 66 to 69 MB were measured
 /// with 151 646 ids of ten letters on average.
 const TOKENIZER_BYTES_PER_ID: u128 = 450;
+
 /// Policies that a worker keeps in memory: `worker::policies`.
 const RESIDENT_POLICIES: u128 = 3;
+
 /// Decoded records: ids, masks, the streams of floats and what the file holds of them.
 const RECORD_BYTES_PER_TOKEN: u128 = 64;
+
 /// Positions of a KV cache come in blocks.
 const CACHE_BLOCK: u128 = 64;
+
 /// Known tokens that a decoding step runs beside its rows: `worker::decoder`.
 const PREFILL_TOKENS: u128 = 512;
+
 /// Episodes in flight for each row of the decoder: `worker::stages::play`.
 const EPISODES_PER_ROW: u128 = 2;
+
 /// Rows of one chunk of logits: `model::kernels::head`.
 const HEAD_CHUNK_ROWS: u128 = 256;
 
@@ -78,12 +86,6 @@ impl Memory {
             evaluate: narrow(evaluate),
         }
     }
-}
-
-/// Bytes to show. Figures are computed in u128, in which no product of limits and of a model's
-/// sizes is too large; what u64 cannot hold is more than any machine has.
-pub(crate) fn narrow(bytes: u128) -> u64 {
-    u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
 /// Bytes that processes on this machine may use in all: its memory, or its container's share.

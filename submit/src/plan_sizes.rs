@@ -3,7 +3,6 @@
 //! is needed, so these are estimates; the formula of each is beside it.
 
 use crate::model_size::ModelSize;
-use crate::plan_memory::narrow;
 use agentgym_jobs::config::{EvaluationSet, Pipeline};
 use agentgym_jobs::plan::Plan;
 
@@ -111,4 +110,10 @@ pub(crate) fn steps_per_iteration(plan: &Plan) -> u64 {
 pub(crate) fn tokens_max(plan: &Plan) -> u64 {
     let (data, rollout) = (&plan.config.data, &plan.config.actor_rollout_ref.rollout);
     (data.max_prompt_length + data.max_response_length).min(rollout.max_model_len) as u64
+}
+
+/// Bytes to show. Figures are computed in u128, in which no product of limits and of a model's
+/// sizes is too large; what u64 cannot hold is more than any machine has.
+pub(crate) fn narrow(bytes: u128) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }

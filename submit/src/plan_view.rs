@@ -2,29 +2,15 @@
 //! written or started. ≤ marks an upper bound.
 
 use crate::model_size::{self, ModelSize};
-use crate::plan_memory::{Memory, check_fits, machine_bytes, narrow};
-use crate::plan_sizes::{Sizes, sequences, steps_per_iteration, tokens_max};
+use crate::plan_memory::{Memory, check_fits, machine_bytes};
+use crate::plan_parts::Counted;
+use crate::plan_sizes::{Sizes, narrow, sequences, steps_per_iteration, tokens_max};
+use crate::plan_texts::{horizons, sessions_text, sft_text, some_of, steps_text, tasks_text};
 use crate::text::{bytes, count, many};
-use agentgym_envs::builtin;
 use agentgym_jobs::config::{Numerics, Pipeline};
-use agentgym_jobs::pipeline::{Stage, adopted, parts};
 use agentgym_jobs::plan::Plan;
-use agentgym_text::without_secrets;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
-
-/// Parts of each stage.
-type Stages = BTreeMap<Stage, u64>;
-
-/// How many parts there are.
-#[derive(Debug, Default)]
-struct Counted {
-    all: u64,
-    /// Of iteration 0, by stage.
-    start: Stages,
-    /// Of a later iteration, by stage: the most parts of one, and iterations that have some.
-    each: BTreeMap<Stage, (u64, u64)>,
-}
+use std::collections::BTreeSet;
 
 /// Everything the screen shows, as numbers.
 #[derive(Debug)]
@@ -92,44 +78,6 @@ impl<'a> PlanView<'a> {
             .collect()
     }
 
-    /// Parts of each stage in all, and of each stage in iteration 0 and in the later iteration
-    /// that has most of them.
-    fn counted(&self) -> Counted {
-        let plan = self.plan;
-        let stages = |n: u32| {
-            let mut stages = Stages::new();
-            for part in parts(plan, n) {
-                *stages.entry(part.id.stage).or_default() += 1;
-            }
-            stages
-        };
-        let mut counted = Counted::default();
-        // What a fork takes over is in few iterations, and each of those is of its own kind.
-        let taken_over: u64 = adopted(plan).len() as u64;
-        let first = plan.forked_at().map_or(0, |last| last.saturating_add(1));
-        counted.all = taken_over;
-        // An iteration has the parts of every other one that trains as much and is evaluated as it.
-        let mut kinds: BTreeMap<_, (Stages, u64)> = BTreeMap::new();
-        for n in first..=plan.iterations {
-            let kind = (n == 0, plan.update_steps(n) > 0, plan.evaluates(n));
-            let (of, iterations) = kinds.entry(kind).or_insert_with(|| (stages(n), 0));
-            counted.all += of.values().sum::<u64>();
-            *iterations += 1;
-        }
-        for ((is_start, ..), (stages, iterations)) in kinds {
-            if is_start {
-                counted.start = stages;
-                continue;
-            }
-            for (stage, parts) in stages {
-                let (most, having) = counted.each.entry(stage).or_default();
-                *most = (*most).max(parts);
-                *having += iterations;
-            }
-        }
-        counted
-    }
-
     /// For people: one screen.
     pub fn render(&self) -> String {
         let plan = self.plan;
@@ -177,7 +125,7 @@ impl<'a> PlanView<'a> {
                 Pipeline::Rl | Pipeline::Dpo | Pipeline::AgentEvol | Pipeline::Eval => "warm start",
                 Pipeline::Sft => "sft",
             };
-            line(name, self.sft_text());
+            line(name, sft_text(plan));
         }
         if config.run.pipeline == Pipeline::Dpo {
             let dpo = &config.dpo;
@@ -198,7 +146,7 @@ impl<'a> PlanView<'a> {
             self.render_training(&mut line);
         }
         self.render_evaluation(&mut line);
-        line("parts", self.parts_text());
+        line("parts", Counted::of(plan).text(plan));
         match &self.model {
             Ok(model) => {
                 let s = Sizes::new(plan, model);
@@ -282,8 +230,8 @@ impl<'a> PlanView<'a> {
                 count(plan.tasks.len() as u64)
             ),
         );
-        line("tasks", self.tasks_text());
-        line("steps", self.steps_text());
+        line("tasks", tasks_text(plan));
+        line("steps", steps_text(plan));
         if config.run.pipeline == Pipeline::Rl {
             line("kl", self.kl_text());
         }
@@ -299,79 +247,6 @@ impl<'a> PlanView<'a> {
             ),
         );
         line("horizon", horizons(plan));
-    }
-
-    /// How many of an iteration's tasks each environment gives, and where it is played.
-    fn tasks_text(&self) -> String {
-        let environments = self.plan.config.environments();
-        let told = self.plan.tasks.shares().into_iter().map(|(name, count)| {
-            let Some(environment) = environments.get(name) else {
-                return format!("{count} of {name}");
-            };
-            let limits = [
-                (environment.max_rounds).map(|n| format!(", ≤ {}", many(n.into(), "round"))),
-                (environment.max_tokens).map(|n| format!(", turn ≤ {n}")),
-            ];
-            let limits: String = limits.into_iter().flatten().collect();
-            format!(
-                "{count} of {name} at {}{limits}",
-                without_secrets(&environment.env_addr)
-            )
-        });
-        told.collect::<Vec<_>>().join(", ")
-    }
-
-    /// What an iteration trains.
-    fn steps_text(&self) -> String {
-        let (plan, config) = (self.plan, &self.plan.config);
-        let iterations = u64::from(plan.iterations);
-        let steps = steps_per_iteration(plan);
-        let all = count(steps * iterations);
-        let iterations = many(iterations, "iteration");
-        if config.run.pipeline == Pipeline::AgentEvol {
-            let (evol, size) = (&config.agentevol, config.sft.batch_size);
-            let beside = match (evol.add_original_data, evol.share) {
-                (false, _) => "kept alone".to_owned(),
-                (true, None) => "kept beside the demonstrations".to_owned(),
-                (true, Some(share)) => format!("{:.0} % kept", 100.0 * share),
-            };
-            return format!(
-                "{steps} optimizer steps × {size} conversations from the base, {beside}; × {iterations} = {all}, lr {:e}",
-                config.sft.lr
-            );
-        }
-        let actor = &config.actor_rollout_ref.actor;
-        format!(
-            "{} × {} = {steps} optimizer steps; × {iterations} = {all}, lr {:e}",
-            many(u64::from(plan.minibatches()), "minibatch"),
-            many(u64::from(actor.ppo_epochs), "epoch"),
-            actor.optim.lr
-        )
-    }
-
-    /// How much is learnt from demonstrations, and what is held out.
-    fn sft_text(&self) -> String {
-        let (plan, sft) = (self.plan, &self.plan.config.sft);
-        let (steps, size) = (sft.steps_planned(), sft.batch_size);
-        let mut text = match sft.epochs {
-            None => format!(
-                "{steps} optimizer steps × {size} conversations = {}",
-                count(u64::from(steps) * size as u64)
-            ),
-            Some(epochs) => format!(
-                "{} over ≤ {} conversations, {size} to a step: ≤ {} optimizer steps",
-                many(epochs.into(), "epoch"),
-                count(sft.rows_of_an_epoch() as u64),
-                count(steps.into())
-            ),
-        };
-        text += &format!(", lr {:e}, in {} parts", sft.lr, plan.sft_parts(0));
-        if sft.validation_share > 0.0 {
-            text += &format!("; {:.1} % held out", 100.0 * sft.validation_share);
-        } else if sft.validates() {
-            text += "; validated on rows of their own";
-        }
-        text
     }
 
     /// Where the divergence from the reference policy goes.
@@ -427,7 +302,7 @@ impl<'a> PlanView<'a> {
             0 => "",
             _ => " + 1 greedy",
         };
-        if crate::evaluation::is_all(self.plan) {
+        if crate::metrics::is_all(self.plan) {
             let ks: Vec<String> = evaluation
                 .ks()
                 .iter()
@@ -462,49 +337,6 @@ impl<'a> PlanView<'a> {
         );
     }
 
-    /// Every stage that the run has.
-    fn parts_text(&self) -> String {
-        let (plan, counted) = (self.plan, self.counted());
-        let mut text = format!("{} jobs in all", count(counted.all));
-        let start: Vec<String> = counted
-            .start
-            .iter()
-            .map(|(stage, parts)| format!("{} {stage}", count(*parts)))
-            .collect();
-        if !start.is_empty() {
-            text += &format!("; at the start {}", start.join(", "));
-        }
-        let first = plan
-            .forked_at()
-            .map_or(1, |last| last.saturating_add(1).max(1));
-        let iterations = u64::from(plan.iterations.saturating_add(1).saturating_sub(first));
-        let each: Vec<String> = counted
-            .each
-            .iter()
-            .map(|(stage, (parts, having))| {
-                let often = match having < &iterations {
-                    true => "≤ ",
-                    false => "",
-                };
-                let tasks = match stage {
-                    Stage::Rollout => {
-                        let (size, all) = (
-                            plan.config.jobs.rollout_part_tasks,
-                            plan.config.data.train_batch_size,
-                        );
-                        format!(" ({} tasks each)", size.min(all))
-                    }
-                    _ => String::new(),
-                };
-                format!("{often}{} {stage}{tasks}", count(*parts))
-            })
-            .collect();
-        if !each.is_empty() {
-            text += &format!("; each iteration {}", each.join(", "));
-        }
-        text
-    }
-
     /// For programs.
     pub fn to_json(&self) -> Value {
         let plan = self.plan;
@@ -519,7 +351,7 @@ impl<'a> PlanView<'a> {
                 "evaluate_memory_bytes": memory.evaluate,
             })
         });
-        let counted = self.counted();
+        let counted = Counted::of(plan);
         let names = counted.start.keys().chain(counted.each.keys());
         let stages: BTreeSet<&str> = names.map(|stage| stage.name()).collect();
         let horizon: Vec<u32> = (1..=plan.iterations).map(|n| plan.rounds_max(n)).collect();
@@ -533,71 +365,11 @@ impl<'a> PlanView<'a> {
     }
 }
 
-/// The first few and the last of many, the others as `…`.
-fn some_of(texts: impl DoubleEndedIterator<Item = String> + ExactSizeIterator) -> String {
-    const NAMED_MAX: usize = 8;
-    let mut texts = texts;
-    if texts.len() <= NAMED_MAX {
-        return texts.collect::<Vec<_>>().join(", ");
-    }
-    let last = texts.next_back().unwrap_or_default();
-    let first: Vec<String> = texts.take(NAMED_MAX - 2).collect();
-    format!("{}, … {last}", first.join(", "))
-}
-
-/// `1–100: 4 rounds, 101–200: 6 rounds`: runs of equal horizon.
-fn horizons(plan: &Plan) -> String {
-    let mut runs: Vec<(u32, u32, u32)> = Vec::new();
-    for n in 1..=plan.iterations {
-        let rounds = plan.rounds_max(n);
-        match runs.last_mut() {
-            Some((_, last, same)) if *same == rounds => *last = n,
-            _ => runs.push((n, n, rounds)),
-        }
-    }
-    let texts = runs
-        .iter()
-        .map(|(first, last, rounds)| format!("{first}–{last}: {rounds}"));
-    format!("rounds by iteration {}", some_of(texts))
-}
-
-/// How many sessions the environments must bear; nothing of those that are built in and
-/// unlimited, whose sessions are small.
-fn sessions_text(plan: &Plan) -> String {
-    let config = &plan.config;
-    let (max, workers) = (
-        config.actor_rollout_ref.agentgym.sessions_max,
-        config.jobs.workers as u64,
-    );
-    let environments = config.environments();
-    let told = environments.iter().filter_map(|(name, environment)| {
-        let address = &environment.env_addr;
-        if let Ok(server) = builtin::parse(address) {
-            let (max, own) = (max?, count(server.options.sessions_max as u64));
-            return Some(format!(
-                "{name}: ≤ {max} in each worker's own server, which takes {own}"
-            ));
-        }
-        let address = without_secrets(address);
-        Some(match max {
-            Some(max) => format!(
-                "{name}: ≤ {max} × {} = {} open at once at {address}",
-                many(workers, "worker"),
-                count((max as u64).saturating_mul(workers))
-            ),
-            None => format!(
-                "{name}: one for each episode that a worker plays, × {}, at {address}; agentgym.sessions_max limits it",
-                many(workers, "worker")
-            ),
-        })
-    });
-    told.collect::<Vec<_>>().join("; ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use agentgym_jobs::config::RunConfig;
+    use agentgym_jobs::pipeline::{Stage, parts};
     use std::path::Path;
 
     fn plan(text: &str, overrides: &[&str]) -> (Plan, Vec<String>) {

@@ -3,8 +3,8 @@
 //! with every per-token stream beside the ids it belongs to.
 
 use crate::Result;
-use crate::export::plain_zeros;
 use crate::runs::{RunView, part_id};
+use crate::text::plain_zeros;
 use agentgym_envs::spec::spec;
 use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Episodes, Sequence};
 use agentgym_jobs::pipeline::Stage;

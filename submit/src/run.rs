@@ -281,7 +281,7 @@ async fn drive(
         End::Finished => {
             let mut written = follower.write_metrics()?;
             if let Some(dir) = metrics_dir(&store, &plan)
-                && evaluation::is_all(&plan)
+                && crate::metrics::is_all(&plan)
             {
                 written.push(evaluation::write_items(&look, &dir).await?);
             }

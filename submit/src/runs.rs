@@ -188,3 +188,14 @@ pub fn cache_dir() -> PathBuf {
         None => std::env::temp_dir().join("agentgym"),
     }
 }
+
+/// A store in which a run is looked for: a folder must be there, and is not made.
+pub(crate) async fn existing_store(url: &str) -> Result<Store> {
+    let local = !url.contains(':');
+    if local && !std::path::Path::new(url).is_dir() {
+        return Err(Error::Missing(format!(
+            "there is no store at {url}; give --store URL (or set AGENTGYM_STORE)"
+        )));
+    }
+    Ok(Store::open(url).await?)
+}

@@ -2,13 +2,16 @@
 //! follows from the plan, the commits and the attempt records; no worker is
 //! asked, so it works when none is left.
 
+mod all;
+
 use crate::runs::RunView;
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
 use agentgym_jobs::planner::Progress;
-use agentgym_storage::{AttemptOutcome, AttemptRecord, Store};
+use agentgym_storage::{AttemptOutcome, AttemptRecord};
 use agentgym_text::visible_name;
 use agentgym_worker::{Cause, Exhausted, RunState};
+pub use all::all;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -464,51 +467,6 @@ fn grouped<'a>(ids: impl IntoIterator<Item = &'a PartId>) -> String {
         })
         .collect();
     texts.join(", ")
-}
-
-/// One line per run of a store.
-pub async fn all(store: &Store, as_json: bool) -> Result<()> {
-    let mut rows = Vec::new();
-    let mut documents = Vec::new();
-    for run in store.runs().await? {
-        // One run that cannot be read does not hide the others.
-        let read = async { status(&RunView::open(store, run.as_str()).await?).await };
-        let status = match read.await {
-            Ok(status) => status,
-            Err(e) => {
-                let message = e.to_string();
-                rows.push(vec![
-                    run.to_string(),
-                    "–".into(),
-                    "–".into(),
-                    format!("for you, it cannot be read: {message}"),
-                ]);
-                documents.push(json!({"run": run.to_string(), "error": message}));
-                continue;
-            }
-        };
-        rows.push(vec![
-            status.run.clone(),
-            format!("{}/{}", status.latest.unwrap_or(0), status.iterations),
-            format!("{}/{}", status.committed, status.parts),
-            status
-                .waiting_line()
-                .trim_start_matches("waiting: ")
-                .to_owned(),
-        ]);
-        documents.push(status.to_json());
-    }
-    if as_json {
-        text::emit_json(&Value::Array(documents));
-    } else if rows.is_empty() {
-        text::emit(&format!("no runs in the store at {}", store.url()));
-    } else {
-        text::emit(&text::table(
-            &["run", "iteration", "parts", "waiting"],
-            &rows,
-        ));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

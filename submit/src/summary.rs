@@ -98,7 +98,7 @@ fn cell(score: Option<SetScore>) -> String {
 
 /// Evaluations by set and the plot of the run so far.
 pub fn report(book: &Book, plan: &Plan) -> String {
-    if evaluation::is_all(plan) {
+    if crate::metrics::is_all(plan) {
         return evaluation::report(book, plan);
     }
     let mut out = String::new();
@@ -209,7 +209,7 @@ fn evaluation_table(evaluations: &[Evaluated], plan: &Plan) -> String {
 
 /// The same as one JSON document.
 pub fn report_json(book: &Book, plan: &Plan) -> Value {
-    if evaluation::is_all(plan) {
+    if crate::metrics::is_all(plan) {
         return evaluation::report_json(book, plan);
     }
     let score = |s: Option<SetScore>| {

@@ -1,7 +1,10 @@
 //! How numbers and tables look to people, the same in every command.
 
+use crate::{Error, Result};
 use agentgym_text::{visible, visible_name};
+use serde_json::{Value, json};
 use std::io::Write as _;
+use std::path::Path;
 
 /// Writes results to standard output. A reader that went away (`… | head`)
 /// ends the output, not the program with a panic. On a terminal, lines that
@@ -216,6 +219,48 @@ pub fn one_line(text: &str, limit: usize) -> String {
     }
     let cut: String = line.chars().take(limit.saturating_sub(1)).collect();
     format!("{cut}…")
+}
+
+/// For showing ages to people; no decision reads it.
+pub(crate) fn unix_now_s() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs())
+}
+
+/// Writes a file whole: readers see the old content or the new.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir).map_err(Error::local(dir))?;
+    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(Error::local(dir))?;
+    std::io::Write::write_all(&mut file, content).map_err(Error::local(path))?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::Permissions::from_mode(0o644);
+        file.as_file()
+            .set_permissions(mode)
+            .map_err(Error::local(path))?;
+    }
+    file.persist(path)
+        .map_err(|e| Error::local(path)(e.error))?;
+    Ok(())
+}
+
+/// The same without negative zeros, which sums of nothing leave.
+pub(crate) fn plain_zeros(value: Value) -> Value {
+    match value {
+        Value::Array(all) => all.into_iter().map(plain_zeros).collect(),
+        Value::Object(all) => {
+            let all = all.into_iter();
+            Value::Object(
+                all.map(|(name, value)| (name, plain_zeros(value)))
+                    .collect(),
+            )
+        }
+        Value::Number(number) if number.is_f64() && number.as_f64() == Some(0.0) => json!(0.0),
+        other => other,
+    }
 }
 
 #[cfg(test)]

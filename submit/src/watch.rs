@@ -30,13 +30,13 @@ pub(crate) async fn watch(store: &Store, run: &str, global: &Global) -> Result<(
             }
         } else if screen.is_term() {
             let width = usize::from(screen.size().1);
-            let fitted = text::fit(&visible(&status.render(crate::unix_now_s())), width);
+            let fitted = text::fit(&visible(&status.render(crate::text::unix_now_s())), width);
             // A terminal that went away is the reader's choice.
             let _ = screen.clear_last_lines(drawn);
             drawn = fitted.lines().count();
             text::emit(&fitted);
         } else if changed {
-            text::emit(&status.render(crate::unix_now_s()));
+            text::emit(&status.render(crate::text::unix_now_s()));
         }
         if let Some(end) = end(&status, store) {
             return end;

@@ -264,7 +264,7 @@ impl Teller<'_> {
                 last.number
             );
         }
-        let ago = crate::unix_now_s().saturating_sub(last.start.started_unix_s) as f64;
+        let ago = crate::text::unix_now_s().saturating_sub(last.start.started_unix_s) as f64;
         let (worker, ago) = (visible_name(&last.start.worker), text::seconds(ago));
         let began = format!("attempt {} by {worker}, begun {ago} ago", last.number);
         let Some(queue) = &self.queue else {

@@ -1,10 +1,11 @@
 //! `episodes.jsonl`: every episode of an iteration's rollouts, those that are not
 //! trained on too, with all that its advantages are computed from.
 
-use super::{plain_zeros, unsaid};
+use super::folder::unsaid;
 use crate::Result;
 use crate::records::{Content, Filter, ScoredEpisode, Slot, content, has, input, scored_json};
 use crate::runs::RunView;
+use crate::text::plain_zeros;
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_worker::stages::export::{importance_weights, standings};

@@ -2,7 +2,7 @@
 //! learning rate and its examples in order. Which these are follows from the plan and
 //! the artifacts of `init`; the stages' own functions say it again.
 
-use super::{Exported, inputs, policy, unsaid, write};
+use super::folder::{Exported, INPUT, inputs, policy, unsaid, write};
 use crate::runs::{RunView, cache_dir};
 use crate::{Error, Result};
 use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, reference_of};
@@ -71,9 +71,7 @@ pub(super) async fn sft(
 
 /// The policy whose tokenizer and template make the examples.
 async fn tokens(view: &RunView, manifest: &Manifest) -> Result<Policy> {
-    let folder = inputs(view, manifest)
-        .folder(super::INPUT, "policy")
-        .await?;
+    let folder = inputs(view, manifest).folder(INPUT, "policy").await?;
     Policy::load(folder.path(), &Device::cpu())
         .map_err(|e| Error::Usage(format!("reading the policy of {}: {e}", manifest.slot())))
 }

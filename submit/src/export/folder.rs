@@ -1,0 +1,130 @@
+//! The folder that an export writes: plain files, and folders as they were committed.
+
+use crate::runs::{RunView, cache_dir};
+use crate::{Error, Result};
+use agentgym_jobs::pipeline::BASE_PART;
+use agentgym_model::{Adapter, Device, Policy};
+use agentgym_storage::{Inputs, LocalFolder, Manifest};
+use std::path::Path;
+
+/// What was written.
+#[derive(Debug, Default)]
+pub struct Exported {
+    /// Names below the folder, sorted.
+    pub names: Vec<String>,
+    /// Folders that retention has removed since.
+    pub removed: Vec<String>,
+    /// Files that cannot be made on this machine, and why.
+    pub unwritten: Vec<String>,
+    /// Sequences of the batch.
+    pub trajectories: usize,
+    /// Examples of supervised steps.
+    pub examples: usize,
+}
+
+/// A stage's function could not say again what it did.
+pub(super) fn unsaid(error: agentgym_worker::Error) -> Error {
+    match error {
+        agentgym_worker::Error::Storage(error) => error.into(),
+        agentgym_worker::Error::Jobs(error) => error.into(),
+        other => Error::Usage(format!("what this iteration learnt from: {other}")),
+    }
+}
+
+/// The policy of a commit, and its adapter where one is trained.
+pub(super) async fn policy(
+    view: &RunView,
+    manifest: &Manifest,
+    (to, when, adapter_alone): (&Path, &str, bool),
+    out: &mut Exported,
+) -> Result<()> {
+    let (policy, adapter) = (format!("policy_{when}"), format!("adapter_{when}"));
+    if !view.plan.has_adapter() {
+        return folder(view, manifest, "policy", &to.join(policy), out).await;
+    }
+    folder(view, manifest, "adapter", &to.join(&adapter), out).await?;
+    if adapter_alone {
+        return Ok(());
+    }
+    if out.removed.contains(&adapter) {
+        out.removed.push(policy);
+        return Ok(());
+    }
+    let base = view.committed(BASE_PART).await?;
+    let base: LocalFolder = inputs(view, &base).folder(INPUT, "policy").await?;
+    let merge = || {
+        let base = Policy::load(base.path(), &Device::cpu())?;
+        let adapter = Adapter::load(&to.join(&adapter), base.config())?;
+        base.with_adapter(adapter)?.save(&to.join(&policy))
+    };
+    merge().map_err(|e| Error::Usage(format!("merging {adapter}: {e}")))?;
+    out.names.push(format!("{policy}/"));
+    Ok(())
+}
+
+pub(super) fn check_free(to: &Path) -> Result<()> {
+    let taken = match std::fs::read_dir(to) {
+        Ok(mut inside) => inside.next().is_some(),
+        Err(e) => e.kind() != std::io::ErrorKind::NotFound,
+    };
+    if taken {
+        return Err(Error::Usage(format!(
+            "{} is not an empty folder; give --to a new one",
+            to.display()
+        )));
+    }
+    Ok(())
+}
+
+pub(super) fn write(to: &Path, name: &str, bytes: &[u8], out: &mut Exported) -> Result<()> {
+    let path = to.join(name);
+    std::fs::write(&path, bytes).map_err(Error::local(&path))?;
+    out.names.push(name.to_owned());
+    Ok(())
+}
+
+/// Name of the one commit that [`inputs`] reads.
+pub(super) const INPUT: &str = "commit";
+
+pub(super) fn inputs(view: &RunView, manifest: &Manifest) -> Inputs {
+    let commit = vec![(INPUT.to_owned(), manifest.clone())];
+    Inputs::new(view.store.clone(), commit, cache_dir())
+}
+
+/// Copies a verified artifact folder, or notes that it is gone.
+pub(super) async fn folder(
+    view: &RunView,
+    manifest: &Manifest,
+    prefix: &str,
+    to: &Path,
+    out: &mut Exported,
+) -> Result<()> {
+    let name = to.file_name().unwrap_or_default().to_string_lossy();
+    match inputs(view, manifest).folder(INPUT, prefix).await {
+        Ok(local) => {
+            copy_files(local.path(), to)?;
+            out.names.push(format!("{name}/"));
+            Ok(())
+        }
+        // What is left is worth having: records are kept for good.
+        Err(agentgym_storage::Error::Removed { .. }) => {
+            out.removed.push(name.into_owned());
+            Ok(())
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
+pub(super) fn copy_files(from: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to).map_err(Error::local(to))?;
+    for entry in std::fs::read_dir(from).map_err(Error::local(from))? {
+        let entry = entry.map_err(Error::local(from))?;
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_files(&entry.path(), &target)?;
+        } else {
+            std::fs::copy(entry.path(), &target).map_err(Error::local(&target))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! Lines of the screen that the plan alone decides.
+
+use crate::plan_sizes::steps_per_iteration;
+use crate::text::{count, many};
+use agentgym_envs::builtin;
+use agentgym_jobs::config::Pipeline;
+use agentgym_jobs::plan::Plan;
+use agentgym_text::without_secrets;
+
+/// How many of an iteration's tasks each environment gives, and where it is played.
+pub(crate) fn tasks_text(plan: &Plan) -> String {
+    let environments = plan.config.environments();
+    let told = plan.tasks.shares().into_iter().map(|(name, count)| {
+        let Some(environment) = environments.get(name) else {
+            return format!("{count} of {name}");
+        };
+        let limits = [
+            (environment.max_rounds).map(|n| format!(", ≤ {}", many(n.into(), "round"))),
+            (environment.max_tokens).map(|n| format!(", turn ≤ {n}")),
+        ];
+        let limits: String = limits.into_iter().flatten().collect();
+        format!(
+            "{count} of {name} at {}{limits}",
+            without_secrets(&environment.env_addr)
+        )
+    });
+    told.collect::<Vec<_>>().join(", ")
+}
+
+/// What an iteration trains.
+pub(crate) fn steps_text(plan: &Plan) -> String {
+    let config = &plan.config;
+    let iterations = u64::from(plan.iterations);
+    let steps = steps_per_iteration(plan);
+    let all = count(steps * iterations);
+    let iterations = many(iterations, "iteration");
+    if config.run.pipeline == Pipeline::AgentEvol {
+        let (evol, size) = (&config.agentevol, config.sft.batch_size);
+        let beside = match (evol.add_original_data, evol.share) {
+            (false, _) => "kept alone".to_owned(),
+            (true, None) => "kept beside the demonstrations".to_owned(),
+            (true, Some(share)) => format!("{:.0} % kept", 100.0 * share),
+        };
+        return format!(
+            "{steps} optimizer steps × {size} conversations from the base, {beside}; × {iterations} = {all}, lr {:e}",
+            config.sft.lr
+        );
+    }
+    let actor = &config.actor_rollout_ref.actor;
+    format!(
+        "{} × {} = {steps} optimizer steps; × {iterations} = {all}, lr {:e}",
+        many(u64::from(plan.minibatches()), "minibatch"),
+        many(u64::from(actor.ppo_epochs), "epoch"),
+        actor.optim.lr
+    )
+}
+
+/// How much is learnt from demonstrations, and what is held out.
+pub(crate) fn sft_text(plan: &Plan) -> String {
+    let sft = &plan.config.sft;
+    let (steps, size) = (sft.steps_planned(), sft.batch_size);
+    let mut text = match sft.epochs {
+        None => format!(
+            "{steps} optimizer steps × {size} conversations = {}",
+            count(u64::from(steps) * size as u64)
+        ),
+        Some(epochs) => format!(
+            "{} over ≤ {} conversations, {size} to a step: ≤ {} optimizer steps",
+            many(epochs.into(), "epoch"),
+            count(sft.rows_of_an_epoch() as u64),
+            count(steps.into())
+        ),
+    };
+    text += &format!(", lr {:e}, in {} parts", sft.lr, plan.sft_parts(0));
+    if sft.validation_share > 0.0 {
+        text += &format!("; {:.1} % held out", 100.0 * sft.validation_share);
+    } else if sft.validates() {
+        text += "; validated on rows of their own";
+    }
+    text
+}
+
+/// The first few and the last of many, the others as `…`.
+pub(crate) fn some_of(
+    texts: impl DoubleEndedIterator<Item = String> + ExactSizeIterator,
+) -> String {
+    const NAMED_MAX: usize = 8;
+    let mut texts = texts;
+    if texts.len() <= NAMED_MAX {
+        return texts.collect::<Vec<_>>().join(", ");
+    }
+    let last = texts.next_back().unwrap_or_default();
+    let first: Vec<String> = texts.take(NAMED_MAX - 2).collect();
+    format!("{}, … {last}", first.join(", "))
+}
+
+/// `1–100: 4 rounds, 101–200: 6 rounds`: runs of equal horizon.
+pub(crate) fn horizons(plan: &Plan) -> String {
+    let mut runs: Vec<(u32, u32, u32)> = Vec::new();
+    for n in 1..=plan.iterations {
+        let rounds = plan.rounds_max(n);
+        match runs.last_mut() {
+            Some((_, last, same)) if *same == rounds => *last = n,
+            _ => runs.push((n, n, rounds)),
+        }
+    }
+    let texts = runs
+        .iter()
+        .map(|(first, last, rounds)| format!("{first}–{last}: {rounds}"));
+    format!("rounds by iteration {}", some_of(texts))
+}
+
+/// How many sessions the environments must bear; nothing of those that are built in and
+/// unlimited, whose sessions are small.
+pub(crate) fn sessions_text(plan: &Plan) -> String {
+    let config = &plan.config;
+    let (max, workers) = (
+        config.actor_rollout_ref.agentgym.sessions_max,
+        config.jobs.workers as u64,
+    );
+    let environments = config.environments();
+    let told = environments.iter().filter_map(|(name, environment)| {
+        let address = &environment.env_addr;
+        if let Ok(server) = builtin::parse(address) {
+            let (max, own) = (max?, count(server.options.sessions_max as u64));
+            return Some(format!(
+                "{name}: ≤ {max} in each worker's own server, which takes {own}"
+            ));
+        }
+        let address = without_secrets(address);
+        Some(match max {
+            Some(max) => format!(
+                "{name}: ≤ {max} × {} = {} open at once at {address}",
+                many(workers, "worker"),
+                count((max as u64).saturating_mul(workers))
+            ),
+            None => format!(
+                "{name}: one for each episode that a worker plays, × {}, at {address}; agentgym.sessions_max limits it",
+                many(workers, "worker")
+            ),
+        })
+    });
+    told.collect::<Vec<_>>().join("; ")
+}
