@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::chat::{Chat, Message, Role};
+use crate::folder::chat::Chat;
+use crate::folder::tensor_file::TensorFile;
 use crate::mutations::survives;
-use crate::tensor_file::TensorFile;
-use crate::{LoraOptions, ModelConfig, Tokenizer, parameter_shapes};
+use crate::{LoraOptions, Message, ModelConfig, Role, Tokenizer, parameter_shapes};
 use serde_json::Value as Json;
 
 fn fixtures() -> PathBuf {

@@ -1,54 +1,48 @@
 //! The policy: a language model of the Qwen2 or Qwen3 family that generates, scores, and is
 //! trained, with the same bits however the work is batched.
 
-mod adamw;
-mod backward;
-mod chat;
-mod config;
-mod critic;
-mod decode;
-mod device;
-mod engine;
+mod batch;
+mod compute;
+mod cpu;
+mod dtype;
 mod error;
-mod files;
+mod folder;
+mod generate;
 mod gpu;
-mod gradients;
 mod kernels;
-mod learner;
-mod lora;
-mod network;
 mod parallel;
 mod policy;
 mod sampler;
-mod score;
-mod teacher_forced;
-mod tensor_file;
 mod tiny;
 pub mod tiny_text;
 pub mod tiny_words;
-mod tokenizer;
-mod trainer;
-mod weights;
+mod train;
 
-pub use adamw::{AdamW, AdamWState, StepReport};
-pub use chat::{Bridge, Chat, Message, Role};
-pub use config::{Architecture, ModelConfig};
-pub use critic::{Critic, CriticTrainer, ValueCoefficients, values};
-pub use device::{Device, Dtype};
-pub use engine::{Engine, EngineOptions, EngineStats, Finish, Turn, TurnDone};
+pub use batch::ScoreRequest;
+pub use compute::device::Device;
+pub use compute::gradient_tree::PartialSum;
+pub use cpu::adamw::{AdamW, AdamWState, StepReport};
+pub use cpu::gradients::Gradients;
+pub use dtype::Dtype;
 pub use error::{Error, Result, Verdict};
-pub use gradients::{Gradients, PartialSum};
-pub use lora::{ALL_LINEAR, Adapter, LORA_MODULES, LoraOptions, factor_names};
+pub use folder::adapter::{ALL_LINEAR, Adapter, LORA_MODULES, LoraOptions, factor_names};
+pub use folder::chat::{Bridge, Chat, Message, Role};
+pub use folder::config::ModelConfig;
+pub use folder::family::Architecture;
+pub use folder::parameter::Parameter;
+pub use folder::tokenizer::Tokenizer;
+pub use folder::weights::{Weights, parameter_shapes};
+pub use generate::engine::{Engine, EngineOptions, EngineStats};
+pub use generate::turn::{Finish, Turn, TurnDone};
 pub use parallel::ComputeOptions;
 pub use policy::Policy;
 pub use sampler::Sampling;
-pub use score::{ScoreRequest, Scores, score};
 pub use tiny::TinyShape;
-pub use tokenizer::Tokenizer;
-pub use trainer::{
+pub use train::critic::{Critic, CriticTrainer, ValueCoefficients, values};
+pub use train::score::{Scores, score};
+pub use train::trainer::{
     Coefficients, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams, partial_gradients,
 };
-pub use weights::{Parameter, Weights, parameter_shapes};
 
 #[cfg(test)]
 mod tests;

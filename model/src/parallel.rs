@@ -1,11 +1,9 @@
 //! Work on several threads whose results do not tell how many there were:
 //! each item is computed alone by one thread and results stand in item order.
 
+use crate::Result;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
-use crate::Result;
-use crate::gpu::Gpu;
 
 /// How a computation may use the machine; none of it changes a result.
 #[derive(Clone, Copy)]
@@ -39,26 +37,6 @@ impl std::fmt::Debug for ComputeOptions<'_> {
             .field("pack_tokens", &self.pack_tokens)
             .field("checkpointed", &self.checkpointed)
             .finish_non_exhaustive()
-    }
-}
-
-/// `work` on all `items` together or, where a device's memory is full, on each half of them;
-/// its results stand in the order of the items. So `work` must give an item the same result
-/// in any company.
-pub(crate) fn halving<T, R>(
-    gpu: Option<&Gpu>,
-    items: &[T],
-    work: &dyn Fn(&[T]) -> Result<Vec<R>>,
-) -> Result<Vec<R>> {
-    match (work(items), gpu) {
-        (Err(error), Some(gpu)) if error.is_device_full() && items.len() > 1 => {
-            gpu.make_do(&error);
-            let (first, second) = items.split_at(items.len() / 2);
-            let mut results = halving(Some(gpu), first, work)?;
-            results.extend(halving(Some(gpu), second, work)?);
-            Ok(results)
-        }
-        (results, _) => results,
     }
 }
 

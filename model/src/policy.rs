@@ -1,19 +1,20 @@
 //! A policy folder in Hugging Face's layout, loaded once and shared: immutable
 //! weights and their sizes, the tokenizer and chat template that belong to them.
 
+use crate::folder::names::HEAD_BIAS;
+use crate::folder::names::HEAD_WEIGHT;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::compute::Network;
+use crate::cpu::gradients::Spare;
+use crate::cpu::network::rope_table;
+use crate::folder::weights::weight_files;
 use crate::gpu::{self, Gpu};
-use crate::gradients::Spare;
-use crate::network::{Network, rope_table};
-use crate::weights::weight_files;
-use crate::{
-    Adapter, Chat, Device, Error, ModelConfig, Parameter, Result, Tokenizer, Weights, critic,
-};
+use crate::{Adapter, Chat, Device, Error, ModelConfig, Parameter, Result, Tokenizer, Weights};
 
 const GENERATION_CONFIG: &str = "generation_config.json";
 
@@ -60,10 +61,10 @@ impl Policy {
         if config.value_head {
             return Err(is_critic(dir));
         }
-        crate::files::open(&dir.join("tokenizer.json"))?;
+        crate::folder::files::open(&dir.join("tokenizer.json"))?;
         Chat::load(dir)?.ok_or_else(|| no_template(dir))?;
         for file in weight_files(dir)? {
-            crate::files::open(&file)?;
+            crate::folder::files::open(&file)?;
         }
         Ok(config)
     }
@@ -74,7 +75,7 @@ impl Policy {
         let tokenizer = Tokenizer::load(dir)?;
         let chat = Chat::load(dir)?.ok_or_else(|| no_template(dir))?;
         let path = dir.join(GENERATION_CONFIG);
-        let generation = crate::files::read_if_there(&path)?.map(Into::into);
+        let generation = crate::folder::files::read_if_there(&path)?.map(Into::into);
         let weights = Weights::load(dir, &config)?;
         Self::assemble(
             (config, weights),
@@ -138,7 +139,7 @@ impl Policy {
 
     /// The same policy with other weights of the same shapes, and no adapter.
     pub(crate) fn with_weights(&self, weights: Weights) -> Result<Self> {
-        let rope = Arc::clone(&self.network.rope);
+        let rope = Arc::clone(&self.network.host.rope);
         let network = Network::new(&self.config, rope, &weights, None, &self.device)?;
         Ok(Policy {
             weights,
@@ -155,7 +156,7 @@ impl Policy {
             None => &self.weights,
         };
         let weights = adapter.merge(base);
-        let rope = Arc::clone(&self.network.rope);
+        let rope = Arc::clone(&self.network.host.rope);
         let network = Network::new(&self.config, rope, &weights, Some(&adapter), &self.device)?;
         Ok(Policy {
             weights,
@@ -185,7 +186,7 @@ impl Policy {
         if self.gpu().is_none() && device.gpu().is_none() {
             return Ok(self.clone());
         }
-        let (rope, adapter) = (Arc::clone(&self.network.rope), self.adapter());
+        let (rope, adapter) = (Arc::clone(&self.network.host.rope), self.adapter());
         let network = Network::new(&self.config, rope, &self.weights, adapter, device)?;
         Ok(Policy {
             device: device.clone(),
@@ -242,7 +243,7 @@ impl Policy {
         if let Some(network) = &mut Arc::make_mut(&mut self.network).gpu {
             Arc::make_mut(network).renew(trained)?;
         }
-        let heads = [critic::HEAD_WEIGHT, critic::HEAD_BIAS];
+        let heads = [HEAD_WEIGHT, HEAD_BIAS];
         trained.fetch(&mut self.weights, |name| heads.contains(&name))
     }
 
@@ -273,7 +274,7 @@ impl Policy {
 
     /// The same tokenizer and template around another model.
     pub(crate) fn with_config(&self, config: ModelConfig, weights: Weights) -> Result<Self> {
-        let rope = Arc::clone(&self.network.rope);
+        let rope = Arc::clone(&self.network.host.rope);
         let network = Network::new(&config, rope, &weights, None, &self.device)?;
         Ok(Policy {
             config: Arc::new(config),

@@ -1,72 +1,24 @@
 //! The derivative of [`Network::hidden`] on a GPU, layer by layer from the last to the first;
 //! see `crate::backward`, whose steps these are.
 
-use std::collections::BTreeMap;
-
 use super::backend::{Argument, Buffer, Launch};
 use super::matrix::{Columns, Matrix, Operands};
-use super::network::{Factors, Layer, Learning, Linear, Network, Norm};
+use super::network::Network;
 use super::products::Dense;
-use super::rows::{List, Rows};
+use super::rows::Rows;
 use super::tiles::{self, BackwardTiles, Kernels};
 use crate::Result;
-use crate::network::Batch;
-use crate::network::{EMBEDDING, HEAD};
-use crate::teacher_forced::Streams;
-
-/// A gradient per parameter, by Hugging Face name, in the device's memory.
-pub(crate) type Gradients = BTreeMap<String, Buffer>;
-
-/// What the forward pass leaves for the backward pass.
-#[derive(Debug)]
-pub(crate) struct Tape {
-    pub(super) layers: Vec<Kept>,
-    /// Input of the final norm.
-    pub(super) last: Option<Matrix>,
-    pub(super) rows: Option<Rows>,
-    /// Whether only inputs are kept.
-    pub(super) checkpoints: bool,
-}
-
-/// What is kept of a layer: everything, or its input alone.
-#[derive(Debug)]
-pub(super) enum Kept {
-    Layer(Box<LayerTape>),
-    Input(Matrix),
-}
-
-impl Tape {
-    pub(crate) fn new(checkpoints: bool) -> Self {
-        Tape {
-            layers: Vec::new(),
-            last: None,
-            rows: None,
-            checkpoints,
-        }
-    }
-}
-
-/// Rows of one layer, as in `crate::backward::LayerTape`.
-#[derive(Debug)]
-pub(super) struct LayerTape {
-    pub(super) x: Matrix,
-    pub(super) attention: Attention,
-    pub(super) middle: Matrix,
-    pub(super) gate_and_up: Matrix,
-}
-
-/// Rows of one layer's attention.
-#[derive(Debug)]
-pub(super) struct Attention {
-    /// Of a model that norms heads its projections; queries and keys among them are normed.
-    pub(super) unnormed: Option<Matrix>,
-    pub(super) queries: Operands,
-    /// Of whole sequences; otherwise they are in caches.
-    pub(super) keys_and_values: Option<[Operands; 2]>,
-    pub(super) mixed: Operands,
-    /// `[row][head]`, logarithms of the sums of attention's weights.
-    pub(super) log_sums: Buffer,
-}
+use crate::batch::Batch;
+use crate::batch::Streams;
+use crate::folder::names::{EMBEDDING, HEAD};
+use crate::gpu::layers::{Factors, Layer, Learning, Linear, Norm};
+use crate::gpu::list::List;
+use crate::gpu::tape::Attention;
+use crate::gpu::tape::Gradients;
+use crate::gpu::tape::Kept;
+use crate::gpu::tape::LayerTape;
+use crate::gpu::tape::Tape;
+use std::collections::BTreeMap;
 
 /// A packed batch of whole sequences, and the blocks of attention's derivative.
 struct Packed<'a> {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::backend::{Argument, Buffer, Element as _, Gpu, Operand};
 use super::matrix::Operands;
 use crate::Result;
-use crate::kernels::attention::BLOCK as PAGE;
-use crate::network::Batch;
+use crate::batch::Batch;
+use crate::kernels::key_values::BLOCK as PAGE;
 
 /// Bytes of `count` numbers in pages.
 fn bytes(gpu: &Gpu, count: usize) -> u64 {

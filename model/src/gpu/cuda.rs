@@ -1,17 +1,18 @@
 //! [`Backend`] on an NVIDIA GPU: the driver's API for memory and launches, cuBLAS for products,
 //! everything on one stream.
 
+mod lane;
+
+use self::lane::{Lane, WORKSPACE_BYTES, described, driver_failed};
+use super::backend::{Backend, Gpu, Launch, Product, TILE};
+use super::{compiler, kernels, libraries, tiles};
+use crate::{Dtype, Error, Result};
+use cudarc::cublas::{result as cublas, sys as cublas_sys};
+use cudarc::driver::{result as driver, sys};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Mutex;
-
-use cudarc::cublas::{result as cublas, sys as cublas_sys};
-use cudarc::driver::{result as driver, sys};
-
-use super::backend::{Backend, Gpu, Launch, Product, TILE};
-use super::{compiler, kernels, libraries, tiles};
-use crate::{Dtype, Error, Result};
 
 /// CUDA of driver 580, the oldest that runs CUDA 13's libraries.
 const DRIVER_MIN: c_int = 13_000;
@@ -21,9 +22,6 @@ const CUDA_MAJOR: c_int = 13;
 
 /// Ampere; below it nothing was ever compiled for.
 const CAPABILITY_MIN: (i32, i32) = (8, 0);
-
-/// cuBLAS takes its scratch memory from here, so that its size is the same on every machine.
-const WORKSPACE_BYTES: usize = 32 << 20;
 
 #[derive(Debug)]
 struct Cuda {
@@ -47,65 +45,9 @@ thread_local! {
     static RECORDS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A stream, and cuBLAS for it.
-#[derive(Debug)]
-struct Lane {
-    stream: sys::CUstream,
-    /// Not to be used by two threads at a time.
-    blas: Mutex<Blas>,
-}
-
-#[derive(Debug)]
-struct Blas(cublas_sys::cublasHandle_t);
-
-impl Lane {
-    /// cuBLAS takes its scratch memory from `workspace`: two lanes may share it, since all that is
-    /// ever done is done in one.
-    ///
-    /// # Errors
-    /// The driver's or the library's answer, in half a sentence.
-    unsafe fn new(workspace: sys::CUdeviceptr) -> Result<Self, String> {
-        let failed = |e: cublas::CublasError| format!("cuBLAS answers {:?}", e.0);
-        // SAFETY: the caller's context is current, and the workspace is alive and as long as said.
-        unsafe {
-            let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking)
-                .map_err(driver_failed)?;
-            let handle = cublas::create_handle().map_err(failed)?;
-            cublas::set_stream(handle, stream.cast()).map_err(failed)?;
-            // Should the library ever add parts of a bf16 product up, then in f32.
-            let mode = cublas_sys::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
-            let set = cublas_sys::cublasSetMathMode(handle, mode);
-            set.result().map_err(failed)?;
-            let to = workspace as *mut c_void;
-            let set = cublas_sys::cublasSetWorkspace_v2(handle, to, WORKSPACE_BYTES);
-            set.result().map_err(failed)?;
-            Ok(Lane {
-                stream,
-                blas: Mutex::new(Blas(handle)),
-            })
-        }
-    }
-
-    /// The library's version.
-    fn version(&self) -> Result<c_int, String> {
-        let mut version = 0;
-        let blas = self.blas.lock().expect("no thread panics holding this");
-        // SAFETY: the version is written and nothing else.
-        let asked = unsafe { cublas_sys::cublasGetVersion_v2(blas.0, &mut version) };
-        let answer = asked.result().map(|()| version);
-        answer.map_err(|e| format!("cuBLAS answers {:?}", e.0))
-    }
-}
-
-fn driver_failed(e: driver::DriverError) -> String {
-    format!("the NVIDIA driver answers {}", described(e))
-}
-
-// SAFETY: the driver's handles may be used from any thread once its context is current there,
-// which every call sees to; cuBLAS' is behind a lock.
-unsafe impl Send for Blas {}
 // SAFETY: as above.
 unsafe impl Send for Cuda {}
+
 // SAFETY: as above.
 unsafe impl Sync for Cuda {}
 
@@ -235,13 +177,6 @@ fn keep_freed_memory(device: sys::CUdevice) -> Result<(), driver::DriverError> {
         let pool = driver::device::get_default_mem_pool(device)?;
         sys::cuMemPoolSetAttribute(pool, threshold, (&raw mut most).cast()).result()
     }
-}
-
-fn described(e: driver::DriverError) -> String {
-    let text = |text: Result<&std::ffi::CStr, driver::DriverError>| {
-        text.map_or("?".into(), |text| text.to_string_lossy().into_owned())
-    };
-    format!("{} ({})", text(e.error_name()), text(e.error_string()))
 }
 
 impl Cuda {

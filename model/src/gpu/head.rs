@@ -5,8 +5,8 @@ use super::backend::{Argument, Buffer, Launch, TILE};
 use super::matrix::{Matrix, Operands};
 use super::network::Network;
 use crate::Result;
+use crate::batch::Streams;
 use crate::sampler::{Draw, Drawn};
-use crate::teacher_forced::Streams;
 
 /// Threads per block of the kernels that go through a vocabulary.
 const THREADS: u32 = 256;

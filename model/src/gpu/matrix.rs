@@ -2,7 +2,7 @@
 //! which knows the kernel's grid and shared memory, so that nothing above it does.
 
 use super::backend::{Argument, Buffer, Element, Gpu, Launch, Operand, TILE};
-use super::rows::List;
+use crate::gpu::list::List;
 use crate::{Dtype, Result};
 
 /// Threads per block of the row-wise kernels; it decides the order of their sums.

@@ -1,167 +1,24 @@
-//! [`crate::network::Network`] on a GPU: its parameters in the device's memory and the same
+//! [`crate::cpu::network::Network`] on a GPU: its parameters in the device's memory and the same
 //! forward pass over packed segments for generation, scoring and training.
 
-use std::borrow::Cow;
-use std::sync::Arc;
-
 use super::backend::{Argument, Buffer, Gpu, Launch, Operand};
-use super::backward::{Attention, Kept, LayerTape, Tape};
 use super::cache::{self, Cache};
 use super::matrix::{Angles, Columns, Matrix, Operands, int};
 use super::optimizer::Trained;
 use super::products::Dense;
-use super::rows::{List, Lists, Rows};
+use super::rows::{Lists, Rows};
 use super::tiles::{self, Kernels};
-use crate::network::{self, Batch, EMBEDDING, HEAD, Learns};
+use crate::batch::Batch;
+use crate::cpu::network::{self};
+use crate::folder::names::{EMBEDDING, HEAD};
+use crate::gpu::layers::Layer;
+use crate::gpu::layers::Linear;
+use crate::gpu::layers::Norm;
+use crate::gpu::layers::Shared;
+use crate::gpu::list::List;
+use crate::gpu::tape::{Attention, Kept, LayerTape, Tape};
 use crate::{Error, Result};
-
-/// Numbers of a parameter, shared by networks until training changes those of one.
-type Shared<T = f32> = Arc<Buffer<T>>;
-
-/// A norm's weight.
-#[derive(Debug, Clone)]
-pub(super) struct Norm {
-    pub(super) name: String,
-    pub(super) weight: Shared,
-}
-
-/// Dense layers that read the same rows: their weights lie side by side, so that they are one
-/// product.
-#[derive(Debug, Clone)]
-pub(super) struct Linear {
-    pub(super) inner: usize,
-    /// Columns of all layers.
-    width: usize,
-    /// `[inner, width]`
-    weight: Shared<Operand>,
-    /// `[width]`
-    pub(super) bias: Option<Shared>,
-    pub(super) parts: Vec<Part>,
-}
-
-/// One of the layers.
-#[derive(Debug, Clone)]
-pub(super) struct Part {
-    pub(super) name: String,
-    /// Its first column.
-    pub(super) first: usize,
-    pub(super) width: usize,
-    pub(super) learns: Learning,
-}
-
-/// What training changes of a dense layer.
-#[derive(Debug, Clone)]
-pub(super) enum Learning {
-    All,
-    Nothing,
-    Factors(Factors),
-}
-
-/// The adapter of a dense layer; A is `[in, rank]`, B `[rank, out]`.
-#[derive(Debug, Clone)]
-pub(super) struct Factors {
-    pub(super) names: [String; 2],
-    pub(super) a: Shared<Operand>,
-    pub(super) b: Shared<Operand>,
-    pub(super) rank: usize,
-    pub(super) scale: f32,
-}
-
-impl Linear {
-    fn upload(gpu: &Gpu, layers: &[&network::Dense]) -> Result<Self> {
-        let (mut parts, mut width, mut inner) = (Vec::new(), 0, 0);
-        for dense in layers {
-            let learns = match &dense.learns {
-                Learns::All => Learning::All,
-                Learns::Nothing => Learning::Nothing,
-                Learns::Factors(factors) => Learning::Factors(Factors {
-                    names: factors.names.clone(),
-                    a: Arc::new(gpu.upload_operands(&factors.a)?),
-                    b: Arc::new(gpu.upload_operands(&factors.b)?),
-                    rank: factors.rank,
-                    scale: factors.scale,
-                }),
-            };
-            parts.push(Part {
-                name: dense.name.clone(),
-                first: width,
-                width: dense.sizes.width,
-                learns,
-            });
-            (inner, width) = (dense.sizes.inner, width + dense.sizes.width);
-        }
-        let biases: Vec<&[f32]> = layers
-            .iter()
-            .filter_map(|l| l.bias.as_deref())
-            .map(Vec::as_slice)
-            .collect();
-        Ok(Linear {
-            inner,
-            width,
-            weight: Arc::new(gpu.upload_operands(&side_by_side(layers, inner, width))?),
-            bias: match biases.is_empty() {
-                true => None,
-                false => Some(Arc::new(gpu.upload(&biases.concat())?)),
-            },
-            parts,
-        })
-    }
-
-    /// Takes over what `trained` has changed.
-    fn renew(&mut self, trained: &Trained) -> Result<()> {
-        for part in &mut self.parts {
-            let (name, columns) = (&part.name, (part.first, self.width));
-            match &mut part.learns {
-                Learning::All => {
-                    trained.renew_columns(name, &mut self.weight, columns)?;
-                    if let Some(bias) = &mut self.bias {
-                        trained.renew_numbers(&format!("{name}.bias"), bias, part.first)?;
-                    }
-                }
-                Learning::Factors(factors) => {
-                    let [a, b] = &factors.names;
-                    trained.renew_operands(a, &mut factors.a)?;
-                    trained.renew_operands(b, &mut factors.b)?;
-                    trained.merge(name, factors, &mut self.weight, columns)?;
-                }
-                Learning::Nothing => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// The weights of all layers.
-    pub(super) fn dense(&self) -> Dense<'_> {
-        Dense::new(&self.weight, self.inner, self.width)
-    }
-}
-
-/// The weights of layers as one, `[inner, width]`.
-fn side_by_side<'a>(layers: &[&'a network::Dense], inner: usize, width: usize) -> Cow<'a, [f32]> {
-    if let [one] = layers {
-        return Cow::Borrowed(&one.weight);
-    }
-    let mut rows = Vec::with_capacity(inner * width);
-    for row in 0..inner {
-        for dense in layers {
-            let width = dense.sizes.width;
-            rows.extend_from_slice(&dense.weight[row * width..(row + 1) * width]);
-        }
-    }
-    Cow::Owned(rows)
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct Layer {
-    pub(super) input_norm: Norm,
-    /// Queries, keys and values.
-    pub(super) projections: Linear,
-    pub(super) head_norms: Option<[Norm; 2]>,
-    pub(super) output: Linear,
-    pub(super) mlp_norm: Norm,
-    pub(super) gate_and_up: Linear,
-    pub(super) down: Linear,
-}
+use std::sync::Arc;
 
 /// A model's parameters in the device's memory; a clone shares them.
 #[derive(Debug, Clone)]

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::backend::{Argument, Buffer, Element, Gpu, Operand};
-use super::backward::Gradients;
 use super::matrix::{int, pointers};
-use super::network::Factors;
-use crate::adamw::{AdamWState, Step};
+use crate::cpu::adamw::{AdamWState, Step};
+use crate::gpu::layers::{Factors, Learning, Linear};
+use crate::gpu::tape::Gradients;
 use crate::{Error, Result, Weights};
 
 /// A parameter under training.
@@ -167,6 +167,31 @@ impl Trained {
             int(stride),
         ];
         self.gpu.each("merge_factors", base.length(), &arguments)
+    }
+}
+
+impl Linear {
+    /// Takes over what `trained` has changed.
+    pub(super) fn renew(&mut self, trained: &Trained) -> Result<()> {
+        for part in &mut self.parts {
+            let (name, columns) = (&part.name, (part.first, self.width));
+            match &mut part.learns {
+                Learning::All => {
+                    trained.renew_columns(name, &mut self.weight, columns)?;
+                    if let Some(bias) = &mut self.bias {
+                        trained.renew_numbers(&format!("{name}.bias"), bias, part.first)?;
+                    }
+                }
+                Learning::Factors(factors) => {
+                    let [a, b] = &factors.names;
+                    trained.renew_operands(a, &mut factors.a)?;
+                    trained.renew_operands(b, &mut factors.b)?;
+                    trained.merge(name, factors, &mut self.weight, columns)?;
+                }
+                Learning::Nothing => {}
+            }
+        }
+        Ok(())
     }
 }
 

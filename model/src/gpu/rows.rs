@@ -2,13 +2,13 @@
 //! attention's work is cut into blocks. The processor puts these lists together and uploads them
 //! as one.
 
-use std::ops::Range;
-
 use super::backend::{Argument, Buffer, Gpu};
 use super::cache::{Cache, Pages};
 use super::tiles::{Blocks, FEW_ENTRY, MANY_ENTRY};
 use crate::Result;
-use crate::network::Batch;
+use crate::batch::Batch;
+use crate::gpu::list::List;
+use std::ops::Range;
 
 /// The lists of a batch, in the processor's memory.
 #[derive(Debug)]
@@ -177,23 +177,5 @@ impl Rows {
             let list = self.list(number);
             (list.length / entry, list.pointer())
         })
-    }
-}
-
-/// Some numbers of a list in a device's memory.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct List<'a> {
-    numbers: &'a Buffer<u32>,
-    first: usize,
-    length: usize,
-}
-
-impl List<'_> {
-    pub(crate) fn length(self) -> usize {
-        self.length
-    }
-
-    pub(crate) fn pointer(self) -> Argument {
-        self.numbers.pointer_at(self.first)
     }
 }

@@ -14,7 +14,7 @@ use super::cache::Cache;
 use super::matrix::Operands;
 use super::network::Network;
 use super::rows::{Lists, Rows, Sizes};
-use crate::network::Batch;
+use crate::batch::Batch;
 use crate::{Error, Result};
 
 /// What one network's steps were recorded as.

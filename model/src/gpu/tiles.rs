@@ -3,8 +3,8 @@
 
 use super::backend::{Buffer, Gpu};
 use crate::Result;
-use crate::kernels::attention::BLOCK as PAGE;
-use crate::network::Batch;
+use crate::batch::Batch;
+use crate::kernels::key_values::BLOCK as PAGE;
 
 /// Threads per block of the attention kernels.
 pub(super) const THREADS: u32 = 128;

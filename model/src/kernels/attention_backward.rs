@@ -4,9 +4,10 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::attention::{BLOCK, KeyValues, Tiling, softmax_weights};
+use super::attention::{Tiling, softmax_weights};
 use super::tile::{NO_VECTORS, Vectors, Weights, mix, products, spread};
 use super::{LANES, dot};
+use crate::kernels::key_values::{BLOCK, KeyValues};
 
 /// One sequence from its first position on: rows of heads · width numbers.
 #[derive(Clone, Copy)]

@@ -6,7 +6,8 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::matmul::K_PIECE;
+/// Longest piece of k that one call sums; later pieces are added to the output.
+pub(super) const K_PIECE: usize = 512;
 
 /// Columns that are gone through together: their sums stay in the nearest cache.
 const STRIP: usize = 1024;

@@ -6,15 +6,10 @@
 //! zeros.
 //! One thread: parallelism is over sequences, never inside a product.
 
+use super::few_rows::{FewRows, K_PIECE};
+use gemm::Parallelism;
 use std::borrow::Cow;
 use std::ops::Range;
-
-use gemm::Parallelism;
-
-use super::few_rows::FewRows;
-
-/// Longest piece of k that one call sums; later pieces are added to the output.
-pub(super) const K_PIECE: usize = 512;
 
 /// Fewest k that `gemm` sums by its general kernel.
 const K_LEAST: usize = 3;
@@ -245,8 +240,8 @@ unsafe fn strips(a: View<'_>, b: View<'_>, inner: usize, output: *mut f32, accum
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::folder::parameter::transpose;
     use crate::kernels::tests::numbers;
-    use crate::weights::transpose;
 
     /// The order that is promised: one chain of fused multiply-adds per piece, added
     /// to what is there.

@@ -6,8 +6,8 @@
 use pulp::Simd;
 
 use super::Lanes;
-use super::attention::{BLOCK, KeyValues};
-use crate::config::HEAD_WIDTH_MAX;
+use crate::kernels::key_values::HEAD_WIDTH_MAX;
+use crate::kernels::key_values::{BLOCK, KeyValues};
 
 /// Up to four vectors of a head's width; what lies beyond it is zero.
 pub(super) type Vectors = [[f32; HEAD_WIDTH_MAX]; 4];

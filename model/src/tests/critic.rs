@@ -1,7 +1,7 @@
 //! The critic: derivatives against finite differences, threads, files.
 
 use super::{Random, SHAPES, random_policy, sequences};
-use crate::critic::{HEAD_BIAS, HEAD_WEIGHT};
+use crate::folder::names::{HEAD_BIAS, HEAD_WEIGHT};
 use crate::{
     AdamW, ComputeOptions, Critic, CriticTrainer, Device, Parameter, Policy, ScoreRequest, Unit,
     Weights, values,

@@ -6,9 +6,9 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::{fixtures, tiny_policy};
+use crate::batch::Batch;
+use crate::folder::parameter::{is_dense, transpose};
 use crate::kernels::distribution::Distribution;
-use crate::network::Batch;
-use crate::weights::{is_dense, transpose};
 use crate::{
     AdamW, ComputeOptions, Engine, EngineOptions, Sampling, ScoreRequest, TrainSequence, Trainer,
     Turn, Unit, UnitCoefficients, UnitStreams, score,
@@ -163,7 +163,7 @@ fn log_probs_entropies_and_last_logits() {
             close(&scores.log_probs[1..], &expected.log_prob, "log-probs");
             close(&scores.entropies[1..], &expected.entropy, "entropies");
             let batch = Batch::new([(0, ids.as_slice())]);
-            let network = policy.network();
+            let network = &policy.network().host;
             let hidden = network.hidden(&batch, &[ids.len() as u32 - 1], None, None);
             let logits = network.logits(&hidden, &network.generating_head());
             let scaled: Vec<f32> = logits

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::{Random, SHAPES, random_adapter, random_policy, requests, sequences, tiny_policy};
-use crate::network::{Batch, Cache};
+use crate::batch::Batch;
+use crate::cpu::network::Cache;
 use crate::{
     ALL_LINEAR, ComputeOptions, Engine, EngineOptions, Finish, LoraOptions, Policy, Sampling,
     ScoreRequest, Scores, TrainSequence, Turn, TurnDone, score,
@@ -67,7 +68,7 @@ fn scores_do_not_depend_on_packing_order_or_threads() {
 /// Hidden states of every token of `ids`, run in pieces of at most `piece` tokens
 /// beside another sequence.
 fn in_pieces(policy: &Policy, ids: &[u32], piece: usize, neighbour: &[u32]) -> Vec<f32> {
-    let network = policy.network();
+    let network = &policy.network().host;
     let (mut cache, mut other): (Cache, Cache) = (network.cache(), network.cache());
     let mut states = Vec::new();
     for part in ids.chunks(piece) {
@@ -90,7 +91,7 @@ fn prefilled_whole_in_pieces_or_decoded_gives_the_same_bits() {
             let ids = &sequence.token_ids;
             let batch = Batch::new([(0, ids.as_slice())]);
             let rows: Vec<u32> = (0..ids.len() as u32).collect();
-            let whole = policy.network().hidden(&batch, &rows, None, None);
+            let whole = policy.network().host.hidden(&batch, &rows, None, None);
             for piece in [1, 2, 3, 7, 64, 100, 130] {
                 for neighbour in [&[][..], &ids[10..40]] {
                     let pieces = in_pieces(&policy, ids, piece, neighbour);

@@ -9,7 +9,7 @@ use candle_transformers::models::{qwen2, qwen3};
 
 use super::composed::Composed;
 use super::{SHAPES, random_policy, relative_error, requests, sequences, tiny_policy};
-use crate::network::Batch;
+use crate::batch::Batch;
 use crate::{
     AdamW, Architecture, ComputeOptions, Policy, TrainSequence, Trainer, Unit, UnitCoefficients,
     UnitStreams, score,
@@ -180,7 +180,7 @@ fn last_logits_agree_with_another_implementation_on_a_saved_folder() {
         for (prompt, expected) in prompts.iter().zip(expected) {
             let ids = &prompt.token_ids;
             let batch = Batch::new([(0, ids.as_slice())]);
-            let network = policy.network();
+            let network = &policy.network().host;
             let hidden = network.hidden(&batch, &[ids.len() as u32 - 1], None, None);
             let logits = network.logits(&hidden, &network.generating_head());
             let error = relative_error(&logits, &expected);

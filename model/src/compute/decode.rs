@@ -1,0 +1,100 @@
+//! One step of generation: the logits of the next token, on whichever device the network is,
+//! and an id drawn from each row of them.
+
+use crate::Result;
+use crate::batch::Batch;
+use crate::compute::{Cache, Network};
+use crate::cpu::network::Numbers;
+use crate::gpu;
+use crate::sampler::{Draw, Drawn};
+
+/// Raw logits, a row for each sequence whose next token is wanted.
+pub(crate) enum Logits<'a> {
+    Host {
+        rows: Vec<f32>,
+        vocabulary: usize,
+    },
+    Gpu {
+        rows: gpu::Matrix,
+        network: &'a gpu::Network,
+    },
+}
+
+/// What generation keeps from step to step, beside caches.
+#[derive(Debug)]
+pub(crate) struct Decoder {
+    /// [`Network::generating_head`]
+    head: Numbers,
+    steps: gpu::Steps,
+}
+
+impl Decoder {
+    pub(crate) fn new(network: &Network) -> Self {
+        Decoder {
+            head: network.generating_head(),
+            steps: gpu::Steps::default(),
+        }
+    }
+
+    /// Steps that a GPU did by a recording.
+    pub(crate) fn replays(&self) -> u64 {
+        self.steps.replays()
+    }
+
+    /// Gives memory back that is only there to be faster; whether there was any.
+    pub(crate) fn make_do(&mut self) -> bool {
+        self.steps.give_up()
+    }
+
+    /// Runs a batch of segments, each on its cache, through the network that this was made for,
+    /// and returns the logits after `rows`.
+    pub(crate) fn next_token<'a>(
+        &mut self,
+        network: &'a Network,
+        batch: &Batch,
+        rows: &[u32],
+        caches: &mut [&mut Cache],
+    ) -> Result<Logits<'a>> {
+        let Some(on_gpu) = &network.gpu else {
+            let mut own: Vec<_> = (caches.iter_mut())
+                .filter_map(|cache| match cache {
+                    Cache::Host(cache) => Some(cache),
+                    Cache::Gpu(_) => None,
+                })
+                .collect();
+            let hidden = network.host.hidden(batch, rows, Some(&mut own), None);
+            return Ok(Logits::Host {
+                rows: network.host.logits(&hidden, &self.head),
+                vocabulary: network.vocabulary(),
+            });
+        };
+        let mut pages: Vec<&mut gpu::Cache> = (caches.iter_mut())
+            .filter_map(|cache| match cache {
+                Cache::Host(_) => None,
+                Cache::Gpu(pages) => Some(pages),
+            })
+            .collect();
+        let hidden = self.steps.hidden(on_gpu, batch, rows, &mut pages)?;
+        Ok(Logits::Gpu {
+            rows: on_gpu.logits(&hidden)?,
+            network: on_gpu,
+        })
+    }
+}
+
+impl Logits<'_> {
+    /// An id for each row.
+    pub(crate) fn draw(&self, draws: &[Draw<'_>]) -> Result<Vec<Drawn>> {
+        match self {
+            Logits::Host { rows, vocabulary } => {
+                let rows = rows.chunks_exact(*vocabulary);
+                Ok(draws
+                    .iter()
+                    .zip(rows)
+                    .map(|(draw, row)| draw.of(row))
+                    .collect())
+            }
+            Logits::Gpu { rows, network } => network.sample(rows, draws),
+        }
+    }
+}

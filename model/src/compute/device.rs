@@ -1,0 +1,142 @@
+//! Where tensors live, and how the place is chosen.
+
+use crate::dtype::Dtype;
+use crate::gpu::{self, Gpu};
+use crate::{Error, Result};
+
+/// The numeric class of every CPU of this build: own kernels in f32 with a fixed order of
+/// operations.
+const CPU_CLASS: &str = "cpu-f32-2";
+
+/// A compute device: the processor, or a GPU.
+#[derive(Debug, Clone)]
+pub struct Device(Option<Gpu>);
+
+impl Device {
+    /// The processor.
+    pub fn cpu() -> Self {
+        Device(None)
+    }
+
+    /// Reads `cpu`, `cuda:N`, or `auto` for [`Device::auto`], to compute products of `dtype`.
+    ///
+    /// # Errors
+    /// The name is none of these, the GPU cannot be used, or the processor is asked for
+    /// bf16; the message says why.
+    pub fn parse(name: &str, dtype: Dtype) -> Result<Self> {
+        let bad = |message: String| Error::Device {
+            name: name.to_owned(),
+            message,
+        };
+        match name {
+            "cpu" if dtype == Dtype::F32 => return Ok(Device::cpu()),
+            "cpu" => {
+                let message = format!("the processor computes in f32; {dtype} needs a GPU");
+                return Err(bad(message));
+            }
+            "auto" => return Ok(Device::auto(dtype)?.0),
+            _ => {}
+        }
+        let number = name
+            .strip_prefix("cuda:")
+            .and_then(|number| number.parse().ok());
+        let Some(number) = number else {
+            let known = "is none of \"cpu\", \"auto\" and \"cuda:<number>\"";
+            return Err(bad(known.to_owned()));
+        };
+        match gpu::open(number, dtype) {
+            Ok(gpu) => Ok(Device(Some(gpu))),
+            Err(why) => Err(bad(format!("cannot be used: {why}; use \"cpu\""))),
+        }
+    }
+
+    /// The first GPU if it can be used, else the processor; and a line that says which,
+    /// and why.
+    ///
+    /// # Errors
+    /// The processor is what is left, and it does not compute in `dtype`.
+    pub fn auto(dtype: Dtype) -> Result<(Self, String)> {
+        match (gpu::open(0, dtype), dtype) {
+            (Ok(gpu), _) => {
+                let line = format!("computing on {} in {dtype}", gpu.name());
+                Ok((Device(Some(gpu)), line))
+            }
+            (Err(why), Dtype::F32) => {
+                Ok((Device::cpu(), format!("computing on the processor: {why}")))
+            }
+            (Err(why), Dtype::Bf16) => Err(Error::Device {
+                name: "auto".to_owned(),
+                message: format!(
+                    "the processor computes in f32, and no GPU can be used for {dtype}: {why}"
+                ),
+            }),
+        }
+    }
+
+    /// What decides the bits of a result; equal inputs give equal bits within a class.
+    pub fn numeric_class(&self) -> &str {
+        self.0.as_ref().map_or(CPU_CLASS, Gpu::numeric_class)
+    }
+
+    /// Threads that should feed it of those that there are: a GPU is fed by one, since it
+    /// does one thing after another, and every thread holds memory of its own there.
+    pub fn threads(&self, available: usize) -> usize {
+        match self.0 {
+            Some(_) => 1,
+            None => available,
+        }
+    }
+
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+        self.0.as_ref()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(gpu: Gpu) -> Self {
+        Device(Some(gpu))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_and_unusable_devices_are_named() {
+        let f32 = Dtype::F32;
+        assert!(Device::parse("cpu", f32).is_ok() && Device::parse("auto", f32).is_ok());
+        for name in ["gpu", "cuda", "cuda:x", "cuda:-1", "cuda:99"] {
+            let message = Device::parse(name, f32).unwrap_err().to_string();
+            assert!(message.contains(name), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_processor_refuses_bf16() {
+        let bf16: Dtype = "bf16".parse().unwrap();
+        let refusal = |name| Device::parse(name, bf16).map_err(|e| e.to_string());
+        let message = refusal("cpu").unwrap_err();
+        assert!(message.contains("the processor computes in f32; bf16 needs a GPU"));
+        if let Err(message) = refusal("auto") {
+            assert!(
+                message.contains("no GPU can be used for bf16: "),
+                "{message}"
+            );
+        }
+        let unknown = "f16".parse::<Dtype>().unwrap_err();
+        assert!(unknown.contains("\"f16\" is none of \"f32\" and \"bf16\""));
+    }
+
+    #[test]
+    fn the_automatic_choice_says_why() {
+        let (device, line) = Device::auto(Dtype::F32).unwrap();
+        assert!(!line.contains('\n') && line.starts_with("computing on "));
+        assert_eq!(
+            device.gpu().is_none(),
+            line.contains("the processor: "),
+            "{line}"
+        );
+        #[cfg(not(feature = "cuda"))]
+        assert!(line.contains("without the feature `cuda`"), "{line}");
+    }
+}

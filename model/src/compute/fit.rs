@@ -1,0 +1,46 @@
+//! What is done where a computation does not fit into a GPU.
+
+use crate::Result;
+use crate::gpu::Gpu;
+use crate::parallel::ComputeOptions;
+
+/// `work` on all `items` together or, where a device's memory is full, on each half of them;
+/// its results stand in the order of the items. So `work` must give an item the same result
+/// in any company.
+pub(crate) fn halving<T, R>(
+    gpu: Option<&Gpu>,
+    items: &[T],
+    work: &dyn Fn(&[T]) -> Result<Vec<R>>,
+) -> Result<Vec<R>> {
+    match (work(items), gpu) {
+        (Err(error), Some(gpu)) if error.is_device_full() && items.len() > 1 => {
+            gpu.make_do(&error);
+            let (first, second) = items.split_at(items.len() / 2);
+            let mut results = halving(Some(gpu), first, work)?;
+            results.extend(halving(Some(gpu), second, work)?);
+            Ok(results)
+        }
+        (results, _) => results,
+    }
+}
+
+/// Computes a unit, keeping of each layer its input alone (the argument) where the options say so
+/// or a device's memory has no room for more: the gradients are the same.
+pub(crate) fn where_it_fits<T>(
+    gpu: Option<&Gpu>,
+    options: &ComputeOptions<'_>,
+    mut unit: impl FnMut(bool) -> Result<T>,
+) -> Result<T> {
+    let Some(gpu) = gpu else {
+        return unit(options.checkpointed);
+    };
+    let checkpointed = options.checkpointed || gpu.keeps_inputs_alone();
+    match unit(checkpointed) {
+        Err(error) if error.is_device_full() && !checkpointed => {
+            gpu.make_do(&error);
+            gpu.keep_inputs_alone();
+            unit(true)
+        }
+        done => done,
+    }
+}

@@ -1,0 +1,398 @@
+//! The gradient of a minibatch: units, added in a fixed binary tree.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Mutex;
+
+use safetensors::Dtype;
+
+use crate::cpu::gradients::Gradients;
+use crate::folder::parameter::numbers;
+use crate::folder::tensor_file::{self, TensorFile};
+use crate::gpu;
+use crate::parallel::{self, ComputeOptions};
+use crate::{Error, Result};
+
+/// Gradients where they were computed: a GPU's stay in its memory until the units that
+/// are here have been added.
+#[derive(Debug, Default)]
+pub(crate) struct UnitGradients {
+    pub(crate) host: Gradients,
+    pub(crate) gpu: gpu::Gradients,
+}
+
+impl UnitGradients {
+    fn add(&mut self, other: Self) -> Result<()> {
+        self.host.add(other.host);
+        for (name, gradient) in other.gpu {
+            match self.gpu.get(&name) {
+                Some(own) => own.add(&gradient)?,
+                None => {
+                    self.gpu.insert(name, gradient);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All of them in the processor's memory.
+    fn fetch(self) -> Result<Gradients> {
+        let mut gradients = self.host;
+        for (name, gradient) in self.gpu {
+            gradients.insert(&name, gradient.download(gradient.length())?);
+        }
+        Ok(gradients)
+    }
+}
+
+impl From<Gradients> for UnitGradients {
+    fn from(host: Gradients) -> Self {
+        UnitGradients {
+            host,
+            gpu: gpu::Gradients::default(),
+        }
+    }
+}
+
+/// The gradient of a minibatch, summed over its `count` units, and the total of
+/// the tokens that `unit` says went through a forward pass.
+pub(crate) fn over_units(
+    options: &ComputeOptions<'_>,
+    count: usize,
+    unit: impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync,
+) -> Result<(Gradients, usize)> {
+    let (sum, tokens) = over_some_units(options, count, 0..count, unit)?;
+    Ok((PartialSum::whole([sum])?, tokens))
+}
+
+/// The same, left where it was computed.
+pub(crate) fn over_units_in_place(
+    options: &ComputeOptions<'_>,
+    count: usize,
+    unit: impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync,
+) -> Result<(UnitGradients, usize)> {
+    let (tree, tokens) = add_units(options, count, 0..count, unit)?;
+    Ok((tree.into_root(), tokens))
+}
+
+/// The same over some of the minibatch's `count` units.
+pub(crate) fn over_some_units(
+    options: &ComputeOptions<'_>,
+    count: usize,
+    units: Range<usize>,
+    unit: impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync,
+) -> Result<(PartialSum, usize)> {
+    let (tree, tokens) = add_units(options, count, units, unit)?;
+    Ok((tree.into_sum()?, tokens))
+}
+
+fn add_units(
+    options: &ComputeOptions<'_>,
+    count: usize,
+    units: Range<usize>,
+    unit: impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync,
+) -> Result<(GradientTree, usize)> {
+    let tree = GradientTree::new(count);
+    let tokens = parallel::map(options, units.len(), |item| {
+        let number = units.start + item;
+        let (gradients, tokens) = unit(number).map_err(|error| match error {
+            Error::Request(message) => Error::Request(format!("unit {number}: {message}")),
+            other => other,
+        })?;
+        tree.add((0, number), gradients)?;
+        Ok(tokens)
+    })?;
+    Ok((tree, tokens.into_iter().sum()))
+}
+
+/// Node (level, index) of the tree covers the units [index·2^level, (index+1)·2^level).
+type Node = (u32, usize);
+
+/// Sums the units' gradients as they arrive, in any order, always along the same
+/// tree. Taken in unit order by T threads it holds O(T + log units) sets.
+struct GradientTree {
+    units: usize,
+    waiting: Mutex<BTreeMap<Node, Option<UnitGradients>>>,
+}
+
+impl GradientTree {
+    fn new(units: usize) -> Self {
+        GradientTree {
+            units,
+            waiting: Mutex::default(),
+        }
+    }
+
+    /// Adds the gradients of a unit, or the sum of a whole node; none where nothing
+    /// contributes.
+    fn add(&self, (mut level, mut index): Node, mut sum: Option<UnitGradients>) -> Result<()> {
+        loop {
+            let width = self.units.div_ceil(1 << level);
+            let sibling = index ^ 1;
+            // A last node without a sibling rises unchanged; the root stays.
+            if width == 1 || sibling < width {
+                let mut waiting = self.waiting.lock().expect("no thread panics holding this");
+                let Some(other) = waiting.remove(&(level, sibling)) else {
+                    waiting.insert((level, index), sum);
+                    return Ok(());
+                };
+                drop(waiting);
+                let (left, right) = if index < sibling {
+                    (sum, other)
+                } else {
+                    (other, sum)
+                };
+                sum = match (left, right) {
+                    (Some(mut left), Some(right)) => {
+                        left.add(right)?;
+                        Some(left)
+                    }
+                    (left, right) => left.or(right),
+                };
+            }
+            level += 1;
+            index /= 2;
+        }
+    }
+
+    /// The sum of all units, each of which was added.
+    fn into_root(self) -> UnitGradients {
+        let waiting = self.waiting.into_inner();
+        let mut waiting = waiting.expect("no thread panics holding this");
+        let root = waiting.pop_first().and_then(|(_, sum)| sum);
+        root.unwrap_or_default()
+    }
+
+    fn into_sum(self) -> Result<PartialSum> {
+        let waiting = self.waiting.into_inner();
+        let waiting = waiting.expect("no thread panics holding this").into_iter();
+        let fetched = waiting.map(|(node, sum)| Ok((node, sum.map(|s| s.fetch()).transpose()?)));
+        Ok(PartialSum {
+            units: self.units,
+            nodes: fetched.collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// The gradients of some of a minibatch's units, added as far as these units alone
+/// decide: the topmost complete nodes of the minibatch's tree. However the
+/// units are divided, the parts add up to the same bits ([`crate::Trainer::step_on`]).
+#[derive(Debug, Clone, PartialEq)]
+pub struct PartialSum {
+    /// Of the whole minibatch.
+    units: usize,
+    nodes: BTreeMap<Node, Option<Gradients>>,
+}
+
+const FILE: &str = "sum.safetensors";
+
+impl PartialSum {
+    /// The sum over all units of the minibatch.
+    ///
+    /// # Errors
+    /// The parts are of different minibatches, or a unit is missing or there twice.
+    pub(crate) fn whole(parts: impl IntoIterator<Item = PartialSum>) -> Result<Gradients> {
+        let wrong = |message: String| Err(Error::Request(message));
+        let mut tree: Option<GradientTree> = None;
+        let mut covered = 0;
+        for part in parts {
+            let tree = tree.get_or_insert_with(|| GradientTree::new(part.units));
+            if tree.units != part.units {
+                let (one, other) = (tree.units, part.units);
+                return wrong(format!(
+                    "gradients of minibatches of {one} and of {other} units do not add up"
+                ));
+            }
+            for ((level, index), sum) in part.nodes {
+                covered += (((index + 1) << level).min(part.units)).saturating_sub(index << level);
+                tree.add((level, index), sum.map(UnitGradients::from))?;
+            }
+        }
+        let Some(tree) = tree else {
+            return Ok(Gradients::default());
+        };
+        let units = tree.units;
+        let mut nodes = tree.into_sum()?.nodes;
+        match (nodes.pop_first(), nodes.is_empty()) {
+            (None, _) if units == 0 => Ok(Gradients::default()),
+            (Some((_, root)), true) if covered == units => Ok(root.unwrap_or_default()),
+            _ => wrong(format!(
+                "the parts hold {covered} of the minibatch's {units} gradient units"
+            )),
+        }
+    }
+
+    /// Writes `sum.safetensors` into `dir`: the gradients of node (level, index) behind
+    /// `level.index.`, in the in-memory layout, flat; which nodes there are in the
+    /// metadata.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
+        let mut entries = BTreeMap::new();
+        for ((level, index), sum) in &self.nodes {
+            for (name, gradient) in sum.iter().flat_map(Gradients::iter) {
+                let entry = tensor_file::flat(gradient);
+                entries.insert(format!("{level}.{index}.{name}"), entry);
+            }
+        }
+        let nodes: Vec<&Node> = self.nodes.keys().collect();
+        let nodes = serde_json::to_string(&nodes).expect("numbers serialise");
+        let metadata = [("units", self.units.to_string()), ("nodes", nodes)];
+        tensor_file::save(&dir.join(FILE), &entries, &metadata)
+    }
+
+    /// Reads what [`PartialSum::save`] wrote for parameters of these names and sizes.
+    pub(crate) fn load(dir: &Path, sizes: &BTreeMap<String, usize>) -> Result<Self> {
+        let path = dir.join(FILE);
+        let mut file = TensorFile::open(&path)?;
+        let said = (|| {
+            let units: usize = file.said("units")?.parse().ok()?;
+            let nodes: Vec<Node> = serde_json::from_str(file.said("nodes")?).ok()?;
+            let fits = |&(level, index): &Node| {
+                let first = index.checked_shl(level).filter(|_| level < usize::BITS);
+                first.is_some_and(|first| first >> level == index && first < units)
+            };
+            nodes.iter().all(fits).then_some((units, nodes))
+        })();
+        let Some((units, nodes)) = said else {
+            return Err(Error::Json {
+                path: path.clone(),
+                message: "the metadata lack the nodes of the sum; no gradient of a shard"
+                    .to_owned(),
+            });
+        };
+        let empty = |node| (node, None);
+        let mut nodes: BTreeMap<Node, Option<Gradients>> = nodes.into_iter().map(empty).collect();
+        for tensor in file.names() {
+            let bad = |message: String| Error::Tensor {
+                path: path.clone(),
+                tensor: tensor.clone(),
+                message,
+            };
+            let mut pieces = tensor.splitn(3, '.');
+            let node = (|| {
+                let (level, index) = (pieces.next()?, pieces.next()?);
+                Some((level.parse().ok()?, index.parse().ok()?))
+            })();
+            let node = node.and_then(|node: Node| nodes.get_mut(&node));
+            let (Some(node), Some(name)) = (node, pieces.next()) else {
+                return Err(bad("belongs to no node of the metadata".to_owned()));
+            };
+            let dtype = file.info(&tensor).map_or(Dtype::F32, |(dtype, _)| dtype);
+            let gradient = numbers(dtype, &file.read(&tensor)?).map_err(bad)?;
+            match sizes.get(name) {
+                Some(&size) if size == gradient.len() => {
+                    node.get_or_insert_default().insert(name, gradient);
+                }
+                size => {
+                    let expected = size.map_or("no such parameter is trained".to_owned(), |size| {
+                        format!("the trained parameter has {size}")
+                    });
+                    return Err(bad(format!("has {} numbers, {expected}", gradient.len())));
+                }
+            }
+        }
+        Ok(PartialSum { units, nodes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::gradients::Spare;
+
+    fn unit(i: usize) -> Option<Gradients> {
+        let mut gradients = Gradients::default();
+        gradients.insert("w", vec![1.0 / (i + 1) as f32, 1.0]);
+        (i % 5 != 3).then_some(gradients)
+    }
+
+    fn sum_of(count: usize, units: impl Iterator<Item = usize>) -> PartialSum {
+        let tree = GradientTree::new(count);
+        units.for_each(|i| tree.add((0, i), unit(i).map(UnitGradients::from)).unwrap());
+        tree.into_sum().unwrap()
+    }
+
+    #[test]
+    fn memory_comes_back_but_never_more_than_was_taken() {
+        let spare = Spare::default();
+        let filled = |mut numbers: Vec<f32>| {
+            numbers.resize(3, 1.0);
+            numbers
+        };
+        let (first, second) = (filled(spare.take(3)), filled(spare.take(3)));
+        let places = [first.as_ptr(), second.as_ptr()];
+        for numbers in [first, second, vec![2.0; 3], vec![2.0; 4]] {
+            spare.give(numbers);
+        }
+        let again = [spare.take(3), spare.take(3)];
+        assert!(again.iter().all(|numbers| numbers.is_empty()));
+        assert!(
+            again
+                .iter()
+                .all(|numbers| places.contains(&numbers.as_ptr()))
+        );
+        let fresh = [spare.take(3), spare.take(4)];
+        assert!(
+            fresh
+                .iter()
+                .all(|numbers| !places.contains(&numbers.as_ptr()))
+        );
+        // A gradient that was kept, as the new weights, and the old ones in its place.
+        drop(again);
+        let weights = vec![0.5; 3];
+        let place = weights.as_ptr();
+        spare.give(weights);
+        let back = spare.take(3);
+        assert_eq!(back.as_ptr(), place);
+    }
+
+    #[test]
+    fn any_order_of_arrival_gives_the_same_bits_and_every_unit_counts_once() {
+        for units in 1..20 {
+            let whole = |order: Vec<usize>| {
+                let sum = sum_of(units, order.into_iter());
+                PartialSum::whole([sum]).unwrap()
+            };
+            let forward = whole((0..units).collect());
+            assert_eq!(forward, whole((0..units).rev().collect()));
+            let count = (0..units).filter(|i| i % 5 != 3).count();
+            assert_eq!(forward.get("w").unwrap()[1], count as f32);
+        }
+        let nothing = PartialSum::whole([sum_of(0, 0..0)]).unwrap();
+        assert_eq!(nothing, Gradients::default());
+    }
+
+    #[test]
+    fn any_division_gives_the_same_bits_also_from_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let sizes = BTreeMap::from([("w".to_owned(), 2)]);
+        let parts = |units: usize, shards: usize| {
+            let bound = move |shard| units * shard / shards;
+            (0..shards).map(move |shard| sum_of(units, bound(shard)..bound(shard + 1)))
+        };
+        for (units, shards) in (1..20).flat_map(|units| (1..6).map(move |k| (units, k))) {
+            let expected = PartialSum::whole(parts(units, 1)).unwrap();
+            let kept = parts(units, shards).enumerate().map(|(shard, sum)| {
+                let dir = dir.path().join(format!("{units}-{shards}-{shard}"));
+                sum.save(&dir).unwrap();
+                PartialSum::load(&dir, &sizes).unwrap()
+            });
+            let mut kept: Vec<PartialSum> = kept.collect();
+            assert!(kept.iter().cloned().eq(parts(units, shards)));
+            kept.reverse();
+            assert_eq!(PartialSum::whole(kept.clone()).unwrap(), expected);
+            // Everything must be there, once.
+            kept.retain(|part| !part.nodes.is_empty());
+            let first = kept[0].clone();
+            let twice = kept.iter().cloned().chain([first]);
+            assert!(PartialSum::whole(twice).is_err());
+            assert!(kept.len() == 1 || PartialSum::whole(kept.drain(1..)).is_err());
+        }
+        let error = PartialSum::load(&dir.path().join("4-1-0"), &BTreeMap::new()).unwrap_err();
+        assert!(error.to_string().contains("no such parameter"), "{error}");
+    }
+}

@@ -1,0 +1,7 @@
+//! A network on the processor: forward, backward, and the optimizer.
+
+pub(crate) mod adamw;
+pub(crate) mod backward;
+pub(crate) mod gradients;
+pub(crate) mod network;
+pub(crate) mod tape;

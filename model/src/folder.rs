@@ -1,0 +1,13 @@
+//! A model folder in Hugging Face's layout: what its files are called, and how they are read
+//! and written.
+
+pub(crate) mod adapter;
+pub(crate) mod chat;
+pub(crate) mod config;
+pub(crate) mod family;
+pub(crate) mod files;
+pub(crate) mod names;
+pub(crate) mod parameter;
+pub(crate) mod tensor_file;
+pub(crate) mod tokenizer;
+pub(crate) mod weights;

@@ -1,0 +1,483 @@
+//! Messages to token ids, by the model folder's own chat template.
+//!
+//! An episode's token ids are never rendered again (I6): the first prompt is
+//! rendered and encoded whole, and each later turn appends only what the template
+//! puts between the policy's reply and its next one. [`Chat::check`] proves at
+//! start-up that both ways give the same text, and refuses a template for which
+//! they cannot.
+
+mod guard;
+mod limit;
+mod message;
+mod python;
+
+use self::guard::{GUARD, Guarded};
+use self::limit::Limited;
+use self::message::{CLOSE, OPEN};
+pub use self::message::{Message, Role};
+use crate::folder::tokenizer::{Needles, Part, Tokenizer, excerpt, read_files};
+use crate::{Error, Result};
+use minijinja::{Environment, ErrorKind, UndefinedBehavior};
+use serde_json::Value as Json;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Where a template and the names of its special tokens are found.
+const FILES: [&str; 3] = [
+    "chat_template.jinja",
+    "tokenizer_config.json",
+    "tokenizer.json",
+];
+
+/// Most instructions of one rendering. A message takes some tens, and tens of thousands
+/// of messages have room.
+const INSTRUCTIONS_MAX: u64 = 10_000_000;
+
+/// Most bytes of one rendering beyond [`CONTENTS_MAX`] times its contents.
+const TEXT_MAX: usize = 16 << 20;
+
+/// How often a template may repeat its contents.
+const CONTENTS_MAX: usize = 4;
+
+/// What the template puts around an observation in the middle of an episode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bridge {
+    /// What the policy's reply should have ended with, such as `<|im_end|>`.
+    pub end_of_turn: String,
+    /// From there to the observation.
+    pub before_observation: String,
+    /// From the observation to the next reply, generation prompt included.
+    pub after_observation: String,
+}
+
+/// A compiled chat template.
+#[derive(Debug, Clone)]
+pub struct Chat {
+    environment: Environment<'static>,
+    template: String,
+    /// `bos_token`, `eos_token` … as templates see them.
+    named_tokens: BTreeMap<String, String>,
+    /// The special strings.
+    special: Needles,
+    /// What contents are guarded from: the special strings, and what guards them.
+    guarded: Needles,
+    path: PathBuf,
+}
+
+impl Chat {
+    /// Reads the template of a policy folder: `chat_template.jinja`, else
+    /// `chat_template` of `tokenizer_config.json` (a string, or a list of which
+    /// `default` counts). `None` if the folder has neither.
+    pub fn load(dir: &Path) -> Result<Option<Self>> {
+        Self::from_files(&read_files(dir, &FILES)?, dir)
+    }
+
+    /// Builds from the contents of a policy folder's files, by name; `dir` appears in
+    /// messages.
+    pub fn from_files(files: &BTreeMap<String, Vec<u8>>, dir: &Path) -> Result<Option<Self>> {
+        let [file, config_file, tokenizer_file] = FILES;
+        let config: Json = json(files, config_file, dir)?.unwrap_or_default();
+        let tokenizer: TokenizerFile = json(files, tokenizer_file, dir)?.unwrap_or_default();
+        let (path, template) = match (files.get(file), embedded_template(&config)) {
+            (Some(bytes), _) => {
+                let path = dir.join(file);
+                let template = String::from_utf8(bytes.clone()).map_err(|e| Error::Template {
+                    path: path.clone(),
+                    message: format!("is not UTF-8: {e}"),
+                })?;
+                (path, template)
+            }
+            (None, Some(template)) => (dir.join(config_file), template),
+            (None, None) => return Ok(None),
+        };
+        let named_tokens = ["bos_token", "eos_token", "pad_token", "unk_token"]
+            .into_iter()
+            .filter_map(|name| Some((name.to_owned(), token_text(config.get(name)?)?)))
+            .collect();
+        let special = (tokenizer.added_tokens.as_array())
+            .into_iter()
+            .flatten()
+            .filter(|token| token.get("special").and_then(Json::as_bool) == Some(true))
+            .filter_map(token_text)
+            .collect();
+        Self::new(template, named_tokens, special, path).map(Some)
+    }
+
+    /// Compiles `template`. `special` are the spellings of all special tokens;
+    /// `path` appears in messages.
+    pub fn new(
+        template: String,
+        named_tokens: BTreeMap<String, String>,
+        special: Vec<String>,
+        path: PathBuf,
+    ) -> Result<Self> {
+        let needles = || special.iter().map(String::as_str);
+        let search = Needles::new(needles());
+        let search =
+            search.and_then(|special| Ok((special, Needles::new(needles().chain([GUARD]))?)));
+        let (special, guarded) = search.map_err(|message| Error::Template {
+            path: path.clone(),
+            message,
+        })?;
+        let mut environment = Environment::new();
+        environment.set_fuel(Some(INSTRUCTIONS_MAX));
+        environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", python::to_json);
+        environment.add_function("raise_exception", python::raise_exception);
+        // The whitespace rules under which published templates are written.
+        let syntax = minijinja::syntax::SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build();
+        let built = syntax.and_then(|syntax| {
+            environment.set_syntax(syntax);
+            environment.add_template_owned("chat", template.clone())
+        });
+        if let Err(e) = built {
+            return Err(Error::Template {
+                path,
+                message: format!("the chat template does not parse: {e}"),
+            });
+        }
+        Ok(Chat {
+            environment,
+            template,
+            named_tokens,
+            special,
+            guarded,
+            path,
+        })
+    }
+
+    /// The template's text.
+    pub fn template(&self) -> &str {
+        &self.template
+    }
+
+    /// Writes the template as `chat_template.jinja`.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        let path = dir.join(FILES[0]);
+        std::fs::write(&path, &self.template).map_err(Error::io(&path))
+    }
+
+    /// The conversation as text, with the opening of the next reply if
+    /// `add_generation_prompt`.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        // Templates test tools and documents with `is not none`, which an undefined
+        // name would pass.
+        let context = serde_json::json!({
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": null,
+            "documents": null,
+        });
+        let mut context = context.as_object().cloned().unwrap_or_default();
+        for (name, token) in &self.named_tokens {
+            context.insert(name.clone(), Json::from(token.as_str()));
+        }
+        let contents: usize = messages.iter().map(|message| message.content.len()).sum();
+        let bytes_max = contents
+            .saturating_mul(CONTENTS_MAX)
+            .saturating_add(TEXT_MAX);
+        let mut text = Limited::new(bytes_max);
+        let rendered = (self.environment.get_template("chat")).and_then(|template| {
+            let context = minijinja::value::Serde(context);
+            (template.render_captured_to(context, &mut text)).map(drop)
+        });
+        match rendered {
+            Ok(_) => Ok(text.into_string()),
+            Err(e) if text.is_full() => Err(self.bad(format!(
+                "the chat template writes more than {bytes_max} bytes for contents of {contents}, \
+                 so it repeats something for ever; correct the template ({e})"
+            ))),
+            Err(e) if e.kind() == ErrorKind::OutOfFuel => Err(self.bad(format!(
+                "the chat template has not ended after {INSTRUCTIONS_MAX} instructions, so it \
+                 loops for ever; correct the template ({e})"
+            ))),
+            Err(e) => Err(self.bad(format!("the chat template cannot render: {e}"))),
+        }
+    }
+
+    /// Ids of an episode's first prompt, the opening of the first reply included.
+    pub fn prompt_ids(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>> {
+        let all = usize::MAX;
+        let ids = self.prompt_ids_within(tokenizer, messages, all)?;
+        Ok(ids.expect("no text has more ids than any number"))
+    }
+
+    /// [`Self::prompt_ids`]; `None` where its length alone shows that the prompt has more
+    /// than `ids_max` ids, in which case it is not encoded.
+    pub fn prompt_ids_within(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        ids_max: usize,
+    ) -> Result<Option<Vec<u32>>> {
+        let mut messages = messages.to_vec();
+        let guarded = Guarded::new(&mut messages, &self.guarded);
+        let text = self.render(&messages, true)?;
+        encode_within(tokenizer, &guarded.parts(&text), ids_max)
+    }
+
+    /// What the template puts around an observation, found by rendering a
+    /// conversation of placeholders.
+    pub fn bridge(&self) -> Result<Bridge> {
+        let observation = placeholder("observation");
+        let (end_of_turn, text) = self.after_reply(&observation)?;
+        let Some((before, after)) = text.split_once(&observation) else {
+            return Err(self.bad("the chat template leaves out a user message".to_owned()));
+        };
+        Ok(Bridge {
+            end_of_turn,
+            before_observation: before.to_owned(),
+            after_observation: after.to_owned(),
+        })
+    }
+
+    /// Ids to append after the sampled ids of a reply: its end token if the policy
+    /// did not sample one (a length stop), the observation as the template puts it,
+    /// and the opening of the next reply. None of them is the policy's.
+    pub fn observation_ids(
+        &self,
+        tokenizer: &Tokenizer,
+        ended_with_eos: bool,
+        observation: &str,
+    ) -> Result<Vec<u32>> {
+        let all = usize::MAX;
+        let ids = self.observation_ids_within(tokenizer, ended_with_eos, observation, all)?;
+        Ok(ids.expect("no text has more ids than any number"))
+    }
+
+    /// [`Self::observation_ids`]; `None` where its length alone shows that the observation
+    /// has more than `ids_max` ids, in which case it is not encoded.
+    pub fn observation_ids_within(
+        &self,
+        tokenizer: &Tokenizer,
+        ended_with_eos: bool,
+        observation: &str,
+        ids_max: usize,
+    ) -> Result<Option<Vec<u32>>> {
+        let (guarded, text) = self.bridged(ended_with_eos, observation)?;
+        encode_within(tokenizer, &guarded.parts(&text), ids_max)
+    }
+
+    /// The beginning of an observation that its length alone shows to have more than
+    /// `ids_max` ids, `bytes_min` long or as much longer as it takes for this to show;
+    /// the whole where it does not.
+    pub fn shortest_above<'a>(
+        &self,
+        tokenizer: &Tokenizer,
+        observation: &'a str,
+        ids_max: usize,
+        bytes_min: usize,
+    ) -> Result<&'a str> {
+        let Some(bytes) = tokenizer.bytes_above(ids_max) else {
+            return Ok(observation);
+        };
+        let mut bytes = bytes.max(bytes_min);
+        // A template may trim it, and composing may shorten it, so this takes a look.
+        while bytes < observation.len() {
+            let start = &observation[..observation.floor_char_boundary(bytes)];
+            let (guarded, text) = self.bridged(true, start)?;
+            if tokenizer.ids_min(&guarded.parts(&text)) > ids_max {
+                return Ok(start);
+            }
+            bytes = bytes.saturating_mul(2);
+        }
+        Ok(observation)
+    }
+
+    /// What is appended after a reply, with the special strings of the observation kept
+    /// apart.
+    fn bridged(&self, ended_with_eos: bool, observation: &str) -> Result<(Guarded, String)> {
+        let mut messages = [Message::new(Role::User, observation)];
+        let guarded = Guarded::new(&mut messages, &self.guarded);
+        let [message] = messages;
+        let (mut text, bridge) = self.after_reply(&message.content)?;
+        if ended_with_eos {
+            text.clear();
+        }
+        text.push_str(&bridge);
+        Ok((guarded, text))
+    }
+
+    /// The id that ends a turn of the policy.
+    pub fn end_of_turn_id(&self, tokenizer: &Tokenizer) -> Result<u32> {
+        let bridge = self.bridge()?;
+        let found = tokenizer.find_special(&bridge.end_of_turn);
+        found
+            .map(|(_, token)| tokenizer.special_tokens()[token])
+            .ok_or_else(|| {
+                self.bad(format!(
+                    "a reply ends with {:?}, which the tokenizer has no special token for",
+                    bridge.end_of_turn
+                ))
+            })
+    }
+
+    /// Proves that turns appended one by one give the text that the template gives
+    /// for the whole conversation, with and without a system message.
+    ///
+    /// A template that rewrites earlier turns (drops their reasoning, moves the
+    /// system message) is refused: the ids of an episode stay as sampled, so its
+    /// later prompts would be texts that the template never produces.
+    pub fn check(&self, tokenizer: &Tokenizer) -> Result<()> {
+        self.end_of_turn_id(tokenizer)?;
+        self.check_conversation(tokenizer, &[Message::new(Role::User, "First task.")])?;
+        let with_system = [
+            Message::new(Role::System, "Some rules."),
+            Message::new(Role::User, "First task."),
+        ];
+        // A template may refuse system messages; a run that uses one gets the error then.
+        match self.render(&with_system, true) {
+            Ok(_) => self.check_conversation(tokenizer, &with_system),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn check_conversation(&self, tokenizer: &Tokenizer, prompt: &[Message]) -> Result<()> {
+        const REPLIES: [&str; 2] = [
+            "<think>\nAn earlier thought.\n</think>\n\nAction: one",
+            "Thought: two.\nAction: two",
+        ];
+        const OBSERVATIONS: [&str; 2] = ["Seen: [one]", "Seen 2 é\nand more."];
+        let mut messages = prompt.to_vec();
+        let mut appended = self.render(prompt, true)?;
+        let mut ids = self.prompt_ids(tokenizer, prompt)?;
+        for (reply, observation) in REPLIES.into_iter().zip(OBSERVATIONS) {
+            let (end_of_turn, bridge) = self.after_reply(observation)?;
+            appended.extend([reply, &end_of_turn, &bridge]);
+            ids.extend(tokenizer.encode_ordinary(reply)?);
+            ids.extend(self.observation_ids(tokenizer, false, observation)?);
+            messages.push(Message::new(Role::Assistant, reply));
+            messages.push(Message::new(Role::User, observation));
+            let whole = self.render(&messages, true)?;
+            if whole != appended {
+                let (found, expected) = first_difference(&whole, &appended);
+                return Err(self.bad(format!(
+                    "the chat template rewrites earlier turns: it renders {found:?} where the \
+                     episode holds {expected:?}; use a template that leaves history alone, or set \
+                     rollout.history: as_sampled"
+                )));
+            }
+        }
+        let (text, whole) = (
+            tokenizer.decode(&ids, false),
+            tokenizer.decode(&tokenizer.encode(&appended)?, false),
+        );
+        if text != whole {
+            let (found, expected) = first_difference(&text, &whole);
+            return Err(self.bad(format!(
+                "encoding a conversation turn by turn gives {found:?} instead of {expected:?}; \
+                 tokenizer and chat template do not belong together"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The end of a reply, and all text from there to the reply after an observation.
+    /// The observation goes through the template, which may trim it.
+    fn after_reply(&self, observation: &str) -> Result<(String, String)> {
+        let reply = placeholder("reply");
+        let messages = [
+            Message::new(Role::User, placeholder("task")),
+            Message::new(Role::Assistant, reply.clone()),
+            Message::new(Role::User, observation),
+        ];
+        let text = self.render(&messages, true)?;
+        let Some((_, text)) = text.split_once(&reply) else {
+            return Err(self.bad("the chat template leaves out an earlier reply".to_owned()));
+        };
+        let Some((start, token)) = self.special.first(text) else {
+            return Err(self.bad(format!(
+                "no special token follows a reply (found {:?}), so generation could not stop; \
+                 give the folder a template that ends each turn with one",
+                excerpt(text)
+            )));
+        };
+        let (end_of_turn, rest) = text.split_at(start + token.len());
+        Ok((end_of_turn.to_owned(), rest.to_owned()))
+    }
+
+    fn bad(&self, message: String) -> Error {
+        Error::Template {
+            path: self.path.clone(),
+            message,
+        }
+    }
+}
+
+fn placeholder(name: &str) -> String {
+    format!("{OPEN}{name}{CLOSE}")
+}
+
+/// Where two texts part: an excerpt of each from there.
+fn first_difference(a: &str, b: &str) -> (String, String) {
+    let same: usize = (a.chars().zip(b.chars()))
+        .take_while(|(a, b)| a == b)
+        .map(|(a, _)| a.len_utf8())
+        .sum();
+    (excerpt(&a[same..]), excerpt(&b[same..]))
+}
+
+/// What is read here of `tokenizer.json`, whose vocabulary has some megabytes.
+#[derive(Default, serde::Deserialize)]
+struct TokenizerFile {
+    #[serde(default)]
+    added_tokens: Json,
+}
+
+/// Ids of a rendering, unless its length alone shows more than `ids_max` of them.
+fn encode_within(
+    tokenizer: &Tokenizer,
+    parts: &[Part<'_>],
+    ids_max: usize,
+) -> Result<Option<Vec<u32>>> {
+    // Most texts have fewer bytes than that, and need no closer look.
+    let bytes: usize = parts.iter().map(|part| part.text.len()).sum();
+    if bytes > ids_max && tokenizer.ids_min(parts) > ids_max {
+        return Ok(None);
+    }
+    tokenizer.encode_parts(parts).map(Some)
+}
+
+/// A JSON file, `None` where there is none.
+fn json<T: serde::de::DeserializeOwned>(
+    files: &BTreeMap<String, Vec<u8>>,
+    name: &str,
+    dir: &Path,
+) -> Result<Option<T>> {
+    let Some(bytes) = files.get(name) else {
+        return Ok(None);
+    };
+    serde_json::from_slice(bytes)
+        .map(Some)
+        .map_err(|e| Error::Json {
+            path: dir.join(name),
+            message: e.to_string(),
+        })
+}
+
+fn embedded_template(config: &Json) -> Option<String> {
+    match config.get("chat_template")? {
+        Json::String(template) => Some(template.clone()),
+        Json::Array(named) => named
+            .iter()
+            .find(|entry| entry.get("name").and_then(Json::as_str) == Some("default"))
+            .and_then(|entry| entry.get("template")?.as_str())
+            .map(str::to_owned),
+        _ => None,
+    }
+}
+
+/// A token is written as a string or as an object with its `content`.
+fn token_text(value: &Json) -> Option<String> {
+    (value.as_str())
+        .or_else(|| value.get("content")?.as_str())
+        .map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,38 @@
+//! A message of a conversation, and the marks around it.
+
+/// Who speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Instructions before the conversation.
+    System,
+    /// The task or an observation.
+    User,
+    /// The policy, or an example of it.
+    Assistant,
+}
+
+/// One message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Message {
+    /// Who speaks.
+    pub role: Role,
+    /// What is said; never trusted to hold special tokens.
+    pub content: String,
+}
+
+impl Message {
+    /// A message of `role`.
+    pub fn new(role: Role, content: impl Into<String>) -> Self {
+        Message {
+            role,
+            content: content.into(),
+        }
+    }
+}
+
+/// Delimiters of placeholders in rendered text: private-use characters, which a
+/// template neither trims nor looks for.
+pub(super) const OPEN: char = '\u{E000}';
+
+pub(super) const CLOSE: char = '\u{E001}';

@@ -1,0 +1,96 @@
+//! One tensor of a model.
+
+use candle_core::{DType, Device, Tensor};
+use std::sync::Arc;
+
+use crate::folder::names::{FACTOR_A, FACTOR_B, HEAD};
+
+/// One parameter: f32 numbers in the in-memory layout, shared between clones.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parameter {
+    shape: Vec<usize>,
+    pub(crate) numbers: Arc<Vec<f32>>,
+}
+
+impl Parameter {
+    /// A parameter of `shape`, row-major.
+    ///
+    /// # Panics
+    /// If the shape does not hold as many numbers.
+    pub fn new(shape: Vec<usize>, numbers: Vec<f32>) -> Self {
+        let count: usize = shape.iter().product();
+        assert_eq!(count, numbers.len(), "shape {shape:?} holds another count");
+        Parameter {
+            shape,
+            numbers: Arc::new(numbers),
+        }
+    }
+
+    /// Sizes, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The numbers, row-major.
+    pub fn numbers(&self) -> &[f32] {
+        &self.numbers
+    }
+
+    pub(crate) fn shared(&self) -> Arc<Vec<f32>> {
+        Arc::clone(&self.numbers)
+    }
+}
+
+/// Whether a parameter is a dense weight, or a factor of one, kept transposed in
+/// memory.
+pub(crate) fn is_dense(name: &str) -> bool {
+    let dense = ["_proj.weight", FACTOR_A, FACTOR_B];
+    dense.iter().any(|ending| name.ends_with(ending)) || name == HEAD
+}
+
+/// Rows and columns exchanged: `[rows, columns]` in, `[columns, rows]` out.
+pub(crate) fn transpose(x: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    // Squares of 32 keep both sides in the first cache.
+    const SQUARE: usize = 32;
+    let mut y = vec![0.0; x.len()];
+    for top in (0..rows).step_by(SQUARE) {
+        for left in (0..columns).step_by(SQUARE) {
+            for row in top..rows.min(top + SQUARE) {
+                for column in left..columns.min(left + SQUARE) {
+                    y[column * rows + row] = x[row * columns + column];
+                }
+            }
+        }
+    }
+    y
+}
+
+/// The f32 numbers of a file's tensor.
+pub(crate) fn numbers(dtype: safetensors::Dtype, data: &[u8]) -> Result<Vec<f32>, String> {
+    let halves = || {
+        data.as_chunks::<2>()
+            .0
+            .iter()
+            .map(|&bytes| u16::from_le_bytes(bytes))
+    };
+    match dtype {
+        safetensors::Dtype::F32 => Ok(data
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|&bytes| f32::from_le_bytes(bytes))
+            .collect()),
+        safetensors::Dtype::BF16 => Ok(halves()
+            .map(|bits| f32::from_bits(u32::from(bits) << 16))
+            .collect()),
+        safetensors::Dtype::F16 => {
+            let count = data.len() / 2;
+            Tensor::from_raw_buffer(data, DType::F16, &[count], &Device::Cpu)
+                .and_then(|tensor| tensor.to_dtype(DType::F32)?.to_vec1())
+                .map_err(|e| e.to_string())
+        }
+        other => Err(format!(
+            "has type {other:?}; f32, f16 and bf16 are supported"
+        )),
+    }
+}

@@ -1,0 +1,320 @@
+//! Safetensors files in Hugging Face's layout, written so that equal numbers give
+//! equal bytes: names sorted, fixed metadata, no times; readable by everyone.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::Metadata;
+use safetensors::{Dtype, SafeTensorError};
+use serde_json::{Map, Value, json};
+
+use crate::folder::parameter::{Parameter, is_dense, transpose};
+use crate::{Error, Result};
+
+/// Bytes of the header's length, which a file begins with.
+const LENGTH_BYTES: usize = 8;
+/// What `safetensors` refuses too.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+const F32_BYTES: usize = 4;
+
+/// One tensor as the file will hold it.
+pub(crate) struct Entry<'a> {
+    /// Of the file.
+    shape: Vec<usize>,
+    numbers: &'a [f32],
+    /// The file has rows and columns exchanged.
+    turned: bool,
+}
+
+/// Numbers of the in-memory layout with that layout's shape, to be turned into the file's.
+pub(crate) fn entry<'a>(name: &str, mut shape: Vec<usize>, numbers: &'a [f32]) -> Entry<'a> {
+    let turned = is_dense(name);
+    if turned {
+        shape.reverse();
+    }
+    Entry {
+        shape,
+        numbers,
+        turned,
+    }
+}
+
+/// Numbers as they are, without a shape of their own.
+pub(crate) fn flat(numbers: &[f32]) -> Entry<'_> {
+    Entry {
+        shape: vec![numbers.len()],
+        numbers,
+        turned: false,
+    }
+}
+
+impl Entry<'_> {
+    /// Refuses numbers that are not finite: nobody could load the file.
+    pub(crate) fn check_finite(&self, name: &str) -> Result<()> {
+        check_finite(name, self.numbers)
+    }
+
+    fn write(&self, file: &mut impl Write) -> std::io::Result<()> {
+        let numbers = match self.turned {
+            true => Cow::Owned(transpose(self.numbers, self.shape[1], self.shape[0])),
+            false => Cow::Borrowed(self.numbers),
+        };
+        let mut bytes = [0; 1 << 14];
+        for some in numbers.chunks(bytes.len() / F32_BYTES) {
+            let places = bytes.as_chunks_mut::<F32_BYTES>().0;
+            for (place, x) in places.iter_mut().zip(some) {
+                *place = x.to_le_bytes();
+            }
+            file.write_all(&bytes[..some.len() * F32_BYTES])?;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses numbers that are not finite.
+pub(crate) fn check_finite(name: &str, numbers: &[f32]) -> Result<()> {
+    // Without a branch in the loop: a pass at the speed of memory.
+    let finite = |all: bool, x: &f32| all & x.is_finite();
+    if numbers.iter().fold(true, finite) {
+        return Ok(());
+    }
+    Err(Error::NotFinite {
+        tensor: name.to_owned(),
+        found: numbers.iter().filter(|x| !x.is_finite()).count(),
+        all: numbers.len(),
+    })
+}
+
+/// Writes one file, tensor by tensor: none of it is held in memory a second time.
+pub(crate) fn save(
+    path: &Path,
+    entries: &BTreeMap<String, Entry<'_>>,
+    metadata: &[(&str, String)],
+) -> Result<()> {
+    let mut header = Map::new();
+    let metadata: BTreeMap<_, _> = metadata.iter().cloned().collect();
+    header.insert("__metadata__".to_owned(), json!(metadata));
+    let mut start = 0;
+    for (name, entry) in entries {
+        let end = start + entry.numbers.len() * F32_BYTES;
+        let info = json!({"dtype": "F32", "shape": entry.shape, "data_offsets": [start, end]});
+        header.insert(name.clone(), info);
+        start = end;
+    }
+    let mut header = Value::Object(header).to_string().into_bytes();
+    header.resize(header.len().next_multiple_of(LENGTH_BYTES), b' ');
+    let write = || {
+        let mut file = BufWriter::new(File::create(path)?);
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(&header)?;
+        for entry in entries.values() {
+            entry.write(&mut file)?;
+        }
+        file.flush()
+    };
+    write().map_err(Error::io(path))
+}
+
+/// A file whose tensors are read one at a time.
+pub(crate) struct TensorFile {
+    path: PathBuf,
+    file: File,
+    header: Metadata,
+    /// Where the tensors begin.
+    start: u64,
+}
+
+impl TensorFile {
+    /// Reads and checks the header.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let unreadable = |source| Error::SafeTensors {
+            path: path.to_owned(),
+            source,
+        };
+        let mut file = File::open(path).map_err(Error::io(path))?;
+        let length = file.metadata().map_err(Error::io(path))?.len();
+        let mut size = [0; LENGTH_BYTES];
+        if length < LENGTH_BYTES as u64 {
+            return Err(unreadable(SafeTensorError::HeaderTooSmall));
+        }
+        file.read_exact(&mut size).map_err(Error::io(path))?;
+        let size = u64::from_le_bytes(size);
+        if size > HEADER_BYTES_MAX {
+            return Err(unreadable(SafeTensorError::HeaderTooLarge));
+        }
+        let start = LENGTH_BYTES as u64 + size;
+        if start > length {
+            return Err(unreadable(SafeTensorError::InvalidHeaderLength));
+        }
+        let mut header = vec![0; size as usize];
+        file.read_exact(&mut header).map_err(Error::io(path))?;
+        let header: Metadata = serde_json::from_slice(&header)
+            .map_err(|e| unreadable(SafeTensorError::InvalidHeaderDeserialization(e)))?;
+        if start.checked_add(header.data_len() as u64) != Some(length) {
+            return Err(unreadable(SafeTensorError::MetadataIncompleteBuffer));
+        }
+        Ok(TensorFile {
+            path: path.to_owned(),
+            file,
+            header,
+            start,
+        })
+    }
+
+    /// In name order: of several bad tensors the same one is named every time.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let mut names = self.header.offset_keys();
+        names.sort_unstable();
+        names
+    }
+
+    /// An entry of the file's metadata.
+    pub(crate) fn said(&self, key: &str) -> Option<&str> {
+        let metadata = self.header.metadata().as_ref()?;
+        metadata.get(key).map(String::as_str)
+    }
+
+    /// Type and shape of a tensor.
+    pub(crate) fn info(&self, name: &str) -> Option<(Dtype, &[usize])> {
+        let info = self.header.info(name)?;
+        Some((info.dtype, &info.shape))
+    }
+
+    /// The bytes of a tensor; none where there is no such tensor.
+    pub(crate) fn read(&mut self, name: &str) -> Result<Vec<u8>> {
+        let Some(info) = self.header.info(name) else {
+            return Ok(Vec::new());
+        };
+        let (start, end) = info.data_offsets;
+        let mut bytes = vec![0; end - start];
+        let place = SeekFrom::Start(self.start + start as u64);
+        self.file
+            .seek(place)
+            .and_then(|_| self.file.read_exact(&mut bytes))
+            .map_err(Error::io(&self.path))?;
+        Ok(bytes)
+    }
+}
+
+/// Writes `<stem>.safetensors`, or numbered shards and their index where the
+/// tensors exceed `shard_bytes_max`.
+pub(crate) fn save_sharded<'a>(
+    dir: &Path,
+    stem: &str,
+    shard_bytes_max: usize,
+    tensors: impl Iterator<Item = (&'a str, &'a Parameter)>,
+) -> Result<()> {
+    let mut shards: Vec<Vec<(&str, &Parameter)>> = vec![Vec::new()];
+    let (mut shard_bytes, mut total) = (0, 0);
+    for (name, tensor) in tensors {
+        let bytes = tensor.numbers().len() * 4;
+        if shard_bytes > 0 && shard_bytes + bytes > shard_bytes_max {
+            shards.push(Vec::new());
+            shard_bytes = 0;
+        }
+        shard_bytes += bytes;
+        total += bytes;
+        shards
+            .last_mut()
+            .expect("there is a first shard")
+            .push((name, tensor));
+    }
+    let format = [("format", "pt".to_owned())];
+    let write = |file: &str, shard: &[(&'a str, &'a Parameter)]| {
+        let mut entries = BTreeMap::new();
+        for (name, tensor) in shard {
+            let entry = entry(name, tensor.shape().to_vec(), tensor.numbers());
+            entry.check_finite(name)?;
+            entries.insert((*name).to_owned(), entry);
+        }
+        save(&dir.join(file), &entries, &format)
+    };
+    if let [shard] = shards.as_slice() {
+        return write(&format!("{stem}.safetensors"), shard);
+    }
+    let mut map = BTreeMap::new();
+    for (number, shard) in shards.iter().enumerate() {
+        let file = format!(
+            "{stem}-{:05}-of-{:05}.safetensors",
+            number + 1,
+            shards.len()
+        );
+        write(&file, shard)?;
+        map.extend(
+            shard
+                .iter()
+                .map(|(name, _)| ((*name).to_owned(), file.clone())),
+        );
+    }
+    let index = serde_json::json!({"metadata": {"total_size": total}, "weight_map": map});
+    let path = dir.join(format!("{stem}.safetensors.index.json"));
+    let text = serde_json::to_string_pretty(&index).expect("a JSON value serialises");
+    std::fs::write(&path, text + "\n").map_err(Error::io(&path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use safetensors::SafeTensors;
+    use safetensors::tensor::TensorView;
+
+    #[test]
+    fn files_are_those_of_safetensors_and_are_read_tensor_by_tensor() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.safetensors");
+        let long: Vec<f32> = (0..5000).map(|x| x as f32 * 0.5).collect();
+        let dense = [0.0f32, 1.0, 2.0, 3.0, 4.0, 5.0];
+        let entries = BTreeMap::from([
+            ("a.norm".to_owned(), entry("a.norm", vec![5000], &long)),
+            (
+                "b.q_proj.weight".to_owned(),
+                entry("b.q_proj.weight", vec![3, 2], &dense),
+            ),
+        ]);
+        save(&path, &entries, &[("format", "pt".to_owned())]).unwrap();
+        let bytes = |x: &[f32]| -> Vec<u8> { x.iter().flat_map(|x| x.to_le_bytes()).collect() };
+        let (long, dense) = (bytes(&long), bytes(&[0.0, 2.0, 4.0, 1.0, 3.0, 5.0]));
+        let view = |shape: &[usize], bytes| TensorView::new(Dtype::F32, shape.to_vec(), bytes);
+        let views = [
+            ("a.norm", view(&[5000], &long).unwrap()),
+            ("b.q_proj.weight", view(&[2, 3], &dense).unwrap()),
+        ];
+        let format = [("format".to_owned(), "pt".to_owned())].into();
+        let expected = safetensors::serialize(views, Some(format)).unwrap();
+        assert!(std::fs::read(&path).unwrap() == expected);
+
+        let mut file = TensorFile::open(&path).unwrap();
+        assert_eq!(file.names(), ["a.norm", "b.q_proj.weight"]);
+        assert_eq!(file.said("format"), Some("pt"));
+        assert_eq!(file.info("b.q_proj.weight").unwrap().1, [2, 3]);
+        assert_eq!(file.read("b.q_proj.weight").unwrap(), dense);
+        assert_eq!(file.read("a.norm").unwrap(), long);
+
+        // What `safetensors` refuses is refused here, wherever the file is cut.
+        for length in [0, 7, 8, 40, expected.len() - 1] {
+            std::fs::write(&path, &expected[..length]).unwrap();
+            assert!(SafeTensors::deserialize(&expected[..length]).is_err());
+            let error = TensorFile::open(&path).err().unwrap().to_string();
+            assert!(error.contains("model.safetensors"), "{error}");
+        }
+    }
+
+    /// The maps of `safetensors` have another order every time.
+    #[test]
+    fn metadata_have_one_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let numbers = [1.0];
+        let mut files = (0..8).map(|i| {
+            let path = dir.path().join(i.to_string());
+            let entries = BTreeMap::from([("w".to_owned(), flat(&numbers))]);
+            let metadata = [("units", "3".to_owned()), ("nodes", "[]".to_owned())];
+            save(&path, &entries, &metadata).unwrap();
+            std::fs::read(&path).unwrap()
+        });
+        let first = files.next().unwrap();
+        assert!(files.all(|file| file == first));
+    }
+}

@@ -1,0 +1,206 @@
+//! A model's parameters, by Hugging Face name. In memory every dense weight is
+//! `[in, out]`, out-contiguous, because the products' fixed order of additions
+//! needs it (`kernels::matmul`); files hold Hugging Face's `[out, in]`.
+
+use crate::cpu::gradients::Spare;
+use crate::folder::names::{EMBEDDING, HEAD};
+use crate::folder::names::{HEAD_BIAS, HEAD_WEIGHT};
+use crate::folder::parameter::Parameter;
+use crate::folder::parameter::is_dense;
+use crate::folder::parameter::numbers;
+use crate::folder::parameter::transpose;
+use crate::folder::tensor_file::TensorFile;
+use crate::{Error, ModelConfig, Result};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A weight file is split above this many bytes.
+const SHARD_BYTES_MAX: usize = 4_000_000_000;
+
+/// Parameters of one model, immutable; numbers are shared, so a clone is cheap.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Weights {
+    parameters: BTreeMap<String, Parameter>,
+}
+
+/// Names and in-memory shapes of all parameters, in a fixed order.
+pub fn parameter_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
+    let hidden = config.hidden_size;
+    let inner = config.intermediate_size;
+    let (queries, kv) = (config.query_width(), config.key_width());
+    let mut shapes = BTreeMap::new();
+    let mut add = |name: String, shape: &[usize]| shapes.insert(name, shape.to_vec());
+    add(EMBEDDING.to_owned(), &[config.vocab_size, hidden]);
+    for layer in 0..config.num_hidden_layers {
+        let at = |part: &str| format!("model.layers.{layer}.{part}");
+        for (part, width) in [("q_proj", queries), ("k_proj", kv), ("v_proj", kv)] {
+            add(at(&format!("self_attn.{part}.weight")), &[hidden, width]);
+            if config.has_biases() {
+                add(at(&format!("self_attn.{part}.bias")), &[width]);
+            }
+        }
+        if config.norms_heads() {
+            add(at("self_attn.q_norm.weight"), &[config.head_dim]);
+            add(at("self_attn.k_norm.weight"), &[config.head_dim]);
+        }
+        add(at("self_attn.o_proj.weight"), &[queries, hidden]);
+        add(at("mlp.gate_proj.weight"), &[hidden, inner]);
+        add(at("mlp.up_proj.weight"), &[hidden, inner]);
+        add(at("mlp.down_proj.weight"), &[inner, hidden]);
+        add(at("input_layernorm.weight"), &[hidden]);
+        add(at("post_attention_layernorm.weight"), &[hidden]);
+    }
+    add("model.norm.weight".to_owned(), &[hidden]);
+    if config.value_head {
+        add(HEAD_WEIGHT.to_owned(), &[1, hidden]);
+        add(HEAD_BIAS.to_owned(), &[1]);
+    } else if !config.tie_word_embeddings {
+        add(HEAD.to_owned(), &[hidden, config.vocab_size]);
+    }
+    shapes
+}
+
+impl Weights {
+    /// Wraps parameters that already have the in-memory layout.
+    pub fn new(parameters: BTreeMap<String, Parameter>) -> Self {
+        Weights { parameters }
+    }
+
+    /// A parameter by its Hugging Face name.
+    pub fn get(&self, name: &str) -> Option<&Parameter> {
+        self.parameters.get(name)
+    }
+
+    /// All parameters in name order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Parameter)> {
+        self.parameters
+            .iter()
+            .map(|(name, parameter)| (name.as_str(), parameter))
+    }
+
+    /// How many numbers there are.
+    pub fn parameter_count(&self) -> usize {
+        self.parameters.values().map(|p| p.numbers.len()).sum()
+    }
+
+    /// Replaces a parameter's numbers; clones made before keep the old ones.
+    pub(crate) fn replace(&mut self, name: &str, update: impl FnOnce(&[f32]) -> Vec<f32>) {
+        if let Some(parameter) = self.parameters.get_mut(name) {
+            parameter.numbers = Arc::new(update(&parameter.numbers));
+        }
+    }
+
+    /// Gives the memory of numbers away that no clone holds.
+    pub(crate) fn give_memory_to(self, spare: &Spare) {
+        let numbers = self.parameters.into_values().map(|p| p.numbers);
+        numbers
+            .filter_map(Arc::into_inner)
+            .for_each(|numbers| spare.give(numbers));
+    }
+
+    /// Reads `model.safetensors`, or the shards that `model.safetensors.index.json`
+    /// names, of any of f32, f16 and bf16, and checks names, shapes and numbers.
+    pub fn load(dir: &Path, config: &ModelConfig) -> Result<Self> {
+        let mut shapes = parameter_shapes(config);
+        let mut parameters = BTreeMap::new();
+        let files = weight_files(dir)?;
+        // A tied model, or a critic, may bring a head along that it does not read.
+        let skip = |name: &str| name == HEAD && (config.tie_word_embeddings || config.value_head);
+        for path in &files {
+            read_tensors(path, &mut shapes, "config.json", &skip, &mut parameters)?;
+        }
+        match shapes.into_iter().next() {
+            None => Ok(Weights { parameters }),
+            Some((name, _)) => Err(Error::Tensor {
+                path: files
+                    .into_iter()
+                    .next_back()
+                    .unwrap_or_else(|| dir.to_owned()),
+                tensor: name,
+                message: "is missing".to_owned(),
+            }),
+        }
+    }
+
+    /// Writes Hugging Face's layout in f32; equal weights give equal bytes.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        self.save_as(dir, "model")
+    }
+
+    /// [`Weights::save`] with another stem than `model`.
+    pub(crate) fn save_as(&self, dir: &Path, stem: &str) -> Result<()> {
+        crate::folder::tensor_file::save_sharded(dir, stem, SHARD_BYTES_MAX, self.iter())
+    }
+}
+
+/// Adds a file's tensors to `parameters` and takes their names out of `shapes`,
+/// the in-memory shapes that `source` gives. Names that nobody expects, other
+/// shapes and numbers that are not finite are refused.
+pub(crate) fn read_tensors(
+    path: &Path,
+    shapes: &mut BTreeMap<String, Vec<usize>>,
+    source: &str,
+    skip: &dyn Fn(&str) -> bool,
+    parameters: &mut BTreeMap<String, Parameter>,
+) -> Result<()> {
+    let mut file = TensorFile::open(path)?;
+    for name in file.names() {
+        let name = name.as_str();
+        let bad = |message: String| Error::Tensor {
+            path: path.to_owned(),
+            tensor: name.to_owned(),
+            message,
+        };
+        if skip(name) {
+            continue;
+        }
+        let Some((shape, (dtype, found))) = shapes.remove(name).zip(file.info(name)) else {
+            return Err(bad(format!("is not a parameter of this {source}")));
+        };
+        let mut expected = shape.clone();
+        if is_dense(name) {
+            expected.reverse();
+        }
+        if found != expected {
+            return Err(bad(format!(
+                "has shape {found:?}, {source} gives {expected:?}"
+            )));
+        }
+        let numbers = numbers(dtype, &file.read(name)?).map_err(bad)?;
+        if let Some(at) = numbers.iter().position(|x| !x.is_finite()) {
+            return Err(bad(format!("number {at} is {}, not finite", numbers[at])));
+        }
+        let numbers = match is_dense(name) {
+            true => transpose(&numbers, expected[0], expected[1]),
+            false => numbers,
+        };
+        parameters.insert(name.to_owned(), Parameter::new(shape, numbers));
+    }
+    Ok(())
+}
+
+/// The files of the weights, by the index where there is one.
+pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let index = dir.join("model.safetensors.index.json");
+    if !index.exists() {
+        return Ok(vec![dir.join("model.safetensors")]);
+    }
+    let bad = |message: String| Error::Json {
+        path: index.clone(),
+        message,
+    };
+    let text = crate::folder::files::read(&index)?;
+    let value: serde_json::Value = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
+    let map = value
+        .get("weight_map")
+        .and_then(|map| map.as_object())
+        .ok_or_else(|| bad("has no weight_map".to_owned()))?;
+    let mut names: Vec<&str> = map.values().filter_map(|name| name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    if names.iter().any(|name| name.contains(['/', '\\'])) {
+        return Err(bad("names a file outside the folder".to_owned()));
+    }
+    Ok(names.into_iter().map(|name| dir.join(name)).collect())
+}

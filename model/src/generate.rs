@@ -1,0 +1,4 @@
+//! Batched generation.
+
+pub(crate) mod engine;
+pub(crate) mod turn;

@@ -1,0 +1,498 @@
+//! Generation with continuous batching. Every step runs all active rows together,
+//! one new token for those that decode, a bounded number of known tokens for those
+//! that still prefill. What a turn samples depends on its own ids and random key
+//! alone, so batching, chunking, eviction and order are free choices. So is taking
+//! keys and values from a sequence that begins the same way: the samples of a task run
+//! their prompt once, and tasks with one system message run that once.
+
+use crate::batch::Batch;
+use crate::compute::Cache;
+use crate::compute::decode::Decoder;
+use crate::generate::turn::{Finish, Turn, TurnDone};
+use crate::sampler::{Draw, Drawn};
+use crate::{Error, Policy, Result};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Fewest tokens in common for which one sequence waits for another's keys and values.
+const SHARED_TOKENS_MIN: usize = 32;
+
+/// Bounds of an engine; none of them changes what is sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Turns that run at the same time.
+    pub rows_max: usize,
+    /// Tokens whose keys and values are kept over all sequences.
+    pub cache_tokens_max: usize,
+    /// Known tokens run per step besides the decoded ones.
+    pub prefill_chunk: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            rows_max: 32,
+            cache_tokens_max: 1 << 16,
+            prefill_chunk: 512,
+        }
+    }
+}
+
+/// What an engine did so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EngineStats {
+    /// Forward passes.
+    pub steps: u64,
+    /// Those of them that a GPU did by a recording.
+    pub steps_replayed: u64,
+    /// Ids sampled.
+    pub tokens_sampled: u64,
+    /// Tokens run through the network, known and sampled, repeats included.
+    pub tokens_run: u64,
+    /// Known tokens that were not run, since another sequence begins with them too.
+    pub tokens_shared: u64,
+    /// Caches dropped to make room.
+    pub evictions: u64,
+    /// Tokens whose keys and values are held now.
+    pub cache_tokens: usize,
+    /// Turns submitted and not finished.
+    pub turns_open: usize,
+}
+
+/// A message being written.
+#[derive(Debug)]
+struct Active {
+    turn: Turn,
+    token_ids: Vec<u32>,
+    log_probs: Vec<f32>,
+    log_kept_masses: Option<Vec<f32>>,
+}
+
+#[derive(Debug)]
+struct Sequence {
+    /// Everything known: prompt, sampled ids, observations.
+    ids: Vec<u32>,
+    cache: Cache,
+    /// Step at which it last ran; the least recent is evicted first.
+    used: u64,
+    active: Option<Active>,
+    leader: Option<Leader>,
+}
+
+/// A sequence that begins the same way, whose keys and values are waited for.
+#[derive(Debug, Clone, Copy)]
+struct Leader {
+    number: u64,
+    /// Tokens in common.
+    tokens: usize,
+}
+
+impl Sequence {
+    fn pending(&self) -> &[u32] {
+        &self.ids[self.cache.length()..]
+    }
+
+    /// Tokens it may hold when its turn is over.
+    fn tokens_max(&self) -> usize {
+        self.ids.len()
+            + self
+                .active
+                .as_ref()
+                .map_or(0, |a| a.turn.tokens_max - a.token_ids.len())
+    }
+}
+
+/// Generates for many sequences at once, on the calling thread.
+#[derive(Debug)]
+pub struct Engine {
+    policy: Policy,
+    decoder: Decoder,
+    options: EngineOptions,
+    sequences: BTreeMap<u64, Sequence>,
+    /// Turns not yet running, in order of submission.
+    queue: VecDeque<u64>,
+    /// Turns running, in order of admission.
+    running: Vec<u64>,
+    stats: EngineStats,
+}
+
+impl Engine {
+    /// An engine for one policy.
+    pub fn new(policy: Policy, options: EngineOptions) -> Self {
+        let options = EngineOptions {
+            rows_max: options.rows_max.max(1),
+            prefill_chunk: options.prefill_chunk.max(1),
+            ..options
+        };
+        Engine {
+            decoder: Decoder::new(policy.network()),
+            policy,
+            options,
+            sequences: BTreeMap::new(),
+            queue: VecDeque::new(),
+            running: Vec::new(),
+            stats: EngineStats::default(),
+        }
+    }
+
+    /// Takes a turn; it runs when rows and cache have room.
+    pub fn submit(&mut self, mut turn: Turn) -> Result<()> {
+        let number = turn.sequence;
+        self.check(&turn)
+            .map_err(|message| Error::Request(format!("turn of sequence {number}: {message}")))?;
+        let network = self.policy.network();
+        let sequence = self.sequences.entry(number).or_insert_with(|| Sequence {
+            ids: Vec::new(),
+            cache: network.cache(),
+            used: 0,
+            active: None,
+            leader: None,
+        });
+        sequence.ids.extend_from_slice(&turn.append);
+        turn.tokens_max = turn
+            .tokens_max
+            .min(network.positions_max() - sequence.ids.len());
+        sequence.active = Some(Active {
+            log_kept_masses: turn.sampling.cuts().then(Vec::new),
+            turn,
+            token_ids: Vec::new(),
+            log_probs: Vec::new(),
+        });
+        self.queue.push_back(number);
+        Ok(())
+    }
+
+    fn check(&self, turn: &Turn) -> Result<(), String> {
+        let known = self.sequences.get(&turn.sequence);
+        if known.is_some_and(|sequence| sequence.active.is_some()) {
+            return Err("its previous turn is not finished".to_owned());
+        }
+        let vocabulary = self.policy.config().vocab_size;
+        if let Some(id) = turn.append.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(format!(
+                "token id {id} is outside the vocabulary of {vocabulary}"
+            ));
+        }
+        let length = known.map_or(0, |sequence| sequence.ids.len()) + turn.append.len();
+        let positions = self.policy.network().positions_max();
+        if length == 0 || turn.tokens_max == 0 {
+            return Err(
+                "needs at least one token before it and tokens_max of at least 1".to_owned(),
+            );
+        }
+        if length >= positions {
+            return Err(format!(
+                "{length} tokens leave no room in {positions} positions"
+            ));
+        }
+        turn.sampling.check()
+    }
+
+    /// Forgets a sequence, also one whose turn is running.
+    pub fn release(&mut self, sequence: u64) {
+        self.sequences.remove(&sequence);
+        self.queue.retain(|&queued| queued != sequence);
+        self.running.retain(|&running| running != sequence);
+    }
+
+    /// Whether no turn is open.
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.running.is_empty()
+    }
+
+    /// Ids sampled so far.
+    pub fn tokens_sampled(&self) -> u64 {
+        self.stats.tokens_sampled
+    }
+
+    /// What it did so far.
+    pub fn stats(&self) -> EngineStats {
+        EngineStats {
+            cache_tokens: self.sequences.values().map(|s| s.cache.length()).sum(),
+            turns_open: self.queue.len() + self.running.len(),
+            steps_replayed: self.decoder.replays(),
+            ..self.stats
+        }
+    }
+
+    /// One forward pass over the running rows; returns the turns that it finished.
+    pub fn step(&mut self) -> Result<Vec<TurnDone>> {
+        self.admit();
+        if self.running.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.follow();
+        self.stats.steps += 1;
+        let mut active = self.take_running();
+        let held: Vec<usize> = active.iter().map(|(_, s)| s.cache.length()).collect();
+        let mut drawn = match self.forward(&mut active) {
+            Ok(drawn) => drawn.into_iter(),
+            Err(error) => {
+                // Nothing of this step has happened.
+                for ((number, mut sequence), held) in active.into_iter().zip(held) {
+                    sequence.cache = sequence.cache.first(held);
+                    self.sequences.insert(number, sequence);
+                }
+                if error.is_device_full() && self.make_do() {
+                    if let Some(gpu) = self.policy.gpu() {
+                        gpu.make_do(&error);
+                    }
+                    return Ok(Vec::new());
+                }
+                return Err(error);
+            }
+        };
+        let mut done = Vec::new();
+        for (number, mut sequence) in active {
+            if sequence.pending().is_empty()
+                && let Some(drawn) = drawn.next()
+            {
+                let open = sequence
+                    .active
+                    .as_mut()
+                    .expect("a running sequence has a turn");
+                let turn = &open.turn;
+                let id = drawn.id;
+                open.token_ids.push(id);
+                open.log_probs.push(drawn.log_prob);
+                if let Some(masses) = &mut open.log_kept_masses {
+                    masses.push(drawn.log_kept_mass);
+                }
+                sequence.ids.push(id);
+                self.stats.tokens_sampled += 1;
+                let finish = if turn.stop_ids.contains(&id) {
+                    Some(Finish::Eos)
+                } else if open.token_ids.len() >= turn.tokens_max {
+                    Some(Finish::Length)
+                } else {
+                    None
+                };
+                if let Some(finish) = finish {
+                    let Active {
+                        token_ids,
+                        log_probs,
+                        log_kept_masses,
+                        ..
+                    } = sequence.active.take().expect("the turn is still there");
+                    self.running.retain(|&running| running != number);
+                    done.push(TurnDone {
+                        sequence: number,
+                        token_ids,
+                        log_probs,
+                        log_kept_masses,
+                        finish,
+                    });
+                }
+            }
+            self.sequences.insert(number, sequence);
+        }
+        Ok(done)
+    }
+
+    /// Starts queued turns while rows and cache have room; one always runs.
+    fn admit(&mut self) {
+        while self.running.len() < self.options.rows_max
+            && let Some(&next) = self.queue.front()
+        {
+            let needed = |number: &u64| self.sequences[number].tokens_max();
+            let wanted: usize = self.running.iter().map(needed).sum::<usize>() + needed(&next);
+            if wanted > self.options.cache_tokens_max && !self.running.is_empty() {
+                break;
+            }
+            self.queue.pop_front();
+            self.running.push(next);
+            self.make_room(wanted);
+            let leader = self.leader(next);
+            if let Some(sequence) = self.sequences.get_mut(&next) {
+                sequence.leader = leader;
+            }
+        }
+    }
+
+    /// The sequence that a newly admitted one without a cache has most tokens in common
+    /// with: one that holds their keys and values, or one that runs and soon will.
+    fn leader(&self, number: u64) -> Option<Leader> {
+        let own = &self.sequences[&number];
+        if own.cache.length() > 0 {
+            return None;
+        }
+        // The last token is run in any case: its logits are wanted.
+        let (_, ids) = own.ids.split_last()?;
+        let common = |(&other, sequence): (&u64, &Sequence)| {
+            let reach = match self.running.contains(&other) {
+                true => sequence.ids.len(),
+                false => sequence.cache.length(),
+            };
+            let both = ids.iter().zip(&sequence.ids[..reach]);
+            let tokens = both.take_while(|(a, b)| a == b).count();
+            let leads = other != number && tokens >= SHARED_TOKENS_MIN;
+            leads.then_some(Leader {
+                number: other,
+                tokens,
+            })
+        };
+        let leaders = self.sequences.iter().filter_map(common);
+        leaders.max_by_key(|leader| leader.tokens)
+    }
+
+    /// Takes the keys and values that have been waited for. A sequence waits only for
+    /// one that was admitted before it and still runs, so that the first never waits.
+    fn follow(&mut self) {
+        for at in 0..self.running.len() {
+            let number = self.running[at];
+            let Some(Leader {
+                number: leader,
+                tokens,
+            }) = self.sequences[&number].leader
+            else {
+                continue;
+            };
+            let cache = self.sequences.get(&leader).map(|leader| &leader.cache);
+            let cache = cache.filter(|cache| cache.length() >= tokens);
+            let first = cache.map(|cache| cache.first(tokens));
+            if first.is_none() && self.running[..at].contains(&leader) {
+                continue;
+            }
+            if let Some(sequence) = self.sequences.get_mut(&number) {
+                sequence.leader = None;
+                if let Some(first) = first {
+                    sequence.cache = first;
+                    self.stats.tokens_shared += tokens as u64;
+                }
+            }
+        }
+    }
+
+    /// Drops the caches of waiting sequences, least recently used first, until
+    /// `wanted` tokens of running ones fit beside the rest.
+    fn make_room(&mut self, wanted: usize) {
+        let mut waiting: Vec<(u64, u64)> = self
+            .sequences
+            .iter()
+            .filter(|(number, s)| s.cache.length() > 0 && !self.running.contains(number))
+            .map(|(&number, s)| (s.used, number))
+            .collect();
+        waiting.sort_unstable();
+        let held = |(_, number): &(u64, u64)| self.sequences[number].cache.length();
+        let mut total: usize = wanted + waiting.iter().map(held).sum::<usize>();
+        for (_, number) in waiting {
+            if total <= self.options.cache_tokens_max {
+                break;
+            }
+            let sequence = self
+                .sequences
+                .get_mut(&number)
+                .expect("it was listed above");
+            total -= sequence.cache.length();
+            sequence.cache = self.policy.network().cache();
+            self.stats.evictions += 1;
+        }
+    }
+
+    /// Computes less at once from now on, where a device's memory is full: without recorded steps,
+    /// then without caches that nobody reads now and with half the rows, then with half the known
+    /// tokens at a time. False where there is nothing left to do without.
+    fn make_do(&mut self) -> bool {
+        if self.decoder.make_do() {
+            return true;
+        }
+        let mut is_less = false;
+        let rows = self.running.len();
+        if rows > 1 {
+            self.options.rows_max = rows / 2;
+            for number in self
+                .running
+                .split_off(self.options.rows_max)
+                .into_iter()
+                .rev()
+            {
+                self.queue.push_front(number);
+            }
+            is_less = true;
+        }
+        let empty = self.policy.network().cache();
+        for (number, sequence) in &mut self.sequences {
+            if sequence.cache.length() > 0 && !self.running.contains(number) {
+                sequence.cache = empty.clone();
+                self.stats.evictions += 1;
+                is_less = true;
+            }
+        }
+        if !is_less && self.options.prefill_chunk > 1 {
+            self.options.prefill_chunk /= 2;
+            is_less = true;
+        }
+        is_less
+    }
+
+    /// The running sequences in order of admission, out of the map for a step.
+    fn take_running(&mut self) -> Vec<(u64, Sequence)> {
+        let sequences = &mut self.sequences;
+        self.running
+            .iter()
+            .map(|&number| {
+                (
+                    number,
+                    sequences.remove(&number).expect("running ones are known"),
+                )
+            })
+            .collect()
+    }
+
+    /// Runs pending tokens and draws the next id of every sequence that has none left;
+    /// the ids and their log-probabilities.
+    fn forward(&mut self, active: &mut [(u64, Sequence)]) -> Result<Vec<Drawn>> {
+        let mut budget = self.options.prefill_chunk;
+        let mut takes = Vec::with_capacity(active.len());
+        let mut last_rows = Vec::new();
+        let mut row = 0;
+        for (_, sequence) in active.iter_mut() {
+            let pending = sequence.pending().len();
+            let decodes = sequence
+                .active
+                .as_ref()
+                .is_some_and(|a| !a.token_ids.is_empty());
+            let take = if sequence.leader.is_some() {
+                0
+            } else if decodes && pending == 1 {
+                1
+            } else {
+                pending.min(budget)
+            };
+            if !(decodes && pending == 1) {
+                budget -= take;
+            }
+            takes.push(take);
+            row += take;
+            if take == pending {
+                last_rows.push((row - 1) as u32);
+            }
+            sequence.used = self.stats.steps;
+        }
+        self.stats.tokens_run += row as u64;
+        let taken = |(sequence, &take): (&Sequence, &usize)| {
+            let past = sequence.cache.length();
+            (past, sequence.ids[past..past + take].to_vec())
+        };
+        let segments: Vec<(usize, Vec<u32>)> = active
+            .iter()
+            .map(|(_, sequence)| sequence)
+            .zip(&takes)
+            .map(taken)
+            .collect();
+        let batch = Batch::new(segments.iter().map(|(past, ids)| (*past, ids.as_slice())));
+        let mut caches: Vec<&mut Cache> = active.iter_mut().map(|(_, s)| &mut s.cache).collect();
+        let network = self.policy.network();
+        let logits = (self.decoder).next_token(network, &batch, &last_rows, &mut caches)?;
+        let complete = active.iter().filter(|(_, s)| s.pending().is_empty());
+        let draws: Vec<Draw<'_>> = complete
+            .filter_map(|(_, sequence)| sequence.active.as_ref())
+            .map(|open| Draw {
+                sampling: &open.turn.sampling,
+                stream: &open.turn.stream,
+                turn: open.turn.turn,
+                token: open.token_ids.len() as u32,
+            })
+            .collect();
+        logits.draw(&draws)
+    }
+}

@@ -1,0 +1,48 @@
+//! What is asked of generation, and what it answers.
+
+use crate::Sampling;
+
+/// One message the policy is to write.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Turn {
+    /// Which sequence it continues; a new number starts one.
+    pub sequence: u64,
+    /// Ids that come before the message: the prompt, or the last observation.
+    pub append: Vec<u32>,
+    /// Random key of the episode.
+    pub stream: [u8; 32],
+    /// Number of the turn in the episode; with the token's index it selects the
+    /// random number.
+    pub turn: u32,
+    /// How ids are chosen.
+    pub sampling: Sampling,
+    /// Longest message.
+    pub tokens_max: usize,
+    /// Ids that end the message.
+    pub stop_ids: Vec<u32>,
+}
+
+/// Why a message ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// One of the stop ids was sampled.
+    Eos,
+    /// `tokens_max` ids were sampled, or the model's last position is reached.
+    Length,
+}
+
+/// A finished message.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TurnDone {
+    /// The sequence it belongs to.
+    pub sequence: u64,
+    /// The sampled ids, a sampled stop id included.
+    pub token_ids: Vec<u32>,
+    /// Their log-probabilities, as [`crate::score()`] gives them.
+    pub log_probs: Vec<f32>,
+    /// Where top_k or top_p cuts: by token, the log of the probability that they left
+    /// to draw from, nats. `log_probs` less this is what the ids were drawn with.
+    pub log_kept_masses: Option<Vec<f32>>,
+    /// Why it ended.
+    pub finish: Finish,
+}

@@ -1,0 +1,529 @@
+//! A GPU in the processor, for tests: kernels compiled by the host's C++ compiler, memory with
+//! guards around every allocation. Fresh memory is all NaN, so that what is read before it is
+//! written shows; a launch whose arguments do not fit the kernel's parameters is refused.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+use libloading::Library;
+
+use super::backend::{Argument, Backend, Element as _, Gpu, Launch, Operand, Product};
+use super::kernels;
+use crate::kernels::matmul::{View, matmul};
+use crate::{Dtype, Error, Result};
+
+/// Bytes before and after every allocation that nobody may write.
+const GUARD: usize = 64;
+const GUARD_BYTE: u8 = 0xA5;
+
+/// Of memory that nothing was written to: as a number it is NaN.
+const FRESH_BYTE: u8 = 0xFF;
+
+/// Freed allocations that are looked after.
+const FREED: usize = 32;
+
+type Entry = unsafe extern "C" fn(
+    *mut *mut c_void,
+    *const c_char,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_int,
+) -> c_int;
+
+/// The order in which the threads of a block run, and blocks one after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    Ascending,
+    Descending,
+}
+
+#[derive(Debug)]
+struct Emulator {
+    order: Order,
+    dtype: Dtype,
+    /// Allocations by address, guards included.
+    memory: Mutex<BTreeMap<u64, Box<[u8]>>>,
+    /// The last that were freed, all NaN: what reads or writes one of them shows.
+    freed: Mutex<VecDeque<Box<[u8]>>>,
+    /// The one that is being made.
+    recording: Mutex<Option<Recorded>>,
+    recorded: Mutex<BTreeMap<u64, Arc<Recorded>>>,
+    limits: Arc<Limits>,
+}
+
+/// What was asked for, and the memory that was taken for it and given back.
+#[derive(Debug, Default)]
+struct Recorded {
+    asked: Vec<Asked>,
+    held: Vec<u64>,
+    freed: Vec<u64>,
+}
+
+#[derive(Debug)]
+enum Asked {
+    Zero(u64, usize),
+    Copy(u64, u64, usize),
+    Launch {
+        kernel: &'static str,
+        grid: (usize, usize),
+        block: u32,
+        shared: usize,
+        arguments: Vec<Argument>,
+    },
+    Multiply(Product),
+}
+
+/// Trouble that an emulated device is to have, and what it met.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    /// Bytes that it has, guards not counted.
+    pub(crate) bytes: AtomicUsize,
+    /// Launches until it is lost.
+    pub(crate) launches: AtomicUsize,
+    /// Recordings that it makes.
+    pub(crate) recordings: AtomicUsize,
+    /// Most bytes held at a time.
+    pub(crate) peak: AtomicUsize,
+    /// Allocations refused.
+    pub(crate) refused: AtomicUsize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let [bytes, launches, recordings] = [const { AtomicUsize::new(usize::MAX) }; 3];
+        Limits {
+            bytes,
+            launches,
+            recordings,
+            peak: AtomicUsize::new(0),
+            refused: AtomicUsize::new(0),
+        }
+    }
+}
+
+/// An emulated GPU that runs threads in `order`.
+pub(crate) fn emulated(order: Order, dtype: Dtype) -> Gpu {
+    limited(order, dtype, Arc::default())
+}
+
+/// The same with limits, which may be changed while it computes.
+pub(crate) fn limited(order: Order, dtype: Dtype, limits: Arc<Limits>) -> Gpu {
+    Gpu::new(Emulator {
+        order,
+        dtype,
+        memory: Mutex::default(),
+        freed: Mutex::default(),
+        recording: Mutex::default(),
+        recorded: Mutex::default(),
+        limits,
+    })
+}
+
+/// The kernels, compiled once per process and type of operands.
+fn library(dtype: Dtype) -> &'static Library {
+    static LIBRARIES: [OnceLock<Library>; Dtype::ALL.len()] = [const { OnceLock::new() }; 2];
+    LIBRARIES[dtype as usize].get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let source = folder.path().join("kernels.cpp");
+        let object = folder.path().join("kernels.so");
+        let program = kernels::program(include_str!("emulator/device.h"), dtype);
+        let faults = include_str!("emulator/faults.cu");
+        let names = kernels::names_in(&program).chain(kernels::names_in(faults));
+        let entries: String = names.map(|name| format!("EMULATE({name})\n")).collect();
+        let text = format!("{program}\n{faults}\n{entries}");
+        std::fs::write(&source, text).expect("a writable temporary folder");
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+        let output = Command::new(&compiler)
+            .args([
+                "-std=c++17",
+                "-O2",
+                // Multiply-adds where the kernels ask for them, in one instruction.
+                "-march=native",
+                "-ffp-contract=off",
+                "-U_FORTIFY_SOURCE",
+                "-Wall",
+                "-shared",
+                "-fPIC",
+                "-o",
+            ])
+            .args([&object, &source])
+            .output()
+            .unwrap_or_else(|e| panic!("the kernels' tests need a C++ compiler: {compiler}: {e}"));
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{complaint}");
+        // SAFETY: the library was just made of this crate's kernels; loading runs no code of theirs.
+        unsafe { Library::new(&object) }.expect("the compiler made a library")
+    })
+}
+
+impl Emulator {
+    fn memory(&self) -> MutexGuard<'_, BTreeMap<u64, Box<[u8]>>> {
+        self.memory.lock().expect("no thread panics holding this")
+    }
+
+    /// Writes down what is asked for where a recording is being made; whether it is.
+    fn record(&self, asked: Asked) -> bool {
+        let mut recording = self.recording.lock().expect("no thread panics here");
+        match &mut *recording {
+            Some(recording) => recording.asked.push(asked),
+            None => return false,
+        }
+        true
+    }
+
+    /// Refuses what no recording may have.
+    fn not_recording(&self) -> Result<()> {
+        match &*self.recording.lock().expect("no thread panics here") {
+            Some(_) => Err(Self::wrong("a copy cannot be recorded".to_owned())),
+            None => Ok(()),
+        }
+    }
+
+    fn release(&self, address: u64) {
+        let freed = self.memory().remove(&address);
+        let mut memory = freed.expect("memory is freed once");
+        let end = memory.len() - GUARD;
+        memory[GUARD..end].fill(FRESH_BYTE);
+        let mut freed = self.freed.lock().expect("no thread panics here");
+        freed.push_back(memory);
+        if freed.len() > FREED {
+            freed.pop_front();
+        }
+    }
+
+    fn guards_hold(&self) -> bool {
+        let memory = self.memory();
+        memory.values().all(|bytes| {
+            let (before, after) = (&bytes[..GUARD], &bytes[bytes.len() - GUARD..]);
+            before.iter().chain(after).all(|&byte| byte == GUARD_BYTE)
+        })
+    }
+
+    fn freed_memory_is_as_it_was(&self) -> bool {
+        let freed = self.freed.lock().expect("no thread panics here");
+        // In runs, which the compiler makes few instructions of.
+        let is_fresh =
+            |run: &[u8]| run.iter().fold(FRESH_BYTE, |all, byte| all & byte) == FRESH_BYTE;
+        let mut all = freed.iter();
+        all.all(|bytes| bytes[GUARD..bytes.len() - GUARD].chunks(4096).all(is_fresh))
+    }
+
+    fn wrong(message: String) -> Error {
+        Error::Device {
+            name: "emulated".to_owned(),
+            message,
+        }
+    }
+
+    /// Operands as f32, which is exact.
+    fn operands(&self, address: u64, count: usize) -> Result<Cow<'_, [f32]>> {
+        self.check(address, count * Operand::size(self.dtype))?;
+        // SAFETY: the range is allocated, and nothing writes to it during the product.
+        Ok(match self.dtype {
+            Dtype::F32 => unsafe {
+                Cow::Borrowed(std::slice::from_raw_parts(address as *const f32, count))
+            },
+            Dtype::Bf16 => {
+                let halves = unsafe { std::slice::from_raw_parts(address as *const u16, count) };
+                let number = |&half: &u16| f32::from_bits(u32::from(half) << 16);
+                Cow::Owned(halves.iter().map(number).collect())
+            }
+        })
+    }
+
+    /// Refuses everything once it is lost.
+    fn alive(&self) -> Result<()> {
+        match self.limits.launches.load(Ordering::Relaxed) {
+            0 => Err(Error::DeviceLost {
+                name: "emulated".to_owned(),
+                message: "running a kernel: CUDA_ERROR_ILLEGAL_ADDRESS".to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses an access that is not inside one allocation.
+    fn check(&self, address: u64, bytes: usize) -> Result<()> {
+        self.alive()?;
+        let memory = self.memory();
+        let inside = memory
+            .range(..=address)
+            .next_back()
+            .is_some_and(|(start, held)| {
+                address + bytes as u64 <= start + (held.len() - 2 * GUARD) as u64
+            });
+        match inside {
+            true => Ok(()),
+            false => Err(Self::wrong(format!(
+                "{bytes} bytes at {address:#x} are not allocated"
+            ))),
+        }
+    }
+}
+
+impl Backend for Emulator {
+    fn name(&self) -> &str {
+        "emulated"
+    }
+
+    fn numeric_class(&self) -> &str {
+        match self.dtype {
+            Dtype::F32 => "emulated-f32",
+            Dtype::Bf16 => "emulated-bf16",
+        }
+    }
+
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.alive()?;
+        let held = |memory: &BTreeMap<u64, Box<[u8]>>| -> usize {
+            memory.values().map(|held| held.len() - 2 * GUARD).sum()
+        };
+        let wanted = held(&self.memory()) + bytes;
+        if wanted > self.limits.bytes.load(Ordering::Relaxed) {
+            self.limits.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(Error::DeviceFull {
+                name: "emulated".to_owned(),
+                message: format!("has no room for {bytes} more bytes"),
+            });
+        }
+        self.limits.peak.fetch_max(wanted, Ordering::Relaxed);
+        let mut memory = vec![FRESH_BYTE; bytes + 2 * GUARD].into_boxed_slice();
+        memory[..GUARD].fill(GUARD_BYTE);
+        memory[GUARD + bytes..].fill(GUARD_BYTE);
+        let address = memory.as_ptr() as u64 + GUARD as u64;
+        self.memory().insert(address, memory);
+        if let Some(recording) = &mut *self.recording.lock().expect("no thread panics here") {
+            recording.held.push(address);
+        }
+        Ok(address)
+    }
+
+    fn free(&self, address: u64) {
+        if let Some(recording) = &mut *self.recording.lock().expect("no thread panics here") {
+            let is_own = recording.held.contains(&address);
+            assert!(is_own, "a recording frees what it allocated");
+            recording.freed.push(address);
+            return;
+        }
+        self.release(address);
+    }
+
+    fn zero(&self, address: u64, bytes: usize) -> Result<()> {
+        if self.record(Asked::Zero(address, bytes)) {
+            return Ok(());
+        }
+        self.check(address, bytes)?;
+        // SAFETY: the range is allocated.
+        unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) };
+        Ok(())
+    }
+
+    fn upload(&self, from: &[u8], to: u64) -> Result<()> {
+        self.not_recording()?;
+        self.check(to, from.len())?;
+        // SAFETY: the range is allocated.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
+        Ok(())
+    }
+
+    fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.not_recording()?;
+        self.check(from, to.len())?;
+        // SAFETY: the range is allocated.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        if self.record(Asked::Copy(from, to, bytes)) {
+            return Ok(());
+        }
+        self.check(from, bytes)?;
+        self.check(to, bytes)?;
+        // SAFETY: both ranges are allocated.
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+        Ok(())
+    }
+
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        let &Launch {
+            kernel,
+            grid,
+            block,
+            shared,
+            arguments,
+        } = launch;
+        if self.record(Asked::Launch {
+            kernel,
+            grid,
+            block,
+            shared,
+            arguments: arguments.to_vec(),
+        }) {
+            return Ok(());
+        }
+        self.alive()?;
+        if self.limits.launches.load(Ordering::Relaxed) < usize::MAX {
+            self.limits.launches.fetch_sub(1, Ordering::Relaxed);
+            self.alive()?;
+        }
+        let name = format!("emulate_{}", launch.kernel);
+        // SAFETY: every symbol of this prefix is made by EMULATE with this signature.
+        let entry = unsafe { library(self.dtype).get::<Entry>(name.as_bytes()) };
+        let entry = entry.map_err(|e| Self::wrong(format!("no kernel {}: {e}", launch.kernel)))?;
+        let letter = |argument: &Argument| match argument {
+            Argument::Pointer(_) => 'p',
+            Argument::Int(_) => 'i',
+            Argument::Float(_) => 'f',
+            Argument::Count(_) => 'q',
+        };
+        let letters: String = launch.arguments.iter().map(letter).collect();
+        let letters = CString::new(letters).expect("letters only");
+        let mut values: Vec<u64> = launch.arguments.iter().map(|a| a.bits()).collect();
+        let mut pointers: Vec<*mut c_void> = (values.iter_mut())
+            .map(|value| std::ptr::from_mut(value).cast())
+            .collect();
+        // SAFETY: the kernel compares the letters with its parameters before it reads a value;
+        // that pointers are to enough memory is what the guards look after.
+        let outcome = unsafe {
+            entry(
+                pointers.as_mut_ptr(),
+                letters.as_ptr(),
+                launch.grid.0 as c_uint,
+                launch.grid.1 as c_uint,
+                launch.block,
+                (launch.shared * size_of::<f32>()) as c_uint,
+                c_int::from(self.order == Order::Descending),
+            )
+        };
+        let kernel = launch.kernel;
+        match outcome {
+            0 if !self.guards_hold() => Err(Self::wrong(format!(
+                "{kernel} wrote outside of its buffers"
+            ))),
+            0 if !self.freed_memory_is_as_it_was() => Err(Self::wrong(format!(
+                "{kernel} wrote into memory that was freed"
+            ))),
+            0 => Ok(()),
+            1 => Err(Self::wrong(format!(
+                "{kernel} takes other arguments than {letters:?}"
+            ))),
+            _ => Err(Self::wrong(format!(
+                "{kernel}: not all threads reach a barrier"
+            ))),
+        }
+    }
+
+    fn multiply(&self, product: &Product) -> Result<()> {
+        if self.record(Asked::Multiply(*product)) {
+            return Ok(());
+        }
+        let &Product {
+            a, b, c, m, k, n, ..
+        } = product;
+        let (b_rows, b_width) = match product.b_transposed {
+            true => (n, k),
+            false => (k, n),
+        };
+        // Nothing is stored behind the last row's end.
+        let stored = match b_rows {
+            0 => 0,
+            rows => (rows - 1) * product.b_stride + b_width,
+        };
+        let (a, mut b) = (self.operands(a, m * k)?, self.operands(b, stored)?);
+        if product.b_stride > b_width {
+            let rows = b.chunks(product.b_stride);
+            b = Cow::Owned(rows.flat_map(|row| &row[..b_width]).copied().collect());
+        }
+        self.check(c, m * n * size_of::<f32>())?;
+        // SAFETY: the range is allocated, and c is no operand of its own product.
+        let c = unsafe { std::slice::from_raw_parts_mut(c as *mut f32, m * n) };
+        let a = match product.a_transposed {
+            true => View::new(&a, k, m).transposed(),
+            false => View::new(&a, m, k),
+        };
+        let b = match product.b_transposed {
+            true => View::new(&b, n, k).transposed(),
+            false => View::new(&b, k, n),
+        };
+        matmul(a, b, c, product.accumulate);
+        Ok(())
+    }
+
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<u64> {
+        self.alive()?;
+        let left = &self.limits.recordings;
+        let one_less = |left: usize| left.checked_sub(1);
+        if (left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)).is_err() {
+            return Err(Self::wrong("recording a step: not supported".to_owned()));
+        }
+        let recording = || self.recording.lock().expect("no thread panics here");
+        let before = recording().replace(Recorded::default());
+        assert!(before.is_none(), "one recording at a time");
+        let done = work();
+        let recorded = recording().take().expect("it was put there above");
+        let all_freed = recorded.held.len() == recorded.freed.len();
+        let mut others = self.recorded.lock().expect("no thread panics here");
+        let number = others.last_key_value().map_or(1, |(last, _)| last + 1);
+        others.insert(number, Arc::new(recorded));
+        drop(others);
+        if let Err(error) = done {
+            self.forget(number);
+            return Err(error);
+        }
+        assert!(all_freed, "a recording frees what it allocated");
+        Ok(number)
+    }
+
+    fn replay(&self, recording: u64) -> Result<()> {
+        let recorded =
+            Arc::clone(&self.recorded.lock().expect("no thread panics here")[&recording]);
+        for address in &recorded.held {
+            if let Some(held) = self.memory().get_mut(address) {
+                let end = held.len() - GUARD;
+                held[GUARD..end].fill(FRESH_BYTE);
+            }
+        }
+        for asked in &recorded.asked {
+            match asked {
+                &Asked::Zero(address, bytes) => self.zero(address, bytes)?,
+                &Asked::Copy(from, to, bytes) => self.copy(from, to, bytes)?,
+                Asked::Launch {
+                    kernel,
+                    grid,
+                    block,
+                    shared,
+                    arguments,
+                } => self.launch(&Launch {
+                    kernel,
+                    grid: *grid,
+                    block: *block,
+                    shared: *shared,
+                    arguments,
+                })?,
+                Asked::Multiply(product) => self.multiply(product)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&self, recording: u64) {
+        let mut recorded = self.recorded.lock().expect("no thread panics here");
+        if let Some(recorded) = recorded.remove(&recording) {
+            recorded
+                .held
+                .iter()
+                .for_each(|&address| self.release(address));
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Numbers of one kind in a list that went up in one copy.
+
+use super::backend::{Argument, Buffer};
+
+/// Some numbers of a list in a device's memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct List<'a> {
+    pub(super) numbers: &'a Buffer<u32>,
+    pub(super) first: usize,
+    pub(super) length: usize,
+}
+
+impl List<'_> {
+    pub(crate) fn length(self) -> usize {
+        self.length
+    }
+
+    pub(crate) fn pointer(self) -> Argument {
+        self.numbers.pointer_at(self.first)
+    }
+}

@@ -1,0 +1,6 @@
+//! Scoring and training of a policy and of its critic.
+
+pub(crate) mod critic;
+pub(crate) mod learner;
+pub(crate) mod score;
+pub(crate) mod trainer;

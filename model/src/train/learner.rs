@@ -1,0 +1,172 @@
+//! A model under training: its weights, and AdamW on those that are trained, where the model
+//! computes. On a GPU weights and moments stay in its memory from the first step on, and the
+//! processor has the weights again when they are asked for.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::compute::gradient_tree::UnitGradients;
+use crate::cpu::adamw::{AdamW, AdamWState, StepReport};
+use crate::cpu::gradients::{Gradients, Spare};
+use crate::gpu::{self, Gpu};
+use crate::parallel::ComputeOptions;
+use crate::{Error, Policy, Result};
+
+/// The model as of the last step, and what makes the next one.
+#[derive(Debug)]
+pub(crate) struct Learner {
+    model: Policy,
+    options: AdamW,
+    /// Of a model on a GPU only the number of steps is current, from the first of them on.
+    state: AdamWState,
+    on_gpu: Option<gpu::Trained>,
+    /// Whether the GPU's weights are newer than the processor's.
+    ahead: bool,
+    /// Whether a step failed half way: the learner is then unusable.
+    torn: bool,
+    /// Lives from step to step.
+    spare: Arc<Spare>,
+}
+
+impl Learner {
+    /// Without a step yet.
+    pub(crate) fn new(model: Policy, options: AdamW) -> Self {
+        let state = AdamWState::new(model.trained_shapes());
+        Self::of(model, options, state)
+    }
+
+    /// Carries on where [`Learner::save_state`] wrote into `dir`.
+    pub(crate) fn with_state(model: Policy, options: AdamW, dir: &Path) -> Result<Self> {
+        let state = AdamWState::load(dir, model.trained_shapes())?;
+        Ok(Self::of(model, options, state))
+    }
+
+    fn of(model: Policy, options: AdamW, state: AdamWState) -> Self {
+        Learner {
+            model,
+            options,
+            state,
+            on_gpu: None,
+            ahead: false,
+            torn: false,
+            spare: Arc::default(),
+        }
+    }
+
+    /// Computes as of the last step. On a GPU its weights may be older.
+    pub(crate) fn model(&self) -> &Policy {
+        &self.model
+    }
+
+    /// The model as of the last step, its weights too.
+    ///
+    /// # Errors
+    /// The GPU that has them is lost, or a step has failed.
+    pub(crate) fn fetch(&mut self) -> Result<&Policy> {
+        self.check()?;
+        if let (Some(trained), true) = (&self.on_gpu, self.ahead) {
+            let mut weights = self.model.trained_weights().clone();
+            trained.fetch(&mut weights, |_| true)?;
+            self.model = self.model.with_fetched(weights)?;
+            self.ahead = false;
+        }
+        Ok(&self.model)
+    }
+
+    /// [`Learner::fetch`], and the end of training.
+    pub(crate) fn into_model(mut self) -> Result<Policy> {
+        self.fetch()?;
+        Ok(self.model)
+    }
+
+    /// Memory for the gradients of the next step.
+    pub(crate) fn spare(&self) -> &Arc<Spare> {
+        &self.spare
+    }
+
+    /// Steps made, those before a resume included.
+    pub(crate) fn steps(&self) -> u64 {
+        self.state.step()
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.torn {
+            false => Ok(()),
+            true => Err(Error::Request(
+                "an optimizer step failed half way, and what it trained is lost; begin anew from \
+                 what was saved"
+                    .to_owned(),
+            )),
+        }
+    }
+
+    /// One step, unless the gradient is not finite.
+    ///
+    /// # Errors
+    /// A GPU is lost or has no room: from then on nothing but errors.
+    pub(crate) fn step(
+        &mut self,
+        gradients: UnitGradients,
+        lr: f64,
+        options: &ComputeOptions<'_>,
+    ) -> Result<StepReport> {
+        self.check()?;
+        self.torn = true;
+        let report = match self.model.gpu().cloned() {
+            Some(gpu) => self.step_on_gpu(&gpu, gradients, lr),
+            None => self.step_here(gradients.host, lr, options),
+        }?;
+        self.torn = false;
+        Ok(report)
+    }
+
+    fn step_here(
+        &mut self,
+        gradients: Gradients,
+        lr: f64,
+        options: &ComputeOptions<'_>,
+    ) -> Result<StepReport> {
+        let mut weights = self.model.trained_weights().clone();
+        let (adamw, state) = (&self.options, &mut self.state);
+        let report = state.update(adamw, &mut weights, gradients, lr, options)?;
+        if !report.skipped_non_finite {
+            let model = self.model.with_trained(weights)?;
+            std::mem::replace(&mut self.model, model).give_memory_to(&self.spare);
+        }
+        Ok(report)
+    }
+
+    fn step_on_gpu(&mut self, gpu: &Gpu, gradients: UnitGradients, lr: f64) -> Result<StepReport> {
+        let mut all = gradients.gpu;
+        all.extend(gradients.host.upload(gpu)?);
+        let trained = match &self.on_gpu {
+            Some(trained) => trained,
+            None => {
+                let (model, state) = (&self.model, &self.state);
+                let weights = model.trained_weights();
+                let uploaded = gpu::Trained::upload(gpu, weights, state, model.adapted_bases())?;
+                self.on_gpu.insert(uploaded)
+            }
+        };
+        let (report, step) = self.state.begin(&self.options, gpu::norm(&all)?, lr);
+        if let Some(step) = step {
+            trained.step(&step, all)?;
+            self.ahead = true;
+            self.model.renew_on_gpu(trained)?;
+        }
+        Ok(report)
+    }
+
+    /// Writes `state.safetensors` into `dir`.
+    pub(crate) fn save_state(&self, dir: &Path) -> Result<()> {
+        self.check()?;
+        std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
+        match &self.on_gpu {
+            Some(trained) => {
+                let state = self.state.with_moments(|name| trained.moments(name))?;
+                state.save(dir)
+            }
+            None => self.state.save(dir),
+        }
+    }
+}
