@@ -23,8 +23,8 @@ pub struct KlLoss {
 /// The loss of the policy. The default is AgentGym-RL's without a KL loss.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ActorLoss {
-    /// How an advantage and a ratio become a loss.
-    #[serde(default)]
+    /// How an advantage and a ratio become a loss; a record of the default does not name it.
+    #[serde(default, skip_serializing_if = "PolicyLoss::is_default")]
     pub policy: PolicyLoss,
     /// `actor.clip_ratio`.
     pub clip: ClipRange,

@@ -20,6 +20,10 @@ named! {
 }
 
 impl PolicyLoss {
+    pub(super) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// The terms of a sequence's policy tokens, in their order.
     pub(super) fn terms(
         self,

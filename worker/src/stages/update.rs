@@ -11,72 +11,24 @@
 
 pub(super) mod gradient;
 mod minibatch;
+mod steps;
 
 use super::artifacts::{self, read};
-use super::training::{ADAM_EPS, Brakes, optimizer_folder, policy_options, resume, save, upload};
+use super::training::{Brakes, optimizer_folder, policy_options, resume, save, upload};
 use crate::blocking::blocking;
 use crate::metrics::{self, mean, write_json};
 use crate::policies::POLICY;
 use crate::{Error, Report, Result, StageContext};
-use agentgym_algorithms::batches::minibatches;
-use agentgym_algorithms::losses::{ActorLoss, ActorMetrics, Aggregation, Denominator};
 use agentgym_jobs::pipeline::Stage;
-use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::Batch;
 use agentgym_model::{AdamW, Policy, Trainer};
 use agentgym_storage::{LocalFolder, Outputs};
 use minibatch::{Minibatch, Share};
 use serde::{Deserialize, Serialize};
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// What every optimizer step of an update has in common.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Settings {
-    iteration: u32,
-    lr: f64,
-    temperature: f64,
-    betas: (f64, f64),
-    eps: f64,
-    weight_decay: f64,
-    grad_clip: f64,
-    loss: ActorLoss,
-    ppo_epochs: u32,
-    unit_tokens: usize,
-    #[serde(default, skip_serializing_if = "is_false")]
-    decay_excludes_norms_and_biases: bool,
-    /// Slots of a micro-batch, where the loss averages over these.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    micro_batch_size: Option<usize>,
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
-}
-
-/// One optimizer step.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Step {
-    epoch: u32,
-    minibatch: usize,
-    /// Slots of the batch that hold an episode, in order.
-    slots: Vec<usize>,
-    /// Slots per gradient unit, of the sequences that have a gradient.
-    units: Vec<Vec<usize>>,
-    denominator: Denominator,
-    /// True if no sequence had a gradient, or one that is not finite: weights and
-    /// moments stay.
-    skipped: bool,
-    /// True if the gradient was not finite.
-    #[serde(default, skip_serializing_if = "is_false")]
-    non_finite: bool,
-    /// Norm before clipping.
-    grad_norm: f64,
-    clip_scale: f64,
-    metrics: ActorMetrics,
-}
+use steps::{Settings, Step, places, settings};
 
 /// `update.json`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -115,31 +67,6 @@ struct Trained {
     /// Of the steps made here.
     own_tokens: usize,
     seconds: f64,
-}
-
-/// Which optimizer step of an update.
-struct Place {
-    epoch: u32,
-    minibatch: usize,
-    slots: Range<usize>,
-}
-
-/// The optimizer steps of an update, in order.
-fn places(plan: &Plan, epochs: u32) -> Result<Vec<Place>> {
-    let n = plan.config.actor_rollout_ref.rollout.n as usize;
-    let ranges = minibatches(
-        plan.config.data.train_batch_size,
-        plan.config.actor_rollout_ref.actor.ppo_mini_batch_size,
-    )?;
-    let epoch = |epoch| {
-        let ranges = ranges.iter().enumerate();
-        ranges.map(move |(minibatch, draws)| Place {
-            epoch,
-            minibatch,
-            slots: draws.start * n..draws.end * n,
-        })
-    };
-    Ok((0..epochs).flat_map(epoch).collect())
 }
 
 /// What other parts have done for this one.
@@ -261,34 +188,6 @@ async fn steps_before(context: &StageContext) -> Result<Vec<Step>> {
         agentgym_jobs::Error::Payload { what, message }
     })?;
     Ok(record.minibatches)
-}
-
-fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
-    let config = &plan.config;
-    let (actor, optim) = (
-        &config.actor_rollout_ref.actor,
-        &config.actor_rollout_ref.actor.optim,
-    );
-    let loss = config.actor_loss()?;
-    let by_micro_batch = loss.aggregation == Aggregation::MicroBatchMean;
-    Ok(Settings {
-        iteration,
-        lr: optim.learning_rate(plan.iterations)?.at(iteration),
-        temperature: config.actor_rollout_ref.rollout.temperature,
-        betas: optim.betas,
-        eps: ADAM_EPS,
-        weight_decay: optim.weight_decay,
-        grad_clip: actor.grad_clip,
-        loss,
-        // A warm-up of the critic hands the policy on as it is.
-        ppo_epochs: match iteration <= config.trainer.critic_warmup {
-            true => 0,
-            false => actor.ppo_epochs,
-        },
-        unit_tokens: config.jobs.unit_tokens,
-        decay_excludes_norms_and_biases: optim.decay_excludes_norms_and_biases,
-        micro_batch_size: actor.ppo_micro_batch_size.filter(|_| by_micro_batch),
-    })
 }
 
 fn trainer(policy: &Arc<Policy>, settings: &Settings, optimizer: Option<&Path>) -> Result<Trainer> {

@@ -3,7 +3,7 @@
 //! shards up along the same tree as if it had computed all units itself.
 
 use super::minibatch::{Minibatch, Share};
-use super::{places, settings};
+use super::steps::{places, settings};
 use crate::blocking::blocking;
 use crate::policies::POLICY;
 use crate::stages::artifacts::{self, read, write};

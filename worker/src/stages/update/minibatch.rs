@@ -6,7 +6,7 @@
 //! advantage, and no entropy or KL term) are left out before units are cut:
 //! they add nothing to a sum but time. They still count in the denominator.
 
-use super::{Place, Settings, Step};
+use super::steps::{Place, Settings, Step};
 use crate::Result;
 use crate::stages::training::{denominators, wide};
 use agentgym_algorithms::batches::units;

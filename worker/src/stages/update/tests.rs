@@ -1,3 +1,4 @@
+use super::steps::Place;
 use super::*;
 use crate::stages::testing::{episode, fixture, plan, policy};
 use agentgym_algorithms::KlEstimator;

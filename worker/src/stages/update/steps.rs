@@ -1,0 +1,108 @@
+//! Which optimizer steps an update has, what they have in common, and what is recorded of each.
+
+use crate::Result;
+use crate::stages::training::ADAM_EPS;
+use agentgym_algorithms::batches::minibatches;
+use agentgym_algorithms::losses::{ActorLoss, ActorMetrics, Aggregation, Denominator};
+use agentgym_jobs::plan::Plan;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// What every optimizer step of an update has in common.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Settings {
+    pub(super) iteration: u32,
+    pub(super) lr: f64,
+    pub(super) temperature: f64,
+    pub(super) betas: (f64, f64),
+    pub(super) eps: f64,
+    pub(super) weight_decay: f64,
+    pub(super) grad_clip: f64,
+    pub(super) loss: ActorLoss,
+    pub(super) ppo_epochs: u32,
+    pub(super) unit_tokens: usize,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(super) decay_excludes_norms_and_biases: bool,
+    /// Slots of a micro-batch, where the loss averages over these.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) micro_batch_size: Option<usize>,
+}
+
+pub(super) fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// One optimizer step.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Step {
+    pub(super) epoch: u32,
+    pub(super) minibatch: usize,
+    /// Slots of the batch that hold an episode, in order.
+    pub(super) slots: Vec<usize>,
+    /// Slots per gradient unit, of the sequences that have a gradient.
+    pub(super) units: Vec<Vec<usize>>,
+    pub(super) denominator: Denominator,
+    /// True if no sequence had a gradient, or one that is not finite: weights and
+    /// moments stay.
+    pub(super) skipped: bool,
+    /// True if the gradient was not finite.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(super) non_finite: bool,
+    /// Norm before clipping.
+    pub(super) grad_norm: f64,
+    pub(super) clip_scale: f64,
+    pub(super) metrics: ActorMetrics,
+}
+
+/// Which optimizer step of an update.
+pub(super) struct Place {
+    pub(super) epoch: u32,
+    pub(super) minibatch: usize,
+    pub(super) slots: Range<usize>,
+}
+
+/// The optimizer steps of an update, in order.
+pub(super) fn places(plan: &Plan, epochs: u32) -> Result<Vec<Place>> {
+    let n = plan.config.actor_rollout_ref.rollout.n as usize;
+    let ranges = minibatches(
+        plan.config.data.train_batch_size,
+        plan.config.actor_rollout_ref.actor.ppo_mini_batch_size,
+    )?;
+    let epoch = |epoch| {
+        let ranges = ranges.iter().enumerate();
+        ranges.map(move |(minibatch, draws)| Place {
+            epoch,
+            minibatch,
+            slots: draws.start * n..draws.end * n,
+        })
+    };
+    Ok((0..epochs).flat_map(epoch).collect())
+}
+
+pub(super) fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
+    let config = &plan.config;
+    let (actor, optim) = (
+        &config.actor_rollout_ref.actor,
+        &config.actor_rollout_ref.actor.optim,
+    );
+    let loss = config.actor_loss()?;
+    let by_micro_batch = loss.aggregation == Aggregation::MicroBatchMean;
+    Ok(Settings {
+        iteration,
+        lr: optim.learning_rate(plan.iterations)?.at(iteration),
+        temperature: config.actor_rollout_ref.rollout.temperature,
+        betas: optim.betas,
+        eps: ADAM_EPS,
+        weight_decay: optim.weight_decay,
+        grad_clip: actor.grad_clip,
+        loss,
+        // A warm-up of the critic hands the policy on as it is.
+        ppo_epochs: match iteration <= config.trainer.critic_warmup {
+            true => 0,
+            false => actor.ppo_epochs,
+        },
+        unit_tokens: config.jobs.unit_tokens,
+        decay_excludes_norms_and_biases: optim.decay_excludes_norms_and_biases,
+        micro_batch_size: actor.ppo_micro_batch_size.filter(|_| by_micro_batch),
+    })
+}
