@@ -1,0 +1,192 @@
+//! How much of what a run has, by iteration: rounds of rollouts, parts, optimizer steps.
+
+use super::{InitRole, Plan};
+use crate::config::Pipeline;
+use crate::episode::Task;
+
+impl Plan {
+    /// The iteration up to which a fork is its parent.
+    pub fn forked_at(&self) -> Option<u32> {
+        let fork = &self.config.run.fork;
+        fork.run.as_ref().map(|_| fork.iteration)
+    }
+
+    /// How often an iteration may play tasks: once, or with a filter until it
+    /// has enough groups that teach.
+    pub fn rollout_rounds(&self) -> u32 {
+        let filter = &self.config.algorithm.filter_groups;
+        match self.selects() {
+            true => filter.max_num_gen_batches,
+            false => 1,
+        }
+    }
+
+    /// True if an iteration chooses among its groups.
+    pub fn selects(&self) -> bool {
+        self.config.run.pipeline == Pipeline::Rl && self.config.algorithm.filter_groups.enable
+    }
+
+    /// True if every task of a rollout is played once more, greedily.
+    pub fn plays_baselines(&self) -> bool {
+        let estimator = self.config.algorithm.adv_estimator;
+        self.config.run.pipeline == Pipeline::Rl && estimator.needs_baseline()
+    }
+
+    /// The tasks that an iteration plays in a round, by draw index. Rounds that
+    /// are not needed pass over their tasks, so that what an iteration draws
+    /// depends on its number alone.
+    pub fn round_tasks(&self, iteration: u32, round: u32) -> Vec<Task> {
+        let before = iteration
+            .saturating_sub(1)
+            .saturating_mul(self.rollout_rounds());
+        self.tasks.draws(before.saturating_add(round + 1))
+    }
+
+    /// Parts of a rollout stage, of one round.
+    pub fn rollout_parts(&self) -> u32 {
+        self.config
+            .data
+            .train_batch_size
+            .div_ceil(self.config.jobs.rollout_part_tasks) as u32
+    }
+
+    /// Draw indices that a rollout part plays.
+    pub fn rollout_draws(&self, part: u32) -> std::ops::Range<usize> {
+        let (size, all) = (
+            self.config.jobs.rollout_part_tasks,
+            self.config.data.train_batch_size,
+        );
+        (part as usize * size).min(all)..((part as usize + 1) * size).min(all)
+    }
+
+    /// Optimizer steps of the sft stage of an iteration; 0 without one. Iteration
+    /// 0 learns from the demonstrations alone; an AgentEvol run trains in every
+    /// iteration.
+    pub fn sft_steps_of(&self, iteration: u32) -> u32 {
+        match (self.config.run.pipeline, iteration) {
+            (Pipeline::Eval, _) => 0,
+            (_, 0) => self.config.sft.steps_planned(),
+            (Pipeline::AgentEvol, _) => self.config.agentevol.steps,
+            (Pipeline::Rl | Pipeline::Sft | Pipeline::Dpo, _) => 0,
+        }
+    }
+
+    /// Parts of the sft stage of an iteration.
+    pub fn sft_parts(&self, iteration: u32) -> u32 {
+        let steps = self.sft_steps_of(iteration);
+        steps.div_ceil(self.config.jobs.sft_part_steps)
+    }
+
+    /// Optimizer steps of an iteration's update: its minibatches, once per epoch.
+    /// While the critic alone is trained there are none.
+    pub fn update_steps(&self, iteration: u32) -> u32 {
+        let (config, actor) = (&self.config, &self.config.actor_rollout_ref.actor);
+        if config.run.pipeline != Pipeline::Rl || iteration <= config.trainer.critic_warmup {
+            return 0;
+        }
+        actor.ppo_epochs * self.minibatches()
+    }
+
+    /// Minibatches in one pass over the tasks of an iteration.
+    pub fn minibatches(&self) -> u32 {
+        let mini = self.config.actor_rollout_ref.actor.ppo_mini_batch_size;
+        self.config.data.train_batch_size.div_ceil(mini) as u32
+    }
+
+    /// Parts that share the gradient of each optimizer step; 0 where one part makes
+    /// the whole update.
+    pub fn gradient_shards(&self, iteration: u32) -> u32 {
+        match self.config.jobs.update_shards {
+            shards if shards > 1 && self.update_steps(iteration) > 0 => shards,
+            _ => 0,
+        }
+    }
+
+    /// Parts of the update stage: one, or where gradients are shared one for each
+    /// optimizer step.
+    pub fn update_parts(&self, iteration: u32) -> u32 {
+        match self.gradient_shards(iteration) {
+            0 => 1,
+            _ => self.update_steps(iteration),
+        }
+    }
+
+    /// Parts of the dpo stage; 0 in other runs.
+    pub fn dpo_parts(&self) -> u32 {
+        match self.config.run.pipeline {
+            Pipeline::Dpo => self
+                .config
+                .dpo
+                .steps
+                .div_ceil(self.config.jobs.dpo_part_steps),
+            Pipeline::Rl | Pipeline::Sft | Pipeline::AgentEvol | Pipeline::Eval => 0,
+        }
+    }
+
+    /// Optimizer steps (0-based) of a dpo part.
+    pub fn dpo_steps(&self, part: u32) -> std::ops::Range<u32> {
+        let (size, all) = (self.config.jobs.dpo_part_steps, self.config.dpo.steps);
+        (part * size).min(all)..((part + 1) * size).min(all)
+    }
+
+    /// True if iteration 0 trains, so that its policy before is evaluated too.
+    pub fn warms_up(&self) -> bool {
+        self.sft_parts(0) + self.dpo_parts() > 0
+    }
+
+    /// Optimizer steps (0-based) of an sft part.
+    pub fn sft_steps(&self, iteration: u32, part: u32) -> std::ops::Range<u32> {
+        let size = self.config.jobs.sft_part_steps;
+        let all = self.sft_steps_of(iteration);
+        (part * size).min(all)..((part + 1) * size).min(all)
+    }
+
+    /// True if the policy after `iteration` is evaluated.
+    pub fn evaluates(&self, iteration: u32) -> bool {
+        let every = self.config.trainer.test_freq;
+        iteration == self.iterations
+            || iteration == 0
+            || (every > 0 && iteration.is_multiple_of(every))
+    }
+
+    /// True if a stage reads the reference policy: it is scored nowhere else.
+    pub fn needs_reference(&self) -> bool {
+        let config = &self.config;
+        match config.run.pipeline {
+            Pipeline::Rl => {
+                config.actor_rollout_ref.actor.use_kl_loss || config.algorithm.use_kl_in_reward
+            }
+            Pipeline::Sft | Pipeline::AgentEvol | Pipeline::Eval => false,
+            Pipeline::Dpo => true,
+        }
+    }
+
+    /// True if an adapter is trained and the policy's own weights stay.
+    pub fn has_adapter(&self) -> bool {
+        self.config.actor_rollout_ref.model.has_adapter()
+    }
+
+    /// True if the coefficient of the KL penalty follows what was measured, so
+    /// that an iteration needs to know that of the one before.
+    pub fn kl_adapts(&self) -> bool {
+        self.config.algorithm.use_kl_in_reward && self.config.algorithm.kl_ctrl.kind == "adaptive"
+    }
+
+    /// What each part of the `init` stage writes.
+    pub fn init_roles(&self) -> Vec<InitRole> {
+        let reference = &self.config.actor_rollout_ref.reference.model.path;
+        let mut roles = vec![InitRole::Policy];
+        if self.needs_reference() && reference.is_some() {
+            roles.push(InitRole::Reference);
+        }
+        if self.config.has_critic() {
+            roles.push(InitRole::Critic);
+        }
+        roles
+    }
+
+    /// Rounds of a 1-based iteration.
+    pub fn rounds_max(&self, iteration: u32) -> u32 {
+        self.horizon.rounds_max(iteration)
+    }
+}
