@@ -4,6 +4,7 @@
 //! beside it.
 
 use super::artifacts::{self, read};
+use super::training::step::{model_units, say_if_skipped, with_sums};
 use super::training::{
     ADAM_EPS, Brakes, OPTIMIZER, denominators, optimizer_of, options, upload_critic, wide,
 };
@@ -18,12 +19,12 @@ use agentgym_algorithms::losses::{
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{Batch, BatchEpisode, CriticSequence, CriticTargets};
-use agentgym_model::{AdamW, ComputeOptions, Critic, CriticTrainer, TrainSequence, Unit};
+use agentgym_model::{AdamW, ComputeOptions, Critic, CriticTrainer};
 use agentgym_storage::{LocalFolder, Outputs};
 use serde::Serialize;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What every optimizer step of an update has in common.
@@ -301,39 +302,19 @@ impl<'a> Minibatch<'a> {
         if step.skipped {
             return Ok(step);
         }
-        let model_units: Vec<Unit> = self
-            .units
-            .iter()
-            .map(|range| Unit {
-                sequences: self.members[range.clone()]
-                    .iter()
-                    .map(|m| TrainSequence {
-                        token_ids: m.token_ids.to_vec(),
-                        loss_mask: m.loss_mask.to_vec(),
-                    })
-                    .collect(),
-                skip: false,
-            })
-            .collect();
-        let sums = Mutex::new(vec![Ok(ValueSums::default()); self.units.len()]);
-        let coefficients = |unit: usize, values: &[Vec<f32>]| {
-            let (rows, result) = self.coefficients(unit, values, &settings.loss);
-            sums.lock().unwrap_or_else(PoisonError::into_inner)[unit] = result;
-            rows
-        };
-        let report = trainer.step(&model_units, settings.lr, &coefficients, options)?;
-        // Unit order, not the order in which threads finished.
+        let model_units = model_units(&self.units, |member| {
+            (
+                self.members[member].token_ids,
+                self.members[member].loss_mask,
+            )
+        });
+        let loss = |unit: usize, values: &[Vec<f32>]| self.loss(unit, values, &settings.loss);
+        let (report, units) = with_sums(self.units.len(), loss, |coefficients| {
+            trainer.step(&model_units, settings.lr, coefficients, options)
+        })?;
+        say_if_skipped(&report, "the critic");
         let mut total = ValueSums::default();
-        for unit in sums.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            total.merge(&unit?);
-        }
-        if report.skipped_non_finite {
-            tracing::warn!(
-                epoch,
-                minibatch,
-                "the critic's gradient is not finite; this optimizer step changes nothing"
-            );
-        }
+        units.iter().for_each(|unit| total.merge(unit));
         step.skipped = report.skipped_non_finite;
         step.non_finite = report.skipped_non_finite;
         step.grad_norm = Some(report.grad_norm)
@@ -344,14 +325,14 @@ impl<'a> Minibatch<'a> {
         Ok(step)
     }
 
-    /// Coefficients of a unit; zeros beside an error, which ends the update.
-    fn coefficients(
+    /// The loss of a unit.
+    fn loss(
         &self,
         unit: usize,
         values: &[Vec<f32>],
         loss: &ValueLoss,
-    ) -> (Vec<Vec<f64>>, Result<ValueSums, agentgym_algorithms::Error>) {
-        let (mut rows, mut sums) = (Vec::new(), Ok(ValueSums::default()));
+    ) -> Result<(Vec<Vec<f64>>, ValueSums)> {
+        let (mut rows, mut sums) = (Vec::new(), ValueSums::default());
         for (member, values) in self.members[self.units[unit].clone()].iter().zip(values) {
             let tokens = ValueTokens {
                 values: &wide(values),
@@ -359,20 +340,11 @@ impl<'a> Minibatch<'a> {
                 returns: &member.targets.returns,
                 loss_mask: member.loss_mask,
             };
-            match loss.evaluate(&tokens, member.denominator) {
-                Ok(output) => {
-                    if let Ok(sums) = &mut sums {
-                        sums.merge(&output.sums);
-                    }
-                    rows.push(output.coefficients);
-                }
-                Err(error) => {
-                    sums = Err(error);
-                    rows.push(vec![0.0; member.loss_mask.len()]);
-                }
-            }
+            let output = loss.evaluate(&tokens, member.denominator)?;
+            sums.merge(&output.sums);
+            rows.push(output.coefficients);
         }
-        (rows, sums)
+        Ok((rows, sums))
     }
 }
 

@@ -4,6 +4,7 @@
 //! are used and nowhere else; a pair never falls apart into two gradient units.
 
 use super::artifacts;
+use super::training::step::{model_units, of_log_probs, say_if_skipped, with_sums};
 use super::training::{
     ADAM_EPS, Brakes, optimizer_folder, policy_options, resume, save, upload, wide,
 };
@@ -19,16 +20,13 @@ use agentgym_algorithms::losses::{Dpo, DpoPair, DpoSums, sequence_log_prob};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey, head, permutation};
-use agentgym_model::{
-    AdamW, ComputeOptions, Policy, ScoreRequest, StepReport, TrainSequence, Trainer, Unit,
-    UnitCoefficients, UnitStreams, score,
-};
+use agentgym_model::{AdamW, ComputeOptions, Policy, ScoreRequest, Trainer, UnitStreams, score};
 use agentgym_storage::{Inputs, LocalFolder, Outputs};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// File of the pairs that `init` wrote.
@@ -242,54 +240,25 @@ fn train(
     let answers: Vec<&Encoded> = batch.iter().flat_map(|e| &e.answers).collect();
     let lengths: Vec<usize> = answers.iter().map(|a| a.token_ids.len()).collect();
     let ranges = scoped_units(&lengths, 2, unit_tokens)?;
-    let model_units: Vec<Unit> = ranges
-        .iter()
-        .map(|range| Unit {
-            sequences: answers[range.clone()]
-                .iter()
-                .map(|a| TrainSequence {
-                    token_ids: a.token_ids.clone(),
-                    loss_mask: a.loss_mask.clone(),
-                })
-                .collect(),
-            skip: false,
-        })
-        .collect();
-    let sums = Mutex::new(vec![Ok(DpoSums::default()); ranges.len()]);
-    let coefficients = |unit: usize, streams: &UnitStreams| {
+    let model_units = model_units(&ranges, |index| {
+        (&answers[index].token_ids, &answers[index].loss_mask)
+    });
+    let loss = |unit: usize, streams: &UnitStreams| {
         let pairs = pairs_of(&ranges[unit]);
-        let found = unit_coefficients(&batch[pairs], batch.len(), loss, streams);
-        let zeros = || -> Vec<Vec<f64>> {
-            let rows = streams.log_probs.iter();
-            rows.map(|row| vec![0.0; row.len()]).collect()
-        };
-        let (log_probs, result) = match found {
-            Ok((rows, sums)) => (rows, Ok(sums)),
-            Err(error) => (zeros(), Err(error)),
-        };
-        sums.lock().unwrap_or_else(PoisonError::into_inner)[unit] = result;
-        UnitCoefficients {
-            log_probs,
-            entropies: zeros(),
-        }
+        let (rows, sums) = unit_coefficients(&batch[pairs], batch.len(), loss, streams)?;
+        Ok((of_log_probs(rows), sums))
     };
-    let StepReport {
-        grad_norm,
-        skipped_non_finite,
-        ..
-    } = trainer.step(&model_units, TEMPERATURE, lr, &coefficients, options)?;
-    if skipped_non_finite {
-        tracing::warn!("the gradient is not finite; this optimizer step changes nothing");
-    }
+    let (report, units) = with_sums(ranges.len(), loss, |coefficients| {
+        trainer.step(&model_units, TEMPERATURE, lr, coefficients, options)
+    })?;
+    say_if_skipped(&report, "dpo");
     let mut total = DpoSums::default();
-    for unit in sums.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        total.merge(&unit?);
-    }
+    units.iter().for_each(|unit| total.merge(unit));
     Ok(StepResult {
         lr,
         sums: total,
-        grad_norm,
-        non_finite: skipped_non_finite,
+        grad_norm: report.grad_norm,
+        non_finite: report.skipped_non_finite,
         tokens: lengths.iter().sum(),
     })
 }

@@ -8,6 +8,7 @@ pub(super) mod held_out;
 pub(super) mod mixture;
 
 use super::artifacts;
+use super::training::step::{model_units, of_log_probs, say_if_skipped, with_sums};
 use super::training::{
     ADAM_EPS, Brakes, optimizer_folder, policy_options, resume, save, upload, wide,
 };
@@ -21,14 +22,11 @@ use agentgym_algorithms::losses::{Aggregation, Denominator, sft};
 use agentgym_algorithms::{LearningRate, LearningRateStyle};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
-use agentgym_model::{
-    AdamW, ComputeOptions, Policy, StepReport, TrainSequence, Trainer, Unit, UnitCoefficients,
-    UnitStreams,
-};
+use agentgym_model::{AdamW, ComputeOptions, Policy, Trainer, UnitStreams};
 use agentgym_storage::{LocalFolder, Outputs};
 use mixture::Mixture;
 use serde::Serialize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Points of the loss curve that a part records.
@@ -228,63 +226,28 @@ fn train(
     let lengths: Vec<usize> = batch.iter().map(|e| e.token_ids.len()).collect();
     let ranges = units(&lengths, unit_tokens)?;
     let denominator = Denominator::of(batch.iter().map(Encoded::loss_tokens));
-    let model_units: Vec<Unit> = ranges
-        .iter()
-        .map(|range| Unit {
-            sequences: batch[range.clone()]
-                .iter()
-                .map(|e| TrainSequence {
-                    token_ids: e.token_ids.clone(),
-                    loss_mask: e.loss_mask.clone(),
-                })
-                .collect(),
-            skip: false,
-        })
-        .collect();
-    let losses = Mutex::new(vec![Ok(0.0); ranges.len()]);
-    let coefficients = |unit: usize, streams: &UnitStreams| {
-        let (mut log_probs, mut entropies, mut loss) = (Vec::new(), Vec::new(), Ok(0.0));
+    let model_units = model_units(&ranges, |index| {
+        (&batch[index].token_ids, &batch[index].loss_mask)
+    });
+    let loss = |unit: usize, streams: &UnitStreams| {
+        let (mut rows, mut sum) = (Vec::new(), 0.0);
         for (e, row) in batch[ranges[unit].clone()].iter().zip(&streams.log_probs) {
-            entropies.push(vec![0.0; row.len()]);
-            match sft(
-                &wide(row),
-                &e.loss_mask,
-                Aggregation::TokenMean,
-                denominator,
-            ) {
-                Ok(output) => {
-                    loss = loss.map(|sum: f64| sum + output.loss);
-                    log_probs.push(output.coefficients);
-                }
-                Err(error) => {
-                    loss = Err(error);
-                    log_probs.push(vec![0.0; row.len()]);
-                }
-            }
+            let (weighed, mask) = (Aggregation::TokenMean, &e.loss_mask);
+            let output = sft(&wide(row), mask, weighed, denominator)?;
+            sum += output.loss;
+            rows.push(output.coefficients);
         }
-        losses.lock().unwrap_or_else(PoisonError::into_inner)[unit] = loss;
-        UnitCoefficients {
-            log_probs,
-            entropies,
-        }
+        Ok((of_log_probs(rows), sum))
     };
-    let StepReport {
-        grad_norm,
-        skipped_non_finite,
-        ..
-    } = trainer.step(&model_units, 1.0, lr, &coefficients, options)?;
-    if skipped_non_finite {
-        tracing::warn!("the gradient is not finite; this optimizer step changes nothing");
-    }
-    let mut loss = 0.0;
-    for unit in losses.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        loss += unit?;
-    }
+    let (report, losses) = with_sums(ranges.len(), loss, |coefficients| {
+        trainer.step(&model_units, 1.0, lr, coefficients, options)
+    })?;
+    say_if_skipped(&report, "sft");
     Ok(StepResult {
         lr,
-        loss,
-        grad_norm,
-        non_finite: skipped_non_finite,
+        loss: losses.iter().fold(0.0, |sum: f64, loss: &f64| sum + loss),
+        grad_norm: report.grad_norm,
+        non_finite: report.skipped_non_finite,
         tokens: lengths.iter().sum(),
         loss_tokens: denominator.loss_tokens,
     })

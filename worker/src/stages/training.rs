@@ -2,6 +2,8 @@
 //! comes from, how a model and that state become artifacts, and what a token of
 //! a minibatch weighs.
 
+pub(super) mod step;
+
 use crate::policies::{ADAPTER, CRITIC, POLICY, Policies};
 use crate::{Error, Result, StageContext};
 use agentgym_algorithms::losses::Denominator;

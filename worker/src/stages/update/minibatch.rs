@@ -8,16 +8,16 @@
 
 use super::steps::{Place, Settings, Step};
 use crate::Result;
+use crate::stages::training::step::{model_units, say_if_skipped, with_sums};
 use crate::stages::training::{denominators, wide};
 use agentgym_algorithms::batches::units;
 use agentgym_algorithms::losses::{ActorLoss, ActorSums, ActorTokens, Denominator};
 use agentgym_jobs::records::{BatchEpisode, BatchSequence};
 use agentgym_model::{
-    Coefficients, ComputeOptions, PartialSum, Policy, StepReport, TrainSequence, Trainer, Unit,
-    UnitCoefficients, UnitStreams, partial_gradients,
+    ComputeOptions, PartialSum, Policy, StepReport, Trainer, Unit, UnitCoefficients, UnitStreams,
+    partial_gradients,
 };
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
 /// What some of a minibatch's units give.
 pub(super) struct Share {
@@ -109,7 +109,8 @@ impl<'a> Minibatch<'a> {
         if self.members.is_empty() {
             return Ok(self.skipped(place));
         }
-        let (report, units) = self.with_sums(&settings.loss, |coefficients| {
+        let loss = |unit: usize, streams: &UnitStreams| self.loss(unit, streams, &settings.loss);
+        let (report, units) = with_sums(self.units.len(), loss, |coefficients| {
             let (temperature, lr) = (settings.temperature, settings.lr);
             trainer.step(&self.model_units(), temperature, lr, coefficients, options)
         })?;
@@ -125,7 +126,8 @@ impl<'a> Minibatch<'a> {
         options: &ComputeOptions<'_>,
     ) -> Result<Share> {
         let (model_units, temperature) = (self.model_units(), settings.temperature);
-        let (gradient, mut sums) = self.with_sums(&settings.loss, |coefficients| {
+        let loss = |unit: usize, streams: &UnitStreams| self.loss(unit, streams, &settings.loss);
+        let (gradient, mut sums) = with_sums(self.units.len(), loss, |coefficients| {
             let some = units.clone();
             partial_gradients(
                 policy,
@@ -162,24 +164,6 @@ impl<'a> Minibatch<'a> {
         Ok(self.stepped(place, &units.concat(), report))
     }
 
-    /// What `compute` gives, and the loss's sums of every unit that it asked coefficients for.
-    fn with_sums<T>(
-        &self,
-        loss: &ActorLoss,
-        compute: impl FnOnce(&Coefficients<'_>) -> agentgym_model::Result<T>,
-    ) -> Result<(T, Vec<ActorSums>)> {
-        let sums = Mutex::new(vec![Ok(ActorSums::default()); self.units.len()]);
-        let coefficients = |unit: usize, streams: &UnitStreams| {
-            let (coefficients, result) = self.coefficients(unit, streams, loss);
-            sums.lock().unwrap_or_else(PoisonError::into_inner)[unit] = result;
-            coefficients
-        };
-        let computed = compute(&coefficients)?;
-        let sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let sums = sums.into_iter().collect::<std::result::Result<_, _>>()?;
-        Ok((computed, sums))
-    }
-
     /// The record of a step that has nothing to learn from.
     fn skipped(&self, place: &Place) -> Step {
         let slots = |range: &Range<usize>| {
@@ -202,13 +186,7 @@ impl<'a> Minibatch<'a> {
 
     /// The record of a step, given the sums of its units.
     fn stepped(&self, place: &Place, units: &[ActorSums], report: StepReport) -> Step {
-        if report.skipped_non_finite {
-            tracing::warn!(
-                epoch = place.epoch,
-                minibatch = place.minibatch,
-                "the gradient is not finite; this optimizer step changes nothing"
-            );
-        }
+        say_if_skipped(&report, "the policy");
         // Unit order, not the order in which threads or workers finished.
         let mut total = ActorSums::default();
         units.iter().for_each(|unit| total.merge(unit));
@@ -227,42 +205,22 @@ impl<'a> Minibatch<'a> {
     }
 
     fn model_units(&self) -> Vec<Unit> {
-        let sequence = |s: &BatchSequence| TrainSequence {
-            token_ids: s.sequence.token_ids.clone(),
-            loss_mask: s.sequence.loss_mask.clone(),
-        };
-        self.units
-            .iter()
-            .map(|range| Unit {
-                sequences: self.members[range.clone()]
-                    .iter()
-                    .map(|(_, s)| sequence(s))
-                    .collect(),
-                skip: false,
-            })
-            .collect()
+        model_units(&self.units, |member| {
+            let sequence = &self.members[member].1.sequence;
+            (&sequence.token_ids, &sequence.loss_mask)
+        })
     }
 
-    /// Coefficients of a unit; zeros beside an error, which ends the update.
-    fn coefficients(
+    /// The loss of a unit.
+    fn loss(
         &self,
         unit: usize,
         streams: &UnitStreams,
         loss: &ActorLoss,
-    ) -> (
-        UnitCoefficients,
-        Result<ActorSums, agentgym_algorithms::Error>,
-    ) {
-        let mut out = UnitCoefficients {
-            log_probs: vec![],
-            entropies: vec![],
-        };
-        let mut sums = Ok(ActorSums::default());
-        let range = self.units[unit].clone();
-        let members = self.members[range.clone()]
-            .iter()
-            .zip(&self.denominators[range]);
-        for (index, ((_, member), denominator)) in members.enumerate() {
+    ) -> Result<(UnitCoefficients, ActorSums)> {
+        let (mut out, mut sums) = (UnitCoefficients::default(), ActorSums::default());
+        for (index, at) in self.units[unit].clone().enumerate() {
+            let member = self.members[at].1;
             let reference = member.ref_log_probs.as_deref().map(wide);
             let tokens = ActorTokens {
                 log_probs: &wide(&streams.log_probs[index]),
@@ -272,21 +230,11 @@ impl<'a> Minibatch<'a> {
                 advantages: &member.advantages,
                 loss_mask: &member.sequence.loss_mask,
             };
-            match loss.evaluate(&tokens, *denominator) {
-                Ok(output) => {
-                    if let Ok(sums) = &mut sums {
-                        sums.merge(&output.sums);
-                    }
-                    out.log_probs.push(output.coefficients.log_probs);
-                    out.entropies.push(output.coefficients.entropies);
-                }
-                Err(error) => {
-                    sums = Err(error);
-                    out.log_probs.push(vec![0.0; member.advantages.len()]);
-                    out.entropies.push(vec![0.0; member.advantages.len()]);
-                }
-            }
+            let output = loss.evaluate(&tokens, self.denominators[at])?;
+            sums.merge(&output.sums);
+            out.log_probs.push(output.coefficients.log_probs);
+            out.entropies.push(output.coefficients.entropies);
         }
-        (out, sums)
+        Ok((out, sums))
     }
 }

@@ -1,0 +1,94 @@
+//! What all optimizer steps have in common, whatever the loss: sequences cut into units, and
+//! a loss that is asked unit by unit from many threads, can fail, and gives sums.
+
+use crate::Result;
+use agentgym_model::{StepReport, TrainSequence, Unit, UnitCoefficients, UnitStreams};
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// The units of a minibatch: `sequences` are ids and loss masks, `ranges` say which of them
+/// make a unit.
+pub(crate) fn model_units<'a>(
+    ranges: &[Range<usize>],
+    sequences: impl Fn(usize) -> (&'a [u32], &'a [bool]),
+) -> Vec<Unit> {
+    let sequence = |index: usize| {
+        let (token_ids, loss_mask) = sequences(index);
+        TrainSequence {
+            token_ids: token_ids.to_vec(),
+            loss_mask: loss_mask.to_vec(),
+        }
+    };
+    let unit = |range: &Range<usize>| Unit {
+        sequences: range.clone().map(sequence).collect(),
+        skip: false,
+    };
+    ranges.iter().map(unit).collect()
+}
+
+/// Streams of a unit, and what a loss answers where it cannot be computed: nothing is learnt
+/// from that unit, and the step ends with the error.
+pub(crate) trait Streams {
+    /// Derivatives by the streams.
+    type Coefficients;
+    /// Those of a loss that is 0 everywhere.
+    fn zeros(&self) -> Self::Coefficients;
+}
+
+impl Streams for UnitStreams {
+    type Coefficients = UnitCoefficients;
+
+    fn zeros(&self) -> UnitCoefficients {
+        of_log_probs(self.log_probs.as_slice().zeros())
+    }
+}
+
+/// The critic's values.
+impl Streams for [Vec<f32>] {
+    type Coefficients = Vec<Vec<f64>>;
+
+    fn zeros(&self) -> Vec<Vec<f64>> {
+        self.iter().map(|row| vec![0.0; row.len()]).collect()
+    }
+}
+
+/// The coefficients of a loss that does not look at entropies.
+pub(crate) fn of_log_probs(log_probs: Vec<Vec<f64>>) -> UnitCoefficients {
+    let entropies = log_probs.iter().map(|row| vec![0.0; row.len()]).collect();
+    UnitCoefficients {
+        log_probs,
+        entropies,
+    }
+}
+
+/// What `compute` gives, and the sums that `loss` gave of each of `units`, in their order and
+/// not in the one in which threads asked.
+///
+/// # Errors
+/// That of `compute`, or of the loss of the first unit that has one.
+pub(crate) fn with_sums<In: Streams + ?Sized, S: Default + Send, T>(
+    units: usize,
+    loss: impl Fn(usize, &In) -> Result<(In::Coefficients, S)> + Sync,
+    compute: impl FnOnce(&(dyn Fn(usize, &In) -> In::Coefficients + Sync)) -> agentgym_model::Result<T>,
+) -> Result<(T, Vec<S>)> {
+    let mut empty = Vec::new();
+    empty.resize_with(units, || Ok(S::default()));
+    let sums: Mutex<Vec<Result<S>>> = Mutex::new(empty);
+    let computed = compute(&|unit, streams| {
+        let (coefficients, found) = match loss(unit, streams) {
+            Ok((coefficients, found)) => (coefficients, Ok(found)),
+            Err(error) => (streams.zeros(), Err(error)),
+        };
+        sums.lock().unwrap_or_else(PoisonError::into_inner)[unit] = found;
+        coefficients
+    })?;
+    let sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok((computed, sums.into_iter().collect::<Result<_>>()?))
+}
+
+/// Says of a step of `what` that it changed nothing.
+pub(crate) fn say_if_skipped(report: &StepReport, what: &str) {
+    if report.skipped_non_finite {
+        tracing::warn!("the gradient of {what} is not finite; this optimizer step changes nothing");
+    }
+}
