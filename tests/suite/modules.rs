@@ -3,6 +3,7 @@
 
 mod graph;
 
+use agentgym_tests::files::files_below;
 use graph::{Arrows, Crate, circles};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -68,6 +69,17 @@ fn files_can_be_read_in_one_sitting() {
             let lines = code.lines().count();
             let is_table = TABLES.contains(&path.trim_start_matches('/'));
             assert!(lines <= LINES_MAX || is_table, "{path} has {lines} lines");
+        }
+    }
+}
+
+/// A module `x` is `x.rs`, with its parts in `x/`.
+#[test]
+fn there_is_one_way_of_module_files() {
+    let folders = CRATES.iter().map(|name| format!("{name}/src"));
+    for folder in folders.chain(["tests/suite".to_owned()]) {
+        for file in files_below(&Path::new(ROOT).join(folder)) {
+            assert!(!file.ends_with("mod.rs"), "{}", file.display());
         }
     }
 }
