@@ -17,6 +17,7 @@ pub mod plan;
 pub mod planner;
 pub mod random;
 pub mod records;
+mod stage;
 mod styles;
 pub mod tasks;
 mod test_files;

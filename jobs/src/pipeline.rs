@@ -4,109 +4,11 @@
 
 use crate::config::Pipeline;
 use crate::plan::{InitRole, Plan};
+pub use crate::stage::{Facts, Records, Stage};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
-
-/// A node of an iteration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Stage {
-    /// Writes the initial models and the demonstrations that need a file.
-    Init,
-    /// Evaluates the policy that `init` wrote, where a warm start follows.
-    EvaluateInit,
-    /// Supervised steps on demonstrations.
-    Sft,
-    /// Steps on pairs of preferences.
-    Dpo,
-    /// Plays the iteration's tasks.
-    Rollout,
-    /// Chooses the groups that teach; part r after round r of the rollouts.
-    Select,
-    /// Keeps the trajectories that are worth learning.
-    Filter,
-    /// Teacher-forced log-probs of what was sampled.
-    LogProbs,
-    /// Rewards to advantages, and the batch of the update.
-    Advantage,
-    /// Some of the gradient of one optimizer step; step by step, shard by shard.
-    Gradient,
-    /// Optimizer steps: the next policy.
-    Update,
-    /// Optimizer steps of the critic.
-    CriticUpdate,
-    /// Held-out tasks; never blocks training.
-    Evaluate,
-    /// Deletes what retention does not keep; never blocks training.
-    Expire,
-}
-
-impl Stage {
-    /// All stages, in the order of an iteration.
-    pub const ALL: [Self; 14] = [
-        Self::Init,
-        Self::EvaluateInit,
-        Self::Sft,
-        Self::Dpo,
-        Self::Rollout,
-        Self::Select,
-        Self::Filter,
-        Self::LogProbs,
-        Self::Advantage,
-        Self::Gradient,
-        Self::Update,
-        Self::CriticUpdate,
-        Self::Evaluate,
-        Self::Expire,
-    ];
-
-    /// The name in keys, configs and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Init => "init",
-            Self::EvaluateInit => "evaluate_init",
-            Self::Sft => "sft",
-            Self::Dpo => "dpo",
-            Self::Rollout => "rollout",
-            Self::Select => "select",
-            Self::Filter => "filter",
-            Self::LogProbs => "log_probs",
-            Self::Advantage => "advantage",
-            Self::Gradient => "gradient",
-            Self::Update => "update",
-            Self::CriticUpdate => "critic_update",
-            Self::Evaluate => "evaluate",
-            Self::Expire => "expire",
-        }
-    }
-
-    /// False where later iterations do not wait for the stage.
-    pub fn blocks(self) -> bool {
-        !matches!(self, Self::Evaluate | Self::EvaluateInit | Self::Expire)
-    }
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Stage {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|s| s.name() == name)
-            .ok_or_else(|| {
-                let known: Vec<_> = Self::ALL.iter().map(|s| s.name()).collect();
-                format!("unknown stage `{name}`; stages are {}", known.join(", "))
-            })
-    }
-}
 
 /// Names a part within its run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

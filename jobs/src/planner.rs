@@ -120,7 +120,7 @@ impl Frontier {
 
     /// What people want to know first: runnable parts that block training.
     pub fn blocking(&self) -> impl Iterator<Item = &Part> {
-        self.runnable.iter().filter(|p| p.id.stage.blocks())
+        self.runnable.iter().filter(|p| p.id.stage.facts().blocks)
     }
 
     /// Runnable parts of one stage.

@@ -42,18 +42,7 @@ async fn run(view: &RunView, global: &Global) -> Result<()> {
     let commits = view.commits().await?;
     let progress = view.progress().await?;
     let mut book = Book::default();
-    let figures = commits.iter().copied().filter(|id| {
-        matches!(
-            id.stage,
-            Stage::Rollout
-                | Stage::Filter
-                | Stage::Sft
-                | Stage::Advantage
-                | Stage::Update
-                | Stage::Evaluate
-                | Stage::EvaluateInit
-        )
-    });
+    let figures = (commits.iter().copied()).filter(|id| id.stage.facts().in_overview);
     book.absorb(view, figures).await?;
     let evaluations = book.evaluations(plan);
     let mut rows = Vec::new();

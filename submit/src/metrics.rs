@@ -144,11 +144,6 @@ impl Evaluated {
     }
 }
 
-/// True for stages whose commits carry figures people look at.
-fn measured(stage: Stage) -> bool {
-    !matches!(stage, Stage::Expire)
-}
-
 /// Reads the figures of a commit.
 pub async fn read_row(view: &RunView, id: PartId, manifest: &Manifest) -> Result<Row> {
     let mut row = Row::default();
@@ -157,7 +152,7 @@ pub async fn read_row(view: &RunView, id: PartId, manifest: &Manifest) -> Result
     {
         row.metrics = metrics;
     }
-    if matches!(id.stage, Stage::Evaluate | Stage::EvaluateInit) {
+    if id.stage.facts().evaluates {
         let sets = &view.plan.config.evaluation.sets;
         row.set = sets.get(id.part as usize).map(|s| s.name.clone());
     }
@@ -194,7 +189,7 @@ impl Book {
     ) -> Result<()> {
         let new: Vec<PartId> = ids
             .into_iter()
-            .filter(|id| measured(id.stage))
+            .filter(|id| id.stage.facts().is_measured)
             .filter(|id| !self.rows.contains_key(id))
             .collect();
         let read = |id| async move {
@@ -217,7 +212,7 @@ impl Book {
     /// Reads the figures of a commit that is at hand: read from the store, or just won.
     pub async fn add(&mut self, view: &RunView, id: PartId, manifest: &Manifest) -> Result<()> {
         self.seen.add(manifest);
-        if measured(id.stage) && !self.rows.contains_key(&id) {
+        if id.stage.facts().is_measured && !self.rows.contains_key(&id) {
             let row = read_row(view, id, manifest).await?;
             self.rows.insert(id, row);
         }
@@ -285,17 +280,8 @@ impl Book {
                 .sum()
         };
         let rollout_s: Option<f64> = rollouts.iter().map(|r| r.wall_s).sum();
-        let blocking = [
-            Stage::Rollout,
-            Stage::Filter,
-            Stage::Sft,
-            Stage::LogProbs,
-            Stage::Advantage,
-            Stage::Gradient,
-            Stage::Update,
-            Stage::CriticUpdate,
-        ];
-        let rows = || blocking.into_iter().flat_map(|s| self.of(iteration, s));
+        let blocking = Stage::ALL.into_iter().filter(|s| s.facts().blocks);
+        let rows = || (blocking.clone()).flat_map(|s| self.of(iteration, s));
         let start = rows().map(|r| r.started_unix_s).min().unwrap_or(0) as f64;
         let end = rows().map(Row::ended_unix_s).fold(0.0, f64::max);
         Some(Training {
@@ -317,11 +303,10 @@ impl Book {
         let mut seen: BTreeMap<(u32, bool), Vec<Option<SetScore>>> = BTreeMap::new();
         let sets = &plan.config.evaluation.sets;
         for (id, row) in &self.rows {
-            let after = match id.stage {
-                Stage::EvaluateInit => false,
-                Stage::Evaluate => true,
-                _ => continue,
-            };
+            if !id.stage.facts().evaluates {
+                continue;
+            }
+            let after = id.stage != Stage::EvaluateInit;
             let scores = seen
                 .entry((id.iteration, after))
                 .or_insert_with(|| vec![None; sets.len()]);

@@ -7,7 +7,7 @@ use crate::runs::{RunView, part_id};
 use crate::text::plain_zeros;
 use agentgym_envs::spec::spec;
 use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Episodes, Sequence};
-use agentgym_jobs::pipeline::Stage;
+use agentgym_jobs::pipeline::Records;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{
     Batch, BatchEpisode, CriticSequence, CriticTargets, EpisodeLogProbs, LogProbs, Values,
@@ -73,19 +73,20 @@ pub enum Content {
 /// Reads and verifies what a committed part holds.
 pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Result<Content> {
     let stage = part_id(&manifest.slot()).map(|id| id.stage);
-    Ok(match stage {
-        Some(Stage::Rollout | Stage::Evaluate | Stage::EvaluateInit) => {
+    let records = stage.map_or(Records::Nothing, |stage| stage.facts().records);
+    Ok(match records {
+        Records::Episodes => {
             let mut episodes = episodes(view, manifest).await?;
             episodes.retain(|e| filter.keeps(e.group, e.sample));
             list_actions(&view.plan, &mut episodes);
             Content::Episodes(episodes)
         }
-        Some(Stage::Filter) => {
+        Records::Kept => {
             let mut kept = kept(view, manifest).await?;
             kept.retain(|(_, e)| filter.keeps(e.group, e.sample));
             Content::Kept(kept)
         }
-        Some(Stage::LogProbs) => {
+        Records::LogProbs => {
             let LogProbs::V1(rows) = view.payload(manifest, "log_probs.bin").await?;
             let rollout = input(view, manifest, "rollout").await?;
             let values = match has(manifest, "values.bin") {
@@ -105,18 +106,13 @@ pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Res
             let kept = all.filter(|s| filter.keeps(s.episode.group, s.episode.sample));
             Content::LogProbs(kept.collect())
         }
-        Some(Stage::Advantage) => {
+        Records::Batch => {
             let mut slots = slots(view, manifest).await?;
             slots.retain(|s| filter.keeps(s.episode.group, s.episode.sample));
             Content::Batch(slots)
         }
-        Some(Stage::Update) => {
-            Content::Update(plain_zeros(view.json(manifest, "update.json").await?))
-        }
-        Some(Stage::CriticUpdate) => Content::Update(plain_zeros(
-            view.json(manifest, "critic_update.json").await?,
-        )),
-        _ => Content::Nothing,
+        Records::Steps(file) => Content::Update(plain_zeros(view.json(manifest, file).await?)),
+        Records::Nothing => Content::Nothing,
     })
 }
 

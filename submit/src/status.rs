@@ -289,7 +289,7 @@ impl Status {
                 self.run
             );
         }
-        let blocking = |s: &&(PartId, State)| s.0.stage.blocks();
+        let blocking = |s: &&(PartId, State)| s.0.stage.facts().blocks;
         let of = |keep: &dyn Fn(&State) -> bool| -> Vec<PartId> {
             let mut ids: Vec<_> = self
                 .in_flight

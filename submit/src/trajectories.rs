@@ -15,12 +15,10 @@ use std::io::Write;
 use std::path::Path;
 
 /// Stages that hold episodes.
-const STAGES: [Stage; 4] = [
-    Stage::Rollout,
-    Stage::Filter,
-    Stage::Evaluate,
-    Stage::EvaluateInit,
-];
+fn stages() -> impl Iterator<Item = Stage> {
+    let all = Stage::ALL.into_iter();
+    all.filter(|stage| stage.facts().records.are_episodes())
+}
 
 /// Which episodes are wanted.
 #[derive(Debug, Clone, Default)]
@@ -166,8 +164,8 @@ impl Written {
 
 /// The committed parts that hold what is wanted.
 async fn parts(view: &RunView, wanted: &Wanted) -> Result<Vec<PartId>> {
-    if let Some(stage) = wanted.stage.filter(|stage| !STAGES.contains(stage)) {
-        let names: Vec<_> = STAGES.iter().map(|s| s.name()).collect();
+    if let Some(stage) = wanted.stage.filter(|s| !s.facts().records.are_episodes()) {
+        let names: Vec<_> = stages().map(Stage::name).collect();
         return Err(Error::Usage(format!(
             "stage {stage} holds no episodes; those that do are {}",
             names.join(", ")

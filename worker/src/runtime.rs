@@ -115,7 +115,7 @@ pub async fn run_worker(
     };
     // There is always another rollout to play. Taken last, an evaluation would
     // wait for the end of the run on a single worker.
-    stages.sort_by_key(|stage| stage.blocks());
+    stages.sort_by_key(|stage| stage.facts().blocks);
     let classes: Vec<&str> = stages.iter().map(|s| s.name()).collect();
     let name = options.name.clone();
     let gate = Gate::new(1);

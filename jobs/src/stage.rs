@@ -1,0 +1,176 @@
+//! The stages of an iteration, and what there is to know of each: one row a stage, which the
+//! compiler asks for. What a stage does is in the worker; which parts it has is the pipeline's.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// A node of an iteration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Writes the initial models and the demonstrations that need a file.
+    Init,
+    /// Evaluates the policy that `init` wrote, where a warm start follows.
+    EvaluateInit,
+    /// Supervised steps on demonstrations.
+    Sft,
+    /// Steps on pairs of preferences.
+    Dpo,
+    /// Plays the iteration's tasks.
+    Rollout,
+    /// Chooses the groups that teach; part r after round r of the rollouts.
+    Select,
+    /// Keeps the trajectories that are worth learning.
+    Filter,
+    /// Teacher-forced log-probs of what was sampled.
+    LogProbs,
+    /// Rewards to advantages, and the batch of the update.
+    Advantage,
+    /// Some of the gradient of one optimizer step; step by step, shard by shard.
+    Gradient,
+    /// Optimizer steps: the next policy.
+    Update,
+    /// Optimizer steps of the critic.
+    CriticUpdate,
+    /// Held-out tasks; never blocks training.
+    Evaluate,
+    /// Deletes what retention does not keep; never blocks training.
+    Expire,
+}
+
+/// What there is to know of a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Facts {
+    /// In keys, configs and metrics.
+    pub name: &'static str,
+    /// Later iterations wait for it.
+    pub blocks: bool,
+    /// It judges a policy and trains nothing.
+    pub evaluates: bool,
+    /// Its commits carry figures that people look at.
+    pub is_measured: bool,
+    /// Its figures are in the overview of an iteration.
+    pub in_overview: bool,
+    /// What its commits hold for those who look into them.
+    pub records: Records,
+}
+
+/// The records of a stage's commits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Records {
+    /// `episodes.bin`.
+    Episodes,
+    /// `episodes.bin` with the `lineage.json` of each.
+    Kept,
+    /// `log_probs.bin` of a part of the rollouts.
+    LogProbs,
+    /// `batch.bin`.
+    Batch,
+    /// Optimizer steps, in the file of this name.
+    Steps(&'static str),
+    /// None.
+    Nothing,
+}
+
+impl Records {
+    /// True where they can be read as conversations.
+    pub fn are_episodes(self) -> bool {
+        matches!(self, Self::Episodes | Self::Kept)
+    }
+}
+
+impl Stage {
+    /// All stages, in the order of an iteration.
+    pub const ALL: [Self; 14] = [
+        Self::Init,
+        Self::EvaluateInit,
+        Self::Sft,
+        Self::Dpo,
+        Self::Rollout,
+        Self::Select,
+        Self::Filter,
+        Self::LogProbs,
+        Self::Advantage,
+        Self::Gradient,
+        Self::Update,
+        Self::CriticUpdate,
+        Self::Evaluate,
+        Self::Expire,
+    ];
+
+    /// Its row.
+    pub const fn facts(self) -> Facts {
+        const fn training(name: &'static str, records: Records) -> Facts {
+            Facts {
+                name,
+                blocks: true,
+                evaluates: false,
+                is_measured: true,
+                in_overview: !matches!(records, Records::LogProbs),
+                records,
+            }
+        }
+        const fn unseen(name: &'static str) -> Facts {
+            Facts {
+                in_overview: false,
+                ..training(name, Records::Nothing)
+            }
+        }
+        const fn evaluation(name: &'static str) -> Facts {
+            Facts {
+                blocks: false,
+                evaluates: true,
+                ..training(name, Records::Episodes)
+            }
+        }
+        match self {
+            Self::Init => unseen("init"),
+            Self::EvaluateInit => evaluation("evaluate_init"),
+            Self::Sft => training("sft", Records::Nothing),
+            Self::Dpo => unseen("dpo"),
+            Self::Rollout => training("rollout", Records::Episodes),
+            Self::Select => unseen("select"),
+            Self::Filter => training("filter", Records::Kept),
+            Self::LogProbs => training("log_probs", Records::LogProbs),
+            Self::Advantage => training("advantage", Records::Batch),
+            Self::Gradient => unseen("gradient"),
+            Self::Update => training("update", Records::Steps("update.json")),
+            Self::CriticUpdate => Facts {
+                in_overview: false,
+                ..training("critic_update", Records::Steps("critic_update.json"))
+            },
+            Self::Evaluate => evaluation("evaluate"),
+            Self::Expire => Facts {
+                blocks: false,
+                is_measured: false,
+                ..unseen("expire")
+            },
+        }
+    }
+
+    /// The name in keys, configs and metrics.
+    pub fn name(self) -> &'static str {
+        self.facts().name
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Stage {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|s| s.name() == name)
+            .ok_or_else(|| {
+                let known: Vec<_> = Self::ALL.iter().map(|s| s.name()).collect();
+                format!("unknown stage `{name}`; stages are {}", known.join(", "))
+            })
+    }
+}
