@@ -5,6 +5,7 @@
 //! pipelines are pure functions, so any process may plan at any time; two
 //! that plan at once agree, and one that dies takes nothing with it.
 
+pub mod artifact_names;
 pub mod codec;
 pub mod config;
 mod demonstration_files;

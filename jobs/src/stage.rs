@@ -1,6 +1,7 @@
 //! The stages of an iteration, and what there is to know of each: one row a stage, which the
 //! compiler asks for. What a stage does is in the worker; which parts it has is the pipeline's.
 
+use crate::artifact_names;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -135,10 +136,13 @@ impl Stage {
             Self::LogProbs => training("log_probs", Records::LogProbs),
             Self::Advantage => training("advantage", Records::Batch),
             Self::Gradient => unseen("gradient"),
-            Self::Update => training("update", Records::Steps("update.json")),
+            Self::Update => training("update", Records::Steps(artifact_names::UPDATE)),
             Self::CriticUpdate => Facts {
                 in_overview: false,
-                ..training("critic_update", Records::Steps("critic_update.json"))
+                ..training(
+                    "critic_update",
+                    Records::Steps(artifact_names::CRITIC_UPDATE),
+                )
             },
             Self::Evaluate => evaluation("evaluate"),
             Self::Expire => Facts {

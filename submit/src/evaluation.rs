@@ -5,6 +5,7 @@
 use crate::metrics::{Book, Row};
 use crate::runs::RunView;
 use crate::{Error, Result, text};
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
 use serde_json::{Value, json};
@@ -117,10 +118,10 @@ pub(crate) async fn write_items(view: &RunView, dir: &Path) -> Result<PathBuf> {
     let mut lines = Vec::new();
     for set in 0..view.plan.config.evaluation.sets.len() {
         if let Some(manifest) = view.manifest(part(set)).await? {
-            lines.extend(view.bytes(&manifest, "items.jsonl").await?);
+            lines.extend(view.bytes(&manifest, artifact_names::ITEMS).await?);
         }
     }
-    let path = dir.join("items.jsonl");
+    let path = dir.join(artifact_names::ITEMS);
     std::fs::create_dir_all(dir).map_err(Error::local(dir))?;
     crate::text::replace(&path, &lines)?;
     Ok(path)

@@ -27,6 +27,7 @@ use crate::records::{Slot, batch_json, has, input, slots};
 use crate::runs::RunView;
 use crate::text::plain_zeros;
 use crate::{Error, Result};
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, critic_of, policy_of, reference_of};
 use agentgym_storage::Manifest;
@@ -142,8 +143,8 @@ async fn write_all(
                 part: 0,
             };
             let kept = view.committed(filter).await?;
-            let lineage = view.bytes(&kept, "lineage.json").await?;
-            write(to, "lineage.json", &lineage, out)?;
+            let lineage = view.bytes(&kept, artifact_names::LINEAGE).await?;
+            write(to, artifact_names::LINEAGE, &lineage, out)?;
             let base = view.committed(BASE_PART).await?;
             policy(view, &base, (to, "before", adapter_alone), out).await?;
             lessons::sft(view, n, Some(kept), to, out).await?;
@@ -173,8 +174,8 @@ async fn update(
         part: 0,
     };
     let batch = view.committed(batch).await?;
-    if has(&batch, "kl.json") {
-        origin["kl"] = view.json(&batch, "kl.json").await?;
+    if has(&batch, artifact_names::KL) {
+        origin["kl"] = view.json(&batch, artifact_names::KL).await?;
     }
     let slots = slots(view, &batch).await?;
     let played = Played::read(view, n, &slots).await?;
@@ -186,7 +187,7 @@ async fn update(
     let samples = config.actor_rollout_ref.rollout.n as usize;
     origin["slots"] = json!(config.data.train_batch_size * samples);
     write(to, "trajectories.jsonl", jsonl(&lines).as_bytes(), out)?;
-    record(view, after, "update.json", to, out).await?;
+    record(view, after, artifact_names::UPDATE, to, out).await?;
     if let Some(id) = critic_of(&view.plan, n) {
         origin["critic"] = json!(view.plan.config.critic);
         let after = view.committed(id).await?;
@@ -246,7 +247,7 @@ async fn critic(
     let before = input(view, after, "critic").await?;
     folder(view, after, "critic", &to.join("critic_after"), out).await?;
     folder(view, &before, "critic", &to.join("critic_before"), out).await?;
-    record(view, after, "critic_update.json", to, out).await?;
+    record(view, after, artifact_names::CRITIC_UPDATE, to, out).await?;
     optimizer(view, &before, Stage::CriticUpdate, "critic_", to, out).await
 }
 

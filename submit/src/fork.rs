@@ -14,6 +14,7 @@
 use crate::cli::ForkArgs;
 use crate::runs::{RunView, newest_plan};
 use crate::{Error, Result};
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::{Pipeline, RunConfig};
 use agentgym_jobs::pipeline::{PartId, Stage, adopted, critic_of, policy_of};
 use agentgym_jobs::plan::Plan;
@@ -43,9 +44,9 @@ const READ: [&str; 8] = [
     "critic/",
     "optimizer/",
     "sft/",
-    "kl.json",
-    "episodes.bin",
-    "lineage.json",
+    artifact_names::KL,
+    artifact_names::EPISODES,
+    artifact_names::LINEAGE,
 ];
 
 /// Makes the child, or finds it; its plan.
@@ -160,7 +161,7 @@ async fn take_over(parent: &RunView, child: &Plan, args: &ForkArgs) -> Result<Ve
         let is_read = |artifact: &Artifact| {
             let name = artifact.name.as_str();
             let wanted = match id.stage {
-                Stage::Advantage => name == "kl.json",
+                Stage::Advantage => name == artifact_names::KL,
                 _ => READ.iter().any(|read| name.starts_with(read)),
             };
             wanted && (carries_on || !name.starts_with("optimizer/"))

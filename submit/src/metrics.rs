@@ -4,6 +4,7 @@
 
 use crate::runs::RunView;
 use crate::{Error, Result};
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::plan::Plan;
@@ -147,8 +148,8 @@ impl Evaluated {
 /// Reads the figures of a commit.
 pub async fn read_row(view: &RunView, id: PartId, manifest: &Manifest) -> Result<Row> {
     let mut row = Row::default();
-    if has_output(manifest, METRICS)
-        && let Value::Object(metrics) = view.json(manifest, METRICS).await?
+    if has_output(manifest, artifact_names::METRICS)
+        && let Value::Object(metrics) = view.json(manifest, artifact_names::METRICS).await?
     {
         row.metrics = metrics;
     }
@@ -173,8 +174,6 @@ pub async fn read_row(view: &RunView, id: PartId, manifest: &Manifest) -> Result
     }
     Ok(row)
 }
-
-const METRICS: &str = "metrics.json";
 
 fn has_output(manifest: &Manifest, name: &str) -> bool {
     manifest.outputs.iter().any(|o| o.name == name)

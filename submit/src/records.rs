@@ -6,6 +6,7 @@ use crate::Result;
 use crate::runs::{RunView, part_id};
 use crate::text::plain_zeros;
 use agentgym_envs::spec::spec;
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Episodes, Sequence};
 use agentgym_jobs::pipeline::Records;
 use agentgym_jobs::plan::Plan;
@@ -87,11 +88,11 @@ pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Res
             Content::Kept(kept)
         }
         Records::LogProbs => {
-            let LogProbs::V1(rows) = view.payload(manifest, "log_probs.bin").await?;
+            let LogProbs::V1(rows) = view.payload(manifest, artifact_names::LOG_PROBS).await?;
             let rollout = input(view, manifest, "rollout").await?;
-            let values = match has(manifest, "values.bin") {
+            let values = match has(manifest, artifact_names::VALUES) {
                 true => {
-                    let Values::V1(values) = view.payload(manifest, "values.bin").await?;
+                    let Values::V1(values) = view.payload(manifest, artifact_names::VALUES).await?;
                     values.into_iter().map(Some).collect()
                 }
                 false => vec![None; rows.len()],
@@ -118,13 +119,13 @@ pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Res
 
 /// The trajectories of a filter's commit with their lineage.
 async fn kept(view: &RunView, manifest: &Manifest) -> Result<Vec<(Lineage, Episode)>> {
-    const FILE: &str = "lineage.json";
     let bad = |message: String| agentgym_jobs::Error::Payload {
-        what: FILE.into(),
+        what: artifact_names::LINEAGE.into(),
         message,
     };
     let lineage: Vec<Lineage> =
-        serde_json::from_value(view.json(manifest, FILE).await?).map_err(|e| bad(e.to_string()))?;
+        serde_json::from_value(view.json(manifest, artifact_names::LINEAGE).await?)
+            .map_err(|e| bad(e.to_string()))?;
     let episodes = episodes(view, manifest).await?;
     if lineage.len() != episodes.len() {
         let (rows, episodes) = (lineage.len(), episodes.len());
@@ -164,10 +165,11 @@ pub(crate) fn has(manifest: &Manifest, name: &str) -> bool {
 
 /// The filled slots of an iteration's batch, with the critic's side of each.
 pub async fn slots(view: &RunView, manifest: &Manifest) -> Result<Vec<Slot>> {
-    let Batch::V1(batch) = view.payload(manifest, "batch.bin").await?;
-    let mut targets = match has(manifest, "targets.bin") {
+    let Batch::V1(batch) = view.payload(manifest, artifact_names::BATCH).await?;
+    let mut targets = match has(manifest, artifact_names::TARGETS) {
         true => {
-            let CriticTargets::V1(targets) = view.payload(manifest, "targets.bin").await?;
+            let CriticTargets::V1(targets) =
+                view.payload(manifest, artifact_names::TARGETS).await?;
             targets
         }
         false => Vec::new(),
@@ -186,13 +188,13 @@ pub async fn slots(view: &RunView, manifest: &Manifest) -> Result<Vec<Slot>> {
 
 /// The episodes of a commit, checked.
 pub async fn episodes(view: &RunView, manifest: &Manifest) -> Result<Vec<Episode>> {
-    let episodes: Episodes = view.payload(manifest, "episodes.bin").await?;
+    let episodes: Episodes = view.payload(manifest, artifact_names::EPISODES).await?;
     let episodes = episodes.into_vec();
     for episode in &episodes {
         episode
             .check()
             .map_err(|message| agentgym_jobs::Error::Payload {
-                what: "episodes.bin".into(),
+                what: artifact_names::EPISODES.into(),
                 message,
             })?;
     }

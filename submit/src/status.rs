@@ -6,6 +6,7 @@ mod all;
 
 use crate::runs::RunView;
 use crate::{Error, Result, text};
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
 use agentgym_jobs::planner::Progress;
 use agentgym_storage::{AttemptOutcome, AttemptRecord};
@@ -195,7 +196,7 @@ async fn fitted(view: &RunView, progress: &Progress) -> Result<Option<Fitted>> {
     let Some(manifest) = view.manifest(done).await? else {
         return Ok(None);
     };
-    let Ok(metrics) = view.json(&manifest, "metrics.json").await else {
+    let Ok(metrics) = view.json(&manifest, artifact_names::METRICS).await else {
         return Ok(None);
     };
     Ok(metrics["loss"].as_f64().map(|loss| Fitted {

@@ -11,6 +11,7 @@ mod figures;
 use crate::Result;
 use crate::run_state::RunState;
 use crate::stages::expire::retained;
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::{Guard, Pipeline};
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::plan::Plan;
@@ -78,7 +79,7 @@ async fn read(store: &Store, state: &RunState, iteration: u32) -> Result<Figures
             vec![("stage".into(), manifest)],
             std::env::temp_dir(),
         );
-        let bytes = inputs.bytes("stage", "metrics.json").await?;
+        let bytes = inputs.bytes("stage", artifact_names::METRICS).await?;
         Ok(serde_json::from_slice(&bytes).unwrap_or_default())
     };
     let of = |stage| PartId {

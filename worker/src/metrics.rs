@@ -4,6 +4,7 @@
 //! is explained in `docs/metrics.md`.
 
 use crate::Result;
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Outcome};
 use agentgym_storage::Outputs;
 use bytes::Bytes;
@@ -17,7 +18,7 @@ pub(crate) fn is_zero(count: &usize) -> bool {
 
 /// Writes `metrics.json`.
 pub(crate) async fn write(outputs: &mut Outputs, metrics: &impl Serialize) -> Result<()> {
-    write_json(outputs, "metrics.json", "metrics", metrics).await
+    write_json(outputs, artifact_names::METRICS, "metrics", metrics).await
 }
 
 /// Writes a JSON artifact that people may read.

@@ -5,6 +5,7 @@
 use crate::Result;
 use crate::run_state::RunState;
 use crate::stages::expire::retained;
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{PartId, Stage, critic_of, policy_of};
 use agentgym_storage::{Inputs, Manifest, Store};
@@ -102,7 +103,7 @@ async fn best_evaluated(store: &Store, state: &mut RunState, latest: u32) -> Res
                 vec![("evaluate".into(), (*manifest).clone())],
                 std::env::temp_dir(),
             );
-            let bytes = inputs.bytes("evaluate", "metrics.json").await?;
+            let bytes = inputs.bytes("evaluate", artifact_names::METRICS).await?;
             let metrics: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
             sum += metrics
                 .get("success")

@@ -6,6 +6,7 @@ use crate::Result;
 use crate::records::{Content, Filter, ScoredEpisode, Slot, content, has, input, scored_json};
 use crate::runs::RunView;
 use crate::text::plain_zeros;
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_worker::stages::export::{importance_weights, standings};
@@ -31,8 +32,8 @@ impl Played {
                 all.extend(own);
             }
             let rollout = input(view, &manifest, "rollout").await?;
-            if has(&rollout, "baseline.bin") {
-                let own: Episodes = view.payload(&rollout, "baseline.bin").await?;
+            if has(&rollout, artifact_names::BASELINES) {
+                let own: Episodes = view.payload(&rollout, artifact_names::BASELINES).await?;
                 greedy.extend(own.into_vec());
             }
         }

@@ -80,7 +80,7 @@ impl Crate {
             _ => {}
         }
         let is_child = module.children.contains(first);
-        if module.items.contains(first) && !(is_child && !rest.is_empty()) {
+        if module.items.contains(first) && (rest.is_empty() || !is_child) {
             return Some(&module.file);
         }
         if is_child {

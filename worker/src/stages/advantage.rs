@@ -16,6 +16,7 @@ use super::select;
 use crate::metrics::{self, write_json};
 use crate::rewards::Rewards;
 use crate::{Error, Report, Result, StageContext};
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_jobs::records::{LogProbs, Values};
 use agentgym_storage::Outputs;
@@ -31,19 +32,19 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     for part in 0..plan.rollout_parts() * plan.rollout_rounds() {
         let (rollout, log_probs) = (format!("rollout.{part}"), format!("log_probs.{part}"));
         let inputs = &context.inputs;
-        let episodes = read::<Episodes>(inputs, &rollout, "episodes.bin")
+        let episodes = read::<Episodes>(inputs, &rollout, artifact_names::EPISODES)
             .await?
             .into_vec();
-        let LogProbs::V1(streams) = read(inputs, &log_probs, "log_probs.bin").await?;
+        let LogProbs::V1(streams) = read(inputs, &log_probs, artifact_names::LOG_PROBS).await?;
         let values = match plan.config.has_critic() {
             true => {
-                let Values::V1(values) = read(inputs, &log_probs, "values.bin").await?;
+                let Values::V1(values) = read(inputs, &log_probs, artifact_names::VALUES).await?;
                 Some(values)
             }
             false => None,
         };
         if plan.config.algorithm.adv_estimator.needs_baseline() {
-            let greedy = read::<Episodes>(inputs, &rollout, "baseline.bin").await?;
+            let greedy = read::<Episodes>(inputs, &rollout, artifact_names::BASELINES).await?;
             let usable = greedy.into_vec().into_iter().filter(Episode::usable);
             baselines.extend(usable.map(|e| (e.group, rewards.score(&e))));
         }
@@ -72,12 +73,12 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             "no group of this iteration has a gradient: all members of each got the same reward"
         );
     }
-    write(outputs, "batch.bin", "batch", &credit.batch).await?;
+    write(outputs, artifact_names::BATCH, "batch", &credit.batch).await?;
     if let Some(targets) = &credit.targets {
-        write(outputs, "targets.bin", "targets", targets).await?;
+        write(outputs, artifact_names::TARGETS, "targets", targets).await?;
     }
     if let Some(state) = &credit.kl {
-        write_json(outputs, "kl.json", "kl", state).await?;
+        write_json(outputs, artifact_names::KL, "kl", state).await?;
     }
     metrics::write(outputs, &metrics).await?;
     Ok(Report::default())
@@ -93,7 +94,7 @@ async fn kl_coef(context: &StageContext) -> Result<Option<f64>> {
     if !context.part.inputs.iter().any(|input| input.name == BEFORE) {
         return Ok(Some(controller.initial()));
     }
-    let bytes = context.inputs.bytes(BEFORE, "kl.json").await?;
+    let bytes = context.inputs.bytes(BEFORE, artifact_names::KL).await?;
     let state: KlState = serde_json::from_slice(&bytes)
         .map_err(|e| Error::stage(format!("kl.json of the iteration before: {e}")))?;
     Ok(Some(state.next_kl_coef))

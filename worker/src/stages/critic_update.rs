@@ -16,6 +16,7 @@ use agentgym_algorithms::batches::{minibatches, units};
 use agentgym_algorithms::losses::{
     Aggregation, Denominator, ValueLoss, ValueMetrics, ValueSums, ValueTokens,
 };
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{Batch, BatchEpisode, CriticSequence, CriticTargets};
@@ -98,8 +99,9 @@ const BRAKES: Brakes = Brakes {
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let (plan, id) = (Arc::clone(&context.plan), context.part.id);
-    let Batch::V1(batch) = read(&context.inputs, "batch", "batch.bin").await?;
-    let CriticTargets::V1(targets) = read(&context.inputs, "batch", "targets.bin").await?;
+    let Batch::V1(batch) = read(&context.inputs, "batch", artifact_names::BATCH).await?;
+    let CriticTargets::V1(targets) =
+        read(&context.inputs, "batch", artifact_names::TARGETS).await?;
     let critic = artifacts::critic(context, CRITIC).await?;
     let optimizer = optimizer_of(context, CRITIC, Stage::CriticUpdate).await?;
     let settings = settings(&plan, context.part.id.iteration)?;
@@ -159,7 +161,13 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let optimizer = context.scratch.join(OPTIMIZER);
     outputs.folder(OPTIMIZER, "optimizer", &optimizer).await?;
     metrics::write(outputs, &summarise(&trained.record, trained.tokens)).await?;
-    write_json(outputs, "critic_update.json", "update", &trained.record).await?;
+    write_json(
+        outputs,
+        artifact_names::CRITIC_UPDATE,
+        "update",
+        &trained.record,
+    )
+    .await?;
     let mut report = Report::default();
     report.tokens("trained", trained.tokens as u64, trained.seconds);
     Ok(report)

@@ -11,6 +11,7 @@ use crate::episode::Request;
 use crate::metrics::{self, EpisodeSummary, mean};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_algorithms::evaluation::EvaluationScore;
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::EvaluationSet;
 use agentgym_jobs::episode::{Episode, Task};
 use agentgym_jobs::pipeline::{PartId, Stage};
@@ -72,11 +73,11 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     metrics::write(outputs, &metrics).await?;
     let lines = items::to_jsonl(&items);
     outputs
-        .bytes("items.jsonl", "items", Bytes::from(lines))
+        .bytes(artifact_names::ITEMS, "items", Bytes::from(lines))
         .await?;
     write(
         outputs,
-        "episodes.bin",
+        artifact_names::EPISODES,
         "episodes",
         &play::checked(episodes)?,
     )

@@ -13,6 +13,7 @@ use super::artifacts::{read, write};
 use super::play;
 use crate::metrics::{self, EpisodeSummary, success_by_env, write_json};
 use crate::{Error, Report, Result, StageContext};
+use agentgym_jobs::artifact_names::{self, LINEAGE};
 use agentgym_jobs::config::{AgentEvol, Keep};
 use agentgym_jobs::episode::{Episode, Episodes, Task};
 use agentgym_jobs::plan::Plan;
@@ -20,9 +21,6 @@ use agentgym_jobs::trajectory::Lineage;
 use agentgym_storage::{Inputs, Outputs};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// File of the lineage, parallel to `episodes.bin`.
-const LINEAGE: &str = "lineage.json";
 
 /// The input that holds what earlier iterations kept.
 const BEFORE: &str = "before";
@@ -70,7 +68,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let mut played = Vec::new();
     for part in 0..plan.rollout_parts() {
         let input = format!("rollout.{part}");
-        let own = read::<Episodes>(&context.inputs, &input, "episodes.bin").await?;
+        let own = read::<Episodes>(&context.inputs, &input, artifact_names::EPISODES).await?;
         played.extend(
             own.into_vec()
                 .into_iter()
@@ -96,7 +94,13 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     refuse_nothing(plan, iteration, &metrics)?;
     let (lineage, kept): (Vec<Lineage>, Vec<Episode>) =
         kept.into_iter().map(|k| (k.lineage, k.episode)).unzip();
-    write(outputs, "episodes.bin", "episodes", &play::checked(kept)?).await?;
+    write(
+        outputs,
+        artifact_names::EPISODES,
+        "episodes",
+        &play::checked(kept)?,
+    )
+    .await?;
     write_json(outputs, LINEAGE, "lineage", &lineage).await?;
     metrics::write(outputs, &metrics).await?;
     Ok(Report::default())
@@ -118,7 +122,7 @@ fn lineage(iteration: u32, part: u32, index: u32, episode: &Episode) -> Lineage 
 
 /// What the iteration before trained on.
 async fn before(inputs: &Inputs) -> Result<Vec<Kept>> {
-    let episodes = read::<Episodes>(inputs, BEFORE, "episodes.bin").await?;
+    let episodes = read::<Episodes>(inputs, BEFORE, artifact_names::EPISODES).await?;
     let bytes = inputs.bytes(BEFORE, LINEAGE).await?;
     let lineage: Vec<Lineage> = serde_json::from_slice(&bytes)
         .map_err(|e| Error::stage(format!("{LINEAGE} of the iteration before: {e}")))?;

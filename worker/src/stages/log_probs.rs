@@ -7,6 +7,7 @@ use super::artifacts::{self, read, write};
 use crate::blocking::blocking;
 use crate::policies::{CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_jobs::records::{EpisodeLogProbs, LogProbs, Values};
 use agentgym_model::{ComputeOptions, Policy, ScoreRequest, Scores, score, values};
@@ -17,7 +18,7 @@ use std::time::Instant;
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let start = Instant::now();
     let episodes: Arc<Vec<Episode>> = Arc::new(
-        read::<Episodes>(&context.inputs, "rollout", "episodes.bin")
+        read::<Episodes>(&context.inputs, "rollout", artifact_names::EPISODES)
             .await?
             .into_vec(),
     );
@@ -57,14 +58,14 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     }
     write(
         outputs,
-        "log_probs.bin",
+        artifact_names::LOG_PROBS,
         "log_probs",
         &LogProbs::V1(entries),
     )
     .await?;
 
     if let Some(values) = &values {
-        write(outputs, "values.bin", "values", values).await?;
+        write(outputs, artifact_names::VALUES, "values", values).await?;
     }
 
     let tokens: usize = episodes

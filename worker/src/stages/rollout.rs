@@ -7,6 +7,7 @@ use super::artifacts::write;
 use super::{play, select};
 use crate::episode::Request;
 use crate::{Report, Result, StageContext};
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::Episode;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey};
@@ -46,7 +47,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         (baseline, episodes) = episodes.into_iter().partition(|e| e.sample == n);
         write(
             outputs,
-            "baseline.bin",
+            artifact_names::BASELINES,
             "episodes",
             &play::checked(baseline)?,
         )
@@ -54,7 +55,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     }
     write(
         outputs,
-        "episodes.bin",
+        artifact_names::EPISODES,
         "episodes",
         &play::checked(episodes)?,
     )

@@ -15,6 +15,7 @@ use crate::metrics::{self, write_json};
 use crate::rewards::Rewards;
 use crate::{Error, Report, Result, StageContext};
 use agentgym_algorithms::groups::{collect, count};
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_storage::{Inputs, Outputs};
 use serde::{Deserialize, Serialize};
@@ -60,7 +61,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let mut episodes = Vec::new();
     for part in round * per_round..(round + 1) * per_round {
         let input = format!("rollout.{part}");
-        let own = read::<Episodes>(&context.inputs, &input, "episodes.bin").await?;
+        let own = read::<Episodes>(&context.inputs, &input, artifact_names::EPISODES).await?;
         episodes.extend(own.into_vec());
     }
     let rewards = Rewards::of(plan)?;

@@ -19,6 +19,7 @@ use crate::blocking::blocking;
 use crate::metrics::{self, mean, write_json};
 use crate::policies::POLICY;
 use crate::{Error, Report, Result, StageContext};
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::records::Batch;
 use agentgym_model::{AdamW, Policy, Trainer};
@@ -84,7 +85,7 @@ const BRAKES: Brakes = Brakes {
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let (plan, id) = (Arc::clone(&context.plan), context.part.id);
-    let Batch::V1(batch) = read(&context.inputs, "batch", "batch.bin").await?;
+    let Batch::V1(batch) = read(&context.inputs, "batch", artifact_names::BATCH).await?;
     let policy = artifacts::policy(context, POLICY).await?;
     let optimizer = optimizer_folder(context, Stage::Update).await?;
     let settings = settings(&plan, id.iteration)?;
@@ -167,13 +168,11 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     .await?;
     upload(context, outputs, trained.policy).await?;
     metrics::write(outputs, &summarise(&trained.record, trained.tokens)).await?;
-    write_json(outputs, RECORD, "update", &trained.record).await?;
+    write_json(outputs, artifact_names::UPDATE, "update", &trained.record).await?;
     let mut report = Report::default();
     report.tokens("trained", trained.own_tokens as u64, trained.seconds);
     Ok(report)
 }
-
-const RECORD: &str = "update.json";
 
 /// The optimizer steps that made the policy which this part trains on, of the
 /// same iteration.
@@ -181,10 +180,10 @@ async fn steps_before(context: &StageContext) -> Result<Vec<Step>> {
     if context.part.id.part == 0 {
         return Ok(Vec::new());
     }
-    let bytes = context.inputs.bytes(POLICY, RECORD).await?;
+    let bytes = context.inputs.bytes(POLICY, artifact_names::UPDATE).await?;
     let record: Record = serde_json::from_slice(&bytes).map_err(|e| {
         let message = e.to_string();
-        let what = RECORD.to_owned();
+        let what = artifact_names::UPDATE.to_owned();
         agentgym_jobs::Error::Payload { what, message }
     })?;
     Ok(record.minibatches)

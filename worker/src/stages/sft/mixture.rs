@@ -10,6 +10,7 @@ use crate::{Error, Result};
 use agentgym_envs::builtin;
 use agentgym_envs::demonstration::Solver;
 use agentgym_envs::spec::spec;
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::{OverlongRows, SftSource};
 use agentgym_jobs::episode::Episodes;
 use agentgym_jobs::plan::Plan;
@@ -425,7 +426,7 @@ impl Source {
 
 /// The sequences that an AgentEvol iteration kept.
 async fn kept(inputs: &Inputs) -> Result<Content> {
-    let episodes = read::<Episodes>(inputs, KEPT, "episodes.bin").await?;
+    let episodes = read::<Episodes>(inputs, KEPT, artifact_names::EPISODES).await?;
     let sequences = episodes.into_vec().into_iter().flat_map(|e| e.sequences);
     let rows = sequences
         .filter(|sequence| sequence.loss_tokens() > 0)

@@ -9,6 +9,7 @@ use crate::policies::POLICY;
 use crate::stages::artifacts::{self, read, write};
 use crate::stages::training::policy_options;
 use crate::{Error, Report, Result, StageContext};
+use agentgym_jobs::artifact_names;
 use agentgym_jobs::records::{Batch, GradientShard};
 use agentgym_model::Trainer;
 use agentgym_storage::Outputs;
@@ -21,7 +22,7 @@ const SUMS: &str = "gradient.bin";
 
 pub(crate) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let (plan, id) = (Arc::clone(&context.plan), context.part.id);
-    let Batch::V1(batch) = read(&context.inputs, "batch", "batch.bin").await?;
+    let Batch::V1(batch) = read(&context.inputs, "batch", artifact_names::BATCH).await?;
     let policy = artifacts::policy(context, POLICY).await?;
     let settings = settings(&plan, id.iteration)?;
     let shards = plan.gradient_shards(id.iteration) as usize;

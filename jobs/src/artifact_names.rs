@@ -1,0 +1,26 @@
+//! Names of artifacts, as stages write them and everyone else reads them.
+
+/// Episodes, in the order of the part.
+pub const EPISODES: &str = "episodes.bin";
+/// Greedy episodes that rewards are compared with.
+pub const BASELINES: &str = "baseline.bin";
+/// Log-probs of a part of the rollouts.
+pub const LOG_PROBS: &str = "log_probs.bin";
+/// The critic's values of the same tokens.
+pub const VALUES: &str = "values.bin";
+/// The batch of an update, by slot.
+pub const BATCH: &str = "batch.bin";
+/// What the critic is trained towards.
+pub const TARGETS: &str = "targets.bin";
+/// The state of the KL penalty's controller.
+pub const KL: &str = "kl.json";
+/// What a part measured.
+pub const METRICS: &str = "metrics.json";
+/// Where each kept episode was played.
+pub const LINEAGE: &str = "lineage.json";
+/// Optimizer steps of the policy.
+pub const UPDATE: &str = "update.json";
+/// Optimizer steps of the critic.
+pub const CRITIC_UPDATE: &str = "critic_update.json";
+/// Evaluated items, a line each.
+pub const ITEMS: &str = "items.jsonl";
