@@ -12,12 +12,12 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::babyai::Compat;
+use crate::env::babyai::Compat;
+use crate::env::searchqa::{Library, TOP_K};
+use crate::env::textcraft::{DISTRACTORS_MAX, RecipeBook, Tasks, Vocabulary, Worlds};
 use crate::error::EnvError;
 use crate::files;
-use crate::searchqa::{Library, TOP_K};
 use crate::server::{Served, ServerHandle, ServerOptions, serve};
-use crate::textcraft::{DISTRACTORS_MAX, RecipeBook, Tasks, Vocabulary, Worlds};
 
 const SCHEME: &str = "builtin";
 

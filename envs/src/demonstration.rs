@@ -7,11 +7,11 @@
 
 mod talk;
 
-use crate::babyai::{self, Compat, Play};
 use crate::builtin::TaskSource;
+use crate::env::babyai::{self, Compat, Play};
+use crate::env::searchqa::{self, Library};
+use crate::env::textcraft::{self, Style, Tasks};
 use crate::error::EnvError;
-use crate::searchqa::{self, Library};
-use crate::textcraft::{self, Style, Tasks};
 use std::sync::Arc;
 pub(crate) use talk::Talk;
 pub use talk::{Demonstration, Message};

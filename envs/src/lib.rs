@@ -8,22 +8,22 @@
 //! Rollouts always go through HTTP, also to the built-in server: there is one path, and it is
 //! the one that production takes. Nothing here knows models, jobs or storage.
 
-pub mod babyai;
 pub mod builtin;
 pub mod client;
 pub mod demonstration;
 pub mod doctor;
+mod draws;
+mod env;
 mod error;
 mod files;
-mod maze;
 pub mod parser;
-pub mod searchqa;
+mod quantity;
 pub mod server;
 pub mod spec;
-pub mod textcraft;
-mod wordle;
+mod task_index;
 
 pub use client::{ClientCounters, ClientOptions, EnvClient, Session, StepOutput};
+pub use env::{babyai, searchqa, textcraft};
 pub use error::{Call, EnvError, FaultKind, Verdict};
 pub use parser::{Parsed, Parser};
 pub use server::{Served, ServerHandle, ServerOptions};

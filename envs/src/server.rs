@@ -4,23 +4,19 @@
 //! Added: `GET /health`, an end to sessions that nobody uses, a limit on their number, and
 //! texts that depend on the task alone. Not copied: dropping connections.
 
-mod babyai;
-mod http;
-mod maze;
-mod options;
-mod searchqa;
-mod sessions;
+pub(crate) mod http;
+pub(crate) mod options;
+pub(crate) mod sessions;
 
 #[cfg(test)]
 mod tests;
-mod textcraft;
-mod validation;
-mod wordle;
+pub(crate) mod validation;
 
-use crate::babyai::Compat;
+use crate::env;
+use crate::env::babyai::Compat;
+use crate::env::searchqa::Library;
+use crate::env::textcraft::Tasks;
 use crate::error::EnvError;
-use crate::searchqa::Library;
-use crate::textcraft::Tasks;
 use axum::serve::ListenerExt;
 use http::App;
 pub use options::ServerOptions;
@@ -66,19 +62,27 @@ impl Served {
     /// What the base URL for clients ends in.
     fn path_prefix(&self) -> &'static str {
         match self {
-            Self::Maze => maze::PREFIX,
-            Self::Wordle { .. } => wordle::PREFIX,
+            Self::Maze => env::maze::server::PREFIX,
+            Self::Wordle { .. } => env::wordle::server::PREFIX,
             _ => "",
         }
     }
 
     fn app(self, options: &ServerOptions) -> Arc<dyn App> {
         match self {
-            Self::Textcraft(tasks) => Arc::new(textcraft::Textcraft::new(tasks, options)),
-            Self::Babyai { compat, seed } => Arc::new(babyai::Babyai::new(compat, seed, options)),
-            Self::Searchqa(library) => Arc::new(searchqa::Searchqa::new(library, options)),
-            Self::Maze => Arc::new(maze::MazeServer::new(options)),
-            Self::Wordle { seed } => Arc::new(wordle::WordleServer::new(seed, options)),
+            Self::Textcraft(tasks) => {
+                Arc::new(env::textcraft::server::Textcraft::new(tasks, options))
+            }
+            Self::Babyai { compat, seed } => {
+                Arc::new(env::babyai::server::Babyai::new(compat, seed, options))
+            }
+            Self::Searchqa(library) => {
+                Arc::new(env::searchqa::server::Searchqa::new(library, options))
+            }
+            Self::Maze => Arc::new(env::maze::server::MazeServer::new(options)),
+            Self::Wordle { seed } => {
+                Arc::new(env::wordle::server::WordleServer::new(seed, options))
+            }
         }
     }
 }

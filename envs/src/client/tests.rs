@@ -8,9 +8,9 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::builtin;
+use crate::env::textcraft::{Tasks, Worlds, solve};
 use crate::error::{FaultKind, Verdict};
 use crate::spec::spec;
-use crate::textcraft::{Tasks, Worlds, solve};
 
 fn quick() -> ClientOptions {
     ClientOptions {

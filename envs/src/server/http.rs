@@ -14,14 +14,14 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::validation::{Problems, fields, integer, query_integer};
-use crate::textcraft::TaskIndex;
+use crate::task_index::TaskIndex;
 
 const BODY_MAX_BYTES: usize = 1 << 20;
 
 const HEALTH: &str = "/health";
 
 /// An environment's side of a server.
-pub(super) trait App: Send + Sync + 'static {
+pub(crate) trait App: Send + Sync + 'static {
     /// Paths with the method that each takes.
     fn routes(&self) -> &'static [(&'static str, Method)];
 
@@ -41,7 +41,7 @@ pub(super) trait App: Send + Sync + 'static {
 }
 
 /// A request, as far as an environment is concerned.
-pub(super) struct Asked<'a> {
+pub(crate) struct Asked<'a> {
     query: &'a str,
     content_type: Option<&'a str>,
     body: &'a [u8],
@@ -49,19 +49,19 @@ pub(super) struct Asked<'a> {
 
 impl Asked<'_> {
     /// The fields of the body, which has to be a JSON object.
-    pub(super) fn fields(&self) -> Result<Map<String, Value>, Problems> {
+    pub(crate) fn fields(&self) -> Result<Map<String, Value>, Problems> {
         fields(self.content_type, self.body)
     }
 
     /// A number from a body in which nothing else counts.
-    pub(super) fn body_integer(&self, key: &str) -> Result<TaskIndex, Problems> {
+    pub(crate) fn body_integer(&self, key: &str) -> Result<TaskIndex, Problems> {
         let mut problems = Problems::default();
         let number = integer(&self.fields()?, key, &mut problems);
         problems.some(number)
     }
 
     /// A number from the query string.
-    pub(super) fn query_integer(&self, key: &str) -> Result<TaskIndex, Problems> {
+    pub(crate) fn query_integer(&self, key: &str) -> Result<TaskIndex, Problems> {
         let mut problems = Problems::default();
         let number = query_integer(self.query, key, &mut problems);
         problems.some(number)
@@ -69,7 +69,7 @@ impl Asked<'_> {
 }
 
 /// Replies other than 200.
-pub(super) enum Refusal {
+pub(crate) enum Refusal {
     /// The framework's 422.
     Invalid(Problems),
     /// No further session can be opened.
@@ -84,11 +84,11 @@ impl From<Problems> for Refusal {
     }
 }
 
-pub(super) fn finished(id: &TaskIndex) -> Value {
+pub(crate) fn finished(id: &TaskIndex) -> Value {
     json!({"error": format!("The task with environment {id} has finished.")})
 }
 
-pub(super) fn router(app: Arc<dyn App>) -> Router {
+pub(crate) fn router(app: Arc<dyn App>) -> Router {
     Router::new().fallback(dispatch).with_state(app)
 }
 

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::options::ServerOptions;
-use crate::textcraft::TaskIndex;
+use crate::task_index::TaskIndex;
 
-pub(super) struct Sessions<P> {
+pub(crate) struct Sessions<P> {
     ttl: Duration,
     sessions_max: usize,
     next_id: AtomicU64,
@@ -33,7 +33,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<P> Sessions<P> {
-    pub(super) fn new(options: &ServerOptions) -> Self {
+    pub(crate) fn new(options: &ServerOptions) -> Self {
         Self {
             ttl: Duration::from_secs(options.session_ttl_s),
             sessions_max: options.sessions_max,
@@ -42,12 +42,12 @@ impl<P> Sessions<P> {
         }
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         lock(&self.table).len()
     }
 
     /// Opens a session; what it plays may depend on its number. `None` if there are too many.
-    pub(super) fn create<T>(
+    pub(crate) fn create<T>(
         &self,
         play: impl FnOnce(u64) -> P,
         view: impl FnOnce(u64, &P) -> T,
@@ -67,7 +67,7 @@ impl<P> Sessions<P> {
     }
 
     /// Uses a session. `None` if there is no such session.
-    pub(super) fn with<T>(&self, id: &TaskIndex, act: impl FnOnce(&mut P) -> T) -> Option<T> {
+    pub(crate) fn with<T>(&self, id: &TaskIndex, act: impl FnOnce(&mut P) -> T) -> Option<T> {
         let session = self.find(id)?;
         let mut slot = lock(&session);
         slot.used = Instant::now();
@@ -75,13 +75,13 @@ impl<P> Sessions<P> {
     }
 
     /// What a session answers, or the error that there is no such session.
-    pub(super) fn answer(&self, id: &TaskIndex, act: impl FnOnce(&mut P) -> Value) -> Value {
+    pub(crate) fn answer(&self, id: &TaskIndex, act: impl FnOnce(&mut P) -> Value) -> Value {
         let answer = self.with(id, act);
         answer.unwrap_or_else(|| json!({"error": format!("The id {id} is not valid.")}))
     }
 
     /// Whether there was such a session.
-    pub(super) fn close(&self, id: &TaskIndex) -> bool {
+    pub(crate) fn close(&self, id: &TaskIndex) -> bool {
         let found = self.find(id).is_some();
         if let Some(id) = id.as_u64() {
             lock(&self.table).remove(&id);
@@ -90,7 +90,7 @@ impl<P> Sessions<P> {
     }
 
     /// The numbers of the sessions, in order.
-    pub(super) fn ids(&self) -> Vec<u64> {
+    pub(crate) fn ids(&self) -> Vec<u64> {
         lock(&self.table).keys().copied().collect()
     }
 
@@ -101,7 +101,7 @@ impl<P> Sessions<P> {
     }
 
     /// Frees the memory of expired sessions.
-    pub(super) fn remove_unused(&self) {
+    pub(crate) fn remove_unused(&self) {
         let ttl = self.ttl;
         // A session that is in use at this moment is not unused.
         lock(&self.table).retain(|_, slot| {

@@ -7,9 +7,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::babyai::Compat;
-use crate::searchqa::Library;
-use crate::textcraft::{RecipeBook, Worlds, required_lines};
+use crate::env::babyai::Compat;
+use crate::env::searchqa::Library;
+use crate::env::textcraft::{RecipeBook, Worlds, required_lines};
 
 const LOCAL: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 

@@ -3,14 +3,15 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::textcraft::{Quantity, TaskIndex};
+use crate::quantity::Quantity;
+use crate::task_index::TaskIndex;
 
 /// Longest text that is read as a number.
 const DIGITS_MAX: usize = 4300;
 
 /// Problems found in a request, each in the shape of an entry of `detail`.
 #[derive(Default)]
-pub(super) struct Problems(Vec<Value>);
+pub(crate) struct Problems(Vec<Value>);
 
 impl Problems {
     fn add(&mut self, kind: &str, loc: &[&str], message: &str, input: &Value) {
@@ -19,17 +20,17 @@ impl Problems {
     }
 
     /// The body of the refusal, if there is anything to refuse.
-    pub(super) fn detail(&self) -> Option<Value> {
+    pub(crate) fn detail(&self) -> Option<Value> {
         (!self.0.is_empty()).then(|| json!({"detail": self.0}))
     }
 
     /// Fails if anything was noted.
-    pub(super) fn none(self) -> Result<(), Self> {
+    pub(crate) fn none(self) -> Result<(), Self> {
         if self.0.is_empty() { Ok(()) } else { Err(self) }
     }
 
     /// What was read, unless anything was noted on the way.
-    pub(super) fn some<T>(self, read: Option<T>) -> Result<T, Self> {
+    pub(crate) fn some<T>(self, read: Option<T>) -> Result<T, Self> {
         match read {
             Some(value) if self.0.is_empty() => Ok(value),
             _ => Err(self),
@@ -44,7 +45,7 @@ impl Problems {
 }
 
 /// The fields of a request's body. Every route wants a JSON object.
-pub(super) fn fields(
+pub(crate) fn fields(
     content_type: Option<&str>,
     body: &[u8],
 ) -> Result<Map<String, Value>, Problems> {
@@ -86,7 +87,7 @@ pub(super) fn fields(
 }
 
 /// The session and the action of a step.
-pub(super) fn step<'a>(
+pub(crate) fn step<'a>(
     fields: &'a Map<String, Value>,
     id_key: &str,
 ) -> Result<(TaskIndex, &'a str), Problems> {
@@ -97,7 +98,7 @@ pub(super) fn step<'a>(
 }
 
 /// A required whole number. `None` has been noted as a problem.
-pub(super) fn integer(
+pub(crate) fn integer(
     fields: &Map<String, Value>,
     key: &str,
     problems: &mut Problems,
@@ -111,7 +112,7 @@ pub(super) fn integer(
 
 /// A whole number that may be left out or null: `None` if null, `Some(None)` if it has been
 /// noted as a problem.
-pub(super) fn integer_or_null(
+pub(crate) fn integer_or_null(
     fields: &Map<String, Value>,
     key: &str,
     default: i64,
@@ -125,7 +126,7 @@ pub(super) fn integer_or_null(
 }
 
 /// As [`integer`], where null and nothing pass the check and fail later: `Some(None)`.
-pub(super) fn integer_nullable(
+pub(crate) fn integer_nullable(
     fields: &Map<String, Value>,
     key: &str,
     problems: &mut Problems,
@@ -137,7 +138,7 @@ pub(super) fn integer_nullable(
 }
 
 /// A required text.
-pub(super) fn text<'a>(
+pub(crate) fn text<'a>(
     fields: &'a Map<String, Value>,
     key: &str,
     problems: &mut Problems,
@@ -151,7 +152,7 @@ pub(super) fn text<'a>(
 }
 
 /// A text that may be left out or null; only its type matters.
-pub(super) fn text_or_null(fields: &Map<String, Value>, key: &str, problems: &mut Problems) {
+pub(crate) fn text_or_null(fields: &Map<String, Value>, key: &str, problems: &mut Problems) {
     if let Some(value) = fields.get(key)
         && !value.is_string()
         && !value.is_null()
@@ -161,7 +162,7 @@ pub(super) fn text_or_null(fields: &Map<String, Value>, key: &str, problems: &mu
 }
 
 /// The number in a query string; of several the last counts.
-pub(super) fn query_integer(query: &str, key: &str, problems: &mut Problems) -> Option<TaskIndex> {
+pub(crate) fn query_integer(query: &str, key: &str, problems: &mut Problems) -> Option<TaskIndex> {
     let value = url::form_urlencoded::parse(query.as_bytes())
         .filter(|(name, _)| name == key)
         .last()

@@ -5,10 +5,10 @@
 //! played in a game, so what the environment says is what it would say.
 
 use super::book::Name;
-use super::random::Draws;
 use super::solver::{Gather, solve_with};
 use super::world::World;
 use crate::demonstration::{Demonstration, Talk};
+use crate::draws::Draws;
 use crate::spec::first_message;
 
 /// How a demonstration is written down.

@@ -10,9 +10,9 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::book::{BookBuilder, RecipeBook};
-use super::random::Draws;
 use super::words::{Names, Vocabulary};
 use super::world::World;
+use crate::draws::Draws;
 use crate::error::EnvError;
 
 const DEPTH_MAX: u32 = 8;

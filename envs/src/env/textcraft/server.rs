@@ -5,13 +5,14 @@ use std::sync::Arc;
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use super::http::{App, Asked, Refusal};
-use super::options::ServerOptions;
-use super::sessions::Sessions;
-use super::validation::{Problems, integer, integer_or_null, step, text_or_null};
-use crate::textcraft::{Game, TaskIndex, Tasks};
+use crate::env::textcraft::{Game, Tasks};
+use crate::server::http::{App, Asked, Refusal};
+use crate::server::options::ServerOptions;
+use crate::server::sessions::Sessions;
+use crate::server::validation::{Problems, integer, integer_or_null, step, text_or_null};
+use crate::task_index::TaskIndex;
 
-pub(super) struct Textcraft {
+pub(crate) struct Textcraft {
     tasks: Arc<Tasks>,
     sessions: Sessions<Play>,
 }
@@ -46,7 +47,7 @@ impl Play {
 }
 
 impl Textcraft {
-    pub(super) fn new(tasks: Arc<Tasks>, options: &ServerOptions) -> Self {
+    pub(crate) fn new(tasks: Arc<Tasks>, options: &ServerOptions) -> Self {
         Self {
             tasks,
             sessions: Sessions::new(options),

@@ -9,6 +9,7 @@
 mod demonstration;
 pub mod index;
 mod score;
+pub(crate) mod server;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -95,8 +96,8 @@ impl Library {
 
     /// Our own passages and questions, compiled in.
     pub fn builtin() -> Self {
-        let passages = include_str!("../data/searchqa-corpus.jsonl");
-        let questions = include_str!("../data/searchqa-questions.jsonl");
+        let passages = include_str!("../../data/searchqa-corpus.jsonl");
+        let questions = include_str!("../../data/searchqa-questions.jsonl");
         Self::from_texts(passages, questions).expect("a test reads what is compiled in")
     }
 

@@ -5,7 +5,7 @@
 
 use super::grid::{Cell, Colour, Grid, Kind, Lock, Pos, STEPS, beside};
 use super::mission::{Desc, Side};
-use crate::textcraft::Draws;
+use crate::draws::Draws;
 
 /// Tries to find a place before an attempt is rejected.
 const TRIES: usize = 500;

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-use super::random::Draws;
+use crate::draws::Draws;
 
 const ONSETS: [&str; 16] = [
     "b", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z",

@@ -12,6 +12,7 @@ mod level;
 mod levels;
 mod mission;
 mod planner;
+pub(crate) mod server;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -25,7 +26,8 @@ use level::Level;
 use mission::{Event, Status};
 use text::{Action, actions, describe, things_in_view, way_to};
 
-use crate::textcraft::{Draws, TaskIndex};
+use crate::draws::Draws;
+use crate::task_index::TaskIndex;
 
 /// Which habits of the original are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,21 +5,21 @@ use std::sync::Arc;
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use super::http::{App, Asked, Refusal};
-use super::options::ServerOptions;
-use super::sessions::Sessions;
-use super::validation::{Problems, integer, integer_nullable, step};
-use crate::searchqa::{Library, Question};
-use crate::textcraft::TaskIndex;
+use crate::env::searchqa::{Library, Question};
+use crate::server::http::{App, Asked, Refusal};
+use crate::server::options::ServerOptions;
+use crate::server::sessions::Sessions;
+use crate::server::validation::{Problems, integer, integer_nullable, step};
+use crate::task_index::TaskIndex;
 
-pub(super) struct Searchqa {
+pub(crate) struct Searchqa {
     library: Arc<Library>,
     /// The id of the question that a session plays.
     sessions: Sessions<i64>,
 }
 
 impl Searchqa {
-    pub(super) fn new(library: Arc<Library>, options: &ServerOptions) -> Self {
+    pub(crate) fn new(library: Arc<Library>, options: &ServerOptions) -> Self {
         Self {
             library,
             sessions: Sessions::new(options),

@@ -5,64 +5,10 @@
 //! function of the book and the goal alone.
 
 use super::book::RecipeBook;
-use super::quantity::Quantity;
 use super::world::{DISTRACTORS_MAX, World};
 use super::worlds::Worlds;
+use crate::task_index::TaskIndex;
 use std::sync::Arc;
-
-/// A whole number from a request, however large.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TaskIndex {
-    pub(crate) negative: bool,
-    pub(crate) size: Quantity,
-}
-
-impl TaskIndex {
-    /// Remainder with the sign of the divisor, as Python's `%`.
-    pub(crate) fn modulo(&self, count: u64) -> u64 {
-        match self.size.remainder(count) {
-            0 => 0,
-            rest if self.negative => count - rest,
-            rest => rest,
-        }
-    }
-}
-
-impl TaskIndex {
-    /// Remainder and quotient, rounded down, as Python's `divmod`.
-    pub(crate) fn div_mod(&self, count: u64) -> (u64, Self) {
-        let rest = self.modulo(count);
-        let mut size = self.size.quotient(count);
-        if self.negative && rest != 0 {
-            size.add(&Quantity::from(1));
-        }
-        let negative = self.negative && !size.is_zero();
-        (rest, Self { negative, size })
-    }
-
-    /// As a session's number.
-    pub(crate) fn as_u64(&self) -> Option<u64> {
-        if self.negative {
-            return None;
-        }
-        self.size.to_string().parse().ok()
-    }
-}
-
-impl std::fmt::Display for TaskIndex {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}{}", if self.negative { "-" } else { "" }, self.size)
-    }
-}
-
-impl From<i64> for TaskIndex {
-    fn from(number: i64) -> Self {
-        Self {
-            negative: number < 0,
-            size: Quantity::from_digits(&number.unsigned_abs().to_string()),
-        }
-    }
-}
 
 /// Where a server's tasks come from.
 #[derive(Clone, Debug)]

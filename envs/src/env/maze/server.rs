@@ -3,15 +3,15 @@
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use super::http::{App, Asked, Refusal, finished};
-use super::options::ServerOptions;
-use super::sessions::Sessions;
-use super::validation::{Problems, integer, step};
-use crate::maze::{Maze, MazeReply, NoGame};
+use crate::env::maze::game::{Maze, MazeReply, NoGame};
+use crate::server::http::{App, Asked, Refusal, finished};
+use crate::server::options::ServerOptions;
+use crate::server::sessions::Sessions;
+use crate::server::validation::{Problems, integer, step};
 
-pub(super) const PREFIX: &str = "/maze";
+pub(crate) const PREFIX: &str = "/maze";
 
-pub(super) struct MazeServer {
+pub(crate) struct MazeServer {
     sessions: Sessions<Option<Play>>,
 }
 
@@ -22,7 +22,7 @@ struct Play {
 }
 
 impl MazeServer {
-    pub(super) fn new(options: &ServerOptions) -> Self {
+    pub(crate) fn new(options: &ServerOptions) -> Self {
         Self {
             sessions: Sessions::new(options),
         }

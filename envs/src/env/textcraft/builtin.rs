@@ -4,7 +4,7 @@ use super::book::{BookBuilder, RawInput, RecipeBook};
 
 /// One recipe a line: `<count> <output> [<tag>] = <count> <input>, <count> #<tag>`. Empty lines
 /// and lines that start with `--` are skipped.
-const TABLE: &str = include_str!("../../data/recipes.txt");
+const TABLE: &str = include_str!("../../../data/recipes.txt");
 
 impl RecipeBook {
     /// The table that ships with the program. Goals of equal depth are in order of name.

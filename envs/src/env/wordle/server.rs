@@ -3,15 +3,15 @@
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use super::http::{App, Asked, Refusal, finished};
-use super::options::ServerOptions;
-use super::sessions::Sessions;
-use super::validation::{Problems, integer, step};
-use crate::wordle::{OPENING, Wordle, WordleReply};
+use crate::env::wordle::game::{OPENING, Wordle, WordleReply};
+use crate::server::http::{App, Asked, Refusal, finished};
+use crate::server::options::ServerOptions;
+use crate::server::sessions::Sessions;
+use crate::server::validation::{Problems, integer, step};
 
-pub(super) const PREFIX: &str = "/wordle";
+pub(crate) const PREFIX: &str = "/wordle";
 
-pub(super) struct WordleServer {
+pub(crate) struct WordleServer {
     seed: u64,
     sessions: Sessions<Play>,
 }
@@ -38,7 +38,7 @@ impl Play {
 }
 
 impl WordleServer {
-    pub(super) fn new(seed: u64, options: &ServerOptions) -> Self {
+    pub(crate) fn new(seed: u64, options: &ServerOptions) -> Self {
         Self {
             seed,
             sessions: Sessions::new(options),

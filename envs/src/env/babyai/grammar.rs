@@ -5,7 +5,7 @@ use super::build::{Build, CARRIED, Reject, RoomAt};
 use super::grid::{Kind, Lock};
 use super::level::{Level, finished, lock_a_room, put_next_task};
 use super::mission::{Desc, Goal, Order, Side, Task};
-use crate::textcraft::Draws;
+use crate::draws::Draws;
 
 /// The levels whose missions are drawn from a grammar.
 pub(super) fn generated(number: usize, draws: &mut Draws) -> Result<Level, Reject> {

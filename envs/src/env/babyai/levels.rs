@@ -7,7 +7,7 @@ use super::build::{Build, Reject, RoomAt};
 use super::grid::{Colour, Grid, Kind, Lock};
 use super::level::{Level, finished, lock_a_room, put_next_task};
 use super::mission::{Desc, Goal, Order, Side, Task};
-use crate::textcraft::Draws;
+use crate::draws::Draws;
 
 /// Attempts at a world; far more than any level needs.
 const ATTEMPTS_MAX: usize = 10_000;

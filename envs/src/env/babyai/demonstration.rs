@@ -11,8 +11,8 @@ use super::planner::Planner;
 use super::text::{CHECK, things_in_view, way_to};
 use super::{BabyaiGame, Compat, LEVELS};
 use crate::demonstration::{Demonstration, Talk};
+use crate::draws::Draws;
 use crate::spec::first_message;
-use crate::textcraft::Draws;
 
 /// Answers of a demonstration, at most.
 const TEXTS_MAX: usize = 600;

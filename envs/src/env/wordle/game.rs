@@ -1,7 +1,7 @@
 //! Wordle as LMRL-Gym plays it: the hidden word is not fixed. Each guess draws a fresh one
 //! among the words that fit everything said so far, so only the last guess can be sure.
 
-use crate::textcraft::Draws;
+use crate::draws::Draws;
 
 /// Our own forty.
 pub(crate) const WORDS: [&str; 40] = [

@@ -3,14 +3,14 @@
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use super::http::{App, Asked, Refusal, finished};
-use super::options::ServerOptions;
-use super::sessions::Sessions;
-use super::validation::{Problems, integer, step};
-use crate::babyai::{BabyaiGame, Compat};
-use crate::textcraft::TaskIndex;
+use crate::env::babyai::{BabyaiGame, Compat};
+use crate::server::http::{App, Asked, Refusal, finished};
+use crate::server::options::ServerOptions;
+use crate::server::sessions::Sessions;
+use crate::server::validation::{Problems, integer, step};
+use crate::task_index::TaskIndex;
 
-pub(super) struct Babyai {
+pub(crate) struct Babyai {
     compat: Compat,
     seed: u64,
     sessions: Sessions<Play>,
@@ -30,7 +30,7 @@ fn number(value: f64) -> Value {
 }
 
 impl Babyai {
-    pub(super) fn new(compat: Compat, seed: u64, options: &ServerOptions) -> Self {
+    pub(crate) fn new(compat: Compat, seed: u64, options: &ServerOptions) -> Self {
         Self {
             compat,
             seed,

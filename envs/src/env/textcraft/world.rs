@@ -2,7 +2,7 @@
 
 use super::book::{Name, RecipeBook};
 use super::game::Game;
-use super::random::Draws;
+use crate::draws::Draws;
 use std::sync::Arc;
 
 /// Distractors per task on the original server.

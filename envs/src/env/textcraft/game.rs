@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::book::{Name, Recipe, RecipeBook};
-use super::quantity::{DIGITS_MAX, Quantity};
+use crate::quantity::{DIGITS_MAX, Quantity};
 
 /// What a command answers.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,4 @@
+//! The maze of two Ts, of LMRL-Gym.
+
+pub(crate) mod game;
+pub(crate) mod server;

@@ -1,0 +1,4 @@
+//! Wordle, of LMRL-Gym.
+
+pub(crate) mod game;
+pub(crate) mod server;
