@@ -39,13 +39,13 @@ named! {
     pub enum AdvantageEstimator, called "advantage estimator" {
         /// Group-relative: [`grpo`].
         Grpo = "grpo",
-        /// Generalised advantage estimation with a critic: [`gae`].
+        /// Generalised advantage estimation with a critic: [`fn@gae`].
         Gae = "gae",
-        /// Whitened discounted returns: [`reinforce_plus_plus`].
+        /// Whitened discounted returns: [`fn@reinforce_plus_plus`].
         ReinforcePlusPlus = "reinforce_plus_plus",
         /// Leave-one-out: [`rloo`].
         Rloo = "rloo",
-        /// Return less the reward of a greedy episode: [`remax`].
+        /// Return less the reward of a greedy episode: [`fn@remax`].
         Remax = "remax",
     }
 }

@@ -1,4 +1,4 @@
-//! The run config as the user wrote it (`RunConfig`) and as the code reads it
+//! The run config as the user wrote it (`ResolvedConfig`) and as the code reads it
 //! (`Config`). Reading resolves defaults, overrides and `${a.b}` references,
 //! refuses unknown keys by naming the nearest one, and checks all arithmetic
 //! before anything runs.
@@ -16,6 +16,6 @@ mod types;
 mod upstream;
 
 pub use check::LORA_MODULES;
-pub use read::RunConfig;
+pub use read::ResolvedConfig;
 pub use sft::rows_held_out;
 pub use types::*;

@@ -2,7 +2,7 @@
 //! them, and do nothing else.
 
 use crate::codec::{Payload, decode, encode};
-use crate::config::RunConfig;
+use crate::config::ResolvedConfig;
 use crate::episode::{
     AVAILABLE_ACTIONS, Episode, Episodes, Finish, Outcome, Parse, SUMMARIES, Sequence, Task, Turn,
 };
@@ -34,7 +34,7 @@ fn configs() -> Vec<Vec<u8>> {
 }
 
 /// Everything that `plan` asks of a config but its model.
-fn plan(config: RunConfig) {
+fn plan(config: ResolvedConfig) {
     let Ok(plan) = Plan::new(config, Path::new(ROOT)) else {
         return;
     };
@@ -56,10 +56,10 @@ fn run_configs() {
             return;
         };
         let path = Path::new("x.yaml");
-        if let Ok(config) = RunConfig::parse("x", path, text, &[]) {
+        if let Ok(config) = ResolvedConfig::parse("x", path, text, &[]) {
             plan(config);
         }
-        let _ = RunConfig::parse_stored(path, text, &["jobs.hold=false".to_owned()]);
+        let _ = ResolvedConfig::parse_stored(path, text, &["jobs.hold=false".to_owned()]);
     });
 }
 
@@ -69,7 +69,7 @@ fn stored_plans() {
         .into_iter()
         .filter_map(|text| {
             let text = String::from_utf8(text).ok()?;
-            let config = RunConfig::parse("x", Path::new("x.yaml"), &text, &[]).ok()?;
+            let config = ResolvedConfig::parse("x", Path::new("x.yaml"), &text, &[]).ok()?;
             Some(Plan::new(config, Path::new(ROOT)).ok()?.to_bytes())
         })
         .collect();
@@ -84,7 +84,7 @@ fn stored_plans() {
             .ok()
             .and_then(|mut file| Some(file.get_mut("config")?.take()))
         {
-            let _ = RunConfig::from_tree(tree);
+            let _ = ResolvedConfig::from_tree(tree);
         }
     });
 }

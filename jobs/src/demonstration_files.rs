@@ -1,14 +1,14 @@
 //! How many rows the files of demonstrations have, where a run passes over them:
 //! counted when the plan is made, since the plan says how many steps that takes.
 
-use crate::config::{Pipeline, RunConfig, SftSource};
+use crate::config::{Pipeline, ResolvedConfig, SftSource};
 use crate::files::{self, TRAJECTORIES_BYTES_MAX};
 use crate::{Error, Result};
 use serde::de::IgnoredAny;
 use std::path::Path;
 
 /// Writes the number of rows beside each file of `sft.sources`.
-pub(crate) fn absorb(config: &mut RunConfig, base: &Path) -> Result<()> {
+pub(crate) fn absorb(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
     let pipeline = config.config.run.pipeline;
     if config.config.sft.epochs.is_none() || pipeline == Pipeline::Eval {
         return Ok(());

@@ -5,6 +5,7 @@
 //! pipelines are pure functions, so any process may plan at any time; two
 //! that plan at once agree, and one that dies takes nothing with it.
 
+mod agenteval;
 pub mod artifact_names;
 pub mod codec;
 pub mod config;
@@ -16,12 +17,11 @@ pub mod journal;
 pub mod pipeline;
 pub mod plan;
 pub mod planner;
+mod prompts;
 pub mod random;
 pub mod records;
 mod stage;
-mod styles;
 pub mod tasks;
-mod test_files;
 pub mod trajectory;
 
 pub use error::{Error, Result};

@@ -5,7 +5,7 @@ mod counts;
 mod sizes;
 mod stored;
 
-use crate::config::{Config, Files, Pipeline, RunConfig, keys};
+use crate::config::{Config, Files, Pipeline, ResolvedConfig, keys};
 use crate::tasks::{TaskPool, read_train_items};
 use crate::{Error, Result};
 use agentgym_algorithms::HorizonSchedule;
@@ -75,7 +75,7 @@ impl Plan {
     ///
     /// # Errors
     /// Everything that makes the run impossible, by key.
-    pub fn new(mut config: RunConfig, base: &Path) -> Result<Self> {
+    pub fn new(mut config: ResolvedConfig, base: &Path) -> Result<Self> {
         absorb_files(&mut config, base)?;
         refuse_secrets(&config.tree, None)?;
         let identity = identity(&config.tree);
@@ -167,7 +167,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Identity`] naming each key with both values.
-    pub fn revised(&self, newer: RunConfig, base: &Path) -> Result<Self> {
+    pub fn revised(&self, newer: ResolvedConfig, base: &Path) -> Result<Self> {
         let mut newer = newer;
         absorb_files(&mut newer, base)?;
         refuse_secrets(&newer.tree, Some(&self.tree))?;
@@ -201,7 +201,7 @@ impl Plan {
     /// True if both plans hold the same bindings.
     pub fn same_bindings(&self, other: &Self) -> bool {
         let stored = |plan: &Self| {
-            RunConfig::leaves(&plan.tree, keys::Kind::Binding)
+            ResolvedConfig::leaves(&plan.tree, keys::Kind::Binding)
                 .into_iter()
                 .filter(|(path, _)| {
                     !path.starts_with("storage.")
@@ -214,8 +214,8 @@ impl Plan {
     }
 
     fn identity_differences(&self, other: &Value) -> Vec<(&'static str, Value, Value)> {
-        let mine = RunConfig::leaves(&self.tree, keys::Kind::Identity);
-        let theirs = RunConfig::leaves(other, keys::Kind::Identity);
+        let mine = ResolvedConfig::leaves(&self.tree, keys::Kind::Identity);
+        let theirs = ResolvedConfig::leaves(other, keys::Kind::Identity);
         mine.into_iter()
             .zip(theirs)
             .filter(|(a, b)| a != b)
@@ -234,7 +234,7 @@ fn code_version() -> &'static str {
 /// came later take part where they are not their default.
 fn identity(tree: &Value) -> String {
     let mut hasher = blake3::Hasher::new();
-    for (path, value) in RunConfig::hashed(tree) {
+    for (path, value) in ResolvedConfig::hashed(tree) {
         hasher.update(format!("{path}={}\n", canonical(&value)).as_bytes());
     }
     hasher.finalize().to_hex().to_string()
@@ -316,14 +316,14 @@ fn refuse_secrets_in(path: &str, value: &Value, before: Option<&Value>) -> Resul
 }
 
 /// Puts what files of item ids say into the config itself.
-fn absorb_files(config: &mut RunConfig, base: &Path) -> Result<()> {
+fn absorb_files(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
     absorb_item_files(config, base)?;
     crate::demonstration_files::absorb(config, base)?;
-    crate::test_files::absorb(config, base)?;
-    crate::styles::absorb(config, base)
+    crate::agenteval::absorb(config, base)?;
+    crate::prompts::absorb(config, base)
 }
 
-fn absorb_item_files(config: &mut RunConfig, base: &Path) -> Result<()> {
+fn absorb_item_files(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
     let Some(files) = config.config.data.train_file.clone() else {
         return Ok(());
     };

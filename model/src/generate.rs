@@ -1,4 +1,4 @@
 //! Batched generation.
 
 pub(crate) mod engine;
-pub(crate) mod turn;
+pub(crate) mod request;

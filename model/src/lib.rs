@@ -33,7 +33,7 @@ pub use folder::parameter::Parameter;
 pub use folder::tokenizer::Tokenizer;
 pub use folder::weights::{Weights, parameter_shapes};
 pub use generate::engine::{Engine, EngineOptions, EngineStats};
-pub use generate::turn::{Finish, Turn, TurnDone};
+pub use generate::request::{Finish, Generation, GenerationRequest};
 pub use parallel::ComputeOptions;
 pub use policy::Policy;
 pub use sampler::Sampling;

@@ -43,7 +43,7 @@ pub enum Enqueued {
     Pushed,
     /// Its key waits or runs already, or ended less than a lease ago.
     Duplicate,
-    /// The class holds [`QueueOptions::length_max`] jobs of this run; plan again later.
+    /// The class holds [`crate::QueueOptions::length_max`] jobs of this run; plan again later.
     Full,
 }
 

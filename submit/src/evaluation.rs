@@ -2,7 +2,7 @@
 //! the lines of all items as one file. Figures are computed once, by the stage
 //! that played the episodes; here they are only shown.
 
-use crate::metrics::{Book, Row};
+use crate::metrics::{Row, RunMetrics};
 use crate::runs::RunView;
 use crate::{Error, Result, text};
 use agentgym_jobs::artifact_names;
@@ -20,13 +20,13 @@ fn part(set: usize) -> PartId {
 }
 
 /// The rows of the plan's sets that are committed.
-fn rows<'a>(book: &'a Book, plan: &'a Plan) -> impl Iterator<Item = (&'a str, &'a Row)> {
+fn rows<'a>(book: &'a RunMetrics, plan: &'a Plan) -> impl Iterator<Item = (&'a str, &'a Row)> {
     let sets = plan.config.evaluation.sets.iter().enumerate();
     sets.filter_map(|(i, set)| Some((set.name.as_str(), book.row(part(i))?)))
 }
 
 /// One table for all sets: a line for each, and below it its categories.
-pub fn report(book: &Book, plan: &Plan) -> String {
+pub fn report(book: &RunMetrics, plan: &Plan) -> String {
     let evaluation = &plan.config.evaluation;
     let ks = evaluation.ks();
     let mut head: Vec<String> = ["set", "items"].map(String::from).to_vec();
@@ -94,7 +94,7 @@ fn mean_estimate(value: &Value) -> String {
 }
 
 /// The same as one JSON document.
-pub fn report_json(book: &Book, plan: &Plan) -> Value {
+pub fn report_json(book: &RunMetrics, plan: &Plan) -> Value {
     let evaluation = &plan.config.evaluation;
     let sets: serde_json::Map<String, Value> = rows(book, plan)
         .map(|(name, row)| {
@@ -130,9 +130,9 @@ pub(crate) async fn write_items(view: &RunView, dir: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use agentgym_jobs::config::RunConfig;
+    use agentgym_jobs::config::ResolvedConfig;
 
-    fn book() -> (Book, Plan) {
+    fn book() -> (RunMetrics, Plan) {
         let text = "
 run: {pipeline: eval, id: e}
 actor_rollout_ref: {model: {path: models/base}}
@@ -144,7 +144,7 @@ evaluation:
     - {name: real, env: textcraft, ids: 0..3, categories: {d1: [0, 1], d2: [2]}}
     - {name: other, env: textcraft, ids: 5..6}
 ";
-        let config = RunConfig::parse("x", Path::new("x.yaml"), text, &[]).unwrap();
+        let config = ResolvedConfig::parse("x", Path::new("x.yaml"), text, &[]).unwrap();
         let plan = Plan::new(config, Path::new("")).unwrap();
         let estimate = |mean: f64| json!({"mean": mean, "low": mean / 2.0, "high": 1.0, "of": 2});
         let score = |items: u64, lost: u64, mean: f64| {
@@ -162,7 +162,7 @@ evaluation:
         let Value::Object(metrics) = metrics else {
             unreachable!()
         };
-        let mut book = Book::default();
+        let mut book = RunMetrics::default();
         let row = Row {
             metrics,
             ..Row::default()

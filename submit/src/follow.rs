@@ -3,7 +3,7 @@
 //! workers are elsewhere is followed just as well.
 
 use crate::display::Display;
-use crate::metrics::Book;
+use crate::metrics::RunMetrics;
 use crate::runs::{RunView, part_id};
 use crate::signals::Interrupts;
 use crate::status::{Known, status_again};
@@ -51,7 +51,7 @@ pub(crate) struct Follower {
     view: RunView,
     progress: Progress,
     /// Figures of all commits seen.
-    pub(crate) book: Book,
+    pub(crate) book: RunMetrics,
     display: Display,
     metrics_dir: Option<PathBuf>,
     /// Lines that were printed, by the part whose commit made them true.
@@ -75,7 +75,7 @@ impl Follower {
         let mut follower = Self {
             view,
             progress: Progress::default(),
-            book: Book::default(),
+            book: RunMetrics::default(),
             display,
             metrics_dir,
             told: BTreeSet::new(),

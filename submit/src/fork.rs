@@ -15,7 +15,7 @@ use crate::cli::ForkArgs;
 use crate::runs::{RunView, newest_plan};
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;
-use agentgym_jobs::config::{Pipeline, RunConfig};
+use agentgym_jobs::config::{Pipeline, ResolvedConfig};
 use agentgym_jobs::pipeline::{PartId, Stage, adopted, critic_of, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Artifact, AttemptStart, Committed, Key, Manifest, RunId, Store, Work};
@@ -145,7 +145,7 @@ fn plan(parent: &RunView, args: &ForkArgs, global: Vec<String>, base: &Path) -> 
     let path = PathBuf::from(format!("plan of {}", of.run));
     let head: String = of.run.as_str().chars().take(STEM_CHARS_MAX).collect();
     let stem = format!("{head}-at-{}", args.iteration);
-    let config = RunConfig::parse(&stem, &path, &text, &overrides)?;
+    let config = ResolvedConfig::parse(&stem, &path, &text, &overrides)?;
     Ok(Plan::new(config, base)?.of_format(of.format))
 }
 

@@ -3,7 +3,7 @@
 //! the digests of its commit.
 
 use crate::cli::{Global, InspectArgs};
-use crate::metrics::{Book, read_row};
+use crate::metrics::{RunMetrics, read_row};
 use crate::records::{Content, Filter, content};
 use crate::runs::RunView;
 use crate::{Error, Result, inspect_text, text};
@@ -41,7 +41,7 @@ async fn run(view: &RunView, global: &Global) -> Result<()> {
     let plan = &view.plan;
     let commits = view.commits().await?;
     let progress = view.progress().await?;
-    let mut book = Book::default();
+    let mut book = RunMetrics::default();
     let figures = (commits.iter().copied()).filter(|id| id.stage.facts().in_overview);
     book.absorb(view, figures).await?;
     let evaluations = book.evaluations(plan);

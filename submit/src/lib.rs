@@ -175,7 +175,7 @@ async fn export(args: &cli::ExportArgs, global: &Global) -> Result<()> {
 }
 
 async fn show_metrics(view: &RunView, global: &Global) -> Result<()> {
-    let mut book = metrics::Book::default();
+    let mut book = metrics::RunMetrics::default();
     book.absorb(view, view.commits().await?).await?;
     let mut written = Vec::new();
     if let Some(dir) = run::metrics_dir(&view.store, &view.plan) {

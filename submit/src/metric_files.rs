@@ -2,7 +2,7 @@
 //! TensorBoard. Both are functions of the book alone, so writing twice writes
 //! the same bytes, and any machine may write them.
 
-use crate::metrics::{Book, Row};
+use crate::metrics::{Row, RunMetrics};
 use crate::tensorboard::Scalars;
 use crate::text::replace;
 use crate::{Error, Result, tensorboard};
@@ -10,7 +10,7 @@ use agentgym_jobs::config::Trainer;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
-impl Book {
+impl RunMetrics {
     /// `metrics.jsonl`: one committed part per line, in the order of the run.
     pub fn to_jsonl(&self) -> String {
         self.rows()
@@ -153,7 +153,7 @@ fn extend_or_replace(path: &Path, content: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use agentgym_jobs::config::RunConfig;
+    use agentgym_jobs::config::ResolvedConfig;
     use agentgym_jobs::pipeline::{PartId, Stage};
 
     fn row(json: Value) -> Row {
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn scalars_are_flat_and_finite() {
-        let mut book = Book::default();
+        let mut book = RunMetrics::default();
         let figures = json!({"success": 0.5, "outcomes": {"solved": 3}, "ok": true, "name": "x"});
         book.insert(id(4, Stage::Advantage, 0), row(figures));
         let scalars = book.to_scalars();
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_warm_start_has_a_point_per_entry_of_its_curve() {
-        let mut book = Book::default();
+        let mut book = RunMetrics::default();
         let figures =
             json!({"loss": 1.0, "curve": [{"step": 10, "loss": 2.0}, {"step": 20, "loss": 1.0}]});
         book.insert(id(0, Stage::Sft, 0), row(figures));
@@ -211,7 +211,7 @@ mod tests {
         let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
         let text = "run: {pipeline: sft}
 sft: {steps: 1, sources: [{file: f.json}]}";
-        let config = RunConfig::parse("x", Path::new("x.yaml"), text, &overrides).unwrap();
+        let config = ResolvedConfig::parse("x", Path::new("x.yaml"), text, &overrides).unwrap();
         config.config.trainer
     }
 
@@ -229,7 +229,7 @@ sft: {steps: 1, sources: [{file: f.json}]}";
     fn writing_twice_changes_nothing_and_growing_appends() {
         let dir = tempfile::tempdir().unwrap();
         let trainer = trainer(&["trainer.logger=[jsonl, tensorboard]"]);
-        let mut book = Book::default();
+        let mut book = RunMetrics::default();
         book.insert(id(1, Stage::Advantage, 0), row(json!({"success": 0.5})));
         let files = book.write(dir.path(), &trainer).unwrap();
         let before: Vec<_> = files.iter().map(|f| std::fs::read(f).unwrap()).collect();

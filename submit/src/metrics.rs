@@ -45,7 +45,7 @@ impl Row {
 
 /// All rows of a run.
 #[derive(Debug, Clone, Default)]
-pub struct Book {
+pub struct RunMetrics {
     rows: BTreeMap<PartId, Row>,
     seen: SeenCommits,
 }
@@ -179,7 +179,7 @@ fn has_output(manifest: &Manifest, name: &str) -> bool {
     manifest.outputs.iter().any(|o| o.name == name)
 }
 
-impl Book {
+impl RunMetrics {
     /// Reads the figures of commits that are not in the book yet.
     pub async fn absorb(
         &mut self,

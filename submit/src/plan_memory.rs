@@ -337,7 +337,7 @@ impl Work<'_> {
 mod tests {
     use super::*;
     use crate::model_size;
-    use agentgym_jobs::config::RunConfig;
+    use agentgym_jobs::config::ResolvedConfig;
     use std::path::Path;
 
     fn plan(overrides: &[&str]) -> Plan {
@@ -353,7 +353,8 @@ mod tests {
             evaluation: {sets: [{name: all, env: textcraft, ids: 0..8}]}
             trainer: {total_training_steps: 1}
         ";
-        let config = RunConfig::parse("fits", Path::new("fits.yaml"), text, &overrides).unwrap();
+        let config =
+            ResolvedConfig::parse("fits", Path::new("fits.yaml"), text, &overrides).unwrap();
         Plan::new(config, Path::new("")).unwrap()
     }
 

@@ -368,13 +368,14 @@ impl<'a> PlanView<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use agentgym_jobs::config::RunConfig;
+    use agentgym_jobs::config::ResolvedConfig;
     use agentgym_jobs::pipeline::{Stage, parts};
     use std::path::Path;
 
     fn plan(text: &str, overrides: &[&str]) -> (Plan, Vec<String>) {
         let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
-        let config = RunConfig::parse("quick", Path::new("quick.yaml"), text, &overrides).unwrap();
+        let config =
+            ResolvedConfig::parse("quick", Path::new("quick.yaml"), text, &overrides).unwrap();
         let unused = config.unused.clone();
         (Plan::new(config, Path::new("")).unwrap(), unused)
     }
@@ -506,7 +507,7 @@ jobs: {rollout_part_tasks: 2}
                     .into_iter()
                     .map(str::to_owned)
                     .collect();
-                let config = RunConfig::parse("x", Path::new("x.yaml"), TEXT, &given);
+                let config = ResolvedConfig::parse("x", Path::new("x.yaml"), TEXT, &given);
                 // Some exclude each other; the message names the key.
                 let Ok(plan) = config.and_then(|config| Plan::new(config, Path::new(""))) else {
                     continue;

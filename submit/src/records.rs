@@ -385,7 +385,7 @@ pub fn batch_json(slot: &Slot, number: &mut usize) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use agentgym_jobs::config::RunConfig;
+    use agentgym_jobs::config::ResolvedConfig;
     use agentgym_jobs::episode::{Finish, Outcome, Parse, Task, Turn};
     use agentgym_jobs::records::BatchSequence;
     use std::path::Path;
@@ -400,7 +400,7 @@ actor_rollout_ref:
   rollout: {n: 2}
   agentgym: {envs: {grid: {task_name: babyai, env_addr: 'builtin:babyai'}}}
 ";
-        let config = RunConfig::parse("x", Path::new("x.yaml"), text, &[]).unwrap();
+        let config = ResolvedConfig::parse("x", Path::new("x.yaml"), text, &[]).unwrap();
         let plan = Plan::new(config, Path::new("")).unwrap();
         let turn = |observation: &str| Turn {
             sequence: 0,

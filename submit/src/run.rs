@@ -7,7 +7,7 @@ use crate::follow::{Crew, End, Follower, worker_error};
 use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan};
 use crate::signals::Interrupts;
 use crate::{Error, Result, evaluation, existing_store, fork, local, preflight, summary, text};
-use agentgym_jobs::config::RunConfig;
+use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::Device;
 use agentgym_queue::{Error as QueueError, Queue, QueueOptions};
@@ -28,10 +28,10 @@ pub(crate) fn base() -> &'static Path {
 }
 
 /// Reads a config with `--store` and `--queue` as its last overrides.
-pub(crate) fn read_config(args: &ConfigArgs, global: &Global) -> Result<RunConfig> {
+pub(crate) fn read_config(args: &ConfigArgs, global: &Global) -> Result<ResolvedConfig> {
     let mut overrides = args.overrides.clone();
     overrides.extend(global_overrides(global));
-    Ok(RunConfig::read(&args.config, &overrides)?)
+    Ok(ResolvedConfig::read(&args.config, &overrides)?)
 }
 
 fn global_overrides(global: &Global) -> Vec<String> {
@@ -194,10 +194,10 @@ pub(crate) fn stored_tree(plan: &Plan) -> serde_json::Value {
 }
 
 /// The same with overrides on top.
-fn stored_config(plan: &Plan, overrides: &[String]) -> Result<RunConfig> {
+fn stored_config(plan: &Plan, overrides: &[String]) -> Result<ResolvedConfig> {
     let text = stored_tree(plan).to_string();
     let path = PathBuf::from(format!("plan of {}", plan.run));
-    Ok(RunConfig::parse_stored(&path, &text, overrides)?)
+    Ok(ResolvedConfig::parse_stored(&path, &text, overrides)?)
 }
 
 async fn put(store: &Store, plan: &Plan) -> Result<Created> {

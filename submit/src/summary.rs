@@ -1,7 +1,7 @@
 //! What a run says for itself: a line per iteration while it goes on, the
 //! table of evaluations and the plot at its end.
 
-use crate::metrics::{Book, Evaluated, Row, SetScore, Training, Validated};
+use crate::metrics::{Evaluated, Row, RunMetrics, SetScore, Training, Validated};
 use crate::plot::{Series, plot};
 use crate::{evaluation, text};
 use agentgym_jobs::pipeline::PartId;
@@ -97,7 +97,7 @@ fn cell(score: Option<SetScore>) -> String {
 }
 
 /// Evaluations by set and the plot of the run so far.
-pub fn report(book: &Book, plan: &Plan) -> String {
+pub fn report(book: &RunMetrics, plan: &Plan) -> String {
     if crate::metrics::is_all(plan) {
         return evaluation::report(book, plan);
     }
@@ -149,7 +149,7 @@ pub fn report(book: &Book, plan: &Plan) -> String {
 
 /// The loss on what is never trained on, by optimizer step: of a curve its first, its
 /// last and its least, and what lies between in even distances.
-fn validation_table(book: &Book) -> String {
+fn validation_table(book: &RunMetrics) -> String {
     const LINES_MAX: usize = 12;
     let points: Vec<(PartId, Validated)> = book.validations().collect();
     let Some(least) =
@@ -208,7 +208,7 @@ fn evaluation_table(evaluations: &[Evaluated], plan: &Plan) -> String {
 }
 
 /// The same as one JSON document.
-pub fn report_json(book: &Book, plan: &Plan) -> Value {
+pub fn report_json(book: &RunMetrics, plan: &Plan) -> Value {
     if crate::metrics::is_all(plan) {
         return evaluation::report_json(book, plan);
     }
@@ -249,7 +249,7 @@ pub fn report_json(book: &Book, plan: &Plan) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use agentgym_jobs::config::RunConfig;
+    use agentgym_jobs::config::ResolvedConfig;
     use serde_json::json;
     use std::path::Path;
 
@@ -265,7 +265,7 @@ evaluation:
     - {name: worlds d2, env: textcraft, ids: 0..2}
     - {name: real d1, env: textcraft, ids: 0..2}
 ";
-        let config = RunConfig::parse("x", Path::new("x.yaml"), text, &[]).unwrap();
+        let config = ResolvedConfig::parse("x", Path::new("x.yaml"), text, &[]).unwrap();
         Plan::new(config, Path::new("")).unwrap()
     }
 

@@ -1,7 +1,7 @@
 //! Every file in `configs/` and its folders can be planned as it stands, and `base.yaml` is where
 //! `models/base` comes from.
 
-use agentgym_jobs::config::RunConfig;
+use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::plan::Plan;
 use agentgym_submit::plan_view::PlanView;
 use agentgym_tests::files::files_below;
@@ -22,7 +22,7 @@ fn every_config_is_planned() {
     assert!(!configs.is_empty(), "configs/ holds no config");
     for path in configs {
         let name = path.display().to_string();
-        let config = RunConfig::read(&path, &[]).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let config = ResolvedConfig::read(&path, &[]).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(
             config.unused.is_empty(),
             "{name}: keys without a meaning: {:?}",

@@ -3,7 +3,7 @@
 
 use crate::durability::undisturbed_of;
 use crate::evidence::learnt;
-use agentgym_jobs::config::RunConfig;
+use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::pipeline::{PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
 use agentgym_queue::{CancellationToken, Job, Queue, QueueOptions};
@@ -112,7 +112,8 @@ async fn play(
     let base = format!("actor_rollout_ref.model.path={}", base.display());
     let overrides = overrides.iter().map(|o| (*o).to_owned());
     let overrides: Vec<String> = overrides.chain([base]).collect();
-    let config = RunConfig::parse("panics", Path::new("panics.yaml"), CONFIG, &overrides).unwrap();
+    let config =
+        ResolvedConfig::parse("panics", Path::new("panics.yaml"), CONFIG, &overrides).unwrap();
     let plan = Plan::new(config, Path::new(".")).unwrap();
     let store = folder.join("store").display().to_string();
     let store = Store::open(&store).await.unwrap();

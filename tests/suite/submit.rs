@@ -9,7 +9,7 @@ mod looks;
 mod whole_run;
 
 use agentgym_jobs::codec::{Payload, encode};
-use agentgym_jobs::config::RunConfig;
+use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::episode::{Episode, Episodes, Finish, Outcome, Parse, Sequence, Task, Turn};
 use agentgym_jobs::pipeline::{PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
@@ -57,7 +57,7 @@ impl Scene {
 
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let config = RunConfig::parse("x", Path::new("x.yaml"), CONFIG, &[]).unwrap();
+        let config = ResolvedConfig::parse("x", Path::new("x.yaml"), CONFIG, &[]).unwrap();
         let plan = Plan::new(config, Path::new("")).unwrap();
         let url = dir.path().join("store").display().to_string();
         let store = Store::open(&url).await.unwrap();

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 /// What the attempt is made with.
-pub(crate) struct Bench<'a> {
+pub(crate) struct AttemptContext<'a> {
     pub(crate) store: &'a Store,
     pub(crate) resources: &'a Arc<Resources>,
     pub(crate) functions: &'a dyn StageFunctions,
@@ -34,7 +34,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) outage_max: Option<Duration>,
 }
 
-impl Bench<'_> {
+impl AttemptContext<'_> {
     /// The store as an attempt asks it: what is computed is not thrown away because the store
     /// is away for a while.
     fn patient_store(&self, beat: &Beat) -> Store {
@@ -72,7 +72,7 @@ pub(crate) enum Ended {
 /// # Errors
 /// Only what happens before the attempt is on record.
 pub(crate) async fn run(
-    bench: &Bench<'_>,
+    bench: &AttemptContext<'_>,
     state: &mut RunState,
     part: Part,
     taken: u32,
@@ -214,7 +214,7 @@ pub(crate) fn cache_bytes(plan: &Plan) -> u64 {
 }
 
 async fn make(
-    bench: &Bench<'_>,
+    bench: &AttemptContext<'_>,
     (store, beat): (&Store, Beat),
     state: &mut RunState,
     (part, attempt): (&Part, &AttemptId),

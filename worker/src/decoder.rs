@@ -8,7 +8,7 @@
 //! in the result.
 
 use crate::{Beat, Error, Result, panics};
-use agentgym_model::{Engine, EngineOptions, Policy, Turn, TurnDone};
+use agentgym_model::{Engine, EngineOptions, Generation, GenerationRequest, Policy};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -32,7 +32,7 @@ pub(crate) struct DecoderOptions {
 }
 
 /// An answer to one episode about its turn.
-type Reply = oneshot::Sender<Result<TurnDone>>;
+type Reply = oneshot::Sender<Result<Generation>>;
 
 /// Why a thread ended before its time, for all who ask it later.
 type Ended = Arc<OnceLock<Why>>;
@@ -52,7 +52,7 @@ impl Why {
 }
 
 enum Command {
-    Turn(Turn, Reply),
+    Turn(GenerationRequest, Reply),
     Release(u64),
 }
 
@@ -179,7 +179,7 @@ impl Sequence {
     ///
     /// # Errors
     /// The model's error, or the thread's end.
-    pub(crate) async fn turn(&self, turn: Turn) -> Result<TurnDone> {
+    pub(crate) async fn turn(&self, turn: GenerationRequest) -> Result<Generation> {
         let (reply, done) = oneshot::channel();
         let thread = &self.decoder.threads[self.thread];
         thread
@@ -288,8 +288,8 @@ mod tests {
     use crate::Cause;
     use agentgym_model::Sampling;
 
-    fn turn() -> Turn {
-        Turn {
+    fn turn() -> GenerationRequest {
+        GenerationRequest {
             sequence: 0,
             append: vec![1],
             stream: [0; 32],

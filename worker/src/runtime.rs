@@ -6,7 +6,7 @@ mod planning;
 mod prefetch;
 
 use crate::Cause;
-use crate::attempt::{self, Bench, Ended};
+use crate::attempt::{self, AttemptContext, Ended};
 use crate::context::{Event, Resources};
 use crate::run_state::RunState;
 use crate::stages::StageFunctions;
@@ -324,7 +324,7 @@ impl Worker {
         let id = part.id;
         let running = Running::of(&self.running, id);
         let drain = self.drain.child_token();
-        let bench = Bench {
+        let bench = AttemptContext {
             store: &self.options.store,
             resources: &self.resources,
             functions: &*self.options.functions,

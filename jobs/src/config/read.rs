@@ -13,7 +13,7 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// A run config as written, resolved but not yet planned.
 #[derive(Debug, Clone)]
-pub struct RunConfig {
+pub struct ResolvedConfig {
     /// Stem of the file's name: the default head of the run id.
     pub stem: String,
     /// The whole config as a tree, every default filled in.
@@ -26,7 +26,7 @@ pub struct RunConfig {
     pub notes: Vec<String>,
 }
 
-impl RunConfig {
+impl ResolvedConfig {
     /// Reads a file and applies overrides in order.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ impl RunConfig {
         })
     }
 
-    /// As [`RunConfig::parse`], from the text of a stored plan: what was accepted once is not
+    /// As [`ResolvedConfig::parse`], from the text of a stored plan: what was accepted once is not
     /// asked about again, so that a run that exists can be carried on.
     pub fn parse_stored(path: &Path, text: &str, overrides: &[String]) -> Result<Self> {
         Self::given(path, text, overrides, true)

@@ -131,7 +131,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use crate::Result;
-    use crate::config::RunConfig;
+    use crate::config::ResolvedConfig;
     use crate::plan::Plan;
     use std::path::Path;
 
@@ -146,7 +146,7 @@ sft: {batch_size: 4, sources: [{file: rows.json}, {env: textcraft, ids: 0..7}]}
         let text = serde_json::to_vec(&vec![serde_json::json!({}); rows]).unwrap();
         std::fs::write(folder.path().join("rows.json"), text).unwrap();
         let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
-        let config = RunConfig::parse("x", Path::new("x.yaml"), RUN, &overrides)?;
+        let config = ResolvedConfig::parse("x", Path::new("x.yaml"), RUN, &overrides)?;
         Plan::new(config, folder.path())
     }
 

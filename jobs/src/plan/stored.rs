@@ -2,7 +2,7 @@
 //! misplaced or of another version is refused by the name of its object.
 
 use super::{FORMAT, Plan, PlanFile, code_version, identity};
-use crate::config::RunConfig;
+use crate::config::ResolvedConfig;
 use crate::{Error, Result};
 use agentgym_storage::{Key, RunId};
 use serde::Deserialize;
@@ -37,7 +37,7 @@ impl Plan {
             )));
         }
         let file: PlanFile = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
-        let read = RunConfig::from_tree(file.config)?;
+        let read = ResolvedConfig::from_tree(file.config)?;
         let run = RunId::from_str(&file.run).map_err(|e| bad(e.to_string()))?;
         let plan = Self::build(
             (run, file.revision),

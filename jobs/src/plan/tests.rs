@@ -17,9 +17,9 @@ evaluation:
 trainer: {total_training_steps: 300, test_freq: 50}
 ";
 
-fn read(overrides: &[&str]) -> Result<RunConfig> {
+fn read(overrides: &[&str]) -> Result<ResolvedConfig> {
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
-    RunConfig::parse("run", Path::new("run.yaml"), RUN, &overrides)
+    ResolvedConfig::parse("run", Path::new("run.yaml"), RUN, &overrides)
 }
 
 fn plan(overrides: &[&str]) -> Plan {
@@ -296,7 +296,7 @@ fn a_preference_run_is_a_chain_of_parts_against_its_start() {
         all.iter().map(|o| (*o).to_owned()).collect::<Vec<_>>()
     };
     let plan = |more: &[&str]| {
-        let config = RunConfig::parse("run", Path::new("run.yaml"), RUN, &dpo(more)).unwrap();
+        let config = ResolvedConfig::parse("run", Path::new("run.yaml"), RUN, &dpo(more)).unwrap();
         Plan::new(config, Path::new(".")).unwrap()
     };
     let inputs = |plan: &Plan, part: u32| -> Vec<String> {
@@ -323,7 +323,7 @@ fn a_preference_run_is_a_chain_of_parts_against_its_start() {
         ("dpo.experience_file=null", "dpo.experience_file"),
         ("dpo.beta=0", "dpo.beta"),
     ] {
-        let config = RunConfig::parse("run", Path::new("run.yaml"), RUN, &dpo(&[given]));
+        let config = ResolvedConfig::parse("run", Path::new("run.yaml"), RUN, &dpo(&[given]));
         let message = config.err().unwrap().to_string();
         assert!(message.contains(word), "{given}: {message}");
     }

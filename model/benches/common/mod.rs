@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use agentgym_model::{
-    Chat, ModelConfig, Parameter, Policy, Sampling, Tokenizer, TrainSequence, Turn, Unit,
-    UnitCoefficients, UnitStreams, Weights, parameter_shapes,
+    Chat, GenerationRequest, ModelConfig, Parameter, Policy, Sampling, Tokenizer, TrainSequence,
+    Unit, UnitCoefficients, UnitStreams, Weights, parameter_shapes,
 };
 
 /// The programs' allocator: glibc's gives large blocks back to the kernel at once, which costs a
@@ -69,8 +69,8 @@ pub(crate) fn cpu_seconds() -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-pub(crate) fn turn(sequence: u64, append: Vec<u32>, tokens_max: usize) -> Turn {
-    Turn {
+pub(crate) fn turn(sequence: u64, append: Vec<u32>, tokens_max: usize) -> GenerationRequest {
+    GenerationRequest {
         sequence,
         append,
         stream: [3; 32],

@@ -8,7 +8,7 @@
 use crate::batch::Batch;
 use crate::compute::Cache;
 use crate::compute::decode::Decoder;
-use crate::generate::turn::{Finish, Turn, TurnDone};
+use crate::generate::request::{Finish, Generation, GenerationRequest};
 use crate::sampler::{Draw, Drawn};
 use crate::{Error, Policy, Result};
 use std::collections::{BTreeMap, VecDeque};
@@ -61,7 +61,7 @@ pub struct EngineStats {
 /// A message being written.
 #[derive(Debug)]
 struct Active {
-    turn: Turn,
+    turn: GenerationRequest,
     token_ids: Vec<u32>,
     log_probs: Vec<f32>,
     log_kept_masses: Option<Vec<f32>>,
@@ -135,7 +135,7 @@ impl Engine {
     }
 
     /// Takes a turn; it runs when rows and cache have room.
-    pub fn submit(&mut self, mut turn: Turn) -> Result<()> {
+    pub fn submit(&mut self, mut turn: GenerationRequest) -> Result<()> {
         let number = turn.sequence;
         self.check(&turn)
             .map_err(|message| Error::Request(format!("turn of sequence {number}: {message}")))?;
@@ -161,7 +161,7 @@ impl Engine {
         Ok(())
     }
 
-    fn check(&self, turn: &Turn) -> Result<(), String> {
+    fn check(&self, turn: &GenerationRequest) -> Result<(), String> {
         let known = self.sequences.get(&turn.sequence);
         if known.is_some_and(|sequence| sequence.active.is_some()) {
             return Err("its previous turn is not finished".to_owned());
@@ -215,7 +215,7 @@ impl Engine {
     }
 
     /// One forward pass over the running rows; returns the turns that it finished.
-    pub fn step(&mut self) -> Result<Vec<TurnDone>> {
+    pub fn step(&mut self) -> Result<Vec<Generation>> {
         self.admit();
         if self.running.is_empty() {
             return Ok(Vec::new());
@@ -274,7 +274,7 @@ impl Engine {
                         ..
                     } = sequence.active.take().expect("the turn is still there");
                     self.running.retain(|&running| running != number);
-                    done.push(TurnDone {
+                    done.push(Generation {
                         sequence: number,
                         token_ids,
                         log_probs,

@@ -10,8 +10,8 @@ use crate::batch::Batch;
 use crate::folder::parameter::{is_dense, transpose};
 use crate::kernels::distribution::Distribution;
 use crate::{
-    AdamW, ComputeOptions, Engine, EngineOptions, Sampling, ScoreRequest, TrainSequence, Trainer,
-    Turn, Unit, UnitCoefficients, UnitStreams, score,
+    AdamW, ComputeOptions, Engine, EngineOptions, GenerationRequest, Sampling, ScoreRequest,
+    TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams, score,
 };
 
 #[derive(Deserialize)]
@@ -180,7 +180,7 @@ fn greedy_continuations() {
     let golden = golden();
     let mut engine = Engine::new(tiny_policy(), EngineOptions::default());
     for (number, greedy) in golden.greedy.iter().enumerate() {
-        let turn = Turn {
+        let turn = GenerationRequest {
             sequence: number as u64,
             append: greedy.prompt.clone(),
             stream: [0; 32],

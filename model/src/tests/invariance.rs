@@ -7,8 +7,8 @@ use super::{Random, SHAPES, random_adapter, random_policy, requests, sequences, 
 use crate::batch::Batch;
 use crate::cpu::network::Cache;
 use crate::{
-    ALL_LINEAR, ComputeOptions, Engine, EngineOptions, Finish, LoraOptions, Policy, Sampling,
-    ScoreRequest, Scores, TrainSequence, Turn, TurnDone, score,
+    ALL_LINEAR, ComputeOptions, Engine, EngineOptions, Finish, Generation, GenerationRequest,
+    LoraOptions, Policy, Sampling, ScoreRequest, Scores, TrainSequence, score,
 };
 
 const LENGTHS: [usize; 12] = [1, 2, 17, 40, 63, 64, 65, 90, 128, 129, 200, 33];
@@ -130,9 +130,9 @@ fn play(
     prompts: &[Vec<u32>],
     order: &[usize],
     options: EngineOptions,
-) -> BTreeMap<(u64, u32), TurnDone> {
+) -> BTreeMap<(u64, u32), Generation> {
     let mut engine = Engine::new(policy.clone(), options);
-    let turn = |sequence: usize, turn: u32, append: Vec<u32>| Turn {
+    let turn = |sequence: usize, turn: u32, append: Vec<u32>| GenerationRequest {
         sequence: sequence as u64,
         append,
         stream: [sequence as u8; 32],
@@ -281,7 +281,7 @@ fn the_samples_of_a_task_run_its_prompt_once() {
     };
     let mut engine = Engine::new(policy, options);
     for sequence in 0..8 {
-        let turn = Turn {
+        let turn = GenerationRequest {
             sequence,
             append: prompt.clone(),
             stream: [sequence as u8; 32],
@@ -306,7 +306,7 @@ fn the_samples_of_a_task_run_its_prompt_once() {
 fn recorded_log_probs_are_scored(
     policy: &Policy,
     prompts: &[Vec<u32>],
-    turns: &BTreeMap<(u64, u32), TurnDone>,
+    turns: &BTreeMap<(u64, u32), Generation>,
 ) {
     for (sequence, prompt) in prompts.iter().enumerate() {
         let (mut ids, mut mask, mut recorded) = (Vec::new(), Vec::new(), Vec::new());
@@ -345,7 +345,7 @@ fn recorded_log_probs_are_scored(
 fn an_engine_refuses_what_it_cannot_answer() {
     let policy = tiny_policy();
     let mut engine = Engine::new(policy.clone(), EngineOptions::default());
-    let turn = |append: Vec<u32>, tokens_max: usize| Turn {
+    let turn = |append: Vec<u32>, tokens_max: usize| GenerationRequest {
         sequence: 5,
         append,
         stream: [0; 32],

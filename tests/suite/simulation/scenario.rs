@@ -6,7 +6,7 @@ use super::queue::{Server, SimulatedDriver};
 use super::stages::CheapStages;
 use super::store::SimulatedStore;
 use super::world::{Counts, Faults, Link, Rng, World};
-use agentgym_jobs::config::RunConfig;
+use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::pipeline::{Stage, parts};
 use agentgym_jobs::plan::Plan;
 use agentgym_queue::{CancellationToken, Queue, QueueOptions};
@@ -109,9 +109,9 @@ fn in_own_time(rng: Rng, shape: usize, faults: Faults, keep_log: bool) -> Ending
     })
 }
 
-fn config(shape: usize) -> RunConfig {
+fn config(shape: usize) -> ResolvedConfig {
     let overrides: Vec<String> = SHAPES[shape].iter().map(|o| (*o).to_owned()).collect();
-    RunConfig::parse("world", Path::new("world.yaml"), CONFIG, &overrides).unwrap()
+    ResolvedConfig::parse("world", Path::new("world.yaml"), CONFIG, &overrides).unwrap()
 }
 
 /// A process as its machine sees it.

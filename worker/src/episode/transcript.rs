@@ -404,7 +404,7 @@ impl Transcript {
         let append = self.current().token_ids[given..].to_vec();
         let done = self
             .seat
-            .turn(agentgym_model::Turn {
+            .turn(agentgym_model::GenerationRequest {
                 sequence: self.seat.id(),
                 append,
                 stream: request.stream,

@@ -1,7 +1,7 @@
 //! What the tests of the stages share: plans from overrides, the fixture
 //! policy, and episodes made by hand.
 
-use agentgym_jobs::config::RunConfig;
+use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::episode::{Episode, Outcome, Sequence, Task};
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{Device, Policy};
@@ -20,7 +20,7 @@ actor_rollout_ref: {rollout: {n: 2}}
 /// The plan of a `run.yaml` with overrides.
 pub(crate) fn plan_of(text: &str, overrides: &[&str]) -> Plan {
     let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
-    let config = RunConfig::parse("test", Path::new("test.yaml"), text, &overrides).unwrap();
+    let config = ResolvedConfig::parse("test", Path::new("test.yaml"), text, &overrides).unwrap();
     Plan::new(config, Path::new(".")).unwrap()
 }
 

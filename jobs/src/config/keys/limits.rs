@@ -515,7 +515,7 @@ mod tests {
     /// rates were; what would keep its reader busy for ever is refused all the same.
     #[test]
     fn stored_plans_are_asked_for_sizes_alone() {
-        use crate::config::RunConfig;
+        use crate::config::ResolvedConfig;
         use std::path::Path;
         let text = |given: &str| {
             format!(
@@ -524,8 +524,8 @@ mod tests {
         };
         let path = Path::new("x.yaml");
         let old = text("sft: {betas: [1.5, -1], lr: 1e38, weight_decay: -1}");
-        assert!(RunConfig::parse_stored(path, &old, &[]).is_ok());
-        assert!(RunConfig::parse("x", path, &old, &[]).is_err());
+        assert!(ResolvedConfig::parse_stored(path, &old, &[]).is_ok());
+        assert!(ResolvedConfig::parse("x", path, &old, &[]).is_err());
         for (given, key) in [
             (
                 "trainer: {total_training_steps: 4294967295}",
@@ -536,7 +536,7 @@ mod tests {
                 "jobs.decode_rows",
             ),
         ] {
-            let read = RunConfig::parse_stored(path, &text(given), &[]);
+            let read = ResolvedConfig::parse_stored(path, &text(given), &[]);
             let said = read.unwrap_err().to_string();
             assert!(said.contains(key), "{said}");
         }

@@ -1,11 +1,11 @@
-use crate::config::RunConfig;
+use crate::config::ResolvedConfig;
 use crate::plan::Plan;
 use crate::{Error, Result};
 use std::path::Path;
 
-fn read(text: &str, overrides: &[&str]) -> Result<RunConfig> {
+fn read(text: &str, overrides: &[&str]) -> Result<ResolvedConfig> {
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
-    RunConfig::parse("run", Path::new("run.yaml"), text, &overrides)
+    ResolvedConfig::parse("run", Path::new("run.yaml"), text, &overrides)
 }
 
 fn refused(text: &str, overrides: &[&str]) -> String {

@@ -8,8 +8,8 @@ use crate::tests::{
 };
 use crate::{
     ALL_LINEAR, AdamW, ComputeOptions, Critic, CriticTrainer, Device, Dtype, Engine, EngineOptions,
-    Gradients, LoraOptions, Policy, Sampling, ScoreRequest, Scores, Trainer, Turn, TurnDone, Unit,
-    UnitCoefficients, UnitStreams, score, values,
+    Generation, GenerationRequest, Gradients, LoraOptions, Policy, Sampling, ScoreRequest, Scores,
+    Trainer, Unit, UnitCoefficients, UnitStreams, score, values,
 };
 
 pub(super) const TEMPERATURE: f64 = 0.8;
@@ -125,8 +125,13 @@ fn scores_are_the_processors_and_do_not_depend_on_packing() {
     }
 }
 
-pub(super) fn turn(sequence: u64, append: &[u32], tokens_max: usize, sampling: Sampling) -> Turn {
-    Turn {
+pub(super) fn turn(
+    sequence: u64,
+    append: &[u32],
+    tokens_max: usize,
+    sampling: Sampling,
+) -> GenerationRequest {
+    GenerationRequest {
         sequence,
         append: append.to_vec(),
         stream: [sequence as u8; 32],
@@ -137,7 +142,11 @@ pub(super) fn turn(sequence: u64, append: &[u32], tokens_max: usize, sampling: S
     }
 }
 
-pub(super) fn generate(policy: &Policy, turns: &[Turn], options: EngineOptions) -> Vec<TurnDone> {
+pub(super) fn generate(
+    policy: &Policy,
+    turns: &[GenerationRequest],
+    options: EngineOptions,
+) -> Vec<Generation> {
     let mut engine = Engine::new(policy.clone(), options);
     for turn in turns {
         engine.submit(turn.clone()).unwrap();
@@ -151,7 +160,7 @@ pub(super) fn generate(policy: &Policy, turns: &[Turn], options: EngineOptions) 
 }
 
 /// Prompts that begin alike, so that pages are shared, and all ways to sample.
-pub(super) fn turns(vocabulary: usize) -> Vec<Turn> {
+pub(super) fn turns(vocabulary: usize) -> Vec<GenerationRequest> {
     let common = &sequences(vocabulary, &[100], 3)[0].token_ids;
     let kinds = [
         Sampling::default(),

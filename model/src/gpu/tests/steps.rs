@@ -4,11 +4,13 @@ use super::attention;
 use super::policies::{TEMPERATURE, scores, turn};
 use super::{ORDERS, on_gpu};
 use crate::tests::sequences;
-use crate::{Dtype, Engine, EngineOptions, EngineStats, Policy, Sampling, ScoreRequest, TurnDone};
+use crate::{
+    Dtype, Engine, EngineOptions, EngineStats, Generation, Policy, Sampling, ScoreRequest,
+};
 
 /// Runs until every turn is done; after the first of them, its sequence goes on, so that known
 /// tokens come between steps.
-fn converse(policy: &Policy, prompts: &[Vec<u32>]) -> (Vec<TurnDone>, EngineStats) {
+fn converse(policy: &Policy, prompts: &[Vec<u32>]) -> (Vec<Generation>, EngineStats) {
     let sampling = Sampling {
         temperature: TEMPERATURE,
         ..Sampling::default()
@@ -19,7 +21,7 @@ fn converse(policy: &Policy, prompts: &[Vec<u32>]) -> (Vec<TurnDone>, EngineStat
         turn.stop_ids.clear();
         engine.submit(turn).unwrap();
     }
-    let mut done: Vec<TurnDone> = Vec::new();
+    let mut done: Vec<Generation> = Vec::new();
     while !engine.is_idle() {
         let more = engine.step().unwrap();
         if done.is_empty()

@@ -4,7 +4,7 @@ use crate::Sampling;
 
 /// One message the policy is to write.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Turn {
+pub struct GenerationRequest {
     /// Which sequence it continues; a new number starts one.
     pub sequence: u64,
     /// Ids that come before the message: the prompt, or the last observation.
@@ -33,7 +33,7 @@ pub enum Finish {
 
 /// A finished message.
 #[derive(Debug, Clone, PartialEq)]
-pub struct TurnDone {
+pub struct Generation {
     /// The sequence it belongs to.
     pub sequence: u64,
     /// The sampled ids, a sampled stop id included.

@@ -3,7 +3,7 @@
 //! style stands for the environment's own lines. The text is read when a plan is
 //! made and hashed into it, so a run never depends on a file that was changed later.
 
-use crate::config::{RunConfig, Style};
+use crate::config::{ResolvedConfig, Style};
 use crate::{Error, Result, files};
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ const FOLDER: &str = "prompts";
 const BYTES_MAX: usize = 32 << 10;
 
 /// Replaces the names of files by what they hold.
-pub(crate) fn absorb(config: &mut RunConfig, base: &Path) -> Result<()> {
+pub(crate) fn absorb(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
     let gym = &mut config.config.actor_rollout_ref.agentgym;
     for (name, given) in [("style", &mut gym.style), ("summary", &mut gym.summary)] {
         let Some(Style::Named(file)) = given.clone() else {
@@ -101,7 +101,7 @@ mod tests {
         let text = "data: {tasks: [{env: textcraft, ids: 0..20}]}
 actor_rollout_ref: {rollout: {n: 2}}";
         let style = format!("{KEY}={style}");
-        let config = RunConfig::parse("x", Path::new("x.yaml"), text, &[style])?;
+        let config = ResolvedConfig::parse("x", Path::new("x.yaml"), text, &[style])?;
         Plan::new(config, base)
     }
 
@@ -177,7 +177,7 @@ actor_rollout_ref: {rollout: {n: 2}}";
 actor_rollout_ref: {rollout: {n: 2}}";
         let plan = |value: &str| {
             let given = format!("{SECTION}.summary={value}");
-            let config = RunConfig::parse("x", Path::new("x.yaml"), text, &[given])?;
+            let config = ResolvedConfig::parse("x", Path::new("x.yaml"), text, &[given])?;
             Plan::new(config, root)
         };
         let with = plan("summary").unwrap();

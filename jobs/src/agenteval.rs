@@ -4,7 +4,7 @@
 //! is something else, is one message before the first episode and not a gap in
 //! the last table.
 
-use crate::config::{EvaluationSet, Ids, RunConfig};
+use crate::config::{EvaluationSet, Ids, ResolvedConfig};
 use crate::tasks::read_item_ids;
 use crate::{Error, Result};
 use serde_json::Value;
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Replaces every `file` of `evaluation.sets` by the ids and categories in it.
-pub(crate) fn absorb(config: &mut RunConfig, base: &Path) -> Result<()> {
+pub(crate) fn absorb(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
     let environments = config.config.environments();
     for (index, set) in config.config.evaluation.sets.iter_mut().enumerate() {
         let Some(file) = set.file.take() else {
@@ -143,7 +143,10 @@ mod tests {
 actor_rollout_ref: {{agentgym: {{task_name: maze, env_addr: 'builtin:maze'}}}}
 evaluation: {{sets: [{{name: m, env: maze, file: maze_test.json{more}}}]}}"
         );
-        Plan::new(RunConfig::parse("x", Path::new("x.yaml"), &text, &[])?, dir)
+        Plan::new(
+            ResolvedConfig::parse("x", Path::new("x.yaml"), &text, &[])?,
+            dir,
+        )
     }
 
     const NEAR: (&str, &str) = (
