@@ -188,6 +188,12 @@ impl ActorLoss {
                 dual_clip > 1.0 && dual_clip.is_finite(),
                 "greater than 1 (null does without the dual clip)",
             )?;
+            parameter(
+                "clip_ratio_c",
+                dual_clip,
+                self.policy == PolicyLoss::Ppo,
+                "null: the dual clip belongs to the policy loss `vanilla`",
+            )?;
         }
         parameter(
             "entropy_coeff",

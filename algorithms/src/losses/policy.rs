@@ -1,5 +1,7 @@
 //! The policy's part of the actor's loss: one file each, and one row here.
 
+mod cispo;
+mod gspo;
 mod ppo;
 mod term;
 
@@ -16,6 +18,10 @@ named! {
         /// The clipped surrogate of every token: [`policy_term`].
         #[default]
         Ppo = "vanilla" or "ppo",
+        /// The same of every sequence.
+        Gspo = "gspo",
+        /// The log-prob, weighed by a bounded ratio.
+        Cispo = "cispo",
     }
 }
 
@@ -33,6 +39,11 @@ impl PolicyLoss {
     ) -> Vec<PolicyTerm> {
         match self {
             Self::Ppo => ppo::terms(tokens, clip, dual_clip),
+            Self::Gspo => gspo::terms(tokens, clip),
+            Self::Cispo => cispo::terms(tokens, clip),
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@ use super::{Config, KlCtrl, Optim, Pipeline, RolloutCorrection};
 use crate::{Error, Result};
 use agentgym_algorithms::{
     ActorLoss, Aggregation, ClipRange, ImportanceCorrection, KlController, KlEstimator,
-    LearningRate, PolicyLoss, ValueLoss, losses::KlLoss,
+    LearningRate, ValueLoss, losses::KlLoss,
 };
 
 impl Config {
@@ -96,7 +96,7 @@ impl Config {
             false => None,
         };
         let loss = ActorLoss {
-            policy: PolicyLoss::default(),
+            policy: actor.policy_loss.loss_mode,
             clip: ClipRange {
                 low: actor.clip_ratio_low,
                 high: actor.clip_ratio_high,

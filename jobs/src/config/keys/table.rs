@@ -293,6 +293,11 @@ pub const KEYS: &[KeySpec] = &[
         "null",
         "dual clip: a bad token costs at most this × its advantage; null: off",
     ),
+    option(
+        "actor_rollout_ref.actor.policy_loss.loss_mode",
+        "vanilla",
+        "vanilla (PPO's clipped surrogate), gspo or cispo",
+    ),
     id(
         "actor_rollout_ref.actor.entropy_coeff",
         "0.001",

@@ -5,7 +5,7 @@
 )]
 
 use super::data::Files;
-use agentgym_algorithms::LearningRateStyle;
+use agentgym_algorithms::{LearningRateStyle, PolicyLoss};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -55,6 +55,7 @@ pub struct Actor {
     pub clip_ratio_low: f64,
     pub clip_ratio_high: f64,
     pub clip_ratio_c: Option<f64>,
+    pub policy_loss: PolicyLossMode,
     pub entropy_coeff: f64,
     pub use_kl_loss: bool,
     pub kl_loss_coef: f64,
@@ -62,6 +63,11 @@ pub struct Actor {
     pub loss_agg_mode: String,
     pub grad_clip: f64,
     pub optim: Optim,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyLossMode {
+    pub loss_mode: PolicyLoss,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
