@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
 # The tests run the programs themselves, which `cargo test` does not build.
-cargo build --release --workspace --bins
+cargo build --release --workspace --bins --examples
 if [ $# -gt 0 ]; then
   exec cargo test --release --workspace -- "$@"
 fi

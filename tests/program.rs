@@ -23,7 +23,7 @@ pub fn program(name: &str) -> Command {
     let path = folder.join(name);
     assert!(
         path.exists(),
-        "{} is missing; run `cargo build --release --workspace --bins` first, as scripts/test.sh does",
+        "{} is missing; run `cargo build --release --workspace --bins --examples` first, as scripts/test.sh does",
         path.display()
     );
     let mut command = Command::new(path);

@@ -12,7 +12,11 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// Crates of this workspace that a crate may import: strictly downwards, and
 /// those of the lowest row do not know each other.
-const IMPORTS: [(&str, &[&str]); 10] = [
+const IMPORTS: [(&str, &[&str]); 11] = [
+    (
+        "agentgym-examples",
+        &["algorithms", "envs", "jobs", "storage"],
+    ),
     ("agentgym-text", &[]),
     ("agentgym-storage", &[]),
     ("agentgym-algorithms", &[]),

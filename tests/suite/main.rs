@@ -19,6 +19,7 @@ mod environments;
 mod evaluation;
 mod evidence;
 mod evolution;
+mod examples;
 mod fleet;
 mod forks;
 mod hostile;

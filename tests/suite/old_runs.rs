@@ -14,10 +14,10 @@ use std::process::Command;
 use tempfile::TempDir;
 
 /// Runs of an older program, unpacked to work on.
-struct OldRuns(TempDir);
+pub(crate) struct OldRuns(TempDir);
 
 impl OldRuns {
-    fn of(commit: &str) -> Self {
+    pub(crate) fn of(commit: &str) -> Self {
         let kept = workspace().join("tests/fixtures/runs").join(commit);
         let folder = TempDir::new().unwrap();
         let unpacked = Command::new("tar")
@@ -40,7 +40,7 @@ impl OldRuns {
         Self(folder)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
