@@ -74,20 +74,6 @@ pub enum Error {
     },
 }
 
-/// What a failed call means for the job that made it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// Doing it again gives the same error.
-    GiveUp,
-}
-
-impl Error {
-    /// Always [`Verdict::GiveUp`]: a pure function fails the same way each time.
-    pub fn verdict(&self) -> Verdict {
-        Verdict::GiveUp
-    }
-}
-
 /// Requires that `found` equals `expected`, the length of the call's first slice.
 pub(crate) fn same_length(what: &'static str, found: usize, expected: usize) -> Result<(), Error> {
     if found == expected {

@@ -52,7 +52,7 @@ pub mod stats;
 mod testing;
 
 pub use advantages::{AdvantageEstimator, AdvantageOptions, EpisodeTokens, TokenAdvantages};
-pub use error::{Error, Verdict};
+pub use error::Error;
 pub use horizon::HorizonSchedule;
 pub use importance::{ImportanceCorrection, ImportanceLevel};
 pub use kl::{KlController, KlEstimator};

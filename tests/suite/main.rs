@@ -22,6 +22,7 @@ mod evolution;
 mod examples;
 mod fleet;
 mod forks;
+mod glossary;
 mod hostile;
 mod key_names;
 mod limits;

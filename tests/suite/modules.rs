@@ -4,13 +4,14 @@
 mod graph;
 
 use agentgym_tests::files::files_below;
-use graph::{Arrows, Crate, circles};
+pub(crate) use graph::Crate;
+use graph::{Arrows, circles};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-const CRATES: [&str; 9] = [
+pub(crate) const CRATES: [&str; 9] = [
     "algorithms",
     "envs",
     "jobs",
@@ -28,7 +29,7 @@ const LINES_MAX: usize = 500;
 /// Longer ones, each a table.
 const TABLES: [&str; 1] = ["jobs/src/config/keys/table.rs"];
 
-fn read(name: &str) -> Crate {
+pub(crate) fn read(name: &str) -> Crate {
     Crate::read(&Path::new(ROOT).join(name).join("src/lib.rs"))
 }
 

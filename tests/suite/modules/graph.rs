@@ -14,6 +14,8 @@ type ModulePath = Vec<String>;
 struct Module {
     file: PathBuf,
     items: BTreeSet<String>,
+    /// Types among them that are visible outside the crate, as far as the file says.
+    public_types: BTreeSet<String>,
     children: BTreeSet<String>,
     /// The name in scope, and the path that it stands for.
     imports: BTreeMap<String, Vec<String>>,
@@ -23,7 +25,7 @@ struct Module {
 }
 
 /// The files of one crate.
-pub(super) struct Crate {
+pub(crate) struct Crate {
     modules: BTreeMap<ModulePath, Module>,
 }
 
@@ -45,6 +47,12 @@ impl Crate {
     /// All files, tests left out.
     pub(super) fn files(&self) -> BTreeSet<&Path> {
         self.modules.values().map(|m| m.file.as_path()).collect()
+    }
+
+    /// Names of types that their files call `pub`.
+    pub(crate) fn public_types(&self) -> BTreeSet<String> {
+        let all = self.modules.values();
+        all.flat_map(|module| module.public_types.clone()).collect()
     }
 
     pub(super) fn arrows(&self) -> Arrows {
@@ -157,6 +165,7 @@ fn read_items(
         ..Module::default()
     };
     for item in items {
+        module.public_types.extend(public_type(item));
         let mut defines = |name: &syn::Ident| {
             module.items.insert(name.to_string());
         };
@@ -208,6 +217,23 @@ fn read_items(
     }
     module.named.append(&mut names.0);
     modules.insert(path, module);
+}
+
+/// The name of a type that is `pub`. `named!` makes enums of its own.
+fn public_type(item: &Item) -> Option<String> {
+    let (visibility, name) = match item {
+        Item::Enum(i) => (&i.vis, &i.ident),
+        Item::Struct(i) => (&i.vis, &i.ident),
+        Item::Trait(i) => (&i.vis, &i.ident),
+        Item::Type(i) => (&i.vis, &i.ident),
+        Item::Macro(i) if i.mac.path.is_ident("named") => {
+            let words = i.mac.tokens.to_string();
+            let (_, after) = words.split_once("pub enum ")?;
+            return after.split([' ', ',']).next().map(str::to_owned);
+        }
+        _ => return None,
+    };
+    matches!(visibility, Visibility::Public(_)).then(|| name.to_string())
 }
 
 fn is_test(attributes: &[Attribute]) -> bool {
