@@ -21,23 +21,23 @@ const PROGRAM_BYTES: u128 = 50_000_000;
 /// with 151 646 ids of ten letters on average.
 const TOKENIZER_BYTES_PER_ID: u128 = 450;
 
-/// Policies that a worker keeps in memory: `worker::policies`.
-const RESIDENT_POLICIES: u128 = 3;
+/// Policies that a worker keeps in memory.
+const RESIDENT_POLICIES: u128 = agentgym_worker::RESIDENT_POLICIES as u128;
 
 /// Decoded records: ids, masks, the streams of floats and what the file holds of them.
 const RECORD_BYTES_PER_TOKEN: u128 = 64;
 
 /// Positions of a KV cache come in blocks.
-const CACHE_BLOCK: u128 = 64;
+const CACHE_BLOCK: u128 = agentgym_model::CACHE_BLOCK as u128;
 
-/// Known tokens that a decoding step runs beside its rows: `worker::decoder`.
-const PREFILL_TOKENS: u128 = 512;
+/// Known tokens that a decoding step runs beside its rows.
+const PREFILL_TOKENS: u128 = agentgym_worker::PREFILL_CHUNK_TOKENS as u128;
 
-/// Episodes in flight for each row of the decoder: `worker::stages::play`.
-const EPISODES_PER_ROW: u128 = 2;
+/// Episodes in flight for each row of the decoder.
+const EPISODES_PER_ROW: u128 = agentgym_worker::stages::EPISODES_PER_ROW as u128;
 
-/// Rows of one chunk of logits: `model::kernels::head`.
-const HEAD_CHUNK_ROWS: u128 = 256;
+/// Rows of one chunk of logits.
+const HEAD_CHUNK_ROWS: u128 = agentgym_model::HEAD_CHUNK_ROWS as u128;
 
 /// Bytes of the whole process at its largest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

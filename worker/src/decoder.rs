@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 /// Prompt tokens that one step may prefill beside the rows it decodes: bounds
 /// how long a long prompt holds up the others.
-const PREFILL_CHUNK_TOKENS: usize = 512;
+pub const PREFILL_CHUNK_TOKENS: usize = 512;
 
 /// How much one decoder may take.
 #[derive(Debug, Clone, Copy)]

@@ -36,10 +36,12 @@ pub mod turn_journal;
 pub use build::{BUILD, FEATURES};
 pub use busy::BusyCall;
 pub use context::{Beat, Event, Report, Resources, StageContext};
+pub use decoder::PREFILL_CHUNK_TOKENS;
 pub use error::{Cause, Error, Result};
 pub use exhausted::{Exhausted, counted_failures};
 pub use guard::{check as guard_verdict, is_guarded};
 pub use model_folder::model_folder;
+pub use policies::RESIDENT_POLICIES;
 pub use preemption::{Cloud, drain_on_notice};
 pub use process::{
     DRAIN_GRACE, cores, default_queue_url, drain_on_signal, grace_of, out_of_time, worker_name,

@@ -20,6 +20,10 @@ pub(crate) const CRITIC: &str = "critic";
 /// Prefix of an adapter's artifacts.
 pub(crate) const ADAPTER: &str = "adapter";
 
+/// Policies that a worker keeps in memory: an iteration's, the reference, and the one that
+/// is evaluated.
+pub const RESIDENT_POLICIES: usize = 3;
+
 /// A model that can be kept.
 pub trait Resident: Sized + Send + Sync + 'static {
     /// Prefix of its artifacts.
@@ -37,7 +41,7 @@ pub trait Resident: Sized + Send + Sync + 'static {
 impl Resident for Policy {
     const PREFIX: &'static str = POLICY;
     /// The one being played, the one being evaluated and the reference.
-    const KEPT: usize = 3;
+    const KEPT: usize = RESIDENT_POLICIES;
 
     fn load(folder: &Path, device: &Device) -> agentgym_model::Result<Self> {
         Self::load(folder, device)

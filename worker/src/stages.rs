@@ -20,6 +20,8 @@ mod sft;
 mod training;
 mod update;
 
+pub use play::EPISODES_PER_ROW;
+
 use crate::{Report, Result, StageContext};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_storage::Outputs;

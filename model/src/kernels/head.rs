@@ -7,7 +7,7 @@ use super::matmul::{View, matmul};
 
 /// Rows whose logits are held at a time. The weight is read for every chunk, and its gradient read
 /// and written: with a vocabulary of 152k ids and 16 rows that was most of a training step.
-const CHUNK_ROWS: usize = 256;
+pub const CHUNK_ROWS: usize = 256;
 
 /// The head's weight and what is asked of it.
 #[derive(Clone, Copy)]

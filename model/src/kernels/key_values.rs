@@ -8,7 +8,7 @@ use super::LANES;
 pub(crate) const HEAD_WIDTH_MAX: usize = 256;
 
 /// Keys per block.
-pub(crate) const BLOCK: usize = 64;
+pub const BLOCK: usize = 64;
 
 /// Keys and values of one sequence in one layer. Sequences that begin alike share the blocks of
 /// their beginning.

@@ -22,7 +22,7 @@ use tokio::time::MissedTickBehavior;
 
 /// Episodes in flight per row that the decoder has: while some wait for their
 /// environment, others keep the rows busy.
-const EPISODES_PER_ROW: usize = 2;
+pub const EPISODES_PER_ROW: usize = 2;
 
 /// How often it is looked whether environments make their callers wait.
 const TROUBLE_EVERY: Duration = Duration::from_secs(3);
