@@ -99,7 +99,7 @@ pub struct ServerHandle {
 impl ServerHandle {
     /// Sessions open now.
     pub fn sessions(&self) -> usize {
-        self.app.sessions()
+        self.app.sessions().count()
     }
 
     /// Ends open requests, then the server.
@@ -167,6 +167,6 @@ async fn sweep(app: Arc<dyn App>, ttl_s: u64) {
     let pause = (ttl / 4).clamp(Duration::from_millis(250), Duration::from_secs(30));
     loop {
         tokio::time::sleep(pause).await;
-        app.remove_unused();
+        app.sessions().remove_unused();
     }
 }

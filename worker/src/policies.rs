@@ -40,7 +40,6 @@ pub trait Resident: Sized + Send + Sync + 'static {
 
 impl Resident for Policy {
     const PREFIX: &'static str = POLICY;
-    /// The one being played, the one being evaluated and the reference.
     const KEPT: usize = RESIDENT_POLICIES;
 
     fn load(folder: &Path, device: &Device) -> agentgym_model::Result<Self> {

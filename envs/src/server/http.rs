@@ -13,6 +13,7 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
+use super::sessions::Table;
 use super::validation::{Problems, fields, integer, query_integer};
 use crate::task_index::TaskIndex;
 
@@ -28,11 +29,8 @@ pub(crate) trait App: Send + Sync + 'static {
     /// The reply to a request for one of the routes.
     fn answer(&self, path: &str, asked: &Asked<'_>) -> Result<Value, Refusal>;
 
-    /// Sessions open now.
-    fn sessions(&self) -> usize;
-
-    /// Frees the memory of expired sessions.
-    fn remove_unused(&self);
+    /// What is open.
+    fn sessions(&self) -> &dyn Table;
 
     /// Answers take so long that they should not hold up the others on their thread.
     fn is_slow(&self) -> bool {
@@ -96,7 +94,7 @@ async fn dispatch(State(app): State<Arc<dyn App>>, request: Request) -> Response
     let (head, body) = request.into_parts();
     let path = head.uri.path();
     if path == HEALTH && head.method == Method::GET {
-        let health = json!({"status": "ok", "sessions": app.sessions()});
+        let health = json!({"status": "ok", "sessions": app.sessions().count()});
         return reply(StatusCode::OK, &health);
     }
     let routes = app.routes();

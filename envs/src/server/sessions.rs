@@ -32,7 +32,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<P> Sessions<P> {
+/// The sessions of a server, whatever they play.
+pub(crate) trait Table {
+    /// Sessions open now.
+    fn count(&self) -> usize;
+
+    /// Frees the memory of expired sessions.
+    fn remove_unused(&self);
+}
+
+impl<P: Send> Table for Sessions<P> {
+    fn count(&self) -> usize {
+        lock(&self.table).len()
+    }
+
+    fn remove_unused(&self) {
+        let ttl = self.ttl;
+        // A session that is in use at this moment is not unused.
+        lock(&self.table).retain(|_, slot| {
+            slot.try_lock()
+                .map_or(true, |slot| slot.used.elapsed() < ttl)
+        });
+    }
+}
+
+impl<P: Send> Sessions<P> {
     pub(crate) fn new(options: &ServerOptions) -> Self {
         Self {
             ttl: Duration::from_secs(options.session_ttl_s),
@@ -40,10 +64,6 @@ impl<P> Sessions<P> {
             next_id: AtomicU64::new(options.first_id),
             table: Mutex::default(),
         }
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        lock(&self.table).len()
     }
 
     /// Opens a session; what it plays may depend on its number. `None` if there are too many.
@@ -98,15 +118,5 @@ impl<P> Sessions<P> {
         let session = lock(&self.table).get(&id.as_u64()?).cloned()?;
         let unused = lock(&session).used.elapsed();
         (unused < self.ttl).then_some(session)
-    }
-
-    /// Frees the memory of expired sessions.
-    pub(crate) fn remove_unused(&self) {
-        let ttl = self.ttl;
-        // A session that is in use at this moment is not unused.
-        lock(&self.table).retain(|_, slot| {
-            slot.try_lock()
-                .map_or(true, |slot| slot.used.elapsed() < ttl)
-        });
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::env::babyai::{BabyaiGame, Compat};
 use crate::server::http::{App, Asked, Refusal, finished};
 use crate::server::options::ServerOptions;
-use crate::server::sessions::Sessions;
+use crate::server::sessions::{Sessions, Table};
 use crate::server::validation::{Problems, integer, step};
 use crate::task_index::TaskIndex;
 
@@ -155,11 +155,7 @@ impl App for Babyai {
         }
     }
 
-    fn sessions(&self) -> usize {
-        self.sessions.count()
-    }
-
-    fn remove_unused(&self) {
-        self.sessions.remove_unused();
+    fn sessions(&self) -> &dyn Table {
+        &self.sessions
     }
 }

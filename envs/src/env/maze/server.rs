@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::env::maze::game::{Maze, MazeReply, NoGame};
 use crate::server::http::{App, Asked, Refusal, finished};
 use crate::server::options::ServerOptions;
-use crate::server::sessions::Sessions;
+use crate::server::sessions::{Sessions, Table};
 use crate::server::validation::{Problems, integer, step};
 
 pub(crate) const PREFIX: &str = "/maze";
@@ -114,11 +114,7 @@ impl App for MazeServer {
         }
     }
 
-    fn sessions(&self) -> usize {
-        self.sessions.count()
-    }
-
-    fn remove_unused(&self) {
-        self.sessions.remove_unused();
+    fn sessions(&self) -> &dyn Table {
+        &self.sessions
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::env::searchqa::{Library, Question};
 use crate::server::http::{App, Asked, Refusal};
 use crate::server::options::ServerOptions;
-use crate::server::sessions::Sessions;
+use crate::server::sessions::{Sessions, Table};
 use crate::server::validation::{Problems, integer, integer_nullable, step};
 use crate::task_index::TaskIndex;
 
@@ -110,12 +110,8 @@ impl App for Searchqa {
         }
     }
 
-    fn sessions(&self) -> usize {
-        self.sessions.count()
-    }
-
-    fn remove_unused(&self) {
-        self.sessions.remove_unused();
+    fn sessions(&self) -> &dyn Table {
+        &self.sessions
     }
 
     fn is_slow(&self) -> bool {

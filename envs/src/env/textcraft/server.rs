@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::env::textcraft::{Game, Tasks};
 use crate::server::http::{App, Asked, Refusal};
 use crate::server::options::ServerOptions;
-use crate::server::sessions::Sessions;
+use crate::server::sessions::{Sessions, Table};
 use crate::server::validation::{Problems, integer, integer_or_null, step, text_or_null};
 use crate::task_index::TaskIndex;
 
@@ -154,11 +154,7 @@ impl App for Textcraft {
         }
     }
 
-    fn sessions(&self) -> usize {
-        self.sessions.count()
-    }
-
-    fn remove_unused(&self) {
-        self.sessions.remove_unused();
+    fn sessions(&self) -> &dyn Table {
+        &self.sessions
     }
 }

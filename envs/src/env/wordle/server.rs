@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::env::wordle::game::{OPENING, Wordle, WordleReply};
 use crate::server::http::{App, Asked, Refusal, finished};
 use crate::server::options::ServerOptions;
-use crate::server::sessions::Sessions;
+use crate::server::sessions::{Sessions, Table};
 use crate::server::validation::{Problems, integer, step};
 
 pub(crate) const PREFIX: &str = "/wordle";
@@ -122,11 +122,7 @@ impl App for WordleServer {
         }
     }
 
-    fn sessions(&self) -> usize {
-        self.sessions.count()
-    }
-
-    fn remove_unused(&self) {
-        self.sessions.remove_unused();
+    fn sessions(&self) -> &dyn Table {
+        &self.sessions
     }
 }
