@@ -14,10 +14,12 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
 
-/// Stages that hold episodes.
-fn stages() -> impl Iterator<Item = Stage> {
+/// Stages that hold episodes, those that train first.
+fn stages() -> Vec<Stage> {
     let all = Stage::ALL.into_iter();
-    all.filter(|stage| stage.facts().records.are_episodes())
+    let mut all: Vec<_> = all.filter(|s| s.facts().records.are_episodes()).collect();
+    all.sort_by_key(|s| (s.facts().evaluates, *s == Stage::EvaluateInit));
+    all
 }
 
 /// Which episodes are wanted.
@@ -165,7 +167,7 @@ impl Written {
 /// The committed parts that hold what is wanted.
 async fn parts(view: &RunView, wanted: &Wanted) -> Result<Vec<PartId>> {
     if let Some(stage) = wanted.stage.filter(|s| !s.facts().records.are_episodes()) {
-        let names: Vec<_> = stages().map(Stage::name).collect();
+        let names: Vec<_> = stages().into_iter().map(Stage::name).collect();
         return Err(Error::Usage(format!(
             "stage {stage} holds no episodes; those that do are {}",
             names.join(", ")
