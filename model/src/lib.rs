@@ -13,6 +13,7 @@ mod kernels;
 mod parallel;
 mod policy;
 mod sampler;
+mod spare;
 mod tiny;
 pub mod tiny_text;
 pub mod tiny_words;

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::compute::Network;
-use crate::cpu::gradients::Spare;
 use crate::cpu::network::rope_table;
 use crate::folder::weights::weight_files;
 use crate::gpu::{self, Gpu};
+use crate::spare::Spare;
 use crate::{Adapter, Chat, Device, Error, ModelConfig, Parameter, Result, Tokenizer, Weights};
 
 const GENERATION_CONFIG: &str = "generation_config.json";

@@ -1,4 +1,5 @@
-//! The gradient of a minibatch: units, added in a fixed binary tree.
+//! The gradient of a minibatch: units, added in a fixed binary tree, so that neither the number
+//! of threads nor the number of workers that share it ever shows in a result.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +11,7 @@ use safetensors::Dtype;
 use crate::cpu::gradients::Gradients;
 use crate::folder::parameter::numbers;
 use crate::folder::tensor_file::{self, TensorFile};
-use crate::gpu;
+use crate::gpu::{self, Gpu};
 use crate::parallel::{self, ComputeOptions};
 use crate::{Error, Result};
 
@@ -20,6 +21,17 @@ use crate::{Error, Result};
 pub(crate) struct UnitGradients {
     pub(crate) host: Gradients,
     pub(crate) gpu: gpu::Gradients,
+}
+
+impl Gradients {
+    /// A copy in a GPU's memory.
+    pub(crate) fn upload(&self, gpu: &Gpu) -> Result<gpu::Gradients> {
+        let uploaded = self.iter().map(|(name, gradient)| {
+            let buffer = gpu.upload(gradient)?;
+            Ok((name.to_owned(), buffer))
+        });
+        uploaded.collect()
+    }
 }
 
 impl UnitGradients {
@@ -302,7 +314,7 @@ impl PartialSum {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::gradients::Spare;
+    use crate::spare::Spare;
 
     fn unit(i: usize) -> Option<Gradients> {
         let mut gradients = Gradients::default();

@@ -6,10 +6,11 @@ use crate::batch::ScoreRequest;
 use crate::batch::Streams;
 use crate::compute::Network;
 use crate::compute::gradient_tree::UnitGradients;
-use crate::cpu::gradients::{Gradients, Spare};
+use crate::cpu::gradients::Gradients;
 use crate::cpu::network;
 use crate::cpu::tape::Tape;
 use crate::kernels::head::{Head, inverse_temperature};
+use crate::spare::Spare;
 use crate::{Error, Result, gpu};
 use std::sync::Arc;
 

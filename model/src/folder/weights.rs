@@ -2,7 +2,6 @@
 //! `[in, out]`, out-contiguous, because the products' fixed order of additions
 //! needs it (`kernels::matmul`); files hold Hugging Face's `[out, in]`.
 
-use crate::cpu::gradients::Spare;
 use crate::folder::names::{EMBEDDING, HEAD};
 use crate::folder::names::{HEAD_BIAS, HEAD_WEIGHT};
 use crate::folder::parameter::Parameter;
@@ -10,6 +9,7 @@ use crate::folder::parameter::is_dense;
 use crate::folder::parameter::numbers;
 use crate::folder::parameter::transpose;
 use crate::folder::tensor_file::TensorFile;
+use crate::spare::Spare;
 use crate::{Error, ModelConfig, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

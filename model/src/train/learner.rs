@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use crate::compute::gradient_tree::UnitGradients;
 use crate::cpu::adamw::{AdamW, AdamWState, StepReport};
-use crate::cpu::gradients::{Gradients, Spare};
+use crate::cpu::gradients::Gradients;
 use crate::gpu::{self, Gpu};
 use crate::parallel::ComputeOptions;
+use crate::spare::Spare;
 use crate::{Error, Policy, Result};
 
 /// The model as of the last step, and what makes the next one.

@@ -11,8 +11,9 @@ use crate::compute::gradient_tree::{
 };
 use crate::compute::teacher_forced::{TeacherForced, check_sequence, check_temperature};
 use crate::cpu::adamw::{AdamW, StepReport};
-use crate::cpu::gradients::{Gradients, Spare};
+use crate::cpu::gradients::Gradients;
 use crate::parallel::ComputeOptions;
+use crate::spare::Spare;
 use crate::train::learner::Learner;
 use crate::{Error, Policy, Result};
 use std::ops::Range;
