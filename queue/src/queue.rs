@@ -7,7 +7,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    backends::{redis::Redis, sqlite::Sqlite},
+    backends::redis::Redis,
+    backends::sqlite::Sqlite,
     codec,
     driver::{Driver, Handler},
     error::{self, Error, Result},

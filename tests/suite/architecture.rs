@@ -244,9 +244,8 @@ fn names(source: &str, library: &str) -> bool {
         code.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && !"_:".contains(c)));
     let mut paths = paths.filter(|word| word.contains("::"));
     paths.any(|word| {
-        word.split("::")
-            .next()
-            .is_some_and(|head| head.starts_with(library))
+        let mut heads = word.trim_start_matches("::").split("::");
+        heads.next().is_some_and(|head| head.starts_with(library))
     })
 }
 
@@ -265,5 +264,6 @@ fn libraries_stay_inside_their_module() {
         assert!(outside.is_empty(), "{library} is named in {outside:?}");
     }
     assert!(names("use apalis_core::task;", "apalis"));
+    assert!(names("use ::redis::Client;", "redis"));
     assert!(!names("let redis = 1; // redis::Client", "redis"));
 }

@@ -8,12 +8,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// What looks like a key and is none: files, and two keys said in one word.
-const OTHERS: [&str; 4] = [
-    "run.yaml",
-    "trainer.rs",
-    "queue.sqlite",
-    "data.max_*_length",
-];
+const OTHERS: [&str; 4] = ["run.yaml", "queue.rs", "queue.sqlite", "data.max_*_length"];
 
 /// What is about the keys of the original's scripts.
 const ORIGINAL: [&str; 2] = ["docs/from-agentgym-rl.md", "jobs/src/config/upstream.rs"];
