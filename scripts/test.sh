@@ -35,6 +35,6 @@ else
 fi
 cargo test --release --workspace --lib --bins --tests --config "$timed" | tee -a "$log"
 echo "the ten slowest tests:"
-sed -n 's/^test \(.*\) \.\.\. ok <\([0-9.]*\)s>$/\2 s  \1/p' "$log" | sort -rn | head -n 10
+sed -n 's/^test \(.*\) \.\.\. ok <\([0-9.]*\)s>$/\2 s  \1/p' "$log" | sort -rn | sed -n 1,10p
 echo "all of them:"
 grep '^test result:' "$log" | grep -v '. 0 passed; 0 failed; 0 ignored'
