@@ -41,10 +41,11 @@ pub use parallel::ComputeOptions;
 pub use policy::Policy;
 pub use sampler::Sampling;
 pub use tiny::TinyShape;
-pub use train::critic::{Critic, CriticTrainer, ValueCoefficients, values};
+pub use train::critic::{Critic, values};
 pub use train::score::{Scores, score};
 pub use train::trainer::{
-    Coefficients, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams, partial_gradients,
+    Coefficients, TrainSequence, Trainable, Trainer, Unit, UnitCoefficients, UnitStreams,
+    partial_gradients,
 };
 
 #[cfg(test)]

@@ -56,12 +56,16 @@ impl<'a> Composed<'a> {
             return Ok(x);
         }
         let half = width / 2;
-        let theta = self.policy.config().rope_theta;
+        let rope = &self.policy.config().rope;
+        let (frequencies, factor) = (rope.frequencies(width), rope.attention_factor());
         let angles: Vec<f64> = (0..length * half)
-            .map(|i| (i / half) as f64 * theta.powf(-2.0 * (i % half) as f64 / width as f64))
+            .map(|i| (i / half) as f64 * frequencies[i % half])
             .collect();
         let table = |f: fn(f64) -> f64| {
-            let numbers: Vec<f32> = angles.iter().map(|&angle| f(angle) as f32).collect();
+            let numbers: Vec<f32> = angles
+                .iter()
+                .map(|&angle| (factor * f(angle)) as f32)
+                .collect();
             Tensor::from_vec(numbers, (1, length, half), &Device::Cpu)
         };
         let (cos, sin) = (table(f64::cos)?, table(f64::sin)?);

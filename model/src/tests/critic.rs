@@ -3,8 +3,8 @@
 use super::{Random, SHAPES, random_policy, sequences};
 use crate::folder::names::{HEAD_BIAS, HEAD_WEIGHT};
 use crate::{
-    AdamW, ComputeOptions, Critic, CriticTrainer, Device, Parameter, Policy, ScoreRequest, Unit,
-    Weights, values,
+    AdamW, ComputeOptions, Critic, Device, Parameter, Policy, ScoreRequest, Trainer, Unit, Weights,
+    values,
 };
 
 /// A critic whose head is not zero.
@@ -44,7 +44,8 @@ fn units(critic: &Critic) -> Vec<Unit> {
 /// `Σ ½(v − t)²` over the masked tokens, t = 0.3.
 const TARGET: f64 = 0.3;
 
-fn coefficients(_: usize, values: &[Vec<f32>]) -> Vec<Vec<f64>> {
+#[expect(clippy::ptr_arg, reason = "what a trainer asks")]
+fn coefficients(_: usize, values: &Vec<Vec<f32>>) -> Vec<Vec<f64>> {
     let row = |row: &Vec<f32>| row.iter().map(|v| f64::from(*v) - TARGET).collect();
     values.iter().map(row).collect()
 }
@@ -70,9 +71,9 @@ fn loss(critic: &Critic, units: &[Unit]) -> f64 {
 fn head_and_trunk_follow_finite_differences() {
     let critic = random_critic(11);
     let units = units(&critic);
-    let trainer = CriticTrainer::new(critic.clone(), AdamW::default());
+    let trainer = Trainer::new(critic.clone(), AdamW::default());
     let (gradients, _) = trainer
-        .gradients(&units, &coefficients, &ComputeOptions::default())
+        .gradients(&units, (), &coefficients, &ComputeOptions::default())
         .unwrap();
     let mut checked = 0;
     for (name, _) in critic.weights().iter() {
@@ -117,16 +118,18 @@ fn threads_packs_and_units_do_not_show() {
     let critic = random_critic(12);
     let units = units(&critic);
     let bits = |threads, units: &[Unit]| {
-        let mut trainer = CriticTrainer::new(critic.clone(), AdamW::default());
+        let mut trainer = Trainer::new(critic.clone(), AdamW::default());
         let options = ComputeOptions {
             threads,
             checkpointed: threads > 1,
             ..ComputeOptions::default()
         };
         for _ in 0..3 {
-            trainer.step(units, 1e-2, &coefficients, &options).unwrap();
+            trainer
+                .step(units, (), 1e-2, &coefficients, &options)
+                .unwrap();
         }
-        trainer.into_critic().unwrap().weights().clone()
+        trainer.into_model().unwrap().weights().clone()
     };
     assert!(bits(1, &units) == bits(3, &units));
     let requests: Vec<ScoreRequest<'_>> = units
@@ -151,8 +154,8 @@ fn threads_packs_and_units_do_not_show() {
 fn a_new_critic_values_nothing_and_learns_a_constant() {
     let critic = Critic::new(&random_policy(SHAPES[1], 4)).unwrap();
     let units = units(&critic);
-    let mut trainer = CriticTrainer::new(critic, AdamW::default());
-    let first = loss(&trainer.critic().unwrap(), &units);
+    let mut trainer = Trainer::new(critic.clone(), AdamW::default());
+    let first = loss(&trainer.model().unwrap(), &units);
     let tokens = units
         .iter()
         .flat_map(|u| &u.sequences)
@@ -162,10 +165,10 @@ fn a_new_critic_values_nothing_and_learns_a_constant() {
     assert!((first - 0.5 * TARGET * TARGET * tokens as f64).abs() < 1e-9);
     for _ in 0..30 {
         trainer
-            .step(&units, 1e-2, &coefficients, &ComputeOptions::default())
+            .step(&units, (), 1e-2, &coefficients, &ComputeOptions::default())
             .unwrap();
     }
-    let last = loss(&trainer.critic().unwrap(), &units);
+    let last = loss(&trainer.model().unwrap(), &units);
     assert!(last < 0.2 * first, "{first} became {last}");
 }
 
@@ -186,7 +189,7 @@ fn folders_of_critics_and_policies_are_told_apart() {
     let message = Policy::load(&own, &Device::cpu()).unwrap_err().to_string();
     assert!(message.contains("critic"), "{message}");
 
-    let trainer = CriticTrainer::new(critic.clone(), AdamW::default());
+    let trainer = Trainer::new(critic.clone(), AdamW::default());
     trainer.save_optimizer(&again).unwrap();
-    assert!(CriticTrainer::with_state(critic, AdamW::default(), &again).is_ok());
+    assert!(Trainer::resume(critic, AdamW::default(), Some(&again)).is_ok());
 }

@@ -306,7 +306,7 @@ fn three_optimizer_steps() {
             ..ComputeOptions::default()
         };
         let (gradients, _) = trainer.gradients(&units, 1.0, &ask, &threads).unwrap();
-        let shapes = crate::parameter_shapes(trainer.policy().unwrap().config());
+        let shapes = crate::parameter_shapes(trainer.model().unwrap().config());
         assert_eq!(gradients.iter().count(), shapes.len());
         assert!(number > 0 || expected.gradients.len() == shapes.len());
         for (name, expected) in &expected.gradients {
@@ -324,7 +324,7 @@ fn three_optimizer_steps() {
         );
         let relative = (report.grad_norm - expected.grad_norm).abs() / expected.grad_norm;
         assert!(relative <= 1e-4, "step {number}: norm {}", report.grad_norm);
-        for (name, parameter) in trainer.policy().unwrap().weights().iter() {
+        for (name, parameter) in trainer.model().unwrap().weights().iter() {
             let expected = &expected.parameters[name];
             matches(
                 name,

@@ -44,7 +44,7 @@ fn step(trainer: &mut Trainer, seed: u64, threads: usize) -> StepReport {
         checkpointed: matches!(threads, 2 | 7),
         ..ComputeOptions::default()
     };
-    let units = units(&trainer.policy().unwrap(), seed);
+    let units = units(&trainer.model().unwrap(), seed);
     trainer
         .step(&units, 0.7, 1e-2, &coefficients, &options)
         .unwrap()
@@ -65,11 +65,11 @@ fn threads_never_show_and_training_learns() {
                 .map(|(trainer, threads)| step(trainer, round, threads))
                 .collect();
             assert!(reports.iter().all(|report| *report == reports[0]));
-            let first = trainers[0].policy().unwrap();
+            let first = trainers[0].model().unwrap();
             assert!(
                 trainers
                     .iter_mut()
-                    .all(|t| t.policy().unwrap().weights() == first.weights())
+                    .all(|t| t.model().unwrap().weights() == first.weights())
             );
             assert!(first.weights() != policy.weights());
             norms.push(reports[0].grad_norm);
@@ -103,22 +103,26 @@ fn a_resumed_training_equals_an_uninterrupted_one() {
     let mut whole = Trainer::new(policy.clone(), AdamW::default());
     step(&mut whole, 1, 1);
     let dir = tempfile::tempdir().unwrap();
-    whole.policy().unwrap().save(dir.path()).unwrap();
+    whole.model().unwrap().save(dir.path()).unwrap();
     whole.save_optimizer(&dir.path().join("optimizer")).unwrap();
     let resumed = Policy::load(dir.path(), &crate::Device::cpu()).unwrap();
-    let mut resumed =
-        Trainer::with_state(resumed, AdamW::default(), &dir.path().join("optimizer")).unwrap();
+    let mut resumed = Trainer::resume(
+        resumed,
+        AdamW::default(),
+        Some(&dir.path().join("optimizer")),
+    )
+    .unwrap();
     assert_eq!(resumed.optimizer_steps(), 1);
     step(&mut whole, 2, 1);
     step(&mut resumed, 2, 2);
-    assert!(whole.policy().unwrap().weights() == resumed.policy().unwrap().weights());
+    assert!(whole.model().unwrap().weights() == resumed.model().unwrap().weights());
     // The state counts: a fresh one goes elsewhere.
     let mut fresh = Trainer::new(
         Policy::load(dir.path(), &crate::Device::cpu()).unwrap(),
         AdamW::default(),
     );
     step(&mut fresh, 2, 1);
-    assert!(whole.policy().unwrap().weights() != fresh.policy().unwrap().weights());
+    assert!(whole.model().unwrap().weights() != fresh.model().unwrap().weights());
 }
 
 #[test]
@@ -141,7 +145,7 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
     let options = ComputeOptions::default();
     let report = trainer.step(&units, 1.0, 1e-2, &endless, &options).unwrap();
     assert!(report.skipped_non_finite);
-    assert!(trainer.policy().unwrap().weights() == policy.weights());
+    assert!(trainer.model().unwrap().weights() == policy.weights());
     assert_eq!(trainer.optimizer_steps(), 0);
 }
 

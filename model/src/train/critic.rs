@@ -8,20 +8,19 @@
 
 use crate::batch::ScoreRequest;
 use crate::compute::fit::halving;
-use crate::compute::fit::where_it_fits;
-use crate::compute::gradient_tree::{UnitGradients, over_units, over_units_in_place};
-use crate::compute::teacher_forced::{TeacherForced, check_sequence};
-use crate::cpu::adamw::{AdamW, StepReport};
+use crate::compute::gradient_tree::UnitGradients;
+use crate::compute::teacher_forced::{RecordedStates, TeacherForced, check_sequence};
 use crate::cpu::gradients::Gradients;
 use crate::folder::names::HEAD_BIAS;
 use crate::folder::names::HEAD_WEIGHT;
 use crate::parallel::{self, ComputeOptions};
-use crate::train::learner::Learner;
+use crate::spare::Spare;
 use crate::train::score::pack;
-use crate::train::trainer::{TrainSequence, Unit};
+use crate::train::trainer::{Head, Trainable};
 use crate::{Device, Error, Parameter, Policy, Result, Weights, parameter_shapes};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 /// An immutable critic; a clone shares everything.
 #[derive(Debug, Clone)]
@@ -100,10 +99,6 @@ impl Critic {
             bias: get(HEAD_BIAS)?[0],
         })
     }
-
-    fn check(&self, request: &ScoreRequest<'_>) -> Result<(), String> {
-        check_sequence(self.model.network(), self.vocab_size(), request)
-    }
 }
 
 /// One output: its dot product is summed in one fixed order, whatever the batch.
@@ -147,8 +142,7 @@ pub fn values(
     options: &ComputeOptions<'_>,
 ) -> Result<Vec<Vec<f32>>> {
     for (number, request) in requests.iter().enumerate() {
-        critic
-            .check(request)
+        check_sequence(critic.model.network(), critic.vocab_size(), request)
             .map_err(|message| Error::Request(format!("sequence {number} to value: {message}")))?;
     }
     let head = critic.head()?;
@@ -169,136 +163,69 @@ pub fn values(
     Ok(all.into_iter().flatten().collect())
 }
 
-/// Derivative of the loss by each value of a unit, per sequence and token. Asked
-/// between forward and backward of each unit, from the thread that computes it.
-pub type ValueCoefficients<'a> = dyn Fn(usize, &[Vec<f32>]) -> Vec<Vec<f64>> + Sync + 'a;
-
-/// A critic under training and its optimizer state.
-#[derive(Debug)]
-pub struct CriticTrainer {
-    learner: Learner,
+impl Trainable for Critic {
+    /// The value of each masked token.
+    type Streams = Vec<Vec<f32>>;
+    type Coefficients = Vec<Vec<f64>>;
+    type Settings = ();
 }
 
-impl CriticTrainer {
-    /// Starts with a fresh optimizer state.
-    pub fn new(critic: Critic, options: AdamW) -> Self {
-        let learner = Learner::new(critic.model, options);
-        CriticTrainer { learner }
+impl Head for Critic {
+    type Gathered = Vec<f32>;
+    type Recorded = (Vec<f32>, RecordedStates);
+
+    fn network(&self) -> &Policy {
+        &self.model
     }
 
-    /// Carries on with the optimizer state in `dir`.
-    pub fn with_state(critic: Critic, options: AdamW, dir: &Path) -> Result<Self> {
-        let learner = Learner::with_state(critic.model, options, dir)?;
-        Ok(CriticTrainer { learner })
+    fn into_network(self) -> Policy {
+        self.model
     }
 
-    /// One optimizer step on a minibatch cut into units.
-    pub fn step(
-        &mut self,
-        units: &[Unit],
-        lr: f64,
-        coefficients: &ValueCoefficients<'_>,
-        options: &ComputeOptions<'_>,
-    ) -> Result<StepReport> {
-        let unit = self.unit_by_number(units, coefficients, options);
-        let (gradients, tokens) = over_units_in_place(options, units.len(), unit)?;
-        let report = self.learner.step(gradients, lr, options)?;
-        Ok(StepReport { tokens, ..report })
+    fn of_network(model: Policy) -> Self {
+        Critic { model }
     }
 
-    /// The gradient of a minibatch, added over its units in a fixed tree, and how
-    /// many tokens went through a forward pass.
-    pub fn gradients(
+    fn check((): ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn forward(
         &self,
-        units: &[Unit],
-        coefficients: &ValueCoefficients<'_>,
-        options: &ComputeOptions<'_>,
-    ) -> Result<(Gradients, usize)> {
-        let unit = self.unit_by_number(units, coefficients, options);
-        over_units(options, units.len(), unit)
+        forced: &TeacherForced,
+        (): (),
+        checkpointed: bool,
+    ) -> Result<(Self::Streams, Self::Recorded)> {
+        let (states, tape) = forced.states_recorded(self.model.network(), checkpointed)?;
+        Ok((
+            forced.spread(&self.head()?.forward(&states)),
+            (states, tape),
+        ))
     }
 
-    /// Computes the unit of a number.
-    fn unit_by_number<'a>(
-        &'a self,
-        units: &'a [Unit],
-        coefficients: &'a ValueCoefficients<'_>,
-        options: &'a ComputeOptions<'_>,
-    ) -> impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync + 'a {
-        let model = self.learner.model().clone();
-        let critic = Critic { model };
-        move |number| {
-            let ask = |values: &[Vec<f32>]| coefficients(number, values);
-            self.unit_gradients(&critic, &units[number], options, ask)
-        }
+    fn gather(
+        forced: &TeacherForced,
+        coefficients: &Self::Coefficients,
+    ) -> Result<Option<Vec<f32>>> {
+        let by_value = forced.gather(coefficients, "values")?;
+        let zero = by_value.iter().all(|&coefficient| coefficient == 0.0);
+        Ok((!zero).then_some(by_value))
     }
 
-    fn unit_gradients(
+    fn backward(
         &self,
-        critic: &Critic,
-        unit: &Unit,
-        options: &ComputeOptions<'_>,
-        ask: impl Fn(&[Vec<f32>]) -> Vec<Vec<f64>>,
-    ) -> Result<(Option<UnitGradients>, usize)> {
-        let (network, head) = (critic.model.network(), critic.head()?);
-        let requests = unit.sequences.iter().map(TrainSequence::request);
-        for (number, request) in requests.clone().enumerate() {
-            critic
-                .check(&request)
-                .map_err(|message| Error::Request(format!("sequence {number}: {message}")))?;
-        }
-        let forced = TeacherForced::new(requests);
-        if unit.skip || forced.is_empty() {
-            return Ok((None, 0));
-        }
-        // Asked once, also where the unit is computed again.
-        let mut asked = None;
-        let gradients = where_it_fits(critic.model.gpu(), options, |checkpointed| {
-            let (states, tape) = forced.states_recorded(network, checkpointed)?;
-            let by_value = match &asked {
-                Some(by_value) => by_value,
-                None => {
-                    let coefficients = ask(&forced.spread(&head.forward(&states)));
-                    asked.insert(forced.gather(&coefficients, "values")?)
-                }
-            };
-            if by_value.iter().all(|&coefficient| coefficient == 0.0) {
-                return Ok(None);
-            }
-            let mut gradients = Gradients::new(self.learner.spare());
-            let (by_states, by_weight, by_bias) = head.backward(&states, by_value);
-            gradients.insert(HEAD_WEIGHT, by_weight);
-            gradients.insert(HEAD_BIAS, vec![by_bias]);
-            let mut gradients = UnitGradients::from(gradients);
-            forced.backward_states(network, tape, &by_states, &mut gradients)?;
-            Ok(Some(gradients))
-        })?;
-        Ok((gradients, forced.tokens()))
-    }
-
-    /// The critic as of the last step; later steps do not change it.
-    ///
-    /// # Errors
-    /// The GPU that has it is lost.
-    pub fn critic(&mut self) -> Result<Critic> {
-        let model = self.learner.fetch()?.clone();
-        Ok(Critic { model })
-    }
-
-    /// The critic as of the last step.
-    ///
-    /// # Errors
-    /// The GPU that has it is lost.
-    pub fn into_critic(self) -> Result<Critic> {
-        let model = self.learner.into_model()?;
-        Ok(Critic { model })
-    }
-
-    /// Writes `state.safetensors` into `dir`, for [`CriticTrainer::with_state`].
-    ///
-    /// # Errors
-    /// The file cannot be written, or the GPU that has the state is lost.
-    pub fn save_optimizer(&self, dir: &Path) -> Result<()> {
-        self.learner.save_state(dir)
+        forced: &TeacherForced,
+        (): (),
+        (states, tape): Self::Recorded,
+        by_value: &Vec<f32>,
+        spare: &Arc<Spare>,
+    ) -> Result<UnitGradients> {
+        let mut gradients = Gradients::new(spare);
+        let (by_states, by_weight, by_bias) = self.head()?.backward(&states, by_value);
+        gradients.insert(HEAD_WEIGHT, by_weight);
+        gradients.insert(HEAD_BIAS, vec![by_bias]);
+        let mut gradients = UnitGradients::from(gradients);
+        forced.backward_states(self.model.network(), tape, &by_states, &mut gradients)?;
+        Ok(gradients)
     }
 }

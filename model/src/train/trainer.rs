@@ -9,13 +9,14 @@ use crate::compute::fit::where_it_fits;
 use crate::compute::gradient_tree::{
     PartialSum, UnitGradients, over_some_units, over_units, over_units_in_place,
 };
-use crate::compute::teacher_forced::{TeacherForced, check_sequence, check_temperature};
+use crate::compute::teacher_forced::{Recorded, TeacherForced, check_sequence, check_temperature};
 use crate::cpu::adamw::{AdamW, StepReport};
 use crate::cpu::gradients::Gradients;
 use crate::parallel::ComputeOptions;
 use crate::spare::Spare;
 use crate::train::learner::Learner;
 use crate::{Error, Policy, Result};
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -65,16 +66,143 @@ pub struct UnitCoefficients {
     pub entropies: Vec<Vec<f64>>,
 }
 
-/// Asked between forward and backward of each unit, from the thread that computes it.
-pub type Coefficients<'a> = dyn Fn(usize, &UnitStreams) -> UnitCoefficients + Sync + 'a;
-
-/// A policy under training and its optimizer state. Of a policy with an adapter
-/// the adapter alone is trained.
-pub struct Trainer {
-    learner: Learner,
+/// A model that a [`Trainer`] can train: [`Policy`], whose head gives log-probabilities, and
+/// [`crate::Critic`], whose head gives values.
+pub trait Trainable: Sized + Send + Sync {
+    /// What the head gives for a unit, per sequence and token.
+    type Streams;
+    /// Derivative of the loss by each number of the streams.
+    type Coefficients;
+    /// What the head needs to know beside its weights.
+    type Settings: Copy + Send + Sync;
 }
 
-impl std::fmt::Debug for Trainer {
+/// How a model's head takes part in a step.
+pub(crate) trait Head: Trainable {
+    /// The coefficients of a unit, packed as the network computes.
+    type Gathered: Send + Sync;
+    /// What a forward pass keeps for the backward pass.
+    type Recorded;
+
+    /// The network and its head's weights.
+    fn network(&self) -> &Policy;
+
+    /// Lets go of what is not the network's.
+    fn into_network(self) -> Policy;
+
+    /// The reverse of [`Head::into_network`].
+    fn of_network(network: Policy) -> Self;
+
+    /// Refuses settings that give no finite numbers.
+    fn check(settings: Self::Settings) -> Result<()>;
+
+    /// The streams of a unit.
+    fn forward(
+        &self,
+        forced: &TeacherForced,
+        settings: Self::Settings,
+        checkpointed: bool,
+    ) -> Result<(Self::Streams, Self::Recorded)>;
+
+    /// Packs coefficients; nothing where all of them are 0.
+    fn gather(
+        forced: &TeacherForced,
+        coefficients: &Self::Coefficients,
+    ) -> Result<Option<Self::Gathered>>;
+
+    /// The gradients of a unit.
+    fn backward(
+        &self,
+        forced: &TeacherForced,
+        settings: Self::Settings,
+        recorded: Self::Recorded,
+        coefficients: &Self::Gathered,
+        spare: &Arc<Spare>,
+    ) -> Result<UnitGradients>;
+}
+
+impl Trainable for Policy {
+    type Streams = UnitStreams;
+    type Coefficients = UnitCoefficients;
+    /// The sampling temperature.
+    type Settings = f64;
+}
+
+impl Head for Policy {
+    type Gathered = Streams;
+    type Recorded = Recorded;
+
+    fn network(&self) -> &Policy {
+        self
+    }
+
+    fn into_network(self) -> Policy {
+        self
+    }
+
+    fn of_network(network: Policy) -> Self {
+        network
+    }
+
+    fn check(temperature: f64) -> Result<()> {
+        check_temperature(temperature)
+    }
+
+    fn forward(
+        &self,
+        forced: &TeacherForced,
+        temperature: f64,
+        checkpointed: bool,
+    ) -> Result<(UnitStreams, Recorded)> {
+        let (streams, recorded) =
+            forced.forward_recorded(Policy::network(self), temperature, checkpointed)?;
+        let streams = UnitStreams {
+            log_probs: forced.spread(&streams.log_probs),
+            entropies: forced.spread(&streams.entropies),
+        };
+        Ok((streams, recorded))
+    }
+
+    fn gather(forced: &TeacherForced, coefficients: &UnitCoefficients) -> Result<Option<Streams>> {
+        let gathered = Streams {
+            log_probs: forced.gather(&coefficients.log_probs, "log_probs")?,
+            entropies: forced.gather(&coefficients.entropies, "entropies")?,
+        };
+        let mut all = gathered.log_probs.iter().chain(&gathered.entropies);
+        let zero = all.all(|&coefficient| coefficient == 0.0);
+        Ok((!zero).then_some(gathered))
+    }
+
+    fn backward(
+        &self,
+        forced: &TeacherForced,
+        temperature: f64,
+        recorded: Recorded,
+        coefficients: &Streams,
+        spare: &Arc<Spare>,
+    ) -> Result<UnitGradients> {
+        forced.backward(
+            Policy::network(self),
+            temperature,
+            recorded,
+            coefficients,
+            spare,
+        )
+    }
+}
+
+/// Asked between forward and backward of each unit, from the thread that computes it.
+pub type Coefficients<'a, M = Policy> =
+    dyn Fn(usize, &<M as Trainable>::Streams) -> <M as Trainable>::Coefficients + Sync + 'a;
+
+/// A model under training, and its optimizer's state. Of a policy with an adapter
+/// the adapter alone is trained.
+pub struct Trainer<M = Policy> {
+    learner: Learner,
+    model: PhantomData<M>,
+}
+
+impl<M> std::fmt::Debug for Trainer<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let trained = self.learner.model().trained_weights();
         f.debug_struct("Trainer")
@@ -84,37 +212,111 @@ impl std::fmt::Debug for Trainer {
     }
 }
 
-impl Trainer {
+#[expect(
+    private_bounds,
+    reason = "which models have a head is this crate's to say"
+)]
+impl<M: Head> Trainer<M> {
     /// Starts with a fresh optimizer state.
-    pub fn new(policy: Policy, options: AdamW) -> Self {
-        let learner = Learner::new(policy, options);
-        Trainer { learner }
+    pub fn new(model: M, options: AdamW) -> Self {
+        let learner = Learner::new(model.into_network(), options);
+        let model = PhantomData;
+        Trainer { learner, model }
     }
 
-    /// Carries on with the optimizer state in `dir`.
-    pub fn with_state(policy: Policy, options: AdamW, dir: &Path) -> Result<Self> {
-        let learner = Learner::with_state(policy, options, dir)?;
-        Ok(Trainer { learner })
+    /// Carries on with the optimizer state in a folder, or starts with a fresh one.
+    ///
+    /// # Errors
+    /// The state cannot be read, or is another model's.
+    pub fn resume(model: M, options: AdamW, state: Option<&Path>) -> Result<Self> {
+        let Some(dir) = state else {
+            return Ok(Self::new(model, options));
+        };
+        let learner = Learner::with_state(model.into_network(), options, dir)?;
+        let model = PhantomData;
+        Ok(Trainer { learner, model })
     }
 
     /// One optimizer step on a minibatch cut into units.
+    ///
+    /// # Errors
+    /// A unit cannot be computed: an id outside the vocabulary, a sequence that is
+    /// too long, coefficients of another shape.
     pub fn step(
         &mut self,
         units: &[Unit],
-        temperature: f64,
+        settings: M::Settings,
         lr: f64,
-        coefficients: &Coefficients<'_>,
+        coefficients: &Coefficients<'_, M>,
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
-        check_temperature(temperature)?;
-        let pass = self.pass(units, temperature, coefficients, options);
+        let pass = self.pass(units, settings, coefficients, options)?;
         let unit = |number| pass.unit(number);
         let (gradients, tokens) = over_units_in_place(options, units.len(), unit)?;
         let report = self.learner.step(gradients, lr, options)?;
         Ok(StepReport { tokens, ..report })
     }
 
-    /// The same step, on gradients that others have computed by
+    /// The gradient of a minibatch, summed over its units, and how many tokens went
+    /// through a forward pass.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`].
+    pub fn gradients(
+        &self,
+        units: &[Unit],
+        settings: M::Settings,
+        coefficients: &Coefficients<'_, M>,
+        options: &ComputeOptions<'_>,
+    ) -> Result<(Gradients, usize)> {
+        let pass = self.pass(units, settings, coefficients, options)?;
+        over_units(options, units.len(), |number| pass.unit(number))
+    }
+
+    fn pass<'a>(
+        &self,
+        units: &'a [Unit],
+        settings: M::Settings,
+        coefficients: &'a Coefficients<'_, M>,
+        options: &'a ComputeOptions<'_>,
+    ) -> Result<Pass<'a, M>> {
+        let model = M::of_network(self.learner.model().clone());
+        let spare = Arc::clone(self.learner.spare());
+        Pass::new(model, units, settings, coefficients, options, spare)
+    }
+
+    /// The model as of the last step; later steps do not change it.
+    ///
+    /// # Errors
+    /// The GPU that has it is lost.
+    pub fn model(&mut self) -> Result<M> {
+        Ok(M::of_network(self.learner.fetch()?.clone()))
+    }
+
+    /// The model as of the last step.
+    ///
+    /// # Errors
+    /// The GPU that has it is lost.
+    pub fn into_model(self) -> Result<M> {
+        Ok(M::of_network(self.learner.into_model()?))
+    }
+
+    /// Optimizer steps made, those before a resume included.
+    pub fn optimizer_steps(&self) -> u64 {
+        self.learner.steps()
+    }
+
+    /// Writes `state.safetensors` into `dir`, for [`Trainer::resume`].
+    ///
+    /// # Errors
+    /// The file cannot be written, or the GPU that has the state is lost.
+    pub fn save_optimizer(&self, dir: &Path) -> Result<()> {
+        self.learner.save_state(dir)
+    }
+}
+
+impl Trainer {
+    /// [`Trainer::step`] on gradients that others have computed by
     /// [`partial_gradients`]: all units of the minibatch, each once.
     ///
     /// # Errors
@@ -129,37 +331,6 @@ impl Trainer {
         self.learner.step(gradients.into(), lr, options)
     }
 
-    fn pass<'a>(
-        &'a self,
-        units: &'a [Unit],
-        temperature: f64,
-        coefficients: &'a Coefficients<'_>,
-        options: &'a ComputeOptions<'_>,
-    ) -> Pass<'a> {
-        Pass {
-            policy: self.learner.model(),
-            units,
-            temperature,
-            coefficients,
-            options,
-            spare: Arc::clone(self.learner.spare()),
-        }
-    }
-
-    /// The gradient of a minibatch, summed over its units, and how many tokens went
-    /// through a forward pass.
-    pub fn gradients(
-        &self,
-        units: &[Unit],
-        temperature: f64,
-        coefficients: &Coefficients<'_>,
-        options: &ComputeOptions<'_>,
-    ) -> Result<(Gradients, usize)> {
-        check_temperature(temperature)?;
-        let pass = self.pass(units, temperature, coefficients, options);
-        over_units(options, units.len(), |number| pass.unit(number))
-    }
-
     /// Reads gradients that [`partial_gradients`] computed for this policy.
     ///
     /// # Errors
@@ -169,35 +340,6 @@ impl Trainer {
         let sizes = self.learner.model().trained_shapes().into_iter().map(size);
         PartialSum::load(dir, &sizes.collect())
     }
-
-    /// The policy as of the last step; later steps do not change it.
-    ///
-    /// # Errors
-    /// The GPU that has it is lost.
-    pub fn policy(&mut self) -> Result<Policy> {
-        self.learner.fetch().cloned()
-    }
-
-    /// The policy as of the last step.
-    ///
-    /// # Errors
-    /// The GPU that has it is lost.
-    pub fn into_policy(self) -> Result<Policy> {
-        self.learner.into_model()
-    }
-
-    /// Optimizer steps made, those before a resume included.
-    pub fn optimizer_steps(&self) -> u64 {
-        self.learner.steps()
-    }
-
-    /// Writes `state.safetensors` into `dir`, for [`Trainer::with_state`].
-    ///
-    /// # Errors
-    /// The file cannot be written, or the GPU that has the state is lost.
-    pub fn save_optimizer(&self, dir: &Path) -> Result<()> {
-        self.learner.save_state(dir)
-    }
 }
 
 /// The gradients of `some` of a minibatch's units, and how many tokens went through
@@ -205,8 +347,7 @@ impl Trainer {
 /// computed elsewhere fits into the same sum.
 ///
 /// # Errors
-/// A unit cannot be computed: an id outside the vocabulary, a sequence that is
-/// too long, coefficients of another shape.
+/// As [`Trainer::step`].
 pub fn partial_gradients(
     policy: &Policy,
     units: &[Unit],
@@ -215,36 +356,49 @@ pub fn partial_gradients(
     coefficients: &Coefficients<'_>,
     options: &ComputeOptions<'_>,
 ) -> Result<(PartialSum, usize)> {
-    check_temperature(temperature)?;
-    let pass = Pass {
-        policy,
-        units,
-        temperature,
-        coefficients,
-        options,
-        spare: Arc::default(),
-    };
+    let (policy, spare) = (policy.clone(), Arc::default());
+    let pass = Pass::new(policy, units, temperature, coefficients, options, spare)?;
     over_some_units(options, units.len(), some, |number| pass.unit(number))
 }
 
 /// Forward and backward over the units of a minibatch.
-struct Pass<'a> {
-    policy: &'a Policy,
+struct Pass<'a, M: Head> {
+    model: M,
     units: &'a [Unit],
-    temperature: f64,
-    coefficients: &'a Coefficients<'a>,
+    settings: M::Settings,
+    coefficients: &'a Coefficients<'a, M>,
     options: &'a ComputeOptions<'a>,
     /// Memory for gradients.
     spare: Arc<Spare>,
 }
 
-impl Pass<'_> {
+impl<'a, M: Head> Pass<'a, M> {
+    fn new(
+        model: M,
+        units: &'a [Unit],
+        settings: M::Settings,
+        coefficients: &'a Coefficients<'_, M>,
+        options: &'a ComputeOptions<'_>,
+        spare: Arc<Spare>,
+    ) -> Result<Self> {
+        M::check(settings)?;
+        Ok(Pass {
+            model,
+            units,
+            settings,
+            coefficients,
+            options,
+            spare,
+        })
+    }
+
     /// The unit of a number: forward, the caller's coefficients, backward; no gradients where
     /// nothing contributes. And how many tokens went through.
     fn unit(&self, number: usize) -> Result<(Option<UnitGradients>, usize)> {
-        let (network, unit) = (self.policy.network(), &self.units[number]);
+        let (policy, unit) = (self.model.network(), &self.units[number]);
         let requests = unit.sequences.iter().map(TrainSequence::request);
         for (number, request) in requests.clone().enumerate() {
+            let network = policy.network();
             check_sequence(network, network.vocabulary(), &request)
                 .map_err(|message| Error::Request(format!("sequence {number}: {message}")))?;
         }
@@ -254,29 +408,21 @@ impl Pass<'_> {
         }
         // Asked once, also where the unit is computed again.
         let mut asked = None;
-        let gradients = where_it_fits(self.policy.gpu(), self.options, |checkpointed| {
-            let (streams, recorded) =
-                forced.forward_recorded(network, self.temperature, checkpointed)?;
+        let (model, settings) = (&self.model, self.settings);
+        let gradients = where_it_fits(policy.gpu(), self.options, |checkpointed| {
+            let (streams, recorded) = model.forward(&forced, settings, checkpointed)?;
             let coefficients = match &asked {
                 Some(coefficients) => coefficients,
                 None => {
-                    let streams = UnitStreams {
-                        log_probs: forced.spread(&streams.log_probs),
-                        entropies: forced.spread(&streams.entropies),
-                    };
                     let coefficients = (self.coefficients)(number, &streams);
-                    asked.insert(Streams {
-                        log_probs: forced.gather(&coefficients.log_probs, "log_probs")?,
-                        entropies: forced.gather(&coefficients.entropies, "entropies")?,
-                    })
+                    asked.insert(M::gather(&forced, &coefficients)?)
                 }
             };
-            let mut all = coefficients.log_probs.iter().chain(&coefficients.entropies);
-            if all.all(|&coefficient| coefficient == 0.0) {
+            let Some(coefficients) = coefficients else {
                 return Ok(None);
-            }
-            let (temperature, spare) = (self.temperature, &self.spare);
-            let gradients = forced.backward(network, temperature, recorded, coefficients, spare)?;
+            };
+            let spare = &self.spare;
+            let gradients = model.backward(&forced, settings, recorded, coefficients, spare)?;
             Ok(Some(gradients))
         })?;
         Ok((gradients, forced.tokens()))

@@ -20,7 +20,7 @@ use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{Batch, BatchEpisode, CriticSequence, CriticTargets};
-use agentgym_model::{AdamW, ComputeOptions, Critic, CriticTrainer};
+use agentgym_model::{AdamW, ComputeOptions, Critic, Trainer};
 use agentgym_storage::{LocalFolder, Outputs};
 use serde::Serialize;
 use std::ops::Range;
@@ -142,12 +142,12 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             }
         }
         let seconds = start.elapsed().as_secs_f64();
-        let saved = (trainer.critic())
+        let saved = (trainer.model())
             .and_then(|critic| critic.save(&scratch.join(CRITIC)))
             .and_then(|()| trainer.save_optimizer(&scratch.join(OPTIMIZER)));
         saved.map_err(|e| BRAKES.failed(|| id.to_string())(e.into()))?;
         Ok(Trained {
-            critic: trainer.into_critic()?,
+            critic: trainer.into_model()?,
             record: Record {
                 settings,
                 minibatches: steps,
@@ -196,7 +196,7 @@ fn trainer(
     critic: &Arc<Critic>,
     settings: &Settings,
     optimizer: Option<&Path>,
-) -> Result<CriticTrainer> {
+) -> Result<Trainer<Critic>> {
     let adamw = AdamW {
         betas: settings.betas,
         eps: settings.eps,
@@ -204,11 +204,7 @@ fn trainer(
         grad_clip: settings.grad_clip,
         decay_excludes_norms_and_biases: settings.decay_excludes_norms_and_biases,
     };
-    let critic = Critic::clone(critic);
-    Ok(match optimizer {
-        Some(folder) => CriticTrainer::with_state(critic, adamw, folder)?,
-        None => CriticTrainer::new(critic, adamw),
-    })
+    Ok(Trainer::resume(Critic::clone(critic), adamw, optimizer)?)
 }
 
 /// A sequence of the minibatch.
@@ -291,7 +287,7 @@ impl<'a> Minibatch<'a> {
 
     fn train(
         &self,
-        trainer: &mut CriticTrainer,
+        trainer: &mut Trainer<Critic>,
         settings: &Settings,
         (epoch, minibatch): (u32, usize),
         options: &ComputeOptions<'_>,
@@ -316,9 +312,9 @@ impl<'a> Minibatch<'a> {
                 self.members[member].loss_mask,
             )
         });
-        let loss = |unit: usize, values: &[Vec<f32>]| self.loss(unit, values, &settings.loss);
+        let loss = |unit: usize, values: &Vec<Vec<f32>>| self.loss(unit, values, &settings.loss);
         let (report, units) = with_sums(self.units.len(), loss, |coefficients| {
-            trainer.step(&model_units, settings.lr, coefficients, options)
+            trainer.step(&model_units, (), settings.lr, coefficients, options)
         })?;
         say_if_skipped(&report, "the critic");
         let mut total = ValueSums::default();

@@ -139,7 +139,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         }
         let seconds = start.elapsed().as_secs_f64();
         save(&mut trainer, &scratch).map_err(BRAKES.failed(|| id.to_string()))?;
-        Ok((trainer.into_policy()?, results, seconds))
+        Ok((trainer.into_model()?, results, seconds))
     })
     .await?;
     upload(context, outputs, policy).await?;

@@ -167,7 +167,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             let passes = mixture.passes_before(step + 1);
             let ends_one = passes.is_some_and(|passes| passes.fract() == 0.0);
             if !held_out.is_empty() && (ends_one || step + 1 == steps.end) {
-                measure(&trainer.policy()?, step + 1, passes)?;
+                measure(&trainer.model()?, step + 1, passes)?;
             }
         }
         let seconds = start.elapsed().as_secs_f64() - measured_s;
@@ -178,7 +178,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             validation: points,
         });
         save(&mut trainer, &scratch).map_err(BRAKES.failed(|| id.to_string()))?;
-        Ok((trainer.into_policy()?, results, validation, seconds))
+        Ok((trainer.into_model()?, results, validation, seconds))
     })
     .await?;
     upload(context, outputs, policy).await?;

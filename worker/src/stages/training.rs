@@ -84,7 +84,7 @@ impl Brakes {
 /// Writes what was trained, a policy or its adapter, and the optimizer's state
 /// into local folders.
 pub(super) fn save(trainer: &mut Trainer, scratch: &Path) -> Result<()> {
-    let policy = trainer.policy()?;
+    let policy = trainer.model()?;
     match policy.adapter() {
         Some(adapter) => adapter.save(&scratch.join(ADAPTER))?,
         None => policy.save(&scratch.join(POLICY))?,
@@ -195,11 +195,7 @@ pub(super) fn resume(
     adamw: AdamW,
     optimizer: Option<&Path>,
 ) -> Result<Trainer> {
-    let policy = Policy::clone(policy);
-    Ok(match optimizer {
-        Some(folder) => Trainer::with_state(policy, adamw, folder)?,
-        None => Trainer::new(policy, adamw),
-    })
+    Ok(Trainer::resume(Policy::clone(policy), adamw, optimizer)?)
 }
 
 /// The streams as the algorithms read them.

@@ -155,7 +155,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let seconds = start.elapsed().as_secs_f64();
         save(&mut trainer, &scratch).map_err(BRAKES.failed(|| id.to_string()))?;
         Ok(Trained {
-            policy: trainer.into_policy()?,
+            policy: trainer.into_model()?,
             record: Record {
                 settings,
                 minibatches: steps,

@@ -251,18 +251,18 @@ fn training_an_adapter_learns_and_resumes_and_leaves_the_base_alone() {
     (0..10).for_each(|_| step(&mut whole, 1));
 
     let dir = tempfile::tempdir().unwrap();
-    let half = whole.policy().unwrap();
+    let half = whole.model().unwrap();
     half.adapter().unwrap().save(dir.path()).unwrap();
     whole.save_optimizer(&dir.path().join("optimizer")).unwrap();
     let read = Adapter::load(dir.path(), base.config()).unwrap();
     assert!(&read == half.adapter().unwrap());
     let resumed = base.with_adapter(read).unwrap();
-    let mut resumed = Trainer::with_state(resumed, adamw, &dir.path().join("optimizer")).unwrap();
+    let mut resumed = Trainer::resume(resumed, adamw, Some(&dir.path().join("optimizer"))).unwrap();
     for _ in 0..20 {
         step(&mut whole, 1);
         step(&mut resumed, 3);
     }
-    let (trained, again) = (whole.into_policy().unwrap(), resumed.into_policy().unwrap());
+    let (trained, again) = (whole.into_model().unwrap(), resumed.into_model().unwrap());
     assert!(trained.adapter() == again.adapter());
     assert!(trained.weights() == again.weights());
     let (before, after) = (mean(&base), mean(&trained));

@@ -54,7 +54,7 @@ fn many_tiny_steps_add_up_in_the_f32_weights() {
     let step = |trainer: &mut Trainer| {
         let report = trainer.step(&units, TEMPERATURE, RATE, &coefficients, &options);
         assert!(!report.unwrap().skipped_non_finite);
-        trainer.policy().unwrap()
+        trainer.model().unwrap()
     };
     let name = "model.layers.0.mlp.up_proj.weight";
     let numbers = |policy: &Policy| policy.weights().get(name).unwrap().numbers().to_vec();

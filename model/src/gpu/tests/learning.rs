@@ -30,12 +30,12 @@ fn weights_that_are_fetched_give_what_the_device_has() {
             let mut trainer = Trainer::new(begun.clone(), AdamW::default());
             let at_first = scored(&begun);
             step(&mut trainer, &policy);
-            let once = trainer.policy().unwrap();
+            let once = trainer.model().unwrap();
             let after_one = scored(&once);
             // The second step finds the network shared, the third has it for itself.
             step(&mut trainer, &policy);
             step(&mut trainer, &policy);
-            let last = trainer.into_policy().unwrap();
+            let last = trainer.into_model().unwrap();
             assert!(scored(&begun) == at_first && scored(&once) == after_one);
             assert!(after_one != at_first && scored(&last) != after_one);
             for policy in [&once, &last] {
@@ -60,7 +60,7 @@ fn adapters_of_any_rank_are_merged_with_the_processors_bits() {
         let begun = on_gpu(&adapted, Order::Ascending, Dtype::F32);
         let mut trainer = Trainer::new(begun, AdamW::default());
         step(&mut trainer, &adapted);
-        let trained = trainer.into_policy().unwrap();
+        let trained = trainer.into_model().unwrap();
         let anew = trained.on(&Device::of(gpu(Order::Ascending, Dtype::F32)));
         assert!(scored(&anew.unwrap()) == scored(&trained), "rank {rank}");
     }

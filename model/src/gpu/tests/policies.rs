@@ -7,9 +7,9 @@ use crate::tests::{
     SHAPES, Shape, random_adapter, random_policy, relative_error, requests, sequences, tiny_policy,
 };
 use crate::{
-    ALL_LINEAR, AdamW, ComputeOptions, Critic, CriticTrainer, Device, Dtype, Engine, EngineOptions,
-    Generation, GenerationRequest, Gradients, LoraOptions, Policy, Sampling, ScoreRequest, Scores,
-    Trainer, Unit, UnitCoefficients, UnitStreams, score, values,
+    ALL_LINEAR, AdamW, ComputeOptions, Critic, Device, Dtype, Engine, EngineOptions, Generation,
+    GenerationRequest, Gradients, LoraOptions, Policy, Sampling, ScoreRequest, Scores, Trainer,
+    Unit, UnitCoefficients, UnitStreams, score, values,
 };
 
 pub(super) const TEMPERATURE: f64 = 0.8;
@@ -85,7 +85,7 @@ const LENGTHS: [usize; 4] = [70, 1, 33, 130];
 /// Tied and untied heads, groups of 1, 2 and 3, both architectures, widths that are no
 /// multiple of anything.
 fn policies() -> Vec<Policy> {
-    let some = [SHAPES[1], SHAPES[2], SHAPES[4]];
+    let some = [SHAPES[1], SHAPES[2], SHAPES[4], SHAPES[9]];
     let mut policies: Vec<Policy> = some.map(|shape| random_policy(shape, 7)).into();
     policies.push(tiny_policy());
     policies
@@ -322,12 +322,12 @@ fn optimizer_steps_are_the_processors_also_across_a_resume() {
             let first = step(&mut trainer);
             trainer.save_optimizer(folder.path()).unwrap();
             let mut resumed =
-                Trainer::with_state(trainer.policy().unwrap(), adamw, folder.path()).unwrap();
+                Trainer::resume(trainer.model().unwrap(), adamw, Some(folder.path())).unwrap();
             let second = step(&mut resumed);
             assert_eq!(step(&mut trainer), second, "the resume shows");
-            assert!(trainer.policy().unwrap().weights() == resumed.policy().unwrap().weights());
+            assert!(trainer.model().unwrap().weights() == resumed.model().unwrap().weights());
             assert_eq!(resumed.optimizer_steps(), 2);
-            ([first, second], resumed.into_policy().unwrap())
+            ([first, second], resumed.into_model().unwrap())
         };
         let (expected, on_processor) = run(policy.clone());
         let [(found, on_gpu), other] = ORDERS.map(|order| run(on_gpu(&policy, order, Dtype::F32)));
@@ -372,7 +372,7 @@ fn gradients_that_are_not_finite_change_nothing_on_a_gpu() {
         .step(&units(&policy), 1.0, 1e-2, &infinite, &options)
         .unwrap();
     assert!(report.skipped_non_finite);
-    assert!(trainer.policy().unwrap().weights() == policy.weights());
+    assert!(trainer.model().unwrap().weights() == policy.weights());
     assert_eq!(trainer.optimizer_steps(), 0);
 }
 
@@ -398,13 +398,13 @@ fn a_critic_values_and_learns_as_on_the_processor() {
         let sequences = sequences(policy.config().vocab_size, &LENGTHS, 5);
         let options = ComputeOptions::default();
         let values = values(&critic, &requests(&sequences), &options).unwrap();
-        let trainer = CriticTrainer::new(critic, AdamW::default());
-        let by_value = |_: usize, values: &[Vec<f32>]| {
+        let trainer = Trainer::new(critic, AdamW::default());
+        let by_value = |_: usize, values: &Vec<Vec<f32>>| {
             let own = |v: &Vec<f32>| v.iter().map(|&v| f64::from(v) - 0.5).collect();
             values.iter().map(own).collect()
         };
         let gradients = trainer
-            .gradients(&units(&policy), &by_value, &options)
+            .gradients(&units(&policy), (), &by_value, &options)
             .unwrap()
             .0;
         (values.concat(), gradients)
@@ -422,7 +422,7 @@ fn a_critics_optimizer_steps_are_the_processors_also_across_a_resume() {
         weight_decay: 0.1,
         ..AdamW::default()
     };
-    let by_value = |_: usize, values: &[Vec<f32>]| {
+    let by_value = |_: usize, values: &Vec<Vec<f32>>| {
         let own = |v: &Vec<f32>| v.iter().map(|&v| f64::from(v) - 0.5).collect();
         values.iter().map(own).collect()
     };
@@ -430,23 +430,23 @@ fn a_critics_optimizer_steps_are_the_processors_also_across_a_resume() {
     let [expected, found] = [Device::cpu(), device].map(|device| {
         let critic = Critic::new(&policy.on(&device).unwrap()).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let step = |trainer: &mut CriticTrainer| {
+        let step = |trainer: &mut Trainer<Critic>| {
             let options = ComputeOptions::default();
-            let report = trainer.step(&units(&policy), 1e-2, &by_value, &options);
+            let report = trainer.step(&units(&policy), (), 1e-2, &by_value, &options);
             report.unwrap()
         };
-        let mut trainer = CriticTrainer::new(critic, adamw);
+        let mut trainer = Trainer::new(critic, adamw);
         step(&mut trainer);
         trainer.save_optimizer(folder.path()).unwrap();
-        let critic = trainer.critic().unwrap();
-        let mut resumed = CriticTrainer::with_state(critic, adamw, folder.path()).unwrap();
+        let critic = trainer.model().unwrap();
+        let mut resumed = Trainer::resume(critic, adamw, Some(folder.path())).unwrap();
         step(&mut trainer);
         step(&mut resumed);
         // Nobody has asked for the head that the step before made.
         let reports = [step(&mut trainer), step(&mut resumed)];
         assert_eq!(reports[0], reports[1], "the resume shows");
-        assert!(trainer.critic().unwrap().weights() == resumed.critic().unwrap().weights());
-        (reports[0], resumed.into_critic().unwrap())
+        assert!(trainer.model().unwrap().weights() == resumed.model().unwrap().weights());
+        (reports[0], resumed.into_model().unwrap())
     });
     assert!((found.0.grad_norm / expected.0.grad_norm - 1.0).abs() < F32.gradients);
     for name in [

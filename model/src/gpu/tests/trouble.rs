@@ -147,7 +147,7 @@ fn steps_with_less_memory_are_the_same() {
         for _ in 0..2 {
             trainer.step(&units, TEMPERATURE, 1e-2, &coefficients, &options)?;
         }
-        Ok(trainer.into_policy()?.weights().clone())
+        Ok(trainer.into_model()?.weights().clone())
     });
     assert!(made_do >= 1, "{made_do}");
 }
@@ -179,7 +179,7 @@ fn a_step_that_fails_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let late = launches > needed / 2;
         assert_eq!(trainer.save_optimizer(folder.path()).is_err(), late);
-        assert_eq!(trainer.policy().is_err(), late);
+        assert_eq!(trainer.model().is_err(), late);
     }
 }
 

@@ -82,7 +82,7 @@ fn the_critic_learns_its_targets_on_any_number_of_threads() {
         }
         assert_eq!(losses[0], 0.5, "a new critic says 0, the target is 1");
         assert!(losses[11] < 0.3, "{losses:?}");
-        trainer.into_critic().unwrap().weights().clone()
+        trainer.into_model().unwrap().weights().clone()
     });
     assert!(weights[0] == weights[1]);
 }

@@ -100,7 +100,7 @@ fn preferences_are_learnt_with_every_loss_on_any_number_of_threads() {
                 results[7].sums.loss
             );
             assert_eq!(results[7].sums.accuracy(), 1.0, "{name}");
-            trainer.into_policy().unwrap().weights().clone()
+            trainer.into_model().unwrap().weights().clone()
         });
         assert!(weights[0] == weights[1], "{name}");
     }

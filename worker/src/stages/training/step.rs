@@ -39,12 +39,12 @@ impl Streams for UnitStreams {
     type Coefficients = UnitCoefficients;
 
     fn zeros(&self) -> UnitCoefficients {
-        of_log_probs(self.log_probs.as_slice().zeros())
+        of_log_probs(self.log_probs.zeros())
     }
 }
 
 /// The critic's values.
-impl Streams for [Vec<f32>] {
+impl Streams for Vec<Vec<f32>> {
     type Coefficients = Vec<Vec<f64>>;
 
     fn zeros(&self) -> Vec<Vec<f64>> {
@@ -66,7 +66,7 @@ pub(crate) fn of_log_probs(log_probs: Vec<Vec<f64>>) -> UnitCoefficients {
 ///
 /// # Errors
 /// That of `compute`, or of the loss of the first unit that has one.
-pub(crate) fn with_sums<In: Streams + ?Sized, S: Default + Send, T>(
+pub(crate) fn with_sums<In: Streams, S: Default + Send, T>(
     units: usize,
     loss: impl Fn(usize, &In) -> Result<(In::Coefficients, S)> + Sync,
     compute: impl FnOnce(&(dyn Fn(usize, &In) -> In::Coefficients + Sync)) -> agentgym_model::Result<T>,

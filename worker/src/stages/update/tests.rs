@@ -109,7 +109,7 @@ fn a_minibatch_without_gradient_takes_no_step() {
     let folder = tempfile::tempdir().unwrap();
     policy.save(&folder.path().join("before")).unwrap();
     trainer
-        .policy()
+        .model()
         .unwrap()
         .save(&folder.path().join("after"))
         .unwrap();
@@ -199,7 +199,7 @@ fn golden_steps() {
             }
         }
         let folder = tempfile::tempdir().unwrap();
-        trainer.policy().unwrap().save(folder.path()).unwrap();
+        trainer.model().unwrap().save(folder.path()).unwrap();
         finals.push(std::fs::read(folder.path().join("model.safetensors")).unwrap());
     }
     assert!(finals[1] == finals[2], "threads show in the weights");
@@ -245,7 +245,7 @@ fn a_gradient_that_is_not_finite_changes_nothing_and_is_counted() {
         .unwrap();
     assert!(step.skipped && step.non_finite, "{step:?}");
     assert_eq!(step.grad_norm, 0.0);
-    assert!(trainer.policy().unwrap().weights() == policy.weights());
+    assert!(trainer.model().unwrap().weights() == policy.weights());
     let record = Record {
         settings,
         minibatches: vec![step],
