@@ -12,6 +12,7 @@ mod tests;
 
 use crate::client::{ClientOptions, EnvClient};
 use crate::error::EnvError;
+use crate::http_client;
 use crate::spec::{Actions, CreateBody, EnvSpec, ErrorShape, IdInReply, Items, Replay};
 use agentgym_text::without_secrets;
 pub use report::{Check, Report, Speed, Verdict};
@@ -61,7 +62,7 @@ pub async fn examine(
     };
     let timeout = Duration::try_from_secs_f64(options.call_timeout_s)
         .map_err(|error| EnvError::Client(format!("the call timeout: {error}")))?;
-    let http = reqwest::Client::builder()
+    let http = http_client()
         .timeout(timeout)
         .pool_max_idle_per_host(0)
         .build()

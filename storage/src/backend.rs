@@ -156,6 +156,8 @@ fn s3(url: &Url, options: &[(&str, &str)]) -> Result<Backend> {
         ));
     }
     let mut http_is_decided = std::env::var_os("AWS_ALLOW_HTTP").is_some();
+    // What its TLS computes with; an error means that the process has one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let mut builder = AmazonS3Builder::from_env();
     for (name, value) in options {
         let key = AmazonS3ConfigKey::from_str(&name.to_ascii_lowercase())

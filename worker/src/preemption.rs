@@ -10,6 +10,7 @@
 //! Instance Metadata Service for the machine's own name).
 
 use crate::{Error, Result};
+use agentgym_envs::http_client;
 use reqwest::{Client, StatusCode};
 use serde_json::Value;
 use std::str::FromStr;
@@ -63,7 +64,7 @@ impl Cloud {
 /// not answer is said once and asked on: the machine may not be a spot one.
 pub async fn drain_on_notice(cloud: Cloud, drain: CancellationToken) {
     let url = std::env::var("AGENTGYM_METADATA_URL").unwrap_or_else(|_| cloud.url().to_owned());
-    let client = match Client::builder().timeout(ANSWER_MAX).no_proxy().build() {
+    let client = match http_client().timeout(ANSWER_MAX).no_proxy().build() {
         Ok(client) => client,
         Err(e) => return tracing::warn!("no notice of preemption will be seen: {e}"),
     };
@@ -264,7 +265,7 @@ mod tests {
     async fn each_cloud_gives_notice_in_its_own_way() {
         let preempted = Arc::new(AtomicBool::new(false));
         let url = metadata(Arc::clone(&preempted)).await;
-        let client = Client::builder().no_proxy().build().unwrap();
+        let client = http_client().no_proxy().build().unwrap();
         for cloud in ["aws", "gcp", "azure"].map(|name| name.parse::<Cloud>().unwrap()) {
             preempted.store(false, SeqCst);
             assert!(!is_given(cloud, &client, &url).await.unwrap(), "{cloud:?}");
@@ -275,7 +276,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_metadata_server_is_named() {
-        let client = Client::builder().no_proxy().build().unwrap();
+        let client = http_client().no_proxy().build().unwrap();
         let closed = "http://127.0.0.1:1";
         let error = is_given(Cloud::Gcp, &client, closed).await.unwrap_err();
         assert!(error.to_string().contains(closed), "{error}");

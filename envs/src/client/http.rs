@@ -21,6 +21,7 @@ use serde_json::Value;
 use super::counters::Counters;
 use super::options::ClientOptions;
 use crate::error::{Call, EnvError, Verdict};
+use crate::http_client;
 use agentgym_text::without_secrets;
 
 /// Below the 5 s after which the original servers close an idle connection.
@@ -300,7 +301,7 @@ fn connections(options: &ClientOptions, is_local: bool) -> Result<reqwest::Clien
             .filter(|limit| !limit.is_zero())
             .ok_or_else(|| EnvError::Client(format!("{name} is {value}; it must be above 0")))
     };
-    let mut builder = reqwest::Client::builder()
+    let mut builder = http_client()
         .timeout(seconds(options.call_timeout_s, "the call timeout")?)
         .connect_timeout(seconds(options.connect_timeout_s, "the connect timeout")?)
         .pool_idle_timeout(IDLE_MAX)

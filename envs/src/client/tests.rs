@@ -397,9 +397,9 @@ async fn a_session_ends_with_its_server() {
 #[tokio::test]
 async fn sessions_from_before_a_restart_are_left_alone() {
     let start = async |port: u16| {
-        let tasks = Arc::new(Tasks::Worlds(Worlds::new(1..=2, 4..=5).expect("possible")));
+        let asked = builtin::parse("builtin:worlds?depths=1-2&lines=4-5").expect("possible");
         let addr = std::net::SocketAddr::from(([127, 0, 0, 1], port));
-        crate::server::serve(tasks, addr, Default::default())
+        (asked.source.serve(addr, asked.options, |_, _| {}))
             .await
             .expect("started")
     };

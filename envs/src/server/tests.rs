@@ -7,19 +7,32 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::env::babyai::Compat;
+use crate::builtin;
 use crate::env::searchqa::Library;
-use crate::env::textcraft::{RecipeBook, Worlds, required_lines};
+use crate::env::searchqa::server::Searchqa;
+use crate::env::textcraft::server::Textcraft;
+use crate::env::textcraft::{RecipeBook, Tasks, Worlds, required_lines};
 
 const LOCAL: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
+async fn textcraft(
+    tasks: Tasks,
+    addr: SocketAddr,
+    options: ServerOptions,
+) -> Result<ServerHandle, EnvError> {
+    let app = Arc::new(Textcraft::new(Arc::new(tasks), &options));
+    serve(app, "", addr, options).await
+}
+
 async fn worlds(options: ServerOptions) -> ServerHandle {
-    let tasks = Arc::new(Tasks::Worlds(Worlds::default()));
-    serve(tasks, LOCAL, options).await.expect("a free port")
+    let tasks = Tasks::Worlds(Worlds::default());
+    textcraft(tasks, LOCAL, options).await.expect("a free port")
 }
 
 async fn post(url: &str, path: &str, body: Value) -> Value {
-    let reply = reqwest::Client::new()
+    let reply = crate::http_client()
+        .build()
+        .expect("a client")
         .post(format!("{url}{path}"))
         .json(&body)
         .send()
@@ -40,7 +53,7 @@ async fn replay(url: &str, request: &Value) -> (u16, Option<String>, Value) {
     let text = |key: &str| request[key].as_str();
     let method = text("method").expect("a method").parse().expect("a method");
     let path = text("path").expect("a path");
-    let client = reqwest::Client::builder()
+    let client = crate::http_client()
         .redirect(reqwest::redirect::Policy::none())
         .build()
         .expect("a client");
@@ -108,8 +121,8 @@ async fn recorded_exchanges_on_minecraft_recipes_are_answered_alike() {
         .expect("a list of file names");
     let folder = Path::new(&data).join("textcraft-recipes");
     let book = RecipeBook::from_files(&folder, &order).expect("the recipes are readable");
-    let tasks = Arc::new(Tasks::of_book(book.clone()));
-    let server = serve(tasks, LOCAL, ServerOptions::default())
+    let tasks = Tasks::of_book(book.clone());
+    let server = textcraft(tasks, LOCAL, ServerOptions::default())
         .await
         .expect("a free port");
     let mut compared = 0;
@@ -216,8 +229,8 @@ async fn a_stopped_server_frees_its_port() {
         .parse()
         .expect("an address");
     post(&server.url, "/create", json!({})).await;
-    let taken = serve(
-        Arc::new(Tasks::Worlds(Worlds::default())),
+    let taken = textcraft(
+        Tasks::Worlds(Worlds::default()),
         address,
         ServerOptions::default(),
     )
@@ -230,8 +243,8 @@ async fn a_stopped_server_frees_its_port() {
             .contains(&address.to_string())
     );
     server.stop().await;
-    let tasks = Arc::new(Tasks::Worlds(Worlds::default()));
-    serve(tasks, address, ServerOptions::default())
+    let tasks = Tasks::Worlds(Worlds::default());
+    textcraft(tasks, address, ServerOptions::default())
         .await
         .expect("free again");
 }
@@ -323,10 +336,9 @@ async fn recorded_questions_are_answered_alike() {
     }
     let lines: Vec<String> = passages.iter().map(Value::to_string).collect();
     let library = Library::from_texts(&lines.join("\n"), &questions.join("\n")).expect("valid");
-    let served = Served::Searchqa(Arc::new(library));
-    let server = serve(served, LOCAL, ServerOptions::default())
-        .await
-        .expect("a free port");
+    let options = ServerOptions::default();
+    let app = Arc::new(Searchqa::new(Arc::new(library), &options));
+    let server = serve(app, "", LOCAL, options).await.expect("a free port");
     // The recording's first session is its second.
     post(&server.url, "/create", json!({"id": 0})).await;
     let (mut compared, mut skipped) = (0, Vec::new());
@@ -364,9 +376,7 @@ async fn recorded_questions_are_answered_alike() {
 
 #[tokio::test]
 async fn the_maze_speaks_as_documented() {
-    let server = serve(Served::Maze, LOCAL, ServerOptions::default())
-        .await
-        .expect("a port");
+    let server = builtin::start("builtin:maze").await.expect("a port");
     let url = &server.url;
     assert!(url.ends_with("/maze"), "{url}");
     let step = |action: &str| json!({"id": 0, "action": action});
@@ -427,10 +437,7 @@ async fn the_maze_speaks_as_documented() {
 
 #[tokio::test]
 async fn wordle_speaks_as_documented() {
-    let options = ServerOptions::default();
-    let server = serve(Served::Wordle { seed: 0 }, LOCAL, options)
-        .await
-        .expect("a port");
+    let server = builtin::start("builtin:wordle").await.expect("a port");
     let url = &server.url;
     assert!(url.ends_with("/wordle"), "{url}");
     assert_eq!(post(url, "/create", json!({})).await, json!({"id": 0}));
@@ -507,11 +514,7 @@ fn same_babyai(found: &Value, recorded: &Value) -> bool {
 
 #[tokio::test]
 async fn recorded_rooms_are_answered_alike() {
-    let served = Served::Babyai {
-        compat: Compat::Original,
-        seed: 0,
-    };
-    let server = serve(served, LOCAL, ServerOptions::default())
+    let server = builtin::start("builtin:babyai?compat=original")
         .await
         .expect("a port");
     // Sessions that the recording found there, of which it uses 0 and 3.

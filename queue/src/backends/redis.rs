@@ -86,7 +86,7 @@ impl Redis {
         if url.starts_with("rediss:") {
             // redis-rs panics if it has to choose among several providers. An
             // error means that somebody else has named one, which is as good.
-            let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+            let _ = rustls::crypto::ring::default_provider().install_default();
         }
         let client = Client::open(url).map_err(|error| bad_url(url, error))?;
         let config = ConnectionManagerConfig::new()
