@@ -99,7 +99,7 @@ async fn answer(State(liar): State<Liar>, uri: Uri) -> Response<Body> {
 #[tokio::test]
 async fn answers_of_servers() {
     const EPISODES: i64 = 60;
-    for spec in spec::ALL {
+    for spec in spec::all() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!(
             "http://{}{}",

@@ -28,7 +28,7 @@ pub use env::{babyai, searchqa, textcraft};
 pub use error::{Call, EnvError, FaultKind, Verdict};
 pub use http_client::http_client;
 pub use parser::{Parsed, Parser};
-pub use server::{Served, ServerHandle, ServerOptions};
+pub use server::{ServerHandle, ServerOptions};
 pub use spec::{EnvSpec, Replay, SuccessRule, spec};
 
 #[cfg(test)]

@@ -12,10 +12,6 @@ pub(crate) mod sessions;
 mod tests;
 pub(crate) mod validation;
 
-use crate::env;
-use crate::env::babyai::Compat;
-use crate::env::searchqa::Library;
-use crate::env::textcraft::Tasks;
 use crate::error::EnvError;
 use axum::serve::ListenerExt;
 use http::App;
@@ -29,64 +25,6 @@ use tokio::task::JoinHandle;
 /// How long open requests may take to end after a stop.
 const STOP_MAX: Duration = Duration::from_secs(5);
 
-/// What a server plays.
-#[derive(Clone, Debug)]
-pub enum Served {
-    /// Crafting.
-    Textcraft(Arc<Tasks>),
-    /// Grids of rooms; every world is a function of its id and this seed.
-    Babyai {
-        /// Which habits of the original are kept.
-        compat: Compat,
-        /// Mixed into every world; 0 is what the ids alone give.
-        seed: u64,
-    },
-    /// Questions over a corpus.
-    Searchqa(Arc<Library>),
-    /// The maze of two Ts.
-    Maze,
-    /// Guessing words.
-    Wordle {
-        /// Mixed into every game; 0 is what the seeds of the requests alone give.
-        seed: u64,
-    },
-}
-
-impl From<Arc<Tasks>> for Served {
-    fn from(tasks: Arc<Tasks>) -> Self {
-        Self::Textcraft(tasks)
-    }
-}
-
-impl Served {
-    /// What the base URL for clients ends in.
-    fn path_prefix(&self) -> &'static str {
-        match self {
-            Self::Maze => env::maze::server::PREFIX,
-            Self::Wordle { .. } => env::wordle::server::PREFIX,
-            _ => "",
-        }
-    }
-
-    fn app(self, options: &ServerOptions) -> Arc<dyn App> {
-        match self {
-            Self::Textcraft(tasks) => {
-                Arc::new(env::textcraft::server::Textcraft::new(tasks, options))
-            }
-            Self::Babyai { compat, seed } => {
-                Arc::new(env::babyai::server::Babyai::new(compat, seed, options))
-            }
-            Self::Searchqa(library) => {
-                Arc::new(env::searchqa::server::Searchqa::new(library, options))
-            }
-            Self::Maze => Arc::new(env::maze::server::MazeServer::new(options)),
-            Self::Wordle { seed } => {
-                Arc::new(env::wordle::server::WordleServer::new(seed, options))
-            }
-        }
-    }
-}
-
 /// A running server. Dropping it stops it without waiting.
 pub struct ServerHandle {
     /// Base URL for clients.
@@ -99,7 +37,7 @@ pub struct ServerHandle {
 impl ServerHandle {
     /// Sessions open now.
     pub fn sessions(&self) -> usize {
-        self.app.sessions().count()
+        self.app.open().count()
     }
 
     /// Ends open requests, then the server.
@@ -120,9 +58,10 @@ impl Drop for ServerHandle {
     }
 }
 
-/// Starts a server. Port 0 takes a free one.
-pub async fn serve(
-    served: impl Into<Served>,
+/// Starts a server. Port 0 takes a free one; `prefix` is what the base URL for clients ends in.
+pub(crate) async fn serve(
+    app: Arc<dyn App>,
+    prefix: &str,
     addr: SocketAddr,
     options: ServerOptions,
 ) -> Result<ServerHandle, EnvError> {
@@ -137,9 +76,7 @@ pub async fn serve(
             tracing::debug!(%error, "cannot switch off delayed sending");
         }
     });
-    let served = served.into();
-    let url = format!("http://{bound}{}", served.path_prefix());
-    let app = served.app(&options);
+    let url = format!("http://{bound}{prefix}");
     let (stop, stopped) = oneshot::channel::<()>();
     let sweeper = tokio::spawn(sweep(Arc::clone(&app), options.session_ttl_s));
     let router = http::router(Arc::clone(&app));
@@ -167,6 +104,6 @@ async fn sweep(app: Arc<dyn App>, ttl_s: u64) {
     let pause = (ttl / 4).clamp(Duration::from_millis(250), Duration::from_secs(30));
     loop {
         tokio::time::sleep(pause).await;
-        app.sessions().remove_unused();
+        app.open().remove_unused();
     }
 }

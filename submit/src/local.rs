@@ -4,7 +4,6 @@
 
 use crate::{Error, Result, model_size, plan_memory};
 use agentgym_envs::builtin;
-use agentgym_envs::demonstration::Solver;
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::files::{self, TRAJECTORIES_BYTES_MAX};
 use agentgym_jobs::plan::{InitRole, Plan};
@@ -94,7 +93,7 @@ fn styles(plan: &Plan) -> Result<()> {
         };
         if builtin::is_builtin(&env.env_addr) {
             builtin::parse(&env.env_addr)
-                .and_then(|address| Solver::check_style(&address.source, style))
+                .and_then(|address| address.source.check_style(style))
                 .map_err(|e| Error::Usage(format!("key `sft.sources[{index}].style`: {e}")))?;
         }
     }

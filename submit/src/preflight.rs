@@ -82,7 +82,7 @@ mod tests {
     /// Two lists name the environments.
     #[test]
     fn item_ids_name_the_environments_that_there_are() {
-        let specs = agentgym_envs::spec::ALL.iter();
+        let specs = agentgym_envs::spec::all();
         let known: BTreeSet<&str> = specs.map(|spec| spec.name).collect();
         assert_eq!(known, agentgym_jobs::tasks::AGENTGYM_NAMES.into());
     }

@@ -186,7 +186,7 @@ const CANDIDATES_MAX: usize = 1000;
 /// It solves none of them; with `overlong` `refuse`, a solution of more than `tokens_max`
 /// tokens. The message starts with `what`.
 pub(crate) fn solved(
-    (solver, instruction): (&Solver, &str),
+    (solver, instruction): (&dyn Solver, &str),
     (ids, row): (&[i64], usize),
     policy: &Policy,
     what: &str,

@@ -3,87 +3,23 @@
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use agentgym_envs::babyai::Compat;
-use agentgym_envs::builtin::{self, TaskSource, range};
+use agentgym_envs::builtin::{self, BuiltinTasks, Registered};
 use agentgym_envs::demonstration::Solver;
 use agentgym_envs::doctor::{DoctorOptions, Verdict, examine};
-use agentgym_envs::searchqa::TOP_K;
-use agentgym_envs::server::{ServerOptions, serve};
+use agentgym_envs::server::ServerOptions;
 use agentgym_envs::spec::spec;
-use agentgym_envs::textcraft::{DISTRACTORS_MAX, Vocabulary, Worlds};
 use agentgym_text::{Visible, visible};
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
-#[derive(Parser)]
-#[command(
-    name = "agentgym-env",
-    version,
-    about = "AgentGym environments written in Rust"
-)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-}
+/// Whose tasks `demos` solves without an address.
+static TEXTCRAFT: &Registered = &builtin::ALL[0];
 
+/// What is not a server.
 #[derive(Subcommand)]
-enum Command {
-    /// Serve TextCraft over HTTP until interrupted.
-    Textcraft {
-        #[command(flatten)]
-        listen: Listen<36001>,
-        #[command(flatten)]
-        source: Source,
-    },
-    /// Serve BabyAI: goals in grids of rooms.
-    Babyai {
-        #[command(flatten)]
-        listen: Listen<36002>,
-        /// Keep the original's habits: late successes go on, scores add up, orders are hidden,
-        /// sessions closed before their first reset stay.
-        #[arg(long)]
-        compat: bool,
-        /// Mixed into every world.
-        #[arg(long, default_value_t = 0)]
-        seed: u64,
-    },
-    /// Serve SearchQA: questions over a corpus, with BM25 search.
-    Searchqa {
-        #[command(flatten)]
-        listen: Listen<36004>,
-        /// JSON lines {"id", "contents"}; contents = title line, then text. Without it a small
-        /// set of our own.
-        #[arg(long, value_name = "FILE", requires = "questions")]
-        corpus: Option<PathBuf>,
-        /// JSON lines {"id", "question", "answers"}.
-        #[arg(long, value_name = "FILE", requires = "corpus")]
-        questions: Option<PathBuf>,
-        /// Where the index is kept; beside the corpus without it.
-        #[arg(long, value_name = "FILE", requires = "corpus")]
-        index: Option<PathBuf>,
-        /// Passages per search.
-        #[arg(long, default_value_t = TOP_K)]
-        top_k: usize,
-        /// Show questions and passages in lower case.
-        #[arg(long)]
-        uncased: bool,
-    },
-    /// Serve the maze; the base URL for clients ends in /maze.
-    Maze {
-        #[command(flatten)]
-        listen: Listen<36006>,
-    },
-    /// Serve Wordle; the base URL for clients ends in /wordle.
-    Wordle {
-        #[command(flatten)]
-        listen: Listen<36007>,
-        /// Mixed into every game.
-        #[arg(long, default_value_t = 0)]
-        seed: u64,
-    },
+enum Tool {
     /// Examine a server: what it answers, whether the same item is the same task, which items
     /// it has, how it fails, whether closed sessions are gone, how fast it is.
     Doctor {
@@ -120,20 +56,18 @@ enum Command {
         /// Where tasks come from, as in a config: builtin:babyai, builtin:searchqa?corpus=…
         #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["recipes", "worlds"])]
         env: Option<String>,
-        #[command(flatten)]
-        source: Source,
     },
 }
 
 /// Where to listen, and limits.
 #[derive(Args)]
-struct Listen<const PORT: u16> {
+struct Listen {
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
     /// Port to listen on; 0 takes a free one.
-    #[arg(long, default_value_t = PORT)]
-    port: u16,
+    #[arg(long)]
+    port: Option<u16>,
     /// Close sessions that are not used for this many seconds.
     #[arg(long, default_value_t = ServerOptions::default().session_ttl_s)]
     ttl_s: u64,
@@ -142,29 +76,53 @@ struct Listen<const PORT: u16> {
     sessions_max: usize,
 }
 
-impl<const PORT: u16> Listen<PORT> {
-    /// Serves until interrupted.
-    async fn serve(self, source: TaskSource) -> Result<()> {
-        let progress = |done: u64, total: u64| {
-            eprintln!("reading the corpus: {} of {} MiB", done >> 20, total >> 20);
-        };
-        let served = tokio::task::spawn_blocking(move || source.served(progress)).await??;
-        let options = ServerOptions {
-            session_ttl_s: self.ttl_s,
-            sessions_max: self.sessions_max,
-            // Numbers that no earlier process has given: a client that knew that one must not
-            // find another's session behind its own number.
-            first_id: unix_ms(),
-        };
-        let server = serve(served, SocketAddr::new(self.host, self.port), options).await?;
-        // On stdout and at once: whoever starts the server waits for this line.
-        let mut stdout = std::io::stdout();
-        writeln!(stdout, "listening on {}", server.url)?;
-        stdout.flush()?;
-        interrupted().await?;
-        server.stop().await;
-        Ok(())
-    }
+/// The subcommands: a server of each environment, then the tools. `demos` takes TextCraft's
+/// options too. What a command is about is said last: a set of options brings its own words.
+fn command() -> Command {
+    let server = |row: &'static Registered| {
+        let command = Listen::augment_args(Command::new(row.spec.name));
+        let command = command.mut_arg("port", |port| {
+            let help = "Port to listen on; 0 takes a free one";
+            port.help(format!("{help} [default: {}]", row.port))
+        });
+        (row.arguments)(command).about(row.about)
+    };
+    let command = Command::new("agentgym-env")
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommands(builtin::ALL.iter().map(server));
+    Tool::augment_subcommands(command)
+        .about("AgentGym environments written in Rust")
+        .mut_subcommand("demos", |demos| {
+            let about = demos.get_about().cloned().unwrap_or_default();
+            (TEXTCRAFT.arguments)(demos).about(about)
+        })
+}
+
+/// Serves until interrupted.
+async fn listen(row: &'static Registered, matches: &ArgMatches) -> Result<()> {
+    let listen = Listen::from_arg_matches(matches)?;
+    let source = BuiltinTasks::from_matches(row, matches).map_err(anyhow::Error::from_boxed)?;
+    let progress = |done: u64, total: u64| {
+        eprintln!("reading the corpus: {} of {} MiB", done >> 20, total >> 20);
+    };
+    let options = ServerOptions {
+        session_ttl_s: listen.ttl_s,
+        sessions_max: listen.sessions_max,
+        // Numbers that no earlier process has given: a client that knew that one must not
+        // find another's session behind its own number.
+        first_id: unix_ms(),
+    };
+    let addr = SocketAddr::new(listen.host, listen.port.unwrap_or(row.port));
+    let server = source.serve(addr, options, progress).await?;
+    // On stdout and at once: whoever starts the server waits for this line.
+    let mut stdout = std::io::stdout();
+    writeln!(stdout, "listening on {}", server.url)?;
+    stdout.flush()?;
+    interrupted().await?;
+    server.stop().await;
+    Ok(())
 }
 
 /// Milliseconds since 1970; exact in a JSON number for some hundred thousand years.
@@ -172,55 +130,6 @@ fn unix_ms() -> u64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |since| since.as_millis() as u64)
-}
-
-/// Without an option: the built-in recipe table.
-#[derive(Args)]
-struct Source {
-    /// A folder of Minecraft recipe files instead of the built-in table.
-    #[arg(long, value_name = "DIR", conflicts_with = "worlds")]
-    recipes: Option<PathBuf>,
-    /// Loading order of the folder's files, one name a line; by name without it.
-    #[arg(long, value_name = "FILE", requires = "recipes")]
-    order: Option<PathBuf>,
-    /// Most lines per task that do not serve the goal.
-    #[arg(long, default_value_t = DISTRACTORS_MAX, conflicts_with = "worlds")]
-    distractors: usize,
-    /// Generated worlds of these depths, such as 1-3; a task's id is its seed.
-    #[arg(long, value_name = "DEPTHS")]
-    worlds: Option<String>,
-    /// Lines per generated world.
-    #[arg(long, default_value = "4-8", requires = "worlds")]
-    lines: String,
-    /// Words made up anew for each generated world.
-    #[arg(long, requires = "worlds")]
-    wide_words: bool,
-}
-
-impl Source {
-    fn source(self) -> Result<TaskSource> {
-        Ok(if let Some(depths) = self.worlds {
-            let depths = range(&depths)
-                .with_context(|| format!("--worlds {depths}: expected a range such as 1-3"))?;
-            let lines = range(&self.lines)
-                .with_context(|| format!("--lines {}: expected a range such as 4-8", self.lines))?;
-            let vocabulary = match self.wide_words {
-                true => Vocabulary::Wide,
-                false => Vocabulary::Lexicon,
-            };
-            TaskSource::Worlds(Worlds::new(depths, lines)?.with_vocabulary(vocabulary))
-        } else if let Some(path) = self.recipes {
-            TaskSource::Folder {
-                path,
-                order: self.order,
-                distractors_max: self.distractors,
-            }
-        } else {
-            TaskSource::Table {
-                distractors_max: self.distractors,
-            }
-        })
-    }
 }
 
 fn ids(text: &str) -> Result<Range<i64>, String> {
@@ -241,7 +150,7 @@ async fn main() -> ExitCode {
         // A reader of the log that went away is no reason to panic.
         .log_internal_errors(false)
         .init();
-    match run(Cli::parse().command).await {
+    match run(&command().get_matches()).await {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {}", visible(&format!("{error:#}")));
@@ -250,40 +159,14 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(command: Command) -> Result<ExitCode> {
-    match command {
-        Command::Textcraft { listen, source } => listen.serve(source.source()?).await?,
-        Command::Searchqa {
-            listen,
-            corpus,
-            questions,
-            index,
-            top_k,
-            uncased,
-        } => {
-            let source = TaskSource::Searchqa {
-                files: corpus.zip(questions),
-                index,
-                top_k,
-                uncased,
-            };
-            listen.serve(source).await?
-        }
-        Command::Babyai {
-            listen,
-            compat,
-            seed,
-        } => {
-            let compat = if compat {
-                Compat::Original
-            } else {
-                Compat::Fixed
-            };
-            listen.serve(TaskSource::Babyai { compat, seed }).await?
-        }
-        Command::Maze { listen } => listen.serve(TaskSource::Maze).await?,
-        Command::Wordle { listen, seed } => listen.serve(TaskSource::Wordle { seed }).await?,
-        Command::Doctor {
+async fn run(matches: &ArgMatches) -> Result<ExitCode> {
+    let (name, own) = matches.subcommand().context("no subcommand")?;
+    if let Some(row) = builtin::ALL.iter().find(|row| row.spec.name == name) {
+        listen(row, own).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    match Tool::from_arg_matches(matches)? {
+        Tool::Doctor {
             url,
             task,
             leaks,
@@ -306,26 +189,28 @@ async fn run(command: Command) -> Result<ExitCode> {
                 _ => ExitCode::SUCCESS,
             });
         }
-        Command::Demos {
+        Tool::Demos {
             ids,
             instruction,
             style,
             env,
-            source,
         } => {
             let source = match env {
                 Some(address) => builtin::parse(&address)?.source,
-                None => source.source()?,
+                None => {
+                    BuiltinTasks::from_matches(TEXTCRAFT, own).map_err(anyhow::Error::from_boxed)?
+                }
             };
-            let own = spec(source.env())?.instruction;
-            let solver = Solver::new(&source, &style)?;
-            demos(&solver, ids, instruction.as_deref().unwrap_or(own))?
+            let solver = source.solver(&style)?;
+            let instruction = instruction.as_deref();
+            let instruction = instruction.unwrap_or(spec(source.env())?.instruction);
+            demos(&*solver, ids, instruction)?
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn demos(solver: &Solver, ids: Range<i64>, instruction: &str) -> Result<()> {
+fn demos(solver: &dyn Solver, ids: Range<i64>, instruction: &str) -> Result<()> {
     let mut stdout = std::io::BufWriter::new(std::io::stdout().lock());
     for id in ids {
         let Some(demonstration) = solver.demonstrate(id, instruction) else {
@@ -349,4 +234,23 @@ async fn interrupted() -> Result<()> {
         pressed = tokio::signal::ctrl_c() => pressed?,
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A default inside the derived options would be the first environment's for all.
+    #[test]
+    fn every_server_says_what_it_is_and_its_own_port() {
+        let mut command = command();
+        for row in &builtin::ALL {
+            let server = command.find_subcommand_mut(row.spec.name).expect("listed");
+            let help = server.render_help().to_string();
+            assert!(help.starts_with(row.about), "{help}");
+            assert!(help.contains(&format!("[default: {}]", row.port)), "{help}");
+            let free = ["agentgym-env", row.spec.name, "--port", "0"];
+            assert!(command.clone().try_get_matches_from(free).is_ok());
+        }
+    }
 }

@@ -20,23 +20,10 @@ pub(super) struct Doctor<'a> {
 
 /// A model's text that any state of the environment takes.
 pub(super) fn probe(spec: &EnvSpec) -> String {
-    let action = match spec.name {
-        "textcraft" => "inventory",
-        "babyai" => "turn left",
-        "sciworld" => "look around",
-        "searchqa" => "<search>river</search>",
-        "webarena" => "```scroll [down]```",
-        "webshop" => "search[shoes]",
-        "sqlgym" => "```sql\nSELECT 1\n```",
-        "maze" => "move up",
-        "wordle" => "c r a n e",
-        "alfworld" => "look",
-        _ => "Action: finish with Action Input: {}",
-    };
     match spec.parser {
         Parser::ActionLine | Parser::LastAction | Parser::FirstAction => {
-            format!("Action: {action}")
+            format!("Action: {}", spec.probe)
         }
-        _ => action.to_owned(),
+        _ => spec.probe.to_owned(),
     }
 }

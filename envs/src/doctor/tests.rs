@@ -26,14 +26,9 @@ async fn examined(address: &str, task: &str) -> Report {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn our_own_servers_are_healthy() {
-    for (address, task) in [
-        ("builtin", "textcraft"),
-        ("builtin:babyai", "babyai"),
-        ("builtin:searchqa", "searchqa"),
-        ("builtin:maze", "maze"),
-        ("builtin:wordle", "wordle"),
-    ] {
-        let report = examined(address, task).await;
+    for row in &builtin::ALL {
+        let address = format!("builtin{}", row.addresses[0]);
+        let report = examined(&address, row.spec.name).await;
         assert_ne!(report.verdict(), Verdict::Bad, "{report}");
         assert_eq!(report.speeds.len(), 2, "{report}");
         let healthy = |speed: &Speed| speed.failures == 0 && speed.steps_per_s > 0.0;

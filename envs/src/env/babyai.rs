@@ -13,13 +13,15 @@ mod levels;
 mod mission;
 mod planner;
 pub(crate) mod server;
+mod source;
+mod spec;
 #[cfg(test)]
 mod tests;
 mod text;
 
 pub use demonstration::Play;
-pub(crate) use demonstration::demonstration;
 pub use levels::LEVELS;
+pub(crate) use source::Source;
 
 use grid::{Cell, Grid, Lock, Primitive};
 use level::Level;

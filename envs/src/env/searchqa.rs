@@ -10,6 +10,8 @@ mod demonstration;
 pub mod index;
 mod score;
 pub(crate) mod server;
+mod source;
+mod spec;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,8 +20,8 @@ use serde_json::Value;
 
 use crate::error::EnvError;
 use crate::parser::{Tag, tagged};
-pub(crate) use demonstration::demonstration;
 use index::{Corpus, Index};
+pub(crate) use source::Source;
 
 /// Passages that a search shows, as the original does whatever its configuration says.
 pub const TOP_K: usize = 3;

@@ -11,6 +11,8 @@ mod folder;
 mod game;
 pub(crate) mod server;
 mod solver;
+mod source;
+mod spec;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -22,6 +24,7 @@ pub use book::{Ingredient, Name, Recipe, RecipeBook};
 pub use demonstration::{Style, demonstration};
 pub use game::{Game, StepReply};
 pub use solver::{Gather, Move, solve, solve_with};
+pub(crate) use source::Source;
 pub use task::Tasks;
 pub use words::{Vocabulary, lexicon};
 pub use world::{DISTRACTORS_MAX, World, required_lines};

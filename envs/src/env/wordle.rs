@@ -2,3 +2,7 @@
 
 pub(crate) mod game;
 pub(crate) mod server;
+mod source;
+mod spec;
+
+pub(crate) use source::Source;

@@ -21,20 +21,63 @@ const BODY_MAX_BYTES: usize = 1 << 20;
 
 const HEALTH: &str = "/health";
 
-/// An environment's side of a server.
-pub(crate) trait App: Send + Sync + 'static {
-    /// Paths with the method that each takes.
-    fn routes(&self) -> &'static [(&'static str, Method)];
+/// What a server answers.
+pub(crate) type Answer = Result<Value, Refusal>;
 
-    /// The reply to a request for one of the routes.
-    fn answer(&self, path: &str, asked: &Asked<'_>) -> Result<Value, Refusal>;
+/// A path, the method that it takes, and what answers a request for it.
+pub(crate) type Route<S> = (&'static str, Method, fn(&S, &Asked<'_>) -> Answer);
+
+/// An environment's side of a server.
+pub(crate) trait Routes: Send + Sync + Sized + 'static {
+    /// Everything that can be asked.
+    const ROUTES: &'static [Route<Self>];
+
+    /// Answers take so long that they should not hold up the others on their thread.
+    const SLOW: bool = false;
 
     /// What is open.
     fn sessions(&self) -> &dyn Table;
+}
 
-    /// Answers take so long that they should not hold up the others on their thread.
+/// [`Routes`] of any environment.
+pub(crate) trait App: Send + Sync + 'static {
+    /// The place of the route with this path.
+    fn find(&self, path: &str) -> Option<usize>;
+
+    /// Path and method of a route.
+    fn route(&self, at: usize) -> (&'static str, &'static Method);
+
+    /// The reply to a request for a route.
+    fn answer(&self, at: usize, asked: &Asked<'_>) -> Answer;
+
+    /// As [`Routes::SLOW`].
+    fn is_slow(&self) -> bool;
+
+    /// What is open.
+    fn open(&self) -> &dyn Table;
+}
+
+impl<R: Routes> App for R {
+    fn find(&self, path: &str) -> Option<usize> {
+        R::ROUTES.iter().position(|(known, ..)| *known == path)
+    }
+
+    fn route(&self, at: usize) -> (&'static str, &'static Method) {
+        let (path, method, _) = &R::ROUTES[at];
+        (path, method)
+    }
+
+    fn answer(&self, at: usize, asked: &Asked<'_>) -> Answer {
+        let (.., answer) = &R::ROUTES[at];
+        answer(self, asked)
+    }
+
     fn is_slow(&self) -> bool {
-        false
+        R::SLOW
+    }
+
+    fn open(&self) -> &dyn Table {
+        self.sessions()
     }
 }
 
@@ -94,17 +137,16 @@ async fn dispatch(State(app): State<Arc<dyn App>>, request: Request) -> Response
     let (head, body) = request.into_parts();
     let path = head.uri.path();
     if path == HEALTH && head.method == Method::GET {
-        let health = json!({"status": "ok", "sessions": app.sessions().count()});
+        let health = json!({"status": "ok", "sessions": app.open().count()});
         return reply(StatusCode::OK, &health);
     }
-    let routes = app.routes();
-    let Some((known, method)) = routes.iter().find(|(known, _)| *known == path) else {
-        let shorter = path.trim_end_matches('/');
-        if let Some((known, _)) = routes.iter().find(|(known, _)| *known == shorter) {
-            return redirect(known);
+    let Some(at) = app.find(path) else {
+        if let Some(shorter) = app.find(path.trim_end_matches('/')) {
+            return redirect(app.route(shorter).0);
         }
         return reply(StatusCode::NOT_FOUND, &json!({"detail": "Not Found"}));
     };
+    let (_, method) = app.route(at);
     if head.method != *method {
         let body = json!({"detail": "Method Not Allowed"});
         let mut response = reply(StatusCode::METHOD_NOT_ALLOWED, &body);
@@ -118,28 +160,22 @@ async fn dispatch(State(app): State<Arc<dyn App>>, request: Request) -> Response
         return reply(StatusCode::PAYLOAD_TOO_LARGE, &json!({"detail": detail}));
     };
     if app.is_slow() {
-        let known = *known;
         let slow = Arc::clone(&app);
-        let answered = tokio::task::spawn_blocking(move || answer(&*slow, known, &head, &body));
+        let answered = tokio::task::spawn_blocking(move || answer(&*slow, at, &head, &body));
         answered.await.unwrap_or_else(|_| failed())
     } else {
-        answer(&*app, known, &head, &body)
+        answer(&*app, at, &head, &body)
     }
 }
 
-fn answer(
-    app: &dyn App,
-    path: &'static str,
-    head: &axum::http::request::Parts,
-    body: &Bytes,
-) -> Response {
+fn answer(app: &dyn App, at: usize, head: &axum::http::request::Parts, body: &Bytes) -> Response {
     let content_type = head.headers.get(header::CONTENT_TYPE);
     let asked = Asked {
         query: head.uri.query().unwrap_or_default(),
         content_type: content_type.and_then(|value| value.to_str().ok()),
         body,
     };
-    match app.answer(path, &asked) {
+    match app.answer(at, &asked) {
         Ok(answer) => reply(StatusCode::OK, &answer),
         Err(Refusal::Invalid(problems)) => {
             let detail = problems.detail().unwrap_or_default();

@@ -223,6 +223,8 @@ pub struct EnvSpec {
     pub parser: Parser,
     /// What counts as solved.
     pub success: SuccessRule,
+    /// An action that every state takes: what the doctor plays.
+    pub probe: &'static str,
     /// Rounds that AgentGym-RL's scripts (or, where it has none, AgentGym's) allow.
     pub rounds_max: u32,
     /// Which items exist on the original server.

@@ -127,7 +127,7 @@ fn known_environment(key: &str, task_name: &str) -> Result<()> {
         format!(
             "`{task_name}` is no environment that this program knows: {}.{hint} A server that answers as one of \
              them goes by that one's name, with its address in env_addr; another kind needs a spec in \
-             envs/src/spec/all.rs (docs/environments.md)",
+             envs/src/spec/remote.rs (docs/environments.md)",
             AGENTGYM_NAMES.join(", ")
         ),
     ))

@@ -137,7 +137,7 @@ fn a_solver_shows_what_an_episode_looks_like() {
     let policy = policy();
     let source = builtin::parse("builtin").unwrap().source;
     for style in ["", "thought,once,refusals=100"] {
-        let solver = Solver::new(&source, style).unwrap();
+        let solver = source.solver(style).unwrap();
         let conversation = Conversation::from(solver.demonstrate(5, "Craft.").unwrap());
         assert!(
             conversation.conversations[0]
@@ -163,7 +163,7 @@ fn a_solver_shows_what_an_episode_looks_like() {
 fn a_solution_that_is_too_long_gives_way_or_is_refused() {
     let policy = policy();
     let source = builtin::parse("builtin").unwrap().source;
-    let solver = Solver::new(&source, "").unwrap();
+    let solver = source.solver("").unwrap();
     let ids: Vec<i64> = (0..60).collect();
     let tokens = |id: i64| {
         let shown = Conversation::from(solver.demonstrate(id, "Craft.").unwrap());
@@ -175,7 +175,7 @@ fn a_solution_that_is_too_long_gives_way_or_is_refused() {
         let row = longest as usize;
         let limit = (tokens_max, overlong);
         solved(
-            (&solver, "Craft."),
+            (&*solver, "Craft."),
             (&ids, row),
             &policy,
             "source row 7",

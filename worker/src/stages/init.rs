@@ -14,8 +14,7 @@ use crate::blocking::blocking;
 use crate::model_folder;
 use crate::policies::{ADAPTER, CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
-use agentgym_envs::builtin::{self, TaskSource};
-use agentgym_envs::demonstration::Solver;
+use agentgym_envs::builtin;
 use agentgym_envs::textcraft::lexicon;
 use agentgym_jobs::config::History;
 use agentgym_jobs::plan::{InitRole, Plan};
@@ -257,9 +256,6 @@ pub(super) fn weights_key(seed: u64) -> StreamKey {
 /// generated worlds and of BabyAI are shown and solved, the words that invented worlds are
 /// made of, the chat around them, and invented lines in the same manner, so
 /// that other worlds are not spelled out byte by byte.
-///
-/// Recipe books, the real table first of all, are no part of it: a model that
-/// was made from a seed has never seen a goal that it will be asked for.
 fn corpus(plan: &Plan) -> Result<Vec<String>> {
     let words = tiny_words::words(CORPUS_SEED, CORPUS_WORDS);
     let mut texts: Vec<String> = tiny_words::lines(CORPUS_SEED, &words, CORPUS_LINES).collect();
@@ -272,12 +268,10 @@ fn corpus(plan: &Plan) -> Result<Vec<String>> {
         }
         let bad = |e| Error::stage(format!("actor_rollout_ref.agentgym.envs.{name}: {e}"));
         let source = builtin::parse(&declared.env_addr).map_err(bad)?.source;
-        let style = match source {
-            TaskSource::Worlds(_) => "thought",
-            TaskSource::Babyai { .. } => "",
-            _ => continue,
+        let Some(style) = source.corpus_style() else {
+            continue;
         };
-        let solver = Solver::new(&source, style).map_err(bad)?;
+        let solver = source.solver(style).map_err(bad)?;
         for id in 0..CORPUS_TASKS {
             // Some of BabyAI's worlds are beyond the planner.
             let Some(shown) = solver.demonstrate(id, "") else {

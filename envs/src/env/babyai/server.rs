@@ -4,7 +4,7 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use crate::env::babyai::{BabyaiGame, Compat};
-use crate::server::http::{App, Asked, Refusal, finished};
+use crate::server::http::{Answer, Asked, Refusal, Route, Routes, finished};
 use crate::server::options::ServerOptions;
 use crate::server::sessions::{Sessions, Table};
 use crate::server::validation::{Problems, integer, step};
@@ -38,7 +38,7 @@ impl Babyai {
         }
     }
 
-    fn reset(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn reset(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let mut problems = Problems::default();
         let id = integer(&fields, "id", &mut problems);
@@ -61,7 +61,7 @@ impl Babyai {
         }))
     }
 
-    fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn step(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let (id, action) = step(&fields, "id")?;
         Ok(self.sessions.answer(&id, |play| match &mut play.game {
@@ -79,7 +79,7 @@ impl Babyai {
         }))
     }
 
-    fn observation(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn observation(&self, asked: &Asked<'_>) -> Answer {
         let id = asked.query_integer("id")?;
         Ok(self.sessions.answer(&id, |play| match &play.game {
             None => json!({
@@ -104,7 +104,7 @@ impl Babyai {
     }
 
     /// There are no pictures here; what can be said about a session is said.
-    fn render(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn render(&self, asked: &Asked<'_>) -> Answer {
         let id = asked.body_integer("id")?;
         Ok(self.sessions.answer(&id, |play| match &play.game {
             None => json!({"error": id.to_string()}),
@@ -113,7 +113,7 @@ impl Babyai {
         }))
     }
 
-    fn close(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn close(&self, asked: &Asked<'_>) -> Answer {
         let id = asked.body_integer("id")?;
         Ok(json!(self.closed(&id)))
     }
@@ -127,33 +127,23 @@ impl Babyai {
     }
 }
 
-impl App for Babyai {
-    fn routes(&self) -> &'static [(&'static str, Method)] {
-        &[
-            ("/", Method::GET),
-            ("/create", Method::POST),
-            ("/reset", Method::POST),
-            ("/step", Method::POST),
-            ("/close", Method::POST),
-            ("/render", Method::POST),
-            ("/observation", Method::GET),
-        ]
-    }
-
-    fn answer(&self, path: &str, asked: &Asked<'_>) -> Result<Value, Refusal> {
-        match path {
-            "/" => Ok(json!("This is environment BabyAI.")),
-            "/create" => self
+impl Routes for Babyai {
+    const ROUTES: &'static [Route<Self>] = &[
+        ("/", Method::GET, |_, _| {
+            Ok(json!("This is environment BabyAI."))
+        }),
+        ("/create", Method::POST, |server, _| {
+            let opened = server
                 .sessions
-                .create(|_| Play::default(), |id, _| json!({ "id": id }))
-                .ok_or(Refusal::Full),
-            "/reset" => self.reset(asked),
-            "/step" => self.step(asked),
-            "/close" => self.close(asked),
-            "/render" => self.render(asked),
-            _ => self.observation(asked),
-        }
-    }
+                .create(|_| Play::default(), |id, _| json!({ "id": id }));
+            opened.ok_or(Refusal::Full)
+        }),
+        ("/reset", Method::POST, Self::reset),
+        ("/step", Method::POST, Self::step),
+        ("/close", Method::POST, Self::close),
+        ("/render", Method::POST, Self::render),
+        ("/observation", Method::GET, Self::observation),
+    ];
 
     fn sessions(&self) -> &dyn Table {
         &self.sessions

@@ -4,12 +4,10 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use crate::env::maze::game::{Maze, MazeReply, NoGame};
-use crate::server::http::{App, Asked, Refusal, finished};
+use crate::server::http::{Answer, Asked, Refusal, Route, Routes, finished};
 use crate::server::options::ServerOptions;
 use crate::server::sessions::{Sessions, Table};
 use crate::server::validation::{Problems, integer, step};
-
-pub(crate) const PREFIX: &str = "/maze";
 
 pub(crate) struct MazeServer {
     sessions: Sessions<Option<Play>>,
@@ -28,7 +26,7 @@ impl MazeServer {
         }
     }
 
-    fn reset(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn reset(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let mut problems = Problems::default();
         let id = integer(&fields, "id", &mut problems);
@@ -52,7 +50,7 @@ impl MazeServer {
         }))
     }
 
-    fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn step(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let (id, action) = step(&fields, "id")?;
         Ok(self.sessions.answer(&id, |play| match play {
@@ -70,7 +68,7 @@ impl MazeServer {
         asked: &Asked<'_>,
         before: &str,
         view: impl FnOnce(&MazeReply) -> Value,
-    ) -> Result<Value, Refusal> {
+    ) -> Answer {
         let id = asked.query_integer("id")?;
         Ok(self.sessions.answer(&id, |play| match play {
             None => json!({ "error": before }),
@@ -84,35 +82,29 @@ fn shown(reply: &MazeReply) -> Value {
     json!({"observation": reply.observation, "reward": reply.reward, "done": reply.done})
 }
 
-impl App for MazeServer {
-    fn routes(&self) -> &'static [(&'static str, Method)] {
-        &[
-            ("/", Method::GET),
-            ("/maze/create", Method::POST),
-            ("/maze/reset", Method::POST),
-            ("/maze/step", Method::POST),
-            ("/maze/observation", Method::GET),
-            ("/maze/available_actions", Method::GET),
-            ("/maze/detail", Method::GET),
-        ]
-    }
-
-    fn answer(&self, path: &str, asked: &Asked<'_>) -> Result<Value, Refusal> {
-        match path {
-            "/" => Ok(json!("This is environment LMRL-Gym.")),
-            "/maze/create" => self
+impl Routes for MazeServer {
+    const ROUTES: &'static [Route<Self>] = &[
+        ("/", Method::GET, |_, _| {
+            Ok(json!("This is environment LMRL-Gym."))
+        }),
+        ("/maze/create", Method::POST, |server, _| {
+            let opened = server
                 .sessions
-                .create(|_| None, |id, _| json!({ "id": id }))
-                .ok_or(Refusal::Full),
-            "/maze/reset" => self.reset(asked),
-            "/maze/step" => self.step(asked),
-            "/maze/observation" => {
-                self.queried(asked, "'observation'", |last| json!(last.observation))
-            }
-            "/maze/available_actions" => Ok(json!(Maze::actions())),
-            _ => self.queried(asked, "'goal_position'", shown),
-        }
-    }
+                .create(|_| None, |id, _| json!({ "id": id }));
+            opened.ok_or(Refusal::Full)
+        }),
+        ("/maze/reset", Method::POST, Self::reset),
+        ("/maze/step", Method::POST, Self::step),
+        ("/maze/observation", Method::GET, |server, asked| {
+            server.queried(asked, "'observation'", |last| json!(last.observation))
+        }),
+        ("/maze/available_actions", Method::GET, |_, _| {
+            Ok(json!(Maze::actions()))
+        }),
+        ("/maze/detail", Method::GET, |server, asked| {
+            server.queried(asked, "'goal_position'", shown)
+        }),
+    ];
 
     fn sessions(&self) -> &dyn Table {
         &self.sessions

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use axum::http::Method;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::env::searchqa::{Library, Question};
-use crate::server::http::{App, Asked, Refusal};
+use crate::server::http::{Answer, Asked, Refusal, Route, Routes};
 use crate::server::options::ServerOptions;
 use crate::server::sessions::{Sessions, Table};
 use crate::server::validation::{Problems, integer, integer_nullable, step};
@@ -33,7 +33,7 @@ impl Searchqa {
         Ok((id, question))
     }
 
-    fn create(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn create(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let mut problems = Problems::default();
         let item = integer(&fields, "id", &mut problems);
@@ -43,7 +43,7 @@ impl Searchqa {
         opened.ok_or(Refusal::Full)
     }
 
-    fn reset(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn reset(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let mut problems = Problems::default();
         let id = integer(&fields, "env_idx", &mut problems);
@@ -55,7 +55,7 @@ impl Searchqa {
         Ok(json!(self.library.prompt(question)))
     }
 
-    fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn step(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let (id, action) = step(&fields, "env_idx")?;
         let item = self.sessions.with(&id, |played| *played);
@@ -73,7 +73,7 @@ impl Searchqa {
         }))
     }
 
-    fn observation(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn observation(&self, asked: &Asked<'_>) -> Answer {
         let id = asked.query_integer("env_idx")?;
         let item = self.sessions.with(&id, |played| *played);
         let question = self.library.question(item.ok_or(Refusal::Failed)?);
@@ -82,39 +82,26 @@ impl Searchqa {
     }
 }
 
-impl App for Searchqa {
-    fn routes(&self) -> &'static [(&'static str, Method)] {
-        &[
-            ("/", Method::GET),
-            ("/list_envs", Method::GET),
-            ("/create", Method::POST),
-            ("/reset", Method::POST),
-            ("/step", Method::POST),
-            ("/close", Method::POST),
-            ("/observation", Method::GET),
-        ]
-    }
+impl Routes for Searchqa {
+    const ROUTES: &'static [Route<Self>] = &[
+        ("/", Method::GET, |_, _| Ok(json!("ok"))),
+        ("/list_envs", Method::GET, |server, _| {
+            Ok(json!(server.sessions.ids()))
+        }),
+        ("/create", Method::POST, Self::create),
+        ("/reset", Method::POST, Self::reset),
+        ("/step", Method::POST, Self::step),
+        ("/close", Method::POST, |server, asked| {
+            Ok(json!(
+                server.sessions.close(&asked.body_integer("env_idx")?)
+            ))
+        }),
+        ("/observation", Method::GET, Self::observation),
+    ];
 
-    fn answer(&self, path: &str, asked: &Asked<'_>) -> Result<Value, Refusal> {
-        match path {
-            "/" => Ok(json!("ok")),
-            "/list_envs" => Ok(json!(self.sessions.ids())),
-            "/create" => self.create(asked),
-            "/reset" => self.reset(asked),
-            "/step" => self.step(asked),
-            "/close" => {
-                let id = asked.body_integer("env_idx")?;
-                Ok(json!(self.sessions.close(&id)))
-            }
-            _ => self.observation(asked),
-        }
-    }
+    const SLOW: bool = true;
 
     fn sessions(&self) -> &dyn Table {
         &self.sessions
-    }
-
-    fn is_slow(&self) -> bool {
-        true
     }
 }

@@ -6,7 +6,7 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use crate::env::textcraft::{Game, Tasks};
-use crate::server::http::{App, Asked, Refusal};
+use crate::server::http::{Answer, Asked, Refusal, Route, Routes};
 use crate::server::options::ServerOptions;
 use crate::server::sessions::{Sessions, Table};
 use crate::server::validation::{Problems, integer, integer_or_null, step, text_or_null};
@@ -55,7 +55,7 @@ impl Textcraft {
     }
 
     /// Opens a session on the task whose index is the new id, as the original does.
-    fn create(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn create(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let mut problems = Problems::default();
         text_or_null(&fields, "commands", &mut problems);
@@ -69,7 +69,7 @@ impl Textcraft {
         self.sessions.create(play, view).ok_or(Refusal::Full)
     }
 
-    fn reset(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn reset(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let mut problems = Problems::default();
         let id = integer(&fields, "id", &mut problems);
@@ -89,7 +89,7 @@ impl Textcraft {
         }))
     }
 
-    fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn step(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let (id, action) = step(&fields, "id")?;
         Ok(self.sessions.answer(&id, |play| match play.step(action) {
@@ -102,57 +102,45 @@ impl Textcraft {
         }))
     }
 
-    fn queried(
-        &self,
-        asked: &Asked<'_>,
-        view: impl FnOnce(&Play) -> Value,
-    ) -> Result<Value, Refusal> {
+    fn queried(&self, asked: &Asked<'_>, view: impl FnOnce(&Play) -> Value) -> Answer {
         let id = asked.query_integer("id")?;
         Ok(self.sessions.answer(&id, |play| view(play)))
     }
+
+    /// The original has the path, but not the function behind it.
+    fn absent(&self, asked: &Asked<'_>) -> Answer {
+        asked.query_integer("id")?;
+        Err(Refusal::Failed)
+    }
 }
 
-impl App for Textcraft {
-    fn routes(&self) -> &'static [(&'static str, Method)] {
-        &[
-            ("/", Method::GET),
-            ("/create", Method::POST),
-            ("/reset", Method::POST),
-            ("/step", Method::POST),
-            ("/close", Method::POST),
-            ("/observation", Method::GET),
-            ("/detail", Method::GET),
-            ("/commands", Method::GET),
-            ("/goal", Method::GET),
-        ]
-    }
-
-    fn answer(&self, path: &str, asked: &Asked<'_>) -> Result<Value, Refusal> {
-        match path {
-            "/" => Ok(json!("This is environment TextCraft.")),
-            "/create" => self.create(asked),
-            "/reset" => self.reset(asked),
-            "/step" => self.step(asked),
-            "/close" => {
-                let id = asked.body_integer("id")?;
-                Ok(json!(self.sessions.close(&id)))
-            }
-            "/observation" => self.queried(asked, |play| json!(play.observation)),
-            "/detail" => self.queried(asked, |play| {
+impl Routes for Textcraft {
+    const ROUTES: &'static [Route<Self>] = &[
+        ("/", Method::GET, |_, _| {
+            Ok(json!("This is environment TextCraft."))
+        }),
+        ("/create", Method::POST, Self::create),
+        ("/reset", Method::POST, Self::reset),
+        ("/step", Method::POST, Self::step),
+        ("/close", Method::POST, |server, asked| {
+            Ok(json!(server.sessions.close(&asked.body_integer("id")?)))
+        }),
+        ("/observation", Method::GET, |server, asked| {
+            server.queried(asked, |play| json!(play.observation))
+        }),
+        ("/detail", Method::GET, |server, asked| {
+            server.queried(asked, |play| {
                 json!({
                     "observation": play.observation,
                     "done": play.done,
                     "reward": play.reward,
                     "deleted": false,
                 })
-            }),
-            // The original has the paths, but not the functions behind them.
-            _ => {
-                asked.query_integer("id")?;
-                Err(Refusal::Failed)
-            }
-        }
-    }
+            })
+        }),
+        ("/commands", Method::GET, Self::absent),
+        ("/goal", Method::GET, Self::absent),
+    ];
 
     fn sessions(&self) -> &dyn Table {
         &self.sessions

@@ -4,12 +4,10 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use crate::env::wordle::game::{OPENING, Wordle, WordleReply};
-use crate::server::http::{App, Asked, Refusal, finished};
+use crate::server::http::{Answer, Asked, Refusal, Route, Routes, finished};
 use crate::server::options::ServerOptions;
 use crate::server::sessions::{Sessions, Table};
 use crate::server::validation::{Problems, integer, step};
-
-pub(crate) const PREFIX: &str = "/wordle";
 
 pub(crate) struct WordleServer {
     seed: u64,
@@ -45,7 +43,7 @@ impl WordleServer {
         }
     }
 
-    fn reset(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn reset(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let mut problems = Problems::default();
         let id = integer(&fields, "id", &mut problems);
@@ -57,7 +55,7 @@ impl WordleServer {
         }))
     }
 
-    fn step(&self, asked: &Asked<'_>) -> Result<Value, Refusal> {
+    fn step(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let (id, action) = step(&fields, "id")?;
         Ok(self.sessions.answer(&id, |play| {
@@ -71,11 +69,7 @@ impl WordleServer {
         }))
     }
 
-    fn queried(
-        &self,
-        asked: &Asked<'_>,
-        view: impl FnOnce(&Play) -> Value,
-    ) -> Result<Value, Refusal> {
+    fn queried(&self, asked: &Asked<'_>, view: impl FnOnce(&Play) -> Value) -> Answer {
         let id = asked.query_integer("id")?;
         Ok(self.sessions.answer(&id, |play| match play.last.done {
             true => finished(&id),
@@ -84,43 +78,35 @@ impl WordleServer {
     }
 }
 
-impl App for WordleServer {
-    fn routes(&self) -> &'static [(&'static str, Method)] {
-        &[
-            ("/", Method::GET),
-            ("/wordle/create", Method::POST),
-            ("/wordle/reset", Method::POST),
-            ("/wordle/step", Method::POST),
-            ("/wordle/observation", Method::GET),
-            ("/wordle/filtered_vocab", Method::GET),
-            ("/wordle/detail", Method::GET),
-        ]
-    }
-
-    fn answer(&self, path: &str, asked: &Asked<'_>) -> Result<Value, Refusal> {
-        match path {
-            "/" => Ok(json!("This is environment LMRL-Gym.")),
-            // A game that is never reset can be played too; its number is its seed.
-            "/wordle/create" => self
-                .sessions
-                .create(
-                    |id| Play::new(self.seed, &format!("session {id}")),
-                    |id, _| json!({ "id": id }),
-                )
-                .ok_or(Refusal::Full),
-            "/wordle/reset" => self.reset(asked),
-            "/wordle/step" => self.step(asked),
-            "/wordle/observation" => self.queried(asked, |play| json!(play.last.observation)),
-            "/wordle/filtered_vocab" => self.queried(asked, |play| json!(play.game.left())),
-            _ => self.queried(asked, |play| {
+impl Routes for WordleServer {
+    const ROUTES: &'static [Route<Self>] = &[
+        ("/", Method::GET, |_, _| {
+            Ok(json!("This is environment LMRL-Gym."))
+        }),
+        // A game that is never reset can be played too; its number is its seed.
+        ("/wordle/create", Method::POST, |server, _| {
+            let play = |id| Play::new(server.seed, &format!("session {id}"));
+            let opened = server.sessions.create(play, |id, _| json!({ "id": id }));
+            opened.ok_or(Refusal::Full)
+        }),
+        ("/wordle/reset", Method::POST, Self::reset),
+        ("/wordle/step", Method::POST, Self::step),
+        ("/wordle/observation", Method::GET, |server, asked| {
+            server.queried(asked, |play| json!(play.last.observation))
+        }),
+        ("/wordle/filtered_vocab", Method::GET, |server, asked| {
+            server.queried(asked, |play| json!(play.game.left()))
+        }),
+        ("/wordle/detail", Method::GET, |server, asked| {
+            server.queried(asked, |play| {
                 json!({
                     "observation": play.last.observation,
                     "reward": play.total,
                     "done": play.last.done,
                 })
-            }),
-        }
-    }
+            })
+        }),
+    ];
 
     fn sessions(&self) -> &dyn Table {
         &self.sessions

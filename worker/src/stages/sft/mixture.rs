@@ -60,7 +60,7 @@ pub(super) struct Source {
 pub(super) enum Content {
     File(Vec<Conversation>),
     Solver {
-        solver: Arc<Solver>,
+        solver: Arc<dyn Solver>,
         ids: Vec<i64>,
         instruction: String,
     },
@@ -406,7 +406,7 @@ impl Source {
                 instruction,
             } => {
                 let limit = (tokens_max, overlong);
-                solved((solver, instruction), (ids, row), policy, &what, limit)
+                solved((&**solver, instruction), (ids, row), policy, &what, limit)
             }
         }
     }
@@ -476,12 +476,12 @@ fn solver(
     }
     let known = spec(&declared.task_name).map_err(|e| Error::stage(format!("{key}.env: {e}")))?;
     let solver = builtin::parse(&declared.env_addr)
-        .and_then(|address| Solver::new(&address.source, style.unwrap_or_default()))
+        .and_then(|address| address.source.solver(style.unwrap_or_default()))
         .map_err(|e| Error::stage(format!("{key}: {e}")))?;
     let gym = &plan.config.actor_rollout_ref.agentgym;
     let instruction = gym.instruction_of(known.instruction);
     Ok(Content::Solver {
-        solver: Arc::new(solver),
+        solver,
         ids,
         instruction,
     })

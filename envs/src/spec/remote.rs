@@ -1,84 +1,17 @@
-//! The environments, one value each. What is not said here is as in [`COMMON`] or in the
-//! family's base value.
+//! The environments whose servers are other people's alone, one value each. What is not said
+//! here is as in the value that it is based on.
 
+use super::base::{COMMON, INDEXED};
 use super::types::{
-    Actions, CreateBody, DoneRule, EnvSpec, ErrorShape, FirstObservation, Fixed, IdInReply, Items,
-    Replay, RewardRule, SuccessRule,
+    Actions, CreateBody, EnvSpec, ErrorShape, FirstObservation, Fixed, IdInReply, Items, Replay,
+    RewardRule,
 };
 use crate::parser::Parser;
 
-/// Every environment that can be named.
-pub const ALL: &[EnvSpec] = &[
-    TEXTCRAFT, BABYAI, SCIWORLD, SEARCHQA, WEBARENA, WEBSHOP, ALFWORLD, SQLGYM, MAZE, WORDLE,
-    WEATHER, MOVIE, ACADEMIA, SHEET, TODO,
+/// All of them.
+pub(crate) static REMOTE: [EnvSpec; 10] = [
+    SCIWORLD, WEBARENA, WEBSHOP, ALFWORLD, SQLGYM, WEATHER, MOVIE, ACADEMIA, SHEET, TODO,
 ];
-
-/// The servers that name a session `id` and report errors softly.
-const COMMON: EnvSpec = EnvSpec {
-    name: "",
-    instruction: "",
-    path_prefix: "",
-    create_body: CreateBody::Nothing,
-    id_key: "id",
-    id_in_reply: IdInReply::Key("id"),
-    reset_key: "data_idx",
-    reset_fixed: &[],
-    first_observation: FirstObservation::Keys(&["observation"]),
-    first_lists_actions: None,
-    observation_key: "observation",
-    reward_key: "reward",
-    reward_rule: RewardRule::EachStep,
-    reward_is_total: false,
-    reward_scale: 1.0,
-    done_key: "done",
-    done_rule: DoneRule::Any,
-    errors: ErrorShape::Soft,
-    actions: Actions::None,
-    close: true,
-    reuse: false,
-    creates_at_once: 16,
-    parser: Parser::ActionLine,
-    success: SuccessRule::RewardAtLeast(1.0),
-    rounds_max: 30,
-    items: Items::Unknown,
-    replay: Replay::Exact,
-    finished_text: "has finished",
-};
-
-/// The servers that name a session `env_idx` and fail with status 500.
-const INDEXED: EnvSpec = EnvSpec {
-    id_key: "env_idx",
-    id_in_reply: IdInReply::Bare,
-    first_observation: FirstObservation::Bare,
-    errors: ErrorShape::Status,
-    parser: Parser::Raw,
-    ..COMMON
-};
-
-const TEXTCRAFT: EnvSpec = EnvSpec {
-    name: "textcraft",
-    instruction: "Craft the goal. Answer with one line: Action: <command>",
-    create_body: CreateBody::EmptyObject,
-    done_rule: DoneRule::WhenSolved,
-    items: Items::Wrapping(544),
-    replay: Replay::SameLines,
-    ..COMMON
-};
-
-const BABYAI: EnvSpec = EnvSpec {
-    name: "babyai",
-    instruction: "Reach the goal in a grid of rooms. Each turn shows what is in front of you \
-                  and the available actions; choose one of them, written exactly as listed. \
-                  Answer with one line: Action: <action>",
-    reward_key: "score",
-    reward_rule: RewardRule::FirstNonZero,
-    reward_is_total: true,
-    actions: Actions::InText("Available actions: "),
-    success: SuccessRule::RewardAbove(0.0),
-    rounds_max: 20,
-    items: Items::Any,
-    ..COMMON
-};
 
 const SCIWORLD: EnvSpec = EnvSpec {
     name: "sciworld",
@@ -103,19 +36,8 @@ const SCIWORLD: EnvSpec = EnvSpec {
     rounds_max: 20,
     items: Items::Within(0..4639),
     replay: Replay::SameLines,
+    probe: "look around",
     ..COMMON
-};
-
-const SEARCHQA: EnvSpec = EnvSpec {
-    name: "searchqa",
-    // The server's own first text explains the tags.
-    instruction: "Answer the question, in the format that is described here.",
-    create_body: CreateBody::Item("id"),
-    reset_key: "id",
-    parser: Parser::Tags,
-    rounds_max: 5,
-    items: Items::Within(0..221_328),
-    ..INDEXED
 };
 
 const WEBARENA: EnvSpec = EnvSpec {
@@ -144,6 +66,7 @@ const WEBARENA: EnvSpec = EnvSpec {
     rounds_max: 15,
     items: Items::Within(0..812),
     replay: Replay::None,
+    probe: "```scroll [down]```",
     ..COMMON
 };
 
@@ -162,6 +85,7 @@ const WEBSHOP: EnvSpec = EnvSpec {
     reuse: true,
     parser: Parser::LastAction,
     rounds_max: 10,
+    probe: "search[shoes]",
     ..INDEXED
 };
 
@@ -179,6 +103,7 @@ const ALFWORLD: EnvSpec = EnvSpec {
     reuse: true,
     parser: Parser::LastAction,
     items: Items::Within(0..2620),
+    probe: "look",
     ..COMMON
 };
 
@@ -194,47 +119,8 @@ const SQLGYM: EnvSpec = EnvSpec {
     parser: Parser::SqlBlock,
     rounds_max: 1,
     items: Items::Within(0..10_962),
+    probe: "```sql\nSELECT 1\n```",
     ..INDEXED
-};
-
-const MAZE: EnvSpec = EnvSpec {
-    name: "maze",
-    instruction: "Find the way to the goal in a maze, a cell at a time; walls stop you. The first \
-                  number of a position grows downwards, the second to the right. Actions: move \
-                  up, move down, move left, move right. Answer with one line: Action: <action>",
-    path_prefix: "/maze",
-    reset_key: "game",
-    actions: Actions::Endpoint {
-        path: "/available_actions",
-        with_id: false,
-    },
-    close: false,
-    reuse: true,
-    parser: Parser::FirstAction,
-    rounds_max: 15,
-    items: Items::Within(0..25),
-    ..COMMON
-};
-
-const WORDLE: EnvSpec = EnvSpec {
-    name: "wordle",
-    instruction: "Guess a word of five letters in six tries. The reply has one letter per \
-                  place: g for right, y for right but in another place, b for not in the word. \
-                  Write a guess with spaces between its letters. Answer with one line: \
-                  Action: <guess>",
-    path_prefix: "/wordle",
-    reset_key: "seed",
-    first_lists_actions: Some("Words: "),
-    actions: Actions::Endpoint {
-        path: "/filtered_vocab",
-        with_id: true,
-    },
-    close: false,
-    reuse: true,
-    parser: Parser::FirstAction,
-    rounds_max: 8,
-    items: Items::Any,
-    ..COMMON
 };
 
 /// The servers that put a language model before other people's programs.

@@ -1,0 +1,21 @@
+//! How clients speak to its server, ours or the original.
+
+use crate::spec::base::COMMON;
+use crate::spec::types::{Actions, EnvSpec, Items, RewardRule, SuccessRule};
+
+/// Behaviour of the server.
+pub(crate) static SPEC: EnvSpec = EnvSpec {
+    name: "babyai",
+    instruction: "Reach the goal in a grid of rooms. Each turn shows what is in front of you \
+                  and the available actions; choose one of them, written exactly as listed. \
+                  Answer with one line: Action: <action>",
+    reward_key: "score",
+    reward_rule: RewardRule::FirstNonZero,
+    reward_is_total: true,
+    actions: Actions::InText("Available actions: "),
+    success: SuccessRule::RewardAbove(0.0),
+    rounds_max: 20,
+    items: Items::Any,
+    probe: "turn left",
+    ..COMMON
+};

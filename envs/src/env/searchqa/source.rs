@@ -1,0 +1,123 @@
+//! Which questions over which corpus: an address or the options of the subcommand.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+
+use super::demonstration::demonstration;
+use super::server::Searchqa;
+use super::spec::SPEC;
+use super::{Library, TOP_K};
+use crate::builtin::options::AddressOptions;
+use crate::builtin::registered::{ArgumentError, BuiltIn, OpenSolver, Progress, Tasks};
+use crate::demonstration::{Demonstration, Solver};
+use crate::error::EnvError;
+use crate::files;
+use crate::server::ServerOptions;
+use crate::server::http::App;
+use crate::spec::EnvSpec;
+
+/// Questions over a corpus; our own without files.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Source {
+    /// JSON lines {"id", "contents"}; contents = title line, then text. Without it a small
+    /// set of our own.
+    #[arg(long, value_name = "FILE", requires = "questions")]
+    corpus: Option<PathBuf>,
+    /// JSON lines {"id", "question", "answers"}.
+    #[arg(long, value_name = "FILE", requires = "corpus")]
+    questions: Option<PathBuf>,
+    /// Where the index is kept; beside the corpus without it.
+    #[arg(long, value_name = "FILE", requires = "corpus")]
+    index: Option<PathBuf>,
+    /// Passages per search.
+    #[arg(long, default_value_t = TOP_K)]
+    top_k: usize,
+    /// Show questions and passages in lower case.
+    #[arg(long)]
+    uncased: bool,
+}
+
+impl Source {
+    fn library(&self, progress: impl FnMut(u64, u64)) -> Result<Library, EnvError> {
+        let library = match self.corpus.as_ref().zip(self.questions.as_ref()) {
+            None => Library::builtin(),
+            Some((corpus, questions)) => {
+                Library::open(corpus, questions, self.index.as_deref(), progress)?
+            }
+        };
+        Ok(library.with_top_k(self.top_k).with_uncased(self.uncased))
+    }
+}
+
+impl Tasks for Source {
+    fn check_files(&self) -> Result<(), EnvError> {
+        let mut files = self.corpus.iter().chain(&self.questions);
+        files.try_for_each(|path| {
+            let found = files::regular(path).map(drop);
+            found.map_err(|problem| EnvError::Corpus {
+                path: path.clone(),
+                problem,
+            })
+        })
+    }
+
+    fn app(
+        &self,
+        options: &ServerOptions,
+        progress: Progress<'_>,
+    ) -> Result<Arc<dyn App>, EnvError> {
+        let library = self.library(progress)?;
+        Ok(Arc::new(Searchqa::new(Arc::new(library), options)))
+    }
+
+    fn solver(&self, style: &str) -> Result<OpenSolver<'_>, String> {
+        if !style.trim().is_empty() {
+            return Err(format!(
+                "its solutions are told in one way; it knows no style {style:?}"
+            ));
+        }
+        Ok(Box::new(|| {
+            let library = self.library(|_, _| {})?;
+            Ok(Arc::new(KnowsTheAnswer(library)))
+        }))
+    }
+}
+
+/// Knows the answer, and searches until a passage shows it.
+#[derive(Debug)]
+struct KnowsTheAnswer(Library);
+
+impl Solver for KnowsTheAnswer {
+    fn demonstrate(&self, item_id: i64, instruction: &str) -> Option<Demonstration> {
+        demonstration(&self.0, item_id, instruction)
+    }
+}
+
+impl BuiltIn for Source {
+    const SPEC: &'static EnvSpec = &SPEC;
+    const ABOUT: &'static str = "Serve SearchQA: questions over a corpus, with BM25 search";
+    const PORT: u16 = 36004;
+    const ADDRESSES: &'static [&'static str] = &[":searchqa"];
+    type Arguments = Self;
+
+    fn from_address(_: &str, options: &mut AddressOptions) -> Result<Self, EnvError> {
+        let corpus = options.take("corpus").map(PathBuf::from);
+        let questions = options.take("questions").map(PathBuf::from);
+        if corpus.is_some() != questions.is_some() {
+            return Err(options.bad("options \"corpus\" and \"questions\" belong together"));
+        }
+        Ok(Self {
+            corpus,
+            questions,
+            index: options.take("index").map(PathBuf::from),
+            top_k: options.number("top_k", TOP_K as u64)? as usize,
+            uncased: options.choice("uncased", [("false", false), ("true", true)])?,
+        })
+    }
+
+    fn from_arguments(arguments: Self) -> Result<Self, ArgumentError> {
+        Ok(arguments)
+    }
+}

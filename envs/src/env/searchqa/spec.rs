@@ -1,0 +1,19 @@
+//! How clients speak to its server, ours or the original.
+
+use crate::parser::Parser;
+use crate::spec::base::INDEXED;
+use crate::spec::types::{CreateBody, EnvSpec, Items};
+
+/// Behaviour of the server.
+pub(crate) static SPEC: EnvSpec = EnvSpec {
+    name: "searchqa",
+    // The server's own first text explains the tags.
+    instruction: "Answer the question, in the format that is described here.",
+    create_body: CreateBody::Item("id"),
+    reset_key: "id",
+    parser: Parser::Tags,
+    rounds_max: 5,
+    items: Items::Within(0..221_328),
+    probe: "<search>river</search>",
+    ..INDEXED
+};

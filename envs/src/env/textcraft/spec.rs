@@ -1,0 +1,16 @@
+//! How clients speak to its server, ours or the original.
+
+use crate::spec::base::COMMON;
+use crate::spec::types::{CreateBody, DoneRule, EnvSpec, Items, Replay};
+
+/// Behaviour of the server.
+pub(crate) static SPEC: EnvSpec = EnvSpec {
+    name: "textcraft",
+    instruction: "Craft the goal. Answer with one line: Action: <command>",
+    create_body: CreateBody::EmptyObject,
+    done_rule: DoneRule::WhenSolved,
+    items: Items::Wrapping(544),
+    replay: Replay::SameLines,
+    probe: "inventory",
+    ..COMMON
+};

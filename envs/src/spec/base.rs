@@ -1,0 +1,50 @@
+//! What specs of several environments have in common.
+
+use super::types::{
+    Actions, CreateBody, DoneRule, EnvSpec, ErrorShape, FirstObservation, IdInReply, Items, Replay,
+    RewardRule, SuccessRule,
+};
+use crate::parser::Parser;
+
+/// The servers that name a session `id` and report errors softly.
+pub(crate) const COMMON: EnvSpec = EnvSpec {
+    name: "",
+    instruction: "",
+    path_prefix: "",
+    create_body: CreateBody::Nothing,
+    id_key: "id",
+    id_in_reply: IdInReply::Key("id"),
+    reset_key: "data_idx",
+    reset_fixed: &[],
+    first_observation: FirstObservation::Keys(&["observation"]),
+    first_lists_actions: None,
+    observation_key: "observation",
+    reward_key: "reward",
+    reward_rule: RewardRule::EachStep,
+    reward_is_total: false,
+    reward_scale: 1.0,
+    done_key: "done",
+    done_rule: DoneRule::Any,
+    errors: ErrorShape::Soft,
+    actions: Actions::None,
+    close: true,
+    reuse: false,
+    creates_at_once: 16,
+    parser: Parser::ActionLine,
+    success: SuccessRule::RewardAtLeast(1.0),
+    rounds_max: 30,
+    probe: "Action: finish with Action Input: {}",
+    items: Items::Unknown,
+    replay: Replay::Exact,
+    finished_text: "has finished",
+};
+
+/// The servers that name a session `env_idx` and fail with status 500.
+pub(crate) const INDEXED: EnvSpec = EnvSpec {
+    id_key: "env_idx",
+    id_in_reply: IdInReply::Bare,
+    first_observation: FirstObservation::Bare,
+    errors: ErrorShape::Status,
+    parser: Parser::Raw,
+    ..COMMON
+};
