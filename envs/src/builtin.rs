@@ -14,7 +14,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use crate::demonstration::Solver;
-use crate::env::{babyai, maze, searchqa, textcraft, wordle};
+use crate::env::{babyai, maze, searchqa, sokoban, textcraft, wordle};
 use crate::error::EnvError;
 use crate::server::{ServerHandle, ServerOptions, serve};
 use options::AddressOptions;
@@ -24,12 +24,13 @@ use registered::{OpenSolver, Tasks};
 const SCHEME: &str = "builtin";
 
 /// Every environment that is written in Rust.
-pub static ALL: [Registered; 5] = [
+pub static ALL: [Registered; 6] = [
     Registered::of::<textcraft::Source>(),
     Registered::of::<babyai::Source>(),
     Registered::of::<searchqa::Source>(),
     Registered::of::<maze::Source>(),
     Registered::of::<wordle::Source>(),
+    Registered::of::<sokoban::Source>(),
 ];
 
 /// Whether an environment address means the built-in server.

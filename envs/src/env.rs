@@ -4,5 +4,6 @@
 pub mod babyai;
 pub(crate) mod maze;
 pub mod searchqa;
+pub(crate) mod sokoban;
 pub mod textcraft;
 pub(crate) mod wordle;

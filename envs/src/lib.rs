@@ -1,7 +1,7 @@
 //! Environments: what AgentGym's HTTP servers expect ([`mod@spec`]), how a model's text becomes an
 //! action ([`parser`]), a client that any such server can be driven with ([`client`]), an examination
 //! of such a server ([`doctor`]), and
-//! environments written in Rust ([`textcraft`], [`babyai`], [`searchqa`], a maze, Wordle) behind the same
+//! environments written in Rust ([`textcraft`], [`babyai`], [`searchqa`], Sokoban, a maze, Wordle) behind the same
 //! wire behaviour ([`server`]), also started inside the process ([`builtin`]), and what solving their
 //! tasks looks like ([`mod@demonstration`]).
 //!

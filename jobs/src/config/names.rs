@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 /// Words before the number of AgentGym's item ids; the envs crate has the same
 /// list, with all there is to know of each.
-pub const AGENTGYM_NAMES: [&str; 15] = [
+pub const AGENTGYM_NAMES: [&str; 16] = [
     "academia",
     "alfworld",
     "babyai",
@@ -17,6 +17,7 @@ pub const AGENTGYM_NAMES: [&str; 15] = [
     "sciworld",
     "searchqa",
     "sheet",
+    "sokoban",
     "sqlgym",
     "textcraft",
     "todo",

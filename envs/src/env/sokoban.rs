@@ -1,0 +1,12 @@
+//! Sokoban, with RAGEN's rewards and limits: push every box onto a target.
+
+mod demonstration;
+mod game;
+mod generator;
+mod room;
+mod server;
+mod source;
+mod spec;
+mod ways;
+
+pub(crate) use source::Source;

@@ -1,0 +1,26 @@
+//! Solved rooms, as conversations.
+
+use super::game::{SEPARATOR, Sokoban};
+use super::room::Direction;
+use super::ways::Ways;
+use crate::demonstration::{Demonstration, Talk};
+use crate::spec::first_message;
+
+/// Solves a game by the fewest actions and tells how, so many of them a turn.
+pub(super) fn demonstration(
+    mut game: Sokoban,
+    turn_actions: usize,
+    item_id: i64,
+    instruction: &str,
+) -> Option<Demonstration> {
+    let mut talk = Talk::new(first_message(instruction, &game.last().observation));
+    let ways = Ways::of(game.room(), game.actions_left());
+    let solution = ways.solution(game.room(), game.state())?;
+    for turn in solution.chunks(turn_actions) {
+        let names: Vec<&str> = turn.iter().copied().map(Direction::name).collect();
+        let text = names.join(&format!(" {SEPARATOR} "));
+        let reply = game.step(&text).observation.clone();
+        talk.say(format!("Action: {text}"), true, reply);
+    }
+    Some(talk.told(format!("sokoban_{item_id}")))
+}
