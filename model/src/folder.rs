@@ -8,6 +8,8 @@ pub(crate) mod family;
 pub(crate) mod files;
 pub(crate) mod names;
 pub(crate) mod parameter;
+mod reader;
+pub(crate) mod rope;
 pub(crate) mod tensor_file;
 pub(crate) mod tokenizer;
 pub(crate) mod weights;

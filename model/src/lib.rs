@@ -31,6 +31,7 @@ pub use folder::chat::{Bridge, Chat, Message, Role};
 pub use folder::config::ModelConfig;
 pub use folder::family::Architecture;
 pub use folder::parameter::Parameter;
+pub use folder::rope::{Rope, RopeScaling};
 pub use folder::tokenizer::Tokenizer;
 pub use folder::weights::{Weights, parameter_shapes};
 pub use generate::engine::{Engine, EngineOptions, EngineStats};

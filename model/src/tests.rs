@@ -3,6 +3,7 @@
 mod checkpoint;
 mod composed;
 mod critic;
+mod families;
 mod folders;
 mod golden;
 mod golden_lora;
@@ -43,11 +44,16 @@ pub(crate) struct Shape {
     pub(crate) architecture: Architecture,
     /// Residual stream, where it is not heads × width.
     pub(crate) hidden: Option<usize>,
+    /// `rope_parameters`, as JSON.
+    pub(crate) rope: &'static str,
 }
 
+const ROPE: &str = r#"{"rope_theta": 1000.0}"#;
+
 /// Head widths below, at and across the vector width; groups of 1, 2, 3 and 7; Qwen3
-/// with heads wider and narrower than their share of the residual stream.
-pub(crate) const SHAPES: [Shape; 7] = [
+/// with heads wider and narrower than their share of the residual stream; frequencies that
+/// are scaled.
+pub(crate) const SHAPES: [Shape; 10] = [
     Shape {
         heads: 4,
         kv_heads: 2,
@@ -57,6 +63,7 @@ pub(crate) const SHAPES: [Shape; 7] = [
         tied: true,
         architecture: Architecture::Qwen2,
         hidden: None,
+        rope: ROPE,
     },
     Shape {
         heads: 3,
@@ -67,6 +74,7 @@ pub(crate) const SHAPES: [Shape; 7] = [
         tied: false,
         architecture: Architecture::Qwen2,
         hidden: None,
+        rope: ROPE,
     },
     Shape {
         heads: 2,
@@ -77,6 +85,7 @@ pub(crate) const SHAPES: [Shape; 7] = [
         tied: false,
         architecture: Architecture::Qwen2,
         hidden: None,
+        rope: ROPE,
     },
     Shape {
         heads: 7,
@@ -87,6 +96,7 @@ pub(crate) const SHAPES: [Shape; 7] = [
         tied: true,
         architecture: Architecture::Qwen2,
         hidden: None,
+        rope: ROPE,
     },
     Shape {
         heads: 4,
@@ -97,6 +107,7 @@ pub(crate) const SHAPES: [Shape; 7] = [
         tied: true,
         architecture: Architecture::Qwen3,
         hidden: Some(48),
+        rope: ROPE,
     },
     Shape {
         heads: 3,
@@ -107,6 +118,7 @@ pub(crate) const SHAPES: [Shape; 7] = [
         tied: false,
         architecture: Architecture::Qwen3,
         hidden: Some(100),
+        rope: ROPE,
     },
     Shape {
         heads: 6,
@@ -117,6 +129,42 @@ pub(crate) const SHAPES: [Shape; 7] = [
         tied: true,
         architecture: Architecture::Qwen3,
         hidden: None,
+        rope: ROPE,
+    },
+    Shape {
+        heads: 4,
+        kv_heads: 2,
+        width: 16,
+        inner: 80,
+        layers: 2,
+        tied: true,
+        architecture: Architecture::Llama,
+        hidden: None,
+        rope: r#"{"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64}"#,
+    },
+    Shape {
+        heads: 3,
+        kv_heads: 1,
+        width: 24,
+        inner: 50,
+        layers: 3,
+        tied: false,
+        architecture: Architecture::Mistral,
+        hidden: Some(100),
+        rope: ROPE,
+    },
+    Shape {
+        heads: 4,
+        kv_heads: 1,
+        width: 20,
+        inner: 33,
+        layers: 1,
+        tied: false,
+        architecture: Architecture::Llama,
+        hidden: Some(64),
+        rope: r#"{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0,
+            "original_max_position_embeddings": 32}"#,
     },
 ];
 
@@ -135,10 +183,11 @@ pub(crate) fn random_policy(shape: Shape, seed: u64) -> Policy {
         "vocab_size": model.config().vocab_size.max(400),
         "max_position_embeddings": 512,
         "rms_norm_eps": 1e-6,
-        "rope_theta": 1000.0,
+        "rope_parameters": serde_json::from_str::<serde_json::Value>(shape.rope).unwrap(),
         "tie_word_embeddings": shape.tied,
         "eos_token_id": 2,
         "hidden_act": "silu",
+        "sliding_window": null,
     });
     let config = ModelConfig::from_json(raw.as_object().unwrap().clone(), "test".as_ref()).unwrap();
     let mut random = Random(seed);

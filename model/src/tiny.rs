@@ -171,7 +171,7 @@ impl TinyShape {
             "use_sliding_window": false,
             "vocab_size": self.vocab,
         });
-        if self.architecture == Architecture::Qwen3 {
+        if !self.architecture.facts().biases {
             value["attention_bias"] = json!(false);
             value["head_dim"] = json!(self.hidden / self.heads.max(1));
         }
@@ -217,13 +217,13 @@ impl Birth<'_> {
         let first_layer = name.starts_with("model.layers.0.");
         let part = name.rsplit_once("layers.").map_or(name, |(_, part)| part);
         let part = part.split_once('.').map_or(part, |(_, part)| part);
-        if self.shape.architecture == Architecture::Qwen3 {
+        if !self.shape.architecture.facts().biases {
             return self.without_biases(name, part, first_layer, count);
         }
         self.unbiased(name, part, first_layer, count)
     }
 
-    /// Everything but the place of a Qwen3.
+    /// Everything but the place where there are no biases.
     fn unbiased(&self, name: &str, part: &str, first_layer: bool, count: usize) -> Vec<f32> {
         match part {
             "self_attn.q_proj.weight" if first_layer => {
@@ -245,7 +245,7 @@ impl Birth<'_> {
         }
     }
 
-    /// The same for a Qwen3, where a constant of the residual stream stands in for
+    /// The same without biases, where a constant of the residual stream stands in for
     /// the biases: queries and keys of the first layer read the place from it,
     /// other queries, keys and values do not read it, and nothing writes to it.
     fn without_biases(&self, name: &str, part: &str, first_layer: bool, count: usize) -> Vec<f32> {
@@ -454,7 +454,7 @@ mod tests {
         assert_eq!((found.architecture, found.layers), (Architecture::Qwen3, 2));
         assert_eq!(shape("tiny-model"), Ok(None));
         for (path, word) in [
-            ("tiny?arch=llama", "qwen3"),
+            ("tiny?arch=gemma", "llama"),
             ("tiny?size=3", "no option `size`"),
             ("tiny?layers=0", "layers=0"),
         ] {

@@ -296,8 +296,8 @@ fn models_that_cannot_be_computed() {
         "num_attention_heads": 2, "vocab_size": 300, "max_position_embeddings": 64"#;
     for (keys, words) in [
         (
-            r#""rope_scaling": {"rope_type": "yarn"}"#,
-            "rope_scaling.rope_type \"yarn\"",
+            r#""rope_scaling": {"rope_type": "dynamic"}"#,
+            "rope_scaling.rope_type \"dynamic\"",
         ),
         (
             r#""quantization_config": {"quant_method": "awq"}"#,

@@ -41,8 +41,8 @@ impl Cache {
 /// Rotary angles for every position a model may use.
 pub(crate) fn rope_table(config: &ModelConfig) -> Arc<RopeTable> {
     Arc::new(RopeTable::new(
-        config.rope_theta,
-        config.head_dim,
+        &config.rope.frequencies(config.head_dim),
+        config.rope.attention_factor(),
         config.max_position_embeddings,
     ))
 }

@@ -1,8 +1,10 @@
-//! `config.json` of a Qwen2 or Qwen3 model: the sizes that the forward pass needs,
+//! `config.json` of a model: the sizes that the forward pass needs,
 //! checked on reading, with every other key kept so that saving gives the file
 //! back. An architecture that would be computed wrongly is refused by name.
 
 use crate::folder::family::Architecture;
+use crate::folder::reader::Reader;
+use crate::folder::rope::Rope;
 use crate::kernels::key_values::HEAD_WIDTH_MAX;
 use crate::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -31,8 +33,8 @@ pub struct ModelConfig {
     pub max_position_embeddings: usize,
     /// Added to the mean square in every norm.
     pub rms_norm_eps: f64,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
+    /// Rotary frequencies.
+    pub rope: Rope,
     /// Whether the output head is the embedding.
     pub tie_word_embeddings: bool,
     /// Whether the head gives one value per token instead of logits: a critic.
@@ -67,8 +69,10 @@ impl ModelConfig {
     pub fn from_json(raw: Map<String, Value>, path: &Path) -> Result<Self> {
         let reader = Reader { raw: &raw, path };
         let architecture = reader.architecture()?;
+        let facts = architecture.facts();
         let heads = reader.size("num_attention_heads")?;
         let hidden_size = reader.size("hidden_size")?;
+        let max_position_embeddings = reader.size("max_position_embeddings")?;
         let config = ModelConfig {
             architecture,
             hidden_size,
@@ -76,17 +80,18 @@ impl ModelConfig {
             num_hidden_layers: reader.size("num_hidden_layers")?,
             num_attention_heads: heads,
             num_key_value_heads: match raw.get("num_key_value_heads") {
-                None | Some(Value::Null) => heads,
+                None => facts.key_value_heads.unwrap_or(heads),
+                Some(Value::Null) => heads,
                 Some(_) => reader.size("num_key_value_heads")?,
             },
             head_dim: match raw.get("head_dim") {
-                None | Some(Value::Null) => architecture.default_head_width(hidden_size, heads),
+                None | Some(Value::Null) => facts.head_dim.unwrap_or(hidden_size / heads),
                 Some(_) => reader.size("head_dim")?,
             },
             vocab_size: reader.size("vocab_size")?,
-            max_position_embeddings: reader.size("max_position_embeddings")?,
+            max_position_embeddings,
             rms_norm_eps: reader.number("rms_norm_eps")?.unwrap_or(1e-6),
-            rope_theta: reader.rope_theta()?,
+            rope: Rope::read(&reader, max_position_embeddings)?,
             tie_word_embeddings: reader.switch("tie_word_embeddings")?,
             value_head: reader.has_value_head(architecture)?,
             raw: raw.clone(),
@@ -98,7 +103,7 @@ impl ModelConfig {
     /// The same model with a value head, as `transformers` names it.
     pub(crate) fn with_value_head(&self, path: &Path) -> Result<Self> {
         let mut raw = self.raw.clone();
-        let architecture = self.architecture.token_classification();
+        let architecture = self.architecture.facts().token_classification;
         raw.insert("architectures".into(), json!([architecture]));
         raw.insert("num_labels".into(), json!(1));
         raw.insert("id2label".into(), json!({"0": "value"}));
@@ -138,12 +143,12 @@ impl ModelConfig {
 
     /// Whether queries, keys and values have biases.
     pub fn has_biases(&self) -> bool {
-        self.architecture == Architecture::Qwen2
+        self.architecture.facts().biases
     }
 
     /// Whether every head of queries and keys is normed before its rotation.
     pub fn norms_heads(&self) -> bool {
-        self.architecture == Architecture::Qwen3
+        self.architecture.facts().head_norms
     }
 
     /// The file's text: pretty-printed JSON in its own key order.
@@ -159,46 +164,7 @@ impl ModelConfig {
     }
 }
 
-struct Reader<'a> {
-    raw: &'a Map<String, Value>,
-    path: &'a Path,
-}
-
 impl Reader<'_> {
-    fn bad(&self, message: String) -> Error {
-        Error::Json {
-            path: self.path.to_owned(),
-            message,
-        }
-    }
-
-    fn unsupported(&self, message: String) -> Error {
-        Error::Unsupported {
-            path: self.path.to_owned(),
-            message,
-        }
-    }
-
-    fn number(&self, key: &str) -> Result<Option<f64>> {
-        match self.raw.get(key) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => match value.as_f64() {
-                Some(number) => Ok(Some(number)),
-                None => Err(self.bad(format!("{key} must be a number, found {value}"))),
-            },
-        }
-    }
-
-    fn size(&self, key: &str) -> Result<usize> {
-        match self.raw.get(key).map(|value| (value, value.as_u64())) {
-            Some((_, Some(size))) if size > 0 => Ok(size as usize),
-            Some((value, _)) => Err(self.bad(format!(
-                "{key} must be a positive whole number, found {value}"
-            ))),
-            None => Err(self.bad(format!("{key} is missing"))),
-        }
-    }
-
     fn architecture(&self) -> Result<Architecture> {
         let known = Architecture::known;
         let named = self.raw.get("model_type").and_then(Value::as_str);
@@ -218,7 +184,7 @@ impl Reader<'_> {
         };
         let own = [
             architecture.causal_lm(),
-            architecture.token_classification(),
+            architecture.facts().token_classification,
         ];
         if let Some(name) = names.find(|name| !own.iter().any(|own| name == own)) {
             return Err(self.unsupported(format!(
@@ -258,11 +224,35 @@ impl Reader<'_> {
             ));
         }
         self.check_layer_types()?;
-        let biased = self.switch("attention_bias")?;
-        if architecture == Architecture::Qwen3 && biased {
-            return Err(self.unsupported("attention_bias of Qwen3 is not supported".to_owned()));
+        for key in architecture.facts().refused {
+            if self.switch(key)? {
+                let family = architecture.model_type();
+                return Err(self.unsupported(format!("{key} true of {family} is not supported")));
+            }
         }
-        Ok(())
+        self.check_window(architecture)
+    }
+
+    /// A window changes nothing of sequences that fit into it.
+    fn check_window(&self, architecture: Architecture) -> Result<()> {
+        const KEY: &str = "sliding_window";
+        let Some(default) = architecture.facts().sliding_window else {
+            return Ok(());
+        };
+        let window = match self.raw.get(KEY) {
+            None => default,
+            Some(Value::Null) => return Ok(()),
+            Some(_) => self.size(KEY)?,
+        };
+        let longest = self.size("max_position_embeddings")?;
+        match window < longest {
+            true => Err(self.unsupported(format!(
+                "{KEY} {window} (null: none; absent: {default}) is not supported below \
+                 max_position_embeddings, which is {longest}; set that to {window} and train on \
+                 sequences within the window"
+            ))),
+            false => Ok(()),
+        }
     }
 
     fn check_layer_types(&self) -> Result<()> {
@@ -289,7 +279,7 @@ impl Reader<'_> {
 
     /// A head of several labels says nothing that could be a value.
     fn has_value_head(&self, architecture: Architecture) -> Result<bool> {
-        let critic = architecture.token_classification();
+        let critic = architecture.facts().token_classification;
         let architectures = self.raw.get("architectures").and_then(Value::as_array);
         let classifies = architectures.is_some_and(|all| all.iter().any(|a| a == critic));
         let named = self.raw.get("id2label").and_then(Value::as_object);
@@ -300,90 +290,6 @@ impl Reader<'_> {
                 "{critic} with {labels} labels is no critic; one label is needed"
             ))),
             false => Ok(classifies),
-        }
-    }
-
-    /// The base as `transformers` 5 reads it: `rope_parameters` (or `rope_scaling`,
-    /// its name before) comes before the key beside it. Where versions of
-    /// `transformers` disagree, and where the frequencies are scaled, the file is refused.
-    fn rope_theta(&self) -> Result<f64> {
-        const THETA: &str = "rope_theta";
-        let given = |key: &str| self.raw.get(key).filter(|value| !value.is_null());
-        let beside = self.number(THETA)?;
-        let (key, value) = match (given("rope_parameters"), given("rope_scaling")) {
-            (Some(_), Some(_)) => {
-                return Err(self.unsupported(
-                    "rope_parameters and rope_scaling are both given, and transformers reads one of them; \
-                     leave the other out"
-                        .to_owned(),
-                ));
-            }
-            (Some(value), None) => ("rope_parameters", value),
-            (None, Some(value)) => ("rope_scaling", value),
-            (None, None) => return self.checked_theta(THETA, beside.unwrap_or(10_000.0)),
-        };
-        let Some(inside) = value.as_object() else {
-            return Err(self.bad(format!("{key} must be an object or null, found {value}")));
-        };
-        if let Some((layer, _)) = inside.iter().find(|(_, value)| value.is_object()) {
-            return Err(self.unsupported(format!(
-                "{key} has parameters by kind of layer ({layer}); one rope_type and one rope_theta for all \
-                 layers are supported"
-            )));
-        }
-        for name in ["rope_type", "type"] {
-            match inside.get(name) {
-                None | Some(Value::Null) => {}
-                Some(kind) if kind == "default" => {}
-                Some(kind) => {
-                    return Err(self.unsupported(format!(
-                        "{key}.{name} {kind} is not supported, only \"default\" is"
-                    )));
-                }
-            }
-        }
-        let rotated = [
-            inside.get("partial_rotary_factor"),
-            self.raw.get("partial_rotary_factor"),
-        ];
-        if let Some(factor) = rotated
-            .into_iter()
-            .flatten()
-            .find(|f| f.as_f64() != Some(1.0))
-        {
-            return Err(self.unsupported(format!(
-                "partial_rotary_factor {factor} is not supported, only 1 is"
-            )));
-        }
-        let theta = match inside.get(THETA) {
-            None | Some(Value::Null) => beside.unwrap_or(10_000.0),
-            Some(theta) => theta.as_f64().ok_or_else(|| {
-                self.bad(format!("{key}.{THETA} must be a number, found {theta}"))
-            })?,
-        };
-        if let Some(other) = beside.filter(|other| key == "rope_scaling" && *other != theta) {
-            return Err(self.unsupported(format!(
-                "{key}.{THETA} is {theta} and {THETA} is {other}; versions of transformers differ in which they \
-                 read, so give one of them"
-            )));
-        }
-        self.checked_theta(&format!("{key}.{THETA}"), theta)
-    }
-
-    fn checked_theta(&self, key: &str, theta: f64) -> Result<f64> {
-        match theta > 0.0 && theta.is_finite() {
-            true => Ok(theta),
-            false => Err(self.bad(format!("{key} must be greater than 0, found {theta}"))),
-        }
-    }
-
-    /// A switch; absent and null are `false`, as in `transformers`.
-    fn switch(&self, key: &str) -> Result<bool> {
-        match self.raw.get(key) {
-            None | Some(Value::Null) => Ok(false),
-            Some(value) => value
-                .as_bool()
-                .ok_or_else(|| self.bad(format!("{key} must be true or false, found {value}"))),
         }
     }
 
@@ -411,7 +317,7 @@ impl Reader<'_> {
         // Both become f32, in which they must be numbers too.
         for (key, found) in [
             ("rms_norm_eps", config.rms_norm_eps),
-            ("rope_theta", config.rope_theta),
+            ("rope_theta", config.rope.theta),
         ] {
             if !(found > 0.0 && found <= f64::from(f32::MAX)) {
                 return Err(self.bad(format!("{key} must be positive and finite, found {found}")));
@@ -425,7 +331,7 @@ impl Reader<'_> {
         let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
         let width = config.head_dim;
         let derived = self.raw.get("head_dim").is_none_or(Value::is_null)
-            && config.architecture == Architecture::Qwen2;
+            && config.architecture.facts().head_dim.is_none();
         if derived && !hidden.is_multiple_of(heads) {
             return Err(self.unsupported(format!(
                 "hidden_size {hidden} does not split into {heads} heads, and there is no head_dim"
@@ -465,96 +371,14 @@ mod tests {
     #[test]
     fn unknown_keys_survive_and_both_rope_spellings_are_read() {
         let config = parse(GOOD).unwrap();
-        assert_eq!((config.rope_theta, config.head_dim), (5000.0, 16));
+        assert_eq!((config.rope.theta, config.head_dim), (5000.0, 16));
         assert_eq!(parse(&config.to_text()).unwrap(), config);
         assert!(config.to_text().contains("odd key"));
         let newer = GOOD.replace(
             r#""rope_theta": 5000.0"#,
             r#""rope_parameters": {"rope_theta": 7.5, "rope_type": "default"}"#,
         );
-        assert_eq!(parse(&newer).unwrap().rope_theta, 7.5);
-    }
-
-    /// What Qwen2Config and Qwen3Config of transformers 5.23 make of the same keys.
-    #[test]
-    fn the_rotary_base_is_read_as_transformers_reads_it_or_refused() {
-        let with = |keys: &str| parse(&GOOD.replace("\"rope_theta\": 5000.0", keys));
-        let other = "\"some\": 1";
-        for (keys, theta) in [
-            (other, 10_000.0),
-            (r#""rope_theta": null, "rope_scaling": null"#, 10_000.0),
-            (
-                r#""rope_scaling": {"rope_type": "default", "rope_theta": 500000}"#,
-                500_000.0,
-            ),
-            (
-                r#""rope_scaling": {"type": "default"}, "rope_theta": 7.0"#,
-                7.0,
-            ),
-            (
-                r#""rope_scaling": {"rope_theta": 7}, "rope_theta": 7.0"#,
-                7.0,
-            ),
-            (
-                r#""rope_parameters": {"rope_theta": 500000}, "rope_theta": 7.0"#,
-                500_000.0,
-            ),
-            (
-                r#""rope_parameters": {"rope_theta": 3.5, "partial_rotary_factor": 1.0}"#,
-                3.5,
-            ),
-        ] {
-            assert_eq!(with(keys).unwrap().rope_theta, theta, "{keys}");
-        }
-        for (keys, words) in [
-            (
-                r#""rope_scaling": {"rope_theta": 500000}, "rope_theta": 7.0"#,
-                ["500000", "rope_theta is 7"],
-            ),
-            (
-                r#""rope_scaling": {"type": "default"}, "rope_parameters": {}"#,
-                ["rope_scaling", "rope_parameters"],
-            ),
-            (
-                r#""rope_scaling": {"rope_type": "linear", "factor": 2.0}"#,
-                ["rope_scaling.rope_type", "linear"],
-            ),
-            (
-                r#""rope_scaling": {"type": "dynamic"}"#,
-                ["rope_scaling.type", "dynamic"],
-            ),
-            (
-                r#""rope_parameters": {"rope_type": "llama3"}"#,
-                ["rope_parameters.rope_type", "llama3"],
-            ),
-            (
-                r#""rope_scaling": {"rope_type": "default", "type": "yarn"}"#,
-                ["rope_scaling.type", "yarn"],
-            ),
-            (r#""rope_scaling": "yarn""#, ["rope_scaling", "object"]),
-            (
-                r#""rope_parameters": {"rope_theta": "5e5"}"#,
-                ["rope_parameters.rope_theta", "number"],
-            ),
-            (
-                r#""rope_parameters": {"rope_theta": 0}"#,
-                ["rope_parameters.rope_theta", "greater than 0"],
-            ),
-            (r#""rope_theta": -1"#, ["rope_theta", "greater than 0"]),
-            (
-                r#""rope_parameters": {"full_attention": {"rope_theta": 5}}"#,
-                ["full_attention", "one rope_type"],
-            ),
-            (
-                r#""rope_parameters": {"partial_rotary_factor": 0.5}"#,
-                ["partial_rotary_factor 0.5", "only 1"],
-            ),
-        ] {
-            let message = with(keys).unwrap_err().to_string();
-            for word in words.iter().chain(&["config.json"]) {
-                assert!(message.contains(word), "{keys}: {message}");
-            }
-        }
+        assert_eq!(parse(&newer).unwrap().rope.theta, 7.5);
     }
 
     #[test]
@@ -605,17 +429,49 @@ mod tests {
     }
 
     #[test]
+    fn what_a_file_leaves_out_is_what_the_family_takes() {
+        let leaving_out = |family: &str| {
+            let text = GOOD.replace("qwen2", family);
+            let text = text.replace("\"num_attention_heads\": 4", "\"num_attention_heads\": 32");
+            parse(&text.replace("\"num_key_value_heads\": 2,", "")).unwrap()
+        };
+        for (family, key_value_heads, head_dim) in [
+            ("llama", 32, 2),
+            ("mistral", 8, 2),
+            ("qwen2", 32, 2),
+            ("qwen3", 32, 128),
+        ] {
+            let config = leaving_out(family);
+            let found = (config.num_key_value_heads, config.head_dim);
+            assert_eq!(found, (key_value_heads, head_dim), "{family}");
+        }
+        let mistral = GOOD.replace("qwen2", "mistral").replace("512", "5000");
+        let window = parse(&mistral).unwrap_err().to_string();
+        assert!(
+            window.contains("sliding_window 4096") && window.contains("5000"),
+            "{window}"
+        );
+        for window in ["null", "5000"] {
+            let window = format!("\"sliding_window\": {window}");
+            assert!(
+                parse(&mistral.replace("\"odd key\": [1]", &window)).is_ok(),
+                "{window}"
+            );
+        }
+    }
+
+    #[test]
     fn an_unknown_architecture_is_refused_with_the_list_of_known_ones() {
-        let text = GOOD.replace("\"qwen2\"", "\"llama\"").replace(
+        let text = GOOD.replace("\"qwen2\"", "\"gemma\"").replace(
             "\"odd key\": [1]",
-            "\"architectures\": [\"LlamaForCausalLM\"]",
+            "\"architectures\": [\"GemmaForCausalLM\"]",
         );
         let message = parse(&text).unwrap_err().to_string();
         for word in [
-            "llama",
-            "LlamaForCausalLM",
+            "gemma",
+            "GemmaForCausalLM",
             "Qwen2ForCausalLM",
-            "Qwen3ForCausalLM",
+            "MistralForCausalLM",
         ] {
             assert!(message.contains(word), "{message}");
         }
@@ -624,7 +480,17 @@ mod tests {
     #[test]
     fn what_would_be_computed_wrongly_is_refused_by_name() {
         for (from, to, word) in [
-            ("\"qwen2\"", "\"llama\"", "llama"),
+            ("\"qwen2\"", "\"gemma\"", "gemma"),
+            (
+                "\"qwen2\"",
+                "\"llama\", \"mlp_bias\": true",
+                "mlp_bias true of llama",
+            ),
+            (
+                "\"odd key\": [1]",
+                "\"sliding_window\": 511, \"model_type\": \"mistral\"",
+                "sliding_window 511",
+            ),
             (
                 "\"odd key\": [1]",
                 "\"architectures\": [\"Qwen3ForCausalLM\"]",
@@ -637,8 +503,8 @@ mod tests {
             ),
             (
                 "\"odd key\": [1]",
-                "\"rope_scaling\": {\"type\": \"yarn\"}",
-                "yarn",
+                "\"rope_scaling\": {\"type\": \"dynamic\"}",
+                "dynamic",
             ),
             (
                 "\"odd key\": [1]",

@@ -1,4 +1,4 @@
-//! The families of models that this crate computes: what is known of each, in one place.
+//! The families of models that this crate computes: what is known of each, in one row.
 
 /// A family of models that this crate computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -7,51 +7,109 @@ pub enum Architecture {
     Qwen2,
     /// Qwen3, dense: no biases; queries and keys are normed per head.
     Qwen3,
+    /// Llama 2 and 3, and what is built like them: no biases.
+    Llama,
+    /// Mistral: as Llama, but for what a file leaves out.
+    Mistral,
 }
+
+/// What sets a family apart. What a file leaves out is what `transformers` takes.
+pub(crate) struct Facts {
+    /// `model_type` of a `config.json`.
+    model_type: &'static str,
+    /// The `architectures` entry of a language model.
+    causal_lm: &'static str,
+    /// The `architectures` entry of a critic.
+    pub(crate) token_classification: &'static str,
+    /// Whether queries, keys and values have biases.
+    pub(crate) biases: bool,
+    /// Whether every head of queries and keys is normed before its rotation.
+    pub(crate) head_norms: bool,
+    /// `head_dim` where the file gives none; `None`: hidden size over heads.
+    pub(crate) head_dim: Option<usize>,
+    /// `num_key_value_heads` where the file does not have the key; `None`: as many as queries.
+    pub(crate) key_value_heads: Option<usize>,
+    /// `sliding_window` where the file does not have the key; `None`: the key is not read.
+    pub(crate) sliding_window: Option<usize>,
+    /// Switches that add parameters which are not computed here.
+    pub(crate) refused: &'static [&'static str],
+}
+
+const QWEN2: Facts = Facts {
+    model_type: "qwen2",
+    causal_lm: "Qwen2ForCausalLM",
+    token_classification: "Qwen2ForTokenClassification",
+    biases: true,
+    head_norms: false,
+    head_dim: None,
+    key_value_heads: Some(32),
+    sliding_window: None,
+    refused: &[],
+};
+
+const QWEN3: Facts = Facts {
+    model_type: "qwen3",
+    causal_lm: "Qwen3ForCausalLM",
+    token_classification: "Qwen3ForTokenClassification",
+    biases: false,
+    head_norms: true,
+    head_dim: Some(128),
+    refused: &["attention_bias"],
+    ..QWEN2
+};
+
+const LLAMA: Facts = Facts {
+    model_type: "llama",
+    causal_lm: "LlamaForCausalLM",
+    token_classification: "LlamaForTokenClassification",
+    biases: false,
+    head_norms: false,
+    head_dim: None,
+    key_value_heads: None,
+    sliding_window: None,
+    refused: &["attention_bias", "mlp_bias"],
+};
+
+const MISTRAL: Facts = Facts {
+    model_type: "mistral",
+    causal_lm: "MistralForCausalLM",
+    token_classification: "MistralForTokenClassification",
+    key_value_heads: Some(8),
+    sliding_window: Some(4096),
+    refused: &[],
+    ..LLAMA
+};
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Qwen2, Self::Qwen3];
+    pub const ALL: [Self; 4] = [Self::Qwen2, Self::Qwen3, Self::Llama, Self::Mistral];
+
+    pub(crate) fn facts(self) -> &'static Facts {
+        match self {
+            Self::Qwen2 => &QWEN2,
+            Self::Qwen3 => &QWEN3,
+            Self::Llama => &LLAMA,
+            Self::Mistral => &MISTRAL,
+        }
+    }
 
     /// `model_type` of a `config.json`.
     pub fn model_type(self) -> &'static str {
-        match self {
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-        }
+        self.facts().model_type
     }
 
     /// The `architectures` entry of a language model.
     pub fn causal_lm(self) -> &'static str {
-        match self {
-            Self::Qwen2 => "Qwen2ForCausalLM",
-            Self::Qwen3 => "Qwen3ForCausalLM",
-        }
-    }
-
-    /// The `architectures` entry of a critic.
-    pub(crate) fn token_classification(self) -> &'static str {
-        match self {
-            Self::Qwen2 => "Qwen2ForTokenClassification",
-            Self::Qwen3 => "Qwen3ForTokenClassification",
-        }
-    }
-
-    /// `head_dim` where the file gives none: what `transformers` takes.
-    pub(crate) fn default_head_width(self, hidden_size: usize, heads: usize) -> usize {
-        match self {
-            Self::Qwen2 => hidden_size / heads,
-            Self::Qwen3 => 128,
-        }
+        self.facts().causal_lm
     }
 
     /// What is supported, for messages.
     pub(crate) fn known() -> String {
-        let names = Self::ALL.map(|a| {
-            let (model, critic) = (a.causal_lm(), a.token_classification());
+        let names = Self::ALL.map(|architecture| {
+            let facts = architecture.facts();
             format!(
-                "{model} (model_type {:?}; as a critic {critic})",
-                a.model_type()
+                "{} (model_type {:?}; as a critic {})",
+                facts.causal_lm, facts.model_type, facts.token_classification
             )
         });
         names.join(", ")

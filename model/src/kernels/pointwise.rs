@@ -72,19 +72,17 @@ pub(crate) struct RopeTable {
 }
 
 impl RopeTable {
-    /// Angles `position · theta^(-2i / head_dim)` for `positions` positions.
-    pub(crate) fn new(theta: f64, head_dim: usize, positions: usize) -> Self {
-        let half = head_dim / 2;
+    /// Angles `position · frequency`, in radians, for `positions` positions; cosines and sines
+    /// are multiplied by `factor`.
+    pub(crate) fn new(frequencies: &[f64], factor: f64, positions: usize) -> Self {
+        let half = frequencies.len();
         let mut cos = Vec::with_capacity(positions * half);
         let mut sin = Vec::with_capacity(positions * half);
-        let frequencies: Vec<f64> = (0..half)
-            .map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64))
-            .collect();
         for position in 0..positions {
-            for frequency in &frequencies {
+            for frequency in frequencies {
                 let (s, c) = (position as f64 * frequency).sin_cos();
-                cos.push(c as f32);
-                sin.push(s as f32);
+                cos.push((factor * c) as f32);
+                sin.push((factor * s) as f32);
             }
         }
         RopeTable { half, cos, sin }
@@ -117,8 +115,8 @@ impl RopeTable {
 }
 
 /// Rotates every head of every row in place by the angle of its position: first
-/// half against second half, as Qwen2 does. `backward` rotates the other way, which
-/// is the derivative.
+/// half against second half, as Qwen2 does, and multiplies by the table's factor.
+/// `backward` rotates the other way, which is the derivative.
 pub(crate) fn rope(
     x: &mut [f32],
     positions: &[u32],
