@@ -30,6 +30,7 @@ mod memory;
 mod modules;
 mod old_runs;
 mod panics;
+mod places;
 mod published;
 mod readme;
 mod shared_updates;

@@ -1,0 +1,168 @@
+//! The places that a usual change touches: CONTRIBUTING.md lists them, and here the list is
+//! compared with the registries and with what the files say.
+
+use agentgym_algorithms::advantages::AdvantageEstimator;
+use agentgym_algorithms::losses::PolicyLoss;
+use agentgym_jobs::pipeline::Stage;
+use agentgym_model::Architecture;
+use agentgym_tests::files::files_below;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// The rows of the table: what is added, by the first column.
+struct Row {
+    example: String,
+    own: Vec<String>,
+    shared: BTreeSet<String>,
+}
+
+/// What stands between backticks.
+fn quoted(cell: &str) -> Vec<String> {
+    let parts = cell.split('`').skip(1).step_by(2);
+    parts.map(str::to_owned).collect()
+}
+
+fn table() -> BTreeMap<String, Row> {
+    let text = std::fs::read_to_string(Path::new(ROOT).join("CONTRIBUTING.md")).unwrap();
+    let (_, table) = text.split_once("| A new | Such as |").expect("the table");
+    let rows = table
+        .lines()
+        .skip(2)
+        .take_while(|line| line.starts_with('|'));
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").collect();
+        let [what, example, own, shared] = cells[..] else {
+            panic!("four columns: {line}");
+        };
+        let row = Row {
+            example: quoted(example).remove(0),
+            own: quoted(own),
+            shared: quoted(shared).into_iter().collect(),
+        };
+        (what.trim().to_owned(), row)
+    };
+    rows.map(row).collect()
+}
+
+/// The sources by their path, without comments and unit tests.
+fn sources() -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for name in super::modules::CRATES {
+        for path in files_below(&Path::new(ROOT).join(name).join("src")) {
+            let path = path
+                .strip_prefix(ROOT)
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .to_owned();
+            let is_test = ["tests", "testing", "damaged", "playback"];
+            let parts = path.split(['/', '.']);
+            if !path.ends_with(".rs") || parts.into_iter().any(|part| is_test.contains(&part)) {
+                continue;
+            }
+            let text = std::fs::read_to_string(Path::new(ROOT).join(&path)).unwrap();
+            let code = text.split("#[cfg(test)]").next().unwrap().lines();
+            let code: Vec<&str> = code
+                .filter(|line| !line.trim_start().starts_with("//"))
+                .collect();
+            found.insert(path, code.join("\n"));
+        }
+    }
+    found
+}
+
+/// Whether a text has this word, or, of a variant, `::Word` or `Word =`.
+fn names(text: &str, words: &[String]) -> bool {
+    let is_part = |letter: Option<char>| letter.is_some_and(|l| l.is_alphanumeric() || l == '_');
+    words.iter().any(|word| {
+        text.match_indices(word.as_str()).any(|(at, _)| {
+            let behind = text[at + word.len()..].chars().next();
+            !is_part(text[..at].chars().next_back()) && !is_part(behind)
+        })
+    })
+}
+
+/// `critic_update` to `CriticUpdate`.
+fn camel(name: &str) -> String {
+    let capital = |part: &str| part[..1].to_uppercase() + &part[1..];
+    name.split('_').map(capital).collect()
+}
+
+#[test]
+fn a_usual_change_touches_the_places_that_contributing_lists() {
+    let members: [(&str, Vec<String>); 5] = [
+        (
+            "environment",
+            agentgym_envs::builtin::ALL
+                .iter()
+                .map(|row| row.spec.name.to_owned())
+                .collect(),
+        ),
+        (
+            "advantage estimator",
+            AdvantageEstimator::ALL
+                .iter()
+                .map(|estimator| estimator.name().to_owned())
+                .collect(),
+        ),
+        (
+            "policy loss",
+            PolicyLoss::ALL
+                .iter()
+                .map(|loss| loss.name().to_owned())
+                .collect(),
+        ),
+        (
+            "family of models",
+            Architecture::ALL
+                .iter()
+                .map(|family| family.model_type().to_owned())
+                .collect(),
+        ),
+        (
+            "stage",
+            Stage::ALL
+                .iter()
+                .map(|stage| stage.facts().name.to_owned())
+                .collect(),
+        ),
+    ];
+    let (table, sources) = (table(), sources());
+    assert_eq!(table.len(), members.len());
+    for (what, members) in members {
+        let row = table.get(what).unwrap_or_else(|| panic!("no row: {what}"));
+        assert!(members.contains(&row.example), "{what}: {}", row.example);
+        for path in row.own.iter().chain(&row.shared) {
+            assert!(Path::new(ROOT).join(path).exists(), "{what}: {path}");
+        }
+        // Where every one of them is named, and what is below a folder of its own is not.
+        let of_all = sources.iter().filter(|(_, text)| {
+            members.iter().all(|member| {
+                let variant = camel(member);
+                let words = match what {
+                    "stage" => vec![format!("Stage::{variant}"), format!("Self::{variant}")],
+                    _ => vec![member.clone(), format!("Self::{variant}")],
+                };
+                names(text, &words)
+            })
+        });
+        let of_all: BTreeSet<String> = of_all.map(|(path, _)| path.clone()).collect();
+        let (documents, listed): (BTreeSet<String>, BTreeSet<String>) = row
+            .shared
+            .iter()
+            .cloned()
+            .partition(|path| !path.ends_with(".rs"));
+        assert_eq!(
+            of_all, listed,
+            "{what}: where every one of {members:?} is named"
+        );
+        for document in documents {
+            let text = std::fs::read_to_string(Path::new(ROOT).join(&document)).unwrap();
+            for member in &members {
+                assert!(text.contains(member.as_str()), "{document} lacks {member}");
+            }
+        }
+    }
+}
