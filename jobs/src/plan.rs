@@ -349,29 +349,24 @@ fn absorb_item_files(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
 }
 
 fn horizon(config: &Config) -> Result<HorizonSchedule> {
-    use crate::config::Rounds;
+    use crate::config::{Rounds, RoundsCtrlType};
+    use RoundsCtrlType::{Fixed, ScalingInterStepwise};
     let control = &config.algorithm.rounds_ctrl;
-    let schedule = match (control.kind.as_str(), &control.rounds) {
-        ("fixed", Rounds::One(rounds)) => HorizonSchedule::fixed(*rounds),
-        ("scaling_inter_stepwise", Rounds::Stages(rounds)) => {
+    let schedule = match (control.kind, &control.rounds) {
+        (Fixed, Rounds::One(rounds)) => HorizonSchedule::fixed(*rounds),
+        (ScalingInterStepwise, Rounds::Stages(rounds)) => {
             HorizonSchedule::scaling_inter_stepwise(rounds.clone(), control.steps_scaling_inter)
         }
-        ("fixed", Rounds::Stages(_)) => {
+        (Fixed, Rounds::Stages(_)) => {
             return Err(Error::value(
                 "algorithm.rounds_ctrl.rounds",
                 "`fixed` takes one number; a list needs type: scaling_inter_stepwise",
             ));
         }
-        ("scaling_inter_stepwise", Rounds::One(_)) => {
+        (ScalingInterStepwise, Rounds::One(_)) => {
             return Err(Error::value(
                 "algorithm.rounds_ctrl.rounds",
                 "`scaling_inter_stepwise` takes a list, e.g. [4, 6, 8]",
-            ));
-        }
-        (other, _) => {
-            return Err(Error::value(
-                "algorithm.rounds_ctrl.type",
-                format!("`{other}` is not known; known: fixed, scaling_inter_stepwise"),
             ));
         }
     };

@@ -1,7 +1,7 @@
 //! `keys`: the table of config keys, straight from the one place that defines
 //! them, so that it cannot be out of date.
 
-use agentgym_jobs::config::keys::{KEYS, KeySpec, Kind, limit_of};
+use agentgym_jobs::config::keys::{KEYS, KeySpec, Kind};
 use serde_json::{Value, json};
 
 fn matching(filter: Option<&str>) -> impl Iterator<Item = &'static KeySpec> {
@@ -33,7 +33,7 @@ pub fn render(filter: Option<&str>) -> String {
             section = head;
             out += &format!("\n{section}\n");
         }
-        let limit = limit_of(key.path).map_or_else(String::new, |limit| format!("  {limit}"));
+        let limit = (key.limit).map_or_else(String::new, |limit| format!("  {limit}"));
         out += &format!(
             "  {:<width$}  {:<8}  {}  [{}]{limit}\n",
             key.path,
@@ -59,10 +59,10 @@ pub fn render(filter: Option<&str>) -> String {
 pub fn to_json(filter: Option<&str>) -> Value {
     matching(filter)
         .map(|k| {
-            let limit = limit_of(k.path);
+            let limit = k.limit;
             json!({
                 "path": k.path, "kind": kind(k), "default": k.default, "doc": k.doc, "only": k.only,
-                "range": limit.map(ToString::to_string), "range_why": limit.map(|l| l.why),
+                "range": limit.map(|l| l.to_string()), "range_why": limit.map(|l| l.why),
             })
         })
         .collect()

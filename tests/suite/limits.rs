@@ -3,7 +3,7 @@
 //! limit of the address space and a clock that kills.
 
 use crate::bad_input::{Scene, refused};
-use agentgym_jobs::config::keys::{LIMITS, find};
+use agentgym_jobs::config::keys::KEYS;
 use agentgym_tests::program::{finish, program, workspace};
 use std::process::{Command, Output};
 
@@ -42,14 +42,13 @@ fn refuses(scene: &Scene, given: &str, words: &[&str]) -> String {
 #[test]
 fn numbers_beyond_any_run() {
     let scene = Scene::new();
-    for limit in LIMITS {
-        let key = find(limit.path).unwrap();
+    for key in KEYS.iter().filter(|key| key.limit.is_some()) {
         let value = match key.default.starts_with('[') {
             true => "[18446744073709551615, 0.5]".to_owned(),
             false => u64::MAX.to_string(),
         };
         // What a type refuses by itself is told with the key too.
-        refuses(&scene, &format!("{}={value}", limit.path), &[limit.path]);
+        refuses(&scene, &format!("{}={value}", key.path), &[key.path]);
     }
     for (given, words) in [
         (

@@ -3,11 +3,11 @@
 //! at once is checked here, before anything runs, and handed to the stages as
 //! the types of `agentgym_algorithms`.
 
-use super::{Config, KlCtrl, Optim, Pipeline, RolloutCorrection};
+use super::{Config, KlCtrl, KlCtrlType, Optim, Pipeline, RolloutCorrection};
 use crate::{Error, Result};
 use agentgym_algorithms::{
-    ActorLoss, Aggregation, ClipRange, ImportanceCorrection, KlController, KlEstimator,
-    LearningRate, ValueLoss, losses::KlLoss,
+    ActorLoss, Aggregation, ClipRange, ImportanceCorrection, KlController, LearningRate, ValueLoss,
+    losses::KlLoss,
 };
 
 impl Config {
@@ -19,30 +19,24 @@ impl Config {
     /// The controller of the KL penalty in the reward, where there is one.
     ///
     /// # Errors
-    /// An unknown controller, or constants for which it means nothing.
+    /// Constants for which it means nothing.
     pub fn kl_controller(&self) -> Result<Option<KlController>> {
         if !self.algorithm.use_kl_in_reward {
             return Ok(None);
         }
         let KlCtrl {
-            ref kind,
+            kind,
             kl_coef,
             target_kl,
             horizon,
         } = self.algorithm.kl_ctrl;
-        let controller = match kind.as_str() {
-            "fixed" => KlController::Fixed { kl_coef },
-            "adaptive" => KlController::Adaptive {
+        let controller = match kind {
+            KlCtrlType::Fixed => KlController::Fixed { kl_coef },
+            KlCtrlType::Adaptive => KlController::Adaptive {
                 kl_coef,
                 target_kl,
                 horizon,
             },
-            other => {
-                return Err(Error::value(
-                    "algorithm.kl_ctrl.type",
-                    format!("`{other}` is not known; known: fixed, adaptive"),
-                ));
-            }
         };
         controller
             .validate()
@@ -50,30 +44,22 @@ impl Config {
         Ok(Some(controller))
     }
 
-    /// The estimator of that penalty.
-    ///
-    /// # Errors
-    /// An unknown name.
-    pub fn kl_penalty(&self) -> Result<KlEstimator> {
-        named("algorithm.kl_penalty", &self.algorithm.kl_penalty)
-    }
-
     /// The correction for tokens that another policy sampled, where it is on.
     ///
     /// # Errors
-    /// An unknown level, or a threshold that means nothing.
+    /// A threshold that means nothing.
     pub fn importance_correction(&self) -> Result<Option<ImportanceCorrection>> {
         const KEY: &str = "algorithm.rollout_correction";
         let RolloutCorrection {
             rollout_is,
             rollout_is_threshold,
-        } = &self.algorithm.rollout_correction;
+        } = self.algorithm.rollout_correction;
         let Some(level) = rollout_is else {
             return Ok(None);
         };
         let correction = ImportanceCorrection {
-            level: named(&format!("{KEY}.rollout_is"), level)?,
-            threshold: *rollout_is_threshold,
+            level,
+            threshold: rollout_is_threshold,
         };
         correction
             .validate()
@@ -84,13 +70,13 @@ impl Config {
     /// The loss of the policy.
     ///
     /// # Errors
-    /// Unknown names, or constants for which the loss means nothing.
+    /// Constants for which the loss means nothing.
     pub fn actor_loss(&self) -> Result<ActorLoss> {
         const KEY: &str = "actor_rollout_ref.actor";
         let actor = &self.actor_rollout_ref.actor;
         let kl = match actor.use_kl_loss {
             true => Some(KlLoss {
-                estimator: named(&format!("{KEY}.kl_loss_type"), &actor.kl_loss_type)?,
+                estimator: actor.kl_loss_type,
                 coef: actor.kl_loss_coef,
             }),
             false => None,
@@ -104,7 +90,7 @@ impl Config {
             dual_clip: actor.clip_ratio_c,
             entropy_coeff: actor.entropy_coeff,
             kl,
-            aggregation: named(&format!("{KEY}.loss_agg_mode"), &actor.loss_agg_mode)?,
+            aggregation: actor.loss_agg_mode,
         };
         loss.validate()
             .map_err(|e| Error::value(KEY, e.to_string()))?;
@@ -112,14 +98,11 @@ impl Config {
     }
 
     /// The loss of the critic.
-    ///
-    /// # Errors
-    /// An unknown aggregation.
-    pub fn value_loss(&self) -> Result<ValueLoss> {
-        Ok(ValueLoss {
+    pub fn value_loss(&self) -> ValueLoss {
+        ValueLoss {
             clip: self.critic.cliprange_value,
-            aggregation: named("critic.loss_agg_mode", &self.critic.loss_agg_mode)?,
-        })
+            aggregation: self.critic.loss_agg_mode,
+        }
     }
 
     /// Checks what the algorithm's keys say together.
@@ -137,16 +120,7 @@ impl Config {
                 ),
             ));
         }
-        for (key, value) in [("gamma", algorithm.gamma), ("lam", algorithm.lam)] {
-            if !(0.0..=1.0).contains(&value) {
-                return Err(Error::value(
-                    format!("algorithm.{key}"),
-                    format!("must be between 0 and 1, found {value}"),
-                ));
-            }
-        }
         self.check_filter()?;
-        self.kl_penalty()?;
         self.kl_controller()?;
         self.importance_correction()?;
         let loss = self.actor_loss()?;
@@ -196,20 +170,6 @@ impl Config {
 
     fn check_critic(&self) -> Result<()> {
         let critic = &self.critic;
-        for (key, value) in [
-            ("ppo_mini_batch_size", critic.ppo_mini_batch_size as f64),
-            ("ppo_epochs", f64::from(critic.ppo_epochs)),
-            ("grad_clip", critic.grad_clip),
-            ("optim.lr", critic.optim.lr),
-            ("cliprange_value", critic.cliprange_value.unwrap_or(1.0)),
-        ] {
-            if !(value > 0.0 && value.is_finite()) {
-                return Err(Error::value(
-                    format!("critic.{key}"),
-                    format!("must be positive, found {value}"),
-                ));
-            }
-        }
         let (batch, mini) = (self.data.train_batch_size, critic.ppo_mini_batch_size);
         if batch % mini != 0 {
             return Err(Error::value(
@@ -219,7 +179,7 @@ impl Config {
         }
         check_micro_batches(
             "critic",
-            self.value_loss()?.aggregation,
+            critic.loss_agg_mode,
             mini * self.actor_rollout_ref.rollout.n as usize,
             critic.ppo_micro_batch_size,
         )
@@ -236,7 +196,7 @@ impl Optim {
             base: self.lr,
             warmup_iterations: (self.lr_warmup_steps_ratio * f64::from(iterations)) as u32,
             total_iterations: iterations,
-            style: self.warmup_style.into(),
+            style: self.warmup_style,
             min_lr_ratio: self.min_lr_ratio,
         };
         schedule
@@ -271,13 +231,4 @@ fn check_micro_batches(
         )),
         Some(_) => Ok(()),
     }
-}
-
-/// A name of the algorithms crate, with the key in the message.
-fn named<T: std::str::FromStr<Err = agentgym_algorithms::Error>>(
-    key: &str,
-    name: &str,
-) -> Result<T> {
-    name.parse()
-        .map_err(|e: agentgym_algorithms::Error| Error::value(key, e.to_string()))
 }

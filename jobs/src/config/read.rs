@@ -147,7 +147,7 @@ impl ResolvedConfig {
         interpolate(&mut tree)?;
         upstream::normalise(&mut tree)?;
         // Before types, which would only say what fits so many bits.
-        keys::limits::check(&tree, stored)?;
+        keys::check_numbers(&tree, stored)?;
         let config: Config = typed(&tree)?;
         super::check::check(&config, stored)?;
         Ok(Self {

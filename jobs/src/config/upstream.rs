@@ -8,6 +8,7 @@ use super::keys::{self, KeySpec};
 use super::tree::{get, remove, set, shown, yaml};
 use super::{Config, Pipeline};
 use crate::{Error, Result};
+use agentgym_algorithms::Aggregation;
 use serde_json::{Value, json};
 
 /// (key, value there, value here): the value there means the value here.
@@ -222,7 +223,7 @@ pub(super) fn notes(given: &Value, config: &Config, unused: &[String]) -> Vec<St
     let mut micro = micro
         .iter()
         .filter_map(|name| get(given, &format!("{SECTION}.{name}"))?.as_u64());
-    if actor.loss_agg_mode == "token_mean"
+    if actor.loss_agg_mode == Aggregation::TokenMean
         && let Some(size) = micro.next()
     {
         out.push(format!(

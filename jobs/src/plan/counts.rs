@@ -1,7 +1,7 @@
 //! How much of what a run has, by iteration: rounds of rollouts, parts, optimizer steps.
 
 use super::{InitRole, Plan};
-use crate::config::Pipeline;
+use crate::config::{KlCtrlType, Pipeline};
 use crate::episode::Task;
 
 impl Plan {
@@ -169,7 +169,8 @@ impl Plan {
     /// True if the coefficient of the KL penalty follows what was measured, so
     /// that an iteration needs to know that of the one before.
     pub fn kl_adapts(&self) -> bool {
-        self.config.algorithm.use_kl_in_reward && self.config.algorithm.kl_ctrl.kind == "adaptive"
+        let algorithm = &self.config.algorithm;
+        algorithm.use_kl_in_reward && algorithm.kl_ctrl.kind == KlCtrlType::Adaptive
     }
 
     /// What each part of the `init` stage writes.

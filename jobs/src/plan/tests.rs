@@ -150,7 +150,7 @@ fn what_only_some_options_read_is_checked_where_they_are_on() {
                 "algorithm.use_kl_in_reward=true",
                 "algorithm.kl_ctrl.type=pid",
             ],
-            "known: fixed, adaptive",
+            "expected `fixed` or `adaptive`",
         ),
         (
             &[

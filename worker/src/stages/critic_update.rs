@@ -175,7 +175,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
 
 fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
     let critic = &plan.config.critic;
-    let loss = plan.config.value_loss()?;
+    let loss = plan.config.value_loss();
     let by_micro_batch = loss.aggregation == Aggregation::MicroBatchMean;
     Ok(Settings {
         iteration,

@@ -1,5 +1,7 @@
 //! What there is to know of a key.
 
+use super::limits::Limit;
+
 /// What changing a key does to a run that exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -28,4 +30,13 @@ pub struct KeySpec {
     /// Of an unused key: the values that change nothing, as a YAML list. Others
     /// are refused, since they would change what is learnt. Empty: any value.
     pub only: &'static str,
+    /// The range of its number.
+    pub limit: Option<Limit>,
+}
+
+impl KeySpec {
+    pub(super) const fn within(self, limit: Limit) -> Self {
+        let limit = Some(limit);
+        Self { limit, ..self }
+    }
 }

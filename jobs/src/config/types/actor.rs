@@ -5,7 +5,7 @@
 )]
 
 use super::data::Files;
-use agentgym_algorithms::{LearningRateStyle, PolicyLoss};
+use agentgym_algorithms::{Aggregation, KlEstimator, LearningRateStyle, PolicyLoss};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -59,8 +59,8 @@ pub struct Actor {
     pub entropy_coeff: f64,
     pub use_kl_loss: bool,
     pub kl_loss_coef: f64,
-    pub kl_loss_type: String,
-    pub loss_agg_mode: String,
+    pub kl_loss_type: KlEstimator,
+    pub loss_agg_mode: Aggregation,
     pub grad_clip: f64,
     pub optim: Optim,
 }
@@ -70,27 +70,11 @@ pub struct PolicyLossMode {
     pub loss_mode: PolicyLoss,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WarmupStyle {
-    Constant,
-    Cosine,
-}
-
-impl From<WarmupStyle> for LearningRateStyle {
-    fn from(style: WarmupStyle) -> Self {
-        match style {
-            WarmupStyle::Constant => Self::Constant,
-            WarmupStyle::Cosine => Self::Cosine,
-        }
-    }
-}
-
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Optim {
     pub lr: f64,
     pub lr_warmup_steps_ratio: f64,
-    pub warmup_style: WarmupStyle,
+    pub warmup_style: LearningRateStyle,
     pub min_lr_ratio: f64,
     pub betas: (f64, f64),
     pub weight_decay: f64,

@@ -5,7 +5,7 @@
 )]
 
 use super::actor::Optim;
-use agentgym_algorithms::AdvantageEstimator;
+use agentgym_algorithms::{AdvantageEstimator, Aggregation, ImportanceLevel, KlEstimator};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ pub struct Algorithm {
     pub overlong: Overlong,
     pub turn_rewards: bool,
     pub use_kl_in_reward: bool,
-    pub kl_penalty: String,
+    pub kl_penalty: KlEstimator,
     pub kl_ctrl: KlCtrl,
     pub filter_groups: FilterGroups,
     pub rollout_correction: RolloutCorrection,
@@ -40,18 +40,41 @@ pub enum Rounds {
     Stages(Vec<u32>),
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RoundsCtrlType {
+    Fixed,
+    ScalingInterStepwise,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RoundsCtrl {
     #[serde(rename = "type")]
-    pub kind: String,
+    pub kind: RoundsCtrlType,
     pub rounds: Rounds,
     pub steps_scaling_inter: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KlCtrlType {
+    Fixed,
+    Adaptive,
+}
+
+impl std::fmt::Display for KlCtrlType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Fixed => "fixed",
+            Self::Adaptive => "adaptive",
+        })
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KlCtrl {
     #[serde(rename = "type")]
-    pub kind: String,
+    pub kind: KlCtrlType,
     pub kl_coef: f64,
     pub target_kl: f64,
     pub horizon: f64,
@@ -65,7 +88,7 @@ pub struct FilterGroups {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RolloutCorrection {
-    pub rollout_is: Option<String>,
+    pub rollout_is: Option<ImportanceLevel>,
     pub rollout_is_threshold: f64,
 }
 
@@ -76,7 +99,7 @@ pub struct Critic {
     pub ppo_micro_batch_size: Option<usize>,
     pub ppo_epochs: u32,
     pub cliprange_value: Option<f64>,
-    pub loss_agg_mode: String,
+    pub loss_agg_mode: Aggregation,
     pub grad_clip: f64,
     pub optim: Optim,
 }

@@ -4,9 +4,10 @@
     reason = "every field is documented once, in the key table"
 )]
 
-use super::actor::WarmupStyle;
 use super::data::Ids;
 use crate::episode::Episode;
+use agentgym_algorithms::LearningRateStyle;
+use agentgym_algorithms::losses::DpoLoss;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -69,12 +70,12 @@ pub struct Dpo {
     pub expert_threshold: f64,
     pub prompt_length: usize,
     pub beta: f64,
-    pub loss_type: String,
+    pub loss_type: DpoLoss,
     pub batch_size: usize,
     pub steps: u32,
     pub lr: f64,
     pub warmup_steps: u32,
-    pub warmup_style: WarmupStyle,
+    pub warmup_style: LearningRateStyle,
     pub min_lr_ratio: f64,
     pub betas: (f64, f64),
     pub weight_decay: f64,

@@ -223,7 +223,7 @@ pub(in crate::stages) fn is_masked(plan: &Plan, episode: &Episode) -> bool {
 
 /// Takes the KL penalty off the token rewards; the controller's next state.
 fn take_penalty(plan: &Plan, joined: &mut [Joined], kl_coef: f64) -> Result<KlState> {
-    let estimator = plan.config.kl_penalty()?;
+    let estimator = plan.config.algorithm.kl_penalty;
     let mut divergences = Vec::new();
     for episode in joined {
         let reference = episode.ref_log_probs.as_deref().ok_or_else(|| {
