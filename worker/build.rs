@@ -11,11 +11,13 @@ use std::path::Path;
 use std::process::Command;
 
 /// What the programs are made of, from the bottom up.
-const CRATES: [&str; 7] = [
+const CRATES: [&str; 9] = [
     "algorithms",
+    "text",
     "envs",
     "model",
     "storage",
+    "queue",
     "jobs",
     "worker",
     "submit",

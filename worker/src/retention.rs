@@ -4,14 +4,11 @@
 
 use crate::Result;
 use crate::run_state::RunState;
-use crate::stages::expire::retained;
+use crate::stages::expire::{examined, retained};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{PartId, Stage, critic_of, policy_of};
 use agentgym_storage::{Inputs, Manifest, Store};
-
-/// Iterations whose policies may still be waiting for an evaluation.
-const WINDOW: u32 = 64;
 
 /// Applies the retention rules as of the update of `latest`.
 pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> Result<()> {
@@ -21,13 +18,8 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
     }
     let best = best_evaluated(store, state, latest).await?;
     let mut manifests = Vec::new();
-    for iteration in latest.saturating_sub(WINDOW).max(1)..latest {
-        let evaluated = state.plan.evaluates(iteration);
-        // Iterations that were never evaluated left the window's rule the
-        // moment they became the third newest.
-        if !evaluated && iteration + 3 < latest {
-            continue;
-        }
+    let plan = std::sync::Arc::clone(&state.plan);
+    for iteration in examined(&plan, latest) {
         let last = policy_of(&state.plan, iteration);
         // A supervised stage of several parts has a policy of each.
         let makers = (0..=last.part).map(|part| PartId { part, ..last });
@@ -45,7 +37,6 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
         .map(|m| m.iteration)
         .filter(|n| evaluation_pending(state, *n))
         .collect();
-    let plan = std::sync::Arc::clone(&state.plan);
     let keep = |manifest: &Manifest, name: &str| {
         let last = policy_of(&plan, manifest.iteration);
         let unfinished = manifest.stage == last.stage.name() && manifest.part != last.part;

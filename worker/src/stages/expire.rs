@@ -59,10 +59,23 @@ pub fn retained(
     is_saved || best == Some(iteration) || pending
 }
 
+/// Iterations whose policies may still be waiting for an evaluation.
+const WINDOW: u32 = 64;
+
+/// The iterations whose artifacts are looked at as of `latest`: those that were evaluated lately,
+/// and of the others the ones that [`retained`] has just let go of, at two updates each.
+pub(crate) fn examined(plan: &Plan, latest: u32) -> impl Iterator<Item = u32> + '_ {
+    let lag = plan.config.algorithm.lag;
+    let fresh = ITERATIONS_KEPT + 1 + lag;
+    (latest.saturating_sub(WINDOW + lag).max(1)..latest)
+        .filter(move |&iteration| plan.evaluates(iteration) || iteration + fresh >= latest)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::stages::testing::plan;
+    use std::collections::BTreeSet;
 
     const ITERATIONS: u32 = 60;
 
@@ -107,6 +120,28 @@ mod tests {
             .filter(|n| kept("critic/model.safetensors", *n, 58, *n == 40))
             .collect();
         assert_eq!(stay, [0, 25, 50, 57, 58]);
+    }
+
+    #[test]
+    fn whatever_is_not_kept_is_looked_at_once_it_is_not() {
+        for lag in [0, 1, 2, 5, 100] {
+            let plan = plan(&[
+                "trainer.total_training_steps=300",
+                "algorithm.rollout_correction.rollout_is=token",
+                &format!("algorithm.lag={lag}"),
+            ]);
+            let mut deleted = BTreeSet::new();
+            for latest in 1..=200 {
+                deleted.extend(examined(&plan, latest).filter(|&iteration| {
+                    let name = "policy/model.safetensors";
+                    !retained(&plan, iteration, name, latest, None, false)
+                }));
+            }
+            let kept = |n: &u32| retained(&plan, *n, "policy/model.safetensors", 200, None, false);
+            let expected: BTreeSet<u32> = (1..=200).filter(|n| !kept(n)).collect();
+            assert_eq!(deleted, expected, "lag {lag}");
+            assert!(!expected.is_empty());
+        }
     }
 
     #[test]
