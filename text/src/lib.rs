@@ -1,18 +1,18 @@
-//! Foreign text where a person sees it, and addresses without what is secret in them.
+//! Makes foreign text safe to display, and removes secrets from addresses.
 //!
-//! Observations, replies of servers and names of workers come from elsewhere. A terminal
-//! obeys some of their characters: it changes its title, erases lines, writes into the
-//! clipboard, or shows words in another order than they stand in.
+//! Observations, server replies and worker names come from outside. A terminal
+//! interprets some of their characters: it changes its title, erases lines, writes into
+//! the clipboard, or displays words in a different order.
 
 use std::borrow::Cow;
 use std::io::Write;
 
 use url::Url;
 
-/// The text with every character that a terminal would obey written as a symbol: `␛` for an
-/// escape, `\u202e` for one that has no symbol. Tab and line feed stay.
+/// The text with every character that a terminal would interpret written as a symbol: `␛`
+/// for an escape, `\u202e` for one that has no symbol. Tab and line feed stay.
 ///
-/// What JSON allows in a string stays JSON, of the same meaning.
+/// Text that is valid JSON stays valid JSON with the same meaning.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if !text.contains(is_obeyed) {
         return Cow::Borrowed(text);
@@ -29,20 +29,20 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// [`visible`] on one line: the name of something, which may hold line feeds.
+/// [`visible`] on one line, for names, which may contain line feeds.
 pub fn visible_name(text: &str) -> String {
     visible(text).replace('\n', "␊").replace('\t', "␉")
 }
 
-/// Control characters but tab and line feed, what changes the direction of writing
-/// (Unicode's Bidi_Control), and the separators of lines and paragraphs.
+/// Control characters except tab and line feed, characters that change the direction of
+/// writing (Unicode's Bidi_Control), and the separators of lines and paragraphs.
 fn is_obeyed(c: char) -> bool {
     matches!(c,
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
         || (c.is_control() && !matches!(c, '\t' | '\n'))
 }
 
-/// A writer for logs: [`visible`], and colours.
+/// A writer for logs: [`visible`], but with colours.
 pub struct Visible<W>(pub W);
 
 impl<W: Write> Write for Visible<W> {
@@ -50,7 +50,7 @@ impl<W: Write> Write for Visible<W> {
         let text = String::from_utf8_lossy(bytes);
         let mut shown = String::with_capacity(text.len());
         let mut rest = &*text;
-        // The log's own colours; what it logs has had its escapes taken out by then.
+        // Colours come from the logger itself; escapes in logged values are already replaced.
         while let Some(start) = rest.find("\x1b[") {
             let (before, escape) = rest.split_at(start);
             shown += &visible(before);
@@ -76,9 +76,9 @@ impl<W: Write> Write for Visible<W> {
     }
 }
 
-/// An address as it may be shown and written down: `***` instead of the user name, the
-/// password, and options that carry either. The same text where there is none of these.
-/// Several addresses may stand with commas between them.
+/// An address that is safe to show and record: `***` instead of the user name, the
+/// password, and options that carry either. Unchanged where there is none of these.
+/// Several addresses may be separated by commas.
 pub fn without_secrets(address: &str) -> String {
     let has_scheme = |piece: &str| piece.contains("://") || !piece.contains('@');
     if address.contains(',') && address.split(',').all(has_scheme) {
@@ -95,7 +95,7 @@ pub fn has_secrets(address: &str) -> bool {
 
 fn one_without_secrets(address: &str) -> String {
     let trimmed = address.trim();
-    // A built-in environment's options may follow its name at once.
+    // A built-in environment's options may follow its name directly.
     let spelled = match trimmed.strip_prefix("builtin?") {
         Some(options) => Cow::Owned(format!("builtin:?{options}")),
         None => Cow::Borrowed(trimmed),
@@ -105,7 +105,7 @@ fn one_without_secrets(address: &str) -> String {
     };
     let is_path = matches!(url.scheme(), "file" | "sqlite" | "memory" | "builtin");
     let elsewhere = [url.path(), url.fragment().unwrap_or_default()];
-    // `redis://:pa/ss@host`, `redis:secret@host`: a part of the password passes for a path.
+    // `redis://:pa/ss@host`, `redis:secret@host`: a part of the password is parsed as a path.
     if !is_path && elsewhere.iter().any(|part| part.contains('@')) {
         return spelled_wrong(address);
     }
@@ -117,7 +117,7 @@ fn one_without_secrets(address: &str) -> String {
         return address.to_owned();
     }
     if names_user {
-        // These fail only for addresses that cannot have either, and this one has.
+        // These fail only for addresses that cannot have a user, and this one has.
         let _ = url.set_password(None);
         let _ = url.set_username("***");
     }
@@ -134,7 +134,7 @@ fn one_without_secrets(address: &str) -> String {
     url.to_string()
 }
 
-/// No address that can be read: whatever stands before an `@` or in an option may be secret.
+/// For text that is no valid address: anything before an `@` or in an option may be secret.
 fn spelled_wrong(address: &str) -> String {
     let (scheme, rest) = match address.split_once("://") {
         Some((scheme, rest)) => (format!("{scheme}://"), rest),
