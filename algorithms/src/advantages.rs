@@ -4,16 +4,13 @@
 //! per token. GRPO and RLOO compare the episodes of a group; ReMax compares with
 //! a greedy episode; GAE and REINFORCE++ run backwards over the tokens.
 //!
-//! Two rules hold for all of them. The score of an episode sits on the last
-//! token that the policy produced ([`place_score`]), or that of each turn on the
-//! turn's last one ([`place_turn_rewards`]), never on an observation, where a
-//! masked recursion would lose it. And observation tokens are outside
-//! time: value and return are carried across them undiscounted, and a policy
-//! token bootstraps from the value of the next *policy* token. Advantages and
-//! returns are exactly 0 on tokens with loss mask 0.
-//!
-//! An episode whose context was rewritten has several token sequences; pass
-//! them as one, joined in the order of time.
+//! Two rules hold for all of them. First, an episode's score is placed on the last token that
+//! the policy produced ([`place_score`]), and a turn's reward on the turn's last policy token
+//! ([`place_turn_rewards`]); on an observation token the masked recursion would lose it.
+//! Second, observation tokens are not time steps: value and return are carried across them
+//! undiscounted, and a policy token bootstraps from the value of the next *policy* token.
+//! Advantages and returns are exactly 0 on tokens with loss mask 0. An episode whose context
+//! was rewritten has several token sequences; pass them concatenated in chronological order.
 
 mod episode;
 mod gae;
@@ -45,19 +42,19 @@ named! {
         ReinforcePlusPlus = "reinforce_plus_plus",
         /// Leave-one-out: [`rloo`].
         Rloo = "rloo",
-        /// Return less the reward of a greedy episode: [`fn@remax`].
+        /// Return minus the reward of a greedy episode: [`fn@remax`].
         Remax = "remax",
     }
 }
 
 impl AdvantageEstimator {
-    /// Whether the estimator reads token values, so that the run has a critic.
+    /// Whether the estimator reads token values, so that the run needs a critic.
     pub fn needs_values(self) -> bool {
         self == Self::Gae
     }
 
     /// Whether the estimator compares the episodes of a group, so that a group
-    /// with a single member left says nothing.
+    /// with a single member left carries no signal.
     pub fn needs_groups(self) -> bool {
         matches!(self, Self::Grpo | Self::Rloo)
     }
@@ -67,7 +64,7 @@ impl AdvantageEstimator {
         self == Self::Remax
     }
 
-    /// One file each: the formula, and how it runs over the episodes of an iteration.
+    /// The formula, applied to the episodes of an iteration. Each estimator has a file of its own.
     fn function(self) -> Estimate {
         match self {
             Self::Grpo => group::estimate_grpo,
@@ -84,8 +81,8 @@ type Estimate = fn(&[EpisodeTokens<'_>], &AdvantageOptions) -> Result<TokenAdvan
 /// Runs `estimator` over all episodes of an iteration.
 ///
 /// # Errors
-/// Parameters or slices that do not fit, or rewards so large that an advantage or a
-/// return is no finite number of 32 bits, which is what a policy is trained with.
+/// Parameters outside their range, slices of different lengths, a missing stream, or an
+/// advantage or return that overflows the `f32` in which a policy is trained.
 pub fn estimate(
     estimator: AdvantageEstimator,
     episodes: &[EpisodeTokens<'_>],

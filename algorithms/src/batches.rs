@@ -1,10 +1,10 @@
-//! How an iteration's sequences are cut: into minibatches (one optimizer step
-//! each), those into gradient units (one forward and backward pass each), and
-//! in which order the units' gradients are added.
+//! Cuts an iteration's sequences into minibatches (one optimizer step each),
+//! cuts those into gradient units (one forward and backward pass each), and
+//! fixes the order in which the units' gradients are added.
 //!
-//! Every cut follows from the plan and from lengths alone. Memory, cores and
-//! machines decide what runs at the same time, never what belongs together; and
-//! a faulted episode leaves its slot empty instead of moving its neighbours.
+//! Every cut depends on the plan and on lengths alone. Memory, cores and
+//! machines decide what runs concurrently, never what is grouped together; and
+//! a faulted episode leaves its slot empty instead of shifting its neighbours.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ pub fn minibatches(draws: usize, minibatch_draws: usize) -> Result<Vec<Range<usi
 }
 
 /// Gradient units as ranges of sequences, in order: whole sequences, at most
-/// `unit_tokens` tokens each. A sequence that is longer stands alone.
+/// `unit_tokens` tokens each. A longer sequence is a unit of its own.
 pub fn units(lengths: &[usize], unit_tokens: usize) -> Result<Vec<Range<usize>>, Error> {
     scoped_units(lengths, 1, unit_tokens)
 }
@@ -74,9 +74,9 @@ pub fn scoped_units(
 /// pair `(into, from)` in order, add gradient `from` to gradient `into`. The sum
 /// ends in unit 0.
 ///
-/// Pairs join blocks of 1, 2, 4, … units aligned to their size, so whoever holds
-/// a whole aligned block can add it up alone, and any number of threads or
-/// update shards gives the same bits.
+/// Pairs join blocks of 1, 2, 4, … units aligned to their size. A thread that
+/// holds a whole aligned block can therefore sum it alone, and any number of
+/// threads or update shards gives the same bits.
 pub fn addition_order(units: usize) -> Vec<(usize, usize)> {
     let strides = std::iter::successors(Some(1usize), |stride| stride.checked_mul(2));
     let levels = strides.take_while(|&stride| stride < units);
@@ -119,7 +119,7 @@ mod tests {
             scoped_units(&[3, 3, 3, 3, 1, 1], 2, 8).unwrap(),
             [0..2, 2..6]
         );
-        // Three would fit.
+        // Three sequences would fit, but that would split a pair.
         assert_eq!(scoped_units(&[3; 4], 2, 9).unwrap(), [0..2, 2..4]);
         assert!(scoped_units(&[3, 3, 3], 2, 8).is_err());
     }
@@ -132,8 +132,7 @@ mod tests {
     }
 
     proptest! {
-        /// Units cover every sequence once, in order, and none could have taken
-        /// in the next sequence.
+        /// Units cover every sequence once, in order, and none had room for the next sequence.
         #[test]
         fn units_are_whole_tight_and_ordered(
             lengths in prop::collection::vec(0usize..40, 0..40),
@@ -149,8 +148,8 @@ mod tests {
             }
         }
 
-        /// The tree reads every unit but the first exactly once, never after it
-        /// was read, and an aligned block is summed without the outside.
+        /// The tree reads every unit but the first exactly once and never afterwards,
+        /// and sums an aligned block without units outside it.
         #[test]
         fn the_tree_adds_every_unit_once(units in 1usize..200) {
             let order = addition_order(units);

@@ -1,6 +1,6 @@
-//! What can be wrong with the arguments of a pure function: lengths that do not
-//! match, a number that is not finite, a parameter outside its range, a name
-//! nobody knows. Each message says what was found and what would be right.
+//! Errors in the arguments of a pure function: lengths that do not match, a
+//! number that is not finite, a parameter outside its range, an unknown name.
+//! Each message says what was found and what is expected.
 
 /// Why a function of this crate refused its arguments.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -33,7 +33,7 @@ pub enum Error {
         value: f64,
     },
 
-    /// A parameter is outside the range in which the formula means anything.
+    /// A parameter is outside the range in which the formula is defined.
     #[error("{name} is {found}: it must be {expected}")]
     Parameter {
         /// The parameter's configuration name.
@@ -47,7 +47,7 @@ pub enum Error {
     /// An estimator needs a stream that was not given.
     #[error("{estimator} needs {what} for every episode, and episode {index} has none")]
     Missing {
-        /// The estimator that was asked for.
+        /// The estimator.
         estimator: &'static str,
         /// The stream that it needs.
         what: &'static str,
@@ -55,7 +55,7 @@ pub enum Error {
         index: usize,
     },
 
-    /// A KL loss was asked for without a reference policy's log-probs.
+    /// A KL loss was requested without a reference policy's log-probs.
     #[error(
         "a KL loss needs the reference policy's log-probs, and the sequence has none: \
          run the log_probs stage with the reference policy, or set actor.use_kl_loss to false"
@@ -99,8 +99,8 @@ pub(crate) fn all_finite(what: &'static str, values: &[f64]) -> Result<(), Error
     }
 }
 
-/// Requires that the entries of `values` inside `mask` are finite. What stands
-/// outside the mask is never read.
+/// Requires that the entries of `values` inside `mask` are finite. Entries
+/// outside the mask are not read.
 pub(crate) fn finite_where(what: &'static str, values: &[f64], mask: &[bool]) -> Result<(), Error> {
     match values
         .iter()

@@ -1,10 +1,10 @@
-//! What an evaluation says about a policy: avg@n, pass@k, rounds and faults of
-//! a list of items, each with an interval.
+//! The figures of an evaluation of a policy: avg@n, pass@k, rounds and faults
+//! of a list of items, each with an interval.
 //!
-//! Items are the independent units; the samples of one item are not. An episode
-//! that the environment spoiled is no sample: it is counted, and an item without
-//! any sample is counted and left out. Success is what the caller says it is
-//! (the environment's declared rule), never "a reward above zero".
+//! Items are the independent units; the samples of one item are not. An episode with
+//! an environment fault is not a sample: it is counted as a fault, and an item without
+//! any sample is counted as lost and left out of the means. The caller defines success
+//! (the environment's declared rule); it is never "a reward above zero".
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub struct ItemSamples {
     pub solved: usize,
     /// Rounds of each usable sample.
     pub rounds: Vec<f64>,
-    /// Samples that the environment spoiled.
+    /// Samples lost to environment faults.
     pub faults: usize,
 }
 
@@ -35,25 +35,25 @@ pub struct Estimate {
     pub low: f64,
     /// Upper end of the interval.
     pub high: f64,
-    /// Items (or episodes, for a rate of episodes) that it is a mean of.
+    /// Number of items (for a rate of episodes, of episodes) in the mean.
     pub of: usize,
 }
 
 /// The figures of a list of items.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationScore {
-    /// Items asked for.
+    /// Items requested.
     pub items: usize,
-    /// Items without a usable sample: in no mean.
+    /// Items without a usable sample, left out of every mean.
     pub items_lost: usize,
-    /// Mean over items of the mean reward of their samples; none without a sample.
+    /// Mean over items of the mean reward of their samples; `None` without a sample.
     pub avg: Option<Estimate>,
     /// By k: the chance that one of k samples solves an item, over the items
     /// with at least k usable samples. pass@1 is the success rate.
     pub pass: BTreeMap<usize, Estimate>,
     /// Mean rounds of the usable episodes.
     pub rounds_mean: Option<f64>,
-    /// Share of episodes that the environment spoiled.
+    /// Share of episodes that are lost to environment faults.
     pub fault_rate: Option<Estimate>,
 }
 
@@ -103,8 +103,8 @@ pub fn score(items: &[ItemSamples], ks: &[usize]) -> Result<EvaluationScore, Err
     })
 }
 
-/// Mean ± z standard errors. A single item says nothing about the spread: the
-/// ends are its own value then, and `of` tells.
+/// Mean ± z standard errors. A single item has no measurable spread: both ends
+/// are then its own value, and `of` is 1.
 fn mean_estimate(values: &[f64]) -> Option<Estimate> {
     let summary = Summary::of(values)?;
     let half = Z_95 * summary.standard_error();
@@ -117,9 +117,9 @@ fn mean_estimate(values: &[f64]) -> Option<Estimate> {
 }
 
 /// Wilson's interval for a mean of shares in [0, 1] over items. The number of
-/// trials is the effective one, `p (1 − p) / var(mean)`: that of the items where
-/// every share is 0 or 1, more where each share is itself a mean of samples, and
-/// never more than all samples.
+/// trials is the effective one, `p (1 − p) / var(mean)`. It equals the number of
+/// items where every share is 0 or 1, is larger where each share is itself a mean
+/// of samples, and never exceeds the number of all samples.
 fn share_estimate(shares: &[f64], samples: usize) -> Result<Option<Estimate>, Error> {
     let Some(summary) = Summary::of(shares) else {
         return Ok(None);
@@ -151,7 +151,7 @@ mod tests {
     use crate::testing::assert_close;
 
     fn item(solved: usize, samples: usize, faults: usize) -> ItemSamples {
-        // Unsolved samples earn half: partial credit is no success.
+        // Unsolved samples earn half: partial credit is not success.
         let reward = |i| if i < solved { 1.0 } else { 0.5 };
         ItemSamples {
             rewards: (0..samples).map(reward).collect(),
@@ -174,7 +174,7 @@ mod tests {
         assert_close(found.pass[&1].mean, (0.0 + 0.5 + 0.5) / 3.0, "pass@1");
         // 1 − C(2,2)/C(4,2) = 5/6, and 1 − C(1,2)/C(2,2) = 1.
         assert_close(found.pass[&2].mean, (0.0 + 5.0 / 6.0 + 1.0) / 3.0, "pass@2");
-        // The third item has two samples left and takes no part.
+        // The third item has two samples left and is not part of pass@4.
         assert_eq!(
             (found.pass[&4].mean, found.pass[&4].of, found.pass[&2].of),
             (0.5, 2, 3)
@@ -214,8 +214,8 @@ mod tests {
     }
 
     proptest! {
-        /// More samples of the same items narrow the interval, but never below
-        /// what as many independent trials would give.
+        /// More samples of the same items narrow the interval, but never below that of
+        /// the same number of independent trials.
         #[test]
         fn intervals_hold_their_mean(solved in proptest::collection::vec(0usize..=4, 1..30)) {
             let items: Vec<ItemSamples> = solved.iter().map(|&s| item(s, 4, 0)).collect();

@@ -1,8 +1,7 @@
-//! A *group* is the set of episodes of one task in one iteration. This file
-//! says who is in which group and what the group's rewards look like. Only
-//! members that exist are passed: a faulted episode is absent from the slices,
-//! so it cannot be mistaken for a reward of zero, and a group may be smaller
-//! than planned.
+//! A *group* is the set of episodes of one task in one iteration. This file collects
+//! the members of each group and the statistics of their rewards. Only members that
+//! exist are passed: a faulted episode is absent from the slices, so it cannot be
+//! mistaken for a reward of zero, and a group may be smaller than planned.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +18,13 @@ pub struct Group {
     pub mean: f64,
     /// Unbiased standard deviation (divisor `n − 1`); 0 for a single member.
     pub std: f64,
-    /// Whether every member has the same reward. Such a group says nothing
-    /// about which action was better.
+    /// Whether every member has the same reward. Such a group does not show which
+    /// action was better.
     pub is_uniform: bool,
 }
 
 impl Group {
-    /// Whether the group can teach by comparison: two members that differ.
+    /// Whether the group gives a training signal: at least two rewards differ.
     pub fn is_informative(&self) -> bool {
         !self.is_uniform
     }
@@ -34,7 +33,7 @@ impl Group {
 /// Collects the groups of `scores` (one reward per episode; `groups[i]` names
 /// the group of episode `i`), in ascending order of their id.
 ///
-/// Members need not stand side by side. Statistics are summed in index order.
+/// Members need not be adjacent. Statistics are summed in index order.
 pub fn collect(scores: &[f64], groups: &[u64]) -> Result<Vec<Group>, Error> {
     same_length("groups", groups.len(), scores.len())?;
     all_finite("score", scores)?;
@@ -52,8 +51,7 @@ fn describe(id: u64, members: Vec<usize>, scores: &[f64]) -> Group {
     let count = members.len() as f64;
     let first = scores[members[0]];
     let is_uniform = members.iter().all(|&member| scores[member] == first);
-    // Exact, where a rounded mean of equal numbers would leave a speck of
-    // advantage behind.
+    // Exact: the rounded mean of equal numbers would leave a small nonzero advantage.
     if is_uniform {
         return Group {
             id,
@@ -77,7 +75,7 @@ fn describe(id: u64, members: Vec<usize>, scores: &[f64]) -> Group {
     }
 }
 
-/// How many groups of an iteration can teach, and why the others cannot.
+/// How many groups of an iteration give a training signal, and why the others do not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct GroupCounts {
     /// All groups that have at least one member left.
@@ -90,7 +88,7 @@ pub struct GroupCounts {
     pub informative: usize,
 }
 
-/// Counts the groups by what they can teach.
+/// Counts the groups by the training signal that they give.
 pub fn count(groups: &[Group]) -> GroupCounts {
     let mut counts = GroupCounts {
         groups: groups.len(),

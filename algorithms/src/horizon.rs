@@ -6,9 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// The horizon of every iteration. Fields are private, since a schedule without
-/// a round or a stage without an iteration means nothing; configuration is
-/// checked as it is read.
+/// The horizon of every iteration. Fields are private because a schedule without rounds, or
+/// with a stage of 0 iterations, is invalid; a configuration is checked when it is read.
 ///
 /// ```yaml
 /// type: scaling_inter_stepwise     # or: type: fixed, rounds: 30
@@ -31,7 +30,7 @@ impl HorizonSchedule {
     }
 
     /// ScalingInter-RL: entry `s` of `rounds` holds for `steps_scaling_inter`
-    /// iterations, the last one for ever. Source: arXiv:2509.08755 §3.
+    /// iterations, the last one for all that follow. Source: arXiv:2509.08755 §3.
     pub fn scaling_inter_stepwise(
         rounds: Vec<u32>,
         steps_scaling_inter: u32,
@@ -73,13 +72,13 @@ impl HorizonSchedule {
         self.rounds[entry.min(last)]
     }
 
-    /// The largest horizon there will ever be.
+    /// The largest horizon of any iteration.
     pub fn largest(&self) -> u32 {
         self.rounds.iter().copied().fold(0, u32::max)
     }
 
-    /// Up to `iterations_max`: the first iteration of each entry, with its
-    /// horizon. This is what a plan prints.
+    /// The first iteration of each entry with its horizon, up to `iterations_max`;
+    /// a plan prints this.
     pub fn entries(&self, iterations_max: u32) -> Vec<(u32, u32)> {
         let iterations = self.steps_scaling_inter.map_or(1, u64::from);
         let starts = self
@@ -94,7 +93,7 @@ impl HorizonSchedule {
     }
 }
 
-/// The schedule as configuration writes it.
+/// The schedule as it is written in a configuration.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Written {

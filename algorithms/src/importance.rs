@@ -1,8 +1,7 @@
-//! The correction for tokens that another policy sampled than the one whose
-//! update they train: with a lag, or where sampling and scoring do not agree to
-//! the bit, `old_log_prob` and `sampled_log_prob` differ, and the gradient is
-//! biased by their ratio. The weight `exp(old − sampled)`, cut off at a
-//! threshold, multiplies the advantage and is a constant.
+//! Importance correction for tokens sampled by a policy other than the one being updated.
+//! With a policy lag, or where sampling and scoring are not bit-identical, `old_log_prob` and
+//! `sampled_log_prob` differ, and the gradient is biased by their ratio. The weight
+//! `exp(old − sampled)`, truncated at a threshold, multiplies the advantage and is held constant.
 //!
 //! Source: truncated importance sampling, Ionides, J. Comput. Graph. Stat. 17
 //! (2008), 295–311; per token or per sequence as in verl's `rollout_correction`.
@@ -13,11 +12,11 @@
 use crate::error::{Error, finite_where, parameter, same_length};
 use crate::names::named;
 
-/// Log-ratios are cut here before the exponential: e²⁰ is past any threshold.
+/// Log-ratios are clamped to ± this before the exponential; e²⁰ exceeds any threshold.
 const LOG_RATIO_MAX: f64 = 20.0;
 
 named! {
-    /// Over what the ratio is taken.
+    /// The scope of the ratio.
     pub enum ImportanceLevel, called "importance sampling level" {
         /// Each token by its own ratio: low variance, biased.
         Token = "token",
@@ -26,8 +25,8 @@ named! {
     }
 }
 
-/// What the tokens were drawn with: `log q(a) = log p(a) − log Σ p(kept ids)`, the
-/// distribution that a cut leaves, normalised again. Slices `[tokens]`, nats;
+/// The log-probs with which tokens were drawn, `log q(a) = log p(a) − log Σ p(kept ids)`:
+/// the distribution left by a top-k or top-p cut, renormalised. Slices `[tokens]`, nats;
 /// `log_kept_mass` is the log of that sum, `None` where nothing was cut.
 ///
 /// Source: top-k, Fan et al., arXiv:1805.04833; top-p, Holtzman et al.,
@@ -57,7 +56,7 @@ pub struct ImportanceCorrection {
 }
 
 impl ImportanceCorrection {
-    /// Refuses a threshold for which the weights mean nothing.
+    /// Refuses a threshold that is not positive and finite.
     pub fn validate(&self) -> Result<(), Error> {
         parameter(
             "rollout_is_threshold",
@@ -96,21 +95,21 @@ impl ImportanceCorrection {
 }
 
 /// How far apart sampling and scoring are, over loss tokens; all 0 where every
-/// token has the bits it was sampled with.
+/// log-prob is bit-identical to the sampled one.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Mismatch {
-    /// Tokens looked at.
+    /// Loss tokens compared.
     pub loss_tokens: usize,
     /// Largest |sampled − old|, nats.
     pub max: f64,
-    /// `Σ (sampled − old)`: over the tokens, k1 of KL(sampler ‖ old policy).
+    /// `Σ (sampled − old)`; per token, the k1 estimate of KL(sampler ‖ old policy).
     pub sum: f64,
-    /// `Σ (exp(d) − 1 − d)`, d = old − sampled: over the tokens, its k3.
+    /// `Σ (exp(d) − 1 − d)`, d = old − sampled; per token, the k3 estimate of it.
     pub k3: f64,
 }
 
 impl Mismatch {
-    /// Looks at one episode. Slices `[tokens]`.
+    /// Measures one episode. Slices `[tokens]`.
     pub fn of(
         old_log_probs: &[f64],
         sampled_log_probs: &[f64],
@@ -128,7 +127,7 @@ impl Mismatch {
         Ok(out)
     }
 
-    /// Adds the next episode's.
+    /// Adds the mismatch of the next episode.
     pub fn merge(&mut self, next: &Self) {
         self.loss_tokens += next.loss_tokens;
         self.max = self.max.max(next.max);
@@ -226,7 +225,7 @@ mod tests {
         assert_eq!((found.sum, found.k3), (2.0 * once.sum, 2.0 * once.k3));
     }
 
-    /// On policy, what is drawn from a cut distribution weighs what the cut left.
+    /// On policy, a token drawn from a cut distribution has the kept mass as its weight.
     #[test]
     fn a_cut_is_corrected_by_the_mass_it_left() {
         let masses = [0.0, 0.5f64.ln(), 0.0, 0.9f64.ln()];

@@ -1,17 +1,16 @@
 //! How far the policy is from the reference policy, token by token.
 //!
-//! All estimators look at one number per token, `d = log_prob − ref_log_prob`
-//! (nats), of the token that was sampled. The same estimators serve two places:
-//! as a *penalty* taken off the reward before the advantage, or as a *loss* that
-//! is differentiated. As a loss, k1 pulls nowhere in expectation (its derivative
-//! is the constant 1); k2 has the gradient of the reverse divergence, k3 is the
-//! low-variance estimate of its value.
+//! All estimators use one number per token, `d = log_prob − ref_log_prob`
+//! (nats), of the token that was sampled. The same estimators serve as a
+//! *penalty* that is subtracted from the reward before the advantage, or as a
+//! *loss* that is differentiated. As a loss, k1 has zero gradient in expectation
+//! (its derivative is the constant 1); k2 has the gradient of the reverse
+//! divergence, k3 is the low-variance estimate of its value.
 
 use crate::error::{Error, finite_where, parameter, same_length};
 use crate::names::named;
 
-/// Largest k3 value and the bound below it. AgentGym-RL clamps the estimate,
-/// not its exponent.
+/// Largest k3 value. AgentGym-RL clamps the estimate, not its exponent.
 const K3_MAX: f64 = 10.0;
 
 named! {
@@ -49,7 +48,7 @@ impl KlEstimator {
                 value: d,
                 derivative: 1.0,
             },
-            // The kink has subgradient 0, so equal policies do not move.
+            // The subgradient at the kink is 0, so that equal policies have no gradient.
             Self::Abs => KlTerm {
                 value: d.abs(),
                 derivative: if d == 0.0 { 0.0 } else { d.signum() },
@@ -59,7 +58,7 @@ impl KlEstimator {
                 derivative: d,
             },
             Self::K3 => {
-                // exp_m1 keeps the digits that exp(−d) + d − 1 cancels near 0.
+                // exp_m1 avoids the cancellation of exp(−d) + d − 1 near 0.
                 let exp_m1 = (-d).exp_m1();
                 let value = exp_m1 + d;
                 if value > K3_MAX {
@@ -105,9 +104,8 @@ pub fn penalty(
         .collect())
 }
 
-/// Mean of the estimate over the tokens of one sequence with loss mask 1;
-/// `None` for an empty mask. What [`KlController`] is told is the mean of this
-/// over the sequences that have one.
+/// Mean of the estimate over the tokens of one sequence with loss mask 1; `None` for an empty
+/// mask. [`KlController`] takes the average of these means over the sequences that have one.
 pub fn masked_mean(
     log_probs: &[f64],
     ref_log_probs: &[f64],
@@ -140,11 +138,11 @@ pub enum KlController {
         /// The coefficient.
         kl_coef: f64,
     },
-    /// β follows a target divergence (arXiv:1909.08593 §2.2).
+    /// β is adjusted towards a target divergence (arXiv:1909.08593 §2.2).
     Adaptive {
         /// β of the first iteration.
         kl_coef: f64,
-        /// The divergence to hold, nats per token.
+        /// The target divergence, nats per token.
         target_kl: f64,
         /// Sequences over which a full correction is spread.
         horizon: f64,
@@ -159,7 +157,7 @@ impl KlController {
         }
     }
 
-    /// Refuses constants for which the controller means nothing.
+    /// Refuses constants outside their range.
     pub fn validate(&self) -> Result<(), Error> {
         let kl_coef = self.initial();
         parameter(
@@ -275,8 +273,8 @@ mod tests {
             }
         );
         assert_eq!(KlEstimator::K3.term(-2000.0, 0.0).value, 10.0);
-        // At the bound itself nothing is cut yet, as in torch's clamp. There the value moves in
-        // steps of one unit in the last place, so that it is met.
+        // At the bound itself the gradient is kept, as in torch's clamp. Near it the value moves
+        // in steps of one unit in the last place, so the search meets the bound exactly.
         let mut near =
             std::iter::successors(Some(10.999_983_298_020_2), |d: &f64| Some(d.next_up()));
         let term = |d| KlEstimator::K3.term(d, 0.0);

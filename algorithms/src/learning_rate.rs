@@ -19,7 +19,7 @@ named! {
     }
 }
 
-/// A learning rate schedule. For a stage of its own (sft, dpo), read "optimizer
+/// A learning rate schedule. For a stand-alone stage (sft, dpo), read "optimizer
 /// step" for "iteration".
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LearningRate {
@@ -27,11 +27,11 @@ pub struct LearningRate {
     pub base: f64,
     /// W: the rate climbs linearly and reaches `base` at iteration W.
     pub warmup_iterations: u32,
-    /// N: where a cosine would end.
+    /// N: planned iterations, warm-up included; a cosine ends after them.
     pub total_iterations: u32,
     /// What follows the warm-up.
     pub style: LearningRateStyle,
-    /// Where a cosine ends, relative to `base`.
+    /// The final rate of a cosine, relative to `base`.
     pub min_lr_ratio: f64,
 }
 
@@ -47,7 +47,7 @@ impl LearningRate {
         }
     }
 
-    /// Refuses constants for which the schedule means nothing.
+    /// Refuses constants outside their range.
     pub fn validate(&self) -> Result<(), Error> {
         parameter(
             "lr",
@@ -146,7 +146,7 @@ mod tests {
         );
         assert_eq!((schedule.at(11), schedule.at(u32::MAX)), (0.25, 0.25));
         assert_eq!(LearningRate::constant(3e-4).at(77), 3e-4);
-        // All warm-up: nothing is left for the cosine, and nothing divides by 0.
+        // All iterations are warm-up: a cosine of length 0 must not divide by 0.
         let all = LearningRate {
             total_iterations: 4,
             ..schedule

@@ -5,7 +5,7 @@
 //! tested against golden numbers and finite differences in milliseconds, and
 //! gives the same bits on every machine.
 //!
-//! # How training stays blind to the algorithm
+//! # How training stays independent of the algorithm
 //! Every loss depends on the weights only through three per-token streams: the
 //! log-prob of the token, the entropy of the distribution it was drawn from,
 //! and the critic's value. A loss here therefore returns its value, its metrics
@@ -14,9 +14,9 @@
 //! constant gives the gradient of the loss itself.
 //!
 //! # Conventions
-//! - All arithmetic is `f64`; callers widen.
+//! - All arithmetic is `f64`; callers convert to it.
 //! - Per-token slices of one sequence are equally long and aligned: entry `t` of
-//!   every slice speaks of the same token. `loss_mask[t]` is true where the
+//!   every slice refers to the same token. `loss_mask[t]` is true where the
 //!   policy itself produced the token. Tokens outside the mask contribute
 //!   nothing, whatever the other slices hold there.
 //! - A sequence or minibatch with an empty mask contributes zeros, never a NaN.
@@ -28,11 +28,11 @@
 //! | [`advantages`] | how much credit each token gets |
 //! | [`groups`] | what a group of episodes of one task looks like |
 //! | [`kl`] | how far the policy is from the reference, per token |
-//! | [`importance`] | what a token weighs that another policy sampled |
+//! | [`importance`] | the weight of a token that another policy sampled |
 //! | [`losses`] | loss, coefficients and metrics: actor, critic, sft, dpo |
 //! | [`horizon`] | how many rounds an episode of iteration n may take |
 //! | [`learning_rate`] | the learning rate of iteration n |
-//! | [`batches`] | minibatches, gradient units, the order of addition |
+//! | [`batches`] | minibatches, gradient units, the order of summation |
 //! | [`evaluation`] | avg@n, pass@k and faults of evaluated items |
 //! | [`stats`] | success rates with intervals, pass@k, summaries |
 

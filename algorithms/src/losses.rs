@@ -1,14 +1,11 @@
 //! Losses as values, coefficients and metrics.
 //!
-//! Each loss is a weighted sum over the loss tokens of a minibatch. The weights
-//! are known before the first forward pass ([`Denominator`]), so a sequence is
-//! evaluated alone, in any order and on any thread, and the pieces add up to the
-//! minibatch's loss: nothing is averaged per unit and averaged again, which
-//! would weigh tokens by the unit they fell into.
-//!
-//! Evaluating a sequence returns its share of the loss and one coefficient per
-//! token and stream, the derivative of the *minibatch's* loss with respect to
-//! that number. Coefficients are exactly 0 outside the loss mask.
+//! Each loss is a weighted sum over the loss tokens of a minibatch. The weights are known before
+//! the first forward pass ([`Denominator`]), so a sequence is evaluated alone, in any order and on
+//! any thread, and the shares add up to the minibatch's loss. There is no mean of per-unit means,
+//! which would weight tokens by the unit they are in. Evaluating a sequence returns its share of
+//! the loss and one coefficient per token and stream, the derivative of the *minibatch's* loss
+//! with respect to that number. Coefficients are exactly 0 outside the loss mask.
 //!
 //! | Loss | Scope | Streams |
 //! |---|---|---|
@@ -39,7 +36,7 @@ pub use sft::{SftOutput, sequence_log_prob, sft};
 mod tests {
     use super::*;
 
-    /// Sums of the actor, the critic and of pairs, each of whose fields is a number of its own.
+    /// Sums of the actor, the critic and of pairs, with a different number in each field.
     #[test]
     fn sums_are_added_field_by_field_and_become_means() {
         let of = |n: usize| ActorSums {

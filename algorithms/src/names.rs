@@ -2,8 +2,8 @@
 //! spelling, its aliases, its parser and its serde form, so that the names in
 //! an error message are always the names that are accepted.
 
-/// Declares an enum whose variants are known by name. The first spelling is
-/// written; all are read.
+/// Declares an enum whose variants have names. The first spelling is the one that
+/// is written; all are accepted when read.
 macro_rules! named {
     (
         $(#[$enum_meta:meta])*

@@ -1,6 +1,6 @@
-//! What tables of results print: means, success rates with an interval, pass@k,
-//! and how much of the returns a critic explains. Every definition is here, so
-//! that two tables never mean different things by the same word.
+//! The figures in tables of results: means, success rates with an interval,
+//! pass@k, and how much of the returns a critic explains. Every definition is
+//! here, so that a word means the same in every table.
 
 use serde::{Deserialize, Serialize};
 
@@ -58,7 +58,7 @@ impl Summary {
     }
 }
 
-/// A share of successes with an interval for the rate behind it.
+/// A share of successes with an interval for the underlying rate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SuccessRate {
     /// Successful trials.
@@ -72,10 +72,9 @@ pub struct SuccessRate {
 }
 
 impl SuccessRate {
-    /// Wilson's score interval at quantile `z` ([`Z_95`]): unlike mean ± z·error
-    /// it stays inside [0, 1] and does not collapse at 0 or all successes. No
-    /// trial leaves the whole range open. Trials are taken as independent;
-    /// repeated samples of one task are not quite.
+    /// Wilson's score interval at quantile `z` ([`Z_95`]): unlike mean ± z·error it stays
+    /// inside [0, 1] and does not collapse at 0 or all successes. Without trials it is [0, 1].
+    /// Trials are assumed independent; repeated samples of one task are only approximately so.
     ///
     /// Source: E. B. Wilson, JASA 22 (1927), 209–212.
     pub fn wilson(successes: usize, trials: usize, z: f64) -> Result<Self, Error> {
@@ -110,8 +109,8 @@ impl SuccessRate {
     }
 }
 
-/// The ends of Wilson's score interval of a rate over so many trials, which need
-/// not be whole: an effective number of them serves as well.
+/// The ends of Wilson's score interval of a rate over `trials`, which may be a
+/// fractional effective number.
 pub fn wilson_interval(rate: f64, trials: f64, z: f64) -> Result<(f64, f64), Error> {
     parameter("rate", rate, (0.0..=1.0).contains(&rate), "between 0 and 1")?;
     parameter(
@@ -124,7 +123,7 @@ pub fn wilson_interval(rate: f64, trials: f64, z: f64) -> Result<(f64, f64), Err
     let centre = (rate + z2 / (2.0 * trials)) / (1.0 + z2 / trials);
     let half = z / (1.0 + z2 / trials)
         * (rate * (1.0 - rate) / trials + z2 / (4.0 * trials * trials)).sqrt();
-    // Rounding must not open an end that is closed.
+    // Rounding must not move an end that is exactly 0 or 1.
     let low = if rate == 0.0 {
         0.0
     } else {
@@ -138,9 +137,8 @@ pub fn wilson_interval(rate: f64, trials: f64, z: f64) -> Result<(f64, f64), Err
     Ok((low, high))
 }
 
-/// The chance that at least one of `k` samples of a task succeeds, estimated
-/// without bias from `samples ≥ k` of which `successes` did:
-/// `1 − C(n − c, k) / C(n, k)`.
+/// The chance that at least one of `k` samples of a task succeeds, estimated without
+/// bias from `samples ≥ k`, `successes` of which succeeded: `1 − C(n − c, k) / C(n, k)`.
 ///
 /// Source: arXiv:2107.03374 eq. 1.
 pub fn pass_at_k(samples: usize, successes: usize, k: usize) -> Result<f64, Error> {
@@ -160,7 +158,7 @@ pub fn pass_at_k(samples: usize, successes: usize, k: usize) -> Result<f64, Erro
     if failures < k {
         return Ok(1.0);
     }
-    // C(n−c, k) / C(n, k) as a product, which no factorial overflows.
+    // C(n−c, k) / C(n, k) as a product, since factorials would overflow.
     let all_fail: f64 = (0..k)
         .map(|i| (failures - i) as f64 / (samples - i) as f64)
         .product();
@@ -257,7 +255,7 @@ mod tests {
     }
 
     proptest! {
-        /// The interval holds the rate, narrows with more trials, and pass@k
+        /// The interval contains the rate, narrows with more trials, and pass@k
         /// grows with k up to "any success".
         #[test]
         fn intervals_and_pass_rates_are_ordered(trials in 1usize..60, share in 0.0..=1.0f64) {

@@ -1,5 +1,4 @@
-//! What the unit tests share: golden files (any set of them: other seeds, other
-//! shapes) and numerical comparison.
+//! Helpers of the unit tests: golden files (of any seeds and shapes) and numerical comparison.
 
 use std::path::PathBuf;
 
@@ -23,7 +22,7 @@ pub(crate) fn golden(name: &str) -> Golden {
 
 impl Golden {
     /// The cases: the file's `cases`, or the file itself where it is a list.
-    /// Never none, so that no test passes by testing nothing.
+    /// Never empty, so that no test passes without testing anything.
     pub(crate) fn cases(&self) -> &[Value] {
         let cases = self.0.get("cases").unwrap_or(&self.0).as_array().unwrap();
         assert!(!cases.is_empty());

@@ -1,4 +1,4 @@
-//! What an estimator is given and what it gives.
+//! The input, the options and the output of an estimator.
 
 use crate::error::{Error, same_length};
 
@@ -9,8 +9,8 @@ pub struct EpisodeTokens<'a> {
     pub group: u64,
     /// True where the policy produced the token.
     pub loss_mask: &'a [bool],
-    /// Reward per token, KL penalty included. What stands outside the loss mask
-    /// is not read; their sum inside it is the episode's score.
+    /// Reward per token, KL penalty included. Entries outside the loss mask are not
+    /// read; the sum of those inside is the episode's score.
     pub rewards: &'a [f64],
     /// The critic's value per token (GAE).
     pub values: Option<&'a [f64]>,
@@ -42,9 +42,9 @@ impl Default for AdvantageOptions {
 /// Per episode and token, in the order given; 0 where the loss mask is 0.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenAdvantages {
-    /// What the policy loss multiplies the ratio with.
+    /// The factor of the ratio in the policy loss.
     pub advantages: Vec<Vec<f64>>,
-    /// What the critic is trained towards; for group estimators the advantages.
+    /// The targets of the critic; for group estimators the advantages.
     pub returns: Vec<Vec<f64>>,
 }
 

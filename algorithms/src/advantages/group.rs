@@ -5,7 +5,7 @@ use super::tokens::broadcast;
 use crate::error::{Error, all_finite};
 use crate::groups;
 
-/// Keeps GRPO's division defined where all members of a group agree.
+/// Keeps GRPO's division defined where all scores of a group are equal.
 const GRPO_EPSILON: f64 = 1e-6;
 
 pub(super) fn estimate_grpo(
@@ -45,7 +45,7 @@ fn by_score(
 
 /// GRPO: `A_i = (s_i − mean) / (std + 1e-6)` within the group, std unbiased.
 ///
-/// `scores` and `groups` are per episode, absent members are not passed.
+/// `scores` and `groups` are per episode; absent members are not passed.
 /// `norm_by_std: false` leaves out the division (arXiv:2503.20783). A group of
 /// equal scores gives exact zeros; a single member has mean 0 and std 1, as in
 /// AgentGym-RL (drop it with [`groups::has_company`] where that is not wanted).
@@ -59,7 +59,7 @@ pub fn grpo(scores: &[f64], groups: &[u64], norm_by_std: bool) -> Result<Vec<f64
         } else {
             (group.mean, group.std)
         };
-        // Rewards beyond all bounds would make every advantage 0.
+        // A standard deviation that overflows would make every advantage 0.
         all_finite(
             "mean or standard deviation of a group's scores",
             &[mean, std],
@@ -72,9 +72,8 @@ pub fn grpo(scores: &[f64], groups: &[u64], norm_by_std: bool) -> Result<Vec<f64
     Ok(advantages)
 }
 
-/// RLOO: the score less the mean of the *other* members,
-/// `A_i = (s_i − mean) · k / (k − 1)` for a group of `k`; a single member keeps
-/// its score. Shapes as in [`grpo`].
+/// RLOO: the score minus the mean of the *other* members, `A_i = (s_i − mean) · k / (k − 1)`
+/// for a group of `k`; a single member keeps its score. Shapes as in [`grpo`].
 ///
 /// Source: arXiv:2402.14740 §3.
 pub fn rloo(scores: &[f64], groups: &[u64]) -> Result<Vec<f64>, Error> {

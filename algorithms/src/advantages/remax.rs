@@ -24,7 +24,7 @@ pub(super) fn estimate(
     })
 }
 
-/// ReMax of one episode: undiscounted return less `baseline`, the reward of the
+/// ReMax of one episode: undiscounted return minus `baseline`, the reward of the
 /// greedy episode of the same task. Slices `[tokens]`.
 ///
 /// Source: arXiv:2310.10505 §4.

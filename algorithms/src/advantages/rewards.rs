@@ -1,4 +1,4 @@
-//! Where the reward of an episode, or of a turn, lies among its tokens.
+//! Places the reward of an episode, or of each turn, on one of its tokens.
 
 use crate::error::{Error, all_finite, same_length};
 use std::ops::Range;
@@ -14,9 +14,9 @@ pub fn place_score(score: f64, loss_mask: &[bool]) -> Vec<f64> {
 }
 
 /// Token rewards `[tokens]` with the reward of each turn on the last token of the
-/// loss mask within its range, in the order of time. Where a range holds none,
-/// its reward goes to the last such token before it, or if there is none to the
-/// first one after, so that the rewards' sum is kept; an empty mask gives zeros.
+/// loss mask within the turn's range. Where a range holds no such token, the reward
+/// goes to the last one before it, or else to the first one after it, so that the
+/// sum of the rewards is kept; an empty mask gives zeros. Turns are in time order.
 ///
 /// # Errors
 /// A range that reaches beyond the mask, or a reward that is not finite.

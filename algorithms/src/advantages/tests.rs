@@ -1,4 +1,4 @@
-//! Golden numbers, the defects of other implementations, and properties.
+//! Golden numbers, known defects of other implementations, and properties.
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -120,7 +120,7 @@ fn golden_token_estimators() {
     }
 }
 
-/// Values worked out by hand on a mask with two policy turns.
+/// Values computed by hand on a mask with two policy turns.
 #[test]
 fn observations_are_outside_time() {
     let mask = [0, 0, 1, 1, 0, 0, 1, 1, 0, 0].map(|bit| bit == 1);
@@ -136,7 +136,7 @@ fn observations_are_outside_time() {
     let found = gae(&rewards, &values, &mask, 0.9, 0.0).unwrap();
     assert_close(found.advantages[3], 0.9 * 0.6 - 0.3, "end of a turn");
     assert_close(found.advantages[7], 1.0 - 0.7, "end of the episode");
-    // What stands on an observation token is not read.
+    // The value on an observation token is not read.
     let mut noisy = values.clone();
     noisy[4] = f64::NAN;
     assert_eq!(gae(&rewards, &noisy, &mask, 0.9, 0.0), Ok(found));
@@ -255,8 +255,8 @@ proptest! {
         }
     }
 
-    /// GRPO does not see where the scale of a reward starts; RLOO is the score
-    /// less the mean of the others.
+    /// GRPO does not change when all rewards are shifted; RLOO is the score minus
+    /// the mean of the others.
     #[test]
     fn shifts_and_the_meaning_of_rloo(scores in prop::collection::vec(-10.0..10.0f64, 2..12), shift in -50.0..50.0f64) {
         let ids = vec![1; scores.len()];
@@ -304,7 +304,7 @@ proptest! {
     }
 }
 
-/// Two turns of two tokens each, an observation between them: by hand.
+/// Computed by hand: two turns of two tokens each with an observation between them.
 #[test]
 fn rewards_of_turns_reach_the_estimators_that_run_over_tokens() {
     let mask = [false, true, true, false, true, true];
@@ -326,7 +326,7 @@ fn rewards_of_turns_reach_the_estimators_that_run_over_tokens() {
     let found = gae(&rewards, &values, &mask, 0.9, 0.5).unwrap();
     close(&found.advantages, &[0.0, 0.403325, 0.7185, 0.0, 0.33, 0.6]);
     close(&found.returns, &[0.0, 0.503325, 0.9185, 0.0, 0.63, 1.0]);
-    // A group estimator compares the sums and knows no turn.
+    // A group estimator compares the sums of the rewards and ignores turns.
     let last = place_score(0.5, &mask);
     let episode = |rewards| EpisodeTokens {
         group: 0,
@@ -350,7 +350,7 @@ fn rewards_of_turns_reach_the_estimators_that_run_over_tokens() {
 fn a_turn_without_a_sampled_token_keeps_its_reward() {
     let mask = [false, true, false, true];
     let placed = |turns: &[(std::ops::Range<usize>, f64)]| place_turn_rewards(turns, &mask);
-    // The first turn has none before it, the third none of its own.
+    // Neither the first nor the third turn has a sampled token; none precedes the first.
     let turns = [(0..1, 0.25), (1..2, 1.0), (2..3, 2.0), (3..4, 4.0)];
     assert_eq!(placed(&turns).unwrap(), [0.0, 3.25, 0.0, 4.0]);
     assert_eq!(place_turn_rewards(&turns, &[false; 4]).unwrap(), [0.0; 4]);

@@ -1,4 +1,4 @@
-//! What several estimators do with token rows.
+//! Operations on token rows that several estimators share.
 
 use crate::error::{Error, finite_where, same_length};
 

@@ -23,19 +23,19 @@ pub struct KlLoss {
 /// The loss of the policy. The default is AgentGym-RL's without a KL loss.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ActorLoss {
-    /// How an advantage and a ratio become a loss; a record of the default does not name it.
+    /// How an advantage and a ratio become a loss; the default is not serialised.
     #[serde(default, skip_serializing_if = "PolicyLoss::is_default")]
     pub policy: PolicyLoss,
     /// `actor.clip_ratio`.
     pub clip: ClipRange,
-    /// `actor.clip_ratio_c`, greater than 1; `None` does without the dual clip.
+    /// `actor.clip_ratio_c`, greater than 1; `None` disables the dual clip.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dual_clip: Option<f64>,
-    /// `actor.entropy_coeff`: a positive one keeps the policy spread out.
+    /// `actor.entropy_coeff`: a positive one rewards entropy.
     pub entropy_coeff: f64,
     /// The divergence from the reference policy, where it is part of the loss.
     pub kl: Option<KlLoss>,
-    /// How tokens are weighed.
+    /// How tokens are weighted.
     pub aggregation: Aggregation,
 }
 
@@ -64,7 +64,7 @@ pub struct ActorTokens<'a> {
     pub old_log_probs: &'a [f64],
     /// Under the reference policy; needed where [`ActorLoss::kl`] is set.
     pub ref_log_probs: Option<&'a [f64]>,
-    /// Constant.
+    /// Held constant.
     pub advantages: &'a [f64],
     /// True where the policy produced the token.
     pub loss_mask: &'a [bool],
@@ -88,8 +88,8 @@ pub struct ActorOutput {
     pub sums: ActorSums,
 }
 
-/// Sums over loss tokens. Those of a minibatch's sequences are merged in the
-/// order of their index; weighted ones are then the minibatch's terms.
+/// Sums over loss tokens. Sequences are merged in the order of their index; the
+/// weighted sums of all sequences are then the minibatch's terms.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct ActorSums {
     /// Tokens summed over.
@@ -102,9 +102,9 @@ pub struct ActorSums {
     pub entropy: f64,
     /// Weighted: the KL term, without its coefficient.
     pub kl_loss: f64,
-    /// Tokens on which the clipped branch won.
+    /// Tokens on which the clipped branch is the larger.
     pub clipped_tokens: usize,
-    /// Tokens that the dual clip held down.
+    /// Tokens whose loss the dual clip bounds.
     pub dual_clipped_tokens: usize,
     /// `Σ (old_log_prob − log_prob)`.
     pub approx_kl: f64,
@@ -143,7 +143,7 @@ impl ActorSums {
     }
 }
 
-/// What a minibatch's update looked like; zeros where it had no loss token.
+/// Metrics of a minibatch's update; zeros where it had no loss token.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ActorMetrics {
     /// The whole loss.
@@ -154,19 +154,19 @@ pub struct ActorMetrics {
     pub entropy: f64,
     /// Aggregated divergence from the reference, nats, before its coefficient.
     pub kl_loss: f64,
-    /// Share of tokens on which the clipped branch won.
+    /// Share of tokens on which the clipped branch is the larger.
     pub clip_fraction: f64,
     /// Mean of `old_log_prob − log_prob` over tokens, nats (AgentGym-RL's `ppo_kl`).
     pub approx_kl: f64,
     /// Largest ratio.
     pub ratio_max: f64,
-    /// Share of tokens that the dual clip held down; `None` without any.
+    /// Share of tokens whose loss the dual clip bounds; `None` without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dual_clip_fraction: Option<f64>,
 }
 
 impl ActorLoss {
-    /// Refuses constants for which the loss means nothing.
+    /// Refuses constants outside their range.
     pub fn validate(&self) -> Result<(), Error> {
         let ClipRange { low, high } = self.clip;
         parameter(

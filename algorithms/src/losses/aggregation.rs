@@ -1,15 +1,14 @@
-//! How tokens are weighed against each other. The choice is named in the plan,
-//! since "the mean" of ragged sequences has at least three meanings with
-//! different gradients, and depends on the minibatch alone: never on how it was
-//! cut into units.
+//! The weight of each token in a loss. The plan names the choice, because "the
+//! mean" of ragged sequences has at least three meanings with different gradients.
+//! The weights depend on the minibatch alone, never on how it was cut into units.
 
 use crate::names::named;
 
 named! {
-    /// What a minibatch's loss is, given the per-token losses `l`.
+    /// A minibatch's loss as a function of the per-token losses `l`.
     #[derive(Default)]
     pub enum Aggregation, called "loss aggregation" {
-        /// `Σ l / loss tokens`: every token weighs the same, a long sequence more.
+        /// `Σ l / loss tokens`: every token weighs the same, so a longer sequence weighs more.
         #[default]
         TokenMean = "token_mean" or "token-mean",
         /// `Σ_sequences Σ l / sequences` (arXiv:2503.20783, up to a constant).
@@ -17,23 +16,22 @@ named! {
         /// `Σ_sequences (Σ l / its loss tokens) / sequences`: every sequence
         /// weighs the same (arXiv:2402.03300 eq. 3).
         SeqMeanTokenMean = "seq_mean_token_mean" or "seq-mean-token-mean",
-        /// The token mean of each micro-batch, averaged over the micro-batches:
-        /// AgentGym-RL's, where the size of a micro-batch decides what a token
-        /// weighs. It is a key of its own here and never a matter of memory.
+        /// The token mean of each micro-batch, averaged over the micro-batches, as in
+        /// AgentGym-RL: the micro-batch size affects the weight of a token. Here that
+        /// size is a config key of its own and does not depend on memory.
         MicroBatchMean = "micro_batch_mean" or "micro-batch-mean",
     }
 }
 
-/// The size of a minibatch as its loss sees it.
+/// The counts of a minibatch that normalise its loss.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Denominator {
     /// Tokens with loss mask 1.
     pub loss_tokens: usize,
     /// Sequences with at least one of them. Empty ones do not dilute the mean.
     pub sequences: usize,
-    /// For [`Aggregation::MicroBatchMean`]: micro-batches of the minibatch with
-    /// at least one loss token. The other fields then speak of the sequence's
-    /// own micro-batch.
+    /// For [`Aggregation::MicroBatchMean`]: micro-batches of the minibatch with at least
+    /// one loss token. The other fields then describe the sequence's own micro-batch.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub micro_batches: usize,
 }
@@ -55,9 +53,8 @@ impl Denominator {
             })
     }
 
-    /// One per micro-batch, given the loss tokens of each of their sequences:
-    /// what [`Aggregation::MicroBatchMean`] evaluates their sequences with.
-    /// Empty micro-batches do not dilute the mean.
+    /// One per micro-batch, given the loss tokens of each of their sequences; for
+    /// [`Aggregation::MicroBatchMean`]. Empty micro-batches do not dilute the mean.
     pub fn of_micro_batches(loss_tokens: &[Vec<usize>]) -> Vec<Self> {
         let mut all: Vec<Self> = loss_tokens
             .iter()
@@ -82,8 +79,8 @@ pub(crate) fn loss_tokens(loss_mask: &[bool]) -> usize {
 }
 
 impl Aggregation {
-    /// The weight of each loss token of a sequence with `loss_tokens` of them,
-    /// in a minibatch of size `denominator`. 0 where there is nothing to weigh.
+    /// The weight of each loss token of a sequence with `loss_tokens` of them, in a
+    /// minibatch of size `denominator`. 0 where there is no loss token.
     pub fn token_weight(self, denominator: Denominator, loss_tokens: usize) -> f64 {
         if loss_tokens == 0 || denominator.loss_tokens == 0 || denominator.sequences == 0 {
             return 0.0;
@@ -118,7 +115,7 @@ mod tests {
         );
         for &aggregation in Aggregation::ALL {
             assert_eq!(aggregation.token_weight(Denominator::of([0, 0]), 0), 0.0);
-            // Nor does a count of one kind without the other divide by zero.
+            // A count of one kind without the other does not divide by zero either.
             for (loss_tokens, sequences) in [(0, 1), (1, 0)] {
                 let torn = Denominator {
                     loss_tokens,
@@ -128,7 +125,7 @@ mod tests {
                 assert_eq!(aggregation.token_weight(torn, 1), 0.0);
             }
         }
-        // Runs without micro-batches keep the bytes that they had before there were any.
+        // Without micro-batches the field is not serialised, so older records keep their bytes.
         let written = serde_json::to_value(Denominator::of([3, 0])).unwrap();
         assert_eq!(
             written,
@@ -167,7 +164,7 @@ mod tests {
             (weight(0, 3), weight(0, 1), weight(1, 2), weight(2, 0)),
             (0.125, 0.125, 0.25, 0.0)
         );
-        // Whole, it is the token mean; with one sequence each, the sequence mean.
+        // Undivided, it is the token mean; with one sequence each, the sequence mean.
         let whole = Denominator::of([3, 1]);
         assert_eq!(
             Aggregation::MicroBatchMean.token_weight(whole, 3),

@@ -1,5 +1,5 @@
-//! The loss of the critic: squared error against the returns, with the move
-//! away from the old value clipped.
+//! The loss of the critic: squared error against the returns, with the change
+//! from the old value clipped.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,8 +26,8 @@ pub fn value_term(value: f64, old_value: f64, target: f64, clip: Option<f64>) ->
         let moved = (value - old_value).max(-range).min(range);
         (old_value + moved - target).powi(2)
     });
-    // A value inside the range passes through the clip unchanged, but for
-    // rounding; only one outside can have lost its gradient.
+    // A value inside the range passes through the clip unchanged, except for
+    // rounding; only a value outside it loses its gradient.
     let is_outside = clip.is_some_and(|range| (value - old_value).abs() > range);
     if is_outside && clipped > unclipped {
         ValueTerm {
@@ -49,7 +49,7 @@ pub fn value_term(value: f64, old_value: f64, target: f64, clip: Option<f64>) ->
 pub struct ValueLoss {
     /// `critic.cliprange_value`; `None` does not clip.
     pub clip: Option<f64>,
-    /// How tokens are weighed.
+    /// How tokens are weighted.
     pub aggregation: Aggregation,
 }
 
@@ -69,7 +69,7 @@ pub struct ValueTokens<'a> {
     pub values: &'a [f64],
     /// Of the critic at the start of the update.
     pub old_values: &'a [f64],
-    /// What the values should be.
+    /// The target values.
     pub returns: &'a [f64],
     /// True where the policy produced the token.
     pub loss_mask: &'a [bool],
@@ -91,7 +91,7 @@ pub struct ValueSums {
     pub loss_tokens: usize,
     /// Weighted: the minibatch's loss.
     pub loss: f64,
-    /// Tokens on which the clipped branch won.
+    /// Tokens on which the clipped branch is the larger.
     pub clipped_tokens: usize,
     /// `Σ value`.
     pub value: f64,
@@ -117,12 +117,12 @@ impl ValueSums {
     }
 }
 
-/// What a minibatch's critic update looked like; zeros without a loss token.
+/// Metrics of a minibatch's critic update; zeros without a loss token.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ValueMetrics {
     /// The value loss.
     pub loss: f64,
-    /// Share of tokens on which the clipped branch won.
+    /// Share of tokens on which the clipped branch is the larger.
     pub clip_fraction: f64,
     /// Mean value over tokens.
     pub value_mean: f64,
@@ -199,7 +199,7 @@ mod tests {
                 let mut sums = ValueSums::default();
                 for (i, row) in values.iter().enumerate() {
                     sums.merge(&evaluate(i, row).sums);
-                    // Central differences mean nothing across a kink.
+                    // Central differences are not valid across a kink.
                     let is_kink = |t: usize| {
                         let (moved, range) = (row[t] - old[i][t], number("cliprange_value"));
                         let held = old[i][t] + moved.max(-range).min(range) - returns[i][t];
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn the_clip_only_stops_moves_that_overshoot() {
-        // Moved 1.0 towards a target of 2.0, allowed 0.5: held back.
+        // Moved 1.0 towards a target of 2.0, allowed 0.5: clipped.
         assert_eq!(
             value_term(1.0, 0.0, 2.0, Some(0.5)),
             ValueTerm {
@@ -243,7 +243,7 @@ mod tests {
                 is_clipped: true
             }
         );
-        // Moved away from the target: free to return.
+        // Moved away from the target: the gradient is kept.
         assert_eq!(value_term(-1.0, 0.0, 2.0, Some(0.5)).coefficient, -3.0);
         assert_eq!(
             value_term(1.0, 0.0, 2.0, None),
@@ -255,8 +255,8 @@ mod tests {
         );
     }
 
-    /// At the very bound nothing was cut: what rounding adds to the clipped branch is no reason to
-    /// take the gradient away.
+    /// A move exactly to the bound is not clipped: rounding in the clipped branch must not remove
+    /// the gradient.
     #[test]
     fn a_move_to_the_bound_keeps_its_gradient() {
         let (value, old_value, target) = (2.1, -2.2, 1.6);

@@ -8,8 +8,8 @@ use crate::error::{Error, all_finite, parameter};
 use crate::names::named;
 
 named! {
-    /// What is made of Δ, by how many nats more than the reference the policy
-    /// prefers the chosen answer.
+    /// The loss as a function of Δ: by how many nats more than the reference the
+    /// policy prefers the chosen answer.
     #[derive(Default)]
     pub enum DpoLoss, called "preference loss" {
         /// `−ln σ(β·Δ)`: arXiv:2305.18290 eq. 7.
@@ -38,9 +38,9 @@ pub struct DpoPair {
 /// A preference loss.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Dpo {
-    /// β: how much a nat of difference to the reference is worth.
+    /// β: the reward of one nat of difference to the reference.
     pub beta: f64,
-    /// Which one.
+    /// Which preference loss.
     pub loss: DpoLoss,
 }
 
@@ -60,7 +60,7 @@ pub struct DpoTerm {
 }
 
 impl Dpo {
-    /// Refuses a β for which the loss means nothing.
+    /// Refuses a β that is not positive and finite.
     pub fn validate(&self) -> Result<(), Error> {
         parameter(
             "dpo.beta",

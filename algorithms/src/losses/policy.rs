@@ -1,4 +1,4 @@
-//! The policy's part of the actor's loss: one file each, and one row here.
+//! The policy term of the actor loss. Each variant has its own file and one row here.
 
 mod cispo;
 mod gspo;
@@ -18,9 +18,9 @@ named! {
         /// The clipped surrogate of every token: [`policy_term`].
         #[default]
         Ppo = "vanilla" or "ppo",
-        /// The same of every sequence.
+        /// The clipped surrogate of every sequence.
         Gspo = "gspo",
-        /// The log-prob, weighed by a bounded ratio.
+        /// The log-prob, weighted by a bounded ratio.
         Cispo = "cispo",
     }
 }

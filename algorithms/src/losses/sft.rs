@@ -1,6 +1,5 @@
-//! Supervised fine-tuning: the negative log-likelihood of the tokens to imitate.
-//! The mask names the *targets* themselves, aligned with their log-probs; it is
-//! not shifted by one against them.
+//! Supervised fine-tuning: the negative log-likelihood of the tokens to imitate. The mask
+//! marks the *targets* themselves and is aligned with their log-probs, not shifted by one.
 
 use super::aggregation::{Aggregation, Denominator, loss_tokens};
 use crate::error::{Error, finite_where, same_length};
@@ -10,7 +9,7 @@ use crate::error::{Error, finite_where, same_length};
 pub struct SftOutput {
     /// d minibatch loss / d log_prob, `[tokens]`: the negative token weight.
     pub coefficients: Vec<f64>,
-    /// The share of the loss; those of a minibatch add up to its loss.
+    /// The sequence's share of the loss; the shares of a minibatch add up to its loss.
     pub loss: f64,
     /// Target tokens of the sequence.
     pub loss_tokens: usize,

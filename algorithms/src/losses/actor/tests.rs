@@ -96,7 +96,7 @@ fn whole(
 proptest! {
     #[test]
     fn coefficients_are_derivatives(minibatch in minibatch(), clip in 0.05..0.5f64, dual in prop::option::of(1.1..4.0f64)) {
-        // Central differences mean nothing across a kink.
+        // Central differences are not valid across a kink.
         let near_kink = |token: &Token| {
             let ratio = (token.1 - token.2).exp();
             (ratio - 1.0 - clip).abs() < 1e-4
@@ -130,7 +130,7 @@ fn the_four_corners_of_the_clip() {
         (at(1.5, 1.0).coefficient, at(0.5, -1.0).coefficient),
         (0.0, 0.0)
     );
-    // Leaving the range in the wrong direction is pulled back.
+    // A ratio that left the range in the wrong direction keeps its gradient.
     assert!(!at(0.5, 1.0).is_clipped && !at(1.5, -1.0).is_clipped);
     assert_close(at(0.5, 1.0).coefficient, -0.5, "pull up");
     assert_close(at(1.5, -1.0).coefficient, 1.5, "pull down");
@@ -156,7 +156,7 @@ fn the_dual_clip_bounds_what_a_bad_token_costs() {
         ..ActorLoss::default()
     };
     assert!(loss(1.0).validate().is_err() && loss(1.5).validate().is_ok());
-    // Four tokens: two that run away, one that does not, one outside the mask.
+    // Four tokens: two with a runaway ratio, one without, one outside the mask.
     let ratios = [5f64, 5.0, 1.0, 5.0].map(f64::ln);
     let tokens = ActorTokens {
         log_probs: &ratios,

@@ -3,8 +3,8 @@
 use super::ppo::policy_term;
 use super::term::{ClipRange, PolicyTerm, PolicyTokens};
 
-/// The ratio of the whole sequence, `s = (π(y) / π_old(y))^(1/|y|)`, in the place of every
-/// token's: `max(−A·s, −A·clip(s))`, with derivative `−A·s` by each of the sequence's log-probs,
+/// The ratio of the whole sequence, `s = (π(y) / π_old(y))^(1/|y|)`, replaces that of every
+/// token: `max(−A·s, −A·clip(s))`, with derivative `−A·s` by each of the sequence's log-probs,
 /// or 0 where clipped. Where the advantages of a sequence are equal this is the derivative of
 /// the sequence's loss; where they differ, that of the paper's token variant.
 ///

@@ -16,9 +16,8 @@ pub(super) fn terms(
 
 /// The clipped surrogate of PPO for one token. Source: arXiv:1707.06347 eq. 7.
 ///
-/// With `dual_clip` c, a token of negative advantage loses at most `−A·c`: a
-/// ratio that has run away upwards pulls no further. Source: arXiv:1912.09729
-/// §3.3.
+/// With `dual_clip` c, a token of negative advantage costs at most `−A·c`: a
+/// ratio above c has no gradient. Source: arXiv:1912.09729 §3.3.
 pub fn policy_term(
     log_prob: f64,
     old_log_prob: f64,

@@ -1,9 +1,9 @@
-//! What the policy losses have in common: what they are given, and what one token comes to.
+//! The input and output types that the policy losses share.
 
 use serde::{Deserialize, Serialize};
 
-/// Log-ratios beyond this many nats are cut, and carry no gradient: e²⁰ would
-/// drown the minibatch, and e⁷¹⁰ is no number any more.
+/// Log-ratios beyond this many nats are clamped and carry no gradient: e²⁰ would
+/// dominate the minibatch, and e⁷¹⁰ overflows.
 pub(super) const LOG_RATIO_MAX: f64 = 20.0;
 
 /// How far the ratio may move before the policy loss stops rewarding it:
@@ -59,6 +59,6 @@ pub struct PolicyTerm {
     pub ratio: f64,
     /// Whether the clipped branch is the larger one.
     pub is_clipped: bool,
-    /// Whether the bound of the dual clip holds the loss down.
+    /// Whether the dual clip bounds the loss.
     pub is_dual_clipped: bool,
 }

@@ -1,4 +1,4 @@
-//! Golden numbers of autograd, and finite differences.
+//! Golden numbers from autograd, and finite differences.
 
 use super::{ClipRange, PolicyLoss};
 use crate::losses::{ActorLoss, ActorSums, ActorTokens, Aggregation, Denominator};
@@ -67,7 +67,7 @@ fn losses_and_gradients_are_those_of_autograd() {
 }
 
 proptest! {
-    /// Of one advantage per sequence GSPO's coefficients are the derivative of its loss.
+    /// With one advantage per sequence, GSPO's coefficients are the derivative of its loss.
     #[test]
     fn a_sequence_has_one_ratio(
         tokens in prop::collection::vec((any::<bool>(), -3.0..-0.01f64, -0.5..0.5f64), 1..7),
