@@ -1,6 +1,6 @@
 //! Tokens per second of one thread at the quickstart's shape: decoding, scoring,
-//! training, and training by the tensor library's own gradients (*composed*) beside
-//! the kernels. `cargo bench --workspace --bench tiny`.
+//! training, and for comparison training by the tensor library's autograd
+//! (*composed*). `cargo bench --workspace --bench tiny`.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -15,7 +15,7 @@ use common::{Numbers, coefficients, cpu_seconds, turn, units};
 
 mod common;
 
-/// The oracle of the tests, which names what it uses as `crate::…`.
+/// The oracle of the tests, which refers to its imports as `crate::…`.
 #[path = "../src/tests/composed.rs"]
 mod composed;
 
@@ -33,7 +33,7 @@ fn policy() -> Policy {
 
 /// Runs `work` (which returns tokens) for about two seconds; tokens per CPU-second.
 fn rate(what: &str, mut work: impl FnMut() -> usize) -> Option<f64> {
-    // The first argument that is no option selects by substring, as in cargo's benches.
+    // The first argument that is not an option selects by substring, as in cargo's benches.
     let filter = std::env::args()
         .skip(1)
         .find(|argument| !argument.starts_with('-'));
@@ -95,8 +95,8 @@ fn decode(policy: &Policy, rows: usize, context: usize) {
     );
 }
 
-/// The tensor library's threads spin on work as small as this; ten times the CPU
-/// time would be put down to it. It looks at this variable when it starts.
+/// The tensor library's threads busy-wait on work as small as this, which would count as
+/// ten times the CPU time. The library reads this variable when it starts.
 const THREADS: (&str, &str) = ("RAYON_NUM_THREADS", "1");
 
 fn main() {

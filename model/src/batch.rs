@@ -1,6 +1,6 @@
-//! What goes into a forward pass and what comes out of it.
+//! Input and output of a forward pass.
 
-/// New tokens of some sequences, one after another.
+/// New tokens of several sequences, packed one after another.
 #[derive(Clone)]
 pub(crate) struct Batch {
     pub(crate) ids: Vec<u32>,
@@ -25,7 +25,7 @@ impl Batch {
         }
     }
 
-    /// With sequences of one token each behind it, up to `rows` rows.
+    /// The batch, padded to `rows` rows with sequences of one token each.
     pub(crate) fn padded(&self, rows: usize) -> Self {
         let mut batch = self.clone();
         let added = rows - self.ids.len();

@@ -1,5 +1,5 @@
-//! A model's network where it computes: on the processor, or on a GPU that has its parameters.
-//! Whoever asks which of the two it is, asks here.
+//! A model's network on its device: the CPU, or a GPU that holds its parameters.
+//! Code that depends on the kind of device belongs here.
 
 pub(crate) mod decode;
 pub(crate) mod device;
@@ -17,15 +17,15 @@ use crate::{Adapter, Device, ModelConfig, Result, Weights, gpu};
 /// A model's network; a clone shares its parameters.
 #[derive(Debug, Clone)]
 pub(crate) struct Network {
-    /// The processor's: sizes and names, and all numbers. In training a GPU's are ahead.
+    /// On the CPU: sizes, names and all numbers. In training a GPU's numbers are newer.
     pub(crate) host: network::Network,
-    /// The same on the GPU that computes in its place.
+    /// The same on the GPU, where one computes instead.
     pub(crate) gpu: Option<Arc<gpu::Network>>,
 }
 
 impl Network {
-    /// Arranges `weights`, in which the product of `adapter` is contained, on `device`; their
-    /// shapes are those of `config`.
+    /// Arranges `weights`, into which `adapter` is merged, on `device`; their shapes are those
+    /// of `config`.
     pub(crate) fn new(
         config: &ModelConfig,
         rope: Arc<RopeTable>,
@@ -49,7 +49,7 @@ impl Network {
         }
     }
 
-    /// The head as generation reads it; nothing where a GPU does.
+    /// The head in the layout that generation reads; empty where a GPU generates.
     pub(crate) fn generating_head(&self) -> Numbers {
         match &self.gpu {
             Some(_) => Arc::default(),
@@ -84,7 +84,7 @@ impl Cache {
         }
     }
 
-    /// Its first `tokens`, shared with it until one of both changes.
+    /// Its first `tokens`, shared with it until either changes.
     pub(crate) fn first(&self, tokens: usize) -> Self {
         match self {
             Self::Host(cache) => Self::Host(cache.first(tokens)),

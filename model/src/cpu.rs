@@ -1,4 +1,4 @@
-//! A network on the processor: forward, backward, and the optimizer.
+//! A network on the CPU: forward, backward, and the optimizer.
 
 pub(crate) mod adamw;
 pub(crate) mod backward;

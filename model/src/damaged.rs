@@ -1,5 +1,5 @@
-//! Files of model folders that are damaged or meant to do harm: readers refuse them or read them,
-//! and do nothing else.
+//! Damaged or malicious files of model folders: readers either refuse or read them, without a
+//! panic or excessive memory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ fn fixtures() -> PathBuf {
         .into()
 }
 
-/// This file of the small models that there are.
+/// The file of this name from each of the small models.
 fn corpus(name: &str) -> Vec<Vec<u8>> {
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/base");
     let folders = [fixtures().join("qwen2-tiny"), base];
@@ -64,7 +64,7 @@ fn tensor_files() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.safetensors");
     let mut corpus = corpus("model.safetensors");
-    // A small one, of which damage meets the header more often.
+    // A small file, whose header is damaged more often.
     let header = br#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"b":{"dtype":"BF16","shape":[4],"data_offsets":[16,24]}}"#;
     let mut small = (header.len() as u64).to_le_bytes().to_vec();
     small.extend(header);
@@ -74,7 +74,7 @@ fn tensor_files() {
         std::fs::write(&path, bytes).unwrap();
         if let Ok(mut file) = TensorFile::open(&path) {
             for name in file.names() {
-                // What is read is what the file has.
+                // No more is read than the file has.
                 let read = file.read(&name).map_or(0, |tensor| tensor.len());
                 assert!(read <= bytes.len());
                 file.info(&name);
@@ -83,7 +83,7 @@ fn tensor_files() {
     });
 }
 
-/// Of the tokenizer and of the template: the library's readers, and ours around them.
+/// Tokenizers and templates: the libraries' readers and our code around them.
 #[test]
 fn tokenizers_and_templates() {
     let at = Path::new("damaged");

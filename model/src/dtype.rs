@@ -1,23 +1,23 @@
-//! The numbers that a GPU computes with.
+//! The number formats that a GPU computes with.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The numbers that a GPU's products read: weights, what is multiplied with them, keys and
-/// values. Sums, and all that is no operand of a product, are f32 in any case: the residual
-/// stream, norms, softmax, log-probabilities, gradients of weights, the weights that
-/// training changes.
+/// The format of the operands of a GPU's matrix products: weights, what is multiplied with
+/// them, keys and values. Sums, and everything that is not such an operand, are always f32:
+/// the residual stream, norms, softmax, log-probabilities, gradients of weights, the weights
+/// that training changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dtype {
-    /// As on the processor.
+    /// As on the CPU.
     #[default]
     F32,
-    /// The upper half of an f32: half the memory, and what matrix units are fast at.
+    /// The upper half of an f32: half the memory, and fast on matrix units.
     Bf16,
 }
 
 impl Dtype {
-    /// All that there are.
+    /// All formats.
     pub const ALL: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
 }
 

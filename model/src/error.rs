@@ -1,4 +1,4 @@
-//! What can go wrong in this crate, and what it means for the job that met it.
+//! Errors of this crate, and what they mean for the job that fails.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ pub enum Error {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// The system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// A JSON file of a policy folder does not parse or lacks a key.
@@ -46,17 +46,17 @@ pub enum Error {
     SafeTensors {
         /// The file.
         path: PathBuf,
-        /// The parser's answer.
+        /// The parser's error.
         source: safetensors::SafeTensorError,
     },
-    /// Training has led to numbers that no model can have.
+    /// Training has produced numbers that are not finite.
     #[error("tensor {tensor} holds {found} numbers of {all} that are not finite")]
     NotFinite {
         /// The tensor's name, or that of its moment.
         tensor: String,
-        /// So many are not finite.
+        /// Numbers that are not finite.
         found: usize,
-        /// Of so many.
+        /// All numbers of the tensor.
         all: usize,
     },
     /// The tokenizer cannot be loaded, trained or applied.
@@ -75,15 +75,15 @@ pub enum Error {
         /// What is wrong.
         message: String,
     },
-    /// The device asked for does not exist here.
+    /// The requested device cannot be used here.
     #[error("device {name:?}: {message}")]
     Device {
-        /// What was asked for.
+        /// The requested device.
         name: String,
         /// Why not, and what to do.
         message: String,
     },
-    /// The device's memory has no room for what was to be computed.
+    /// The device's memory has no room for the computation.
     #[error("device {name:?}: {message}")]
     DeviceFull {
         /// The device.
@@ -91,7 +91,7 @@ pub enum Error {
         /// What did not fit, and what to do.
         message: String,
     },
-    /// The device answers nothing any more; what it held is gone.
+    /// The device no longer responds; the contents of its memory are lost.
     #[error(
         "device {name:?} is lost: {message}; look at `nvidia-smi` and the kernel's log, then start \
          the worker again"
@@ -99,7 +99,7 @@ pub enum Error {
     DeviceLost {
         /// The device.
         name: String,
-        /// Its last answer.
+        /// Its last error.
         message: String,
     },
     /// A request that no policy could answer: an id outside the vocabulary, a mask
@@ -108,7 +108,7 @@ pub enum Error {
     Request(String),
 }
 
-/// What an error means for the job that met it.
+/// What an error means for the job that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Another attempt may succeed.
@@ -121,17 +121,17 @@ impl Error {
     /// Whether trying again can help.
     pub fn verdict(&self) -> Verdict {
         match self {
-            // Full disks and vanished mounts pass; the rest is in the inputs.
+            // Full disks and lost mounts are temporary; other errors come from the inputs.
             Error::Io { source, .. } if source.kind() != std::io::ErrorKind::NotFound => {
                 Verdict::Retry
             }
-            // Another worker's device, or the same one once it is back.
+            // On another worker's device, or on this one once it works again.
             Error::DeviceLost { .. } => Verdict::Retry,
             _ => Verdict::GiveUp,
         }
     }
 
-    /// Whether less at once may succeed.
+    /// Whether a smaller computation may succeed.
     pub(crate) fn is_device_full(&self) -> bool {
         matches!(self, Error::DeviceFull { .. })
     }

@@ -1,4 +1,4 @@
-//! A model folder in Hugging Face's layout: what its files are called, and how they are read
+//! A model folder in Hugging Face's layout: the names of its files, and how they are read
 //! and written.
 
 pub(crate) mod adapter;

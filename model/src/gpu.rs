@@ -1,11 +1,11 @@
-//! The policy on a GPU: the same forward pass, scoring, decoding and gradients as on the
-//! processor, by CUDA C kernels of this crate (`kernels/*.cu`, compiled when the program
-//! starts) and cuBLAS for products.
+//! The policy on a GPU: the same forward pass, scoring, decoding and gradients as on the CPU,
+//! with CUDA C kernels of this crate (`kernels/*.cu`, compiled when the program
+//! starts) and cuBLAS for matrix products.
 //!
-//! Everything above [`backend::Backend`] is ordinary code that asks for memory, launches and
-//! products. Two things answer: a GPU (`cuda`, with the Cargo feature of that name), and in
-//! tests an emulation that compiles the very same kernels with the host's C++ compiler. So
-//! all of this runs, and is compared with the processor's numbers, where no GPU is.
+//! Everything above [`backend::Backend`] is ordinary code that calls for memory, launches and
+//! products. The trait has two implementations: a GPU (`cuda`, with the Cargo feature of that
+//! name), and in tests an emulation that compiles the same kernels with the host's C++ compiler.
+//! All of this therefore runs, and is compared with the CPU, on machines without a GPU.
 
 #[cfg_attr(
     not(any(test, feature = "cuda")),
@@ -37,7 +37,7 @@ mod steps;
 mod tape;
 mod tiles;
 
-// Coroutines are glibc's.
+// The emulator's coroutines need glibc.
 #[cfg(test)]
 #[cfg(target_os = "linux")]
 mod emulator;
@@ -55,10 +55,10 @@ pub(crate) use optimizer::{Trained, norm};
 pub(crate) use steps::Steps;
 pub(crate) use tape::{Gradients, Tape};
 
-/// Opens GPU `number`, to compute products of `dtype`.
+/// Opens GPU `number`; its products have operands of `dtype`.
 ///
 /// # Errors
-/// Why it cannot be used, in half a sentence.
+/// Why it cannot be used, as a clause for a message.
 pub(crate) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
     #[cfg(feature = "cuda")]
     return cuda::open(number, dtype);

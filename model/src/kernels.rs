@@ -1,9 +1,8 @@
-//! The arithmetic of the policy on plain `f32` slices, in an order that is part
-//! of the format: what a token's hidden state is must not depend on which other
-//! tokens it was computed beside (invariant I7), nor on the width of the vector
-//! unit. So every kernel reduces over sixteen fixed lanes, uses fused
-//! multiply-adds only, brings its own `exp` and `ln`, and is compiled for each
-//! instruction set and chosen at run time with equal bits.
+//! The arithmetic of the policy on plain `f32` slices, in an order that is part of the
+//! format: a token's hidden state must not depend on which other tokens are computed beside
+//! it (invariant I7), nor on the width of the vector unit. Every kernel therefore reduces
+//! over sixteen fixed lanes, uses fused multiply-adds only, and has its own `exp` and `ln`.
+//! Kernels are compiled for each instruction set and chosen at run time, with equal bits.
 
 pub(crate) mod attention;
 pub(crate) mod attention_backward;
@@ -43,7 +42,7 @@ pub(crate) fn sum_lanes(lanes: &Lanes) -> f32 {
     sums[0]
 }
 
-/// The largest lane; a NaN never wins, it shows in the sums instead.
+/// The largest lane; a NaN is never chosen, but shows in the sums.
 #[inline(always)]
 pub(crate) fn max_lanes(lanes: &Lanes) -> f32 {
     let mut max = lanes[0];
@@ -75,7 +74,7 @@ const EXP_LOW: f32 = -87.0;
 const EXP_HIGH: f32 = 88.0;
 
 /// e^x to about one unit in the last place: x = n·ln 2 + r, Taylor polynomial in
-/// r, exponent put in by its bits. NaN stays NaN.
+/// r, exponent set by its bits. NaN stays NaN.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     // Adding 1.5·2^23 rounds to an integer and leaves it in the low bits.

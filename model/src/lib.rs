@@ -1,5 +1,5 @@
-//! The policy: a language model of the Qwen2 or Qwen3 family that generates, scores, and is
-//! trained, with the same bits however the work is batched.
+//! The policy: a language model of the Qwen2, Qwen3, Llama or Mistral family that generates,
+//! scores, and is trained, with the same bits however the work is batched.
 
 mod batch;
 mod compute;
@@ -58,7 +58,7 @@ mod damaged;
 #[path = "../../tests/mutations.rs"]
 mod mutations;
 
-/// Readers of foreign bytes are tested for what they take, too.
+/// Counts allocations: tests also bound the memory that readers of foreign bytes take.
 #[cfg(test)]
 #[global_allocator]
 static ALLOCATOR: mutations::Counting = mutations::Counting;

@@ -1,5 +1,5 @@
-//! Work on several threads whose results do not tell how many there were:
-//! each item is computed alone by one thread and results stand in item order.
+//! Work on several threads whose results do not depend on their number: each item
+//! is computed alone by one thread, and results are in item order.
 
 use crate::Result;
 use std::sync::Mutex;
@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// How a computation may use the machine; none of it changes a result.
 #[derive(Clone, Copy)]
 pub struct ComputeOptions<'a> {
-    /// Threads to use; at least one is.
+    /// Threads to use; at least one is used.
     pub threads: usize,
     /// Tokens that one forward pass of scoring takes together.
     pub pack_tokens: usize,
-    /// Training keeps each layer's input alone and computes the layer again on the
-    /// way back: a third more work for a fraction of the memory.
+    /// Gradient checkpointing: training keeps only each layer's input and recomputes the
+    /// layer in the backward pass: a third more work for a fraction of the memory.
     pub checkpointed: bool,
     /// Called after every piece of work, as a sign of life.
     pub beat: &'a (dyn Fn() + Sync),
@@ -40,8 +40,8 @@ impl std::fmt::Debug for ComputeOptions<'_> {
     }
 }
 
-/// `work(0)` … `work(count - 1)`, started in this order. Of several errors the one
-/// of the lowest item is returned.
+/// The results of `work(0)` … `work(count - 1)`, started in this order. Of several
+/// errors the one of the lowest item is returned.
 pub(crate) fn map<T: Send>(
     options: &ComputeOptions<'_>,
     count: usize,
@@ -72,7 +72,7 @@ pub(crate) fn map<T: Send>(
         run();
         for other in others {
             if let Err(panic) = other.join() {
-                // With its own words: a scope would only say that a thread panicked.
+                // Keeps its message: a scope would only say that a thread panicked.
                 std::panic::resume_unwind(panic);
             }
         }

@@ -23,7 +23,7 @@ const GENERATION_CONFIG: &str = "generation_config.json";
 pub struct Policy {
     device: Device,
     config: Arc<ModelConfig>,
-    /// With an adapter, its product is in them.
+    /// With an adapter, its product is merged into them.
     weights: Weights,
     adapted: Option<Arc<Adapted>>,
     network: Arc<Network>,
@@ -51,11 +51,11 @@ impl Policy {
         }
     }
 
-    /// Looks whether a folder holds a policy that [`Policy::load`] could read, without reading
+    /// Checks whether a folder holds a policy that [`Policy::load`] could read, without reading
     /// its weights or its vocabulary.
     ///
     /// # Errors
-    /// What `load` would say of the config and the chat template, or a file that is missing.
+    /// The errors of `load` for the config and the chat template, or a missing file.
     pub fn check(dir: &Path) -> Result<ModelConfig> {
         let config = ModelConfig::load(dir)?;
         if config.value_head {
@@ -87,7 +87,7 @@ impl Policy {
         )
     }
 
-    /// A policy of weights made here. What ends a message is `config`'s `eos_token_id`.
+    /// A policy of new weights. Messages end with `config`'s `eos_token_id`.
     pub fn new(
         config: ModelConfig,
         weights: Weights,
@@ -149,7 +149,7 @@ impl Policy {
         })
     }
 
-    /// The same base with `adapter`, in place of the one it may have.
+    /// The same base with `adapter`, which replaces any previous one.
     pub fn with_adapter(&self, adapter: Adapter) -> Result<Self> {
         let base = match &self.adapted {
             Some(adapted) => &adapted.base,
@@ -169,7 +169,7 @@ impl Policy {
         })
     }
 
-    /// The same policy, whose `config.json` says the dtype as saved.
+    /// The same policy with float32, the dtype of saved weights, in its `config.json`.
     #[must_use]
     pub fn saying_float32(self) -> Self {
         Policy {
@@ -195,12 +195,12 @@ impl Policy {
         })
     }
 
-    /// The adapter, if there is one; everything else is its base's then.
+    /// The adapter, if there is one.
     pub fn adapter(&self) -> Option<&Adapter> {
         self.adapted.as_ref().map(|adapted| &adapted.adapter)
     }
 
-    /// What training changes: the adapter where there is one, else everything.
+    /// The parameters that training changes: the adapter's if there is one, else all.
     pub fn trained_weights(&self) -> &Weights {
         match self.adapter() {
             Some(adapter) => adapter.weights(),
@@ -208,7 +208,7 @@ impl Policy {
         }
     }
 
-    /// Names and in-memory shapes of what training changes.
+    /// Names and in-memory shapes of the parameters that training changes.
     pub(crate) fn trained_shapes(&self) -> BTreeMap<String, Vec<usize>> {
         let trained = self.trained_weights().iter();
         trained
@@ -216,7 +216,7 @@ impl Policy {
             .collect()
     }
 
-    /// The same policy with other numbers in what training changes.
+    /// The same policy with other numbers in the parameters that training changes.
     pub(crate) fn with_trained(&self, weights: Weights) -> Result<Self> {
         match self.adapter() {
             Some(adapter) => self.with_adapter(adapter.with_weights(weights)),
@@ -224,7 +224,7 @@ impl Policy {
         }
     }
 
-    /// The same with the numbers that training on the GPU has given it; its network there has
+    /// The same policy with the numbers that were fetched from the GPU, whose network already has
     /// them.
     pub(crate) fn with_fetched(&self, weights: Weights) -> Result<Self> {
         let here = Policy {
@@ -237,8 +237,8 @@ impl Policy {
         Ok(policy)
     }
 
-    /// The network on the GPU takes over what was trained there; of the numbers here only those
-    /// that the processor computes with do, a critic's head.
+    /// Makes the network on the GPU take over what was trained there. Of the CPU's
+    /// numbers only those that it computes with itself are updated: a critic's head.
     pub(crate) fn renew_on_gpu(&mut self, trained: &gpu::Trained) -> Result<()> {
         if let Some(network) = &mut Arc::make_mut(&mut self.network).gpu {
             Arc::make_mut(network).renew(trained)?;
@@ -247,14 +247,15 @@ impl Policy {
         trained.fetch(&mut self.weights, |name| heads.contains(&name))
     }
 
-    /// The dense weights without the adapter that is added to them, by module.
+    /// The dense weights that an adapter is added to, without it, by module.
     pub(crate) fn adapted_bases(&self) -> impl Iterator<Item = (&str, &Parameter)> {
         let adapted = self.adapted.iter();
         let modules = adapted.flat_map(|adapted| adapted.adapter.adapted(&adapted.base));
         modules.map(|(module, parameter, _)| (module, parameter))
     }
 
-    /// What training changes, given up: memory that nobody else holds is for the gradients to come.
+    /// Drops the trained parameters; memory that is not shared goes to `spare`, for later
+    /// gradients.
     pub(crate) fn give_memory_to(self, spare: &Spare) {
         let Policy {
             weights,
@@ -272,7 +273,7 @@ impl Policy {
         }
     }
 
-    /// The same tokenizer and template around another model.
+    /// The same tokenizer and template with another model.
     pub(crate) fn with_config(&self, config: ModelConfig, weights: Weights) -> Result<Self> {
         let rope = Arc::clone(&self.network.host.rope);
         let network = Network::new(&config, rope, &weights, None, &self.device)?;
@@ -325,7 +326,7 @@ impl Policy {
         &self.eos_ids
     }
 
-    /// How many numbers the parameters are.
+    /// The number of parameters, as scalars.
     pub fn parameter_count(&self) -> usize {
         self.weights.parameter_count()
     }

@@ -1,6 +1,5 @@
-//! Drawing one id from a row of logits. The random number is a function of the
-//! episode's key, the turn and the token's index, so what is drawn depends on
-//! nothing else that the engine does.
+//! Drawing one id from a row of logits. The random number is a function of the episode's key, the
+//! turn and the token's index, so a draw does not depend on anything else that the engine does.
 
 use crate::kernels::distribution::Distribution;
 use crate::kernels::head::inverse_temperature;
@@ -11,10 +10,9 @@ use crate::kernels::ln;
 pub struct Sampling {
     /// Divides the logits; 0 means greedy.
     pub temperature: f64,
-    /// Only the most probable ids may be drawn; 0 switches this off.
+    /// Only this many most probable ids may be drawn; 0 disables this.
     pub top_k: usize,
-    /// Only the smallest set of ids that holds this probability may be drawn; 1
-    /// switches this off.
+    /// Only the smallest set of ids that holds this probability may be drawn; 1 disables this.
     pub top_p: f64,
     /// Always the most probable id, the lowest of equals.
     pub greedy: bool,
@@ -32,7 +30,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// What is wrong with the numbers, if anything.
+    /// Checks the numbers; the error says what is wrong.
     pub(crate) fn check(&self) -> Result<(), String> {
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
             return Err(format!(
@@ -87,7 +85,7 @@ impl Sampling {
         }
     }
 
-    /// The ids that top_k and then top_p leave, in id order, with their weights.
+    /// The ids that top_k and then top_p keep, in id order, with their weights.
     fn kept(&self, weights: Vec<f32>) -> Vec<(usize, f32)> {
         let mut kept: Vec<(usize, f32)> = weights.into_iter().enumerate().collect();
         kept.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -110,15 +108,13 @@ impl Sampling {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Drawn {
     pub(crate) id: u32,
-    /// Over the whole vocabulary at the temperature (1 for temperature 0), top_k and
-    /// top_p not counted.
+    /// Over the whole vocabulary at the temperature (1 for temperature 0), before top_k and top_p.
     pub(crate) log_prob: f32,
-    /// Log of the probability that top_k and top_p left to draw from, nats; 0 where
-    /// nothing is cut.
+    /// Log of the probability mass that top_k and top_p keep, nats; 0 where nothing is cut.
     pub(crate) log_kept_mass: f32,
 }
 
-/// One id to be drawn: how, and by which random number.
+/// One id to be drawn: the sampling, and the key of its random number.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Draw<'a> {
     pub(crate) sampling: &'a Sampling,
@@ -136,7 +132,7 @@ impl Draw<'_> {
         self.sampling.draw(logits, number)
     }
 
-    /// The random number in [0, 1); none where the most probable id is taken.
+    /// The random number in [0, 1); `None` where sampling is greedy.
     pub(crate) fn uniform(&self) -> Option<f64> {
         let draws = !self.sampling.is_greedy();
         draws.then(|| uniform(self.stream, self.turn, self.token))
@@ -153,7 +149,7 @@ impl Draw<'_> {
     }
 }
 
-/// In the order given, so that equal sets have equal sums.
+/// Sums in the order given, so that equal sets have equal sums.
 fn total(weights: impl Iterator<Item = f32>) -> f64 {
     weights.map(f64::from).sum()
 }
@@ -183,11 +179,11 @@ fn pick(weights: impl Iterator<Item = (usize, f32)> + Clone, uniform: f64) -> us
             return id;
         }
     }
-    // Rounding left the sum at the goal: the last possible id.
+    // Rounding kept the sum from passing the goal: the last possible id.
     last
 }
 
-/// A number in [0, 1) of (stream, turn, token index).
+/// A uniform number in [0, 1), a function of (stream, turn, token index).
 fn uniform(stream: &[u8; 32], turn: u32, token: u32) -> f64 {
     let mut message = [0; 8];
     message[..4].copy_from_slice(&turn.to_le_bytes());
@@ -265,8 +261,8 @@ mod tests {
         assert_eq!(cold.draw(&LOGITS, || panic!("zero is greedy")), drawn);
     }
 
-    /// The probability of an id among those that are left is that over the whole
-    /// vocabulary, divided by what is left: how often it is drawn.
+    /// An id is drawn with its probability over the whole vocabulary, divided by the
+    /// mass that the cut keeps.
     #[test]
     fn what_a_cut_leaves_turns_log_probs_into_those_that_were_drawn_from() {
         let all = Sampling {
@@ -283,7 +279,7 @@ mod tests {
             (Sampling { top_k: 2, ..all }, &[1, 3]),
             (Sampling { top_k: 9, ..all }, &[0, 1, 2, 3, 4]),
             (Sampling { top_p: 0.9, ..all }, &[1, 3, 4]),
-            // Of the 3 ids that top_k leaves, top_p keeps the two it reaches 0.8 with.
+            // Of the 3 ids that top_k keeps, top_p keeps the two that reach 0.8.
             (
                 Sampling {
                     top_k: 3,

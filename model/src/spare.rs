@@ -1,13 +1,13 @@
-//! Memory that training gives back and takes again.
+//! A pool of memory for gradients.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-/// Memory of gradients that have been added or used up, for those to come. Where a step's
-/// memory is fresh each time, the system's clearing of it is half of a large model's step.
+/// Memory of gradients that are no longer needed, kept for later ones. With fresh memory in each
+/// step, the operating system's clearing of it takes half of a large model's step.
 #[derive(Debug, Default)]
 pub(crate) struct Spare {
-    /// By how many numbers there is room for.
+    /// By capacity, in numbers.
     by_room: Mutex<BTreeMap<usize, Rooms>>,
 }
 
@@ -20,7 +20,7 @@ struct Rooms {
 }
 
 impl Spare {
-    /// An empty vector with room for so many numbers.
+    /// An empty vector with capacity for `count` numbers.
     pub(crate) fn take(&self, count: usize) -> Vec<f32> {
         let mut by_room = self.by_room.lock().expect("no thread panics holding this");
         let rooms = by_room.entry(count).or_default();
@@ -30,8 +30,8 @@ impl Spare {
         found.unwrap_or_else(|| Vec::with_capacity(count))
     }
 
-    /// Keeps the memory of numbers that nobody needs, but never more than was taken: weights
-    /// may come in a gradient's place that became weights.
+    /// Keeps the memory of unneeded numbers, but never more than was taken. Old weights
+    /// may be given instead of a gradient whose memory now holds the new weights.
     pub(crate) fn give(&self, mut numbers: Vec<f32>) {
         let mut by_room = self.by_room.lock().expect("no thread panics holding this");
         if let Some(rooms) = by_room.get_mut(&numbers.capacity())

@@ -36,7 +36,7 @@ pub(crate) fn tiny_policy() -> Policy {
 pub(crate) struct Shape {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
-    /// Numbers per head.
+    /// Elements per head.
     pub(crate) width: usize,
     pub(crate) inner: usize,
     pub(crate) layers: usize,
@@ -50,9 +50,8 @@ pub(crate) struct Shape {
 
 const ROPE: &str = r#"{"rope_theta": 1000.0}"#;
 
-/// Head widths below, at and across the vector width; groups of 1, 2, 3 and 7; Qwen3
-/// with heads wider and narrower than their share of the residual stream; frequencies that
-/// are scaled.
+/// Head widths below, at and across the vector width; groups of 1, 2, 3, 4 and 7; Qwen3 with
+/// heads wider and narrower than their share of the residual stream; scaled frequencies.
 pub(crate) const SHAPES: [Shape; 10] = [
     Shape {
         heads: 4,
@@ -243,7 +242,7 @@ impl Random {
     }
 }
 
-/// Sequences of the given lengths with a random mask that spares the first token.
+/// Sequences of the given lengths with a random mask that excludes the first token.
 pub(crate) fn sequences(vocabulary: usize, lengths: &[usize], seed: u64) -> Vec<TrainSequence> {
     let mut random = Random(seed);
     lengths

@@ -1,16 +1,15 @@
-//! A model of under a million parameters, born here from a seed.
+//! A model of under a million parameters, initialised from a seed.
 //!
 //! Plain random weights need millions of tokens before attention learns to look
-//! back and copy, which is most of what an agent in a text world does. So the
-//! initial weights already contain the two halves of a copying circuit: heads of
-//! the first layer look at the token one to three places back, whatever it is,
-//! and heads of later layers look where something like the present content stood
-//! and pass it on. Training refines this instead of finding it.
+//! back and copy, which is most of what an agent in a text world does. The initial
+//! weights therefore contain the two halves of a copying circuit: heads of the first
+//! layer attend to the token one to three positions back, whatever it is, and heads
+//! of later layers attend to positions with content similar to the current one and
+//! copy it. Training refines this circuit instead of having to find it.
 //!
-//! The place that the first layer's heads look at is a constant query and key.
-//! Qwen2 has biases for that. Qwen3 has none, so there the first number of the
-//! residual stream is a constant that no layer writes to, and its rows of the
-//! first layer's weights are the biases.
+//! The position that the first layer's heads attend to is a constant query and key. Qwen2 has
+//! biases for that. In families without biases the first number of the residual stream is a
+//! constant that no layer writes to, and its rows of the first layer's weights act as the biases.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,24 +23,24 @@ use crate::{
     parameter_shapes,
 };
 
-/// Standard deviation of every weight that has no structure.
+/// Standard deviation of every weight without structure.
 const STD: f64 = 0.05;
-/// Of values, and of the content that matching queries and keys share.
+/// The same of values, and of the content that matching queries and keys share.
 const MATCHED_STD: f64 = 0.08;
-/// Of what a query adds to the content it shares with its key.
+/// The same of a query's own part, beside the content that it shares with its key.
 const UNMATCHED_STD: f64 = 0.024;
-/// First-layer queries and keys see little of the content, so that place decides.
+/// First-layer queries and keys depend little on the content, so that position decides.
 const FIRST_LAYER_SCALE: f64 = 0.25;
-/// Squared amplitudes of the fastest rotary frequencies in the first layer's biases:
-/// a score of their sum over the root of the head width at the head's own distance.
-/// That distance then gets 0.92 of the attention up to some 80 tokens, 0.84 at 150 and
-/// 0.76 at 300, where the hands of the clock begin to meet again.
+/// Squared amplitudes of the fastest rotary frequencies in the first layer's biases. At the
+/// head's own distance the score is their sum over the root of the head width. That distance
+/// then gets 0.92 of the attention up to about 80 tokens, 0.84 at 150 and 0.76 at 300, where
+/// the phases begin to coincide again.
 const AMPLITUDES_SQUARED: [f64; 6] = [30.0, 20.0, 12.0, 8.0, 5.0, 3.0];
-/// How far back the first layer's heads look, in turn.
+/// How many tokens back the first layer's heads attend, in turn.
 const DISTANCES: [f64; 4] = [1.0, 2.0, 1.0, 3.0];
-/// The constant of a Qwen3's embedding, in standard deviations of the rest.
+/// The constant in the embedding of a family without biases, in standard deviations of the rest.
 const CONSTANT: f64 = 4.0;
-/// Part of every dense weight that reads the constant, or writes where it is kept.
+/// Index of the constant in the residual stream.
 const CONSTANT_AT: usize = 0;
 
 /// Sizes of a tiny model.
@@ -100,8 +99,8 @@ impl TinyShape {
         }
     }
 
-    /// The shape that `tiny` or `tiny?layers=2&vocab=512…` names; none where `path`
-    /// is no preset. An error says which options there are.
+    /// The shape that `tiny` or `tiny?layers=2&vocab=512…` names; `None` where `path`
+    /// is not a preset. The error lists the known options.
     pub fn preset(path: &str) -> Result<Option<Self>, String> {
         let options = match path.strip_prefix("tiny") {
             Some("") => "",
@@ -187,7 +186,7 @@ impl TinyShape {
         Policy::new(self.config()?, weights, tokenizer, tiny_text::chat())
     }
 
-    /// Initial weights: each parameter has its own random stream of `seed` and its name.
+    /// Initial weights: each parameter has a random stream that depends on `seed` and its name.
     pub fn init_weights(&self, seed: u64) -> Result<Weights> {
         let config = self.config()?;
         let birth = Birth {
@@ -208,7 +207,7 @@ impl TinyShape {
 struct Birth<'a> {
     seed: u64,
     shape: &'a TinyShape,
-    /// Numbers per head.
+    /// Elements per head.
     width: usize,
 }
 
@@ -223,7 +222,7 @@ impl Birth<'_> {
         self.unbiased(name, part, first_layer, count)
     }
 
-    /// Everything but the place where there are no biases.
+    /// A parameter, without the position part of families without biases.
     fn unbiased(&self, name: &str, part: &str, first_layer: bool, count: usize) -> Vec<f32> {
         match part {
             "self_attn.q_proj.weight" if first_layer => {
@@ -245,14 +244,14 @@ impl Birth<'_> {
         }
     }
 
-    /// The same without biases, where a constant of the residual stream stands in for
-    /// the biases: queries and keys of the first layer read the place from it,
+    /// A parameter of a family without biases, where a constant of the residual stream
+    /// replaces them: queries and keys of the first layer read the position from it,
     /// other queries, keys and values do not read it, and nothing writes to it.
     fn without_biases(&self, name: &str, part: &str, first_layer: bool, count: usize) -> Vec<f32> {
         let hidden = self.shape.hidden;
         let mut numbers = self.unbiased(name, part, first_layer, count);
         let row = CONSTANT_AT * (count / hidden)..(CONSTANT_AT + 1) * (count / hidden);
-        // What the first norm makes of the constant beside unit numbers.
+        // The constant after the first norm, beside numbers of magnitude 1.
         let seen = CONSTANT / ((hidden as f64 - 1.0 + CONSTANT.powi(2)) / hidden as f64).sqrt();
         let place = |bias: Vec<f32>| bias.into_iter().map(move |x| (f64::from(x) / seen) as f32);
         match part {
@@ -269,8 +268,8 @@ impl Birth<'_> {
                 let rows = numbers.chunks_exact_mut(hidden);
                 rows.for_each(|row| row[CONSTANT_AT] = 0.0);
             }
-            // The length of a normed head is the root of its width; the place keeps
-            // the score that it has in a Qwen2.
+            // A normed head has the length of the root of its width; this weight gives the
+            // position the score that it has in a Qwen2.
             "self_attn.q_norm.weight" | "self_attn.k_norm.weight" if first_layer => {
                 let length = self.frequencies().map(|(a, _)| a * a).sum::<f64>();
                 numbers.fill((length / self.width as f64).sqrt() as f32);
@@ -284,8 +283,8 @@ impl Birth<'_> {
         numbers
     }
 
-    /// The sum of twelve uniform numbers has variance 1 and is as good as normal for
-    /// this purpose; unlike a logarithm and a cosine it is the same on every machine.
+    /// The sum of twelve uniform numbers has variance 1 and is close enough to normal
+    /// here; unlike a logarithm and a cosine it is the same on every machine.
     fn normal(&self, name: &str, count: usize, std: f64) -> Vec<f32> {
         let mut choices = Choices::new(self.seed, name);
         let mut bytes = [0; 24];
@@ -309,7 +308,7 @@ impl Birth<'_> {
         head / (self.shape.heads / self.shape.kv_heads)
     }
 
-    /// Each query head wants what its group's key offers: the same content.
+    /// Each query head matches its group's key: both read the same content.
     fn matched_queries(&self, name: &str, count: usize) -> Vec<f32> {
         let key_columns = self.shape.kv_heads * self.width;
         let keys = self.normal(
@@ -326,7 +325,7 @@ impl Birth<'_> {
         queries
     }
 
-    /// W_o = W_vᵀ per head: what was read is written back where it came from.
+    /// W_o = W_vᵀ per head: content is written back to where it was read.
     fn copying_output(&self, name: &str) -> Vec<f32> {
         let hidden = self.shape.hidden;
         let value_columns = self.shape.kv_heads * self.width;
@@ -355,7 +354,7 @@ impl Birth<'_> {
         })
     }
 
-    /// A constant key, turned by its position: a clock hand per frequency.
+    /// A constant key, which the rotation turns by an angle per frequency and position.
     fn place_keys(&self) -> Vec<f32> {
         let mut head = vec![0.0; self.width];
         for (pair, (amplitude, _)) in self.frequencies().enumerate() {
@@ -364,7 +363,7 @@ impl Birth<'_> {
         head.repeat(self.shape.kv_heads)
     }
 
-    /// The same clock set back by the head's distance o: the score of a key at
+    /// The same vector rotated back by the head's distance o: the score of a key at
     /// distance δ is Σ a_f² cos(w_f (δ − o)), largest at δ = o.
     fn place_queries(&self) -> Vec<f32> {
         let mut bias = Vec::with_capacity(self.shape.heads * self.width);
@@ -506,8 +505,8 @@ mod tests {
         looks_back(&shape, &queries, &keys, 0.9);
     }
 
-    /// A Qwen3 reads its place from the constant, along with what a token is, and
-    /// norms it.
+    /// A Qwen3 reads the position from the constant, together with the token's content,
+    /// and norms it.
     #[test]
     fn so_do_those_of_a_qwen3() {
         let shape = TinyShape {

@@ -1,5 +1,5 @@
-//! A small tokenizer and a plain chat template, made here and by seed, so that a
-//! model can be born without downloading anything.
+//! A small tokenizer and a plain chat template, generated from a seed, so that a
+//! model can be created without downloading anything.
 //!
 //! Byte-level BPE with GPT-2's split of text into words. The trainer is our own:
 //! it breaks every tie by token id, so the same corpus gives the same bytes on
@@ -16,25 +16,25 @@ use crate::{Chat, Error, Result, Tokenizer, tiny_words};
 
 /// Special tokens; their index is their id.
 pub const SPECIAL_TOKENS: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
-/// Ends and fills up documents.
+/// Ends and pads documents.
 pub const PAD_ID: u32 = 0;
 /// Ends a turn.
 pub const EOS_ID: u32 = 2;
 
-/// ChatML without a default system message: what is not said is not in the prompt.
+/// ChatML without a default system message: only given messages are in the prompt.
 const CHAT_TEMPLATE: &str = "{%- for message in messages %}\
 {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}\
 {%- endfor %}\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
 
-/// How the bytes 0x20 looks in a byte-level vocabulary.
+/// The byte 0x20 in the spelling of a byte-level vocabulary.
 const SPACE: char = 'Ġ';
-/// Words, lines and their seed, of the corpus of [`invented_tokenizer`].
+/// Number of words, number of lines, and seed of the corpus of [`invented_tokenizer`].
 const CORPUS: (usize, usize, u64) = (600, 20_000, 0x0041_6774);
 
 type Pair = (u32, u32);
 
-/// The chat template that goes with tokenizers trained here.
+/// The chat template for tokenizers trained here.
 pub fn chat() -> Chat {
     let named = [
         ("eos_token", SPECIAL_TOKENS[2]),
@@ -108,7 +108,7 @@ fn tokenizer_config() -> serde_json::Value {
     })
 }
 
-/// GPT-2's words of a text, in the spelling of a byte-level vocabulary.
+/// The words of a text as GPT-2 splits it, in the spelling of a byte-level vocabulary.
 fn split(text: &str) -> Result<Vec<String>> {
     let mut words = PreTokenizedString::from(text);
     (ByteLevel::new(false, true, true).pre_tokenize(&mut words))
@@ -124,7 +124,7 @@ struct Trainer {
     /// Token spellings; the index is the id.
     tokens: Vec<String>,
     letters: BTreeMap<char, u32>,
-    /// Pairs in the order of their rank, with the id of the whole.
+    /// Pairs in the order of their rank, with the id of the merged token.
     merges: Vec<(Pair, u32)>,
 }
 
@@ -165,8 +165,8 @@ impl Trainer {
         }
     }
 
-    /// Merges the most frequent pair, the one of the lowest ids where counts tie,
-    /// until there are `vocab` tokens or nothing is left to merge.
+    /// Merges the most frequent pair, the one with the lowest ids on ties, until there
+    /// are `vocab` tokens or nothing is left to merge.
     fn learn(&mut self, counts: BTreeMap<String, i64>, vocab: usize) {
         let mut words: Vec<(Vec<u32>, i64)> = counts
             .into_iter()

@@ -1,10 +1,10 @@
-//! Made-up words and lines of made-up worlds, from a seed.
+//! Invented words, and lines of invented text worlds, from a seed.
 //!
-//! A tiny model learns its letters from invented material, so that no task it is
-//! later tested on was in it. Words are pronounceable, of one to three syllables,
-//! with letter clusters as English has them.
+//! The tokenizer of a tiny model is trained on invented text, so that it contains no
+//! task that the model is later tested on. Words are pronounceable, of one to three
+//! syllables, with letter clusters as in English.
 
-/// What a syllable may begin with.
+/// Possible starts of a syllable.
 const ONSETS: [&str; 40] = [
     "b", "bl", "br", "c", "ch", "cl", "cr", "d", "dr", "f", "fl", "fr", "g", "gl", "gr", "h", "j",
     "k", "l", "m", "n", "p", "pl", "pr", "qu", "r", "s", "sc", "sh", "sl", "sp", "st", "str", "t",
@@ -13,7 +13,7 @@ const ONSETS: [&str; 40] = [
 const NUCLEI: [&str; 14] = [
     "a", "e", "i", "o", "u", "a", "e", "i", "o", "ai", "ea", "ee", "oo", "ou",
 ];
-/// What a syllable may end with; often nothing, so that words stay short.
+/// Possible ends of a syllable; often empty, so that words stay short.
 const CODAS: [&str; 24] = [
     "", "", "", "", "", "b", "ck", "d", "g", "l", "ll", "m", "n", "nd", "ng", "nk", "p", "r", "rd",
     "rn", "s", "st", "t", "x",
@@ -44,7 +44,7 @@ impl Choices {
     pub fn below(&mut self, bound: usize) -> usize {
         let mut bytes = [0; 8];
         self.fill(&mut bytes);
-        // Scaling by 2^-64: the bias is below bound / 2^64, beyond notice.
+        // Scaling by 2^-64: the bias is below bound / 2^64, which is negligible.
         ((u128::from(u64::from_le_bytes(bytes)) * bound as u128) >> 64) as usize
     }
 
@@ -79,8 +79,8 @@ fn word(choices: &mut Choices) -> String {
     word
 }
 
-/// Lines in the manner of text worlds, with `words` as their things: recipes,
-/// inventories, actions and the chat around them. Made to train a tokenizer on.
+/// Lines in the style of text worlds, with `words` as their objects: recipes,
+/// inventories, actions and the chat around them. For training a tokenizer.
 pub fn lines(seed: u64, words: &[String], count: usize) -> impl Iterator<Item = String> + '_ {
     let mut choices = Choices::new(seed, "lines");
     (0..count).map(move |_| line(&mut choices, words))

@@ -1,5 +1,5 @@
-//! What the benches share: a policy of random weights, numbers to fill it and its input
-//! with, and a clock that neighbours do not slow down.
+//! Shared by the benches: a policy of random weights, random numbers for weights and inputs,
+//! and a clock that other processes do not affect.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use agentgym_model::{
     Unit, UnitCoefficients, UnitStreams, Weights, parameter_shapes,
 };
 
-/// The programs' allocator: glibc's gives large blocks back to the kernel at once, which costs a
+/// The programs' allocator: glibc's returns large blocks to the kernel at once, which costs a
 /// third of a training step.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -23,7 +23,7 @@ impl Numbers {
         (self.0 >> 8) as f32 / (1 << 24) as f32 - 0.5
     }
 
-    /// Ids below 1024: every shape that is measured has them.
+    /// Ids below 1024, which are in the vocabulary of every measured shape.
     pub(crate) fn ids(&mut self, count: usize) -> Vec<u32> {
         (0..count)
             .map(|_| ((self.next() + 0.5) * 1024.0) as u32)
@@ -31,7 +31,7 @@ impl Numbers {
     }
 }
 
-/// A policy whose weights are spread over an interval of this width, with the tokenizer of
+/// A policy whose weights are uniform in an interval of width `spread`, with the tokenizer of
 /// the fixture.
 pub(crate) fn policy(config: ModelConfig, spread: f32) -> Policy {
     let fixtures = Path::new(concat!(
@@ -56,7 +56,7 @@ pub(crate) fn policy(config: ModelConfig, spread: f32) -> Policy {
     Policy::new(config, Weights::new(parameters), tokenizer, chat).expect("complete")
 }
 
-/// CPU seconds of this process: neighbours do not count.
+/// CPU seconds of this process, excluding all others.
 pub(crate) fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
     let fields: Vec<&str> = stat
@@ -81,7 +81,7 @@ pub(crate) fn turn(sequence: u64, append: Vec<u32>, tokens_max: usize) -> Genera
     }
 }
 
-/// Gradient units of so many sequences each.
+/// Gradient units of `per_unit` sequences each.
 pub(crate) fn units(sequences: &[TrainSequence], per_unit: usize) -> Vec<Unit> {
     let unit = |sequences: &[TrainSequence]| Unit {
         sequences: sequences.to_vec(),
@@ -90,7 +90,7 @@ pub(crate) fn units(sequences: &[TrainSequence], per_unit: usize) -> Vec<Unit> {
     sequences.chunks(per_unit).map(unit).collect()
 }
 
-/// A loss that pulls every log-prob alike.
+/// A loss with the same derivative by every log-prob.
 pub(crate) fn coefficients(_: usize, streams: &UnitStreams) -> UnitCoefficients {
     let each = |all: &[Vec<f32>], by: f64| all.iter().map(|s| vec![by; s.len()]).collect();
     UnitCoefficients {

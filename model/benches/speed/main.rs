@@ -1,13 +1,13 @@
-//! Decoding, prompts, scoring, training, and weights written and read, on several threads,
-//! at shapes and lengths that `tools/torch_speed.py` gives PyTorch too; beside each rate its
-//! share of what the machine's matrix products and its memory allow.
+//! Measures decoding, prefill, scoring, training, and writing and reading weights, on several
+//! threads, at the shapes and lengths of `tools/torch_speed.py` for PyTorch. Each rate is printed
+//! with its share of the limits of the machine's matrix products and memory.
 //! `cargo bench --workspace --bench speed -- [--shape tiny|0.5b|3b|long] [--threads 2]
 //! [--seconds 3] [--prompt TOKENS] [--sampled TOKENS] [--sequences COUNT] [--length TOKENS]
 //! [--checkpointed] [--json] [CASE…]`; cases are `decode-ROWS`, `prompt`, `score`, `train`, `save`
-//! and `load`; `group-N` and `apart-N` sample N answers with their prompts, to one prompt and to N;
-//! `agree-ROWS` says how far scoring is from what decoding said of the same tokens.
-//! With `--features cuda`, `--device cuda:0 [--dtype bf16]` measures a GPU, which one thread feeds;
-//! the shares are then of what `--operations` and `--bytes` say that it does in a second.
+//! and `load`; `group-N` and `apart-N` prefill and sample N answers to one prompt and to N prompts;
+//! `agree-ROWS` compares scored log-probs with those from decoding the same tokens.
+//! With `--features cuda`, `--device cuda:0 [--dtype bf16]` measures a GPU, driven by one thread;
+//! the shares are then of `--operations` and `--bytes`, its limits per second.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -36,7 +36,7 @@ fn peak_bytes() -> f64 {
     kib.map_or(0.0, |kib| kib.trim().parse().unwrap_or(0.0) * 1024.0)
 }
 
-/// Tokens done, or bytes where files are the case, and what they took.
+/// Tokens processed, or bytes for the file cases, and the time that they took.
 #[derive(Default)]
 struct Measured {
     done: usize,
@@ -45,7 +45,7 @@ struct Measured {
 }
 
 impl Measured {
-    /// Repeats `work`, which returns what it did, for so many seconds after a first time.
+    /// Repeats `work`, which returns the amount done, for `seconds` after one warm-up call.
     fn repeat(seconds: f64, mut work: impl FnMut() -> usize) -> Self {
         work();
         let (start, cpu) = (Instant::now(), cpu_seconds());
@@ -61,8 +61,8 @@ impl Measured {
     }
 }
 
-/// Rows divided over the threads, an engine on each, as a worker does it. What follows a
-/// row's first token is measured: the prompts are run before the clock starts.
+/// Divides the rows over the threads, one engine each, as a worker does. Prefill and each row's
+/// first token run before the clock starts.
 fn decode(
     policy: &Policy,
     rows: usize,
@@ -120,17 +120,17 @@ fn decode(
     all
 }
 
-/// What one engine per thread is asked for.
+/// The requests that are divided over one engine per thread.
 #[derive(Clone, Copy)]
 struct Answers {
     count: usize,
     /// Tokens of each prompt, and tokens sampled after it.
     lengths: (usize, usize),
-    /// Whether all are of one prompt.
+    /// Whether all share one prompt.
     alike: bool,
 }
 
-/// Prompts and what is sampled after them, from the first forward pass to the last.
+/// Measures prefill and sampling, from the first forward pass to the last.
 fn answered(policy: &Policy, answers: Answers, threads: usize, seconds: f64) -> Measured {
     let Answers {
         count,
@@ -148,7 +148,7 @@ fn answered(policy: &Policy, answers: Answers, threads: usize, seconds: f64) -> 
                         ..EngineOptions::default()
                     };
                     let mut engine = Engine::new(policy.clone(), options);
-                    // Prompts that begin alike would be run once.
+                    // An engine runs a common prompt prefix only once, so prompts must differ.
                     let mut numbers = Numbers(5 + thread as u32);
                     let mut ids = numbers.ids(prompt);
                     for row in 0..own {
@@ -171,7 +171,7 @@ fn answered(policy: &Policy, answers: Answers, threads: usize, seconds: f64) -> 
     })
 }
 
-/// Bytes of weights through a file of this machine's temporary folder.
+/// Measures writing weights to a file in the temporary folder, or reading them back.
 fn written(policy: &Policy, model: &Model, is_read: bool, seconds: f64) -> Measured {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let weights = policy.weights();
@@ -183,12 +183,12 @@ fn written(policy: &Policy, model: &Model, is_read: bool, seconds: f64) -> Measu
         } else {
             weights.save(folder.path()).expect("it can be written");
         }
-        // A file has them in f32.
+        // The file holds them in f32.
         4 * model.numbers() as usize
     })
 }
 
-/// Sequences whose every token but the first is predicted.
+/// Sequences in which every token but the first is predicted.
 fn sequences((count, length): (usize, usize)) -> Vec<TrainSequence> {
     let mut numbers = Numbers(4);
     (0..count)
@@ -220,7 +220,7 @@ fn scored(policy: &Policy, setting: &Setting, threads: usize, seconds: f64) -> M
     })
 }
 
-/// Forward, backward, clipping and AdamW, a step after every pass over the sequences.
+/// Forward, backward, clipping and AdamW, with one step per pass over the sequences.
 fn trained(
     policy: &Policy,
     setting: &Setting,
@@ -277,7 +277,7 @@ fn agreement(policy: &Policy, rows: usize, (prompt, sampled): (usize, usize)) ->
         .flat_map(|(scored, drawn)| scored.log_probs[prompt..].iter().zip(drawn))
         .map(|(scored, drawn)| f64::from((scored - drawn).abs()))
         .collect();
-    // What is no number is the largest.
+    // `total_cmp` orders NaN as the largest.
     let largest = (differences.iter().copied().max_by(f64::total_cmp)).expect("some are sampled");
     assert!(largest.is_finite(), "a log-probability is no number");
     (
@@ -287,7 +287,7 @@ fn agreement(policy: &Policy, rows: usize, (prompt, sampled): (usize, usize)) ->
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // `cargo test --benches` only wants to see it run.
+    // `cargo test --benches` only checks that it starts.
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
@@ -348,7 +348,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         );
     }
     let (prompt, sampled) = setting.decode;
-    // Tokens that one looks at on average: those before it and itself.
+    // Tokens that a token attends to on average: those before it and itself.
     let (decoding, packed) = (prompt + sampled / 2, setting.sequences.1 / 2);
     for case in cases {
         let (name, rows) = case.split_once('-').unwrap_or((&case, ""));

@@ -1,5 +1,5 @@
-//! What the machine could do, measured in the same process, and what a token asks of it:
-//! a rate alone does not say whether there is anything left to gain.
+//! Roofline: the machine's limits, measured in the same process, and the cost of a token. A rate
+//! alone does not show how much there is left to gain.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -7,14 +7,14 @@ use std::time::Instant;
 use agentgym_model::{Dtype, ModelConfig, parameter_shapes};
 use gemm::{Parallelism, gemm};
 
-/// For how long each limit is looked for.
+/// Duration of each measurement.
 const SECONDS: f64 = 0.5;
-/// Numbers that each thread reads for the bandwidth: more than its share of any cache.
+/// f32-sized numbers that each thread reads for the bandwidth: more than its share of any cache.
 const READ: usize = 32 << 20;
-/// A product whose operands stay in a core's cache.
+/// Side of square matrices that stay in a core's cache.
 const SIDE: usize = 384;
 
-/// Limits of this machine on so many threads.
+/// Limits of this machine for a number of threads.
 pub(crate) struct Machine {
     /// Floating-point operations a second, in matrix products of f32.
     pub(crate) operations: f64,
@@ -51,7 +51,8 @@ impl Machine {
     }
 }
 
-/// What all threads together do in a second; a call of what `work` makes says how much it did.
+/// The amount per second of all threads together. `work` makes each thread's closure, which
+/// returns the amount that one call did.
 fn on_all<W: FnMut() -> f64>(threads: usize, work: impl Fn() -> W + Sync) -> f64 {
     std::thread::scope(|scope| {
         let rates: Vec<_> = (0..threads)
@@ -102,17 +103,17 @@ fn product(a: &[f32], b: &[f32], c: &mut [f32]) {
     black_box(c);
 }
 
-/// What a token asks of the machine: nothing where it is not known.
+/// The cost of a token; 0 where it is not known.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Cost {
-    /// Multiplications and additions of the model itself; what is computed twice to save
-    /// memory counts once.
+    /// Multiplications and additions of the model itself; what is recomputed to save memory
+    /// counts once.
     pub(crate) operations: f64,
-    /// Bytes of weights, keys and values that have to be read.
+    /// Bytes of weights, keys and values that must be read.
     pub(crate) bytes: f64,
 }
 
-/// The sizes of a model that costs follow from.
+/// The sizes of a model that determine its costs.
 pub(crate) struct Model {
     /// Numbers in the layers' weights.
     layers: f64,
@@ -151,8 +152,8 @@ impl Model {
         self.layers + self.head
     }
 
-    /// One pass forward, with `context` tokens to look at on average; without a head where
-    /// nobody asks what comes next.
+    /// One forward pass over a token that attends to `context` tokens on average; without the head
+    /// where no prediction is needed.
     pub(crate) fn forward(&self, context: f64, with_head: bool) -> Cost {
         let head = if with_head { self.head } else { 0.0 };
         Cost {
@@ -162,7 +163,7 @@ impl Model {
         }
     }
 
-    /// The derivatives by input and by weight cost a pass each.
+    /// Training: the derivatives by input and by weight cost one forward pass each.
     pub(crate) fn trained(&self, context: f64) -> Cost {
         Cost {
             operations: 3.0 * self.forward(context, true).operations,
@@ -170,7 +171,7 @@ impl Model {
         }
     }
 
-    /// A token of one of `rows` that share a reading of the weights.
+    /// A decoded token, where `rows` sequences share one read of the weights.
     pub(crate) fn decoded(&self, context: f64, rows: f64) -> Cost {
         Cost {
             bytes: self.size * (self.numbers() / rows + self.cached * context),

@@ -1,11 +1,10 @@
-//! What is measured at which sizes.
+//! The cases and sizes that are measured.
 
 use std::error::Error;
 
 use agentgym_model::TinyShape;
 
-/// A model's sizes and how much of each work is done at once: `tools/torch_speed.py` has
-/// the same table.
+/// A model's sizes and the batch sizes of each case; `tools/torch_speed.py` has the same table.
 pub(crate) struct Setting {
     pub(crate) shape: TinyShape,
     /// Tokens of each prompt, and tokens sampled after it.
@@ -18,7 +17,7 @@ pub(crate) struct Setting {
 /// The setting of this name.
 ///
 /// # Errors
-/// There is none.
+/// There is no such setting.
 pub(crate) fn setting(name: &str) -> Result<Setting, Box<dyn Error>> {
     Ok(match name {
         "tiny" => Setting {

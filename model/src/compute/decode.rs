@@ -1,5 +1,5 @@
-//! One step of generation: the logits of the next token, on whichever device the network is,
-//! and an id drawn from each row of them.
+//! One decode step: the logits of the next tokens, on the network's device, and an id drawn
+//! from each row of them.
 
 use crate::Result;
 use crate::batch::Batch;
@@ -20,7 +20,7 @@ pub(crate) enum Logits<'a> {
     },
 }
 
-/// What generation keeps from step to step, beside caches.
+/// The state of generation between steps, apart from caches.
 #[derive(Debug)]
 pub(crate) struct Decoder {
     /// [`Network::generating_head`]
@@ -36,18 +36,18 @@ impl Decoder {
         }
     }
 
-    /// Steps that a GPU did by a recording.
+    /// Steps that a GPU replayed from a recording.
     pub(crate) fn replays(&self) -> u64 {
         self.steps.replays()
     }
 
-    /// Gives memory back that is only there to be faster; whether there was any.
+    /// Releases memory that only serves speed; returns whether there was any.
     pub(crate) fn make_do(&mut self) -> bool {
         self.steps.give_up()
     }
 
-    /// Runs a batch of segments, each on its cache, through the network that this was made for,
-    /// and returns the logits after `rows`.
+    /// Runs a batch of segments, each with its cache, through `network`, which must be the one of
+    /// [`Decoder::new`], and returns the logits that follow `rows`.
     pub(crate) fn next_token<'a>(
         &mut self,
         network: &'a Network,

@@ -1,4 +1,4 @@
-//! Where tensors live, and how the place is chosen.
+//! The device that computes, and how it is chosen.
 
 use crate::dtype::Dtype;
 use crate::gpu::{self, Gpu};
@@ -8,20 +8,20 @@ use crate::{Error, Result};
 /// operations.
 const CPU_CLASS: &str = "cpu-f32-2";
 
-/// A compute device: the processor, or a GPU.
+/// A compute device: the CPU, or a GPU.
 #[derive(Debug, Clone)]
 pub struct Device(Option<Gpu>);
 
 impl Device {
-    /// The processor.
+    /// The CPU.
     pub fn cpu() -> Self {
         Device(None)
     }
 
-    /// Reads `cpu`, `cuda:N`, or `auto` for [`Device::auto`], to compute products of `dtype`.
+    /// Parses `cpu`, `cuda:N`, or `auto` for [`Device::auto`]; products are computed in `dtype`.
     ///
     /// # Errors
-    /// The name is none of these, the GPU cannot be used, or the processor is asked for
+    /// The name is none of these, the GPU cannot be used, or the CPU is given
     /// bf16; the message says why.
     pub fn parse(name: &str, dtype: Dtype) -> Result<Self> {
         let bad = |message: String| Error::Device {
@@ -50,11 +50,11 @@ impl Device {
         }
     }
 
-    /// The first GPU if it can be used, else the processor; and a line that says which,
-    /// and why.
+    /// The first GPU if it can be used, else the CPU; and a line for the user that says
+    /// which, and why.
     ///
     /// # Errors
-    /// The processor is what is left, and it does not compute in `dtype`.
+    /// No GPU can be used, and the CPU does not compute in `dtype`.
     pub fn auto(dtype: Dtype) -> Result<(Self, String)> {
         match (gpu::open(0, dtype), dtype) {
             (Ok(gpu), _) => {
@@ -73,13 +73,13 @@ impl Device {
         }
     }
 
-    /// What decides the bits of a result; equal inputs give equal bits within a class.
+    /// The class of devices within which equal inputs give bit-identical results.
     pub fn numeric_class(&self) -> &str {
         self.0.as_ref().map_or(CPU_CLASS, Gpu::numeric_class)
     }
 
-    /// Threads that should feed it of those that there are: a GPU is fed by one, since it
-    /// does one thing after another, and every thread holds memory of its own there.
+    /// How many of the `available` threads should drive it. One for a GPU: it runs work serially,
+    /// and every thread would hold memory of its own there.
     pub fn threads(&self, available: usize) -> usize {
         match self.0 {
             Some(_) => 1,

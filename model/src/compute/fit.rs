@@ -1,12 +1,12 @@
-//! What is done where a computation does not fit into a GPU.
+//! Fallbacks for computations that do not fit into a GPU's memory.
 
 use crate::Result;
 use crate::gpu::Gpu;
 use crate::parallel::ComputeOptions;
 
-/// `work` on all `items` together or, where a device's memory is full, on each half of them;
-/// its results stand in the order of the items. So `work` must give an item the same result
-/// in any company.
+/// Runs `work` on all `items` together or, where the device's memory is full, on each half of
+/// them, recursively. Results are in the order of the items. `work` must therefore give an item
+/// the same result in any batch.
 pub(crate) fn halving<T, R>(
     gpu: Option<&Gpu>,
     items: &[T],
@@ -24,8 +24,8 @@ pub(crate) fn halving<T, R>(
     }
 }
 
-/// Computes a unit, keeping of each layer its input alone (the argument) where the options say so
-/// or a device's memory has no room for more: the gradients are the same.
+/// Computes a unit, checkpointed (the argument) where the options say so or the device's memory
+/// has no room for more; the gradients are the same.
 pub(crate) fn where_it_fits<T>(
     gpu: Option<&Gpu>,
     options: &ComputeOptions<'_>,

@@ -1,5 +1,5 @@
-//! The gradient of a minibatch: units, added in a fixed binary tree, so that neither the number
-//! of threads nor the number of workers that share it ever shows in a result.
+//! The gradient of a minibatch: its units' gradients, summed in a fixed binary tree, so that the
+//! result does not depend on the number of threads or of workers that share it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,8 +15,8 @@ use crate::gpu::{self, Gpu};
 use crate::parallel::{self, ComputeOptions};
 use crate::{Error, Result};
 
-/// Gradients where they were computed: a GPU's stay in its memory until the units that
-/// are here have been added.
+/// Gradients on the device that computed them: a GPU's stay in its memory until the units
+/// of this worker are summed.
 #[derive(Debug, Default)]
 pub(crate) struct UnitGradients {
     pub(crate) host: Gradients,
@@ -48,7 +48,7 @@ impl UnitGradients {
         Ok(())
     }
 
-    /// All of them in the processor's memory.
+    /// All of them, in host memory.
     fn fetch(self) -> Result<Gradients> {
         let mut gradients = self.host;
         for (name, gradient) in self.gpu {
@@ -68,7 +68,7 @@ impl From<Gradients> for UnitGradients {
 }
 
 /// The gradient of a minibatch, summed over its `count` units, and the total of
-/// the tokens that `unit` says went through a forward pass.
+/// the tokens that `unit` reports for its forward passes.
 pub(crate) fn over_units(
     options: &ComputeOptions<'_>,
     count: usize,
@@ -78,7 +78,7 @@ pub(crate) fn over_units(
     Ok((PartialSum::whole([sum])?, tokens))
 }
 
-/// The same, left where it was computed.
+/// The same, left on the device that computed it.
 pub(crate) fn over_units_in_place(
     options: &ComputeOptions<'_>,
     count: usize,
@@ -122,7 +122,7 @@ fn add_units(
 type Node = (u32, usize);
 
 /// Sums the units' gradients as they arrive, in any order, always along the same
-/// tree. Taken in unit order by T threads it holds O(T + log units) sets.
+/// tree. If T threads take the units in order, it holds O(T + log units) gradient sets.
 struct GradientTree {
     units: usize,
     waiting: Mutex<BTreeMap<Node, Option<UnitGradients>>>,
@@ -136,13 +136,12 @@ impl GradientTree {
         }
     }
 
-    /// Adds the gradients of a unit, or the sum of a whole node; none where nothing
-    /// contributes.
+    /// Adds the gradients of a unit, or the sum of a whole node; `None` where nothing contributes.
     fn add(&self, (mut level, mut index): Node, mut sum: Option<UnitGradients>) -> Result<()> {
         loop {
             let width = self.units.div_ceil(1 << level);
             let sibling = index ^ 1;
-            // A last node without a sibling rises unchanged; the root stays.
+            // A last node without a sibling moves up unchanged; the root stays.
             if width == 1 || sibling < width {
                 let mut waiting = self.waiting.lock().expect("no thread panics holding this");
                 let Some(other) = waiting.remove(&(level, sibling)) else {
@@ -187,12 +186,12 @@ impl GradientTree {
     }
 }
 
-/// The gradients of some of a minibatch's units, added as far as these units alone
-/// decide: the topmost complete nodes of the minibatch's tree. However the
-/// units are divided, the parts add up to the same bits ([`crate::Trainer::step_on`]).
+/// The gradients of some of a minibatch's units, summed as far as possible without
+/// the others: the topmost complete nodes of the minibatch's tree. For any division
+/// of the units, the parts add up to the same bits ([`crate::Trainer::step_on`]).
 #[derive(Debug, Clone, PartialEq)]
 pub struct PartialSum {
-    /// Of the whole minibatch.
+    /// Units of the whole minibatch.
     units: usize,
     nodes: BTreeMap<Node, Option<Gradients>>,
 }
@@ -203,7 +202,7 @@ impl PartialSum {
     /// The sum over all units of the minibatch.
     ///
     /// # Errors
-    /// The parts are of different minibatches, or a unit is missing or there twice.
+    /// The parts are of different minibatches, or a unit is missing or covered twice.
     pub(crate) fn whole(parts: impl IntoIterator<Item = PartialSum>) -> Result<Gradients> {
         let wrong = |message: String| Err(Error::Request(message));
         let mut tree: Option<GradientTree> = None;
@@ -235,9 +234,8 @@ impl PartialSum {
         }
     }
 
-    /// Writes `sum.safetensors` into `dir`: the gradients of node (level, index) behind
-    /// `level.index.`, in the in-memory layout, flat; which nodes there are in the
-    /// metadata.
+    /// Writes `sum.safetensors` into `dir`: the gradients of node (level, index) with the name
+    /// prefix `level.index.`, flat, in the in-memory layout. The metadata list the nodes.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -353,7 +351,7 @@ mod tests {
                 .iter()
                 .all(|numbers| !places.contains(&numbers.as_ptr()))
         );
-        // A gradient that was kept, as the new weights, and the old ones in its place.
+        // One gradient stays as the new weights; the old weights' memory is given back instead.
         drop(again);
         let weights = vec![0.5; 3];
         let place = weights.as_ptr();
@@ -397,7 +395,7 @@ mod tests {
             assert!(kept.iter().cloned().eq(parts(units, shards)));
             kept.reverse();
             assert_eq!(PartialSum::whole(kept.clone()).unwrap(), expected);
-            // Everything must be there, once.
+            // Every unit must be covered exactly once.
             kept.retain(|part| !part.nodes.is_empty());
             let first = kept[0].clone();
             let twice = kept.iter().cloned().chain([first]);

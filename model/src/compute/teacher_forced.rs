@@ -1,5 +1,5 @@
-//! A packed batch of known sequences and which of their tokens are predicted: what
-//! scoring and training share.
+//! Teacher forcing: a packed batch of known sequences and which of their tokens are
+//! predicted. Scoring and training share it.
 
 use crate::batch::Batch;
 use crate::batch::ScoreRequest;
@@ -14,7 +14,7 @@ use crate::spare::Spare;
 use crate::{Error, Result, gpu};
 use std::sync::Arc;
 
-/// Sequences run together and the rows that predict their masked tokens.
+/// Sequences of one forward pass and the rows that predict their masked tokens.
 pub(crate) struct TeacherForced {
     batch: Batch,
     /// Row of the token before each predicted one.
@@ -23,7 +23,7 @@ pub(crate) struct TeacherForced {
     targets: Vec<u32>,
 }
 
-/// What a forward pass leaves for [`TeacherForced::backward`].
+/// What a forward pass records for [`TeacherForced::backward`].
 pub(crate) enum Recorded {
     Host {
         tape: Tape,
@@ -36,7 +36,7 @@ pub(crate) enum Recorded {
     },
 }
 
-/// What a forward pass leaves for [`TeacherForced::backward_states`].
+/// What a forward pass records for [`TeacherForced::backward_states`].
 pub(crate) enum RecordedStates {
     Host(Tape),
     Gpu(Arc<gpu::Network>, Box<gpu::Tape>),
@@ -81,8 +81,8 @@ impl TeacherForced {
         Ok(self.predict(&network.host, temperature, &hidden))
     }
 
-    /// The same, with what the backward pass needs: of each layer its input, or
-    /// where nothing is `checkpointed` all that it computed.
+    /// The same, with what the backward pass needs: each layer's input if `checkpointed`,
+    /// else all of its activations.
     pub(crate) fn forward_recorded(
         &self,
         network: &Network,
@@ -109,7 +109,7 @@ impl TeacherForced {
         Ok((streams, Recorded::Host { tape, hidden }))
     }
 
-    /// The states that predict the masked tokens: what a value head reads.
+    /// The hidden states that predict the masked tokens: the input of a value head.
     pub(crate) fn states(&self, network: &Network) -> Result<Vec<f32>> {
         match &network.gpu {
             Some(network) => network.states(&self.batch, &self.rows, None),
@@ -136,8 +136,7 @@ impl TeacherForced {
         Ok((states, RecordedStates::Host(tape)))
     }
 
-    /// Adds every parameter's derivative (the head's excepted), given the one by
-    /// the states.
+    /// Adds the derivative of every parameter but the head, given the derivative by the states.
     pub(crate) fn backward_states(
         &self,
         network: &Network,
@@ -159,8 +158,8 @@ impl TeacherForced {
         }
     }
 
-    /// Every trained parameter's derivative of a loss with the derivatives `coefficients` by
-    /// the streams; a tied head's is in the embedding's.
+    /// The derivative of a loss by every trained parameter, given its derivatives `coefficients`
+    /// by the streams; a tied head's is part of the embedding's.
     pub(crate) fn backward(
         &self,
         network: &Network,
@@ -235,8 +234,8 @@ impl TeacherForced {
         spread
     }
 
-    /// The opposite of [`TeacherForced::spread`]; an error where the numbers are not
-    /// one per token of each sequence.
+    /// The inverse of [`TeacherForced::spread`]; an error where there is not one number
+    /// per token of each sequence.
     pub(crate) fn gather(&self, spread: &[Vec<f64>], what: &str) -> Result<Vec<f32>> {
         let lengths = self.batch.lengths.iter().copied();
         if !spread.iter().map(Vec::len).eq(lengths) {
@@ -253,7 +252,7 @@ impl TeacherForced {
     }
 }
 
-/// Temperatures that log-probabilities exist at.
+/// Refuses temperatures at which no log-probabilities exist.
 pub(crate) fn check_temperature(temperature: f64) -> Result<()> {
     if temperature.is_finite() && temperature > 0.0 {
         Ok(())
@@ -264,7 +263,7 @@ pub(crate) fn check_temperature(temperature: f64) -> Result<()> {
     }
 }
 
-/// What the kernels take for granted about a sequence.
+/// Checks what the kernels assume of a sequence.
 pub(crate) fn check_sequence(
     network: &Network,
     vocabulary: usize,

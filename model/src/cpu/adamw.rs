@@ -25,9 +25,9 @@ pub struct AdamW {
     pub eps: f64,
     /// Decoupled weight decay, times the learning rate.
     pub weight_decay: f64,
-    /// Largest global gradient norm; 0 switches clipping off.
+    /// Largest global gradient norm; 0 disables clipping.
     pub grad_clip: f64,
-    /// Whether one-dimensional parameters go without decay.
+    /// Whether one-dimensional parameters are excluded from decay.
     pub decay_excludes_norms_and_biases: bool,
 }
 
@@ -48,7 +48,7 @@ impl Default for AdamW {
 pub struct StepReport {
     /// Global L2 norm of the gradient before clipping.
     pub grad_norm: f64,
-    /// Factor that clipping put on the gradient; 1 without clipping.
+    /// Factor by which clipping scaled the gradient; 1 without clipping.
     pub clip_scale: f64,
     /// The gradient was not finite: nothing was changed.
     pub skipped_non_finite: bool,
@@ -96,8 +96,8 @@ impl AdamWState {
         self.step
     }
 
-    /// Makes a step on `weights`, the parameters divided over the threads. The new numbers
-    /// take the gradient's place: a fresh gigabyte costs more than the arithmetic on it.
+    /// Makes a step on `weights`, with the parameters divided over the threads. The new weights
+    /// reuse the gradient's memory: a fresh gigabyte costs more than the arithmetic on it.
     pub(crate) fn update(
         &mut self,
         adamw: &AdamW,
@@ -121,7 +121,7 @@ impl AdamWState {
         let updated = parallel::map(options, parameters.len(), |number| {
             let mut parameter = parameters[number].lock().expect("one thread takes it");
             let (name, moments, gradient) = &mut *parameter;
-            // Where nothing contributed moments decay as under a zero gradient.
+            // Without a gradient the moments decay as under a zero gradient.
             let gradient = gradient.take();
             let mut numbers = gradient.unwrap_or_else(|| vec![0.0; moments.first.len()]);
             if let Some(old) = weights.get(name) {
@@ -137,8 +137,8 @@ impl AdamWState {
         Ok(report)
     }
 
-    /// Counts a step along a gradient of this norm; none where that is not finite, and
-    /// nothing is to be changed.
+    /// Counts a step for a gradient of this norm; `None` where the norm is not finite and
+    /// nothing must be changed.
     pub(crate) fn begin<'a>(
         &mut self,
         options: &'a AdamW,
@@ -167,7 +167,7 @@ impl AdamWState {
         (report, Some(step))
     }
 
-    /// Of every parameter its name, shape and both moments.
+    /// Name, shape and both moments of every parameter.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &[usize], [&[f32]; 2])> {
         self.moments.iter().map(|(name, moments)| {
             let numbers = [moments.first.as_slice(), moments.second.as_slice()];
@@ -175,7 +175,7 @@ impl AdamWState {
         })
     }
 
-    /// The same steps made, with other numbers in the moments.
+    /// The same step count with other numbers in the moments.
     pub(crate) fn with_moments(
         &self,
         numbers: impl Fn(&str) -> Result<[Vec<f32>; 2]>,
@@ -187,7 +187,7 @@ impl AdamWState {
         Ok(state)
     }
 
-    /// Writes `state.safetensors` into `dir`: Hugging Face names and layout behind
+    /// Writes `state.safetensors` into `dir`: Hugging Face names and layout with the prefixes
     /// `exp_avg.` and `exp_avg_sq.`, the step count in the metadata.
     pub fn save(&self, dir: &Path) -> Result<()> {
         let mut entries = BTreeMap::new();
@@ -312,7 +312,7 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// In the order of the kernel `adamw`.
+    /// In the argument order of the kernel `adamw`.
     pub(crate) fn constants(&self) -> [f32; 8] {
         [
             self.clip_scale,
@@ -326,7 +326,7 @@ impl Pass {
         ]
     }
 
-    /// Puts the new numbers in the place of `gradient`.
+    /// Overwrites `gradient` with the new weights.
     fn run(&self, weights: &[f32], gradient: &mut [f32], moments: &mut Moments) {
         vectorised(
             #[inline(always)]

@@ -1,6 +1,5 @@
-//! The derivative of [`Network::hidden`], layer by layer from the last to the
-//! first. Norms and activations are computed again; products, queries, keys and
-//! values are kept by the forward pass.
+//! The derivative of [`Network::hidden`], layer by layer from the last to the first. Norms and
+//! activations are recomputed; products, queries, keys and values are kept by the forward pass.
 
 use crate::batch::Batch;
 use crate::cpu::gradients::Gradients;
@@ -19,9 +18,9 @@ use crate::kernels::pointwise::{
 use std::mem::replace;
 
 impl Network {
-    /// Adds to `gradients` every trained parameter's derivative (the head's excepted; a tied
-    /// one's is there already, as the embedding's), given the derivative `grad` by the hidden
-    /// states that [`Network::hidden`] returned.
+    /// Adds every trained parameter's derivative but the head's to `gradients`, given the
+    /// derivative `grad` by the hidden states that [`Network::hidden`] returned. A tied head's is
+    /// already there, as the embedding's.
     pub(crate) fn backward(
         &self,
         batch: &Batch,
@@ -111,8 +110,8 @@ impl Network {
         grad
     }
 
-    /// next = middle + down(swiglu(gate(h), up(h))), h = norm(middle): makes the derivative by
-    /// `next` that by `middle`.
+    /// next = middle + down(swiglu(gate(h), up(h))), h = norm(middle): turns the derivative by
+    /// `next` into the one by `middle`.
     fn mlp_backward(
         &self,
         layer: &Layer,
@@ -187,7 +186,7 @@ impl Network {
 }
 
 impl Dense {
-    /// Records the derivatives by what is trained, returns the one by the input.
+    /// Records the derivatives by the trained parameters, returns the one by the input.
     fn backward(&self, x: &[f32], grad: &[f32], gradients: &mut Gradients) -> Vec<f32> {
         self.learn(x, grad, gradients);
         dense::grad_input(grad, &self.weight, self.sizes)
@@ -218,7 +217,7 @@ impl Dense {
 
 impl Factors {
     /// With y = x·(W + s·A·B) the derivatives are s·xᵀ·(g·Bᵀ) by A and s·(x·A)ᵀ·g
-    /// by B: what follows from the dense weight's xᵀ·g, without ever making it.
+    /// by B. They follow from the dense weight's xᵀ·g, which is never computed.
     fn derive(&self, x: &[f32], grad: &[f32], sizes: Sizes, gradients: &mut Gradients) {
         let down = Sizes {
             inner: sizes.inner,
@@ -239,7 +238,7 @@ impl Factors {
     }
 }
 
-/// The opposite of [`select`]: zero rows where `rows` names none.
+/// The inverse of [`select`]: rows that `rows` does not name are zero.
 fn scatter(selected: &[f32], rows: &[u32], count: usize) -> Vec<f32> {
     let width = selected.len() / rows.len();
     let mut matrix = vec![0.0; count * width];

@@ -1,4 +1,4 @@
-//! Gradients of all parameters, on the processor.
+//! Gradients of all parameters, on the CPU.
 
 use crate::kernels::pointwise::{add_assign, sum_of_squares};
 use crate::spare::Spare;
@@ -19,7 +19,7 @@ impl PartialEq for Gradients {
 }
 
 impl Gradients {
-    /// None yet; their memory is taken from `spare`.
+    /// No gradients yet; their memory is taken from `spare`.
     pub(crate) fn new(spare: &Arc<Spare>) -> Self {
         Gradients {
             by_name: BTreeMap::new(),
@@ -27,12 +27,12 @@ impl Gradients {
         }
     }
 
-    /// An empty vector for a gradient of so many numbers.
+    /// An empty vector with capacity for a gradient of `count` numbers.
     pub(crate) fn room(&self, count: usize) -> Vec<f32> {
         self.spare.take(count)
     }
 
-    /// A gradient of so many zeros, to be added to.
+    /// A gradient of `count` zeros, to be added to.
     pub(crate) fn zeros(&self, count: usize) -> Vec<f32> {
         let mut zeros = self.room(count);
         zeros.resize(count, 0.0);
@@ -43,7 +43,7 @@ impl Gradients {
         self.by_name.insert(name.to_owned(), gradient);
     }
 
-    /// The gradient of a parameter; none where nothing contributed.
+    /// The gradient of a parameter; `None` where nothing contributed.
     pub fn get(&self, name: &str) -> Option<&[f32]> {
         self.by_name.get(name).map(Vec::as_slice)
     }

@@ -1,7 +1,6 @@
-//! The Qwen2 and Qwen3 forward pass, one for everything: generation, scoring and training
-//! give it a packed list of segments of sequences. Positions count per sequence
-//! and attention stays inside it, so a row's result does not depend on what else
-//! is in the batch.
+//! The forward pass of all supported model families. Generation, scoring and training share
+//! it and pass it packed segments of sequences. Positions count per sequence and attention
+//! stays inside it, so a row's result does not depend on what else is in the batch.
 
 use crate::batch::Batch;
 use crate::cpu::tape::{Attention, Kept, LayerTape, Tape};
@@ -29,7 +28,7 @@ impl Cache {
         self.layers.first().map_or(0, KeyValues::length)
     }
 
-    /// Its first `tokens`, shared with it until one of both changes.
+    /// Its first `tokens`, shared with it until either changes.
     pub(crate) fn first(&self, tokens: usize) -> Self {
         let layers = self.layers.iter().map(|layer| layer.first(tokens));
         Cache {
@@ -50,14 +49,14 @@ pub(crate) fn rope_table(config: &ModelConfig) -> Arc<RopeTable> {
 /// A parameter's numbers, shared with [`Weights`].
 pub(crate) type Numbers = Arc<Vec<f32>>;
 
-/// What training changes of a dense layer.
+/// The part of a dense layer that training changes.
 #[derive(Debug, Clone)]
 pub(crate) enum Learns {
     /// Weight and bias.
     All,
     /// Nothing: the layer belongs to the base of an adapter.
     Nothing,
-    /// The factors of the adapter whose product is in the weight.
+    /// The factors of the adapter whose product is merged into the weight.
     Factors(Factors),
 }
 
@@ -109,7 +108,7 @@ pub(crate) struct Layer {
     pub(crate) query: Dense,
     pub(crate) key: Dense,
     pub(crate) value: Dense,
-    /// Of every head of queries, and of keys, before the rotation: Qwen3.
+    /// Norms of every query head and every key head before the rotation (Qwen3).
     pub(crate) head_norms: Option<[Norm; 2]>,
     pub(crate) output: Dense,
     pub(crate) mlp_norm: Norm,
@@ -124,15 +123,15 @@ pub(crate) struct Network {
     pub(crate) embedding: Numbers,
     pub(crate) layers: Vec<Layer>,
     pub(crate) norm: Norm,
-    /// `[hidden, vocabulary]`; none where the embedding is the head too, or there is none.
+    /// `[hidden, vocabulary]`; `None` where the head is tied to the embedding or does not exist.
     pub(crate) head: Option<Numbers>,
-    /// The embedding turned, while somebody generates with it.
+    /// The embedding transposed, while generation uses it.
     turned: Arc<Mutex<Weak<Vec<f32>>>>,
     pub(crate) rope: Arc<RopeTable>,
     pub(crate) hidden: usize,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
-    /// Numbers per head.
+    /// Elements per head.
     pub(crate) width: usize,
     pub(crate) eps: f32,
     /// Only the factors of an adapter are trained.
@@ -140,8 +139,7 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Arranges `weights`, in which the product of `adapter` is contained; their
-    /// shapes are those of `config`.
+    /// Arranges `weights`, into which `adapter` is merged; their shapes are those of `config`.
     pub(crate) fn new(
         config: &ModelConfig,
         rope: Arc<RopeTable>,
@@ -267,8 +265,8 @@ impl Network {
         }
     }
 
-    /// The head's weight as [`Network::logits`] reads it. A tied one is turned for it, once for
-    /// all who hold it: generation takes few rows at a time through the whole of it, along its rows.
+    /// The head's weight as [`Network::logits`] reads it. A tied one is transposed once and shared
+    /// by its holders: generation multiplies few rows at a time with all of it, along its rows.
     pub(crate) fn generating_head(&self) -> Numbers {
         if let Some(head) = &self.head {
             return Arc::clone(head);
@@ -292,10 +290,9 @@ impl Network {
         dense::forward(hidden, head, None, sizes)
     }
 
-    /// Normed hidden states of the wanted `rows` of the batch. With caches (one per
-    /// segment) the new keys and values are appended to them and attention runs over
-    /// them; without, every segment starts its sequence. A tape keeps what the
-    /// backward pass needs.
+    /// Normed hidden states of the wanted `rows` of the batch. With caches (one per segment)
+    /// the new keys and values are appended to them and attention runs over them; without,
+    /// every segment starts its sequence. The tape records what the backward pass needs.
     pub(crate) fn hidden(
         &self,
         batch: &Batch,
@@ -305,7 +302,8 @@ impl Network {
     ) -> Vec<f32> {
         let mut x = select(&self.embedding, &batch.ids, self.hidden);
         for number in 0..self.layers.len() {
-            // The last layer's rows go their own ways: only the wanted ones are needed.
+            // Rows of the last layer are independent after attention: only the wanted ones are
+            // needed.
             let wanted = (number + 1 == self.layers.len()).then_some(rows);
             let caches = caches.as_deref_mut();
             x = match &mut tape {
@@ -329,9 +327,8 @@ impl Network {
         normed
     }
 
-    /// One layer's output. Attention's numbers are freed before the MLP begins, whose product takes
-    /// the place of its gate. Of the output, and of what follows attention, only the `wanted` rows,
-    /// if these are named.
+    /// One layer's output. Attention's memory is freed before the MLP begins, whose product reuses
+    /// the memory of its gate. If `wanted` rows are named, only they are computed after attention.
     fn layer(
         &self,
         number: usize,
@@ -353,7 +350,7 @@ impl Network {
         stream
     }
 
-    /// The same of whole sequences, with what its backward pass needs.
+    /// The same for whole sequences, with what the backward pass needs.
     pub(crate) fn layer_recorded(
         &self,
         number: usize,
@@ -426,8 +423,8 @@ impl Network {
         }
     }
 
-    /// Norms every head of queries and keys where the model does; returns what
-    /// they were before.
+    /// Applies the norms to every head of queries and keys where the model has them; returns
+    /// the queries and keys from before.
     fn norm_heads(
         &self,
         layer: &Layer,

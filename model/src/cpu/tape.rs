@@ -1,6 +1,6 @@
-//! What the forward pass leaves for the backward pass.
+//! Activations that the forward pass records for the backward pass.
 
-/// What the forward pass leaves for the backward pass.
+/// Activations that the forward pass records for the backward pass.
 #[derive(Debug)]
 pub(crate) struct Tape {
     pub(crate) layers: Vec<Kept>,
@@ -10,18 +10,18 @@ pub(crate) struct Tape {
     pub(crate) checkpoints: bool,
 }
 
-/// What is kept of a layer.
+/// The record of one layer.
 #[derive(Debug)]
 pub(crate) enum Kept {
     /// Everything.
     Layer(Box<LayerTape>),
-    /// Its input alone: the backward pass runs it forward again.
+    /// Its input only: the backward pass runs it forward again.
     Input(Vec<f32>),
 }
 
 impl Tape {
-    /// With `checkpoints` a layer's memory is that of its input, and its forward
-    /// pass is made twice (arXiv:1604.06174).
+    /// With `checkpoints` only each layer's input is kept, and its forward pass runs
+    /// twice (arXiv:1604.06174).
     pub(crate) fn new(checkpoints: bool) -> Self {
         Tape {
             layers: Vec::new(),
@@ -47,7 +47,7 @@ pub(crate) struct LayerTape {
 /// The rows of one layer's attention.
 #[derive(Debug)]
 pub(crate) struct Attention {
-    /// Queries and keys before their norms, where they have these.
+    /// Queries and keys before their norms, where the model has them.
     pub(crate) unnormed: Option<[Vec<f32>; 2]>,
     /// Rotated.
     pub(crate) queries: Vec<f32>,

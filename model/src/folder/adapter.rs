@@ -2,12 +2,11 @@
 //! W of the base becomes W + s·B·A with s = alpha / rank, and only A and B are
 //! trained.
 //!
-//! The product is merged into the dense weights once, when a policy is put
-//! together (or, on a GPU, after each step that trains it), and generation,
-//! scoring and the forward pass of training all read the merged weights. So
-//! what was sampled is scored with the same bits (I7) without a second path
-//! through the network. The price is a copy of every adapted weight per policy
-//! in memory; weights that are not adapted are shared with the base.
+//! The product is merged into the dense weights once, when a policy is built (or, on a GPU,
+//! after each step that trains it), and generation, scoring and the forward pass of training
+//! all read the merged weights. Sampled tokens are therefore scored with the same bits (I7)
+//! without a second path through the network. The price is a copy of every adapted weight
+//! per policy in memory; weights that are not adapted are shared with the base.
 
 use crate::folder::names::ADAPTER_CONFIG;
 use crate::folder::names::FACTOR_A;
@@ -31,18 +30,18 @@ pub const LORA_MODULES: [&str; 7] = [
     "v_proj",
 ];
 
-/// PEFT's word for all of them.
+/// PEFT's name for all of them.
 pub const ALL_LINEAR: &str = "all-linear";
 
 const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// Largest rank: no weight of a known model has so many rows.
+/// Largest rank: no weight of a known model has that many rows.
 const RANK_MAX: usize = 65_536;
 
-/// PEFT's names of the two factors behind a module's own name.
+/// PEFT's prefix of a module's own name.
 const PREFIX: &str = "base_model.model.";
 
-/// Size and place of an adapter.
+/// Rank, scale and adapted modules of an adapter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoraOptions {
     rank: usize,
@@ -52,7 +51,7 @@ pub struct LoraOptions {
 }
 
 impl LoraOptions {
-    /// Checks the options; an error says in words what is wrong with which.
+    /// Checks the options; the error says which one is wrong and why.
     pub fn new<'a>(
         rank: i64,
         alpha: f64,
@@ -109,7 +108,7 @@ impl LoraOptions {
         self.rank
     }
 
-    /// What B·A is multiplied by.
+    /// The factor of B·A.
     pub fn scale(&self) -> f32 {
         (self.alpha / self.rank as f64) as f32
     }
@@ -142,13 +141,13 @@ pub fn factor_names(module: &str) -> [String; 2] {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Adapter {
     options: LoraOptions,
-    /// Where the base was found, for whoever opens the folder elsewhere.
+    /// Where the base was found; written for other readers of the folder.
     base_name: String,
     weights: Weights,
 }
 
 impl Adapter {
-    /// An adapter that changes nothing yet, as PEFT begins: A uniform in
+    /// A new adapter that changes nothing yet, initialised as in PEFT: A uniform in
     /// ±1/√in, a function of `seed` and the module's name; B zero.
     pub fn new(config: &ModelConfig, options: LoraOptions, base_name: &str, seed: u64) -> Self {
         let mut parameters = BTreeMap::new();
@@ -193,7 +192,7 @@ impl Adapter {
     /// them. Equal adapters give equal bytes.
     pub fn save(&self, dir: &Path) -> Result<()> {
         std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
-        // PEFT's own is a whole number.
+        // PEFT itself writes a whole number.
         let alpha = match self.options.alpha.fract() == 0.0 {
             true => json!(self.options.alpha as i64),
             false => json!(self.options.alpha),
@@ -226,7 +225,7 @@ impl Adapter {
         self.weights.save_as(dir, "adapter_model")
     }
 
-    /// Size and place.
+    /// Rank, scale and adapted modules.
     pub fn options(&self) -> &LoraOptions {
         &self.options
     }
@@ -241,7 +240,7 @@ impl Adapter {
         self.weights
     }
 
-    /// The same adapter with other numbers.
+    /// The same adapter with other factors.
     pub(crate) fn with_weights(&self, weights: Weights) -> Self {
         Adapter {
             weights,
@@ -266,8 +265,8 @@ impl Adapter {
         })
     }
 
-    /// The base's weights with every adapted one replaced by W + s·A·B: one
-    /// rounded product, the same wherever it is made.
+    /// The base's weights with every adapted one replaced by W + s·A·B, computed by
+    /// the same kernel everywhere, so that the bits are always the same.
     pub(crate) fn merge(&self, base: &Weights) -> Weights {
         let mut merged = base.clone();
         let scale = self.options.scale();
@@ -300,8 +299,8 @@ fn uniform(seed: u64, name: &str, count: usize, bound: f64) -> Vec<f32> {
     (0..count).map(|_| number()).collect()
 }
 
-/// `adapter_config.json`: its options and the name of its base. What would be
-/// computed differently from PEFT is refused.
+/// `adapter_config.json`: its options and the name of its base. Options that this
+/// crate would compute differently from PEFT are refused.
 fn read_config(dir: &Path) -> Result<(LoraOptions, String)> {
     let path = dir.join(ADAPTER_CONFIG);
     let text = crate::folder::files::read(&path)?;
@@ -343,7 +342,7 @@ fn read_config(dir: &Path) -> Result<(LoraOptions, String)> {
         ("kasa_config", &[]),
         ("monteclora_config", &[]),
         ("arrow_config", &[]),
-        // Other beginnings, such as "pissa", change the base as well.
+        // Other initialisations, such as "pissa", change the base as well.
         ("init_lora_weights", &beginnings),
     ] {
         if !is(key, plain) {

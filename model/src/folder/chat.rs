@@ -1,10 +1,9 @@
-//! Messages to token ids, by the model folder's own chat template.
+//! Encodes messages as token ids with the model folder's own chat template.
 //!
-//! An episode's token ids are never rendered again (I6): the first prompt is
-//! rendered and encoded whole, and each later turn appends only what the template
-//! puts between the policy's reply and its next one. [`Chat::check`] proves at
-//! start-up that both ways give the same text, and refuses a template for which
-//! they cannot.
+//! An episode's token ids are never rendered again (I6): the first prompt is rendered
+//! and encoded whole, and each later turn appends only what the template puts between
+//! the policy's reply and its next one. [`Chat::check`] verifies at start-up that
+//! both ways give the same text, and refuses a template for which they do not.
 
 mod guard;
 mod limit;
@@ -22,18 +21,18 @@ use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Where a template and the names of its special tokens are found.
+/// Files that hold a template and the names of its special tokens.
 const FILES: [&str; 3] = [
     "chat_template.jinja",
     "tokenizer_config.json",
     "tokenizer.json",
 ];
 
-/// Most instructions of one rendering. A message takes some tens, and tens of thousands
-/// of messages have room.
+/// Largest number of instructions of one rendering. A message takes a few dozen, so there is
+/// room for tens of thousands of messages.
 const INSTRUCTIONS_MAX: u64 = 10_000_000;
 
-/// Most bytes of one rendering beyond [`CONTENTS_MAX`] times its contents.
+/// Largest number of bytes of one rendering beyond [`CONTENTS_MAX`] times its contents.
 const TEXT_MAX: usize = 16 << 20;
 
 /// How often a template may repeat its contents.
@@ -42,11 +41,11 @@ const CONTENTS_MAX: usize = 4;
 /// What the template puts around an observation in the middle of an episode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bridge {
-    /// What the policy's reply should have ended with, such as `<|im_end|>`.
+    /// The special token that ends the policy's reply, such as `<|im_end|>`.
     pub end_of_turn: String,
-    /// From there to the observation.
+    /// The text from there to the observation.
     pub before_observation: String,
-    /// From the observation to the next reply, generation prompt included.
+    /// The text from the observation to the next reply, generation prompt included.
     pub after_observation: String,
 }
 
@@ -59,15 +58,15 @@ pub struct Chat {
     named_tokens: BTreeMap<String, String>,
     /// The special strings.
     special: Needles,
-    /// What contents are guarded from: the special strings, and what guards them.
+    /// The strings replaced by placeholders in contents: the special strings, and [`GUARD`].
     guarded: Needles,
     path: PathBuf,
 }
 
 impl Chat {
     /// Reads the template of a policy folder: `chat_template.jinja`, else
-    /// `chat_template` of `tokenizer_config.json` (a string, or a list of which
-    /// `default` counts). `None` if the folder has neither.
+    /// `chat_template` of `tokenizer_config.json` (a string, or the `default` entry of
+    /// a list). `None` if the folder has neither.
     pub fn load(dir: &Path) -> Result<Option<Self>> {
         Self::from_files(&read_files(dir, &FILES)?, dir)
     }
@@ -237,8 +236,8 @@ impl Chat {
     }
 
     /// Ids to append after the sampled ids of a reply: its end token if the policy
-    /// did not sample one (a length stop), the observation as the template puts it,
-    /// and the opening of the next reply. None of them is the policy's.
+    /// did not sample one (a length stop), the observation as the template renders it,
+    /// and the opening of the next reply. The policy sampled none of them.
     pub fn observation_ids(
         &self,
         tokenizer: &Tokenizer,
@@ -263,9 +262,8 @@ impl Chat {
         encode_within(tokenizer, &guarded.parts(&text), ids_max)
     }
 
-    /// The beginning of an observation that its length alone shows to have more than
-    /// `ids_max` ids, `bytes_min` long or as much longer as it takes for this to show;
-    /// the whole where it does not.
+    /// A prefix of an observation, at least `bytes_min` long, whose length alone shows that
+    /// it has more than `ids_max` ids; the whole observation where no prefix shows it.
     pub fn shortest_above<'a>(
         &self,
         tokenizer: &Tokenizer,
@@ -277,7 +275,7 @@ impl Chat {
             return Ok(observation);
         };
         let mut bytes = bytes.max(bytes_min);
-        // A template may trim it, and composing may shorten it, so this takes a look.
+        // The template may trim it, and NFC may shorten it, so each prefix is checked.
         while bytes < observation.len() {
             let start = &observation[..observation.floor_char_boundary(bytes)];
             let (guarded, text) = self.bridged(true, start)?;
@@ -289,8 +287,7 @@ impl Chat {
         Ok(observation)
     }
 
-    /// What is appended after a reply, with the special strings of the observation kept
-    /// apart.
+    /// The text appended after a reply, with the special strings of the observation guarded.
     fn bridged(&self, ended_with_eos: bool, observation: &str) -> Result<(Guarded, String)> {
         let mut messages = [Message::new(Role::User, observation)];
         let guarded = Guarded::new(&mut messages, &self.guarded);
@@ -317,12 +314,12 @@ impl Chat {
             })
     }
 
-    /// Proves that turns appended one by one give the text that the template gives
+    /// Verifies that turns appended one by one give the text that the template gives
     /// for the whole conversation, with and without a system message.
     ///
     /// A template that rewrites earlier turns (drops their reasoning, moves the
     /// system message) is refused: the ids of an episode stay as sampled, so its
-    /// later prompts would be texts that the template never produces.
+    /// later prompts would be texts that the template never renders.
     pub fn check(&self, tokenizer: &Tokenizer) -> Result<()> {
         self.end_of_turn_id(tokenizer)?;
         self.check_conversation(tokenizer, &[Message::new(Role::User, "First task.")])?;
@@ -413,7 +410,7 @@ fn placeholder(name: &str) -> String {
     format!("{OPEN}{name}{CLOSE}")
 }
 
-/// Where two texts part: an excerpt of each from there.
+/// An excerpt of each text from where they first differ.
 fn first_difference(a: &str, b: &str) -> (String, String) {
     let same: usize = (a.chars().zip(b.chars()))
         .take_while(|(a, b)| a == b)
@@ -422,7 +419,7 @@ fn first_difference(a: &str, b: &str) -> (String, String) {
     (excerpt(&a[same..]), excerpt(&b[same..]))
 }
 
-/// What is read here of `tokenizer.json`, whose vocabulary has some megabytes.
+/// The part of `tokenizer.json` that is read here, without the vocabulary of several megabytes.
 #[derive(Default, serde::Deserialize)]
 struct TokenizerFile {
     #[serde(default)]
@@ -435,7 +432,7 @@ fn encode_within(
     parts: &[Part<'_>],
     ids_max: usize,
 ) -> Result<Option<Vec<u32>>> {
-    // Most texts have fewer bytes than that, and need no closer look.
+    // Most texts have fewer bytes than that, and need no further check.
     let bytes: usize = parts.iter().map(|part| part.text.len()).sum();
     if bytes > ids_max && tokenizer.ids_min(parts) > ids_max {
         return Ok(None);
@@ -443,7 +440,7 @@ fn encode_within(
     tokenizer.encode_parts(parts).map(Some)
 }
 
-/// A JSON file, `None` where there is none.
+/// Parses a JSON file; `None` where it is missing.
 fn json<T: serde::de::DeserializeOwned>(
     files: &BTreeMap<String, Vec<u8>>,
     name: &str,

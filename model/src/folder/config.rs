@@ -27,7 +27,7 @@ pub struct ModelConfig {
     pub num_key_value_heads: usize,
     /// Rows of the embedding.
     pub vocab_size: usize,
-    /// Numbers per head; not always `hidden_size / num_attention_heads`.
+    /// Elements per head; not always `hidden_size / num_attention_heads`.
     pub head_dim: usize,
     /// Longest sequence, in tokens.
     pub max_position_embeddings: usize,
@@ -111,11 +111,11 @@ impl ModelConfig {
         Self::from_json(raw, path)
     }
 
-    /// The same model, whose file says that its weights are float32, as every model is
-    /// saved here: `transformers` loads what the file says.
+    /// The same model with float32 as the dtype in its file, since models are always saved in
+    /// float32 and `transformers` loads the dtype that the file names.
     pub(crate) fn saying_float32(&self) -> Self {
         let mut config = self.clone();
-        // `torch_dtype` is what versions before 5 read and later ones still do.
+        // Versions before 5 read `torch_dtype`, and later ones still do.
         let given: Vec<&str> = ["dtype", "torch_dtype"]
             .into_iter()
             .filter(|key| self.raw.contains_key(*key))
@@ -131,12 +131,12 @@ impl ModelConfig {
         config
     }
 
-    /// Numbers of all query heads of a token.
+    /// Elements of all query heads of a token.
     pub fn query_width(&self) -> usize {
         self.num_attention_heads * self.head_dim
     }
 
-    /// Numbers of all key (or value) heads of a token.
+    /// Elements of all key (or value) heads of a token.
     pub fn key_width(&self) -> usize {
         self.num_key_value_heads * self.head_dim
     }
@@ -197,7 +197,7 @@ impl Reader<'_> {
         Ok(architecture)
     }
 
-    /// Options that change the arithmetic and are not computed here.
+    /// Refuses options that change the arithmetic and are not implemented.
     fn check_variants(&self, architecture: Architecture) -> Result<()> {
         match self.raw.get("hidden_act") {
             None | Some(Value::Null) => {}
@@ -233,7 +233,7 @@ impl Reader<'_> {
         self.check_window(architecture)
     }
 
-    /// A window changes nothing of sequences that fit into it.
+    /// Refuses a sliding window below the longest sequence; a larger one has no effect.
     fn check_window(&self, architecture: Architecture) -> Result<()> {
         const KEY: &str = "sliding_window";
         let Some(default) = architecture.facts().sliding_window else {
@@ -277,7 +277,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// A head of several labels says nothing that could be a value.
+    /// Refuses a head of several labels, which gives no single value.
     fn has_value_head(&self, architecture: Architecture) -> Result<bool> {
         let critic = architecture.facts().token_classification;
         let architectures = self.raw.get("architectures").and_then(Value::as_array);
@@ -293,8 +293,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Sizes far beyond any model would be listed, added up and asked of the allocator before a
-    /// single weight is read.
+    /// Refuses sizes far beyond any model: they would cause huge lists, overflows and allocations
+    /// before a single weight is read.
     fn check_limits(&self, config: &ModelConfig) -> Result<()> {
         for (key, found, most) in [
             ("hidden_size", config.hidden_size, 1 << 20),
@@ -314,7 +314,7 @@ impl Reader<'_> {
                 )));
             }
         }
-        // Both become f32, in which they must be numbers too.
+        // Both are converted to f32, where they must stay finite.
         for (key, found) in [
             ("rms_norm_eps", config.rms_norm_eps),
             ("rope_theta", config.rope.theta),

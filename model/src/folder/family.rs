@@ -1,4 +1,4 @@
-//! The families of models that this crate computes: what is known of each, in one row.
+//! The families of models that this crate computes, with one row of facts for each.
 
 /// A family of models that this crate computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -7,13 +7,13 @@ pub enum Architecture {
     Qwen2,
     /// Qwen3, dense: no biases; queries and keys are normed per head.
     Qwen3,
-    /// Llama 2 and 3, and what is built like them: no biases.
+    /// Llama 2 and 3, and models built like them: no biases.
     Llama,
-    /// Mistral: as Llama, but for what a file leaves out.
+    /// Mistral: as Llama, with other defaults for missing keys.
     Mistral,
 }
 
-/// What sets a family apart. What a file leaves out is what `transformers` takes.
+/// The differences of a family. Defaults for missing keys are those of `transformers`.
 pub(crate) struct Facts {
     /// `model_type` of a `config.json`.
     model_type: &'static str,
@@ -27,7 +27,7 @@ pub(crate) struct Facts {
     pub(crate) head_norms: bool,
     /// `head_dim` where the file gives none; `None`: hidden size over heads.
     pub(crate) head_dim: Option<usize>,
-    /// `num_key_value_heads` where the file does not have the key; `None`: as many as queries.
+    /// `num_key_value_heads` where the file does not have the key; `None`: as many as query heads.
     pub(crate) key_value_heads: Option<usize>,
     /// `sliding_window` where the file does not have the key; `None`: the key is not read.
     pub(crate) sliding_window: Option<usize>,

@@ -1,5 +1,5 @@
-//! Files of a model's folder, which anybody may have made: only regular ones are opened, since a
-//! pipe may never answer and a device may never end, and what is read whole has a limit.
+//! Files of a model's folder, which are untrusted: only regular files are opened, since a pipe may
+//! block and a device may never end, and what is read whole has a size limit.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Of files in JSON and of chat templates; the largest tokenizers have some 35 MB.
+/// Size limit of JSON files and chat templates; the largest tokenizers have about 35 MB.
 const BYTES_MAX: u64 = 256 << 20;
 
 /// Opens a regular file.
@@ -36,7 +36,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// The same, where the file is there.
+/// The same; `None` where the file does not exist.
 pub(crate) fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
     match read(path) {
         Ok(bytes) => Ok(Some(bytes)),

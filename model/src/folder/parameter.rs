@@ -16,7 +16,7 @@ impl Parameter {
     /// A parameter of `shape`, row-major.
     ///
     /// # Panics
-    /// If the shape does not hold as many numbers.
+    /// If the shape holds a different count of numbers.
     pub fn new(shape: Vec<usize>, numbers: Vec<f32>) -> Self {
         let count: usize = shape.iter().product();
         assert_eq!(count, numbers.len(), "shape {shape:?} holds another count");
@@ -50,7 +50,7 @@ pub(crate) fn is_dense(name: &str) -> bool {
 
 /// Rows and columns exchanged: `[rows, columns]` in, `[columns, rows]` out.
 pub(crate) fn transpose(x: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    // Squares of 32 keep both sides in the first cache.
+    // Tiles of 32 × 32 keep both sides in the L1 cache.
     const SQUARE: usize = 32;
     let mut y = vec![0.0; x.len()];
     for top in (0..rows).step_by(SQUARE) {

@@ -1,4 +1,4 @@
-//! Rotary position embeddings: what a `config.json` says of their frequencies.
+//! Rotary position embeddings: their frequencies, as a `config.json` gives them.
 
 use std::f64::consts::TAU;
 
@@ -14,31 +14,31 @@ const THETA: &str = "rope_theta";
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f64,
-    /// What a longer context made of them.
+    /// How they are scaled for a longer context.
     pub scaling: RopeScaling,
 }
 
-/// How frequencies are scaled so that a model reads further than it was first trained to.
+/// How frequencies are scaled so that a model reads longer contexts than it was pretrained on.
 /// Names and formulas are those of `transformers` (`modeling_rope_utils.py`).
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
-    /// They are not.
+    /// Not scaled.
     Default,
     /// All are divided by a factor (Chen et al., arXiv:2306.15595).
     Linear {
         /// At least 1.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies are divided by a factor, high ones are kept, and in between
-    /// both are mixed.
+    /// Llama 3.1: low frequencies are divided by a factor, high ones are kept, and those in
+    /// between are interpolated.
     Llama3 {
         /// At least 1.
         factor: f64,
-        /// Fewer turns than this within the first context: divided.
+        /// Frequencies with fewer turns than this within the original context are divided.
         low_freq_factor: f64,
-        /// More turns than this within the first context: kept.
+        /// Frequencies with more turns than this within the original context are kept.
         high_freq_factor: f64,
-        /// The first context, in tokens.
+        /// The original context, in tokens.
         original_max_position_embeddings: f64,
     },
     /// YaRN (Peng et al., arXiv:2309.00071): as Llama 3.1, with a ramp over the pairs and a
@@ -48,11 +48,11 @@ pub enum RopeScaling {
         factor: f64,
         /// What cosines and sines are multiplied by.
         attention_factor: f64,
-        /// More turns than this within the first context: kept.
+        /// Frequencies with more turns than this within the original context are kept.
         beta_fast: f64,
-        /// Fewer turns than this within the first context: divided.
+        /// Frequencies with fewer turns than this within the original context are divided.
         beta_slow: f64,
-        /// The first context, in tokens.
+        /// The original context, in tokens.
         original_max_position_embeddings: f64,
         /// Whether the ramp begins and ends at whole pairs.
         truncate: bool,
@@ -87,7 +87,7 @@ impl Rope {
                 truncate,
                 ..
             } => {
-                // The pair that turns so often within the first context.
+                // The pair that makes `turns` turns within the original context.
                 let pair_of =
                     |turns: f64| width * (context / (turns * TAU)).ln() / (2.0 * self.theta.ln());
                 let (first, last) = (pair_of(beta_fast), pair_of(beta_slow));
@@ -118,9 +118,9 @@ impl Rope {
         }
     }
 
-    /// As `transformers` 5 reads it: `rope_parameters` (or `rope_scaling`, its name before)
-    /// comes before the key beside it. Where versions of `transformers` disagree the file is
-    /// refused.
+    /// Read as `transformers` 5 does: the keys of `rope_parameters` (or `rope_scaling`, its former
+    /// name) take precedence over the key beside it. A file that versions of `transformers` read
+    /// differently is refused.
     pub(super) fn read(reader: &Reader<'_>, max_position_embeddings: usize) -> Result<Self> {
         let given = |key: &str| reader.raw.get(key).filter(|value| !value.is_null());
         let beside = reader.number(THETA)?;
@@ -212,7 +212,7 @@ impl RopeObject<'_> {
         found.map(read).transpose()
     }
 
-    /// A number that is at least this; needed where there is no default.
+    /// A number of at least `least`; required where there is no default.
     fn at_least(&self, least: f64, name: &str, default: Option<f64>) -> Result<f64> {
         let key = self.key;
         let found = self.number(name)?.or(default);
@@ -336,7 +336,7 @@ mod tests {
         Rope::read(&reader, 512)
     }
 
-    /// What the configurations of transformers 5.24 make of the same keys.
+    /// Expected values are those of transformers 5.24 for the same keys.
     #[test]
     fn the_rotary_base_is_read_as_transformers_reads_it_or_refused() {
         let with = |keys: &str| read(&format!("{{{keys}}}"));
@@ -442,7 +442,7 @@ mod tests {
         }
     }
 
-    /// The first context is where `transformers` looks for it.
+    /// The original context is read from the same keys as in `transformers`.
     #[test]
     fn the_first_context_has_three_places() {
         let context = |inside: &str, beside: &str| {

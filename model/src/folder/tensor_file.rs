@@ -1,5 +1,5 @@
 //! Safetensors files in Hugging Face's layout, written so that equal numbers give
-//! equal bytes: names sorted, fixed metadata, no times; readable by everyone.
+//! equal bytes: names sorted, fixed metadata, no timestamps.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,22 +14,22 @@ use serde_json::{Map, Value, json};
 use crate::folder::parameter::{Parameter, is_dense, transpose};
 use crate::{Error, Result};
 
-/// Bytes of the header's length, which a file begins with.
+/// Bytes of the header's length, which is at the start of a file.
 const LENGTH_BYTES: usize = 8;
-/// What `safetensors` refuses too.
+/// `safetensors` refuses larger headers too.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 const F32_BYTES: usize = 4;
 
 /// One tensor as the file will hold it.
 pub(crate) struct Entry<'a> {
-    /// Of the file.
+    /// Shape in the file.
     shape: Vec<usize>,
     numbers: &'a [f32],
-    /// The file has rows and columns exchanged.
+    /// Whether the file holds the transpose.
     turned: bool,
 }
 
-/// Numbers of the in-memory layout with that layout's shape, to be turned into the file's.
+/// Numbers and shape in the in-memory layout, to be written in the file's layout.
 pub(crate) fn entry<'a>(name: &str, mut shape: Vec<usize>, numbers: &'a [f32]) -> Entry<'a> {
     let turned = is_dense(name);
     if turned {
@@ -42,7 +42,7 @@ pub(crate) fn entry<'a>(name: &str, mut shape: Vec<usize>, numbers: &'a [f32]) -
     }
 }
 
-/// Numbers as they are, without a shape of their own.
+/// Numbers as they are, in one dimension.
 pub(crate) fn flat(numbers: &[f32]) -> Entry<'_> {
     Entry {
         shape: vec![numbers.len()],
@@ -52,7 +52,7 @@ pub(crate) fn flat(numbers: &[f32]) -> Entry<'_> {
 }
 
 impl Entry<'_> {
-    /// Refuses numbers that are not finite: nobody could load the file.
+    /// Refuses numbers that are not finite: no reader here would load the file.
     pub(crate) fn check_finite(&self, name: &str) -> Result<()> {
         check_finite(name, self.numbers)
     }
@@ -76,7 +76,7 @@ impl Entry<'_> {
 
 /// Refuses numbers that are not finite.
 pub(crate) fn check_finite(name: &str, numbers: &[f32]) -> Result<()> {
-    // Without a branch in the loop: a pass at the speed of memory.
+    // No branch in the loop, so that it runs at memory bandwidth.
     let finite = |all: bool, x: &f32| all & x.is_finite();
     if numbers.iter().fold(true, finite) {
         return Ok(());
@@ -88,7 +88,7 @@ pub(crate) fn check_finite(name: &str, numbers: &[f32]) -> Result<()> {
     })
 }
 
-/// Writes one file, tensor by tensor: none of it is held in memory a second time.
+/// Writes one file, tensor by tensor, so that at most one of them is copied in memory.
 pub(crate) fn save(
     path: &Path,
     entries: &BTreeMap<String, Entry<'_>>,
@@ -164,7 +164,7 @@ impl TensorFile {
         })
     }
 
-    /// In name order: of several bad tensors the same one is named every time.
+    /// Sorted, so that of several bad tensors the same one is reported every time.
     pub(crate) fn names(&self) -> Vec<String> {
         let mut names = self.header.offset_keys();
         names.sort_unstable();
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(file.read("b.q_proj.weight").unwrap(), dense);
         assert_eq!(file.read("a.norm").unwrap(), long);
 
-        // What `safetensors` refuses is refused here, wherever the file is cut.
+        // A truncated file is refused wherever it is cut, as by `safetensors`.
         for length in [0, 7, 8, 40, expected.len() - 1] {
             std::fs::write(&path, &expected[..length]).unwrap();
             assert!(SafeTensors::deserialize(&expected[..length]).is_err());
@@ -302,7 +302,7 @@ mod tests {
         }
     }
 
-    /// The maps of `safetensors` have another order every time.
+    /// The maps of `safetensors` have a different order every time.
     #[test]
     fn metadata_have_one_order() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
-//! Text to token ids and back, by the model folder's own tokenizer.
+//! Text to token ids and back, with the model folder's own tokenizer.
 //!
-//! Two readings of text are kept apart on purpose. *Template* text is trusted:
-//! its special strings (`<|im_end|>`) become the special ids. Text that came from
-//! an environment or a task is not: the same characters in it are spelled out
+//! Two ways of encoding text are deliberately separate. *Template* text is trusted:
+//! its special strings (`<|im_end|>`) become the special ids. Text from an
+//! environment or a task is not trusted: the same characters in it are spelled out
 //! as ordinary tokens, so that no web page can end a turn or open a system message.
 
 mod length;
@@ -36,14 +36,14 @@ pub struct Tokenizer {
     special: BTreeMap<String, u32>,
     /// The keys of `special`.
     needles: Needles,
-    /// How much text an id can stand for, where that is known.
+    /// How much text an id can represent, where that is known.
     id_length: Option<IdLength>,
     vocab_size: usize,
     files: BTreeMap<String, Vec<u8>>,
     path: PathBuf,
 }
 
-/// A stretch of rendered text and whether its special strings are meant.
+/// A stretch of rendered text and whether its special strings are trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Part<'a> {
     pub(crate) text: &'a str,
@@ -56,8 +56,8 @@ impl Tokenizer {
         Self::from_files(&read_files(dir, &FILES)?, dir)
     }
 
-    /// Builds from the contents of a policy folder's files, by name; the files of
-    /// other parts are passed over. `dir` appears in messages.
+    /// Builds from the contents of a policy folder's files, by name; other files are
+    /// ignored. `dir` appears in messages.
     pub fn from_files(files: &BTreeMap<String, Vec<u8>>, dir: &Path) -> Result<Self> {
         let path = dir.join(FILES[0]);
         let bad = |message: String| Error::Tokenizer {
@@ -71,7 +71,7 @@ impl Tokenizer {
         let mut parsing = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json))
             .unwrap_or_else(|_| Err("its reader gave up".into()))
             .map_err(|e| bad(format!("not a tokenizer: {e}; copy the file again")))?;
-        // Cutting or filling up belongs to callers who know why they do it.
+        // Truncation and padding are the caller's decision.
         parsing
             .with_truncation(None)
             .map_err(|e| bad(e.to_string()))?;
@@ -132,7 +132,7 @@ impl Tokenizer {
     /// Text of ids; bytes that are no UTF-8 become U+FFFD.
     pub fn decode(&self, token_ids: &[u32], skip_special: bool) -> String {
         // The library fails only for decoders that run regular expressions over
-        // their own output; the id-by-id text is then the honest answer.
+        // their own output; the fallback is the text id by id.
         self.parsing
             .decode(token_ids, skip_special)
             .unwrap_or_else(|_| {
@@ -164,24 +164,23 @@ impl Tokenizer {
         self.needles.first(text)
     }
 
-    /// So many ids at least come out of [`Self::encode_parts`], told without encoding
-    /// anything. 0 where this kind of tokenizer allows no such statement.
+    /// A lower bound on the ids of [`Self::encode_parts`], without encoding anything. 0
+    /// where the kind of tokenizer allows no bound.
     pub(crate) fn ids_min(&self, parts: &[Part<'_>]) -> usize {
         (self.id_length).map_or(0, |length| length.ids_min(parts.iter().map(|p| p.text)))
     }
 
-    /// A text of so many bytes, all of them ASCII, has more than `ids` ids; `None` where
-    /// that is not known.
+    /// Any ASCII text of this many bytes has more than `ids` ids; `None` where that is not known.
     pub(crate) fn bytes_above(&self, ids: usize) -> Option<usize> {
         self.id_length.map(|length| length.bytes_above(ids))
     }
 
-    /// Ids of text put together from trusted and untrusted stretches.
+    /// Ids of text that consists of trusted and untrusted stretches.
     ///
     /// Without a special string in untrusted text this is [`Self::encode`] of the
-    /// whole, so that merges across stretches are those of one rendering. Else the
-    /// trusted special strings cut the text, as they do inside the tokenizer, and
-    /// the pieces between them are spelled out.
+    /// whole, so that merges across stretches are those of one rendering. Otherwise
+    /// the trusted special strings split the text, as they do inside the tokenizer,
+    /// and the pieces between them are spelled out.
     pub(crate) fn encode_parts(&self, parts: &[Part<'_>]) -> Result<Vec<u32>> {
         let injected = |part: &Part<'_>| !part.trusted && self.find_special(part.text).is_some();
         if !parts.iter().any(injected) {
@@ -216,8 +215,8 @@ impl Tokenizer {
         }
     }
 
-    /// A vocabulary could still hold a special string as an ordinary word; found
-    /// here, once, instead of in the middle of an episode.
+    /// Refuses a vocabulary that holds a special string as an ordinary word. Checked
+    /// once at loading instead of in the middle of an episode.
     fn check_spelling(&self) -> Result<()> {
         for (token, id) in &self.special {
             let ids = self.encode_ordinary(token)?;

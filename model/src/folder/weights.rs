@@ -79,7 +79,7 @@ impl Weights {
             .map(|(name, parameter)| (name.as_str(), parameter))
     }
 
-    /// How many numbers there are.
+    /// The number of parameters, as scalars.
     pub fn parameter_count(&self) -> usize {
         self.parameters.values().map(|p| p.numbers.len()).sum()
     }
@@ -91,7 +91,7 @@ impl Weights {
         }
     }
 
-    /// Gives the memory of numbers away that no clone holds.
+    /// Gives the memory of numbers that no clone holds to `spare`.
     pub(crate) fn give_memory_to(self, spare: &Spare) {
         let numbers = self.parameters.into_values().map(|p| p.numbers);
         numbers
@@ -100,12 +100,12 @@ impl Weights {
     }
 
     /// Reads `model.safetensors`, or the shards that `model.safetensors.index.json`
-    /// names, of any of f32, f16 and bf16, and checks names, shapes and numbers.
+    /// names, in f32, f16 or bf16, and checks names, shapes and numbers.
     pub fn load(dir: &Path, config: &ModelConfig) -> Result<Self> {
         let mut shapes = parameter_shapes(config);
         let mut parameters = BTreeMap::new();
         let files = weight_files(dir)?;
-        // A tied model, or a critic, may bring a head along that it does not read.
+        // The files of a tied model or a critic may hold a head that is not used.
         let skip = |name: &str| name == HEAD && (config.tie_word_embeddings || config.value_head);
         for path in &files {
             read_tensors(path, &mut shapes, "config.json", &skip, &mut parameters)?;
@@ -135,8 +135,8 @@ impl Weights {
 }
 
 /// Adds a file's tensors to `parameters` and takes their names out of `shapes`,
-/// the in-memory shapes that `source` gives. Names that nobody expects, other
-/// shapes and numbers that are not finite are refused.
+/// the in-memory shapes that `source` gives. Unknown names, other shapes and
+/// numbers that are not finite are refused.
 pub(crate) fn read_tensors(
     path: &Path,
     shapes: &mut BTreeMap<String, Vec<usize>>,
@@ -180,7 +180,7 @@ pub(crate) fn read_tensors(
     Ok(())
 }
 
-/// The files of the weights, by the index where there is one.
+/// The weight files, as listed by the index where there is one.
 pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let index = dir.join("model.safetensors.index.json");
     if !index.exists() {

@@ -1,9 +1,9 @@
-//! Generation with continuous batching. Every step runs all active rows together,
+//! Generation with continuous batching. Every step runs all active rows together:
 //! one new token for those that decode, a bounded number of known tokens for those
-//! that still prefill. What a turn samples depends on its own ids and random key
-//! alone, so batching, chunking, eviction and order are free choices. So is taking
-//! keys and values from a sequence that begins the same way: the samples of a task run
-//! their prompt once, and tasks with one system message run that once.
+//! in prefill. A turn's samples depend on its own ids and random key alone, so
+//! batching, chunking, eviction and order do not affect results. Neither does
+//! prefix sharing, which takes keys and values from a sequence that begins the same
+//! way: a prompt is run once for all samples of a task, a system message once for all tasks.
 
 use crate::batch::Batch;
 use crate::compute::Cache;
@@ -13,17 +13,17 @@ use crate::sampler::{Draw, Drawn};
 use crate::{Error, Policy, Result};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Fewest tokens in common for which one sequence waits for another's keys and values.
+/// Shortest common prefix for which a sequence waits for another's keys and values.
 const SHARED_TOKENS_MIN: usize = 32;
 
-/// Bounds of an engine; none of them changes what is sampled.
+/// Limits of an engine; none of them changes what is sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineOptions {
     /// Turns that run at the same time.
     pub rows_max: usize,
     /// Tokens whose keys and values are kept over all sequences.
     pub cache_tokens_max: usize,
-    /// Known tokens run per step besides the decoded ones.
+    /// Known tokens (prefill) run per step, besides the decoded ones.
     pub prefill_chunk: usize,
 }
 
@@ -37,18 +37,18 @@ impl Default for EngineOptions {
     }
 }
 
-/// What an engine did so far.
+/// Counters of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EngineStats {
     /// Forward passes.
     pub steps: u64,
-    /// Those of them that a GPU did by a recording.
+    /// Forward passes that a GPU replayed from a recording.
     pub steps_replayed: u64,
     /// Ids sampled.
     pub tokens_sampled: u64,
     /// Tokens run through the network, known and sampled, repeats included.
     pub tokens_run: u64,
-    /// Known tokens that were not run, since another sequence begins with them too.
+    /// Known tokens that were not run, since another sequence has the same prefix.
     pub tokens_shared: u64,
     /// Caches dropped to make room.
     pub evictions: u64,
@@ -58,7 +58,7 @@ pub struct EngineStats {
     pub turns_open: usize,
 }
 
-/// A message being written.
+/// A message being generated.
 #[derive(Debug)]
 struct Active {
     turn: GenerationRequest,
@@ -78,7 +78,7 @@ struct Sequence {
     leader: Option<Leader>,
 }
 
-/// A sequence that begins the same way, whose keys and values are waited for.
+/// A sequence with a common prefix, whose keys and values are awaited.
 #[derive(Debug, Clone, Copy)]
 struct Leader {
     number: u64,
@@ -91,7 +91,7 @@ impl Sequence {
         &self.ids[self.cache.length()..]
     }
 
-    /// Tokens it may hold when its turn is over.
+    /// Most tokens that it can hold at the end of its turn.
     fn tokens_max(&self) -> usize {
         self.ids.len()
             + self
@@ -134,7 +134,7 @@ impl Engine {
         }
     }
 
-    /// Takes a turn; it runs when rows and cache have room.
+    /// Queues a turn; it runs when rows and cache have room.
     pub fn submit(&mut self, mut turn: GenerationRequest) -> Result<()> {
         let number = turn.sequence;
         self.check(&turn)
@@ -187,7 +187,7 @@ impl Engine {
         turn.sampling.check()
     }
 
-    /// Forgets a sequence, also one whose turn is running.
+    /// Drops a sequence, even one whose turn is running.
     pub fn release(&mut self, sequence: u64) {
         self.sequences.remove(&sequence);
         self.queue.retain(|&queued| queued != sequence);
@@ -204,7 +204,7 @@ impl Engine {
         self.stats.tokens_sampled
     }
 
-    /// What it did so far.
+    /// The counters so far.
     pub fn stats(&self) -> EngineStats {
         EngineStats {
             cache_tokens: self.sequences.values().map(|s| s.cache.length()).sum(),
@@ -227,7 +227,7 @@ impl Engine {
         let mut drawn = match self.forward(&mut active) {
             Ok(drawn) => drawn.into_iter(),
             Err(error) => {
-                // Nothing of this step has happened.
+                // Roll back: a failed step has no effect.
                 for ((number, mut sequence), held) in active.into_iter().zip(held) {
                     sequence.cache = sequence.cache.first(held);
                     self.sequences.insert(number, sequence);
@@ -288,7 +288,7 @@ impl Engine {
         Ok(done)
     }
 
-    /// Starts queued turns while rows and cache have room; one always runs.
+    /// Starts queued turns while rows and cache have room; at least one always runs.
     fn admit(&mut self) {
         while self.running.len() < self.options.rows_max
             && let Some(&next) = self.queue.front()
@@ -308,14 +308,14 @@ impl Engine {
         }
     }
 
-    /// The sequence that a newly admitted one without a cache has most tokens in common
-    /// with: one that holds their keys and values, or one that runs and soon will.
+    /// The sequence that shares the longest prefix with a newly admitted one without a
+    /// cache: one that holds its keys and values, or a running one that soon will.
     fn leader(&self, number: u64) -> Option<Leader> {
         let own = &self.sequences[&number];
         if own.cache.length() > 0 {
             return None;
         }
-        // The last token is run in any case: its logits are wanted.
+        // The last token is always run: its logits are needed.
         let (_, ids) = own.ids.split_last()?;
         let common = |(&other, sequence): (&u64, &Sequence)| {
             let reach = match self.running.contains(&other) {
@@ -334,8 +334,8 @@ impl Engine {
         leaders.max_by_key(|leader| leader.tokens)
     }
 
-    /// Takes the keys and values that have been waited for. A sequence waits only for
-    /// one that was admitted before it and still runs, so that the first never waits.
+    /// Takes over the awaited keys and values that are ready. A sequence waits only for one
+    /// that was admitted before it and still runs, so that the first never waits.
     fn follow(&mut self) {
         for at in 0..self.running.len() {
             let number = self.running[at];
@@ -362,7 +362,7 @@ impl Engine {
         }
     }
 
-    /// Drops the caches of waiting sequences, least recently used first, until
+    /// Drops the caches of sequences that do not run, least recently used first, until
     /// `wanted` tokens of running ones fit beside the rest.
     fn make_room(&mut self, wanted: usize) {
         let mut waiting: Vec<(u64, u64)> = self
@@ -388,9 +388,9 @@ impl Engine {
         }
     }
 
-    /// Computes less at once from now on, where a device's memory is full: without recorded steps,
-    /// then without caches that nobody reads now and with half the rows, then with half the known
-    /// tokens at a time. False where there is nothing left to do without.
+    /// Reduces memory use where a device's memory is full: drops recorded steps, then caches of
+    /// sequences that do not run and half of the rows, then halves the prefill chunk. False where
+    /// nothing is left to reduce.
     fn make_do(&mut self) -> bool {
         if self.decoder.make_do() {
             return true;
@@ -424,7 +424,7 @@ impl Engine {
         is_less
     }
 
-    /// The running sequences in order of admission, out of the map for a step.
+    /// Takes the running sequences out of the map for a step, in order of admission.
     fn take_running(&mut self) -> Vec<(u64, Sequence)> {
         let sequences = &mut self.sequences;
         self.running
@@ -439,7 +439,7 @@ impl Engine {
     }
 
     /// Runs pending tokens and draws the next id of every sequence that has none left;
-    /// the ids and their log-probabilities.
+    /// returns the ids and their log-probabilities.
     fn forward(&mut self, active: &mut [(u64, Sequence)]) -> Result<Vec<Drawn>> {
         let mut budget = self.options.prefill_chunk;
         let mut takes = Vec::with_capacity(active.len());

@@ -1,8 +1,8 @@
-//! What is asked of generation, and what it answers.
+//! A request for a generation, and its result.
 
 use crate::Sampling;
 
-/// One message the policy is to write.
+/// One message that the policy is to generate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationRequest {
     /// Which sequence it continues; a new number starts one.
@@ -40,8 +40,8 @@ pub struct Generation {
     pub token_ids: Vec<u32>,
     /// Their log-probabilities, as [`crate::score()`] gives them.
     pub log_probs: Vec<f32>,
-    /// Where top_k or top_p cuts: by token, the log of the probability that they left
-    /// to draw from, nats. `log_probs` less this is what the ids were drawn with.
+    /// With a top_k or top_p cut: by token, the log of the probability mass that it kept,
+    /// nats. The ids were drawn with the log-probs `log_probs` minus this.
     pub log_kept_masses: Option<Vec<f32>>,
     /// Why it ended.
     pub finish: Finish,

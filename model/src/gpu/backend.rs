@@ -1,5 +1,5 @@
-//! What the policy asks of a GPU, and nothing more: memory, copies, launches, products, all
-//! in the order they are asked for.
+//! The operations of a GPU that the policy needs: memory, copies, launches and
+//! products, executed in the order of the calls.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -8,35 +8,35 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{Dtype, Error, Result};
 
-/// Rows that one product takes together. A library of products may choose another order of
-/// additions for another number of rows; asked for the same number always, it gives a row
-/// the same bits whatever is computed beside it (I7).
+/// Rows of every product of a forward pass. A library may choose a different order of
+/// additions for a different number of rows; with one fixed number, a row gets the same bits
+/// whatever is computed beside it (I7).
 pub(crate) const TILE: usize = 128;
 
-/// Something that computes like a GPU. Calls take effect one after another.
+/// A device that computes like a GPU. Calls take effect one after another.
 pub(crate) trait Backend: Debug + Send + Sync {
     /// `cuda:N` and the device's model.
     fn name(&self) -> &str;
 
-    /// What decides bits: kernels, type of operands, device model, versions of the libraries.
+    /// Identifies all that decides bits: kernels, type of operands, device model, library versions.
     fn numeric_class(&self) -> &str;
 
-    /// Of the numbers that products read, and that attention keeps.
+    /// The type of products' operands, and of cached keys and values.
     fn dtype(&self) -> Dtype;
 
-    /// Address of `bytes` bytes of any content.
+    /// Allocates `bytes` uninitialised bytes; returns their address.
     fn allocate(&self, bytes: usize) -> Result<u64>;
 
-    /// Gives memory back that everything asked for so far may still use.
+    /// Frees memory after all work called for so far, which may still use it.
     fn free(&self, address: u64);
 
     /// Fills with zeros.
     fn zero(&self, address: u64, bytes: usize) -> Result<()>;
 
-    /// Copies from the processor's memory.
+    /// Copies from host memory.
     fn upload(&self, from: &[u8], to: u64) -> Result<()>;
 
-    /// Copies to the processor's memory, once everything asked for before is done.
+    /// Copies to host memory, once all earlier work is done.
     fn download(&self, from: u64, to: &mut [u8]) -> Result<()>;
 
     /// Copies inside the device's memory.
@@ -45,22 +45,21 @@ pub(crate) trait Backend: Debug + Send + Sync {
     /// Runs a kernel.
     fn launch(&self, launch: &Launch<'_>) -> Result<()>;
 
-    /// Runs a product.
+    /// Runs a matrix product.
     fn multiply(&self, product: &Product) -> Result<()>;
 
-    /// Writes down what `work` asks for, instead of doing it: everything but copies from and to
-    /// the processor's memory, which it may not ask for. What it allocates it frees. Returns the
-    /// recording's number.
+    /// Records the calls that `work` makes instead of executing them. `work` must not copy from
+    /// or to host memory, and must free all that it allocates. Returns the recording's number.
     fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<u64>;
 
-    /// Does what is recorded.
+    /// Executes a recording.
     fn replay(&self, recording: u64) -> Result<()>;
 
-    /// Gives a recording's memory back.
+    /// Frees a recording.
     fn forget(&self, recording: u64);
 }
 
-/// A kernel and what it is run on.
+/// A launch of a kernel.
 #[derive(Debug)]
 pub(crate) struct Launch<'a> {
     pub(crate) kernel: &'static str,
@@ -87,7 +86,7 @@ pub(crate) enum Argument {
 }
 
 impl Argument {
-    /// The argument's bytes, from the lowest on.
+    /// The argument's bytes, starting with the lowest.
     pub(crate) fn bits(self) -> u64 {
         match self {
             Argument::Pointer(bits) | Argument::Count(bits) => bits,
@@ -97,10 +96,9 @@ impl Argument {
     }
 }
 
-/// c = a · b, or added to c; a is `[m, k]`, b `[k, n]`, c `[m, n]`, row-major. a and b hold
-/// numbers of [`Backend::dtype`], c holds f32, and so does the sum while it grows. A
-/// transposed operand is stored the other way round. From one stored row of b to the next there
-/// are `b_stride` numbers.
+/// c = a · b, or c += a · b; a is `[m, k]`, b `[k, n]`, c `[m, n]`, row-major. a and b hold
+/// elements of [`Backend::dtype`]; c and the sums are f32. A transposed operand is stored
+/// transposed. `b_stride` is the number of elements between the starts of two stored rows of b.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product {
     pub(crate) a: u64,
@@ -115,13 +113,13 @@ pub(crate) struct Product {
     pub(crate) accumulate: bool,
 }
 
-/// What a device's memory may hold.
+/// A type of elements in a device's memory.
 pub(crate) trait Element {
-    /// Bytes of one on a device of this type of operands.
+    /// Bytes of an element on a device with this type of operands.
     fn size(dtype: Dtype) -> usize;
 }
 
-/// Types that the processor has too, bit by bit.
+/// Types with the same bits in host memory.
 pub(crate) trait Plain: Copy + Default {}
 impl Plain for f32 {}
 impl Plain for f64 {}
@@ -134,8 +132,8 @@ impl<T: Plain> Element for T {
     }
 }
 
-/// A number that products read, and that attention keeps: of the device's [`Dtype`]. There is
-/// none of it in the processor's memory.
+/// An operand of a product, or a cached key or value, of the device's [`Dtype`]. It exists in
+/// a device's memory only.
 #[derive(Debug)]
 pub(crate) enum Operand {}
 
@@ -152,7 +150,7 @@ impl Element for Operand {
 #[derive(Debug, Clone)]
 pub(crate) struct Gpu(Arc<dyn Backend>, Arc<Lacks>);
 
-/// What a device had no memory for so far, or cannot do.
+/// What a device had no memory for so far, or does not support.
 #[derive(Debug, Default)]
 struct Lacks {
     said: AtomicBool,
@@ -178,7 +176,7 @@ impl Gpu {
         self.0.dtype()
     }
 
-    /// Says, once, that less is computed at a time from now on.
+    /// Logs once that work is done in smaller portions from now on.
     pub(crate) fn make_do(&self, error: &Error) {
         if !self.1.said.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -188,7 +186,7 @@ impl Gpu {
         }
     }
 
-    /// Training finds no room to keep what layers compute, and never tries to again.
+    /// Makes training use checkpointing from now on: the activations do not fit.
     pub(crate) fn keep_inputs_alone(&self) {
         self.1.layers.store(true, Ordering::Relaxed);
     }
@@ -197,7 +195,7 @@ impl Gpu {
         self.1.layers.load(Ordering::Relaxed)
     }
 
-    /// Steps cannot be recorded here, which is said once and never tried again.
+    /// Disables recording from now on, and logs that once.
     pub(crate) fn keep_no_steps(&self, error: &Error) {
         if !self.1.steps.swap(true, Ordering::Relaxed) {
             tracing::warn!("{error}; going on without recorded steps, which takes longer");
@@ -208,7 +206,7 @@ impl Gpu {
         !self.1.steps.load(Ordering::Relaxed)
     }
 
-    /// Memory for `length` elements, of any content.
+    /// Uninitialised memory for `length` elements.
     pub(crate) fn buffer<T: Element>(&self, length: usize) -> Result<Buffer<T>> {
         // An empty allocation has no address of its own.
         let address = self.0.allocate(T::size(self.dtype()) * length.max(1))?;
@@ -234,7 +232,7 @@ impl Gpu {
     }
 
     pub(crate) fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        // Nothing to do is nothing a GPU would start.
+        // A GPU refuses an empty grid.
         if launch.grid.0 == 0 || launch.grid.1 == 0 {
             return Ok(());
         }
@@ -248,7 +246,7 @@ impl Gpu {
         self.0.multiply(product)
     }
 
-    /// Records `work`, which neither uploads nor downloads.
+    /// Records `work`, which must neither upload nor download.
     pub(crate) fn record(&self, mut work: impl FnMut() -> Result<()>) -> Result<Recording> {
         let number = self.0.record(&mut work)?;
         Ok(Recording {
@@ -258,8 +256,8 @@ impl Gpu {
     }
 }
 
-/// Work that a device does again and again, at the cost of asking once. The memory it was
-/// recorded with is to be there whenever it is.
+/// Recorded work, which a device repeats at the cost of one call. The memory that it was
+/// recorded with must outlive it.
 #[derive(Debug)]
 pub(crate) struct Recording {
     gpu: Gpu,
@@ -288,10 +286,10 @@ pub(crate) struct Buffer<T: Element = f32> {
 }
 
 impl<T: Plain> Buffer<T> {
-    /// Puts as many elements in the place of those it has.
+    /// Overwrites all elements.
     pub(crate) fn refill(&self, elements: &[T]) -> Result<()> {
         assert_eq!(elements.len(), self.length, "a refill is as long");
-        // SAFETY: a `Plain` type has no padding, so all its bytes are there to be read.
+        // SAFETY: a `Plain` type has no padding, so all its bytes are initialised.
         let bytes =
             unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) };
         self.gpu.0.upload(bytes, self.address)
@@ -300,7 +298,7 @@ impl<T: Plain> Buffer<T> {
     /// The first `length` elements.
     pub(crate) fn download(&self, length: usize) -> Result<Vec<T>> {
         let mut elements = vec![T::default(); length.min(self.length)];
-        // SAFETY: any bytes are a `Plain` type's.
+        // SAFETY: any bytes are valid for a `Plain` type.
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(
                 elements.as_mut_ptr().cast(),
@@ -329,7 +327,7 @@ impl<T: Element> Buffer<T> {
         self.pointer_at(0)
     }
 
-    /// To one of its elements.
+    /// A pointer to one of its elements.
     pub(crate) fn pointer_at(&self, element: usize) -> Argument {
         Argument::Pointer(self.address_at(element))
     }
@@ -350,7 +348,7 @@ impl<T: Element> Buffer<T> {
         Ok(copy)
     }
 
-    /// Copies `count` elements of another buffer, from place `from` on, to place `to`.
+    /// Copies `count` elements of another buffer, starting at `from`, to position `to`.
     pub(crate) fn set(&self, other: &Self, (from, to): (usize, usize), count: usize) -> Result<()> {
         let (from, to) = (other.address_at(from), self.address_at(to));
         self.gpu.0.copy(from, to, self.bytes(count))
@@ -358,7 +356,7 @@ impl<T: Element> Buffer<T> {
 }
 
 impl Buffer {
-    /// The same memory as operands, where these are f32 too.
+    /// The same memory as operands, on a device whose operands are f32.
     pub(super) fn into_operands(self) -> Buffer<Operand> {
         debug_assert_eq!(self.gpu.dtype(), Dtype::F32);
         let this = std::mem::ManuallyDrop::new(self);

@@ -1,5 +1,5 @@
-//! The derivative of [`Network::hidden`] on a GPU, layer by layer from the last to the first;
-//! see `crate::backward`, whose steps these are.
+//! The derivative of [`Network::hidden`] on a GPU, layer by layer from the last to the first,
+//! with the steps of `crate::cpu::backward`.
 
 use super::backend::{Argument, Buffer, Launch};
 use super::matrix::{Columns, Matrix, Operands};
@@ -27,9 +27,8 @@ struct Packed<'a> {
 }
 
 impl Network {
-    /// Every trained parameter's derivative, given those of the loss by the streams that
-    /// [`Network::predict`] made of `hidden`; the head's is in the embedding's where both
-    /// are one.
+    /// The derivative by every trained parameter, given those by the streams that
+    /// [`Network::predict`] computed from `hidden`; a tied head's is part of the embedding's.
     pub(crate) fn backward(
         &self,
         batch: &Batch,
@@ -52,7 +51,7 @@ impl Network {
         Ok(gradients)
     }
 
-    /// The same from the derivative by the hidden states on, the head excepted.
+    /// The same without the head, given the derivative by the hidden states.
     pub(crate) fn backward_states(
         &self,
         batch: &Batch,
@@ -98,7 +97,7 @@ impl Network {
         Ok(())
     }
 
-    /// Each id's rows added in their order, by a block of its own.
+    /// Adds the rows of each id in their order, in one block per id.
     fn add_by_embedding(&self, batch: &Batch, grad: &Matrix, to: &Buffer) -> Result<()> {
         let mut rows_of = BTreeMap::<u32, Vec<u32>>::new();
         for (row, &id) in batch.ids.iter().enumerate() {
@@ -182,8 +181,8 @@ impl Network {
         Ok(grad)
     }
 
-    /// next = middle + down(swiglu(gate(h), up(h))), h = norm(middle): makes the derivative by
-    /// `next` that by `middle`.
+    /// next = middle + down(swiglu(gate(h), up(h))), h = norm(middle): turns the derivative by
+    /// `next` into the one by `middle`.
     fn mlp_backward(
         &self,
         layer: &Layer,
@@ -265,7 +264,7 @@ impl Network {
 }
 
 impl Linear {
-    /// Records the derivatives by what is trained, given those by the output of each layer;
+    /// Records the derivatives by the trained parameters, given those by the output of each layer;
     /// returns the one by the input.
     fn backward(
         &self,
@@ -305,7 +304,7 @@ impl Linear {
 }
 
 impl Factors {
-    /// s·xᵀ·(g·Bᵀ) by A and s·(x·A)ᵀ·g by B, as in `crate::backward`.
+    /// s·xᵀ·(g·Bᵀ) by A and s·(x·A)ᵀ·g by B, as in `crate::cpu::backward`.
     fn derive(
         &self,
         x: &Operands,

@@ -1,6 +1,6 @@
-//! Where attention finds keys and values: pages of [`PAGE`] positions, either a sequence's own
-//! in its cache, or the packed rows of a batch of whole sequences. A table names the pages
-//! of every row, and one kernel reads both.
+//! Paged keys and values: pages of [`PAGE`] positions are either a sequence's own, in its cache,
+//! or the packed rows of a batch of whole sequences. A table lists the pages of every row, so
+//! that one kernel reads both.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use crate::Result;
 use crate::batch::Batch;
 use crate::kernels::key_values::BLOCK as PAGE;
 
-/// Bytes of `count` numbers in pages.
+/// Bytes of `count` elements in pages.
 fn bytes(gpu: &Gpu, count: usize) -> u64 {
     (count * Operand::size(gpu.dtype())) as u64
 }
 
 /// Keys and values of one sequence in every layer. A page is `[layers][keys, values][PAGE]
-/// [kv_width]`; a copy of the beginning shares its pages until one of both writes.
+/// [kv_width]`; a copy of a prefix shares its pages until either writes to them.
 #[derive(Debug, Clone)]
 pub(crate) struct Cache {
     layers: usize,
@@ -49,14 +49,14 @@ impl Cache {
         }
     }
 
-    /// One page of any content.
+    /// One uninitialised page.
     pub(super) fn page(&self, gpu: &Gpu) -> Result<Self> {
         let mut page = self.first(0);
         page.extend(gpu, 1)?;
         Ok(page)
     }
 
-    /// Makes room for `tokens` more, in pages that nobody else reads.
+    /// Makes room for `tokens` more, in pages that no other cache shares.
     fn extend(&mut self, gpu: &Gpu, tokens: usize) -> Result<()> {
         if !self.length.is_multiple_of(PAGE)
             && let Some(last) = self.pages.last_mut()
@@ -78,14 +78,14 @@ impl Cache {
 pub(super) struct Pages {
     /// Addresses of pages in caches, or offsets of pages in packed rows.
     pub(super) places: Vec<u64>,
-    /// Of every row, where its sequence's pages begin in `places`.
+    /// For every row, the index in `places` of its sequence's first page.
     pub(super) starts: Vec<u32>,
     pub(super) are_cached: bool,
 }
 
 impl Pages {
-    /// Of caches, one per segment, with room made for the batch's tokens; segments after the last
-    /// cache have `spare`.
+    /// The pages of caches, one per segment, extended for the batch's tokens; segments after the
+    /// last cache use `spare`.
     pub(super) fn of_caches(
         gpu: &Gpu,
         batch: &Batch,
@@ -109,7 +109,7 @@ impl Pages {
         })
     }
 
-    /// Of a batch of whole sequences, whose rows of keys are `kv_width` numbers.
+    /// The pages of a batch of whole sequences, whose rows of keys have `kv_width` elements.
     pub(super) fn of_rows(gpu: &Gpu, batch: &Batch, kv_width: usize) -> Self {
         let (mut places, mut starts) = (Vec::new(), Vec::new());
         let mut first = 0;
@@ -127,8 +127,8 @@ impl Pages {
     }
 }
 
-/// What is added to a page's place to reach the keys and the values of a layer: `packed` are
-/// these where they are rows of their own and not in caches.
+/// The offsets from a page's place to the keys and to the values of a layer. `packed` are the
+/// keys and values where they are packed rows and not in caches.
 pub(super) fn bases(
     gpu: &Gpu,
     layer: usize,

@@ -1,5 +1,5 @@
-//! Compiles the kernels by NVRTC, for the machine code of one architecture: nothing is left for
-//! the driver to translate, so its version decides no bits.
+//! Compiles the kernels with NVRTC to the machine code of one architecture: the driver has
+//! nothing to translate, so its version does not affect results.
 
 use std::ffi::{CStr, CString};
 
@@ -8,13 +8,13 @@ use cudarc::nvrtc::{result, sys};
 use super::kernels;
 use crate::Dtype;
 
-/// What `emulator/device.h` has in its own way.
+/// Macros that `emulator/device.h` defines differently.
 const PRELUDE: &str = concat!(
     "#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) float name[]\n",
     "#define UNROLL _Pragma(\"unroll\")\n",
 );
 
-/// The text that [`compile`] compiles.
+/// The source that [`compile`] compiles.
 pub(super) fn program(dtype: Dtype) -> String {
     kernels::program(PRELUDE, dtype)
 }
@@ -22,7 +22,7 @@ pub(super) fn program(dtype: Dtype) -> String {
 /// NVRTC's version, (major, minor).
 pub(super) fn version() -> Result<(i32, i32), String> {
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: both are written and nothing else.
+    // SAFETY: only these two numbers are written.
     let status = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
     status.result().map_err(|e| format!("NVRTC: {e:?}"))?;
     Ok((major, minor))
@@ -63,7 +63,7 @@ unsafe fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::Nv
     // SAFETY: the caller's promise.
     unsafe { sys::nvrtcGetCUBINSize(program, &mut size) }.result()?;
     let mut code = vec![0_u8; size];
-    // SAFETY: the vector has the size that was asked for.
+    // SAFETY: the vector has the size that NVRTC returned.
     unsafe { sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()) }.result()?;
     Ok(code)
 }

@@ -20,7 +20,7 @@ const DRIVER_MIN: c_int = 13_000;
 /// CUDA of the libraries.
 const CUDA_MAJOR: c_int = 13;
 
-/// Ampere; below it nothing was ever compiled for.
+/// Ampere; the kernels were never compiled for older architectures.
 const CAPABILITY_MIN: (i32, i32) = (8, 0);
 
 #[derive(Debug)]
@@ -31,30 +31,30 @@ struct Cuda {
     device: sys::CUdevice,
     context: sys::CUcontext,
     functions: BTreeMap<String, sys::CUfunction>,
-    /// What is asked for is done here,
+    /// Executes work.
     doing: Lane,
-    /// or written down here, where nothing is ever done. So what other threads ask for meanwhile
-    /// is no part of a recording.
+    /// Records work and never executes any, so that calls of other threads are not part of a
+    /// recording.
     writing: Lane,
-    /// Held by whoever records: a stream can write down one thing at a time.
+    /// Held while recording: a stream makes one recording at a time.
     recording: Mutex<()>,
 }
 
 thread_local! {
-    /// Whether what this thread asks for is written down.
+    /// Whether this thread's calls are recorded.
     static RECORDS: Cell<bool> = const { Cell::new(false) };
 }
 
-// SAFETY: as above.
+// SAFETY: as for `lane::Blas`.
 unsafe impl Send for Cuda {}
 
-// SAFETY: as above.
+// SAFETY: as for `lane::Blas`.
 unsafe impl Sync for Cuda {}
 
-/// Opens GPU `number`, to compute products of `dtype`.
+/// Opens GPU `number`; its products have operands of `dtype`.
 ///
 /// # Errors
-/// Why it cannot be used, in half a sentence.
+/// Why it cannot be used, as a clause for a message.
 pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
     libraries::open_driver()?;
     let failed = driver_failed;
@@ -63,7 +63,7 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
         _ => failed(e),
     })?;
     let mut version = 0;
-    // SAFETY: the version is written and nothing else.
+    // SAFETY: only the version is written.
     let answer = unsafe { sys::cuDriverGetVersion(&mut version) };
     answer.result().map_err(failed)?;
     if version < DRIVER_MIN {
@@ -104,7 +104,7 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
     right_version("NVRTC", major)?;
     let program = compiler::program(dtype);
     let code = compiler::compile(&program, capability)?;
-    // SAFETY: handles are used in the order the driver wants: context, then what lives in it.
+    // SAFETY: handles are used in the order the driver requires: context, then what is in it.
     unsafe {
         let context = driver::primary_ctx::retain(device).map_err(failed)?;
         driver::ctx::set_current(context).map_err(failed)?;
@@ -124,7 +124,7 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
             let text = CString::new(name).map_err(|e| e.to_string())?;
             let function = driver::module::get_function(module, text).map_err(failed)?;
             if name.starts_with("attend") {
-                // More than the 48 KiB that a block has without being asked.
+                // More than the 48 KiB that a block may use by default.
                 driver::function::set_function_attribute(
                     function,
                     sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -156,7 +156,7 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
     }
 }
 
-/// Refuses a library of another CUDA, which the loader may know by a name without a version.
+/// Refuses a library of another CUDA version, which the loader may find by an unversioned name.
 fn right_version(product: &str, major: c_int) -> Result<(), String> {
     match major {
         CUDA_MAJOR => Ok(()),
@@ -168,11 +168,11 @@ fn right_version(product: &str, major: c_int) -> Result<(), String> {
     }
 }
 
-/// Tells the driver's allocator to keep what is freed, for the next one who asks.
+/// Makes the driver's allocator keep freed memory for later allocations.
 fn keep_freed_memory(device: sys::CUdevice) -> Result<(), driver::DriverError> {
     let mut most = u64::MAX;
     let threshold = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    // SAFETY: the attribute is a u64, which is read and nothing else.
+    // SAFETY: the attribute is a u64, which is only read.
     unsafe {
         let pool = driver::device::get_default_mem_pool(device)?;
         sys::cuMemPoolSetAttribute(pool, threshold, (&raw mut most).cast()).result()
@@ -185,18 +185,18 @@ impl Cuda {
         let (name, message) = (self.name.clone(), format!("{doing}: {}", described(e)));
         match e.0 {
             Answer::CUDA_ERROR_OUT_OF_MEMORY => Error::DeviceFull { name, message },
-            // What was asked for is wrong; the device is in order.
+            // The call is invalid; the device still works.
             Answer::CUDA_ERROR_INVALID_VALUE
             | Answer::CUDA_ERROR_INVALID_HANDLE
             | Answer::CUDA_ERROR_NOT_FOUND
             | Answer::CUDA_ERROR_NOT_SUPPORTED
             | Answer::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => Error::Device { name, message },
-            // Everything else is sticky: each call from now on has the same answer.
+            // Every other error is sticky: all later calls return it.
             _ => Error::DeviceLost { name, message },
         }
     }
 
-    /// Where what this thread asks for goes.
+    /// The lane of this thread's calls.
     fn lane(&self) -> &Lane {
         match RECORDS.get() {
             true => &self.writing,
@@ -204,8 +204,8 @@ impl Cuda {
         }
     }
 
-    /// Does what needs memory; if there is none, again after giving back what was freed and kept,
-    /// which may be in pieces and is then one again.
+    /// Runs `work`, which needs memory. If there is none, retries after returning freed memory that
+    /// the allocator keeps, which may be fragmented.
     fn with_room<T>(
         &self,
         what: &str,
@@ -213,7 +213,7 @@ impl Cuda {
     ) -> Result<T> {
         let full = |e: &driver::DriverError| e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
         let done = match work() {
-            // Waiting cannot be recorded.
+            // Returning memory waits for the stream, which cannot be recorded.
             Err(e) if full(&e) && !RECORDS.get() => {
                 self.give_freed_memory_back()?;
                 work()
@@ -233,7 +233,7 @@ impl Cuda {
         })
     }
 
-    /// Waits for all work, then gives the memory that is freed back to the driver.
+    /// Waits for all work, then returns freed memory to the driver.
     fn give_freed_memory_back(&self) -> Result<()> {
         // SAFETY: stream and device are alive.
         unsafe {
@@ -245,31 +245,31 @@ impl Cuda {
         .map_err(|e| self.failed("giving memory back", e))
     }
 
-    /// The graph of what `work` asks for.
+    /// The graph of the calls that `work` makes.
     fn written_down(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<sys::CUgraph> {
         let stream = self.writing.stream;
         let failed = |e| self.failed("recording a step", e);
         let one = self.recording.lock();
         let _one = one.expect("no thread panics holding this");
-        // cuBLAS and the driver may set something up when they are first asked, which stricter
-        // modes refuse; what cannot be recorded is refused by `not_recording`.
+        // cuBLAS and the driver may initialise on first use, which stricter modes
+        // refuse; calls that cannot be recorded are refused by `not_recording`.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is alive, and has nothing to do.
+        // SAFETY: the stream is alive, and idle.
         unsafe { driver::stream::begin_capture(stream, mode) }.map_err(failed)?;
         RECORDS.set(true);
         let done = work();
         RECORDS.set(false);
-        // SAFETY: it was begun above, and ends whatever came of it.
+        // SAFETY: the capture began above, and ends here in any case.
         let graph = unsafe { driver::stream::end_capture(stream) };
         if let (Err(_), Ok(graph)) = (&done, &graph) {
-            // SAFETY: nothing else has it.
+            // SAFETY: nothing else refers to the graph.
             let _ = unsafe { driver::graph::destroy(*graph) };
         }
         done?;
         graph.map_err(failed)
     }
 
-    /// Copies between it and the processor read or write what is there now.
+    /// Refuses copies from and to the CPU while recording: they access memory at once.
     fn not_recording(&self) -> Result<()> {
         match RECORDS.get() {
             true => Err(Error::Device {
@@ -311,9 +311,9 @@ impl Backend for Cuda {
     }
 
     fn free(&self, address: u64) {
-        // What cannot be freed goes with the process; there is nobody to tell.
+        // What cannot be freed is freed with the process; there is no caller to report it to.
         let _ = self.enter();
-        // SAFETY: the address is of `allocate`, and freed once, in the stream's order.
+        // SAFETY: the address is from `allocate`, and freed once, in the stream's order.
         let _ = unsafe { driver::free_async(address, self.lane().stream) };
     }
 
@@ -363,7 +363,7 @@ impl Backend for Cuda {
             .map(|value| std::ptr::from_mut(value).cast())
             .collect();
         let size = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
-        // SAFETY: the emulated device refuses arguments that do not fit the kernel; the driver
+        // SAFETY: arguments fit the kernel, which the emulated device checks in tests; the driver
         // reads them before it returns.
         unsafe {
             driver::launch_kernel(
@@ -418,7 +418,7 @@ impl Backend for Cuda {
                 c as *mut c_void,
                 cublas_sys::cudaDataType_t::CUDA_R_32F,
                 int(n),
-                // Of f32 operands too: no TF32.
+                // Also for f32 operands: no TF32.
                 cublas_sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
                 cublas_sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             )
@@ -439,7 +439,7 @@ impl Backend for Cuda {
 
     fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<u64> {
         self.enter()?;
-        // Nothing is done here. If the device is lost, the next call says so.
+        // Recording executes nothing. If the device is lost, the next call reports it.
         let not_lost = |error| match error {
             Error::DeviceLost { name, message } => Error::Device { name, message },
             other => other,
@@ -450,24 +450,24 @@ impl Backend for Cuda {
             // SAFETY: the graph is alive.
             unsafe { driver::graph::instantiate(graph, flags) }
         });
-        // SAFETY: nothing else has it.
+        // SAFETY: nothing else refers to the graph.
         let _ = unsafe { driver::graph::destroy(graph) };
         Ok(made.map_err(not_lost)? as u64)
     }
 
     fn replay(&self, recording: u64) -> Result<()> {
         self.enter()?;
-        // SAFETY: it is of `record`, and not forgotten.
+        // SAFETY: the recording is from `record`, and not freed yet.
         self.with_room("a recorded step's numbers", || unsafe {
             driver::graph::launch(recording as sys::CUgraphExec, self.doing.stream)
         })
     }
 
     fn forget(&self, recording: u64) {
-        // As with memory, there is nobody to tell.
+        // As with memory, there is no caller to report an error to.
         let _ = self.enter();
-        // SAFETY: it is of `record`, and forgotten once; where it is at work, the driver frees
-        // it afterwards.
+        // SAFETY: the recording is from `record`, and freed once; if it is executing, the driver
+        // frees it afterwards.
         let _ = unsafe { driver::graph::exec_destroy(recording as sys::CUgraphExec) };
     }
 }

@@ -1,6 +1,6 @@
-//! A GPU in the processor, for tests: kernels compiled by the host's C++ compiler, memory with
-//! guards around every allocation. Fresh memory is all NaN, so that what is read before it is
-//! written shows; a launch whose arguments do not fit the kernel's parameters is refused.
+//! A GPU emulated on the CPU, for tests: kernels compiled by the host's C++ compiler, and
+//! memory with guards around every allocation. Fresh memory is all NaN, so that reads before the
+//! first write show; a launch whose arguments do not fit the kernel's parameters is refused.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,14 +16,14 @@ use super::kernels;
 use crate::kernels::matmul::{View, matmul};
 use crate::{Dtype, Error, Result};
 
-/// Bytes before and after every allocation that nobody may write.
+/// Guard bytes before and after every allocation, which must never be written.
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xA5;
 
-/// Of memory that nothing was written to: as a number it is NaN.
+/// The content of memory before the first write: as a float it is NaN.
 const FRESH_BYTE: u8 = 0xFF;
 
-/// Freed allocations that are looked after.
+/// Freed allocations that are checked for late writes.
 const FREED: usize = 32;
 
 type Entry = unsafe extern "C" fn(
@@ -36,7 +36,7 @@ type Entry = unsafe extern "C" fn(
     c_int,
 ) -> c_int;
 
-/// The order in which the threads of a block run, and blocks one after another.
+/// The order in which the threads of a block run, and the blocks one after another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     Ascending,
@@ -49,15 +49,15 @@ struct Emulator {
     dtype: Dtype,
     /// Allocations by address, guards included.
     memory: Mutex<BTreeMap<u64, Box<[u8]>>>,
-    /// The last that were freed, all NaN: what reads or writes one of them shows.
+    /// The last freed allocations, all NaN, so that reads and writes of them show.
     freed: Mutex<VecDeque<Box<[u8]>>>,
-    /// The one that is being made.
+    /// The recording in progress.
     recording: Mutex<Option<Recorded>>,
     recorded: Mutex<BTreeMap<u64, Arc<Recorded>>>,
     limits: Arc<Limits>,
 }
 
-/// What was asked for, and the memory that was taken for it and given back.
+/// The recorded calls, and the memory that they allocated and freed.
 #[derive(Debug, Default)]
 struct Recorded {
     asked: Vec<Asked>,
@@ -79,16 +79,16 @@ enum Asked {
     Multiply(Product),
 }
 
-/// Trouble that an emulated device is to have, and what it met.
+/// Faults that an emulated device is to have, and counters.
 #[derive(Debug)]
 pub(crate) struct Limits {
-    /// Bytes that it has, guards not counted.
+    /// Memory of the device in bytes, without guards.
     pub(crate) bytes: AtomicUsize,
-    /// Launches until it is lost.
+    /// Launches until the device is lost.
     pub(crate) launches: AtomicUsize,
-    /// Recordings that it makes.
+    /// Recordings until recording fails.
     pub(crate) recordings: AtomicUsize,
-    /// Most bytes held at a time.
+    /// Most bytes allocated at a time.
     pub(crate) peak: AtomicUsize,
     /// Allocations refused.
     pub(crate) refused: AtomicUsize,
@@ -143,7 +143,7 @@ fn library(dtype: Dtype) -> &'static Library {
             .args([
                 "-std=c++17",
                 "-O2",
-                // Multiply-adds where the kernels ask for them, in one instruction.
+                // One-instruction multiply-adds, and only where the kernels contain them.
                 "-march=native",
                 "-ffp-contract=off",
                 "-U_FORTIFY_SOURCE",
@@ -157,7 +157,7 @@ fn library(dtype: Dtype) -> &'static Library {
             .unwrap_or_else(|e| panic!("the kernels' tests need a C++ compiler: {compiler}: {e}"));
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{complaint}");
-        // SAFETY: the library was just made of this crate's kernels; loading runs no code of theirs.
+        // SAFETY: the library was just built from this crate's kernels; loading runs none of them.
         unsafe { Library::new(&object) }.expect("the compiler made a library")
     })
 }
@@ -167,7 +167,7 @@ impl Emulator {
         self.memory.lock().expect("no thread panics holding this")
     }
 
-    /// Writes down what is asked for where a recording is being made; whether it is.
+    /// Records the call if a recording is in progress; returns whether one is.
     fn record(&self, asked: Asked) -> bool {
         let mut recording = self.recording.lock().expect("no thread panics here");
         match &mut *recording {
@@ -177,7 +177,7 @@ impl Emulator {
         true
     }
 
-    /// Refuses what no recording may have.
+    /// Refuses calls that cannot be recorded.
     fn not_recording(&self) -> Result<()> {
         match &*self.recording.lock().expect("no thread panics here") {
             Some(_) => Err(Self::wrong("a copy cannot be recorded".to_owned())),
@@ -207,7 +207,7 @@ impl Emulator {
 
     fn freed_memory_is_as_it_was(&self) -> bool {
         let freed = self.freed.lock().expect("no thread panics here");
-        // In runs, which the compiler makes few instructions of.
+        // In chunks, which the compiler turns into few instructions.
         let is_fresh =
             |run: &[u8]| run.iter().fold(FRESH_BYTE, |all, byte| all & byte) == FRESH_BYTE;
         let mut all = freed.iter();
@@ -237,7 +237,7 @@ impl Emulator {
         })
     }
 
-    /// Refuses everything once it is lost.
+    /// Refuses everything once the device is lost.
     fn alive(&self) -> Result<()> {
         match self.limits.launches.load(Ordering::Relaxed) {
             0 => Err(Error::DeviceLost {
@@ -394,7 +394,7 @@ impl Backend for Emulator {
             .map(|value| std::ptr::from_mut(value).cast())
             .collect();
         // SAFETY: the kernel compares the letters with its parameters before it reads a value;
-        // that pointers are to enough memory is what the guards look after.
+        // the guards check that pointers refer to enough memory.
         let outcome = unsafe {
             entry(
                 pointers.as_mut_ptr(),
@@ -435,7 +435,7 @@ impl Backend for Emulator {
             true => (n, k),
             false => (k, n),
         };
-        // Nothing is stored behind the last row's end.
+        // The last row has no padding after it.
         let stored = match b_rows {
             0 => 0,
             rows => (rows - 1) * product.b_stride + b_width,

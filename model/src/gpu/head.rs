@@ -8,7 +8,7 @@ use crate::Result;
 use crate::batch::Streams;
 use crate::sampler::{Draw, Drawn};
 
-/// Threads per block of the kernels that go through a vocabulary.
+/// Threads per block of the kernels that iterate over a vocabulary.
 const THREADS: u32 = 256;
 
 /// Rows whose logits are held at a time.
@@ -51,8 +51,8 @@ impl Network {
         Ok(streams)
     }
 
-    /// Derivatives by hidden states and, where it is trained, by the head's weight as it is
-    /// stored, of a loss with the derivatives `by` by the streams.
+    /// Derivatives of a loss by hidden states and, where it is trained, by the head's weight as
+    /// stored, given the loss's derivatives `by` by the streams.
     pub(super) fn predict_backward(
         &self,
         hidden: &Operands,
@@ -98,7 +98,7 @@ impl Network {
 
     /// Draws an id from every row of logits, and gives its log-probability.
     pub(crate) fn sample(&self, logits: &Matrix, draws: &[Draw<'_>]) -> Result<Vec<Drawn>> {
-        // Cutting a distribution needs it sorted, which the processor does.
+        // A top-k or top-p cut needs a sorted distribution, which the CPU computes.
         let rows = match draws.iter().any(Draw::cuts) {
             true => logits.download()?,
             false => Vec::new(),

@@ -1,8 +1,8 @@
-//! The text of the kernels, one program to the compiler.
+//! The source of the kernels, which is one program to the compiler.
 
 use crate::Dtype;
 
-/// Files in the order they are compiled in; a file may use what stands before it.
+/// Files in the order of compilation; a file may use those before it.
 const FILES: [(&str, &str); 9] = [
     ("common.cuh", include_str!("kernels/common.cuh")),
     ("norm.cu", include_str!("kernels/norm.cu")),
@@ -18,7 +18,7 @@ const FILES: [(&str, &str); 9] = [
     ("adamw.cu", include_str!("kernels/adamw.cu")),
 ];
 
-/// All files behind `prelude`, each under its own name in the compiler's messages.
+/// All files after `prelude`, each under its own name in the compiler's messages.
 pub(crate) fn program(prelude: &str, dtype: Dtype) -> String {
     let operand = match dtype {
         Dtype::F32 => "float",

@@ -8,7 +8,7 @@ use super::products::Dense;
 use crate::Result;
 use crate::cpu::network::{self, Learns};
 
-/// Numbers of a parameter, shared by networks until training changes those of one.
+/// Numbers of a parameter, shared by networks until training changes one of them.
 pub(super) type Shared<T = f32> = Arc<Buffer<T>>;
 
 /// A norm's weight.
@@ -18,8 +18,8 @@ pub(super) struct Norm {
     pub(super) weight: Shared,
 }
 
-/// Dense layers that read the same rows: their weights lie side by side, so that they are one
-/// product.
+/// Dense layers with the same input: their weights are stored side by side, so that one product
+/// computes all of them.
 #[derive(Debug, Clone)]
 pub(super) struct Linear {
     pub(super) inner: usize,
@@ -42,7 +42,7 @@ pub(super) struct Part {
     pub(super) learns: Learning,
 }
 
-/// What training changes of a dense layer.
+/// The part of a dense layer that training changes.
 #[derive(Debug, Clone)]
 pub(super) enum Learning {
     All,
@@ -106,7 +106,7 @@ impl Linear {
     }
 }
 
-/// The weights of layers as one, `[inner, width]`.
+/// The weights of layers as one matrix, `[inner, width]`.
 fn side_by_side<'a>(layers: &[&'a network::Dense], inner: usize, width: usize) -> Cow<'a, [f32]> {
     if let [one] = layers {
         return Cow::Borrowed(&one.weight);

@@ -1,7 +1,7 @@
-//! CUDA's libraries, opened when they are wanted. The program links none of them, so it
-//! starts without; `cudarc` looks each up by its name, and panics where there is none. So
-//! they are opened here first, by path where the loader does not know them: a library
-//! that is open is found by its name from then on.
+//! CUDA's libraries, opened on demand. The program does not link them, so it starts without
+//! them; `cudarc` looks each up by its name, and panics if it is missing. They are therefore
+//! opened here first, by path where the loader does not find them: an open library is found
+//! by its name from then on.
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -10,21 +10,21 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-/// Names a folder to look into before all others.
+/// The environment variable that names a folder to search before all others.
 pub(super) const FOLDER_VARIABLE: &str = "AGENTGYM_CUDA_LIBS";
 
-/// The driver's library; it comes with the driver and nothing else.
+/// The driver's library; it comes with the driver only.
 const DRIVER: &str = "libcuda.so.1";
 
-/// Libraries of products, each after those it needs, and the compiler: of any CUDA 13, whose
-/// machine code every driver for CUDA 13 takes.
+/// Libraries of products in the order of their dependencies, and the compiler: of any CUDA 13,
+/// whose machine code every driver for CUDA 13 accepts.
 const PRODUCTS: [&str; 2] = ["libcublasLt.so.13", "libcublas.so.13"];
 const COMPILER: &str = "libnvrtc.so.13";
 
 /// Opens the driver's library.
 ///
 /// # Errors
-/// There is none.
+/// There is no driver.
 pub(super) fn open_driver() -> Result<(), String> {
     static OPENED: OnceLock<Result<(), String>> = OnceLock::new();
     let opened = OPENED.get_or_init(|| {
@@ -35,10 +35,10 @@ pub(super) fn open_driver() -> Result<(), String> {
     opened.clone()
 }
 
-/// Opens what computing needs.
+/// Opens the libraries for computing.
 ///
 /// # Errors
-/// One is not found; the message names it and where it was looked for.
+/// One is not found; the message names it and the places that were searched.
 pub(super) fn open_toolkit() -> Result<(), String> {
     let places = Places::new(named_folder());
     for name in PRODUCTS {
@@ -57,22 +57,22 @@ fn named_folder() -> Option<PathBuf> {
     std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from)
 }
 
-/// Where libraries are looked for.
+/// Where libraries are searched for.
 struct Places {
     folders: Vec<PathBuf>,
-    /// Folders that are looked into before the loader's path.
+    /// Folders that are searched before the loader's path.
     before_loader: usize,
 }
 
 /// A library that is open for as long as the process is: `cudarc` finds it by its name.
 struct Opened {
     library: ManuallyDrop<Library>,
-    /// None where the loader knew it.
+    /// `None` where the loader found it.
     folder: Option<PathBuf>,
 }
 
 impl Places {
-    /// A named folder stands first; then what the loader knows.
+    /// A named folder comes first, then the loader's path.
     fn new(named: Option<PathBuf>) -> Self {
         Places {
             before_loader: usize::from(named.is_some()),
@@ -109,13 +109,13 @@ impl Places {
         ))
     }
 
-    /// Opens the compiler, and the file of built-in functions that it will ask for by a name
-    /// with its own minor version. That lies beside it.
+    /// Opens the compiler, and the file of built-in functions that it loads by a name with its own
+    /// minor version, from the compiler's folder.
     fn open_compiler(&self) -> Result<(), String> {
         let compiler = self.open(COMPILER, "NVRTC")?;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: the function is NVRTC's and has this signature in every version; it writes
-        // both numbers and nothing else.
+        // SAFETY: the function is NVRTC's and has this signature in every version; it only writes
+        // both numbers.
         let status = unsafe {
             type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
             let version = compiler.library.get::<Version>(b"nvrtcVersion");
@@ -140,14 +140,14 @@ impl Places {
 }
 
 fn open(path: &Path) -> Result<Library, String> {
-    // Local: no other library is to find its names here by chance.
+    // Local: other libraries must not resolve their symbols here by accident.
     // SAFETY: NVIDIA's libraries may be loaded at any time; their initialisers start nothing.
-    // What the loader says is behind "dlopen failed".
+    // The loader's own message is the source of "dlopen failed".
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
         .map_err(|e| std::error::Error::source(&e).map_or(e.to_string(), |why| why.to_string()))
 }
 
-/// Where CUDA's libraries may be, in order: the named folder, a toolkit, wheels of PyPI.
+/// Where CUDA's libraries may be, in order: the named folder, a toolkit, PyPI wheels.
 fn folders(named: Option<PathBuf>) -> Vec<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let mut folders: Vec<PathBuf> = named.into_iter().collect();
@@ -200,8 +200,8 @@ mod tests {
         );
     }
 
-    /// A compiler that says it is 13.7 wants its built-in functions from 13.7's file, and takes
-    /// those that lie beside it.
+    /// A compiler of version 13.7 needs the built-in functions of 13.7, and takes them from its own
+    /// folder.
     #[test]
     fn the_compilers_built_in_functions_are_of_its_own_version() {
         let folder = tempfile::tempdir().unwrap();
@@ -238,10 +238,10 @@ mod tests {
             return;
         }
         let mut major = 0;
-        // SAFETY: the number is written and nothing else.
+        // SAFETY: only the number is written.
         let status = unsafe { cublasGetProperty(MAJOR_VERSION, &mut major) };
         status.result().unwrap();
-        // Beside cuBLAS the compiler must still be itself.
+        // With cuBLAS loaded, calls of the compiler must still reach the compiler.
         compiler::compile(&compiler::program(crate::Dtype::F32), (9, 0)).unwrap();
         assert_eq!((major, compiler::version().unwrap().0), (13, 13));
     }

@@ -1,8 +1,8 @@
-//! Numbers of one kind in a list that went up in one copy.
+//! A slice of a list that was uploaded in one copy.
 
 use super::backend::{Argument, Buffer};
 
-/// Some numbers of a list in a device's memory.
+/// A slice of a list in a device's memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct List<'a> {
     pub(super) numbers: &'a Buffer<u32>,

@@ -1,5 +1,5 @@
-//! Rows of numbers on a GPU and the row-wise operations on them: one function per kernel,
-//! which knows the kernel's grid and shared memory, so that nothing above it does.
+//! Matrices on a GPU and row-wise operations on them. One function per kernel hides the kernel's
+//! grid and shared memory.
 
 use super::backend::{Argument, Buffer, Element, Gpu, Launch, Operand, TILE};
 use crate::gpu::list::List;
@@ -8,14 +8,14 @@ use crate::{Dtype, Result};
 /// Threads per block of the row-wise kernels; it decides the order of their sums.
 const BLOCK: u32 = 128;
 
-/// Rows that one thread adds up before the sums of such chunks are added.
+/// Rows that one thread adds up; the sums of such chunks are added afterwards.
 const SUM_ROWS: usize = 64;
 
 /// Numbers whose squares one block adds up.
 const SQUARES_RUN: usize = 1 << 16;
 
-/// Row-major numbers, with room for whole tiles of rows: products read and write those, and
-/// what is in the rows past the last means nothing.
+/// A row-major matrix with memory for whole tiles of rows, which products read and write. The
+/// contents of rows past the last are undefined.
 #[derive(Debug)]
 pub(crate) struct Matrix<T: Element = f32> {
     numbers: Buffer<T>,
@@ -23,7 +23,7 @@ pub(crate) struct Matrix<T: Element = f32> {
     width: usize,
 }
 
-/// Rows that products read, or attention.
+/// Rows that products or attention read.
 pub(crate) type Operands = Matrix<Operand>;
 
 pub(crate) fn pointers<const N: usize>(buffers: [&Buffer; N]) -> [Argument; N] {
@@ -35,7 +35,7 @@ pub(super) fn int(number: usize) -> Argument {
 }
 
 impl Gpu {
-    /// Rows of any content.
+    /// An uninitialised matrix.
     pub(crate) fn matrix<T: Element>(&self, rows: usize, width: usize) -> Result<Matrix<T>> {
         Ok(Matrix {
             numbers: self.buffer(rows.next_multiple_of(TILE) * width)?,
@@ -55,7 +55,7 @@ impl Gpu {
         })
     }
 
-    /// A kernel with a thread per element.
+    /// Launches a kernel with one thread per element.
     pub(crate) fn each(
         &self,
         kernel: &'static str,
@@ -72,7 +72,7 @@ impl Gpu {
         })
     }
 
-    /// A kernel with a block per row.
+    /// Launches a kernel with one block per row.
     pub(crate) fn rows(
         &self,
         kernel: &'static str,
@@ -102,7 +102,7 @@ impl Gpu {
         Ok(y)
     }
 
-    /// The rows of an embedding.
+    /// The rows of an embedding for `ids`.
     pub(crate) fn embed(
         &self,
         embedding: &Buffer<Operand>,
@@ -112,7 +112,7 @@ impl Gpu {
         self.gather("embed", embedding, ids, width)
     }
 
-    /// Numbers of the processor, rounded.
+    /// Uploads numbers, rounded to operands.
     pub(crate) fn upload_operands(&self, numbers: &[f32]) -> Result<Buffer<Operand>> {
         let numbers = self.upload(numbers)?;
         match self.dtype() {
@@ -121,7 +121,7 @@ impl Gpu {
         }
     }
 
-    /// Σ x² in f64, in an order that the length alone decides.
+    /// Σ x² in f64, in an order that depends on the length alone.
     pub(crate) fn sum_of_squares(&self, x: &Buffer) -> Result<f64> {
         let runs = x.length().div_ceil(SQUARES_RUN);
         let sums = self.buffer::<f64>(runs)?;
@@ -165,7 +165,7 @@ impl<T: Element> Matrix<T> {
         Ok(part)
     }
 
-    /// Puts `part` in the place of the rows from `first` on.
+    /// Overwrites the rows from `first` on with `part`.
     pub(crate) fn set_part(&self, first: usize, part: &Self) -> Result<()> {
         self.numbers
             .set(&part.numbers, (0, first * self.width), part.count())
@@ -175,12 +175,12 @@ impl<T: Element> Matrix<T> {
         self.rows * self.width
     }
 
-    /// Where a row begins.
+    /// The address of a row.
     pub(super) fn row_address(&self, row: usize) -> u64 {
         self.numbers.address_at(row * self.width)
     }
 
-    /// As many rows as wide, of any content.
+    /// An uninitialised matrix of the same size.
     fn like<Other: Element>(&self) -> Result<Matrix<Other>> {
         self.gpu().matrix(self.rows, self.width)
     }
@@ -234,7 +234,7 @@ impl Matrix {
         self.gpu().rows("rope_backward", self.rows, &arguments)
     }
 
-    /// silu(gate) · up of rows that are a gate and, behind it, as many numbers of up.
+    /// silu(gate) · up, where a row is a gate followed by an up of the same width.
     pub(crate) fn swiglu(&self) -> Result<Operands> {
         let y: Operands = self.gpu().matrix(self.rows, self.width / 2)?;
         let arguments = [self.pointer(), y.pointer(), int(y.width)];
@@ -263,7 +263,7 @@ impl Matrix {
         gpu.gather("gather_rows", &self.numbers, rows, self.width)
     }
 
-    /// The opposite of [`Matrix::select`]: zero rows where `rows` names none of `count`.
+    /// The inverse of [`Matrix::select`]: rows of `count` that `rows` does not name are zero.
     pub(crate) fn scatter(&self, rows: List<'_>, count: usize) -> Result<Matrix> {
         let matrix = Matrix {
             numbers: self
@@ -293,17 +293,17 @@ pub(crate) struct Columns<'a> {
 }
 
 impl Columns<'_> {
-    /// Address of the first.
+    /// Address of the first element.
     pub(crate) fn pointer(self) -> Argument {
         self.matrix.numbers.pointer_at(self.first)
     }
 
-    /// Numbers from one row to the next.
+    /// Elements from the start of one row to the next.
     pub(crate) fn stride(self) -> Argument {
         int(self.matrix.width)
     }
 
-    /// RMS norm of every `weight.length()` numbers.
+    /// RMS norm of every group of `weight.length()` elements.
     pub(crate) fn norm(self, weight: &Buffer, eps: f32) -> Result<Matrix> {
         self.normed("rms_norm_f32", weight, eps)
     }
@@ -347,12 +347,13 @@ impl Columns<'_> {
         column_sums(&terms.numbers, heads, weight.length())
     }
 
-    /// As many rows of as many numbers, of any content.
+    /// An uninitialised matrix of the same size.
     pub(crate) fn like<Other: Element>(self) -> Result<Matrix<Other>> {
         self.matrix.gpu().matrix(self.matrix.rows, self.width)
     }
 
-    /// How many heads as wide as `weight` there are, and the argument that describes them to the kernels.
+    /// The number of heads as wide as `weight`, and the arguments that describe them to the
+    /// kernels.
     fn heads(self, weight: &Buffer, eps: f32) -> (usize, [Argument; 4]) {
         let heads = self.width / weight.length();
         let sizes = [
@@ -366,7 +367,7 @@ impl Columns<'_> {
 }
 
 impl Operands {
-    /// As f32, in the processor's memory.
+    /// Downloads the numbers as f32.
     #[cfg(test)]
     pub(crate) fn download(&self) -> Result<Vec<f32>> {
         let gpu = self.gpu();
@@ -417,7 +418,7 @@ pub(crate) struct Angles {
 }
 
 impl Angles {
-    /// What the kernels that rotate rows take of it, with the rows' positions.
+    /// Its arguments to the kernels that rotate rows, with the rows' positions.
     pub(super) fn arguments(&self, positions: List<'_>) -> [Argument; 3] {
         let [cosines, sines] = pointers([&self.cosines, &self.sines]);
         [positions.pointer(), cosines, sines]

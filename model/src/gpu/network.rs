@@ -28,14 +28,14 @@ pub(crate) struct Network {
     pub(super) embedding: Shared<Operand>,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Norm,
-    /// `[hidden, vocabulary]`; none where the embedding is the head too, or there is none.
+    /// `[hidden, vocabulary]`; `None` where the head is tied to the embedding or does not exist.
     head: Option<Shared<Operand>>,
     pub(super) angles: Arc<Angles>,
     pub(super) hidden: usize,
     pub(super) vocabulary: usize,
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
-    /// Numbers per head.
+    /// Elements per head.
     pub(super) width: usize,
     pub(super) eps: f32,
     /// Only the factors of an adapter are trained.
@@ -46,7 +46,7 @@ impl Network {
     /// Copies the parameters of `network`.
     ///
     /// # Errors
-    /// They do not fit into the device's memory, or heads are wider than the kernels'.
+    /// They do not fit into the device's memory, or heads are wider than the kernels support.
     pub(crate) fn upload(gpu: &Gpu, network: &network::Network) -> Result<Self> {
         if network.width > tiles::WIDTH_MAX {
             return Err(Error::Device {
@@ -104,7 +104,7 @@ impl Network {
         })
     }
 
-    /// Takes over what `trained` has changed, in memory that no other network reads.
+    /// Takes over what `trained` has changed, in memory that no other network shares.
     ///
     /// # Errors
     /// There is no room for it.
@@ -132,7 +132,7 @@ impl Network {
         Ok(())
     }
 
-    /// Numbers for every wanted row, from the processor.
+    /// Uploads states, one row for every wanted row.
     pub(crate) fn upload_states(&self, states: &[f32]) -> Result<Matrix> {
         self.gpu.upload_matrix(states, self.hidden)
     }
@@ -162,7 +162,7 @@ impl Network {
         self.whole(batch, wanted, tape, |x| self.normed(x))
     }
 
-    /// The same as numbers for the processor, a row after the other.
+    /// The same, downloaded, one row after the other.
     pub(crate) fn states(
         &self,
         batch: &Batch,
@@ -174,7 +174,7 @@ impl Network {
         })
     }
 
-    /// What `norm` makes of the last layer's output, of whole sequences.
+    /// Applies `norm` to the last layer's output, for whole sequences.
     fn whole<T>(
         &self,
         batch: &Batch,
@@ -203,11 +203,12 @@ impl Network {
         x.norm_operands(&self.norm.weight, self.eps)
     }
 
-    /// The last layer's output, of the wanted rows.
+    /// The last layer's output, for the wanted rows.
     fn layers(&self, rows: &Rows, mut tape: Option<&mut Tape>) -> Result<Matrix> {
         let mut x = self.gpu.embed(&self.embedding, rows.ids(), self.hidden)?;
         for number in 0..self.layers.len() {
-            // The last layer's rows go their own ways: only the wanted ones are needed.
+            // Rows of the last layer are independent after attention: only the wanted ones are
+            // needed.
             let wanted = (number + 1 == self.layers.len()).then(|| rows.wanted());
             x = match &mut tape {
                 Some(tape) if !tape.checkpoints => {
@@ -226,8 +227,8 @@ impl Network {
         Ok(x)
     }
 
-    /// One layer's output, of the `wanted` rows if these are named. Attention's numbers are freed
-    /// before the MLP begins.
+    /// One layer's output, only for the `wanted` rows if they are named. Attention's memory is
+    /// freed before the MLP begins.
     fn layer(
         &self,
         number: usize,
@@ -248,7 +249,7 @@ impl Network {
         Ok(stream)
     }
 
-    /// The same, with what its backward pass needs.
+    /// The same, with what the backward pass needs.
     pub(super) fn layer_recorded(
         &self,
         number: usize,
@@ -334,15 +335,15 @@ impl Network {
         })
     }
 
-    /// Queries, keys and values among the columns of all.
+    /// The columns of queries, keys and values in the projections.
     pub(super) fn columns_of<'a>(&self, projected: &'a Matrix) -> [Columns<'a>; 3] {
         let (wide, narrow) = (self.heads * self.width, self.kv_heads * self.width);
         let columns = [(0, wide), (wide, narrow), (wide + narrow, narrow)];
         columns.map(|(first, width)| projected.columns(first, width))
     }
 
-    /// What attention gives every row, whose keys and values are where `bases` and its pages
-    /// say; and the logarithms of the sums of its weights.
+    /// Attention's output for every row, whose keys and values are located by `bases` and its
+    /// pages; and the logarithms of the sums of its weights.
     fn attend(
         &self,
         rows: &Rows,
@@ -386,7 +387,7 @@ impl Network {
         self.heads / self.kv_heads
     }
 
-    /// What the attention kernels take last.
+    /// The last arguments of the attention kernels.
     pub(super) fn head_sizes(&self) -> [Argument; 3] {
         [self.heads, self.kv_heads, self.width].map(|size| Argument::Int(size as i32))
     }

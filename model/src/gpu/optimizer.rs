@@ -1,5 +1,5 @@
 //! AdamW on a GPU: the trained numbers and both their moments stay in its memory, a step is one
-//! kernel per parameter, and the network takes the new numbers over where they are.
+//! kernel per parameter, and the network takes over the new numbers on the device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ struct Parameter {
     moments: [Buffer; 2],
 }
 
-/// What is trained of a model.
+/// The trained parameters of a model.
 #[derive(Debug)]
 pub(crate) struct Trained {
     gpu: Gpu,
     parameters: BTreeMap<String, Parameter>,
-    /// Weights that an adapter is added to, by module. They stay with the processor: kept here
-    /// they would take as much memory as those that compute, or twice as much where those are bf16.
+    /// Weights that an adapter is added to, by module. They stay in host memory: on the device
+    /// they would take as much memory as the network's, or twice as much where those are bf16.
     bases: BTreeMap<String, Arc<Vec<f32>>>,
 }
 
@@ -34,7 +34,7 @@ impl Trained {
     /// adapter is added to, by module.
     ///
     /// # Errors
-    /// They do not fit.
+    /// They do not fit into the device's memory.
     pub(crate) fn upload<'a>(
         gpu: &Gpu,
         weights: &Weights,
@@ -65,7 +65,7 @@ impl Trained {
     pub(crate) fn step(&self, step: &Step<'_>, mut gradients: Gradients) -> Result<()> {
         for (name, parameter) in &self.parameters {
             let numbers = &parameter.numbers;
-            // Where nothing contributed moments decay as under a zero gradient.
+            // Without a gradient the moments decay as under a zero gradient.
             let gradient = match gradients.remove(name) {
                 Some(gradient) => gradient,
                 None => self.gpu.zeros(numbers.length())?,
@@ -79,7 +79,7 @@ impl Trained {
         Ok(())
     }
 
-    /// The trained numbers that are `wanted`, in place of those in `weights`.
+    /// Downloads the parameters that are `wanted` into `weights`.
     pub(crate) fn fetch(&self, weights: &mut Weights, wanted: impl Fn(&str) -> bool) -> Result<()> {
         for (name, Parameter { numbers, .. }) in &self.parameters {
             if wanted(name) {
@@ -102,7 +102,7 @@ impl Trained {
         Ok([first.download(length)?, second.download(length)?])
     }
 
-    /// The numbers of a parameter, if it is trained, in the place of `old`'s from `first` on.
+    /// Overwrites `old` from `first` on with the numbers of a parameter, if it is trained.
     pub(super) fn renew_numbers(
         &self,
         name: &str,
@@ -115,7 +115,7 @@ impl Trained {
         }
     }
 
-    /// The same of all of `old`, rounded.
+    /// The same for all of `old`, rounded to operands.
     pub(super) fn renew_operands(&self, name: &str, old: &mut Arc<Buffer<Operand>>) -> Result<()> {
         match self.parameters.get(name) {
             Some(Parameter { numbers, .. }) => numbers.round_into(own(old)?),
@@ -123,8 +123,8 @@ impl Trained {
         }
     }
 
-    /// The weight of a dense layer in the place of `old`'s columns from `first` on, of
-    /// `stride`.
+    /// Overwrites the columns of `old` from `first` on with the weight of a dense layer; rows of
+    /// `old` are `stride` elements apart.
     pub(super) fn renew_columns(
         &self,
         module: &str,
@@ -141,8 +141,8 @@ impl Trained {
         self.gpu.each("to_columns", numbers.length(), &arguments)
     }
 
-    /// The same of a weight with the product of its factors, which has the bits of
-    /// [`crate::Adapter`]'s own.
+    /// The same for a weight plus the product of its factors, with the same bits as the merge of
+    /// [`crate::Adapter`].
     pub(super) fn merge(
         &self,
         module: &str,
@@ -171,7 +171,7 @@ impl Trained {
 }
 
 impl Linear {
-    /// Takes over what `trained` has changed.
+    /// Takes over the parameters that `trained` has changed.
     pub(super) fn renew(&mut self, trained: &Trained) -> Result<()> {
         for part in &mut self.parts {
             let (name, columns) = (&part.name, (part.first, self.width));
@@ -195,7 +195,7 @@ impl Linear {
     }
 }
 
-/// Memory that nobody else reads: that of `numbers`, or a copy in its place.
+/// Memory that is not shared: that of `numbers`, or a copy that replaces it.
 fn own<T: Element>(numbers: &mut Arc<Buffer<T>>) -> Result<&Buffer<T>> {
     if Arc::get_mut(numbers).is_none() {
         *numbers = Arc::new(numbers.duplicate()?);

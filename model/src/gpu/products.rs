@@ -1,24 +1,24 @@
-//! Products of rows with weights, forward and backward. All are of operands, into f32.
+//! Products of rows with weights, forward and backward: of operands, into f32.
 
 use super::backend::{Buffer, Operand, Product, TILE};
 use super::matrix::{Matrix, Operands};
 use crate::Result;
 
-/// A dense weight, `[inner, width]` as in [`crate::Weights`] or stored the other way round.
+/// A dense weight, `[inner, width]` as in [`crate::Weights`], or stored transposed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Dense<'a> {
     numbers: &'a Buffer<Operand>,
     pub(crate) inner: usize,
     pub(crate) width: usize,
     pub(crate) transposed: bool,
-    /// Where its first row begins.
+    /// Offset of its first row, in elements.
     first: usize,
-    /// From the beginning of one row to the next.
+    /// Elements from the start of one row to the next.
     stride: usize,
 }
 
 impl<'a> Dense<'a> {
-    /// All of what is stored.
+    /// The whole of a stored weight.
     pub(crate) fn new(numbers: &'a Buffer<Operand>, inner: usize, width: usize) -> Self {
         Dense {
             numbers,
@@ -30,7 +30,7 @@ impl<'a> Dense<'a> {
         }
     }
 
-    /// All of what is stored as `[width, inner]`.
+    /// The whole of a weight that is stored as `[width, inner]`.
     pub(crate) fn turned(numbers: &'a Buffer<Operand>, inner: usize, width: usize) -> Self {
         Dense {
             transposed: true,
@@ -39,7 +39,7 @@ impl<'a> Dense<'a> {
         }
     }
 
-    /// `width` of its columns, from `first` on, of a weight that is not stored turned.
+    /// `width` of its columns, from `first` on; the weight must not be stored transposed.
     pub(crate) fn columns(self, first: usize, width: usize) -> Self {
         debug_assert!(!self.transposed);
         Dense {

@@ -1,6 +1,5 @@
-//! What a forward pass reads of a batch: ids, positions, where keys and values are, and how
-//! attention's work is cut into blocks. The processor puts these lists together and uploads them
-//! as one.
+//! The lists that a forward pass reads of a batch: ids, positions, where keys and values are, and
+//! how attention's work is divided into blocks. They are built on the CPU and uploaded as one.
 
 use super::backend::{Argument, Buffer, Gpu};
 use super::cache::{Cache, Pages};
@@ -10,7 +9,7 @@ use crate::batch::Batch;
 use crate::gpu::list::List;
 use std::ops::Range;
 
-/// The lists of a batch, in the processor's memory.
+/// The lists of a batch, in host memory.
 #[derive(Debug)]
 pub(super) struct Lists {
     ids: Vec<u32>,
@@ -21,7 +20,7 @@ pub(super) struct Lists {
     blocks: Blocks,
 }
 
-/// Sizes that lists are rounded up to, so that steps which differ in little have the same.
+/// Sizes that lists are rounded up to, so that similar steps have the same sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Sizes {
     pub(super) rows: usize,
@@ -31,8 +30,8 @@ pub(super) struct Sizes {
 }
 
 impl Lists {
-    /// Of a batch of whole sequences, whose rows of keys are `kv_width` numbers; `group` query
-    /// heads share a key head.
+    /// The lists of a batch of whole sequences, whose rows of keys
+    /// have `kv_width` elements; `group` query heads share a key head.
     pub(super) fn of_rows(
         gpu: &Gpu,
         batch: &Batch,
@@ -43,8 +42,8 @@ impl Lists {
         Lists::new(batch, wanted, pages, group)
     }
 
-    /// Of a batch whose segments have a cache each, with room made there for the batch's tokens.
-    /// Segments without one, of one token each, have `spare`.
+    /// The lists of a batch whose segments have a cache each, which is extended for the batch's
+    /// tokens. Segments without one, of one token each, use `spare`.
     pub(super) fn of_caches(
         gpu: &Gpu,
         batch: &Batch,
@@ -67,13 +66,13 @@ impl Lists {
         }
     }
 
-    /// Pads the lists, whose rows are as many as they are to be, with entries that nothing is
-    /// done for.
+    /// Pads the lists, which already have their final number of rows, with entries that cause no
+    /// work.
     pub(super) fn round_up(&mut self) -> Sizes {
         let rows = self.ids.len();
         let [few, merges] = self.blocks.round_up();
         let pages = &mut self.pages.places;
-        // A block of few rows goes through four pages.
+        // A block of few rows reads four pages.
         let least = (few * 4).max(1);
         pages.resize(pages.len().next_power_of_two().max(least), 0);
         Sizes {
@@ -84,8 +83,8 @@ impl Lists {
         }
     }
 
-    /// One after another, pages first: a place of a page takes two numbers, and is to lie where
-    /// such a number may.
+    /// The lists one after another, pages first: the place of a page takes two numbers and must be
+    /// aligned to 8 bytes.
     fn numbers(&self) -> Vec<u32> {
         let halves = |&place: &u64| [place as u32, (place >> 32) as u32];
         let pages: Vec<u32> = self.pages.places.iter().flat_map(halves).collect();
@@ -115,10 +114,10 @@ pub(super) struct Rows {
     pub(super) count: usize,
     /// Whether keys and values are in caches.
     pub(super) is_cached: bool,
-    /// Places of all spans that are to be merged.
+    /// Number of places of spans that are to be merged.
     pub(super) span_places: usize,
     numbers: Buffer<u32>,
-    /// Of [`Lists::after_pages`], in that order.
+    /// Ranges of [`Lists::after_pages`], in that order.
     at: [Range<usize>; 7],
 }
 
@@ -139,7 +138,7 @@ impl Rows {
         })
     }
 
-    /// Puts other lists, of the same sizes, in the place of these.
+    /// Overwrites the lists with others of the same sizes.
     pub(super) fn refill(&self, lists: &Lists) -> Result<()> {
         self.numbers.refill(&lists.numbers())
     }
@@ -165,13 +164,13 @@ impl Rows {
         self.list(2)
     }
 
-    /// What the kernels take to find a row's pages.
+    /// The arguments by which kernels find a row's pages.
     pub(super) fn pages(&self) -> [Argument; 2] {
         [self.list(3).pointer(), self.numbers.pointer()]
     }
 
-    /// Blocks that have many rows, blocks that have few, and what is to be merged of these; how
-    /// many there are, and their list.
+    /// Blocks of many rows, blocks of few rows, and merges of the latter: their number and their
+    /// list.
     pub(super) fn blocks(&self) -> [(usize, Argument); 3] {
         [(4, MANY_ENTRY), (5, FEW_ENTRY), (6, FEW_ENTRY)].map(|(number, entry)| {
             let list = self.list(number);

@@ -1,10 +1,10 @@
-//! Steps of generation that are recorded once and done again: where every running sequence has
-//! one new token, what a step asks of the device depends on a few sizes alone. Asking for every
-//! kernel takes longer than a small network computes.
+//! Decode steps that are recorded once and replayed: where every running sequence has one new
+//! token, the device calls of a step depend on a few sizes alone. Launching every kernel takes
+//! longer than a small network computes.
 //!
-//! Lists are padded to those sizes. A row that is added is a sequence of one token, which writes
-//! into a page of its own kind and is read by nobody; since a row's bits do not depend on what is
-//! computed beside it, the others' are what they are without it (I7).
+//! Lists are padded to those sizes. A padding row is a sequence of one token, which writes into a
+//! spare page that no other row reads; since a row's bits do not depend on what is computed beside
+//! it, padding does not change the other rows (I7).
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,22 +17,22 @@ use super::rows::{Lists, Rows, Sizes};
 use crate::batch::Batch;
 use crate::{Error, Result};
 
-/// What one network's steps were recorded as.
+/// The recorded steps of one network.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
-    /// By sizes, which may have come once only.
+    /// By sizes; `None` for sizes that have occurred only once.
     known: BTreeMap<Sizes, Option<Step>>,
-    /// Where rows that are added write; kept, since a step that is given up on still does.
+    /// Where padding rows write; kept, since a discarded step may still execute.
     spare: Option<Cache>,
-    /// There is no memory for it.
+    /// Recording is off: there is no memory for it, or no support.
     off: bool,
     replays: u64,
 }
 
-/// A step and what it reads and writes.
+/// A recorded step, its inputs and its output.
 #[derive(Debug)]
 struct Step {
-    // Before what it was recorded with.
+    // First, to be dropped before the memory that it was recorded with.
     recording: Recording,
     rows: Rows,
     hidden: Operands,
@@ -53,12 +53,12 @@ impl Step {
 }
 
 impl Steps {
-    /// How many steps were done by a recording.
+    /// How many steps were replayed.
     pub(crate) fn replays(&self) -> u64 {
         self.replays
     }
 
-    /// Gives their memory back, and records nothing more; whether there was anything.
+    /// Frees all recordings and makes no more; returns whether there were any.
     pub(crate) fn give_up(&mut self) -> bool {
         self.off = true;
         !std::mem::take(&mut self.known).is_empty()
@@ -110,8 +110,8 @@ impl Steps {
         Ok(self.spare.insert(spare))
     }
 
-    /// Does a step of such sizes with these lists. None, and nothing done, for the first of them:
-    /// a recording pays where it is used again.
+    /// Replays the step of these sizes with these lists. `None`, without any work done, when sizes
+    /// occur for the first time: a recording pays off only if it is used again.
     fn done_again(
         &mut self,
         network: &Network,
@@ -138,7 +138,7 @@ impl Steps {
     }
 }
 
-/// So many rows, or a few more: a product takes whole tiles of them.
+/// `rows` rounded up, which costs little: products take whole tiles of rows.
 fn rounded(rows: usize) -> usize {
     match rows < TILE {
         true => rows.next_power_of_two(),

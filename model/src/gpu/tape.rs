@@ -1,4 +1,4 @@
-//! What the forward pass on a GPU leaves for the backward pass.
+//! Activations that the forward pass on a GPU records for the backward pass.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::rows::Rows;
 /// A gradient per parameter, by Hugging Face name, in the device's memory.
 pub(crate) type Gradients = BTreeMap<String, Buffer>;
 
-/// What the forward pass leaves for the backward pass.
+/// Activations that the forward pass records for the backward pass.
 #[derive(Debug)]
 pub(crate) struct Tape {
     pub(super) layers: Vec<Kept>,
@@ -20,7 +20,7 @@ pub(crate) struct Tape {
     pub(super) checkpoints: bool,
 }
 
-/// What is kept of a layer: everything, or its input alone.
+/// The record of one layer: all activations, or its input only.
 #[derive(Debug)]
 pub(super) enum Kept {
     Layer(Box<LayerTape>),
@@ -50,10 +50,10 @@ pub(super) struct LayerTape {
 /// Rows of one layer's attention.
 #[derive(Debug)]
 pub(super) struct Attention {
-    /// Of a model that norms heads its projections; queries and keys among them are normed.
+    /// The projections, whose queries and keys are not normed yet, if the model has head norms.
     pub(super) unnormed: Option<Matrix>,
     pub(super) queries: Operands,
-    /// Of whole sequences; otherwise they are in caches.
+    /// For whole sequences; otherwise they are in caches.
     pub(super) keys_and_values: Option<[Operands; 2]>,
     pub(super) mixed: Operands,
     /// `[row][head]`, logarithms of the sums of attention's weights.

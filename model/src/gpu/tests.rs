@@ -1,6 +1,6 @@
-//! The GPU's path, on an emulated device, against the processor's: first kernel by kernel,
-//! then what stages call. Products are the processor's own here, so what is compared is
-//! everything else. Kernels run the threads of a block in ascending and in descending order,
+//! Compares the GPU's path, on an emulated device, with the CPU's: first kernel by kernel,
+//! then the functions that stages call. Products are the CPU's own here, so everything
+//! else is compared. Kernels run the threads of a block in ascending and in descending order,
 //! which must give equal bits.
 
 use std::sync::OnceLock;
@@ -21,8 +21,8 @@ use crate::{Device, Dtype, Policy};
 
 const ORDERS: [Order; 2] = [Order::Ascending, Order::Descending];
 
-/// An emulated GPU. Where `AGENTGYM_TEST_GPU` has a number, that GPU in its place, whatever
-/// the order: the same tests say whether it computes what the emulation does.
+/// An emulated GPU. If `AGENTGYM_TEST_GPU` is a number, that GPU instead, for either order: the
+/// same tests then check that GPU.
 fn gpu(order: Order, dtype: Dtype) -> Gpu {
     static OPENED: [OnceLock<Gpu>; Dtype::ALL.len()] = [const { OnceLock::new() }; 2];
     let open = |number: String| super::open(number.parse().unwrap(), dtype).unwrap();

@@ -1,5 +1,5 @@
-//! How attention's work is cut into blocks: pairs of (row, query head) of one sequence that go
-//! through its keys together (`kernels/attention.cu`). The cut decides no bits.
+//! How attention's work is divided into blocks: (row, query head) pairs of one sequence that
+//! iterate over its keys together (`kernels/attention.cu`). The division does not affect results.
 
 use super::backend::{Buffer, Gpu};
 use crate::Result;
@@ -9,23 +9,22 @@ use crate::kernels::key_values::BLOCK as PAGE;
 /// Threads per block of the attention kernels.
 pub(super) const THREADS: u32 = 128;
 
-/// Pairs of a block that has many rows, of one that has few, and of one in the derivative by
-/// keys.
+/// Pairs of a block with many rows, of one with few rows, and of one in the derivative by keys.
 const MANY_PAIRS: usize = 32;
 const FEW_PAIRS: usize = 8;
 const PAIRS_BY_KEYS: usize = 16;
 
-/// Positions that a block with few rows goes through.
+/// Key positions that a block with few rows reads.
 const SPAN: usize = 4 * PAGE;
 
-/// The place of a span that is the only one.
+/// The place of an only span, which is not merged.
 const ALONE: u32 = u32::MAX;
 
 /// Widest head of the kernels.
 pub(super) const WIDTH_MAX: usize = 128;
 
-/// Shared memory that a block may ask for, in f32 numbers: every GPU of compute capability 8.0
-/// has that much where it is asked for.
+/// Shared memory that a block may request, in f32 numbers: every GPU from compute capability 8.0
+/// on has that much on request.
 #[cfg(any(test, feature = "cuda"))]
 pub(super) const SHARED_MAX: usize = 96 * 1024 / size_of::<f32>();
 
@@ -36,7 +35,7 @@ pub(super) struct Kernel {
     pub(super) shared: usize,
 }
 
-/// What the kernels of one width of heads are.
+/// The kernels for one width of heads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kernels {
     pub(super) many: Kernel,
@@ -48,7 +47,7 @@ pub(super) struct Kernels {
 impl Kernels {
     pub(super) fn of(width: usize) -> Self {
         let wide = width > 64;
-        // As in `tiles.cuh`: four numbers more than a row has.
+        // As in `tiles.cuh`: rows are padded by four numbers.
         let vector = if wide { 128 } else { 64 } + 4;
         let weights = PAGE + 4;
         let kernel = |names: [&'static str; 2], shared| Kernel {
@@ -75,13 +74,13 @@ impl Kernels {
 /// The blocks of a forward pass, as the kernels read them.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    /// Sequence's first row, first pair, the sequence's pairs.
+    /// Per entry: the sequence's first row, the first pair, the sequence's number of pairs.
     pub(super) many: Vec<u32>,
-    /// The same, span, place of what is to be merged.
+    /// The same, then the span, and the place of its partial result.
     pub(super) few: Vec<u32>,
-    /// The same as `many`, first place, places.
+    /// The same as `many`, then the first place, and the number of places.
     pub(super) merges: Vec<u32>,
-    /// Places of all spans that are to be merged.
+    /// Number of places of spans that are to be merged.
     pub(super) places: usize,
 }
 
@@ -90,7 +89,7 @@ pub(super) const MANY_ENTRY: usize = 3;
 pub(super) const FEW_ENTRY: usize = 5;
 
 impl Blocks {
-    /// Of a batch in which `group` query heads share a key head.
+    /// The blocks of a batch in which `group` query heads share a key head.
     pub(super) fn new(batch: &Batch, group: usize) -> Self {
         let mut blocks = Blocks::default();
         let mut row = 0;
@@ -112,7 +111,7 @@ impl Blocks {
         blocks
     }
 
-    /// Blocks of few rows over so many spans.
+    /// Adds the blocks of a tile of few rows over `spans` spans.
     fn add_few(&mut self, tile: [u32; 3], spans: usize) {
         if spans == 1 {
             self.few.extend(tile.into_iter().chain([0, ALONE]));
@@ -127,14 +126,14 @@ impl Blocks {
         self.places += spans;
     }
 
-    /// Pads the lists of blocks that have few rows with blocks that have none, and makes room for
-    /// as many spans to be merged; returns how many blocks there are, and how many merges.
+    /// Pads the lists of blocks with few rows with empty blocks, and makes room for as many spans
+    /// to be merged; returns the number of blocks, and of merges.
     pub(super) fn round_up(&mut self) -> [usize; 2] {
         let few = match self.few.len() / FEW_ENTRY {
             0 => 0,
             few => few.next_power_of_two(),
         };
-        // What is merged has two spans at least.
+        // A merge has at least two spans.
         let merges = if self.merges.is_empty() { 0 } else { few / 2 };
         self.few.resize(few * FEW_ENTRY, 0);
         self.merges.resize(merges * FEW_ENTRY, 0);
@@ -143,7 +142,7 @@ impl Blocks {
     }
 }
 
-/// Numbers that `places` of spans take until they are merged.
+/// Numbers that the partial results of `places` spans take until they are merged.
 pub(super) fn spans_length(places: usize, kv_heads: usize, width: usize) -> usize {
     places * kv_heads * FEW_PAIRS * (width + 2)
 }
@@ -153,7 +152,7 @@ pub(super) fn spans_length(places: usize, kv_heads: usize, width: usize) -> usiz
 pub(super) struct BackwardTiles {
     /// As [`Blocks::many`].
     pub(super) queries: Buffer<u32>,
-    /// Sequence's first row, page's first row, one past the sequence's last row.
+    /// Per entry: the sequence's first row, the page's first row, one past the sequence's last row.
     pub(super) keys: Buffer<u32>,
 }
 
@@ -175,7 +174,7 @@ impl BackwardTiles {
         })
     }
 
-    /// Blocks of each list.
+    /// Number of blocks in each list.
     pub(super) fn counts(&self) -> [usize; 2] {
         [&self.queries, &self.keys].map(|list| list.length() / MANY_ENTRY)
     }

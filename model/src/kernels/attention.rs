@@ -1,14 +1,13 @@
 //! Causal attention of query rows over one sequence's keys and values.
 //!
-//! The result of a (query row, head) is a function of that query and of the keys
-//! and values up to its own position, in ascending order: scores are one chain of
-//! multiply-adds over the head's width, the maximum is exact, exponentials are
-//! summed over sixteen fixed lanes, values are mixed key by key. Decoding a token,
-//! prefilling it and scoring it are this same code, hence the same bits.
+//! The result of a (query row, head) is a function of that query and of the keys and values up to
+//! its own position, in ascending order: scores are one chain of multiply-adds over the head's
+//! width, the maximum is exact, exponentials are summed over sixteen fixed lanes, values are mixed
+//! key by key. Decode, prefill and scoring run this same code, and therefore give the same bits.
 //!
-//! Keys are kept across (`[width][64]` per block), so that a query meets 64 keys
-//! at a time without a reduction; values are kept along (`[64][width]`). Up to
-//! four (row, head) pairs that share a key head go through a block together.
+//! Keys are stored transposed (`[width][64]` per block), so that a query is multiplied with
+//! 64 keys at a time without a reduction; values are stored row by row (`[64][width]`). Up
+//! to four (row, head) pairs that share a key head go through a block together.
 
 use super::tile::{NO_VECTORS, Vectors, Weights, mix, products};
 use super::{LANES, exp, max_lanes, sum_lanes};
@@ -62,7 +61,7 @@ pub(super) struct Tiling {
     pub(super) heads: usize,
     /// Query heads that share a key head.
     pub(super) group: usize,
-    /// Numbers per head.
+    /// Elements per head.
     pub(super) width: usize,
 }
 
@@ -95,7 +94,7 @@ impl Tiling {
         }
     }
 
-    /// The opposite: vector `r` times `scales[r]`.
+    /// The inverse of [`Tiling::gather`]: vector `r` times `scales[r]`.
     #[inline(always)]
     pub(super) fn scatter<const R: usize>(
         &self,
@@ -114,7 +113,7 @@ impl Tiling {
     }
 }
 
-/// What a tile needs, reused from tile to tile.
+/// Buffers of a tile, reused from tile to tile.
 struct Scratch {
     queries: Vectors,
     mixed: Vectors,
@@ -189,7 +188,7 @@ impl<'a> Attend<'a> {
         }
     }
 
-    /// `R` pairs of key head `head`; returns `R`.
+    /// Computes `R` pairs of key head `head`; returns `R`.
     #[inline(always)]
     fn tile<S: Simd, const R: usize>(
         &mut self,

@@ -1,5 +1,5 @@
 //! Derivative of causal attention over one whole sequence. The weights are
-//! computed again from queries and keys instead of being kept: they would need
+//! recomputed from queries and keys instead of being kept: they would need
 //! length² numbers. Sums over query rows run in ascending order of the rows.
 
 use pulp::{Simd, WithSimd};
@@ -15,7 +15,7 @@ pub(crate) struct Sequence<'a> {
     pub(crate) queries: &'a [f32],
     pub(crate) keys: &'a [f32],
     pub(crate) values: &'a [f32],
-    /// What the forward pass gave.
+    /// The output of the forward pass.
     pub(crate) output: &'a [f32],
     /// Derivative of the loss by `output`.
     pub(crate) grad: &'a [f32],
@@ -44,7 +44,7 @@ struct Derive<'a> {
     sequence: Sequence<'a>,
     tiling: Tiling,
     kv: KeyValues,
-    /// Values across and keys along: serves ∂weights and ∂queries with the same kernels.
+    /// Values transposed and keys row by row, for ∂weights and ∂queries with the same kernels.
     swapped: KeyValues,
     gradients: SequenceGradients<'a>,
 }
@@ -132,7 +132,7 @@ impl<'a> Derive<'a> {
         }
     }
 
-    /// `R` pairs of key head `head`; returns `R`.
+    /// Computes `R` pairs of key head `head`; returns `R`.
     #[inline(always)]
     fn tile<S: Simd, const R: usize>(
         &mut self,

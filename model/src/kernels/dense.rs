@@ -36,7 +36,7 @@ pub(crate) fn forward(x: &[f32], weight: &[f32], bias: Option<&[f32]>, sizes: Si
 pub(crate) fn add_to(y: &mut [f32], x: &[f32], weight: &[f32], sizes: Sizes) {
     let Sizes { inner, width } = sizes;
     if width == 1 {
-        // `gemm` would choose an order by the number of rows.
+        // `gemm` would choose the order of additions by the number of rows.
         vectorised(
             #[inline(always)]
             || {

@@ -4,7 +4,7 @@
 
 use super::{LANES, Lanes, exp, ln, max_lanes, sum_lanes, vectorised};
 
-/// Softmax of logits / temperature, by its normalising constants.
+/// Softmax of logits / temperature, represented by its normalising constants.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Distribution {
     inverse_temperature: f32,
@@ -16,7 +16,7 @@ pub(crate) struct Distribution {
 }
 
 impl Distribution {
-    /// Measures a row of raw logits at a temperature given as 1/T.
+    /// The distribution of a row of raw logits at a temperature given as 1/T.
     pub(crate) fn of(logits: &[f32], inverse_temperature: f32) -> Self {
         let (max, sum, weighted) = vectorised(
             #[inline(always)]

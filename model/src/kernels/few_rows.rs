@@ -1,6 +1,6 @@
-//! Products of a few rows with a matrix, as decoding makes them of every weight. They wait for
-//! the weight to come from memory, so it is read once, along its rows; a kernel for large
-//! products goes down its columns, a page of memory further with every step.
+//! Products of a few rows with a matrix, as decode computes them for every weight. They are bound
+//! by memory bandwidth, so the weight is read once, along its rows; a kernel for large products
+//! goes down its columns, one page of memory further with every step.
 //!
 //! The order of additions is [`super::matmul`]'s.
 
@@ -9,7 +9,7 @@ use pulp::{Simd, WithSimd};
 /// Longest piece of k that one call sums; later pieces are added to the output.
 pub(super) const K_PIECE: usize = 512;
 
-/// Columns that are gone through together: their sums stay in the nearest cache.
+/// Columns that are processed together: their sums stay in the L1 cache.
 const STRIP: usize = 1024;
 
 /// Rows of the matrix that are read together.

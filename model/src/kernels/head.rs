@@ -1,20 +1,19 @@
-//! The output head: log-probability of a target id and entropy of the
-//! distribution, per row, without ever holding rows × vocabulary. The backward
-//! pass computes the logits again, chunk by chunk.
+//! The output head: log-probability of a target id and entropy of the distribution, per row,
+//! without ever holding rows × vocabulary. The backward pass recomputes the logits, chunk by chunk.
 
 use super::distribution::Distribution;
 use super::matmul::{View, matmul};
 
 /// Rows whose logits are held at a time. The weight is read for every chunk, and its gradient read
-/// and written: with a vocabulary of 152k ids and 16 rows that was most of a training step.
+/// and written: with 152k ids and chunks of 16 rows that was most of a training step.
 pub const CHUNK_ROWS: usize = 256;
 
-/// The head's weight and what is asked of it.
+/// The head's weight and the ids to score.
 #[derive(Clone, Copy)]
 pub(crate) struct Head<'a> {
     /// `[hidden, vocabulary]`, transposed where it is the embedding.
     pub(crate) weight: View<'a>,
-    /// The id asked for in each row.
+    /// The id to score in each row.
     pub(crate) targets: &'a [u32],
     pub(crate) inverse_temperature: f32,
 }
@@ -51,9 +50,9 @@ impl Head<'_> {
         (log_probs, entropies)
     }
 
-    /// The derivative by hidden states for a loss with these derivatives by log-probabilities and
-    /// entropies; the one by the weight is added to `grad_weight`, which is laid out as the
-    /// weight is, where that is trained.
+    /// The derivative of a loss by the hidden states, given its derivatives by
+    /// log-probabilities and entropies. The one by the weight is added to
+    /// `grad_weight`, which has the weight's layout, if the weight is trained.
     pub(crate) fn backward(
         &self,
         hidden: &[f32],

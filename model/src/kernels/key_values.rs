@@ -10,8 +10,7 @@ pub(crate) const HEAD_WIDTH_MAX: usize = 256;
 /// Keys per block.
 pub const BLOCK: usize = 64;
 
-/// Keys and values of one sequence in one layer. Sequences that begin alike share the blocks of
-/// their beginning.
+/// Keys and values of one sequence in one layer. Sequences with a common prefix share its blocks.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyValues {
     pub(super) heads: usize,
@@ -19,9 +18,9 @@ pub(crate) struct KeyValues {
     /// Head width rounded up to whole lanes; the rest is zero.
     padded: usize,
     pub(super) length: usize,
-    /// Of [`BLOCK`] positions: keys `[head][width][BLOCK]`, behind them values
-    /// `[head][BLOCK][padded]`. What there is beyond the last position is never read: attention
-    /// masks it, and appending overwrites it.
+    /// Each of [`BLOCK`] positions: keys `[head][width][BLOCK]`, then
+    /// values `[head][BLOCK][padded]`. Contents beyond the last position
+    /// are never used: attention masks them, and appending overwrites them.
     blocks: Vec<Arc<Vec<f32>>>,
 }
 
@@ -77,7 +76,7 @@ impl KeyValues {
         }
     }
 
-    /// The first `length` positions, of which there are as many.
+    /// The first `length` positions, which must exist.
     pub(crate) fn first(&self, length: usize) -> Self {
         KeyValues {
             length,
@@ -86,7 +85,7 @@ impl KeyValues {
         }
     }
 
-    /// Where the values of a block begin.
+    /// The offset of the values in a block.
     #[inline(always)]
     fn keys_end(&self) -> usize {
         self.heads * self.width * BLOCK

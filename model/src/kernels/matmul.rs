@@ -1,21 +1,20 @@
-//! Dense products in one reproducible order: each output is a single chain of
-//! fused multiply-adds over k, cut at multiples of 512. That is what `gemm`'s
-//! general kernel does, and `few_rows` for the few rows of decoding; gemm's other
-//! paths are kept out: that of a lone row by padding it to two, that of lane-wise dots by turning
-//! the left side of the few products that would take it, that of a last piece of one or two k by
-//! zeros.
-//! One thread: parallelism is over sequences, never inside a product.
+//! Dense products in one reproducible order: each output is a single chain of fused
+//! multiply-adds over k, split at multiples of 512. `gemm`'s general kernel computes in this
+//! order, and so does `few_rows` for the few rows of decode. gemm's other paths are avoided:
+//! the one for a single row by padding it to two, the one for lane-wise dots by transposing
+//! the left side of the few products that would take it, the one for a last piece of one or
+//! two k by zeros. One thread: parallelism is over sequences, never inside a product.
 
 use super::few_rows::{FewRows, K_PIECE};
 use gemm::Parallelism;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Fewest k that `gemm` sums by its general kernel.
+/// Smallest k for which `gemm` uses its general kernel.
 const K_LEAST: usize = 3;
 
-/// Columns of one call: a piece of so many stays in the second cache (1 MB), which a kernel
-/// that takes the size of a shared third one for its own does not see to.
+/// Columns of one call: a piece of this width stays in the L2 cache (1 MB). `gemm` itself does not
+/// ensure that, since it takes the size of the shared L3 cache for its own.
 const STRIP: usize = 256;
 
 /// Rows up to which [`FewRows`] is faster.
@@ -45,12 +44,12 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Its rows.
+    /// Its number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Its columns.
+    /// Its number of columns.
     pub(crate) fn columns(&self) -> usize {
         self.columns
     }
@@ -95,7 +94,7 @@ pub(crate) fn product(a: View<'_>, b: View<'_>) -> Vec<f32> {
     product_in(Vec::with_capacity(a.rows * b.columns), a, b)
 }
 
-/// The same, in memory that is there.
+/// The same, in the memory of `output`.
 pub(crate) fn product_in(mut output: Vec<f32>, a: View<'_>, b: View<'_>) -> Vec<f32> {
     let count = a.rows * b.columns;
     output.clear();
@@ -106,7 +105,7 @@ pub(crate) fn product_in(mut output: Vec<f32>, a: View<'_>, b: View<'_>) -> Vec<
         return output;
     }
     assert_eq!(a.columns, b.rows, "inner sizes differ");
-    // Zeros that are overwritten at once cost a twentieth of a training step.
+    // Filling it with zeros first would cost a twentieth of a training step.
     // SAFETY: there is room for `count` numbers, and without accumulation all of them are
     // written and none is read before.
     unsafe {
@@ -148,8 +147,8 @@ pub(crate) fn matmul(a: View<'_>, b: View<'_>, output: &mut [f32], accumulate: b
     }
 }
 
-/// Whether `gemm` would make so many columns of the product by lane-wise dots: both sides are
-/// contiguous along k, and it has no more than 256 outputs or one column.
+/// Whether `gemm` would compute this many columns of the product by lane-wise dots: both sides are
+/// contiguous along k, and there are at most 256 outputs or one column.
 fn lane_wise(a: View<'_>, b: View<'_>, columns: usize) -> bool {
     a.column_stride == 1 && b.row_stride == 1 && (columns == 1 || a.rows * columns <= 256)
 }
@@ -168,7 +167,7 @@ unsafe fn pieces(a: View<'_>, b: View<'_>, output: *mut f32, accumulate: bool) {
         // SAFETY: the caller's promise.
         return unsafe { strips(a, b, a.columns, output, accumulate) };
     }
-    // Zeros added to a sum leave it as it is.
+    // Adding zeros does not change a sum.
     let whole = a.columns - last;
     let padded = |mut numbers: Vec<f32>| {
         numbers.resize(numbers.len() / last * K_LEAST, 0.0);
@@ -190,7 +189,7 @@ unsafe fn pieces(a: View<'_>, b: View<'_>, output: *mut f32, accumulate: bool) {
 /// The product over the first `inner` k.
 ///
 /// # Safety
-/// As of [`pieces`]; `inner` is in neither operand too large.
+/// As for [`pieces`]; `inner` must not exceed the inner size of either operand.
 unsafe fn strips(a: View<'_>, b: View<'_>, inner: usize, output: *mut f32, accumulate: bool) {
     for first in (0..b.columns).step_by(STRIP) {
         let width = STRIP.min(b.columns - first);
@@ -243,8 +242,7 @@ mod tests {
     use crate::folder::parameter::transpose;
     use crate::kernels::tests::numbers;
 
-    /// The order that is promised: one chain of fused multiply-adds per piece, added
-    /// to what is there.
+    /// The specified order: one chain of fused multiply-adds per piece, added to the previous sum.
     fn in_order(
         start: f32,
         (a, row): (&[f32], usize),
@@ -277,7 +275,7 @@ mod tests {
                     let start = numbers(m * n, 13);
                     let mut added = start.clone();
                     matmul(x, weight, &mut added, true);
-                    // A tied head is read as the embedding lies in memory.
+                    // A tied head is read in the embedding's memory layout.
                     let tied = View::new(&turned, n, k).transposed();
                     assert_eq!(product(x, tied), fresh, "m {m} k {k} n {n}");
                     let mut also_added = start.clone();

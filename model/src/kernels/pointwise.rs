@@ -146,7 +146,7 @@ pub(crate) fn rope(
     );
 }
 
-/// silu(gate) · up, in the place of `gate`.
+/// silu(gate) · up, in the memory of `gate`.
 pub(crate) fn swiglu(mut gate: Vec<f32>, up: &[f32]) -> Vec<f32> {
     vectorised(
         #[inline(always)]
@@ -159,7 +159,7 @@ pub(crate) fn swiglu(mut gate: Vec<f32>, up: &[f32]) -> Vec<f32> {
     gate
 }
 
-/// Derivatives of [`swiglu`]: puts them in the place of `gate` and `up`.
+/// Derivatives of [`swiglu`], written over `gate` and `up`.
 pub(crate) fn swiglu_backward(gate: &mut [f32], up: &mut [f32], grad: &[f32]) {
     vectorised(
         #[inline(always)]

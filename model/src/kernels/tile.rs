@@ -1,7 +1,7 @@
 //! The products of attention on a tile of up to four (row, head) pairs, register by register.
-//! Every number is one chain of fused multiply-adds, so neither the width of a register nor
-//! how many are worked on at once shows in a bit. Spelled out with the registers of the
-//! instruction set: from loops over lanes LLVM makes shuffles that cost more than the arithmetic.
+//! Every number is one chain of fused multiply-adds, so its bits depend neither on the width of
+//! a register nor on the number of registers in use. The code uses registers explicitly, since
+//! LLVM compiles loops over lanes to shuffles that cost more than the arithmetic.
 
 use pulp::Simd;
 
@@ -9,10 +9,10 @@ use super::Lanes;
 use crate::kernels::key_values::HEAD_WIDTH_MAX;
 use crate::kernels::key_values::{BLOCK, KeyValues};
 
-/// Up to four vectors of a head's width; what lies beyond it is zero.
+/// Up to four vectors of a head's width; elements beyond it are zero.
 pub(super) type Vectors = [[f32; HEAD_WIDTH_MAX]; 4];
 
-/// None yet.
+/// Zeros.
 pub(super) const NO_VECTORS: Vectors = [[0.0; HEAD_WIDTH_MAX]; 4];
 
 /// `R` rows of one weight per key, `stride` apart; reused from tile to tile.
@@ -44,7 +44,7 @@ impl Weights<'_> {
     }
 }
 
-/// Number `at` of each row.
+/// Element `at` of each row.
 #[inline(always)]
 fn numbers<const R: usize, const N: usize>(rows: [&[f32; N]; R], at: usize) -> [f32; R] {
     let mut numbers = [0.0; R];
@@ -54,7 +54,7 @@ fn numbers<const R: usize, const N: usize>(rows: [&[f32; N]; R], at: usize) -> [
     numbers
 }
 
-/// `R` of the vectors.
+/// The first `R` vectors.
 #[inline(always)]
 fn first<const R: usize>(vectors: &Vectors) -> [&[f32; HEAD_WIDTH_MAX]; R] {
     let mut rows = [&vectors[0]; R];
@@ -219,7 +219,7 @@ fn spread_columns<S: Simd, const R: usize, const C: usize>(
     let mut rows = [[simd.splat_f32s(0.0); C]; R];
     for (row, vector) in rows.iter_mut().zip(vectors) {
         let vector = &S::as_simd_f32s(vector).0[column..column + C];
-        // As a copy of memory it would stay in memory.
+        // `copy_from_slice` would leave it in memory instead of registers.
         #[expect(clippy::manual_memcpy)]
         for c in 0..C {
             row[c] = vector[c];

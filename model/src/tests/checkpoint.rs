@@ -1,6 +1,5 @@
-//! Policy folders as others write them (half precision, shards) and as they should
-//! not be (missing, misshapen or broken tensors): the former load, the latter are
-//! refused with the file and tensor named.
+//! Policy folders as other tools write them (half precision, shards), which load, and damaged
+//! ones (missing, misshapen or broken tensors), which are refused with the file and tensor named.
 
 use std::collections::BTreeMap;
 use std::path::Path;

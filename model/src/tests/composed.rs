@@ -1,5 +1,5 @@
-//! Qwen2 and Qwen3 out of the tensor library's elementary operations, differentiated by the
-//! library itself: the oracle of the kernels and of the explicit backward pass.
+//! The supported families out of the tensor library's elementary operations, differentiated by
+//! the library itself: the oracle of the kernels and of the explicit backward pass.
 
 use std::collections::BTreeMap;
 

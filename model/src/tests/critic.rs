@@ -82,13 +82,13 @@ fn head_and_trunk_follow_finite_differences() {
             .unwrap_or_else(|| panic!("{name} has none"));
         assert!(gradient.iter().all(|g| g.is_finite()), "{name}");
         assert!(gradient.iter().any(|g| *g != 0.0), "{name} gets nothing");
-        // Along the gradient itself the difference is largest against rounding.
+        // Along the gradient itself the difference is largest compared with rounding.
         let norm = gradient
             .iter()
             .map(|g| f64::from(*g).powi(2))
             .sum::<f64>()
             .sqrt();
-        // A key's bias moves all logits of a row alike: its true gradient is zero.
+        // A key's bias moves all scores of a row equally: its true gradient is zero.
         if name.ends_with("k_proj.bias") {
             continue;
         }

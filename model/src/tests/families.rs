@@ -1,6 +1,6 @@
 //! Every family, with every scaling of rotary frequencies, against `transformers` 5.24 and
-//! PyTorch's autograd in f64. The parameters are a hash of their names and places, so that only
-//! what is computed from them is kept.
+//! PyTorch's autograd in f64. The parameters are a hash of their names and indices, so that only
+//! the results need to be stored.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -31,7 +31,7 @@ struct Model {
     greedy: Vec<u32>,
 }
 
-/// What published models scale.
+/// Rotary parameters of published models.
 #[derive(Deserialize)]
 struct Rotary {
     name: String,
@@ -46,7 +46,7 @@ fn golden() -> Golden {
     serde_json::from_str(include_str!("families.json")).unwrap()
 }
 
-/// So many numbers from 0 to 1 that depend on a name and a salt.
+/// `count` numbers from 0 to 1 that depend on a name and a salt.
 fn units(name: &str, count: usize, salt: u32) -> impl Iterator<Item = f64> {
     let step = |sum: u32, byte: u8| {
         let sum = sum.wrapping_mul(31).wrapping_add(u32::from(byte));
@@ -109,7 +109,7 @@ fn near(found: &[f64], expected: &[f64], bound: f64, what: &str) {
     }
 }
 
-/// `transformers` has frequencies in f32.
+/// `transformers` computes frequencies in f32.
 #[test]
 fn rotary_frequencies() {
     let golden = golden();

@@ -1,4 +1,4 @@
-//! Policy folders: equal policies give equal bytes, damage is named.
+//! Policy folders: equal policies give equal bytes, and errors name the damage.
 
 use std::collections::BTreeMap;
 use std::path::Path;

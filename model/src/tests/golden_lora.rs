@@ -25,7 +25,7 @@ struct Golden {
     gradients: BTreeMap<String, Summary>,
 }
 
-/// These numbers belong to the base beside them, whichever set the other tests read.
+/// These numbers belong to the base beside them, whichever fixtures the other tests use.
 fn own(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures")).join(name)
 }

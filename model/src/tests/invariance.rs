@@ -1,4 +1,4 @@
-//! Invariant I7: what a sequence gives depends on nothing but itself. All
+//! Invariant I7: the results of a sequence depend on nothing but the sequence. All
 //! comparisons are of bytes.
 
 use std::collections::BTreeMap;
@@ -123,8 +123,8 @@ const SAMPLINGS: [Sampling; 3] = [
     },
 ];
 
-/// Plays every prompt for three turns with fixed observations in between; what is
-/// returned is in order of sequence and turn.
+/// Plays every prompt for three turns with fixed observations in between; the
+/// result is in order of sequence and turn.
 fn play(
     policy: &Policy,
     prompts: &[Vec<u32>],
@@ -206,7 +206,7 @@ fn sampling_does_not_depend_on_batching_chunks_order_or_eviction() {
     }
 }
 
-/// Prompts of which some are equal, some begin the same way, and some share nothing.
+/// Prompts of which some are equal, some share a prefix, and some share nothing.
 fn related_prompts(vocabulary: usize) -> Vec<Vec<u32>> {
     let pieces: Vec<Vec<u32>> = sequences(vocabulary, &[70, 45, 130, 31, 5, 64], 6)
         .into_iter()
@@ -221,7 +221,7 @@ fn related_prompts(vocabulary: usize) -> Vec<Vec<u32>> {
     }
     prompts.push([system.as_slice(), &pieces[4]].concat());
     prompts.push(system.clone());
-    // Too little in common to wait for, and nothing at all.
+    // A common prefix that is too short to wait for, and none at all.
     prompts.push([&pieces[3][..], &pieces[5]].concat());
     prompts.push([&pieces[3][..], &pieces[4]].concat());
     prompts.push(pieces[5].clone());
@@ -237,7 +237,7 @@ fn a_prompt_that_was_run_for_another_sequence_gives_the_same_bits() {
             cache_tokens_max,
             prefill_chunk,
         };
-        // Each in an engine of its own: there is nobody to take anything from.
+        // Each in an engine of its own: there is no other sequence to share with.
         let mut alone = BTreeMap::new();
         for sequence in 0..prompts.len() {
             alone.extend(play(
@@ -297,8 +297,7 @@ fn the_samples_of_a_task_run_its_prompt_once() {
     }
     let stats = engine.stats();
     assert_eq!(stats.tokens_shared, 7 * 149);
-    // The prompt, the last token of the seven others, and what was sampled but for
-    // the last tokens.
+    // The prompt, the last token of the seven others, and all sampled tokens but the last ones.
     assert_eq!(stats.tokens_run, 150 + 7 + 8 * 4);
 }
 

@@ -1,6 +1,5 @@
-//! The kernels against the same model out of elementary operations, and against
-//! another implementation of each family, and the gradients of what Qwen3 adds
-//! against finite differences.
+//! The kernels against the same model built from elementary operations, and against another
+//! implementation of each family; the gradients of Qwen3's head norms against finite differences.
 
 use std::path::Path;
 
@@ -107,8 +106,8 @@ fn summed_gradients(policy: &Policy, sequences: &[TrainSequence]) -> Vec<(String
     sums
 }
 
-/// The other implementation's logits of the last token of a prompt; none where it cannot
-/// compute such a model.
+/// The other implementation's logits of the last token of a prompt; `None` where it
+/// does not support the model.
 fn other_logits(
     policy: &Policy,
     folder: &Path,
@@ -143,7 +142,7 @@ fn other_logits(
             })
         }
         Architecture::Qwen3 => {
-            // Read from the saved file, as it would be by others.
+            // Read from the saved file, as other programs would.
             let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
             let mut raw: serde_json::Value = serde_json::from_str(&text).unwrap();
             raw["rope_theta"] = own.rope.theta.into();
@@ -177,7 +176,7 @@ fn other_logits(
                     original_max_position_embeddings: original_max_position_embeddings as usize,
                     rope_type: llama::Llama3RopeType::Llama3,
                 }),
-                // It knows no other, nor heads of their own width.
+                // It supports no other scaling, nor a head width of its own.
                 _ => return None,
             };
             let config = llama::Config {
@@ -262,7 +261,7 @@ fn last_logits_agree_with_another_implementation_on_a_saved_folder() {
     assert_eq!(compared, SHAPES.len());
 }
 
-/// Every number of the norms of queries and keys, moved both ways.
+/// Moves every weight of the norms of queries and keys in both directions.
 #[test]
 fn gradients_of_head_norms_agree_with_finite_differences() {
     const STEP: f32 = 5e-3;

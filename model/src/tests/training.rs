@@ -38,7 +38,7 @@ fn coefficients(unit: usize, streams: &UnitStreams) -> UnitCoefficients {
 }
 
 fn step(trainer: &mut Trainer, seed: u64, threads: usize) -> StepReport {
-    // Layers computed twice do not show either.
+    // Checkpointing must not change results either.
     let options = ComputeOptions {
         threads,
         checkpointed: matches!(threads, 2 | 7),
@@ -116,7 +116,7 @@ fn a_resumed_training_equals_an_uninterrupted_one() {
     step(&mut whole, 2, 1);
     step(&mut resumed, 2, 2);
     assert!(whole.model().unwrap().weights() == resumed.model().unwrap().weights());
-    // The state counts: a fresh one goes elsewhere.
+    // The state matters: a fresh one gives other weights.
     let mut fresh = Trainer::new(
         Policy::load(dir.path(), &crate::Device::cpu()).unwrap(),
         AdamW::default(),

@@ -4,7 +4,7 @@
 //! one row of weights and a bias.
 //!
 //! The value of a token is read where its log-probability is: from the state
-//! before it, which is all that its choice could know.
+//! before it, which holds all that was known when the token was chosen.
 
 use crate::batch::ScoreRequest;
 use crate::compute::fit::halving;
@@ -52,7 +52,7 @@ impl Critic {
         Ok(Critic { model })
     }
 
-    /// Reads a critic's folder, or puts a new head on a language model's.
+    /// Reads a critic's folder, or a language model's, which gets a new head.
     pub fn load(dir: &Path, device: &Device) -> Result<Self> {
         let model = Policy::load_any(dir, device)?;
         match model.config().value_head {
@@ -61,7 +61,7 @@ impl Critic {
         }
     }
 
-    /// The same critic, whose `config.json` says the dtype as saved.
+    /// The same critic with float32, the dtype of saved weights, in its `config.json`.
     #[must_use]
     pub fn saying_float32(self) -> Self {
         Critic {
@@ -84,7 +84,7 @@ impl Critic {
         self.model.config().vocab_size
     }
 
-    /// How many numbers the parameters are.
+    /// The number of parameters, as scalars.
     pub fn parameter_count(&self) -> usize {
         self.model.parameter_count()
     }

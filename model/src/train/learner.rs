@@ -1,6 +1,6 @@
-//! A model under training: its weights, and AdamW on those that are trained, where the model
-//! computes. On a GPU weights and moments stay in its memory from the first step on, and the
-//! processor has the weights again when they are asked for.
+//! A model under training: its weights, and AdamW on those that are trained, on the model's
+//! device. On a GPU weights and moments stay in its memory from the first step on, and the CPU's
+//! copy of the weights is updated on request.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,30 +13,30 @@ use crate::parallel::ComputeOptions;
 use crate::spare::Spare;
 use crate::{Error, Policy, Result};
 
-/// The model as of the last step, and what makes the next one.
+/// The model as of the last step, and the state for the next one.
 #[derive(Debug)]
 pub(crate) struct Learner {
     model: Policy,
     options: AdamW,
-    /// Of a model on a GPU only the number of steps is current, from the first of them on.
+    /// For a model on a GPU only the number of steps is current after the first step.
     state: AdamWState,
     on_gpu: Option<gpu::Trained>,
-    /// Whether the GPU's weights are newer than the processor's.
+    /// Whether the GPU's weights are newer than the CPU's.
     ahead: bool,
     /// Whether a step failed half way: the learner is then unusable.
     torn: bool,
-    /// Lives from step to step.
+    /// Kept between steps.
     spare: Arc<Spare>,
 }
 
 impl Learner {
-    /// Without a step yet.
+    /// A learner without any step yet.
     pub(crate) fn new(model: Policy, options: AdamW) -> Self {
         let state = AdamWState::new(model.trained_shapes());
         Self::of(model, options, state)
     }
 
-    /// Carries on where [`Learner::save_state`] wrote into `dir`.
+    /// Resumes from the state that [`Learner::save_state`] wrote into `dir`.
     pub(crate) fn with_state(model: Policy, options: AdamW, dir: &Path) -> Result<Self> {
         let state = AdamWState::load(dir, model.trained_shapes())?;
         Ok(Self::of(model, options, state))
@@ -54,12 +54,12 @@ impl Learner {
         }
     }
 
-    /// Computes as of the last step. On a GPU its weights may be older.
+    /// Computes as of the last step. For a GPU, the weights in it may be older.
     pub(crate) fn model(&self) -> &Policy {
         &self.model
     }
 
-    /// The model as of the last step, its weights too.
+    /// The model as of the last step, weights included.
     ///
     /// # Errors
     /// The GPU that has them is lost, or a step has failed.
@@ -74,7 +74,7 @@ impl Learner {
         Ok(&self.model)
     }
 
-    /// [`Learner::fetch`], and the end of training.
+    /// [`Learner::fetch`], which ends training.
     pub(crate) fn into_model(mut self) -> Result<Policy> {
         self.fetch()?;
         Ok(self.model)
@@ -104,7 +104,7 @@ impl Learner {
     /// One step, unless the gradient is not finite.
     ///
     /// # Errors
-    /// A GPU is lost or has no room: from then on nothing but errors.
+    /// A GPU is lost or has no room. All later calls then return errors.
     pub(crate) fn step(
         &mut self,
         gradients: UnitGradients,

@@ -1,5 +1,5 @@
 //! Teacher-forced scoring: log-probability and entropy of given tokens. The bits
-//! are those that generation recorded, whatever is packed with what.
+//! are those that generation recorded, for any packing.
 
 use crate::batch::ScoreRequest;
 use crate::compute::Network;
@@ -67,7 +67,7 @@ fn score_together(
     Ok(scores.collect())
 }
 
-/// Runs of requests of at most `pack_tokens` tokens, or one request.
+/// Runs of consecutive requests of at most `pack_tokens` tokens, or of one longer request.
 pub(crate) fn pack(requests: &[ScoreRequest<'_>], pack_tokens: usize) -> Vec<Range<usize>> {
     let mut packs: Vec<Range<usize>> = Vec::new();
     let mut tokens = 0;

@@ -1,7 +1,7 @@
-//! Optimizer steps. The trainer knows no loss: it runs a unit forward, hands the
-//! log-probabilities and entropies out, takes back the derivative of the loss by
-//! each of them as constants, and back-propagates. One thread computes a unit
-//! alone; units are added in a fixed tree, so threads never show in a result.
+//! Optimizer steps. The trainer does not know the loss: it runs a unit forward, passes
+//! its log-probabilities and entropies to the caller, receives the derivative of the
+//! loss by each of them as constants, and back-propagates. One thread computes a unit
+//! alone; units are added in a fixed tree, so results do not depend on threads.
 
 use crate::batch::ScoreRequest;
 use crate::batch::Streams;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 pub struct TrainSequence {
     /// The whole sequence.
     pub token_ids: Vec<u32>,
-    /// Which tokens the loss sees; never the first.
+    /// Which tokens are part of the loss; never the first.
     pub loss_mask: Vec<bool>,
 }
 
@@ -44,11 +44,11 @@ impl TrainSequence {
 pub struct Unit {
     /// Its sequences.
     pub sequences: Vec<TrainSequence>,
-    /// The caller knows that it contributes nothing: not even a forward pass.
+    /// The caller knows that it contributes nothing: it gets no forward pass either.
     pub skip: bool,
 }
 
-/// What the policy gives for a unit, per sequence and token as in [`crate::Scores`].
+/// The policy's output for a unit, per sequence and token as in [`crate::Scores`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct UnitStreams {
     /// Log-probability of each masked token.
@@ -69,28 +69,28 @@ pub struct UnitCoefficients {
 /// A model that a [`Trainer`] can train: [`Policy`], whose head gives log-probabilities, and
 /// [`crate::Critic`], whose head gives values.
 pub trait Trainable: Sized + Send + Sync {
-    /// What the head gives for a unit, per sequence and token.
+    /// The head's output for a unit, per sequence and token.
     type Streams;
     /// Derivative of the loss by each number of the streams.
     type Coefficients;
-    /// What the head needs to know beside its weights.
+    /// The head's settings, apart from its weights.
     type Settings: Copy + Send + Sync;
 }
 
-/// How a model's head takes part in a step.
+/// A model's head, as used by an optimizer step.
 pub(crate) trait Head: Trainable {
-    /// The coefficients of a unit, packed as the network computes.
+    /// The coefficients of a unit, in the network's packed order.
     type Gathered: Send + Sync;
-    /// What a forward pass keeps for the backward pass.
+    /// What a forward pass records for the backward pass.
     type Recorded;
 
     /// The network and its head's weights.
     fn network(&self) -> &Policy;
 
-    /// Lets go of what is not the network's.
+    /// Drops everything but the network.
     fn into_network(self) -> Policy;
 
-    /// The reverse of [`Head::into_network`].
+    /// The inverse of [`Head::into_network`].
     fn of_network(network: Policy) -> Self;
 
     /// Refuses settings that give no finite numbers.
@@ -104,7 +104,7 @@ pub(crate) trait Head: Trainable {
         checkpointed: bool,
     ) -> Result<(Self::Streams, Self::Recorded)>;
 
-    /// Packs coefficients; nothing where all of them are 0.
+    /// Packs coefficients; `None` where all of them are 0.
     fn gather(
         forced: &TeacherForced,
         coefficients: &Self::Coefficients,
@@ -191,12 +191,12 @@ impl Head for Policy {
     }
 }
 
-/// Asked between forward and backward of each unit, from the thread that computes it.
+/// Called between forward and backward of each unit, on the thread that computes it.
 pub type Coefficients<'a, M = Policy> =
     dyn Fn(usize, &<M as Trainable>::Streams) -> <M as Trainable>::Coefficients + Sync + 'a;
 
-/// A model under training, and its optimizer's state. Of a policy with an adapter
-/// the adapter alone is trained.
+/// A model under training, and its optimizer's state. For a policy with an adapter,
+/// only the adapter is trained.
 pub struct Trainer<M = Policy> {
     learner: Learner,
     model: PhantomData<M>,
@@ -224,7 +224,7 @@ impl<M: Head> Trainer<M> {
         Trainer { learner, model }
     }
 
-    /// Carries on with the optimizer state in a folder, or starts with a fresh one.
+    /// Resumes with the optimizer state in a folder, or starts with a fresh one.
     ///
     /// # Errors
     /// The state cannot be read, or is another model's.
@@ -237,7 +237,7 @@ impl<M: Head> Trainer<M> {
         Ok(Trainer { learner, model })
     }
 
-    /// One optimizer step on a minibatch cut into units.
+    /// One optimizer step on a minibatch divided into units.
     ///
     /// # Errors
     /// A unit cannot be computed: an id outside the vocabulary, a sequence that is
@@ -285,7 +285,7 @@ impl<M: Head> Trainer<M> {
         Pass::new(model, units, settings, coefficients, options, spare)
     }
 
-    /// The model as of the last step; later steps do not change it.
+    /// The model as of the last step; later steps do not change the returned one.
     ///
     /// # Errors
     /// The GPU that has it is lost.
@@ -316,7 +316,7 @@ impl<M: Head> Trainer<M> {
 }
 
 impl Trainer {
-    /// [`Trainer::step`] on gradients that others have computed by
+    /// [`Trainer::step`] on gradients that other workers have computed with
     /// [`partial_gradients`]: all units of the minibatch, each once.
     ///
     /// # Errors
@@ -343,8 +343,8 @@ impl Trainer {
 }
 
 /// The gradients of `some` of a minibatch's units, and how many tokens went through
-/// a forward pass. The units are those of the whole minibatch: what is
-/// computed elsewhere fits into the same sum.
+/// a forward pass. `units` are those of the whole minibatch, so that results of
+/// several workers fit into the same sum.
 ///
 /// # Errors
 /// As [`Trainer::step`].
@@ -392,8 +392,8 @@ impl<'a, M: Head> Pass<'a, M> {
         })
     }
 
-    /// The unit of a number: forward, the caller's coefficients, backward; no gradients where
-    /// nothing contributes. And how many tokens went through.
+    /// Computes unit `number`: forward, the caller's coefficients, backward; `None` where nothing
+    /// contributes. Also returns how many tokens went through.
     fn unit(&self, number: usize) -> Result<(Option<UnitGradients>, usize)> {
         let (policy, unit) = (self.model.network(), &self.units[number]);
         let requests = unit.sequences.iter().map(TrainSequence::request);
@@ -406,7 +406,7 @@ impl<'a, M: Head> Pass<'a, M> {
         if unit.skip || forced.is_empty() {
             return Ok((None, 0));
         }
-        // Asked once, also where the unit is computed again.
+        // Requested once, even if the unit is computed again.
         let mut asked = None;
         let (model, settings) = (&self.model, self.settings);
         let gradients = where_it_fits(policy.gpu(), self.options, |checkpointed| {

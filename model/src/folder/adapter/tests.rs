@@ -5,8 +5,7 @@ use crate::{
     UnitStreams, score,
 };
 
-/// A Qwen2 with an output head of its own and a Qwen3 whose heads are wider than
-/// its residual stream.
+/// A Qwen2 with an untied output head and a Qwen3 whose heads are wider than its residual stream.
 const BASES: [Shape; 2] = [SHAPES[1], SHAPES[4]];
 const SOME: [&str; 3] = ["q_proj", "o_proj", "down_proj"];
 
@@ -71,7 +70,7 @@ fn a_new_adapter_changes_nothing_and_is_a_function_of_the_seed() {
     }
 }
 
-/// Against the definition, in f64; and what is not adapted is shared.
+/// Compared with the definition in f64; weights that are not adapted are shared.
 #[test]
 fn the_product_is_in_the_dense_weights() {
     let base = random_policy(SHAPES[4], 2);
@@ -105,7 +104,7 @@ fn the_product_is_in_the_dense_weights() {
         }
         assert_ne!(before, after, "{name}");
     }
-    // A second adapter stands on the base, not on the first.
+    // A second adapter is applied to the base, not to the first.
     let again = adapted
         .with_adapter(random_adapter(&base, options(3, &SOME), 4))
         .unwrap();
@@ -344,7 +343,7 @@ fn folders_are_as_peft_writes_them() {
         let read = |dir: &Path| std::fs::read(dir.join(name)).unwrap();
         assert!(read(dir.path()) == read(again.path()), "{name}");
     }
-    // A policy's own loader says what is missing.
+    // The policy loader's message says what is missing.
     let message = Policy::load(dir.path(), &Device::cpu())
         .unwrap_err()
         .to_string();

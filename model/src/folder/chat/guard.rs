@@ -1,15 +1,14 @@
-//! Keeps the special strings of untrusted contents apart while a template renders
-//! them: placeholders go in, and come out as stretches that are spelled in ordinary
-//! tokens.
+//! Guards the special strings of untrusted contents while a template renders them: placeholders
+//! replace them, and become stretches of text that are encoded in ordinary tokens.
 //!
-//! Contents come from servers: both ways take time in proportion to the text, however
-//! many special strings it holds.
+//! Contents come from servers, so both directions take time linear in the text, for
+//! any number of special strings.
 
 use super::{CLOSE, Message};
 use crate::folder::tokenizer::{Needles, Part};
 
-/// How the placeholder of a special string in a content begins. It begins with a
-/// character that it does not hold again, so that no two placeholders overlap.
+/// The start of the placeholder of a special string in a content. Its first character
+/// does not occur in it again, so that no two placeholders overlap.
 pub(super) const GUARD: &str = "\u{E000}guarded ";
 
 /// The special strings that placeholders stand for, by the placeholder's number.
@@ -19,8 +18,8 @@ pub(super) struct Guarded {
 }
 
 impl Guarded {
-    /// Puts placeholders where contents hold one of the `guarded` strings: the special
-    /// ones, and [`GUARD`].
+    /// Replaces every occurrence of one of the `guarded` strings in contents by a
+    /// placeholder; those are the special strings, and [`GUARD`].
     pub(super) fn new(messages: &mut [Message], guarded: &Needles) -> Self {
         let mut originals = Vec::new();
         for message in messages {
@@ -40,7 +39,7 @@ impl Guarded {
     /// Rendered text with the special strings of contents back in place, untrusted.
     pub(super) fn parts<'a>(&'a self, text: &'a str) -> Vec<Part<'a>> {
         let mut parts = Vec::new();
-        // Where the trusted stretch begins, and from where placeholders are looked for.
+        // Start of the trusted stretch, and where the search for the next placeholder begins.
         let (mut begin, mut from) = (0, 0);
         while let Some(at) = text[from..].find(GUARD) {
             let start = from + at;
@@ -72,11 +71,11 @@ fn mark(number: usize) -> String {
     format!("{GUARD}{number}{CLOSE}")
 }
 
-/// The number of a placeholder from the text behind [`GUARD`], if it is one.
+/// The number of a placeholder from the text after [`GUARD`], if it is one.
 fn number(text: &str) -> Option<usize> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).take(20).count();
     let number: usize = text[..digits].parse().ok()?;
-    // `007` is no number of ours.
+    // [`mark`] never writes `007`.
     let is_mark = text[digits..].starts_with(CLOSE) && number.to_string().len() == digits;
     is_mark.then_some(number)
 }

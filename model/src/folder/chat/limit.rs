@@ -1,9 +1,9 @@
-//! A buffer for rendered text with a limit: a template comes
-//! with a model, and may write for ever.
+//! A buffer for rendered text with a size limit: a template comes with a model
+//! and may write without end.
 
 use std::io::{Error, Result, Write};
 
-/// Text up to a number of bytes.
+/// Text of at most `bytes_max` bytes.
 #[derive(Debug)]
 pub(super) struct Limited {
     text: Vec<u8>,
@@ -20,7 +20,7 @@ impl Limited {
         }
     }
 
-    /// Something was refused.
+    /// Whether a write was refused.
     pub(super) fn is_full(&self) -> bool {
         self.full
     }

@@ -1,6 +1,6 @@
-//! A message of a conversation, and the marks around it.
+//! A message of a conversation, and the delimiters of placeholders.
 
-/// Who speaks.
+/// The speaker of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -15,9 +15,9 @@ pub enum Role {
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Message {
-    /// Who speaks.
+    /// The speaker.
     pub role: Role,
-    /// What is said; never trusted to hold special tokens.
+    /// The text; special strings in it are never trusted.
     pub content: String,
 }
 

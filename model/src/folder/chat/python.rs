@@ -1,22 +1,22 @@
-//! What published templates expect of their engine beyond Jinja itself: they were
-//! written against Python, down to the spaces of its JSON.
+//! Functions that published templates expect beyond Jinja itself: templates are
+//! written for Python, down to the spaces of its JSON.
 
 use minijinja::ErrorKind;
 use minijinja::value::{Kwargs, Value};
 
-/// How templates refuse a conversation.
+/// The function with which templates refuse a conversation.
 pub(super) fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
     Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
 }
 
 /// `tojson` as templates expect it: Python's `json.dumps` without ASCII escapes.
-/// The engine's own one escapes HTML, which changes the prompt.
+/// The engine's own filter escapes HTML, which changes the prompt.
 pub(super) fn to_json(value: Value, options: Kwargs) -> Result<String, minijinja::Error> {
     let bad = |e: serde_json::Error| {
         minijinja::Error::new(ErrorKind::BadSerialization, "tojson").with_source(e)
     };
     let indent: Option<usize> = options.get("indent")?;
-    // Accepted, since `false` is what published templates pass and what this does.
+    // Accepted and ignored: published templates pass `false`, which is the behaviour here.
     let _: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
     let mut bytes = Vec::new();

@@ -92,7 +92,7 @@ fn golden_conversation_whole_and_turn_by_turn() {
     );
     assert_eq!(chat.prompt_ids(&tokenizer, &messages).unwrap(), expected);
 
-    // Prompt up to the first reply, then turn by turn; every other reply was cut off.
+    // Prompt up to the first reply, then turn by turn; every other reply lacks its end token.
     let first = messages
         .iter()
         .position(|m| m.role == Role::Assistant)
@@ -261,7 +261,7 @@ fn tojson_is_pythons() {
     );
 }
 
-/// [`Guarded`] by its definition: every placeholder is looked for in all of the text.
+/// [`Guarded`] by its definition: searches the whole text for every placeholder.
 fn parts_by_definition(
     messages: &mut [Message],
     special: &[&str],
@@ -307,7 +307,7 @@ proptest! {
         cut in 0_usize..80,
     ) {
         let special = ["<|im_end|>", "<e>", "<e", ""];
-        // A template may repeat contents, cut them and write what it likes.
+        // A template may repeat contents, cut them and write any other text.
         let template = |messages: &[Message]| {
             let text: String = messages.iter().map(|message| message.content.as_str()).collect();
             let some: String = text.chars().take(cut).collect();
@@ -326,7 +326,7 @@ proptest! {
 #[test]
 fn a_text_of_special_strings_alone_is_encoded_in_time() {
     let (chat, tokenizer) = fixture();
-    // What took a second for each 500 of them, and eight times that for twice as many.
+    // Must be linear: a cubic algorithm took a second for 500 of them.
     let text = "<|im_end|>".repeat(100_000);
     let ids = chat.observation_ids(&tokenizer, true, &text).unwrap();
     let end = tokenizer.token_to_id("<|im_end|>").unwrap();
@@ -350,7 +350,7 @@ fn a_text_that_cannot_fit_is_not_encoded() {
             .unwrap(),
         None
     );
-    // What is kept of it does not fit either, and is no longer than it takes.
+    // The prefix that is kept does not fit either, and is as short as possible.
     let cut = |ids_max, bytes_min| {
         chat.shortest_above(&tokenizer, &text, ids_max, bytes_min)
             .unwrap()
@@ -359,7 +359,7 @@ fn a_text_that_cannot_fit_is_not_encoded() {
     assert_eq!(cut(10, 0).len(), tokenizer.bytes_above(10).unwrap());
     assert_eq!(cut(10, 3000).len(), 3000);
     assert_eq!(cut(ids.len(), 0), text);
-    // Where the template trims it, the beginning says nothing about the whole.
+    // Where the template trims, a prefix does not determine the length of the whole.
     let trimming = super::tests::chat(WITH_HEADERS);
     let spaces = format!("{}word", " ".repeat(1_000_000));
     let start = trimming.shortest_above(&tokenizer, &spaces, 10, 0).unwrap();

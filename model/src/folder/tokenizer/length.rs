@@ -1,13 +1,11 @@
-//! How many ids a text has at least, from its length.
+//! A lower bound on the number of ids of a text, from its length.
 //!
-//! A server may send 30 MB where the context holds a few thousand ids. Encoding that
-//! takes minutes and hundreds of bytes of memory for each of its own, only to learn
-//! that it does not fit.
+//! A server may send 30 MB where the context holds a few thousand ids. Encoding that takes
+//! minutes, and hundreds of bytes of memory per byte of text, only to find that it does not fit.
 //!
-//! A tokenizer that works on bytes takes every byte of its (normalised) text into
-//! exactly one token, so that n bytes have at least n / (bytes of the longest token)
-//! ids. Other kinds drop characters, or make one id of any unknown word; about these
-//! nothing is said.
+//! A tokenizer that works on bytes puts every byte of its (normalised) text into exactly
+//! one token, so that n bytes have at least n / (bytes of the longest token) ids. Other
+//! kinds drop characters, or make one id of any unknown word; they have no such bound.
 
 use tokenizers::{
     ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer,
@@ -19,10 +17,10 @@ use unicode_normalization::{IsNormalized, UnicodeNormalization as _, is_nfc_quic
 /// compose with it, generously.
 const SEAMS: usize = 16;
 
-/// How much text an id of a tokenizer can stand for.
+/// How much text one id of a tokenizer can represent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IdLength {
-    /// Bytes of normalised text.
+    /// Most bytes of normalised text.
     bytes_max: usize,
     /// Text is composed (NFC) before it is encoded.
     composes: bool,
@@ -47,10 +45,10 @@ impl IdLength {
         if !spells_all || !plain || !works_on_bytes(tokenizer.get_pre_tokenizer()?) {
             return None;
         }
-        // Every letter of a token stands for a byte; an added token is found as it is.
+        // Every letter of a token stands for a byte; added tokens are matched literally.
         let own = vocab.keys().map(|token| token.chars().count()).max();
         let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
-        // Such a token takes any number of spaces beside it.
+        // Such a token absorbs any number of adjacent spaces.
         if added.values().any(|token| token.lstrip || token.rstrip) {
             return None;
         }
@@ -62,7 +60,7 @@ impl IdLength {
         })
     }
 
-    /// So many ids at least have these texts, one after the other.
+    /// A lower bound on the ids of these texts, concatenated.
     pub(super) fn ids_min<'a>(&self, texts: impl Iterator<Item = &'a str> + Clone) -> usize {
         let whole = || texts.clone().flat_map(str::chars);
         let as_it_is = !self.composes || is_nfc_quick(whole()) == IsNormalized::Yes;
@@ -73,13 +71,13 @@ impl IdLength {
         bytes.div_ceil(self.bytes_max)
     }
 
-    /// A text of so many ASCII bytes has more than `ids` ids.
+    /// Any ASCII text of this many bytes has more than `ids` ids.
     pub(super) fn bytes_above(&self, ids: usize) -> usize {
         ids.saturating_add(1).saturating_mul(self.bytes_max)
     }
 }
 
-/// Whether text is composed; `None` for a normalizer that may drop something.
+/// Whether text is composed (NFC); `None` for a normalizer that may drop something.
 fn composes(normalizer: Option<&NormalizerWrapper>) -> Option<bool> {
     match normalizer {
         None => Some(false),
@@ -93,7 +91,7 @@ fn composes(normalizer: Option<&NormalizerWrapper>) -> Option<bool> {
     }
 }
 
-/// Letters for bytes come out, and nothing is left out.
+/// Whether it maps bytes to letters and drops nothing.
 fn works_on_bytes(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     let keeps_all = |step: &PreTokenizerWrapper| match step {
         PreTokenizerWrapper::ByteLevel(_) | PreTokenizerWrapper::Digits(_) => true,

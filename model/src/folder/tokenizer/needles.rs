@@ -1,13 +1,13 @@
-//! Finds the first of many strings in time proportional to the text.
+//! Finds the first of many strings in time linear in the text.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 
-/// Strings that are looked for together.
+/// Strings that are searched for together.
 #[derive(Debug, Clone)]
 pub(crate) struct Needles(AhoCorasick);
 
 impl Needles {
-    /// Empty strings are never found. The error is for the owner of the strings.
+    /// Empty strings are never found. The error message refers to the tokenizer as "its".
     pub(crate) fn new<'a>(needles: impl Iterator<Item = &'a str>) -> Result<Self, String> {
         AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
@@ -16,15 +16,14 @@ impl Needles {
             .map_err(|e| format!("its special tokens cannot be searched for: {e}"))
     }
 
-    /// The needle that begins first in `text`, the longest of those that tie: where it
-    /// begins, and it.
+    /// The needle that begins first in `text`, the longest on ties: its start and the needle.
     pub(crate) fn first<'a>(&self, text: &'a str) -> Option<(usize, &'a str)> {
         self.0
             .find(text)
             .map(|found| (found.start(), &text[found.range()]))
     }
 
-    /// [`Self::first`], and again behind it.
+    /// All needles in `text`, from left to right, without overlaps.
     pub(crate) fn all<'a>(&self, text: &'a str) -> impl Iterator<Item = (usize, &'a str)> {
         self.0
             .find_iter(text)

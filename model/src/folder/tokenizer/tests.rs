@@ -109,7 +109,7 @@ fn a_vocabulary_that_cannot_spell_a_special_token_is_refused() {
     );
 }
 
-/// What [`Needles::first`] does, by its definition.
+/// [`Needles::first`] by its definition.
 pub(crate) fn find_first<'a>(
     text: &str,
     needles: impl Iterator<Item = &'a str>,

@@ -1,4 +1,4 @@
-//! A stream of work on a GPU, with a cuBLAS of its own.
+//! A stream of work on a GPU, with its own cuBLAS handle.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
@@ -6,14 +6,14 @@ use std::sync::Mutex;
 use cudarc::cublas::{result as cublas, sys as cublas_sys};
 use cudarc::driver::{result as driver, sys};
 
-/// cuBLAS takes its scratch memory from here, so that its size is the same on every machine.
+/// Bytes of cuBLAS's scratch memory, given to it so that the size is the same on every machine.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// A stream, and cuBLAS for it.
+/// A stream, and a cuBLAS handle for it.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) stream: sys::CUstream,
-    /// Not to be used by two threads at a time.
+    /// Must not be used by two threads at a time.
     pub(super) blas: Mutex<Blas>,
 }
 
@@ -21,20 +21,20 @@ pub(super) struct Lane {
 pub(super) struct Blas(pub(super) cublas_sys::cublasHandle_t);
 
 impl Lane {
-    /// cuBLAS takes its scratch memory from `workspace`: two lanes may share it, since all that is
-    /// ever done is done in one.
+    /// cuBLAS takes its scratch memory from `workspace`. Two lanes may share it, since only one of
+    /// them ever executes work.
     ///
     /// # Errors
-    /// The driver's or the library's answer, in half a sentence.
+    /// The driver's or the library's error, as a clause for a message.
     pub(super) unsafe fn new(workspace: sys::CUdeviceptr) -> Result<Self, String> {
         let failed = |e: cublas::CublasError| format!("cuBLAS answers {:?}", e.0);
-        // SAFETY: the caller's context is current, and the workspace is alive and as long as said.
+        // SAFETY: the caller's context is current, and the workspace is alive and has this size.
         unsafe {
             let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking)
                 .map_err(driver_failed)?;
             let handle = cublas::create_handle().map_err(failed)?;
             cublas::set_stream(handle, stream.cast()).map_err(failed)?;
-            // Should the library ever add parts of a bf16 product up, then in f32.
+            // If the library ever sums partial results of a bf16 product, it must do so in f32.
             let mode = cublas_sys::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
             let set = cublas_sys::cublasSetMathMode(handle, mode);
             set.result().map_err(failed)?;
@@ -52,7 +52,7 @@ impl Lane {
     pub(super) fn version(&self) -> Result<c_int, String> {
         let mut version = 0;
         let blas = self.blas.lock().expect("no thread panics holding this");
-        // SAFETY: the version is written and nothing else.
+        // SAFETY: only the version is written.
         let asked = unsafe { cublas_sys::cublasGetVersion_v2(blas.0, &mut version) };
         let answer = asked.result().map(|()| version);
         answer.map_err(|e| format!("cuBLAS answers {:?}", e.0))
@@ -64,7 +64,7 @@ pub(super) fn driver_failed(e: driver::DriverError) -> String {
 }
 
 // SAFETY: the driver's handles may be used from any thread once its context is current there,
-// which every call sees to; cuBLAS' is behind a lock.
+// which every call ensures; cuBLAS's handle is behind a lock.
 unsafe impl Send for Blas {}
 
 pub(super) fn described(e: driver::DriverError) -> String {

@@ -1,5 +1,5 @@
-//! Attention over several spans of keys, with heads and groups as in models that are in use,
-//! and wider: what a row gets is the same in a block of its own and among many.
+//! Attention over several spans of keys, with heads and groups as in real models, and wider: a
+//! row's result is the same in a block of its own and among many.
 
 use super::policies::{TEMPERATURE, coefficients, flat, generate, scores, turn};
 use super::{ORDERS, on_gpu};
@@ -9,13 +9,13 @@ use crate::{
     AdamW, ComputeOptions, Dtype, EngineOptions, Policy, Sampling, ScoreRequest, Trainer, Unit,
 };
 
-/// Seven query heads to a key head, as in Qwen2.5-0.5B; more of them than a block of few rows
-/// has pairs; heads of 128.
+/// Seven query heads per key head, as in Qwen2.5-0.5B; more query heads per key head than a block
+/// of few rows has pairs; heads of 128.
 pub(super) fn policies() -> [Policy; 3] {
     [(7, 1, 64), (10, 1, 12), (4, 2, 128)].map(one_layer)
 }
 
-/// Of so many heads and key heads of a width.
+/// A policy of one layer with these heads, key heads and head width.
 pub(super) fn one_layer((heads, kv_heads, width): (usize, usize, usize)) -> Policy {
     let shape = Shape {
         heads,
@@ -68,7 +68,7 @@ fn rows_alone_and_among_many_get_the_same_bits() {
             .map(|(prompt, number)| turn(number, prompt, 3, sampling))
             .collect();
         let done = [512, 1].map(|prefill_chunk| {
-            // In steps of one token a prompt of its full length would take a while here.
+            // Long prompts would take too long in steps of one token.
             let short = if prefill_chunk == 1 {
                 &turns[2..]
             } else {

@@ -1,4 +1,4 @@
-//! What is of bf16 alone: how numbers are rounded, and training that changes f32 weights.
+//! Properties of bf16 alone: how numbers are rounded, and training that changes f32 weights.
 
 use super::policies::{TEMPERATURE, coefficients, scores};
 use super::{gpu, on_gpu};
@@ -34,7 +34,7 @@ fn numbers_are_rounded_to_the_nearest_and_ties_to_even() {
     assert!(round(&[f32::NAN])[0].is_nan());
 }
 
-/// A weight of which bf16 keeps 8 bits would not move by steps of this size, however many.
+/// A weight of 8 significant bits, as in bf16, would not move by any number of such steps.
 #[test]
 fn many_tiny_steps_add_up_in_the_f32_weights() {
     const STEPS: usize = 40;
@@ -85,7 +85,7 @@ fn many_tiny_steps_add_up_in_the_f32_weights() {
     assert!(mean > 0.5 * STEPS as f64 * RATE, "{mean}");
     let seen = rounded(&before).into_iter().zip(rounded(&after));
     assert!(seen.filter(|(a, b)| a != b).count() > before.len() / 4);
-    // What is saved is the f32 weights, and loaded again it computes the same.
+    // The f32 weights are saved, and a policy loaded from them computes the same.
     let folder = tempfile::tempdir().unwrap();
     last.save(folder.path()).unwrap();
     let device = Device::of(gpu(Order::Ascending, Dtype::Bf16));

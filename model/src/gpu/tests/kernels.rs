@@ -1,4 +1,4 @@
-//! Kernels on rows that policies do not bring about: long ones, wide ones, extreme numbers.
+//! Kernels on rows that the test policies do not produce: long ones, wide ones, extreme numbers.
 
 use super::ORDERS;
 use crate::Dtype;
@@ -13,7 +13,7 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| 4.0 * random.unit() - 2.0).collect()
 }
 
-/// What `work` gives on an emulated GPU, the same in both orders.
+/// The result of `work` on an emulated GPU, which must be the same in both orders.
 fn in_both_orders<T: PartialEq>(work: impl Fn(&Gpu) -> T) -> T {
     let [one, other] = ORDERS.map(|order| work(&super::gpu(order, Dtype::F32)));
     assert!(one == other, "a barrier is missing");
@@ -51,7 +51,7 @@ fn norms_of_any_width_and_their_derivatives() {
     }
 }
 
-/// Heads that are some columns of wider rows; the derivative is added to what is there.
+/// Heads that are some columns of wider rows; the derivative is accumulated.
 #[test]
 fn norms_of_heads_among_other_columns() {
     let (rows, wide, first, heads, width) = (9, 40, 5, 3, 7);
@@ -107,7 +107,7 @@ fn activations_and_their_derivatives() {
 fn ids_are_drawn_where_the_processor_draws_them() {
     let vocabulary = 1000;
     let mut rows = numbers(8 * vocabulary, 4);
-    // Two equal maxima; almost everything in the last id; nothing but one id.
+    // Two equal maxima; almost all probability on the last id; all of it on one id.
     rows[700] = 9.0;
     rows[300] = 9.0;
     rows[vocabulary * 2 - 1] = 60.0;
@@ -204,7 +204,7 @@ fn launch(
     })
 }
 
-/// The emulation must see what it is there to see.
+/// The emulator must detect these faults.
 #[test]
 fn faulty_kernels_and_launches_are_found() {
     let faulty = |order: Order, kernel: &'static str| {
@@ -223,6 +223,6 @@ fn faulty_kernels_and_launches_are_found() {
     assert!(found.contains("takes other arguments"), "{found}");
     let found = complaint("no_such_kernel");
     assert!(found.contains("no kernel no_such_kernel"), "{found}");
-    // Nothing is left of a launch that broke off.
+    // An aborted launch does not affect later ones.
     assert!(faulty(Order::Ascending, "lacks_a_barrier").unwrap() == one);
 }

@@ -20,8 +20,8 @@ fn scored(policy: &Policy) -> Vec<Scores> {
     scores(policy, &requests(&sequences), 1024)
 }
 
-/// What the device computes with is what anyone makes of the weights that it gives, an adapter
-/// merged into its base among them, to the bit; and no step changes what others hold.
+/// The device computes with the same bits as a policy made from the weights that it returns, with
+/// an adapter merged into its base or without; and no step changes policies held elsewhere.
 #[test]
 fn weights_that_are_fetched_give_what_the_device_has() {
     for dtype in Dtype::ALL {
@@ -32,7 +32,7 @@ fn weights_that_are_fetched_give_what_the_device_has() {
             step(&mut trainer, &policy);
             let once = trainer.model().unwrap();
             let after_one = scored(&once);
-            // The second step finds the network shared, the third has it for itself.
+            // The second step finds the network shared, the third does not.
             step(&mut trainer, &policy);
             step(&mut trainer, &policy);
             let last = trainer.into_model().unwrap();
@@ -48,7 +48,7 @@ fn weights_that_are_fetched_give_what_the_device_has() {
     }
 }
 
-/// Ranks below what a product of the processor takes, and above where it cuts its sums.
+/// Ranks below the smallest k of the CPU's products, and above the k at which they split sums.
 #[test]
 fn adapters_of_any_rank_are_merged_with_the_processors_bits() {
     for rank in [1, 2, 513, 1030] {

@@ -1,5 +1,5 @@
 //! Scoring, generation and training on the emulated GPU, with operands of either type: near the
-//! processor's numbers, and with the promises the processor keeps (I7).
+//! CPU's numbers, and with the same guarantees (I7).
 
 use super::{ORDERS, on_gpu};
 use crate::gpu::emulator::Order;
@@ -14,10 +14,10 @@ use crate::{
 
 pub(super) const TEMPERATURE: f64 = 0.8;
 
-/// A type of operands, and how near to the processor's f32 numbers it is to come.
+/// A type of operands, and its tolerances against the CPU's f32 numbers.
 struct Operands {
     dtype: Dtype,
-    /// Of what was found to what was expected.
+    /// Distance between found and expected numbers.
     distance: fn(&[f32], &[f32]) -> f64,
     scores: f64,
     gradients: f64,
@@ -51,7 +51,7 @@ fn in_both_types(policies: Vec<Policy>) -> impl Iterator<Item = (&'static Operan
 }
 
 impl Operands {
-    /// What `work` gives in both orders, which must be one.
+    /// The result of `work`, which must be the same in both orders.
     fn in_both_orders<T: PartialEq>(&self, policy: &Policy, work: impl Fn(&Policy) -> T) -> T {
         let [one, other] = ORDERS.map(|order| work(&on_gpu(policy, order, self.dtype)));
         assert!(one == other, "{}: a barrier is missing", self.dtype);
@@ -82,8 +82,8 @@ impl Operands {
 /// Sequences across pages, and one with nothing to score.
 const LENGTHS: [usize; 4] = [70, 1, 33, 130];
 
-/// Tied and untied heads, groups of 1, 2 and 3, both architectures, widths that are no
-/// multiple of anything.
+/// Tied and untied heads, groups of 1 to 4, three architectures, widths that are not multiples
+/// of any block size.
 fn policies() -> Vec<Policy> {
     let some = [SHAPES[1], SHAPES[2], SHAPES[4], SHAPES[9]];
     let mut policies: Vec<Policy> = some.map(|shape| random_policy(shape, 7)).into();
@@ -159,7 +159,7 @@ pub(super) fn generate(
     done
 }
 
-/// Prompts that begin alike, so that pages are shared, and all ways to sample.
+/// Prompts with a common prefix, so that pages are shared, and all kinds of sampling.
 pub(super) fn turns(vocabulary: usize) -> Vec<GenerationRequest> {
     let common = &sequences(vocabulary, &[100], 3)[0].token_ids;
     let kinds = [
@@ -194,7 +194,7 @@ fn generation_draws_the_processors_ids_whatever_runs_beside() {
         let generate = |policy: &Policy, options| generate(policy, &turns, options);
         let found =
             operands.in_both_orders(&policy, |policy| generate(policy, EngineOptions::default()));
-        // In bf16 a draw near a boundary may be another's.
+        // In bf16 a draw near a boundary may give a different id.
         if operands.dtype == Dtype::F32 {
             let expected = generate(&policy, EngineOptions::default());
             for (found, expected) in found.iter().zip(&expected) {
@@ -203,7 +203,7 @@ fn generation_draws_the_processors_ids_whatever_runs_beside() {
                 operands.assert_near("log-probabilities", found, expected, operands.scores);
             }
         }
-        // One row at a time, in small chunks, with caches thrown away.
+        // One row at a time, in small chunks, with caches evicted.
         let narrow = EngineOptions {
             rows_max: 1,
             cache_tokens_max: 1,
@@ -273,7 +273,7 @@ fn gradients(policy: &Policy, checkpointed: bool) -> Gradients {
     .0
 }
 
-/// All parameters of a policy, and the factors of an adapter.
+/// Policies of which all parameters are trained, or only an adapter's factors.
 pub(super) fn trained() -> Vec<Policy> {
     let adapted = |shape: Shape, modules: &[&str]| {
         let base = random_policy(shape, 8);
@@ -283,7 +283,7 @@ pub(super) fn trained() -> Vec<Policy> {
     };
     let mut trained = policies();
     trained.push(adapted(SHAPES[4], &[ALL_LINEAR]));
-    // Of layers that are one product only some.
+    // Only some of the layers that share one product.
     trained.push(adapted(SHAPES[2], &["q_proj", "v_proj", "up_proj"]));
     trained
 }
@@ -303,7 +303,7 @@ fn gradients_are_the_processors_also_with_layers_computed_twice() {
 fn optimizer_steps_are_the_processors_also_across_a_resume() {
     let options = ComputeOptions::default();
     let adamw = AdamW {
-        // Far above a gradient's error, which a root of its own size would blow up.
+        // Far above a gradient's error, which division by a root of that size would amplify.
         eps: 1e-3,
         weight_decay: 0.1,
         decay_excludes_norms_and_biases: true,
@@ -381,7 +381,7 @@ fn a_critic_values_and_learns_as_on_the_processor() {
     let policy = tiny_policy();
     let folder = tempfile::tempdir().unwrap();
     let fresh = Critic::new(&policy).unwrap();
-    // A fresh head is zero, and nothing would go through it.
+    // A fresh head is zero, so that no gradient would pass through it.
     let mut weights = fresh.weights().clone();
     weights.replace("score.weight", |old| {
         (0..old.len()).map(|i| (i % 7) as f32 * 0.1 - 0.3).collect()
@@ -442,7 +442,7 @@ fn a_critics_optimizer_steps_are_the_processors_also_across_a_resume() {
         let mut resumed = Trainer::resume(critic, adamw, Some(folder.path())).unwrap();
         step(&mut trainer);
         step(&mut resumed);
-        // Nobody has asked for the head that the step before made.
+        // Nothing has fetched the head that the step before made.
         let reports = [step(&mut trainer), step(&mut resumed)];
         assert_eq!(reports[0], reports[1], "the resume shows");
         assert!(trainer.model().unwrap().weights() == resumed.model().unwrap().weights());

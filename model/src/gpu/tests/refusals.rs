@@ -1,5 +1,5 @@
-//! Every reason why a GPU cannot be used, behind a fake driver. A process asks for its driver
-//! once, so each reason is had from a process of its own.
+//! Every reason why a GPU cannot be used, with a fake driver. A process opens its driver once, so
+//! each reason is tested in its own process.
 
 use std::path::Path;
 use std::process::Command;

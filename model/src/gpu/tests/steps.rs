@@ -1,4 +1,4 @@
-//! Steps of generation that a device does again from a recording.
+//! Decode steps that a device replays from a recording.
 
 use super::attention;
 use super::policies::{TEMPERATURE, scores, turn};
@@ -8,8 +8,8 @@ use crate::{
     Dtype, Engine, EngineOptions, EngineStats, Generation, Policy, Sampling, ScoreRequest,
 };
 
-/// Runs until every turn is done; after the first of them, its sequence goes on, so that known
-/// tokens come between steps.
+/// Runs until every turn is done. After the first of them its sequence continues, so that prefill
+/// happens between decode steps.
 fn converse(policy: &Policy, prompts: &[Vec<u32>]) -> (Vec<Generation>, EngineStats) {
     let sampling = Sampling {
         temperature: TEMPERATURE,
@@ -36,8 +36,8 @@ fn converse(policy: &Policy, prompts: &[Vec<u32>]) -> (Vec<Generation>, EngineSt
     (done, engine.stats())
 }
 
-/// Rows leave and come back, pages and spans are begun while they decode; groups of heads that
-/// need one block per row, such that need two, and one that needs a block for many rows.
+/// Rows leave and come back, and new pages and spans begin during decoding. Groups of heads need
+/// one block per row, two, or a block for many rows.
 #[test]
 fn steps_done_again_draw_what_is_scored() {
     let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::F32, Dtype::Bf16];
@@ -50,7 +50,7 @@ fn steps_done_again_draw_what_is_scored() {
         let [(done, stats), (other, _)] =
             ORDERS.map(|order| converse(&on_gpu(&policy, order, dtype), &prompts));
         assert!(done == other, "a barrier is missing");
-        // Most steps have sizes that came twice before.
+        // Most steps have sizes that occurred twice before.
         assert!(stats.steps_replayed > stats.steps / 3, "{stats:?}");
         assert!(stats.steps_replayed < stats.steps, "{stats:?}");
         let policy = on_gpu(&policy, ORDERS[0], dtype);

@@ -1,5 +1,5 @@
-//! A device whose memory is too small for what is asked of it at once, and one that is lost.
-//! (Always the emulated one.)
+//! A device whose memory is too small for a computation at once, and one that is lost. Always
+//! emulated.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,9 +16,9 @@ fn on_limited(policy: &Policy) -> (Policy, Arc<Limits>) {
     (policy.on(&Device::of(gpu)).unwrap(), limits)
 }
 
-/// `work` where everything has room, and again with ever less memory beside the policy until
-/// it fails: as long as it does not, its result is the same. Returns how often it had less
-/// than it asked for and still made it.
+/// Runs `work` with enough memory, then with less and less memory beside the policy until it
+/// fails; as long as it does not, its result must be the same. Returns how often it succeeded
+/// although allocations were refused.
 fn with_ever_less<T: PartialEq>(
     policy: &Policy,
     work: impl Fn(&Policy) -> crate::Result<T>,
@@ -37,7 +37,7 @@ fn with_ever_less<T: PartialEq>(
             Err(other) => panic!("{other}"),
         }
         made_do += usize::from(limits.refused.load(Relaxed) > 0);
-        // Each is a run of its own, and emulation is slow.
+        // Two are enough, since emulation is slow.
         if made_do == 2 {
             break;
         }
@@ -68,7 +68,7 @@ fn generation_with_less_memory_gives_the_same_turns() {
     assert!(made_do >= 2, "{made_do}");
 }
 
-/// One that records nothing, or nothing more, computes the same.
+/// A device that cannot record, or only once, computes the same.
 #[test]
 fn a_device_that_cannot_record_gives_the_same_turns() {
     let policy = random_policy(SHAPES[4], 7);
@@ -76,13 +76,13 @@ fn a_device_that_cannot_record_gives_the_same_turns() {
     let done = [usize::MAX, 0, 1].map(|recordings| {
         let (policy, limits) = on_limited(&policy);
         limits.recordings.store(recordings, Relaxed);
-        // Three rows, so that one is added.
+        // Three rows, so that one padding row is added.
         generate(&policy, &turns[..3], EngineOptions::default())
     });
     assert!(done[0] == done[1] && done[0] == done[2]);
 }
 
-/// In whichever step, an ordinary one, one that is recorded or one done again.
+/// In any kind of step: ordinary, recorded or replayed.
 #[test]
 fn a_device_lost_while_it_generates_ends_that() {
     let policy = random_policy(SHAPES[4], 7);
@@ -115,7 +115,7 @@ fn scores_with_less_memory_are_the_same() {
     assert!(made_do >= 2, "{made_do}");
 }
 
-/// Layers are computed twice, and the loss is asked for its coefficients once per unit.
+/// Layers are recomputed, and the loss gives its coefficients once per unit.
 #[test]
 fn gradients_with_less_memory_are_the_same() {
     let policy = random_policy(SHAPES[5], 7);
@@ -136,7 +136,7 @@ fn gradients_with_less_memory_are_the_same() {
     assert!(made_do >= 1, "{made_do}");
 }
 
-/// A network that others hold is copied by the first step, and written to by the second.
+/// The first step copies a network that is shared, the second writes into its copy.
 #[test]
 fn steps_with_less_memory_are_the_same() {
     let policy = random_policy(SHAPES[5], 7);
@@ -152,7 +152,7 @@ fn steps_with_less_memory_are_the_same() {
     assert!(made_do >= 1, "{made_do}");
 }
 
-/// Wherever in a step a device is lost, nothing half made is ever handed out.
+/// Wherever in a step a device is lost, no partial result is ever returned.
 #[test]
 fn a_step_that_fails_leaves_nothing() {
     let policy = random_policy(SHAPES[4], 7);
@@ -166,7 +166,7 @@ fn a_step_that_fails_leaves_nothing() {
     };
     step(1 << 40).unwrap();
     let needed = (1 << 40) - limits.launches.load(Relaxed);
-    // In the backward pass, among the updates, and among what the network takes over.
+    // During the backward pass, the updates, and the network's takeover of the new weights.
     for launches in [needed / 2, needed - 40, needed - 10, needed - 1] {
         let (gpu, limits) = on_limited(&policy);
         let mut trainer = Trainer::new(gpu, AdamW::default());
@@ -174,7 +174,7 @@ fn a_step_that_fails_leaves_nothing() {
         let error = trainer.step(&units, TEMPERATURE, 1e-2, &coefficients, &options);
         let error = error.unwrap_err();
         assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
-        // Even if it were there again.
+        // Even if the device came back.
         limits.launches.store(usize::MAX, Relaxed);
         let folder = tempfile::tempdir().unwrap();
         let late = launches > needed / 2;
@@ -218,7 +218,7 @@ fn a_lost_device_ends_everything_with_one_clear_error() {
             Err(Error::DeviceLost { .. })
         ));
     }
-    // The same policy on a device that is there.
+    // The same policy on a working device.
     let (gpu, _) = on_limited(&policy);
     assert!(!scores(&gpu, &requests(&sequences), 64).is_empty());
     assert!(!generate(&gpu, &turns(vocabulary)[..1], EngineOptions::default()).is_empty());
