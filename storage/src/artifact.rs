@@ -1,7 +1,6 @@
-//! Named, digested outputs of a stage, and the only way to read them back:
-//! in chunks of 64 MiB, each checked before anybody sees a byte of it. So a
-//! file of any size passes through a fixed amount of memory, and one flipped
-//! bit is found in its own chunk.
+//! Named, digested outputs of a stage, and the only way to read them: in chunks of 64 MiB, each
+//! verified before any of its bytes is returned. So reading a file of any size takes a fixed amount
+//! of memory, and a flipped bit is located to its chunk.
 
 use crate::keys::serde_as_text;
 use crate::{Error, Key, Result, Store};
@@ -10,10 +9,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
-/// Size of the pieces that have a digest of their own.
+/// Size of the chunks that have their own digest.
 pub const CHUNK_BYTES: u64 = 64 << 20;
 
-/// Hashing this much takes about a millisecond; more goes to a blocking thread.
+/// Hashing this many bytes takes about a millisecond; more is hashed on a blocking thread.
 const INLINE_BYTES_MAX: usize = 1 << 20;
 
 /// BLAKE3 of an object's bytes.
@@ -76,9 +75,9 @@ serde_as_text!(Digest, Digest::from_str);
 pub struct Artifact {
     /// Name inside its commit, e.g. `policy/config.json`.
     pub name: String,
-    /// What it is, for people and viewers.
+    /// What the artifact is, for people and viewers.
     pub kind: String,
-    /// Where it lies.
+    /// Where it is stored.
     pub key: Key,
     /// Bytes.
     pub size: u64,
@@ -89,7 +88,7 @@ pub struct Artifact {
 }
 
 impl Artifact {
-    /// What a manifest from outside must not lie about.
+    /// Checks a manifest's claims about an artifact; a manifest is untrusted input.
     pub(crate) fn check(&self) -> Result<(), String> {
         match &self.key {
             Key::File { name, .. } if *name == self.name => {}
@@ -125,8 +124,8 @@ impl Artifact {
         let end = self.size.min(begin + CHUNK_BYTES);
         let (size, content) = match store.get_range(&self.key, begin..end).await {
             Ok(found) => found,
-            // A range beyond the end of a truncated object is refused in as
-            // many ways as there are stores; its size says it plainly.
+            // Stores report a range beyond the end of a truncated object in different ways; the
+            // object's size is unambiguous.
             Err(e) => {
                 self.check_size(store).await?;
                 return Err(e);
@@ -186,7 +185,7 @@ impl Artifact {
     }
 }
 
-/// Digest of `content`, without holding up other tasks.
+/// Digest of `content`, computed without blocking other tasks.
 async fn hash(content: &Bytes) -> Digest {
     if content.len() <= INLINE_BYTES_MAX {
         return Digest::of(content);
@@ -202,7 +201,7 @@ async fn hash(content: &Bytes) -> Digest {
 /// hashed once for both.
 #[derive(Default)]
 pub(crate) struct Digesting {
-    /// Of everything up to the last chunk boundary, from the second chunk on.
+    /// Digest of everything up to the last chunk boundary, from the second chunk on.
     whole: Option<blake3::Hasher>,
     chunk: blake3::Hasher,
     chunk_bytes: u64,

@@ -1,6 +1,6 @@
-//! The history of attempts: who began when, and how it ended. Work that
-//! vanished has a beginning and no end. Times are for people; nothing here is
-//! compared with another machine's clock, and nothing reaches an artifact.
+//! The history of attempts: which worker started when, and how it ended. An attempt whose worker
+//! vanished has a start and no end. Times are for people only; nothing here is compared with
+//! another machine's clock, and nothing reaches an artifact.
 
 use crate::keys::nonce;
 use crate::manifest::{from_json, to_json};
@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 const VERSION: u32 = 1;
-/// Records read at once.
+/// Records read concurrently.
 const READS_AT_ONCE: usize = 16;
-/// Longest message kept of a failure, in bytes.
+/// Longest failure message kept, in bytes.
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
 
-/// The beginning of an attempt.
+/// The start record of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptStart {
     /// Name of the worker process.
@@ -28,7 +28,7 @@ pub struct AttemptStart {
     pub plan_revision: u32,
 }
 
-/// What a damaged record of a beginning still says.
+/// Stands in for a damaged start record.
 fn unknown_start() -> AttemptStart {
     AttemptStart {
         worker: NOBODY_KNOWN.to_owned(),
@@ -38,23 +38,23 @@ fn unknown_start() -> AttemptStart {
     }
 }
 
-/// How an attempt ended. One that committed has no end record: its commit is its end.
+/// How an attempt ended. A committed attempt has no end record: its commit is its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptOutcome {
-    /// Its manifest is the commit. Written by older programs only.
+    /// Its manifest is the commit. Written only by older programs.
     Committed,
-    /// Another attempt's manifest is.
+    /// Another attempt's manifest is the commit.
     Superseded,
-    /// An error; counts towards the limit unless it is excused.
+    /// An error; counts towards the limit of attempts unless excused.
     Failed,
     /// Its worker was asked to stop.
     Drained,
-    /// Somebody cancelled it.
+    /// It was cancelled.
     Cancelled,
 }
 
-/// The end of an attempt.
+/// The end record of an attempt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttemptEnd {
     /// How it ended.
@@ -65,10 +65,10 @@ pub struct AttemptEnd {
     pub wall_s: f64,
     /// What it measured: rates and times, which no artifact may hold.
     pub stats: serde_json::Map<String, serde_json::Value>,
-    /// It failed, but what failed is the store or the queue: it does not count towards the limit.
+    /// It failed because of the store or the queue, so it does not count towards the limit.
     #[serde(default, skip_serializing_if = "is_false")]
     pub excused: bool,
-    /// It failed, and every other attempt, on any worker, would fail in the same way.
+    /// It failed in a way in which every attempt on any worker would fail.
     #[serde(default, skip_serializing_if = "is_false")]
     pub for_good: bool,
 }
@@ -83,19 +83,20 @@ fn is_false(flag: &bool) -> bool {
 pub struct AttemptRecord {
     /// From 1.
     pub number: u32,
-    /// Nonce of its folders; empty where the record of its beginning is damaged.
+    /// Nonce of its folders; empty if its start record is damaged.
     pub nonce: String,
-    /// How it began. Where that record is damaged, nobody knows who began it and when; then it
+    /// How it started. If that record is damaged, worker and time are unknown, and the attempt
     /// counts under the plan revision of the attempt before it.
     pub start: AttemptStart,
-    /// How it ended; none while it runs, if its worker vanished, or if it committed:
-    /// then its commit says how it went. None too where the record of its end is damaged.
+    /// How it ended. None while it runs, if its worker vanished, if its end record is damaged, or
+    /// if it committed: then its commit says how it went.
     pub end: Option<AttemptEnd>,
-    /// Which of its records cannot be read, and why: it has begun, and how it went nobody knows.
+    /// Which of its records cannot be read, and why. The attempt has started; how it went is
+    /// unknown.
     pub damage: Option<String>,
 }
 
-/// The worker of an attempt whose beginning cannot be read.
+/// The worker name of an attempt whose start record cannot be read.
 const NOBODY_KNOWN: &str = "a worker that nobody knows";
 
 #[derive(Serialize, Deserialize)]
@@ -113,16 +114,16 @@ struct EndFile {
     end: AttemptEnd,
 }
 
-/// A record of an attempt by itself.
+/// One record of an attempt.
 pub(crate) enum Record {
-    /// Its beginning, by the nonce of the attempt's folders.
+    /// Its start, with the nonce of the attempt's folders.
     Start(String),
     /// Its end.
     End,
 }
 
 impl Store {
-    /// The record at a key of one.
+    /// Reads the attempt record at a key.
     pub(crate) async fn attempt_record(&self, key: &Key) -> Result<Record> {
         const WHAT: &str = "an attempt record";
         let (path, content) = (key.path(), self.get(key).await?);
@@ -134,13 +135,13 @@ impl Store {
         Ok(Record::Start(file.nonce))
     }
 
-    /// Records a beginning under the first free number and gives it out.
+    /// Records a start under the first free number and returns it.
     ///
     /// # Errors
     /// The store fails.
     pub async fn start_attempt(&self, slot: &Slot, start: &AttemptStart) -> Result<AttemptId> {
-        // Another worker may take a number first; each loss means that one
-        // more attempt is on record, so this ends.
+        // Another worker may take a number first; each such loss means one more recorded attempt,
+        // so the loop ends.
         for number in 1.. {
             if let Some(attempt) = self.start_attempt_as(slot, start, number).await? {
                 return Ok(attempt);
@@ -152,10 +153,10 @@ impl Store {
         })
     }
 
-    /// Records a beginning under this very number; none if the number is taken.
+    /// Records a start under exactly this number; none if the number is taken.
     ///
-    /// Numbers are taken in order, so whoever gets number 1 knows that nobody has begun
-    /// the part before, hence that it has no commit.
+    /// Numbers are taken in order, so a worker that gets number 1 knows that no other attempt has
+    /// started, hence that the part has no commit.
     ///
     /// # Errors
     /// The store fails.
@@ -180,10 +181,11 @@ impl Store {
         Ok(won.then_some(AttemptId { number, nonce }))
     }
 
-    /// The number behind `taken`, the highest one on record; 0 for none.
+    /// The number after `taken`, the highest recorded one (0 if none).
     ///
     /// # Errors
-    /// There is none. No program has begun a part so often: the record is a stranger's.
+    /// There is no higher number. No program starts a part that often: the record is not one of
+    /// ours.
     pub fn next_attempt(slot: &Slot, taken: u32) -> Result<u32> {
         taken.checked_add(1).ok_or_else(|| {
             let last = Key::AttemptStart {
@@ -199,7 +201,7 @@ impl Store {
         })
     }
 
-    /// Records the end of an attempt; the first record stands.
+    /// Records the end of an attempt; the first record wins.
     ///
     /// # Errors
     /// The store fails.
@@ -242,9 +244,9 @@ impl Store {
             .unwrap_or_default())
     }
 
-    /// The attempts of some parts of one run: one listing, and the records of those parts
-    /// that are not `known` yet. Records never change, so what was read once stays true;
-    /// only an attempt that had no end may have one now.
+    /// The attempts of some parts of one run: one listing, and one read of each record of those
+    /// parts that is not in `known`. Records never change, so a record once read stays valid; only
+    /// an attempt that had no end may have one now.
     ///
     /// # Errors
     /// The store fails, or a record cannot be read.
@@ -307,7 +309,7 @@ impl Store {
         for (slot, mut record) in records {
             let earlier = by_slot.entry(slot).or_default();
             if record.nonce.is_empty() {
-                // Revisions never fall.
+                // Plan revisions never decrease over attempts.
                 let before = earlier.last().map(|record| record.start.plan_revision);
                 record.start.plan_revision = before.unwrap_or(0);
             }
@@ -316,8 +318,8 @@ impl Store {
         Ok(by_slot)
     }
 
-    /// Reads what is not `known` of an attempt. A record that is torn, empty or gone keeps
-    /// nobody from reading the others: its attempt has begun, and how it went is not known.
+    /// Reads the records of an attempt that are not in `known`. A torn, empty or missing record
+    /// does not prevent reading the others: its attempt has started, and how it went is unknown.
     async fn read_attempt(
         &self,
         slot: &Slot,
@@ -366,7 +368,7 @@ impl Store {
     }
 }
 
-/// A record, or nothing and what is wrong with it; other errors are the store's.
+/// The record; if it is damaged, `None` and the reason in `damage`. Other errors are the store's.
 fn damaged<T>(read: Result<T>, damage: &mut Option<String>) -> Result<Option<T>> {
     match read {
         Ok(record) => Ok(Some(record)),

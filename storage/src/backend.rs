@@ -1,6 +1,6 @@
-//! From a URL to something that holds objects: the only place that knows which
-//! kinds of store there are. Credentials come from the environment, never from
-//! the URL, because URLs are written into plans, logs and messages.
+//! Opens the object store that a URL names: the only module that knows the kinds of stores.
+//! Credentials come from the environment, never from the URL, because URLs are written into plans,
+//! logs and messages.
 
 use crate::{Error, Result};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
@@ -15,25 +15,25 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use url::Url;
 
-/// Retries of one request by the S3 client, besides the job's own.
+/// Retries of one request by the S3 client, in addition to the job's own.
 const RETRIES_MAX: usize = 6;
 /// No retry starts later than this after the first try.
 const RETRY_TIMEOUT_S: u64 = 60;
-/// One request with its body; bodies are at most 64 MiB.
+/// Limit for one request with its body; bodies are at most 64 MiB.
 const REQUEST_TIMEOUT_S: u64 = 120;
 const CONNECT_TIMEOUT_S: u64 = 5;
 
 /// An opened backend.
 pub(crate) struct Backend {
     pub(crate) objects: Arc<dyn ObjectStore>,
-    /// For messages: no secrets, and a folder's absolute path.
+    /// For messages: without secrets; for a folder, its absolute path.
     pub(crate) url: String,
-    /// What opens it again, in the same environment: no secrets either.
+    /// Opens the same store again in the same environment; contains no secrets either.
     pub(crate) address: String,
     pub(crate) local_root: Option<PathBuf>,
 }
 
-/// Opens what `url` names; `options` go before the `AWS_*` environment.
+/// Opens what `url` names; `options` take precedence over the `AWS_*` environment.
 pub(crate) fn open(url: &str, options: &[(&str, &str)]) -> Result<Backend> {
     if let Some(name) = url.strip_prefix("memory:") {
         return Ok(memory(name.trim_start_matches('/')));
@@ -65,7 +65,7 @@ fn bad(url: &str, why: impl Into<String>) -> Error {
     }
 }
 
-/// The shell expands `~`, a YAML file does not.
+/// Expands `~`: a shell does, a YAML file does not.
 fn home(path: &str) -> Result<PathBuf> {
     let Some(rest) = path.strip_prefix("~/") else {
         return Ok(PathBuf::from(path));
@@ -93,7 +93,7 @@ fn folder(path: &Path) -> Result<Backend> {
             source: Box::new(e),
         };
         match Error::backend(&shown, "create a folder", &shown, &generic) {
-            // Not a passing condition: a file is in the way, or a name is too long.
+            // Not temporary: a file is in the way, or a name is too long.
             Error::Unavailable { url, why, .. } => {
                 let blocked = path.ancestors().find(|at| at.is_file());
                 let why = blocked.map_or(why, |file| {
@@ -108,7 +108,7 @@ fn folder(path: &Path) -> Result<Backend> {
     let root = path.canonicalize().map_err(failed)?;
     let files = LocalFileSystem::new_with_prefix(&root)
         .map_err(|e| Error::backend(&shown, "open", &shown, &e))?;
-    // A commit that a power cut undoes is not a commit.
+    // A commit must survive a power failure.
     let files = files.with_fsync(true).with_automatic_cleanup(true);
     Ok(Backend {
         objects: Arc::new(files),
@@ -118,13 +118,13 @@ fn folder(path: &Path) -> Result<Backend> {
     })
 }
 
-/// `memory:` is a store of its own; `memory:NAME` is one per process and name.
+/// `memory:` is always a new store; `memory:NAME` is one store per process and name.
 fn memory(name: &str) -> Backend {
     static NAMED: OnceLock<Mutex<BTreeMap<String, Arc<InMemory>>>> = OnceLock::new();
     let objects = if name.is_empty() {
         Arc::default()
     } else {
-        // The map is whole even if a holder panicked.
+        // The map is consistent even if a holder panicked.
         let mut named = NAMED
             .get_or_init(Mutex::default)
             .lock()
@@ -140,7 +140,7 @@ fn memory(name: &str) -> Backend {
 }
 
 fn s3(url: &Url, options: &[(&str, &str)]) -> Result<Backend> {
-    // Everything but bucket, prefix and harmless options is left out of messages.
+    // Messages show only the bucket, the prefix and harmless options.
     let bucket = url.host_str().unwrap_or_default();
     let prefix = url.path().trim_matches('/');
     let shown = format!("s3://{}", [bucket, prefix].join("/").trim_end_matches('/'));
@@ -156,7 +156,7 @@ fn s3(url: &Url, options: &[(&str, &str)]) -> Result<Backend> {
         ));
     }
     let mut http_is_decided = std::env::var_os("AWS_ALLOW_HTTP").is_some();
-    // What its TLS computes with; an error means that the process has one already.
+    // The crypto provider for TLS; an error means that the process already has one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut builder = AmazonS3Builder::from_env();
     for (name, value) in options {
@@ -195,7 +195,7 @@ fn s3(url: &Url, options: &[(&str, &str)]) -> Result<Backend> {
                    messages; put them into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
         return Err(bad(&shown, why));
     }
-    // An endpoint written as http:// says what is wanted.
+    // An `http://` endpoint implies permission to use HTTP.
     if !http_is_decided && endpoint.starts_with("http://") {
         builder = builder.with_allow_http(true);
     }
@@ -236,7 +236,7 @@ fn s3(url: &Url, options: &[(&str, &str)]) -> Result<Backend> {
     Ok(Backend {
         objects,
         url: format!("{shown}{at}"),
-        // Every option was known, and none of those is a secret.
+        // All options are known here, and none of the known ones is a secret.
         address: match url.query() {
             Some(options) => format!("{shown}?{options}"),
             None => shown,

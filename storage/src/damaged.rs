@@ -1,5 +1,5 @@
-//! Manifests, records and keys that are damaged or meant to do harm: whoever can write to a store can
-//! write these. Readers refuse them or read them, and do nothing else.
+//! Damaged or malicious manifests, records and keys: anyone who can write to a store can write
+//! these. Readers either refuse them or read them; they neither panic nor allocate without bound.
 
 use crate::mutations::survives;
 use crate::{AttemptEnd, AttemptOutcome, AttemptStart, Key, Manifest, Slot, Store};
@@ -68,7 +68,7 @@ fn keys() {
     });
 }
 
-/// Whatever stands in the records of an attempt, it has begun, and reading it is no error.
+/// Whatever an attempt's records contain, the attempt counts as started and reading it is no error.
 #[test]
 fn attempt_records() {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -115,7 +115,7 @@ fn attempt_records() {
     let (mut part, mut whole) = (0, 0);
     survives("attempt record", &corpus, 6000, 4 << 20, |bytes| {
         part += 1;
-        // The beginning or the end is damaged, or the one stands in the other's place.
+        // The start or the end is damaged, or one is stored in the other's place.
         let contents = match part % 2 == 0 {
             true => [bytes, &corpus[1]],
             false => [&corpus[0], bytes],

@@ -1,5 +1,5 @@
-//! What can go wrong with a store, by what to do about it. A message
-//! names the key, file or URL, what was found, and the remedy.
+//! Errors of a store, grouped by what the user can do about them. Each message names the key, file
+//! or URL, what was found, and the remedy.
 
 use object_store::Error as BackendError;
 use std::error::Error as StdError;
@@ -15,15 +15,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Verdict {
     /// Try again; it counts as a failed attempt.
     Retry,
-    /// Try again after a while; somebody has to act first.
+    /// Try again after this time; an operator has to act first.
     Wait(Duration),
-    /// Trying again cannot help.
+    /// A retry cannot succeed.
     GiveUp,
     /// Another attempt committed first.
     Superseded,
 }
 
-/// Everything that this crate refuses or cannot do.
+/// All errors of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A run id, stage or artifact name that cannot be part of a key.
@@ -69,15 +69,15 @@ pub enum Error {
         url: String,
         /// What was tried.
         doing: &'static str,
-        /// What the system said.
+        /// What the operating system said.
         why: String,
     },
-    /// No room is left.
+    /// The store has no space left.
     #[error("the store {url} is full ({why}); free some space, then resume")]
     Full {
         /// The store.
         url: String,
-        /// What the system said.
+        /// What the operating system said.
         why: String,
     },
     /// The credentials are missing, wrong, or not allowed to do this.
@@ -98,7 +98,7 @@ pub enum Error {
         /// What the server said.
         why: String,
     },
-    /// A server that would let two attempts commit the same part.
+    /// The server would let two attempts commit the same part.
     #[error(
         "the store {url} does not honour create-only writes ({found}); two workers could overwrite each other's commits, so it cannot be used: take a server that implements If-None-Match (AWS S3, MinIO, Cloudflare R2, Ceph), or a folder"
     )]
@@ -108,21 +108,21 @@ pub enum Error {
         /// What the probe saw.
         found: String,
     },
-    /// The store does not answer, or answers with an error that may pass.
+    /// The store does not answer, or returns an error that may be temporary.
     #[error(
         "the store {url} failed to {doing} {key}: {why}; check the network and the server, then resume"
     )]
     Unavailable {
         /// The store.
         url: String,
-        /// What was asked of it.
+        /// The operation.
         doing: &'static str,
-        /// On which key.
+        /// The key.
         key: String,
         /// What it said.
         why: String,
     },
-    /// An artifact that is not what its commit says.
+    /// An artifact that differs from what its commit says.
     #[error(
         "artifact {key} is damaged: expected {expected}, found {found}; restore the object from a copy, or delete {commit} so that the part is made again"
     )]
@@ -146,7 +146,7 @@ pub enum Error {
         /// Key of the tombstone that names it.
         tombstone: String,
     },
-    /// A record of this crate's that cannot be read.
+    /// A record of this crate that cannot be read.
     #[error("{key} cannot be read: {why}")]
     Malformed {
         /// Its key.
@@ -154,7 +154,7 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// An object beyond the limit for its kind.
+    /// An object larger than the limit for its kind.
     #[error("{key} has {size} bytes; the limit for {what} is {limit}")]
     TooLarge {
         /// Its key or name.
@@ -166,7 +166,7 @@ pub enum Error {
         /// The limit in bytes.
         limit: u64,
     },
-    /// An object that can exist only once exists with another content.
+    /// An object that can be created only once exists with different content.
     #[error("{key} exists with another content, and objects are never overwritten: {hint}")]
     Conflict {
         /// Its key.
@@ -179,12 +179,12 @@ pub enum Error {
     Unknown {
         /// Input or artifact.
         what: &'static str,
-        /// As asked for.
+        /// The name asked for.
         name: String,
-        /// What there is.
+        /// The known names.
         known: String,
     },
-    /// A second output under a name that is taken.
+    /// A second output with the same name.
     #[error("output `{name}` of {slot} is written twice")]
     DuplicateOutput {
         /// The name.
@@ -192,12 +192,12 @@ pub enum Error {
         /// The part.
         slot: String,
     },
-    /// A local file or folder outside of the store.
+    /// A failure on a local file or folder outside the store.
     #[error("cannot {doing} {}: {source}", path.display())]
     Local {
         /// What was tried.
         doing: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
         /// Why it failed.
         source: std::io::Error,
@@ -205,9 +205,9 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the failure means for the job.
+    /// What the error means for the job.
     pub fn verdict(&self) -> Verdict {
-        /// Somebody has to free space.
+        /// An operator has to free space first.
         const FULL_WAIT_S: u64 = 60;
         match self {
             Self::Unavailable { .. } => Verdict::Retry,
@@ -239,7 +239,7 @@ impl Error {
         }
     }
 
-    /// Sorts a backend's error by what can be done about it.
+    /// Classifies a backend's error by what the user can do about it.
     pub(crate) fn backend(url: &str, doing: &'static str, key: &str, error: &BackendError) -> Self {
         let (url, why) = (url.to_owned(), chain(error));
         if let Some(kind) = io_kind(error) {
@@ -251,7 +251,7 @@ impl Error {
                 _ => {}
             }
         }
-        // Listings wrap the server's answer, so that only its text is left.
+        // Listings wrap the server's answer, so only its text is left to match on.
         let said = |texts: &[&str]| texts.iter().any(|text| why.contains(text));
         let no_bucket = said(&["NoSuchBucket"]);
         let denied = said(&["403 Forbidden", "401 Unauthorized"]);
@@ -287,8 +287,8 @@ fn is_full(kind: ErrorKind) -> bool {
     )
 }
 
-/// The first I/O error in the chain of causes. `EPERM` and `EACCES` are one
-/// kind; a read-only mount has its own.
+/// The first I/O error in the chain of causes. `EPERM` and `EACCES` have the same kind; a read-only
+/// file system has its own.
 fn io_kind(error: &(dyn StdError + 'static)) -> Option<ErrorKind> {
     let mut cause = Some(error);
     while let Some(e) = cause {
@@ -300,7 +300,7 @@ fn io_kind(error: &(dyn StdError + 'static)) -> Option<ErrorKind> {
     None
 }
 
-/// The causes that say more than the error before them, in one line.
+/// The error and its causes in one line, without causes that add nothing to the text before them.
 fn chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,13 +1,12 @@
-//! Retention: what a run no longer needs is deleted, the only deletion there
-//! is. The order makes it safe against crashes and forks:
+//! Retention deletes what a run no longer needs; it is the only deletion. The order of steps makes
+//! it safe against crashes and concurrent forks:
 //!
-//! 1. a tombstone names the keys, create-only; a second attempt obeys the
-//!    first one's tombstone;
-//! 2. pins are read *after* that, and pinned keys are spared;
-//! 3. the rest is deleted; a key that is gone is fine.
+//! 1. a create-only tombstone names the keys; a second attempt uses the tombstone of the first;
+//! 2. pins are read *after* that, and pinned keys are kept;
+//! 3. the rest is deleted; a missing object is not an error.
 //!
-//! A fork writes its pin first and reads tombstones after. So of a fork and an
-//! expiry that meet, at least one sees the other.
+//! A fork writes its pin first and reads tombstones afterwards. So if a fork and an expiry run
+//! concurrently, at least one sees the other.
 
 use crate::manifest::{from_json, to_json};
 use crate::store::location;
@@ -17,32 +16,31 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 const VERSION: u32 = 1;
-/// Requests made at once.
+/// Concurrent requests.
 const AT_ONCE: usize = 16;
 
-/// Keys, as pins and tombstones hold them.
+/// The keys in a pin or a tombstone.
 #[derive(Serialize, Deserialize)]
 struct KeyList {
     version: u32,
     keys: BTreeSet<Key>,
 }
 
-/// What an expiry did.
+/// Counts of an expiry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Expired {
-    /// Objects named for deletion.
+    /// Objects that the tombstone names.
     pub named: usize,
-    /// Objects of these that a fork's pin saved.
+    /// Objects among these that a fork's pin kept.
     pub pinned: usize,
 }
 
 impl Store {
-    /// Deletes the artifacts of `manifests` that `keep` does not want, and the
-    /// journals of parts that are committed in iterations up to `iteration`,
-    /// under whose number the tombstone is written.
+    /// Deletes the artifacts of `manifests` for which `keep` returns false, and the journals of
+    /// committed parts in iterations up to `iteration`, which is also the number of the tombstone.
     ///
-    /// Artifacts that lie in another run's folder (a fork's inputs) are never
-    /// touched. Safe to call again; what was named first is what is deleted.
+    /// Artifacts stored in another run's folder (a fork's inputs) are never touched. Safe to call
+    /// again: the keys in the first tombstone are the ones deleted.
     ///
     /// # Errors
     /// A manifest of another run, or the store fails.
@@ -53,7 +51,7 @@ impl Store {
         keep: impl Fn(&Manifest, &Artifact) -> bool,
         manifests: &[Manifest],
     ) -> impl Future<Output = Result<Expired>> + Send {
-        // Decided here, so that `keep` need not be sendable.
+        // Evaluated before the future is created, so that `keep` need not be `Send`.
         let foreign = manifests.iter().find(|m| m.run != *run).map(|m| m.slot());
         let surplus: BTreeSet<Key> = manifests
             .iter()
@@ -142,12 +140,12 @@ impl Store {
             .collect())
     }
 
-    /// Keeps objects of `run` for a fork, for ever. To be called once, before
-    /// the fork's plan is written.
+    /// Keeps objects of `run` for a fork permanently. Must be called once, before the fork's plan
+    /// is written.
     ///
     /// # Errors
-    /// [`Error::Removed`] if one of them is marked for deletion, even if it is
-    /// still there; [`Error::Conflict`] if the child has pinned other keys.
+    /// [`Error::Removed`] if one of them is marked for deletion, even if it still exists;
+    /// [`Error::Conflict`] if `child` has already pinned other keys.
     pub async fn pin(&self, run: &RunId, child: &RunId, keys: BTreeSet<Key>) -> Result<()> {
         let pin = Key::Pin {
             run: run.clone(),
@@ -179,7 +177,7 @@ impl Store {
         Ok(())
     }
 
-    /// Those of `keys` of `run` that a tombstone names.
+    /// The keys of `run` among `keys` that a tombstone names.
     ///
     /// # Errors
     /// The store fails.
@@ -189,7 +187,7 @@ impl Store {
         Ok(named.filter(|key| keys.contains(key)).collect())
     }
 
-    /// Keys of `run` that `child` has pinned; none without a pin.
+    /// Keys of `run` that `child` has pinned; empty without a pin.
     pub(crate) async fn pins_of(&self, run: &RunId, child: &RunId) -> Result<BTreeSet<Key>> {
         let pin = Key::Pin {
             run: run.clone(),

@@ -1,12 +1,11 @@
-//! A set of artifacts as a local folder, for readers that want files (mapped
-//! weights, tokenizers). Two ways: in place, where the store is a folder; or a
-//! cache keyed by content, where several processes may download, use and evict
-//! at the same time. Either way every file is verified at every opening.
+//! A set of artifacts as a local folder, for readers that need files (memory-mapped weights,
+//! tokenizers). Either the files are used in place, if the store is a local folder, or they are
+//! downloaded into a cache keyed by content, in which several processes may download, use and evict
+//! concurrently. In both cases every file is verified each time the folder is opened.
 //!
-//! The cache: `<id>/` holds the files, complete since its rename; `<id>.lock`
-//! is held shared by everyone who uses the folder, and evicted are only
-//! folders whose lock can be had exclusively; `<id>.<nonce>.partial` is a
-//! download in progress.
+//! Layout of the cache: `<id>/` holds the files and is complete once it has been renamed to that
+//! name; every user of the folder holds a shared lock on `<id>.lock`, and only folders whose lock
+//! can be taken exclusively are evicted; `<id>.<nonce>.partial` is a download in progress.
 
 use crate::{Artifact, Digest, Error, Result, Store, nonce};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -16,23 +15,22 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tokio::io::AsyncWriteExt;
 
-/// Chunks of 64 MiB that are read at once.
+/// Chunks of 64 MiB read concurrently.
 pub(crate) const CHUNKS_AT_ONCE: usize = 3;
 
-/// Folders that stay in the cache besides those in use: the policies of a
-/// start, of the last iterations and of an evaluation.
+/// Folders that stay in the cache in addition to those in use: the initial policy, those of the
+/// last iterations and of an evaluation.
 const FOLDERS_KEPT: usize = 4;
-/// A partial download that nobody has touched for so long was abandoned.
+/// A partial download not modified for this long is considered abandoned.
 const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
-/// Another process may evict, or finish the same download, in between.
+/// Between two tries another process may evict the folder or finish the same download.
 const TRIES: usize = 5;
 
-/// Verified files on this machine. They stay where they are for as long as
-/// this value lives.
+/// Verified files on this machine. They stay in place as long as this value lives.
 #[derive(Debug)]
 pub struct LocalFolder {
     path: PathBuf,
-    /// Keeps the folder from being evicted.
+    /// Prevents eviction of the folder.
     _lock: Option<File>,
 }
 
@@ -43,8 +41,8 @@ impl LocalFolder {
     }
 }
 
-/// The folder in which a folder store holds the files, if it is one and they
-/// lie together.
+/// The store's own folder with the files, if the store is a local folder and all the files are in
+/// the same place.
 pub(crate) async fn in_place(
     store: &Store,
     files: &[&Artifact],
@@ -75,7 +73,7 @@ pub(crate) async fn in_place(
     }))
 }
 
-/// The files in the cache, downloaded if they are not there or not intact.
+/// The files in the cache; they are downloaded if missing or damaged.
 pub(crate) async fn cached(
     store: &Store,
     files: &[&Artifact],
@@ -140,8 +138,8 @@ pub(crate) async fn cached(
         let downloaded = download(store, &files, &partial).await;
         let (from, to) = (partial, path.clone());
         blocking(move || {
-            // A rename onto a folder with files fails: then another process
-            // was faster, and its files are checked in the next round.
+            // Renaming onto a non-empty folder fails: another process was faster, and the next
+            // iteration of the loop checks its files.
             if downloaded.is_err() || std::fs::rename(&from, &to).is_err() {
                 let _ = std::fs::remove_dir_all(&from);
             }
@@ -205,9 +203,9 @@ fn hold(cache: &Path, id: &str) -> Result<File> {
     Ok(file)
 }
 
-/// Makes room for `incoming` bytes: removes the folders that were not used for
-/// longest, and abandoned downloads. What is in use stays, whatever the limit.
-/// Lock files stay: removing one would split its holders.
+/// Makes room for `incoming` bytes: removes the least recently used folders and abandoned
+/// downloads. Folders in use stay, regardless of the limit. Lock files stay too: if one were
+/// removed and created again, its holders would hold locks on two different files.
 fn evict(cache: &Path, own: &str, incoming: u64, bytes_max: u64) -> Result<()> {
     let mut idle = Vec::new();
     for entry in std::fs::read_dir(cache)
@@ -259,7 +257,7 @@ fn evict(cache: &Path, own: &str, incoming: u64, bytes_max: u64) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of the files below a folder; 0 for what is gone.
+/// Total bytes of the files below a folder; missing files count as 0.
 fn size(folder: &Path) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let of = |entry: std::fs::DirEntry| match entry.metadata() {

@@ -1,6 +1,5 @@
-//! What a stage may read: commits by the name its part gives them, artifacts
-//! by the name their manifest gives them. There is no way to read a byte that
-//! was not checked against the manifest.
+//! What a stage may read: commits by the name that its part gives them, artifacts by the name in
+//! their manifest. Every byte returned has been checked against the manifest.
 
 use crate::folder::{self, CHUNKS_AT_ONCE, LocalFolder};
 use crate::manifest::find;
@@ -21,8 +20,8 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Inputs by name. Folders of stores that are no local folder are kept
-    /// under `cache_dir`, which several processes may share.
+    /// Inputs by name. Folders from stores that are not local are cached under `cache_dir`, which
+    /// several processes may share.
     pub fn new(
         store: Store,
         commits: Vec<(String, Manifest)>,
@@ -36,8 +35,7 @@ impl Inputs {
         }
     }
 
-    /// The same with a limit to what stays under the cache's folder. What is in use stays all
-    /// the same.
+    /// The same with a size limit for the cache. Folders in use stay, regardless of the limit.
     #[must_use]
     pub fn with_cache_max(mut self, bytes: u64) -> Self {
         self.cache_bytes_max = bytes;
@@ -52,7 +50,7 @@ impl Inputs {
     /// The artifacts of an input, sorted by name.
     ///
     /// # Errors
-    /// [`Error::Unknown`] with the names there are.
+    /// [`Error::Unknown`], which lists the known names.
     pub fn artifacts(&self, input: &str) -> Result<&[Artifact]> {
         let known = || {
             let names: Vec<_> = self.names().collect();
@@ -84,7 +82,7 @@ impl Inputs {
         self.bytes_max(input, artifact, INPUT_BYTES_MAX).await
     }
 
-    /// [`Inputs::bytes`] with another limit, known before anything is read.
+    /// [`Inputs::bytes`] with another limit, checked before anything is read.
     ///
     /// # Errors
     /// [`Error::TooLarge`], and as [`Inputs::bytes`].
@@ -102,9 +100,9 @@ impl Inputs {
         read(&self.store, artifact).await
     }
 
-    /// The artifacts under `prefix/` as files of a local folder, verified. In
-    /// a folder store they are where they were written; otherwise they are
-    /// downloaded once per content. The files must not be changed.
+    /// The artifacts under `prefix/` as verified files of a local folder. If the store is a local
+    /// folder, these are the stored files themselves; otherwise each content is downloaded once.
+    /// The files must not be changed.
     ///
     /// # Errors
     /// [`Error::Unknown`] if nothing has the prefix, a damaged artifact, or a
@@ -127,8 +125,8 @@ impl Inputs {
     }
 }
 
-/// All bytes of an artifact. One chunk is handed on as it came; more are put
-/// together in a buffer of the final size.
+/// All bytes of an artifact. A single chunk is returned without a copy; several are joined in a
+/// buffer of the final size.
 async fn read(store: &Store, artifact: &Artifact) -> Result<Bytes> {
     match artifact.chunks() {
         0 => artifact.check_size(store).await.map(|()| Bytes::new()),

@@ -1,10 +1,8 @@
-//! Unfinished work worth keeping: an attempt appends segments to its own
-//! folder, and a later attempt of the same part reads what all earlier ones
-//! left. The content is opaque here.
+//! Unfinished work: an attempt appends segments to its own folder, and a later attempt of the same
+//! part reads the segments of all earlier ones. The content is opaque here.
 //!
-//! A segment carries its length and digest. One that does not check out is
-//! skipped, because a journal only saves work: whatever is missing from it is
-//! made again.
+//! A segment carries its length and digest. A segment that fails the check is skipped: a journal
+//! only saves work, and whatever is missing from it is computed again.
 
 use crate::store::location;
 use crate::{AttemptId, Digest, Error, Key, Result, Slot, Store};
@@ -68,16 +66,16 @@ impl Journal {
             };
             let created = self.store.create(&key, wrapped.clone()).await?;
             self.next += 1;
-            // The folder is this attempt's own: a segment that exists with
-            // other bytes is one whose write was reported as failed.
+            // Only this attempt writes to the folder: a segment that exists with other bytes comes
+            // from an earlier write that was reported as failed.
             if created == crate::Created::Won {
                 return Ok(());
             }
         }
     }
 
-    /// The contents of all segments that earlier attempts of a part left, by
-    /// attempt and segment.
+    /// The contents of all segments written by earlier attempts of a part, ordered by attempt and
+    /// segment.
     ///
     /// # Errors
     /// The store fails. Damaged segments are skipped with a warning.

@@ -1,6 +1,6 @@
-//! Every object key, both ways: [`Key::path`] writes it, [`Key::parse`] reads
-//! it, and a property test holds them together. The layout is for ever: a
-//! change here orphans every run that exists.
+//! All object keys, in both directions: [`Key::path`] formats a key, [`Key::parse`] reads it, and a
+//! property test checks that they agree. The layout must never change: a change would orphan every
+//! existing run.
 //!
 //! Numbers are zero-padded, so that the lexical order of a listing is the
 //! order of iterations, parts and attempts.
@@ -26,16 +26,16 @@ pub enum Key {
         /// From 0; the highest is in force.
         revision: u32,
     },
-    /// The manifest that makes a part done.
+    /// The manifest that completes a part.
     Commit(Slot),
-    /// An attempt began.
+    /// The start of an attempt.
     AttemptStart {
         /// The part.
         slot: Slot,
         /// From 1.
         attempt: u32,
     },
-    /// An attempt ended, and how.
+    /// The end of an attempt.
     AttemptEnd {
         /// The part.
         slot: Slot,
@@ -51,7 +51,7 @@ pub enum Key {
         /// Name inside the attempt's folder, e.g. `policy/config.json`.
         name: String,
     },
-    /// A piece of unfinished work.
+    /// A segment of unfinished work.
     JournalSegment {
         /// The part.
         slot: Slot,
@@ -60,7 +60,7 @@ pub enum Key {
         /// From 0.
         segment: u32,
     },
-    /// A fork needs objects of this run.
+    /// Objects of this run that a fork needs.
     Pin {
         /// The run whose objects are needed.
         run: RunId,
@@ -71,7 +71,7 @@ pub enum Key {
     Expired {
         /// The run.
         run: RunId,
-        /// The iteration whose update allowed it.
+        /// The iteration whose update allowed the removal.
         iteration: u32,
     },
 }
@@ -118,10 +118,10 @@ impl Key {
         }
     }
 
-    /// Reads a path back.
+    /// Parses a path.
     ///
     /// # Errors
-    /// Anything that [`Key::path`] would not have written.
+    /// Any path that [`Key::path`] does not produce.
     pub fn parse(path: &str) -> Result<Self> {
         let bad = |why: String| Error::BadKey {
             path: path.to_owned(),
@@ -202,24 +202,24 @@ impl fmt::Display for Key {
     }
 }
 
-/// Everything of a run lies under this prefix.
+/// Prefix of all objects of a run in `folder`.
 pub(crate) fn run_prefix(run: &RunId, folder: &str) -> String {
     format!("runs/{run}/{folder}")
 }
 
-/// Before every key of `folder` that is about iteration `first` or a later one, and behind
-/// those of all earlier ones.
+/// Sorts before every key of `folder` for iteration `first` or later, and after those of all
+/// earlier iterations.
 pub(crate) fn before_iteration(run: &RunId, folder: &str, first: u32) -> String {
     format!("runs/{run}/{folder}/{first:08}")
 }
 
-/// The commits of one iteration: one listing.
+/// Prefix of the commits of one iteration.
 pub(crate) fn commits_prefix(run: &RunId, iteration: u32) -> String {
     format!("runs/{run}/commits/{iteration:08}")
 }
 
-/// The one object outside of `runs/`: written, refused, and deleted when a
-/// store is opened.
+/// The one object outside `runs/`: the probe creates it, checks that a second create is refused,
+/// and deletes it.
 pub(crate) fn probe_path(nonce: &str) -> String {
     format!("probe-{nonce}")
 }

@@ -1,15 +1,14 @@
 //! Durable state of a run on any object store: a folder, memory, or S3.
 //!
-//! Promises the crates above build on:
-//! - no object is ever overwritten: every write is create-only, or goes to a
-//!   folder that one attempt alone owns;
-//! - a part is committed once: the first manifest wins, later attempts learn
-//!   that they were superseded;
-//! - what a reader gets was checked against the digest in a manifest;
-//! - every key is built and parsed in [`keys`], and only manifests say where
-//!   an artifact lies.
+//! Guarantees for the crates above:
+//! - no object is ever overwritten: every write is create-only, or goes to a folder that belongs to
+//!   one attempt;
+//! - a part is committed once: the first manifest wins, later attempts learn that they were
+//!   superseded;
+//! - everything a reader receives has been checked against the digest in a manifest;
+//! - every key is built and parsed in [`keys`], and only manifests say where an artifact is stored.
 //!
-//! Stages, queues and tensors are unknown here.
+//! This crate knows nothing of stages, queues or tensors.
 
 mod artifact;
 mod attempts;
@@ -49,7 +48,7 @@ mod damaged;
 #[path = "../../tests/mutations.rs"]
 mod mutations;
 
-/// Readers of foreign bytes are tested for what they take, too.
+/// Counts allocations: tests also limit the memory that readers of untrusted bytes allocate.
 #[cfg(test)]
 #[global_allocator]
 static ALLOCATOR: mutations::Counting = mutations::Counting;

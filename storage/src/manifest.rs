@@ -1,6 +1,6 @@
-//! The commit. A manifest names what a part read and wrote; putting it under
-//! its slot's key, create-only, is what makes the part done. Before that
-//! nothing of an attempt counts, after it nothing can change.
+//! The commit. A manifest names what a part read and wrote; creating it, if absent, under the key
+//! of its slot completes the part. Before that nothing of an attempt counts; after that nothing can
+//! change.
 
 use crate::keys::commits_prefix;
 use crate::seal;
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Largest manifest; one artifact takes some 400 bytes.
+/// Largest manifest; one artifact takes about 400 bytes.
 pub const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 
 /// A commit that a part read from.
@@ -25,10 +25,10 @@ pub struct InputRef {
     pub part: u32,
 }
 
-/// The attempt of another run that made what a fork's commit names.
+/// The attempt of another run that wrote the files that a fork's commit names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// The run in whose folder the files lie; its pin keeps them.
+    /// The run in whose folder the files are stored; a pin there keeps them.
     pub run: RunId,
     /// Number of the attempt there.
     pub attempt: u32,
@@ -36,7 +36,7 @@ pub struct Origin {
     pub nonce: String,
 }
 
-/// What a committed part read, wrote, and was made by.
+/// What a committed part read and wrote, and how it was made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of this format.
@@ -55,35 +55,35 @@ pub struct Manifest {
     pub nonce: String,
     /// Commits that were read.
     pub inputs: Vec<InputRef>,
-    /// What was written, sorted by name.
+    /// The artifacts written, sorted by name.
     pub outputs: Vec<Artifact>,
     /// Seed of the run.
     pub seed: u64,
-    /// Class of machines that compute equal bytes.
+    /// Numeric class: machines of one class compute identical bytes.
     pub numeric_class: String,
     /// Version of the program.
     pub code_version: String,
     /// Plan revision in force.
     pub plan_revision: u32,
-    /// What the planner has to know, where a stage decides something.
+    /// The stage's decision, if it makes one that the planner needs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<serde_json::Value>,
-    /// Whose files a fork's commit names, where it took over a part of another run as that
-    /// run made it. All other commits name files of their own attempt alone.
+    /// Set where a fork took over a part: the attempt of the other run that wrote the files. All
+    /// other commits name only files of their own attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
-    /// How the attempt went. A commit is the end of its attempt, so there is no
-    /// other record of it; manifests of older programs have an end record instead.
+    /// How the attempt went. The commit is the end of its attempt, so there is no end record;
+    /// manifests of older programs have an end record instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<Work>,
 }
 
-/// How the attempt went that a commit ended: for people, and no part of a digest.
+/// How the committed attempt went: for people, and not part of any digest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Work {
     /// Name of the worker process.
     pub worker: String,
-    /// The worker's clock at the beginning.
+    /// The worker's clock at the start.
     pub started_unix_s: u64,
     /// How long it took.
     pub wall_s: f64,
@@ -92,12 +92,12 @@ pub struct Work {
 }
 
 impl Manifest {
-    /// The version this program writes, and the newest it reads. Version 1 has no digest of its
-    /// own, and does not say whose files it names.
+    /// The version that this program writes, and the newest that it reads. Version 1 has no digest
+    /// of its own and does not record the origin of its files.
     pub const VERSION: u32 = 2;
 
-    /// The manifest of a part that read nothing: an attempt's outputs, sorted by name. Whoever
-    /// makes one that is to be trusted says the rest as well.
+    /// The manifest of a part with no inputs: an attempt's outputs, sorted by name. The caller sets
+    /// the remaining fields.
     pub fn new(slot: Slot, attempt: AttemptId, outputs: Vec<Artifact>) -> Self {
         Self {
             version: Self::VERSION,
@@ -119,15 +119,15 @@ impl Manifest {
         }
     }
 
-    /// What a fork named `child` commits in the place of this: the same part with those outputs
-    /// that `keep` wants, where they are. Who takes it over says the rest.
+    /// The manifest that a fork named `child` commits for the same part: the outputs for which
+    /// `keep` returns true, at their existing keys. The caller sets the remaining fields.
     ///
     /// # Errors
     /// The outputs do not all come from one attempt at this part.
     pub fn taken_over(mut self, child: RunId, keep: impl FnMut(&Artifact) -> bool) -> Result<Self> {
         let key = Key::Commit(self.slot()).path();
         self.outputs.retain(keep);
-        // A fork of a fork names what the first of the line has made.
+        // A fork of a fork names the run that wrote the files.
         self.origin = match self.outputs.first().map(|first| &first.key) {
             Some(Key::File { slot, attempt, .. }) => Some(Origin {
                 run: slot.run.clone(),
@@ -144,7 +144,7 @@ impl Manifest {
         Ok(self)
     }
 
-    /// The part that this is the commit of.
+    /// The part whose commit this is.
     pub fn slot(&self) -> Slot {
         Slot {
             run: self.run.clone(),
@@ -165,15 +165,15 @@ impl Manifest {
     /// An output by name.
     ///
     /// # Errors
-    /// [`Error::Unknown`] with the names there are.
+    /// [`Error::Unknown`], which lists the known names.
     pub fn output(&self, name: &str) -> Result<&Artifact> {
         find(&self.outputs, name)
     }
 
-    /// The stored form: JSON that people can read.
+    /// The stored form: human-readable JSON.
     ///
     /// # Errors
-    /// More than 16 MiB, or what no reader would take.
+    /// More than 16 MiB, or content that readers refuse.
     pub fn to_bytes(&self) -> Result<Bytes> {
         const WHAT: &str = "a manifest";
         let key = Key::Commit(self.slot()).path();
@@ -190,7 +190,7 @@ impl Manifest {
     /// Reads the stored form.
     ///
     /// # Errors
-    /// Too large, of a newer version, not a manifest, or not as it was committed.
+    /// Too large, of a newer version, not a manifest, or changed since it was committed.
     pub fn from_bytes(content: &[u8]) -> Result<Self> {
         Self::read("manifest", content)
     }
@@ -212,7 +212,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// What a manifest must not lie about.
+    /// Checks the manifest's claims about its artifacts.
     fn check(&self) -> Result<(), String> {
         let mut names = BTreeSet::new();
         for artifact in &self.outputs {
@@ -233,8 +233,8 @@ impl Manifest {
         }
     }
 
-    /// An artifact lies in the folder of the attempt that committed it; of a part that a fork
-    /// took over, in that of the attempt which made it, at the same part of another run.
+    /// An artifact must be in the folder of the attempt that committed it; for a part that a fork
+    /// took over, in the folder of the attempt that wrote it, at the same part of the other run.
     fn check_owner(&self, artifact: &Artifact) -> Result<(), String> {
         let (mut owner, mut maker) = (self.slot(), self.attempt_id());
         if let Some(origin) = &self.origin {
@@ -256,16 +256,16 @@ impl Manifest {
 pub enum Committed {
     /// This attempt's manifest is the commit.
     Won,
-    /// Another attempt's is; here it is.
+    /// Another attempt's manifest, given here, is the commit.
     Superseded(Box<Manifest>),
 }
 
 impl Store {
-    /// Commits a part. The first manifest stands; it is safe to call again
-    /// with the same one after an error.
+    /// Commits a part. The first manifest wins; calling this again with the same manifest is
+    /// idempotent.
     ///
     /// # Errors
-    /// The store fails, or the commit that stands cannot be read.
+    /// The store fails, or the existing commit cannot be read.
     pub async fn commit(&self, manifest: &Manifest) -> Result<Committed> {
         let slot = manifest.slot();
         let key = Key::Commit(slot.clone());
@@ -285,8 +285,8 @@ impl Store {
     /// The commit of a part, if there is one.
     ///
     /// # Errors
-    /// The store fails, or the object is no manifest of this part, or names files of another
-    /// run that no pin of that run keeps for this one.
+    /// The store fails, the object is not a manifest of this part, or it names files of another run
+    /// that no pin keeps for this run.
     pub async fn manifest(&self, slot: &Slot) -> Result<Option<Manifest>> {
         let key = Key::Commit(slot.clone());
         let Some(content) = self.try_get(&key).await? else {
@@ -306,7 +306,7 @@ impl Store {
         ))
     }
 
-    /// A fork pins what it takes over before it commits it.
+    /// Checks the pin behind a taken-over part: a fork pins the files before it commits them.
     async fn check_origin(&self, manifest: &Manifest) -> Result<()> {
         let Some(origin) = &manifest.origin else {
             return Ok(());
@@ -365,7 +365,7 @@ fn slots(listed: Vec<(Key, u64)>) -> Vec<Slot> {
     listed.into_iter().filter_map(slot).collect()
 }
 
-/// An artifact by name, or an error that lists the names there are.
+/// An artifact by name, or an error that lists the known names.
 pub(crate) fn find<'a>(artifacts: &'a [Artifact], name: &str) -> Result<&'a Artifact> {
     const NAMES_SHOWN: usize = 20;
     let known = || {
@@ -396,7 +396,7 @@ pub(crate) fn find<'a>(artifacts: &'a [Artifact], name: &str) -> Result<&'a Arti
         .ok_or_else(missing)
 }
 
-/// JSON with a limit, as all records of this crate are stored.
+/// Serializes a record as JSON, the form of all records of this crate, with a size limit.
 pub(crate) fn to_json(key: &str, what: &'static str, record: &impl Serialize) -> Result<Bytes> {
     let mut content = serde_json::to_vec_pretty(record).map_err(|e| Error::malformed(key, e))?;
     content.push(b'\n');
@@ -404,7 +404,8 @@ pub(crate) fn to_json(key: &str, what: &'static str, record: &impl Serialize) ->
     Ok(content.into())
 }
 
-/// Reads what [`to_json`] wrote, version first: a newer record is not broken.
+/// Reads what [`to_json`] wrote. The version is read first, so that a newer record is reported as
+/// newer and not as damaged.
 pub(crate) fn from_json<T: for<'de> Deserialize<'de>>(
     key: &str,
     what: &'static str,
@@ -505,7 +506,7 @@ mod tests {
         [serde_json::to_vec_pretty(value).unwrap(), b"\n".to_vec()].concat()
     }
 
-    /// Why a manifest is refused that was changed and sealed again.
+    /// The error for a manifest that was changed and sealed again.
     fn refused(change: impl FnOnce(&mut serde_json::Value)) -> String {
         let mut value = serde_json::to_value(manifest()).unwrap();
         change(&mut value);
@@ -554,7 +555,7 @@ mod tests {
         }
     }
 
-    /// Each of these was read without a word while a manifest had no digest of its own.
+    /// Without a digest of its own, a manifest with one of these changes was read without an error.
     #[test]
     fn a_changed_manifest_is_not_read() {
         let written = String::from_utf8(manifest().to_bytes().unwrap().to_vec()).unwrap();
@@ -583,7 +584,7 @@ mod tests {
         assert!(Manifest::from_bytes(torn.as_bytes()).is_err());
     }
 
-    /// What is taken over names files of one attempt at the same part of the other run.
+    /// A taken-over manifest names files of one attempt at the same part of the other run.
     #[test]
     fn only_what_is_taken_over_names_the_files_of_another_run() {
         let of_child = |m: Manifest| m.taken_over("child".parse().unwrap(), |_| true);

@@ -1,6 +1,6 @@
-//! What a stage writes. Bytes stream through: hashed and uploaded in one pass,
-//! under the attempt's own folder, so nothing is held twice and nothing can be
-//! overwritten. What was written counts for nothing until a manifest names it.
+//! The outputs of a stage. Bytes are streamed: hashed and uploaded in one pass into the attempt's
+//! own folder, so nothing is buffered twice and nothing can be overwritten. An output is not valid
+//! until a manifest names it.
 
 use crate::artifact::Digesting;
 use crate::keys::check_name;
@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use tokio::io::AsyncReadExt;
 use tokio::task::JoinSet;
 
-/// Parts of a large object, all of this size but the last, as some servers
-/// demand. S3 allows 10 000 parts: 160 GiB.
+/// All parts of a large object but the last have this size, as some servers require. S3 allows
+/// 10 000 parts: 156 GiB.
 const PART_BYTES: usize = 16 << 20;
-/// Parts on their way at once; together with the one being filled this bounds
-/// the memory of a writer.
+/// Parts being uploaded concurrently; together with the one being filled this bounds the memory of
+/// a writer.
 const PARTS_AT_ONCE: usize = 3;
-/// A local file is read in pieces of this size.
+/// Local files are read in pieces of this size.
 const READ_BYTES: usize = 1 << 20;
 
 /// The files of one attempt.
@@ -32,7 +32,7 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Nothing written yet.
+    /// An empty set of outputs.
     pub fn new(store: Store, slot: Slot, attempt: AttemptId) -> Self {
         Self {
             store,
@@ -45,7 +45,7 @@ impl Outputs {
     /// Writes an artifact that is in memory.
     ///
     /// # Errors
-    /// A bad or taken name, or the store fails.
+    /// A name that is invalid or taken, or the store fails.
     pub async fn bytes(&mut self, name: &str, kind: &str, content: Bytes) -> Result<&Artifact> {
         let mut writer = self.create(name, kind).await?;
         writer.write(content).await?;
@@ -55,7 +55,7 @@ impl Outputs {
     /// Begins an artifact that is written piece by piece.
     ///
     /// # Errors
-    /// A bad or taken name.
+    /// A name that is invalid or taken.
     pub async fn create(&mut self, name: &str, kind: &str) -> Result<OutputWriter<'_>> {
         check_name(name)?;
         if self.artifacts.contains_key(name) {
@@ -84,7 +84,7 @@ impl Outputs {
     /// Writes a local file as an artifact.
     ///
     /// # Errors
-    /// The file cannot be read, a bad or taken name, or the store fails.
+    /// The file cannot be read, the name is invalid or taken, or the store fails.
     pub async fn file(&mut self, name: &str, kind: &str, path: &Path) -> Result<&Artifact> {
         let failed = |e| Error::local("read", path, e);
         let mut file = tokio::fs::File::open(path).await.map_err(failed)?;
@@ -103,7 +103,7 @@ impl Outputs {
     /// Writes every file of a local folder as `prefix/<path in the folder>`.
     ///
     /// # Errors
-    /// As [`Outputs::file`]; also a file name that cannot be an artifact's.
+    /// As [`Outputs::file`]; also a file name that is not a valid artifact name.
     pub async fn folder(&mut self, prefix: &str, kind: &str, path: &Path) -> Result<()> {
         let root = path.to_owned();
         let files = tokio::task::spawn_blocking(move || files_under(&root));
@@ -121,13 +121,13 @@ impl Outputs {
         Ok(())
     }
 
-    /// What was written, sorted by name.
+    /// The artifacts written, sorted by name.
     pub fn into_artifacts(self) -> Vec<Artifact> {
         self.artifacts.into_values().collect()
     }
 }
 
-/// Files under a folder by their `/`-separated name relative to it, sorted.
+/// Files under a folder by their `/`-separated relative name, sorted.
 fn files_under(root: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut files = Vec::new();
     let mut folders = vec![(String::new(), root.to_owned())];
@@ -136,7 +136,7 @@ fn files_under(root: &Path) -> Result<Vec<(String, PathBuf)>> {
         for entry in std::fs::read_dir(&folder).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-            // Follows links: a Hugging Face cache consists of them.
+            // Follows links: a Hugging Face cache consists of links.
             let metadata = std::fs::metadata(entry.path())
                 .map_err(|e| Error::local("read", entry.path(), e))?;
             if metadata.is_dir() {
@@ -150,8 +150,8 @@ fn files_under(root: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(files)
 }
 
-/// Writes one artifact. Dropped without [`OutputWriter::finish`], it leaves no
-/// artifact, and what was uploaded is given up.
+/// Writes one artifact. If dropped without [`OutputWriter::finish`], there is no artifact and the
+/// upload is aborted.
 pub struct OutputWriter<'a> {
     outputs: &'a mut Outputs,
     key: Key,
@@ -160,12 +160,12 @@ pub struct OutputWriter<'a> {
     digesting: Digesting,
     part: Vec<Bytes>,
     part_bytes: usize,
-    /// From the first full part on; a smaller object takes a single request.
+    /// `None` until the first part is full; a smaller object takes a single request.
     upload: Option<Upload>,
 }
 
 impl<'a> OutputWriter<'a> {
-    /// Writes the next piece. Waits where the store is slower than the writer.
+    /// Writes the next piece. Waits if the store is slower than the writer (back-pressure).
     ///
     /// # Errors
     /// The store fails.
@@ -181,7 +181,7 @@ impl<'a> OutputWriter<'a> {
         Ok(())
     }
 
-    /// Ends the artifact; it is durable when this returns.
+    /// Completes the artifact; it is durable when this returns.
     ///
     /// # Errors
     /// The store fails.
@@ -242,7 +242,7 @@ impl<'a> OutputWriter<'a> {
     }
 }
 
-/// A write in parts.
+/// A multipart upload.
 struct Upload {
     inner: Option<Box<dyn MultipartUpload>>,
     parts: JoinSet<object_store::Result<()>>,
@@ -259,7 +259,7 @@ impl Upload {
         Ok(())
     }
 
-    /// Waits until at most `count` parts are on their way.
+    /// Waits until at most `count` parts are in flight.
     async fn wait(&mut self, count: usize, store: &Store, key: &Key) -> Result<()> {
         while self.parts.len() > count {
             if let Some(done) = self.parts.join_next().await {
@@ -287,8 +287,8 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         self.parts.abort_all();
-        // The parts that arrived would be kept, and paid for, until the bucket's
-        // own rules remove them.
+        // Otherwise the uploaded parts are kept, and charged for, until the bucket's lifecycle
+        // rules remove them.
         if let (Some(mut inner), Ok(runtime)) =
             (self.inner.take(), tokio::runtime::Handle::try_current())
         {

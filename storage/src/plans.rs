@@ -1,15 +1,15 @@
-//! Plans: numbered revisions, opaque here. The highest is in force.
+//! Plans: numbered revisions, opaque here. The highest revision is in force.
 
 use crate::{Created, Key, Result, RunId, Store};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 
-/// Revisions read at once.
+/// Revisions read concurrently.
 const READS_AT_ONCE: usize = 8;
 
 impl Store {
-    /// Writes a plan revision. [`Created::Exists`] means that somebody else
-    /// took this number with another plan.
+    /// Writes a plan revision. [`Created::Exists`] means that this number is already taken by a
+    /// different plan.
     ///
     /// # Errors
     /// The store fails.
@@ -24,9 +24,9 @@ impl Store {
         .await
     }
 
-    /// The newest plan revision of a run, if it is newer than the one that the
-    /// caller knows. Revisions have no gaps, so who knows one asks for the next:
-    /// one read. Who knows none lists them.
+    /// The newest plan revision of a run, if it is newer than the one that the caller knows.
+    /// Revisions have no gaps: a caller that knows one costs one read per newer revision, plus one;
+    /// a caller that knows none costs a listing.
     ///
     /// # Errors
     /// The store fails.
@@ -68,7 +68,7 @@ impl Store {
         Ok(newest)
     }
 
-    /// All plan revisions of a run, in ascending order; none if nobody planned it.
+    /// All plan revisions of a run, in ascending order; empty if the run has no plan.
     ///
     /// # Errors
     /// The store fails.

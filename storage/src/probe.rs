@@ -1,18 +1,18 @@
-//! Whether a store can be trusted with commits. Several S3 servers accept
-//! `If-None-Match` and ignore it: with them two attempts would both "win", and
-//! the damage would show much later. So it is tried before a run begins.
+//! Whether a store can be trusted with commits. Several S3 servers accept `If-None-Match` and
+//! ignore it: two attempts would then both "win", and the damage would show much later. So a probe
+//! tests the store before a run starts.
 
 use crate::keys::{nonce, probe_path};
 use crate::{Error, Result, Store};
 use bytes::Bytes;
 use object_store::path::Path as ObjectPath;
 
-/// A full disk often has room for a few bytes.
+/// More than a few bytes: a full disk often has room for those.
 const PROBE_BYTES: usize = 64 << 10;
 
 impl Store {
-    /// Tries what every run needs: to write, to read back what was written, and
-    /// to be refused when writing the same object again. Leaves nothing behind.
+    /// Tests the operations that every run needs: to write an object, to read it back, and to be
+    /// refused when creating it again. Deletes its object afterwards.
     ///
     /// # Errors
     /// One of [`Error::NoPermission`], [`Error::Full`], [`Error::Denied`],

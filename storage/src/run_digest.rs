@@ -1,21 +1,21 @@
-//! One hash over everything that a run has committed: whether two runs computed the same.
+//! One hash over everything that a run has committed, to compare the results of two runs.
 
 use crate::{Digest, Error, Key, Manifest, Result, RunId, Slot, Store};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::BTreeMap;
 
-/// Manifests read at once.
+/// Manifests read concurrently.
 const READS_AT_ONCE: usize = 16;
 
-/// Commits whose manifests somebody has had in hand, as far as a digest is made of them. A commit
-/// never changes, so one that was read once, or was made and won, need not be read again.
+/// Manifests that the caller has already seen, reduced to what the digest needs. A commit never
+/// changes, so a manifest that was read, or written and won, need not be read again.
 #[derive(Debug, Clone, Default)]
 pub struct SeenCommits {
     outputs: BTreeMap<Slot, Vec<(String, Digest)>>,
 }
 
 impl SeenCommits {
-    /// Remembers a commit. The manifest must stand in the store: read from there, or the one of an
+    /// Remembers a commit. The manifest must be the stored one: read from the store, or that of an
     /// attempt that won ([`crate::Committed::Won`]).
     pub fn add(&mut self, manifest: &Manifest) {
         let outputs = manifest.outputs.iter();
@@ -26,8 +26,8 @@ impl SeenCommits {
 
 impl Store {
     /// Digest of a run and the number of its commits: BLAKE3 over one line
-    /// `iteration stage part name digest` for each output of each commit,
-    /// sorted. It says whether two runs computed the same.
+    /// `iteration stage part name digest` for each output of each commit, sorted. Equal digests
+    /// mean equal results.
     ///
     /// # Errors
     /// The store fails, or a commit cannot be read.
@@ -35,8 +35,8 @@ impl Store {
         self.run_digest_of(run, SeenCommits::default()).await
     }
 
-    /// [`Store::run_digest`] for one who has seen most commits: the store says which there are,
-    /// and only those that are not among `seen` are read.
+    /// [`Store::run_digest`] for a caller that has seen most commits: the commits are listed, and
+    /// only those not in `seen` are read.
     ///
     /// # Errors
     /// As [`Store::run_digest`].

@@ -1,16 +1,16 @@
-//! The digest that a manifest carries of itself. A manifest decides what is planned next
-//! (`inputs`, `decision`) and whose numbers may be mixed (`numeric_class`), and nothing else in
-//! the store says the same again; so a change of any byte has to show where it is read.
+//! The digest of itself that a manifest carries. A manifest decides what is planned next (`inputs`,
+//! `decision`) and whose results may be mixed (`numeric_class`), and nothing else in the store
+//! repeats this information; so any changed byte has to be detected when it is read.
 //!
-//! The digest is BLAKE3 of the stored text as it would be without the field, and the field is
-//! the last one. It is taken of the text, not of what the text means: so it holds whatever
-//! fields a newer program adds, and does not depend on how numbers are printed. It is no
-//! signature: who can write to the store can also write a manifest that is whole.
+//! The digest is the last field: BLAKE3 of the stored text as it would be without that field. It
+//! covers the text and not the parsed value, so it remains valid with fields that a newer program
+//! adds, and does not depend on how numbers are printed. It is not a signature: anyone who can
+//! write to the store can also write a correctly sealed manifest.
 
 use crate::Digest;
 use bytes::Bytes;
 
-/// How the stored text of every record ends.
+/// The last bytes of the stored text of every record.
 const END: &str = "\n}\n";
 const FIELD: &str = ",\n  \"digest\": \"";
 const DIGITS: usize = 64;
@@ -32,7 +32,7 @@ pub(crate) fn seal(text: &[u8]) -> Bytes {
     .into()
 }
 
-/// Whether a sealed text is what was sealed; if not, why not.
+/// Checks a sealed text; the error is the reason it fails.
 pub(crate) fn check(text: &[u8]) -> Result<(), String> {
     let Some((body, digits)) = split(text) else {
         return Err("its last field is not the digest of the others".to_owned());

@@ -1,5 +1,5 @@
-//! The store: create, read, list. There is no way to overwrite an object, and
-//! deletion is reserved to retention, so a reader never sees a change.
+//! The store: create, read, list. Objects cannot be overwritten, and only retention deletes them,
+//! so a reader never sees a change.
 
 mod counters;
 
@@ -28,16 +28,16 @@ use tokio::time::Instant;
 const OBJECT_BYTES_MAX: u64 = 1 << 30;
 /// Objects per page of an S3 listing.
 const LIST_PAGE: u64 = 1_000;
-/// A create-only write answered "exists" while nothing is there: another
-/// writer's request is in flight and may yet fail. Then it is asked again.
+/// Tries of a create-only write that is answered "exists" while the object is not there: another
+/// writer's request is in flight and may still fail.
 const CREATE_TRIES: usize = 5;
 
-/// First and longest pause before a store that failed is asked again.
+/// First and longest pause before a failed request is repeated.
 const PAUSE_MIN: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
-/// Whether to wait for a store that fails: asked with what it said, and for how long the
-/// request has failed.
+/// Decides whether to wait for a failing store, given the error and how long the request has been
+/// failing.
 type Patience = Arc<dyn Fn(&Error, Duration) -> bool + Send + Sync>;
 
 /// A store of runs. Cheap to clone.
@@ -71,19 +71,19 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens a store by URL: a folder or `file:///folder` (made if missing,
-    /// synced to disk at every write), `s3://bucket/prefix` with the usual
-    /// `AWS_*` variables or `?endpoint=…&region=…&allow_http=…&path_style=…`,
-    /// `memory:` (gone when dropped) or `memory:NAME` (one per process).
+    /// Opens a store by URL: a folder or `file:///folder` (created if missing, synced to disk at
+    /// every write), `s3://bucket/prefix` with the usual `AWS_*` variables or
+    /// `?endpoint=…&region=…&allow_http=…&path_style=…`, `memory:` (lost when dropped) or
+    /// `memory:NAME` (one per process).
     ///
     /// # Errors
-    /// A URL that is not understood, or a folder that cannot be made. An S3
-    /// server is not contacted before [`Store::probe`].
+    /// The URL is invalid, or the folder cannot be created. An S3 server is not contacted before
+    /// [`Store::probe`].
     pub async fn open(url: &str) -> Result<Self> {
         Self::open_with(url, &[]).await
     }
 
-    /// [`Store::open`] with `AWS_*` settings that go before the environment's.
+    /// [`Store::open`] with `AWS_*` settings that take precedence over the environment.
     ///
     /// # Errors
     /// As [`Store::open`].
@@ -92,7 +92,7 @@ impl Store {
         Ok(Self::new(backend))
     }
 
-    /// A store over a backend that is open already; `url` is its name for people.
+    /// A store over an already open backend; `url` is its name in messages.
     pub fn over(objects: Arc<dyn ObjectStore>, url: &str) -> Self {
         Self::new(Backend {
             objects,
@@ -116,8 +116,8 @@ impl Store {
         }
     }
 
-    /// The same store, for callers that rather wait than fail: while it does not answer or is
-    /// full, requests are made again, with growing pauses, as long as `waits` says so.
+    /// The same store for callers that prefer waiting to failing: while it does not answer or is
+    /// full, requests are repeated, with growing pauses, as long as `waits` returns true.
     pub fn patient(
         &self,
         waits: impl Fn(&Error, Duration) -> bool + Send + Sync + 'static,
@@ -128,7 +128,7 @@ impl Store {
         }
     }
 
-    /// Makes a request until it is answered, or patience ends.
+    /// Repeats a request until it succeeds or `patience` says to stop.
     async fn persist<T, F: Future<Output = Result<T>>>(
         &self,
         request: impl Fn() -> F,
@@ -150,12 +150,12 @@ impl Store {
         }
     }
 
-    /// The store's name for people: without secrets, a folder as its absolute path.
+    /// The store's name for people: without secrets; for a folder, its absolute path.
     pub fn url(&self) -> &str {
         &self.inner.url
     }
 
-    /// What to type behind `--store` to reach it again, quoted where a shell wants that.
+    /// The argument of `--store` that opens this store again, quoted for a shell if needed.
     pub fn argument(&self) -> String {
         let address = &self.inner.address;
         let is_plain = |c: char| c.is_alphanumeric() || "/:.-_=@%+,".contains(c);
@@ -165,12 +165,12 @@ impl Store {
         }
     }
 
-    /// The folder that holds the objects, if they are files.
+    /// The folder that holds the objects, if they are local files.
     pub fn local_root(&self) -> Option<&Path> {
         self.inner.local_root.as_deref()
     }
 
-    /// Requests so far.
+    /// Number of requests so far.
     pub fn requests(&self) -> RequestCounts {
         self.inner.counters.read()
     }
@@ -195,9 +195,9 @@ impl Store {
         self.get_at(&location(key)?).await
     }
 
-    /// Writes an object that nobody has written. A writer whose first answer
-    /// got lost finds its own bytes and has won all the same; so two writers
-    /// that must not both win have to write different bytes.
+    /// Creates an object if absent. If the answer to a successful write was lost, the repeated
+    /// write finds its own bytes and counts as won; so two writers of which only one may win have
+    /// to write different bytes.
     ///
     /// # Errors
     /// The store fails.
@@ -222,8 +222,8 @@ impl Store {
         })
     }
 
-    /// Every object under a prefix of whole path pieces (`runs/maze`), sorted
-    /// by key, with its size. Objects of foreign shape are left out.
+    /// Every object under a prefix of whole path components (`runs/maze`), sorted by key, with its
+    /// size. Objects whose names are not keys are left out.
     ///
     /// # Errors
     /// The store fails.
@@ -236,8 +236,8 @@ impl Store {
         .await
     }
 
-    /// What a folder of a run holds of iteration `first` and all later ones: one listing,
-    /// however many iterations that are, and however many lie behind.
+    /// The objects in a folder of a run for iteration `first` and all later ones: one listing,
+    /// which does not read earlier iterations.
     pub(crate) async fn list_iterations(
         &self,
         run: &RunId,
@@ -253,7 +253,7 @@ impl Store {
         .await
     }
 
-    /// [`Store::list`], and beside it the names of objects of foreign shape.
+    /// [`Store::list`], and the names of objects that are not keys.
     pub(crate) async fn list_all(&self, prefix: &str) -> Result<(Vec<(Key, u64)>, Vec<String>)> {
         let path = ObjectPath::from(prefix.trim_end_matches('/'));
         self.persist(|| {
@@ -271,7 +271,7 @@ impl Store {
         Ok(self.sorted(path, objects).await?.0)
     }
 
-    /// Objects by key and size, and the names that are no keys.
+    /// Objects by key and size, and the names that are not keys.
     async fn sorted(
         &self,
         path: &ObjectPath,
@@ -312,13 +312,13 @@ impl Store {
         Ok(runs)
     }
 
-    /// All objects of one folder of a run.
+    /// All objects in one folder of a run.
     pub(crate) async fn list_run(&self, run: &RunId, folder: &str) -> Result<Vec<(Key, u64)>> {
         self.list(&run_prefix(run, folder)).await
     }
 
-    /// Removes an object; only retention and the probe do. A missing one is fine.
-    /// Deletes objects, with one request where the store can; what is gone is fine.
+    /// Deletes objects, with one request where the store supports it; missing objects are not an
+    /// error. Only retention and the probe delete.
     pub(crate) async fn delete_all(&self, paths: &[ObjectPath]) -> Result<()> {
         self.persist(|| self.delete_all_once(paths)).await
     }
@@ -331,7 +331,7 @@ impl Store {
         deletes.fetch_add(paths.len() as u64, Ordering::Relaxed);
         let doomed = stream::iter(paths.to_vec()).map(Ok).boxed();
         let mut answers = self.inner.objects.delete_stream(doomed);
-        // One that fails keeps no other one from being deleted.
+        // A failed deletion does not stop the others.
         let mut failed = Ok(());
         while let Some(answer) = answers.next().await {
             match answer {
@@ -342,7 +342,7 @@ impl Store {
         failed
     }
 
-    /// One create-only write; false if something is there.
+    /// One create-if-absent write; false if the object exists.
     pub(crate) async fn put_at(&self, path: &ObjectPath, content: Bytes) -> Result<bool> {
         self.persist(|| self.put_at_once(path, content.clone()))
             .await
@@ -372,7 +372,7 @@ impl Store {
         let failed = |e| self.failed("read", path, &e);
         let found = match self.inner.objects.get(path).await {
             Ok(found) => found,
-            // A bucket that is missing is not an object that is missing.
+            // A missing bucket is not a missing object.
             Err(e @ BackendError::NotFound { .. }) => match failed(e) {
                 Error::NotFound { .. } => return Ok(None),
                 other => return Err(other),
@@ -397,7 +397,7 @@ impl Store {
         Ok(Some(content))
     }
 
-    /// Size of the whole object and the bytes of a range that is not empty.
+    /// Size of the whole object, and the bytes of a non-empty range.
     pub(crate) async fn get_range(&self, key: &Key, range: Range<u64>) -> Result<(u64, Bytes)> {
         self.persist(|| self.get_range_once(key, range.clone()))
             .await
@@ -443,7 +443,7 @@ impl Store {
         Ok(meta.size)
     }
 
-    /// Begins a write in parts, under a key that nobody else uses.
+    /// Begins a multipart write under a key that no other writer uses.
     pub(crate) async fn multipart(&self, key: &Key) -> Result<Box<dyn MultipartUpload>> {
         let path = location(key)?;
         self.inner
@@ -471,8 +471,8 @@ impl Store {
     }
 }
 
-/// Where a key lies. The fields of a key are open, so it is checked here that
-/// the path can be read back: what is written can always be listed.
+/// The path of a key. The fields of a key are public, so this checks that the path parses back to
+/// the same key: everything written can be listed.
 pub(crate) fn location(key: &Key) -> Result<ObjectPath> {
     let path = key.path();
     if Key::parse(&path)? != *key {

@@ -1,10 +1,10 @@
-//! Whether everything that a run has committed is still there, byte for byte. One listing says
-//! what there is; every record is read, and of every artifact every byte, against the digests
-//! that its manifest gives. Memory grows with the number of objects (some 500 bytes each), and
-//! not with their size: of all artifacts together some 200 MB are in memory at a time.
+//! Verifies that everything a run has committed is still there, byte for byte. One listing finds
+//! the objects; every record and every byte of every artifact is read and checked against the
+//! digests in its manifest. Memory grows with the number of objects (about 500 bytes each), not
+//! with their size: at most about 200 MB of artifact data is in memory at a time.
 //!
-//! A run may go on meanwhile. What the listing has not seen is asked for by name before it is
-//! called missing, and what is gone is held against the tombstones once more at the end.
+//! The run may continue meanwhile. An object that is not in the listing is read by name before it
+//! is reported missing, and missing objects are compared with the tombstones again at the end.
 
 mod report;
 
@@ -20,7 +20,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Semaphore;
 
-/// Records and artifacts read at once.
+/// Records and artifacts read concurrently.
 const AT_ONCE: usize = 16;
 /// MiB of artifacts in memory at once.
 const MIB_AT_ONCE: u32 = 3 * (CHUNK_BYTES >> 20) as u32;
@@ -30,30 +30,30 @@ const RESTORE: &str = "restore it from a copy";
 /// The receiver of findings and progress.
 type Told<'a> = &'a mut (dyn FnMut(Finding) + Send);
 
-/// The objects of a run by kind, and what was learnt of them.
+/// The objects of a run by kind, and the state of the verification.
 struct Audit<'a> {
     store: &'a Store,
     run: RunId,
     told: Told<'a>,
     out: Verified,
     commits: BTreeSet<Slot>,
-    /// Attempts whose manifests were read: all that they wrote is named there.
+    /// Attempts whose manifests were read: the manifest names everything they wrote.
     committed: BTreeSet<(Slot, u32)>,
     files: BTreeMap<Key, u64>,
-    /// Nonces by attempt; none where its record cannot be read.
+    /// Nonces by attempt; `None` if its start record cannot be read.
     attempts: BTreeMap<(Slot, u32), Option<String>>,
-    /// What tombstones name.
+    /// Keys named by tombstones.
     removed: BTreeSet<Key>,
     read: &'a BytesRead,
 }
 
 impl Store {
-    /// Verifies a run's commits, artifacts, tombstones, pins and attempts, and tells what is
-    /// wrong as it is found. `planned` says who makes a part. Plans are opaque here: who knows
-    /// what they say verifies them.
+    /// Verifies a run's commits, artifacts, tombstones, pins and attempts, and passes each finding
+    /// to `told` at once. `planned` says which run makes a part. Plans are opaque here; the caller
+    /// verifies them.
     ///
     /// # Errors
-    /// The store fails; then nothing is said about what was not read.
+    /// The store fails; nothing is reported about objects that were not read.
     pub async fn verify(
         &self,
         run: &RunId,
@@ -98,7 +98,7 @@ impl Audit<'_> {
         });
     }
 
-    /// Sorts what there is: tombstones, pins and records of attempts go to the caller.
+    /// Sorts the listed objects by kind; returns tombstones, pins and attempt records.
     async fn list(&mut self) -> Result<(Vec<Key>, Vec<Key>, Vec<Key>)> {
         let (listed, strange) = self.store.list_all(&run_prefix(&self.run, "")).await?;
         for path in strange {
@@ -127,7 +127,7 @@ impl Audit<'_> {
         Ok((tombstones, pins, records))
     }
 
-    /// Tombstones and pins: lists of this run's objects.
+    /// Reads tombstones and pins, which are lists of keys of this run.
     async fn key_lists(&mut self, tombstones: Vec<Key>, pins: Vec<Key>) -> Result<()> {
         (self.out.tombstones, self.out.pins) = (tombstones.len() as u64, pins.len() as u64);
         let store = self.store;
@@ -169,7 +169,7 @@ impl Audit<'_> {
                 _ => {}
             }
         }
-        // Numbers are given out in order, and whatever ends has begun.
+        // Attempt numbers are assigned in order, and an attempt that has an end has a start.
         let begun: Vec<(Slot, u32)> = self.attempts.keys().cloned().collect();
         let mut lost: BTreeSet<(Slot, u32)> = ends.into_iter().collect();
         for (at, (slot, number)) in begun.iter().enumerate() {
@@ -191,7 +191,7 @@ impl Audit<'_> {
             slot: slot.clone(),
             attempt,
         };
-        // Once is enough.
+        // Report it only once.
         self.attempts.insert((slot, attempt), None);
         if self.store.try_get(&key).await?.is_none() {
             self.tell(
@@ -233,7 +233,7 @@ impl Audit<'_> {
                     batch.extend(manifest.outputs);
                 }
             }
-            // Artifacts of several commits are read together, and none is kept.
+            // Artifacts of several commits are read concurrently; none is kept in memory.
             if batch.len() >= AT_ONCE || is_last {
                 self.artifacts(std::mem::take(&mut batch), &room, &mut gone)
                     .await?;
@@ -244,7 +244,7 @@ impl Audit<'_> {
         }
     }
 
-    /// What a manifest says of other objects than its artifacts.
+    /// Checks a manifest's references to objects other than its artifacts.
     async fn commit(&mut self, manifest: &Manifest, by: Planned) -> Result<()> {
         let mut keys = manifest.outputs.iter().map(|o| &o.key);
         let borrowed = keys.find(|key| *key.run() != self.run);
@@ -265,7 +265,7 @@ impl Audit<'_> {
             };
             let key = Key::Commit(slot.clone());
             if !self.commits.contains(&slot) && self.store.try_get(&key).await?.is_none() {
-                // Once is enough for those that read the same.
+                // Report it only once, even if several parts read this commit.
                 self.commits.insert(slot);
                 self.tell(
                     Fault::Missing,
@@ -320,12 +320,13 @@ impl Audit<'_> {
             .buffer_unordered(AT_ONCE);
         while let Some((result, artifact)) = read.next().await {
             match result {
-                // An unreadable tombstone is a finding; what it named counts as missing.
+                // An unreadable tombstone is a finding of its own; artifacts that it names count as
+                // missing.
                 Err(Error::NotFound { .. } | Error::Malformed { .. } | Error::TooLarge { .. }) => {
                     gone.push(artifact);
                     continue;
                 }
-                // Retention was quicker.
+                // Retention removed it in the meantime.
                 Err(Error::Removed { .. }) => {
                     self.out.removed += 1;
                     continue;
@@ -350,7 +351,7 @@ impl Audit<'_> {
         Ok(())
     }
 
-    /// Retention may have been at work meanwhile.
+    /// Reports missing artifacts, except those that retention removed in the meantime.
     async fn tell_gone(&mut self, gone: Vec<Artifact>) -> Result<()> {
         let own = |artifact: &&Artifact| *artifact.key.run() == self.run;
         let keys = gone.iter().filter(own).map(|a| a.key.clone()).collect();
@@ -383,7 +384,7 @@ impl Audit<'_> {
         Ok(())
     }
 
-    /// Files that no commit has named.
+    /// Reports files that no commit names.
     fn leftovers(&mut self) {
         for key in std::mem::take(&mut self.files).into_keys() {
             let Key::File {
@@ -415,8 +416,8 @@ impl Audit<'_> {
         }
     }
 
-    /// What was read; none where the object itself is at fault, which is told. What says nothing
-    /// about the object is an error.
+    /// The value read; `None` if the object itself is damaged or missing, which is reported. Other
+    /// failures say nothing about the object and are returned as errors.
     fn readable<T>(&mut self, key: &Key, read: Result<T>) -> Result<Option<T>> {
         let (fault, found) = match read {
             Ok(value) => return Ok(Some(value)),
@@ -425,7 +426,7 @@ impl Audit<'_> {
             Err(Error::NotFound { .. }) => (Fault::Missing, "it was listed and is gone".to_owned()),
             Err(e) => return Err(e),
         };
-        // Most say what to do with them.
+        // Most messages already name the remedy.
         let remedy = match found.contains("restore") {
             true => "",
             false => RESTORE,
@@ -469,7 +470,7 @@ async fn whole(
         let _held = held.expect("nobody closes it");
         let content = artifact.chunk(store, index).await?;
         bytes.fetch_add(content.len() as u64, Ordering::Relaxed);
-        // One chunk has the digest of the whole, as every manifest is made to say.
+        // For a single chunk, its digest equals that of the whole; reading a manifest checks this.
         if artifact.chunks() > 1 {
             let hashing = tokio::task::spawn_blocking(move || {
                 hasher.update(&content);

@@ -1,5 +1,5 @@
-//! The names that keys are made of: runs, parts, attempts, artifacts. What can
-//! be part of a key is decided here, before anything is written.
+//! The names that keys consist of: runs, parts, attempts, artifacts. They are checked here, before
+//! anything is written.
 
 use crate::{Error, Result};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -9,7 +9,7 @@ use std::str::FromStr;
 /// Longest artifact name in bytes; S3 allows 1 024 for the whole key.
 const NAME_BYTES_MAX: usize = 512;
 
-/// Name of a run: unique in its store, part of every key and of file names.
+/// Name of a run: unique in its store; part of every key and of file names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunId(String);
 
@@ -49,14 +49,14 @@ impl fmt::Display for RunId {
     }
 }
 
-/// Where one part's commit, attempts, files and journal live.
+/// Identifies a part: where its commit, attempts, files and journal are stored.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot {
     /// The run.
     pub run: RunId,
     /// Its iteration.
     pub iteration: u32,
-    /// Name of the stage; unknown stages of newer programs are fine.
+    /// Name of the stage; unknown stages of newer programs are accepted.
     pub stage: String,
     /// Part of the stage.
     pub part: u32,
@@ -87,8 +87,8 @@ impl fmt::Display for Slot {
     }
 }
 
-/// One execution of a part. The nonce keeps the folders of two attempts apart
-/// even if a store lost the record that gave out the number.
+/// One execution of a part. The nonce keeps the folders of two attempts apart even if a store has
+/// lost the record that assigned the number.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AttemptId {
     /// From 1.
@@ -137,8 +137,8 @@ impl FromStr for AttemptId {
     }
 }
 
-/// 8 random hexadecimal digits, from the system's generator. They only keep
-/// names apart and never reach an artifact's bytes.
+/// 8 random hexadecimal digits from the operating system's generator. They only make names unique
+/// and never reach an artifact's bytes.
 pub fn nonce() -> String {
     let mut bytes = [0u8; 4];
     getrandom::fill(&mut bytes).expect("every supported system has a random generator");
@@ -169,8 +169,8 @@ pub(super) fn check_stage(stage: &str) -> Result<()> {
     }
 }
 
-/// Artifact names become local file names, and every store must keep them
-/// unchanged; hence the narrow alphabet.
+/// Artifact names become local file names, and every store must keep them unchanged; hence the
+/// restricted alphabet.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     let piece_fits = |piece: &str| {
         !matches!(piece, "" | "." | "..")

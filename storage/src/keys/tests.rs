@@ -1,4 +1,4 @@
-//! Every key can be read back, and nothing else can be read.
+//! Every key can be parsed back, and nothing else can be parsed.
 
 use super::*;
 use proptest::prelude::*;

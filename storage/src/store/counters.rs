@@ -1,4 +1,4 @@
-//! How many requests a store has made, and how many bytes went over the wire.
+//! Number of requests that a store has made, and of bytes transferred.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ pub(super) struct Counters {
 /// Requests made through a store and its clones since it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestCounts {
-    /// Writes, each part of a large object for itself.
+    /// Writes; each part of a multipart upload counts.
     pub puts: u64,
     /// Reads.
     pub gets: u64,

@@ -1,22 +1,22 @@
-//! What a verification is told of a run, and what it finds.
+//! The inputs and results of a verification.
 
 use std::sync::atomic::AtomicU64;
 
 /// What is wrong with an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Its content is not what was written.
+    /// The content is not what was written.
     Damaged,
-    /// It was written, nothing has removed it by the rules, and it is not there.
+    /// It was written and retention has not removed it, but it is not there.
     Missing,
-    /// It counts as the run's, and the run never made it.
+    /// It counts as part of the run, but the run did not write it.
     Foreign,
-    /// It lies among the run's objects, and nothing reads it: harmless.
+    /// It is stored among the run's objects, but nothing reads it: harmless.
     Stray,
 }
 
 impl Fault {
-    /// In one word.
+    /// The fault in one word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Damaged => "damaged",
@@ -27,10 +27,10 @@ impl Fault {
     }
 }
 
-/// Something that is not as the run left it.
+/// An object that is not as the run left it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What kind of thing.
+    /// What is wrong with it.
     pub fault: Fault,
     /// The object's key.
     pub key: String,
@@ -40,48 +40,48 @@ pub struct Finding {
     pub remedy: String,
 }
 
-/// What there was to verify.
+/// Counts of verified objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verified {
     /// Manifests.
     pub commits: u64,
-    /// Artifacts that they name and that are there.
+    /// Artifacts that the manifests name and that are there.
     pub artifacts: u64,
-    /// Bytes of these.
+    /// Bytes of these artifacts.
     pub bytes: u64,
-    /// Artifacts of other runs among these: what a fork took over.
+    /// Artifacts among these that belong to other runs: taken over by a fork.
     pub taken_over: u64,
     /// Artifacts that retention has removed.
     pub removed: u64,
-    /// Records of attempts, beginnings and ends.
+    /// Attempt records, starts and ends.
     pub attempt_records: u64,
     /// Tombstones.
     pub tombstones: u64,
     /// Pins of forks.
     pub pins: u64,
-    /// Journal segments; they are not read, for a damaged one is left out where it is used.
+    /// Journal segments; not read, because a damaged segment is skipped where it is used.
     pub journal_segments: u64,
     /// Files of attempts that did not commit.
     pub left_behind: u64,
 }
 
-/// Who makes a part by the plan.
+/// Which run makes a part, according to the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Planned {
     /// The run itself.
     Made,
     /// The run that this one is a fork of.
     TakenOver,
-    /// Nobody.
+    /// The plan has no such part.
     Unknown,
 }
 
-/// How far it is, for those who watch.
+/// Progress of a verification.
 #[derive(Debug, Default)]
 pub struct BytesRead {
     /// Bytes of artifacts read so far.
     pub done: AtomicU64,
-    /// All that the listing has shown of this run. Attempts that did not commit have written
-    /// some of them, and what a fork took over lies elsewhere.
+    /// Bytes of all files that the listing of this run has shown. Some belong to attempts that did
+    /// not commit, and files that a fork took over are not included.
     pub listed: AtomicU64,
 }
