@@ -1,8 +1,7 @@
-//! Test files of AgentEval's layout: `AgentEval/{task}/{task}_test.json` beside
-//! one file per category. They are read when a plan is made, so that the plan
-//! alone says what is evaluated, and a category file that is missing, or that
-//! is something else, is one message before the first episode and not a gap in
-//! the last table.
+//! Test files in AgentEval's layout: `AgentEval/{task}/{task}_test.json` with one file per category
+//! in the same folder. They are read when the plan is made, so that the plan alone determines what
+//! is evaluated, and a missing or invalid category file is an error before the first episode
+//! instead of a gap in the final table.
 
 use crate::config::{EvaluationSet, Ids, ResolvedConfig};
 use crate::tasks::read_item_ids;
@@ -11,7 +10,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Replaces every `file` of `evaluation.sets` by the ids and categories in it.
+/// Replaces every `file` of `evaluation.sets` by its ids and categories.
 pub(crate) fn absorb(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
     let environments = config.config.environments();
     for (index, set) in config.config.evaluation.sets.iter_mut().enumerate() {
@@ -42,8 +41,8 @@ fn plain(value: &impl serde::Serialize) -> Value {
     serde_json::to_value(value).expect("ids and names are plain JSON")
 }
 
-/// The category files beside a test file: every other JSON file of the folder
-/// but further `{task}_test…`; the name is the part before the first dot.
+/// The category files in a test file's folder: every other JSON file except further `{task}_test…`
+/// files; the category name is the part before the first dot.
 fn siblings(key: &str, file: &Path, task: &str) -> Result<BTreeMap<String, Ids>> {
     let folder = match file.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -82,8 +81,8 @@ fn siblings(key: &str, file: &Path, task: &str) -> Result<BTreeMap<String, Ids>>
     Ok(categories)
 }
 
-/// Every category shares items with the set, and where there are categories
-/// every item is in one.
+/// Checks that every category shares items with the set and, if there are categories, that every
+/// item is in one.
 fn check(set: &EvaluationSet, key: &str, file: &Path) -> Result<()> {
     let categories = set.categories_of(key)?;
     if categories.is_empty() {
@@ -126,7 +125,7 @@ mod tests {
     use super::*;
     use crate::plan::Plan;
 
-    /// A folder with a test file of items 3, 5, 7 and these others.
+    /// A folder with a test file of items 3, 5 and 7, and the files in `others`.
     fn folder(others: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let test = r#"[{"item_id": "maze_3"}, {"item_id": "maze_5", "conversations": null}, {"item_id": "maze_7"}]"#;
@@ -175,7 +174,7 @@ evaluation: {{sets: [{{name: m, env: maze, file: maze_test.json{more}}}]}}"
         );
         let text = String::from_utf8(plan.to_bytes()).unwrap();
         assert!(!text.contains("maze_test"), "{text}");
-        // The files may be gone when the plan is read again.
+        // Reading the plan again does not need the files.
         drop(dir);
         let again = Plan::from_bytes(text.as_bytes()).unwrap();
         assert_eq!(again.config.evaluation, plan.config.evaluation);

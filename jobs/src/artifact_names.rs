@@ -1,8 +1,8 @@
-//! Names of artifacts, as stages write them and everyone else reads them.
+//! Names of artifacts, shared by the stages that write them and their readers.
 
 /// Episodes, in the order of the part.
 pub const EPISODES: &str = "episodes.bin";
-/// Greedy episodes that rewards are compared with.
+/// Greedy episodes used as baselines.
 pub const BASELINES: &str = "baseline.bin";
 /// Log-probs of a part of the rollouts.
 pub const LOG_PROBS: &str = "log_probs.bin";
@@ -10,11 +10,11 @@ pub const LOG_PROBS: &str = "log_probs.bin";
 pub const VALUES: &str = "values.bin";
 /// The batch of an update, by slot.
 pub const BATCH: &str = "batch.bin";
-/// What the critic is trained towards.
+/// Training targets of the critic.
 pub const TARGETS: &str = "targets.bin";
 /// The state of the KL penalty's controller.
 pub const KL: &str = "kl.json";
-/// What a part measured.
+/// Metrics of a part.
 pub const METRICS: &str = "metrics.json";
 /// Where each kept episode was played.
 pub const LINEAGE: &str = "lineage.json";
@@ -22,5 +22,5 @@ pub const LINEAGE: &str = "lineage.json";
 pub const UPDATE: &str = "update.json";
 /// Optimizer steps of the critic.
 pub const CRITIC_UPDATE: &str = "critic_update.json";
-/// Evaluated items, a line each.
+/// Evaluated items, one per line.
 pub const ITEMS: &str = "items.jsonl";

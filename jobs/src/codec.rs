@@ -1,24 +1,24 @@
-//! The envelope around every binary payload: magic, kind, version, length and
-//! checksum in front of bincode. Bincode is not self-describing, so without
-//! the envelope a foreign or torn file would decode into plausible nonsense.
+//! The envelope of every binary payload: magic, kind, version, length and checksum before the
+//! bincode bytes. Bincode is not self-describing; without the envelope a foreign or torn file could
+//! decode into plausible but wrong values.
 
 use crate::{Error, Result};
 use serde::{Serialize, de::DeserializeOwned};
 
 const MAGIC: &[u8; 4] = b"AGRL";
 const HEADER_BYTES: usize = 4 + 4 + 2 + 8 + 32;
-/// No payload of ours comes near this; a larger length is damage or malice.
+/// Larger than any payload; a larger length is damaged or malicious.
 const PAYLOAD_BYTES_MAX: u64 = 4 << 30;
 
-/// A payload type with its place in the envelope.
+/// A payload type and its identification in the envelope.
 pub trait Payload: Serialize + DeserializeOwned {
-    /// Four letters that name the kind of payload.
+    /// Four letters that identify the kind of payload.
     const KIND: [u8; 4];
-    /// Raised when the wire form changes; old versions stay readable.
+    /// Incremented when the wire form changes; old versions stay readable.
     const VERSION: u16 = 1;
 }
 
-/// The bytes behind an envelope.
+/// Encodes the bytes after the envelope's header.
 pub(crate) fn encode_body<T: Serialize>(value: &T) -> Result<Vec<u8>> {
     bincode::serde::encode_to_vec(value, bincode::config::standard()).map_err(|e| Error::Payload {
         what: "payload".to_owned(),
@@ -32,7 +32,7 @@ pub fn kind(bytes: &[u8]) -> Option<[u8; 4]> {
     rest.first_chunk().copied()
 }
 
-/// Encodes behind the envelope.
+/// Encodes with the envelope.
 pub fn encode<T: Payload>(value: &T) -> Result<Vec<u8>> {
     let body = encode_body(value)?;
     let mut out = Vec::with_capacity(HEADER_BYTES + body.len());
@@ -45,7 +45,7 @@ pub fn encode<T: Payload>(value: &T) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Decodes and verifies; never allocates more than the input could hold.
+/// Decodes and verifies; never allocates more than the input could contain.
 pub fn decode<T: Payload>(bytes: &[u8]) -> Result<T> {
     if bytes.len() < HEADER_BYTES || &bytes[..4] != MAGIC {
         return Err(payload_error::<T>("no payload header found".into()));

@@ -1,7 +1,6 @@
-//! The run config as the user wrote it (`ResolvedConfig`) and as the code reads it
-//! (`Config`). Reading resolves defaults, overrides and `${a.b}` references,
-//! refuses unknown keys by naming the nearest one, and checks all arithmetic
-//! before anything runs.
+//! The run config as resolved from the user's input (`ResolvedConfig`) and as the code reads it
+//! (`Config`). Reading resolves defaults, overrides and `${a.b}` references, refuses unknown keys
+//! with a suggestion, and checks all arithmetic before anything runs.
 
 mod agentevol;
 mod algorithm;

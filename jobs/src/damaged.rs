@@ -1,5 +1,5 @@
-//! Configs, plans and payloads that are damaged or meant to do harm: readers refuse them or read
-//! them, and do nothing else.
+//! Damaged or malicious configs, plans and payloads: readers either refuse them or read them; they
+//! neither panic nor allocate without bound.
 
 use crate::codec::{Payload, decode, encode};
 use crate::config::ResolvedConfig;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// The configs that are shipped, and one that has references.
+/// The shipped configs, and one with references.
 fn configs() -> Vec<Vec<u8>> {
     let mut paths: Vec<PathBuf> = ["configs", "configs/agentgym-rl"]
         .iter()
@@ -33,7 +33,7 @@ fn configs() -> Vec<Vec<u8>> {
     files.chain([references.into()]).collect()
 }
 
-/// Everything that `plan` asks of a config but its model.
+/// Everything that the `plan` command computes from a config, except its model.
 fn plan(config: ResolvedConfig) {
     let Ok(plan) = Plan::new(config, Path::new(ROOT)) else {
         return;
@@ -78,7 +78,7 @@ fn stored_plans() {
         if let Ok(plan) = Plan::from_bytes(bytes) {
             parts(&plan, plan.iterations);
         }
-        // Whoever can write to a store can make the hash fit.
+        // Anyone who can write to a store can also write a matching hash.
         let file = serde_json::from_slice::<serde_json::Value>(bytes);
         if let Some(tree) = file
             .ok()
@@ -92,7 +92,7 @@ fn stored_plans() {
 /// Bytes of the envelope: magic, kind, version, length, hash.
 const HEADER: usize = 50;
 
-/// Behind a header that fits, as somebody would write it who means harm.
+/// Payloads with a valid header, as an attacker would write them.
 fn payloads<T: Payload>(valid: &T, mut reader: impl FnMut(T)) {
     let whole = encode(valid).unwrap();
     let what = String::from_utf8_lossy(&T::KIND).into_owned();
@@ -166,7 +166,7 @@ fn records() {
             episode.available_actions();
             episode.summaries();
             for turn in episode.turns.iter().filter(|_| sound) {
-                // What a reader may do with an episode that was checked.
+                // Accesses that a reader may make on a checked episode.
                 let ids = &episode.sequences[turn.sequence as usize].token_ids;
                 for (start, end) in [turn.context, turn.policy] {
                     assert!(ids[start as usize..end as usize].len() <= ids.len());

@@ -1,5 +1,5 @@
-//! How many rows the files of demonstrations have, where a run passes over them:
-//! counted when the plan is made, since the plan says how many steps that takes.
+//! Counts the rows of demonstration files if the run trains by epochs. The count is taken when the
+//! plan is made, because the plan defines the number of steps.
 
 use crate::config::{Pipeline, ResolvedConfig, SftSource};
 use crate::files::{self, TRAJECTORIES_BYTES_MAX};
@@ -7,7 +7,7 @@ use crate::{Error, Result};
 use serde::de::IgnoredAny;
 use std::path::Path;
 
-/// Writes the number of rows beside each file of `sft.sources`.
+/// Writes the number of rows next to each file of `sft.sources`.
 pub(crate) fn absorb(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
     let pipeline = config.config.run.pipeline;
     if config.config.sft.epochs.is_none() || pipeline == Pipeline::Eval {

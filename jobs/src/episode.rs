@@ -1,5 +1,5 @@
-//! The finished record of one play of a task: what was sampled, token for
-//! token, what the environment answered, and how it ended.
+//! The record of a finished episode: the sampled tokens, the environment's answers, and the
+//! outcome.
 //!
 //! Token ids are stored as sampled and are never re-encoded (I6). The loss
 //! mask says who produced an id: 1 for sampled ids, a sampled end token
@@ -9,7 +9,7 @@
 use crate::codec::Payload;
 use serde::{Deserialize, Serialize};
 
-/// One item of an environment's data set: what is solved.
+/// One item of an environment's data set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Task {
     /// Name of the environment in the plan.
@@ -64,8 +64,8 @@ pub enum Parse {
     Invalid,
 }
 
-/// Tokens in one context; more than one per episode where the context is
-/// rewritten. Every vector has one entry per token.
+/// The tokens of one context; an episode has several sequences if its context is rewritten. Every
+/// vector has one entry per token.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Sequence {
     /// Ids as sampled.
@@ -74,9 +74,9 @@ pub struct Sequence {
     pub loss_mask: Vec<bool>,
     /// Log-prob at sampling time, temperature included; 0 where the mask is false.
     pub sampled_log_probs: Vec<f32>,
-    /// Log of the probability that top_k and top_p left to draw from, nats; 0 where
-    /// the mask is false. `None` where nothing was cut. Where it is kept depends on
-    /// what holds the sequence: episodes do ([`Episodes::V2`]), a batch does not.
+    /// Log of the probability mass that top_k and top_p kept, in nats; 0 where the mask is false.
+    /// `None` if nothing was cut. Whether it is stored depends on the container: episodes store it
+    /// ([`Episodes::V2`]), a batch does not.
     #[serde(skip)]
     pub log_kept_mass: Option<Vec<f32>>,
 }
@@ -91,24 +91,24 @@ impl Sequence {
 /// Half-open token range inside a sequence.
 pub type Span = (u32, u32);
 
-/// One model message and the observation it caused.
+/// One message of the policy and the observation it caused.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
     /// Index of the sequence that holds the tokens.
     pub sequence: u32,
-    /// Prompt or observation tokens that came before the policy's.
+    /// Prompt or observation tokens before the policy's tokens.
     pub context: Span,
     /// Tokens the policy sampled.
     pub policy: Span,
     /// The policy's text, decoded.
     pub text: String,
-    /// What was sent to the environment, if anything was.
+    /// The action sent to the environment, if any.
     pub action: Option<String>,
     /// How the action was found.
     pub parse: Parse,
-    /// What the environment answered.
+    /// The environment's answer.
     pub observation: String,
-    /// The step's reward, where the environment gave one.
+    /// The step's reward, if the environment gave one.
     pub reward: Option<f64>,
     /// The environment's own flag.
     pub done: bool,
@@ -118,31 +118,31 @@ pub struct Turn {
     pub policy_iteration: u32,
 }
 
-/// Entry of [`Episode::extra`]: by turn, the actions that were possible before
-/// it, or null where none were listed; JSON.
+/// Entry of [`Episode::extra`], as JSON: for each turn the actions that were possible before it, or
+/// null if not listed.
 pub const AVAILABLE_ACTIONS: &str = "available_actions";
 
-/// Entry of [`Episode::extra`]: the policy's own summaries, a JSON list of
-/// [`Summary`]; absent where there is none.
+/// Entry of [`Episode::extra`]: the policy's own summaries, a JSON list of [`Summary`]; absent if
+/// there are none.
 pub const SUMMARIES: &str = "summaries";
 
-/// What the policy summed up before its context was taken away.
+/// The policy's summary before its context is cut.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// Turns of the episode before it.
     pub turns: u32,
     /// The sequence in which it was sampled.
     pub sequence: u32,
-    /// Its tokens there; they are trained on like a turn's.
+    /// Its tokens there; trained on like those of a turn.
     pub policy: Span,
-    /// Decoded.
+    /// The text, decoded.
     pub text: String,
 }
 
 /// A finished episode.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Episode {
-    /// What was solved.
+    /// The task played.
     pub task: Task,
     /// Draw index in the iteration: the group of the episode.
     pub group: u32,
@@ -162,18 +162,17 @@ pub struct Episode {
     pub turns: Vec<Turn>,
     /// What went wrong, for `env_fault`.
     pub fault: Option<String>,
-    /// Kept unread: room for environments' own data.
+    /// Further entries such as [`AVAILABLE_ACTIONS`]; an environment's own data is kept unread.
     pub extra: Vec<(String, String)>,
 }
 
 impl Episode {
-    /// By turn, the actions that were possible before it; empty where that was
-    /// not recorded.
+    /// For each turn, the actions that were possible before it; empty if not recorded.
     pub fn available_actions(&self) -> Vec<Option<Vec<String>>> {
         self.noted(AVAILABLE_ACTIONS)
     }
 
-    /// The policy's own summaries, in the order of time.
+    /// The policy's own summaries, in order of time.
     pub fn summaries(&self) -> Vec<Summary> {
         self.noted(SUMMARIES)
     }
@@ -185,9 +184,8 @@ impl Episode {
             .unwrap_or_default()
     }
 
-    /// What each turn earned: its own reward, or where the environment's number
-    /// is a `total` its growth since the turn before. A turn that the environment
-    /// never saw earned nothing.
+    /// The reward of each turn: its own reward or, if the environment reports a `total`, the
+    /// increase since the previous turn. A turn that was not sent to the environment has reward 0.
     pub fn turn_rewards(&self, total: bool) -> Vec<f64> {
         let mut before = 0.0;
         let own = |turn: &Turn| match turn.reward {
@@ -207,7 +205,7 @@ impl Episode {
         !matches!(self.outcome, Outcome::EnvFault | Outcome::Cancelled)
     }
 
-    /// Checks what every reader relies on; called when written and when read.
+    /// Checks the invariants that readers rely on; called on writing and on reading.
     pub fn check(&self) -> Result<(), String> {
         for (index, s) in self.sequences.iter().enumerate() {
             let n = s.token_ids.len();
@@ -268,7 +266,7 @@ impl Episode {
 pub enum Episodes {
     /// The first wire form.
     V1(Vec<Episode>),
-    /// Where top_k or top_p cut: also what they left, by episode and sequence.
+    /// If top_k or top_p cut: also the kept log mass, by episode and sequence.
     V2(Vec<Episode>, Vec<Vec<Option<Vec<f32>>>>),
 }
 
@@ -277,7 +275,7 @@ impl Payload for Episodes {
 }
 
 impl Episodes {
-    /// The wire form that holds all of them says: the first where that is enough.
+    /// The wire form for these episodes: `V1` if it can hold them.
     pub fn of(episodes: Vec<Episode>) -> Self {
         let own = |e: &Episode| {
             e.sequences
@@ -292,7 +290,7 @@ impl Episodes {
         }
     }
 
-    /// The episodes in today's form.
+    /// The episodes in the current form.
     pub fn into_vec(self) -> Vec<Episode> {
         match self {
             Self::V1(episodes) => episodes,
@@ -342,7 +340,7 @@ mod tests {
         let plain = vec![episode(None)];
         let bytes = encode(&Episodes::of(plain.clone())).unwrap();
         assert_eq!(bytes, encode(&Episodes::V1(plain.clone())).unwrap());
-        // The body as a program wrote it that knew no cuts.
+        // The body as written by a program without top_k and top_p masses.
         const STORED: &str = "0001097465787463726166740e00010001000000000000f03f0170010203\
             040200010200000000000000bf000000";
         let body: String = bytes[50..].iter().map(|b| format!("{b:02x}")).collect();

@@ -1,12 +1,12 @@
-//! One error type for the crate. Each message names the key, file or URL,
-//! says what was found, and what to do about it.
+//! The error type of this crate. Each message names the key, file or URL, says what was found, and
+//! what to do about it.
 
 use std::path::PathBuf;
 
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong between a `run.yaml` and a queued job.
+/// Errors between a `run.yaml` and a queued job.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file that the user named cannot be read.
@@ -16,10 +16,10 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Why it failed.
         source: std::io::Error,
     },
-    /// A file is not what it should be.
+    /// A file has the wrong format.
     #[error("{path}: {message}")]
     Format {
         /// The file.
@@ -43,7 +43,7 @@ pub enum Error {
         /// What was found and what to do.
         message: String,
     },
-    /// Bytes that should be one of our payloads are not.
+    /// Bytes that are not a valid payload of this program.
     #[error("{what}: {message}")]
     Payload {
         /// Which payload was expected.
@@ -51,7 +51,7 @@ pub enum Error {
         /// What was found.
         message: String,
     },
-    /// A run that exists was planned from other identity keys.
+    /// The run exists with different identity keys.
     #[error(
         "run `{run}` exists with another identity; these keys differ: {keys}. \
          Set `run.id` to a new name, or change the keys back to resume the run"
@@ -62,7 +62,7 @@ pub enum Error {
         /// The keys with both values.
         keys: String,
     },
-    /// A run that nobody has planned.
+    /// A run without a plan.
     #[error("unknown run `{run}`: the store at {url} holds {known}")]
     UnknownRun {
         /// The run asked for.
@@ -78,8 +78,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// A value error; `message` says what was found and what to do.
-    /// Both may quote what a config holds, of which a person reads the beginning.
+    /// A value error; `message` says what was found and what to do. Key and message are shortened,
+    /// because both may quote the config.
     pub fn value(key: impl Into<String>, message: impl Into<String>) -> Self {
         const KEY_CHARS_MAX: usize = 200;
         const MESSAGE_CHARS_MAX: usize = 3000;
@@ -90,7 +90,7 @@ impl Error {
     }
 }
 
-/// A text as it is, or its beginning with a mark that there is more.
+/// The text, or its beginning with an ellipsis.
 pub(crate) fn beginning(mut text: String, chars_max: usize) -> String {
     if let Some((at, _)) = text.char_indices().nth(chars_max) {
         text.truncate(at);

@@ -1,26 +1,26 @@
-//! Files that a config names. Only regular files are opened, since a pipe may never answer and
-//! a device may never end, and none is read further than anyone's file of its kind is long.
+//! Files that a config names. Only regular files are opened, because a pipe may never answer and a
+//! device may never end; each kind of file has a size limit.
 
 use crate::{Error, Result};
 use std::fs::Metadata;
 use std::io::Read as _;
 use std::path::Path;
 
-/// Files of item ids: two million rows.
+/// Limit of files of item ids: two million rows.
 pub(crate) const ITEMS_BYTES_MAX: u64 = 64 << 20;
-/// Files of trajectories, which are read whole. AgentTraj-L has some hundred megabytes.
+/// Limit of trajectory files, which are read at once. AgentTraj-L has a few hundred megabytes.
 pub const TRAJECTORIES_BYTES_MAX: u64 = 4 << 30;
 
-/// Looks at a file without opening it.
+/// Checks a file without opening it.
 ///
 /// # Errors
-/// The key, if there is no such file, or it is none, or it is too long.
+/// Names the key if the file does not exist, is not a regular file, or is too large.
 pub fn check(key: &str, path: &Path, bytes_max: u64) -> Result<()> {
     let found = std::fs::metadata(path).map_err(|e| unread(key, path, &e))?;
     regular(&found, bytes_max).map_err(|why| value(key, path, &why))
 }
 
-/// Reads a file whole.
+/// Reads a whole file.
 ///
 /// # Errors
 /// As [`check`].
@@ -28,7 +28,7 @@ pub fn read(key: &str, path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     check(key, path, bytes_max)?;
     let file = std::fs::File::open(path).map_err(|e| unread(key, path, &e))?;
     let mut bytes = Vec::new();
-    // It may have grown.
+    // The file may have grown since the check.
     file.take(bytes_max + 1)
         .read_to_end(&mut bytes)
         .map_err(|e| unread(key, path, &e))?;
@@ -44,7 +44,7 @@ pub fn read(key: &str, path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     }
 }
 
-/// Reads a file of text whole.
+/// Reads a whole text file.
 ///
 /// # Errors
 /// As [`check`], or bytes that are not UTF-8.

@@ -1,37 +1,37 @@
-//! What a rollout notes down of episodes under way, so that whoever takes its
-//! part up again samples none of it twice.
+//! The journal of a rollout: records of unfinished episodes, so that the next attempt at the part
+//! samples nothing twice.
 //!
-//! An episode is a list of [`Event`]s in the order in which the conversation asks for
-//! them. A [`Record`] is a piece of such a list and says, by a digest over all that went
-//! before, of which list it is the continuation. So segments that are missing, foreign,
-//! doubled or from several attempts need no further care: what does not continue what is
-//! there is left out, and what is left out is sampled again.
+//! An episode is a list of [`Event`]s in the order in which the conversation needs them. A
+//! [`Record`] is a piece of such a list and identifies, by a digest over everything before it,
+//! which list it continues. So missing, foreign, duplicated or mixed segments of several attempts
+//! need no special handling: a record that does not continue the known events is left out, and
+//! those events are sampled again.
 
 use crate::Result;
 use crate::codec::{Payload, encode_body};
 use crate::episode::{Parse, Task};
 use serde::{Deserialize, Serialize};
 
-/// A digest over an episode's beginning: what it is an episode of, and its events so far.
+/// A digest over an episode so far: its identity and its events.
 pub type Link = [u8; 32];
 
-/// What the policy sampled: a turn, or a summary. Its text follows from the ids, its
+/// A message that the policy sampled: a turn or a summary. Its text follows from the ids, its
 /// random numbers from its number.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     /// Selects the random numbers.
     pub number: u32,
-    /// As sampled, a sampled end token included.
+    /// Ids as sampled, including a sampled end token.
     pub token_ids: Vec<u32>,
-    /// At sampling time, one for each id.
+    /// Log-probs at sampling time, one per id.
     pub log_probs: Vec<f32>,
-    /// Where top_k or top_p cut: by id, the log of the probability that they left.
+    /// If top_k or top_p cut: for each id, the log of the probability mass they kept.
     pub log_kept_masses: Option<Vec<f32>>,
     /// The last id is an end token.
     pub ended: bool,
 }
 
-/// What the environment answered to a message.
+/// The environment's answer to a message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     /// Text for the policy.
@@ -42,31 +42,31 @@ pub struct Step {
     pub done: bool,
     /// The reward meets the environment's rule for success.
     pub success: bool,
-    /// What was sent, if anything was.
+    /// The action sent, if any.
     pub action: Option<String>,
     /// How the action was found.
     pub parse: Parse,
-    /// The client answered by itself; nothing was sent.
+    /// The client answered itself; nothing was sent to the server.
     pub local: bool,
 }
 
-/// One thing that happened in an episode.
+/// One event of an episode.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// The environment's first observation.
     Opened(String),
-    /// The policy said something.
+    /// The policy sampled a message.
     Message(Message),
-    /// The actions that were possible before a turn were asked for.
+    /// The possible actions before a turn were requested.
     Actions(Option<Vec<String>>),
     /// The environment answered the last message.
     Step(Step),
-    /// The episode has its outcome: nothing more is asked for.
+    /// The episode has its outcome; no events follow.
     Over,
 }
 
 impl Event {
-    /// Tokens that were sampled for it.
+    /// Number of tokens sampled for the event.
     pub fn sampled_tokens(&self) -> u64 {
         match self {
             Self::Message(message) => message.token_ids.len() as u64,
@@ -75,23 +75,23 @@ impl Event {
     }
 }
 
-/// Events of one episode that follow each other.
+/// Consecutive events of one episode.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Group of the episode.
     pub group: u32,
     /// Index in the group.
     pub sample: u32,
-    /// Events before the first of these; 0 where the episode begins, or begins anew.
+    /// Number of events before the first of these; 0 if the episode starts or restarts here.
     pub from: u32,
-    /// [`link`] over what went before.
+    /// [`link`] over the events before.
     pub before: Link,
-    /// In order.
+    /// The events, in order.
     pub events: Vec<Event>,
 }
 
-/// The content of a segment of a rollout's journal. A versioned enum, so that
-/// old segments stay readable.
+/// The content of a segment of a rollout's journal. A versioned enum, so that old segments stay
+/// readable.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Segment {
     /// The first wire form.
@@ -103,9 +103,9 @@ pub enum Segment {
 pub struct SegmentV1 {
     /// Number of the attempt that wrote it.
     pub attempt: u32,
-    /// Tokens that the attempt had sampled by then, journalled or not.
+    /// Tokens that the attempt had sampled so far, journalled or not.
     pub sampled_tokens: u64,
-    /// What has happened since its segment before.
+    /// Events since the attempt's previous segment.
     pub records: Vec<Record>,
 }
 
@@ -113,8 +113,8 @@ impl Payload for Segment {
     const KIND: [u8; 4] = *b"TURN";
 }
 
-/// Where an episode's chain of digests begins: `part` says which part of which run, made
-/// from what; the rest which of its episodes. So no other episode's record continues it.
+/// The start of an episode's digest chain: `part` identifies the part, its run and its inputs; the
+/// other arguments identify the episode. So a record of another episode never continues it.
 pub fn beginning(part: &Link, task: &Task, group: u32, sample: u32, stream: &[u8; 32]) -> Link {
     let mut hasher = blake3::Hasher::new();
     hasher.update(part);
@@ -127,10 +127,10 @@ pub fn beginning(part: &Link, task: &Task, group: u32, sample: u32, stream: &[u8
     hasher.finalize().into()
 }
 
-/// The digest of `before` and the event behind it, and the event's size in bytes.
+/// The digest of `before` and the event after it, and the event's size in bytes.
 ///
 /// # Errors
-/// An event that cannot be encoded.
+/// The event cannot be encoded.
 pub fn link(before: &Link, event: &Event) -> Result<(Link, usize)> {
     let body = encode_body(event)?;
     let mut hasher = blake3::Hasher::new();
@@ -139,7 +139,7 @@ pub fn link(before: &Link, event: &Event) -> Result<(Link, usize)> {
     Ok((hasher.finalize().into(), body.len()))
 }
 
-/// What is known of an episode from the records of earlier attempts.
+/// The events of an episode known from the records of earlier attempts.
 #[derive(Debug)]
 pub struct History {
     beginning: Link,
@@ -147,7 +147,7 @@ pub struct History {
 }
 
 impl History {
-    /// One without events.
+    /// A history without events.
     pub fn new(beginning: Link) -> Self {
         Self {
             beginning,
@@ -155,9 +155,9 @@ impl History {
         }
     }
 
-    /// Adds what a record knows beyond it. Where both know the same, the longer stays; where
-    /// they differ, the record, which is newer, has its way. One that continues something else
-    /// changes nothing.
+    /// Adds a record. Events that are known already stay, including known events after them; where
+    /// the events differ, the record, which is newer, replaces the rest. A record that continues
+    /// something else is ignored.
     pub fn add(&mut self, record: Record) {
         let mut at = record.from as usize;
         let before = match at.checked_sub(1) {
@@ -186,7 +186,7 @@ impl History {
         }
     }
 
-    /// The events, each with the digest up to it, and the digest before the first.
+    /// The events, each with the digest up to and including it, and the digest before the first.
     pub fn into_parts(self) -> (Link, Vec<(Event, Link)>) {
         (self.beginning, self.events)
     }
@@ -228,7 +228,7 @@ mod tests {
         })
     }
 
-    /// An episode, and records of its events cut at these places.
+    /// Records of an episode's events, cut at the given places.
     fn records(events: &[Event], cuts: &[usize]) -> Vec<Record> {
         let (mut before, mut at, mut all) = (start(), 0, Vec::new());
         for cut in cuts.iter().copied().chain([events.len()]) {
@@ -266,7 +266,7 @@ mod tests {
         events
     }
 
-    /// The wire of V1, byte for byte: journals outlive releases.
+    /// The wire form of V1, byte for byte: journals outlive releases.
     #[test]
     fn v1_is_golden() {
         let segment = Segment::V1(SegmentV1 {
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(bytes[..10], *b"AGRLTURN\x01\x00");
         assert_eq!(bytes[50..], body);
         assert_eq!(decode::<Segment>(&bytes).unwrap(), segment);
-        // What a chain of digests begins with and goes on with is read by later programs, too.
+        // The digest chain is an interface too: later programs read it.
         let (next, size) = link(&start(), &message(0)).unwrap();
         let hex = |link: Link| blake3::Hash::from_bytes(link).to_hex().to_string();
         assert_eq!(
@@ -324,10 +324,11 @@ mod tests {
             let whole = episode();
             let all = records(&whole, &cuts);
             prop_assert_eq!(&known(all.clone()), &whole);
-            // Several attempts, one of which has seen less.
+            // Several attempts, one of which knew fewer events.
             let twice = all.iter().chain(&all[..1]).cloned();
             prop_assert_eq!(&known(twice), &whole);
-            // Whatever is missing, doubled or in another order: a beginning of the episode.
+            // If records are missing, duplicated or reordered, the result is a prefix of the
+            // episode.
             let mut some = all.clone();
             for index in &lost {
                 if !some.is_empty() {
@@ -347,7 +348,7 @@ mod tests {
     fn a_newer_record_that_differs_has_its_way_and_a_foreign_one_has_none() {
         let whole = episode();
         let all = records(&whole, &[7]);
-        // Begun anew: the old continuation does not fit any more.
+        // Restarted: the old continuation does not fit any more.
         let anew = vec![whole[0].clone(), whole[1].clone(), message(9)];
         let newer = records(&anew, &[]).remove(0);
         let mixed = [all[0].clone(), newer, all[1].clone()];

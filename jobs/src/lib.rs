@@ -1,9 +1,9 @@
-//! What a run *is*: its config, its frozen plan, the parts each iteration is
-//! made of, which of them can run now, and the records they exchange.
+//! The definition of a run: its config, its frozen plan, the parts of each iteration, which of them
+//! can run now, and the records they exchange.
 //!
-//! Everything here is free of devices and environments. The planner and the
-//! pipelines are pure functions, so any process may plan at any time; two
-//! that plan at once agree, and one that dies takes nothing with it.
+//! Nothing here depends on devices or environments. The planner and the pipelines are pure
+//! functions, so any process may plan at any time: processes that plan concurrently agree, and if
+//! one dies, no state is lost.
 
 mod agenteval;
 pub mod artifact_names;
@@ -32,7 +32,7 @@ mod damaged;
 #[path = "../../tests/mutations.rs"]
 mod mutations;
 
-/// Readers of foreign bytes are tested for what they take, too.
+/// Counts allocations: tests also limit the memory that readers of untrusted bytes allocate.
 #[cfg(test)]
 #[global_allocator]
 static ALLOCATOR: mutations::Counting = mutations::Counting;

@@ -1,6 +1,6 @@
-//! A pipeline is one pure function: (plan, iteration) → parts, each naming
-//! its inputs as (iteration, stage, part). No stage knows which policy it is
-//! given; `n − 1` is written here and nowhere else.
+//! A pipeline is a pure function: (plan, iteration) → parts, each naming its inputs as (iteration,
+//! stage, part). A stage does not know which policy it reads; the dependency on iteration `n − 1`
+//! is defined only here.
 
 use crate::config::Pipeline;
 use crate::plan::{InitRole, Plan};
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// Names a part within its run.
+/// Identifies a part within its run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PartId {
     /// Iteration; 0 makes the start policy.
@@ -45,21 +45,21 @@ impl FromStr for PartId {
     }
 }
 
-/// An input of a part, by the name under which the stage opens it.
+/// An input of a part, with the name under which the stage opens it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Input {
     /// Name inside the stage.
     pub name: String,
-    /// The part whose commit it is.
+    /// The part whose commit is read.
     pub from: PartId,
 }
 
-/// One job's worth of a stage.
+/// A part of a stage: one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Which one.
+    /// Its id.
     pub id: PartId,
-    /// What must be committed first.
+    /// The inputs that must be committed first.
     pub inputs: Vec<Input>,
 }
 
@@ -80,14 +80,14 @@ pub fn parts(plan: &Plan, iteration: u32) -> Vec<Part> {
     planned(plan, iteration)
 }
 
-/// What a fork takes over: the parts of its parent's iterations that its own
-/// read, and the policy that it goes on from. `agentgym-submit fork` commits
-/// them before the plan is written, so nobody ever makes them.
+/// The parts that a fork takes over: those of the parent's iterations that the fork's own
+/// iterations read, and the policy it starts from. `agentgym-submit fork` commits them before the
+/// plan is written, so no worker ever makes them.
 pub fn adopted(plan: &Plan) -> BTreeSet<PartId> {
     let Some(last) = plan.forked_at() else {
         return BTreeSet::new();
     };
-    // Nothing reads farther back than the lag and one iteration more.
+    // No part reads farther back than the lag plus one iteration.
     let own = last + 1..=last.saturating_add(plan.config.algorithm.lag + 1);
     let read = own
         .flat_map(|iteration| planned(plan, iteration))
@@ -137,8 +137,8 @@ pub fn policy_of(plan: &Plan, iteration: u32) -> PartId {
     }
 }
 
-/// The part whose output is the policy after the warm start, or without one
-/// the initial policy.
+/// The part whose output is the policy after the warm start, or the initial policy without a warm
+/// start.
 fn warm_start_of(plan: &Plan) -> PartId {
     let (stage, part) = match plan.sft_parts(0) {
         0 => (Stage::Init, 0),
@@ -151,9 +151,8 @@ fn warm_start_of(plan: &Plan) -> PartId {
     }
 }
 
-/// The part that wrote what divergences are measured against: the model of
-/// `ref.model.path`; else the policy that training begins with, or where an
-/// adapter is trained the base below it.
+/// The part that wrote the reference policy for KL divergences: the model of `ref.model.path`; else
+/// the base if an adapter is trained; else the policy that training starts from.
 pub fn reference_of(plan: &Plan) -> PartId {
     let own = init_part(plan, InitRole::Reference);
     own.unwrap_or_else(|| match plan.has_adapter() {
@@ -162,8 +161,7 @@ pub fn reference_of(plan: &Plan) -> PartId {
     })
 }
 
-/// Writes the initial policy; where an adapter is trained, also what stays below
-/// it.
+/// Writes the initial policy; if an adapter is trained, also its frozen base.
 pub const BASE_PART: PartId = PartId {
     iteration: 0,
     stage: Stage::Init,
@@ -200,7 +198,7 @@ struct Parts<'a> {
 
 impl Parts<'_> {
     fn add(&mut self, stage: Stage, part: u32, mut inputs: Vec<(String, PartId)>) {
-        // Commits of a training stage hold an adapter alone.
+        // Commits of training stages hold only the adapter.
         let trained = |(name, from): &(String, PartId)| name == "policy" && *from != BASE_PART;
         if self.plan.has_adapter() && inputs.iter().any(trained) {
             inputs.push(("base".into(), BASE_PART));
@@ -255,16 +253,16 @@ impl Parts<'_> {
         for (part, role) in self.plan.init_roles().into_iter().enumerate() {
             let inputs = match role {
                 InitRole::Policy => continue,
-                // Must speak the same token ids.
+                // Its token ids must be the same as the policy's.
                 InitRole::Reference => vec![("policy".into(), init)],
-                // Its trunk, unless it has a model of its own.
+                // Provides the trunk, unless the critic has its own model.
                 InitRole::Critic => vec![("policy".into(), policy_of(self.plan, 0))],
             };
             self.add(Stage::Init, part as u32, inputs);
         }
     }
 
-    /// The chain of supervised parts, from the initial policy on.
+    /// The chain of supervised parts, starting from the initial policy.
     fn fit(&mut self, kept: Option<PartId>) {
         for part in 0..self.plan.sft_parts(self.iteration) {
             let before = match part {
@@ -277,7 +275,7 @@ impl Parts<'_> {
         }
     }
 
-    /// AgentEvol: explore, filter, and train the *initial* policy anew.
+    /// AgentEvol: explore, filter, and train again from the *initial* policy.
     fn evolve(&mut self) {
         let (plan, n) = (self.plan, self.iteration);
         let explorer = policy_of(plan, (n - 1).saturating_sub(plan.config.algorithm.lag));
@@ -315,7 +313,7 @@ impl Parts<'_> {
             let before = (round > 0).then(|| self.here(Stage::Select, round.saturating_sub(1)));
             for part in own.clone() {
                 let mut inputs = vec![("policy".into(), rollout_policy)];
-                // A later round plays as many groups as are missing: none, often.
+                // A later round plays as many groups as are still missing, often none.
                 inputs.extend(before.map(|select| ("select".into(), select)));
                 self.add(Stage::Rollout, part, inputs);
             }
@@ -377,7 +375,7 @@ impl Parts<'_> {
         self.add(Stage::Expire, 0, vec![("update".into(), update)]);
     }
 
-    /// The optimizer steps: in one part, or each with its gradient in shards.
+    /// The optimizer steps: all in one part, or one part per step with gradient shards.
     fn update(&mut self, batch: PartId, start: PartId) {
         let shards = self.plan.gradient_shards(self.iteration);
         for part in 0..self.plan.update_parts(self.iteration) {

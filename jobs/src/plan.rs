@@ -1,5 +1,5 @@
-//! The plan: a run config resolved, frozen and hashed. Workers see plans, not
-//! configs; a plan never holds a secret, a store URL or a queue URL.
+//! The plan: a run config, resolved, frozen and hashed. Workers read plans, not configs; a plan
+//! never contains a secret, a store URL or a queue URL.
 
 mod counts;
 mod sizes;
@@ -16,24 +16,24 @@ use serde_json::Value;
 use std::path::Path;
 use std::str::FromStr;
 
-/// The format of new plans. Plans of older ones are read for ever, and what their
-/// runs write keeps its bytes:
+/// The format of new plans. Plans of older formats stay readable, and their runs keep writing the
+/// same bytes:
 ///
-/// - 1: saved models repeat the dtype of the folder they came from, and episodes do
-///   not hold what top_k and top_p left.
+/// - 1: saved models repeat the dtype of the folder they came from, and episodes do not store the
+///   probability mass that top_k and top_p kept.
 const FORMAT: u32 = 2;
 
-/// A frozen plan with what is derived from it.
+/// A frozen plan and values derived from it.
 #[derive(Debug)]
 pub struct Plan {
     /// The run.
     pub run: RunId,
     /// 0 for the first; bindings may change with each revision.
     pub revision: u32,
-    /// Training iterations; iteration 0 comes on top.
+    /// Training iterations; iteration 0 is not counted.
     pub iterations: u32,
-    /// Of what the plan's runs write; see `FORMAT`. It stays through revisions and
-    /// forks, so that both repeat what was there.
+    /// Format of the artifacts that the run writes; see `FORMAT`. Revisions and forks keep it, so
+    /// that they reproduce existing bytes.
     pub format: u32,
     /// BLAKE3 (hex) over the identity keys.
     pub identity: String,
@@ -51,7 +51,7 @@ pub struct Plan {
 pub enum InitRole {
     /// The initial policy: part 0.
     Policy,
-    /// A reference policy of its own.
+    /// A separate reference policy.
     Reference,
     /// The critic before its first update.
     Critic,
@@ -70,11 +70,11 @@ struct PlanFile {
 }
 
 impl Plan {
-    /// Freezes a config. Files of task ids are read now, so that the plan
-    /// alone says what every iteration draws.
+    /// Freezes a config. Files of task ids are read now, so that the plan alone determines the
+    /// tasks of every iteration.
     ///
     /// # Errors
-    /// Everything that makes the run impossible, by key.
+    /// Everything that makes the run impossible, with the key.
     pub fn new(mut config: ResolvedConfig, base: &Path) -> Result<Self> {
         absorb_files(&mut config, base)?;
         refuse_secrets(&config.tree, None)?;
@@ -87,7 +87,7 @@ impl Plan {
         Self::build((run, 0), FORMAT, identity, config.tree, config.config)
     }
 
-    /// The plan of a fork: what its parent's format says of bytes holds for it too.
+    /// Sets the format; a fork keeps its parent's.
     #[must_use]
     pub fn of_format(self, format: u32) -> Self {
         Self { format, ..self }
@@ -101,7 +101,7 @@ impl Plan {
         mut config: Config,
     ) -> Result<Self> {
         if config.run.pipeline == Pipeline::Eval {
-            // Nothing is trained on, so that no file of demonstrations is needed.
+            // Nothing is trained, so no demonstrations are needed.
             config.sft.sources.clear();
             config.sft.validation_sources.clear();
         }
@@ -143,7 +143,7 @@ impl Plan {
         })
     }
 
-    /// The bytes that are stored.
+    /// The stored form.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut config = self.tree.clone();
         for section in ["storage", "queue"] {
@@ -163,10 +163,10 @@ impl Plan {
         bytes
     }
 
-    /// The same run with the bindings of `newer`; refuses changed identity keys.
+    /// The same run with the bindings of `newer`; changed identity keys are refused.
     ///
     /// # Errors
-    /// [`Error::Identity`] naming each key with both values.
+    /// [`Error::Identity`], which names each changed key with both values.
     pub fn revised(&self, newer: ResolvedConfig, base: &Path) -> Result<Self> {
         let mut newer = newer;
         absorb_files(&mut newer, base)?;
@@ -198,7 +198,7 @@ impl Plan {
         )
     }
 
-    /// True if both plans hold the same bindings.
+    /// True if both plans have the same bindings.
     pub fn same_bindings(&self, other: &Self) -> bool {
         let stored = |plan: &Self| {
             ResolvedConfig::leaves(&plan.tree, keys::Kind::Binding)
@@ -224,14 +224,14 @@ impl Plan {
     }
 }
 
-/// Version of the program, as plans record it: it says which program can read them, and a plan
-/// that is frozen again has to have the same bytes, so it names no commit.
+/// Version of the program, as recorded in plans: it says which program can read them. It names no
+/// commit, because freezing a plan again must give the same bytes.
 fn code_version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
-/// BLAKE3 over the identity leaves, one `path=json` line each, sorted. Keys that
-/// came later take part where they are not their default.
+/// BLAKE3 over the identity leaves, one `path=json` line each, sorted. Keys added later count only
+/// if they differ from their default.
 fn identity(tree: &Value) -> String {
     let mut hasher = blake3::Hasher::new();
     for (path, value) in ResolvedConfig::hashed(tree) {
@@ -240,7 +240,7 @@ fn identity(tree: &Value) -> String {
     hasher.finalize().to_hex().to_string()
 }
 
-/// JSON with sorted keys: the order in which a user wrote a map means nothing.
+/// JSON with sorted keys: the order of a map in the config has no meaning.
 fn canonical(value: &Value) -> String {
     match value {
         Value::Object(map) => {
@@ -260,7 +260,7 @@ fn canonical(value: &Value) -> String {
     }
 }
 
-/// A value of a plan for a message: plans of earlier days may hold passwords.
+/// A value of a plan for a message, with secrets removed: older plans may contain passwords.
 fn shown(value: &Value) -> Value {
     match value {
         Value::String(text) if text.contains("://") => Value::from(without_secrets(text)),
@@ -273,11 +273,11 @@ fn shown(value: &Value) -> Value {
     }
 }
 
-/// Plans are written into the store for good, and shown: an address in one must not carry
-/// a password. Where `before`, a plan of earlier days, has the same, it is known already.
+/// Plans are stored permanently and shown to people, so an address in a plan must not contain a
+/// password. A value that `before`, an older plan, already contains is accepted.
 fn refuse_secrets(tree: &Value, before: Option<&Value>) -> Result<()> {
     for section in tree.as_object().into_iter().flatten() {
-        // Neither is written into a plan.
+        // Neither section is written into a plan.
         if !matches!(section.0.as_str(), "storage" | "queue") {
             refuse_secrets_in(section.0, section.1, before.map(|tree| &tree[section.0]))?;
         }
@@ -315,7 +315,7 @@ fn refuse_secrets_in(path: &str, value: &Value, before: Option<&Value>) -> Resul
     }
 }
 
-/// Puts what files of item ids say into the config itself.
+/// Replaces files that the config names by their contents.
 fn absorb_files(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
     absorb_item_files(config, base)?;
     crate::demonstration_files::absorb(config, base)?;
@@ -373,7 +373,7 @@ fn horizon(config: &Config) -> Result<HorizonSchedule> {
     schedule.map_err(|e| Error::value("algorithm.rounds_ctrl", e.to_string()))
 }
 
-/// Lower-case letters, digits and dashes of a file stem.
+/// A run id from a file stem: lower-case letters, digits and dashes.
 fn slug(stem: &str) -> String {
     let text: String = stem
         .chars()

@@ -1,12 +1,12 @@
-//! Which parts can run now: a pure function of the plan and the commits that
-//! exist. It reads no clock, no queue and no other worker's mind (I4), so any
-//! process may call it at any moment and two that do agree.
+//! Which parts can run now: a pure function of the plan and the existing commits. It depends on no
+//! clock, queue or other worker (I4), so any process may call it at any time, and processes with
+//! the same commits get the same result.
 
 use crate::pipeline::{Part, PartId, Stage, parts};
 use crate::plan::Plan;
 use std::collections::BTreeSet;
 
-/// The commits a process has seen. Commits are immutable: the set only grows.
+/// The commits that a process has seen. Commits are immutable, so the set only grows.
 #[derive(Debug, Clone, Default)]
 pub struct Progress {
     committed: BTreeSet<PartId>,
@@ -23,14 +23,14 @@ pub struct Waiting {
     pub missing: Vec<PartId>,
 }
 
-/// Everything in flight, sorted by iteration and stage.
+/// All parts in flight, sorted by iteration and stage.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Frontier {
     /// Parts without a commit whose inputs are all committed.
     pub runnable: Vec<Part>,
     /// Parts without a commit that wait for inputs.
     pub waiting: Vec<Waiting>,
-    /// The iterations looked at: commits of these may still change.
+    /// The iterations examined: these may still get commits.
     pub iterations: BTreeSet<u32>,
 }
 
@@ -62,8 +62,8 @@ impl Progress {
             .find(|n| self.contains(&crate::pipeline::policy_of(plan, *n)))
     }
 
-    /// The parts in flight. Iterations are looked at from the first that is
-    /// not complete to the first that has neither a commit nor a runnable part.
+    /// The parts in flight. Examines iterations from the first incomplete one to the first that has
+    /// neither a commit nor a runnable part.
     pub fn frontier(&mut self, plan: &Plan) -> Frontier {
         let mut out = Frontier::default();
         let mut prefix_complete = true;
@@ -118,7 +118,7 @@ impl Frontier {
         self.iterations.first().copied()
     }
 
-    /// What people want to know first: runnable parts that block training.
+    /// Runnable parts that block training.
     pub fn blocking(&self) -> impl Iterator<Item = &Part> {
         self.runnable.iter().filter(|p| p.id.stage.facts().blocks)
     }

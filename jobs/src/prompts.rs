@@ -1,7 +1,7 @@
-//! Agent styles and the request for a summary: the instructions beside
-//! the environment's words, as files that a user edits. `{instruction}` in a
-//! style stands for the environment's own lines. The text is read when a plan is
-//! made and hashed into it, so a run never depends on a file that was changed later.
+//! Agent styles and the request for a summary: instructions in addition to the environment's own
+//! text, as files that users can edit. `{instruction}` in a style stands for the environment's own
+//! instruction. The text is read when the plan is made and hashed into it, so a run does not depend
+//! on later changes of the file.
 
 use crate::config::{ResolvedConfig, Style};
 use crate::{Error, Result, files};
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 const SECTION: &str = "actor_rollout_ref.agentgym";
 const FOLDER: &str = "prompts";
-/// More is no instruction; it would be paid for in every episode.
+/// Longer than any instruction; each episode pays for its tokens.
 const BYTES_MAX: usize = 32 << 10;
 
-/// Replaces the names of files by what they hold.
+/// Replaces file names by the contents of the files.
 pub(crate) fn absorb(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
     let gym = &mut config.config.actor_rollout_ref.agentgym;
     for (name, given) in [("style", &mut gym.style), ("summary", &mut gym.summary)] {
@@ -65,7 +65,7 @@ fn read(key: &str, name: String, base: &Path) -> Result<Style> {
     Ok(Style::Read { name, text })
 }
 
-/// A bare word is a file of `prompts/`, anything else a path.
+/// A plain word names a file in `prompts/`; anything else is a path.
 fn path_of(name: &str, base: &Path) -> PathBuf {
     match name.contains(['/', '.']) {
         true => base.join(name),
@@ -152,8 +152,8 @@ actor_rollout_ref: {rollout: {n: 2}}";
         assert!(message.contains("prompts/c.md holds `${`"), "{message}");
     }
 
-    /// Those that are shipped: each keeps the environment's own words, and none
-    /// has the marker that introduces an action, of which there may be one only.
+    /// Each shipped style keeps the environment's own text, and none contains the marker that
+    /// introduces an action, which may occur only once.
     #[test]
     fn shipped_styles_are_sound() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
@@ -168,8 +168,8 @@ actor_rollout_ref: {rollout: {n: 2}}";
         }
     }
 
-    /// The request is kept with the plan as a style is, and has no marker of an
-    /// action either: an answer that copies it must not act.
+    /// The request is stored in the plan like a style, and does not contain the marker of an action
+    /// either: an answer that copies the request must not act.
     #[test]
     fn the_request_for_a_summary_is_part_of_the_plan() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));

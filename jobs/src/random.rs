@@ -1,8 +1,8 @@
-//! Where all chance in a run comes from: a 256-bit stream per (run seed,
-//! purpose, iteration, draw, sample), from which turn and token indices count
-//! on. Nothing is drawn "next", so no order of execution can change a value.
+//! The source of all randomness in a run: a 256-bit stream key per (run seed, purpose, iteration,
+//! draw, sample), extended by turn and token indices. There is no sequential generator state, so
+//! the order of execution cannot change a value.
 
-/// What randomness is used for. The number is part of every key: append only.
+/// The use of a random stream. The number is part of every key: append only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Purpose {
@@ -16,10 +16,9 @@ pub enum Purpose {
     Evaluate = 4,
     /// Order of demonstrations.
     Sft = 5,
-    /// Greedy episodes that rewards are compared with: they draw nothing, but
-    /// their streams are their own all the same.
+    /// Greedy episodes used as baselines: they sample nothing, but have streams of their own.
     Baseline = 6,
-    /// Order of pairs.
+    /// Order of preference pairs.
     Dpo = 7,
     /// Sampling of evaluation episodes before a warm start.
     EvaluateInit = 8,
@@ -32,7 +31,7 @@ pub enum Purpose {
 pub struct StreamKey {
     /// `run.seed`.
     pub seed: u64,
-    /// What for.
+    /// The use of the stream.
     pub purpose: Purpose,
     /// Iteration of the part.
     pub iteration: u32,
@@ -43,7 +42,7 @@ pub struct StreamKey {
 }
 
 impl StreamKey {
-    /// The bytes that are hashed: fixed width, so no two keys share them.
+    /// The bytes that are hashed: fixed width, so different keys have different bytes.
     fn bytes(&self) -> [u8; 25] {
         let mut out = [0u8; 25];
         out[..8].copy_from_slice(&self.seed.to_le_bytes());
@@ -71,7 +70,7 @@ pub fn permutation_key(seed: u64, pass: u64) -> StreamKey {
     }
 }
 
-/// A permutation of `0..len` that depends on (`seed`, `pass`) alone.
+/// A permutation of `0..len` that depends only on (`seed`, `pass`).
 pub fn permutation(seed: u64, pass: u64, len: usize) -> Vec<u32> {
     let key = permutation_key(seed, pass).stream();
     let mut order: Vec<([u8; 8], u32)> = (0..len as u32)
@@ -86,7 +85,7 @@ pub fn permutation(seed: u64, pass: u64, len: usize) -> Vec<u32> {
     order.into_iter().map(|(_, index)| index).collect()
 }
 
-/// The first 64 bits of a stream, for what takes a seed of that size.
+/// The first 64 bits of a stream, for generators with a 64-bit seed.
 pub fn head(stream: &[u8; 32]) -> u64 {
     let mut bytes = [0u8; 8];
     bytes.copy_from_slice(&stream[..8]);
@@ -98,8 +97,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Which keys a run really uses is checked where they are made, in the
-    /// worker's stages.
+    /// The keys that a run uses are checked where they are made, in the worker's stages.
     #[test]
     fn every_field_of_a_key_counts() {
         let key = StreamKey {

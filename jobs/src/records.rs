@@ -1,13 +1,12 @@
-//! What the training stages hand to each other: recomputed log-probs, and the
-//! batch that holds everything an update needs, so that the update can be
-//! recomputed from one artifact alone.
+//! Records passed between the training stages: recomputed log-probs, and the batch that holds
+//! everything an update needs, so that the update can be recomputed from one artifact.
 
 use crate::codec::Payload;
 use crate::episode::{Outcome, Sequence, Task};
 use agentgym_algorithms::losses::ActorSums;
 use serde::{Deserialize, Serialize};
 
-/// `log_probs.bin`: one entry per episode of the rollout part, in its order.
+/// `log_probs.bin`: one entry per episode of the rollout part, in the same order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum LogProbs {
     /// The first wire form.
@@ -18,22 +17,21 @@ impl Payload for LogProbs {
     const KIND: [u8; 4] = *b"LOGP";
 }
 
-/// Teacher-forced streams of one episode, one vector per sequence, one value
-/// per token (0 where the loss mask is false). Nats.
+/// Teacher-forced streams of one episode: one vector per sequence, one value per token (0 where the
+/// loss mask is false), in nats.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EpisodeLogProbs {
-    /// Under the policy at the start of the update.
+    /// Log-probs under the policy at the start of the update.
     pub old: Vec<Vec<f32>>,
     /// Entropy of the same policy's next-token distribution.
     pub entropies: Vec<Vec<f32>>,
-    /// Under the reference policy, where a KL term asks for it.
+    /// Log-probs under the reference policy, if a KL term needs them.
     pub reference: Option<Vec<Vec<f32>>>,
 }
 
-/// `values.bin`: the critic's values, one entry per episode of the rollout part,
-/// in its order; one vector per sequence, one number per token (0 where the
-/// loss mask is false): what the critic expects of the state in which the
-/// token is chosen.
+/// `values.bin`: the critic's values, one entry per episode of the rollout part, in the same order;
+/// one vector per sequence, one number per token (0 where the loss mask is false): the expected
+/// return of the state in which the token is sampled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Values {
     /// The first wire form.
@@ -44,7 +42,7 @@ impl Payload for Values {
     const KIND: [u8; 4] = *b"VALS";
 }
 
-/// `targets.bin`: what the critic is trained towards, by slot of the batch.
+/// `targets.bin`: the critic's training targets, by slot of the batch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum CriticTargets {
     /// The first wire form.
@@ -55,13 +53,12 @@ impl Payload for CriticTargets {
     const KIND: [u8; 4] = *b"TRGT";
 }
 
-/// The critic's side of one training sequence; one entry per token, 0 where
-/// the loss mask is false.
+/// The critic's data of one training sequence; one entry per token, 0 where the loss mask is false.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CriticSequence {
-    /// Of the critic at the start of the update.
+    /// Values of the critic at the start of the update.
     pub values: Vec<f32>,
-    /// Advantage before whitening plus value.
+    /// Advantage before whitening, plus value.
     pub returns: Vec<f64>,
 }
 
@@ -76,11 +73,11 @@ impl Payload for Batch {
     const KIND: [u8; 4] = *b"BTCH";
 }
 
-/// An episode as the update sees it. An empty slot (excluded episode)
-/// contributes nothing and moves no other slot.
+/// An episode as the update reads it. An empty slot (excluded episode) contributes nothing and
+/// moves no other slot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BatchEpisode {
-    /// What was solved.
+    /// The task played.
     pub task: Task,
     /// Draw index.
     pub group: u32,
@@ -105,13 +102,13 @@ pub struct BatchSequence {
     pub sequence: Sequence,
     /// Old log-probs.
     pub old_log_probs: Vec<f32>,
-    /// Reference log-probs, where a KL term asks for them.
+    /// Reference log-probs, if a KL term needs them.
     pub ref_log_probs: Option<Vec<f32>>,
     /// Advantage of each token; 0 where the mask is false.
     pub advantages: Vec<f64>,
 }
 
-/// `gradient.bin`: what a shard of an optimizer step saw, beside its gradients.
+/// `gradient.bin`: the losses of a gradient shard, stored with its gradients.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum GradientShard {
     /// The first wire form.

@@ -1,5 +1,6 @@
-//! The stages of an iteration, and what there is to know of each: one row a stage, which the
-//! compiler asks for. What a stage does is in the worker; which parts it has is the pipeline's.
+//! The stages of an iteration and their static facts, one entry per stage, enforced by an
+//! exhaustive match. The stage functions are in the worker; the parts of a stage are defined by the
+//! pipeline.
 
 use crate::artifact_names;
 use serde::{Deserialize, Serialize};
@@ -12,48 +13,48 @@ use std::str::FromStr;
 pub enum Stage {
     /// Writes the initial models and the demonstrations that need a file.
     Init,
-    /// Evaluates the policy that `init` wrote, where a warm start follows.
+    /// Evaluates the policy that `init` wrote, if a warm start follows.
     EvaluateInit,
     /// Supervised steps on demonstrations.
     Sft,
-    /// Steps on pairs of preferences.
+    /// DPO steps on preference pairs.
     Dpo,
     /// Plays the iteration's tasks.
     Rollout,
-    /// Chooses the groups that teach; part r after round r of the rollouts.
+    /// Selects the informative groups; part r runs after round r of the rollouts.
     Select,
-    /// Keeps the trajectories that are worth learning.
+    /// Keeps the trajectories worth training on.
     Filter,
-    /// Teacher-forced log-probs of what was sampled.
+    /// Teacher-forced log-probs of the sampled tokens.
     LogProbs,
-    /// Rewards to advantages, and the batch of the update.
+    /// Turns rewards into advantages, and assembles the update's batch.
     Advantage,
-    /// Some of the gradient of one optimizer step; step by step, shard by shard.
+    /// A shard of the gradient of one optimizer step; parts are ordered by step, then shard.
     Gradient,
-    /// Optimizer steps: the next policy.
+    /// Optimizer steps of the policy; writes the next policy.
     Update,
     /// Optimizer steps of the critic.
     CriticUpdate,
-    /// Held-out tasks; never blocks training.
+    /// Plays held-out tasks; never blocks training.
     Evaluate,
     /// Deletes what retention does not keep; never blocks training.
     Expire,
 }
 
-/// What there is to know of a stage.
+/// Static facts about a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
-    /// In keys, configs and metrics.
+    /// Its name in keys, configs and metrics.
     pub name: &'static str,
     /// Later iterations wait for it.
     pub blocks: bool,
-    /// It judges a policy and trains nothing.
+    /// It evaluates a policy and trains nothing.
     pub evaluates: bool,
-    /// Its commits carry figures that people look at.
+    /// Its commits carry metrics for people.
     pub is_measured: bool,
-    /// Its figures are in the overview of an iteration.
+    /// Its metrics are in the overview of an iteration.
     pub in_overview: bool,
-    /// What its commits hold for those who look into them.
+    /// The records in its commits that can be inspected.
     pub records: Records,
 }
 
@@ -62,7 +63,7 @@ pub struct Facts {
 pub enum Records {
     /// `episodes.bin`.
     Episodes,
-    /// `episodes.bin` with the `lineage.json` of each.
+    /// `episodes.bin`, with `lineage.json` for their origin.
     Kept,
     /// `log_probs.bin` of a part of the rollouts.
     LogProbs,
@@ -75,7 +76,7 @@ pub enum Records {
 }
 
 impl Records {
-    /// True where they can be read as conversations.
+    /// True if they can be read as conversations.
     pub fn are_episodes(self) -> bool {
         matches!(self, Self::Episodes | Self::Kept)
     }
@@ -100,7 +101,7 @@ impl Stage {
         Self::Expire,
     ];
 
-    /// Its row.
+    /// The stage's entry.
     pub const fn facts(self) -> Facts {
         const fn training(name: &'static str, records: Records) -> Facts {
             Facts {

@@ -1,5 +1,5 @@
-//! Which tasks an iteration draws: a pure function of the plan, so a resumed
-//! run, another worker and another part size all see the same tasks.
+//! The tasks that an iteration draws: a pure function of the plan, so a resumed run, another worker
+//! or another part size sees the same tasks.
 
 use crate::config::keys::limits::LISTED_MAX;
 pub use crate::config::names::AGENTGYM_NAMES;
@@ -26,7 +26,7 @@ pub struct TaskPool {
     permutations: Mutex<Permutations>,
 }
 
-/// The order of a source in a pass, by (source, pass).
+/// The order of a source in a pass over its tasks, by (source, pass).
 type Permutations = BTreeMap<(usize, u64), Arc<Vec<u32>>>;
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl TaskPool {
     /// Resolves the sources of `data.tasks`.
     ///
     /// # Errors
-    /// Bad ranges, or shares that leave a source without a draw.
+    /// Bad ranges, or shares that leave a source without draws.
     pub fn new(data: &Data) -> Result<Self> {
         let mut sources = Vec::new();
         for (index, source) in data.tasks.iter().enumerate() {
@@ -58,7 +58,7 @@ impl TaskPool {
                 per_batch: 0,
             });
         }
-        // Sources without shares form one pool: the share is then by size.
+        // Without shares, sources form one pool: the share is proportional to the size.
         let sizes: f64 = sources.iter().map(|s| s.ids.len() as f64).sum();
         let weights: Vec<f64> = data
             .tasks
@@ -102,17 +102,17 @@ impl TaskPool {
         u32::try_from(passes).unwrap_or(u32::MAX)
     }
 
-    /// Number of different tasks.
+    /// Number of tasks in all sources.
     pub fn len(&self) -> usize {
         self.sources.iter().map(|s| s.ids.len()).sum()
     }
 
-    /// True if there is nothing to draw.
+    /// True if there are no tasks.
     pub fn is_empty(&self) -> bool {
         self.sources.is_empty()
     }
 
-    /// Draws of an iteration from each environment.
+    /// Draws per iteration from each environment.
     pub fn shares(&self) -> BTreeMap<&str, usize> {
         let mut shares = BTreeMap::new();
         for source in &self.sources {
@@ -168,14 +168,14 @@ impl TaskPool {
         )
     }
 
-    /// What the order of a source depends on, besides the pass.
+    /// The seed for the order of a source, used together with the pass.
     pub fn shuffle_seed(&self, source: usize) -> u64 {
         self.seed.wrapping_add((source as u64) << 32)
     }
 }
 
-/// Assigns each of `count` draws a source so that every prefix is as close to
-/// the weights as whole numbers allow; minibatches then mix the sources alike.
+/// Assigns a source to each of `count` draws so that every prefix is as close to the weights as
+/// integers allow; so all minibatches mix the sources alike.
 fn spread(weights: &[f64], count: usize) -> Vec<usize> {
     let total: f64 = weights.iter().sum();
     let mut given = vec![0.0; weights.len()];
@@ -190,11 +190,11 @@ fn spread(weights: &[f64], count: usize) -> Vec<usize> {
         .collect()
 }
 
-/// Reads an AgentItemId file: a JSON array of objects with an `item_id` such
-/// as `webshop_6`; the number behind the last underscore is the task id.
+/// Reads an AgentItemId file: a JSON array of objects with an `item_id` such as `webshop_6`; the
+/// number after the last underscore is the task id.
 ///
 /// # Errors
-/// Unreadable file, or a row without a usable `item_id` (named by its index).
+/// An unreadable file, or a row without a usable `item_id` (named by its index).
 pub fn read_item_ids(key: &str, path: &Path, env: &str) -> Result<TaskSource> {
     let ids = read_items(key, path, env)?.into_iter().map(|(_, id)| id);
     Ok(TaskSource {
@@ -204,10 +204,10 @@ pub fn read_item_ids(key: &str, path: &Path, env: &str) -> Result<TaskSource> {
     })
 }
 
-/// The same for a file of training tasks, in which the word before the number
-/// names the environment. Items of environments that `known` declares are theirs,
-/// a source each; all others belong to `env`, and may begin with any one word
-/// that is not the name of another environment.
+/// The same for a file of training tasks, in which the prefix before the number names the
+/// environment. Items of environments declared in `known` form one source per environment; all
+/// others belong to `env`, and may have any single prefix that is not the name of another
+/// environment.
 ///
 /// # Errors
 /// As [`read_item_ids`], or a row of an environment that is not declared.
@@ -255,7 +255,7 @@ pub fn read_train_items(
     Ok(sources.collect())
 }
 
-/// Word and number of every item; the word is empty where there is none.
+/// Prefix and number of every item; the prefix is empty if there is none.
 fn read_items(key: &str, path: &Path, env: &str) -> Result<Vec<(Arc<str>, i64)>> {
     let bytes = files::read(key, path, ITEMS_BYTES_MAX)?;
     let format = |message: String| Error::Format {
@@ -280,10 +280,10 @@ fn read_items(key: &str, path: &Path, env: &str) -> Result<Vec<(Arc<str>, i64)>>
     }
 }
 
-/// Reads the rows one after the other, so that none but the present one is in memory.
+/// Reads the rows one by one, so that only the current row is in memory.
 struct Rows<'a> {
     env: &'a str,
-    /// Why a row that is JSON is none of ours.
+    /// Why a row that is valid JSON was refused.
     refused: &'a mut Option<String>,
 }
 
@@ -307,7 +307,7 @@ impl<'de> Visitor<'de> for Rows<'_> {
                     )
                 }
                 Some((name, id)) => {
-                    // Most rows have the word of the row before.
+                    // Most rows have the same prefix as the row before.
                     let name = match items.last() {
                         Some((last, _)) if **last == *name => Arc::clone(last),
                         _ => Arc::from(name),
@@ -381,7 +381,7 @@ mod tests {
         assert_eq!(pool.iterations_per_pass(), 5);
     }
 
-    /// Sources of equal length are not walked through side by side, nor runs of different seeds.
+    /// Sources of equal length have different orders, as have runs with different seeds.
     #[test]
     fn seeds_and_sources_have_orders_of_their_own() {
         let of = |pool: &TaskPool, env: &str| -> Vec<i64> {
@@ -401,7 +401,7 @@ mod tests {
             assert!(!orders[..i].contains(order), "{orders:?}");
         }
         assert!(!three.is_empty() && seeded(&[], 20, 3).is_empty());
-        // Whatever was planned before keeps its order.
+        // Existing plans keep their order.
         assert_eq!([0, 1].map(|s| three.shuffle_seed(s)), [3, 3 + (1 << 32)]);
     }
 

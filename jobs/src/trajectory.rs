@@ -1,8 +1,8 @@
-//! An episode as the conversation it was, in AgentTraj-L's shape: what `export
-//! --trajectories` writes and what `sft` and `dpo` runs read back.
+//! An episode as a conversation, in AgentTraj-L's format: written by `export --trajectories`, read
+//! by `sft` and `dpo` runs.
 //!
-//! It holds text. Token ids as sampled are in the episode itself; a file of
-//! conversations can be trained on by another model with another tokenizer.
+//! It contains text. The sampled token ids are in the episode itself; a file of conversations can
+//! train another model with another tokenizer.
 
 use crate::episode::{Episode, Outcome};
 use serde::{Deserialize, Serialize};
@@ -12,21 +12,21 @@ use serde::{Deserialize, Serialize};
 pub struct Line {
     /// `human`, `gpt` or `system`.
     pub from: String,
-    /// False: shown but not imitated. Only read for `gpt`.
+    /// False: part of the context, but not trained on. Only read for `gpt`.
     #[serde(default)]
     pub loss: Option<bool>,
     /// The text.
     pub value: String,
 }
 
-/// A row of an AgentTraj-L file, with what AgentGym's evaluators add to it.
+/// A row of an AgentTraj-L file, with the fields that AgentGym's evaluators add.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Trajectory {
-    /// `{env}_{item}`, the environment by its name in the plan.
+    /// `{env}_{item}`, with the environment's name in the plan.
     pub item_id: String,
     /// The environment's last reward.
     pub reward: f64,
-    /// 1 where the environment's rule calls it solved, else 0, as AgentGym writes it.
+    /// 1 if solved by the environment's rule, else 0, as AgentGym writes it.
     pub success: u8,
     /// Why it ended.
     pub outcome: Outcome,
@@ -35,8 +35,8 @@ pub struct Trajectory {
 }
 
 impl Trajectory {
-    /// The conversation of an episode. The observation after the last reply is
-    /// part of it, as AgentGym records it; nothing is learnt from it.
+    /// The conversation of an episode. It includes the observation after the last reply, as
+    /// AgentGym records it; that observation is not trained on.
     pub fn of(episode: &Episode) -> Self {
         let line = |from: &str, loss: Option<bool>, value: &str| Line {
             from: from.to_owned(),
@@ -58,8 +58,7 @@ impl Trajectory {
     }
 }
 
-/// Where a trajectory that an AgentEvol iteration trains on was played: a row of
-/// its `lineage.json`.
+/// Where a trajectory that an AgentEvol iteration trains on was played: a row of `lineage.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lineage {
     /// Iteration of the exploration.
@@ -76,7 +75,7 @@ pub struct Lineage {
     pub item_id: String,
     /// The environment's last reward.
     pub reward: f64,
-    /// Whether the environment's rule calls it solved.
+    /// Whether it is solved by the environment's rule.
     pub success: bool,
     /// Turns played.
     pub turns: usize,

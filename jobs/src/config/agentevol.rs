@@ -1,11 +1,11 @@
-//! The section of an AgentEvol run: what of an exploration is kept and learnt.
+//! The section of an AgentEvol run: which explored episodes are kept and trained on.
 
 use super::{Config, Pipeline, Threshold};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 
 impl Config {
-    /// Checks the section where the run is an AgentEvol run.
+    /// Checks the section if the run is an AgentEvol run.
     pub(super) fn check_agentevol(&self) -> Result<()> {
         let evol = &self.agentevol;
         if self.run.pipeline != Pipeline::AgentEvol {

@@ -6,10 +6,10 @@ use agentgym_algorithms::LearningRate;
 use agentgym_algorithms::losses::Dpo as DpoLossOptions;
 
 impl Dpo {
-    /// The loss of a pair.
+    /// The loss of a preference pair.
     ///
     /// # Errors
-    /// A β for which the loss means nothing.
+    /// A β for which the loss is undefined.
     pub fn loss(&self) -> Result<DpoLossOptions> {
         let loss = DpoLossOptions {
             beta: self.beta,
@@ -23,7 +23,7 @@ impl Dpo {
     /// The learning rate by optimizer step, 1-based.
     ///
     /// # Errors
-    /// Constants for which the schedule means nothing.
+    /// Constants for which the schedule is undefined.
     pub fn learning_rate(&self) -> Result<LearningRate> {
         let schedule = LearningRate {
             base: self.lr,
@@ -40,7 +40,7 @@ impl Dpo {
 }
 
 impl Config {
-    /// Checks the section where the run is a preference run.
+    /// Checks the section if the run is a preference run.
     pub(super) fn check_dpo(&self) -> Result<()> {
         let dpo = &self.dpo;
         if self.run.pipeline != Pipeline::Dpo {

@@ -1,6 +1,6 @@
-//! Every key of a `run.yaml`, once: its path, what kind of key it is, its
-//! default, what it means and the range of its number. AgentGym-RL's own paths are used wherever the
-//! key has a meaning here, so that an existing script's overrides carry over.
+//! Every key of a `run.yaml`, defined once: its path, kind, default, meaning and the range of its
+//! number. The paths are AgentGym-RL's own wherever the key has a meaning here, so that an existing
+//! script's overrides carry over.
 
 pub(crate) mod limits;
 mod spec;
@@ -14,8 +14,7 @@ use super::tree::get;
 use crate::{Error, Result};
 use serde_json::Value;
 
-/// The key that holds `path`: the key itself, or the key above it whose value
-/// is a list or a map.
+/// The key that covers `path`: the key itself, or the key above it whose value is a list or a map.
 pub fn find(path: &str) -> Option<&'static KeySpec> {
     KEYS.iter().find(|key| {
         path == key.path
@@ -25,9 +24,9 @@ pub fn find(path: &str) -> Option<&'static KeySpec> {
     })
 }
 
-/// The existing key that looks most like `path`.
+/// The existing key most similar to `path`.
 pub fn nearest(path: &str) -> Option<&'static str> {
-    /// Comparing takes as many steps as both have letters, multiplied.
+    /// Comparison takes time proportional to the product of both lengths.
     const BYTES_MAX: usize = 200;
     if path.len() > BYTES_MAX {
         return None;

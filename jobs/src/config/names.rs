@@ -1,13 +1,12 @@
-//! Names that a config gives: they become metric tags, item ids, columns of tables and parts of
-//! file names, so they are short, printable and different from each other; and the names of
-//! environments, of which only those that are known can be played.
+//! Names in a config. They become metric tags, item ids, table columns and parts of file names, so
+//! they must be short, printable and distinct. Names of environments must also be known ones.
 
 use super::Config;
 use crate::{Error, Result};
 use std::collections::BTreeSet;
 
-/// Words before the number of AgentGym's item ids; the envs crate has the same
-/// list, with all there is to know of each.
+/// Prefixes of AgentGym's item ids, before the number; the envs crate has the same list with all
+/// details.
 pub const AGENTGYM_NAMES: [&str; 16] = [
     "academia",
     "alfworld",
@@ -27,10 +26,10 @@ pub const AGENTGYM_NAMES: [&str; 16] = [
     "wordle",
 ];
 
-/// Longest name in bytes: a line of a table.
+/// Longest name in bytes, to fit a line of a table.
 const BYTES_MAX: usize = 100;
 
-/// Sets of an evaluation, and environments: each is a part, or a client with its counters.
+/// Most evaluation sets, and most environments: each is a part, or a client with its counters.
 const NAMED_MAX: usize = 1000;
 
 pub(super) fn check(config: &Config) -> Result<()> {
@@ -80,9 +79,9 @@ fn count(key: &str, found: usize) -> Result<()> {
     }
 }
 
-/// A name that can stand in a tag, a file name and a line of a terminal.
+/// Checks that a name can be used in a tag, a file name and a terminal line.
 fn plain(key: &str, name: &str) -> Result<()> {
-    // Marks that turn the direction of text around, or cannot be seen.
+    // Characters that change the text direction or are invisible.
     let hidden = |c: char| matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
     let why = if name.is_empty() {
         "is empty".to_owned()

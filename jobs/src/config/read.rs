@@ -8,21 +8,21 @@ use serde_json::{Map, Value};
 use std::io::Read as _;
 use std::path::Path;
 
-/// No run config is longer; a larger file is something else, and is not read.
+/// Larger than any run config; a larger file is not a config and is not read.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// A run config as written, resolved but not yet planned.
+/// A run config, resolved but not yet planned.
 #[derive(Debug, Clone)]
 pub struct ResolvedConfig {
     /// Stem of the file's name: the default head of the run id.
     pub stem: String,
-    /// The whole config as a tree, every default filled in.
+    /// The whole config as a tree with all defaults filled in.
     pub tree: Value,
-    /// The same, typed and checked.
+    /// The same config, typed and checked.
     pub config: Config,
-    /// Keys that were given and have no meaning here.
+    /// Keys that were given but have no effect here.
     pub unused: Vec<String>,
-    /// Where AgentGym-RL's keys do something else here than there, a line each.
+    /// Notes on keys of AgentGym-RL that behave differently here, one line each.
     pub notes: Vec<String>,
 }
 
@@ -30,7 +30,8 @@ impl ResolvedConfig {
     /// Reads a file and applies overrides in order.
     ///
     /// # Errors
-    /// Unreadable file, bad YAML, unknown key, wrong type, impossible arithmetic.
+    /// An unreadable file, bad YAML, an unknown key, a wrong type, or values that do not fit
+    /// together.
     pub fn read(path: &Path, overrides: &[String]) -> Result<Self> {
         let text = read_text(path)?;
         let stem = path
@@ -40,7 +41,7 @@ impl ResolvedConfig {
         Self::parse(&stem, path, &text, overrides)
     }
 
-    /// Reads from text; `path` names it in messages.
+    /// Reads a config from text; `path` names it in messages.
     pub fn parse(stem: &str, path: &Path, text: &str, overrides: &[String]) -> Result<Self> {
         let read = Self::given(path, text, overrides, false)?;
         Ok(Self {
@@ -49,13 +50,13 @@ impl ResolvedConfig {
         })
     }
 
-    /// As [`ResolvedConfig::parse`], from the text of a stored plan: what was accepted once is not
-    /// asked about again, so that a run that exists can be carried on.
+    /// As [`ResolvedConfig::parse`], from the text of a stored plan: only checks that protect its
+    /// readers are repeated, so that an existing run can always be resumed.
     pub fn parse_stored(path: &Path, text: &str, overrides: &[String]) -> Result<Self> {
         Self::given(path, text, overrides, true)
     }
 
-    /// The text as written, with overrides.
+    /// Reads the text and applies the overrides.
     fn given(path: &Path, text: &str, overrides: &[String], stored: bool) -> Result<Self> {
         let format = |message: String| Error::Format {
             path: path.into(),
@@ -120,7 +121,7 @@ impl ResolvedConfig {
     /// Resolves a stored plan's tree.
     ///
     /// # Errors
-    /// A tree that no config has, or numbers that would stop whoever reads them.
+    /// A tree that is not a config, or numbers too large to process.
     pub fn from_tree(tree: Value) -> Result<Self> {
         Self::resolve(tree, true)
     }
@@ -146,7 +147,7 @@ impl ResolvedConfig {
         }
         interpolate(&mut tree)?;
         upstream::normalise(&mut tree)?;
-        // Before types, which would only say what fits so many bits.
+        // Before typing, whose errors would mention only integer widths.
         keys::check_numbers(&tree, stored)?;
         let config: Config = typed(&tree)?;
         super::check::check(&config, stored)?;
@@ -159,16 +160,15 @@ impl ResolvedConfig {
         })
     }
 
-    /// True for a config that has tasks to evaluate and none to train on, though its pipeline
-    /// plays some: `eval` is the command for it.
+    /// True if the config has evaluation tasks and no training tasks, although its pipeline needs
+    /// some: the command for it is `eval`.
     pub fn evaluates_alone(&self) -> bool {
         let config = &self.config;
         let plays = matches!(config.run.pipeline, Pipeline::Rl | Pipeline::AgentEvol);
         plays && !config.has_tasks() && !config.evaluation.sets.is_empty()
     }
 
-    /// The identity leaves that are hashed: all but those that came later and
-    /// hold their default.
+    /// The identity leaves that are hashed: all except keys added later that hold their default.
     pub(crate) fn hashed(tree: &Value) -> Vec<(&'static str, Value)> {
         let mut leaves = Self::leaves(tree, keys::Kind::Identity);
         leaves.retain(|(path, value)| {
@@ -225,7 +225,7 @@ fn read_text(path: &Path) -> Result<String> {
     })
 }
 
-/// What a key holds if nobody gives it, as a resolved tree has it.
+/// The default of a key, as a resolved tree contains it.
 fn default_of(tree: &Value, key: &keys::KeySpec) -> Option<Value> {
     let reference = key.default.strip_prefix("${");
     match reference.and_then(|r| r.strip_suffix('}')) {
@@ -245,7 +245,7 @@ fn unknown(path: &str) -> Error {
     }
 }
 
-/// An override may name a key, or a section with a map below it.
+/// Checks that an override names a key, or a section with a map of keys.
 fn check_known(path: &str, value: &Value) -> Result<()> {
     let section = keys::KEYS.iter().any(|k| {
         k.path
@@ -286,7 +286,7 @@ fn check_tree(path: &str, node: &Value, whole: &Value, unused: &mut Vec<String>)
     Ok(())
 }
 
-/// Typed reading, key by key, so that an error can name the key.
+/// Deserializes with the path of each value, so that an error can name the key.
 fn typed(tree: &Value) -> Result<Config> {
     serde_path_to_error::deserialize(tree).map_err(|e| {
         let key = e.path().to_string();
@@ -299,7 +299,7 @@ fn typed(tree: &Value) -> Result<Config> {
             (Some((_, expected)), Some(found)) if said.starts_with("invalid ") => {
                 format!("expected {}, found {}", wanted(expected), shown(found))
             }
-            // What is unknown is named already, beside what is known.
+            // An error about an unknown name already lists the known ones.
             (_, Some(found)) if !said.starts_with("unknown ") => {
                 format!("{said} (found {})", shown(found))
             }
@@ -310,13 +310,13 @@ fn typed(tree: &Value) -> Result<Config> {
     })
 }
 
-/// True unless a key's meaning is a list of names that the message has as well.
+/// True unless the key's doc is a list of names that the message contains too.
 fn tells_more(doc: &str, said: &str) -> bool {
     let mut words = doc.split(|c: char| !c.is_alphanumeric() && c != '_');
     words.any(|word| word != "or" && !said.contains(word))
 }
 
-/// A type as people call it.
+/// A type's name for people.
 fn wanted(expected: &str) -> &str {
     match expected {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number that is not negative",

@@ -1,5 +1,5 @@
-//! The section of supervised training: how much is learnt, by steps or by passes
-//! over the data, and what is held out to judge it.
+//! The section of supervised training: its length, in steps or in passes over the data, and the
+//! share held out for validation.
 
 use super::check::demonstrations;
 use super::keys::limits::TASKS_MAX;
@@ -7,7 +7,7 @@ use super::{Config, Pipeline, Sft, SftSource};
 use crate::{Error, Result};
 
 impl SftSource {
-    /// Rows, as far as a plan knows them: of a file once it was counted.
+    /// Number of rows, if the plan knows it; for a file, once it was counted.
     pub fn rows_known(&self) -> Option<usize> {
         match &self.ids {
             Some(ids) => ids.count("sft.sources").ok(),
@@ -16,26 +16,26 @@ impl SftSource {
     }
 }
 
-/// Rows of a source that are held out, at least: others of the same tasks join them.
+/// Minimum number of held-out rows of a source: other rows of the same tasks are held out too.
 pub fn rows_held_out(share: f64, rows: usize) -> usize {
     (share * rows as f64).round() as usize
 }
 
 impl Sft {
-    /// Optimizer steps of one pass over so many rows; the last batch may be smaller.
+    /// Optimizer steps of one pass over `rows` rows; the last batch may be smaller.
     pub fn steps_per_epoch(&self, rows: usize) -> u32 {
         u32::try_from(rows.div_ceil(self.batch_size)).unwrap_or(u32::MAX)
     }
 
-    /// Rows that are trained on in a pass, at most, where a plan knows them.
+    /// Upper bound of the rows trained on in one pass, over sources whose size the plan knows.
     pub fn rows_of_an_epoch(&self) -> usize {
         let rows = self.sources.iter().filter_map(SftSource::rows_known);
         rows.map(|rows| rows - rows_held_out(self.validation_share, rows).min(rows))
             .sum()
     }
 
-    /// Optimizer steps that are planned: of passes over the data at most so many, since
-    /// rows may be left out, or be held out beside others of their task.
+    /// Planned optimizer steps. With epochs this is an upper bound, because rows may be left out or
+    /// held out with others of their task.
     pub fn steps_planned(&self) -> u32 {
         match self.epochs {
             None => self.steps,
@@ -45,7 +45,7 @@ impl Sft {
         }
     }
 
-    /// True if something is held out.
+    /// True if there is held-out data.
     pub fn validates(&self) -> bool {
         self.validation_share > 0.0 || !self.validation_sources.is_empty()
     }
@@ -140,7 +140,7 @@ run: {pipeline: sft}
 sft: {batch_size: 4, sources: [{file: rows.json}, {env: textcraft, ids: 0..7}]}
 ";
 
-    /// In a folder whose file has so many rows.
+    /// The plan in a folder whose file has `rows` rows.
     fn plan(rows: usize, overrides: &[&str]) -> Result<Plan> {
         let folder = tempfile::tempdir().unwrap();
         let text = serde_json::to_vec(&vec![serde_json::json!({}); rows]).unwrap();
@@ -154,10 +154,10 @@ sft: {batch_size: 4, sources: [{file: rows.json}, {env: textcraft, ids: 0..7}]}
     fn passes_over_files_are_steps_of_a_plan() {
         let passes = plan(10, &["sft.epochs=3"]).unwrap();
         assert_eq!(passes.sft_steps_of(0), 3 * 5);
-        // Three of ten rows, and two of seven.
+        // Three of ten rows are held out, or two of seven.
         let held_out = plan(10, &["sft.epochs=3", "sft.validation_share=0.3"]).unwrap();
         assert_eq!(held_out.sft_steps_of(0), 3 * 3);
-        // A plan is read without the file, and another file is another run.
+        // Reading a plan does not need the file; a different file gives a different run.
         let stored = Plan::from_bytes(&passes.to_bytes()).unwrap();
         assert_eq!(
             (stored.sft_steps_of(0), &stored.identity),
@@ -167,7 +167,8 @@ sft: {batch_size: 4, sources: [{file: rows.json}, {env: textcraft, ids: 0..7}]}
             plan(11, &["sft.epochs=3"]).unwrap().identity,
             passes.identity
         );
-        // Steps know nothing of the file, so that it is read by the first part alone.
+        // With a number of steps the plan does not depend on the file; only the first part reads
+        // it.
         let steps = plan(10, &["sft.steps=3"]).unwrap();
         assert_eq!(steps.identity, plan(11, &["sft.steps=3"]).unwrap().identity);
         for same in [

@@ -1,18 +1,18 @@
-//! A config as a tree of values: read from YAML, looked into by dotted paths, and with its
-//! `${a.b}` references replaced.
+//! A config as a tree of values: parsed from YAML, accessed by dotted paths, with `${a.b}`
+//! references replaced.
 
 use crate::error::beginning;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 
-/// No config has so many levels; each is a call in what walks through it.
+/// More levels than any config has; recursive functions make one call per level.
 pub(super) const DEPTH_MAX: usize = 64;
 
-/// What references may add to a config: some hundred times a long one.
+/// Limit of the bytes that references may add: some hundred times a long config.
 const INSERTED_BYTES_MAX: usize = 4 << 20;
 
-/// Reads YAML. Messages are the parser's own with the place in the text; its
-/// advice to programmers, and the places it came from, are left out.
+/// Parses YAML. Error messages are the parser's, with the position in the text but without its
+/// hints for programmers and source locations.
 pub(super) fn yaml(text: &str) -> Result<Value, String> {
     serde_saphyr::from_str(text).map_err(|e| {
         let said = e.to_string();
@@ -33,7 +33,7 @@ pub(super) fn yaml(text: &str) -> Result<Value, String> {
     })
 }
 
-/// A value in a message: short, as it would be written.
+/// A value for a message, shortened.
 pub(super) fn shown(value: &Value) -> String {
     const CHARS_MAX: usize = 60;
     beginning(value.to_string(), CHARS_MAX)
@@ -78,8 +78,8 @@ pub(super) fn remove(tree: &mut Value, path: &str) {
     }
 }
 
-/// Replaces `${a.b}` by the value of that key: whole values keep their type,
-/// references inside a longer text are inserted as text.
+/// Replaces `${a.b}` by the value of that key: a reference that is the whole value keeps its type,
+/// one inside a longer text is inserted as text.
 pub(super) fn interpolate(tree: &mut Value) -> Result<()> {
     const PASSES_MAX: usize = 16;
     let mut left = INSERTED_BYTES_MAX;
@@ -88,7 +88,7 @@ pub(super) fn interpolate(tree: &mut Value) -> Result<()> {
         if !replace("", tree, &snapshot, &mut left)? {
             return Ok(());
         }
-        // A reference to what it stands in doubles the depth with every pass.
+        // A reference to its own ancestor doubles the depth with every pass.
         if deeper_than(tree, DEPTH_MAX) {
             return Err(Error::value(
                 "${…}",
@@ -113,7 +113,7 @@ pub(super) fn deeper_than(node: &Value, levels: usize) -> bool {
     }
 }
 
-/// Takes what a value weighs from what is left; false where that is too little.
+/// Subtracts the size of a value from `left`; false if too little is left.
 fn take(node: &Value, left: &mut usize) -> bool {
     let own = size_of::<Value>() + node.as_str().map_or(0, str::len);
     let Some(rest) = left.checked_sub(own) else {
@@ -167,7 +167,7 @@ fn replace(path: &str, node: &mut Value, whole: &Value, left: &mut usize) -> Res
             let value = get(whole, name).ok_or_else(|| {
                 Error::value(path, format!("refers to `{name}`, which does not exist"))
             })?;
-            // A text around it is written anew, too.
+            // The text around a reference is copied too.
             if !take(value, left)
                 || left
                     .checked_sub(text.len())

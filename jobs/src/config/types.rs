@@ -41,13 +41,13 @@ pub struct Config {
 }
 
 impl Config {
-    /// True where there are tasks to train on.
+    /// True if there are tasks to train on.
     pub(crate) fn has_tasks(&self) -> bool {
         self.data.train_file.is_some() || !self.data.tasks.is_empty()
     }
 
-    /// The environments of the run: the one of `agentgym.task_name` under its
-    /// own name, and those of `agentgym.envs`.
+    /// The environments of the run: that of `agentgym.task_name` under its own name, and those of
+    /// `agentgym.envs`.
     pub fn environments(&self) -> BTreeMap<String, Environment> {
         let gym = &self.actor_rollout_ref.agentgym;
         let mut all = gym.envs.clone();

@@ -1,8 +1,7 @@
-//! What AgentGym-RL's own configs and scripts say in another way than ours:
-//! values that mean "off" there, keys of absent machinery that would change what
-//! is learnt, the keys of its evaluation, and the file of tasks that takes the
-//! place of a config's own list. Facts about AgentGym-RL are those of its commit
-//! 82402a9; docs/from-agentgym-rl.md is the page for people.
+//! Differences between AgentGym-RL's configs and scripts and ours: values that mean "off" there,
+//! keys of absent features that would change what is learnt, the keys of its evaluation, and the
+//! task file that replaces a config's own list. Facts about AgentGym-RL refer to its commit
+//! 82402a9; see docs/from-agentgym-rl.md.
 
 use super::keys::{self, KeySpec};
 use super::tree::{get, remove, set, shown, yaml};
@@ -11,20 +10,20 @@ use crate::{Error, Result};
 use agentgym_algorithms::Aggregation;
 use serde_json::{Value, json};
 
-/// (key, value there, value here): the value there means the value here.
+/// (key, value there, value here) with the same meaning.
 const OFF: [(&str, &str, &str); 5] = [
     ("data.tasks", "null", "[]"),
     ("trainer.test_freq", "-1", "0"),
     ("trainer.save_freq", "-1", "0"),
-    // Read by nothing there, whatever it is.
+    // AgentGym-RL never reads these.
     ("actor_rollout_ref.actor.optim.min_lr_ratio", "null", "0.0"),
     ("critic.optim.min_lr_ratio", "null", "0.0"),
 ];
 
-/// What `trainer.logger` can name here.
+/// Loggers that `trainer.logger` supports here.
 const LOGGERS: [&str; 3] = ["console", "jsonl", "tensorboard"];
 
-/// Replaces values that mean "off" there by those that do here.
+/// Replaces AgentGym-RL's values for "off" by ours.
 pub(super) fn normalise(tree: &mut Value) -> Result<()> {
     let plain = |text: &str| yaml(text).expect("a constant of this file is YAML");
     for (path, there, here) in OFF {
@@ -32,7 +31,7 @@ pub(super) fn normalise(tree: &mut Value) -> Result<()> {
             set(tree, path, plain(here))?;
         }
     }
-    // One tracker, or a list of them.
+    // A single logger or a list.
     if let Some(name @ Value::String(_)) = get(tree, "trainer.logger").cloned() {
         set(tree, "trainer.logger", json!([name]))?;
     }
@@ -44,7 +43,7 @@ pub(super) fn check_unused(key: &KeySpec, value: &Value, whole: &Value) -> Resul
     if key.only.is_empty() {
         return Ok(());
     }
-    // A reference to a key that nobody gave is one to its default.
+    // A reference to a key that is not set counts as null.
     const DEPTH_MAX: usize = 16;
     let mut value = value;
     for _ in 0..DEPTH_MAX {
@@ -69,8 +68,8 @@ pub(super) fn check_unused(key: &KeySpec, value: &Value, whole: &Value) -> Resul
     ))
 }
 
-/// A file of tasks on the command line takes the place of the config's own list,
-/// and a list that of its file.
+/// A task file on the command line replaces the config's own list of tasks, and a list replaces the
+/// config's file.
 pub(super) fn one_source_of_tasks(tree: &mut Value, by_hand: &Value) -> Result<()> {
     const FILE: &str = "data.train_file";
     const TASKS: &str = "data.tasks";
@@ -95,15 +94,15 @@ pub(super) fn one_source_of_tasks(tree: &mut Value, by_hand: &Value) -> Result<(
     }
 }
 
-/// Overrides as keys of ours.
+/// Overrides translated to our keys.
 pub(super) struct Overrides {
     pub(super) given: Vec<(String, Value)>,
-    /// Keys of upstream's evaluation that mean nothing here.
+    /// Keys of upstream's evaluation that have no effect here.
     pub(super) unused: Vec<String>,
 }
 
-/// Translates the keys of upstream's `main_generation`, where all the run does is
-/// to evaluate; others pass unchanged.
+/// Translates the keys of upstream's `main_generation` for a run that only evaluates; other keys
+/// pass unchanged.
 pub(super) fn of_evaluation(given: Vec<(String, Value)>, tree: &Value) -> Result<Overrides> {
     const TASK: &str = "actor_rollout_ref.agentgym.task_name";
     let mut out = Overrides {
@@ -129,7 +128,7 @@ pub(super) fn of_evaluation(given: Vec<(String, Value)>, tree: &Value) -> Result
                 ));
             }
             "rollout.n" => out.unused.push(key),
-            // An optimizer is built there and takes no step.
+            // Upstream builds an optimizer there but never steps it.
             _ if below("actor.").is_some() => {
                 match keys::find(&format!("actor_rollout_ref.{key}")) {
                     Some(_) => out.unused.push(key),
@@ -175,8 +174,7 @@ pub(super) fn of_evaluation(given: Vec<(String, Value)>, tree: &Value) -> Result
     Ok(out)
 }
 
-/// Where a config that comes from there gets something else than it may expect,
-/// a line each.
+/// Notes on what an AgentGym-RL config may expect and does not get here, one line each.
 pub(super) fn notes(given: &Value, config: &Config, unused: &[String]) -> Vec<String> {
     let mut out = Vec::new();
     let loggers = config.trainer.logger.iter().map(String::as_str);

@@ -1,18 +1,18 @@
-//! How much of what a run has, by iteration: rounds of rollouts, parts, optimizer steps.
+//! Counts by iteration: rounds of rollouts, parts, optimizer steps.
 
 use super::{InitRole, Plan};
 use crate::config::{KlCtrlType, Pipeline};
 use crate::episode::Task;
 
 impl Plan {
-    /// The iteration up to which a fork is its parent.
+    /// The last iteration that a fork shares with its parent.
     pub fn forked_at(&self) -> Option<u32> {
         let fork = &self.config.run.fork;
         fork.run.as_ref().map(|_| fork.iteration)
     }
 
-    /// How often an iteration may play tasks: once, or with a filter until it
-    /// has enough groups that teach.
+    /// The most rollout rounds in an iteration: one, or with a filter as many as it may take to
+    /// find enough informative groups.
     pub fn rollout_rounds(&self) -> u32 {
         let filter = &self.config.algorithm.filter_groups;
         match self.selects() {
@@ -21,20 +21,19 @@ impl Plan {
         }
     }
 
-    /// True if an iteration chooses among its groups.
+    /// True if an iteration selects among its groups.
     pub fn selects(&self) -> bool {
         self.config.run.pipeline == Pipeline::Rl && self.config.algorithm.filter_groups.enable
     }
 
-    /// True if every task of a rollout is played once more, greedily.
+    /// True if every task of a rollout is also played once greedily, as a baseline.
     pub fn plays_baselines(&self) -> bool {
         let estimator = self.config.algorithm.adv_estimator;
         self.config.run.pipeline == Pipeline::Rl && estimator.needs_baseline()
     }
 
-    /// The tasks that an iteration plays in a round, by draw index. Rounds that
-    /// are not needed pass over their tasks, so that what an iteration draws
-    /// depends on its number alone.
+    /// The tasks that an iteration plays in a round, by draw index. Rounds that are not needed
+    /// still consume their tasks, so that the tasks of an iteration depend only on its number.
     pub fn round_tasks(&self, iteration: u32, round: u32) -> Vec<Task> {
         let before = iteration
             .saturating_sub(1)
@@ -42,7 +41,7 @@ impl Plan {
         self.tasks.draws(before.saturating_add(round + 1))
     }
 
-    /// Parts of a rollout stage, of one round.
+    /// Rollout parts of one round.
     pub fn rollout_parts(&self) -> u32 {
         self.config
             .data
@@ -59,9 +58,8 @@ impl Plan {
         (part as usize * size).min(all)..((part as usize + 1) * size).min(all)
     }
 
-    /// Optimizer steps of the sft stage of an iteration; 0 without one. Iteration
-    /// 0 learns from the demonstrations alone; an AgentEvol run trains in every
-    /// iteration.
+    /// Optimizer steps of the sft stage of an iteration; 0 without one. Iteration 0 trains on
+    /// demonstrations only; an AgentEvol run trains in every iteration.
     pub fn sft_steps_of(&self, iteration: u32) -> u32 {
         match (self.config.run.pipeline, iteration) {
             (Pipeline::Eval, _) => 0,
@@ -77,8 +75,8 @@ impl Plan {
         steps.div_ceil(self.config.jobs.sft_part_steps)
     }
 
-    /// Optimizer steps of an iteration's update: its minibatches, once per epoch.
-    /// While the critic alone is trained there are none.
+    /// Optimizer steps of an iteration's update: its minibatches, once per epoch; none during the
+    /// critic's warm-up.
     pub fn update_steps(&self, iteration: u32) -> u32 {
         let (config, actor) = (&self.config, &self.config.actor_rollout_ref.actor);
         if config.run.pipeline != Pipeline::Rl || iteration <= config.trainer.critic_warmup {
@@ -93,8 +91,7 @@ impl Plan {
         self.config.data.train_batch_size.div_ceil(mini) as u32
     }
 
-    /// Parts that share the gradient of each optimizer step; 0 where one part makes
-    /// the whole update.
+    /// Parts that share the gradient of each optimizer step; 0 if one part makes the whole update.
     pub fn gradient_shards(&self, iteration: u32) -> u32 {
         match self.config.jobs.update_shards {
             shards if shards > 1 && self.update_steps(iteration) > 0 => shards,
@@ -102,8 +99,7 @@ impl Plan {
         }
     }
 
-    /// Parts of the update stage: one, or where gradients are shared one for each
-    /// optimizer step.
+    /// Parts of the update stage: one or, with gradient shards, one per optimizer step.
     pub fn update_parts(&self, iteration: u32) -> u32 {
         match self.gradient_shards(iteration) {
             0 => 1,
@@ -111,7 +107,7 @@ impl Plan {
         }
     }
 
-    /// Parts of the dpo stage; 0 in other runs.
+    /// Parts of the dpo stage; 0 in runs of other pipelines.
     pub fn dpo_parts(&self) -> u32 {
         match self.config.run.pipeline {
             Pipeline::Dpo => self
@@ -129,7 +125,7 @@ impl Plan {
         (part * size).min(all)..((part + 1) * size).min(all)
     }
 
-    /// True if iteration 0 trains, so that its policy before is evaluated too.
+    /// True if iteration 0 trains, so that the policy before it is evaluated too.
     pub fn warms_up(&self) -> bool {
         self.sft_parts(0) + self.dpo_parts() > 0
     }
@@ -149,7 +145,7 @@ impl Plan {
             || (every > 0 && iteration.is_multiple_of(every))
     }
 
-    /// True if a stage reads the reference policy: it is scored nowhere else.
+    /// True if any stage reads the reference policy.
     pub fn needs_reference(&self) -> bool {
         let config = &self.config;
         match config.run.pipeline {
@@ -161,13 +157,13 @@ impl Plan {
         }
     }
 
-    /// True if an adapter is trained and the policy's own weights stay.
+    /// True if an adapter is trained and the policy's own weights are frozen.
     pub fn has_adapter(&self) -> bool {
         self.config.actor_rollout_ref.model.has_adapter()
     }
 
-    /// True if the coefficient of the KL penalty follows what was measured, so
-    /// that an iteration needs to know that of the one before.
+    /// True if the coefficient of the KL penalty adapts to the measured KL, so that an iteration
+    /// needs the previous iteration's state.
     pub fn kl_adapts(&self) -> bool {
         let algorithm = &self.config.algorithm;
         algorithm.use_kl_in_reward && algorithm.kl_ctrl.kind == KlCtrlType::Adaptive

@@ -1,11 +1,11 @@
-//! How many jobs a plan may be: whoever plans, looks or works lists those of an iteration, so
-//! that products of keys are bounded as the keys themselves are.
+//! Limits on the number of jobs of a plan: planners, workers and viewers list all jobs of an
+//! iteration, so products of keys need a limit as the keys do.
 
 use crate::config::keys::limits::{ITERATIONS_MAX, PARTS_MAX, STEPS_MAX};
 use crate::config::{Config, Pipeline};
 use crate::{Error, Result};
 
-/// Refuses iterations that nobody could list.
+/// Refuses iterations with too many parts to list.
 pub(super) fn check_parts(config: &Config) -> Result<()> {
     let (data, jobs, actor) = (&config.data, &config.jobs, &config.actor_rollout_ref.actor);
     let batch = data.train_batch_size as u64;
@@ -86,7 +86,7 @@ fn steps(key: &str, found: u64) -> Result<u64> {
     }
 }
 
-/// Refuses more iterations than the key that says them may hold, where they follow from the data.
+/// Applies the limit of the iterations key to a number of iterations that follows from the data.
 pub(super) fn check_iterations(config: &Config, iterations: u32) -> Result<()> {
     if iterations <= ITERATIONS_MAX {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Reading plans back. A plan says everything a run does, so one that is damaged, edited,
-//! misplaced or of another version is refused by the name of its object.
+//! Reading stored plans. A plan defines everything a run does, so a damaged, edited, misplaced or
+//! unsupported plan is refused with an error that names its object.
 
 use super::{FORMAT, Plan, PlanFile, code_version, identity};
 use crate::config::ResolvedConfig;
@@ -8,7 +8,7 @@ use agentgym_storage::{Key, RunId};
 use serde::Deserialize;
 use std::str::FromStr;
 
-/// What every format has.
+/// Fields that every format has.
 #[derive(Deserialize)]
 struct Head {
     version: u32,
@@ -20,13 +20,13 @@ impl Plan {
     /// Reads a stored plan.
     ///
     /// # Errors
-    /// Damaged JSON, or a plan of another program version that cannot be read.
+    /// Damaged JSON, or a format that this program does not support.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let bad = |message: String| Error::Payload {
             what: "plan".into(),
             message,
         };
-        // Its format first: another format need not have the fields of this one.
+        // The format first: another format may have other fields.
         let head: Head = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
         if !(1..=FORMAT).contains(&head.version) {
             return Err(bad(format!(
@@ -55,10 +55,11 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Reads a revision of a run's plan, as the store at `url` keeps it.
+    /// Reads a revision of a run's plan from the store at `url`.
     ///
     /// # Errors
-    /// As [`Plan::from_bytes`], or the plan of another run or revision; the object is named.
+    /// As [`Plan::from_bytes`], or the plan belongs to another run or revision; the error names the
+    /// object.
     pub fn stored(run: &RunId, revision: u32, bytes: &[u8], url: &str) -> Result<Self> {
         let unreadable = |why: String| {
             let key = Key::Plan {
@@ -73,7 +74,7 @@ impl Plan {
             }
         };
         let plan = Self::from_bytes(bytes).map_err(|e| match e {
-            // It cannot know where it came from.
+            // The inner error does not know the object's key.
             Error::Payload { message, .. } => unreadable(message),
             other => unreadable(other.to_string()),
         })?;

@@ -26,7 +26,7 @@ fn plan(overrides: &[&str]) -> Plan {
     Plan::new(read(overrides).unwrap(), Path::new(".")).unwrap()
 }
 
-/// Commits part after part in the order in which the planner offers them.
+/// Commits parts one by one in the order in which the planner offers them.
 fn run_to(plan: &Plan, commits: usize) -> Progress {
     let mut progress = Progress::default();
     while progress.len() < commits {
@@ -185,7 +185,7 @@ fn what_only_some_options_read_is_checked_where_they_are_on() {
     }
 }
 
-/// A key that came later leaves the runs alone that do not set it.
+/// A key added later does not change the identity of runs that do not set it.
 #[test]
 fn a_new_option_changes_the_identity_only_where_it_is_set() {
     let base = plan(&[]).identity;
@@ -264,7 +264,7 @@ fn a_filter_plans_its_rounds_beforehand() {
             .map(|i| format!("{}={}", i.name, i.from))
             .collect::<Vec<_>>()
     };
-    // Two rollout parts a round.
+    // Two rollout parts per round.
     assert_eq!(
         find(Stage::Rollout, 3),
         ["policy=1/update/0", "select=2/select/0"]
@@ -357,7 +357,7 @@ fn an_adapter_is_read_with_its_base_and_measured_against_it() {
     let other = plan(&["actor_rollout_ref.ref.model.path=elsewhere"]);
     let scored = inputs(&other, 2, Stage::LogProbs);
     assert!(scored.contains(&"reference=0/init/1".to_owned()));
-    // The base is not what training begins with once there is a warm start.
+    // After a warm start, training does not start from the base.
     let warm = [
         "sft.steps=2",
         "sft.sources=[{env: textcraft, ids: 100..120}]",
@@ -390,7 +390,7 @@ fn keys_of_an_adapter_are_checked_by_name() {
         let message = read(&[&text]).unwrap_err().to_string();
         assert!(words.iter().all(|word| message.contains(word)), "{message}");
     }
-    // Off by default, and then no other run.
+    // Off by default; setting it to off explicitly gives the same run.
     let off = plan(&["actor_rollout_ref.model.lora_rank=0"]);
     assert_eq!(off.identity, plan(&[]).identity);
     assert_ne!(
@@ -515,7 +515,7 @@ fn with_a_lag_rollouts_overlap_the_update() {
 fn the_horizon_at_every_resume_point_of_300_iterations() {
     let plan = plan(&[]);
     for resumed in 0..300u32 {
-        // A resumed process knows the stored plan and the commits, nothing else.
+        // A resumed process has only the stored plan and the commits.
         let again = Plan::from_bytes(&plan.to_bytes()).unwrap();
         for iteration in [resumed + 1, resumed + 2] {
             let stage = ((iteration - 1) / 100).min(2) as usize;
@@ -531,8 +531,8 @@ fn the_horizon_at_every_resume_point_of_300_iterations() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4))]
 
-    /// The process ends before each of 300 iterations and another one, with
-    /// other bindings, knows the stored plan and nothing else.
+    /// The process ends before each of 300 iterations, and another one with other bindings
+    /// continues with only the stored plan.
     #[test]
     fn resumed_and_cut_otherwise_a_run_keeps_its_horizons(
         rounds in prop::collection::vec(1u32..60, 1..6),
@@ -546,7 +546,7 @@ proptest! {
         ];
         let overrides: Vec<&str> = identity.iter().map(String::as_str).collect();
         let mut stored = plan(&overrides).to_bytes();
-        // The schedule as arXiv:2509.08755 puts it: a stage lasts `step` iterations.
+        // The schedule as defined in arXiv:2509.08755: a stage lasts `step` iterations.
         let stages = rounds.iter().flat_map(|&r| std::iter::repeat_n(r, step as usize));
         let schedule = stages.chain(std::iter::repeat(rounds[rounds.len() - 1]));
         for (iteration, horizon) in (1u32..=300).zip(schedule) {
@@ -587,7 +587,7 @@ proptest! {
             let chosen = frontier.runnable[(pick >> 33) as usize % frontier.runnable.len()].id;
             progress.insert(chosen);
         }
-        // A process that learns of the same commits in another order sees the same frontier.
+        // A process that sees the same commits in another order computes the same frontier.
         let mut other = Progress::default();
         let mut known: Vec<PartId> = (0..=3).flat_map(|n| parts(&plan, n)).map(|p| p.id).filter(|id| progress.contains(id)).collect();
         known.reverse();
@@ -635,7 +635,7 @@ fn an_evolution_explores_filters_and_trains_the_base_anew() {
     assert!(run_to(&plain, usize::MAX).finished(&plain));
     let alone = evolution(&["agentevol.accumulate=false"]);
     assert_eq!(inputs(&alone, 2, Stage::Filter, 0).len(), 2);
-    // Estimators of other pipelines have no say.
+    // Estimators of other pipelines have no effect.
     assert!(!evolution(&["algorithm.adv_estimator=remax"]).plays_baselines());
     for (given, word) in [
         ("agentevol.share=1", "between 0 and 1"),
@@ -692,7 +692,7 @@ fn a_fork_has_what_its_iterations_read_and_nothing_else_of_its_parent() {
     );
 }
 
-/// Plans begun under another program version keep their bytes to the end.
+/// Plans created by an older program version keep their format.
 #[test]
 fn an_older_format_is_read_and_stays_through_revisions_and_forks() {
     let new = plan(&["run.id=r"]);

@@ -15,7 +15,7 @@ fn refused(text: &str, overrides: &[&str]) -> String {
     error.to_string()
 }
 
-/// `ppo_trainer.yaml`'s keys with their defaults, but for the file of tasks.
+/// The keys of `ppo_trainer.yaml` with their defaults, except for the file of tasks.
 const DEFAULTS: &str = "
 data:
   {tokenizer: null, val_files: x.parquet, prompt_key: item_id, max_prompt_length: 2048, max_response_length: 2048,
@@ -174,7 +174,7 @@ fn keys_that_would_change_what_is_learnt_are_refused_unless_neutral() {
             "{given}: {message}"
         );
     }
-    // A reference means what it refers to.
+    // A reference is checked by the value it refers to.
     let refers = "critic.shuffle=${actor_rollout_ref.actor.shuffle}";
     read(RUN, &[refers]).unwrap();
     read(
@@ -294,7 +294,7 @@ evaluation: {greedy: false, sets: [{name: other, env: textcraft, ids: 0..3}]}
         (policy.agentgym.env_addr.as_str(), policy.agentgym.timeout),
         ("builtin:maze", 500.0)
     );
-    // The pipeline may come from the command, as with `eval`.
+    // The pipeline may be set on the command line, as `eval` does.
     let trains = read(RUN, &["data.n_samples=2"]).unwrap_err().to_string();
     assert!(trains.contains("unknown key `data.n_samples`"), "{trains}");
     let sets = "evaluation.sets=[{name: m, env: textcraft, ids: 0..3}]";
