@@ -1,4 +1,4 @@
-//! Where jobs wait: one file to a backend.
+//! The queue backends, one file each.
 
 pub(crate) mod redis;
 mod run;

@@ -1,9 +1,8 @@
-//! How a job looks on the wire, and the promise that no bytes found in a
-//! queue can stop a worker.
+//! The wire format of a job. No bytes found in a queue can stop a worker.
 //!
-//! apalis ends a whole worker when a payload cannot be decoded, and then hands
-//! the same payload to the next one. So decoding here is total: bytes that are
-//! not a job become [`Payload::Poison`], which a worker reports and acks.
+//! apalis ends a worker when a payload cannot be decoded, and then hands the same payload to the
+//! next one. So decoding here is total: bytes that are not a job become [`Payload::Poison`], which
+//! a worker reports and acks.
 
 use std::convert::Infallible;
 
@@ -12,20 +11,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::job::Job;
 
-/// No job comes near this; a longer payload is foreign or hostile.
+/// Far above the size of any job; a longer payload is foreign or hostile.
 const PAYLOAD_MAX_BYTES: usize = 4096;
 
-/// Versions of the payload. Workers of two releases may share a queue while a
-/// fleet is being updated, so a variant is never changed, only added.
+/// Versions of the payload. During an update workers of two releases may share a queue, so variants
+/// are only added, never changed.
 #[derive(Serialize, Deserialize)]
 enum JobV {
     V1(Job),
 }
 
-/// What a worker finds in the queue.
+/// A payload found in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Payload {
-    /// A job of a version this program knows.
+    /// A job in a version that this program knows.
     Job(Job),
     /// Anything else.
     Poison {
@@ -36,11 +35,11 @@ pub(crate) enum Payload {
     },
 }
 
-/// bincode 2 under apalis' codec trait.
+/// bincode 2 behind apalis' codec trait.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct JobCodec;
 
-/// The bytes of a job, or why they cannot be made.
+/// The bytes of a job, or the reason why it cannot be encoded.
 pub(crate) fn encode(job: &Job) -> Result<Vec<u8>, String> {
     let config = bincode::config::standard().with_limit::<PAYLOAD_MAX_BYTES>();
     let bytes = bincode::serde::encode_to_vec(JobV::V1(job.clone()), config)
@@ -71,7 +70,7 @@ impl Codec<Payload> for JobCodec {
     type Compact = Vec<u8>;
     type Error = Infallible;
 
-    /// Only here because the trait wants it: jobs are pushed as bytes.
+    /// Required by the trait but unused: jobs are pushed as bytes.
     fn encode(&self, payload: &Payload) -> Result<Vec<u8>, Infallible> {
         Ok(match payload {
             Payload::Job(job) => encode(job).unwrap_or_default(),
@@ -99,7 +98,7 @@ mod tests {
         }
     }
 
-    /// The wire of V1, byte for byte: queues outlive releases.
+    /// The wire format of V1, byte for byte: queues outlive releases.
     #[test]
     fn v1_is_golden() {
         let bytes = encode(&job()).unwrap();
@@ -138,7 +137,7 @@ mod tests {
             prop_assert_eq!(decode(&encode(&job).unwrap()), Payload::Job(job));
         }
 
-        /// Decoding neither panics nor takes memory for lengths it only read.
+        /// Decoding neither panics nor allocates by unverified length fields.
         #[test]
         fn any_bytes_decode(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             decode(&bytes);

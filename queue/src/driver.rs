@@ -1,6 +1,6 @@
-//! What a backend must be able to do, and what it is given to run. The backends
-//! implement it, and the tests' simulation, which holds to the same contract;
-//! nothing else sees which one is used.
+//! The interface of a queue backend, and the worker that a backend runs. SQLite, Redis and the
+//! tests' simulation implement it under the same contract; the rest of the crate does not know
+//! which one is used.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -27,28 +27,27 @@ use crate::{
     options::QueueOptions,
 };
 
-/// What is so far below the newest note of a board is of no use any more.
+/// Notes this many ranks below the newest note of a board are obsolete.
 pub const BOARD_RANKS: u32 = 16;
-/// A board on which nothing was written for so long is forgotten.
+/// A board without a new note for this long is deleted.
 pub(crate) const BOARD_TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// A fetch takes milliseconds. A grant that is older has missed its job,
-/// because a worker elsewhere was quicker.
+/// A fetch takes milliseconds. If a grant is older than this, another worker has taken its job.
 pub(crate) const GRANT_MAX: Duration = Duration::from_millis(100);
 pub(crate) const BACKOFF_MIN: Duration = Duration::from_millis(50);
 pub(crate) const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
 pub(crate) type Handler = Arc<dyn Fn(Job) -> BoxFuture<'static, Handled> + Send + Sync>;
 
-/// One backend. Names of queues and leases are made by the implementation from
+/// One backend. The implementation prefixes names of queues and leases with
 /// [`QueueOptions::name_prefix`]; callers pass lanes and bare lease names.
 #[async_trait]
 pub trait Driver: Send + Sync + 'static {
-    /// How long a push of another process may go unnoticed.
+    /// The longest time until a push by another process is noticed.
     fn poll_every(&self) -> Duration;
 
-    /// Adds a payload to a lane. With a key, only if no such key is waiting or
-    /// running there and the lane has room; without one, always.
+    /// Adds a payload to a lane. With a key, only if the key is neither waiting nor running in that
+    /// lane and the lane is not full; without a key, always.
     async fn push(
         &self,
         lane: &str,
@@ -57,53 +56,53 @@ pub trait Driver: Send + Sync + 'static {
         delay: Duration,
     ) -> Result<Enqueued>;
 
-    /// The lanes with a job that waits or runs, and how many of each could start now.
+    /// The lanes with waiting or running jobs, and how many jobs of each could start now.
     async fn due(&self) -> Result<Vec<(String, usize)>>;
 
-    /// How many jobs of each lane wait, those that are delayed included.
+    /// The number of waiting jobs per lane, delayed jobs included.
     async fn depth(&self) -> Result<Vec<(String, usize)>>;
 
-    /// Takes the lease `name`; `Some(holder)` if another one has it.
+    /// Takes the lease `name`; returns `Some(holder)` if another holder has it.
     async fn lease(&self, name: &str, holder: &str, ttl: Duration) -> Result<Option<String>>;
 
-    /// Who has the lease `name`, if it has not run out.
+    /// The holder of the lease `name`, if the lease has not expired.
     async fn holder(&self, name: &str) -> Result<Option<String>>;
 
-    /// Prolongs a lease; false if `holder` has lost it.
+    /// Renews a lease; false if `holder` has lost it.
     async fn renew(&self, name: &str, holder: &str, ttl: Duration) -> Result<bool>;
 
-    /// Gives a lease up, if `holder` has it.
+    /// Releases a lease if `holder` has it.
     async fn release(&self, name: &str, holder: &str) -> Result<()>;
 
-    /// Puts a note of some rank on a board, if there is one, and reads those of rank `from` and
-    /// above. Who reads after another one has written sees what it wrote. Notes more than
-    /// [`BOARD_RANKS`] below the newest, and boards that nobody writes on, may be forgotten.
+    /// Posts `note`, if given, to a board under its rank, and returns the notes of rank `from` and
+    /// above. A caller that reads after another caller's write sees that write. Notes more than
+    /// [`BOARD_RANKS`] below the newest, and boards without recent notes, may be deleted.
     async fn post(&self, board: &str, note: Option<(u32, &str)>, from: u32) -> Result<Vec<String>>;
 
-    /// A handler has returned: its key blocks for one more lease and no longer.
+    /// Called when a handler has returned: its key blocks pushes for one more lease, no longer.
     async fn ended(&self, lane: &str, key: &str) -> Result<()>;
 
-    /// Deletes what finished jobs and vanished workers leave behind.
+    /// Deletes the records of finished jobs and of vanished workers.
     async fn purge(&self) -> Result<usize>;
 
-    /// Runs one apalis worker until its end is called for or the backend fails.
+    /// Runs one apalis worker until its `end` is cancelled or the backend fails.
     async fn run(&self, worker: Worker) -> Result<()>;
 
-    /// Passes on wake-ups from other processes, for ever.
+    /// Forwards wake-ups from other processes, forever.
     async fn listen(&self, pushed: &watch::Sender<()>);
 }
 
-/// Heartbeats that may be missed before a worker counts as dead: as many as
-/// fill a lease, since apalis only knows multiples of the heartbeat.
+/// Missed heartbeats after which a worker counts as dead. apalis only accepts multiples of the
+/// heartbeat, so this is the lease rounded up to whole heartbeats.
 pub(crate) fn missed_heartbeats(options: &QueueOptions) -> usize {
     options.lease_ttl_s.div_ceil(options.heartbeat_s) as usize
 }
 
-/// What the parts of one loop share about a lane.
+/// The state of one lane that the tasks of a loop share.
 pub(crate) struct Lane {
     pub(crate) name: String,
     pub(crate) turn: Arc<Turn>,
-    /// Handlers that run now.
+    /// Handlers that are running.
     pub(crate) in_flight: AtomicUsize,
     pub(crate) gate: Gate,
     pub(crate) driver: Arc<dyn Driver>,
@@ -111,15 +110,15 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// A grant is out, and its job has gone elsewhere.
+    /// True if a grant is out and another worker has taken its job.
     pub(crate) fn is_stale(&self) -> bool {
         let age = self.turn.granted_for();
         age.is_some_and(|age| age > GRANT_MAX)
     }
 
-    /// Starts a fetched job. The slot is taken here, before the first await,
-    /// so that a fetch and its grant stay together.
-    /// A task of its own, since a busy handler must not stop the heartbeats.
+    /// Starts a fetched job. The slot is taken here, before the first await, so that a fetch and
+    /// its grant stay together. The job gets its own task, since a busy handler must not stop the
+    /// heartbeats.
     fn start(self: Arc<Self>, payload: Payload) -> Started {
         let slot = self.turn.take().or_else(|| self.gate.reserve());
         self.in_flight.fetch_add(1, SeqCst);
@@ -158,9 +157,9 @@ impl Lane {
         }
     }
 
-    /// A job was fetched and cannot start: its grant had run out, the gate closed,
-    /// or it is not for this worker. It goes back without a key, since its key
-    /// counts as running.
+    /// Returns a job that was fetched but cannot start: its grant was withdrawn, the gate closed,
+    /// or the job is not for this worker. It is pushed without a key, since its key counts as
+    /// running.
     async fn put_back(&self, job: &Job, after: Duration) {
         let mut delay = BACKOFF_MIN;
         loop {
@@ -181,8 +180,8 @@ impl Lane {
     }
 }
 
-/// A job in its task. Dropping it leaves the job running: apalis drops what is
-/// in flight when a backend fails, and the work is not lost with the hint.
+/// A job running in its own task. Dropping this handle leaves the job running: apalis drops its
+/// futures when a backend fails, and the work must not be lost with the queue.
 #[derive(Debug)]
 pub struct Started(JoinHandle<()>);
 
@@ -190,12 +189,12 @@ impl Future for Started {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // An error is a runtime that shuts down: panics were caught.
+        // An error means that the runtime is shutting down: panics were caught.
         self.0.poll_unpin(cx).map(|_| ())
     }
 }
 
-/// What a driver needs to run one worker; for those of apalis see `run_apalis`.
+/// The inputs of a driver for one worker; drivers over apalis pass it to `run_apalis`.
 pub struct Worker {
     /// apalis refuses a name it has just seen.
     pub(crate) name: String,
@@ -204,17 +203,17 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// New for each incarnation.
+    /// The worker's name, new for each incarnation.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The lane whose jobs it takes.
+    /// The lane whose jobs this worker takes.
     pub fn lane_name(&self) -> &str {
         &self.lane.name
     }
 
-    /// Cancelled when the worker is to end, after its acks.
+    /// Cancelled when the worker has to end, after its acks.
     pub fn end(&self) -> &CancellationToken {
         &self.end
     }
@@ -224,7 +223,7 @@ impl Worker {
         self.lane.turn.granted().await;
     }
 
-    /// Starts what was fetched; to be acked when the result is ready.
+    /// Starts a fetched payload; ack it when the returned future is ready.
     pub fn start(&self, payload: &[u8]) -> Started {
         Arc::clone(&self.lane).start(codec::decode(payload))
     }

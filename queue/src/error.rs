@@ -1,13 +1,13 @@
-//! What can go wrong with a queue. Since the queue is only a hint, everything
-//! but a wrong setting is worth another try.
+//! Errors of the queue. Since the queue is only a hint, every failure except a wrong setting is
+//! worth a retry.
 
 use agentgym_text::without_secrets;
 use std::fmt::Display;
 
-/// Results of this module.
+/// Results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of the queue. URLs in messages never hold a password.
+/// An error of the queue. URLs in messages never contain a password.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The URL names no queue.
@@ -29,7 +29,7 @@ pub enum Error {
     Payload {
         /// The job's key.
         key: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// The queue cannot be opened.
@@ -37,12 +37,12 @@ pub enum Error {
     Open {
         /// The URL without password.
         url: String,
-        /// What to do.
+        /// Advice for the user.
         advice: &'static str,
-        /// What the backend says.
+        /// The backend's error.
         source: Source,
     },
-    /// The server does not let this user in, or not far enough.
+    /// The server refuses this user, or the user lacks a permission.
     #[error(
         "the queue {url} refuses: {source}. User and password are part of the URL, \
          `redis://USER:PASSWORD@HOST:PORT` (`redis://:PASSWORD@…` without a user), and the user needs \
@@ -52,9 +52,9 @@ pub enum Error {
     Refused {
         /// The URL without password.
         url: String,
-        /// What all names of the queue begin with.
+        /// The common prefix of all names of the queue.
         prefix: String,
-        /// What the server says.
+        /// The server's error.
         source: Source,
     },
     /// The queue was opened and then failed.
@@ -62,9 +62,9 @@ pub enum Error {
     Backend {
         /// The URL without password.
         url: String,
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// What the backend says.
+        /// The backend's error.
         source: Source,
     },
 }
@@ -72,7 +72,7 @@ pub enum Error {
 /// An error of apalis, sqlx or redis.
 pub type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// Turns a backend's error into ours; used as `.map_err(failed(url, "push"))`.
+/// Turns a backend's error into [`Error::Backend`]; used as `.map_err(failed(url, "push"))`.
 pub(crate) fn failed<E: Into<Source>>(url: &str, action: &'static str) -> impl FnOnce(E) -> Error {
     move |source| Error::Backend {
         url: url.to_owned(),
@@ -81,7 +81,7 @@ pub(crate) fn failed<E: Into<Source>>(url: &str, action: &'static str) -> impl F
     }
 }
 
-/// An error for a URL that is not one of ours.
+/// An error for a URL that names no queue.
 pub(crate) fn bad_url(url: &str, found: impl Display) -> Error {
     Error::Url {
         url: without_secrets(url),

@@ -1,18 +1,16 @@
-//! Who may start a job, and when the queue may be asked for one.
+//! When a job may start, and when a worker may fetch one from the queue.
 //!
-//! A [`Gate`] counts the slots of a device and closes for good when its
-//! process drains. Several classes share it, and here lies the difficulty:
-//! apalis asks whether a service is ready, then fetches, then calls, so two
-//! classes that saw the same free slot would both take a job off the queue and
-//! one would sit on it for hours. And a service that turns from ready to
-//! pending while a fetch is under way leaves a write transaction open, which
-//! blocks every process on an SQLite file.
+//! A [`Gate`] counts the slots of a device and closes permanently when its process drains. Several
+//! lanes share it, which causes two problems. apalis asks whether a service is ready, then fetches,
+//! then calls, so two lanes that saw the same free slot would both take a job off the queue, and
+//! one would hold its job for hours without running it. And a service that turns from ready to
+//! pending during a fetch leaves a write transaction open, which blocks every process on an SQLite
+//! file.
 //!
-//! So a fetch is something that must be granted. Each class has a [`Turn`];
-//! the loop in `work` puts a reserved [`Slot`] into it when there is a job
-//! that is due, and [`Gated`] lets apalis fetch exactly once per grant. The
-//! turn is also the waker of that fetch: whatever was begun is driven to its
-//! end, and without a grant nothing is fetched. Heartbeats and acks pass.
+//! Therefore each fetch needs a grant. Each lane has a [`Turn`]; the loop in `work` puts a reserved
+//! [`Slot`] into it when the lane has a due job, and [`Gated`] lets apalis fetch exactly once per
+//! grant. The turn is also the waker of that fetch: a fetch that has begun is polled to its end,
+//! and without a grant nothing is fetched. Heartbeats and acks are not gated.
 
 use std::{
     sync::{
@@ -50,7 +48,7 @@ struct State {
 }
 
 impl Gate {
-    /// A gate with room for `slots` jobs at a time, at least one.
+    /// A gate with room for `slots` concurrent jobs, at least one.
     pub fn new(slots: usize) -> Self {
         Self {
             slots: Arc::new(Semaphore::new(slots.clamp(1, Semaphore::MAX_PERMITS))),
@@ -58,8 +56,8 @@ impl Gate {
         }
     }
 
-    /// From now on no job starts. Jobs in flight go on, heartbeats too.
-    /// A gate does not open again.
+    /// Lets no further job start. Jobs in flight and heartbeats continue. A gate cannot be
+    /// reopened.
     pub fn close(&self) {
         self.state.send_modify(|state| state.closed = true);
     }
@@ -69,7 +67,7 @@ impl Gate {
         self.state.borrow().closed
     }
 
-    /// Handlers running now.
+    /// Handlers that are running.
     pub fn in_flight(&self) -> usize {
         self.state.borrow().in_flight
     }
@@ -77,7 +75,7 @@ impl Gate {
     /// Waits until no handler runs. Only a closed gate stays idle.
     pub async fn idle(&self) {
         let mut state = self.state.subscribe();
-        // Fails only without a sender, and this gate is one.
+        // Fails only if all senders are dropped, and this gate holds one.
         let _ = state.wait_for(|state| state.in_flight == 0).await;
     }
 
@@ -99,7 +97,7 @@ impl Gate {
         })
     }
 
-    /// Yields whenever a slot may have come free.
+    /// Yields whenever a slot may have become free.
     pub(crate) fn changes(&self) -> Changes {
         Changes(self.state.subscribe())
     }
@@ -110,7 +108,7 @@ pub(crate) struct Changes(watch::Receiver<State>);
 
 impl Changes {
     pub(crate) async fn next(&mut self) {
-        // The loop that waits here holds the gate, hence a sender.
+        // Cannot fail: the loop that waits here holds the gate, hence a sender.
         let _ = self.0.changed().await;
     }
 }
@@ -124,8 +122,8 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Counts the job as in flight. False if the gate has closed meanwhile;
-    /// checking and counting are one step, or a drain could miss a job.
+    /// Counts the job as in flight. False if the gate has closed meanwhile. Checking and counting
+    /// are one step, otherwise a drain could miss a job.
     pub(crate) fn begin(&mut self) -> bool {
         self.begun = self.gate.state.send_if_modified(|state| {
             let open = !state.closed;
@@ -138,7 +136,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // The permit first: whoever is notified must find the slot free.
+        // Release the permit first: a notified waiter must find the slot free.
         self.permit = None;
         let ended = usize::from(self.begun);
         self.gate
@@ -147,12 +145,12 @@ impl Drop for Slot {
     }
 }
 
-/// One class's right to fetch, granted a slot at a time.
+/// One lane's right to fetch, granted one slot at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
-    /// A worker polls this turn; without one a slot would be granted to nobody.
+    /// True while a worker polls this turn; without a worker a granted slot would stay unused.
     attached: AtomicBool,
-    /// The backend may be polled: granted, or the fetch under way has news.
+    /// The backend may be polled: a slot was granted, or the fetch in progress was woken.
     woken: AtomicBool,
     worker: AtomicWaker,
     grant: Mutex<Option<(Slot, Instant)>>,
@@ -169,7 +167,7 @@ impl Turn {
         self.attached.load(Acquire)
     }
 
-    /// How long the current grant has been out.
+    /// The age of the current grant.
     pub(crate) fn granted_for(&self) -> Option<Duration> {
         self.grant_lock().as_ref().map(|(_, since)| since.elapsed())
     }
@@ -180,8 +178,8 @@ impl Turn {
         self.wake_by_ref();
     }
 
-    /// Lets the worker fetch once more under the grant it has: another process
-    /// took the job that it was granted for, and there is a new one.
+    /// Lets the worker fetch once more under its existing grant: another process took the job for
+    /// which it was granted, and there is a new one.
     pub(crate) fn renew(self: &Arc<Self>) {
         if let Some((_, since)) = self.grant_lock().as_mut() {
             *since = Instant::now();
@@ -189,12 +187,12 @@ impl Turn {
         self.wake_by_ref();
     }
 
-    /// Takes the slot out, for the job that was fetched or to give it back.
+    /// Takes the slot out, to run the fetched job or to return the slot.
     pub(crate) fn take(&self) -> Option<Slot> {
         self.grant_lock().take().map(|(slot, _)| slot)
     }
 
-    /// Waits for a grant, as the only worker of the class.
+    /// Waits for a grant, as the only worker of the lane.
     pub(crate) async fn granted(&self) {
         std::future::poll_fn(|cx| match self.poll_woken(cx) {
             true => Poll::Ready(()),
@@ -203,14 +201,14 @@ impl Turn {
         .await;
     }
 
-    /// Whether there is a reason to poll the backend; else `cx` hears of it.
+    /// Whether there is a reason to poll the backend; if not, `cx` is woken when there is.
     fn poll_woken(&self, cx: &Context<'_>) -> bool {
         self.worker.register(cx.waker());
         self.attached.store(true, Release);
         self.woken.swap(false, AcqRel)
     }
 
-    /// The worker is gone; the next one starts without a grant.
+    /// Called when the worker is gone; the next one starts without a grant.
     pub(crate) fn detach(&self) {
         self.attached.store(false, Release);
         self.woken.store(false, Release);
@@ -229,7 +227,7 @@ impl Wake for Turn {
     }
 }
 
-/// A backend that fetches only when its [`Turn`] says so.
+/// A backend that fetches only when its [`Turn`] allows it.
 pub(crate) struct Gated<B> {
     inner: B,
     turn: Arc<Turn>,

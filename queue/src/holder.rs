@@ -1,12 +1,11 @@
-//! Who holds a claim, and whether that process can still be alive.
+//! The name of a claim's holder, and whether that process can still be alive.
 //!
-//! A lease outlives its holder by up to its TTL. A user who types the same
-//! command again after `kill -9` should not wait for that, so a holder's name
-//! says which process it is, and a process of this machine that is gone holds
-//! nothing. Of other machines nothing is assumed: there the lease decides.
+//! A lease outlives its holder by up to its TTL. A user who runs the same command again after `kill
+//! -9` should not wait for that. A holder's name therefore identifies its process, and a process of
+//! this machine that is gone holds nothing. For holders on other machines only the lease decides.
 
-/// `host:pid:start`: a name that no other process of the fleet has. `start` is
-/// the process's start time in clock ticks since boot, since pids come again.
+/// `host:pid:start`: a name unique to this process in the fleet. `start` is the process's start
+/// time in clock ticks since boot, since pids are reused.
 pub fn process_name() -> String {
     let pid = std::process::id();
     format!("{}:{pid}:{}", host(), start_ticks(pid).unwrap_or(0))
@@ -18,7 +17,7 @@ pub(crate) fn is_gone(holder: &str) -> bool {
     let (Some(name), Some(pid), Some(start)) = (fields.next(), fields.next(), fields.next()) else {
         return false;
     };
-    // A worker may add to its process's name behind a slash.
+    // A worker may append a suffix to its process name, separated by a slash.
     let start = start.split('/').next().unwrap_or_default();
     let (Ok(pid), Ok(start)) = (pid.parse::<u32>(), start.parse::<u64>()) else {
         return false;
@@ -29,8 +28,8 @@ pub(crate) fn is_gone(holder: &str) -> bool {
 fn host() -> String {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let host = read("/proc/sys/kernel/hostname");
-    // Machines that were cloned have equal host names, and so may containers
-    // of one machine, each with pids of its own.
+    // Cloned machines have equal host names, and so may containers of one machine, each with its
+    // own pid namespace.
     let boot = read("/proc/sys/kernel/random/boot_id");
     let pids = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     let pids: String = pids
@@ -54,8 +53,8 @@ fn host() -> String {
     )
 }
 
-/// Field 22 of `/proc/<pid>/stat`; the name in field 2 may hold blanks. A
-/// zombie counts as gone: it computes nothing any more.
+/// Field 22 of `/proc/<pid>/stat`; the name in field 2 may contain spaces. A zombie counts as gone:
+/// it does no more work.
 fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, behind_name) = stat.rsplit_once(')')?;

@@ -1,23 +1,23 @@
-//! What is queued, and what becomes of it.
+//! Jobs, and the results of pushing and handling them.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// One part of one stage of one iteration of one run. Everything else about
-/// it is in the object store.
+/// One part of one stage of one iteration of one run. Everything else about the part is in the
+/// object store.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Job {
     /// The run id.
     pub run: String,
-    /// The iteration, 0 for what comes before the first.
+    /// The iteration; 0 comes before the first training iteration.
     pub iteration: u32,
     /// The stage.
     pub stage: String,
     /// The part of the stage.
     pub part: u32,
-    /// How often the part has got a chance, as the planner saw it: a greater
-    /// number is a new key, which the queue has never seen.
+    /// Grows with each attempt of the part and each plan revision. A greater number makes a new
+    /// key, which the queue has never seen.
     pub offer: u32,
 }
 
@@ -30,29 +30,29 @@ impl Job {
         )
     }
 
-    /// `key#offer`: what may be queued once at a time.
+    /// `key#offer`: the key under which the queue holds at most one job at a time.
     pub fn idempotency_key(&self) -> String {
         format!("{}#{}", self.key(), self.offer)
     }
 }
 
-/// What became of a push.
+/// The result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enqueued {
     /// It is queued.
     Pushed,
-    /// Its key waits or runs already, or ended less than a lease ago.
+    /// Its key already waits or runs, or ended less than a lease ago.
     Duplicate,
-    /// The class holds [`crate::QueueOptions::length_max`] jobs of this run; plan again later.
+    /// The lane holds [`crate::QueueOptions::length_max`] waiting jobs; plan again later.
     Full,
 }
 
-/// What a handler says of its job.
+/// A handler's result for its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handled {
-    /// Its work is done, or not worth doing: the queue forgets it.
+    /// The work is done or no longer needed: the queue drops the job.
     Done,
-    /// It is for somebody else, who finds it again after this time.
+    /// The job is for another worker; it is available again after this time.
     PutBack(Duration),
 }
 

@@ -1,11 +1,10 @@
-//! Which lane may fetch next. A lane holds the jobs of one class, run and
-//! priority. Of the lanes with a job that is due those of the highest priority
-//! go first; among runs of one priority the one that has waited longest since
-//! its last turn at this worker; and of one run the class that comes first.
-//! Every worker takes turns by itself, so a fleet does.
+//! Which lane may fetch next. A lane holds the jobs of one class, run and priority. Of the lanes
+//! with a due job, the highest priority goes first; among runs of equal priority, the one that has
+//! waited longest since its last turn at this worker; within a run, the class that the worker lists
+//! first. Each worker takes turns independently, which makes the whole fleet take turns.
 //!
-//! A lane is served from when it is first seen until nothing has been in it
-//! for a while: runs come and go, and each lane costs a heartbeat.
+//! A lane is served from when it is first seen until it has been empty for a while: runs come and
+//! go, and each served lane costs a heartbeat.
 
 use std::{
     cmp::Reverse,
@@ -20,15 +19,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{driver::Lane, gate::Gate, names::lane_parts};
 
-/// How long jobs of other lanes wait for the worker of one that comes before
-/// them. Otherwise the quickest lane, not the first, begins.
+/// How long jobs of other lanes wait for the worker of an earlier lane to attach. Without this wait
+/// the lane that attaches fastest would start, not the first in the order.
 const ATTACH_MAX: Duration = Duration::from_secs(2);
 /// A lane that has been idle this long is no longer served.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 
 struct Served {
     lane: Arc<Lane>,
-    /// Ends its worker.
+    /// Ends the lane's worker.
     end: CancellationToken,
     class: usize,
     run: String,
@@ -41,10 +40,10 @@ struct Served {
 /// The lanes that one worker serves.
 pub(crate) struct Lanes {
     worker: String,
-    /// What it takes, the first one first.
+    /// The classes it takes, in order of preference.
     classes: Vec<String>,
     served: BTreeMap<String, Served>,
-    /// The number of the last grant to each run.
+    /// For each run, the sequence number of its last grant.
     turns: BTreeMap<String, u64>,
     grants: u64,
 }
@@ -90,25 +89,25 @@ impl Lanes {
         self.served.insert(name, served);
     }
 
-    /// Takes back all grants.
+    /// Withdraws all grants.
     pub(crate) fn give_back(&self) {
         for served in self.served.values() {
             drop(served.lane.turn.take());
         }
     }
 
-    /// True if a grant is out whose job has gone elsewhere.
+    /// True if a grant is out and another worker has taken its job.
     pub(crate) fn has_stale(&self) -> bool {
         self.served.values().any(|served| served.lane.is_stale())
     }
 
-    /// Grants fetches to lanes with jobs that are due. True if the next in turn waits for its
-    /// worker: then this should be called again soon.
+    /// Grants fetches to lanes with due jobs. True if the next lane in the order still waits for
+    /// its worker to attach: call this again soon.
     pub(crate) fn grant(&mut self, gate: &Gate, due: &[(String, usize)]) -> bool {
         let due: BTreeMap<&str, usize> = due.iter().map(|(name, n)| (name.as_str(), *n)).collect();
         self.forget(&due);
-        // First the slots that were granted in vain: another lane may wait for
-        // one, and nobody else would ever free it.
+        // First free the slots of stale grants: another lane may wait for one, and nothing else
+        // would free it.
         let is_due = |name: &str| due.get(name).is_some_and(|n| *n > 0);
         for (name, served) in &self.served {
             if !is_due(name) && served.lane.is_stale() {
@@ -131,8 +130,8 @@ impl Lanes {
             let Served {
                 lane, run, since, ..
             } = served;
-            // A slot that is free, or that one further back was granted and found nothing for:
-            // it would come last, and so would never be granted another fetch.
+            // A free slot, or the slot of a stale grant further down the order. Without a slot the
+            // loop stops here, so that grant would never be renewed.
             let slot = || {
                 gate.reserve().or_else(|| {
                     let mut behind = waiting[place + 1..].iter();
@@ -165,7 +164,7 @@ impl Lanes {
         waits
     }
 
-    /// Lanes that have been empty for long are not served any more.
+    /// Stops serving lanes that have been empty for [`IDLE_MAX`].
     fn forget(&mut self, due: &BTreeMap<&str, usize>) {
         let now = Instant::now();
         self.served.retain(|name, served| {
@@ -185,8 +184,8 @@ impl Lanes {
     }
 }
 
-/// Which of two runs that had no turn yet goes first, at this worker: not the
-/// same one at all workers, since many live for one job.
+/// Breaks ties between runs that had no turn yet. The order differs between workers: many workers
+/// live for one job only, and would otherwise all start with the same run.
 fn tie(worker: &str, run: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     (worker, run).hash(&mut hasher);

@@ -1,17 +1,15 @@
-//! The queue: a hint at which jobs can run, over SQLite or Redis.
+//! The queue of runnable jobs, over SQLite or Redis. It is only a hint.
 //!
-//! Nothing here is the truth. What is done is decided by commits in the object
-//! store, so the queue may lose jobs, deliver them twice or vanish as a whole,
-//! and a run still ends with the same digest. What it does promise: a job that
-//! is queued under a key is not queued twice while it waits or runs; a job
-//! whose worker died is delivered again after the lease; a pushed job starts
-//! within milliseconds; nothing found in it stops a worker; jobs of a higher
-//! priority are taken first, and runs of the same priority take turns.
+//! Commits in the object store decide which jobs are done. The queue may therefore lose jobs,
+//! deliver them twice or be wiped, and a run still ends with the same digest. The queue guarantees:
+//! a job queued under a key is not queued again while it waits or runs; a job whose worker died is
+//! delivered again after the lease; a pushed job starts within milliseconds; no content of the
+//! queue stops a worker; jobs of a higher priority are taken first, and runs of equal priority take
+//! turns.
 //!
-//! Only this crate knows apalis. Of apalis it uses the worker loop, the
-//! heartbeats and the redelivery of a dead worker's jobs; it does not use its
-//! retries, priorities and counts. Handlers always count as successful, and
-//! who wants another attempt enqueues the next idempotency key.
+//! Only this crate uses apalis: its worker loop, its heartbeats and its redelivery of a dead
+//! worker's jobs, but not its retries, priorities and counts. Handlers always count as successful;
+//! another attempt is a push with the next idempotency key.
 
 mod backends;
 mod codec;

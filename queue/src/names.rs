@@ -1,15 +1,14 @@
-//! Names inside a queue: of lanes, claims and their holders.
+//! Names inside a queue: of lanes, claims and claim holders.
 
 use crate::error::{Error, Result};
 use crate::job::Job;
 
-/// The name of a lane: the jobs of one class, run and priority, which wait for each other and
-/// for nobody else.
+/// The name of a lane: the jobs of one class, run and priority, which wait only for each other.
 pub(crate) fn lane_name(class: &str, run: &str, priority: i32) -> String {
     format!("{class}@{run}@{priority}")
 }
 
-/// The class, run and priority of a lane. What another program has made up is a class.
+/// The class, run and priority of a lane. A foreign name without `@` counts as a class.
 pub(crate) fn lane_parts(lane: &str) -> (&str, &str, i32) {
     let mut pieces = lane.split('@');
     let class = pieces.next().unwrap_or_default();
@@ -27,7 +26,7 @@ pub(crate) fn holder_name(holder: &str) -> &str {
     holder.split('\n').next().unwrap_or_default()
 }
 
-/// Distinguishes holders and workers with the same name.
+/// Distinguishes holders and workers of the same name.
 pub(crate) fn nonce() -> Result<String> {
     let nonce = getrandom::u64().map_err(|source| {
         Error::Options(format!(

@@ -1,22 +1,21 @@
-//! How a queue behaves.
+//! The options of a queue.
 
 use crate::error::{Error, Result};
 
-/// How a queue behaves. All processes of a fleet should agree on it.
+/// The options of a queue. All processes of a fleet should use the same ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
-    /// A worker that was silent for so long is dead and its jobs go to others.
+    /// A worker without a heartbeat for this long is dead and its jobs go to others.
     pub lease_ttl_s: u64,
-    /// How often a worker says that it lives; at most half a lease.
+    /// The interval of a worker's heartbeats; at most half a lease.
     pub heartbeat_s: u64,
-    /// Jobs of one run that may wait in a class. Redis under apalis breaks for good near
-    /// 8 000, and a planner refills a short queue anyway.
+    /// Jobs that may wait in one lane. apalis on Redis breaks permanently near 8 000, and a planner
+    /// refills a short queue anyway.
     pub length_max: usize,
-    /// How often to look for jobs that another process pushed; 0 for what
-    /// suits the backend (SQLite 20 ms; Redis 200 ms, since a push is also
-    /// published there).
+    /// How often to look for jobs pushed by another process; 0 for the backend's default (SQLite 20
+    /// ms; Redis 200 ms, since Redis also publishes pushes).
     pub poll_ms: u64,
-    /// Comes before every name, so that fleets can share a server.
+    /// Prefix of every name, so that fleets can share a server.
     pub name_prefix: String,
 }
 
@@ -33,8 +32,7 @@ impl Default for QueueOptions {
 }
 
 impl QueueOptions {
-    /// The defaults with a lease of so many seconds, and a heartbeat that goes
-    /// with it.
+    /// The defaults with a lease of `lease_ttl_s` and a heartbeat that fits it.
     pub fn leasing(lease_ttl_s: u64) -> Self {
         Self {
             lease_ttl_s,

@@ -1,4 +1,4 @@
-//! The queue as its users see it.
+//! The public interface of the queue.
 
 use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 
@@ -23,9 +23,9 @@ use crate::{
 /// The answer to [`Queue::claim`].
 #[derive(Debug)]
 pub enum Claim {
-    /// Nobody else works on the job, as far as the queue knows.
+    /// No other worker works on the job, as far as the queue knows.
     Held(ClaimGuard),
-    /// Somebody does, or died less than a lease ago.
+    /// Another worker works on it, or died less than a lease ago.
     Taken {
         /// The worker's name.
         by: String,
@@ -50,8 +50,8 @@ impl std::fmt::Debug for Queue {
 }
 
 impl Queue {
-    /// Opens `sqlite:PATH` (created if missing), `redis://…`, `rediss://…`, or
-    /// `memory:`, a queue of its own that lives as long as its clones.
+    /// Opens `sqlite:PATH` (created if missing), `redis://…`, `rediss://…`, or `memory:`, a private
+    /// queue that lives as long as its clones.
     pub async fn open(url: &str, options: QueueOptions) -> Result<Self> {
         options.check()?;
         let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
@@ -63,7 +63,7 @@ impl Queue {
         Self::over(driver, options)
     }
 
-    /// A queue over a backend that is open already.
+    /// A queue over an open backend.
     pub fn over(driver: Arc<dyn Driver>, options: QueueOptions) -> Result<Self> {
         options.check()?;
         Ok(Self {
@@ -73,7 +73,7 @@ impl Queue {
         })
     }
 
-    /// How this queue was opened.
+    /// The options of this queue.
     pub fn options(&self) -> &QueueOptions {
         &self.options
     }
@@ -83,7 +83,7 @@ impl Queue {
         self.enqueue_at(class, 0, job, delay).await
     }
 
-    /// [`Queue::enqueue`] with another priority than 0.
+    /// [`Queue::enqueue`] with a priority other than 0.
     pub async fn enqueue_at(
         &self,
         class: &str,
@@ -100,13 +100,13 @@ impl Queue {
         Ok(enqueued)
     }
 
-    /// Asks to be the only one to work on a job, for one lease unless renewed.
-    /// Only a hint: after a flush two may hold it, and the first commit wins.
-    /// What a dead process of this machine holds is free.
+    /// Claims a job exclusively, for one lease unless renewed. Only a hint: after a flush two
+    /// workers may hold the claim, and the first commit wins. A claim held by a dead process of
+    /// this machine counts as free.
     pub async fn claim(&self, job: &Job, worker: &str) -> Result<Claim> {
         let name = claim_name(job);
         let ttl = Duration::from_secs(self.options.lease_ttl_s);
-        // Two claims of one worker are two holders, so each needs its own name.
+        // Two claims of one worker are two holders, so each gets its own name.
         let own = format!("{worker}\n{}", nonce()?);
         let mut other = self.driver.lease(&name, &own, ttl).await?;
         if let Some(dead) = other.as_deref().filter(|other| is_gone(holder_name(other))) {
@@ -126,7 +126,7 @@ impl Queue {
         })
     }
 
-    /// The worker that holds a job's claim and may still be alive.
+    /// The worker that holds a job's claim, if it may still be alive.
     pub async fn holder(&self, job: &Job) -> Result<Option<String>> {
         let holder = self.driver.holder(&claim_name(job)).await?;
         Ok(holder
@@ -134,9 +134,9 @@ impl Queue {
             .filter(|h| !is_gone(h)))
     }
 
-    /// Tells the fleet that a part of a run is committed, and returns what it was told of
-    /// iteration `from` and later. Two who tell at once: at least one of them hears of both.
-    /// Only a hint, since a queue may be wiped, or be older than its store.
+    /// Announces to the fleet that a part of a run is committed, and returns the announcements of
+    /// iteration `from` and later. Of two concurrent callers at least one sees both announcements.
+    /// Only a hint, since a queue may be wiped or be older than its store.
     pub async fn tell(
         &self,
         run: &str,
@@ -149,33 +149,33 @@ impl Queue {
             .await
     }
 
-    /// What the fleet was told of commits of iteration `from` and later.
+    /// The announced commits of iteration `from` and later.
     pub async fn told(&self, run: &str, from: u32) -> Result<Vec<String>> {
         self.driver
             .post(&format!("commits/{run}"), None, from)
             .await
     }
 
-    /// Tells the fleet which revision of a run's plan is in force.
+    /// Announces to the fleet which revision of a run's plan is in force.
     pub async fn tell_plan(&self, run: &str, revision: u32) -> Result<()> {
         let (board, text) = (format!("plan/{run}"), revision.to_string());
         let note = Some((revision, text.as_str()));
         self.driver.post(&board, note, u32::MAX).await.map(|_| ())
     }
 
-    /// The newest revision that the fleet was told of.
+    /// The newest announced revision.
     pub async fn plan_told(&self, run: &str) -> Result<Option<u32>> {
         let told = self.driver.post(&format!("plan/{run}"), None, 0).await?;
         Ok(told.iter().filter_map(|note| note.parse().ok()).max())
     }
 
-    /// True for at most one caller of the whole fleet per run and `every`.
+    /// True for at most one caller in the whole fleet per run and per `every`.
     pub async fn planning_turn(&self, run: &str, every: Duration) -> Result<bool> {
         let name = format!("plan/{run}");
         Ok(self.driver.lease(&name, "planner", every).await?.is_none())
     }
 
-    /// Jobs that wait, by class, delayed ones included; classes in order of name.
+    /// Waiting jobs per class, delayed jobs included; classes sorted by name.
     pub async fn depth(&self) -> Result<Vec<(String, usize)>> {
         let mut by_class: BTreeMap<String, usize> = BTreeMap::new();
         for (lane, waiting) in self.driver.depth().await? {
@@ -184,20 +184,19 @@ impl Queue {
         Ok(by_class.into_iter().collect())
     }
 
-    /// Deletes what finished jobs left behind. Workers do this by themselves
-    /// once a minute; returns how many jobs were deleted.
+    /// Deletes the records of finished jobs, and returns how many jobs were deleted. Workers do
+    /// this themselves once a minute.
     pub async fn purge_done(&self) -> Result<usize> {
         self.driver.purge().await
     }
 
-    /// Works on `classes` until `stop` is cancelled. Of the jobs that are due it
-    /// takes those of the highest priority first; among runs of one priority it
-    /// takes turns, and of each run it takes the first class first. At the end
-    /// the gate closes, running handlers end, their jobs are acked, and
-    /// this returns. Backend failures are logged and survived.
+    /// Works on `classes` until `stop` is cancelled. Due jobs of the highest priority are taken
+    /// first; runs of equal priority take turns; within a run the classes are taken in the order
+    /// given. After `stop` the gate closes, running handlers finish, their jobs are acked, and this
+    /// returns. Backend failures are logged and survived.
     ///
-    /// Each handler runs in a task of its own. A handler that panics counts
-    /// as ended. Dropping this future leaves running handlers alone.
+    /// Each handler runs in its own task. A handler that panics counts as ended. Dropping this
+    /// future does not stop running handlers.
     pub async fn work<H, Fut>(
         &self,
         worker: &str,
@@ -218,7 +217,7 @@ impl Queue {
     }
 }
 
-/// A claim that is held. Dropping it leaves the claim to run out.
+/// A claim that is held. If dropped, the claim stays until its lease expires.
 pub struct ClaimGuard {
     driver: Arc<dyn Driver>,
     name: String,
@@ -233,13 +232,13 @@ impl std::fmt::Debug for ClaimGuard {
 }
 
 impl ClaimGuard {
-    /// Holds the claim for another lease. False if it was lost, to a flush or
-    /// to a pause longer than the lease: somebody else may be at work.
+    /// Holds the claim for another lease. False if it was lost, to a flush or to a pause longer
+    /// than the lease: another worker may be working on the job.
     pub async fn renew(&self) -> Result<bool> {
         self.driver.renew(&self.name, &self.holder, self.ttl).await
     }
 
-    /// Lets the next attempt start at once.
+    /// Releases the claim, so that the next attempt can start at once.
     pub async fn release(self) -> Result<()> {
         self.driver.release(&self.name, &self.holder).await
     }

@@ -1,12 +1,11 @@
-//! The loop behind [`crate::Queue::work`]: one apalis worker per lane, each
-//! rebuilt whenever its backend fails, and a scout that grants them fetches. A
-//! lane holds the jobs of one class, run and priority, so which lane may fetch
-//! is which run goes next ([`crate::lanes`]).
+//! The loop behind [`crate::Queue::work`]: one apalis worker per lane, rebuilt whenever its backend
+//! fails, and a scout that grants fetches to them. A lane holds the jobs of one class, run and
+//! priority, so choosing the lane that may fetch is choosing the run that goes next
+//! ([`crate::lanes`]).
 //!
-//! The scout looks which lanes have jobs that are due, with one read for all
-//! of them, and only while a slot is free: a busy process leaves the queue
-//! alone, an idle one does not take SQLite's write lock fifty times a second,
-//! and jobs for which there is no slot stay where others find them.
+//! The scout finds the lanes that have due jobs with one read for all lanes, and only while a slot
+//! is free. So a busy process does not load the queue, an idle process does not take SQLite's write
+//! lock fifty times a second, and jobs without a free slot here stay available to other workers.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -34,10 +33,10 @@ use crate::{
     names::nonce,
 };
 
-/// How long acks may take at the end; then the jobs are delivered again, found
-/// committed and skipped.
+/// The longest wait for acks at the end. Jobs without an ack are delivered again, found committed
+/// and skipped.
 const ACK_MAX: Duration = Duration::from_secs(10);
-/// How often to look whether the worker of a lane is there; it takes milliseconds.
+/// How often to check whether the worker of a lane has attached, which takes milliseconds.
 const ATTACH_EVERY: Duration = Duration::from_millis(5);
 const PURGE_EVERY: Duration = Duration::from_secs(60);
 
@@ -48,11 +47,11 @@ pub(crate) struct Loop {
     gate: Gate,
     handler: Handler,
     lanes: Mutex<Lanes>,
-    /// One task for each lane that is served.
+    /// One task per served lane.
     workers: Mutex<JoinSet<()>>,
-    /// Ends all of them.
+    /// Ends all of these tasks.
     end: CancellationToken,
-    /// Lanes served so far: a lane that comes back needs a new name for its worker.
+    /// Lanes served so far: a lane that is served again needs a new worker name.
     served: AtomicU64,
 }
 
@@ -81,14 +80,14 @@ impl Loop {
         pushed: watch::Sender<()>,
         stop: CancellationToken,
     ) -> Result<()> {
-        // Whatever way this future ends, its workers end with it.
+        // However this future ends, its workers end with it.
         let _end_on_drop = self.end.clone().drop_guard();
         let mut helpers = JoinSet::new();
         let (driver, sender) = (Arc::clone(&self.driver), pushed.clone());
         helpers.spawn(async move { driver.listen(&sender).await });
         helpers.spawn(purge(Arc::clone(&self.driver), self.worker.clone()));
 
-        // No receiver of an older push matters: the first tick looks anyway.
+        // A push before this subscription needs no wake-up: the first tick looks anyway.
         let wakes = pushed.subscribe();
         if stop.run_until_cancelled(self.scout(wakes)).await.is_none() {
             debug!("worker {} drains", self.worker);
@@ -112,7 +111,7 @@ impl Loop {
         lock(&self.lanes)
     }
 
-    /// Grants fetches, for ever.
+    /// Grants fetches, forever.
     async fn scout(&self, mut pushed: watch::Receiver<()>) {
         let mut tick = interval(self.driver.poll_every());
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -128,7 +127,7 @@ impl Loop {
                 () = freed.next() => {}
                 () = sleep(ATTACH_EVERY), if attaching => {}
             }
-            // A look that could lead to nothing is not taken.
+            // Skip a read that cannot lead to a grant.
             if !self.gate.has_room() && !self.lanes().has_stale() {
                 attaching = false;
                 continue;
@@ -147,8 +146,8 @@ impl Loop {
         }
     }
 
-    /// Serves the lanes there are, and grants fetches; true if the next in turn waits for its
-    /// worker.
+    /// Starts serving new lanes and grants fetches; true if the next lane in the order still waits
+    /// for its worker to attach.
     fn look_at(&self, due: &[(String, usize)]) -> bool {
         let (mut lanes, mut workers) = (self.lanes(), lock(&self.workers));
         for (name, _) in due {
@@ -190,7 +189,7 @@ async fn supervise(name: String, lane: Arc<Lane>, end: CancellationToken) {
             lane: Arc::clone(&lane),
             end: end.clone(),
         };
-        // A backend whose code panics is one that ended.
+        // A backend that panics is treated as one that ended.
         let ended = AssertUnwindSafe(lane.driver.run(worker))
             .catch_unwind()
             .await;
@@ -198,8 +197,8 @@ async fn supervise(name: String, lane: Arc<Lane>, end: CancellationToken) {
         if end.is_cancelled() {
             return;
         }
-        // One that lived is no sign of a backend that is gone, even if another
-        // wiped it soon after.
+        // A worker that ran longer than the backoff shows that the backend is up, even if another
+        // process wiped it soon after.
         if begun.elapsed() > backoff {
             backoff = BACKOFF_MIN;
         }
@@ -215,7 +214,7 @@ async fn supervise(name: String, lane: Arc<Lane>, end: CancellationToken) {
     }
 }
 
-/// One worker of the fleet tidies up once a minute.
+/// Purges once a minute, on one worker of the fleet.
 async fn purge(driver: Arc<dyn Driver>, worker: String) {
     let mut tick = interval(PURGE_EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -260,7 +259,7 @@ mod tests {
         names.zip(counts.iter().copied()).collect()
     }
 
-    /// The lane that may fetch, which then does.
+    /// The lane that may fetch; also consumes its grant.
     fn granted(lanes: &[Arc<Lane>]) -> &str {
         let mut granted = lanes
             .iter()
@@ -272,8 +271,8 @@ mod tests {
         &lane.name
     }
 
-    /// Found by simulated worlds: the job went elsewhere, and the only slot
-    /// stayed with a class that had no other.
+    /// Found by the simulation: another process took the job, and the only slot stayed with a class
+    /// that had no other job.
     #[tokio::test]
     async fn a_slot_granted_in_vain_goes_to_a_class_further_up() {
         let (looking, lanes) = looking(&["first@r@0", "second@r@0"]).await;
@@ -285,7 +284,7 @@ mod tests {
         assert!(lanes[0].turn.granted().now_or_never().is_some());
     }
 
-    /// A fetch that found nothing, and then there are jobs of both classes.
+    /// A fetch finds nothing; then both classes have jobs.
     #[tokio::test]
     async fn a_slot_granted_in_vain_goes_further_up_although_its_class_has_jobs_again() {
         let (looking, lanes) = looking(&["first@r@0", "second@r@0"]).await;
@@ -300,7 +299,7 @@ mod tests {
         looking.look_at(&due(&lanes, &[1, 1]));
         assert!(lanes[1].turn.granted_for().is_none());
         assert!(lanes[0].turn.granted().now_or_never().is_some());
-        // Alone with its jobs, a class fetches once more under the grant it has.
+        // If only this class has jobs, it fetches once more under its existing grant.
         sleep(GRANT_MAX * 2).await;
         looking.look_at(&due(&lanes, &[1, 0]));
         assert!(lanes[0].turn.granted().now_or_never().is_some());

@@ -1,10 +1,9 @@
 //! The queue in Redis, for many machines.
 //!
-//! apalis-redis keeps the jobs; leases are plain keys with a time to live. Of
-//! its weak points this module works around four: a push wakes nobody, so one
-//! is published; keys are forgotten at once unless they get a time to live;
-//! the default response timeout of half a second ends workers on a busy
-//! machine; and its own vacuum reads the whole queue in one go.
+//! apalis-redis keeps the jobs; leases are plain keys with a TTL. This module works around four
+//! weaknesses of apalis-redis: a push wakes no worker, so a message is published; idempotency keys
+//! are forgotten at once unless they have a TTL; the default response timeout of half a second ends
+//! workers on a busy machine; and its own vacuum reads the whole queue at once.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -34,17 +33,17 @@ use crate::{
     options::QueueOptions,
 };
 
-/// The one key of apalis that no prefix applies to: a list of all its queues.
+/// The one key of apalis without a prefix: the list of all its queues.
 const APALIS_QUEUES: &str = "core:apalis:queues:list";
 
-/// Covers pushes whose message was lost, and delayed jobs that come due.
+/// Covers pushes whose message was lost, and delayed jobs that become due.
 const POLL_MS: u64 = 200;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A key lives this long while its job waits and runs. It bounds the harm if
-/// Redis itself loses a job and keeps the key.
+/// The TTL of a key while its job waits or runs. It limits the damage if Redis loses a job but
+/// keeps its key.
 const KEY_TTL: Duration = Duration::from_secs(24 * 3600);
-/// Jobs deleted per script: Redis serves nobody else meanwhile.
+/// Jobs deleted per script: Redis serves no other client meanwhile.
 const PURGE_BATCH: usize = 500;
 
 const ADVICE: &str = "Check that Redis runs there and lets this machine in (`rediss://…` if it \
@@ -65,8 +64,8 @@ const PURGE: &str = "local ids = redis.call('SPOP', KEYS[1], ARGV[1])
     end
     return #ids";
 
-/// Jobs that wait, run or are done and not yet deleted have data. Whoever pushes
-/// writes data first and the lane's name afterwards, so no job is forgotten.
+/// Jobs that wait, run, or are done and not yet deleted have data. A push writes the data first and
+/// the lane's name afterwards, so no job is forgotten.
 const RETIRE: &str = "if redis.call('HLEN', KEYS[2]) == 0 then
         redis.call('SREM', KEYS[1], ARGV[1])
         redis.call('EXPIRE', KEYS[3], ARGV[2])
@@ -74,7 +73,7 @@ const RETIRE: &str = "if redis.call('HLEN', KEYS[2]) == 0 then
 
 /// One server.
 pub(crate) struct Redis {
-    /// Without password, for messages.
+    /// Without the password, for messages.
     url: String,
     client: Client,
     connection: ConnectionManager,
@@ -84,15 +83,15 @@ pub(crate) struct Redis {
 impl Redis {
     pub(crate) async fn open(url: &str, options: &QueueOptions) -> Result<Self> {
         if url.starts_with("rediss:") {
-            // redis-rs panics if it has to choose among several providers. An
-            // error means that somebody else has named one, which is as good.
+            // redis-rs panics if it has to choose among several providers. An error means that
+            // another provider is already installed, which is enough.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
         let client = Client::open(url).map_err(|error| bad_url(url, error))?;
         let config = ConnectionManagerConfig::new()
             .set_response_timeout(Some(RESPONSE_TIMEOUT))
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            // The supervisor of a worker tries again too, and a user waits for this.
+            // A worker's supervisor retries too, and a user waits for this call.
             .set_number_of_retries(1)
             .set_max_delay(Duration::from_secs(1));
         let connection = client
@@ -117,13 +116,13 @@ impl Redis {
         };
         match redis.try_rights().await {
             Err(refusal) if is_refusal(&refusal) => Err(Self::refused(url, options, refusal)),
-            // A server that is full, loading or read-only gets over it.
+            // A server that is full, loading or read-only recovers by itself.
             _ => Ok(redis),
         }
     }
 
-    /// Reads, writes, runs a script and publishes, all without effect: a server that wants a
-    /// password, or a user who may not do these, is better met now than by every job.
+    /// Reads, writes, runs a script and publishes, all without effect: a missing password or
+    /// permission should fail here, not in every job.
     async fn try_rights(&self) -> RedisResult<()> {
         let mut connection = self.connection.clone();
         let _: Vec<String> = connection.smembers(self.named("lanes")).await?;
@@ -149,13 +148,13 @@ impl Redis {
             .queue(format!("{}:{lane}", self.options.name_prefix))
             .heartbeat_interval(Duration::from_secs(self.options.heartbeat_s))
             .missed_heartbeats(missed_heartbeats(&self.options))
-            // More than one would run jobs twice: those that wait in a batch
-            // have no slot and outlive the lease.
+            // A larger batch would run jobs twice: jobs that wait in a batch have no slot and
+            // outlive the lease.
             .batch_size(1)
             .idempotency_ttl(Some(KEY_TTL))
             .emit_events(false)
-            // Its lease scripts fail, and end the worker, where the in-flight
-            // set alone would have redelivered.
+            // apalis' lock scripts fail and end the worker in cases where the in-flight set alone
+            // would redeliver the job.
             .lock_tasks(false)
     }
 
@@ -171,7 +170,7 @@ impl Redis {
         Ok(lanes)
     }
 
-    /// The sum of two answers for each lane.
+    /// Sums the two counts that `pipe` returns for each lane.
     async fn summed(
         &self,
         lanes: Vec<String>,
@@ -185,7 +184,7 @@ impl Redis {
         Ok(lanes.into_iter().zip(sums).collect())
     }
 
-    /// Forgets a lane without jobs; its workers' names go by themselves.
+    /// Removes a lane without jobs; the names of its workers expire by TTL.
     async fn retire(&self, lane: &str, config: &Config) -> RedisResult<()> {
         Script::new(RETIRE)
             .key(self.named("lanes"))
@@ -203,7 +202,7 @@ impl Redis {
         Ok(pubsub.into_on_message().map(|_| ()))
     }
 
-    /// Worker names are new with each start, and apalis keeps a hash for each.
+    /// Worker names are new at each start, and apalis keeps a hash for each.
     async fn purge_workers(&self, config: &Config) -> RedisResult<()> {
         let mut connection = self.connection.clone();
         let prefix = format!("{}:metadata:", config.workers_set());
@@ -227,7 +226,7 @@ impl Redis {
     }
 }
 
-/// True if the server knows neither password nor user, or the user may not do what was tried.
+/// True if the server rejects the password or user, or the user lacks the permission.
 fn is_refusal(error: &RedisError) -> bool {
     error.kind() == ErrorKind::AuthenticationFailed
         || matches!(error.code(), Some("NOAUTH" | "NOPERM" | "WRONGPASS"))

@@ -1,7 +1,7 @@
-//! What both backends have of apalis.
+//! The apalis worker that both backends share.
 
-/// Runs an apalis worker over any backend. A macro, because a function would
-/// repeat a dozen of apalis' associated types in its bounds.
+/// Runs an apalis worker over any backend. A macro, because a function would repeat a dozen of
+/// apalis' associated types in its bounds.
 macro_rules! run_apalis {
     ($backend:expr, $worker:expr) => {{
         use apalis::prelude::WorkerBuilder;

@@ -1,10 +1,9 @@
 //! The queue in one SQLite file, for the processes of one machine.
 //!
-//! apalis-sqlite keeps the jobs; a small table beside its own keeps leases.
-//! The file may be deleted at any time, also under running workers: every
-//! access first looks whether the path still names the file that is open, and
-//! if not, opens a new one and closes the old, which makes apalis' workers end
-//! and be built again on the new file.
+//! apalis-sqlite keeps the jobs; two small tables beside its own keep leases and notes. The file
+//! may be deleted at any time, even while workers run: every access first checks whether the path
+//! still names the open file. If not, it opens a new file and closes the old one; apalis' workers
+//! then end and are rebuilt on the new file.
 
 use std::{
     path::{Path, PathBuf},
@@ -32,12 +31,11 @@ use crate::{
     options::QueueOptions,
 };
 
-/// Looking is one indexed read.
+/// One look is one indexed read.
 const POLL_MS: u64 = 20;
-/// Writers of other processes hold the file for milliseconds; a disk that
-/// hangs may hold it for seconds.
+/// Writers in other processes hold the file for milliseconds; on a disk that hangs, for seconds.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(20);
-/// Two processes that create the same file at once disturb each other.
+/// Two processes that create the same file at once can make each other fail.
 const OPEN_TRIES: u32 = 5;
 
 const LEASES: &str = "CREATE TABLE IF NOT EXISTS agentgym_leases (
@@ -51,7 +49,7 @@ const ADVICE: &str = "Check that the folder exists, can be written and is on a l
     (SQLite's locks do not work on network file systems); the file itself may be deleted at any \
     time";
 
-/// One file, or memory when there is no path.
+/// One file, or an in-memory database when there is no path.
 pub(crate) struct Sqlite {
     url: String,
     path: Option<PathBuf>,
@@ -64,7 +62,7 @@ struct Open {
     file: Option<FileId>,
 }
 
-/// Tells a file from another one that took its path.
+/// Distinguishes a file from another one created at the same path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileId(u64, u64);
 
@@ -76,7 +74,7 @@ impl FileId {
         Some(Self(metadata.dev(), metadata.ino()))
     }
 
-    /// Elsewhere an open file cannot be deleted.
+    /// On other platforms an open file cannot be deleted.
     #[cfg(not(unix))]
     fn of(path: &Path) -> Option<Self> {
         path.exists().then_some(Self(0, 0))
@@ -111,7 +109,7 @@ impl Sqlite {
         })
     }
 
-    /// The pool of the file that the path names now.
+    /// The pool of the file at the path.
     async fn pool(&self) -> Result<SqlitePool> {
         let Some(path) = &self.path else {
             return Ok(self.open.read().await.pool.clone());
@@ -133,7 +131,8 @@ impl Sqlite {
                 .await
                 .map_err(failed(&self.url, "open the file again"))?;
             let old = std::mem::replace(&mut *open, new);
-            // Waits for connections that are in use, perhaps by us.
+            // `close` waits for connections in use, possibly the caller's, so it runs in its own
+            // task.
             tokio::spawn(async move { old.pool.close().await });
         }
         Ok(open.pool.clone())
@@ -143,7 +142,7 @@ impl Sqlite {
         format!("{}:{lane}", self.options.name_prefix)
     }
 
-    /// Lanes of this fleet, each with a count.
+    /// The lanes of this fleet, each with a count.
     fn lanes(&self, rows: &[sqlx::sqlite::SqliteRow]) -> Vec<(String, usize)> {
         let prefix = self.queue("");
         let lane = |row: &sqlx::sqlite::SqliteRow| {
@@ -166,8 +165,8 @@ impl Sqlite {
 impl Open {
     async fn new(path: Option<&Path>) -> Result<Self, Source> {
         let connect = SqliteConnectOptions::new().busy_timeout(BUSY_TIMEOUT);
-        // A queue is a hint, so a power failure may take its last second;
-        // apalis' own set-up would let it take the file.
+        // A queue is a hint, so a power failure may lose its last second; with apalis' own settings
+        // it could corrupt the file.
         let (connect, pool) = match path {
             Some(path) => (
                 connect
@@ -177,7 +176,7 @@ impl Open {
                     .synchronous(SqliteSynchronous::Normal),
                 SqlitePoolOptions::new().max_connections(4),
             ),
-            // The database is its only connection, which must never be closed.
+            // The database exists only in its one connection, which must never be closed.
             None => (
                 connect.in_memory(true),
                 SqlitePoolOptions::new()
@@ -274,7 +273,7 @@ impl Driver for Sqlite {
                 task = task.idempotency_key(key);
             }
             queries::push_tasks(&mut *connection, &queue, &[task.build()]).await?;
-            // apalis does not say whether its INSERT met the same key.
+            // apalis does not report whether its INSERT hit an existing key.
             let inserted: i64 = sqlx::query_scalar("SELECT changes()")
                 .fetch_one(&mut *connection)
                 .await?;
@@ -353,7 +352,7 @@ impl Driver for Sqlite {
     }
 
     async fn renew(&self, name: &str, holder: &str, ttl: Duration) -> Result<bool> {
-        // One that has run out may be renewed as long as nobody took it.
+        // An expired lease may be renewed as long as no other holder took it.
         let renewed =
             sqlx::query("UPDATE agentgym_leases SET until_ms = ?3 WHERE name = ?1 AND holder = ?2")
                 .bind(self.lease_name(name))
@@ -399,12 +398,12 @@ impl Driver for Sqlite {
         posted.await.map_err(failed(&self.url, "tell the fleet"))
     }
 
-    /// The row knows when it was done; [`Driver::push`] looks at that.
+    /// The row records when it was done; [`Driver::push`] reads that.
     async fn ended(&self, _: &str, _: &str) -> Result<()> {
         Ok(())
     }
 
-    /// No VACUUM: it locks the file for long, and free pages are used again.
+    /// No VACUUM: it locks the file for a long time, and free pages are reused.
     async fn purge(&self) -> Result<usize> {
         let pool = self.pool().await?;
         let purged = async {
@@ -414,7 +413,7 @@ impl Driver for Sqlite {
             .bind(self.done_before_s())
             .execute(&pool)
             .await?;
-            // Ten leases: whatever a dead worker held was handed on long ago.
+            // Ten leases: everything that a dead worker held was handed on long before.
             sqlx::query(
                 "DELETE FROM Workers WHERE last_seen <= ?1
                  AND NOT EXISTS (SELECT 1 FROM Jobs WHERE Jobs.lock_by = Workers.id)",
@@ -444,11 +443,11 @@ impl Driver for Sqlite {
             .queue(self.queue(worker.lane_name()))
             .heartbeat_interval(Duration::from_secs(self.options.heartbeat_s))
             .missed_heartbeats(missed_heartbeats(&self.options))
-            // More than one would run jobs twice: those that wait in a batch
-            // have no slot and outlive the lease.
+            // A larger batch would run jobs twice: jobs that wait in a batch have no slot and
+            // outlive the lease.
             .batch_size(1)
-            // "Queued" is redelivered like "Running", so the mark is not worth
-            // a write.
+            // "Queued" is redelivered like "Running", so marking a job as running is not worth a
+            // write.
             .lock_tasks(false);
         let storage: WithCodec<SqliteStorage<Payload>, JobCodec> =
             SqliteStorage::new(&self.pool().await?)
@@ -457,7 +456,7 @@ impl Driver for Sqlite {
         run_apalis!(storage, worker).map_err(failed(&self.url, "work"))
     }
 
-    /// Another process cannot call; the scout's read is what there is.
+    /// SQLite has no notifications between processes; the scout's polling has to do.
     async fn listen(&self, _: &watch::Sender<()>) {
         std::future::pending().await
     }
