@@ -1,16 +1,15 @@
-//! Tells builds apart: `AGENTGYM_BUILD` is the version, and where the sources lie in a git
-//! checkout of their own the commit too, with `+dirty` where tracked sources of the program
-//! differ from it. In a tarball it is the version alone.
+//! Sets `AGENTGYM_BUILD`: the version, and in a git checkout of this project also the commit, with
+//! `+dirty` if tracked sources of the program differ from it. In a tarball it is the version alone.
 //!
-//! It runs again when a source of the program changes, and after `+dirty` with the next commit;
-//! only this crate and those above it are compiled again then. A commit that changes no source
-//! makes no other program, so the name of the one before stays. The same file serves
-//! `agentgym-submit`, which has one more crate.
+//! The script runs again when one of these sources changes, and after `+dirty` at the next commit;
+//! only this crate and those above it are then compiled again. A commit that changes no source does
+//! not change the program, so the earlier name stays. `agentgym-submit` uses the same file and has
+//! one more crate.
 
 use std::path::Path;
 use std::process::Command;
 
-/// What the programs are made of, from the bottom up.
+/// The crates whose sources are compared, from the bottom up.
 const CRATES: [&str; 9] = [
     "algorithms",
     "text",
@@ -38,7 +37,7 @@ fn main() {
     println!("cargo::rustc-env=AGENTGYM_BUILD={version}{commit}");
 }
 
-/// The commit that is checked out, if these sources are a git checkout and git is there.
+/// The commit that is checked out, if these sources are a git checkout and git is installed.
 fn commit(root: &Path, sources: &[&str]) -> Option<String> {
     let git = |words: &[&str]| {
         let mut command = Command::new("git");
@@ -47,7 +46,7 @@ fn commit(root: &Path, sources: &[&str]) -> Option<String> {
         let said = String::from_utf8(output.stdout).ok()?;
         output.status.success().then(|| said.trim().to_owned())
     };
-    // A tarball may lie inside of somebody's repository.
+    // A tarball may be unpacked inside another git repository.
     let top = git(&["rev-parse", "--show-toplevel"])?;
     if Path::new(&top).canonicalize().ok()? != root.canonicalize().ok()? {
         return None;
@@ -57,8 +56,8 @@ fn commit(root: &Path, sources: &[&str]) -> Option<String> {
     if git(&[&status, sources].concat())?.is_empty() {
         return Some(commit);
     }
-    // The log of HEAD grows with every commit. A file that is not there would make this script
-    // run each time.
+    // The log of HEAD grows with every commit. A missing file would make cargo run this script at
+    // every build.
     let log = root.join(git(&["rev-parse", "--git-path", "logs/HEAD"])?);
     if log.exists() {
         println!("cargo::rerun-if-changed={}", log.display());

@@ -1,5 +1,5 @@
-//! One attempt of one job: inputs, stage, outputs, commit. Whatever ends it,
-//! its commit or its end record says how, and nothing it wrote can be mistaken for a commit.
+//! One attempt of one job: inputs, stage, outputs, commit. However it ends, its commit or its end
+//! record says so, and no other object of it can be mistaken for a commit.
 
 use crate::context::{Beat, Event, Report, Resources, StageContext};
 use crate::run_state::RunState;
@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-/// What the attempt is made with.
+/// What an attempt needs from the worker.
 pub(crate) struct AttemptContext<'a> {
     pub(crate) store: &'a Store,
     pub(crate) resources: &'a Arc<Resources>,
@@ -29,14 +29,14 @@ pub(crate) struct AttemptContext<'a> {
     pub(crate) cache_dir: &'a Path,
     pub(crate) events: &'a broadcast::Sender<Event>,
     pub(crate) drain: &'a CancellationToken,
-    /// How long an attempt waits for a store that does not answer, and none for one that is
-    /// full; without a limit it waits for either.
+    /// How long an attempt waits for a store that does not answer; it does not wait for a full one.
+    /// `None`: it waits for either without limit.
     pub(crate) outage_max: Option<Duration>,
 }
 
 impl AttemptContext<'_> {
-    /// The store as an attempt asks it: what is computed is not thrown away because the store
-    /// is away for a while.
+    /// The store for use within an attempt. It retries during an outage, so that computed results
+    /// are not lost.
     fn patient_store(&self, beat: &Beat) -> Store {
         let (beat, drain, most) = (beat.clone(), self.drain.clone(), self.outage_max);
         self.store.patient(move |error, lasted| {
@@ -50,27 +50,27 @@ impl AttemptContext<'_> {
 
 /// How an attempt ended.
 pub(crate) enum Ended {
-    /// This attempt's commit stands.
+    /// This attempt's commit is in force.
     Committed(Arc<Manifest>),
-    /// Another attempt's commit stands.
+    /// Another attempt's commit is in force.
     Superseded(Arc<Manifest>),
     /// The worker drains.
     Drained,
     /// It failed; the message is in the end record.
     Failed(Error),
-    /// It was not begun, for this reason.
+    /// It did not begin, for this reason.
     Declined(String),
-    /// It was not begun: its number is taken, so the part has an attempt that was not known.
+    /// It did not begin: its number is taken, so the part has an attempt unknown to the caller.
     Taken,
 }
 
-/// Makes `part`, from its inputs to its commit. `taken` is the highest attempt number known, 0
-/// for none; the attempt has the next one or does not begin. The first then needs no look at
-/// anything else to know that there is no commit, and a later one does not begin on a look
-/// that somebody has overtaken.
+/// Makes `part`, from its inputs to its commit. `taken` is the highest known attempt number, 0 for
+/// none; the attempt takes the next number or does not begin. A first attempt therefore needs no
+/// other request to know that there is no commit, and a later one never begins on an outdated
+/// listing.
 ///
 /// # Errors
-/// Only what happens before the attempt is on record.
+/// Only failures before the attempt is on record.
 pub(crate) async fn run(
     bench: &AttemptContext<'_>,
     state: &mut RunState,
@@ -115,7 +115,7 @@ pub(crate) async fn run(
     let beat = Beat::new(part.id, bench.events.clone());
     let store = bench.patient_store(&beat);
     let number = Store::next_attempt(&slot, taken)?;
-    // Without patience: what is true of the part now may not be when the store is back.
+    // Not the patient store: once a failed store is back, this view of the part may be outdated.
     let begun = bench.store.start_attempt_as(&slot, &start, number);
     let Some(attempt) = begun.await? else {
         return Ok((0, Ended::Taken));
@@ -153,7 +153,7 @@ pub(crate) async fn run(
     let wall_s = began.elapsed().as_secs_f64();
     let (outcome, message, stats, ended) = match made {
         Ok((Committed::Won, manifest)) => {
-            // The commit is the end of this attempt, and says how it went.
+            // The commit also serves as this attempt's end record.
             let _ = bench.events.send(Event::Committed {
                 part: part.id,
                 manifest: Arc::clone(&manifest),
@@ -168,7 +168,7 @@ pub(crate) async fn run(
             Ended::Superseded(Arc::new(*first)),
         ),
         Err(Error::Cancelled) => (AttemptOutcome::Drained, String::new(), None, Ended::Drained),
-        // Nobody waits for the store while the worker drains.
+        // An attempt does not wait for the store while the worker drains.
         Err(e) if bench.drain.is_cancelled() && e.is_outage() => {
             (AttemptOutcome::Drained, e.to_string(), None, Ended::Drained)
         }
@@ -192,10 +192,10 @@ pub(crate) async fn run(
         match outcome {
             AttemptOutcome::Superseded => tracing::info!("another attempt committed first"),
             AttemptOutcome::Drained => tracing::info!("handed back after {wall_s:.2} s"),
-            // The runtime says it, with the attempts that are left.
+            // The runtime logs these, with the attempts left.
             AttemptOutcome::Committed | AttemptOutcome::Failed | AttemptOutcome::Cancelled => {}
         }
-        // A lost end record costs a line of history, never work.
+        // A lost end record loses a line of history, never work.
         if let Err(e) = recorded {
             tracing::warn!("the end of the attempt could not be recorded: {e}");
         }
@@ -203,12 +203,12 @@ pub(crate) async fn run(
     Ok((attempt.number, ended))
 }
 
-/// Where downloaded inputs are kept.
+/// The folder of downloaded inputs.
 pub(crate) fn input_cache(cache_dir: &Path) -> PathBuf {
     cache_dir.join("inputs")
 }
 
-/// How much of them is kept.
+/// The size limit of that folder.
 pub(crate) fn cache_bytes(plan: &Plan) -> u64 {
     (plan.config.jobs.cache_gb * 1e9) as u64
 }
@@ -238,7 +238,7 @@ async fn make(
         cancel: bench.drain.child_token(),
         resources: Arc::clone(bench.resources),
         journal: Journal::open(store.clone(), slot.clone(), attempt.clone()),
-        // A first attempt has nothing to take up.
+        // A first attempt has no earlier journal.
         replayed: match attempt.number {
             1 => Vec::new(),
             _ => Journal::replay(store, &slot).await?,
@@ -278,8 +278,8 @@ async fn make(
     Ok((committed, Arc::new(manifest)))
 }
 
-/// A stage that goes silent cannot be stopped, since a compute thread cannot
-/// be killed: the process ends, and the job is made again elsewhere.
+/// A silent stage cannot be stopped, since a compute thread cannot be killed: the process aborts,
+/// and the job is made again.
 fn watch(beat: Beat, limit: Duration) -> impl Drop {
     struct Watch(tokio::task::JoinHandle<()>);
     impl Drop for Watch {
@@ -301,7 +301,7 @@ fn watch(beat: Beat, limit: Duration) -> impl Drop {
     }))
 }
 
-/// A folder that goes away with the attempt.
+/// A folder that is removed at the end of the attempt.
 struct Scratch {
     path: PathBuf,
 }
@@ -325,7 +325,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Seconds since 1970: for people only, never compared with another machine's.
+/// Seconds since 1970: for people only, never compared with another machine's clock.
 fn unix_now_s() -> u64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

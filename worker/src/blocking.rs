@@ -1,8 +1,8 @@
-//! Compute off the async threads. A panic goes on in the caller.
+//! Compute off the async threads.
 
 use crate::{Error, Result};
 
-/// Runs compute off the async threads.
+/// Runs compute off the async threads. A panic continues in the caller.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

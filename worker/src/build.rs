@@ -1,10 +1,10 @@
-//! Which build this is: for people, in `--version`, manifests and records of attempts. Nothing
-//! compares it, and no digest or identity covers it.
+//! Identifies the build for people: in `--version`, manifests and attempt records. It is never
+//! compared, and no digest or identity covers it.
 
-/// Version, and the commit that it was built from where that is known: `0.1.0 93d9dea17ab4+dirty`.
+/// Version, and the commit it was built from if known: `0.1.0 93d9dea17ab4+dirty`.
 pub const BUILD: &str = env!("AGENTGYM_BUILD");
 
-/// What was compiled in beyond the ordinary.
+/// Optional features that were compiled in.
 pub const FEATURES: &str = if cfg!(feature = "cuda") {
     "features: cuda"
 } else {

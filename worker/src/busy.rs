@@ -1,12 +1,11 @@
-//! How long an attempt spent where the work is: inside the policy or waiting
-//! for an environment. Calls overlap, on threads and in time, so what counts is
-//! the time in which at least one went on. The rest of an attempt is what this
-//! project's own machinery costs.
+//! How long an attempt spent in the policy or waiting for an environment. Calls overlap, so this is
+//! the time during which at least one call was running. The rest of an attempt is the overhead of
+//! this project's own code.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Cheap to clone; clones count together.
+/// Cheap to clone; clones share one count.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Busy {
     inner: Arc<Mutex<Inner>>,
@@ -19,7 +18,7 @@ struct Inner {
     total: Duration,
 }
 
-/// A call that goes on until this is dropped.
+/// A running call; ends when dropped.
 #[derive(Debug)]
 pub struct BusyCall {
     busy: Busy,
@@ -35,7 +34,7 @@ impl Busy {
         BusyCall { busy: self.clone() }
     }
 
-    /// Seconds in which a call went on; one that goes on still counts.
+    /// Seconds during which a call was running, the current one included.
     pub(crate) fn seconds(&self) -> f64 {
         let inner = self.lock();
         let open = inner.since.map_or(Duration::ZERO, |since| since.elapsed());

@@ -1,6 +1,5 @@
-//! What a stage function may see (I3): its inputs and outputs by name, a
-//! beat, a cancellation, resident resources and its journal. No key, store,
-//! queue or clock.
+//! Everything that a stage function may see (I3): its inputs and outputs by name, a beat, a
+//! cancellation token, resident resources and its journal. No key, store, queue or clock.
 
 use crate::Cause;
 use crate::busy::{Busy, BusyCall};
@@ -17,7 +16,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
-/// Everything a stage function is given besides its outputs.
+/// The inputs of a stage function, besides its outputs.
 pub struct StageContext {
     /// The plan in force.
     pub plan: Arc<Plan>,
@@ -25,27 +24,27 @@ pub struct StageContext {
     pub part: Part,
     /// Verified readers of the inputs, by name.
     pub inputs: Inputs,
-    /// To be ticked at least every `jobs.beat_timeout_s`.
+    /// Must be ticked at least every `jobs.beat_timeout_s`.
     pub beat: Beat,
     /// Fires when the worker drains.
     pub cancel: CancellationToken,
-    /// What the worker keeps between attempts.
+    /// Resources that the worker keeps between attempts.
     pub resources: Arc<Resources>,
-    /// Where unfinished work is noted down.
+    /// Where unfinished work is recorded.
     pub journal: Journal,
-    /// What earlier attempts of this part noted down.
+    /// The journal of earlier attempts of this part.
     pub replayed: Vec<Bytes>,
-    /// A local folder of this attempt, removed afterwards.
+    /// A local folder of this attempt, removed after it.
     pub scratch: PathBuf,
-    /// What was measured, for the record of an attempt that ends without a result.
+    /// Measurements for the end record of an attempt without a result.
     pub measured: Report,
 }
 
-/// What a worker process keeps between attempts.
+/// Resources that a worker process keeps between attempts.
 pub struct Resources {
     /// Compute threads.
     pub threads: usize,
-    /// Where the policy runs.
+    /// The device of the policy.
     pub device: agentgym_model::Device,
     /// Policies in memory, by digest.
     pub policies: Policies,
@@ -53,14 +52,14 @@ pub struct Resources {
     pub critics: Critics,
     /// Environment clients and built-in servers.
     pub environments: Environments,
-    /// How long a drain waits for turns under way.
+    /// How long a drain waits for turns in progress.
     pub drain_grace: Duration,
 }
 
-/// What an attempt measured: rates and times, which stay out of artifacts.
+/// Measurements of an attempt: rates and times, which stay out of artifacts.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Goes to the record of the work in the commit.
+    /// Goes into the work record of the commit.
     pub stats: serde_json::Map<String, serde_json::Value>,
 }
 
@@ -78,7 +77,7 @@ impl Report {
     }
 }
 
-/// What a worker tells its followers.
+/// An event that a worker sends to its subscribers.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// An attempt began.
@@ -90,24 +89,24 @@ pub enum Event {
         /// The worker.
         worker: String,
     },
-    /// An attempt got further.
+    /// An attempt made progress.
     Progress {
         /// The part.
         part: PartId,
         /// Units done.
         done: u64,
-        /// Units in all; 0 if unknown.
+        /// Total units; 0 if unknown.
         total: u64,
         /// What the units are.
         note: String,
-        /// What was measured on the way, by name: `loss`, `tokens/s`.
+        /// Measurements so far, by name: `loss`, `tokens/s`.
         figures: Vec<(&'static str, f64)>,
     },
     /// A part is committed.
     Committed {
         /// The part.
         part: PartId,
-        /// Its commit, which says how the attempt went.
+        /// Its commit, which includes the attempt's measurements.
         manifest: Arc<Manifest>,
     },
     /// Another attempt committed first.
@@ -119,14 +118,14 @@ pub enum Event {
     Failed {
         /// The part.
         part: PartId,
-        /// Why.
+        /// The reason.
         message: String,
-        /// Attempts that are left.
+        /// Remaining attempts.
         attempts_left: u32,
     },
-    /// The worker waits for something people should know of.
+    /// The worker is waiting for something that an operator should know about.
     Waiting {
-        /// For what.
+        /// What it waits for.
         message: String,
     },
     /// Every part is committed.
@@ -134,18 +133,18 @@ pub enum Event {
         /// The run.
         run: String,
     },
-    /// A part cannot be made; the run needs help.
+    /// The run cannot continue without an operator.
     RunStopped {
         /// The run.
         run: String,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         message: String,
-        /// Whose turn it is.
+        /// What has to be fixed.
         cause: Cause,
     },
 }
 
-/// A stage's sign of life. Cheap to clone and to tick from any thread.
+/// A stage's liveness signal. Cheap to clone, and to tick from any thread.
 #[derive(Clone)]
 pub struct Beat {
     inner: Arc<BeatInner>,
@@ -176,17 +175,17 @@ impl Beat {
         }
     }
 
-    /// Says that the stage is alive.
+    /// Records that the stage is alive.
     pub fn tick(&self) {
         self.inner.last_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 
-    /// Ticks, and tells followers at most five times a second.
+    /// Ticks, and notifies subscribers at most five times a second.
     pub fn progress(&self, done: u64, total: u64, note: &str) {
         self.progress_with(done, total, note, Vec::new);
     }
 
-    /// [`Beat::progress`] with what was measured on the way.
+    /// [`Beat::progress`] with measurements.
     pub fn progress_with(
         &self,
         done: u64,
@@ -216,18 +215,17 @@ impl Beat {
         }
     }
 
-    /// Tells followers what the stage is waiting for.
+    /// Notifies subscribers of what the stage is waiting for.
     pub fn waiting(&self, message: String) {
         let _ = self.inner.events.send(Event::Waiting { message });
     }
 
-    /// Says that the policy computes, or an environment is called, for as long
-    /// as the result lives.
+    /// Counts as time in the policy or in an environment call, until the returned value is dropped.
     pub fn busy(&self) -> BusyCall {
         self.inner.busy.call()
     }
 
-    /// Seconds in which at least one such call went on.
+    /// Seconds during which at least one such call was running.
     pub fn busy_s(&self) -> f64 {
         self.inner.busy.seconds()
     }

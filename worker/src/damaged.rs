@@ -1,5 +1,5 @@
-//! Training files that are damaged or meant to do harm: readers refuse them by row or read them,
-//! and do nothing else.
+//! Damaged or malicious training files: readers reject them by row or read them, and do nothing
+//! else.
 
 use crate::demonstrations::parse_file;
 use crate::mutations::survives;

@@ -1,11 +1,9 @@
-//! Generation behind an async call. Every thread owns an engine with the KV
-//! caches of its episodes, so an episode stays on the thread that played its
-//! first turn; all episodes of a thread are decoded together, and new turns
-//! join between two steps.
+//! Generation behind an async call. Each thread owns an engine with the KV caches of its episodes,
+//! so an episode stays on the thread that played its first turn. All episodes of a thread are
+//! decoded in one batch, and new turns join between two steps.
 //!
-//! What an episode samples depends on its own tokens and its stream alone
-//! (I7), so neither the number of threads nor the company of an episode shows
-//! in the result.
+//! An episode's samples depend only on its own tokens and its random stream (I7), so neither the
+//! number of threads nor the other episodes in the batch affect the result.
 
 use crate::{Beat, Error, Result, panics};
 use agentgym_model::{Engine, EngineOptions, Generation, GenerationRequest, Policy};
@@ -16,25 +14,25 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// Prompt tokens that one step may prefill beside the rows it decodes: bounds
-/// how long a long prompt holds up the others.
+/// Prompt tokens that one step may prefill in addition to the rows it decodes. This bounds how long
+/// a long prompt delays the other episodes.
 pub const PREFILL_CHUNK_TOKENS: usize = 512;
 
-/// How much one decoder may take.
+/// Resource limits of one decoder.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DecoderOptions {
     /// Threads, each with an engine.
     pub(crate) threads: usize,
     /// Episodes that one thread decodes at once.
     pub(crate) rows: usize,
-    /// Tokens of KV cache that one thread keeps.
+    /// Tokens of KV cache per thread.
     pub(crate) cache_tokens: usize,
 }
 
-/// An answer to one episode about its turn.
+/// The channel for the result of an episode's turn.
 type Reply = oneshot::Sender<Result<Generation>>;
 
-/// Why a thread ended before its time, for all who ask it later.
+/// Why a thread ended early, for all later callers.
 type Ended = Arc<OnceLock<Why>>;
 
 enum Why {
@@ -56,7 +54,7 @@ enum Command {
     Release(u64),
 }
 
-/// Engines on their threads. Dropping it ends them.
+/// The engines and their threads. Dropping it ends the threads.
 pub(crate) struct Decoder {
     threads: Vec<Thread>,
     sequences: AtomicU64,
@@ -78,14 +76,14 @@ impl Thread {
     }
 }
 
-/// What the threads measured, summed over them.
+/// Measurements, summed over the threads.
 #[derive(Debug, Default)]
 struct Counts {
     sampled_tokens: AtomicU64,
     busy_us: AtomicU64,
 }
 
-/// An episode's place in the decoder. Dropping it frees the caches.
+/// An episode's handle in the decoder. Dropping it frees its caches.
 pub(crate) struct Sequence {
     decoder: Arc<Decoder>,
     thread: usize,
@@ -96,7 +94,7 @@ impl Decoder {
     /// Starts the threads.
     ///
     /// # Errors
-    /// The operating system refuses a thread.
+    /// The operating system cannot create a thread.
     pub(crate) fn start(
         policy: &Arc<Policy>,
         options: DecoderOptions,
@@ -142,7 +140,7 @@ impl Decoder {
         }))
     }
 
-    /// A place on the thread with the fewest open episodes.
+    /// Opens a sequence on the thread with the fewest open episodes.
     pub(crate) fn open(self: &Arc<Self>) -> Sequence {
         let id = self.sequences.fetch_add(1, Ordering::Relaxed);
         let open = |thread: &Thread| thread.open.load(Ordering::Relaxed);
@@ -169,7 +167,7 @@ impl Decoder {
 }
 
 impl Sequence {
-    /// Number under which the engine knows the episode.
+    /// The engine's number of the episode.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
@@ -178,7 +176,7 @@ impl Sequence {
     /// limit.
     ///
     /// # Errors
-    /// The model's error, or the thread's end.
+    /// The model's error, or the reason why the thread ended.
     pub(crate) async fn turn(&self, turn: GenerationRequest) -> Result<Generation> {
         let (reply, done) = oneshot::channel();
         let thread = &self.decoder.threads[self.thread];
@@ -194,12 +192,12 @@ impl Drop for Sequence {
     fn drop(&mut self) {
         let thread = &self.decoder.threads[self.thread];
         thread.open.fetch_sub(1, Ordering::Relaxed);
-        // A thread that is gone has no cache left to free.
+        // A thread that has ended has no cache left to free.
         let _ = thread.commands.send(Command::Release(self.id));
     }
 }
 
-/// Serves, and tells all who still wait when that ends before its time: by an error, or by a panic.
+/// Runs `serve`. If it ends early, by an error or a panic, all waiting callers get that error.
 fn answering(
     why: &Ended,
     serve: impl FnOnce(&mut HashMap<u64, Reply>) -> agentgym_model::Result<()>,
@@ -216,8 +214,8 @@ fn answering(
     }
 }
 
-/// One thread: takes what has arrived, decodes one step, replies. Those who are not answered
-/// yet are in `waiting`, whatever ends this.
+/// The loop of one thread: takes new commands, decodes one step, replies. However it ends, the
+/// callers without a reply are in `waiting`.
 fn serve(
     mut engine: Engine,
     commands: &mpsc::Receiver<Command>,
@@ -250,10 +248,10 @@ fn serve(
             .fetch_add(sampled - counted, Ordering::Relaxed);
         counted = sampled;
         for turn in done {
-            // What a process that is killed had sampled is known from this alone.
+            // For a killed process, this is the only record of what it had sampled.
             tracing::trace!("sampled tokens={}", turn.token_ids.len());
             if let Some(reply) = waiting.remove(&turn.sequence) {
-                // An episode that has given up no longer listens.
+                // An abandoned episode has dropped its receiver.
                 let _ = reply.send(Ok(turn));
             }
         }
@@ -300,7 +298,7 @@ mod tests {
         }
     }
 
-    /// A decoder of one thread that does `serve`.
+    /// A one-thread decoder that runs `serve`.
     fn decoder(
         serve: impl FnOnce(
             &mpsc::Receiver<Command>,
@@ -333,7 +331,7 @@ mod tests {
         }
     }
 
-    /// Whoever asks: before the thread has ended, and after.
+    /// For callers before the thread has ended, and after.
     #[tokio::test]
     async fn a_lost_device_stays_one_for_every_episode() {
         let (decoder, thread) = decoder(|commands, waiting| {
@@ -352,7 +350,8 @@ mod tests {
         assert!(matches!(error.verdict(), agentgym_storage::Verdict::Retry));
     }
 
-    /// The thread that catches it stays whole: nobody waits for ever, and all hear what it said.
+    /// The catching thread survives: no caller waits forever, and every caller gets the panic's
+    /// message.
     #[tokio::test]
     async fn a_panic_in_a_thread_is_an_error_of_every_episode() {
         let (decoder, thread) = decoder(|commands, waiting| {

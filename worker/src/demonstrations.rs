@@ -1,11 +1,10 @@
-//! Demonstrations: conversations in AgentTraj-L's format, from a file or from
-//! a built-in environment's solver, and the exact tokens and mask to imitate.
+//! Demonstrations: conversations in AgentTraj-L's format, from a file or from a built-in
+//! environment's solver, and the exact tokens and mask to imitate.
 //!
-//! The tokens are those that a rollout would have produced had the policy said
-//! the same: the first prompt is rendered by the policy's own chat template,
-//! later turns are joined by the bridge, replies are their text and the end
-//! token. The mask is 1 on replies whose `loss` flag is not false, end token
-//! included, and 0 on everything else; it is not shifted.
+//! The tokens are those of a rollout in which the policy had given the same replies: the first
+//! prompt is rendered by the policy's chat template, later turns are joined by the bridge, and a
+//! reply is its text and the end token. The mask is 1 on replies whose `loss` flag is not false,
+//! end token included, and 0 on everything else; it is not shifted.
 
 use crate::{Error, Result};
 use agentgym_envs::demonstration::{Demonstration, Solver};
@@ -17,9 +16,9 @@ use serde::Deserialize;
 /// One conversation.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Conversation {
-    /// In order; the first is a human's.
+    /// In order; the first message is the human's.
     pub(crate) conversations: Vec<Line>,
-    /// What it solves, e.g. `textcraft_12`.
+    /// The task it solves, e.g. `textcraft_12`.
     #[serde(default)]
     pub(crate) item_id: Option<String>,
 }
@@ -43,7 +42,7 @@ impl Encoded {
     }
 }
 
-/// Reads an AgentTraj-L file. `what` names it in errors.
+/// Reads an AgentTraj-L file. `what` is its name in errors.
 pub(crate) fn parse_file(what: &str, bytes: &[u8]) -> Result<Vec<Conversation>> {
     let rows: Vec<Conversation> = serde_json::from_slice(bytes).map_err(|e| {
         Error::stage(format!(
@@ -70,16 +69,16 @@ fn is_trained(line: &Line) -> bool {
 }
 
 impl Conversation {
-    /// Renders for a policy.
+    /// Encodes the conversation for a policy.
     ///
     /// # Errors
-    /// A message order that no rollout could have, or more than `tokens_max`
-    /// tokens; the message starts with `what`.
+    /// A message order that no rollout could have, or more than `tokens_max` tokens; the error
+    /// message starts with `what`.
     pub(crate) fn encode(&self, policy: &Policy, what: &str, tokens_max: usize) -> Result<Encoded> {
         self.encode_below(policy, what, ("sft.max_length", tokens_max))
     }
 
-    /// The same with the limit's key.
+    /// [`Self::encode`] with the config key of the limit.
     pub(crate) fn encode_below(
         &self,
         policy: &Policy,
@@ -97,15 +96,15 @@ impl Conversation {
         )))
     }
 
-    /// What it solves, for messages.
+    /// The task it solves, for messages.
     pub(crate) fn name(&self) -> &str {
         self.item_id.as_deref().unwrap_or("no item_id")
     }
 
-    /// Renders for a policy, however long.
+    /// Encodes the conversation for a policy, without a length limit.
     ///
     /// # Errors
-    /// A message order that no rollout could have; the message starts with `what`.
+    /// A message order that no rollout could have; the error message starts with `what`.
     pub(crate) fn tokens(&self, policy: &Policy, what: &str) -> Result<Encoded> {
         let name = self.name();
         let bad = |message: String| Error::stage(format!("{what} ({name}): {message}"));
@@ -121,7 +120,7 @@ impl Conversation {
                 })
             })
             .collect::<Result<Vec<Role>>>()?;
-        // What comes before the first reply is the prompt of an episode.
+        // The messages before the first reply are the prompt of an episode.
         let first = roles.iter().position(|role| *role == Role::Assistant);
         let first = first.ok_or_else(|| bad("has no gpt message".into()))?;
         if !self
@@ -168,7 +167,7 @@ impl Conversation {
                 out.extend(&tokenizer.encode_ordinary(&line.value)?, is_trained(line));
                 out.extend(&end_of_turn, is_trained(line));
             } else if at + 1 < roles.len() {
-                // A last observation that nobody answers teaches nothing.
+                // A last observation without a reply has nothing to train on.
                 out.extend(&chat.observation_ids(tokenizer, true, &line.value)?, false);
             }
         }
@@ -176,15 +175,15 @@ impl Conversation {
     }
 }
 
-/// Tasks that are tried for one row, at most.
+/// The most tasks tried for one row.
 const CANDIDATES_MAX: usize = 1000;
 
-/// What a solver shows for the task in a row of `ids`, and then for those that follow:
-/// where it knows no solution, or none that is short enough, the next one stands in.
+/// The solver's demonstration for the task in a row of `ids`. If it has no solution, or none short
+/// enough, the following tasks are tried in turn.
 ///
 /// # Errors
-/// It solves none of them; with `overlong` `refuse`, a solution of more than `tokens_max`
-/// tokens. The message starts with `what`.
+/// It solves none of them; or, with `overlong` `refuse`, a solution has more than `tokens_max`
+/// tokens. The error message starts with `what`.
 pub(crate) fn solved(
     (solver, instruction): (&dyn Solver, &str),
     (ids, row): (&[i64], usize),

@@ -1,7 +1,6 @@
-//! Environments as a worker sees them: a client per environment of the plan,
-//! and the built-in servers behind `builtin…` addresses, started once per
-//! process. Built-in or not, episodes are played over HTTP, so what works here
-//! works against a remote server.
+//! The environments of a worker: a client per environment of the plan, and the built-in servers
+//! behind `builtin…` addresses, started once per process. Episodes are always played over HTTP, so
+//! what works with a built-in server works with a remote one.
 
 use crate::{Error, Result};
 use agentgym_envs::builtin;
@@ -17,22 +16,22 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 /// An environment that can be played.
 #[derive(Clone)]
 pub struct Environment {
-    /// What is known about it.
+    /// Its spec.
     pub spec: &'static EnvSpec,
-    /// Where it is played.
+    /// The client of its servers.
     pub client: EnvClient,
     /// Its URL.
     pub url: String,
-    /// Most rounds of its episodes, whatever the horizon.
+    /// Most rounds of an episode, regardless of the horizon.
     pub rounds_max: u32,
-    /// Most tokens of a turn in them.
+    /// Most tokens of a turn.
     pub turn_tokens_max: usize,
-    /// Episodes that may play at a time, where the sessions are limited.
+    /// Limits concurrent episodes if the sessions are limited.
     turns: Option<Arc<Semaphore>>,
 }
 
 impl Environment {
-    /// Waits until another episode may open a session; the permit lasts as long as it plays.
+    /// Waits until another episode may open a session; the permit is held while it plays.
     pub async fn turn(&self) -> Option<OwnedSemaphorePermit> {
         let turns = Arc::clone(self.turns.as_ref()?);
         // The semaphore is never closed.
@@ -73,7 +72,7 @@ impl Environments {
             sessions_max: gym.sessions_max,
             ..ClientOptions::default()
         };
-        // Several servers of one kind: addresses with commas between them.
+        // Several servers of one kind are given as comma-separated addresses.
         let urls: Vec<String> = url.split(',').map(|url| url.trim().to_owned()).collect();
         let client = EnvClient::new(spec, &urls, options.clone())
             .map_err(|e| Error::stage(e.to_string()))?;

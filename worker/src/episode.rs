@@ -1,17 +1,15 @@
-//! One play of a task: prompt, then turn by turn sample, act, observe, until
-//! the environment is done, the rounds or the tokens are used up, or the
-//! environment fails.
+//! Plays one episode of a task: renders the prompt, then samples, acts and observes turn by turn,
+//! until the environment is done, the rounds or the tokens are used up, or the environment fails.
 //!
-//! Three promises. Ids are kept as sampled and the loss mask says who produced
-//! them (I6). A budget ends an episode before it is exceeded, with an outcome
-//! of its own; nothing is cut silently. An environment's failure is never a
-//! reward of zero (I8): the episode is taken up in a fresh session
-//! ([`take_up`]), or else played again from the start with the same random
-//! stream, and if that does not help it becomes an `env_fault`.
+//! Three guarantees. Ids are kept as sampled, and the loss mask says who produced them (I6). A
+//! budget ends an episode before it is exceeded, with its own outcome; nothing is cut silently. An
+//! environment's failure is never a reward of zero (I8): the episode continues in a fresh session
+//! ([`take_up`]), or is played again from the start with the same random stream, and if that fails
+//! too it becomes an `env_fault`.
 //!
-//! What happens is recorded on the episode's tape, and what is on it from an earlier
-//! attempt has happened: it is neither sampled nor asked for again. A session is opened
-//! when the tape is used up, and not at all where it holds the whole episode.
+//! Every event is recorded on the episode's tape. Events that an earlier attempt recorded are taken
+//! from the tape: they are neither sampled nor requested again. A session is opened at the end of
+//! the tape, and not at all if the tape holds the whole episode.
 
 mod player;
 mod scene;
@@ -31,7 +29,7 @@ use scene::{EnvironmentClock, Scene};
 use transcript::Transcript;
 
 impl Player {
-    /// Plays an episode to its outcome, faults included, from where its tape ends.
+    /// Plays an episode to its outcome, faults included, from the end of its tape.
     ///
     /// # Errors
     /// The environment cannot be reached at all, the task does not fit the
@@ -49,8 +47,8 @@ impl Player {
                     (fault, plays) = (message, plays + 1);
                     tracing::warn!(task = %request.task, sample = request.sample, fault, "environment fault");
                 }
-                // An uninterrupted run would not have met this: it uses up no retry. Once the
-                // episode begins anew, nothing of it is left that could differ.
+                // An uninterrupted run would not have met this, so it uses up no retry. When the
+                // episode starts over, no recorded event is left that could differ.
                 Err(Interruption::Differs(how)) => {
                     tracing::warn!(task = %request.task, sample = request.sample, how, "a journalled episode begins anew");
                 }
@@ -72,7 +70,7 @@ impl Player {
         };
         let played = self.converse(request, &mut scene, tape).await;
         if let Some(session) = scene.session.take() {
-            // A failure to close is counted and logged by the client.
+            // The client counts and logs a failure to close.
             let _ = scene.clock.call("close a session", session.close()).await;
         }
         played
@@ -102,8 +100,8 @@ impl Player {
         let mut table = Transcript::start(self, request, &prompt, turn_tokens_max).await?;
         let mut turns: Vec<Turn> = Vec::new();
         let mut available: Vec<Option<Vec<String>>> = Vec::new();
-        // The environment's last word; an answer that the client gave by itself
-        // says nothing about the task and takes no reward away.
+        // The environment's latest reward and success. A reply that the client gave by itself says
+        // nothing about the task and changes neither.
         let (mut reward, mut success) = (0.0, false);
         let outcome = loop {
             if turns.len() as u32 == rounds_max {
@@ -113,8 +111,8 @@ impl Player {
                 if self.cancel.is_cancelled() {
                     return Err(Error::Cancelled.into());
                 }
-                // Before anything is sampled: an environment that answers otherwise now has
-                // the episode begin anew.
+                // Before anything is sampled: if the environment now answers differently, the
+                // episode starts over.
                 self.session(scene, &first, &turns).await?;
             }
             if let Some(turn) = turns.last()
@@ -192,7 +190,7 @@ impl Player {
         })
     }
 
-    /// A session in which nothing has been played.
+    /// A fresh session.
     async fn opened<'s>(&self, scene: &'s mut Scene<'_>) -> Result<&'s mut Session, Interruption> {
         if self.cancel.is_cancelled() {
             return Err(Error::Cancelled.into());
@@ -215,14 +213,14 @@ impl Player {
     }
 }
 
-/// What was noted beside the turns. Where the observations hold the actions
-/// themselves, nothing is written twice.
+/// Data recorded beside the turns. If the observations contain the actions, they are not stored a
+/// second time.
 fn extra(
     environment: &Environment,
     mut available: Vec<Option<Vec<String>>>,
     turns: usize,
 ) -> Vec<(String, String)> {
-    // The last list may belong to a turn for which there was no room.
+    // The last list may belong to a turn for which no tokens were left.
     available.truncate(turns);
     let in_text = matches!(environment.spec.actions, Actions::InText(_));
     if in_text || available.iter().all(Option::is_none) {
@@ -232,7 +230,7 @@ fn extra(
     vec![(AVAILABLE_ACTIONS.to_owned(), text)]
 }
 
-/// What is kept of an answer.
+/// The recorded part of an answer.
 fn noted(step: StepOutput) -> Step {
     Step {
         parse: match &step.parsed {

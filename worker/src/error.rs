@@ -1,4 +1,4 @@
-//! What can end an attempt, and what that means for its job.
+//! Errors that end an attempt, and what they mean for its job.
 
 use agentgym_storage::Verdict;
 use std::sync::Arc;
@@ -10,41 +10,41 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Why an attempt did not commit.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The worker drains; what was played is journalled.
+    /// The worker drains; turns already played are journalled.
     #[error("stopped before the end; what was played is journalled")]
     Cancelled,
     /// The environment cannot be played at all.
     #[error("{0}")]
     Environment(String),
-    /// A stage found its inputs or its config impossible.
+    /// A stage cannot work with its inputs or its config.
     #[error("{0}")]
     Stage(String),
-    /// The program is at fault: something in it panicked.
+    /// A bug in the program: a panic.
     #[error(
         "internal error: {0}. This is a fault of the program, not of the run; please report it, with \
          the lines of the log that say where it panicked"
     )]
     Internal(String),
-    /// Training has led to a model that cannot be used.
+    /// Training has produced a model that cannot be used.
     #[error(
         "{place} comes to numbers that are not finite ({found}), and would in every attempt; nothing of \
          it is kept. Lower {lr} or {grad_clip}, in a new run or in a fork from an earlier iteration \
          (`agentgym-submit fork`)"
     )]
     Diverged {
-        /// Which step of what.
+        /// The step, and what it trains.
         place: String,
-        /// In which tensor.
+        /// The tensor.
         found: String,
-        /// The key of the learning rate.
+        /// The config key of the learning rate.
         lr: &'static str,
-        /// The key that bounds a step.
+        /// The config key that bounds a step.
         grad_clip: &'static str,
     },
     /// The policy could not be loaded, run or saved.
     #[error(transparent)]
     Model(Arc<agentgym_model::Error>),
-    /// Numbers that no algorithm can be run on.
+    /// Numbers that an algorithm cannot use.
     #[error(transparent)]
     Algorithm(#[from] agentgym_algorithms::Error),
     /// A payload or a plan.
@@ -56,12 +56,12 @@ pub enum Error {
     /// The object store.
     #[error(transparent)]
     Storage(#[from] agentgym_storage::Error),
-    /// A local file that is not the store's.
+    /// A local file outside the store.
     #[error("{what}: {source}")]
     Io {
-        /// What was done to which file.
+        /// The action and the file.
         what: String,
-        /// Why it failed.
+        /// The reason.
         source: std::io::Error,
     },
 }
@@ -72,7 +72,7 @@ impl Error {
         Self::Stage(message.into())
     }
 
-    /// What has to be put right.
+    /// What has to be fixed.
     pub fn cause(&self) -> Cause {
         match self {
             Self::Storage(_) | Self::Jobs(agentgym_jobs::Error::Storage(_)) => Cause::Store,
@@ -86,7 +86,7 @@ impl Error {
         }
     }
 
-    /// True if the store or the queue failed in a way that passes: the part is not to blame.
+    /// True if the store or the queue failed temporarily: the part is not the cause.
     pub(crate) fn is_outage(&self) -> bool {
         match self {
             Self::Storage(e) | Self::Jobs(agentgym_jobs::Error::Storage(e)) => {
@@ -97,17 +97,17 @@ impl Error {
         }
     }
 
-    /// True where the program is at fault.
+    /// True for a bug in the program.
     pub(crate) fn is_internal(&self) -> bool {
         matches!(self, Self::Internal(_))
     }
 
-    /// True if every other attempt, on whatever machine, would fail in the same way.
+    /// True if every other attempt, on any machine, would fail in the same way.
     pub(crate) fn is_for_good(&self) -> bool {
         matches!(self, Self::Diverged { .. })
     }
 
-    /// True where somebody has to free space first.
+    /// True if an operator has to free space first.
     pub(crate) fn is_full(&self) -> bool {
         match self {
             Self::Storage(e) | Self::Jobs(agentgym_jobs::Error::Storage(e)) => {
@@ -126,7 +126,7 @@ impl Error {
             Self::Jobs(agentgym_jobs::Error::Storage(e)) => e.verdict(),
             Self::Queue(_) | Self::Io { .. } | Self::Cancelled => Verdict::Retry,
             Self::Model(e) if e.verdict() == agentgym_model::Verdict::Retry => Verdict::Retry,
-            // Whatever it was, it may not happen again: it counts as a failure.
+            // It may not happen again; it counts as a failure.
             Self::Internal(_) => Verdict::Retry,
             Self::Diverged { .. }
             | Self::Stage(_)
@@ -137,7 +137,7 @@ impl Error {
     }
 }
 
-/// Shared, since one error of a decoder ends all its episodes.
+/// Shared, since one error of a decoder ends all of its episodes.
 impl From<agentgym_model::Error> for Error {
     fn from(error: agentgym_model::Error) -> Self {
         Self::Model(Arc::new(error))
@@ -149,7 +149,7 @@ fn is_full(error: &std::io::Error) -> bool {
     matches!(error.kind(), StorageFull | QuotaExceeded)
 }
 
-/// What has to be put right before a run that stopped can go on.
+/// What has to be fixed before a stopped run can continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// A part that cannot be made; its message says why.
@@ -162,8 +162,8 @@ pub enum Cause {
     Environment,
     /// The queue.
     Queue,
-    /// The worker's GPU, which answers nothing any more.
+    /// The worker's GPU, which no longer responds.
     Device,
-    /// Nothing: somebody put the run on hold.
+    /// Nothing: the run was put on hold.
     Hold,
 }

@@ -1,25 +1,25 @@
-//! When a part has had its chances. Workers and everyone who looks at a run ask
-//! here, so that what `status` calls stopped is what no worker tries again.
+//! When a part may not be tried again. Workers and all commands that report on a run use this
+//! module, so that a part which `status` calls stopped is one that no worker tries again.
 
 use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{AttemptOutcome, AttemptRecord};
 use std::fmt;
 
-/// Which limit a part has reached under the plan revision in force: a new
-/// revision gives it all its attempts back.
+/// The limit that a part has reached under the plan revision in force. A new revision resets all
+/// attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exhausted {
-    /// It failed so often: `jobs.failures_max`.
+    /// It failed this often: `jobs.failures_max`.
     Failed(u32),
-    /// It failed in a way in which every further attempt would fail.
+    /// It failed in a way in which every further attempt would fail too.
     FailedForGood,
-    /// So many attempts have no end: `jobs.vanished_max`.
+    /// This many attempts have no end record: `jobs.vanished_max`.
     Vanished(u32),
 }
 
 impl Exhausted {
-    /// The limit that these attempts have reached, if they have.
+    /// The limit that these attempts have reached, if any.
     pub fn of(plan: &Plan, attempts: &[AttemptRecord]) -> Option<Self> {
         let jobs = &plan.config.jobs;
         let mut ends = counted(plan, attempts).filter_map(|a| a.end.as_ref());
@@ -34,7 +34,7 @@ impl Exhausted {
         (vanished >= jobs.vanished_max).then_some(Self::Vanished(vanished))
     }
 
-    /// The whole sentence; `last` is what the last failed attempt said.
+    /// The full message; `last` is the message of the last failed attempt.
     pub fn message(self, id: PartId, last: &str) -> String {
         match self {
             Self::Failed(_) => format!("{id} {self}, last: {last}"),
@@ -57,7 +57,7 @@ impl fmt::Display for Exhausted {
     }
 }
 
-/// Failed attempts that count towards `jobs.failures_max`: those that the part is to blame for.
+/// Failed attempts that count towards `jobs.failures_max`: those that the part itself caused.
 pub fn counted_failures(plan: &Plan, attempts: &[AttemptRecord]) -> u32 {
     let failed = |a: &&AttemptRecord| {
         let end = a.end.as_ref();
@@ -104,7 +104,8 @@ mod tests {
         }
     }
 
-    /// Once is enough, whatever `jobs.failures_max` allows; a new revision asks again.
+    /// One such failure is enough, whatever `jobs.failures_max` allows; a new revision allows
+    /// another try.
     #[test]
     fn what_fails_for_good_is_not_tried_again() {
         let plan = crate::stages::testing::plan(&["jobs.failures_max=3"]);

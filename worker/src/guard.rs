@@ -1,10 +1,9 @@
-//! The stop guard: a run whose figures have left what the user calls sound is
-//! paused instead of being trained on; the message says from which iteration to go on.
+//! The stop guard: pauses a run whose metrics have left the limits that the user set, instead of
+//! training on. The message says from which iteration to continue.
 //!
-//! The verdict is a function of the committed metrics and of the `guard.*`
-//! keys, which are bindings: every process comes to the same one, a resumed run
-//! comes to it again, and other limits (or none) let the run go on. Nothing is
-//! deleted and no number changes.
+//! The verdict depends only on the committed metrics and on the `guard.*` keys, which are bindings.
+//! So every process reaches the same verdict, a resumed run reaches it again, and with other limits
+//! (or none) the run continues. Nothing is deleted and no result changes.
 
 mod figures;
 
@@ -24,12 +23,12 @@ use serde_json::Value;
 struct Trip {
     /// Figure, key and limit.
     reason: String,
-    /// The first iteration of the offence.
+    /// The first iteration beyond the limit.
     since: u32,
 }
 
-/// The message with which the run is paused, if it is. A run that is trained to
-/// its end is left alone.
+/// The message with which the run is paused, or `None`. A run that has trained its last iteration
+/// is not paused.
 ///
 /// # Errors
 /// The store cannot be read.
@@ -53,7 +52,7 @@ pub async fn check(store: &Store, state: &mut RunState) -> Result<Option<String>
     Ok(verdict(guard, &state.history).map(|trip| message(&plan, latest, &trip, &address)))
 }
 
-/// True if a plan has limits that a run can leave.
+/// True if the plan sets any guard limit.
 pub fn is_guarded(plan: &Plan) -> bool {
     is_on(&plan.config.guard)
 }
@@ -103,7 +102,7 @@ async fn read(store: &Store, state: &RunState, iteration: u32) -> Result<Figures
     })
 }
 
-/// The first limit that all of the last `guard.patience` iterations are beyond.
+/// The first limit that each of the last `guard.patience` iterations violates.
 fn verdict(guard: &Guard, history: &History) -> Option<Trip> {
     let patience = guard.patience.max(1) as usize;
     let recent: Vec<(u32, Figures)> = history
@@ -143,7 +142,7 @@ fn verdict(guard: &Guard, history: &History) -> Option<Trip> {
         .or_else(|| collapse(guard.success_share_min?, patience, history, since))
 }
 
-/// The figure that a key limits.
+/// The metric that a key limits.
 fn name(key: &str) -> &str {
     match key {
         "entropy_min" | "entropy_max" => "entropy",
@@ -152,8 +151,8 @@ fn name(key: &str) -> &str {
     }
 }
 
-/// Success against its own best: both are means over `patience` iterations,
-/// since a single one is mostly noise.
+/// Success compared with its own best value. Both are means over `patience` iterations, since a
+/// single iteration is mostly noise.
 fn collapse(share: f64, patience: usize, history: &History, since: u32) -> Option<Trip> {
     let success: Option<Vec<f64>> = history.values().map(|f| f.success).collect();
     let means: Vec<f64> = success?
@@ -175,14 +174,14 @@ fn message(plan: &Plan, latest: u32, trip: &Trip, url: &str) -> String {
     let kept = |n: u32, name: &str| {
         plan.forked_at() == Some(n) || retained(plan, n, name, latest, None, false)
     };
-    // The newest policy before the offence that retention keeps.
+    // The newest policy before the violation that retention keeps.
     let first = plan.forked_at().unwrap_or(0);
     let sound = (first..trip.since)
         .rev()
         .find(|n| kept(*n, "policy/"))
         .unwrap_or(first);
     let run = &plan.run;
-    // A start policy has no optimizer state to go on with.
+    // A start policy has no optimizer state to continue with.
     let fresh = match sound == 0 || kept(sound, "optimizer/") {
         true => "",
         false => " --fresh-optimizer",
@@ -239,7 +238,7 @@ mod tests {
             "{}",
             trip.reason
         );
-        // One sound iteration in between starts the count anew.
+        // One sound iteration in between restarts the count.
         let mut spiked = history(falls(6), 10);
         spiked.insert(9, sound());
         assert_eq!(verdict(&guard, &spiked), None);
@@ -298,7 +297,7 @@ mod tests {
         let far = said(39, &trip);
         let command = "agentgym-submit fork r --iteration 30 --fresh-optimizer --store s3://b/p`";
         assert!(far.contains(command), "{far}");
-        // The last two optimizer states are there.
+        // The last two optimizer states are kept.
         let near = Trip {
             since: 39,
             ..trip.clone()

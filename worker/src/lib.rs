@@ -1,9 +1,9 @@
-//! The worker: lease a job, open its inputs, run its stage, write its
-//! outputs, commit, plan what comes next.
+//! The worker: takes a job, opens its inputs, runs its stage, writes and commits its outputs, and
+//! plans the next parts.
 //!
-//! The runtime owns every side effect on shared state; stage functions see a
-//! [`StageContext`] and nothing else, so a stage can be read, tested and rerun
-//! as a function from artifacts to artifacts.
+//! The runtime owns every side effect on shared state. A stage function sees only a
+//! [`StageContext`], so a stage can be read, tested and rerun as a function from artifacts to
+//! artifacts.
 
 mod attempt;
 mod blocking;
@@ -56,7 +56,7 @@ mod damaged;
 #[path = "../../tests/mutations.rs"]
 mod mutations;
 
-/// Readers of foreign bytes are tested for what they take, too.
+/// Tests of readers of untrusted bytes also measure how much memory they allocate.
 #[cfg(test)]
 #[global_allocator]
 static ALLOCATOR: mutations::Counting = mutations::Counting;

@@ -1,28 +1,27 @@
-//! The process's memory: what the allocator keeps of it, and its peak.
+//! The process's memory: releasing unused pages, and the peak.
 
 use std::ffi::CStr;
 
-/// Every arena, to jemalloc (`MALLCTL_ARENAS_ALL`): its purge gives unused pages back.
+/// `MALLCTL_ARENAS_ALL` is 4096: purging all of jemalloc's arenas returns unused pages.
 const PURGE: &CStr = c"arena.4096.purge";
 
-/// Gives back what earlier attempts freed: a rollout's caches, which the allocator would
-/// keep a little longer, are of no use to an update.
+/// Returns memory that earlier attempts freed: an update has no use for a rollout's caches, which
+/// the allocator would keep a little longer.
 pub(crate) fn give_back() {
     let none = std::ptr::null_mut();
-    // SAFETY: the name is a C string and the call takes and returns nothing; it may be made
-    // from any thread at any time. Where another allocator serves the process it finds
-    // nothing to do.
+    // SAFETY: the name is a C string and the call takes and returns nothing; it is allowed
+    // from any thread at any time. If the process uses another allocator, the call has no effect.
     unsafe { tikv_jemalloc_sys::mallctl(PURGE.as_ptr(), none, std::ptr::null_mut(), none, 0) };
 }
 
-/// Begins the process's peak anew, so that each attempt has its own. Attempts
-/// that overlap in one process share the younger one's.
+/// Resets the process's peak, so that each attempt has its own. Attempts that overlap in one
+/// process share the peak of the younger one.
 pub(crate) fn forget_peak() {
-    // Elsewhere than on Linux there is no such file, and no peak to be read.
+    // Other systems than Linux have no such file, and no peak to read.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// The process's largest resident size since [`forget_peak`]; 0 where the system does not say.
+/// The process's largest resident size since [`forget_peak`]; 0 if the system does not report it.
 pub(crate) fn peak_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));

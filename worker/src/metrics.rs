@@ -1,7 +1,6 @@
-//! `metrics.json` of a stage: figures that are a function of the stage's
-//! inputs. Rates and times are not among them; they go into the attempt's
-//! [`Report`](crate::Report), since equal runs have equal artifacts. Every name
-//! is explained in `docs/metrics.md`.
+//! `metrics.json` of a stage: figures that depend only on the stage's inputs. Rates and times go
+//! into the attempt's [`Report`](crate::Report) instead, since equal runs have equal artifacts.
+//! `docs/metrics.md` explains every name.
 
 use crate::Result;
 use agentgym_jobs::artifact_names;
@@ -11,7 +10,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// For counts that are left out where there is nothing to count.
+/// For counts that are omitted when there is nothing to count.
 pub(crate) fn is_zero(count: &usize) -> bool {
     *count == 0
 }
@@ -21,7 +20,7 @@ pub(crate) async fn write(outputs: &mut Outputs, metrics: &impl Serialize) -> Re
     write_json(outputs, artifact_names::METRICS, "metrics", metrics).await
 }
 
-/// Writes a JSON artifact that people may read.
+/// Writes a JSON artifact in a human-readable layout.
 pub(crate) async fn write_json(
     outputs: &mut Outputs,
     name: &str,
@@ -34,7 +33,7 @@ pub(crate) async fn write_json(
     Ok(())
 }
 
-/// Mean; 0 of nothing, since JSON has no NaN and a count stands beside it.
+/// The mean; 0 for no values, since JSON has no NaN and a count is stored beside it.
 pub(crate) fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     let (mut sum, mut count) = (0.0, 0u64);
     for value in values {
@@ -44,13 +43,13 @@ pub(crate) fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     if count == 0 { 0.0 } else { sum / count as f64 }
 }
 
-/// What every set of episodes is described by. Means run over the usable
-/// episodes; a fault is counted and is no failure (I8).
+/// Statistics of a set of episodes. Means are over the usable episodes; a fault is counted and is
+/// not a failure (I8).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct EpisodeSummary {
-    /// Episodes in all.
+    /// Number of episodes, unusable ones included.
     pub(crate) episodes: usize,
-    /// Share that solved its task.
+    /// Share of episodes that solved their task.
     pub(crate) success: f64,
     /// The environment's last reward.
     pub(crate) reward: f64,
@@ -60,11 +59,11 @@ pub(crate) struct EpisodeSummary {
     pub(crate) response_length_mean: f64,
     /// Tokens before the first sampled one.
     pub(crate) prompt_length_mean: f64,
-    /// Tokens that the policy sampled, in all.
+    /// Tokens that the policy sampled in all usable episodes.
     pub(crate) loss_tokens: usize,
     /// Episodes by how they ended.
     pub(crate) outcomes: BTreeMap<&'static str, usize>,
-    /// Episodes that the environment spoiled.
+    /// Episodes that failed because of the environment.
     pub(crate) env_faults: usize,
     /// Their share.
     pub(crate) env_fault_rate: f64,

@@ -1,13 +1,13 @@
-//! Where a model lies on this machine: a folder, or the snapshot of a hub model
-//! in the hub tools' own cache. Nothing is downloaded; where nothing is found,
-//! the message says where was looked and which command fetches it.
+//! Finds a model on this machine: a folder, or the snapshot of a hub model in the hub tools' cache.
+//! Nothing is downloaded; if no model is found, the error names the searched places and the
+//! command that fetches it.
 
 use std::path::{Path, PathBuf};
 
 /// The folder of `actor_rollout_ref.model.path`.
 ///
 /// # Errors
-/// In words: what was looked for, and what to give instead.
+/// A message for the user: what was searched, and what to pass instead.
 pub fn model_folder(path: &str) -> Result<PathBuf, String> {
     let folder = Path::new(path);
     if folder.is_dir() {
@@ -53,7 +53,7 @@ fn hub_id(path: &str) -> Option<(&str, &str)> {
     (plain(owner) && plain(name)).then_some((owner, name))
 }
 
-/// Where the hub's own tools keep their downloads.
+/// Where the hub's tools keep their downloads.
 fn hub_cache() -> PathBuf {
     let folder = |name: &str| {
         std::env::var_os(name)

@@ -1,11 +1,10 @@
-//! Pairs of preferences from two files of trajectories, `{item_id,
-//! conversations, reward}` as AgentGym's evaluators write them: a JSON array or
-//! one object per line.
+//! Preference pairs from two trajectory files, `{item_id, conversations, reward}` as AgentGym's
+//! evaluators write them: a JSON array or one object per line.
 //!
-//! Of several trajectories of a task the expert file's best and the experience
-//! file's worst count. A task in both files makes a pair if the rewards are at
-//! least `dpo.reward_gap` apart and the better one is at least
-//! `dpo.expert_threshold`; the better one is chosen, whichever file it is from.
+//! Of several trajectories of a task, the best of the expert file and the worst of the experience
+//! file are used. A task in both files makes a pair if the rewards differ by at least
+//! `dpo.reward_gap` and the better reward is at least `dpo.expert_threshold`. The better trajectory
+//! is the chosen one, whichever file it is from.
 
 use crate::demonstrations::{Conversation, Line};
 use crate::{Error, Result};
@@ -13,7 +12,7 @@ use agentgym_jobs::config::Dpo;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A trajectory as written. An expert without a reward is taken to have 1.
+/// A trajectory as written. An expert trajectory without a reward counts as 1.
 #[derive(Debug, Clone, Deserialize)]
 struct Trajectory {
     item_id: String,
@@ -22,11 +21,11 @@ struct Trajectory {
     reward: Option<f64>,
 }
 
-/// Two answers to one prompt.
+/// Two answers to the same prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Pair {
     pub(crate) item_id: String,
-    /// The messages both begin with.
+    /// The messages that both answers begin with.
     pub(crate) prompt: Vec<Line>,
     pub(crate) chosen: Vec<Line>,
     pub(crate) rejected: Vec<Line>,
@@ -37,7 +36,7 @@ pub(crate) struct Pair {
     pub(crate) rows: [String; 2],
 }
 
-/// What became of the tasks of both files.
+/// How many tasks of both files became pairs, and why the others did not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Counts {
     pub(crate) pairs: usize,
@@ -45,9 +44,9 @@ pub(crate) struct Counts {
     pub(crate) without_counterpart: usize,
     /// Rewards closer than `dpo.reward_gap`.
     pub(crate) below_gap: usize,
-    /// The better one below `dpo.expert_threshold`.
+    /// The better reward is below `dpo.expert_threshold`.
     pub(crate) below_threshold: usize,
-    /// An answer longer than `dpo.max_length`, where `dpo.overlong` is `leave_out`.
+    /// An answer is longer than `dpo.max_length`, and `dpo.overlong` is `leave_out`.
     #[serde(skip_serializing_if = "crate::metrics::is_zero")]
     pub(crate) too_long: usize,
 }
@@ -58,7 +57,7 @@ impl Pair {
         &self.rows[usize::from(!chosen)]
     }
 
-    /// One of both answers with its prompt, of which nothing is learnt.
+    /// One of the two answers with its prompt, which is not trained on.
     pub(crate) fn conversation(&self, chosen: bool) -> Conversation {
         let shown = self.prompt.iter().map(|line| Line {
             loss: Some(false),
@@ -72,15 +71,14 @@ impl Pair {
     }
 }
 
-/// Row of a file and what it holds.
+/// By item id: row, reward and trajectory.
 type Kept = BTreeMap<String, (usize, f64, Trajectory)>;
 
-/// Builds the pairs, in the order of their ids. The files come with the names
-/// by which messages call them.
+/// Builds the pairs, sorted by item id. Each file comes with its name for messages.
 ///
 /// # Errors
-/// A file that cannot be read, a row without what it needs, answers to
-/// different prompts, or no pair at all.
+/// A file that cannot be read, a row with a missing field, answers to different prompts, or no pair
+/// at all.
 pub(crate) fn build(
     options: &Dpo,
     expert: (&str, &[u8]),
@@ -153,7 +151,7 @@ pub(crate) fn build(
     Ok((pairs, counts))
 }
 
-/// One trajectory per task: the first, unless a later one is `better`.
+/// Keeps one trajectory per task: the first, unless a later one is `better`.
 fn keep(
     (what, bytes): (&str, &[u8]),
     reward_default: Option<f64>,
@@ -294,7 +292,7 @@ mod tests {
                 )
             })
             .collect();
-        // The experience of t_4 is the better one.
+        // For t_4 the experience trajectory is the better one.
         assert_eq!(shown, [("t_1", "good", "worst"), ("t_4", "better", "weak")]);
         assert_eq!(pairs[1].from(true), "experience.jsonl row 4");
         assert_eq!(pairs[1].from(false), "expert.json row 4");

@@ -1,21 +1,21 @@
-//! A panic is a fault of the program. It ends the attempt that met it, with a record that says so,
-//! and nothing else: not the worker, not its other runs, not the hold of a claim.
+//! A panic is a bug in the program. It ends the attempt in which it happens, with an end record,
+//! and nothing else: not the worker, not its other runs, and the claim is still released.
 
 use crate::{Error, Result};
 use futures::FutureExt as _;
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
 
-/// Does `work`; a panic in it, or in a task or thread whose panic it passes on, is its error.
+/// Runs `work`; a panic in it, or one passed on from a task or thread, becomes an error.
 ///
-/// What the panic has left half done is not used again: an attempt has a state of its own, and
-/// what attempts share are caches and sets that every use leaves whole.
+/// State that the panic left inconsistent is not used again: each attempt has its own state, and
+/// attempts share only caches and sets that are consistent after each use.
 pub(crate) async fn caught<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let done = AssertUnwindSafe(work).catch_unwind().await;
     done.unwrap_or_else(|panic| Err(Error::Internal(message(&*panic))))
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned())

@@ -1,7 +1,6 @@
-//! Models that stay in memory between attempts. A model is known by the digests
-//! of its files, never by the commit that holds it: a policy that was just
-//! trained here is not read back from the store, and two commits with equal
-//! bytes share one copy.
+//! Models that stay in memory between attempts. A model is identified by the digests of its files,
+//! not by its commit: a policy that was just trained here is not read back from the store, and two
+//! commits with equal bytes share one copy.
 
 use crate::Result;
 use crate::blocking::blocking;
@@ -20,21 +19,21 @@ pub(crate) const CRITIC: &str = "critic";
 /// Prefix of an adapter's artifacts.
 pub(crate) const ADAPTER: &str = "adapter";
 
-/// Policies that a worker keeps in memory: an iteration's, the reference, and the one that
-/// is evaluated.
+/// Policies that a worker keeps in memory: the iteration's policy, the reference, and the one under
+/// evaluation.
 pub const RESIDENT_POLICIES: usize = 3;
 
 /// A model that can be kept.
 pub trait Resident: Sized + Send + Sync + 'static {
     /// Prefix of its artifacts.
     const PREFIX: &'static str;
-    /// Copies kept at once.
+    /// Copies kept at the same time.
     const KEPT: usize;
 
     /// Reads its folder.
     ///
     /// # Errors
-    /// A folder that the model crate refuses.
+    /// A folder that the model crate rejects.
     fn load(folder: &Path, device: &Device) -> agentgym_model::Result<Self>;
 }
 
@@ -49,7 +48,7 @@ impl Resident for Policy {
 
 impl Resident for Critic {
     const PREFIX: &'static str = CRITIC;
-    /// The one that scores; its update hands on the next.
+    /// The critic that scores; a critic update replaces it by its successor.
     const KEPT: usize = 1;
 
     fn load(folder: &Path, device: &Device) -> agentgym_model::Result<Self> {
@@ -57,7 +56,7 @@ impl Resident for Critic {
     }
 }
 
-/// A small cache, least recently used out first.
+/// A small least-recently-used cache.
 pub struct Models<T> {
     /// Most recently used last.
     kept: Mutex<Vec<(blake3::Hash, Arc<T>)>>,
@@ -78,13 +77,13 @@ impl<T> Default for Models<T> {
 }
 
 impl<T: Resident> Models<T> {
-    /// The model in the commit that the stage knows as `input`.
+    /// The model in the commit with input name `input`.
     ///
     /// # Errors
-    /// A damaged artifact, or a folder that the model crate refuses.
+    /// A damaged artifact, or a folder that the model crate rejects.
     pub async fn get(&self, device: &Device, inputs: &Inputs, input: &str) -> Result<Arc<T>> {
         let key = fingerprint(T::PREFIX, inputs.artifacts(input)?);
-        // Held while loading, so that two attempts do not load the same twice.
+        // Held while loading, so that two attempts do not load the same model twice.
         let mut kept = self.kept.lock().await;
         if let Some(model) = recall(&mut kept, key) {
             return Ok(model);
@@ -107,17 +106,17 @@ impl<T: Resident> Models<T> {
 }
 
 impl Policies {
-    /// True if the policy that was written whole as `artifacts` is in memory.
+    /// True if the full policy that was written as `artifacts` is in memory.
     pub(crate) async fn holds(&self, artifacts: &[Artifact]) -> bool {
         let key = fingerprint(POLICY, artifacts);
         self.kept.lock().await.iter().any(|(kept, _)| *kept == key)
     }
 
-    /// The adapter in the commit `input` on the policy in the commit `base`, which
-    /// is kept as well: the next adapter needs it too.
+    /// The adapter in the commit `input` on the policy in the commit `base`, which is kept too,
+    /// since the next adapter needs it.
     ///
     /// # Errors
-    /// A damaged artifact, or a folder that the model crate refuses.
+    /// A damaged artifact, or a folder that the model crate rejects.
     pub(crate) async fn adapted(
         &self,
         device: &Device,
@@ -159,7 +158,7 @@ impl Policies {
 
 type Kept<T> = Vec<(blake3::Hash, Arc<T>)>;
 
-/// The model of this key, which is now the one used last.
+/// The model with this key; marks it as most recently used.
 fn recall<T>(kept: &mut Kept<T>, key: blake3::Hash) -> Option<Arc<T>> {
     let at = kept.iter().position(|(k, _)| *k == key)?;
     let hit = kept.remove(at);

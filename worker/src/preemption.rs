@@ -1,9 +1,9 @@
-//! Notices of preemption: before a cloud takes a spot machine away, its
-//! metadata server says so. A worker that watches drains at once instead of
-//! waiting for the signal that comes later, or never.
+//! Preemption notices: before a cloud stops a spot machine, its metadata server announces it. A
+//! worker that watches for it drains at once instead of waiting for a signal that comes later or
+//! never.
 //!
-//! The three large clouds answer in three ways behind one function; another
-//! base URL (`AGENTGYM_METADATA_URL`) serves tests and emulators.
+//! One function covers the different answers of the three large clouds; another base URL
+//! (`AGENTGYM_METADATA_URL`) serves tests and emulators.
 //!
 //! Sources: the documentation of EC2 (spot instance interruption notices, IMDSv2),
 //! Compute Engine (metadata entry `instance/preempted`) and Azure (Scheduled Events, and
@@ -17,22 +17,22 @@ use std::str::FromStr;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// Instances get from 30 s (Azure, Compute Engine) to two minutes (EC2).
+/// Instances get a notice of 30 s (Azure, Compute Engine) to two minutes (EC2).
 const ASK_EVERY: Duration = Duration::from_secs(2);
 /// The metadata server is on the same host.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// An answer is a few hundred bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// Whose metadata server is asked.
+/// The cloud whose metadata server is polled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cloud {
     /// EC2: a document exists once the instance is to be stopped or terminated.
     Aws,
-    /// Compute Engine: a word that turns to `TRUE`.
+    /// Compute Engine: a value that turns to `TRUE`.
     Gcp,
-    /// Azure: a list of events, one of type `Preempt` that names this machine: all machines of a
-    /// scale set, or of an availability set, read one list.
+    /// Azure: a list of events, one of type `Preempt` that names this machine. All machines of a
+    /// scale set or of an availability set read the same list.
     Azure,
 }
 
@@ -60,8 +60,8 @@ impl Cloud {
     }
 }
 
-/// Cancels `drain` once the cloud has given notice. A metadata server that does
-/// not answer is said once and asked on: the machine may not be a spot one.
+/// Cancels `drain` once the cloud has given notice. If the metadata server does not answer, this is
+/// logged once and polling continues: the machine may not be a spot machine.
 pub async fn drain_on_notice(cloud: Cloud, drain: CancellationToken) {
     let url = std::env::var("AGENTGYM_METADATA_URL").unwrap_or_else(|_| cloud.url().to_owned());
     let client = match http_client().timeout(ANSWER_MAX).no_proxy().build() {
@@ -141,8 +141,8 @@ async fn is_given(cloud: Cloud, client: &Client, url: &str) -> Result<bool> {
     }
 }
 
-/// The machine's own name, as Scheduled Events know it: for one of a uniform scale set the
-/// set's name and the number of the instance.
+/// This machine's name as in Scheduled Events: in a uniform scale set, the set's name and the
+/// number of the instance.
 async fn azure_name(client: &Client, url: &str) -> Result<String> {
     const PATH: &str = "/metadata/instance/compute/name?api-version=2021-02-01&format=text";
     let request = client
@@ -158,10 +158,10 @@ async fn azure_name(client: &Client, url: &str) -> Result<String> {
     }
 }
 
-/// Whether an event is about the machine of this name. One that names none is about all.
+/// Whether an event concerns the machine of this name. An event without names concerns all.
 fn names(resources: &Value, own: &str) -> bool {
     let resources = resources.as_array().map_or(&[][..], Vec::as_slice);
-    // Names of Azure's resources know no case.
+    // Names of Azure resources are case-insensitive.
     let is_own = |name: &Value| {
         let name = name.as_str().unwrap_or_default();
         name.trim_start_matches('_').eq_ignore_ascii_case(own)
@@ -199,8 +199,8 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    /// A metadata server by hand: answers as the clouds document it, refuses
-    /// requests without the header that each of them asks for.
+    /// A minimal metadata server: answers as the clouds document it, and refuses requests without
+    /// the header that the cloud requires.
     async fn metadata(preempted: Arc<AtomicBool>) -> String {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -245,7 +245,7 @@ mod tests {
                         "200 OK",
                         r#"{"DocumentIncarnation": 3, "Events": [{"EventType": "Preempt", "ResourceType": "VirtualMachine", "Resources": ["fleet_6", "Fleet_7"], "NotBefore": ""}]}"#,
                     ),
-                    // Of this machine a freeze, of another one the end.
+                    // A freeze of this machine, and a preemption of another.
                     false => (
                         "200 OK",
                         r#"{"DocumentIncarnation": 2, "Events": [{"EventType": "Freeze", "Resources": ["fleet_7"]}, {"EventType": "Preempt", "Resources": ["fleet_70"]}]}"#,

@@ -1,16 +1,16 @@
-//! What both binaries need of the process they run in: names, a signal
-//! handler, the number of cores and the queue beside a folder store.
+//! Process-level helpers of both binaries: names, a signal handler, the number of cores and the
+//! queue next to a folder store.
 
 use crate::{Error, Result};
 use agentgym_storage::Store;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// How long a drain waits for turns under way. Kubernetes kills 30 s after its SIGTERM.
+/// How long a drain waits for turns in progress. Kubernetes kills a process 30 s after its SIGTERM.
 pub const DRAIN_GRACE: Duration = Duration::from_secs(20);
 
-/// The same for a process that ends so long after a drain began: what has been played must
-/// still be journalled.
+/// [`DRAIN_GRACE`], shortened for a process that is killed `notice` after a drain begins: it needs
+/// time to journal the turns already played.
 pub fn grace_of(notice: Option<Duration>) -> Duration {
     const TO_JOURNAL: Duration = Duration::from_secs(5);
     notice.map_or(DRAIN_GRACE, |notice| {
@@ -29,10 +29,10 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// The SQLite queue beside a folder store.
+/// The SQLite queue next to a folder store.
 ///
 /// # Errors
-/// Another kind of store, which needs a queue of its own.
+/// Another kind of store, which needs a separate queue.
 pub fn default_queue_url(store: &Store) -> Result<String> {
     match store.local_root() {
         Some(root) => Ok(format!("sqlite:{}", root.join("queue.sqlite").display())),
@@ -54,8 +54,8 @@ pub async fn drain_on_signal(drain: CancellationToken) {
     std::process::abort();
 }
 
-/// Returns when a drain has taken `limit`, or never: whoever takes the machine away does
-/// not wait, and an end of one's own is the same without the waiting.
+/// Returns once a drain has taken `limit`; never without a limit. The machine is
+/// taken away at that time anyway, so the process ends itself.
 pub async fn out_of_time(drain: &CancellationToken, limit: Option<Duration>) {
     let Some(limit) = limit else {
         return std::future::pending().await;

@@ -1,6 +1,6 @@
-//! What an `expire` job deletes. The rule itself is pure
-//! ([`crate::stages::expire::retained`]); this file gathers what it needs and
-//! hands the deletion to the store, which writes a tombstone first.
+//! Carries out an `expire` job. The retention rule itself is pure
+//! ([`crate::stages::expire::retained`]); this file collects its inputs and passes the deletion to
+//! the store, which writes a tombstone first.
 
 use crate::Result;
 use crate::run_state::RunState;
@@ -10,7 +10,7 @@ use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{PartId, Stage, critic_of, policy_of};
 use agentgym_storage::{Inputs, Manifest, Store};
 
-/// Applies the retention rules as of the update of `latest`.
+/// Applies the retention rules after the update of iteration `latest`.
 pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> Result<()> {
     let pipeline = state.plan.config.run.pipeline;
     if !matches!(pipeline, Pipeline::Rl | Pipeline::AgentEvol) {
@@ -21,7 +21,7 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
     let plan = std::sync::Arc::clone(&state.plan);
     for iteration in examined(&plan, latest) {
         let last = policy_of(&state.plan, iteration);
-        // A supervised stage of several parts has a policy of each.
+        // In a supervised stage of several parts each part has a policy.
         let makers = (0..=last.part).map(|part| PartId { part, ..last });
         let parts = state.parts(iteration).into_iter().map(|part| part.id);
         let gradients: Vec<PartId> = parts.filter(|id| id.stage == Stage::Gradient).collect();
@@ -40,8 +40,8 @@ pub(crate) async fn expire(store: &Store, state: &mut RunState, latest: u32) -> 
     let keep = |manifest: &Manifest, name: &str| {
         let last = policy_of(&plan, manifest.iteration);
         let unfinished = manifest.stage == last.stage.name() && manifest.part != last.part;
-        // Only the last part's policy is the iteration's; the others go as
-        // optimizer states do.
+        // Only the last part's policy is the iteration's policy; those of other parts are expired
+        // like optimizer states.
         let name = match (unfinished, name.split_once('/')) {
             (true, Some((_, rest))) => &format!("optimizer/{rest}"),
             _ => name,
@@ -69,8 +69,7 @@ fn evaluation_pending(state: &RunState, iteration: u32) -> bool {
         .any(|p| !state.progress.contains(&p.id))
 }
 
-/// The iteration with the highest mean success over all sets, the earliest on
-/// a tie.
+/// The iteration with the highest mean success over all sets; the earliest one on a tie.
 async fn best_evaluated(store: &Store, state: &mut RunState, latest: u32) -> Result<Option<u32>> {
     let mut best: Option<(f64, u32)> = None;
     let sets = state.plan.config.evaluation.sets.len() as u32;
@@ -101,7 +100,7 @@ async fn best_evaluated(store: &Store, state: &mut RunState, latest: u32) -> Res
                 .and_then(serde_json::Value::as_f64)
                 .unwrap_or(0.0);
         }
-        // A fork has none of the iterations before it.
+        // A fork has no evaluations of the iterations before it.
         if found && best.is_none_or(|(b, _)| sum > b) {
             best = Some((sum, iteration));
         }

@@ -1,5 +1,5 @@
-//! What an episode earned, as training counts it: the environment's last reward,
-//! or with `algorithm.turn_rewards` what each turn earned.
+//! The reward of an episode in training: the environment's last reward, or with
+//! `algorithm.turn_rewards` the reward of each turn.
 
 use crate::{Error, Result};
 use agentgym_algorithms::advantages::{place_score, place_turn_rewards};
@@ -9,11 +9,11 @@ use agentgym_jobs::plan::Plan;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The plan's rule.
+/// The plan's reward rule.
 pub(crate) enum Rewards {
-    /// The last one, for the whole episode.
+    /// The last reward, for the whole episode.
     Last,
-    /// Every turn's own. By environment: true where its number is a total.
+    /// A reward per turn. Maps each environment to whether it reports a running total.
     Turns(BTreeMap<String, bool>),
 }
 
@@ -32,7 +32,7 @@ impl Rewards {
         Ok(Self::Turns(totals.collect::<Result<_>>()?))
     }
 
-    /// The episode's score: what group estimators compare.
+    /// The episode's score, which group estimators compare.
     pub(crate) fn score(&self, episode: &Episode) -> f64 {
         match self {
             Self::Last => episode.reward,
@@ -40,7 +40,7 @@ impl Rewards {
         }
     }
 
-    /// What each turn earned, where that is what counts.
+    /// The reward of each turn, if turns are rewarded.
     pub(crate) fn turns(&self, episode: &Episode) -> Option<Vec<f64>> {
         match self {
             Self::Last => None,
@@ -48,7 +48,7 @@ impl Rewards {
         }
     }
 
-    /// Reward per token of the episode's sequences, joined in the order of time.
+    /// Reward per token of the episode's sequences, concatenated in time order.
     ///
     /// # Errors
     /// A turn that points outside its sequence.
@@ -61,7 +61,7 @@ impl Rewards {
             starts.push(starts.last().copied().unwrap_or(0) + sequence.token_ids.len());
         }
         let spans = episode.turns.iter().map(|turn| {
-            // A start that is not there reaches beyond the mask, which is refused.
+            // A missing start maps beyond the mask, which is rejected.
             let start = starts.get(turn.sequence as usize);
             let start = start.copied().unwrap_or(loss_mask.len());
             start + turn.policy.0 as usize..start + turn.policy.1 as usize
@@ -124,7 +124,7 @@ mod tests {
             total.tokens(&played, &mask).unwrap(),
             [0.0, 0.0, 0.0, 0.5, 0.0, 0.25]
         );
-        // What was answered without the environment earned nothing and lost nothing.
+        // A turn that was answered without the environment earns and loses nothing.
         played.turns[1].reward = None;
         assert_eq!(total.score(&played), 0.5);
     }

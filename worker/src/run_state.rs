@@ -1,6 +1,5 @@
-//! What a worker knows of a run: the plan in force, the commits it has seen,
-//! and from them what is worth enqueuing. Commits are immutable, so what was
-//! seen once is never asked for again.
+//! A worker's knowledge of a run: the plan in force, the commits it has seen, and the parts worth
+//! enqueuing. Commits are immutable, so a commit that was seen is never checked again.
 
 use crate::Result;
 use crate::exhausted::{Exhausted, counted_failures};
@@ -20,8 +19,8 @@ use tokio::time::Instant;
 /// A worker asks the queue for a newer plan when the last answer is older than this.
 const PLAN_AGE_MAX: Duration = Duration::from_secs(2);
 
-/// A process that knows no commit of so many iterations before the newest has been told too
-/// little, and lists them.
+/// If the first incomplete iteration known here lags a new commit by more than this, announcements
+/// were missed and the commits are listed.
 const ITERATIONS_BEHIND_MAX: u32 = 4;
 
 /// A run as one process sees it.
@@ -35,9 +34,9 @@ pub struct RunState {
     /// Everything is committed, and the worker has acted on it.
     pub(crate) is_over: bool,
     manifests: BTreeMap<PartId, Arc<Manifest>>,
-    /// Parts that this process has pushed since it began.
+    /// Parts that this process has pushed since it started.
     offered: BTreeSet<PartId>,
-    /// Attempts of parts that can run, as last listed.
+    /// Attempts of runnable parts, as last listed.
     attempts: BTreeMap<Slot, Vec<AttemptRecord>>,
     /// What the stop guard has read so far.
     pub(crate) history: History,
@@ -46,7 +45,7 @@ pub struct RunState {
 /// The newest revision of a run's plan.
 ///
 /// # Errors
-/// [`JobsError::UnknownRun`] if nobody has planned the run.
+/// [`JobsError::UnknownRun`] if the run has no plan.
 pub async fn load_plan(store: &Store, run: &RunId) -> Result<Plan> {
     match store.newest_plan(run, None).await? {
         Some((revision, bytes)) => Ok(Plan::stored(run, revision, &bytes, store.url())?),
@@ -80,10 +79,10 @@ pub async fn load_plan(store: &Store, run: &RunId) -> Result<Plan> {
 }
 
 impl RunState {
-    /// Loads the plan and finds the frontier.
+    /// Loads the plan and computes the frontier.
     ///
     /// # Errors
-    /// Unknown run, or a store that cannot be read.
+    /// An unknown run, or a store that cannot be read.
     pub async fn open(store: &Store, run: &RunId) -> Result<Self> {
         let plan = Arc::new(load_plan(store, run).await?);
         let mut state = Self {
@@ -101,8 +100,8 @@ impl RunState {
         Ok(state)
     }
 
-    /// A second view of the same run: an attempt reads and remembers manifests
-    /// in its own, so that planning goes on beside it.
+    /// A second view of the same run: an attempt reads and remembers manifests in its own view, so
+    /// that planning continues meanwhile.
     pub fn view(&self) -> Self {
         Self {
             store: self.store.clone(),
@@ -134,15 +133,15 @@ impl RunState {
             tracing::info!(revision, "a newer plan revision is in force");
             let plan = Plan::stored(&self.plan.run, revision, &bytes, self.store.url())?;
             self.plan = Arc::new(plan);
-            // What was dropped while the run was on hold is offered again.
+            // Parts whose jobs were dropped while the run was on hold are offered again.
             self.offered.clear();
         }
         self.plan_asked = Instant::now();
         Ok(())
     }
 
-    /// Reads the plan again if the queue announces a newer one. It asks the queue, and
-    /// that every few seconds: one worker at a time looks into the store and tells the others.
+    /// Reads the plan again if the queue announces a newer revision. Only the queue is asked, every
+    /// few seconds: one worker at a time reads the store and announces the revision to the others.
     pub async fn heed_plan(&mut self, queue: &Queue) -> Result<()> {
         if self.plan_asked.elapsed() < PLAN_AGE_MAX {
             return Ok(());
@@ -155,19 +154,19 @@ impl RunState {
         Ok(())
     }
 
-    /// True if nothing more may begin (`jobs.hold`).
+    /// True if no further work may begin (`jobs.hold`).
     pub fn on_hold(&self) -> bool {
         self.plan.config.jobs.hold
     }
 
-    /// Lists the commits of the iterations in flight, all at once, and plans anew.
+    /// Lists the commits of all iterations in flight, and computes the frontier again.
     pub async fn refresh(&mut self) -> Result<Frontier> {
         let known = self.progress.frontier(&self.plan);
         let Some(first) = known.first_iteration() else {
             return Ok(known);
         };
         for slot in self.store.commits_from(&self.plan.run, first).await? {
-            // A stage that this program does not know belongs to a newer one.
+            // A stage unknown to this program belongs to a newer one.
             if let Ok(stage) = Stage::from_str(&slot.stage) {
                 self.progress.insert(PartId {
                     iteration: slot.iteration,
@@ -179,9 +178,9 @@ impl RunState {
         Ok(self.progress.frontier(&self.plan))
     }
 
-    /// What the commit of `id` has made possible, and whether it was the last one: by what this
-    /// process knows and by what it was told. Told is not known: it is enough to push a job,
-    /// which opens its inputs itself, but nothing is ever held to be done because of it.
+    /// The parts that the commit of `id` enables, and whether all parts seem committed, judged by
+    /// known and announced commits. An announcement is enough to push a job, which opens its inputs
+    /// itself, but a part never counts as committed because of one.
     pub async fn enabled_by(
         &mut self,
         id: PartId,
@@ -201,7 +200,7 @@ impl RunState {
         Ok((enabled, progress.finished(&self.plan)))
     }
 
-    /// The first iteration that is not complete, as far as this process knows.
+    /// The first incomplete iteration, as far as this process knows.
     pub fn first_iteration(&mut self) -> u32 {
         let frontier = self.progress.frontier(&self.plan);
         frontier.first_iteration().unwrap_or(self.plan.iterations)
@@ -221,7 +220,7 @@ impl RunState {
         Ok(Some(manifest))
     }
 
-    /// Takes over what another view of the run has heard of.
+    /// Takes over the manifests that another view of the run has read.
     pub(crate) fn learn_from(&mut self, other: &Self) {
         for (id, manifest) in &other.manifests {
             if self.progress.insert(*id) || !self.manifests.contains_key(id) {
@@ -239,14 +238,14 @@ impl RunState {
         });
     }
 
-    /// Pushes what can run. `running` are parts this process is making.
+    /// Pushes the runnable parts. `running` are parts that this process is making.
     ///
-    /// A part that was started is pushed again, under the next key, if its last
-    /// attempt ended without a commit, or if nobody alive holds its claim any
-    /// more. Of a run on hold nothing is pushed.
+    /// A part that was started is pushed again, under the next key, if its last attempt ended
+    /// without a commit, or if no live worker holds its claim. A run on hold gets no pushes.
+    /// Returns a message if a part has used up its attempts.
     ///
     /// # Errors
-    /// The first part that has used up its attempts, by name.
+    /// The store or the queue fails.
     pub async fn enqueue(
         &mut self,
         queue: &Queue,
@@ -280,10 +279,9 @@ impl RunState {
         Ok(None)
     }
 
-    /// Pushes parts that this process has not pushed yet, without a look at the store: what a
-    /// commit has just made possible has no attempts. Where another worker was quicker, the
-    /// queue holds the same key or the claim is taken. Whatever goes wrong, [`Self::enqueue`]
-    /// heals.
+    /// Pushes parts that this process has not pushed yet, without reading the store: parts that a
+    /// commit has just enabled have no attempts. If another worker was faster, the queue holds the
+    /// same key or the claim is taken. [`Self::enqueue`] recovers from every failure here.
     ///
     /// # Errors
     /// The queue fails.
@@ -294,7 +292,7 @@ impl RunState {
                 self.push(queue, &job, Duration::ZERO).await?;
             }
         }
-        // What is committed is never asked for again.
+        // Parts of complete iterations are never pushed again.
         let first = self.first_iteration();
         self.offered.retain(|id| id.iteration >= first);
         Ok(())
@@ -310,8 +308,8 @@ impl RunState {
         Ok(())
     }
 
-    /// The queue's view of a part that has begun so often. Whatever gives it another chance, an
-    /// attempt or a new plan revision, gives it another key; neither number ever falls.
+    /// The job of a part that has begun `attempts` times. A further attempt or a new plan revision
+    /// gives it a new key; neither number ever decreases.
     pub fn job(&self, id: PartId, attempts: usize) -> Job {
         Job {
             run: self.plan.run.to_string(),
@@ -322,7 +320,7 @@ impl RunState {
         }
     }
 
-    /// Wait before the next attempt: doubles with each failed one.
+    /// Wait before the next attempt; doubles with each failed attempt.
     pub fn backoff(&self, attempts: &[AttemptRecord]) -> Duration {
         let failed = self.failed(attempts);
         if failed == 0 {
@@ -333,7 +331,7 @@ impl RunState {
         Duration::from_secs_f64(self.plan.config.jobs.backoff_s * factor)
     }
 
-    /// Why a part may not be tried again, if so.
+    /// Why a part may not be tried again, if it may not.
     pub fn exhausted(&self, id: PartId, attempts: &[AttemptRecord]) -> Option<String> {
         let exhausted = Exhausted::of(&self.plan, attempts)?;
         let ends = attempts.iter().rev().filter_map(|a| a.end.as_ref());

@@ -1,5 +1,5 @@
-//! The worker's loop: jobs from the queue, one at a time per device; planning
-//! after every commit and now and then; draining on request.
+//! The worker's loop: takes jobs from the queue, one at a time per device; plans after every commit
+//! and periodically; drains on request.
 
 mod ends;
 mod planning;
@@ -24,35 +24,35 @@ use tokio::sync::{Mutex, broadcast};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// How long a job of another run is out of sight once a worker of one run met it.
+/// How long a job of another run is hidden after a worker of one run fetched it.
 const NOT_MINE_PAUSE: Duration = Duration::from_secs(1);
-/// Wait before a store or queue that failed is asked again.
+/// Wait before a failed store or queue is used again.
 const TROUBLE_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long a store or queue may fail before a worker that ends with its run
-/// gives up. The others go on asking: somebody will repair it.
+/// How long a store or queue may fail before a worker that ends with its run gives up. Other
+/// workers keep retrying: an operator has to repair it.
 const TROUBLE_MAX: Duration = Duration::from_secs(60);
-/// When a queue has failed for so long, the store is asked as well: a file
-/// queue lies beside a folder store, and a full disk shows itself there.
+/// When a queue has failed for this long, the store is probed too: a SQLite queue is next to a
+/// folder store, and the store reports a full disk clearly.
 const TROUBLE_ASK_STORE: Duration = Duration::from_secs(5);
 
-/// What a worker needs to know.
+/// The options of a worker.
 pub struct WorkerOptions {
-    /// The truth.
+    /// The object store: the only durable state.
     pub store: Store,
-    /// The hint.
+    /// The queue, a hint.
     pub queue: Queue,
     /// Unique among live workers.
     pub name: String,
     /// Stages this worker takes; empty for all.
     pub stages: Vec<Stage>,
-    /// What makes their outputs: [`crate::stages::Stages`] in every program.
+    /// The stage functions: [`crate::stages::Stages`] in every program.
     pub functions: Arc<dyn StageFunctions>,
     /// Compute threads.
     pub threads: usize,
-    /// `cpu`, `cuda:N`, or `auto` for a GPU where there is one.
+    /// `cpu`, `cuda:N`, or `auto` for a GPU if there is one.
     pub device: String,
-    /// What its products read; the processor knows f32 alone.
+    /// Element type of the operands of matrix products; only f32 on CPU.
     pub dtype: Dtype,
     /// Only this run; otherwise every run of the store.
     pub run: Option<RunId>,
@@ -60,9 +60,9 @@ pub struct WorkerOptions {
     pub exit_when_finished: bool,
     /// Local folder for inputs and scratch.
     pub cache_dir: PathBuf,
-    /// Fetch the next policy while a part is made. Off where time is simulated.
+    /// Fetch the next policy while a part is being made. Off in simulated time.
     pub prefetch: bool,
-    /// How long a drain waits for turns under way.
+    /// How long a drain waits for turns in progress.
     pub drain_grace: Duration,
 }
 
@@ -75,18 +75,18 @@ struct Worker {
     stop: CancellationToken,
     runs: Mutex<BTreeMap<RunId, Arc<Mutex<RunState>>>>,
     running: std::sync::Mutex<BTreeSet<PartId>>,
-    /// Why a run goes no further, as it was last said: every look finds it again.
+    /// The last reported reason why each run is stopped: every look finds the same reason again.
     stopped: std::sync::Mutex<BTreeMap<RunId, String>>,
-    /// The device answers nothing any more: the worker leaves with this.
+    /// Set when the device no longer responds: the worker ends with this error.
     lost: std::sync::Mutex<Option<Error>>,
-    /// Since when the store or the queue has failed without a success between.
+    /// Start of the current failure of the store or the queue; reset by a success.
     trouble: std::sync::Mutex<Option<Instant>>,
 }
 
-/// Works until drained, or until the run is over where the options say so.
+/// Works until drained, or until the run is over if the options say so.
 ///
 /// # Errors
-/// Unusable device, or a store that cannot be read at the start.
+/// An unusable device, or a store that cannot be read at the start.
 pub async fn run_worker(
     options: WorkerOptions,
     events: broadcast::Sender<Event>,
@@ -113,8 +113,8 @@ pub async fn run_worker(
         [] => Stage::ALL.to_vec(),
         some => some.to_vec(),
     };
-    // There is always another rollout to play. Taken last, an evaluation would
-    // wait for the end of the run on a single worker.
+    // Stages that block nothing come first. There is always another rollout to play, so on a single
+    // worker an evaluation that is taken last would wait for the end of the run.
     stages.sort_by_key(|stage| stage.facts().blocks);
     let classes: Vec<&str> = stages.iter().map(|s| s.name()).collect();
     let name = options.name.clone();
@@ -146,7 +146,7 @@ pub async fn run_worker(
         }
     };
     let working = queue.work(&name, &classes, gate, handler, stop.clone());
-    // What was started with it ends in an orderly way, whatever has ended this.
+    // However this ends, the tasks and servers started above are still stopped.
     let worked = panics::caught(async { Ok(working.await?) }).await;
     stop.cancel();
     planner.abort();
@@ -171,8 +171,8 @@ impl Worker {
         Ok(state)
     }
 
-    /// Handles one job; whatever happens is on record or said aloud, and the
-    /// queue learns that the job is over.
+    /// Handles one job. Every failure is recorded or reported, and the queue always learns that the
+    /// job is over.
     async fn handle(&self, job: Job) -> Handled {
         match panics::caught(self.try_job(&job)).await {
             Ok(handled) => handled,
@@ -191,7 +191,7 @@ impl Worker {
             return Ok(Handled::Done);
         };
         if self.options.run.as_ref().is_some_and(|only| *only != run) {
-            // Another run on a shared queue, whose workers find it again.
+            // A job of another run on a shared queue; that run's workers fetch it later.
             return Ok(Handled::PutBack(NOT_MINE_PAUSE));
         }
         let Ok(stage) = Stage::from_str(&job.stage) else {
@@ -222,7 +222,8 @@ impl Worker {
                 return Ok(Handled::Done);
             }
         };
-        // The claim is given back however that ends, or nobody could take the part up.
+        // The claim is released however this ends; otherwise no other worker could take the part
+        // until the lease expires.
         let made = panics::caught(self.make(&run, &shared, id, job, &claim)).await;
         release(claim).await;
         if let Some((number, ended)) = made? {
@@ -231,12 +232,12 @@ impl Worker {
         Ok(Handled::Done)
     }
 
-    /// Behind the claim: whoever had it before has committed by now, so that a commit is not
-    /// overlooked as long as claims hold.
+    /// Called with the claim held: an earlier holder has committed by now, so no commit is missed
+    /// as long as claims hold.
     ///
-    /// A job that was offered once under this plan is most likely of a part that nobody has
-    /// begun. Then the record of its first attempt, which only one can write, is all that is
-    /// asked of the store. Where it is taken, the history decides.
+    /// A job that was offered once under this plan most likely belongs to a part without attempts.
+    /// Then the create-only record of the first attempt is the only request to the store. If that
+    /// attempt number is taken, the history decides.
     async fn make(
         &self,
         run: &RunId,
@@ -246,7 +247,7 @@ impl Worker {
         claim: &ClaimGuard,
     ) -> Result<Option<(u32, Ended)>> {
         let mut is_new = shared.lock().await.job(id, 0).offer == job.offer;
-        // Each round more means that one more attempt is on record, so this ends.
+        // Each further round means that one more attempt is on record, so the loop ends.
         loop {
             let taken = match is_new {
                 true => Some(0),
@@ -265,7 +266,7 @@ impl Worker {
         }
     }
 
-    /// The highest number of an attempt; none if the part is committed or may not be tried.
+    /// The highest attempt number; `None` if the part is committed or may not be tried again.
     async fn history(
         &self,
         run: &RunId,
@@ -286,7 +287,7 @@ impl Worker {
         Ok(Some(attempts.last().map_or(0, |last| last.number)))
     }
 
-    /// What an attempt begins with, unless its part is known to be committed.
+    /// The view and the part for an attempt, unless the part is known to be committed.
     async fn prepare(
         &self,
         shared: &Arc<Mutex<RunState>>,
@@ -298,7 +299,7 @@ impl Worker {
             let Some(part) = planned.into_iter().find(|p| p.id == id) else {
                 return Ok(None);
             };
-            // The attempt works on its own view, so that planning goes on beside it.
+            // The attempt works on its own view, so that planning continues meanwhile.
             (state.view(), part)
         };
         for input in &part.inputs {
@@ -306,13 +307,13 @@ impl Worker {
         }
         let mut state = shared.lock().await;
         state.learn_from(&own);
-        // Planning may have heard of a commit meanwhile.
+        // Planning may have learned of a commit meanwhile.
         let known = state.progress.contains(&id);
         drop(state);
         Ok((!known).then_some((own, part)))
     }
 
-    /// One attempt, whose claim is renewed and whose run may be put on hold meanwhile.
+    /// One attempt. Meanwhile the claim is renewed, and a hold of the run drains the attempt.
     async fn attempt(
         &self,
         shared: &Arc<Mutex<RunState>>,
@@ -376,7 +377,7 @@ impl Worker {
     }
 }
 
-/// A part that this worker makes, for as long as this lives.
+/// A part that this worker is making, for the lifetime of this value.
 struct Running<'a> {
     parts: &'a std::sync::Mutex<BTreeSet<PartId>>,
     id: PartId,
@@ -389,21 +390,21 @@ impl<'a> Running<'a> {
     }
 }
 
-/// Also where a panic goes by: the planner offers no part that it holds to be made here.
+/// Runs on a panic too; otherwise the planner would not offer the part again.
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         held(self.parts).remove(&self.id);
     }
 }
 
-/// What a mutex guards: whole also after a panic elsewhere, since each use of these is one call.
+/// Locks a mutex. Its data is consistent even after a panic elsewhere, since each use is one call.
 fn held<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// One that stays behind runs out by itself.
+/// A claim that is not released expires by itself.
 async fn release(claim: ClaimGuard) {
     if let Err(e) = claim.release().await {
         tracing::debug!("claim not released: {e}");

@@ -1,26 +1,26 @@
-//! A folder of this process for downloads and scratch files. It goes with the
-//! process; what killed processes left behind goes when the next one starts,
-//! so that `kill -9` costs no disk space for ever.
+//! This process's folder for downloads and scratch files. It is removed with the process. The next
+//! process to start removes what killed processes left behind, so `kill -9` does not leak disk
+//! space permanently.
 
 use crate::{Error, Result};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
-/// Held locked as long as the process lives: a free one means an orphan.
+/// Locked as long as the process lives: a lock that is free marks an orphan.
 const LOCK: &str = "in-use";
 const PREFIX: &str = "agentgym-run-";
 
-/// See the module.
+/// See the module documentation.
 pub struct ScratchFolder {
     path: PathBuf,
     _lock: File,
 }
 
 impl ScratchFolder {
-    /// Makes a folder below `parent`, and removes orphans there.
+    /// Creates a folder below `parent`, and removes orphans there.
     ///
     /// # Errors
-    /// The folder or the lock in it cannot be made.
+    /// The folder or its lock file cannot be created.
     pub fn new(parent: &Path) -> Result<Self> {
         let failed = |path: &Path| {
             let what = format!("cannot write in {}", path.display());
@@ -31,14 +31,14 @@ impl ScratchFolder {
         let path = parent.join(format!("{PREFIX}{}", agentgym_storage::nonce()));
         std::fs::create_dir(&path).map_err(failed(&path))?;
         let lock = File::create(path.join(LOCK)).map_err(failed(&path))?;
-        // Some network file systems have no locks; then orphans stay.
+        // Some network file systems have no locks; orphans then remain.
         if let Err(e) = lock.try_lock() {
             tracing::debug!("{} cannot be locked: {e}", path.display());
         }
         Ok(Self { path, _lock: lock })
     }
 
-    /// Where it is.
+    /// The folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -55,7 +55,7 @@ impl Drop for ScratchFolder {
 fn remove_orphans(parent: &Path) {
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     for entry in entries.filter(|e| e.file_name().to_string_lossy().starts_with(PREFIX)) {
-        // A folder without the file is just being made, or somebody else's.
+        // A folder without the lock file is being created, or belongs to another program.
         let Ok(lock) = File::open(entry.path().join(LOCK)) else {
             continue;
         };

@@ -1,7 +1,6 @@
-//! One file per stage. A stage is a function from named inputs to named
-//! outputs: same inputs, same bytes, on any worker and any number of threads.
-//! It sees no key, no store, no queue and no clock that could reach an
-//! artifact (I3); what it measures goes into its [`Report`].
+//! The stages, one file each. A stage is a function from named inputs to named outputs: same
+//! inputs, same bytes, on any worker and any number of threads. It has no key, store or queue, and
+//! no clock that could affect an artifact (I3); its measurements go into its [`Report`].
 
 mod advantage;
 mod artifacts;
@@ -27,13 +26,13 @@ use agentgym_jobs::pipeline::Stage;
 use agentgym_storage::Outputs;
 use futures::future::{BoxFuture, FutureExt};
 
-/// The table of stage functions. The simulation has one of its own, as cheap as
-/// hashing; everything around the table is what runs everywhere.
+/// The table of stage functions. The simulation replaces it by one that only hashes; the code
+/// around the table is the same everywhere.
 pub trait StageFunctions: Send + Sync {
     /// Runs a stage.
     ///
     /// # Errors
-    /// Whatever keeps the stage from its outputs; nothing is committed then.
+    /// Any reason why the stage cannot produce its outputs; nothing is committed then.
     fn run<'a>(
         &'a self,
         stage: Stage,
@@ -42,7 +41,7 @@ pub trait StageFunctions: Send + Sync {
     ) -> BoxFuture<'a, Result<Report>>;
 }
 
-/// The stages of this program.
+/// The stage functions of this program.
 #[derive(Debug, Clone, Copy)]
 pub struct Stages;
 
@@ -60,7 +59,7 @@ impl StageFunctions for Stages {
 /// Runs a stage.
 ///
 /// # Errors
-/// Whatever keeps the stage from its outputs; nothing is committed then.
+/// Any reason why the stage cannot produce its outputs; nothing is committed then.
 pub async fn run(
     stage: Stage,
     context: &mut StageContext,

@@ -1,10 +1,10 @@
-//! The journal of a part that plays episodes: what earlier attempts left of them, and what
-//! this one adds, event by event.
+//! The journal of a part that plays episodes: the events that earlier attempts recorded, and the
+//! events that this attempt adds.
 //!
-//! An episode has a [`Tape`]. It is asked first; what it does not hold is sampled, or asked
-//! of the environment, and recorded on it. So an episode that was cut off goes on where its
-//! tape ends, and one whose tape is whole is made of it alone. What is recorded waits in
-//! memory until [`TurnJournal::save`] writes all of it as one segment.
+//! Each episode has a [`Tape`], which is read first. What the tape does not hold is sampled, or
+//! requested from the environment, and then recorded on the tape. So an interrupted episode
+//! continues at the end of its tape, and an episode with a complete tape is rebuilt from the tape
+//! alone. New events wait in memory until [`TurnJournal::save`] writes all of them in one go.
 
 use crate::episode::Request;
 use crate::{Report, Result, StageContext};
@@ -17,23 +17,23 @@ use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// About as many bytes as one segment takes, unless a single event (an observation, as large
-/// as the environments' client lets it be) is larger.
+/// Approximate limit of a segment in bytes. A segment is larger only if a single event is (an
+/// observation may be as large as the environment client allows).
 const SEGMENT_BYTES: usize = 32 << 20;
 
 /// Group and sample.
 type Key = (u32, u32);
 
-/// An episode of the part: what is played, and its random stream.
+/// An episode of the part: its task and its random stream.
 #[derive(Debug, Clone)]
 pub struct EpisodeId {
-    /// What is solved.
+    /// The task.
     pub task: Task,
     /// Group of the episode.
     pub group: u32,
     /// Index in the group.
     pub sample: u32,
-    /// Its randomness.
+    /// The random stream.
     pub stream: [u8; 32],
 }
 
@@ -52,21 +52,21 @@ impl From<&Request> for EpisodeId {
 pub struct TurnJournal {
     histories: BTreeMap<Key, History>,
     finished: BTreeMap<Key, Episode>,
-    /// Tokens that earlier attempts say they had sampled.
+    /// Tokens that earlier attempts had sampled, by their own count.
     sampled_before: u64,
-    /// What the last segment of this attempt says.
+    /// The count in the last segment of this attempt.
     sampled_told: u64,
     shared: Arc<Shared>,
 }
 
 type Shared = Mutex<State>;
 
-/// What the tapes of an attempt have in common.
+/// State shared by the tapes of an attempt.
 #[derive(Debug, Default)]
 struct State {
-    /// In the order of writing, each with about as many bytes as it takes.
+    /// In write order, each with its approximate size in bytes.
     unsaved: Vec<(Record, usize)>,
-    /// Of an episode, its last one there.
+    /// For each episode, the index of its last record in `unsaved`.
     latest: BTreeMap<Key, usize>,
     unsaved_tokens: u64,
     journalled_tokens: u64,
@@ -75,16 +75,16 @@ struct State {
 }
 
 fn held(shared: &Shared) -> MutexGuard<'_, State> {
-    // Whole also after a panic elsewhere: nothing in this file panics while it is held.
+    // Consistent even after a panic elsewhere: nothing in this file panics while holding it.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl TurnJournal {
-    /// Reads what earlier attempts of the part left of these episodes. Segments are let go one
-    /// by one; what cannot be read, or does not fit, is left out and made again.
+    /// Reads what earlier attempts of the part recorded of these episodes. Segments are freed one
+    /// by one; a segment that cannot be read, or does not fit, is skipped and its work is redone.
     ///
     /// # Errors
-    /// An input that is not there.
+    /// A missing input.
     pub fn read(
         context: &mut StageContext,
         episodes: impl IntoIterator<Item = EpisodeId>,
@@ -102,7 +102,7 @@ impl TurnJournal {
         let mut sampled: BTreeMap<u32, u64> = BTreeMap::new();
         let mut sampled_before = 0;
         for segment in std::mem::take(&mut context.replayed) {
-            // Older programs journalled finished episodes alone.
+            // Older programs journalled only finished episodes.
             if kind(&segment) == Some(Episodes::KIND) {
                 for episode in
                     readable(decode::<Episodes>(&segment)).map_or(vec![], Episodes::into_vec)
@@ -143,12 +143,12 @@ impl TurnJournal {
         })
     }
 
-    /// The episodes that older programs journalled whole; they have no tape.
+    /// Finished episodes that older programs journalled; they have no tape.
     pub(crate) fn take_finished(&mut self) -> BTreeMap<Key, Episode> {
         std::mem::take(&mut self.finished)
     }
 
-    /// The tape of an episode that was named when the journal was read. To be taken once.
+    /// The tape of an episode that was named when the journal was read. May be taken once.
     pub fn tape(&mut self, group: u32, sample: u32) -> Tape {
         let history = self.histories.remove(&(group, sample));
         let (beginning, events) = history.map(History::into_parts).unwrap_or_default();
@@ -165,8 +165,8 @@ impl TurnJournal {
         }
     }
 
-    /// Writes what was recorded since the last time. `sampled_tokens` is what the attempt has
-    /// sampled so far; the `last` segment of an attempt says it even where nothing is new.
+    /// Writes the events recorded since the last call. `sampled_tokens` is the attempt's count of
+    /// sampled tokens so far; the `last` segment of an attempt records it even without new events.
     ///
     /// # Errors
     /// The store fails.
@@ -182,7 +182,7 @@ impl TurnJournal {
             let tokens = std::mem::take(&mut state.unsaved_tokens);
             (std::mem::take(&mut state.unsaved), tokens)
         };
-        // Asked afterwards: what is recorded was sampled.
+        // Read after taking the records, so that it covers every recorded token.
         let sampled_tokens = sampled_tokens();
         if records.is_empty() && !(last && sampled_tokens > self.sampled_told) {
             return Ok(());
@@ -201,7 +201,7 @@ impl TurnJournal {
         Ok(())
     }
 
-    /// What is known of sampling twice; see docs/metrics.md.
+    /// Figures about tokens that were sampled twice; see docs/metrics.md.
     pub fn report(&self, sampled_tokens: u64, report: &mut Report) {
         let state = held(&self.shared);
         report.set("sampled_tokens", sampled_tokens);
@@ -213,7 +213,7 @@ impl TurnJournal {
     }
 }
 
-/// What is new, in segments of a bounded size; one at least.
+/// New records, split into segments of bounded size; at least one segment.
 fn bounded(records: Vec<(Record, usize)>) -> Vec<Vec<Record>> {
     let mut segments = vec![Vec::new()];
     let mut total = 0;
@@ -243,7 +243,7 @@ fn sampled_tokens(episode: &Episode) -> u64 {
     tokens as u64
 }
 
-/// Which part of which run, and what it is made from.
+/// A digest of the run, the part and its inputs.
 fn part_of(context: &StageContext) -> Result<Link> {
     let mut hasher = blake3::Hasher::new();
     let mut add = |text: &str| {
@@ -268,28 +268,28 @@ fn part_of(context: &StageContext) -> Result<Link> {
     Ok(hasher.finalize().into())
 }
 
-/// What has happened in an episode: recorded events first, in their order, then new ones.
-/// A tape that holds something else than what is asked for is of no further use from there on.
+/// The events of an episode: recorded ones first, in order, then new ones. If the next event is not
+/// the requested one, the rest of the tape is discarded.
 #[derive(Debug)]
 pub struct Tape {
     group: u32,
     sample: u32,
     beginning: Link,
-    /// Over all that has happened.
+    /// Digest over all events so far.
     link: Link,
-    /// Number of events that have happened.
+    /// Number of events so far.
     length: u32,
-    /// Recorded by an earlier attempt, and not asked for yet.
+    /// Recorded by an earlier attempt, and not yet replayed.
     recorded: VecDeque<(Event, Link)>,
-    /// Some of it was recorded by an earlier attempt.
+    /// True if an earlier attempt recorded some of it.
     is_taken_up: bool,
-    /// Tokens in what was taken from the record.
+    /// Tokens in the replayed events.
     tokens: u64,
     shared: Arc<Shared>,
 }
 
 impl Tape {
-    /// One of an episode with these events, which nobody writes down.
+    /// A tape with these events, whose new events are never saved.
     #[cfg(test)]
     pub(crate) fn holding(events: &[Event]) -> Self {
         let beginning = Link::default();
@@ -310,7 +310,7 @@ impl Tape {
         }
     }
 
-    /// What was recorded on it since, and how often it began anew.
+    /// The newly recorded events, and how often an episode started over.
     #[cfg(test)]
     pub(crate) fn news(&self) -> (Vec<Event>, u64) {
         let state = held(&self.shared);
@@ -319,7 +319,7 @@ impl Tape {
         (events.collect(), state.begun_anew)
     }
 
-    /// True if all that happens from now on is new.
+    /// True if all further events are new.
     pub fn is_used_up(&self) -> bool {
         self.recorded.is_empty()
     }
@@ -337,7 +337,7 @@ impl Tape {
         })
     }
 
-    /// The policy's next message, if one is recorded that passes.
+    /// The policy's next message, if the recorded one passes `passes`.
     pub fn message(&mut self, passes: impl Fn(&Message) -> bool) -> Option<Message> {
         let message = self.next(|event| match event {
             Event::Message(message) if passes(&message) => Ok(message),
@@ -365,7 +365,7 @@ impl Tape {
         })
     }
 
-    /// The episode has its outcome.
+    /// Marks the end of the episode.
     pub fn over(&mut self) {
         let known = self.next(|event| match event {
             Event::Over => Ok(()),
@@ -390,11 +390,11 @@ impl Tape {
         }
     }
 
-    /// Records what has just happened.
+    /// Records an event that has just happened.
     pub fn record(&mut self, event: Event) {
         let before = self.link;
-        // Nothing in an event can fail to be encoded; if it did, what follows could not be
-        // continued, which costs work and no correctness.
+        // Encoding an event cannot fail; if it did, later events could not be linked, which costs
+        // work but not correctness.
         let Ok((link, bytes)) = link(&before, &event) else {
             return;
         };
@@ -405,7 +405,7 @@ impl Tape {
         state.unsaved_tokens += event.sampled_tokens();
         let key = (self.group, self.sample);
         let latest = state.latest.get(&key).copied();
-        // A record may not be larger than a segment should be.
+        // A record may not be larger than a segment.
         let open = latest
             .and_then(|index| state.unsaved.get_mut(index))
             .filter(|(record, size)| {
@@ -431,7 +431,7 @@ impl Tape {
         }
     }
 
-    /// Nothing has happened: the episode is played from its beginning.
+    /// Discards all events: the episode is played from its beginning.
     pub fn begin_anew(&mut self) {
         let mut state = held(&self.shared);
         state.taken_up_tokens = state.taken_up_tokens.saturating_sub(self.tokens);

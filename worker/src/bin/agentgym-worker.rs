@@ -1,7 +1,7 @@
-//! `agentgym-worker`: one more pair of hands for the runs of a store.
+//! `agentgym-worker`: works on the runs of a store.
 //!
-//! Its log, on standard error, is for people: a line per attempt, no noise of
-//! the queue's own. It ends with the exit codes of `agentgym-submit`.
+//! Its log on standard error is for people: one line per attempt, without the queue's internal
+//! messages. It uses the exit codes of `agentgym-submit`.
 
 use agentgym_jobs::pipeline::Stage;
 use agentgym_model::Dtype;
@@ -25,7 +25,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 #[derive(Parser)]
 #[command(name = "agentgym-worker", version = version())]
 struct Arguments {
-    /// Folder, s3://bucket/prefix: where the runs are.
+    /// Store of the runs: a folder or s3://bucket/prefix.
     #[arg(
         long,
         env = "AGENTGYM_STORE",
@@ -33,8 +33,8 @@ struct Arguments {
         default_value = "agentgym-data"
     )]
     store: String,
-    /// sqlite:FILE or redis://…; default: the SQLite file beside a folder store. One with a
-    /// password belongs into AGENTGYM_QUEUE, since everybody on the machine sees command lines.
+    /// sqlite:FILE or redis://…; default: the SQLite file next to a folder store. Pass a URL with a
+    /// password in AGENTGYM_QUEUE, since every user of the machine can see command lines.
     #[arg(long, env = "AGENTGYM_QUEUE", hide_env_values = true)]
     queue: Option<String>,
     /// Only this run.
@@ -43,25 +43,26 @@ struct Arguments {
     /// Only these stages, separated by commas.
     #[arg(long, value_delimiter = ',')]
     stages: Vec<Stage>,
-    /// cpu, cuda:N, or auto: the first GPU if it can be used, and a line that says why not.
+    /// cpu, cuda:N, or auto: the first GPU if it can be used, otherwise the CPU and a log line with
+    /// the reason.
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// What a GPU's products read: f32, or bf16, which is faster and less exact. It is part of
-    /// the numeric class.
+    /// Element type of the operands of a GPU's matrix products: f32, or bf16, which is faster and
+    /// less precise. It is part of the numeric class.
     #[arg(long, default_value_t)]
     dtype: Dtype,
-    /// Compute threads; default: all cores. A GPU is fed by one.
+    /// Compute threads; default: all cores. A GPU uses one.
     #[arg(long)]
     threads: Option<NonZeroUsize>,
-    /// Seconds of silence after which a worker counts as dead; the same in all
-    /// workers of a fleet, and as jobs.lease_ttl_s of its runs.
+    /// Seconds without a heartbeat after which a worker counts as dead; the same for all workers of
+    /// a fleet, and equal to jobs.lease_ttl_s of its runs.
     #[arg(long, default_value_t = QueueOptions::default().lease_ttl_s)]
     lease_ttl_s: u64,
-    /// Drain when this cloud gives notice that it takes the machine away: aws, gcp or azure.
+    /// Drain when this cloud announces a preemption of the machine: aws, gcp or azure.
     #[arg(long, value_name = "CLOUD")]
     preemption: Option<Cloud>,
-    /// Seconds that a drain may take; then the process ends, whatever is under way. What is
-    /// committed or journalled is safe.
+    /// Seconds that a drain may take; then the process ends, even with work in progress. Committed
+    /// or journalled work is safe.
     #[arg(long, value_name = "SECONDS")]
     preemption_notice_s: Option<u64>,
     /// Log one JSON object per line, with run, part and attempt as fields.
@@ -72,7 +73,7 @@ struct Arguments {
     exit_when_finished: bool,
 }
 
-/// What `--version` prints behind the name.
+/// The output of `--version` after the name.
 fn version() -> &'static str {
     static VERSION: LazyLock<String> =
         LazyLock::new(|| format!("{} ({})", agentgym_worker::BUILD, agentgym_worker::FEATURES));
@@ -83,7 +84,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let log = tracing_subscriber::fmt()
         .with_writer(|| Visible(std::io::stderr()))
-        // A reader of the log that went away is no reason to panic.
+        // A closed standard error must not cause a panic.
         .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
@@ -106,27 +107,27 @@ fn main() -> ExitCode {
         }
     };
     let ended = runtime.block_on(work(arguments));
-    // A compute thread that is still at work is not waited for.
+    // Do not wait for a compute thread that is still running.
     runtime.shutdown_background();
     match ended {
         Ok(code) => code,
         Err(e) => {
-            // Nobody may be listening any more.
+            // Standard error may be closed.
             let _ = writeln!(Visible(std::io::stderr()), "error: {e}");
             ExitCode::from(exit_code(&e))
         }
     }
 }
 
-/// The codes of docs/cli.md.
+/// The exit codes of docs/cli.md.
 fn exit_code(error: &Error) -> u8 {
     const UNKNOWN_RUN: u8 = 4;
     match error {
         Error::Jobs(agentgym_jobs::Error::UnknownRun { .. }) => UNKNOWN_RUN,
-        // Before any job, the only payload that is read is a plan.
+        // Before the first job, the only payload read is a plan.
         Error::Jobs(agentgym_jobs::Error::Payload { .. }) => code_of(Cause::Store),
         lost if lost.cause() == Cause::Device => code_of(Cause::Device),
-        // Before any job, these are about the device and the queue's URL.
+        // Before the first job, these errors concern the device and the queue's URL.
         Error::Model(_) | Error::Stage(_) => code_of(Cause::Config),
         other => code_of(other.cause()),
     }
@@ -209,7 +210,7 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
         worked = run_worker(options, events, drain.clone()) => worked,
         () = agentgym_worker::out_of_time(&drain, limit) => return Ok(ExitCode::from(INTERRUPTED)),
     };
-    // Ends with the last sender, which a compute thread may hold a little longer.
+    // The log task ends with the last sender, which a compute thread may hold a little longer.
     let stopped = tokio::time::timeout(Duration::from_secs(1), log).await;
     drop(scratch);
     worked?;
@@ -220,7 +221,8 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
     })
 }
 
-/// `told` holds what was waited for, so that it is not repeated every second.
+/// Logs an event. `told` holds the messages already logged, so that they are not repeated every
+/// second.
 fn say(event: &Event, told: &mut BTreeMap<String, Instant>) {
     const AGAIN: Duration = Duration::from_secs(60);
     match event {
@@ -232,7 +234,7 @@ fn say(event: &Event, told: &mut BTreeMap<String, Instant>) {
                 tracing::info!("waiting: {message}");
             }
         }
-        // The runtime logs these itself, with their run and attempt.
+        // The runtime logs these itself, with run and attempt.
         Event::Started { .. }
         | Event::Committed { .. }
         | Event::Superseded { .. }

@@ -158,7 +158,7 @@ fn a_solver_shows_what_an_episode_looks_like() {
     }
 }
 
-/// What a solver shows is made when it is drawn, so only then is it known to be too long.
+/// A solver's demonstration is made when it is drawn, so only then is it known to be too long.
 #[test]
 fn a_solution_that_is_too_long_gives_way_or_is_refused() {
     let policy = policy();

@@ -1,5 +1,5 @@
-//! What is given to the episode loop: the policy, the environments and the limits of a part,
-//! and which episode to play.
+//! The inputs of the episode loop: the policy, the environments and the limits of a part, and the
+//! episode to play.
 
 use crate::decoder::Decoder;
 use crate::environments::Environment;
@@ -14,71 +14,72 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// What all episodes of a part have in common.
+/// What all episodes of a part share.
 pub(crate) struct Player {
-    /// Plays.
+    /// The policy that plays.
     pub(crate) policy: Arc<Policy>,
-    /// Iteration that made it.
+    /// The iteration that made it.
     pub(crate) policy_iteration: u32,
-    /// Samples for it.
+    /// Samples from the policy.
     pub(crate) decoder: Arc<Decoder>,
     /// By name in the plan.
     pub(crate) environments: BTreeMap<String, Environment>,
     /// Limits.
     pub(crate) rules: Rules,
-    /// Told of every environment call.
+    /// Ticked at every environment call.
     pub(crate) beat: Beat,
     /// Microseconds inside environment calls, summed over episodes.
     pub(crate) env_us: AtomicU64,
-    /// Times that an episode was taken up in a fresh session.
+    /// How often an episode continued in a fresh session.
     pub(crate) taken_up: AtomicU64,
-    /// Episodes that went on in a fresh session after their attempt's end.
+    /// Episodes of earlier attempts that continued in a fresh session.
     pub(crate) resumed: AtomicU64,
-    /// The worker drains: no message is begun any more.
+    /// The worker drains: no new message is begun.
     pub(crate) cancel: CancellationToken,
 }
 
 /// The limits of an episode.
 #[derive(Debug, Clone)]
 pub(crate) struct Rules {
-    /// Horizon; an environment may have a nearer one.
+    /// The horizon; an environment may have a lower limit.
     pub(crate) rounds_max: u32,
-    /// Longest first prompt, tokens.
+    /// Longest first prompt, in tokens.
     pub(crate) prompt_tokens_max: usize,
     /// Most tokens after the prompt.
     pub(crate) response_tokens_max: usize,
-    /// Longest context, tokens.
+    /// Longest context, in tokens.
     pub(crate) context_tokens_max: usize,
     /// Most sampled tokens per turn; an environment may allow fewer.
     pub(crate) turn_tokens_max: usize,
-    /// The instructions, the limits of the context, and the notes of an episode.
+    /// The instructions, the context limits and the recording options.
     pub(crate) gym: AgentGym,
-    /// Whether sequences hold what top_k and top_p left; those of older plans do not.
+    /// Whether sequences record the probability mass that top_k and top_p keep; in older plans they
+    /// do not.
     pub(crate) records_cuts: bool,
-    /// An attempt at an episode that spends more inside environment calls is a fault.
+    /// A try at an episode that spends more than this in environment calls is a fault.
     pub(crate) deadline: Duration,
-    /// Times that a faulted episode is played again, and that a fault in the
-    /// middle of it is answered with a fresh session.
+    /// How often a faulted episode is played again, and how often a fault in mid-episode is
+    /// answered with a fresh session.
     pub(crate) fault_retries: u32,
 }
 
-/// Which episode to play.
+/// The episode to play.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
-    /// What is to be solved.
+    /// The task to solve.
     pub(crate) task: Task,
     /// Group of the episode.
     pub(crate) group: u32,
     /// Index in the group.
     pub(crate) sample: u32,
-    /// Its randomness.
+    /// The random stream of the episode.
     pub(crate) stream: [u8; 32],
-    /// Temperature and the like.
+    /// Temperature and other sampling options.
     pub(crate) sampling: Sampling,
 }
 
 impl Request {
-    /// The record of an episode that the environment spoiled.
+    /// The record of an episode that failed because of the environment.
     pub(crate) fn spoiled(&self, fault: String) -> Episode {
         Episode {
             task: self.task.clone(),
@@ -96,15 +97,15 @@ impl Request {
     }
 }
 
-/// How playing can end without an episode.
+/// Why playing ended without an episode.
 pub(super) enum Interruption {
-    /// The environment could not even be reached: nothing was played.
+    /// The environment could not be reached: nothing was played.
     Unreachable(EnvError),
-    /// The environment failed the episode.
+    /// The environment failed during the episode.
     Fault(String),
-    /// It does not play again what an earlier attempt recorded.
+    /// The environment's replay differs from what an earlier attempt recorded.
     Differs(String),
-    /// Not the environment's doing.
+    /// A failure outside the environment.
     Error(Error),
 }
 

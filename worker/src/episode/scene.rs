@@ -1,7 +1,6 @@
-//! The environment's side of an attempt at an episode, and the time that it spends inside
-//! environment calls. The policy's own
-//! time, the wait for a row and for a place are not in it: how long a policy may talk is a
-//! matter of rounds and tokens, and a long episode is no environment's failure.
+//! The environment's side of one try at an episode, and the time spent in environment calls. The
+//! policy's time and the waits for a row or a permit are excluded: rounds and tokens limit the
+//! policy, and a long episode is not an environment's failure.
 
 use super::player::{Interruption, Player};
 use crate::environments::Environment;
@@ -29,12 +28,12 @@ impl<'a> EnvironmentClock<'a> {
         }
     }
 
-    /// Calls go to this address from now on.
+    /// Sets the address of the following calls.
     pub(super) fn is_at(&mut self, address: &str) {
         address.clone_into(&mut self.address);
     }
 
-    /// Waits for a call, as long as the deadline leaves time for it.
+    /// Waits for a call, within the time that the deadline leaves.
     pub(super) async fn call<T>(
         &mut self,
         what: &str,
@@ -68,12 +67,12 @@ impl<'a> EnvironmentClock<'a> {
     }
 }
 
-/// The environment's side of an attempt at an episode.
+/// The environment's side of one try at an episode.
 pub(super) struct Scene<'a> {
     pub(super) environment: &'a Environment,
     pub(super) item_id: i64,
     pub(super) clock: EnvironmentClock<'a>,
-    /// None until something is asked that no earlier attempt has recorded.
+    /// `None` until a call is needed that no earlier attempt has recorded.
     pub(super) session: Option<Session>,
 }
 

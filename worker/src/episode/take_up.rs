@@ -1,12 +1,10 @@
-//! Going on with an episode whose session was lost, with its server or with the
-//! attempt that played it: a fresh session is played up to the same point with the
-//! recorded texts, and what the environment says on the way is compared with what it
-//! said before.
+//! Continues an episode whose session was lost, with its server or with the attempt that played it:
+//! the recorded texts are played in a fresh session up to the same point, and the environment's
+//! answers are compared with the recorded ones.
 //!
-//! Nothing of this shows in the episode: its observations are the recorded
-//! ones, so an episode that was taken up has the bytes of one that was never
-//! interrupted. Where the environment says something else, or declares that
-//! playing again gives something else, the episode begins anew.
+//! The episode does not show this: its observations are the recorded ones, so an episode that was
+//! continued is byte-identical to one that was never interrupted. If the environment answers
+//! differently, or its spec declares that replays differ, the episode starts over.
 
 use super::player::{Interruption, Player};
 use super::scene::Scene;
@@ -16,13 +14,13 @@ use agentgym_envs::{EnvError, Session, StepOutput};
 use agentgym_jobs::episode::Turn;
 use std::sync::atomic::Ordering;
 
-/// Why a fresh session did not get to the same point.
+/// Why a fresh session did not reach the same point.
 enum Lost {
-    /// It answers otherwise.
+    /// It answers differently.
     Differs(String),
-    /// It failed as well.
+    /// It failed too.
     Failed(EnvError),
-    /// Nothing more can be tried.
+    /// No further try is possible.
     Interrupted(Interruption),
 }
 
@@ -39,8 +37,8 @@ impl From<Interruption> for Lost {
 }
 
 impl Player {
-    /// The session of an episode that has come so far. Where an earlier attempt played it,
-    /// there is none yet, and a fresh one is played up to here.
+    /// Ensures that the episode has a session at this point. If an earlier attempt played it up to
+    /// here, a fresh session is opened and the turns are replayed.
     pub(super) async fn session(
         &self,
         scene: &mut Scene<'_>,
@@ -74,7 +72,7 @@ impl Player {
         }
     }
 
-    /// Takes a step; one that fails is taken again in a fresh session.
+    /// Takes a step; a step that fails is repeated in a fresh session.
     pub(super) async fn stepped(
         &self,
         scene: &mut Scene<'_>,
@@ -123,7 +121,7 @@ impl Player {
         Err(Interruption::Fault(error.to_string()))
     }
 
-    /// A fresh session in which the recorded turns have been played.
+    /// A fresh session in which the recorded turns have been replayed.
     async fn play_again(
         &self,
         scene: &mut Scene<'_>,
@@ -144,7 +142,7 @@ impl Player {
             return Err(Lost::Differs("the first observation is another".to_owned()));
         }
         for (index, turn) in turns.iter().enumerate() {
-            // An answer that the client gave by itself changed nothing.
+            // A reply that the client gave by itself changed nothing in the environment.
             if turn.action.is_none() {
                 continue;
             }

@@ -29,7 +29,7 @@ fn beat() -> Beat {
 async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) -> Player {
     let environments = Environments::default();
     let environment = environments.open(plan, "textcraft").await.unwrap();
-    // The server lives as long as the process of the test.
+    // The server lives as long as the test process.
     std::mem::forget(environments);
     let policy = policy();
     let options = DecoderOptions {
@@ -64,7 +64,7 @@ async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) ->
 }
 
 impl Player {
-    /// Plays an episode of which nothing is recorded.
+    /// Plays an episode without recorded events.
     async fn begin(&self, request: &Request) -> Result<Episode> {
         self.play(request, &mut Tape::holding(&[])).await
     }
@@ -88,7 +88,7 @@ fn request(item_id: i64, sample: u32) -> Request {
     }
 }
 
-/// One policy ends its turns, the other one talks until it is cut off.
+/// One policy ends its turns, the other one samples until the token limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn mask_and_spans_say_who_produced_what() {
     let player = player(&plan(&[]), 1, |_| {}).await;
@@ -129,7 +129,7 @@ async fn mask_and_spans_say_who_produced_what() {
     assert!(ends.contains(&true) && ends.contains(&false), "{ends:?}");
 }
 
-/// Scoring a sequence gives the log-probs that it was sampled with, bit for bit.
+/// Scoring a sequence gives the log-probs of its sampling, bit for bit.
 fn assert_scored_as_sampled(player: &Player, sequence: &Sequence) {
     let requests = [ScoreRequest {
         token_ids: &sequence.token_ids,
@@ -153,7 +153,8 @@ async fn scoring_gives_the_sampled_log_probs_bit_for_bit() {
     assert_scored_as_sampled(&player, sequence);
 }
 
-/// Log-probs stay those of the whole distribution; what a cut left is beside them.
+/// Log-probs are those of the full distribution; the probability mass that a cut kept is recorded
+/// beside them.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_cut_left_is_recorded_where_the_plan_knows_of_it() {
     let two = plan(&["actor_rollout_ref.agentgym.context_turns=1"]);
@@ -172,7 +173,7 @@ async fn what_a_cut_left_is_recorded_where_the_plan_knows_of_it() {
         assert_scored_as_sampled(&now, sequence);
         let masses = sequence.log_kept_mass.take().unwrap();
         for (mass, sampled) in masses.iter().zip(&sequence.loss_mask) {
-            // Of hundreds of ids that a random model knows, 20 hold a part.
+            // Of the hundreds of ids of a random model, 20 hold only a part of the mass.
             let fits = if *sampled {
                 (-4.0..-0.1).contains(mass)
             } else {
@@ -239,7 +240,7 @@ async fn a_prompt_that_does_not_fit_names_key_task_and_sizes() {
             4000,
             "data.max_prompt_length = 10 and data.max_response_length = 20",
         ),
-        // Not even encoded to its end.
+        // Too long even to be encoded in full.
         (25, "more than 25 tokens"),
     ] {
         let player = player(&plan(&[]), 1, |rules| {
@@ -292,7 +293,7 @@ async fn an_environment_that_is_not_there_is_no_fault_of_the_episode() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_answers_errors_faults_the_episode() {
-    // A socket that greets every request with the environment's error form.
+    // A socket that answers every request with the environment's error form.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {
@@ -323,7 +324,7 @@ async fn a_server_that_answers_errors_faults_the_episode() {
     );
 }
 
-/// An environment's own limits are those of its episodes where they are the lower ones.
+/// An environment's own limits apply to its episodes if they are lower.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_environment_may_have_nearer_limits() {
     for (limits, rounds, tokens) in [((2, 5), 2, 5), ((9, 900), 3, 12)] {
@@ -340,8 +341,8 @@ async fn an_environment_may_have_nearer_limits() {
     }
 }
 
-/// What the policy sees is the prompt and the last turns, put together from the
-/// ids that are there; each id is trained on once, and scoring agrees.
+/// The policy sees the prompt and the last turns, assembled from existing ids; each id is trained
+/// on once, and scoring agrees.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limited_context_has_a_sequence_for_every_turn_beyond_it() {
     for limit in [1, 2] {
@@ -381,7 +382,7 @@ async fn a_limited_context_has_a_sequence_for_every_turn_beyond_it() {
             assert_scored_as_sampled(&player, sequence);
         }
     }
-    // A window that is never left changes nothing.
+    // A window that is never exceeded changes nothing.
     let play = async |limit| {
         let player = player(&plan(&[]), 1, |rules| rules.gym.context_turns = limit).await;
         player.begin(&request(3, 2)).await.unwrap()
@@ -389,10 +390,9 @@ async fn a_limited_context_has_a_sequence_for_every_turn_beyond_it() {
     assert_eq!(play(Some(3)).await, play(None).await);
 }
 
-/// Every so many turns, or when the window is full, the policy sums up in its own
-/// words. The summary is sampled and trained on where it ends a sequence; the next
-/// one is the prompt, the summary as the policy's message and the last observation,
-/// all of them ids that are there already, and scoring agrees.
+/// After a number of turns, or when the window is full, the policy writes a summary. The summary is
+/// sampled and trained on at the end of its sequence; the next sequence is the prompt, the summary
+/// as the policy's message and the last observation, all of them existing ids, and scoring agrees.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_summary_ends_a_sequence_and_begins_the_next() {
     const ASK: &str = "Sum up.";
@@ -400,7 +400,7 @@ async fn a_summary_ends_a_sequence_and_begins_the_next() {
         (Some(2), 2000, Some(vec![2, 4])),
         (Some(1), 2000, Some(vec![1, 2, 3, 4])),
         (None, 2000, Some(vec![])),
-        // Room for a few replies of 12 tokens and what is said between them.
+        // Room for a few replies of 12 tokens and the messages between them.
         (None, 130, None),
     ] {
         let player = player(&plan(&[]), 2, |rules| {
@@ -480,7 +480,7 @@ async fn a_summary_ends_a_sequence_and_begins_the_next() {
     }
 }
 
-/// The model that solves such tasks now and then: what it does changes the world.
+/// The model that sometimes solves such tasks, so its actions change the world.
 async fn able_player(change: impl FnOnce(&mut Rules)) -> Player {
     let plan = plan(&["actor_rollout_ref.agentgym.env_addr=builtin:worlds?depths=1-2&lines=4-8"]);
     let mut player = player(&plan, 1, |rules| {
@@ -494,7 +494,7 @@ async fn able_player(change: impl FnOnce(&mut Rules)) -> Player {
     afresh(player)
 }
 
-/// The same with a decoder that has sampled nothing yet.
+/// The same player with a decoder that has sampled nothing yet.
 fn afresh(player: Player) -> Player {
     let options = DecoderOptions {
         threads: 1,
@@ -513,8 +513,8 @@ fn tokens(events: &[Event]) -> u64 {
     events.iter().map(Event::sampled_tokens).sum()
 }
 
-/// Cut off at any point, it comes out with the same bytes; what was recorded is not sampled
-/// again, and what comes behind it is recorded as it would have been.
+/// Interrupted at any point, the episode ends with the same bytes: recorded events are not sampled
+/// again, and later events are recorded as they would have been.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_episode_goes_on_from_wherever_its_tape_ends() {
     let plain: fn(&mut Rules) = |_| {};
@@ -552,7 +552,7 @@ async fn an_episode_goes_on_from_wherever_its_tape_ends() {
                 assert_eq!(again, whole, "{what}, cut before event {cut}");
                 assert_eq!(tape.news(), (events[cut..].to_vec(), 0), "{what} {cut}");
                 assert_eq!(player.decoder.sampled_tokens(), tokens(&events[cut..]));
-                // A session is opened only where something is left to be asked.
+                // A session is opened only if a call is still needed.
                 let resumed = player.resumed.load(Ordering::Relaxed);
                 let asks = |e: &Event| matches!(e, Event::Step(_) | Event::Actions(_));
                 let expected = cut > 0 && events[cut..].iter().any(asks);
@@ -566,7 +566,7 @@ async fn an_episode_goes_on_from_wherever_its_tape_ends() {
     );
 }
 
-/// A record that is wrong in some way costs work, never a byte.
+/// A wrong record costs work, never a byte of the result.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_record_is_played_over() {
     let mut player = able_player(|_| {}).await;
@@ -621,8 +621,8 @@ async fn a_wrong_record_is_played_over() {
     }
 }
 
-/// Where playing again gives something else by declaration, an open episode begins anew, and
-/// a whole one is made of its record alone.
+/// If an environment declares that replays differ, an open episode starts over, and a complete one
+/// is rebuilt from its record alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_environment_without_replay_plays_open_episodes_anew() {
     let mut player = able_player(|_| {}).await;
@@ -647,7 +647,7 @@ async fn an_environment_without_replay_plays_open_episodes_anew() {
     }
 }
 
-/// The policy's own time is no environment's: only calls count.
+/// The policy's own time does not count for the environment: only calls do.
 #[tokio::test]
 async fn the_deadline_is_of_environment_calls_alone() {
     const S: Duration = Duration::from_secs(1);
@@ -660,7 +660,7 @@ async fn the_deadline_is_of_environment_calls_alone() {
             .await
             .ok()
             .unwrap();
-        // The policy thinks, or waits for its row.
+        // The policy computes, or waits for its row.
         tokio::time::sleep(100 * S).await;
     }
     clock.is_at("http://elsewhere");
@@ -671,7 +671,7 @@ async fn the_deadline_is_of_environment_calls_alone() {
     else {
         panic!("it was waited for");
     };
-    // Timers are good to a millisecond.
+    // Timers are accurate to a millisecond.
     assert_eq!(begun.elapsed().as_secs_f64().round(), 1.0);
     for part in [
         "`worlds` at http://elsewhere",
@@ -683,7 +683,7 @@ async fn the_deadline_is_of_environment_calls_alone() {
     }
 }
 
-/// A server that listens and never answers is given up, by name.
+/// A server that listens and never answers is cut off, and the error names it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_environment_that_hangs_is_cut_off_at_the_deadline() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -705,8 +705,8 @@ async fn an_environment_that_hangs_is_cut_off_at_the_deadline() {
     }
 }
 
-/// Possible actions are noted where somebody asks, the environment lists them
-/// and they are not in its texts anyway.
+/// Possible actions are recorded if the config asks for it, the environment lists them, and its
+/// texts do not already contain them.
 #[tokio::test(flavor = "multi_thread")]
 async fn possible_actions_are_noted_on_demand() {
     for (env, asked, noted) in [
@@ -792,7 +792,7 @@ async fn server_that_says(observation: String) -> String {
     url
 }
 
-/// What fits no context ends the episode as it always did, and neither memory nor the
+/// An observation that fits no context ends the episode as before, and neither memory nor the
 /// record has to hold all of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_observation_of_megabytes_ends_the_episode_and_is_recorded_in_part() {
@@ -813,9 +813,9 @@ async fn an_observation_of_megabytes_ends_the_episode_and_is_recorded_in_part() 
             episode.check().unwrap();
             episode
         };
-        // Encoded, and found not to fit.
+        // Encoded, and found too long.
         let whole = play(told(5_000)).await;
-        // Beyond what any context holds.
+        // Longer than any context.
         let part = play(told(1_000_000)).await;
         for episode in [&whole, &part] {
             assert_eq!((episode.outcome, episode.turns.len()), (Outcome::Length, 1));

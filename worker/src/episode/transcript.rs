@@ -1,18 +1,16 @@
 //! The tokens of an episode while it is played.
 //!
-//! As a rule an episode is one sequence that only grows. With
-//! `agentgym.context_turns` the policy sees the prompt and so many turns before
-//! the present one; what it sees then is no continuation of what it saw before,
-//! so each such turn has a sequence of its own. It is put together from ids that
-//! are there already, sampled ones included, and nothing is encoded again (I6).
-//! The loss mask of a sequence is true where the policy sampled the id *in that
-//! sequence*: a reply that is repeated as context is trained on once, where it
-//! was sampled.
+//! Usually an episode is one sequence that only grows. With `agentgym.context_turns` the policy
+//! sees the prompt and at most that many turns before the current one. Such a context does not
+//! continue the previous one, so each such turn has its own sequence. It is assembled from existing
+//! ids, sampled ones included, and nothing is encoded again (I6). The loss mask of a sequence is
+//! true where the policy sampled the id *in that sequence*: a reply that is repeated as context is
+//! trained on once, where it was sampled.
 //!
-//! With `agentgym.summary` the policy is asked to sum up instead, every
-//! `context_turns` turns or when the window is full. What it answers is sampled
-//! and trained on in the sequence that ends with it; the next sequence is the
-//! prompt, that answer as the policy's own message, and the last observation.
+//! With `agentgym.summary` the policy is asked for a summary instead, every `context_turns` turns
+//! or when the window is full. The summary is sampled and trained on in the sequence that ends with
+//! it. The next sequence is the prompt, the summary as the policy's own message, and the last
+//! observation.
 
 use super::player::{Player, Request};
 use crate::blocking::blocking;
@@ -25,46 +23,45 @@ use agentgym_model::{Message, Policy, Role};
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Added to a turn's number where its random numbers choose a summary instead.
+/// Added to the turn number to select the random numbers of a summary.
 const SUMMARY: u32 = 1 << 31;
 
-/// An observation up to this long is always kept whole, in bytes.
+/// An observation up to this many bytes is always kept whole.
 const KEPT_WHOLE: usize = 1 << 20;
 
-/// Encoding takes hundreds of bytes of memory for each byte of text: one text longer
-/// than [`KEPT_WHOLE`] at a time in a process.
+/// Encoding takes hundreds of bytes of memory per byte of text, so a process encodes one text
+/// longer than [`KEPT_WHOLE`] at a time.
 static LONG_TEXT: Semaphore = Semaphore::const_new(1);
 
 pub(super) struct Transcript {
-    /// In the order of time; the last one grows.
+    /// In time order; the last one grows.
     sequences: Vec<Sequence>,
-    /// The decoder's place of the last one.
+    /// The decoder's handle of the last sequence.
     seat: Seat,
-    /// Where the context of the next message begins: behind the last one.
+    /// Where the context of the next message begins: after the last message.
     said: usize,
-    /// Tokens of the last one that the engine knows. Fewer than `said` where messages were
-    /// sampled by an earlier attempt: it is given them with the next one.
+    /// Tokens of the last sequence that the engine has. Fewer than `said` if an earlier attempt
+    /// sampled messages; the engine gets those with the next request.
     given: usize,
     /// Longest sequence that the budgets allow.
     tokens_max: usize,
-    /// Most of them that one turn may sample.
+    /// The most tokens that one turn may sample.
     turn_tokens_max: usize,
-    /// Ids of the prompt, and of each turn its reply with the observation after
-    /// it: what a later context is put together from. Kept only where the
-    /// context is limited.
+    /// Ids of the prompt, and per turn the reply with the observation after it: later contexts are
+    /// assembled from these. Kept only if the context is limited.
     prompt: Vec<u32>,
     turns: Vec<Vec<u32>>,
     context_turns: Option<usize>,
-    /// How the policy is asked to sum up, if it is.
+    /// The request for a summary, if summaries are used.
     summary: Option<String>,
     summaries: Vec<Summary>,
     /// Turns sampled in the last sequence.
     turns_here: usize,
 }
 
-/// A message that the policy sampled, where it stands in the last sequence.
+/// A message that the policy sampled, and its place in the last sequence.
 struct Sampled {
-    /// What came since the message before, to where it starts.
+    /// From the end of the previous message to the start of this one.
     context: (u32, u32),
     policy: (u32, u32),
     token_ids: Vec<u32>,
@@ -97,8 +94,8 @@ impl Transcript {
             )));
         };
         let (prompt_max, response_max) = (rules.prompt_tokens_max, rules.response_tokens_max);
-        // A long first observation takes its room from the response, which AgentGym-RL counts
-        // it to. In all it is never more than both together.
+        // As in AgentGym-RL, the part of a first observation beyond the prompt limit counts towards
+        // the response. The total never exceeds both limits together.
         let both = ids.len().min(prompt_max) + response_max;
         let tokens_max = rules.context_tokens_max.min(both);
         if ids.len() >= tokens_max {
@@ -140,7 +137,7 @@ impl Transcript {
         (self.sequences, self.summaries)
     }
 
-    /// Goes on in a new sequence, which begins with these ids.
+    /// Starts a new sequence with these ids.
     fn begin(&mut self, player: &Player, ids: &[u32]) {
         self.sequences.push(Sequence::default());
         self.seat = player.decoder.open();
@@ -170,9 +167,8 @@ impl Transcript {
         }
     }
 
-    /// An observation as it is recorded: whole, but for one that is longer than
-    /// [`KEPT_WHOLE`] and than any that fits. Of that, the record holds a beginning that
-    /// does not fit either.
+    /// An observation as recorded: whole, unless it is longer than [`KEPT_WHOLE`] and too long for
+    /// any context. Then the record holds a beginning that is itself too long for any context.
     pub(super) async fn kept(&self, player: &Player, observation: String) -> Result<String> {
         if observation.len() <= KEPT_WHOLE {
             return Ok(observation);
@@ -190,8 +186,8 @@ impl Transcript {
         .await
     }
 
-    /// Appends the environment's answer to the `turns`-th turn; false if that would
-    /// leave no room for a reply, in which case nothing more can be sampled.
+    /// Appends the environment's answer to the `turns`-th turn; false if that leaves no room for a
+    /// reply, so that nothing more can be sampled.
     pub(super) async fn observe(
         &mut self,
         player: &Player,
@@ -205,7 +201,7 @@ impl Transcript {
             let due = (self.context_turns).is_some_and(|limit| self.turns_here >= limit);
             let policy = &player.policy;
             let alone = (policy.chat()).observation_ids(policy.tokenizer(), ended, &ask)?;
-            // After another reply there must still be room to ask, and for the answer.
+            // After another reply there must still be room for the request and the summary.
             let reserve = 2 * self.turn_tokens_max + alone.len();
             let fitting =
                 ids.filter(|ids| !due && self.len() + ids.len() + reserve <= self.tokens_max);
@@ -243,8 +239,8 @@ impl Transcript {
         Ok(fits)
     }
 
-    /// Asks for a summary behind the last observation, or `alone` where that leaves
-    /// too little room, and begins a sequence with the answer.
+    /// Asks for a summary after the last observation, or with `alone` if that leaves too little
+    /// room, and begins a sequence with the summary.
     async fn sum_up(
         &mut self,
         (player, request): (&Player, &Request),
@@ -284,8 +280,7 @@ impl Transcript {
         Ok(fits)
     }
 
-    /// Ids of an observation, or `None` where its length alone shows that it fits no
-    /// context.
+    /// Ids of an observation, or `None` if its length alone shows that it fits no context.
     async fn ids(&self, player: &Player, ended: bool, text: &str) -> Result<Option<Vec<u32>>> {
         let (text, ids_max) = (text.to_owned(), self.tokens_max);
         off_thread(player, text.len(), move |policy| {
@@ -327,8 +322,8 @@ impl Transcript {
         }))
     }
 
-    /// A message at the end of the last sequence: the recorded one, or else it is
-    /// sampled; `number` selects its random numbers. `None` if there is no room for one.
+    /// Appends a message to the last sequence: the recorded one, or else a sampled one; `number`
+    /// selects its random numbers. `None` if there is no room for one.
     async fn generate(
         &mut self,
         player: &Player,
@@ -388,8 +383,8 @@ impl Transcript {
         }))
     }
 
-    /// Has the engine write a message. It keeps what it sampled; the next one appends
-    /// behind it.
+    /// Samples a message with the engine, which keeps the sampled tokens; the next request appends
+    /// after them.
     async fn sampled(
         &mut self,
         player: &Player,
@@ -424,7 +419,7 @@ impl Transcript {
     }
 }
 
-/// Works on a text of so many bytes where no other episode waits for it.
+/// Processes a text of this many bytes on a blocking thread, so that other episodes do not wait.
 async fn off_thread<T: Send + 'static>(
     player: &Player,
     bytes: usize,
@@ -437,7 +432,7 @@ async fn off_thread<T: Send + 'static>(
     };
     let policy = Arc::clone(&player.policy);
     blocking(move || {
-        // Kept while the work goes on, also when nobody waits for it any more.
+        // Held while the work runs, even if the caller no longer waits for it.
         let _alone = alone;
         Ok(work(&policy)?)
     })

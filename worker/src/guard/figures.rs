@@ -1,8 +1,8 @@
-//! What the stop guard has read of a run.
+//! Metrics of a run that the stop guard has read.
 
 use std::collections::BTreeMap;
 
-/// What the guard looks at in one iteration.
+/// The metrics of one iteration that the guard checks.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Figures {
     pub(super) entropy: Option<f64>,
@@ -11,5 +11,5 @@ pub(crate) struct Figures {
     pub(super) grad_norm: Option<f64>,
 }
 
-/// Figures by iteration, as far as they have been read.
+/// Metrics by iteration, as far as they have been read.
 pub(crate) type History = BTreeMap<u32, Figures>;

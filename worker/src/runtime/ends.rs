@@ -1,4 +1,4 @@
-//! What a worker does after an attempt's end, and where the store, the queue or its device fail.
+//! What a worker does after an attempt, and when the store, the queue or its device fails.
 
 use super::{TROUBLE_ASK_STORE, TROUBLE_MAX, TROUBLE_PAUSE, Worker, held};
 use crate::attempt::Ended;
@@ -13,8 +13,8 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 impl Worker {
-    /// Says what failed, and ends the run's own workers where waiting is in
-    /// vain: a message and an exit code are worth more than a silent loop.
+    /// Reports a failure. A worker that ends with its run also stops if waiting is hopeless: a
+    /// message and an exit code are more useful than a silent loop.
     pub(super) async fn in_trouble(&self, error: Error) {
         let message = error.to_string();
         if error.is_internal() {
@@ -68,7 +68,7 @@ impl Worker {
                 if state.on_hold() {
                     return Ok(());
                 }
-                // Numbers have no gaps, so this is how often the part has begun.
+                // Attempt numbers have no gaps, so the number is the count of attempts.
                 let job = state.job(id, attempt as usize);
                 state.push(&self.options.queue, &job, Duration::ZERO).await
             }
@@ -81,8 +81,8 @@ impl Worker {
                 let state = shared.lock().await;
                 let attempts = self.options.store.attempts(&state.slot(id)).await?;
                 let failed = state.failed(&attempts);
-                // The attempt has waited for the store as long as this worker may; one that
-                // serves other runs too goes on waiting.
+                // The attempt has waited for the store as long as this worker may. A worker that
+                // does not end with its run keeps waiting.
                 let hopeless = error.verdict() == agentgym_storage::Verdict::GiveUp
                     || (self.options.exit_when_finished && error.is_outage());
                 let left = if hopeless {
@@ -99,7 +99,7 @@ impl Worker {
                 });
                 if left == 0 {
                     drop(state);
-                    // All that `init` reads is named by the config.
+                    // Everything that `init` reads is named in the config.
                     let cause = match error.cause() {
                         Cause::Part if id.stage == Stage::Init && !error.is_internal() => {
                             Cause::Config
@@ -122,8 +122,8 @@ impl Worker {
         }
     }
 
-    /// Ends this worker where its device is lost and it can make nothing any more. Others, or
-    /// the same program started again, go on.
+    /// Ends this worker if its device is lost and it can do no more work. Other workers, or a
+    /// restart of this program, continue.
     pub(super) fn leave_if_lost(&self, error: Error) {
         if error.cause() != Cause::Device {
             return;

@@ -1,5 +1,5 @@
-//! Planning inside a worker: after every commit what has become possible, and now
-//! and then everything, which heals lost pushes, flushed queues and vanished workers.
+//! Planning inside a worker: after every commit the parts it enables, and periodically everything,
+//! which recovers from lost pushes, flushed queues and vanished workers.
 
 use super::Worker;
 use crate::Cause;
@@ -12,17 +12,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
 
-/// How often the store is looked at, at most, per fleet and run: two listings each time.
+/// Shortest interval between looks at the store, per fleet and run: two listings each time.
 const PLAN_EVERY: Duration = Duration::from_secs(5);
-/// How often the store is searched for runs that nobody has announced.
+/// How often the store is searched for runs that were not announced.
 const RUNS_EVERY: Duration = Duration::from_secs(20);
-/// How often a worker asks whether it is its turn. The turn is a lease in the queue, so one
-/// that was wiped is noticed, and filled again, so soon.
+/// How often a worker asks for the planning turn. The turn is a lease in the queue, so a wiped
+/// queue is noticed and refilled within this time.
 const TURN_EVERY: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// After a commit: tells the fleet, and pushes what the commit has made possible. No
-    /// request to the store, unless this was the last part or somebody has been away for long.
+    /// After a commit: announces it, and pushes the parts that it enables. Makes no request to the
+    /// store, unless this was the last part or this process has missed many announcements.
     pub(super) async fn plan_after(&self, shared: &Arc<Mutex<RunState>>, id: PartId) -> Result<()> {
         let mut state = shared.lock().await;
         let queue = &self.options.queue;
@@ -45,8 +45,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Now and then: reads the plan and lists commits and attempts, since pushes, claims and
-    /// workers get lost, and pushes all that can run.
+    /// Periodically: reads the plan, lists commits and attempts, and pushes everything that can
+    /// run, since pushes, claims and workers get lost.
     async fn plan(&self, shared: &Arc<Mutex<RunState>>) -> Result<()> {
         let mut state = shared.lock().await;
         let queue = &self.options.queue;
@@ -65,7 +65,7 @@ impl Worker {
         Ok(())
     }
 
-    /// True if every part is committed; then this is said.
+    /// True if every part is committed; this is then reported.
     fn is_over(&self, state: &mut RunState) -> bool {
         let plan = Arc::clone(&state.plan);
         if !state.progress.finished(&plan) {
@@ -79,7 +79,7 @@ impl Worker {
         true
     }
 
-    /// True if somebody has to act before the run goes on; then this is said.
+    /// True if an operator has to act before the run can continue; this is then reported.
     async fn is_held_up(&self, state: &mut RunState) -> Result<bool> {
         let run = state.plan.run.clone();
         if state.on_hold() {
@@ -93,7 +93,7 @@ impl Worker {
         Ok(false)
     }
 
-    /// Idle planning: heals lost pushes, flushed queues and vanished workers.
+    /// Periodic planning: recovers from lost pushes, flushed queues and vanished workers.
     pub(super) async fn plan_now_and_then(self: Arc<Self>) {
         let mut first = true;
         loop {
@@ -114,7 +114,7 @@ impl Worker {
             Some(run) => vec![run.clone()],
             None => self.runs(at_once).await?,
         };
-        // A run that cannot be read keeps no other one waiting.
+        // A run that cannot be read does not hold up the others.
         let mut failed = None;
         for run in runs {
             if let Err(e) = self.plan_run(&run, at_once).await {
@@ -124,7 +124,7 @@ impl Worker {
         failed.map_or(Ok(()), Err)
     }
 
-    /// The runs to look at: those that are known, and now and then all that the store holds.
+    /// The runs to look at: the known ones, and periodically all runs in the store.
     async fn runs(&self, at_once: bool) -> Result<Vec<RunId>> {
         let queue = &self.options.queue;
         if at_once || queue.planning_turn("*", RUNS_EVERY).await? {

@@ -1,6 +1,5 @@
-//! The next policy is fetched while this worker still makes a part of the
-//! iteration before it, so that its next part begins with a policy that is on
-//! this machine already. Only a convenience: whatever goes wrong, the part that
+//! Fetches the next policy while this worker still makes a part of the preceding iteration, so that
+//! its next part finds the policy on this machine. Only an optimization: if it fails, the part that
 //! needs the policy fetches it.
 
 use super::Worker;
@@ -16,11 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
 
-/// How often a busy worker asks the queue whether there is a newer policy.
+/// How often a busy worker asks the queue for a newer policy.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// Fetches policies ahead, for as long as the worker lives.
+    /// Fetches policies ahead, as long as the worker lives.
     pub(super) async fn prefetch_now_and_then(self: Arc<Self>) {
         let plays = self.options.stages.is_empty() || self.options.stages.contains(&Stage::Rollout);
         if !self.options.prefetch || !plays || self.options.store.local_root().is_some() {
@@ -48,7 +47,7 @@ impl Worker {
         }
     }
 
-    /// Fetches the newest policy that the fleet was told of, if it is newer than `known`.
+    /// Fetches the newest announced policy, if it is newer than `known`.
     async fn prefetch(
         &self,
         shared: &Arc<Mutex<RunState>>,
@@ -70,7 +69,7 @@ impl Worker {
         let Some(newest) = told.iter().filter(is_policy).max_by_key(|id| id.iteration) else {
             return Ok(None);
         };
-        // Behind the last iteration nothing is played with it, and it may be read at leisure.
+        // No rollout plays the policy of the last iteration, so fetching it ahead gains nothing.
         if known.is_some_and(|known| known >= newest.iteration)
             || newest.iteration >= plan.iterations
         {
@@ -99,7 +98,7 @@ impl Worker {
 /// The name under which a policy is opened ahead of its part.
 const AHEAD: &str = "policy";
 
-/// Downloads the model of a commit, unless it is in memory; true if it was worth it.
+/// Downloads the model of a commit, unless it is in memory; true if it was downloaded.
 async fn fetch(resources: &Resources, inputs: &Inputs, manifest: &Manifest) -> Result<bool> {
     if resources.policies.holds(&manifest.outputs).await {
         return Ok(false);

@@ -1,11 +1,10 @@
-//! `advantage`: all parts of an iteration → one batch by slot, with an
-//! advantage per token, the targets of a critic, and the iteration's metrics.
+//! `advantage`: all parts of an iteration → one batch by slot, with an advantage per token, the
+//! targets of a critic, and the iteration's metrics.
 //!
-//! A slot is draw × n + sample; where groups are selected, the group's place in
-//! the selection takes the draw's. An episode that the environment spoiled, one
-//! that is left alone in its group or without its baseline, and (with
-//! `algorithm.overlong: mask`) one that ran out of rounds or tokens leaves its
-//! slot empty; no other slot moves, so every minibatch keeps its members (I8).
+//! A slot is draw × n + sample; if groups are selected, the group's position in the selection
+//! replaces the draw. A slot is empty if its episode failed because of the environment, is the only
+//! one left in its group, has no baseline, or (with `algorithm.overlong: mask`) ran out of rounds
+//! or tokens. No other slot moves, so every minibatch keeps its members (I8).
 
 mod credit;
 mod scored;
@@ -84,8 +83,8 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     Ok(Report::default())
 }
 
-/// The coefficient of the KL penalty in this iteration's rewards: what the one
-/// before left, or the first.
+/// The coefficient of the KL penalty in this iteration's rewards: the one that the previous
+/// iteration recorded, or the initial one.
 async fn kl_coef(context: &StageContext) -> Result<Option<f64>> {
     const BEFORE: &str = "before";
     let Some(controller) = context.plan.config.kl_controller()? else {

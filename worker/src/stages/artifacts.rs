@@ -1,5 +1,5 @@
-//! What stages read of their inputs and write to their outputs: payloads, and models,
-//! which are taken from memory if they are there.
+//! Reads inputs and writes outputs of stages: payloads, and models, which are taken from memory if
+//! they are there.
 
 use crate::{Result, StageContext};
 use agentgym_jobs::codec::{Payload, decode, encode};
@@ -8,8 +8,7 @@ use agentgym_storage::{Inputs, Outputs};
 use bytes::Bytes;
 use std::sync::Arc;
 
-/// The policy in an input, from memory if it is there; where the run trains an
-/// adapter, with it.
+/// The policy of an input, from memory if it is there; with its adapter if the run trains one.
 pub(super) async fn policy(context: &StageContext, input: &str) -> Result<Arc<Policy>> {
     if !context.plan.has_adapter() {
         return plain_policy(context, input).await;
@@ -22,8 +21,8 @@ pub(super) async fn policy(context: &StageContext, input: &str) -> Result<Arc<Po
         .await
 }
 
-/// The input that holds what stays below the adapter of another one: `init`
-/// commits both.
+/// The input that holds the base model below the adapter of `input`: `init` commits both in one
+/// part.
 pub(super) fn base_of<'a>(context: &StageContext, input: &'a str) -> &'a str {
     const BASE: &str = "base";
     match context.inputs.names().any(|name| name == BASE) {
@@ -32,7 +31,7 @@ pub(super) fn base_of<'a>(context: &StageContext, input: &'a str) -> &'a str {
     }
 }
 
-/// The policy in an input without an adapter: the reference.
+/// The policy of an input without an adapter: the reference.
 pub(super) async fn plain_policy(context: &StageContext, input: &str) -> Result<Arc<Policy>> {
     context
         .resources
@@ -41,7 +40,7 @@ pub(super) async fn plain_policy(context: &StageContext, input: &str) -> Result<
         .await
 }
 
-/// The critic in an input, from memory if it is there.
+/// The critic of an input, from memory if it is there.
 pub(super) async fn critic(context: &StageContext, input: &str) -> Result<Arc<Critic>> {
     context
         .resources

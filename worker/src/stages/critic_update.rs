@@ -1,7 +1,6 @@
-//! `critic_update`: the iteration's batch and its targets → `ppo_epochs` passes
-//! of the critic over its minibatches → the next critic, its optimizer state,
-//! and `critic_update.json`. It needs nothing of the policy's update and runs
-//! beside it.
+//! `critic_update`: the iteration's batch and its targets → `ppo_epochs` passes of the critic over
+//! its minibatches → the next critic, its optimizer state, and `critic_update.json`. It does not
+//! depend on the policy's update and runs in parallel with it.
 
 use super::artifacts::{self, read};
 use super::training::step::{model_units, say_if_skipped, with_sums};
@@ -28,7 +27,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What every optimizer step of an update has in common.
+/// The settings of all optimizer steps of an update.
 #[derive(Debug, Clone, Serialize)]
 struct Settings {
     iteration: u32,
@@ -41,11 +40,11 @@ struct Settings {
     loss: ValueLoss,
     ppo_epochs: u32,
     unit_tokens: usize,
-    /// Slots of a micro-batch, where the loss averages over these.
+    /// Slots per micro-batch, if the loss averages over micro-batches.
     micro_batch_size: Option<usize>,
 }
 
-/// One optimizer step.
+/// The record of one optimizer step.
 #[derive(Debug, Clone, Serialize)]
 struct Step {
     epoch: u32,
@@ -53,7 +52,7 @@ struct Step {
     /// Slots of the batch that hold an episode, in order.
     slots: Vec<usize>,
     denominator: Denominator,
-    /// True if there was no loss token, or a gradient that is not finite.
+    /// True if there was no loss token, or if the gradient was not finite.
     skipped: bool,
     non_finite: bool,
     /// Norm before clipping.
@@ -66,7 +65,7 @@ struct Step {
 #[derive(Debug, Serialize)]
 struct Record {
     settings: Settings,
-    /// In the order in which the steps were taken.
+    /// In step order.
     minibatches: Vec<Step>,
 }
 
@@ -215,7 +214,7 @@ struct Member<'a> {
     denominator: Denominator,
 }
 
-/// A minibatch cut into gradient units. Every loss token pulls on the critic,
+/// A minibatch cut into gradient units. Every loss token contributes to the critic's gradient,
 /// whatever its advantage.
 struct Minibatch<'a> {
     slots: Vec<usize>,

@@ -1,7 +1,7 @@
-//! `dpo`: optimizer steps on pairs of preferences, `jobs.dpo_part_steps` to a
-//! part. Which pairs a step learns from is a function of the seed and the step's
-//! number, so parts can be cut anywhere. The reference is scored where its pairs
-//! are used and nowhere else; a pair never falls apart into two gradient units.
+//! `dpo`: optimizer steps on preference pairs, `jobs.dpo_part_steps` per part. The pairs of a step
+//! are a function of the seed and the step number, so parts can be cut anywhere. The reference is
+//! scored only for the pairs in use, and in the part that uses them. Both answers of a pair are
+//! always in the same gradient unit.
 
 use super::artifacts;
 use super::training::step::{model_units, of_log_probs, say_if_skipped, with_sums};
@@ -32,16 +32,16 @@ use std::time::Instant;
 /// File of the pairs that `init` wrote.
 pub(super) const PAIRS: &str = "pairs.json";
 
-/// Points of the curve that a part records.
+/// Most points of the curve that a part records.
 const POINTS_MAX: usize = 50;
 
-/// Log-probs are those of the plain distribution.
+/// Log-probs are at temperature 1.
 pub(super) const TEMPERATURE: f64 = 1.0;
 
 /// `metrics.json` of a part: means over its steps.
 #[derive(Debug, Serialize)]
 struct Metrics {
-    /// 0-based, the end excluded.
+    /// 0-based, end excluded.
     steps: (u32, u32),
     loss: f64,
     /// Share of pairs whose chosen answer has the larger implicit reward.
@@ -55,7 +55,7 @@ struct Metrics {
     curve: Vec<Point>,
 }
 
-/// Means over some neighbouring steps.
+/// Means over consecutive steps.
 #[derive(Debug, Serialize)]
 struct Point {
     /// Last step of the point, 1-based.
@@ -73,7 +73,7 @@ struct StepResult {
     tokens: usize,
 }
 
-/// A pair as the model reads it.
+/// A pair encoded for the model.
 struct Example {
     /// Chosen, rejected.
     answers: [Encoded; 2],
@@ -156,7 +156,7 @@ pub(super) async fn pairs(inputs: &Inputs) -> Result<Vec<Pair>> {
     serde_json::from_slice(&bytes).map_err(|e| Error::stage(format!("{PAIRS}: {e}")))
 }
 
-/// Where the order of the pairs comes from.
+/// The random key of the order of the pairs.
 pub(super) fn order_key(seed: u64) -> StreamKey {
     StreamKey {
         seed,
@@ -167,7 +167,7 @@ pub(super) fn order_key(seed: u64) -> StreamKey {
     }
 }
 
-/// The pairs of a step: each pass takes every pair once, in an order of its own.
+/// The pairs of a step: each pass takes every pair once, in a new order.
 pub(super) fn picks(plan: &Plan, pairs: usize, step: u32) -> Vec<usize> {
     let size = plan.config.dpo.batch_size;
     let seed = head(&order_key(plan.config.run.seed).stream());
@@ -189,7 +189,7 @@ pub(super) fn picks(plan: &Plan, pairs: usize, step: u32) -> Vec<usize> {
         .collect()
 }
 
-/// Chosen and rejected answer as the model reads them.
+/// The chosen and the rejected answer, encoded.
 pub(super) fn encoded(plan: &Plan, pair: &Pair, policy: &Policy) -> Result<[Encoded; 2]> {
     const KEY: &str = "dpo.max_length";
     let limit = plan.config.dpo.max_length;
@@ -293,7 +293,7 @@ fn unit_coefficients(
     Ok((rows, sums))
 }
 
-/// The steps that were taken: of the others only their number says anything.
+/// The steps that were taken; steps with non-finite gradients are only counted.
 fn finite(results: &[StepResult]) -> impl Iterator<Item = &StepResult> {
     results.iter().filter(|result| !result.non_finite)
 }

@@ -1,7 +1,6 @@
-//! `evaluate`, `evaluate_init`: plays every held-out task of one set,
-//! `evaluation.samples` times at `evaluation.temperature` and once greedily,
-//! and writes the episodes, a line per task and the figures of the set and of
-//! each of its categories. Nothing waits for it.
+//! `evaluate`, `evaluate_init`: plays every held-out task of one set, `evaluation.samples` times at
+//! `evaluation.temperature` and once greedily, and writes the episodes, a line per task, and the
+//! metrics of the set and of each of its categories. No training stage waits for it.
 
 mod items;
 
@@ -23,8 +22,8 @@ use bytes::Bytes;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// `metrics.json` of an evaluation. The summary is over sampled episodes; the
-/// greedy ones stand apart.
+/// `metrics.json` of an evaluation. The summary covers the sampled episodes; the greedy ones are
+/// separate.
 #[derive(Debug, Serialize)]
 struct Metrics {
     set: String,
@@ -32,13 +31,13 @@ struct Metrics {
     tasks: usize,
     /// Mean over tasks of the share solved at `evaluation.temperature`.
     success: f64,
-    /// Standard error of `success`, tasks being the independent units.
+    /// Standard error of `success`, with tasks as the independent units.
     stderr: f64,
-    /// Share of tasks solved greedily, where that was asked for.
+    /// Share of tasks solved greedily, if greedy episodes were requested.
     success_greedy: Option<f64>,
-    /// Episodes in all, greedy ones and faults included.
+    /// All episodes, greedy ones and faults included.
     episodes: usize,
-    /// Episodes that the environment spoiled; they are in no mean.
+    /// Episodes that failed because of the environment; they are in no mean.
     faults: usize,
     reward: f64,
     rounds_mean: f64,
@@ -46,7 +45,7 @@ struct Metrics {
     sampled: EpisodeSummary,
     /// avg@n, pass@k and the like over all tasks.
     score: EvaluationScore,
-    /// The same over the tasks of each category; absent without categories.
+    /// The same for the tasks of each category; absent without categories.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     categories: BTreeMap<String, EvaluationScore>,
 }
@@ -101,7 +100,7 @@ pub(super) fn requests(plan: &Plan, set: &EvaluationSet, id: PartId) -> Result<V
         for sample in 0..evaluation.samples + greedy {
             let stream = StreamKey {
                 seed: plan.config.run.seed,
-                // Both may evaluate iteration 0.
+                // Both stages may evaluate iteration 0.
                 purpose: match stage {
                     Stage::EvaluateInit => Purpose::EvaluateInit,
                     _ => Purpose::Evaluate,

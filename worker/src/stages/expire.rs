@@ -1,25 +1,24 @@
-//! `expire`: which artifacts retention keeps. The stage itself writes nothing;
-//! deleting is the runtime's, which alone sees the store. What is decided here
-//! is a pure function, so `plan` can print what a run will keep.
+//! `expire`: which artifacts retention keeps. The stage itself writes nothing; the runtime, which
+//! alone has access to the store, deletes. The rule here is a pure function, so `plan` can print
+//! what a run will keep.
 
 use agentgym_jobs::plan::Plan;
 
-/// Iterations whose policy and optimizer state are always kept: the newest
-/// and the one before, from which an interrupted update starts again.
+/// Iterations whose policy and optimizer state are always kept: the newest one and the one before,
+/// from which an interrupted update restarts.
 const ITERATIONS_KEPT: u32 = 2;
 
-/// True if retention keeps the artifact `name` that `iteration` made.
+/// True if retention keeps the artifact `name` of `iteration`.
 ///
-/// Kept are: everything that is not a policy, an adapter, a gradient or an
-/// optimizer state (trajectories, records, metrics); the last two iterations; and of older
-/// policies the start policy (the reference), every `trainer.save_freq`-th,
-/// the final one, the best evaluated one, and those still to be evaluated. A
-/// critic stays with the policies of `save_freq` and the end, from which a run
-/// may be forked.
+/// Retention keeps everything that is not a policy, an adapter, a critic, a gradient or an
+/// optimizer state (trajectories, records, metrics). Of these it keeps the last two iterations,
+/// policies and adapters `algorithm.lag` iterations longer, gradients only of the newest one. Of
+/// older policies it keeps the start policy (the reference), every `trainer.save_freq`-th, the
+/// final one, the best evaluated one, and those still to be evaluated. Critics are kept for the
+/// iterations of `save_freq` and the last one, from which a run may be forked.
 ///
-/// `latest` is the newest iteration with a policy, `best` the one with the
-/// best evaluation so far, `pending` is true while an evaluation of
-/// `iteration` is not committed.
+/// `latest` is the newest iteration with a policy, `best` the one with the best evaluation so far;
+/// `pending` is true until the evaluation of `iteration` is committed.
 pub fn retained(
     plan: &Plan,
     iteration: u32,
@@ -32,11 +31,11 @@ pub fn retained(
         .into_iter()
         .find(|prefix| name.starts_with(prefix));
     let Some(kind) = heavy else { return true };
-    // Its optimizer step is made.
+    // Not needed once its optimizer step is made.
     if kind == "gradient/" {
         return iteration >= latest;
     }
-    // Rollouts that lag behind still sample with older policies.
+    // With a lag, rollouts still sample with older policies.
     let kept = ITERATIONS_KEPT
         + if matches!(kind, "policy/" | "adapter/") {
             plan.config.algorithm.lag

@@ -1,7 +1,7 @@
-//! What `agentgym-submit export` says of an iteration beside its artifacts, so that
-//! everything can be computed again elsewhere: what the estimator took of each
-//! episode, and which examples each supervised step learnt from. Both follow from
-//! the plan and from artifacts, by the functions that the stages themselves use.
+//! What `agentgym-submit export` adds to the artifacts of an iteration, so that everything can be
+//! recomputed elsewhere: how the estimator used each episode, and which examples each supervised
+//! step trained on. Both are computed from the plan and the artifacts, by the same functions that
+//! the stages use.
 
 use super::advantage::Given;
 use super::sft::mixture::Mixture;
@@ -21,23 +21,22 @@ use std::collections::BTreeMap;
 /// How an episode takes part in its iteration's advantages.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Standing {
-    /// Whether the estimator reads it: for baselines, groups and whitening.
+    /// Whether the estimator uses it, for baselines, groups and whitening.
     pub compared: bool,
-    /// Whether it is compared and not trained on (`algorithm.overlong: mask`).
+    /// Whether it is compared but not trained on (`algorithm.overlong: mask`).
     pub masked: bool,
-    /// What it earned, as group estimators compare it.
+    /// Its score, as group estimators compare it.
     pub score: f64,
-    /// What each turn earned, where turns are rewarded on their own
-    /// (`algorithm.turn_rewards`): on the turn's last token. Otherwise the score is on
-    /// the last token of the episode's loss mask.
+    /// The reward of each turn, if turns are rewarded separately (`algorithm.turn_rewards`), placed
+    /// on the turn's last token. Otherwise the score is placed on the last token of the episode's
+    /// loss mask.
     pub turn_rewards: Option<Vec<f64>>,
-    /// What the greedy episode of its task earned, where the estimator compares with it.
+    /// The reward of the greedy episode of its task, if the estimator uses it as baseline.
     pub baseline: Option<f64>,
 }
 
-/// The standing of each of an iteration's episodes, which are sorted by (group,
-/// sample). `greedy` are the usable episodes that are compared with, `selected` the
-/// groups that were chosen, in the order of their slots.
+/// The standing of each episode of an iteration; `episodes` are sorted by (group, sample). `greedy`
+/// are the baseline episodes, `selected` the chosen groups in slot order.
 ///
 /// # Errors
 /// An environment without a spec.
@@ -67,12 +66,12 @@ pub fn standings(
         .collect())
 }
 
-/// What the correction for another sampler multiplies the advantages by, by sequence
-/// and token; `None` where it is off. `old` are the log-probs of the policy at the
-/// start of the update.
+/// Importance weights by which the sampler correction multiplies the advantages, by sequence and
+/// token; `None` if the correction is off. `old` are the log-probs of the policy at the start of
+/// the update.
 ///
 /// # Errors
-/// Streams that do not belong together.
+/// Streams of different lengths.
 pub fn importance_weights(
     plan: &Plan,
     episode: &Episode,
@@ -93,15 +92,15 @@ pub fn importance_weights(
     Ok(Some(old.iter().map(own).collect()))
 }
 
-/// What the steps of a supervised phase learnt from.
+/// The training examples of the steps of a supervised phase.
 #[derive(Debug, Serialize)]
 pub struct Lessons {
-    /// What every step has in common.
+    /// The settings of all steps.
     pub settings: Value,
-    /// By number: tokens and mask, or both of each answer of a pair.
+    /// By number: tokens and mask, or those of both answers of a pair.
     #[serde(skip)]
     pub examples: Vec<Value>,
-    /// In the order in which they were taken.
+    /// In step order.
     pub minibatches: Vec<Lesson>,
 }
 
@@ -121,11 +120,11 @@ fn tokens(encoded: &Encoded) -> Value {
     json!({"token_ids": encoded.token_ids, "loss_mask": mask})
 }
 
-/// The supervised steps of an iteration. `inputs` hold the commits `init` and, in an
-/// AgentEvol iteration, `kept`; `policy` gives the tokenizer and the template.
+/// The supervised steps of an iteration. `inputs` hold the commits `init` and, in an AgentEvol
+/// iteration, `kept`; `policy` provides the tokenizer and the template.
 ///
 /// # Errors
-/// As the stage's: demonstrations that cannot be read.
+/// The errors of the stage: demonstrations that cannot be read.
 pub async fn sft_lessons(
     plan: &Plan,
     iteration: u32,
@@ -170,10 +169,10 @@ pub async fn sft_lessons(
     })
 }
 
-/// The steps of a preference run, whose pairs the input `init` has.
+/// The steps of a preference run, whose pairs are in the input `init`.
 ///
 /// # Errors
-/// As the stage's: pairs that cannot be read.
+/// The errors of the stage: pairs that cannot be read.
 pub async fn dpo_lessons(plan: &Plan, inputs: &Inputs, policy: &Policy) -> Result<Lessons> {
     let config = &plan.config.dpo;
     let pairs = dpo::pairs(inputs).await?;

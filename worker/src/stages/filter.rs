@@ -1,11 +1,9 @@
-//! `filter`: which trajectories of an exploration are worth learning, and where
-//! each of them came from.
+//! `filter`: which trajectories of an exploration to train on, and where each of them came from.
 //!
-//! Of the episodes that reach their environment's threshold the best of each
-//! task is kept, or all that differ; what earlier iterations kept takes part,
-//! unless `agentevol.accumulate` is off. `episodes.bin` holds what the iteration
-//! trains on, token for token as it was sampled, and `lineage.json` beside it
-//! says of each row which iteration, part and episode it is.
+//! Of the episodes that reach their environment's threshold, the best of each task is kept, or all
+//! distinct ones. Trajectories that earlier iterations kept take part too, unless
+//! `agentevol.accumulate` is off. `episodes.bin` holds what the iteration trains on, token for
+//! token as sampled; `lineage.json` gives the iteration, part and episode of each row.
 //!
 //! Source: AgentEvol, arXiv:2406.04151.
 
@@ -25,25 +23,25 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The input that holds what earlier iterations kept.
 const BEFORE: &str = "before";
 
-/// A trajectory and where it came from.
+/// A trajectory and its origin.
 #[derive(Debug, Clone)]
 struct Kept {
     lineage: Lineage,
     episode: Episode,
 }
 
-/// What became of the candidates.
+/// Counts of kept and rejected candidates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 struct Counts {
-    /// What the iteration trains on.
+    /// Trajectories that the iteration trains on.
     kept: usize,
-    /// Of these, from this iteration.
+    /// Those from this iteration.
     kept_new: usize,
-    /// Different tasks among them.
+    /// Distinct tasks among them.
     tasks_kept: usize,
     /// Episodes of this iteration below their threshold.
     below_threshold: usize,
-    /// Good ones that others stand for: a better one of the task, or an equal.
+    /// Good ones dropped for a better one of the task, or an equal one.
     duplicates: usize,
     /// Good ones with more tokens than `sft.max_length`.
     too_long: usize,
@@ -120,7 +118,7 @@ fn lineage(iteration: u32, part: u32, index: u32, episode: &Episode) -> Lineage 
     }
 }
 
-/// What the iteration before trained on.
+/// The trajectories that the previous iteration trained on.
 async fn before(inputs: &Inputs) -> Result<Vec<Kept>> {
     let episodes = read::<Episodes>(inputs, BEFORE, artifact_names::EPISODES).await?;
     let bytes = inputs.bytes(BEFORE, LINEAGE).await?;
@@ -140,7 +138,7 @@ async fn before(inputs: &Inputs) -> Result<Vec<Kept>> {
         .collect())
 }
 
-/// `pool` is sorted: what was kept before, then this iteration's episodes.
+/// Filters `pool`, which is sorted: earlier trajectories, then this iteration's episodes.
 fn filter(
     options: &AgentEvol,
     tokens_max: usize,
@@ -197,7 +195,7 @@ fn best(good: Vec<Kept>) -> Vec<Kept> {
     by_task.into_values().collect()
 }
 
-/// Those in which the policy said something that no earlier one of the task did.
+/// Episodes whose replies differ from those of all earlier ones of the same task.
 fn different(good: Vec<Kept>) -> Vec<Kept> {
     let mut seen: BTreeSet<(Task, Vec<String>)> = BTreeSet::new();
     let said = |k: &Kept| k.episode.turns.iter().map(|t| t.text.clone()).collect();
@@ -206,7 +204,7 @@ fn different(good: Vec<Kept>) -> Vec<Kept> {
         .collect()
 }
 
-/// Without demonstrations beside it, nothing kept means nothing to train on.
+/// If no trajectory is kept and there are no demonstrations, there is nothing to train on.
 fn refuse_nothing(plan: &Plan, iteration: u32, metrics: &Metrics) -> Result<()> {
     let config = &plan.config;
     let demonstrated = config.agentevol.add_original_data && !config.sft.sources.is_empty();
@@ -235,7 +233,7 @@ mod tests {
         plan(overrides).config.agentevol
     }
 
-    /// An episode of task `group` in which the policy said so many things.
+    /// An episode of task `group` with one turn per element of `said`.
     fn played(iteration: u32, group: u32, sample: u32, reward: f64, said: &[&str]) -> Kept {
         let outcome = match reward >= 1.0 {
             true => Outcome::Solved,
@@ -281,7 +279,7 @@ mod tests {
             played(2, 3, 1, 1.0, &["b"]),
         ];
         let (kept, counts) = filter(&options(&[]), 100, 2, pool.clone());
-        // Task 0: shorter than the one before; task 3: as good as the one before.
+        // Task 0: shorter than the earlier one; task 3: equal to the earlier one.
         assert_eq!(ids(&kept), [(1, 3, 0), (2, 0, 0), (2, 2, 0)]);
         let expected = Counts {
             kept: 3,
@@ -293,7 +291,7 @@ mod tests {
         };
         assert_eq!(counts, expected);
         assert_eq!(kept[1].lineage.item_id, "textcraft_0");
-        // An environment with a threshold of its own, or one for all.
+        // A threshold for one environment, or one for all.
         for threshold in [
             "agentevol.threshold=0.5",
             "agentevol.threshold={textcraft: 0.5}",

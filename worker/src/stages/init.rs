@@ -1,10 +1,10 @@
-//! `init`: writes the initial models, one to a part, and with the policy its
-//! adapter, where one is trained, and copies of the demonstration files, so that everything later stages read is an
-//! artifact of this run.
+//! `init`: writes the initial models, one per part. With the policy it also writes its adapter, if
+//! one is trained, and copies of the demonstration files, so that later stages read only artifacts
+//! of this run.
 //!
-//! `actor_rollout_ref.model.path` is a preset (`tiny?hidden=…`), a folder in
-//! Hugging Face layout, or a hub id that is in the local cache. Nothing is
-//! downloaded; where something is missing, the message gives the command.
+//! `actor_rollout_ref.model.path` is a preset (`tiny?hidden=…`), a folder in Hugging Face layout,
+//! or a hub id in the local cache. Nothing is downloaded; if a model is missing, the error gives
+//! the command to fetch it.
 
 mod data;
 
@@ -32,13 +32,13 @@ const CRITIC_KEY: &str = "critic.model.path";
 const RANK_KEY: &str = "actor_rollout_ref.model.lora_rank";
 const ADAPTER_KEY: &str = "actor_rollout_ref.model.lora_adapter_path";
 
-/// What a preset's tokenizer is trained on: tasks of the generated worlds and of BabyAI,
-/// invented lines and their words, and how often each word of invented worlds
-/// is shown so that most become one token.
+/// The training corpus of a preset's tokenizer: tasks of the generated worlds and of BabyAI,
+/// invented lines and their words. `WORD_WEIGHT` is how often each word of invented worlds is
+/// repeated, so that most become one token.
 const CORPUS_TASKS: i64 = 400;
 const CORPUS_LINES: usize = 4_000;
 const CORPUS_WORDS: usize = 200;
-/// Of each task, at most; BabyAI's largest worlds take hundreds.
+/// Most messages per task; BabyAI's largest worlds take hundreds.
 const CORPUS_MESSAGES: usize = 120;
 const CORPUS_SEED: u64 = 1;
 const WORD_WEIGHT: usize = 60;
@@ -56,7 +56,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     }
 }
 
-/// The reference policy of `ref.model.path`: another model, the same tokens.
+/// The reference policy of `ref.model.path`: another model with the same vocabulary.
 async fn reference(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let plan = Arc::clone(&context.plan);
     let path = plan.config.actor_rollout_ref.reference.model.path.clone();
@@ -92,7 +92,7 @@ async fn reference(context: &mut StageContext, outputs: &mut Outputs) -> Result<
     Ok(report)
 }
 
-/// The critic: a new head on a trunk, or the critic's folder that is named.
+/// The critic: a new head on the policy's trunk, or the critic in the named folder.
 async fn critic(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let plan = Arc::clone(&context.plan);
     let start = artifacts::policy(context, POLICY).await?;
@@ -128,7 +128,7 @@ fn named_critic(plan: &Plan, path: &str, start: &Policy, device: &Device) -> Res
     })
 }
 
-/// Models that read each other's token ids must have as many of them.
+/// Models that exchange token ids must have the same vocabulary size.
 fn same_tokens(key: &str, path: &str, vocab_size: usize, policy: &Policy) -> Result<()> {
     let expected = policy.config().vocab_size;
     if vocab_size == expected {
@@ -183,8 +183,8 @@ async fn policy(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
     Ok(report)
 }
 
-/// The adapter that training begins with, if the run trains one: that of a
-/// folder, or one that changes nothing yet.
+/// The adapter at the start of training, if the run trains one: loaded from a folder, or a new one
+/// that does not change the base's outputs.
 fn adapter(plan: &Plan, base: &Policy) -> Result<Option<Adapter>> {
     let model = &plan.config.actor_rollout_ref.model;
     let (rank, alpha) = (model.lora_rank, model.lora_alpha);
@@ -212,7 +212,7 @@ fn initial(plan: &Plan, device: &Device) -> Result<Policy> {
     load(plan, KEY, &plan.config.actor_rollout_ref.model.path, device)
 }
 
-/// The model that `key` names by `path`.
+/// The model at `path`, the value of `key`.
 fn load(plan: &Plan, key: &str, path: &str, device: &Device) -> Result<Policy> {
     let policy = match preset(plan, key, path, device)? {
         Some(policy) => policy,
@@ -224,14 +224,13 @@ fn load(plan: &Plan, key: &str, path: &str, device: &Device) -> Result<Policy> {
     })
 }
 
-/// Whether the run's models say in `config.json` that they are saved as float32.
-/// Those of older plans repeat what the start folder says.
+/// Whether `config.json` of the run's models states float32, the dtype in which they are saved.
+/// With older plans it repeats the start folder's value.
 fn says_dtype(plan: &Plan) -> bool {
     plan.format >= 2
 }
 
-/// A small model with random weights and a tokenizer of its own, where `path`
-/// names one.
+/// A small model with random weights and its own tokenizer, if `path` names a preset.
 fn preset(plan: &Plan, key: &str, path: &str, device: &Device) -> Result<Option<Policy>> {
     let shape = TinyShape::preset(path).map_err(|why| Error::stage(format!("{key}: {why}")))?;
     let Some(shape) = shape else { return Ok(None) };
@@ -241,7 +240,7 @@ fn preset(plan: &Plan, key: &str, path: &str, device: &Device) -> Result<Option<
     Ok(Some(policy.on(device)?))
 }
 
-/// Where a preset's weights come from.
+/// The random key of a preset's weights.
 pub(super) fn weights_key(seed: u64) -> StreamKey {
     StreamKey {
         seed,
@@ -252,10 +251,9 @@ pub(super) fn weights_key(seed: u64) -> StreamKey {
     }
 }
 
-/// Text that a preset's tokenizer should know well: how tasks of the plan's
-/// generated worlds and of BabyAI are shown and solved, the words that invented worlds are
-/// made of, the chat around them, and invented lines in the same manner, so
-/// that other worlds are not spelled out byte by byte.
+/// Text that a preset's tokenizer should encode well: tasks and solutions of the plan's generated
+/// worlds and of BabyAI, the words of invented worlds, the chat around them, and similar invented
+/// lines, so that other worlds are not encoded byte by byte.
 fn corpus(plan: &Plan) -> Result<Vec<String>> {
     let words = tiny_words::words(CORPUS_SEED, CORPUS_WORDS);
     let mut texts: Vec<String> = tiny_words::lines(CORPUS_SEED, &words, CORPUS_LINES).collect();
@@ -273,7 +271,7 @@ fn corpus(plan: &Plan) -> Result<Vec<String>> {
         };
         let solver = source.solver(style).map_err(bad)?;
         for id in 0..CORPUS_TASKS {
-            // Some of BabyAI's worlds are beyond the planner.
+            // The planner cannot solve some of BabyAI's worlds.
             let Some(shown) = solver.demonstrate(id, "") else {
                 continue;
             };

@@ -1,7 +1,7 @@
-//! `log_probs`: scores what a rollout part sampled, teacher-forced, under the
-//! policy at the start of the update and, where a KL term asks for it, under
-//! the reference policy. Writes `log_probs.bin`, one entry per episode; with a
-//! critic also `values.bin`, its value of every sampled token.
+//! `log_probs`: scores the samples of a rollout part by teacher forcing, under the policy at the
+//! start of the update and, if a KL term needs it, under the reference policy. Writes
+//! `log_probs.bin`, one entry per episode; with a critic also `values.bin`, the critic's value of
+//! every sampled token.
 
 use super::artifacts::{self, read, write};
 use crate::blocking::blocking;
@@ -117,8 +117,8 @@ async fn scores(
     .await
 }
 
-/// What a model says of the sampled sequences: one entry per sequence, in the
-/// order of episodes and sequences.
+/// Runs `ask` on the sampled sequences: one result per sequence, in the order of episodes and
+/// sequences.
 async fn teacher_forced<T: Send + 'static>(
     context: &StageContext,
     episodes: &Arc<Vec<Episode>>,

@@ -1,9 +1,9 @@
-//! Plays a list of episodes: what `rollout` and `evaluate` have in common.
+//! Plays a list of episodes, for `rollout` and `evaluate`.
 //!
-//! All that happens in the episodes is journalled now and then, so a part that is
-//! cut off loses what came after the last segment and nothing else, and one that is
-//! asked to end loses nothing that it can finish in time. The next attempt goes on from
-//! there; what it has to sample again comes out the same, token for token (I7).
+//! All events of the episodes are journalled periodically. A part that is killed loses only the
+//! events after the last segment, and a part that is asked to end loses nothing that it can finish
+//! in time. The next attempt continues from the journal; what it samples again is the same, token
+//! for token (I7).
 
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::episode::{Player, Request, Rules};
@@ -20,14 +20,14 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-/// Episodes in flight per row that the decoder has: while some wait for their
-/// environment, others keep the rows busy.
+/// Episodes in flight per decoder row: while some wait for their environment, others keep the rows
+/// busy.
 pub const EPISODES_PER_ROW: usize = 2;
 
-/// How often it is looked whether environments make their callers wait.
+/// How often to check whether environments keep their callers waiting.
 const TROUBLE_EVERY: Duration = Duration::from_secs(3);
 
-/// The limits that both stages share; the rounds differ.
+/// The limits of both stages; only the rounds differ.
 pub(super) fn rules(context: &StageContext, rounds_max: u32) -> Rules {
     let config = &context.plan.config;
     let rollout = &config.actor_rollout_ref.rollout;
@@ -44,12 +44,11 @@ pub(super) fn rules(context: &StageContext, rounds_max: u32) -> Rules {
     }
 }
 
-/// Plays all requests with the input `policy`. The episodes come back sorted
-/// by (group, sample).
+/// Plays all requests with the input `policy`. The episodes are returned sorted by (group, sample).
 ///
 /// # Errors
-/// The environment cannot be reached, the worker drains, or a task does not
-/// fit. What was played is journalled before that is reported.
+/// The environment cannot be reached, the worker drains, or a task does not fit. Events are
+/// journalled before the error is returned.
 pub(super) async fn all(
     context: &mut StageContext,
     requests: Vec<Request>,
@@ -68,7 +67,7 @@ pub(super) async fn all(
             continue;
         }
         let mut tape = journal.tape(request.group, request.sample);
-        // Takes neither the decoder nor an environment.
+        // A complete tape needs neither the decoder nor an environment.
         if tape.is_whole() {
             let episode = player.play(&request, &mut tape).await?;
             finished.insert(key, episode);
@@ -89,7 +88,7 @@ pub(super) async fn all(
     for (request, mut tape) in todo {
         let (player, places) = (Arc::clone(&player), Arc::clone(&places));
         playing.spawn(async move {
-            // Where few sessions are opened at a time episodes wait here, before their deadline runs.
+            // With limited sessions, episodes wait here, before their deadline starts.
             let environment = player.environments.get(&request.task.env);
             let _turn = match environment {
                 Some(environment) => environment.turn().await,
@@ -103,7 +102,7 @@ pub(super) async fn all(
 
     let mut interval =
         tokio::time::interval(Duration::from_secs_f64(jobs.journal_interval_s.max(0.1)));
-    // However long a segment takes to write, the next one comes an interval later.
+    // If writing a segment takes long, the next one still follows a full interval later.
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut environments = tokio::time::interval(TROUBLE_EVERY);
     environments.tick().await;
@@ -133,9 +132,9 @@ pub(super) async fn all(
                         vec![("tokens/s", sampled() as f64 / start.elapsed().as_secs_f64().max(1e-9))]
                     });
                 }
-                // The worker drains: the others finish their turns.
+                // The worker drains: the other episodes finish their turns.
                 Some(Ok(Err(Error::Cancelled))) => failure = Some(Error::Cancelled),
-                // The others may finish: what they play is not lost.
+                // The other episodes may finish: their results are not lost.
                 Some(Ok(Err(error @ Error::Environment(_)))) => {
                     failure.get_or_insert(error);
                 }
@@ -170,14 +169,14 @@ pub(super) async fn all(
     Ok((episodes, report))
 }
 
-/// What the environments' servers did to this attempt.
+/// Reports the environment servers' faults during this attempt.
 fn environment_report(player: &Player, report: &mut Report) {
     let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
     let (mut calls, mut failed, mut leaked) = (0, 0, 0);
     for environment in player.environments.values() {
         let counters = environment.client.counters();
         (calls, leaked) = (calls + counters.calls, leaked + counters.leaked);
-        // Every further attempt had a failed one before it.
+        // Each retry follows a failed call.
         failed += counters.retries;
         for kind in FaultKind::ALL {
             let count = counters.faults(kind);
@@ -195,8 +194,8 @@ fn environment_report(player: &Player, report: &mut Report) {
     report.set("episodes_resumed", player.resumed.load(Ordering::Relaxed));
 }
 
-/// Calls are repeated with back-off for a while before anything fails: people
-/// should know meanwhile what is being waited for.
+/// Calls are retried with back-off for a while before anything fails; meanwhile the operator should
+/// see what is being waited for.
 fn tell_trouble(context: &StageContext, player: &Player) {
     for (name, environment) in &player.environments {
         if let Some(trouble) = environment.client.counters().trouble {
@@ -207,8 +206,8 @@ fn tell_trouble(context: &StageContext, player: &Player) {
     }
 }
 
-/// Faults are left out and counted. An environment that spoils every episode
-/// of several tasks is broken, and going on would train on nothing.
+/// Faults are excluded and counted. An environment that fails every episode of several tasks is
+/// broken, and continuing would leave nothing to train on.
 fn refuse_if_all_failed(player: &Player, episodes: &[Episode]) -> Result<()> {
     for (name, environment) in &player.environments {
         let played = || episodes.iter().filter(|e| e.task.env == *name);
@@ -261,7 +260,7 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
     }))
 }
 
-/// Refuses an episode that no reader could rely on.
+/// Rejects an inconsistent episode.
 pub(super) fn checked(episodes: Vec<Episode>) -> Result<Episodes> {
     for episode in &episodes {
         episode.check().map_err(Error::Stage)?;

@@ -1,7 +1,6 @@
-//! Every random stream of a whole run, as the stages ask for them: no two are
-//! equal, and none depends on how the run is cut into parts. A worker, a
-//! thread or an attempt cannot show in them: the functions that make the
-//! requests are not told.
+//! Checks every random stream of a whole run, as the stages request it: no two are equal, and none
+//! depends on how the run is cut into parts. They cannot depend on a worker, a thread or an
+//! attempt: the functions that make the requests do not receive these.
 
 use super::sft::held_out::split_key;
 use super::sft::mixture::{pass_key, pick_key, source_key};
@@ -15,10 +14,10 @@ use agentgym_jobs::random::{head, permutation_key};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Passes over a source of tasks or demonstrations that are looked at.
+/// How many passes over a source of tasks or demonstrations are checked.
 const PASSES: u64 = 50;
 
-/// An episode of a run, by what is played and not by who plays it.
+/// An episode of a run, identified by what is played, not by its part.
 type Episode = (Stage, u32, Task, u32, u32);
 
 fn plan(seed: u64, sizes: &Sizes, part_tasks: usize, part_steps: u32) -> Plan {
@@ -37,8 +36,8 @@ fn plan(seed: u64, sizes: &Sizes, part_tasks: usize, part_steps: u32) -> Plan {
     let sets: Vec<String> = (0..*sets)
         .map(|set| format!("{{name: s{set}, env: textcraft, ids: 0..{held_out}}}"))
         .collect();
-    // Every task is also played greedily, or later rounds play others. Tasks repeat within an iteration, and the sets hold the training tasks:
-    // neither may share a stream.
+    // Every task is also played greedily, or later rounds play other tasks. Tasks repeat within an
+    // iteration, and the sets hold the training tasks: none of these may share a stream.
     let text = format!(
         "
 run: {{seed: {seed}}}
@@ -65,7 +64,8 @@ struct Sizes {
     sets: u32,
     held_out: u32,
     steps: u32,
-    /// Greedy episodes beside the sampled ones; else a filter and its rounds.
+    /// Greedy baseline episodes in addition to the sampled ones; otherwise a group filter with its
+    /// rounds.
     baselines: bool,
 }
 
@@ -107,7 +107,7 @@ fn episodes(plan: &Plan) -> Vec<(Episode, [u8; 32])> {
     let all = (0..=plan.iterations).flat_map(|iteration| parts(plan, iteration));
     all.flat_map(|part| {
         let id = part.id;
-        // A part of an evaluation is a set; of a rollout it is a cut.
+        // A part of an evaluation is a set; a part of a rollout is a slice.
         let set = if id.stage == Stage::Rollout {
             0
         } else {
@@ -122,7 +122,7 @@ fn episodes(plan: &Plan) -> Vec<(Episode, [u8; 32])> {
     .collect()
 }
 
-/// The streams that no episode draws from.
+/// The streams that are not an episode's.
 fn others(plan: &Plan) -> Vec<[u8; 32]> {
     let seed = plan.config.run.seed;
     let picks = u64::from(plan.config.sft.steps) * plan.config.sft.batch_size as u64;

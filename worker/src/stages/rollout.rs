@@ -1,7 +1,6 @@
-//! `rollout`: plays the tasks that a part draws, each `rollout.n` times, with
-//! the policy it is given, and writes `episodes.bin`. Where the estimator
-//! compares with a greedy episode, each task is played once more that way, and
-//! these stand in `baseline.bin`: nothing trains on them.
+//! `rollout`: plays the tasks of a part, each `rollout.n` times, with the input policy, and writes
+//! `episodes.bin`. If the estimator uses a greedy baseline, each task is also played once greedily;
+//! these episodes go into `baseline.bin` and are not trained on.
 
 use super::artifacts::write;
 use super::{play, select};
@@ -15,7 +14,7 @@ use agentgym_model::Sampling;
 use agentgym_storage::Outputs;
 use std::sync::Arc;
 
-/// The input of a later round: what the rounds before left to play.
+/// The input of a later round: how many groups the earlier rounds left to play.
 const SELECT: &str = "select";
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
@@ -68,14 +67,13 @@ fn is_excluded(plan: &Plan, iteration: u32, request: &Request) -> bool {
     list.contains(&(iteration, request.group, request.sample))
 }
 
-/// Stands for an episode that the config leaves out: nothing learns from it,
-/// and it moves no other.
+/// Replaces an episode that the config excludes: it is not trained on, and no other episode moves.
 fn excluded(request: &Request) -> Episode {
     request.spoiled("left out by actor_rollout_ref.rollout.exclude".to_owned())
 }
 
-/// The episodes of a part: a pure function of the plan and of how many groups
-/// its round is to play.
+/// The episodes of a part: a pure function of the plan and of the number of groups that the round
+/// plays.
 pub(super) fn requests(plan: &Plan, iteration: u32, part: u32, wanted: usize) -> Vec<Request> {
     let rollout = &plan.config.actor_rollout_ref.rollout;
     let sampling = Sampling {
@@ -87,7 +85,7 @@ pub(super) fn requests(plan: &Plan, iteration: u32, part: u32, wanted: usize) ->
     let (round, part) = (part / plan.rollout_parts(), part % plan.rollout_parts());
     let tasks = plan.round_tasks(iteration, round);
     let first_group = round as usize * plan.config.data.train_batch_size;
-    // The sample after the group's own is its greedy baseline.
+    // The sample after the group's samples is its greedy baseline.
     let baselines = u32::from(plan.plays_baselines());
     plan.rollout_draws(part)
         .filter(|draw| *draw < wanted)

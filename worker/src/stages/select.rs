@@ -1,12 +1,11 @@
-//! `select`: which groups of an iteration teach, after a round of rollouts. A
-//! group whose members all got the same reward has no gradient under a group
-//! estimator; the next round plays a new task in its stead, up to
-//! `algorithm.filter_groups.max_num_gen_batches` rounds, and what is still
-//! missing then stays an empty slot.
+//! `select`: which groups of an iteration are trained on, after a round of rollouts. A group whose
+//! members all got the same reward has no gradient under a group estimator, so the next round plays
+//! a new task in its place, up to `algorithm.filter_groups.max_num_gen_batches` rounds. Slots that
+//! are then still missing stay empty.
 //!
-//! Rounds are parts of the plan like any other, planned whether they will be
-//! needed or not: one that is not needed plays nothing. So the planner knows
-//! no decision, and a run's parts are known beforehand.
+//! Rounds are ordinary parts of the plan, planned whether or not they will be needed; a round that
+//! is not needed plays nothing. So the planner depends on no decision, and the parts of a run are
+//! known in advance.
 //!
 //! Source: dynamic sampling, arXiv:2503.14476 §3.2.
 
@@ -36,15 +35,15 @@ pub(super) struct Selection {
 struct Metrics {
     /// 1-based.
     round: u32,
-    /// Groups of the round with a member left.
+    /// Groups of the round with at least one usable member.
     groups: usize,
-    /// Of these, those whose rewards differ.
+    /// Groups whose rewards differ.
     groups_mixed: usize,
-    /// Of these, those whose rewards are all the same.
+    /// Groups whose rewards are all the same.
     groups_uniform: usize,
-    /// Chosen so far.
+    /// Groups selected so far.
     groups_selected: usize,
-    /// Still missing.
+    /// Groups still missing.
     groups_missing: usize,
 }
 
@@ -72,7 +71,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     Ok(Report::default())
 }
 
-/// What the round in an input left.
+/// The selection after the round in an input.
 pub(super) async fn selection(inputs: &Inputs, input: &str) -> Result<Selection> {
     let bytes = inputs.bytes(input, FILE).await?;
     serde_json::from_slice(&bytes).map_err(|e| Error::stage(format!("{FILE} of {input}: {e}")))
@@ -146,7 +145,7 @@ mod tests {
         let (after, metrics) = select(start, &first, 0, last_reward).unwrap();
         assert_eq!((after.groups.as_slice(), after.missing), (&[1][..], 2));
         assert_eq!((metrics.groups_mixed, metrics.groups_uniform), (1, 2));
-        // More than is missing: the first ones are taken.
+        // More groups than are missing: the first ones are taken.
         let second = [
             pair(3, [1.0, 0.0]),
             pair(4, [0.0, 1.0]),
@@ -155,9 +154,9 @@ mod tests {
         .concat();
         let (last, _) = select(after.clone(), &second, 1, last_reward).unwrap();
         assert_eq!((last.groups.as_slice(), last.missing), (&[1, 3, 4][..], 0));
-        // A round that was not needed played nothing.
+        // A round that is not needed plays nothing.
         assert_eq!(select(last.clone(), &[], 2, last_reward).unwrap().0, last);
-        // A fault is no difference of rewards.
+        // A fault does not count as a different reward.
         first[2].outcome = Outcome::EnvFault;
         let (after, metrics) = select(after, &first[2..4], 1, last_reward).unwrap();
         assert_eq!((after.groups.len(), metrics.groups_mixed), (1, 0));

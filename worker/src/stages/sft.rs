@@ -1,8 +1,8 @@
-//! `sft`: optimizer steps on demonstrations, `jobs.sft_part_steps` to a part.
+//! `sft`: optimizer steps on demonstrations, `jobs.sft_part_steps` per part.
 //!
-//! What a step learns from is a pure function of the seed and the step's
-//! number, so parts can be cut anywhere and a step never depends on who made
-//! the one before it. The loss is the mean over the step's own reply tokens.
+//! The examples of a step are a pure function of the seed and the step number, so parts can be cut
+//! anywhere, and a step never depends on which worker made the previous one. The loss is the mean
+//! over the step's own reply tokens.
 
 pub(super) mod held_out;
 pub(super) mod mixture;
@@ -29,13 +29,13 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Points of the loss curve that a part records.
+/// Most points of the loss curve that a part records.
 const POINTS_MAX: usize = 50;
 
 /// `metrics.json` of a part.
 #[derive(Debug, Serialize)]
 struct Metrics {
-    /// 0-based, the end excluded.
+    /// 0-based, end excluded.
     steps: (u32, u32),
     /// Mean cross-entropy per reply token over the part, nats.
     loss: f64,
@@ -50,29 +50,29 @@ struct Metrics {
     validation: Option<Validation>,
 }
 
-/// What the rows say that are never trained on.
+/// Loss on the held-out rows.
 #[derive(Debug, Serialize)]
 struct Validation {
     validation_conversations: usize,
     validation_tokens: usize,
-    /// The last one of the part, nats per reply token.
+    /// The last validation loss of the part, nats per reply token.
     #[serde(skip_serializing_if = "Option::is_none")]
     validation_loss: Option<f64>,
-    /// Before the first step of all, after each pass, and at the end of the part.
+    /// Before the first step of the phase, after each pass, and at the end of the part.
     validation: Vec<ValidationPoint>,
 }
 
 #[derive(Debug, Serialize)]
 struct ValidationPoint {
-    /// Steps before it.
+    /// Number of steps before it.
     step: u32,
-    /// Passes over the rows before it, where the run makes whole ones.
+    /// Passes over the rows before it, if the run makes whole passes.
     #[serde(skip_serializing_if = "Option::is_none")]
     epoch: Option<f64>,
     validation_loss: f64,
 }
 
-/// Means over some neighbouring steps.
+/// Means over consecutive steps.
 #[derive(Debug, Serialize)]
 struct Point {
     /// Last step of the point, 1-based.
@@ -122,7 +122,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let start = Instant::now();
         let tick = || beat.tick();
         let options = policy_options(&plan, threads, &tick);
-        // Rows that were left out make passes shorter than planned.
+        // Left-out rows make passes shorter than planned.
         let all = mixture.steps().unwrap_or(plan.sft_steps_of(id.iteration));
         let steps = steps.start.min(all)..steps.end.min(all);
         let rate = schedule(&plan, all);
@@ -190,7 +190,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     Ok(report)
 }
 
-/// The loss of the last steps and the rate of all of them.
+/// The loss of the most recent steps, and the token rate of all steps.
 fn figures(results: &[StepResult], start: Instant) -> Vec<(&'static str, f64)> {
     const RECENT_STEPS: usize = 20;
     let recent = &results[results.len().saturating_sub(RECENT_STEPS)..];

@@ -1,5 +1,5 @@
-//! What the tests of the stages share: plans from overrides, the fixture
-//! policy, and episodes made by hand.
+//! Shared by the tests of the stages: plans from overrides, the fixture policy, and handmade
+//! episodes.
 
 use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::episode::{Episode, Outcome, Sequence, Task};
@@ -34,7 +34,7 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// The fixtures' own policy.
+/// The fixture policy.
 pub(crate) fn policy() -> Arc<Policy> {
     Arc::new(Policy::load(&fixture("qwen2-tiny"), &Device::cpu()).unwrap())
 }

@@ -1,5 +1,5 @@
-//! The stages one after the other, as a worker would run them: a small run on
-//! a memory store, with the built-in environment behind loopback HTTP.
+//! The stages in order, as a worker would run them: a small run on a memory store, with the
+//! built-in environment behind loopback HTTP.
 
 use super::testing::plan_of;
 use crate::context::{Beat, Event, Resources};
@@ -45,7 +45,7 @@ struct Bench {
     resources: Arc<Resources>,
     cache: TempDir,
     attempts: std::cell::Cell<u32>,
-    /// How many messages its environment may still get, where that is to be decided.
+    /// Limits how many messages its environment still gets, if the test needs that.
     gate: Option<Arc<Semaphore>>,
 }
 
@@ -78,7 +78,7 @@ impl Bench {
         }
     }
 
-    /// Of the last attempt begun.
+    /// The id of the last attempt begun.
     fn attempt_id(&self) -> AttemptId {
         let number = self.attempts.get();
         let nonce = format!("{number:08x}");
@@ -166,7 +166,7 @@ impl Bench {
     }
 }
 
-/// Makes every part up to `stop`; digests by part and artifact.
+/// Makes every part up to `stop`; returns digests by part and artifact.
 async fn whole_run(bench: &Bench, stop: Option<PartId>) -> BTreeMap<String, String> {
     let mut digests = BTreeMap::new();
     for iteration in 0..=bench.plan.iterations {
@@ -186,7 +186,8 @@ async fn whole_run(bench: &Bench, stop: Option<PartId>) -> BTreeMap<String, Stri
     digests
 }
 
-/// Whatever is trained: nothing is left for a commit, the step is named and what to turn down.
+/// For every trained model: nothing is committed, and the error names the step and the keys to
+/// lower.
 #[tokio::test(flavor = "multi_thread")]
 async fn training_that_comes_to_no_model_names_the_step_and_gives_up() {
     let (actor, critic) = ("actor_rollout_ref.actor.optim.lr", "critic.optim.lr");
@@ -214,7 +215,7 @@ async fn training_that_comes_to_no_model_names_the_step_and_gives_up() {
     ] {
         let id: PartId = id.parse().unwrap();
         let mut bench = Bench::new(1, overrides).await;
-        // No config may ask for it; plans of older programs may.
+        // A config may not set this value; plans of older programs may.
         let config = &mut Arc::get_mut(&mut bench.plan).unwrap().config;
         let lr = match id.stage {
             Stage::Sft => &mut config.sft.lr,
@@ -284,7 +285,7 @@ async fn threads_rows_and_packs_do_not_show_in_a_run() {
     }
 }
 
-/// A Qwen3 with a critic, a KL penalty whose coefficient moves, a reference of its own and a
+/// A Qwen3 with a critic, a KL penalty with an adaptive coefficient, its own reference and a
 /// warm-up; then greedy baselines with a micro-batch mean.
 #[tokio::test(flavor = "multi_thread")]
 async fn nor_with_a_critic_or_with_baselines() {
@@ -332,7 +333,7 @@ async fn nor_with_a_critic_or_with_baselines() {
             let critic = one.metrics(2, Stage::CriticUpdate, 0).await;
             assert_eq!(critic["optimizer_steps"], 4);
         } else if options == filter {
-            // Nothing is solved by chance: both rounds were played to the end.
+            // No task is solved by chance: both rounds are played in full.
             assert_eq!(last["episodes"], 16, "{last}");
             let select = one.metrics(2, Stage::Select, 1).await;
             assert_eq!(
@@ -349,9 +350,9 @@ async fn nor_with_a_critic_or_with_baselines() {
     }
 }
 
-/// An adapter alone is written after `init`, it moves, what is sampled is scored
-/// with the same bits, and the reference is the base: with a warm start by the
-/// time of the first update, the divergence from it is not zero.
+/// After `init` only adapters are written, and the adapter changes. Scoring reproduces the
+/// sampled log-probs bit for bit. The reference is the base: after a warm start the divergence from
+/// it is not zero at the first update.
 #[tokio::test(flavor = "multi_thread")]
 async fn nor_with_an_adapter() {
     let options = [
@@ -399,7 +400,7 @@ async fn nor_with_an_adapter() {
     }
 }
 
-/// Training goes on with an adapter of a folder, if it fits.
+/// Training continues with an adapter from a folder, if it fits.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_adapter_of_a_folder_is_gone_on_with() {
     let rank = "actor_rollout_ref.model.lora_rank=3";
@@ -457,7 +458,7 @@ fn both_crates_know_the_same_modules() {
     );
 }
 
-/// A rollout by the model that solves such tasks now and then, so that rewards differ.
+/// A rollout by the model that sometimes solves such tasks, so that rewards differ.
 fn able_rollout() -> ([String; 7], PartId) {
     let base = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/base");
     let options = [
@@ -477,7 +478,7 @@ fn able_rollout() -> ([String; 7], PartId) {
     (options, rollout)
 }
 
-/// A server of the run's tasks, and what every message to it waits for: a permit.
+/// A server of the run's tasks; every message to it waits for a permit.
 async fn gated_environment() -> (String, Arc<Semaphore>) {
     let server = builtin::start("builtin:worlds?depths=1-2").await.unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -505,7 +506,7 @@ async fn gated_environment() -> (String, Arc<Semaphore>) {
     (url, gate)
 }
 
-/// A bench at the point where the rollout is to be played.
+/// A bench just before the rollout.
 async fn before_rollout(threads: usize, more: &[&str]) -> (Bench, Part) {
     let (options, rollout) = able_rollout();
     let (url, gate) = gated_environment().await;
@@ -531,7 +532,7 @@ impl Bench {
             .unwrap()
     }
 
-    /// Tokens in what is journalled, and those that the last segment says were sampled.
+    /// Tokens in the journal, and the sampled tokens that its last segment reports.
     async fn journalled(&self, part: &Part) -> (u64, u64) {
         let (mut tokens, mut sampled) = (0, 0);
         for segment in self.segments(part).await {
@@ -543,9 +544,9 @@ impl Bench {
         (tokens, sampled)
     }
 
-    /// Plays until so many segments are journalled, and there the process dies or is asked
-    /// to leave. Until then whoever looks at the journal lets the environment hear one message
-    /// at a look, so that on a busy machine too the part does not end before it is interrupted.
+    /// Plays until `segments` segments are journalled; then the process dies or is asked to end.
+    /// Until then each look at the journal lets one more message through to the environment, so
+    /// that even on a busy machine the part does not end before it is interrupted.
     async fn interrupted(&self, part: &Part, segments: usize, dies: bool) {
         let (cancel, events) = (CancellationToken::new(), broadcast::channel(64).0);
         let gate = self.gate.as_ref().unwrap();
@@ -576,7 +577,7 @@ fn count(report: &Report, name: &str) -> u64 {
     report.stats[name].as_u64().unwrap()
 }
 
-/// Asked to leave, then killed, then asked again: what was played is taken up each time, also
+/// Asked to end, then killed, then asked again: the journalled events are replayed each time, also
 /// with limited contexts and with summaries, and the part has the bytes of an undisturbed one.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_part_ends_equal_and_plays_nothing_twice() {
@@ -627,7 +628,7 @@ async fn an_interrupted_part_ends_equal_and_plays_nothing_twice() {
     }
 }
 
-/// Whatever lies in the journal: what fits is used, the rest is played again.
+/// For any content of the journal: what fits is used, the rest is played again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_journal_that_does_not_fit_costs_work_and_nothing_else() {
     let none = || (CancellationToken::new(), broadcast::channel(64).0);
@@ -656,7 +657,7 @@ async fn a_journal_that_does_not_fit_costs_work_and_nothing_else() {
     let mut newer = segments[0].to_vec();
     newer[8] = 9;
     let reversed: Vec<_> = segments.iter().rev().cloned().collect();
-    // What older programs wrote: finished episodes, here one, and one of another task.
+    // Segments of older programs: finished episodes, here one that fits, and one of another task.
     let mut stranger = episodes[0].clone();
     stranger.task.item_id += 1;
     (stranger.group, stranger.sample) = (episodes[1].group, episodes[1].sample);

@@ -1,6 +1,5 @@
-//! What the stages that train have in common: where the optimizer's state
-//! comes from, how a model and that state become artifacts, and what a token of
-//! a minibatch weighs.
+//! Shared by the training stages: the source of the optimizer's state, how a model and that state
+//! become artifacts, and the weight of a token in a minibatch.
 
 pub(super) mod step;
 
@@ -20,8 +19,8 @@ pub(super) const OPTIMIZER: &str = "optimizer";
 /// AdamW's ε: torch's default.
 pub(super) const ADAM_EPS: f64 = 1e-8;
 
-/// The state of the optimizer that made the input policy, if the stage
-/// `from` made it and its state was kept; a new phase starts afresh.
+/// The optimizer state of the step that made the input policy, if the stage `from` made it and the
+/// state was kept. A new phase starts with a fresh optimizer.
 pub(super) async fn optimizer_folder(
     context: &StageContext,
     from: Stage,
@@ -29,7 +28,7 @@ pub(super) async fn optimizer_folder(
     optimizer_of(context, POLICY, from).await
 }
 
-/// The same for the model of any input.
+/// [`optimizer_folder`] for the model of any input.
 pub(super) async fn optimizer_of(
     context: &StageContext,
     model: &str,
@@ -41,7 +40,7 @@ pub(super) async fn optimizer_of(
         .iter()
         .find(|input| input.name == model)
         .map(|input| input.from.stage);
-    // A fork may have left it behind.
+    // A fork may not have copied it.
     let kept = |name: &str| name.split('/').next() == Some(OPTIMIZER);
     let artifacts = context.inputs.artifacts(model)?;
     if made_by != Some(from) || !artifacts.iter().any(|a| kept(&a.name)) {
@@ -50,7 +49,7 @@ pub(super) async fn optimizer_of(
     Ok(Some(context.inputs.folder(model, OPTIMIZER).await?))
 }
 
-/// The keys of a learning rate and of what bounds a step.
+/// The config keys of the learning rate and of the gradient clipping.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Brakes {
     pub(super) lr: &'static str,
@@ -58,14 +57,15 @@ pub(super) struct Brakes {
 }
 
 impl Brakes {
-    /// Says of numbers that are not finite which step led to them, and what to do.
+    /// Turns an error about non-finite numbers into [`Error::Diverged`], with the step and the keys
+    /// to lower.
     pub(super) fn failed(self, place: impl FnOnce() -> String) -> impl FnOnce(Error) -> Error {
         use agentgym_algorithms::Error as Algorithm;
         use agentgym_model::Error as Model;
         move |error| {
             let found = match &error {
                 Error::Model(e) if matches!(**e, Model::NotFinite { .. }) => e.to_string(),
-                // The step before was that of a model which no number can hold any more.
+                // The previous step produced a model whose numbers are out of range.
                 Error::Algorithm(Algorithm::NotFinite { what, value, .. }) => {
                     format!("{what}: {value}")
                 }
@@ -81,8 +81,7 @@ impl Brakes {
     }
 }
 
-/// Writes what was trained, a policy or its adapter, and the optimizer's state
-/// into local folders.
+/// Writes the trained policy, or its adapter, and the optimizer's state into local folders.
 pub(super) fn save(trainer: &mut Trainer, scratch: &Path) -> Result<()> {
     let policy = trainer.model()?;
     match policy.adapter() {
@@ -93,7 +92,7 @@ pub(super) fn save(trainer: &mut Trainer, scratch: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Uploads what [`save`] wrote and keeps the policy in memory.
+/// Uploads the folders of [`save`] and keeps the policy in memory.
 pub(super) async fn upload(
     context: &StageContext,
     outputs: &mut Outputs,
@@ -116,7 +115,7 @@ pub(super) async fn upload(
     Ok(())
 }
 
-/// Uploads the adapter that `scratch` holds and keeps its policy in memory.
+/// Uploads the adapter in `scratch` and keeps its policy in memory.
 pub(super) async fn upload_adapter(
     policies: &Policies,
     outputs: &mut Outputs,
@@ -163,7 +162,7 @@ async fn upload_model(outputs: &mut Outputs, kind: &str, folder: &Path) -> Resul
     Ok(files)
 }
 
-/// How a training stage uses the machine; `checkpointed` is its model's
+/// Compute options of a training stage; `checkpointed` is its model's
 /// `enable_gradient_checkpointing`.
 pub(super) fn options<'a>(
     plan: &Plan,
@@ -179,7 +178,7 @@ pub(super) fn options<'a>(
     }
 }
 
-/// The same for the policy.
+/// [`options`] for the policy.
 pub(super) fn policy_options<'a>(
     plan: &Plan,
     threads: usize,
@@ -198,14 +197,13 @@ pub(super) fn resume(
     Ok(Trainer::resume(Policy::clone(policy), adamw, optimizer)?)
 }
 
-/// The streams as the algorithms read them.
+/// Converts a stream to the `f64` of the algorithms.
 pub(super) fn wide(row: &[f32]) -> Vec<f64> {
     row.iter().map(|value| f64::from(*value)).collect()
 }
 
-/// The size of a minibatch as each of its slots sees it, given the loss tokens
-/// of each slot's sequences: of the whole minibatch, or, with `micro` slots to
-/// a micro-batch, of the slot's own.
+/// The denominator of each slot, given the loss tokens of each slot's sequences: the whole
+/// minibatch, or with `micro` slots per micro-batch the slot's own micro-batch.
 pub(super) fn denominators(loss_tokens: &[Vec<usize>], micro: Option<usize>) -> Vec<Denominator> {
     let Some(micro) = micro else {
         return vec![Denominator::of(loss_tokens.concat()); loss_tokens.len()];

@@ -1,13 +1,12 @@
-//! `update`: one batch → `ppo_epochs` passes over its minibatches, an
-//! optimizer step each → the next policy, its optimizer state, and
-//! `update.json`, which with the batch is enough to recompute every step
-//! elsewhere.
+//! `update`: one batch → `ppo_epochs` passes over its minibatches with an optimizer step each → the
+//! next policy, its optimizer state, and `update.json`, which together with the batch is enough to
+//! recompute every step elsewhere.
 //!
-//! The learning rate is that of the iteration: the same for all of its steps.
+//! All steps of an iteration use the same learning rate.
 //!
-//! With `jobs.update_shards` above 1 every step is a part of its own, and its
-//! gradient is added from those of `gradient` parts, which may be computed on as many
-//! workers. The bytes are the same: units are cut and added as by one part.
+//! With `jobs.update_shards` above 1 each step is its own part, and its gradient is the sum of the
+//! gradients of `gradient` parts, which as many workers may compute. The bytes are the same: units
+//! are cut and summed as in one part.
 
 pub(super) mod gradient;
 mod minibatch;
@@ -35,7 +34,7 @@ use steps::{Settings, Step, places, settings};
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     settings: Settings,
-    /// In the order in which the steps were taken.
+    /// In step order.
     minibatches: Vec<Step>,
 }
 
@@ -52,7 +51,7 @@ struct Metrics {
     lr: f64,
     optimizer_steps: usize,
     skipped_steps: usize,
-    /// Of the skipped ones, those whose gradient was not finite.
+    /// Skipped steps whose gradient was not finite.
     #[serde(skip_serializing_if = "crate::metrics::is_zero")]
     non_finite_steps: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -63,18 +62,18 @@ struct Metrics {
 struct Trained {
     policy: Policy,
     record: Record,
-    /// Of all steps up to the last one made here.
+    /// Over all steps up to the last one made here.
     tokens: usize,
-    /// Of the steps made here.
+    /// Over the steps made here.
     own_tokens: usize,
     seconds: f64,
 }
 
-/// What other parts have done for this one.
+/// Results of other parts that this part builds on.
 struct Shared {
-    /// The steps before.
+    /// The earlier steps.
     before: Vec<Step>,
-    /// The gradient of this one.
+    /// The gradient of this step.
     shares: Vec<Share>,
 }
 
@@ -174,8 +173,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     Ok(report)
 }
 
-/// The optimizer steps that made the policy which this part trains on, of the
-/// same iteration.
+/// The earlier optimizer steps of this iteration, which made the input policy of this part.
 async fn steps_before(context: &StageContext) -> Result<Vec<Step>> {
     if context.part.id.part == 0 {
         return Ok(Vec::new());

@@ -1,8 +1,8 @@
-//! Rewards to credit: which episodes take part, what each of their tokens is
-//! rewarded with, and what the plan's estimator makes of it.
+//! Credit assignment: which episodes take part, the reward of each of their tokens, and the
+//! advantages that the plan's estimator computes from them.
 //!
-//! An episode of several sequences is joined in the order of time for the
-//! estimator and cut up again for the batch.
+//! The sequences of an episode are concatenated in time order for the estimator and split again for
+//! the batch.
 
 use super::scored::Scored;
 use crate::rewards::Rewards;
@@ -20,7 +20,7 @@ use agentgym_jobs::records::{Batch, BatchEpisode, BatchSequence, CriticSequence,
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What an iteration's update learns from.
+/// The training data of an iteration's update.
 pub(super) struct Credit {
     pub(super) batch: Batch,
     pub(super) targets: Option<CriticTargets>,
@@ -29,40 +29,40 @@ pub(super) struct Credit {
     pub(super) kl: Option<KlState>,
     /// Of the critic before its update, over the loss tokens.
     pub(super) explained_variance: Option<f64>,
-    /// Weights of the correction for another sampler, over the loss tokens.
+    /// Importance weights of the sampler correction, over the loss tokens.
     pub(super) importance_weights: Vec<f64>,
 }
 
-/// What an iteration's credit depends on besides its episodes.
+/// The inputs of an iteration's credit besides its episodes.
 #[derive(Debug, Default)]
 pub(in crate::stages) struct Given {
     /// Rewards of the greedy episodes, by group.
     pub(in crate::stages) baselines: BTreeMap<u32, f64>,
-    /// Coefficient of the KL penalty, where there is one.
+    /// Coefficient of the KL penalty, if there is one.
     pub(in crate::stages) kl_coef: Option<f64>,
     /// The groups to train on, in the order of their slots; `None` for all.
     pub(in crate::stages) selected: Option<Vec<u32>>,
 }
 
-/// `kl.json`: the controller's state, from one iteration to the next.
+/// `kl.json`: the controller's state, carried from one iteration to the next.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct KlState {
     /// Coefficient of this iteration's penalty.
     pub(super) kl_coef: f64,
     /// Mean over episodes of the estimate per token, nats.
     pub(super) kl: f64,
-    /// Episodes it was measured on.
+    /// Episodes in that mean.
     pub(super) episodes: usize,
     /// Coefficient of the next iteration.
     pub(super) next_kl_coef: f64,
 }
 
-/// An episode's streams, its sequences joined.
+/// An episode's streams with its sequences concatenated.
 struct Joined {
     loss_mask: Vec<bool>,
     rewards: Vec<f64>,
     old_log_probs: Vec<f64>,
-    /// What its tokens were drawn with.
+    /// Log-probs under the distribution that its tokens were sampled from.
     behaviour_log_probs: Vec<f64>,
     ref_log_probs: Option<Vec<f64>>,
     values: Option<Vec<f64>>,
@@ -86,7 +86,7 @@ impl Joined {
     }
 }
 
-/// What the tokens of a sequence were drawn with.
+/// Log-probs of a sequence under the distribution that its tokens were sampled from.
 pub(in crate::stages) fn behaviour(sequence: &Sequence) -> Result<Vec<f64>> {
     let masses = sequence.log_kept_mass.as_deref().map(wide);
     let sampled = wide(&sequence.sampled_log_probs);
@@ -185,7 +185,7 @@ impl Credit {
     }
 }
 
-/// The episodes that are compared.
+/// The episodes that the estimator compares.
 fn members<'a>(plan: &Plan, all: &'a [Scored], given: &Given) -> Vec<&'a Scored> {
     let episodes: Vec<&Episode> = all.iter().map(|s| &s.episode).collect();
     let both = all.iter().zip(compared(plan, &episodes, given));
@@ -193,7 +193,7 @@ fn members<'a>(plan: &Plan, all: &'a [Scored], given: &Given) -> Vec<&'a Scored>
         .collect()
 }
 
-/// Which episodes are.
+/// For each episode, whether the estimator compares it.
 pub(in crate::stages) fn compared(plan: &Plan, all: &[&Episode], given: &Given) -> Vec<bool> {
     let estimator = plan.config.algorithm.adv_estimator;
     let chosen = |e: &Episode| {
@@ -210,7 +210,7 @@ pub(in crate::stages) fn compared(plan: &Plan, all: &[&Episode], given: &Given) 
     let compared = |e: &&Episode| match estimator.needs_baseline() {
         _ if !chosen(e) => false,
         true => given.baselines.contains_key(&e.group),
-        // Whitening runs over what is trained on and nothing else.
+        // Whitening covers only what is trained on.
         false => !is_masked(plan, e),
     };
     all.iter().map(compared).collect()
@@ -221,7 +221,7 @@ pub(in crate::stages) fn is_masked(plan: &Plan, episode: &Episode) -> bool {
         && matches!(episode.outcome, Outcome::Horizon | Outcome::Length)
 }
 
-/// Takes the KL penalty off the token rewards; the controller's next state.
+/// Subtracts the KL penalty from the token rewards; returns the controller's next state.
 fn take_penalty(plan: &Plan, joined: &mut [Joined], kl_coef: f64) -> Result<KlState> {
     let estimator = plan.config.algorithm.kl_penalty;
     let mut divergences = Vec::new();
@@ -273,8 +273,8 @@ fn slot_of(
         })
 }
 
-/// What people are shown as the episode's advantage: the one all of its tokens
-/// have, or the mean over them.
+/// The episode's advantage as shown to users: the common one of all its tokens, or the mean over
+/// them.
 fn episode_advantage(plan: &Plan, advantages: &[f64], loss_mask: &[bool]) -> f64 {
     let own: Vec<f64> = advantages
         .iter()
@@ -320,7 +320,7 @@ fn entry(member: &Scored, advantage: f64, tokens: &[f64]) -> BatchEpisode {
     }
 }
 
-/// How much of the returns the critic knew.
+/// Explained variance: how well the critic predicted the returns.
 fn explained(joined: &[Joined], returns: &[Vec<f64>]) -> Result<Option<f64>> {
     let (mut all_values, mut all_returns) = (Vec::new(), Vec::new());
     for (episode, returns) in joined.iter().zip(returns) {

@@ -1,4 +1,4 @@
-//! Episodes with what `log_probs` has recomputed for them.
+//! Episodes with the streams that `log_probs` recomputed for them.
 
 use crate::{Error, Result};
 use agentgym_jobs::episode::Episode;
@@ -8,11 +8,11 @@ use agentgym_jobs::records::EpisodeLogProbs;
 pub(super) struct Scored {
     pub(super) episode: Episode,
     pub(super) streams: EpisodeLogProbs,
-    /// The critic's, by sequence and token; where there is a critic.
+    /// The critic's values by sequence and token, if there is a critic.
     pub(super) values: Option<Vec<Vec<f32>>>,
 }
 
-/// Pairs episodes with their streams; both must speak of the same tokens.
+/// Pairs episodes with their streams; both must have the same tokens.
 pub(super) fn join(
     part: u32,
     episodes: Vec<Episode>,

@@ -1,5 +1,5 @@
-//! The iteration's episodes in figures. What an option adds is written only
-//! where the option is on, so that the metrics of other runs keep their bytes.
+//! The metrics of the iteration's episodes. Entries of an option are written only if the option is
+//! on, so that the metrics of other runs keep their bytes.
 
 use super::credit::{Credit, Given, behaviour};
 use super::scored::Scored;
@@ -21,13 +21,13 @@ pub(super) struct Metrics {
     pub(super) success_by_env: BTreeMap<String, f64>,
     /// Largest number of rounds in this iteration.
     pub(super) horizon: u32,
-    /// Groups whose members all failed alike: no gradient.
+    /// Groups whose members all have the same reward of at most 0: no gradient.
     pub(super) groups_all_zero: usize,
-    /// Groups whose members all succeeded alike: no gradient.
+    /// Groups whose members all have the same positive reward: no gradient.
     pub(super) groups_all_one: usize,
-    /// Groups whose rewards differ: these teach.
+    /// Groups whose rewards differ: these have a gradient.
     pub(super) groups_mixed: usize,
-    /// Groups without enough members left: excluded.
+    /// Groups with too few members left: excluded.
     pub(super) groups_excluded: usize,
     /// Entropy per sampled token at the start of the update, nats.
     pub(super) entropy: f64,
@@ -35,25 +35,25 @@ pub(super) struct Metrics {
     pub(super) ref_kl: Option<f64>,
     /// Largest |sampled − old log-prob|; 0 on-policy with exact numerics.
     pub(super) log_prob_mismatch_max: f64,
-    /// k3 of KL(sampler ‖ policy) per token, where the two differ at all.
+    /// k3 of KL(sampler ‖ policy) per token, if the two differ at all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) log_prob_mismatch_kl: Option<f64>,
-    /// Mean weight of the correction for it.
+    /// Mean importance weight of the correction for this mismatch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) importance_weight_mean: Option<f64>,
-    /// Share of tokens whose weight was cut off at the threshold.
+    /// Share of tokens whose weight was clipped at the threshold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) importance_weight_cut: Option<f64>,
     /// Coefficient of the KL penalty in this iteration's rewards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) kl_coef: Option<f64>,
-    /// What the controller measured: mean over episodes, nats per token.
+    /// The KL that the controller measured: mean over episodes, nats per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) kl_in_reward: Option<f64>,
-    /// Mean reward of the greedy episodes that were compared with.
+    /// Mean reward of the greedy baseline episodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) baseline_reward: Option<f64>,
-    /// How much of the returns' variance the critic's values explain.
+    /// Share of the variance of the returns that the critic's values explain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) explained_variance: Option<f64>,
 }

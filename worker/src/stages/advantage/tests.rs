@@ -40,8 +40,8 @@ fn scored(episodes: Vec<Episode>) -> Vec<Scored> {
         .collect()
 }
 
-/// Four groups of two: one mixed, one uniform, one left alone by a fault, one
-/// gone altogether.
+/// Four groups of two: one mixed, one uniform, one with a single member left after a fault, one
+/// with no member left.
 fn iteration() -> Vec<Scored> {
     scored(vec![
         episode(0, 0, Outcome::Solved, 1.0),
@@ -92,8 +92,8 @@ fn advantages_stand_on_sampled_tokens_only() {
     assert_eq!(slots[2].as_ref().unwrap().advantage, 0.0);
 }
 
-/// A context that was summed up makes several sequences of an episode; it is one member of
-/// its group all the same, and each of its sequences has its advantage.
+/// A summarized context makes several sequences of an episode. The episode still counts as one
+/// member of its group, and each of its sequences has its advantage.
 #[test]
 fn an_episode_of_several_sequences_counts_once() {
     let plan = plan(&[]);
@@ -272,7 +272,7 @@ fn a_penalty_is_taken_off_every_token_and_the_controller_moves() {
     ];
     let plan = with(&kl, "rloo");
     let credit = Credit::assign(&plan, &all, &penalised()).unwrap();
-    // The same 3 × 0.1 × 0.5 off each score: differences stay.
+    // The same 3 × 0.1 × 0.5 is subtracted from each score: differences stay.
     near(&shown(batch_of(&credit)), &[1.0, -1.0, 0.0, 0.0]);
     let state = credit.kl.clone().unwrap();
     assert_eq!((state.kl, state.episodes), (0.5, 4));
@@ -361,14 +361,14 @@ fn whitening_leaves_masked_episodes_out() {
     all[1].episode.outcome = Outcome::Horizon;
     let credit = assign(&plan, &all);
     assert_eq!(batch_of(&credit).iter().flatten().count(), 3);
-    // What is left has one and the same reward.
+    // The remaining episodes have the same reward.
     near(&shown(batch_of(&credit)), &[0.0; 3]);
 }
 
 #[test]
 fn selected_groups_move_up_and_the_others_are_left_out() {
     let (plan, mut all) = (with(&[], "grpo"), four());
-    // A later round's group stands behind the batch's size.
+    // The group number of a later round is beyond the batch size.
     for s in &mut all[..2] {
         s.episode.group = 6;
     }

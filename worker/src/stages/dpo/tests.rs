@@ -1,4 +1,4 @@
-//! Steps on pairs: order, gradient units, and that preferences are learnt.
+//! Steps on pairs: order, gradient units, and that preferences are learned.
 
 use super::*;
 use crate::demonstrations::Line;
@@ -58,7 +58,7 @@ fn each_pass_takes_every_pair_once_and_parts_may_be_cut_anywhere() {
     }
     assert_ne!(first, second);
     assert_eq!(picks(&plan, 6, 4), second[2..4]);
-    // A batch may hold more than there are pairs.
+    // A batch may be larger than the number of pairs.
     assert_eq!(picks(&plan, 1, 7), [0, 0]);
 }
 
@@ -119,7 +119,7 @@ fn a_step_that_is_not_finite_is_counted_and_is_in_no_mean() {
     let policy = policy();
     let plan = dpo(&["dpo.beta=0.5"]);
     let example = example(&plan, &pair("a b", "yes", "nope"), &policy, &options(1)).unwrap();
-    // Coefficients past f32 overflow on their way back; the loss itself is ln 2.
+    // Coefficients beyond the f32 range overflow in the backward pass; the loss itself is ln 2.
     let mut loss = plan.config.dpo.loss().unwrap();
     let adamw = AdamW {
         betas: (0.9, 0.999),

@@ -1,6 +1,5 @@
-//! An evaluation task by task: a line for every item with all of its samples,
-//! from which every figure of the set can be computed again, and the scores of
-//! any list of them.
+//! An evaluation task by task: one line per item with all of its samples, from which every metric
+//! of the set can be recomputed, and the scores of any list of items.
 
 use crate::Result;
 use agentgym_algorithms::evaluation::{EvaluationScore, ItemSamples, score as score_of};
@@ -20,11 +19,11 @@ pub(super) struct Item {
     categories: Vec<String>,
     /// At `evaluation.temperature`, in order.
     samples: Vec<Sample>,
-    /// Beside them, where that was asked for.
+    /// The additional greedy episode, if requested.
     greedy: Option<Sample>,
 }
 
-/// One episode of an item. A spoiled one has an outcome and nothing else.
+/// One episode of an item. A faulted one has only an outcome.
 #[derive(Debug, Serialize)]
 struct Sample {
     outcome: Outcome,
@@ -45,7 +44,7 @@ impl Sample {
     }
 }
 
-/// The items of a set, in its order. `episodes` are sorted by (group, sample).
+/// The items of a set, in the set's order. `episodes` are sorted by (group, sample).
 pub(super) fn of(
     plan: &Plan,
     set: &EvaluationSet,
@@ -73,7 +72,7 @@ pub(super) fn of(
     Ok(items.collect())
 }
 
-/// One line each.
+/// One JSON line per item.
 pub(super) fn to_jsonl(items: &[Item]) -> String {
     let line = |item| serde_json::to_string(item).expect("items are plain numbers and text") + "\n";
     items.iter().map(line).collect()

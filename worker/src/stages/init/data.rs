@@ -1,6 +1,5 @@
-//! The files that training reads, checked row by row before anything is trained:
-//! a bad row is reported by the first part of a run, with its file and number,
-//! and not after hours of other stages by the step that draws it.
+//! The training files, checked row by row before any training: a bad row is reported by the first
+//! part of a run, with its file and row number, and not hours later by the step that draws it.
 
 use crate::blocking::blocking;
 use crate::demonstrations::{Conversation, parse_file};
@@ -20,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
-/// `metrics.json` of the part: only what an option or a pipeline adds.
+/// `metrics.json` of the part: only entries that an option or a pipeline adds.
 #[derive(Debug, Default, Serialize)]
 struct Metrics {
     #[serde(flatten)]
@@ -91,15 +90,15 @@ async fn read(key: String, file: &str) -> Result<Vec<u8>> {
     blocking(move || Ok(files::read(&key, &path, TRAJECTORIES_BYTES_MAX)?)).await
 }
 
-/// True if some part of the run learns from demonstrations.
+/// True if any part of the run trains on demonstrations.
 fn trains(plan: &Plan) -> bool {
     (0..=plan.iterations.min(1)).any(|iteration| plan.sft_parts(iteration) > 0)
 }
 
-/// By row, whether it fits `sft.max_length`.
+/// For each row, whether it fits `sft.max_length`.
 ///
 /// # Errors
-/// A row that cannot be rendered, or one that is too long where none may be.
+/// A row that cannot be encoded, or a row that is too long where `sft.overlong` refuses those.
 async fn fitting(
     context: &StageContext,
     policy: &Arc<Policy>,
@@ -125,7 +124,7 @@ async fn fitting(
     .await
 }
 
-/// The file without the rows that do not fit, the others as they are.
+/// The file without the rows that do not fit; the others are unchanged.
 fn without(what: &str, bytes: &[u8], fits: &[bool], tokens_max: usize) -> Result<Vec<u8>> {
     let rows: Vec<serde_json::Value> =
         serde_json::from_slice(bytes).map_err(|e| Error::stage(format!("{what}: {e}")))?;
@@ -143,7 +142,7 @@ fn without(what: &str, bytes: &[u8], fits: &[bool], tokens_max: usize) -> Result
     Ok(serde_json::to_vec(&kept).expect("what was JSON is JSON"))
 }
 
-/// The pairs that fit, and what became of the others.
+/// The pairs that fit, and counts of the others.
 async fn pairs(context: &StageContext, policy: &Arc<Policy>) -> Result<(Vec<Pair>, Counts)> {
     let dpo = &context.plan.config.dpo;
     let open = async |key: &str, file: &Option<String>| {
@@ -189,12 +188,12 @@ async fn pairs(context: &StageContext, policy: &Arc<Policy>) -> Result<(Vec<Pair
     Ok((kept, counts))
 }
 
-/// How long a row may be, and what happens to one that is longer.
+/// The longest allowed row, and what happens to a longer one.
 struct Limit {
     key: &'static str,
     tokens_max: usize,
     leaves_out: bool,
-    /// The override that leaves such rows out.
+    /// The override that leaves out such rows.
     option: &'static str,
 }
 
@@ -214,7 +213,7 @@ impl Limit {
     }
 }
 
-/// A sign of life for every row, and an end when the worker drains.
+/// Ticks the beat for every row, and stops when the worker drains.
 struct Patience(Beat, CancellationToken);
 
 impl Patience {

@@ -40,8 +40,8 @@ fn a_preset_is_a_function_of_the_seed() {
     assert!(first[0] != other[0], "another seed, other weights");
 }
 
-/// The tokenizer of a seed knows the same text whether or not the run plays
-/// the real table, and none of the table's own words.
+/// The tokenizer of a seed trains on the same text whether or not the run plays the real table, and
+/// on none of the table's own words.
 #[test]
 fn a_preset_never_sees_the_real_table() {
     const WORLDS: &str = "worlds: {task_name: textcraft, env_addr: \"builtin:worlds?depths=1-2\"}";
@@ -69,8 +69,8 @@ actor_rollout_ref:
     assert_ne!(alone, text("builtin:worlds?depths=3-3"));
 }
 
-/// Weights are saved as float32, whatever they were: `transformers` loads what the
-/// file says. Runs begun before that keep their bytes.
+/// Weights are always saved as float32, and `transformers` loads them with the dtype that
+/// `config.json` states. Runs started before that keep their bytes.
 #[test]
 fn models_say_the_dtype_they_are_saved_with() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Which rows of a source are never trained on, and how well the policy does on them.
+//! Which rows of a source are held out from training, and the policy's loss on them.
 
 use crate::demonstrations::Encoded;
 use crate::stages::training::wide;
@@ -9,11 +9,11 @@ use agentgym_jobs::random::{Purpose, StreamKey, permutation};
 use agentgym_model::{ComputeOptions, Policy, ScoreRequest, score};
 use std::collections::BTreeMap;
 
-/// Log-probs are those of the plain distribution.
+/// Log-probs are at temperature 1.
 const TEMPERATURE: f64 = 1.0;
 
-/// Where the order comes from in which a source's tasks are held out: the same in
-/// every iteration and for every part.
+/// The random key of the order in which a source's tasks are held out: the same in every iteration
+/// and part.
 pub(in crate::stages) fn split_key(seed: u64, index: usize) -> StreamKey {
     StreamKey {
         seed,
@@ -24,9 +24,9 @@ pub(in crate::stages) fn split_key(seed: u64, index: usize) -> StreamKey {
     }
 }
 
-/// By row, whether it is held out: whole tasks in an order by chance, until there are
-/// `share` of the rows. `tasks` names each row's task; two rows of one task are never on
-/// both sides, since one would give the other away.
+/// For each row, whether it is held out: whole tasks in a random order, until they make up `share`
+/// of the rows. `tasks` names each row's task. Rows of one task are never on both sides, since
+/// training on one would leak the other.
 pub(super) fn held_out(tasks: &[String], share: f64, order: u64) -> Vec<bool> {
     let wanted = rows_held_out(share, tasks.len());
     let mut rows_of: Vec<Vec<usize>> = Vec::new();
@@ -53,11 +53,11 @@ pub(super) fn held_out(tasks: &[String], share: f64, order: u64) -> Vec<bool> {
     out
 }
 
-/// Mean cross-entropy per reply token over all rows, nats: −Σ ln π / tokens, what a step's
-/// loss is of its batch ([`Aggregation::TokenMean`](agentgym_algorithms::losses::Aggregation)).
+/// Mean cross-entropy per reply token over all rows, nats: −Σ ln π / tokens, the same as a step's
+/// loss on its batch ([`Aggregation::TokenMean`](agentgym_algorithms::losses::Aggregation)).
 ///
 /// # Errors
-/// The policy gives no number.
+/// The policy's log-probs cannot be computed.
 pub(super) fn loss(policy: &Policy, rows: &[Encoded], options: &ComputeOptions<'_>) -> Result<f64> {
     let requests: Vec<ScoreRequest<'_>> = rows
         .iter()

@@ -1,7 +1,7 @@
-//! Which demonstrations a step learns from: sources are drawn by share, rows
-//! of a source by a permutation per pass. Pick k is a function of the seed and
-//! the iteration and k alone. In an AgentEvol run the trajectories that were kept
-//! are one more source, whose rows are sequences as they were sampled.
+//! Which demonstrations a step trains on: sources are drawn by share, rows of a source by a
+//! permutation per pass. Pick k is a function of only the seed, the iteration and k. In an
+//! AgentEvol run the kept trajectories are one more source, whose rows are sequences as they were
+//! sampled.
 
 use super::held_out::{held_out, split_key};
 use crate::demonstrations::{Conversation, Encoded, parse_file, solved};
@@ -20,7 +20,7 @@ use agentgym_storage::Inputs;
 use agentgym_text::without_secrets;
 use std::sync::Arc;
 
-/// Where the demonstrations come from, and which one comes next.
+/// The sources of demonstrations, and the position in them.
 pub(in crate::stages) struct Mixture {
     pub(super) sources: Vec<Source>,
     pub(super) seed: u64,
@@ -30,13 +30,13 @@ pub(in crate::stages) struct Mixture {
     pub(super) overlong: OverlongRows,
     /// Picks so far, over all sources.
     pub(super) picks: u64,
-    /// Whole passes over all rows, in place of draws by share.
+    /// Whole passes over all rows, instead of draws by share.
     pub(super) passes: Option<Passes>,
-    /// What is never trained on.
+    /// Held-out rows.
     pub(super) validation: Vec<Source>,
 }
 
-/// Every row once in each pass; the last batch of a pass may be smaller.
+/// Each pass takes every row once; the last batch of a pass may be smaller.
 pub(super) struct Passes {
     pub(super) count: u32,
     pub(super) seed: u64,
@@ -64,12 +64,12 @@ pub(super) enum Content {
         ids: Vec<i64>,
         instruction: String,
     },
-    /// Tokens are never encoded again (I6).
+    /// Sampled sequences, whose tokens are never encoded again (I6).
     Sampled(Vec<Encoded>),
 }
 
 impl Content {
-    /// What each row solves: two rows of one task have the same name.
+    /// The task of each row: rows of one task have the same name.
     fn tasks(&self) -> Vec<String> {
         let named = |(row, conversation): (usize, &Conversation)| match &conversation.item_id {
             Some(item) => format!("item {item}"),
@@ -82,7 +82,7 @@ impl Content {
         }
     }
 
-    /// The rows of which `keeps` is `side`.
+    /// The rows whose entry in `keeps` equals `side`.
     fn only(&self, keeps: &[bool], side: bool) -> Self {
         fn those<T: Clone>(rows: &[T], keeps: &[bool], side: bool) -> Vec<T> {
             let rows = rows.iter().zip(keeps).filter(|(_, kept)| **kept == side);
@@ -112,10 +112,10 @@ impl Content {
     }
 }
 
-/// The input that holds what an AgentEvol iteration kept.
+/// The input with the trajectories that an AgentEvol iteration kept.
 const KEPT: &str = "kept";
 
-/// Which source pick `k` comes from.
+/// The random key that selects the source of pick `k`.
 pub(in crate::stages) fn pick_key(seed: u64, iteration: u32, k: u64) -> StreamKey {
     StreamKey {
         seed,
@@ -126,7 +126,7 @@ pub(in crate::stages) fn pick_key(seed: u64, iteration: u32, k: u64) -> StreamKe
     }
 }
 
-/// The order of a source; no pick has its sample.
+/// The random key of a source's order; no pick uses this `sample`.
 pub(in crate::stages) fn source_key(seed: u64, iteration: u32, index: usize) -> StreamKey {
     StreamKey {
         sample: u32::MAX,
@@ -134,7 +134,7 @@ pub(in crate::stages) fn source_key(seed: u64, iteration: u32, index: usize) -> 
     }
 }
 
-/// The order of whole passes; no pick and no source has its sample.
+/// The random key of the order of whole passes; no pick and no source uses this `sample`.
 pub(in crate::stages) fn pass_key(seed: u64) -> StreamKey {
     StreamKey {
         sample: u32::MAX - 1,
@@ -185,7 +185,7 @@ impl Mixture {
         let given = originals.iter().any(|s| s.share.is_some());
         let mut end = 0.0;
         for source in &mut sources {
-            // Without shares, by size.
+            // Without given shares, weigh sources by size.
             end += if given {
                 source.share_end
             } else {
@@ -224,19 +224,19 @@ impl Mixture {
         u32::try_from(rows.div_ceil(self.batch_size)).unwrap_or(u32::MAX)
     }
 
-    /// Optimizer steps in all, where the run makes whole passes.
+    /// Total optimizer steps, if the run makes whole passes.
     pub(in crate::stages) fn steps(&self) -> Option<u32> {
         let passes = self.passes.as_ref()?;
         Some(self.steps_per_pass().saturating_mul(passes.count))
     }
 
-    /// Passes made before a step, where the run makes whole ones.
+    /// Passes made before a step, if the run makes whole passes.
     pub(super) fn passes_before(&self, step: u32) -> Option<f64> {
         self.passes.as_ref()?;
         Some(f64::from(step) / f64::from(self.steps_per_pass()))
     }
 
-    /// All rows that are never trained on, as tokens.
+    /// All held-out rows, encoded.
     pub(super) fn held_out(&self, policy: &Policy, tokens_max: usize) -> Result<Vec<Encoded>> {
         let rows = |source: &Source| 0..source.len;
         let all = self.validation.iter();
@@ -245,7 +245,7 @@ impl Mixture {
             .collect()
     }
 
-    /// Counts on to the first pick of a step.
+    /// Advances to the first pick of a step.
     pub(super) fn skip_to(&mut self, step: u32) {
         if let Some(passes) = &mut self.passes {
             passes.step = step;
@@ -256,7 +256,7 @@ impl Mixture {
         }
     }
 
-    /// The source of the next pick, and the how-manieth pick from it it is.
+    /// The source of the next pick, and the number of earlier picks from that source.
     pub(super) fn pick(&mut self) -> (usize, u64) {
         let stream = pick_key(self.seed, self.iteration, self.picks).stream();
         let chance = head(&stream) as f64 / 2f64.powi(64);
@@ -312,7 +312,7 @@ impl Mixture {
     }
 }
 
-/// The order of a pass, made once for each.
+/// The order of a pass, computed once per pass.
 fn permuted(cache: &mut Option<(u64, Vec<u32>)>, seed: u64, pass: u64, len: usize) -> &[u32] {
     let known = cache.take().filter(|(known, _)| *known == pass);
     let (_, order) = cache.insert(known.unwrap_or_else(|| (pass, permutation(seed, pass, len))));
@@ -324,7 +324,7 @@ pub(in crate::stages) fn source_file(index: usize) -> String {
     format!("sft/{index}.json")
 }
 
-/// The same of what the loss is measured on.
+/// The artifact of `init` that holds a validation source's file.
 pub(in crate::stages) fn validation_file(index: usize) -> String {
     format!("sft/validation.{index}.json")
 }
@@ -352,7 +352,7 @@ async fn content(
     }
 }
 
-/// What is trained on, and what is held out of it.
+/// Splits a source into the rows to train on and the held-out rows.
 pub(super) fn split(
     seed: u64,
     index: usize,
@@ -382,7 +382,7 @@ pub(super) fn split(
 }
 
 impl Source {
-    /// Every row once per pass, in a new order each time.
+    /// The row at `position`: every row once per pass, in a new order each time.
     pub(super) fn row(&mut self, position: u64) -> usize {
         let len = self.len as u64;
         let (pass, at) = (position / len, (position % len) as usize);
@@ -437,8 +437,8 @@ async fn kept(inputs: &Inputs) -> Result<Content> {
     Ok(Content::Sampled(rows.collect()))
 }
 
-/// Puts what was kept behind the demonstrations, whose shares end at 1: with
-/// `share` of every batch, or by size. What has no rows is never drawn from.
+/// Adds the kept trajectories after the demonstrations, whose shares end at 1: with `share` of
+/// every batch, or by size. A source without rows is never drawn from.
 pub(super) fn add_kept(sources: &mut Vec<Source>, own: Source, share: Option<f64>) {
     if own.len == 0 {
         return;

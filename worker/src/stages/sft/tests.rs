@@ -78,7 +78,7 @@ fn every_row_once_per_pass_and_shares_hold() {
     assert!((share - 0.75).abs() < 0.03, "{share}");
 }
 
-/// Iterations of an AgentEvol run draw and shuffle with keys of their own.
+/// Iterations of an AgentEvol run draw and shuffle with their own keys.
 #[test]
 fn no_two_iterations_share_a_stream() {
     let picks = (0..5).flat_map(|n| (0..100).map(move |k| mixture::pick_key(7, n, k)));
@@ -87,7 +87,7 @@ fn no_two_iterations_share_a_stream() {
     assert_eq!(streams.len(), 515);
 }
 
-/// What was kept takes its share, or its share by size; of nothing nothing is drawn.
+/// Kept trajectories get the given share, or a share by size; an empty source is never drawn from.
 #[test]
 fn kept_trajectories_join_the_demonstrations() {
     let kept = |count: usize| {
@@ -149,7 +149,7 @@ fn steps_lower_the_loss_and_threads_do_not_show() {
     assert_eq!(losses[0], losses[1]);
 }
 
-/// The two files in whole passes: 17 rows, so five steps of at most 4 each.
+/// The two files in whole passes: 17 rows, so five steps of at most 4 rows per pass.
 fn in_passes(count: u32) -> Mixture {
     let passes = mixture::Passes {
         count,
@@ -232,7 +232,7 @@ fn what_is_held_out_shares_no_row_and_no_task_with_what_is_trained_on() {
     }
     let (kept, apart) = mixture::split(7, 0, "key", of_tasks(), 0.0).unwrap();
     assert!(apart.is_none() && values(&kept).len() == 40);
-    // One task alone cannot be on both sides.
+    // The rows of a single task cannot be split.
     let mut same = rows(5);
     for row in &mut same {
         row.item_id = Some("maze_1".into());
@@ -243,7 +243,7 @@ fn what_is_held_out_shares_no_row_and_no_task_with_what_is_trained_on() {
     assert!(error.to_string().contains("all 5 rows of key"), "{error}");
 }
 
-/// The figure of a step at which nothing moves is the figure of the same rows held out.
+/// The loss of a step with learning rate 0 equals the validation loss on the same rows.
 #[test]
 fn the_validation_loss_is_that_of_a_step_on_all_its_rows() {
     let policy = policy();
@@ -296,7 +296,7 @@ fn a_step_that_is_not_finite_is_counted_and_is_in_no_mean() {
         (&4.0.into(), &1.5.into())
     );
     assert_eq!(metrics["curve"][1]["grad_norm"], 0.0, "a mean of nothing");
-    // Runs that saw none have the bytes that they always had.
+    // Runs without non-finite steps keep their metrics' bytes.
     let sound = serde_json::to_value(summarise(6, &spoiled[..1], None)).unwrap();
     let names: Vec<&String> = sound.as_object().unwrap().keys().collect();
     let all = [

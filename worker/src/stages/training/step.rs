@@ -1,13 +1,13 @@
-//! What all optimizer steps have in common, whatever the loss: sequences cut into units, and
-//! a loss that is asked unit by unit from many threads, can fail, and gives sums.
+//! Shared by all optimizer steps, whatever the loss: cutting sequences into units, and a loss that
+//! many threads evaluate unit by unit, that can fail, and that returns sums.
 
 use crate::Result;
 use agentgym_model::{StepReport, TrainSequence, Unit, UnitCoefficients, UnitStreams};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-/// The units of a minibatch: `sequences` are ids and loss masks, `ranges` say which of them
-/// make a unit.
+/// The units of a minibatch: `sequences` returns ids and loss masks, `ranges` are the sequences of
+/// each unit.
 pub(crate) fn model_units<'a>(
     ranges: &[Range<usize>],
     sequences: impl Fn(usize) -> (&'a [u32], &'a [bool]),
@@ -26,12 +26,12 @@ pub(crate) fn model_units<'a>(
     ranges.iter().map(unit).collect()
 }
 
-/// Streams of a unit, and what a loss answers where it cannot be computed: nothing is learnt
-/// from that unit, and the step ends with the error.
+/// Streams of a unit, and the coefficients to use if its loss cannot be computed: the unit then
+/// contributes nothing, and the step ends with the error.
 pub(crate) trait Streams {
     /// Derivatives by the streams.
     type Coefficients;
-    /// Those of a loss that is 0 everywhere.
+    /// The coefficients of a loss that is 0 everywhere.
     fn zeros(&self) -> Self::Coefficients;
 }
 
@@ -52,7 +52,7 @@ impl Streams for Vec<Vec<f32>> {
     }
 }
 
-/// The coefficients of a loss that does not look at entropies.
+/// The coefficients of a loss that does not depend on entropies.
 pub(crate) fn of_log_probs(log_probs: Vec<Vec<f64>>) -> UnitCoefficients {
     let entropies = log_probs.iter().map(|row| vec![0.0; row.len()]).collect();
     UnitCoefficients {
@@ -61,11 +61,11 @@ pub(crate) fn of_log_probs(log_probs: Vec<Vec<f64>>) -> UnitCoefficients {
     }
 }
 
-/// What `compute` gives, and the sums that `loss` gave of each of `units`, in their order and
-/// not in the one in which threads asked.
+/// The result of `compute`, and the sums that `loss` returned for each of `units`, in unit order
+/// and not in the order in which threads evaluated them.
 ///
 /// # Errors
-/// That of `compute`, or of the loss of the first unit that has one.
+/// The error of `compute`, or the loss error of the first unit that has one.
 pub(crate) fn with_sums<In: Streams, S: Default + Send, T>(
     units: usize,
     loss: impl Fn(usize, &In) -> Result<(In::Coefficients, S)> + Sync,
@@ -86,7 +86,7 @@ pub(crate) fn with_sums<In: Streams, S: Default + Send, T>(
     Ok((computed, sums.into_iter().collect::<Result<_>>()?))
 }
 
-/// Says of a step of `what` that it changed nothing.
+/// Logs that a step of `what` was skipped and changed nothing.
 pub(crate) fn say_if_skipped(report: &StepReport, what: &str) {
     if report.skipped_non_finite {
         tracing::warn!("the gradient of {what} is not finite; this optimizer step changes nothing");

@@ -1,6 +1,6 @@
-//! `gradient`: a shard of one optimizer step: the gradients of some of the
-//! minibatch's units, added as far as these alone decide. The update adds the
-//! shards up along the same tree as if it had computed all units itself.
+//! `gradient`: one shard of an optimizer step: the gradients of some of the minibatch's units,
+//! summed as far as the summation tree stays within these units. The update sums the shards along
+//! the same tree as if it had computed all units itself.
 
 use super::minibatch::{Minibatch, Share};
 use super::steps::{places, settings};

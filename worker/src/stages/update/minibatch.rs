@@ -1,10 +1,9 @@
-//! A minibatch of the update: which sequences it computes, how they are cut
-//! into gradient units, and its optimizer step.
+//! A minibatch of the update: which sequences it computes, how they are cut into gradient units,
+//! and its optimizer step.
 //!
-//! What belongs to a minibatch and what to a gradient unit follows from the
-//! plan and the batch. Sequences whose coefficients must all be zero (no
-//! advantage, and no entropy or KL term) are left out before units are cut:
-//! they add nothing to a sum but time. They still count in the denominator.
+//! The members of a minibatch and of a gradient unit follow from the plan and the batch. Sequences
+//! whose coefficients are all zero (no advantage, and no entropy or KL term) are left out before
+//! units are cut: they would only cost time. They still count in the denominator.
 
 use super::steps::{Place, Settings, Step};
 use crate::Result;
@@ -19,7 +18,7 @@ use agentgym_model::{
 };
 use std::ops::Range;
 
-/// What some of a minibatch's units give.
+/// The result of some of a minibatch's units.
 pub(super) struct Share {
     pub(super) gradient: PartialSum,
     /// Sums of each of the units, in order.
@@ -30,9 +29,9 @@ pub(super) struct Share {
 pub(super) struct Minibatch<'a> {
     pub(super) slots: Vec<usize>,
     pub(super) denominator: Denominator,
-    /// Slot and sequence of everything that has a gradient, in slot order.
+    /// Slot and sequence of each sequence with a gradient, in slot order.
     pub(super) members: Vec<(usize, &'a BatchSequence)>,
-    /// What each member's tokens are weighed by.
+    /// The denominator of each member's tokens.
     pub(super) denominators: Vec<Denominator>,
     /// Ranges of members.
     pub(super) units: Vec<Range<usize>>,
@@ -90,7 +89,7 @@ impl<'a> Minibatch<'a> {
         self.tokens_of(0..self.units.len())
     }
 
-    /// Those of some units.
+    /// Tokens of some units.
     pub(super) fn tokens_of(&self, units: Range<usize>) -> usize {
         let members = self.units[units].iter().flat_map(Range::clone);
         members
@@ -98,7 +97,7 @@ impl<'a> Minibatch<'a> {
             .sum()
     }
 
-    /// The whole step.
+    /// The whole optimizer step on one worker.
     pub(super) fn train(
         &self,
         trainer: &mut Trainer,
@@ -144,7 +143,7 @@ impl<'a> Minibatch<'a> {
         })
     }
 
-    /// The optimizer step, given the gradients of all units in their order.
+    /// The optimizer step, given the gradients of all units in unit order.
     pub(super) fn step(
         &self,
         trainer: &mut Trainer,
@@ -164,7 +163,7 @@ impl<'a> Minibatch<'a> {
         Ok(self.stepped(place, &units.concat(), report))
     }
 
-    /// The record of a step that has nothing to learn from.
+    /// The record of a step without a gradient.
     fn skipped(&self, place: &Place) -> Step {
         let slots = |range: &Range<usize>| {
             let members = self.members[range.clone()].iter();
@@ -187,7 +186,7 @@ impl<'a> Minibatch<'a> {
     /// The record of a step, given the sums of its units.
     fn stepped(&self, place: &Place, units: &[ActorSums], report: StepReport) -> Step {
         say_if_skipped(&report, "the policy");
-        // Unit order, not the order in which threads or workers finished.
+        // In unit order, not in the order in which threads or workers finished.
         let mut total = ActorSums::default();
         units.iter().for_each(|unit| total.merge(unit));
         Step {

@@ -1,4 +1,4 @@
-//! Which optimizer steps an update has, what they have in common, and what is recorded of each.
+//! The optimizer steps of an update, their shared settings, and the record of each.
 
 use crate::Result;
 use crate::stages::training::ADAM_EPS;
@@ -8,7 +8,7 @@ use agentgym_jobs::plan::Plan;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// What every optimizer step of an update has in common.
+/// The settings of all optimizer steps of an update.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Settings {
     pub(super) iteration: u32,
@@ -23,7 +23,7 @@ pub(super) struct Settings {
     pub(super) unit_tokens: usize,
     #[serde(default, skip_serializing_if = "is_false")]
     pub(super) decay_excludes_norms_and_biases: bool,
-    /// Slots of a micro-batch, where the loss averages over these.
+    /// Slots per micro-batch, if the loss averages over micro-batches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) micro_batch_size: Option<usize>,
 }
@@ -32,7 +32,7 @@ pub(super) fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// One optimizer step.
+/// The record of one optimizer step.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Step {
     pub(super) epoch: u32,
@@ -42,8 +42,8 @@ pub(super) struct Step {
     /// Slots per gradient unit, of the sequences that have a gradient.
     pub(super) units: Vec<Vec<usize>>,
     pub(super) denominator: Denominator,
-    /// True if no sequence had a gradient, or one that is not finite: weights and
-    /// moments stay.
+    /// True if no sequence had a gradient, or if the gradient was not finite: weights and moments
+    /// are unchanged.
     pub(super) skipped: bool,
     /// True if the gradient was not finite.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -54,7 +54,7 @@ pub(super) struct Step {
     pub(super) metrics: ActorMetrics,
 }
 
-/// Which optimizer step of an update.
+/// The position of an optimizer step in an update.
 pub(super) struct Place {
     pub(super) epoch: u32,
     pub(super) minibatch: usize,
@@ -96,7 +96,7 @@ pub(super) fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
         weight_decay: optim.weight_decay,
         grad_clip: actor.grad_clip,
         loss,
-        // A warm-up of the critic hands the policy on as it is.
+        // During critic warm-up the policy is passed on unchanged.
         ppo_epochs: match iteration <= config.trainer.critic_warmup {
             true => 0,
             false => actor.ppo_epochs,

@@ -83,7 +83,7 @@ fn empty_slots_and_flat_groups_move_nothing() {
         [0, 1, 4]
     );
     assert_eq!(minibatch.units, [0..2, 2..3]);
-    // The flat group weighs in the mean although it is not computed.
+    // The uniform group counts in the denominator although it is not computed.
     assert_eq!(minibatch.denominator.loss_tokens, 12);
 
     settings.loss.entropy_coeff = 0.01;
@@ -205,7 +205,7 @@ fn golden_steps() {
     assert!(finals[1] == finals[2], "threads show in the weights");
 }
 
-/// The same minibatch under the mean over micro-batches of two slots.
+/// The same minibatch with the mean over micro-batches of two slots.
 #[test]
 fn a_micro_batch_weighs_its_own_tokens() {
     let plan = plan(&[
@@ -234,7 +234,7 @@ fn a_micro_batch_weighs_its_own_tokens() {
 #[test]
 fn a_gradient_that_is_not_finite_changes_nothing_and_is_counted() {
     let mut settings = settings(&plan(&[]), 1).unwrap();
-    // Coefficients past f32 overflow on their way back.
+    // Coefficients beyond the f32 range overflow in the backward pass.
     settings.loss.entropy_coeff = 1e300;
     let policy = policy();
     let mut trainer = trainer(&policy, &settings, None).unwrap();
