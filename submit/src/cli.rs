@@ -1,6 +1,5 @@
-//! The grammar of the command line. `agentgym-submit run.yaml key=value…` is
-//! short for `agentgym-submit run run.yaml key=value…`, since running is what
-//! one does all day.
+//! The grammar of the command line. `agentgym-submit run.yaml key=value…` is short for
+//! `agentgym-submit run run.yaml key=value…`, the most frequent command.
 
 use agentgym_jobs::pipeline::PartId;
 use agentgym_model::Dtype;
@@ -29,7 +28,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// What `--version` prints behind the name.
+/// The text that `--version` prints after the name.
 fn version() -> &'static str {
     static VERSION: LazyLock<String> =
         LazyLock::new(|| format!("{} ({})", env!("AGENTGYM_BUILD"), agentgym_worker::FEATURES));
@@ -251,7 +250,7 @@ pub struct InspectArgs {
     pub tokens: bool,
 }
 
-/// Inserts `run` where the first word is a config file and not a command.
+/// Inserts `run` if the first word is a config file and not a command.
 pub fn with_run(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     let mut grammar = Cli::command();
@@ -273,8 +272,8 @@ pub fn with_run(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
         let named_like_one = path
             .extension()
             .is_some_and(|e| e == "yaml" || e == "yml" || e == "json");
-        // With a slash it is a path, whether anything is there or not: the
-        // message about a missing file is the one that helps.
+        // A word with a slash is a path even if nothing is there: the error about a missing file is
+        // then the helpful one.
         let is_path = word.to_string_lossy().contains('/') || path.exists();
         grammar.find_subcommand(word).is_none() && (named_like_one || is_path)
     });
@@ -337,7 +336,7 @@ mod tests {
     fn a_mistyped_command_is_not_taken_for_a_config() {
         let error = parse("agentgym-submit statsu").unwrap_err().to_string();
         assert!(error.contains("status"), "{error}");
-        // Nor is a command of the grammar's own, nor an option that lacks its value.
+        // Nor before a command of the grammar itself, nor for an option without its value.
         for line in ["agentgym-submit help run", "agentgym-submit --store"] {
             assert!(parse(line).is_err(), "{line}");
         }

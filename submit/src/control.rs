@@ -1,6 +1,6 @@
-//! `cancel` and `retry`: messages to workers elsewhere, by a new revision of
-//! the plan. They read it within seconds; no worker is called and no queue is
-//! needed, so both work while either is down.
+//! `cancel` and `retry`: control of workers elsewhere through a new revision of the plan, which
+//! they read within seconds. No connection to a worker or the queue is needed, so both commands
+//! work while either is down.
 
 use crate::cli::Global;
 use crate::runs::RunView;

@@ -1,9 +1,8 @@
-//! Progress on standard error: bars on a terminal (run, iteration, parts in
-//! flight), plain lines elsewhere, nothing when asked to be quiet.
+//! Progress on standard error: bars on a terminal (run, iteration, parts in flight), plain lines
+//! elsewhere, nothing in quiet mode.
 //!
-//! Bars never wrap: what does not fit the terminal is cut. Lines are few:
-//! what is finished is shown once, and a long part speaks up only when nothing
-//! else has been said for a while.
+//! Bars never wrap: they are cut at the width of the terminal. Lines are few: each finished part or
+//! iteration is shown once, and a long part prints a line only after a period of silence.
 
 use crate::text;
 use agentgym_jobs::pipeline::PartId;
@@ -15,22 +14,22 @@ use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
-/// Most part bars at once; further parts run without one.
+/// Most part bars at once; further parts have none.
 const PART_BARS_MAX: usize = 8;
-/// Off a terminal, a part that works says how far it is when no line has been
-/// printed for so long.
+/// Without a terminal, a running part prints its progress if no line has been printed for this
+/// long.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
-/// Time after which the same trouble is shown again.
+/// Time after which the same problem is shown again.
 const TROUBLE_AGAIN: Duration = Duration::from_secs(60);
-/// Width of lines where no terminal has one.
+/// Width of lines if there is no terminal.
 const LINE_WIDTH: usize = 100;
 
 /// Where progress goes.
 pub(crate) struct Display {
     form: Form,
-    /// When the last reason for waiting was shown.
+    /// When each reason for waiting was last shown.
     waiting: BTreeMap<String, Instant>,
-    /// The last failure; the same one is not shown in full again.
+    /// The last failure; it is shown in full only once.
     failure: String,
     /// When a line was last printed.
     spoke: Cell<Instant>,
@@ -46,7 +45,7 @@ enum Form {
 
 /// A part in flight.
 struct Part {
-    /// When and where it was first heard of: a part may go on from a journal.
+    /// Time and position of its first report: a part may resume from a journal.
     first: Option<(Instant, u64)>,
     done: u64,
     total: u64,
@@ -58,7 +57,7 @@ struct Part {
 /// The run as a whole.
 struct Run {
     begun: Instant,
-    /// Parts that were committed when this process began.
+    /// Parts that were committed when this process started.
     before: Option<u64>,
     committed: u64,
     total: u64,
@@ -71,7 +70,7 @@ struct Bars {
 }
 
 impl Display {
-    /// Bars where standard error is a terminal.
+    /// Bars if standard error is a terminal.
     pub(crate) fn new(quiet: bool) -> Self {
         let form = if quiet {
             Form::Quiet
@@ -95,7 +94,7 @@ impl Display {
         }
     }
 
-    /// Columns that a line may have.
+    /// Width of a line in columns.
     pub(crate) fn width(&self) -> usize {
         match &self.form {
             Form::Bars(_) => console::Term::stderr()
@@ -105,7 +104,7 @@ impl Display {
         }
     }
 
-    /// A line that stays.
+    /// Prints a permanent line.
     pub(crate) fn line(&self, said: &str) {
         self.spoke.set(Instant::now());
         match &self.form {
@@ -115,7 +114,7 @@ impl Display {
         }
     }
 
-    /// A problem: shown even when quiet.
+    /// A problem: shown even in quiet mode.
     pub(crate) fn problem(&self, said: &str) {
         match &self.form {
             Form::Quiet => text::tell(said),
@@ -123,7 +122,7 @@ impl Display {
         }
     }
 
-    /// Parts committed, of the run and of the first iteration in flight.
+    /// Committed parts, of the run and of the first iteration in flight.
     pub(crate) fn progress(&mut self, run: (u64, u64), iteration: (u32, u64, u64), rate: &str) {
         self.run.before.get_or_insert(run.0);
         (self.run.committed, self.run.total) = run;
@@ -140,7 +139,7 @@ impl Display {
         self.draw_run();
     }
 
-    /// Something a worker of this process said.
+    /// Shows an event of a worker of this process.
     pub(crate) fn event(&mut self, event: &Event) {
         match event {
             Event::Started { part, .. } => {
@@ -189,7 +188,7 @@ impl Display {
 
     fn failed(&mut self, part: PartId, message: &str, attempts_left: u32) {
         let left = match attempts_left {
-            // The end of the run says it all.
+            // The end of the run reports this.
             0 => return,
             1 => "1 attempt is left".to_owned(),
             n => format!("{n} attempts are left"),
@@ -215,7 +214,7 @@ impl Display {
         }
     }
 
-    /// Off a terminal: how far a long part is, if nothing else was said lately.
+    /// Without a terminal: the progress of a long part, if no line was printed recently.
     fn speak(&self, id: PartId) {
         if !matches!(self.form, Form::Lines) || self.spoke.get().elapsed() < SILENCE_MAX {
             return;
@@ -248,7 +247,7 @@ impl Display {
         if drawn >= PART_BARS_MAX {
             return None;
         }
-        // Of length one: a bar of length zero is drawn full.
+        // Length one, because a bar of length zero is drawn full.
         let bar = bars.all.add(ProgressBar::new(1));
         bar.set_style(style());
         bar.set_prefix(format!("  {part}"));
@@ -277,7 +276,7 @@ impl Part {
         }
     }
 
-    /// Share done, 0 where that is unknown.
+    /// Share done; 0 if unknown.
     fn share(&self) -> f64 {
         self.done as f64 / (self.total as f64).max(1.0)
     }
@@ -315,8 +314,7 @@ impl Part {
 }
 
 impl Run {
-    /// Seconds left at the rate of this process; `None` before that means
-    /// anything.
+    /// Seconds left at the rate of this process; `None` while that is not meaningful yet.
     fn left_s(&self, in_flight: f64) -> Option<f64> {
         const MADE_MIN: f64 = 0.1;
         let done = self.committed as f64 + in_flight;
@@ -351,8 +349,8 @@ impl Bars {
     }
 }
 
-/// One form for all bars, so that they line up; the message takes what is
-/// left of the line and is cut there.
+/// One style for all bars, so that they align; the message takes the rest of the line and is cut
+/// there.
 fn style() -> ProgressStyle {
     ProgressStyle::with_template("{prefix:<18.18} {bar:20} {wide_msg}")
         .expect("the template is a constant and valid")

@@ -1,6 +1,5 @@
-//! How a command ends: one clear message and one stable exit code. The codes
-//! are an interface (scripts branch on them), so they are written in one
-//! place and never renumbered.
+//! How a command fails: one clear message and one stable exit code. Scripts branch on the exit
+//! codes, so they are defined in one place and never renumbered.
 
 use agentgym_worker::Cause;
 use std::path::PathBuf;
@@ -20,7 +19,7 @@ pub enum Exit {
     Config = 2,
     /// The object store refused, is damaged, or a local file could not be written.
     Store = 3,
-    /// No such run, or the run id belongs to another run.
+    /// The run does not exist, or the id belongs to a different run.
     Run = 4,
     /// An environment or the queue does not answer.
     Unreachable = 5,
@@ -33,13 +32,13 @@ pub enum Exit {
 /// Everything that ends a command early.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The queue.
+    /// Error of the queue.
     #[error(transparent)]
     Queue(agentgym_queue::Error),
-    /// Config, plan or payload.
+    /// Error in a config, plan or payload.
     #[error(transparent)]
     Jobs(#[from] agentgym_jobs::Error),
-    /// Object store.
+    /// Error of the object store.
     #[error(transparent)]
     Storage(#[from] agentgym_storage::Error),
     /// A worker in this process ended.
@@ -48,7 +47,7 @@ pub enum Error {
     /// The GPU of a worker in this process is lost.
     #[error("{0}. Nothing that is committed is lost; the same command goes on")]
     Device(String),
-    /// The command line or a value in the config asks for what cannot be.
+    /// The command line or a config value asks for something impossible.
     #[error("{0}")]
     Usage(String),
     /// The run has no such iteration, stage or part.
@@ -59,21 +58,21 @@ pub enum Error {
     Unreachable {
         /// `environment textcraft`, `queue`.
         what: String,
-        /// Where.
+        /// The address.
         url: String,
         /// What happened.
         found: String,
         /// What to do.
         remedy: String,
     },
-    /// Something of a run is not as it was committed.
+    /// An object of a run is not as it was committed.
     #[error(
         "run {run} is not whole: {faults}; what each of them needs is said above. Nothing was changed"
     )]
     NotWhole {
         /// The run.
         run: String,
-        /// How many of what.
+        /// Number of faults by kind.
         faults: String,
     },
     /// The run stopped by itself.
@@ -86,9 +85,9 @@ pub enum Error {
         run: String,
         /// Which part failed, and why.
         message: String,
-        /// What has to be put right.
+        /// What has to be fixed first.
         cause: Cause,
-        /// The command that carries on.
+        /// The command that resumes the run.
         resume: String,
     },
     /// Ctrl-C or SIGTERM.
@@ -98,7 +97,7 @@ pub enum Error {
     Interrupted {
         /// The run.
         run: String,
-        /// The command that carries on.
+        /// The command that resumes the run.
         resume: String,
     },
     /// Ctrl-C or SIGTERM while following workers elsewhere.
@@ -106,20 +105,20 @@ pub enum Error {
     Detached {
         /// The run.
         run: String,
-        /// The command that follows it.
+        /// The command that follows it again.
         watch: String,
     },
-    /// A local file or folder.
+    /// A failure on a local file or folder.
     #[error("cannot write {path}: {source}. Check the folder and the space left")]
     Local {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Why it failed.
         source: std::io::Error,
     },
 }
 
-/// What has to happen before the command that carries on.
+/// What has to happen before the run is resumed.
 fn when(cause: Cause) -> &'static str {
     match cause {
         Cause::Part => "When the cause is gone",

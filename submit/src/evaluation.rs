@@ -1,6 +1,6 @@
-//! What an eval run says at its end: a table per set with its categories, and
-//! the lines of all items as one file. Figures are computed once, by the stage
-//! that played the episodes; here they are only shown.
+//! The report at the end of an eval run: a table per set with its categories, and the lines of all
+//! items as one file. The metrics were computed by the stage that played the episodes; here they
+//! are only shown.
 
 use crate::metrics::{Row, RunMetrics};
 use crate::runs::RunView;
@@ -19,13 +19,13 @@ fn part(set: usize) -> PartId {
     }
 }
 
-/// The rows of the plan's sets that are committed.
+/// The rows of the committed evaluation sets.
 fn rows<'a>(book: &'a RunMetrics, plan: &'a Plan) -> impl Iterator<Item = (&'a str, &'a Row)> {
     let sets = plan.config.evaluation.sets.iter().enumerate();
     sets.filter_map(|(i, set)| Some((set.name.as_str(), book.row(part(i))?)))
 }
 
-/// One table for all sets: a line for each, and below it its categories.
+/// One table for all sets: a line per set, followed by its categories.
 pub fn report(book: &RunMetrics, plan: &Plan) -> String {
     let evaluation = &plan.config.evaluation;
     let ks = evaluation.ks();
@@ -65,7 +65,7 @@ pub fn report(book: &RunMetrics, plan: &Plan) -> String {
     )
 }
 
-/// `90`, or `88 of 90` where the environment spoiled every sample of two.
+/// `90`, or `88 of 90` if environment faults spoiled every sample of two items.
 fn items(score: &Value) -> String {
     let count = |name: &str| score[name].as_u64().unwrap_or(0);
     match count("items_lost") {
@@ -83,8 +83,8 @@ fn estimate(value: &Value) -> String {
     }
 }
 
-/// The mean of rewards: its interval is mean ± 1.96 standard errors, which a few items
-/// say too little about.
+/// The mean reward with its interval, mean ± 1.96 standard errors; no interval for a few items,
+/// where it means little.
 fn mean_estimate(value: &Value) -> String {
     const ITEMS_MIN: u64 = 10;
     match (value["mean"].as_f64(), value["of"].as_u64()) {

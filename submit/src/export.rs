@@ -1,23 +1,23 @@
-//! `export RUN --iteration N --to DIR`: one iteration as plain files that
-//! PyTorch and `transformers` read, enough to recompute its advantages and updates:
+//! `export RUN --iteration N --to DIR`: one iteration as plain files that PyTorch and
+//! `transformers` can read, sufficient to recompute its advantages and updates:
 //!
 //! ```text
 //! policy_before/     the folder the update started from
-//! optimizer_before/  AdamW state; absent where the update started fresh
+//! optimizer_before/  AdamW state; absent if the update started with a fresh optimizer
 //! policy_after/      the folder it wrote
-//! episodes.jsonl     one episode of the rollouts per line, those not trained on too
+//! episodes.jsonl     one rollout episode per line, including those not trained on
 //! trajectories.jsonl one sequence of the batch per line, by slot
 //! update.json        minibatches in order: slots, hyper-parameters, metrics
-//! critic_…           the same three folders and record of a critic, where there is one
+//! critic_…           the same three folders and record of a critic, if there is one
 //! sft_…, dpo_…       of supervised steps instead: examples, and steps in order
 //! lineage.json       of an AgentEvol run: where each kept trajectory was played
-//! reference/         on request: what divergences are measured against
-//! export.json        where all this comes from, and the settings
+//! reference/         on request: the reference policy of the KL divergences
+//! export.json        the origin of all files, and the settings
 //! ```
 //!
-//! Where an adapter is trained, `adapter_before/` and `adapter_after/` hold it in
-//! PEFT's layout, the optimizer's state is the adapter's, and the policies are
-//! the base with the adapter merged, left out with `--adapter`.
+//! If an adapter is trained, `adapter_before/` and `adapter_after/` hold it in PEFT's layout, the
+//! optimizer state is the adapter's, and the policies are the base with the adapter merged;
+//! `--adapter` leaves the policies out.
 
 mod episodes;
 mod folder;
@@ -37,20 +37,20 @@ use folder::{check_free, folder, policy, write};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What is wanted besides.
+/// Options of an export.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted {
-    /// Of a run that trains an adapter, this alone without the policies.
+    /// If the run trains an adapter: export only the adapter, not the policies.
     pub adapter_alone: bool,
-    /// The reference policy.
+    /// Also export the reference policy.
     pub reference: bool,
 }
 
-/// Writes iteration `n` as the folder `to`, all of it or nothing.
+/// Exports iteration `n` into the folder `to`: all of it or nothing.
 ///
 /// # Errors
-/// An iteration without an update yet, a damaged artifact, a folder that is
-/// not empty, an adapter or a reference where there is none.
+/// An iteration without a committed update, a damaged artifact, a folder that is not empty, or a
+/// request for an adapter or a reference that the run does not have.
 pub async fn export(view: &RunView, n: u32, to: &Path, wanted: Wanted) -> Result<Exported> {
     view.iteration_parts(n)?;
     if wanted.reference && !view.plan.needs_reference() {
@@ -129,7 +129,7 @@ async fn write_all(
             folder(view, &commit, "policy", &to.join("reference"), out).await?;
         }
     }
-    // What a fork begins with is the end of an iteration of its parent's.
+    // The starting iteration of a fork was made by its parent.
     let own = plan.forked_at().is_none_or(|last| n > last);
     match config.run.pipeline {
         _ if !own => {}
@@ -196,7 +196,8 @@ async fn update(
     Ok(())
 }
 
-/// The state that an update of the stage `made_by` began with, and what became of it.
+/// Exports the optimizer state with which an update of stage `made_by` started; returns a note on
+/// its origin.
 async fn optimizer(
     view: &RunView,
     before: &Manifest,
@@ -205,7 +206,7 @@ async fn optimizer(
     to: &Path,
     out: &mut Exported,
 ) -> Result<&'static str> {
-    // Only the same phase's optimizer carries on, and a fork may have left it behind.
+    // The optimizer state is carried over only within a phase, and a fork may have dropped it.
     let kept = before
         .outputs
         .iter()
@@ -221,7 +222,7 @@ async fn optimizer(
     })
 }
 
-/// What a stage wrote of its steps.
+/// Exports a stage's record of its steps.
 async fn record(
     view: &RunView,
     manifest: &Manifest,
@@ -237,7 +238,7 @@ fn jsonl(lines: &[Value]) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// The critic's side of an iteration; what became of its optimizer's state.
+/// The critic's files of an iteration; returns a note on its optimizer state.
 async fn critic(
     view: &RunView,
     after: &Manifest,

@@ -1,6 +1,5 @@
-//! Following a run to its end. What is committed is the truth: events of the
-//! workers in this process only make progress visible sooner, and a run whose
-//! workers are elsewhere is followed just as well.
+//! Follows a run to its end. Only commits count: events of the workers in this process make
+//! progress visible sooner, and a run whose workers are elsewhere is followed in the same way.
 
 use crate::display::Display;
 use crate::metrics::RunMetrics;
@@ -19,12 +18,12 @@ use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-/// How often commits are listed. Those of this process's own workers arrive at once.
+/// How often commits are listed. Commits of this process's own workers are reported at once.
 const LIST_EVERY: Duration = Duration::from_secs(2);
-/// Every so many listings, attempts are read too: who failed, who waits.
+/// Every this many listings, attempts are read too: failures and waiting parts.
 const ATTEMPTS_EVERY: u64 = 5;
-/// A process with workers of its own lists for the sake of others' commits alone: at every so
-/// many ticks.
+/// A process with its own workers lists only to find commits of other processes: every this many
+/// ticks.
 const OTHERS_EVERY: u64 = 5;
 
 /// How following ended.
@@ -32,13 +31,13 @@ const OTHERS_EVERY: u64 = 5;
 pub(crate) enum End {
     /// Every part is committed.
     Finished,
-    /// A part cannot be made, or what the run needs does not answer.
+    /// A part failed for good, or something the run needs does not answer.
     Stopped(String, Cause),
-    /// A signal came.
+    /// A signal was received.
     Interrupted,
 }
 
-/// The workers of this process and what they say.
+/// The workers of this process and their events.
 pub(crate) struct Crew {
     /// One task per worker.
     pub(crate) workers: JoinSet<agentgym_worker::Result<()>>,
@@ -50,11 +49,11 @@ pub(crate) struct Crew {
 pub(crate) struct Follower {
     view: RunView,
     progress: Progress,
-    /// Figures of all commits seen.
+    /// Metrics of all commits seen.
     pub(crate) book: RunMetrics,
     display: Display,
     metrics_dir: Option<PathBuf>,
-    /// Lines that were printed, by the part whose commit made them true.
+    /// Lines already printed, identified by the part whose commit completed them.
     told: BTreeSet<PartId>,
     part_total: u64,
     rate: String,
@@ -62,7 +61,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Reads what is committed already; nothing of that is shown again.
+    /// Reads the existing commits; they are not shown again.
     pub(crate) async fn new(
         view: RunView,
         display: Display,
@@ -126,7 +125,7 @@ impl Follower {
                         }
                     }
                     Err(RecvError::Lagged(_)) => {}
-                    // The senders live in the workers: they are about to be joined.
+                    // The workers hold the senders, so the workers are about to end and be joined.
                     Err(RecvError::Closed) => tokio::time::sleep(Duration::from_millis(20)).await,
                 },
                 Some(ended) = crew.workers.join_next() => {
@@ -141,7 +140,7 @@ impl Follower {
                                 stopped = Some((message, cause));
                             }
                         }
-                        // What stopped the run may keep it from being listed, too.
+                        // The cause of the stop may also make listing fail.
                         if let Some((message, cause)) = stopped.take() {
                             let looked = self.look().await;
                             if looked.is_ok() && self.finished() {
@@ -180,7 +179,7 @@ impl Follower {
         Ok(end)
     }
 
-    /// Says what the run waits for, or why it has stopped.
+    /// Shows what the run waits for, or returns why it has stopped.
     async fn ask_why(&mut self) -> Result<Option<(String, Cause)>> {
         let run = self.view.plan.run.to_string();
         let newest = RunView::open(&self.view.store, &run).await?;
@@ -194,8 +193,8 @@ impl Follower {
         Ok(stopped)
     }
 
-    /// A store that fails to answer for a while ends no run: workers try again
-    /// by themselves, and so does the next look.
+    /// A store that fails temporarily does not end following: workers retry, and so does the next
+    /// listing.
     async fn look_if_it_answers(&mut self) -> Result<()> {
         let looked = self.look().await;
         self.if_it_answers(looked)
@@ -218,7 +217,8 @@ impl Follower {
 
     /// A worker of this process has committed a part.
     async fn heard(&mut self, id: PartId, manifest: &Manifest) -> Result<()> {
-        // In this order: where its figures cannot be read now, the next look finds it new.
+        // In this order: if reading the metrics fails now, the part is still new to the next
+        // listing.
         self.book.add(&self.view, id, manifest).await?;
         if self.progress.insert(id) {
             self.tell()?;
@@ -226,7 +226,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Lists the iterations in flight, then tells what is new.
+    /// Lists the iterations in flight and shows what is new.
     pub(crate) async fn look(&mut self) -> Result<()> {
         let frontier = self.progress.frontier(&self.view.plan);
         let Some(first) = frontier.first_iteration() else {
@@ -259,7 +259,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Lines about iterations and evaluations that are complete and untold.
+    /// Lines about iterations and evaluations that are complete and not yet shown.
     fn news(&self) -> Vec<(PartId, String)> {
         let plan = &self.view.plan;
         let mut out = Vec::new();
@@ -323,7 +323,7 @@ impl Follower {
         );
     }
 
-    /// Writes the figures so far.
+    /// Writes the metrics so far.
     pub(crate) fn write_metrics(&self) -> Result<Vec<PathBuf>> {
         match &self.metrics_dir {
             Some(dir) => self.book.write(dir, &self.view.plan.config.trainer),

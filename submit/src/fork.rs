@@ -1,15 +1,14 @@
-//! `fork RUN --iteration N [KEY=VALUE]…`: a new run that goes on where an
-//! iteration of another one ended, under keys of its own.
+//! `fork RUN --iteration N [KEY=VALUE]…`: a new run that continues from an iteration of another
+//! run, with changed keys.
 //!
-//! The child takes over the commits that its first iterations read: policy,
-//! optimizer state, critic, the KL controller's state, the reference
-//! ([`adopted`]). They name the parent's objects, which a pin keeps from the
-//! parent's retention; nothing is copied. The random keys of an iteration are
-//! those of its number and the seed, so a fork that changes nothing repeats its
-//! parent byte for byte.
+//! The child takes over the commits that its first iterations read: policy, optimizer state,
+//! critic, the KL controller's state, the reference ([`adopted`]). They name the parent's objects,
+//! which a pin keeps from the parent's retention; nothing is copied. The random keys of an
+//! iteration depend on its number and the seed, so a fork that changes nothing repeats its parent
+//! byte for byte.
 //!
-//! The order makes it safe to be killed and typed again: pins, then commits,
-//! then the plan; without a plan there is no run.
+//! The order of writes makes it safe to kill the command and run it again: pins, then commits, then
+//! the plan; without a plan there is no run.
 
 use crate::cli::ForkArgs;
 use crate::runs::{RunView, newest_plan};
@@ -22,7 +21,7 @@ use agentgym_storage::{Artifact, AttemptStart, Committed, Key, Manifest, RunId, 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Keys of what a fork takes over as it is.
+/// Keys that a fork must not change.
 const FIXED: [&str; 11] = [
     "run.pipeline",
     "run.fork",
@@ -37,7 +36,7 @@ const FIXED: [&str; 11] = [
     "jobs.sft_part_steps",
 ];
 
-/// What stages read of a commit.
+/// Prefixes of the artifacts that stages read from a commit.
 const READ: [&str; 8] = [
     "policy/",
     "adapter/",
@@ -49,11 +48,11 @@ const READ: [&str; 8] = [
     artifact_names::LINEAGE,
 ];
 
-/// Makes the child, or finds it; its plan.
+/// Creates the child, or finds it; returns its plan.
 ///
 /// # Errors
-/// An iteration that cannot be forked, a key that a fork cannot change, or
-/// objects that retention has removed.
+/// The iteration cannot be forked, a key cannot be changed by a fork, or retention has removed a
+/// needed object.
 pub(crate) async fn fork(
     parent: &RunView,
     args: &ForkArgs,
@@ -127,7 +126,7 @@ fn check(parent: &RunView, args: &ForkArgs) -> Result<()> {
     Ok(())
 }
 
-/// The parent's config with the overrides, and where it goes on from.
+/// The child's plan: the parent's config with the overrides, and the iteration it starts from.
 fn plan(parent: &RunView, args: &ForkArgs, global: Vec<String>, base: &Path) -> Result<Plan> {
     const STEM_CHARS_MAX: usize = 40;
     let of = &parent.plan;
@@ -149,7 +148,7 @@ fn plan(parent: &RunView, args: &ForkArgs, global: Vec<String>, base: &Path) -> 
     Ok(Plan::new(config, base)?.of_format(of.format))
 }
 
-/// Pins what the child needs; its commits.
+/// Pins the objects that the child needs; returns the child's commits.
 async fn take_over(parent: &RunView, child: &Plan, args: &ForkArgs) -> Result<Vec<Manifest>> {
     let (n, plan) = (args.iteration, &parent.plan);
     let newest = [Some(policy_of(plan, n)), critic_of(plan, n)];
@@ -191,7 +190,7 @@ async fn take_over(parent: &RunView, child: &Plan, args: &ForkArgs) -> Result<Ve
     Ok(manifests)
 }
 
-/// What a part is called must be the same thing in both plans.
+/// Checks that the part's id means the same in both plans.
 fn check_part(parent: &Plan, child: &Plan, id: PartId) -> Result<()> {
     let role = |plan: &Plan| plan.init_roles().get(id.part as usize).copied();
     if id.stage == Stage::Init && role(parent) != role(child) {
@@ -216,7 +215,7 @@ fn check_part(parent: &Plan, child: &Plan, id: PartId) -> Result<()> {
     Ok(())
 }
 
-/// Retention was quicker: what can be done instead.
+/// The error for objects removed by retention; it names alternatives.
 async fn gone(parent: &RunView, args: &ForkArgs, removed: &BTreeSet<Key>) -> Result<Error> {
     let (run, n, url) = (&parent.plan.run, args.iteration, parent.store.argument());
     let command = |iteration: u32| {
@@ -227,7 +226,7 @@ async fn gone(parent: &RunView, args: &ForkArgs, removed: &BTreeSet<Key>) -> Res
     };
     let is_optimizer =
         |key: &&Key| matches!(key, Key::File { name, .. } if name.starts_with("optimizer/"));
-    // A fresh optimizer helps only where nothing else is gone.
+    // A fresh optimizer helps only if nothing else was removed.
     let Some(key) = removed.iter().find(|key| !is_optimizer(key)) else {
         return Ok(Error::Missing(format!(
             "the optimizer state of iteration {n} was removed by retention, which keeps the last two; go on with a \
@@ -250,7 +249,7 @@ async fn gone(parent: &RunView, args: &ForkArgs, removed: &BTreeSet<Key>) -> Res
     )))
 }
 
-/// Iterations whose policy, and critic where there is one, are still there.
+/// Iterations whose policy, and critic if any, still exist.
 async fn left(parent: &RunView) -> Result<Vec<u32>> {
     let plan = &parent.plan;
     let mut found = Vec::new();
@@ -277,7 +276,7 @@ async fn left(parent: &RunView) -> Result<Vec<u32>> {
     Ok(found.into_iter().map(|(iteration, _)| iteration).collect())
 }
 
-/// Commits a part that was taken over, once.
+/// Commits a part that was taken over, if it is not committed yet.
 async fn commit(store: &Store, mut manifest: Manifest) -> Result<()> {
     let slot = manifest.slot();
     if let Some(there) = store.manifest(&slot).await? {
@@ -305,7 +304,7 @@ async fn commit(store: &Store, mut manifest: Manifest) -> Result<()> {
     }
 }
 
-/// A commit that was there must hold what this one would.
+/// Checks that an existing commit has the same outputs as this one would.
 fn same(there: &Manifest, manifest: &Manifest) -> Result<()> {
     match there.outputs == manifest.outputs {
         true => Ok(()),

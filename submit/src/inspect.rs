@@ -1,6 +1,5 @@
-//! `inspect RUN [ITERATION [STAGE [PART]]]`: from the whole run down to single
-//! tokens, for people and for programs. Everything shown was verified against
-//! the digests of its commit.
+//! `inspect RUN [ITERATION [STAGE [PART]]]`: from the whole run down to single tokens, as text or
+//! JSON. Everything shown is verified against the digests of its commit.
 
 use crate::cli::{Global, InspectArgs};
 use crate::metrics::{RunMetrics, read_row};
@@ -50,7 +49,7 @@ async fn run(view: &RunView, global: &Global) -> Result<()> {
     for n in 0..=plan.iterations {
         let all = view.iteration_parts(n)?;
         let done = all.iter().filter(|id| progress.contains(id)).count();
-        // Most of what a fork has taken over is its parent's.
+        // An iteration that a fork took over has few or no parts of its own.
         if all.is_empty() {
             continue;
         }
@@ -159,8 +158,8 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
     };
     let mut documents = Vec::new();
     for &id in ids {
-        // A stage is worth a look while some of its parts still run; a part
-        // that was asked for by number must be there.
+        // A whole stage is shown even while some of its parts still run; a part asked for by number
+        // must be committed.
         let manifest = match view.manifest(id).await? {
             Some(manifest) => manifest,
             None if ids.len() > 1 => {

@@ -1,4 +1,4 @@
-//! How parts, episodes and tokens read on a terminal.
+//! Text form of parts, episodes and tokens.
 
 use crate::Result;
 use crate::metrics::Row;
@@ -12,10 +12,10 @@ use agentgym_model::Tokenizer;
 use agentgym_storage::{AttemptOutcome, AttemptRecord, Manifest};
 use serde_json::Value;
 
-/// Longest line of an observation or a prompt that is shown.
+/// Longest line shown of an observation or a prompt.
 const LINE_MAX: usize = 160;
 
-/// The text of single tokens, where the tokenizer is at hand.
+/// The text of single tokens, if the tokenizer is available.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces(Option<Tokenizer>);
 
@@ -25,8 +25,8 @@ impl Pieces {
         Self(None)
     }
 
-    /// The run's tokenizer. Training never changes it, and the commit that
-    /// wrote it first is never expired.
+    /// The run's tokenizer. Training never changes it, and the first commit that contains it never
+    /// expires.
     pub(crate) async fn of(view: &RunView) -> Result<Self> {
         const FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
         let init = PartId {
@@ -51,7 +51,7 @@ impl Pieces {
                 std::fs::write(&path, bytes).map_err(crate::Error::local(path))?;
             }
         }
-        // Without a usable tokenizer the ids are still worth showing.
+        // Without a usable tokenizer the ids are still shown.
         Ok(Self(Tokenizer::load(dir.path()).ok()))
     }
 
@@ -63,7 +63,7 @@ impl Pieces {
     }
 }
 
-/// The commit in two lines, and its figures.
+/// The commit in two lines, and its metrics.
 pub(crate) fn head(id: PartId, manifest: &Manifest, row: &Row) -> String {
     let mut out = format!("{id}  attempt {}", manifest.attempt);
     if let Some(wall_s) = row.wall_s {
@@ -95,8 +95,8 @@ pub(crate) fn head(id: PartId, manifest: &Manifest, row: &Row) -> String {
     out
 }
 
-/// What the attempts at a part that was not committed by the first one sampled, and what became
-/// of it; nothing where nothing is sampled.
+/// For a part that needed more than one attempt: the tokens that each attempt sampled, and what
+/// became of them. Empty for stages that sample nothing.
 pub(crate) fn sampling(attempts: &[AttemptRecord], manifest: &Manifest, row: &Row) -> String {
     let Some(twice) = row.stats.get("sampled_twice_tokens") else {
         return String::new();
@@ -165,7 +165,7 @@ fn leaves(value: &Value) -> usize {
     }
 }
 
-/// The records of a part; `brief` is one line each.
+/// The records of a part; with `brief`, one line each.
 pub(crate) fn body(content: &Content, brief: bool, tokens: bool, pieces: &Pieces) -> String {
     let mut out = String::new();
     match content {

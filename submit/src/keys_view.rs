@@ -1,5 +1,5 @@
-//! `keys`: the table of config keys, straight from the one place that defines
-//! them, so that it cannot be out of date.
+//! `keys`: the table of config keys, generated from its definition in the code, so that it is never
+//! out of date.
 
 use agentgym_jobs::config::keys::{KEYS, KeySpec, Kind};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ fn kind(key: &KeySpec) -> &'static str {
     }
 }
 
-/// For people: by section; keys without a meaning here in one paragraph.
+/// Text, by section; keys without effect here are listed in one paragraph.
 pub fn render(filter: Option<&str>) -> String {
     let mut out = String::from(
         "identity keys decide results and are part of the run; bindings may change at every resume\n\
@@ -55,7 +55,7 @@ pub fn render(filter: Option<&str>) -> String {
     out
 }
 
-/// For programs.
+/// The same as JSON.
 pub fn to_json(filter: Option<&str>) -> Value {
     matching(filter)
         .map(|k| {

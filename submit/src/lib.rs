@@ -1,9 +1,9 @@
-//! `agentgym-submit`: hands a run over, follows it, and shows what is inside.
+//! `agentgym-submit`: submits a run, follows it, and shows its contents.
 //!
-//! Everything a command prints is computed from the plan and the store by
-//! functions that return text or JSON, so that tests read the same screens as
-//! people. Results go to standard output, progress and errors to standard
-//! error; each command ends with one of the codes of [`Exit`].
+//! Everything a command prints is computed from the plan and the store by functions that return
+//! text or JSON, so that tests check the same output that people see. Results go to standard
+//! output, progress and errors to standard error; each command ends with one of the exit codes of
+//! [`Exit`].
 
 pub mod cli;
 mod control;
@@ -51,7 +51,7 @@ use serde_json::json;
 /// Runs one command.
 ///
 /// # Errors
-/// Whatever ends the command early; [`Error::exit`] gives its code.
+/// Whatever ends the command early; [`Error::exit`] gives the exit code.
 pub async fn execute(cli: Cli) -> Result<()> {
     let global = &cli.global;
     match &cli.command {
@@ -108,7 +108,7 @@ pub async fn execute(cli: Cli) -> Result<()> {
 fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
     let mut config = run::read_config(args, global)?;
     if config.evaluates_alone() {
-        // `eval` takes such a config: show what it would do.
+        // Such a config is meant for `eval`: show what that would do.
         config = run::read_config(&run::for_eval(args), global)?;
     }
     let plan = Plan::new(config.clone(), run::base())?;

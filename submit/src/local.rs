@@ -1,6 +1,6 @@
-//! What a run reads of this machine, looked at before anything is written or started: models,
-//! training files, addresses of built-in environments. A run that exists has read them already,
-//! and may be carried on where they are not.
+//! Checks what a run reads from this machine before anything is written or started: models,
+//! training files, addresses of built-in environments. An existing run has already read them and
+//! can resume on a machine without them.
 
 use crate::{Error, Result, model_size, plan_memory};
 use agentgym_envs::builtin;
@@ -11,10 +11,10 @@ use agentgym_model::{LoraOptions, Policy, TinyShape};
 use agentgym_worker::model_folder;
 use std::path::{Path, PathBuf};
 
-/// For `run`: everything that the workers of this process will read.
+/// For `run`: checks everything that the workers of this process will read.
 ///
 /// # Errors
-/// The first key whose model or file is not there, or cannot be used.
+/// The first key whose model or file is missing or cannot be used.
 pub(crate) fn check(plan: &Plan, config: &Path) -> Result<()> {
     named(plan)?;
     match plan.config.jobs.workers {
@@ -23,15 +23,15 @@ pub(crate) fn check(plan: &Plan, config: &Path) -> Result<()> {
     }
 }
 
-/// For `plan`, which people also type where no model is: what can be said of what is here.
+/// For `plan`, which also runs on machines without the model: checks only what is present.
 ///
 /// # Errors
-/// The first key whose model cannot be computed, or whose file is missing.
+/// The first key whose model cannot be used, or whose file is missing.
 pub(crate) fn look(plan: &Plan) -> Result<()> {
     named(plan)?;
     for (role, key, path) in model_paths(plan) {
         let found = match TinyShape::preset(path) {
-            // Where the workers are, it may be.
+            // It may exist where the workers run.
             Ok(None) if model_folder(path).is_err() => Ok(()),
             _ => usable(role, path),
         };
@@ -48,14 +48,14 @@ pub(crate) fn look(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// What the config names beside models.
+/// Checks what the config names in addition to models.
 fn named(plan: &Plan) -> Result<()> {
     training_files(plan)?;
     addresses(plan)?;
     styles(plan)
 }
 
-/// Built-in environments are started by their address inside the workers.
+/// Checks the addresses of built-in environments, which start inside the workers.
 fn addresses(plan: &Plan) -> Result<()> {
     for (name, environment) in plan.config.environments() {
         if !builtin::is_builtin(&environment.env_addr) {
@@ -83,7 +83,7 @@ fn addresses(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// How solvers are to tell their solutions.
+/// Checks the styles in which solvers express their solutions.
 fn styles(plan: &Plan) -> Result<()> {
     let environments = plan.config.environments();
     for (index, source) in plan.config.sft.sources.iter().enumerate() {
@@ -100,11 +100,11 @@ fn styles(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// The files that `init` copies or makes pairs of.
+/// Checks the files that `init` copies or makes pairs of.
 fn training_files(plan: &Plan) -> Result<()> {
     let config = &plan.config;
     if config.jobs.workers == 0 {
-        // They are read where the workers are.
+        // They are read on the workers' machines.
         return Ok(());
     }
     for (index, source) in config.sft.sources.iter().enumerate() {
@@ -126,8 +126,8 @@ fn training_files(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// The models that parts of `init` copy, by key; without a path of its own a model begins as the
-/// policy does.
+/// The models that parts of `init` copy, with their keys; a model without its own path starts as a
+/// copy of the policy.
 fn model_paths(plan: &Plan) -> Vec<(InitRole, &'static str, &str)> {
     let actor = &plan.config.actor_rollout_ref;
     let roles = plan.init_roles().into_iter();
@@ -145,7 +145,7 @@ fn model_paths(plan: &Plan) -> Vec<(InitRole, &'static str, &str)> {
     paths.collect()
 }
 
-/// Whether a worker could load the model: with the reader that it uses.
+/// Whether a worker could load the model; uses the worker's own reader.
 fn usable(role: InitRole, path: &str) -> Result<(), String> {
     if TinyShape::preset(path)?.is_some() {
         return model_size::config(path).map(drop);
@@ -153,7 +153,7 @@ fn usable(role: InitRole, path: &str) -> Result<(), String> {
     let folder = model_folder(path)?;
     match role {
         InitRole::Policy | InitRole::Reference => Policy::check(&folder).map(drop),
-        // Its folder has weights alone.
+        // A critic's folder holds only weights, no tokenizer.
         InitRole::Critic => return model_size::config(path).map(drop),
     }
     .map_err(|e| model_size::told(&e))
@@ -188,7 +188,8 @@ fn models(plan: &Plan, config: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The folder of the config, or one above it, below which `path` exists, if it does not here.
+/// If `path` does not exist here: the folder of the config, or the nearest one above it, in which
+/// it does.
 fn found_above(config: &Path, path: &str) -> Option<PathBuf> {
     if Path::new(path).is_dir() {
         return None;

@@ -1,5 +1,5 @@
-//! The `agentgym-submit` program: parses, runs one command, turns its end
-//! into a message and an exit code.
+//! The `agentgym-submit` program: parses arguments, runs one command, and turns its result into a
+//! message and an exit code.
 
 use agentgym_submit::cli::{Cli, with_run};
 use agentgym_submit::execute;
@@ -15,17 +15,17 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse_from(with_run(std::env::args_os())) {
         Ok(cli) => cli,
         Err(e) => {
-            // A closed pipe leaves nobody to tell.
+            // If the pipe is closed, there is no reader for the message.
             let _ = e.print();
             return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2));
         }
     };
-    // Progress has its own display; the log is for looking deeper.
+    // Progress has its own display; the log is for debugging.
     let filter = tracing_subscriber::EnvFilter::try_from_env("AGENTGYM_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("off"));
     tracing_subscriber::fmt()
         .with_writer(|| Visible(std::io::stderr()))
-        // A reader of the log that went away is no reason to panic.
+        // A closed log pipe must not cause a panic.
         .log_internal_errors(false)
         .with_env_filter(filter)
         .init();
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         }
     };
     let ended = runtime.block_on(execute(cli));
-    // Compute threads cannot be stopped; nothing they still do is needed.
+    // Compute threads cannot be stopped; their results are no longer needed.
     runtime.shutdown_background();
     match ended {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,6 +1,5 @@
-//! The figures of a run as files: `metrics.jsonl` for programs, event files for
-//! TensorBoard. Both are functions of the book alone, so writing twice writes
-//! the same bytes, and any machine may write them.
+//! The metrics of a run as files: `metrics.jsonl` for programs, event files for TensorBoard. Both
+//! are functions of the [`RunMetrics`] alone, so writing is idempotent and any machine may do it.
 
 use crate::metrics::{Row, RunMetrics};
 use crate::tensorboard::Scalars;
@@ -31,7 +30,7 @@ impl RunMetrics {
             .collect()
     }
 
-    /// The same figures as TensorBoard scalars; the step is the iteration.
+    /// The same metrics as TensorBoard scalars; the step is the iteration.
     pub fn to_scalars(&self) -> Vec<Scalars> {
         self.rows()
             .flat_map(|(id, row)| {
@@ -51,7 +50,7 @@ impl RunMetrics {
                     step: id.iteration,
                     values,
                 };
-                // Later iterations would draw over the first one's steps.
+                // Curves of later iterations would overlap the steps of the first one.
                 let first = id.iteration == 0;
                 curve(row).filter(move |_| first).chain([whole])
             })
@@ -76,8 +75,7 @@ impl RunMetrics {
     }
 }
 
-/// TensorBoard calls a run what its folder is called: by project and experiment,
-/// where these have names.
+/// TensorBoard names a run after its folder: project and experiment, if set.
 pub(crate) fn tensorboard_folder(trainer: &Trainer) -> PathBuf {
     let folder = PathBuf::from("tensorboard");
     if !trainer.names_its_folder() {
@@ -98,8 +96,8 @@ pub(crate) fn tensorboard_folder(trainer: &Trainer) -> PathBuf {
     folder.join(name(project)).join(name(experiment))
 }
 
-/// Points inside a long stage, such as the losses of an sft part; their step
-/// is the optimizer step and not the iteration.
+/// Points inside a long stage, such as the losses of an sft part; their step is the optimizer step,
+/// not the iteration.
 fn curve(row: &Row) -> impl Iterator<Item = Scalars> {
     let points =
         ["curve", "validation"].map(|name| row.metrics.get(name).and_then(Value::as_array));
@@ -121,7 +119,7 @@ fn curve(row: &Row) -> impl Iterator<Item = Scalars> {
         })
 }
 
-/// A fixed name, so that writing again replaces and never adds a second copy.
+/// A fixed name, so that writing again replaces the file and never adds a second copy.
 const EVENT_FILE: &str = "events.out.tfevents.0000000000.agentgym";
 
 fn flatten(head: &str, map: &Map<String, Value>, out: &mut Vec<(String, f64)>) {
@@ -135,8 +133,8 @@ fn flatten(head: &str, map: &Map<String, Value>, out: &mut Vec<(String, f64)>) {
     }
 }
 
-/// Appends where the file is a beginning of `content`, since a TensorBoard
-/// that is open follows the file it has; replaces it otherwise.
+/// Appends if the existing file is a prefix of `content`, because a running TensorBoard follows the
+/// open file; otherwise replaces it.
 fn extend_or_replace(path: &Path, content: &[u8]) -> Result<()> {
     match std::fs::read(path) {
         Ok(old) if content.starts_with(&old) => {

@@ -1,6 +1,6 @@
-//! What a run has measured, gathered from its commits and the end records of
-//! their attempts. Commits are the source, so the book can be rebuilt at any
-//! time by anybody, and exporting twice writes the same files.
+//! The metrics of a run, gathered from its commits (from end records of attempts for commits of
+//! older programs). Commits are the source, so any process can rebuild them at any time, and
+//! exporting twice writes the same files.
 
 use crate::runs::RunView;
 use crate::{Error, Result};
@@ -13,7 +13,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// Commits read at once; a store answers them in parallel.
+/// Commits read concurrently.
 const READS_AT_ONCE: usize = 16;
 
 /// One committed part.
@@ -21,7 +21,7 @@ const READS_AT_ONCE: usize = 16;
 pub struct Row {
     /// Name of the evaluation set, for evaluations.
     pub set: Option<String>,
-    /// Deterministic figures of the stage's `metrics.json`.
+    /// Deterministic metrics from the stage's `metrics.json`.
     pub metrics: Map<String, Value>,
     /// Rates and times of the attempt that committed.
     pub stats: Map<String, Value>,
@@ -32,7 +32,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// A figure of the stage.
+    /// A metric of the stage by name.
     pub fn metric(&self, name: &str) -> Option<f64> {
         self.metrics.get(name).and_then(Value::as_f64)
     }
@@ -50,7 +50,7 @@ pub struct RunMetrics {
     seen: SeenCommits,
 }
 
-/// One training iteration in figures.
+/// Metrics of one training iteration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Training {
     /// 1-based.
@@ -76,13 +76,13 @@ pub struct Training {
 pub struct Evaluated {
     /// `before training`, `after warm start`, `iteration 10`, …
     pub label: String,
-    /// The iteration whose policy it is.
+    /// The iteration that made the policy.
     pub iteration: u32,
     /// True for the policy that a warm start starts from.
     pub before_warm_start: bool,
     /// By set, in the plan's order; `None` where not committed yet.
     pub sets: Vec<Option<SetScore>>,
-    /// By set: true where it is reported apart from the others.
+    /// By set: whether it is excluded from the overall result.
     pub apart: Vec<bool>,
 }
 
@@ -97,19 +97,19 @@ pub struct SetScore {
     pub tasks: f64,
 }
 
-/// A loss on what is never trained on.
+/// A loss on held-out data.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Validated {
     /// Optimizer steps before it.
     pub step: u32,
-    /// Passes over the rows before it, where the run makes whole ones.
+    /// Passes over the training rows before it, if the run trains by epochs.
     pub epoch: Option<f64>,
     /// Nats per reply token.
     pub loss: f64,
 }
 
 impl Row {
-    /// The losses that an sft part measured on what is held out.
+    /// The losses on held-out data that an sft part measured.
     pub fn validations(&self) -> impl Iterator<Item = Validated> {
         let points = self.metrics.get("validation").and_then(Value::as_array);
         points.into_iter().flatten().filter_map(|point| {
@@ -123,7 +123,8 @@ impl Row {
 }
 
 impl Evaluated {
-    /// Over all sets but those apart, each task counting once; `None` until all are in.
+    /// The result over all sets that are not excluded, weighted by tasks; `None` until all are
+    /// committed.
     pub fn overall(&self) -> Option<SetScore> {
         let counted = self
             .sets
@@ -145,7 +146,7 @@ impl Evaluated {
     }
 }
 
-/// Reads the figures of a commit.
+/// Reads the metrics of a commit.
 pub async fn read_row(view: &RunView, id: PartId, manifest: &Manifest) -> Result<Row> {
     let mut row = Row::default();
     if has_output(manifest, artifact_names::METRICS)
@@ -163,7 +164,7 @@ pub async fn read_row(view: &RunView, id: PartId, manifest: &Manifest) -> Result
         row.stats = work.stats.clone();
         return Ok(row);
     }
-    // A commit of an older program: its attempt has an end record.
+    // Commits of older programs have an end record instead.
     let attempts = view.store.attempts(&view.slot(id)).await?;
     if let Some(attempt) = attempts.into_iter().find(|a| a.number == manifest.attempt) {
         row.started_unix_s = attempt.start.started_unix_s;
@@ -180,7 +181,7 @@ fn has_output(manifest: &Manifest, name: &str) -> bool {
 }
 
 impl RunMetrics {
-    /// Reads the figures of commits that are not in the book yet.
+    /// Reads the metrics of commits that have not been read yet.
     pub async fn absorb(
         &mut self,
         view: &RunView,
@@ -208,7 +209,7 @@ impl RunMetrics {
         Ok(())
     }
 
-    /// Reads the figures of a commit that is at hand: read from the store, or just won.
+    /// Adds the metrics of a manifest that the caller has: read from the store, or just committed.
     pub async fn add(&mut self, view: &RunView, id: PartId, manifest: &Manifest) -> Result<()> {
         self.seen.add(manifest);
         if id.stage.facts().is_measured && !self.rows.contains_key(&id) {
@@ -218,12 +219,12 @@ impl RunMetrics {
         Ok(())
     }
 
-    /// The commits that passed through this book, for the digest of the run.
+    /// The commits seen so far, for the digest of the run.
     pub fn seen(&self) -> &SeenCommits {
         &self.seen
     }
 
-    /// All losses on what is held out, in the order of the run.
+    /// All losses on held-out data, in the order of the run.
     pub fn validations(&self) -> impl Iterator<Item = (PartId, Validated)> {
         let parts = self.rows.iter().filter(|(id, _)| id.stage == Stage::Sft);
         parts.flat_map(|(id, row)| row.validations().map(|point| (*id, point)))
@@ -234,7 +235,7 @@ impl RunMetrics {
         self.rows.iter()
     }
 
-    /// Adds a row; for figures that did not come from a store.
+    /// Adds a row, for metrics that do not come from a store.
     pub fn insert(&mut self, id: PartId, row: Row) {
         self.rows.insert(id, row);
     }
@@ -256,7 +257,7 @@ impl RunMetrics {
             .map(|(_, row)| row)
     }
 
-    /// The figures of a training iteration whose update is committed.
+    /// The metrics of a training iteration whose update is committed.
     pub fn training(&self, plan: &agentgym_jobs::plan::Plan, iteration: u32) -> Option<Training> {
         if plan.forked_at().is_some_and(|last| iteration <= last) {
             return None;
@@ -297,7 +298,7 @@ impl RunMetrics {
         })
     }
 
-    /// Every policy of which at least one set was evaluated, in order.
+    /// Every policy with at least one evaluated set, in order.
     pub fn evaluations(&self, plan: &agentgym_jobs::plan::Plan) -> Vec<Evaluated> {
         let mut seen: BTreeMap<(u32, bool), Vec<Option<SetScore>>> = BTreeMap::new();
         let sets = &plan.config.evaluation.sets;
@@ -341,7 +342,7 @@ impl RunMetrics {
     }
 }
 
-/// True where evaluating is all that the run does.
+/// True if the run only evaluates.
 pub fn is_all(plan: &Plan) -> bool {
     plan.config.run.pipeline == Pipeline::Eval
 }

@@ -1,16 +1,16 @@
-//! How large the policy of a plan is, from its config alone: no weights are
-//! read. The count is that of the model's own table of parameters.
+//! The size of a plan's policy, from its config alone: no weights are read. The count comes from
+//! the model's own table of parameters.
 
 use agentgym_jobs::config::Model;
 use agentgym_model::{LoraOptions, ModelConfig, TinyShape, factor_names, parameter_shapes};
 use agentgym_worker::model_folder;
 
-/// What sizes are computed from.
+/// Dimensions from which sizes are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelSize {
-    /// Parameters, an adapter's not among them.
+    /// Parameters, without those of an adapter.
     pub parameters: u128,
-    /// Those that are trained: all of them, or those of an adapter.
+    /// Trained parameters: all of them, or those of an adapter.
     pub trained: u128,
     /// Rank of the adapter, if one is trained.
     pub adapter_rank: Option<usize>,
@@ -24,22 +24,22 @@ pub struct ModelSize {
     pub kv_width: u128,
     /// Query width of a layer: heads × head size.
     pub query_width: u128,
-    /// Whether queries and keys are normed.
+    /// Whether queries and keys are normalized.
     pub norms_heads: bool,
-    /// Ids.
+    /// Number of token ids.
     pub vocabulary: u128,
-    /// Numbers of a tied head, which stands turned beside the embedding while the model
-    /// generates; 0 for a head of its own, which is among the parameters.
+    /// Numbers in the transposed copy of a tied head, which exists next to the embedding while the
+    /// model generates; 0 for a separate head, which is among the parameters.
     pub head_copy: u128,
     /// Numbers of the rotary table.
     pub rotary: u128,
-    /// Numbers of the weights that the adapter is merged into; 0 without one.
+    /// Numbers in the weights that the adapter is merged into; 0 without an adapter.
     pub merged: u128,
-    /// Parameters without the output head: a critic's but for its last column.
+    /// Parameters without the output head: a critic has one more column.
     pub trunk: u128,
 }
 
-/// The size of `actor_rollout_ref.model`, or why it is not known here.
+/// The size of `actor_rollout_ref.model`, or why it cannot be determined here.
 pub fn of(model: &Model) -> Result<ModelSize, String> {
     let config = config(&model.path)?;
     let adapter = adapter_of(model)?;
@@ -74,7 +74,7 @@ pub fn of(model: &Model) -> Result<ModelSize, String> {
     })
 }
 
-/// What is trained in the model's stead, or why the adapter is not known here.
+/// The adapter that is trained instead of the model, or why it cannot be determined here.
 pub fn adapter_of(model: &Model) -> Result<Option<LoraOptions>, String> {
     match &model.lora_adapter_path {
         Some(path) => {
@@ -102,7 +102,7 @@ pub(crate) fn config(path: &str) -> Result<ModelConfig, String> {
     ModelConfig::load(&folder).map_err(|e| told(&e))
 }
 
-/// What is wrong with a folder, and what belongs into it where something is missing.
+/// The error of a model folder; if a file is missing, with the files that belong there.
 pub(crate) fn told(error: &agentgym_model::Error) -> String {
     match error {
         agentgym_model::Error::Io { .. } => format!(

@@ -1,8 +1,8 @@
-//! Peak memory of a worker in each stage, from a plan and its model's dimensions.
-//! `cargo bench --workspace --bench memory` sets these figures beside measured ones.
+//! Estimated peak memory of a worker in each stage, from a plan and its model's dimensions.
+//! `cargo bench --workspace --bench memory` compares these estimates with measurements.
 //!
-//! They are for sequences as long as the config allows; shorter ones need less. Where
-//! a formula says *live* it counts what exists at the same time in `model`'s code.
+//! They assume sequences of the maximum length; shorter ones need less. Where a formula says
+//! *live*, it counts what exists at the same time in `model`'s code.
 
 use crate::model_size::ModelSize;
 use crate::plan_sizes::{evaluated_sequences, narrow, sequences, tokens_max};
@@ -12,34 +12,33 @@ use agentgym_jobs::plan::Plan;
 
 const F32: u128 = 4;
 
-/// A worker beside its models and what a stage computes: code, runtime and
-/// environments (between the stages of the quickstart a process with its three policies has 54 to
-/// 72 MB).
+/// A worker process without models and computation: code, runtime and environments (between the
+/// stages of the quickstart a process with its three policies takes 54 to 72 MB).
 const PROGRAM_BYTES: u128 = 50_000_000;
 
-/// What a tokenizer takes, of which every loaded model has its own: 66 to 69 MB were measured
+/// Memory of a tokenizer per id; every loaded model has its own tokenizer. Measured: 66 to 69 MB
 /// with 151 646 ids of ten letters on average.
 const TOKENIZER_BYTES_PER_ID: u128 = 450;
 
 /// Policies that a worker keeps in memory.
 const RESIDENT_POLICIES: u128 = agentgym_worker::RESIDENT_POLICIES as u128;
 
-/// Decoded records: ids, masks, the streams of floats and what the file holds of them.
+/// Decoded records: ids, masks, float streams and their encoded form.
 const RECORD_BYTES_PER_TOKEN: u128 = 64;
 
-/// Positions of a KV cache come in blocks.
+/// A KV cache is allocated in blocks of positions.
 const CACHE_BLOCK: u128 = agentgym_model::CACHE_BLOCK as u128;
 
-/// Known tokens that a decoding step runs beside its rows.
+/// Prefill tokens that a decoding step processes in addition to its rows.
 const PREFILL_TOKENS: u128 = agentgym_worker::PREFILL_CHUNK_TOKENS as u128;
 
-/// Episodes in flight for each row of the decoder.
+/// Episodes in flight per row of the decoder.
 const EPISODES_PER_ROW: u128 = agentgym_worker::stages::EPISODES_PER_ROW as u128;
 
 /// Rows of one chunk of logits.
 const HEAD_CHUNK_ROWS: u128 = agentgym_model::HEAD_CHUNK_ROWS as u128;
 
-/// Bytes of the whole process at its largest.
+/// Peak bytes of the whole process, by stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Memory {
     pub(crate) rollout: u64,
@@ -52,14 +51,14 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Of all stages.
+    /// The largest over all stages.
     pub(crate) fn largest(&self) -> u64 {
         let training = self.update.max(self.critic_update);
         let playing = self.rollout.max(self.evaluate);
         playing.max(self.log_probs).max(training)
     }
 
-    /// For workers with so many compute threads.
+    /// For workers with `threads` compute threads.
     pub(crate) fn new(plan: &Plan, model: &ModelSize, threads: u64) -> Self {
         let work = Work {
             plan,
@@ -74,7 +73,7 @@ impl Memory {
         };
         let evaluate = match evaluated_sequences(plan) {
             0 => 0,
-            // The last iteration's policy beside those before it.
+            // The last iteration's policy in addition to those before it.
             all => work.resident(iterations + 1) + F32 * work.decoding(all.into()),
         };
         let update = resident + work.batch() + F32 * work.training(&work.policy());
@@ -88,8 +87,8 @@ impl Memory {
     }
 }
 
-/// Bytes that processes on this machine may use in all: its memory, or its container's share.
-/// A machine that does not say refuses nothing.
+/// Total bytes that processes on this machine may use: its memory, or the limit of its container.
+/// The maximum value if unknown, so that nothing is refused.
 pub(crate) fn machine_bytes() -> u64 {
     let Ok(mut system) = sysinfo::System::new() else {
         return u64::MAX;
@@ -100,11 +99,11 @@ pub(crate) fn machine_bytes() -> u64 {
     container.map_or(machine, |limit| limit.min(machine))
 }
 
-/// Refuses a model for which a machine has no room even with nothing else in it, which
-/// [`Memory`]'s sequences as long as the config allows would not tell.
+/// Refuses a model that would not fit even into the otherwise empty memory of a machine. [`Memory`]
+/// cannot decide this: it assumes sequences of the maximum length.
 ///
 /// # Errors
-/// The numbers, and what to do.
+/// The numbers, and the remedy.
 pub(crate) fn check_fits(plan: &Plan, model: &ModelSize, machine: u64) -> Result<(), String> {
     let generating = ("weights", model.parameters + model.head_copy);
     // A gradient and two moments of each number that is trained.
@@ -131,11 +130,11 @@ pub(crate) fn check_fits(plan: &Plan, model: &ModelSize, machine: u64) -> Result
     ))
 }
 
-/// What is trained.
+/// A model that is trained.
 struct Trained {
-    /// Numbers of a copy with its share in memory.
+    /// Parameters of one copy in memory, without what copies share.
     copy: u128,
-    /// Numbers that the optimizer changes.
+    /// Parameters that the optimizer updates.
     learned: u128,
     /// Sequences of a minibatch.
     minibatch: u128,
@@ -143,7 +142,7 @@ struct Trained {
     checkpointed: bool,
 }
 
-/// All counts are of f32 numbers.
+/// All counts are numbers of f32 values, except where a function says bytes.
 struct Work<'a> {
     plan: &'a Plan,
     model: &'a ModelSize,
@@ -151,8 +150,8 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Bytes of what is there in any stage: the program, policies, of which so many have been made
-    /// and the last few are kept, and a critic.
+    /// Bytes present in every stage: the program, the policies (of the `made` ones, the last few
+    /// stay resident) and a critic.
     fn resident(&self, made: u128) -> u128 {
         let config = &self.plan.config;
         let reference = config.actor_rollout_ref.reference.model.path.is_some();
@@ -162,8 +161,8 @@ impl Work<'_> {
         PROGRAM_BYTES + tokenizers + F32 * (self.policies(kept) + self.critic())
     }
 
-    /// Each is its parameters and the rotary table. With an adapter the base is one of
-    /// them, and each other holds what the adapter is merged into.
+    /// Each policy has its parameters and the rotary table. With an adapter the base counts as one
+    /// more, and each policy holds its adapter and the weights it is merged into.
     fn policies(&self, kept: u128) -> u128 {
         let m = self.model;
         match m.adapter_rank {
@@ -188,7 +187,8 @@ impl Work<'_> {
         }
     }
 
-    /// The critic: the policy's trunk with a head of one column, unless it is given.
+    /// The critic, assumed to be the policy's trunk with a head of one column; a critic with its
+    /// own model may differ.
     fn value_model(&self) -> Trained {
         let config = &self.plan.config;
         let n = u128::from(config.actor_rollout_ref.rollout.n);
@@ -204,7 +204,7 @@ impl Work<'_> {
         }
     }
 
-    /// The one critic that is kept.
+    /// The one resident critic.
     fn critic(&self) -> u128 {
         match self.plan.config.has_critic() {
             true => self.model.trunk + self.model.rotary,
@@ -223,8 +223,8 @@ impl Work<'_> {
         tasks * (u128::from(config.actor_rollout_ref.rollout.n) + baselines)
     }
 
-    /// Keys and values of the episodes in flight on every thread, one step of the rows,
-    /// and their logits; a tied head turned, once for all threads.
+    /// KV caches of the episodes in flight on every thread, one step of the rows, and their logits;
+    /// plus the transposed copy of a tied head, shared by all threads.
     fn decoding(&self, sequences: u128) -> u128 {
         let (jobs, m) = (&self.plan.config.jobs, self.model);
         let own = sequences.div_ceil(self.threads);
@@ -237,7 +237,7 @@ impl Work<'_> {
         m.head_copy + self.threads * (cache + step + rows * m.vocabulary)
     }
 
-    /// One pack of every thread, a layer at a time, and a chunk of logits.
+    /// One pack per thread, one layer at a time, and a chunk of logits.
     fn scoring(&self) -> u128 {
         let longest = u128::from(tokens_max(self.plan));
         let pack = (self.plan.config.jobs.pack_tokens as u128).max(longest);
@@ -247,18 +247,17 @@ impl Work<'_> {
             + all * RECORD_BYTES_PER_TOKEN / F32
     }
 
-    /// Live in one layer's forward pass, per token: its input and the attention's norm, queries
-    /// and attention's output, keys and values as computed and as blocks of the cache; then, while
-    /// the pages of that are still there, the MLP's norm, gate and up. Numbers of so many sizes
-    /// break up the room of larger ones: measured peaks have up to three quarters of gate and up
-    /// on top.
+    /// Live in one layer's forward pass, per token: its input and the attention norm, queries and
+    /// attention output, keys and values as computed and as blocks of the cache; then, while those
+    /// pages are still allocated, the MLP's norm, gate and up. Allocations of many sizes fragment
+    /// the memory: measured peaks exceed this by up to three quarters of gate and up.
     fn forward(&self) -> u128 {
         let m = self.model;
         3 * m.hidden + 2 * m.query_width + 4 * m.kv_width + 7 * m.intermediate / 2
     }
 
-    /// What the forward pass keeps of a layer, per token: input, queries, keys, values,
-    /// attention's output, middle, gate and up.
+    /// Stored by the forward pass of a layer, per token: input, queries, keys, values, attention
+    /// output, middle, gate and up.
     fn tape(&self) -> u128 {
         let m = self.model;
         2 * m.hidden
@@ -271,10 +270,10 @@ impl Work<'_> {
             }
     }
 
-    /// Live in one layer's backward pass beside its tape, per token: the MLP's product and its
-    /// derivative, and what these sizes break up; the stream's derivative and, for each norm, its
-    /// output, the derivative by it and the one through it; derivatives by attention's
-    /// output, queries, keys and values; keys and values as blocks, twice over.
+    /// Live in one layer's backward pass in addition to its tape, per token: the MLP's product and
+    /// its derivative, plus fragmentation; the derivative of the residual stream and, for each
+    /// norm, its output, the derivative by its output and the derivative by its input; derivatives
+    /// by attention output, queries, keys and values; keys and values as blocks, twice.
     fn backward(&self) -> u128 {
         let m = self.model;
         3 * m.intermediate + 7 * m.hidden + 2 * m.query_width + 6 * m.kv_width
@@ -284,8 +283,8 @@ impl Work<'_> {
         HEAD_CHUNK_ROWS * self.model.vocabulary
     }
 
-    /// A gradient unit on one thread: all tapes and the last layer's backward pass;
-    /// with checkpoints every layer's input and one layer, forward and back.
+    /// A gradient unit on one thread: all tapes and the last layer's backward pass; with
+    /// checkpointing, every layer's input and one layer, forward and backward.
     fn unit(&self, trained: &Trained, tokens: u128) -> u128 {
         let m = self.model;
         let tapes = match trained.checkpointed {
@@ -295,10 +294,10 @@ impl Work<'_> {
         tokens * (tapes + self.backward() + 2 * m.hidden) + self.head_chunk()
     }
 
-    /// Moments, the policy of the step before, one gradient for each thread and each level of
-    /// the tree in which they are added, whose memory is kept from step to step, and the larger
-    /// of two times: units under way; or the step, where the new weights take a gradient's
-    /// place.
+    /// AdamW's moments, the policy of the previous step, one gradient per thread and per level of
+    /// the tree that sums them (their memory is reused between steps), and the larger of two
+    /// phases: units in progress, or the optimizer step, where the new weights reuse a gradient's
+    /// memory.
     fn training(&self, trained: &Trained) -> u128 {
         let longest = u128::from(tokens_max(self.plan));
         let all = trained.minibatch * longest;
@@ -320,7 +319,7 @@ impl Work<'_> {
         2 * trained.learned + before + gradients + under_way.max(step)
     }
 
-    /// The records of an iteration, which a training stage reads whole.
+    /// Bytes of an iteration's records, which a training stage reads at once.
     fn batch(&self) -> u128 {
         match self.plan.config.run.pipeline {
             Pipeline::Rl => {

@@ -1,26 +1,26 @@
-//! How many parts a plan has, by stage.
+//! Number of parts of a plan, by stage.
 
 use crate::text::count;
 use agentgym_jobs::pipeline::{Stage, adopted, parts};
 use agentgym_jobs::plan::Plan;
 use std::collections::BTreeMap;
 
-/// Parts of each stage.
+/// Number of parts by stage.
 pub(crate) type Stages = BTreeMap<Stage, u64>;
 
-/// How many parts there are.
+/// Part counts of a plan.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
     pub(crate) all: u64,
-    /// Of iteration 0, by stage.
+    /// Parts of iteration 0, by stage.
     pub(crate) start: Stages,
-    /// Of a later iteration, by stage: the most parts of one, and iterations that have some.
+    /// For the later iterations, by stage: the most parts in one iteration, and the number of
+    /// iterations that have any.
     pub(crate) each: BTreeMap<Stage, (u64, u64)>,
 }
 
 impl Counted {
-    /// Parts of each stage in all, and of each stage in iteration 0 and in the later iteration
-    /// that has most of them.
+    /// Counts all parts: the total, those of iteration 0, and those of later iterations.
     pub(crate) fn of(plan: &Plan) -> Self {
         let stages = |n: u32| {
             let mut stages = Stages::new();
@@ -30,11 +30,11 @@ impl Counted {
             stages
         };
         let mut counted = Self::default();
-        // What a fork takes over is in few iterations, and each of those is of its own kind.
+        // Taken-over parts of a fork are counted directly: they are few.
         let taken_over: u64 = adopted(plan).len() as u64;
         let first = plan.forked_at().map_or(0, |last| last.saturating_add(1));
         counted.all = taken_over;
-        // An iteration has the parts of every other one that trains as much and is evaluated as it.
+        // Iterations of the same kind (iteration 0 or not, trained, evaluated) have the same parts.
         let mut kinds: BTreeMap<_, (Stages, u64)> = BTreeMap::new();
         for n in first..=plan.iterations {
             let kind = (n == 0, plan.update_steps(n) > 0, plan.evaluates(n));
@@ -56,7 +56,7 @@ impl Counted {
         counted
     }
 
-    /// Every stage that the run has.
+    /// Text that lists every stage of the run.
     pub(crate) fn text(&self, plan: &Plan) -> String {
         let counted = self;
         let mut text = format!("{} jobs in all", count(counted.all));

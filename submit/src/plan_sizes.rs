@@ -1,15 +1,14 @@
-//! What an iteration of a plan weighs: counts that follow from the config, and
-//! bytes on disk that follow from the model's dimensions. No run
-//! is needed, so these are estimates; the formula of each is beside it.
+//! Sizes of an iteration of a plan: counts that follow from the config, and stored bytes that
+//! follow from the model's dimensions. No run is needed, so these are estimates; each has its
+//! formula next to it.
 
 use crate::model_size::ModelSize;
 use agentgym_jobs::config::{EvaluationSet, Pipeline};
 use agentgym_jobs::plan::Plan;
 
-/// Bytes of one token over all records of an iteration: id, mask and sampled
-/// log-prob in `episodes.bin` (9), old log-prob and entropy in
-/// `log_probs.bin` (8), and all streams with an f64 advantage in `batch.bin`
-/// (21); reference log-probs come on top.
+/// Bytes per token over all records of an iteration: id, mask and sampled log-prob in
+/// `episodes.bin` (9), old log-prob and entropy in `log_probs.bin` (8), and all streams with an f64
+/// advantage in `batch.bin` (21); reference log-probs are added to this.
 const RECORD_BYTES_PER_TOKEN: u128 = EPISODE_BYTES_PER_TOKEN + 8 + 21;
 const EPISODE_BYTES_PER_TOKEN: u128 = 9;
 const REFERENCE_BYTES_PER_TOKEN: u128 = 4 + 4;
@@ -18,10 +17,10 @@ const CRITIC_BYTES_PER_TOKEN: u128 = 4 + 4 + 8;
 /// Weights, gradients and both AdamW moments are f32.
 const F32: u128 = 4;
 
-/// Sizes of one iteration.
+/// Sizes of one iteration in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
-    /// Policy of an iteration, or its adapter.
+    /// The policy of an iteration, or its adapter.
     pub(crate) policy: u64,
     pub(crate) optimizer: u64,
     /// The critic and its optimizer state; 0 without one.
@@ -34,7 +33,7 @@ impl Sizes {
     /// Sizes for a plan and its model.
     pub(crate) fn new(plan: &Plan, model: &ModelSize) -> Self {
         let (weights, trained) = (model.parameters * F32, model.trained * F32);
-        // What an adapter is put on is written once and stays in memory.
+        // The base of an adapter is stored once and kept.
         let base = match model.adapter_rank {
             Some(_) => weights,
             None => 0,
@@ -53,19 +52,19 @@ impl Sizes {
         let tokens = u128::from(sequences(plan)) * u128::from(tokens_max(plan));
         let records = match plan.config.run.pipeline {
             Pipeline::Rl => tokens * per_token,
-            // As played, and as kept.
+            // Stored twice: as played and as kept by the filter.
             Pipeline::AgentEvol => 2 * tokens * EPISODE_BYTES_PER_TOKEN,
             Pipeline::Sft | Pipeline::Dpo | Pipeline::Eval => 0,
         };
         let optimizer = 2 * trained;
-        // Its head is one column where the policy's may be a whole vocabulary.
+        // An upper bound: the critic's head has one column, the policy's may have one per token id.
         let critic = match plan.config.has_critic() {
             true => 3 * weights,
             false => 0,
         };
         let iterations = u128::from(plan.iterations);
-        // Retention: the last two policies and optimizer states, the start
-        // policy, the best, and every `save_freq`-th.
+        // Retention keeps the last two policies and optimizer states, the start policy, the best,
+        // and every `save_freq`-th.
         let every = u128::from(plan.config.trainer.save_freq);
         let saved = iterations.checked_div(every).unwrap_or(0);
         let policies = (saved + 4).min(iterations + 1);
@@ -112,8 +111,8 @@ pub(crate) fn tokens_max(plan: &Plan) -> u64 {
     (data.max_prompt_length + data.max_response_length).min(rollout.max_model_len) as u64
 }
 
-/// Bytes to show. Figures are computed in u128, in which no product of limits and of a model's
-/// sizes is too large; what u64 cannot hold is more than any machine has.
+/// Converts bytes for display. Sizes are computed in u128, where no product of limits and model
+/// sizes overflows; a value beyond u64 exceeds any machine.
 pub(crate) fn narrow(bytes: u128) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }

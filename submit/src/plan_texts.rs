@@ -1,4 +1,4 @@
-//! Lines of the screen that the plan alone decides.
+//! Lines of the `plan` screen that depend on the plan alone.
 
 use crate::plan_sizes::steps_per_iteration;
 use crate::text::{count, many};
@@ -7,7 +7,7 @@ use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::plan::Plan;
 use agentgym_text::without_secrets;
 
-/// How many of an iteration's tasks each environment gives, and where it is played.
+/// The number of an iteration's tasks per environment, and where it runs.
 pub(crate) fn tasks_text(plan: &Plan) -> String {
     let environments = plan.config.environments();
     let told = plan.tasks.shares().into_iter().map(|(name, count)| {
@@ -27,7 +27,7 @@ pub(crate) fn tasks_text(plan: &Plan) -> String {
     told.collect::<Vec<_>>().join(", ")
 }
 
-/// What an iteration trains.
+/// The optimizer steps of an iteration.
 pub(crate) fn steps_text(plan: &Plan) -> String {
     let config = &plan.config;
     let iterations = u64::from(plan.iterations);
@@ -55,7 +55,7 @@ pub(crate) fn steps_text(plan: &Plan) -> String {
     )
 }
 
-/// How much is learnt from demonstrations, and what is held out.
+/// The amount of supervised training on demonstrations, and the held-out share.
 pub(crate) fn sft_text(plan: &Plan) -> String {
     let sft = &plan.config.sft;
     let (steps, size) = (sft.steps_planned(), sft.batch_size);
@@ -80,7 +80,7 @@ pub(crate) fn sft_text(plan: &Plan) -> String {
     text
 }
 
-/// The first few and the last of many, the others as `…`.
+/// The first few and the last of many texts, with `…` for the others.
 pub(crate) fn some_of(
     texts: impl DoubleEndedIterator<Item = String> + ExactSizeIterator,
 ) -> String {
@@ -94,7 +94,7 @@ pub(crate) fn some_of(
     format!("{}, … {last}", first.join(", "))
 }
 
-/// `1–100: 4 rounds, 101–200: 6 rounds`: runs of equal horizon.
+/// `1–100: 4 rounds, 101–200: 6 rounds`: ranges of equal horizon.
 pub(crate) fn horizons(plan: &Plan) -> String {
     let mut runs: Vec<(u32, u32, u32)> = Vec::new();
     for n in 1..=plan.iterations {
@@ -110,8 +110,8 @@ pub(crate) fn horizons(plan: &Plan) -> String {
     format!("rounds by iteration {}", some_of(texts))
 }
 
-/// How many sessions the environments must bear; nothing of those that are built in and
-/// unlimited, whose sessions are small.
+/// How many concurrent sessions the environments must support; empty if all are built in and
+/// unlimited, because their sessions are small.
 pub(crate) fn sessions_text(plan: &Plan) -> String {
     let config = &plan.config;
     let (max, workers) = (

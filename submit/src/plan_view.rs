@@ -1,5 +1,5 @@
-//! `plan run.yaml`: what the run would do, in one screen, before anything is
-//! written or started. ≤ marks an upper bound.
+//! `plan run.yaml`: what the run would do, on one screen, before anything is written or started. ≤
+//! marks an upper bound.
 
 use crate::model_size::{self, ModelSize};
 use crate::plan_memory::{Memory, check_fits, machine_bytes};
@@ -12,13 +12,13 @@ use agentgym_jobs::plan::Plan;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// Everything the screen shows, as numbers.
+/// Everything on the screen, as numbers.
 #[derive(Debug)]
 pub struct PlanView<'a> {
     plan: &'a Plan,
     model: Result<ModelSize, String>,
     threads: u64,
-    /// Bytes of memory here.
+    /// Memory of this machine in bytes.
     machine: u64,
     store: String,
     queue: String,
@@ -27,7 +27,7 @@ pub struct PlanView<'a> {
 }
 
 impl<'a> PlanView<'a> {
-    /// Prepares the view; reads the model folder's config, if it is here.
+    /// Prepares the view; reads the model folder's config if it is on this machine.
     pub fn new(plan: &'a Plan, store: &str, queue: Option<&str>, unused: &'a [String]) -> Self {
         let cores = agentgym_worker::cores();
         Self {
@@ -42,19 +42,19 @@ impl<'a> PlanView<'a> {
         }
     }
 
-    /// Adds where AgentGym-RL's keys do something else here than there.
+    /// Adds notes on keys of AgentGym-RL that behave differently here.
     pub fn with_notes(mut self, notes: &'a [String]) -> Self {
         self.notes = notes;
         self
     }
 
-    /// Fixes what depends on the machine: threads, and bytes of memory.
+    /// Fixes the values that depend on the machine: threads and bytes of memory.
     pub fn with_machine(mut self, threads: u64, memory: u64) -> Self {
         (self.threads, self.machine) = (threads, memory);
         self
     }
 
-    /// Refuses what cannot work on this machine, where workers are to be started on it.
+    /// Checks that the plan can run on this machine, if workers are to be started here.
     ///
     /// # Errors
     /// The model alone is larger than the memory.
@@ -78,7 +78,7 @@ impl<'a> PlanView<'a> {
             .collect()
     }
 
-    /// For people: one screen.
+    /// One screen of text.
     pub fn render(&self) -> String {
         let plan = self.plan;
         let config = &plan.config;
@@ -249,7 +249,7 @@ impl<'a> PlanView<'a> {
         line("horizon", horizons(plan));
     }
 
-    /// Where the divergence from the reference policy goes.
+    /// Where the KL divergence from the reference policy is used.
     fn kl_text(&self) -> String {
         let config = &self.plan.config;
         let (algorithm, actor) = (&config.algorithm, &config.actor_rollout_ref.actor);
@@ -270,7 +270,7 @@ impl<'a> PlanView<'a> {
         match places.is_empty() {
             false => places.join("; "),
             true if self.unused.is_empty() => "nowhere".into(),
-            // Keys of machinery that does not exist here are AgentGym-RL's.
+            // A config with unused keys comes from AgentGym-RL.
             true => format!(
                 "nowhere; AgentGym-RL takes {} × {penalty} off the reward where use_kl_loss is false: here that is \
                  algorithm.use_kl_in_reward=true",
@@ -337,7 +337,7 @@ impl<'a> PlanView<'a> {
         );
     }
 
-    /// For programs.
+    /// The same as JSON.
     pub fn to_json(&self) -> Value {
         let plan = self.plan;
         let sizes = self.model.as_ref().ok().map(|m| {
@@ -469,8 +469,8 @@ jobs: {rollout_part_tasks: 2}
         assert_eq!(json["sizes"]["optimizer_bytes"], p * 8);
     }
 
-    /// Of every pipeline with every option that adds or removes a stage: the screen names those
-    /// that `parts` yields in some iteration, and counts all of their parts.
+    /// For every pipeline with every option that adds or removes a stage: the screen names the
+    /// stages that `parts` yields in any iteration, and counts all of their parts.
     #[test]
     fn every_stage_of_every_pipeline_is_listed() {
         let pipelines: [&[&str]; 7] = [
@@ -508,12 +508,12 @@ jobs: {rollout_part_tasks: 2}
                     .map(str::to_owned)
                     .collect();
                 let config = ResolvedConfig::parse("x", Path::new("x.yaml"), TEXT, &given);
-                // Some exclude each other; the message names the key.
+                // Some options exclude each other; the error names the key.
                 let Ok(plan) = config.and_then(|config| Plan::new(config, Path::new(""))) else {
                     continue;
                 };
                 if plan.forked_at().is_some() && plan.iterations == 0 {
-                    // There is nothing to fork.
+                    // Nothing to fork.
                     continue;
                 }
                 let all: Vec<_> = (0..=plan.iterations)

@@ -1,12 +1,12 @@
-//! A plot in text: success rates over iterations with the horizon beneath,
-//! so that the end of a run shows at a glance whether it learned.
+//! A plot in text: success rates over iterations with the horizon below, to show at the end of a
+//! run whether it learned.
 
 /// One curve.
 #[derive(Debug, Clone)]
 pub struct Series {
-    /// The mark of its points.
+    /// The character of its points.
     pub mark: char,
-    /// What it is, for the legend.
+    /// Its name in the legend.
     pub label: String,
     /// (iteration, share between 0 and 1), sorted.
     pub points: Vec<(u32, f64)>,
@@ -14,8 +14,8 @@ pub struct Series {
 
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Draws the curves over iterations 0 to `last`; later curves lie on top.
-/// Iterations that share a column are averaged.
+/// Draws the curves over iterations 0 to `last`; later curves are drawn over earlier ones.
+/// Iterations in the same column are averaged.
 pub fn plot(series: &[Series], horizon: &[(u32, u32)], last: u32, size: (usize, usize)) -> String {
     let (columns, rows) = (size.0.max(10), size.1.max(3));
     let column = |iteration: u32| {

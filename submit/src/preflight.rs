@@ -1,5 +1,5 @@
-//! Looks whether the environments answer before workers are started, so that
-//! a wrong URL is one clear message and not a pile of failed attempts.
+//! Checks that the environments answer before workers are started, so that a wrong URL gives one
+//! clear message instead of many failed attempts.
 
 use crate::{Error, Result};
 use agentgym_jobs::plan::Plan;
@@ -12,17 +12,17 @@ const TRIES: u32 = 3;
 const TRY_FOR: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// Connects once to every environment server of the plan. Built-in ones start
-/// inside the workers and need no look.
+/// Connects once to every environment server of the plan. Built-in environments start inside the
+/// workers and are not checked.
 ///
 /// # Errors
-/// The first that cannot be reached, by name and URL.
+/// The first one that cannot be reached, with name and URL.
 pub(crate) async fn environments(plan: &Plan, resume: &str) -> Result<()> {
     for (name, environment) in plan.config.environments() {
         if environment.env_addr.starts_with("builtin") {
             continue;
         }
-        // Of several servers one is enough to begin with.
+        // If there are several servers, one is enough to start.
         let mut result = Ok(());
         for address in environment.env_addr.split(',') {
             result = server(&name, address.trim(), resume).await;
@@ -79,7 +79,7 @@ async fn reach(host: &str, port: u16) -> Result<(), String> {
 mod tests {
     use std::collections::BTreeSet;
 
-    /// Two lists name the environments.
+    /// Two lists name the environments; they must agree.
     #[test]
     fn item_ids_name_the_environments_that_there_are() {
         let specs = agentgym_envs::spec::all();

@@ -1,6 +1,5 @@
-//! The records inside a part, as JSON: episodes, log-probs, training
-//! sequences, minibatches. Each stands on its own, one line of `--jsonl` each,
-//! with every per-token stream beside the ids it belongs to.
+//! The records inside a part, as JSON: episodes, log-probs, training sequences, minibatches. Each
+//! is self-contained and one line of `--jsonl`, with every per-token stream next to its token ids.
 
 use crate::Result;
 use crate::runs::{RunView, part_id};
@@ -17,7 +16,7 @@ use agentgym_jobs::trajectory::Lineage;
 use agentgym_storage::{InputRef, Manifest};
 use serde_json::{Value, json};
 
-/// Which records are wanted.
+/// Which records to read.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Filter {
     /// Only this group.
@@ -35,11 +34,11 @@ impl Filter {
 /// An episode with its recomputed streams.
 #[derive(Debug)]
 pub struct ScoredEpisode {
-    /// As played.
+    /// The episode as played.
     pub episode: Episode,
-    /// Under policy and reference.
+    /// Log-probs under policy and reference.
     pub streams: EpisodeLogProbs,
-    /// The critic's, by sequence and token; where the run has one.
+    /// The critic's values, by sequence and token, if the run has a critic.
     pub values: Option<Vec<Vec<f32>>>,
 }
 
@@ -48,20 +47,20 @@ pub struct ScoredEpisode {
 pub struct Slot {
     /// draw × n + sample.
     pub slot: usize,
-    /// What the policy learns from.
+    /// What the policy trains on.
     pub episode: BatchEpisode,
-    /// What the critic learns from, by sequence; where the run has one.
+    /// What the critic trains on, by sequence, if the run has a critic.
     pub targets: Option<Vec<CriticSequence>>,
 }
 
-/// What a part holds, typed.
+/// The typed content of a part.
 #[derive(Debug)]
 pub enum Content {
-    /// Rollout and evaluation.
+    /// Episodes of a rollout or an evaluation.
     Episodes(Vec<Episode>),
-    /// What an AgentEvol iteration trains on, and where it was played.
+    /// The episodes that an AgentEvol iteration trains on, and where each was played.
     Kept(Vec<(Lineage, Episode)>),
-    /// Log-probs beside the episodes they were computed for.
+    /// Log-probs with the episodes they were computed for.
     LogProbs(Vec<ScoredEpisode>),
     /// The batch, by slot.
     Batch(Vec<Slot>),
@@ -71,7 +70,7 @@ pub enum Content {
     Nothing,
 }
 
-/// Reads and verifies what a committed part holds.
+/// Reads and verifies the content of a committed part.
 pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Result<Content> {
     let stage = part_id(&manifest.slot()).map(|id| id.stage);
     let records = stage.map_or(Records::Nothing, |stage| stage.facts().records);
@@ -134,7 +133,7 @@ async fn kept(view: &RunView, manifest: &Manifest) -> Result<Vec<(Lineage, Episo
     Ok(lineage.into_iter().zip(episodes).collect())
 }
 
-/// Adds the possible actions where they stand in the observations themselves.
+/// Adds the possible actions if the observations list them.
 fn list_actions(plan: &Plan, episodes: &mut [Episode]) {
     let environments = plan.config.environments();
     for episode in episodes {
@@ -163,7 +162,7 @@ pub(crate) fn has(manifest: &Manifest, name: &str) -> bool {
     manifest.outputs.iter().any(|output| output.name == name)
 }
 
-/// The filled slots of an iteration's batch, with the critic's side of each.
+/// The filled slots of an iteration's batch, with the critic's targets.
 pub async fn slots(view: &RunView, manifest: &Manifest) -> Result<Vec<Slot>> {
     let Batch::V1(batch) = view.payload(manifest, artifact_names::BATCH).await?;
     let mut targets = match has(manifest, artifact_names::TARGETS) {
@@ -186,7 +185,7 @@ pub async fn slots(view: &RunView, manifest: &Manifest) -> Result<Vec<Slot>> {
     Ok(filled.collect())
 }
 
-/// The episodes of a commit, checked.
+/// The validated episodes of a commit.
 pub async fn episodes(view: &RunView, manifest: &Manifest) -> Result<Vec<Episode>> {
     let episodes: Episodes = view.payload(manifest, artifact_names::EPISODES).await?;
     let episodes = episodes.into_vec();
@@ -280,9 +279,9 @@ impl Content {
     }
 }
 
-/// Ids and masks of one sequence. Training packs sequences without padding:
-/// every token attends, positions restart, and the sequence id keeps
-/// attention inside.
+/// Ids and masks of one sequence. Training packs sequences without padding: all tokens are attended
+/// to, positions restart with each sequence, and the sequence id confines attention to the
+/// sequence.
 fn sequence_json(sequence: &Sequence, number: &mut usize) -> Value {
     let n = sequence.token_ids.len();
     let mut out = json!({
@@ -337,7 +336,8 @@ pub(crate) fn scored_json(scored: &ScoredEpisode, number: &mut usize) -> Value {
     episode_json(e, sequences)
 }
 
-/// By turn; null where the environment does not list them, or nobody asked.
+/// The possible actions by turn; null if the environment does not list them or they were not
+/// requested.
 fn available_json(episode: &Episode) -> Value {
     match episode.available_actions() {
         listed if listed.is_empty() => Value::Null,
@@ -345,7 +345,7 @@ fn available_json(episode: &Episode) -> Value {
     }
 }
 
-/// A slot of the batch with every stream an update reads.
+/// A slot of the batch with every stream that an update reads.
 pub fn batch_json(slot: &Slot, number: &mut usize) -> Value {
     let Slot {
         slot,
@@ -390,8 +390,8 @@ mod tests {
     use agentgym_jobs::records::BatchSequence;
     use std::path::Path;
 
-    /// BabyAI lists the actions in its texts: those before a turn are the ones
-    /// that were possible in it.
+    /// BabyAI lists the actions in its observations: those in the observation before a turn were
+    /// possible in that turn.
     #[test]
     fn possible_actions_are_read_from_the_texts() {
         let text = "
@@ -441,7 +441,7 @@ actor_rollout_ref:
             json["available_actions"],
             json!([["turn left", "move forward"], ["turn right"], null])
         );
-        // Where nothing is listed, nothing is shown.
+        // Null if nothing is listed.
         episode.extra.clear();
         episode.task.env = "textcraft".into();
         list_actions(&plan, std::slice::from_mut(&mut episode));

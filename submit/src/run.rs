@@ -1,5 +1,5 @@
-//! `run` and `resume`: freeze the plan (or find the one that is there), start
-//! workers in this process, follow to the end, report.
+//! `run` and `resume`: freeze the plan (or find the existing one), start workers in this process,
+//! follow to the end, report.
 
 use crate::cli::{ConfigArgs, ForkArgs, Global};
 use crate::display::Display;
@@ -19,10 +19,10 @@ use std::sync::Arc;
 use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 
-/// Events kept for a follower that lags; later ones push out the oldest.
+/// Events kept for a slow follower; newer events displace the oldest.
 const EVENTS_KEPT: usize = 4096;
 
-/// Relative paths in a config start at the current folder.
+/// Relative paths in a config are relative to the current folder.
 pub(crate) fn base() -> &'static Path {
     Path::new("")
 }
@@ -48,7 +48,7 @@ fn global_overrides(global: &Global) -> Vec<String> {
     .collect()
 }
 
-/// Refuses a device that cannot be used, where workers of this process are to use it.
+/// Refuses an unusable device if workers of this process would use it.
 fn check_device(plan: &Plan, global: &Global) -> Result<()> {
     if plan.config.jobs.workers > 0 {
         let device = Device::parse(&global.device, global.dtype);
@@ -100,19 +100,19 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
         };
         match put(&store, &plan).await? {
             Created::Won => break plan,
-            // Somebody submitted at the same moment: look at what they wrote.
+            // Another process submitted at the same time: read its plan.
             Created::Exists => {}
         }
     };
     drive(store, Arc::new(plan), queue, display, global).await
 }
 
-/// `eval RUN.YAML`: `run` of the same config with nothing but its evaluation.
+/// `eval RUN.YAML`: `run` with the same config, evaluation only.
 pub(crate) async fn eval(args: &ConfigArgs, global: &Global) -> Result<()> {
     run(&for_eval(args), global).await
 }
 
-/// The same config with nothing but its evaluation.
+/// The same config, evaluation only.
 pub(crate) fn for_eval(args: &ConfigArgs) -> ConfigArgs {
     let mut args = args.clone();
     args.overrides.push("run.pipeline=eval".to_owned());
@@ -139,14 +139,14 @@ pub(crate) async fn resume(run: &str, overrides: &[String], global: &Global) -> 
     drive(store, plan, queue, Display::new(global.quiet), global).await
 }
 
-/// The plan under which a run goes on, on hold no longer unless the user says that it stays there.
+/// The plan under which a run resumes, no longer on hold unless the overrides say so.
 pub(crate) async fn go_on(store: &Store, run: &str, overrides: &[String]) -> Result<Arc<Plan>> {
     let overrides = [&["jobs.hold=false".to_owned()], overrides].concat();
     revise(store, run, &overrides).await
 }
 
-/// The plan of a run with other bindings: a new revision where anything changes, or where a part
-/// has used up its attempts.
+/// The plan of a run with changed bindings: a new revision if anything changes or a part has used
+/// up its attempts.
 pub(crate) async fn revise(store: &Store, run: &str, overrides: &[String]) -> Result<Arc<Plan>> {
     loop {
         let stored = RunView::open(store, run).await?.plan;
@@ -156,7 +156,7 @@ pub(crate) async fn revise(store: &Store, run: &str, overrides: &[String]) -> Re
         if same && !needs_new_revision(store, &stored).await? {
             return Ok(stored);
         }
-        // Somebody else may have written this revision: then look at theirs.
+        // If another process has written this revision, read it.
         if put(store, &revised).await? == Created::Won {
             return Ok(Arc::new(revised));
         }
@@ -193,7 +193,7 @@ pub(crate) fn stored_tree(plan: &Plan) -> serde_json::Value {
     file["config"].take()
 }
 
-/// The same with overrides on top.
+/// The same config with overrides.
 fn stored_config(plan: &Plan, overrides: &[String]) -> Result<ResolvedConfig> {
     let text = stored_tree(plan).to_string();
     let path = PathBuf::from(format!("plan of {}", plan.run));
@@ -206,13 +206,13 @@ async fn put(store: &Store, plan: &Plan) -> Result<Created> {
         .await?)
 }
 
-/// A part that failed under this revision gets its attempts back with the next.
+/// A part that used up its attempts under this revision gets new ones with the next.
 async fn needs_new_revision(store: &Store, plan: &Plan) -> Result<bool> {
     let view = RunView::open(store, plan.run.as_str()).await?;
     Ok(crate::status::status(&view).await?.exhausted.is_some())
 }
 
-/// Where metrics go: the configured folder, else beside a folder store.
+/// Where metrics are written: the configured folder, else next to a folder store.
 pub(crate) fn metrics_dir(store: &Store, plan: &Plan) -> Option<PathBuf> {
     if let Some(dir) = &plan.config.trainer.default_local_dir {
         return Some(PathBuf::from(dir).join(plan.run.to_string()));
@@ -275,8 +275,8 @@ async fn drive(
     }
     let end = follower.follow(crew, &interrupts).await?;
     let run = plan.run.to_string();
-    // Figures are a copy of what is committed: where a run ends early, for a
-    // reason that people have to hear of, they do not get in its way.
+    // Metrics are a copy of committed data: if the run ended early, a failure to write them must
+    // not hide the reason.
     let written = match &end {
         End::Finished => {
             let mut written = follower.write_metrics()?;
@@ -313,7 +313,7 @@ async fn drive(
         }
         End::Stopped(message, cause) => {
             if matches!(cause, Cause::Part | Cause::Environment) {
-                // Workers elsewhere say only what happened, not why.
+                // Remote workers report only what happened; the preflight check finds out why.
                 preflight::environments(&plan, &resume).await?;
             }
             Err(Error::Stopped {
@@ -372,8 +372,8 @@ fn start_workers(
     }
 }
 
-/// Tells workers elsewhere which plan is in force and pushes what can run, so that they begin
-/// without delay.
+/// Announces the plan in force to workers elsewhere and pushes all runnable jobs, so that they
+/// start without delay.
 async fn announce(store: &Store, plan: &Plan, queue: &Queue) -> Result<()> {
     let mut state = agentgym_worker::RunState::open(store, &plan.run)
         .await
@@ -396,7 +396,8 @@ fn resume_command(store: &Store, plan: &Plan, queue: Option<&str>) -> String {
         store.argument()
     );
     if let Some(queue) = queue {
-        // A password does not belong on a command line, where everybody on the machine sees it.
+        // A command line is visible to every user of the machine, so it must not contain a
+        // password.
         command += &match has_secrets(queue) {
             true => " --queue \"$AGENTGYM_QUEUE\"".to_owned(),
             false => format!(" --queue {queue}"),

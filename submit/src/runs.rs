@@ -1,6 +1,5 @@
-//! A run as it stands in the store: its newest plan, its commits and its
-//! artifacts, read and verified. Every command that looks at a run looks
-//! through this window; nothing here writes.
+//! A read-only view of a run in the store: its newest plan, its commits and its artifacts, read and
+//! verified. Every command that reads a run uses it.
 
 use crate::{Error, Result};
 use agentgym_jobs::codec::{Payload, decode};
@@ -13,15 +12,15 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Store that commands look into when nothing says otherwise.
+/// Store used if neither the command line nor the config names one.
 pub const DEFAULT_STORE: &str = "agentgym-data";
 
-/// A run of a store.
+/// A run in a store.
 #[derive(Clone)]
 pub struct RunView {
     /// The store.
     pub store: Store,
-    /// The newest revision.
+    /// The newest plan revision.
     pub plan: Arc<Plan>,
 }
 
@@ -33,7 +32,7 @@ pub async fn newest_plan(store: &Store, run: &RunId) -> Result<Option<Plan>> {
     }
 }
 
-/// The error for a run that is not there: it names those that are.
+/// The error for an unknown run; it lists the known runs.
 pub(crate) async fn unknown(store: &Store, run: &str) -> Result<Error> {
     let runs = store.runs().await?;
     let names: Vec<_> = runs.iter().map(ToString::to_string).collect();
@@ -54,7 +53,7 @@ impl RunView {
     /// Opens a run by its id.
     ///
     /// # Errors
-    /// An unknown run, with the runs that the store holds.
+    /// An unknown run; the error lists the runs of the store.
     pub async fn open(store: &Store, run: &str) -> Result<Self> {
         if let Ok(id) = RunId::from_str(run)
             && let Some(plan) = newest_plan(store, &id).await?
@@ -67,7 +66,7 @@ impl RunView {
         Err(unknown(store, run).await?)
     }
 
-    /// Where a part's commit and attempts live.
+    /// The slot of a part, where its commit and attempts are stored.
     pub fn slot(&self, id: PartId) -> Slot {
         Slot {
             run: self.plan.run.clone(),
@@ -83,7 +82,7 @@ impl RunView {
         Ok(slots.iter().filter_map(part_id).collect())
     }
 
-    /// The planner's view of those commits.
+    /// The planner's progress, built from those commits.
     pub async fn progress(&self) -> Result<Progress> {
         let mut progress = Progress::default();
         for id in self.commits().await? {
@@ -97,7 +96,7 @@ impl RunView {
         Ok(self.store.manifest(&self.slot(id)).await?)
     }
 
-    /// The commit of a part that should be there.
+    /// The commit of a part that must be committed.
     pub async fn committed(&self, id: PartId) -> Result<Manifest> {
         self.manifest(id).await?.ok_or_else(|| {
             Error::Missing(format!(
@@ -138,7 +137,7 @@ impl RunView {
         })
     }
 
-    /// Ids of a stage's parts in an iteration; an error names what there is.
+    /// Ids of a stage's parts in an iteration; the error for an unknown stage lists the known ones.
     pub fn stage_parts(&self, iteration: u32, stage: Stage) -> Result<Vec<PartId>> {
         let all = self.iteration_parts(iteration)?;
         let of_stage: Vec<_> = all.iter().copied().filter(|id| id.stage == stage).collect();
@@ -165,7 +164,7 @@ impl RunView {
     }
 }
 
-/// The part that a slot is for; `None` for a stage this program does not know.
+/// The part that a slot identifies; `None` for a stage this program does not know.
 pub fn part_id(slot: &Slot) -> Option<PartId> {
     Some(PartId {
         iteration: slot.iteration,
@@ -174,7 +173,7 @@ pub fn part_id(slot: &Slot) -> Option<PartId> {
     })
 }
 
-/// Where downloads are kept: `$AGENTGYM_CACHE`, else the user's cache folder.
+/// Where downloads are cached: `$AGENTGYM_CACHE`, else the user's cache folder.
 pub fn cache_dir() -> PathBuf {
     let under = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
     if let Some(dir) = under("AGENTGYM_CACHE") {
@@ -189,7 +188,7 @@ pub fn cache_dir() -> PathBuf {
     }
 }
 
-/// A store in which a run is looked for: a folder must be there, and is not made.
+/// Opens a store to read an existing run: a folder must exist and is not created.
 pub(crate) async fn existing_store(url: &str) -> Result<Store> {
     let local = !url.contains(':');
     if local && !std::path::Path::new(url).is_dir() {

@@ -1,15 +1,15 @@
-//! Ctrl-C and SIGTERM: the first drains, the second ends at once. Either way
-//! the program returns through `main`, and the run can be resumed.
+//! Ctrl-C and SIGTERM: the first drains, the second aborts at once. Either way the program returns
+//! through `main`, and the run can be resumed.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// What signals have asked for.
+/// What the signals received so far request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Interrupts {
-    /// Finish or journal what is running, then leave.
+    /// Finish or journal running work, then exit.
     pub(crate) drain: CancellationToken,
-    /// Leave now.
+    /// Exit now.
     pub(crate) abort: CancellationToken,
 }
 

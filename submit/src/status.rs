@@ -1,6 +1,5 @@
-//! `status`: where a run stands and what is waiting for what. All of it
-//! follows from the plan, the commits and the attempt records; no worker is
-//! asked, so it works when none is left.
+//! `status`: the state of a run and what it waits for. Everything follows from the plan, the
+//! commits and the attempt records; no worker is contacted, so it works even if none is alive.
 
 mod all;
 
@@ -16,10 +15,10 @@ pub use all::all;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is going on with a part that is not committed.
+/// State of a part that is not committed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum State {
-    /// An attempt has begun and not ended: somebody runs it, or vanished.
+    /// An attempt has started and not ended: a worker runs it, or has vanished.
     Running {
         /// Attempt number.
         attempt: u32,
@@ -28,7 +27,7 @@ pub enum State {
         /// Seconds since 1970 on the worker's clock.
         since_unix_s: u64,
     },
-    /// All inputs are there and nobody has begun.
+    /// All inputs are there and no attempt has started.
     Runnable,
     /// Inputs are missing.
     Waiting(Vec<PartId>),
@@ -45,7 +44,7 @@ pub struct Failure {
     pub message: String,
 }
 
-/// Everything `status RUN` says.
+/// Everything that `status RUN` shows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Status {
     /// The run.
@@ -64,42 +63,42 @@ pub struct Status {
     pub in_flight: Vec<(PartId, State)>,
     /// Failed attempts of parts in flight.
     pub failures: Vec<Failure>,
-    /// The part that has used up its attempts, with the limit that it reached.
+    /// The part that has used up its attempts, and the limit that it reached.
     pub exhausted: Option<(PartId, Exhausted)>,
-    /// Somebody has put the run on hold.
+    /// The run is on hold.
     pub on_hold: bool,
     /// Why the guard has paused the run.
     pub paused: Option<String>,
-    /// How fast it has been of late.
+    /// The recent speed of the run.
     pub pace: Option<Pace>,
-    /// What the last part of supervised steps has measured.
+    /// Metrics of the last supervised part.
     pub fitted: Option<Fitted>,
     /// Every part is committed.
     pub finished: bool,
 }
 
-/// Where supervised training is, by its last committed part.
+/// Progress of supervised training, by its last committed part.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fitted {
     /// Optimizer steps made.
     pub step: u32,
     /// Mean loss of the part.
     pub loss: f64,
-    /// Loss on what is held out.
+    /// Loss on held-out data.
     pub validation_loss: Option<f64>,
 }
 
-/// The mean over the last iterations, from the clocks of the workers: for people only.
+/// The mean over the last iterations, from the workers' clocks: for people only.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pace {
     /// Seconds from one new policy to the next.
     pub iteration_s: f64,
-    /// Seconds until the last one at this pace.
+    /// Seconds until the last iteration is done at this pace.
     pub left_s: f64,
 }
 
-/// What repeated looks at a guarded run keep: the figures of an iteration never change, so each
-/// is read once.
+/// State kept between repeated reads of a guarded run: the metrics of an iteration never change, so
+/// each is read once.
 #[derive(Default)]
 pub(crate) struct Known(Option<RunState>);
 
@@ -108,7 +107,7 @@ pub async fn status(view: &RunView) -> Result<Status> {
     status_again(view, &mut Known::default()).await
 }
 
-/// [`status`], by somebody who has looked before.
+/// [`status`] for a caller that polls.
 pub(crate) async fn status_again(view: &RunView, known: &mut Known) -> Result<Status> {
     let plan = &view.plan;
     let mut progress = view.progress().await?;
@@ -155,7 +154,7 @@ pub(crate) async fn status_again(view: &RunView, known: &mut Known) -> Result<St
     Ok(out)
 }
 
-/// What the guard says, if the plan has one.
+/// The guard's verdict, if the plan has a guard.
 async fn paused(view: &RunView, known: &mut Known) -> Result<Option<String>> {
     let other = |e: agentgym_worker::Error| Error::Worker(e.to_string());
     if !agentgym_worker::is_guarded(&view.plan) {
@@ -177,7 +176,7 @@ async fn paused(view: &RunView, known: &mut Known) -> Result<Option<String>> {
         .map_err(other)
 }
 
-/// What iteration 0 has learnt from demonstrations so far.
+/// Progress of supervised training in iteration 0.
 async fn fitted(view: &RunView, progress: &Progress) -> Result<Option<Fitted>> {
     let part = |part| PartId {
         iteration: 0,
@@ -188,7 +187,7 @@ async fn fitted(view: &RunView, progress: &Progress) -> Result<Option<Fitted>> {
         return Ok(None);
     }
     let parts = view.plan.sft_parts(0);
-    // Part after part.
+    // Parts are committed in order.
     let done = (0..parts).rev().map(part).find(|id| progress.contains(id));
     let Some(done) = done else {
         return Ok(None);
@@ -256,7 +255,7 @@ fn failures(part: PartId, attempts: &[AttemptRecord]) -> Vec<Failure> {
 }
 
 impl Status {
-    /// Why the run goes no further by itself, if so, and what has to be put right.
+    /// Why the run will not continue by itself, if so, and what has to be fixed.
     pub(crate) fn stopped(&self) -> Option<(String, Cause)> {
         if self.on_hold {
             return Some(("it is on hold (jobs.hold)".to_owned(), Cause::Hold));
@@ -270,7 +269,7 @@ impl Status {
         Some((exhausted.message(part, last), Cause::Part))
     }
 
-    /// One line that says what the run is waiting for.
+    /// One line on what the run waits for.
     pub fn waiting_line(&self) -> String {
         if self.finished {
             return "waiting: for nothing, every part is committed".into();
@@ -325,7 +324,7 @@ impl Status {
         }
     }
 
-    /// For people.
+    /// The status as text.
     pub fn render(&self, now_unix_s: u64) -> String {
         let at = match self.latest {
             None => "no policy yet".to_owned(),
@@ -345,7 +344,7 @@ impl Status {
                     since_unix_s,
                 } => {
                     let age = now_unix_s.saturating_sub(*since_unix_s) as f64;
-                    // Its record is damaged.
+                    // 0: the start record is damaged.
                     let begun = match since_unix_s {
                         0 => "begun nobody knows when".to_owned(),
                         _ => format!("begun {} ago", text::seconds(age)),
@@ -407,7 +406,7 @@ impl Status {
         out + &self.waiting_line() + "\n"
     }
 
-    /// For programs.
+    /// The status as JSON.
     pub fn to_json(&self) -> Value {
         let in_flight: Vec<Value> = self
             .in_flight
@@ -444,7 +443,7 @@ impl Status {
     }
 }
 
-/// `3/rollout/0, 3/rollout/1` or, where there are many, `4 parts of 3/rollout`.
+/// `3/rollout/0, 3/rollout/1` or, for many, `4 parts of 3/rollout`.
 fn grouped<'a>(ids: impl IntoIterator<Item = &'a PartId>) -> String {
     const NAMED_MAX: usize = 3;
     let mut stages: BTreeMap<(u32, Stage), Vec<PartId>> = BTreeMap::new();

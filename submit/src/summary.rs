@@ -1,5 +1,5 @@
-//! What a run says for itself: a line per iteration while it goes on, the
-//! table of evaluations and the plot at its end.
+//! The output of a run: a line per iteration while it runs; the table of evaluations and the plot
+//! at its end.
 
 use crate::metrics::{Evaluated, Row, RunMetrics, SetScore, Training, Validated};
 use crate::plot::{Series, plot};
@@ -8,8 +8,8 @@ use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;
 use serde_json::{Value, json};
 
-/// Columns and rows of the plot: fits a terminal of 80 × 24 beside its axis and
-/// the range of the horizon.
+/// Columns and rows of the plot: with its axis and the range of the horizon it fits a terminal of
+/// 80 × 24.
 const PLOT_SIZE: (usize, usize) = (54, 11);
 
 /// `sft  200 of 500 steps  loss 0.412  4 800 tokens/s  42 s, about 1 min 03 s left`.
@@ -34,8 +34,7 @@ pub fn sft_line(row: &Row, plan: &Plan, part: u32) -> String {
     words.join("  ")
 }
 
-/// `iteration 3/20  success 0.412  reward …`; the reward where it says more
-/// than the success.
+/// `iteration 3/20  success 0.412  reward …`; the reward only if it differs from the success.
 pub fn training_line(row: &Training, iterations: u32) -> String {
     let digits = iterations.to_string().len();
     let mut parts = vec![
@@ -57,8 +56,8 @@ pub fn training_line(row: &Training, iterations: u32) -> String {
     parts.join("  ")
 }
 
-/// `evaluation  iteration 10  easy 0.500/0.562  … all 0.4/0.5`; what does not
-/// fit `width` columns goes to further lines, a set never in two.
+/// `evaluation  iteration 10  easy 0.500/0.562  … all 0.4/0.5`; wraps at `width` columns, never
+/// within a set.
 pub fn evaluation_line(row: &Evaluated, plan: &Plan, width: usize) -> String {
     const INDENT: &str = "            ";
     let names = plan.config.evaluation.sets.iter().map(|s| s.name.as_str());
@@ -85,7 +84,7 @@ pub fn evaluation_line(row: &Evaluated, plan: &Plan, width: usize) -> String {
     out + &line
 }
 
-/// Success at the sampling temperature and, behind the stroke, greedy.
+/// Success at the sampling temperature and, after the slash, greedy.
 fn cell(score: Option<SetScore>) -> String {
     match score {
         None => "–".into(),
@@ -96,7 +95,7 @@ fn cell(score: Option<SetScore>) -> String {
     }
 }
 
-/// Evaluations by set and the plot of the run so far.
+/// Evaluations by set, and the plot of the run so far.
 pub fn report(book: &RunMetrics, plan: &Plan) -> String {
     if crate::metrics::is_all(plan) {
         return evaluation::report(book, plan);
@@ -147,8 +146,8 @@ pub fn report(book: &RunMetrics, plan: &Plan) -> String {
     out
 }
 
-/// The loss on what is never trained on, by optimizer step: of a curve its first, its
-/// last and its least, and what lies between in even distances.
+/// The validation loss by optimizer step: the first, the last and the lowest point of the curve,
+/// and evenly spaced points between them.
 fn validation_table(book: &RunMetrics) -> String {
     const LINES_MAX: usize = 12;
     let points: Vec<(PartId, Validated)> = book.validations().collect();

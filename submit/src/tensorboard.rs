@@ -1,6 +1,5 @@
-//! TensorBoard event files, written by hand: a TFRecord frame around a
-//! protobuf `Event`. Two message types and four fields are all it takes, so
-//! no protobuf library is worth its weight here.
+//! TensorBoard event files: a TFRecord frame around a protobuf `Event`. It takes only two message
+//! types and a few fields, so a protobuf library is not worth the dependency.
 //!
 //! Field numbers are those of TensorFlow's `event.proto` and `summary.proto`:
 //! Event {1 wall_time double, 2 step int64, 3 file_version string, 5 summary},
@@ -17,7 +16,7 @@ pub struct Scalars {
     pub values: Vec<(String, f64)>,
 }
 
-/// A whole event file.
+/// The content of an event file.
 pub fn events(all: &[Scalars]) -> Vec<u8> {
     let first = all.first().map_or(0.0, |s| s.wall_time_s);
     let mut out = Vec::new();
@@ -56,7 +55,7 @@ fn frame(out: &mut Vec<u8>, record: &[u8]) {
     out.extend_from_slice(&masked_crc(record).to_le_bytes());
 }
 
-/// TFRecord's mask keeps a checksum of data that holds checksums useful.
+/// TFRecord masks its CRCs, because a CRC over data that contains CRCs is weak.
 fn masked_crc(data: &[u8]) -> u32 {
     const MASK_DELTA: u32 = 0xa282_ead8;
     crc32c::crc32c(data)

@@ -1,4 +1,4 @@
-//! How numbers and tables look to people, the same in every command.
+//! Text form of numbers and tables, the same in every command.
 
 use crate::{Error, Result};
 use agentgym_text::{visible, visible_name};
@@ -6,10 +6,9 @@ use serde_json::{Value, json};
 use std::io::Write as _;
 use std::path::Path;
 
-/// Writes results to standard output. A reader that went away (`… | head`)
-/// ends the output, not the program with a panic. On a terminal, lines that
-/// are too long break between columns instead of anywhere. Nothing in them can
-/// make a terminal do anything.
+/// Writes results to standard output. If the reader has closed the pipe (`… | head`), output ends
+/// without a panic. On a terminal, long lines break between columns. Control characters are made
+/// visible.
 pub fn emit(text: &str) {
     let text = visible(text);
     let fitted = match console::Term::stdout().size_checked() {
@@ -19,7 +18,7 @@ pub fn emit(text: &str) {
     write_out(&fitted);
 }
 
-/// A line to standard error, for people, as [`emit`] writes it; that nobody listens is their choice.
+/// Writes a line to standard error, made visible like [`emit`]; failures to write are ignored.
 pub fn tell(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{}", visible(line));
 }
@@ -27,12 +26,12 @@ pub fn tell(line: &str) {
 fn write_out(text: &str) {
     let mut out = std::io::stdout().lock();
     let newline = if text.ends_with('\n') { "" } else { "\n" };
-    // The only failure here is a closed pipe, which is the reader's choice.
+    // The only expected failure is a pipe closed by the reader.
     let _ = write!(out, "{}{newline}", visible(text)).and_then(|()| out.flush());
 }
 
-/// Prints a JSON document to standard output. What a terminal would obey in it is
-/// written as JSON's own escapes, so that its meaning is the same.
+/// Prints a JSON document to standard output. Control characters are written as JSON escapes, so
+/// the value is the same.
 pub fn emit_json(value: &serde_json::Value) {
     write_out(&format!("{value:#}"));
 }
@@ -42,8 +41,8 @@ pub fn emit_json_line(value: &serde_json::Value) {
     write_out(&value.to_string());
 }
 
-/// Breaks lines longer than `width`: between columns (two spaces) where that
-/// helps, else between words. What follows is indented to the second column.
+/// Breaks lines longer than `width`: between columns (two spaces) if possible, else between words.
+/// Continuation lines are indented to the second column.
 pub fn fit(text: &str, width: usize) -> String {
     let mut out = String::new();
     for line in text.lines() {
@@ -64,7 +63,7 @@ fn fit_line(line: &str, width: usize) -> String {
     const DEEPER: usize = 4;
     let chars: Vec<char> = line.chars().collect();
     let leading = chars.iter().take_while(|c| **c == ' ').count();
-    // The second column begins after the first run of two spaces or more.
+    // The second column starts after the first run of two or more spaces.
     let gap = chars[leading..].windows(2).position(|w| w == [' ', ' ']);
     let second = gap.map(|at| {
         let from = leading + at;
@@ -115,7 +114,7 @@ pub fn written(paths: &[std::path::PathBuf]) -> String {
     format!("wrote   {}: {}\n", folder.display(), names.join(", "))
 }
 
-/// Aligned columns: numbers to the right, words to the left.
+/// Aligned columns: numbers right, words left.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let numeric = |cell: &String| {
         cell.starts_with(['-', '+', '–', '·']) || cell.starts_with(|c: char| c.is_ascii_digit())
@@ -123,7 +122,7 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let right: Vec<bool> = (0..head.len())
         .map(|column| column > 0 && rows.iter().filter_map(|row| row.get(column)).all(numeric))
         .collect();
-    // A cell is one line, whatever is in it.
+    // Control characters are made visible, so a cell is always one line.
     let rows: Vec<Vec<String>> = (rows.iter())
         .map(|row| row.iter().map(|cell| visible_name(cell)).collect())
         .collect();
@@ -154,7 +153,7 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     out
 }
 
-/// `1.5 GB`: powers of ten, as disks and buckets are sold.
+/// `1.5 GB`: decimal units, as for disks and buckets.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
     let mut value = count as f64;
@@ -206,7 +205,7 @@ pub fn seconds(value: f64) -> String {
     }
 }
 
-/// A share or a reward to three places, `–` where there is none.
+/// A share or a reward with three decimals, `–` if there is none.
 pub fn share(value: Option<f64>) -> String {
     value.map_or_else(|| "–".to_owned(), |v| format!("{v:.3}"))
 }
@@ -221,14 +220,14 @@ pub fn one_line(text: &str, limit: usize) -> String {
     format!("{cut}…")
 }
 
-/// For showing ages to people; no decision reads it.
+/// For showing ages to people; no decision uses it.
 pub(crate) fn unix_now_s() -> u64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |d| d.as_secs())
 }
 
-/// Writes a file whole: readers see the old content or the new.
+/// Replaces a file atomically: readers see the old or the new content.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir).map_err(Error::local(dir))?;
@@ -247,7 +246,7 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The same without negative zeros, which sums of nothing leave.
+/// The same value without negative zeros, which empty sums produce.
 pub(crate) fn plain_zeros(value: Value) -> Value {
     match value {
         Value::Array(all) => all.into_iter().map(plain_zeros).collect(),

@@ -1,8 +1,8 @@
-//! `export RUN --trajectories FILE`: the episodes of a run as conversations, in
-//! the format that `sft` and `dpo` runs (and AgentGym's own trainers) read.
+//! `export RUN --trajectories FILE`: the episodes of a run as conversations, in the format that
+//! `sft` and `dpo` runs (and AgentGym's own trainers) read.
 //!
-//! Episodes that the environment spoiled say nothing about the policy and are
-//! left out. A file is written whole or not at all, and never over another.
+//! Episodes with an environment fault say nothing about the policy and are left out. The file is
+//! written atomically and never overwrites an existing one.
 
 use crate::records::episodes;
 use crate::runs::RunView;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
 
-/// Stages that hold episodes, those that train first.
+/// Stages that hold episodes; training stages first.
 fn stages() -> Vec<Stage> {
     let all = Stage::ALL.into_iter();
     let mut all: Vec<_> = all.filter(|s| s.facts().records.are_episodes()).collect();
@@ -22,28 +22,28 @@ fn stages() -> Vec<Stage> {
     all
 }
 
-/// Which episodes are wanted.
+/// Which episodes to export.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
     /// Only those of this iteration.
     pub iteration: Option<u32>,
-    /// Only those of this stage; default: the rollouts, or where a run plays no
-    /// training tasks its evaluations.
+    /// Only those of this stage; default: the rollouts, or the evaluations if the run plays no
+    /// training tasks.
     pub stage: Option<Stage>,
-    /// Only those that the environment's rule calls solved.
+    /// Only those that are solved by the environment's rule.
     pub success: bool,
     /// Least reward.
     pub reward_min: Option<f64>,
 }
 
-/// What was written.
+/// Counts of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Written {
     /// Rows of the file.
     pub trajectories: usize,
-    /// Not solved, or of too little reward.
+    /// Not solved, or with too little reward.
     pub below_threshold: usize,
-    /// Spoiled by the environment.
+    /// With an environment fault.
     pub unusable: usize,
     /// Parts that were read.
     pub parts: usize,
@@ -61,12 +61,12 @@ fn row(run: &str, id: PartId, episode: &Episode) -> Value {
     row
 }
 
-/// Writes the wanted episodes as a JSON array, a row per line, in the order of
-/// iteration, part, group and sample.
+/// Writes the selected episodes as a JSON array, one row per line, in the order of iteration, part,
+/// group and sample.
 ///
 /// # Errors
-/// A stage without episodes, nothing committed, nothing that is wanted, a
-/// damaged artifact, or a file that cannot be written or is there already.
+/// A stage without episodes, nothing committed, no selected episodes, a damaged artifact, or a file
+/// that exists or cannot be written.
 pub async fn export(view: &RunView, wanted: &Wanted, to: &Path) -> Result<Written> {
     if to.exists() {
         return Err(Error::Usage(format!(
@@ -144,7 +144,7 @@ pub async fn export(view: &RunView, wanted: &Wanted, to: &Path) -> Result<Writte
 }
 
 impl Written {
-    /// For programs.
+    /// The counts as JSON.
     pub fn to_json(self, to: &Path) -> Value {
         json!({
             "to": to, "trajectories": self.trajectories, "below_threshold": self.below_threshold,
@@ -152,7 +152,7 @@ impl Written {
         })
     }
 
-    /// For people.
+    /// The counts as text.
     pub fn to_text(self, to: &Path) -> String {
         format!(
             "{}: {} trajectories; left out: {} below the threshold, {} spoiled by their environment",
@@ -164,7 +164,7 @@ impl Written {
     }
 }
 
-/// The committed parts that hold what is wanted.
+/// The committed parts that hold the selected episodes.
 async fn parts(view: &RunView, wanted: &Wanted) -> Result<Vec<PartId>> {
     if let Some(stage) = wanted.stage.filter(|s| !s.facts().records.are_episodes()) {
         let names: Vec<_> = stages().into_iter().map(Stage::name).collect();

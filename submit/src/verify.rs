@@ -1,5 +1,5 @@
-//! `verify RUN`: whether everything that a run has committed is still there, byte for byte.
-//! It changes nothing. What is wrong is a line each, with the object's key and what to do.
+//! `verify RUN`: checks that everything a run has committed is still there, byte for byte. It
+//! changes nothing. Each finding is a line with the object's key and the remedy.
 
 use crate::cli::Global;
 use crate::runs::{part_id, unknown};
@@ -15,11 +15,11 @@ use std::io::IsTerminal as _;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Time between progress lines: on a terminal, and elsewhere.
+/// Time between progress updates: on a terminal, and elsewhere.
 const BAR_EVERY: Duration = Duration::from_millis(200);
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Findings so far: printed at once, or kept for the one document of `--json`.
+/// Findings so far: printed at once, or collected for the single document of `--json`.
 #[derive(Default)]
 struct Report {
     is_json: bool,
@@ -44,7 +44,7 @@ impl Report {
             true => String::new(),
             false => format!("; {remedy}"),
         };
-        // What others have put there is not let loose on a terminal.
+        // Text from the store may contain control characters; keep them from the terminal.
         let line = format!("{kind:<8} {key}: {found}{remedy}");
         let line = line.replace(char::is_control, "\u{fffd}");
         match &self.bar {
@@ -53,7 +53,7 @@ impl Report {
         }
     }
 
-    /// Strays are nobody's: they make nothing less whole.
+    /// Counts of faults, if any. Strays are not faults: they belong to no run and damage nothing.
     fn faults(&self) -> Option<String> {
         let faults = self.counts.iter().filter(|(kind, _)| **kind != "stray");
         let faults: Vec<_> = faults.map(|(kind, n)| format!("{n} {kind}")).collect();
@@ -152,7 +152,7 @@ fn summary(run: &str, is_whole: bool, revisions: usize, verified: &Verified) -> 
     out
 }
 
-/// Every revision of the plan that can be read.
+/// Every readable revision of the plan.
 async fn plans(store: &Store, run: &RunId, report: &mut Report) -> Result<Vec<Plan>> {
     let listed = store.list(&format!("runs/{run}/plan")).await?;
     let mut plans: Vec<Plan> = Vec::new();
@@ -210,11 +210,11 @@ fn tell_no_plan(run: &RunId, revision: u32, tell: &mut impl FnMut(Fault, Key, St
     );
 }
 
-/// Which parts the plan has. Bindings may come and go with its revisions, so a part of any of
-/// them is one.
+/// The parts that the plan has. Bindings may change with each revision, so a part of any revision
+/// counts.
 struct Known {
     plans: Vec<Plan>,
-    /// Parts of the iteration that was last asked for: commits come in order.
+    /// Parts of the iteration asked for last: commits come in order of iteration.
     iteration: Option<u32>,
     parts: BTreeSet<PartId>,
 }
@@ -230,7 +230,7 @@ impl Known {
 
     fn planned(&mut self, slot: &Slot) -> Planned {
         if self.plans.is_empty() {
-            // That there is no plan has its own line.
+            // The missing plan is reported separately.
             return Planned::TakenOver;
         }
         if self.iteration != Some(slot.iteration) {
@@ -262,7 +262,7 @@ fn bar() -> ProgressBar {
     ProgressBar::new(0).with_style(style)
 }
 
-/// Says how far it is, until it is dropped.
+/// Shows progress until dropped.
 async fn follow(read: &BytesRead, bar: Option<&ProgressBar>, quiet: bool) -> Infallible {
     let mut tick = tokio::time::interval(if bar.is_some() { BAR_EVERY } else { LINE_EVERY });
     tick.tick().await;

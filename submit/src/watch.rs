@@ -1,6 +1,5 @@
-//! `watch RUN`: the screen of `status`, kept up to date. On a terminal it is
-//! drawn over itself; elsewhere a screen (or, with `--json`, a document on a
-//! line) is written whenever something has changed.
+//! `watch RUN`: the screen of `status`, kept up to date. A terminal is redrawn in place; elsewhere
+//! a new screen (or, with `--json`, a one-line document) is printed on every change.
 
 use crate::cli::Global;
 use crate::runs::RunView;
@@ -15,7 +14,7 @@ const EVERY: Duration = Duration::from_secs(2);
 /// Watches until the run is finished, stopped or on hold.
 ///
 /// # Errors
-/// The store cannot be read; a run that goes no further ends like `run` would.
+/// The store cannot be read; a run that stopped gives the same error as `run`.
 pub(crate) async fn watch(store: &Store, run: &str, global: &Global) -> Result<()> {
     let screen = console::Term::stdout();
     let mut drawn = 0;
@@ -31,7 +30,7 @@ pub(crate) async fn watch(store: &Store, run: &str, global: &Global) -> Result<(
         } else if screen.is_term() {
             let width = usize::from(screen.size().1);
             let fitted = text::fit(&visible(&status.render(crate::text::unix_now_s())), width);
-            // A terminal that went away is the reader's choice.
+            // A terminal may have been closed; that is not an error.
             let _ = screen.clear_last_lines(drawn);
             drawn = fitted.lines().count();
             text::emit(&fitted);

@@ -1,8 +1,7 @@
-//! `why RUN [PART]`: the planner's reason in words. A part that waits is
-//! followed to what it waits for in the end, so that the last lines name what
-//! can be done about it. The plan, the commits and the attempt records decide;
-//! the queue is asked only who holds a part and how many jobs wait, and the
-//! answer does without where no queue answers.
+//! `why RUN [PART]`: the planner's reason in words. For a waiting part it follows the dependencies
+//! to their end, so that the last lines name what can be done. The answer follows from the plan,
+//! the commits and the attempt records; the queue only adds which worker holds a part and how many
+//! jobs wait, and is optional.
 
 use crate::cli::Global;
 use crate::runs::RunView;
@@ -17,13 +16,13 @@ use agentgym_worker::{Exhausted, counted_failures};
 use serde_json::json;
 use std::collections::{BTreeSet, VecDeque};
 
-/// What is said of so many parts; the others are counted.
+/// Parts reported individually; the others are only counted.
 const PARTS_MAX: usize = 8;
 
 /// `why RUN [ITERATION/STAGE/PART]`.
 ///
 /// # Errors
-/// A part that the plan does not have; a store that cannot be read.
+/// A part that the plan does not have, or a store that cannot be read.
 pub(crate) async fn why(view: &RunView, part: Option<PartId>, global: &Global) -> Result<()> {
     let lines = because(view, part, queue(view, global).await).await?;
     if global.json {
@@ -36,10 +35,10 @@ pub(crate) async fn why(view: &RunView, part: Option<PartId>, global: &Global) -
     Ok(())
 }
 
-/// The reasons, a line each.
+/// The reasons, one line each.
 ///
 /// # Errors
-/// Those of the command.
+/// As the command.
 pub async fn because(
     view: &RunView,
     part: Option<PartId>,
@@ -58,7 +57,7 @@ pub async fn because(
     Ok(teller.lines)
 }
 
-/// The queue of the run, if it is there: looking must not create one.
+/// The queue of the run, if it exists: a read-only command must not create one.
 async fn queue(view: &RunView, global: &Global) -> Option<Queue> {
     let url = match &global.queue {
         Some(url) => url.clone(),
@@ -163,7 +162,7 @@ impl Teller<'_> {
         })
     }
 
-    /// Inputs without a commit, by the name under which the stage opens them.
+    /// Inputs without a commit, with the names under which the stage opens them.
     fn missing(&self, part: &Part) -> Vec<(String, PartId)> {
         let missing = part
             .inputs
@@ -190,7 +189,7 @@ impl Teller<'_> {
         Ok(())
     }
 
-    /// Parts that have all they need.
+    /// Reports parts that have all their inputs.
     async fn roots(&mut self, ids: impl IntoIterator<Item = PartId>) -> Result<()> {
         let ids: Vec<PartId> = ids.into_iter().collect();
         for id in ids.iter().take(PARTS_MAX) {
@@ -255,7 +254,7 @@ impl Teller<'_> {
         })
     }
 
-    /// An attempt without an end: at work, or gone.
+    /// An attempt without an end: running, or its worker vanished.
     async fn begun(&self, id: PartId, last: &AttemptRecord) -> String {
         if let Some(damage) = &last.damage {
             return format!(
@@ -281,7 +280,7 @@ impl Teller<'_> {
         }
     }
 
-    /// Why nobody takes a part that could run.
+    /// Why no worker takes a runnable part.
     async fn idle(&self, id: PartId) -> String {
         let plan = &self.view.plan;
         if plan.config.jobs.hold {

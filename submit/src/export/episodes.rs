@@ -1,5 +1,5 @@
-//! `episodes.jsonl`: every episode of an iteration's rollouts, those that are not
-//! trained on too, with all that its advantages are computed from.
+//! `episodes.jsonl`: every episode of an iteration's rollouts, including those not trained on, with
+//! everything that its advantages are computed from.
 
 use super::folder::unsaid;
 use crate::Result;
@@ -13,13 +13,13 @@ use agentgym_worker::stages::export::{importance_weights, standings};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// An iteration's episodes as its advantages see them.
+/// An iteration's episodes as the advantage computation sees them.
 pub(super) struct Played {
-    /// One line each, by group and sample.
+    /// One line per episode, by group and sample.
     pub(super) lines: Vec<Value>,
-    /// Where the groups of the batch were chosen, these, in the order of their slots.
+    /// The groups chosen for the batch, in the order of their slots, if the plan selects groups.
     pub(super) selected: Option<Vec<u32>>,
-    /// What a line of the batch gets besides, by group, sample and sequence.
+    /// Further fields for lines of the batch, by group, sample and sequence.
     beside: BTreeMap<(u32, u32, usize), Map<String, Value>>,
 }
 
@@ -85,14 +85,14 @@ impl Played {
         })
     }
 
-    /// What one sequence of the batch gets besides: its turns and further streams.
+    /// Further fields for one sequence of the batch: its turns and streams.
     pub(super) fn beside(&self, slot: &Slot, sequence: usize) -> Option<&Map<String, Value>> {
         let (group, sample) = (slot.episode.group, slot.episode.sample);
         self.beside.get(&(group, sample, sequence))
     }
 }
 
-/// The groups that the last round of a filter chose.
+/// The groups chosen by the last round of a filter.
 async fn selected(view: &RunView, n: u32) -> Result<Option<Vec<u32>>> {
     if !view.plan.selects() {
         return Ok(None);

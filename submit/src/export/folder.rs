@@ -1,4 +1,4 @@
-//! The folder that an export writes: plain files, and folders as they were committed.
+//! The folder that an export writes: plain files, and artifact folders as they were committed.
 
 use crate::runs::{RunView, cache_dir};
 use crate::{Error, Result};
@@ -7,22 +7,22 @@ use agentgym_model::{Adapter, Device, Policy};
 use agentgym_storage::{Inputs, LocalFolder, Manifest};
 use std::path::Path;
 
-/// What was written.
+/// Contents of an export.
 #[derive(Debug, Default)]
 pub struct Exported {
     /// Names below the folder, sorted.
     pub names: Vec<String>,
-    /// Folders that retention has removed since.
+    /// Folders that retention has removed.
     pub removed: Vec<String>,
-    /// Files that cannot be made on this machine, and why.
+    /// Files that cannot be produced on this machine, and why.
     pub unwritten: Vec<String>,
-    /// Sequences of the batch.
+    /// Number of sequences of the batch.
     pub trajectories: usize,
-    /// Examples of supervised steps.
+    /// Number of examples of supervised steps.
     pub examples: usize,
 }
 
-/// A stage's function could not say again what it did.
+/// The error for a stage function that could not recompute its inputs.
 pub(super) fn unsaid(error: agentgym_worker::Error) -> Error {
     match error {
         agentgym_worker::Error::Storage(error) => error.into(),
@@ -31,7 +31,7 @@ pub(super) fn unsaid(error: agentgym_worker::Error) -> Error {
     }
 }
 
-/// The policy of a commit, and its adapter where one is trained.
+/// The policy of a commit, and its adapter if one is trained.
 pub(super) async fn policy(
     view: &RunView,
     manifest: &Manifest,
@@ -91,7 +91,7 @@ pub(super) fn inputs(view: &RunView, manifest: &Manifest) -> Inputs {
     Inputs::new(view.store.clone(), commit, cache_dir())
 }
 
-/// Copies a verified artifact folder, or notes that it is gone.
+/// Copies a verified artifact folder, or notes that retention removed it.
 pub(super) async fn folder(
     view: &RunView,
     manifest: &Manifest,
@@ -106,7 +106,7 @@ pub(super) async fn folder(
             out.names.push(format!("{name}/"));
             Ok(())
         }
-        // What is left is worth having: records are kept for good.
+        // Export the rest: records are never removed.
         Err(agentgym_storage::Error::Removed { .. }) => {
             out.removed.push(name.into_owned());
             Ok(())

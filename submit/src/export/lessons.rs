@@ -1,6 +1,6 @@
-//! What supervised steps learnt from: the examples by number, and of every step its
-//! learning rate and its examples in order. Which these are follows from the plan and
-//! the artifacts of `init`; the stages' own functions say it again.
+//! The training data of supervised steps: the numbered examples and, for every step, its learning
+//! rate and its examples in order. These follow from the plan and the artifacts of `init`; the
+//! stages' own functions recompute them.
 
 use super::folder::{Exported, INPUT, inputs, policy, unsaid, write};
 use crate::runs::{RunView, cache_dir};
@@ -12,7 +12,7 @@ use agentgym_worker::stages::export::{Lessons, dpo_lessons, sft_lessons};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// The phases of iteration 0 that train, each from the policy before it.
+/// The training phases of iteration 0, each with the policy it starts from.
 pub(super) async fn warm_start(
     view: &RunView,
     (to, adapter_alone): (&Path, bool),
@@ -48,7 +48,7 @@ pub(super) async fn warm_start(
     Ok(())
 }
 
-/// The supervised steps of an iteration; `kept` is what an AgentEvol iteration kept.
+/// The supervised steps of an iteration; `kept` is the filter commit of an AgentEvol iteration.
 pub(super) async fn sft(
     view: &RunView,
     n: u32,
@@ -69,15 +69,15 @@ pub(super) async fn sft(
     )
 }
 
-/// The policy whose tokenizer and template make the examples.
+/// The policy whose tokenizer and chat template encode the examples.
 async fn tokens(view: &RunView, manifest: &Manifest) -> Result<Policy> {
     let folder = inputs(view, manifest).folder(INPUT, "policy").await?;
     Policy::load(folder.path(), &Device::cpu())
         .map_err(|e| Error::Usage(format!("reading the policy of {}: {e}", manifest.slot())))
 }
 
-/// Writes what was found. A solver may need data that is not on this machine: what is
-/// left is worth having then.
+/// Writes the training data. A solver may need data that is not on this machine; then this file is
+/// left out and the rest is exported.
 fn lessons(
     name: &str,
     found: Result<Lessons, agentgym_worker::Error>,

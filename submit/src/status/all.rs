@@ -1,4 +1,4 @@
-//! Every run of a store, a line each.
+//! Every run of a store, one line each.
 
 use super::status;
 use crate::runs::RunView;
@@ -11,7 +11,7 @@ pub async fn all(store: &Store, as_json: bool) -> Result<()> {
     let mut rows = Vec::new();
     let mut documents = Vec::new();
     for run in store.runs().await? {
-        // One run that cannot be read does not hide the others.
+        // A run that cannot be read does not hide the others.
         let read = async { status(&RunView::open(store, run.as_str()).await?).await };
         let status = match read.await {
             Ok(status) => status,
