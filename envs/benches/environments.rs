@@ -1,8 +1,8 @@
-//! What an environment costs: CPU time of the server process per step and per new session,
-//! over loopback HTTP, with few and with many clients; what an open session takes in memory,
-//! and what a thousand of them do; and TextCraft's game alone. Run with `cargo bench
-//! --workspace --bench environments`, or with names of environments behind `--`; numbers
-//! depend on the machine, so nothing is asserted.
+//! The cost of an environment: CPU time of the server process per step and per new session, over
+//! loopback HTTP, with few and with many clients; the memory of an open session, and of a thousand
+//! open at once; and TextCraft's game alone. Run with
+//! `cargo bench --workspace --bench environments`, optionally with names of environments after
+//! `--`. The numbers depend on the machine, so nothing is asserted.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -13,12 +13,12 @@ use agentgym_envs::{ClientOptions, EnvClient, Session, spec};
 use tokio::task::JoinSet;
 
 const RUN: Duration = Duration::from_secs(2);
-/// Sessions that are open at once.
+/// Sessions open at once.
 const SESSIONS: usize = 1000;
-/// Calls under way at once while they are opened and played.
+/// Concurrent calls while they are opened and played.
 const CALLS: usize = 64;
 
-/// A server, and a text that any state of its environment takes.
+/// A server, and a text that is valid in any state of its environment.
 struct Environment {
     name: &'static str,
     spec: &'static str,
@@ -97,7 +97,7 @@ impl Server {
         EnvClient::new(spec, urls, ClientOptions::default()).expect("a URL")
     }
 
-    /// An item that every environment has; SearchQA's own questions are 128.
+    /// An item that every environment has; SearchQA has only 128 questions of its own.
     fn item(number: usize) -> i64 {
         (number % 25) as i64
     }
@@ -111,7 +111,7 @@ impl Server {
         kib.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
     }
 
-    /// CPU time of all threads so far, in seconds; the kernel counts in hundredths.
+    /// CPU time of all threads so far, in seconds, with the kernel's resolution of 10 ms.
     fn cpu_s(&self) -> f64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id()))
             .unwrap_or_default();
@@ -128,13 +128,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Steps in a session's own task, over and over; a finished one is followed by the next.
+/// Steps in each session's own task; when a task ends the next one starts.
 async fn steps(server: &Server, clients: usize) {
     let client = server.client();
     let (cpu, start) = (server.cpu_s(), Instant::now());
@@ -181,12 +181,12 @@ async fn sessions(server: &Server, clients: usize) {
     report("open+close", server, clients, cpu, start, sum(tasks).await);
 }
 
-/// A thousand sessions at once: what each takes, and a few steps in all of them.
+/// A thousand sessions at once: the memory of each, and a few steps in all of them.
 async fn crowd(server: &Server) {
     const STEPS: usize = 5;
     let client = server.client();
     let text = server.environment.text;
-    // What the first sessions grow for good is no session's own.
+    // Memory that the first sessions make the server allocate permanently is not counted.
     let warm = open(&client, CALLS).await;
     let before = server.memory();
     let start = Instant::now();
@@ -196,7 +196,7 @@ async fn crowd(server: &Server) {
     let start = Instant::now();
     let played = all(crowd.into_iter().map(|mut session| async move {
         let mut count = 0;
-        // Some tasks are over sooner.
+        // Some tasks end earlier.
         while count < STEPS && !session.step(text).await.expect("a reply").done {
             count += 1;
         }
@@ -224,7 +224,7 @@ async fn open(client: &EnvClient, count: usize) -> Vec<Session> {
     all(calls).await
 }
 
-/// Waits for all, a limited number of them under way at once.
+/// Awaits all calls, with a limited number of them in flight at once.
 async fn all<F>(calls: impl Iterator<Item = F>) -> Vec<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,

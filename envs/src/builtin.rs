@@ -1,11 +1,11 @@
-//! The environments that are written in Rust, and their servers inside this process.
+//! The environments written in Rust, and their servers inside this process.
 //!
-//! An address names one: `builtin` is TextCraft with our own recipe table,
-//! `builtin:worlds?depths=1-3&lines=4-8&words=lexicon` generated worlds,
-//! `builtin:folder?path=DIR` a folder of recipe files. The others:
-//! `builtin:babyai?compat=fixed&seed=0`, `builtin:maze`, `builtin:wordle?seed=0`,
-//! `builtin:searchqa?corpus=FILE&questions=FILE&top_k=3` (without files: our own passages). They
-//! listen on a free loopback port and are spoken to over HTTP like any other server.
+//! An address selects one: `builtin` is TextCraft with our own recipe table,
+//! `builtin:worlds?depths=1-3&lines=4-8&words=lexicon` generated worlds, `builtin:folder?path=DIR`
+//! a folder of recipe files. The others: `builtin:babyai?compat=fixed&seed=0`, `builtin:maze`,
+//! `builtin:wordle?seed=0`, `builtin:searchqa?corpus=FILE&questions=FILE&top_k=3` (without files:
+//! our own passages), `builtin:sokoban?size=6`. Servers listen on a free loopback port and are used
+//! over HTTP like any other.
 
 pub(crate) mod options;
 pub(crate) mod registered;
@@ -23,7 +23,7 @@ use registered::{OpenSolver, Tasks};
 
 const SCHEME: &str = "builtin";
 
-/// Every environment that is written in Rust.
+/// Every environment written in Rust.
 pub static ALL: [Registered; 6] = [
     Registered::of::<textcraft::Source>(),
     Registered::of::<babyai::Source>(),
@@ -33,7 +33,7 @@ pub static ALL: [Registered; 6] = [
     Registered::of::<sokoban::Source>(),
 ];
 
-/// Whether an environment address means the built-in server.
+/// Whether an environment address denotes a built-in server.
 pub fn is_builtin(address: &str) -> bool {
     address == SCHEME
         || address
@@ -41,7 +41,7 @@ pub fn is_builtin(address: &str) -> bool {
             .is_some_and(|rest| rest.starts_with([':', '?']))
 }
 
-/// What a built-in address asks for.
+/// The parsed form of a built-in address.
 #[derive(Clone, Debug)]
 pub struct BuiltinAddress {
     /// Where tasks come from.
@@ -58,7 +58,7 @@ pub struct BuiltinTasks {
 }
 
 impl BuiltinTasks {
-    /// The tasks that the options of an environment's subcommand ask for.
+    /// The tasks selected by the options of an environment's subcommand.
     pub fn from_matches(
         row: &'static Registered,
         matches: &clap::ArgMatches,
@@ -67,35 +67,35 @@ impl BuiltinTasks {
         Ok(Self { row, tasks })
     }
 
-    /// The environment that these are tasks of.
+    /// The name of the environment that the tasks belong to.
     pub fn env(&self) -> &'static str {
         self.row.spec.name
     }
 
-    /// Looks at the files that a server of these tasks would read, without opening one.
+    /// Checks the files that a server of these tasks would need, without reading them.
     pub fn check_files(&self) -> Result<(), EnvError> {
         self.tasks.check_files()
     }
 
-    /// Whether there is a solver that knows this style. Reads none of its files.
+    /// Whether a solver supports this style. Reads no files.
     pub fn check_style(&self, style: &str) -> Result<(), EnvError> {
         self.open_solver(style).map(drop)
     }
 
-    /// The solver of these tasks. `style` says how its solutions are written: see
-    /// [`textcraft::Style`] and [`babyai::Play`]; SearchQA has one way.
+    /// The solver of these tasks. `style` selects how its solutions are written: see
+    /// [`textcraft::Style`] and [`babyai::Play`]; SearchQA has only one style.
     pub fn solver(&self, style: &str) -> Result<Arc<dyn Solver>, EnvError> {
         self.open_solver(style)?()
     }
 
-    /// The style of the solutions that the tokenizer of a preset is made from. `None`: it is
-    /// made without them.
+    /// The style of the solutions in the text that a preset's tokenizer is trained on. `None`: the
+    /// text contains none.
     pub fn corpus_style(&self) -> Option<&'static str> {
         self.tasks.corpus_style()
     }
 
-    /// Starts a server of these tasks; port 0 takes a free one. `progress` is told how many
-    /// bytes of how many a first reading of a corpus has behind it.
+    /// Starts a server of these tasks; port 0 picks a free one. `progress` gets the bytes read so
+    /// far and in total when a corpus is read for the first time.
     pub async fn serve(
         self,
         addr: SocketAddr,
@@ -120,7 +120,7 @@ impl BuiltinTasks {
     }
 }
 
-/// Reads a built-in address; nothing is opened or started.
+/// Parses a built-in address; nothing is opened or started.
 pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
     let rest = address.strip_prefix(SCHEME).unwrap_or_default();
     let (name, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -136,7 +136,7 @@ pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
     })?;
     let tasks = (row.from_address)(name, &mut options)?;
     let limits = ServerOptions::default();
-    // Its port is taken anew with each start, so that the numbers may begin with 0.
+    // Each start picks a new port, so session numbers may begin with 0.
     let limits = ServerOptions {
         session_ttl_s: options.number("ttl_s", limits.session_ttl_s)?,
         sessions_max: options.number("sessions_max", limits.sessions_max as u64)? as usize,
@@ -149,7 +149,7 @@ pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
     })
 }
 
-/// Starts the server that an address asks for.
+/// Starts the server that an address describes.
 pub async fn start(address: &str) -> Result<ServerHandle, EnvError> {
     let BuiltinAddress { source, options } = parse(address)?;
     let told = |done: u64, total: u64| tracing::info!(done, total, "reading the corpus, bytes");

@@ -1,10 +1,10 @@
-//! Drives any AgentGym server through its specification.
+//! A client for any AgentGym server, driven by its specification.
 //!
-//! What it promises: a call ends, with a typed error if need be; a step is sent again only if
-//! it cannot have run and the server was there all the time; a session that was opened is closed (or, where opening one is dear,
-//! kept for the next episode), also when it is dropped or its opening fails half-way; and all
-//! of this is counted. With several servers of one kind a session goes to the least loaded of
-//! those that answer. Cheap to clone, made to be shared by many episodes at once.
+//! Guarantees: every call ends, if necessary with a typed error. A step is sent again only if it
+//! cannot have run and the server was not down in between. Every opened session is closed (or kept
+//! for the next episode, where opening is expensive), even if it is dropped or opening fails
+//! half-way. All of this is counted. With several servers, a session goes to the least loaded one
+//! that answers. Cheap to clone; shared by many concurrent episodes.
 
 mod counters;
 mod http;
@@ -37,7 +37,7 @@ pub struct EnvClient {
 }
 
 impl EnvClient {
-    /// A client for servers of this kind at these base URLs. Nothing is sent yet.
+    /// A client for servers of this kind at these base URLs. It sends nothing yet.
     pub fn new(
         spec: &'static EnvSpec,
         urls: &[String],
@@ -61,12 +61,12 @@ impl EnvClient {
         })
     }
 
-    /// The specification that it follows.
+    /// The specification that the client follows.
     pub fn spec(&self) -> &'static EnvSpec {
         self.inner.spec
     }
 
-    /// Opens a session on a task: takes one that an earlier episode left, or creates it, and
+    /// Opens a session on a task: reuses one that an earlier episode left or creates one, and
     /// resets it to the item.
     pub async fn open(&self, item_id: i64) -> Result<Session, EnvError> {
         let inner = &self.inner;
@@ -74,7 +74,7 @@ impl EnvClient {
         let kept = match inner.pool.idle() {
             None => {
                 let mut seat = inner.pool.place().await;
-                // While this one waited for a seat, another episode may have left a session.
+                // While this call waited for a seat, another episode may have left a session.
                 match seat.take_idle() {
                     Some(id) => Some((seat, id)),
                     None => {
@@ -92,7 +92,7 @@ impl EnvClient {
                     inner.counters.note(|counters| counters.reused += 1);
                     return Ok(session);
                 }
-                // The server may have lost it in the meantime.
+                // The server may have lost the session in the meantime.
                 Err(error) if error.verdict() == Verdict::Retry => {
                     tracing::debug!(%error, "a kept session is of no use any more");
                 }
@@ -103,30 +103,30 @@ impl EnvClient {
         loop {
             let (place, id) = inner.create(place.take(), item_id).await?;
             inner.counters.note(|counters| counters.opened += 1);
-            // From here on the session is closed whatever happens, cancellation included.
+            // From here on the session is closed in every case, including cancellation.
             let mut session = Session::new(Arc::clone(inner), place, id);
             match session.reset(item_id).await {
                 Ok(()) => return Ok(session),
-                // A server that was started again needs a new session, not another reset.
+                // After a server restart a new session is needed, not another reset.
                 Err(_) if session.is_lost() && attempt < inner.attempts_max => attempt += 1,
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Closes the sessions that are kept for later episodes, and waits until closes that were
-    /// left to the background have ended.
+    /// Closes the sessions that are kept for later episodes, and waits for closes that run in the
+    /// background.
     pub async fn drain(&self) {
         while let Some((place, id)) = self.inner.pool.idle() {
-            // A failure has been counted and logged.
+            // A failure has already been counted and logged.
             let _ = self.inner.close(&place, &id).await;
         }
         let mut closing = self.inner.closing.subscribe();
-        // The sender lives as long as `self`, so that waiting ends at zero only.
+        // The sender lives as long as `self`, so the wait can only end at zero.
         let _ = closing.wait_for(|count| *count == 0).await;
     }
 
-    /// What has happened so far.
+    /// The counters so far.
     pub fn counters(&self) -> ClientCounters {
         self.inner.counters.snapshot()
     }

@@ -1,5 +1,5 @@
-//! Answers of servers and addresses that are damaged or meant to do harm: the client refuses them
-//! or reads them, and does nothing else.
+//! Damaged or malicious server replies and addresses: the client reads or refuses them and never
+//! panics.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::mutations::{mutated, survives};
 use crate::spec::{EnvSpec, FirstObservation, IdInReply};
 use crate::{ClientOptions, EnvClient, builtin, spec};
 
-/// Every different answer in the recorded exchanges of an environment, and what others answer.
+/// Every distinct answer in the recorded exchanges of an environment, and some of other servers.
 fn answers(name: &str) -> Vec<Vec<u8>> {
     let fixtures = std::env::var_os("AGENTGYM_FIXTURES").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures"),
@@ -53,7 +53,7 @@ struct Liar {
     calls: Arc<AtomicU64>,
 }
 
-/// What a sound server says to a request of this path.
+/// The reply of a correct server to a request for this path.
 fn truth(spec: &EnvSpec, path: &str) -> Value {
     match path.rsplit('/').next().unwrap_or_default() {
         "create" => match spec.id_in_reply {
@@ -82,7 +82,7 @@ fn truth(spec: &EnvSpec, path: &str) -> Value {
 async fn answer(State(liar): State<Liar>, uri: Uri) -> Response<Body> {
     let call = liar.calls.fetch_add(1, Ordering::Relaxed);
     let answers = &liar.answers;
-    // Episodes ask in a rhythm, which the answers must not have, too.
+    // Episodes send requests in a fixed rhythm; the answers must not follow the same rhythm.
     let draw = call.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
     let body = match draw % 8 {
         0 => answers[(draw / 8) as usize % answers.len()].clone(),
@@ -95,7 +95,7 @@ async fn answer(State(liar): State<Liar>, uri: Uri) -> Response<Body> {
     response.expect("a response")
 }
 
-/// One thread, on which a panic of whatever plays ends the test.
+/// Single-threaded, so that a panic in any task fails the test.
 #[tokio::test]
 async fn answers_of_servers() {
     const EPISODES: i64 = 60;

@@ -1,7 +1,7 @@
-//! Is a server what its specification says, and how fast is it?
+//! Checks whether a server matches its specification, and measures its speed.
 //!
-//! Works on any AgentGym server, the original Python ones included. Only sessions of its own
-//! are touched; where the server cannot close sessions it opens as few as it can.
+//! Works with any AgentGym server, including the original Python ones. It uses only its own
+//! sessions, and opens as few as possible if the server cannot close them.
 
 mod report;
 mod speed;
@@ -23,12 +23,12 @@ use subject::{Doctor, REPEATED, probe};
 /// A session id that no server has given out.
 const NO_SESSION: i64 = 987_654_321;
 
-/// How much is measured.
+/// How much is tested and measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DoctorOptions {
-    /// Sessions opened and closed in the test for leaks; 0 leaves it out.
+    /// Sessions opened and closed in the leak test; 0 skips it.
     pub leaks: usize,
-    /// Numbers of clients to measure the speed with.
+    /// The numbers of concurrent clients to measure the speed with.
     pub clients: Vec<usize>,
     /// How long each measurement takes, in seconds.
     pub measure_s: f64,
@@ -47,7 +47,7 @@ impl Default for DoctorOptions {
     }
 }
 
-/// Examines a server. `tell` hears what is done next, since some of it takes minutes.
+/// Examines a server. `tell` is called before each step, since some take minutes.
 pub async fn examine(
     spec: &'static EnvSpec,
     url: &str,
@@ -86,7 +86,7 @@ pub async fn examine(
         tell("opening and closing sessions …");
         doctor.leaks(options.leaks).await;
         for clients in &options.clients {
-            // What is dear to open is not opened by the dozen.
+            // Expensive sessions are not opened in large numbers.
             let clients = match spec.creates_at_once {
                 ..=2 => (*clients).min(2),
                 _ => *clients,
@@ -127,7 +127,7 @@ impl Doctor<'_> {
         });
     }
 
-    /// Status and body; a body that is not JSON comes as a text.
+    /// Status and body; a body that is not JSON is returned as a text.
     async fn ask(
         &self,
         method: reqwest::Method,
@@ -183,7 +183,7 @@ impl Doctor<'_> {
         true
     }
 
-    /// Open sessions, if the server tells.
+    /// Number of open sessions, if the server reports it.
     async fn sessions(&self) -> Option<u64> {
         let root = self.url.strip_suffix(self.spec.path_prefix)?;
         let reply = self.http.get(format!("{root}/health")).send().await.ok()?;
@@ -249,7 +249,7 @@ impl Doctor<'_> {
         plays
     }
 
-    /// The same item twice: in a row in one session's place, and in another session.
+    /// Opens the same item twice: in consecutive sessions.
     async fn repeats(&mut self) {
         let (mut same, mut differing, mut refused) = (0, Vec::new(), 0);
         for item in self.item()..self.item() + REPEATED {
@@ -257,7 +257,7 @@ impl Doctor<'_> {
             for _ in 0..2 {
                 if let Ok(session) = self.client.open(item).await {
                     texts.push(session.observation().to_owned());
-                    // A failure to close is looked at elsewhere.
+                    // Failures to close are checked separately.
                     let _ = session.close().await;
                 }
             }
@@ -295,7 +295,7 @@ impl Doctor<'_> {
     async fn opens(&self, item: i64) -> Result<String, EnvError> {
         let session = self.client.open(item).await?;
         let text = session.observation().to_owned();
-        // A failure to close is looked at elsewhere.
+        // Failures to close are checked separately.
         let _ = session.close().await;
         Ok(text)
     }
@@ -395,7 +395,7 @@ impl Doctor<'_> {
             self.note("leaks", Verdict::Note, found);
             return;
         }
-        // A browser or a Java process for each would take hours.
+        // Starting a browser or a Java process for each would take hours.
         let count = if self.spec.creates_at_once <= 2 {
             count.min(3)
         } else {
@@ -425,7 +425,7 @@ impl Doctor<'_> {
         );
         let verdict = match (failed, unclosed, left.unwrap_or(0)) {
             (0, 0, ..=0) => Verdict::Good,
-            // Those that were never reset cannot be closed; others can.
+            // Sessions that were never reset cannot be closed; others can.
             (0, ..) if self.spec.name == "babyai" => Verdict::Note,
             _ => Verdict::Bad,
         };

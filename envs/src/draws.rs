@@ -1,9 +1,9 @@
-//! Draws that depend on a purpose and a key, and on nothing else.
+//! Pseudo-random draws that depend only on a purpose and a key.
 //!
-//! The original server takes its distractors from one generator per process and from the
-//! order of a hash table, so the text of a task differs between processes. Here each task
-//! reads its own stream: BLAKE3 in counter mode, keyed by what the task is. All draws are
-//! integer arithmetic, so every machine sees the same worlds.
+//! The original server draws its distractors from one generator per process and in the order of a
+//! hash table, so the text of a task differs between processes. Here each task has its own stream:
+//! BLAKE3 in counter mode, keyed by the task. All draws use integer arithmetic, so every machine
+//! gets the same worlds.
 
 use std::ops::RangeInclusive;
 

@@ -1,5 +1,5 @@
-//! The environments that are written in Rust: each has its game, its server and, where there is
-//! one, its solver in a folder of its own.
+//! The environments written in Rust. Each has its own folder with its game, its server and, where
+//! one exists, its solver.
 
 pub mod babyai;
 pub(crate) mod maze;

@@ -1,35 +1,34 @@
-//! Everything that can go wrong between the trainer and an environment, by what the caller
-//! can do about it.
+//! All errors between the trainer and an environment, classified by what the caller can do about
+//! them.
 //!
-//! An environment's failure is never a reward of zero, so each failure is a value of its own
-//! kind: the episode loop turns a kind into an outcome, [`EnvError::verdict`] tells the job
-//! whether trying again can help, and the message names the URL, the call, what was found
-//! and what to do.
+//! An environment failure is never reported as a reward of zero. Each failure has its own kind: the
+//! episode loop turns the kind into an outcome, [`EnvError::verdict`] tells the job whether a retry
+//! can help, and the message names the URL, the call, what was found and what to do.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// What an error means for the work that met it.
+/// What an error means for the work that hit it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The same work may succeed later, in a fresh session.
     Retry,
-    /// It fails again until somebody changes the configuration or the server.
+    /// A retry fails again until the configuration or the server is changed.
     GiveUp,
 }
 
-/// The kinds of fault that are counted and reported; one per way a call can fail.
+/// The kinds of fault that are counted and reported: one for each way a call can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FaultKind {
     /// No connection could be made.
     Unreachable,
-    /// Connected, but no whole reply within the limit.
+    /// Connected, but no complete reply within the limit.
     TimedOut,
-    /// The connection ended before a whole reply was read.
+    /// The connection ended before a complete reply was read.
     Dropped,
     /// A status other than 200.
     Refused,
-    /// Status 200 with a body that is not the declared one.
+    /// Status 200 with a body that does not have the declared shape.
     Protocol,
     /// The environment answered `{"error": …}`.
     Faulted,
@@ -37,9 +36,9 @@ pub enum FaultKind {
     Finished,
     /// A body above the limit.
     TooLarge,
-    /// A session id that another open session has.
+    /// A session id that the server also gave to another open session.
     SharedSession,
-    /// Not a call: address, recipes, socket or specification.
+    /// Not from a call: an invalid address, recipe, socket or specification.
     Setup,
 }
 
@@ -98,7 +97,7 @@ impl std::fmt::Display for Call {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvError {
-    /// No connection; a call that met this has not run.
+    /// No connection was made, so the call has not run.
     #[error(
         "cannot reach the environment: {call} gave {found} ({attempts} attempts); start the \
          server there or correct the environment address"
@@ -106,12 +105,12 @@ pub enum EnvError {
     Unreachable {
         /// The call.
         call: Call,
-        /// The cause as the operating system gives it.
+        /// The cause as the operating system reports it.
         found: String,
-        /// How often it was tried.
+        /// Number of attempts.
         attempts: u32,
     },
-    /// No whole reply in time. A step that met this may have run.
+    /// No complete reply in time. A step that failed this way may have run.
     #[error(
         "no reply from {call} within {limit_s} s; raise the call timeout or look at the load of \
          the environment server"
@@ -122,7 +121,7 @@ pub enum EnvError {
         /// The limit, in seconds.
         limit_s: f64,
     },
-    /// The connection ended early. A step that met this may have run.
+    /// The connection ended early. A step that failed this way may have run.
     #[error(
         "the connection to {call} ended before a whole reply ({found}); look at the log of the \
          environment server"
@@ -179,7 +178,7 @@ pub enum EnvError {
         /// The limit in bytes.
         limit_bytes: usize,
     },
-    /// The server gave the id of this open session to another one.
+    /// The server reused the id of this open session for another session.
     #[error(
         "{call}: session {id} was open when the server gave its id to another one, so that a step would \
          reach another episode's game. Has the server been started again? See its log, and whether it \
@@ -202,7 +201,7 @@ pub enum EnvError {
     /// An environment address that cannot be read.
     #[error("environment address {address:?}: {problem}")]
     Address {
-        /// As given.
+        /// The address as given.
         address: String,
         /// What is wrong and what is accepted.
         problem: String,
@@ -229,9 +228,9 @@ pub enum EnvError {
     /// The server could not listen.
     #[error("cannot listen on {addr}: {source}; choose another port")]
     Bind {
-        /// Where.
+        /// The address.
         addr: SocketAddr,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
     /// The HTTP client could not be built.

@@ -1,14 +1,14 @@
-//! Files that an address names. Only regular ones are opened: a pipe may never answer, and a
-//! device may never end.
+//! Opening files that an address names. Only regular files are opened: a read from a pipe may block
+//! for ever, and a device may have no end.
 
 use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-/// Of lists and questions, which are read whole.
+/// Limit for lists and question files, which are read into memory.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// Opens a regular file; the error says in words what it is.
+/// Opens a regular file; the error text says what is wrong.
 pub(crate) fn regular(path: &Path) -> Result<File, String> {
     let found = std::fs::metadata(path).map_err(|error| error.to_string())?;
     match found.is_file() {
@@ -17,7 +17,7 @@ pub(crate) fn regular(path: &Path) -> Result<File, String> {
     }
 }
 
-/// Reads a file of text whole.
+/// Reads a whole text file.
 pub(crate) fn read_text(path: &Path) -> Result<String, String> {
     let mut text = String::new();
     let mut file = regular(path)?.take(BYTES_MAX + 1);

@@ -1,8 +1,8 @@
-//! Where HTTP clients begin.
+//! The common start of every HTTP client.
 
-/// A client of which everything but its TLS is still to be said.
+/// A client builder with only TLS set up.
 pub fn http_client() -> reqwest::ClientBuilder {
-    // An error means that the process has a provider already, which is as good.
+    // An error means that the process already has a provider, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder()
 }

@@ -1,12 +1,11 @@
-//! Environments: what AgentGym's HTTP servers expect ([`mod@spec`]), how a model's text becomes an
-//! action ([`parser`]), a client that any such server can be driven with ([`client`]), an examination
-//! of such a server ([`doctor`]), and
-//! environments written in Rust ([`textcraft`], [`babyai`], [`searchqa`], Sokoban, a maze, Wordle) behind the same
-//! wire behaviour ([`server`]), also started inside the process ([`builtin`]), and what solving their
-//! tasks looks like ([`mod@demonstration`]).
+//! Environments: the HTTP behaviour of AgentGym's servers ([`mod@spec`]), the parsing of a model's
+//! text into an action ([`parser`]), a client for any such server ([`client`]), checks of such a
+//! server ([`doctor`]), environments written in Rust ([`textcraft`], [`babyai`], [`searchqa`],
+//! Sokoban, a maze, Wordle) with the same wire behaviour ([`server`]), starting them inside the
+//! process ([`builtin`]), and solved tasks as conversations ([`mod@demonstration`]).
 //!
-//! Rollouts always go through HTTP, also to the built-in server: there is one path, and it is
-//! the one that production takes. Nothing here knows models, jobs or storage.
+//! Rollouts always use HTTP, even for a built-in server: there is one code path, the one used in
+//! production. This crate does not depend on models, jobs or storage.
 
 pub mod builtin;
 pub mod client;
@@ -37,7 +36,8 @@ mod damaged;
 #[path = "../../tests/mutations.rs"]
 mod mutations;
 
-/// Readers of foreign bytes are tested for what they take, too.
+/// Counts allocations: tests of the readers of untrusted bytes also check how much memory they
+/// allocate.
 #[cfg(test)]
 #[global_allocator]
 static ALLOCATOR: mutations::Counting = mutations::Counting;

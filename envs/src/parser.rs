@@ -1,8 +1,8 @@
-//! From the model's text to the action that is sent.
+//! Parses the action to send from the model's text.
 //!
-//! The original clients clean the text before they post it, and rewards depend on that
-//! cleaning, so it is part of an environment's specification and copied exactly. What it
-//! changed is reported, because a lenient parser moves scores.
+//! The original clients clean the text before they post it, and rewards depend on that cleaning. It
+//! is therefore part of an environment's specification and copied exactly. Changes made by the
+//! cleaning are reported, because a lenient parser shifts scores.
 
 #[cfg(test)]
 mod tests;
@@ -11,22 +11,22 @@ mod tests;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Parser {
-    /// The text after `Action:` up to the end of its line (white space, line ends included, may
-    /// follow the colon), reduced to ASCII letters, digits, commas and single spaces. None
-    /// found: the empty action is sent. More than one: nothing is sent, and the next observation
-    /// says so.
+    /// The text after `Action:` up to the end of its line (white space, including line ends, may
+    /// follow the colon), reduced to ASCII letters, digits, commas and single spaces. If there is
+    /// none, the empty action is sent. If there are several, nothing is sent and the next
+    /// observation says so.
     ActionLine,
-    /// The text after the last `Action:`, up to the end, trimmed. None found: the empty action
-    /// is sent, or the whole text if `search[` or `click[` is in it.
+    /// The text after the last `Action:`, up to the end, trimmed. If there is none, the empty
+    /// action is sent, or the whole text if it contains `search[` or `click[`.
     LastAction,
     /// The text between the first `Action:` and the next one or the end, trimmed; the whole
     /// text if there is none.
     FirstAction,
-    /// The whole text, if it has a block between triple backticks (the server takes the first);
-    /// otherwise nothing is sent and the next observation says so.
+    /// The whole text, if it contains a block between triple backticks (the server takes the
+    /// first); otherwise nothing is sent and the next observation says so.
     Fenced,
-    /// The text between the last "```sql" and the next triple backticks, trimmed; without the
-    /// former the text before the latter.
+    /// The text between the last "```sql" and the next triple backticks, trimmed; without "```sql",
+    /// the text before the backticks.
     SqlBlock,
     /// The whole text; the server looks for `<search>…</search>` or `<answer>…</answer>`.
     Tags,
@@ -34,16 +34,16 @@ pub enum Parser {
     Raw,
 }
 
-/// What a parser made of a model's text.
+/// The result of parsing a model's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
-    /// What is sent; `None` if the client answers by itself.
+    /// The action to send; `None` if the client answers locally.
     pub action: Option<String>,
-    /// The answer given without a call; its reward is 0 and the episode goes on.
+    /// The answer given without a call. Its reward is 0 and the episode continues.
     pub local_reply: Option<String>,
-    /// The cleaning changed the action as the model wrote it.
+    /// The cleaning changed the action that the model wrote.
     pub normalised: bool,
-    /// The marker that introduces an action was there.
+    /// The text contained the marker that introduces an action.
     pub found: bool,
 }
 
@@ -84,7 +84,7 @@ impl Parser {
     }
 }
 
-/// What a tag asks for.
+/// What a tag requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tag {
     Search,
@@ -98,7 +98,7 @@ impl Tag {
     ];
 }
 
-/// The first tag that is closed by its own kind, and what is inside; it may span lines.
+/// The first tag with a matching closing tag, and the text inside; it may span lines.
 pub(crate) fn tagged(text: &str) -> Option<(Tag, &str)> {
     let found = Tag::ALL.iter().filter_map(|(tag, open, close)| {
         let start = text.find(open)?;
@@ -135,7 +135,7 @@ fn without_end(text: &str) -> &str {
 fn parse_last_action(text: &str) -> Parsed {
     let text = without_end(text);
     match text.rsplit_once(ACTION_MARKER) {
-        // One space or line end after the marker is how it is written.
+        // One space or line end after the marker is the normal form, not a change.
         Some((_, raw)) => trimmed(raw.strip_prefix([' ', '\n']).unwrap_or(raw), true),
         None if text.contains("search[") || text.contains("click[") => trimmed(text, true),
         None => trimmed("", false),

@@ -1,12 +1,12 @@
 //! Counts without an upper bound.
 //!
-//! The original counts with Python integers: `get` takes any number, and the inventory adds
-//! them up. Digits are enough here: nothing but addition, subtraction and comparison is ever
-//! done with a count, nearly always of one or two digits.
+//! The original counts with Python integers: `get` accepts any number, and the inventory adds them
+//! up. A list of digits is enough here: counts are only added, subtracted, compared and divided by
+//! small numbers, and nearly all have one or two digits.
 
 use std::cmp::Ordering;
 
-/// Python converts no text with more digits than this to an integer, and none back.
+/// Python does not convert texts with more digits than this to integers, or back.
 pub(crate) const DIGITS_MAX: usize = 4300;
 
 /// A whole number ≥ 0: decimal digits, least significant first, no zeros at the high end.
@@ -14,7 +14,7 @@ pub(crate) const DIGITS_MAX: usize = 4300;
 pub(crate) struct Quantity(Vec<u8>);
 
 impl Quantity {
-    /// Reads ASCII digits; the caller has checked that there are only those.
+    /// Reads ASCII digits; the caller has checked that there are no other characters.
     pub(crate) fn from_digits(digits: &str) -> Self {
         let mut number = Self(digits.bytes().rev().map(|b| b - b'0').collect());
         number.trim();
@@ -40,7 +40,7 @@ impl Quantity {
         }
     }
 
-    /// Subtracts what is known to be no larger.
+    /// Subtracts a number that is known not to be larger.
     pub(crate) fn subtract(&mut self, other: &Self) {
         assert!(*self >= *other, "more was taken than is held");
         let mut borrow = 0;
@@ -70,7 +70,7 @@ impl Quantity {
         let mut digits = self.0.clone();
         for digit in digits.iter_mut().rev() {
             rest = rest * 10 + u128::from(*digit);
-            // Below ten, since the rest is below the divisor.
+            // Below ten, since the remainder is below the divisor.
             *digit = (rest / u128::from(divisor)) as u8;
             rest %= u128::from(divisor);
         }

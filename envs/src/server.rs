@@ -1,8 +1,8 @@
-//! Environments over HTTP, with the wire behaviour of AgentGym's servers: their routes, their
-//! shapes of replies and errors, their lenient numbers.
+//! Environments over HTTP, with the wire behaviour of AgentGym's servers: their routes, shapes of
+//! replies and errors, and lenient parsing of numbers.
 //!
-//! Added: `GET /health`, an end to sessions that nobody uses, a limit on their number, and
-//! texts that depend on the task alone. Not copied: dropping connections.
+//! Additions: `GET /health`, expiry of unused sessions, a limit on the number of sessions, and
+//! texts that depend only on the task. Not copied: dropping connections.
 
 pub(crate) mod http;
 pub(crate) mod options;
@@ -22,7 +22,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// How long open requests may take to end after a stop.
+/// How long open requests may take to finish after a stop.
 const STOP_MAX: Duration = Duration::from_secs(5);
 
 /// A running server. Dropping it stops it without waiting.
@@ -35,12 +35,12 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// Sessions open now.
+    /// Number of open sessions.
     pub fn sessions(&self) -> usize {
         self.app.open().count()
     }
 
-    /// Ends open requests, then the server.
+    /// Lets open requests finish, then stops the server.
     pub async fn stop(mut self) {
         self.stop.take();
         if tokio::time::timeout(STOP_MAX, &mut self.task)
@@ -58,7 +58,7 @@ impl Drop for ServerHandle {
     }
 }
 
-/// Starts a server. Port 0 takes a free one; `prefix` is what the base URL for clients ends in.
+/// Starts a server. Port 0 picks a free one; `prefix` is the suffix of the base URL for clients.
 pub(crate) async fn serve(
     app: Arc<dyn App>,
     prefix: &str,

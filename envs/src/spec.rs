@@ -1,8 +1,8 @@
-//! What has to be known about an environment, as data.
+//! Descriptions of environments, as data.
 //!
-//! AgentGym's servers disagree about names of fields, shapes of replies and the meaning of a
-//! reward; the client is written once and reads the differences from an [`EnvSpec`]. Adding
-//! an environment whose server is somebody else's means adding a value to the list of these.
+//! AgentGym's servers differ in field names, reply shapes and the meaning of a reward. There is one
+//! client, which reads the differences from an [`EnvSpec`]. To support a third-party server, add an
+//! [`EnvSpec`] to the list of remote ones.
 
 pub(crate) mod base;
 mod remote;
@@ -16,7 +16,7 @@ pub use types::*;
 use crate::builtin;
 use crate::error::EnvError;
 
-/// Every environment that can be named; first those that are written in Rust.
+/// Every known environment; those written in Rust come first.
 pub fn all() -> impl Iterator<Item = &'static EnvSpec> {
     let own = builtin::ALL.iter().map(|row| row.spec);
     own.chain(&remote::REMOTE)

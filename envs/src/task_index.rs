@@ -1,8 +1,8 @@
-//! The number of a task, however large.
+//! The number of a task, of any size.
 
 use crate::quantity::Quantity;
 
-/// A whole number from a request, however large.
+/// A whole number from a request, of any size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TaskIndex {
     pub(crate) negative: bool,
@@ -10,7 +10,7 @@ pub(crate) struct TaskIndex {
 }
 
 impl TaskIndex {
-    /// Remainder with the sign of the divisor, as Python's `%`.
+    /// Remainder with the sign of the divisor, like Python's `%`.
     pub(crate) fn modulo(&self, count: u64) -> u64 {
         match self.size.remainder(count) {
             0 => 0,
@@ -21,7 +21,7 @@ impl TaskIndex {
 }
 
 impl TaskIndex {
-    /// Remainder and quotient, rounded down, as Python's `divmod`.
+    /// Remainder and quotient, rounded down, like Python's `divmod`.
     pub(crate) fn div_mod(&self, count: u64) -> (u64, Self) {
         let rest = self.modulo(count);
         let mut size = self.size.quotient(count);

@@ -1,4 +1,4 @@
-//! `agentgym-env`: environment servers as a program of their own, and demonstrations.
+//! `agentgym-env`: environment servers as a standalone program, server checks and demonstrations.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -14,24 +14,24 @@ use agentgym_text::{Visible, visible};
 use anyhow::{Context, Result, bail};
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
-/// Whose tasks `demos` solves without an address.
+/// The environment of `demos` if no address is given.
 static TEXTCRAFT: &Registered = &builtin::ALL[0];
 
-/// What is not a server.
+/// Subcommands that are not servers.
 #[derive(Subcommand)]
 enum Tool {
-    /// Examine a server: what it answers, whether the same item is the same task, which items
-    /// it has, how it fails, whether closed sessions are gone, how fast it is.
+    /// Examine a server: what it answers, whether the same item is the same task, which items it
+    /// has, how it fails, whether closed sessions are gone, how fast it is.
     Doctor {
-        /// Base URL; that of maze and wordle ends in /maze and /wordle.
+        /// Base URL; for maze and wordle it ends in /maze and /wordle.
         url: String,
-        /// The environment that it should be.
+        /// The environment that the server should provide.
         #[arg(long)]
         task: String,
-        /// Sessions opened and closed in the test for leaks; 0 leaves it out.
+        /// Sessions opened and closed in the leak test; 0 skips it.
         #[arg(long, default_value_t = DoctorOptions::default().leaks)]
         leaks: usize,
-        /// Numbers of clients to measure the speed with.
+        /// Numbers of concurrent clients to measure the speed with.
         #[arg(long, value_delimiter = ',', default_value = "1,8,64")]
         clients: Vec<usize>,
         /// Seconds for each measurement.
@@ -47,10 +47,10 @@ enum Tool {
         /// Task ids, such as 0..1000.
         #[arg(long, value_parser = ids)]
         ids: Range<i64>,
-        /// First lines of every conversation; the environment's own without it.
+        /// First lines of every conversation [default: the environment's own instruction].
         #[arg(long)]
         instruction: Option<String>,
-        /// How it is told (TextCraft): a list of thought, once, refusals=PERCENT, goals=N.
+        /// Style (TextCraft): a list of thought, once, refusals=PERCENT, goals=N.
         #[arg(long, default_value = "")]
         style: String,
         /// Where tasks come from, as in a config: builtin:babyai, builtin:searchqa?corpus=…
@@ -65,10 +65,10 @@ struct Listen {
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
-    /// Port to listen on; 0 takes a free one.
+    /// Port to listen on; 0 picks a free one.
     #[arg(long)]
     port: Option<u16>,
-    /// Close sessions that are not used for this many seconds.
+    /// Close sessions that are unused for this many seconds.
     #[arg(long, default_value_t = ServerOptions::default().session_ttl_s)]
     ttl_s: u64,
     /// Largest number of open sessions.
@@ -76,8 +76,8 @@ struct Listen {
     sessions_max: usize,
 }
 
-/// The subcommands: a server of each environment, then the tools. `demos` takes TextCraft's
-/// options too. What a command is about is said last: a set of options brings its own words.
+/// The subcommands: a server for each environment, then the tools. `demos` also has TextCraft's
+/// options. `about` is set last, because adding a set of options overwrites it.
 fn command() -> Command {
     let server = |row: &'static Registered| {
         let command = Listen::augment_args(Command::new(row.spec.name));
@@ -110,13 +110,13 @@ async fn listen(row: &'static Registered, matches: &ArgMatches) -> Result<()> {
     let options = ServerOptions {
         session_ttl_s: listen.ttl_s,
         sessions_max: listen.sessions_max,
-        // Numbers that no earlier process has given: a client that knew that one must not
-        // find another's session behind its own number.
+        // Numbers that no earlier process has used: a client of that process must not reach another
+        // client's session by its own number.
         first_id: unix_ms(),
     };
     let addr = SocketAddr::new(listen.host, listen.port.unwrap_or(row.port));
     let server = source.serve(addr, options, progress).await?;
-    // On stdout and at once: whoever starts the server waits for this line.
+    // On stdout and flushed: a process that starts the server waits for this line.
     let mut stdout = std::io::stdout();
     writeln!(stdout, "listening on {}", server.url)?;
     stdout.flush()?;
@@ -147,7 +147,7 @@ async fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| Visible(std::io::stderr()))
-        // A reader of the log that went away is no reason to panic.
+        // Do not panic if the reader of the log has gone away.
         .log_internal_errors(false)
         .init();
     match run(&command().get_matches()).await {
@@ -180,7 +180,7 @@ async fn run(matches: &ArgMatches) -> Result<ExitCode> {
                 measure_s,
                 call_timeout_s,
             };
-            // As it goes: some servers take minutes to open a session.
+            // Printed immediately, since some servers take minutes to open a session.
             let told = |what: &str| eprintln!("{}", visible(what));
             let report = examine(spec(&task)?, &url, &options, told).await?;
             println!("{}", visible(&report.to_string()));
@@ -240,7 +240,7 @@ async fn interrupted() -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A default inside the derived options would be the first environment's for all.
+    /// A default inside the derived options would be the same for all environments.
     #[test]
     fn every_server_says_what_it_is_and_its_own_port() {
         let mut command = command();

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use crate::error::EnvError;
 
-/// Name and value pairs behind the question mark, taken one by one.
+/// Name and value pairs after the question mark, consumed one by one.
 pub(crate) struct AddressOptions<'a> {
     address: &'a str,
     pairs: Vec<(String, String)>,
@@ -35,7 +35,7 @@ impl<'a> AddressOptions<'a> {
         Some(self.pairs.remove(at).1)
     }
 
-    /// What `read` makes of an option, or of `default` where it is not given.
+    /// Parses an option with `read`, or `default` if the option is missing.
     pub(crate) fn read<T>(
         &mut self,
         name: &'static str,
@@ -77,7 +77,7 @@ impl<'a> AddressOptions<'a> {
         })
     }
 
-    /// The error that an option is left which nobody took.
+    /// Fails if an option is left that was not consumed.
     pub(crate) fn none_left(&self) -> Result<(), EnvError> {
         let known = || self.known.join(", ");
         self.pairs.first().map_or(Ok(()), |(unknown, _)| {

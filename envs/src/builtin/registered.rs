@@ -1,4 +1,4 @@
-//! What an environment that is written in Rust says of itself.
+//! The description of an environment written in Rust.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -12,78 +12,78 @@ use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
 
-/// Why an argument of the command line does not do.
+/// Why a command-line argument is invalid.
 pub type ArgumentError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Told how many bytes of how many a long reading has behind it.
+/// Gets the bytes read so far and in total, during a long read.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Reads what a solver needs.
+/// Reads the files that a solver needs.
 pub(crate) type OpenSolver<'a> = Box<dyn FnOnce() -> Result<Arc<dyn Solver>, EnvError> + 'a>;
 
-/// Tasks of one environment, as an address or a command line asks for them.
+/// Tasks of one environment, as selected by an address or a command line.
 pub(crate) trait Tasks: Debug + Send + Sync {
-    /// Looks at the files that a server would read, without opening one.
+    /// Checks the files that a server would need, without reading them.
     fn check_files(&self) -> Result<(), EnvError> {
         Ok(())
     }
 
-    /// A server's answers, with what has to be read for them.
+    /// The server's handler, after reading the files that it needs.
     fn app(
         &self,
         options: &ServerOptions,
         progress: Progress<'_>,
     ) -> Result<Arc<dyn App>, EnvError>;
 
-    /// The solver whose solutions are written in this style; "" is the plain one. Only the
-    /// function that is returned reads files.
+    /// The solver that writes solutions in this style; "" is the plain one. Files are read only by
+    /// the returned function.
     fn solver(&self, _style: &str) -> Result<OpenSolver<'_>, String> {
         let problem = "this environment has no solver; demonstrations for it come from a file";
         Err(problem.to_owned())
     }
 
-    /// The style of the solutions that the tokenizer of a preset is made from. `None`: it is
-    /// made without them.
+    /// The style of the solutions in the text that a preset's tokenizer is trained on. `None`: the
+    /// text contains none.
     fn corpus_style(&self) -> Option<&'static str> {
         None
     }
 }
 
-/// The facts of an environment that is written in Rust.
+/// The description of an environment written in Rust.
 pub(crate) trait BuiltIn: Tasks + Sized + 'static {
-    /// How clients speak to it.
+    /// Its HTTP behaviour, for clients.
     const SPEC: &'static EnvSpec;
     /// What its subcommand does, for the help text.
     const ABOUT: &'static str;
-    /// The port that its subcommand listens on unless told otherwise.
+    /// The default port of its subcommand.
     const PORT: u16;
-    /// What follows `builtin` in addresses.
+    /// The suffixes of `builtin` in its addresses.
     const ADDRESSES: &'static [&'static str];
     /// The options of its subcommand.
     type Arguments: Args;
 
-    /// Reads the options of an address; `name` is one of [`Self::ADDRESSES`].
+    /// Parses the options of an address; `name` is one of [`Self::ADDRESSES`].
     fn from_address(name: &str, options: &mut AddressOptions) -> Result<Self, EnvError>;
 
-    /// Takes the options of the subcommand.
+    /// Converts the options of the subcommand.
     fn from_arguments(arguments: Self::Arguments) -> Result<Self, ArgumentError>;
 }
 
-/// The tasks that were asked for.
+/// The selected tasks.
 type Asked<E> = Result<Arc<dyn Tasks>, E>;
 
-/// No options at all.
+/// For subcommands without options.
 #[derive(Args)]
 pub(crate) struct NoArguments {}
 
-/// An environment of the registry: `BuiltIn`, the same for all.
+/// An entry of the registry: the items of `BuiltIn` as a value, of one type for all environments.
 #[derive(Debug)]
 pub struct Registered {
-    /// How clients speak to it.
+    /// Its HTTP behaviour, for clients.
     pub spec: &'static EnvSpec,
     /// What its subcommand does.
     pub about: &'static str,
-    /// The port that its subcommand listens on unless told otherwise.
+    /// The default port of its subcommand.
     pub port: u16,
     /// Adds the options of its subcommand.
     pub arguments: fn(Command) -> Command,

@@ -1,4 +1,4 @@
-//! What a client has done, for metrics and for the check that nothing is left open.
+//! Counters of a client, for metrics and for the check that no session is left open.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,20 +11,20 @@ pub struct ClientCounters {
     pub opened: u64,
     /// Sessions closed.
     pub closed: u64,
-    /// Sessions left behind on a server: their close failed or found nothing to close, or
-    /// the server has no way to close them. Its own expiry has to end them, if it has one.
+    /// Sessions left behind on a server: their close failed or found nothing to close, or the
+    /// server has no way to close them. Only the server's own expiry, if any, ends them.
     pub leaked: u64,
     /// Episodes that took over a session from an earlier one.
     pub reused: u64,
     /// HTTP requests sent.
     pub calls: u64,
-    /// Of these, attempts after the first.
+    /// Of these calls, attempts after the first.
     pub retries: u64,
     /// Steps answered without a request, because the parser refused the text.
     pub local_replies: u64,
     /// Steps whose action was changed by the parser's cleaning.
     pub normalised: u64,
-    /// Why the last request is being repeated; `None` once one has succeeded.
+    /// Why the latest request is being repeated; `None` once one has succeeded.
     pub trouble: Option<String>,
     /// Time spent in requests, summed over concurrent ones, in seconds.
     pub call_time_s: f64,
@@ -48,7 +48,7 @@ pub(crate) struct Counters(Mutex<ClientCounters>);
 
 impl Counters {
     pub(crate) fn note(&self, change: impl FnOnce(&mut ClientCounters)) {
-        // Additions leave the numbers usable even if a holder died.
+        // Counters stay consistent even if a thread panicked while it held the lock.
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 

@@ -1,15 +1,15 @@
-//! One request to one server: limits on time and size, repetition, and a typed error for
-//! everything that can come back instead of a JSON reply.
+//! One request to one server: limits on time and size, retries, and a typed error for every result
+//! other than a JSON reply.
 //!
-//! A refused connection means that the server's process was gone. The original servers count
-//! sessions from 0 again when they start, so that a number from before may be another's by
-//! now: calls that name a session are not repeated then, and the server remembers how often
-//! this happened.
+//! A refused connection means that the server's process was down. The original servers count
+//! sessions from 0 again when they start, so a number from before may now belong to another
+//! session. After a refused connection, calls that name a session are not repeated, and the
+//! server's `gone` counter is incremented.
 //!
-//! Two habits of the original servers shape it. They drop idle connections after 5 s, and a
-//! model often thinks longer than that: idle connections are given up after 4 s. And they drop
-//! a connection after a 500 without saying so: after such a reply the whole pool is replaced,
-//! so that no later step meets a dead connection.
+//! Two properties of the original servers shape the connection pool. They close idle connections
+//! after 5 s, and a model often thinks longer than that, so the client discards them when idle for
+//! 4 s. They also drop the connection after a 500 without notice, so after such a reply the whole
+//! pool is replaced and no later step uses a dead connection.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -24,18 +24,18 @@ use crate::error::{Call, EnvError, Verdict};
 use crate::http_client;
 use agentgym_text::without_secrets;
 
-/// Below the 5 s after which the original servers close an idle connection.
+/// Less than the 5 s after which the original servers close an idle connection.
 const IDLE_MAX: Duration = Duration::from_secs(4);
 
-/// How much of an unexpected body is shown.
+/// How much of an unexpected body a message shows.
 const EXCERPT_BYTES: usize = 200;
 
 /// When a failed call may be sent again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// After any failure that may pass: running twice does no harm.
+    /// After any transient failure: running twice is harmless.
     Always,
-    /// Only if it cannot have run, that is if no connection was made.
+    /// Only if it cannot have run, which means that no connection was made.
     IfNotRun,
 }
 
@@ -44,7 +44,7 @@ pub(super) enum Repeat {
 pub(super) struct Ask<'a> {
     endpoint: &'static str,
     method: &'static Method,
-    /// One pair.
+    /// One name and value.
     query: Option<(&'static str, &'a Value)>,
     body: Option<&'a Value>,
 }
@@ -87,13 +87,13 @@ impl<'a> Ask<'a> {
 
 pub(super) struct Server {
     url: String,
-    /// The URL as messages may show it.
+    /// The URL as messages show it, without secrets.
     shown: String,
     is_local: bool,
     options: ClientOptions,
     http: RwLock<reqwest::Client>,
     counters: Arc<Counters>,
-    /// Connections that were refused.
+    /// Number of refused connections.
     gone: AtomicU64,
 }
 
@@ -134,7 +134,7 @@ impl Server {
         })
     }
 
-    /// Refused connections so far. Sessions opened before the last of them are lost.
+    /// Number of refused connections so far. Sessions opened before the last one are lost.
     pub(super) fn gone(&self) -> u64 {
         self.gone.load(Ordering::Relaxed)
     }
@@ -150,7 +150,7 @@ impl Server {
         }
     }
 
-    /// The error for a reply that lacks something, counted.
+    /// The error for a reply with something missing. It is counted.
     pub(super) fn protocol(&self, endpoint: &'static str, what: &str, reply: &Value) -> EnvError {
         let error = EnvError::Protocol {
             call: self.name(endpoint),
@@ -160,7 +160,7 @@ impl Server {
         error
     }
 
-    /// Asks about a session and reads a JSON reply. The error that is returned has been counted.
+    /// Sends a request about a session and reads a JSON reply. A returned error has been counted.
     pub(super) async fn call(&self, ask: Ask<'_>, repeat: Repeat) -> Result<Value, EnvError> {
         let mut attempt = 1;
         let gone = self.gone();
@@ -188,7 +188,7 @@ impl Server {
         }
     }
 
-    /// Asks once. `attempt` counts from 1; the error has not been counted.
+    /// One attempt. `attempt` counts from 1; an error is not counted here.
     pub(super) async fn try_call(&self, ask: Ask<'_>, attempt: u32) -> Result<Value, EnvError> {
         let started = Instant::now();
         let result = self.attempt(ask, attempt).await;
@@ -200,8 +200,8 @@ impl Server {
         result
     }
 
-    /// Doubles with each attempt. The share of a quarter that the number of calls decides
-    /// keeps clients that failed together from coming back together.
+    /// Exponential backoff. Up to a quarter of it is subtracted, depending on the number of calls,
+    /// so that clients that failed together do not retry together.
     pub(super) fn pause(&self, attempt: u32) -> Duration {
         let doubled = self.options.backoff_first_s * 2f64.powi(attempt.min(30) as i32 - 1);
         let spread = (self.counters.snapshot().calls % 16) as f64 / 64.0;
@@ -326,7 +326,7 @@ fn is_refused(error: &reqwest::Error) -> bool {
     false
 }
 
-/// The innermost cause: what the operating system said.
+/// The innermost cause: the operating system's error.
 fn causes(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(inner) = cause.source() {

@@ -1,4 +1,4 @@
-//! What a client and its sessions share.
+//! The state that a client and its sessions share.
 
 use super::counters::Counters;
 use super::http::{Ask, Repeat};
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// A session that nobody waits for has its seat for so long while it is being closed: a
-/// server that hangs must not keep new episodes out for as long as it does.
+/// How long a session being closed in the background keeps its seat. A server that hangs must not
+/// block new episodes for longer.
 const CLOSING: Duration = Duration::from_secs(30);
 
 pub(super) struct Inner {
@@ -19,14 +19,13 @@ pub(super) struct Inner {
     pub(super) pool: Pool,
     pub(super) attempts_max: u32,
     pub(super) counters: Arc<Counters>,
-    /// Closes that run in the background.
+    /// Number of closes running in the background.
     pub(super) closing: watch::Sender<usize>,
 }
 
 impl Inner {
-    /// Creates a session, on whichever server can. Running twice leaves at worst a session
-    /// that nobody knows of, so every failure that may pass is tried again. `first` is tried
-    /// first.
+    /// Creates a session on any server that can. A repeated request at worst leaves an orphaned
+    /// session, so every transient failure is retried. `first` is tried first.
     pub(super) async fn create(
         &self,
         mut first: Option<Place>,
@@ -83,7 +82,7 @@ impl Inner {
         Ok(id)
     }
 
-    /// Turns a reply that reports an error into the error that it is.
+    /// Turns a reply that reports an error into that error.
     pub(super) fn without_error(
         &self,
         place: &Place,
@@ -131,7 +130,7 @@ impl Inner {
         close(self.spec, &self.counters, place, id).await
     }
 
-    /// Closes a session when nobody can wait for it.
+    /// Closes a session without making the caller wait.
     pub(super) fn close_in_background(self: &Arc<Self>, place: Place, id: Value) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             self.counters.note(|counters| counters.leaked += 1);
@@ -141,7 +140,7 @@ impl Inner {
         inner.closing.send_modify(|count| *count += 1);
         runtime.spawn(async move {
             let mut closing = std::pin::pin!(inner.close(&place, &id));
-            // A failure has been counted and logged; nobody is left to tell.
+            // A failure has already been counted and logged; there is no caller to return it to.
             if tokio::time::timeout(CLOSING, &mut closing).await.is_err() {
                 place.leave_seat();
                 let _ = closing.await;
@@ -152,7 +151,7 @@ impl Inner {
 }
 
 impl Drop for Inner {
-    /// Nobody is left to use the sessions that were kept for later.
+    /// Closes the idle sessions: no client is left to use them.
     fn drop(&mut self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
@@ -160,22 +159,22 @@ impl Drop for Inner {
         while let Some((place, id)) = self.pool.idle() {
             let (spec, counters) = (self.spec, Arc::clone(&self.counters));
             runtime.spawn(async move {
-                // A failure has been counted and logged.
+                // A failure has already been counted and logged.
                 let _ = close(spec, &counters, &place, &id).await;
             });
         }
     }
 }
 
-/// Closes a session; one that stays on the server is counted as a leak.
+/// Closes a session; one that stays on the server is counted as leaked.
 async fn close(
     spec: &EnvSpec,
     counters: &Counters,
     place: &Place,
     id: &Value,
 ) -> Result<(), EnvError> {
-    // From here on the server may give its number to another session; if it has done so
-    // before, that one must stay.
+    // From here on the server may reuse the session's number. If it already has, the new session
+    // must stay open.
     if !place.closing(id) {
         counters.note(|counters| counters.closed += 1);
         return Ok(());
@@ -199,8 +198,8 @@ async fn close(
             tracing::warn!(%error, "a session may have been left open");
             Err(error)
         }
-        // Unless an earlier attempt has closed it, the server has lost it or keeps it for
-        // ever (BabyAI's does so with sessions that were never reset).
+        // Unless an earlier attempt closed it, the server has lost the session or keeps it for ever
+        // (as BabyAI's server does with sessions that were never reset).
         Ok(Value::Bool(false)) if counters.snapshot().retries == retries => {
             counters.note(|counters| counters.leaked += 1);
             Ok(())

@@ -9,17 +9,16 @@ pub struct ClientOptions {
     pub connect_timeout_s: f64,
     /// Largest reply body in bytes. A step of WebArena carries a picture and the page.
     pub body_max_bytes: usize,
-    /// How often a call that may be repeated is tried.
+    /// Most attempts of a call that may be repeated.
     pub attempts_max: u32,
-    /// Pause before the second attempt, in seconds; it doubles from there.
+    /// Pause before the second attempt, in seconds; it doubles with each further attempt.
     pub backoff_first_s: f64,
-    /// Longest pause, in seconds.
+    /// Longest pause between attempts, in seconds.
     pub backoff_max_s: f64,
-    /// Most sessions that are open at one server at a time, those that are being closed
-    /// included; none: as many as are asked for.
+    /// Most sessions open at one server at a time, including those being closed. `None`: no limit.
     pub sessions_max: Option<usize>,
-    /// A server that failed to open a session gets no further ones for so long while another
-    /// one answers, in seconds.
+    /// After a server failed to open a session it gets no new ones for this many seconds, as long
+    /// as another server answers.
     pub avoid_s: f64,
 }
 

@@ -1,6 +1,6 @@
-//! The client against servers that play recorded exchanges of the original ones back: what it
-//! sends is what was recorded, and what it makes of the replies is what the documentation of
-//! each environment says.
+//! The client against servers that play back recorded exchanges of the original servers. The client
+//! must send the recorded requests and interpret the replies as each environment's documentation
+//! says.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -27,8 +27,8 @@ fn transcript(name: &str) -> Value {
     serde_json::from_slice(&bytes).expect("the transcript is JSON")
 }
 
-/// Replies by request (path with query, body); of several to the same request each is given
-/// once, the last for ever.
+/// Replies by request (path with query, body). Several replies to the same request are given in
+/// order, the last one repeatedly.
 #[derive(Clone, Default)]
 struct Script(Arc<Mutex<BTreeMap<String, VecDeque<Value>>>>);
 
@@ -43,7 +43,7 @@ impl Script {
     }
 
     fn key(path: &str, body: Option<&Value>) -> String {
-        // Keys in any order; no body and an empty object are different requests.
+        // Key order does not matter; no body and an empty object are different requests.
         let mut pairs: Vec<String> = body
             .and_then(Value::as_object)
             .map(|body| {
@@ -96,7 +96,7 @@ async fn answer(State(script): State<Script>, request: Request<Body>) -> Respons
         .expect("a response")
 }
 
-/// What a recorded step is to come out as.
+/// The expected result of a recorded step.
 enum Expected {
     Output(String, f64, bool, bool),
     Error(FaultKind),
@@ -117,7 +117,7 @@ fn episodes(name: &str) -> Vec<Episode> {
     for section in transcript(name)["sections"].as_array().expect("sections") {
         let mut current: Option<Episode> = None;
         if (name, &section["name"]) == ("searchqa", &json!("actions")) {
-            // Its session was created on item 0, just before; the text is the same for all.
+            // Its session was created on item 0;  the text is the same everywhere.
             let first = episodes.iter().find(|episode| episode.item == 0);
             let reset = first.expect("item 0 was recorded").reset.clone();
             let script = Script::default();
@@ -139,7 +139,7 @@ fn episodes(name: &str) -> Vec<Episode> {
             match path {
                 "/reset" => {
                     episodes.extend(current.take());
-                    // What only a hand-written request can ask is not for this client.
+                    // Skip requests that this client never sends.
                     let sent = body.as_object().map_or(0, |body| body.len());
                     let fixed = spec.reset_fixed.iter().all(|(key, value)| match value {
                         Fixed::Int(number) => body[*key] == *number,
@@ -193,8 +193,8 @@ fn create_request(spec: &EnvSpec, item: i64) -> Value {
     }
 }
 
-/// Plays every recorded episode; how many steps were compared, and which were not sent since
-/// the client's own cleaning never sends them.
+/// Plays every recorded episode. Returns how many steps were compared, and which ones were not sent
+/// because the client's own cleaning never sends them.
 async fn play(
     name: &str,
     model_text: impl Fn(&str) -> String,
@@ -262,7 +262,7 @@ async fn play(
                     );
                     steps += 1;
                     if done {
-                        // Some servers go on after the end; this client never asks them to.
+                        // Some servers continue after the end; this client never asks them to.
                         session.close().await.expect("closed");
                         session = client.open(episode.item).await.expect("opened again");
                     }
@@ -288,7 +288,7 @@ fn reset_text(episode: &Episode) -> Option<String> {
     Some(episode.reset["json"]["observation"].as_str()?.to_owned())
 }
 
-/// A soft error, or the reply by these keys, with success as a function of the reward.
+/// A soft error, or the reply under these keys, with success as a function of the reward.
 fn soft(key: &'static str, scale: f64, success: fn(f64) -> bool) -> impl Fn(&Value) -> Expected {
     move |response| {
         let body = &response["json"];
@@ -368,7 +368,7 @@ async fn webarena_as_recorded() {
         };
         Expected::Output(text, reward, done, reward == 1.0)
     };
-    // The first message is the prompt that GET /observation gives, which was recorded once.
+    // The first message is the prompt of GET /observation, which was recorded once.
     let first = |episode: &Episode| {
         let body = &episode.reset["json"];
         if body["sites"] == "Error" {
@@ -392,7 +392,7 @@ async fn webarena_as_recorded() {
     assert!(steps > 15 && errors >= 3, "{steps} {errors}");
 }
 
-/// The environments of which nothing is recorded, by the documented shapes.
+/// Environments without recordings, tested with the documented reply shapes.
 #[tokio::test]
 async fn documented_shapes_are_read() {
     struct Case {
@@ -513,7 +513,7 @@ async fn documented_shapes_are_read() {
             .map(|list| list.iter().map(String::as_str).collect());
         assert_eq!(actions, case.actions, "{name}");
         session.close().await.expect("kept");
-        // None of these has a way to close a session.
+        // None of these servers can close a session.
         client.drain().await;
         assert_eq!(client.counters().leaked, 1, "{name}");
     }

@@ -1,15 +1,14 @@
-//! Which server a session lives on, and sessions kept from one episode to the next.
+//! Assigns sessions to servers, and keeps idle sessions for later episodes.
 //!
-//! A [`Place`] is a session's seat on a server: while it exists the server counts it as load.
-//! Creation is the dear call (a Java process, a browser), so each server opens only so many
-//! sessions at a time, one after the other with a gap. A server may have a limit on the
-//! sessions that are open; sessions that are kept count, so that they are taken before new
-//! ones are opened.
+//! A [`Place`] is a session's seat on a server; while it exists it counts as load on that server.
+//! Creating a session is the expensive call (a Java process, a browser), so each server creates
+//! only a limited number at a time, with a gap between them. A server may limit its open sessions.
+//! Idle sessions count towards that limit, so they are reused before new ones are opened.
 //!
-//! A server that gives the number of an open session to another one (it was started again
-//! unnoticed, or does not count) would let two episodes play in one game. The session that was
-//! there first is given up then. That is seen among the sessions of one client; workers that
-//! share a server cannot see each other's.
+//! A server that reuses the number of an open session (it was restarted unnoticed, or does not
+//! count sessions) would let two episodes play in one game. The older session is then abandoned.
+//! Only sessions of the same client are compared; workers that share a server cannot see each
+//! other's sessions.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -25,8 +24,8 @@ use super::options::ClientOptions;
 use crate::error::EnvError;
 use crate::spec::EnvSpec;
 
-/// Between two creations on a server whose sessions are dear; without it they all start their
-/// processes in the same moment and each takes as long as all.
+/// Pause between two creations on a server with expensive sessions. Without it all sessions start
+/// their processes at the same moment and slow each other down.
 const GAP: Duration = Duration::from_millis(250);
 
 pub(super) struct Pool {
@@ -40,7 +39,7 @@ struct Host {
     load: AtomicUsize,
     tickets: AtomicU64,
     creating: Semaphore,
-    /// Seats for sessions that episodes play in, where there is a limit.
+    /// Seats for sessions in use by episodes, if the number is limited.
     seats: Option<Arc<Semaphore>>,
     gap: Duration,
     state: Mutex<State>,
@@ -48,24 +47,24 @@ struct Host {
 
 #[derive(Default)]
 struct State {
-    /// Sessions left by earlier episodes, with the server's `gone` when they were opened.
+    /// Sessions left by earlier episodes, with the server's `gone` counter when they were opened.
     idle: Vec<(Value, u64)>,
     avoided_until: Option<Instant>,
     next_creation: Option<Instant>,
-    /// Sessions that are open, by their id as JSON.
+    /// Open sessions, keyed by id as JSON.
     open: BTreeMap<String, Open>,
 }
 
 struct Open {
-    /// The server's `gone` when it was opened.
+    /// The server's `gone` counter when the session was opened.
     born: u64,
-    /// Whose session it is: [`Place::ticket`].
+    /// The owner of the session: [`Place::ticket`].
     ticket: u64,
 }
 
 impl Host {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Lists and times stay usable even if a holder died.
+        // Lists and times stay consistent even if a thread panicked while it held the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -80,9 +79,9 @@ impl Host {
 pub(super) struct Place {
     host: Arc<Host>,
     avoid: Duration,
-    /// Held where the server has a limit.
+    /// Held if the server has a limit.
     seat: Mutex<Option<OwnedSemaphorePermit>>,
-    /// Tells the sessions of one id apart.
+    /// Distinguishes sessions with the same id.
     ticket: u64,
 }
 
@@ -118,8 +117,8 @@ impl Pool {
         })
     }
 
-    /// A seat on the least loaded server that is not avoided; servers that are equal take
-    /// turns. Waits until it may have another session.
+    /// A seat on the least loaded server that is not avoided; equal servers take turns. Waits until
+    /// that server may have another session.
     pub(super) async fn place(&self) -> Place {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let count = self.hosts.len();
@@ -127,7 +126,7 @@ impl Pool {
             .map(|step| &self.hosts[(turn + step) % count])
             .min_by_key(|host| (host.avoided(), host.load.load(Ordering::Relaxed)))
             .expect("a client has at least one server");
-        // From here on it counts, so that those who wait spread over the servers.
+        // Counts as load from here on, so that waiting callers spread over the servers.
         let place = Place::new(best, self.avoid, None);
         if let Some(seats) = &best.seats {
             // The semaphore is never closed.
@@ -136,14 +135,14 @@ impl Pool {
         place
     }
 
-    /// Whether another server is a better choice than this one right after its failure.
+    /// Whether another server is a better choice than this one right after it failed.
     pub(super) fn has_better_than(&self, place: &Place) -> bool {
         self.hosts
             .iter()
             .any(|host| !Arc::ptr_eq(host, &place.host) && !host.avoided())
     }
 
-    /// A session that an earlier episode left, on the least loaded server that has one.
+    /// A session left by an earlier episode, on the least loaded server that has one.
     pub(super) fn idle(&self) -> Option<(Place, Value)> {
         let mut hosts: Vec<&Arc<Host>> = self.hosts.iter().collect();
         hosts.sort_by_key(|host| host.load.load(Ordering::Relaxed));
@@ -174,7 +173,7 @@ impl Place {
         self.seat.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets another session have the seat, although this one may still be open.
+    /// Frees the seat for another session, although this one may still be open.
     pub(super) fn leave_seat(&self) {
         *self.seat() = None;
     }
@@ -183,7 +182,7 @@ impl Place {
     pub(super) fn take_idle(&mut self) -> Option<Value> {
         let gone = self.server().gone();
         let mut state = self.host.state();
-        // Those from before a restart are lost.
+        // Sessions from before a restart are lost.
         state.idle.retain(|(_, born)| *born == gone);
         state.open.retain(|_, open| open.born == gone);
         let (id, _) = state.idle.pop()?;
@@ -193,7 +192,7 @@ impl Place {
         Some(id)
     }
 
-    /// Notes a session as open. One that is open under the same id loses it.
+    /// Records a session as open. An open session with the same id loses the id.
     pub(super) fn opened(&self, id: &Value) {
         let open = Open {
             born: self.server().gone(),
@@ -210,13 +209,13 @@ impl Place {
         }
     }
 
-    /// Whether the session is this one's; its id may have gone to another.
+    /// Whether this place still owns the session; the server may have reused the id.
     pub(super) fn owns(&self, id: &Value) -> bool {
         let state = self.host.state();
         (state.open.get(&id.to_string())).is_none_or(|open| open.ticket == self.ticket)
     }
 
-    /// The session is about to end, and its id is free. False if the id is another's by now.
+    /// Call before closing a session: frees its id. False if another session owns the id by now.
     pub(super) fn closing(&self, id: &Value) -> bool {
         let owns = self.owns(id);
         if owns {
@@ -225,7 +224,7 @@ impl Place {
         owns
     }
 
-    /// The error for a session whose id is another's, too.
+    /// The error for a session whose id the server has reused.
     pub(super) fn shared(&self, endpoint: &'static str, id: &Value) -> EnvError {
         EnvError::SharedSession {
             call: self.server().name(endpoint),
@@ -237,7 +236,7 @@ impl Place {
         &self.host.server
     }
 
-    /// Waits until the server may open another session; the permit is held while it does.
+    /// Waits until the server may create another session; the permit is held during the creation.
     pub(super) async fn turn_to_create(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
         let permit = self.host.creating.acquire().await.ok();
@@ -262,7 +261,7 @@ impl Place {
         self.host.state().avoided_until = Some(Instant::now() + self.avoid);
     }
 
-    /// Leaves the session to a later episode.
+    /// Keeps the session for a later episode.
     pub(super) fn keep(&self, id: Value, born: u64) {
         self.host.state().idle.push((id, born));
     }

@@ -1,4 +1,4 @@
-//! A session: one task being played on a server.
+//! A session: one task played on a server.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::error::EnvError;
 use crate::parser::Parsed;
 use crate::spec::{Actions, DoneRule, FirstObservation, Fixed, RewardRule};
 
-/// What a step brought.
+/// The result of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepOutput {
     /// Text for the policy.
@@ -24,29 +24,29 @@ pub struct StepOutput {
     pub success: bool,
     /// The action that was sent.
     pub action: Option<String>,
-    /// What the parser made of the model's text.
+    /// The parser's result for the model's text.
     pub parsed: Parsed,
-    /// The client answered by itself; nothing was sent.
+    /// The client answered locally; nothing was sent.
     pub local: bool,
 }
 
-/// An open session. Dropping it closes it in the background, or keeps it for a later episode
-/// where the environment's specification says so.
+/// An open session. Dropping it closes it in the background, or keeps it for a later episode if the
+/// environment's specification says so.
 pub struct Session {
     inner: Arc<Inner>,
     /// `None` once closed.
     place: Option<Place>,
     id: Value,
-    /// The server's `gone` when the session was opened.
+    /// The server's `gone` counter when the session was opened.
     born: u64,
     first: String,
     latest: String,
-    /// From the latest reply, where actions are listed there.
+    /// The actions in the latest reply, if replies list them.
     listed: Option<Vec<String>>,
     /// The first reward that was not zero.
     reward: f64,
     finished: bool,
-    /// Every call was answered as it should be: a later episode can use the session.
+    /// Every call had a valid reply, so a later episode can reuse the session.
     sound: bool,
 }
 
@@ -122,13 +122,13 @@ impl Session {
         &self.first
     }
 
-    /// Base URL of the server that it is on.
+    /// Base URL of the session's server.
     pub fn url(&self) -> &str {
         self.place().server().url()
     }
 
-    /// The actions that are possible now, if the environment lists them. Where an action
-    /// takes words of the player's own, the list has patterns.
+    /// The currently possible actions, if the environment lists them. Where an action takes free
+    /// text, the list contains patterns.
     pub async fn available_actions(&self) -> Result<Option<Vec<String>>, EnvError> {
         match self.inner.spec.actions {
             Actions::None => Ok(None),
@@ -146,8 +146,8 @@ impl Session {
         }
     }
 
-    /// Plays one model text. A reply given without a call has reward 0 and leaves the episode
-    /// open. After the end, or after a step whose fate is unknown, every step is an error.
+    /// Plays one model text. A local reply has reward 0 and leaves the episode open. After the end,
+    /// or after a step whose outcome is unknown, every step is an error.
     pub async fn step(&mut self, model_text: &str) -> Result<StepOutput, EnvError> {
         let spec = self.inner.spec;
         if self.place.is_none() {
@@ -177,8 +177,8 @@ impl Session {
             });
         };
         let body = json!({ spec.id_key: self.id, "action": action });
-        // Until a reply is understood the state of the session is unknown; a caller that goes
-        // on regardless, or was cancelled here, must not play on in it.
+        // Until a reply is understood, the session's state is unknown. A caller that ignores an
+        // error or was cancelled here must not continue in it.
         (self.finished, self.sound) = (true, false);
         let ask = Ask::post("/step", Some(&body));
         let mut reply = self.call(ask, "/step", Repeat::IfNotRun).await?;
@@ -189,7 +189,7 @@ impl Session {
             .as_f64()
             .ok_or_else(|| self.protocol("/step", "no reward", &reply))?
             * spec.reward_scale;
-        // Training computes with 32 bits, where a larger number would be infinite.
+        // Training uses 32-bit floats, in which a larger number would be infinite.
         if !(number as f32).is_finite() {
             return Err(self.protocol("/step", "a reward beyond all bounds", &reply));
         }
@@ -233,7 +233,7 @@ impl Session {
         })
     }
 
-    /// Closes the session and waits for it, or keeps it for a later episode.
+    /// Closes the session and waits for the reply, or keeps it for a later episode.
     pub async fn close(mut self) -> Result<(), EnvError> {
         if self.place.is_none() || (self.inner.spec.reuse && self.sound) {
             return Ok(());
@@ -242,19 +242,19 @@ impl Session {
             self.forget();
             return Ok(());
         }
-        // The place stays until the reply is there: a caller that is cancelled while it waits
-        // leaves the close to `drop`. Closing twice is harmless.
+        // The place is kept until the reply arrives: if the caller is cancelled while it waits,
+        // `drop` closes the session. Closing twice is harmless.
         let closed = self.inner.close(self.place(), &self.id).await;
         self.place = None;
         closed
     }
 
-    /// The server was gone in between: the session is, too, and its number may be another's.
+    /// Whether the server was down since: then the session is lost and its number may be reused.
     pub(super) fn is_lost(&self) -> bool {
         self.place().server().gone() != self.born
     }
 
-    /// Lets go of a session that ended with its server.
+    /// Releases a session that ended with its server.
     fn forget(&mut self) {
         if let Some(place) = self.place.take() {
             place.closing(&self.id);
@@ -315,7 +315,7 @@ impl Session {
         self.place().server().protocol(endpoint, what, reply)
     }
 
-    /// Keeps the text where actions are looked for in it; it may have megabytes.
+    /// Keeps the text if actions are parsed from it; otherwise not, since it may have megabytes.
     fn read_text(&mut self, text: &str) {
         if matches!(self.inner.spec.actions, Actions::InText(_)) {
             text.clone_into(&mut self.latest);
@@ -329,7 +329,7 @@ impl Session {
     }
 }
 
-/// A list, or the shapes of ScienceWorld's hints and WebShop's pages.
+/// Accepts a list, ScienceWorld's hints and WebShop's page elements.
 fn actions_of(reply: &Value) -> Option<Vec<String>> {
     let texts = |list: &Value| {
         let list = list.as_array()?;
@@ -348,8 +348,8 @@ fn actions_of(reply: &Value) -> Option<Vec<String>> {
 }
 
 impl Session {
-    /// Lets go of a session that no step follows in, before it is dropped: it is closed in
-    /// the background, and another one may be opened in its stead.
+    /// Releases a session early when no step follows: it is closed in the background (or kept), and
+    /// another one may be opened in its place.
     pub fn let_go(&mut self) {
         if self.place.is_none() {
             return;

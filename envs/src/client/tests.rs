@@ -1,4 +1,4 @@
-//! The client against our server and against servers that misbehave.
+//! The client against our server and against misbehaving servers.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -30,20 +30,20 @@ fn client(url: &str, options: ClientOptions) -> EnvClient {
     EnvClient::new(spec, &[url.to_owned()], options).expect("a valid address")
 }
 
-/// What a misbehaving server does with a request.
+/// How a misbehaving server answers a request.
 #[derive(Clone)]
 enum Answer {
     /// This status and body.
     Reply(u16, String),
-    /// A 500, after which the connection ends without notice.
+    /// A 500, after which the connection is closed without notice.
     FailAndDrop,
-    /// Nothing, for ever.
+    /// Never answers.
     Hang,
-    /// Half of the promised body, then the end of the connection.
+    /// Half of the announced body, then the connection closes.
     Half,
-    /// The end of the connection before any byte.
+    /// The connection closes before any byte.
     Nothing,
-    /// So many bytes, in pieces without a length.
+    /// This many bytes, in chunks without a total length.
     Flood(usize),
 }
 
@@ -54,15 +54,15 @@ struct Fake {
 
 const CREATED: &str = r#"{"id": 7, "observation": "o", "done": false, "reward": 0}"#;
 
-/// A server that creates and resets well (unless `path` is one of these) and gives the listed
-/// answers on `path`, the last one for ever.
+/// A server that creates and resets normally (unless `path` is one of these) and gives the listed
+/// answers on `path`, the last one repeatedly.
 async fn fake(path: &'static str, answers: Vec<Answer>) -> Fake {
     fake_of(path, answers, false).await
 }
 
 static CREATIONS: AtomicU32 = AtomicU32::new(7);
 
-/// Where `distinct`, every session has an id of its own.
+/// With `distinct`, every session has its own id.
 async fn fake_of(path: &'static str, answers: Vec<Answer>, distinct: bool) -> Fake {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
@@ -92,7 +92,7 @@ async fn converse(
         } else if asked == "/close" {
             Answer::Reply(200, "true".to_owned())
         } else {
-            // Only the reply to /create has an id, and only some servers tell sessions apart.
+            // Only the reply to /create has an id, and only some servers give each session its own.
             let id = match (asked.as_str(), distinct) {
                 ("/create", true) => {
                     format!("\"id\": {}, ", CREATIONS.fetch_add(1, Ordering::SeqCst))
@@ -113,7 +113,7 @@ async fn converse(
             Answer::FailAndDrop => {
                 let head = b"HTTP/1.1 500 X\r\ncontent-length: 4\r\n\r\noops";
                 stream.write_all(head).await.ok()?;
-                // Late enough that the client may already hold the connection for idle.
+                // Late enough that the client may already treat the connection as idle.
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 return None;
             }
@@ -154,7 +154,7 @@ async fn request_path(stream: &mut TcpStream) -> Option<String> {
     Some(head.split(' ').nth(1).expect("a path").to_owned())
 }
 
-/// Opens and steps once; the error of whichever fails.
+/// Opens a session and steps once; returns the error of the call that fails.
 async fn error_of(client: &EnvClient) -> EnvError {
     let opened = client.open(3).await;
     let error = match opened {
@@ -280,7 +280,7 @@ async fn each_misbehaviour_is_its_own_error() {
                 "{message}"
             );
             assert!(message.contains(words), "{path}: {message}");
-            // A step may have run, so it is never sent again; the rest is, where it may help.
+            // A step may have run, so it is never sent again; other calls are, if that can help.
             let tried = server.requests.load(Ordering::SeqCst);
             let may_pass = verdict == Verdict::Retry && kind != FaultKind::Faulted;
             assert_eq!(
@@ -289,7 +289,7 @@ async fn each_misbehaviour_is_its_own_error() {
                 "{path}: {message}"
             );
             let counters = client.counters();
-            // `error_of` steps once more after a failed step, which is a step after the end.
+            // `error_of` steps once more after a failed step; that is a step after the end.
             let extra = u64::from(path == "/step" && kind == FaultKind::Finished);
             assert_eq!(counters.faults(kind), 1 + extra, "{path}: {counters:?}");
             assert_eq!(counters.open(), 0, "{path}: {counters:?}");
@@ -385,15 +385,15 @@ async fn a_session_ends_with_its_server() {
         .await
         .expect_err("stopped");
     assert_eq!(error.kind(), FaultKind::Unreachable, "{error}");
-    // Sent again it might reach a new server, and another's session of the same number.
+    // A repeated step might reach a new server, and another session with the same number.
     assert_eq!(client.counters().retries, 0);
     session.close().await.expect("nothing is left to close");
     let counters = client.counters();
     assert_eq!((counters.closed, counters.leaked), (1, 0));
 }
 
-/// A server that is started again under the same address begins with session 0 again. A client
-/// that noticed must not act in sessions that are another's by now, nor close them.
+/// A server restarted under the same address counts sessions from 0 again. A client that noticed
+/// must neither act in nor close sessions that may now belong to another client.
 #[tokio::test]
 async fn sessions_from_before_a_restart_are_left_alone() {
     let start = async |port: u16| {
@@ -434,8 +434,8 @@ async fn sessions_from_before_a_restart_are_left_alone() {
         .expect("closed");
 }
 
-/// Replies that cannot be true are faults: the reply of another session, an end without a
-/// solution, a solution that is no end.
+/// Replies that cannot be true are faults: a reply for another session, an end without a solution,
+/// a solution without an end.
 #[tokio::test]
 async fn a_server_that_contradicts_itself_is_not_believed() {
     for body in [
@@ -463,8 +463,8 @@ async fn addresses_that_cannot_work_are_refused_at_once() {
 #[tokio::test]
 async fn a_connection_outlives_a_pause_of_five_seconds() {
     let server = builtin::start("builtin:worlds").await.expect("started");
-    // In front of it: a gate that closes connections after 5 s without a byte, as the
-    // original server does.
+    // A gate in front of the server closes connections after 5 s without a byte, as the original
+    // server does.
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let gate = format!("http://{}", listener.local_addr().expect("bound"));
     let target = server.url.trim_start_matches("http://").to_owned();
@@ -604,7 +604,7 @@ async fn many_episodes_run_at_once_and_are_solved() {
     assert!(counters.call_time_s > 0.0 && counters.retries == 0);
 }
 
-/// Both servers are used; when one dies its share goes to the other, at once.
+/// Both servers are used; when one dies, its share goes to the other immediately.
 #[tokio::test]
 async fn sessions_go_to_the_least_loaded_server_that_answers() {
     let first = builtin::start("builtin").await.expect("started");
@@ -627,16 +627,16 @@ async fn sessions_go_to_the_least_loaded_server_that_answers() {
     second.stop().await;
     let more = open_many(&client, 4).await;
     assert_eq!(first.sessions(), 7);
-    // One attempt at the dead server, without a pause; then it is left alone.
+    // One attempt at the dead server, without a pause; after that it is avoided.
     assert_eq!(client.counters().retries, 1);
     drop((sessions, more));
     client.drain().await;
     assert_eq!(first.sessions(), 0);
-    // Those of the other server ended with it.
+    // The sessions of the other server ended with it.
     assert_eq!(client.counters().leaked, 0);
 }
 
-/// A specification like ScienceWorld's, over a server that counts.
+/// A specification like ScienceWorld's, with a server that counts sessions.
 #[tokio::test]
 async fn dear_sessions_are_kept_for_the_next_episode() {
     let server = builtin::start("builtin").await.expect("started");
@@ -660,7 +660,7 @@ async fn dear_sessions_are_kept_for_the_next_episode() {
     assert_eq!(server.sessions(), 1);
     client.drain().await;
     assert_eq!(server.sessions(), 0);
-    // The same if nobody drains it.
+    // The same if `drain` is not called.
     client
         .open(1)
         .await
@@ -679,7 +679,7 @@ async fn dear_sessions_are_kept_for_the_next_episode() {
     panic!("a kept session was left on the server");
 }
 
-/// A server that was restarted does not know the kept session any more.
+/// A restarted server does not know the kept session.
 #[tokio::test]
 async fn a_lost_session_is_replaced() {
     let reset = [
@@ -707,7 +707,7 @@ async fn a_lost_session_is_replaced() {
     assert_eq!((counters.opened, counters.reused), (2, 0));
 }
 
-/// A server that opens ScienceWorld's sessions in this way; its URL.
+/// A server that opens ScienceWorld sessions with this handler; returns its URL.
 async fn opening_by(create: axum::routing::MethodRouter) -> String {
     let reset =
         || async { axum::Json(serde_json::json!({"task_description": "t", "observation": "o"})) };
@@ -720,7 +720,7 @@ async fn opening_by(create: axum::routing::MethodRouter) -> String {
     url
 }
 
-/// A server that needs 700 ms to open a session, and remembers how many at once.
+/// A server that takes 700 ms to open a session, and records how many were opening at once.
 #[tokio::test]
 async fn dear_sessions_are_opened_few_at_a_time_and_one_after_the_other() {
     let at_once = Arc::new((AtomicU32::new(0), AtomicU32::new(0)));
@@ -763,7 +763,7 @@ async fn dear_sessions_are_opened_few_at_a_time_and_one_after_the_other() {
         2,
         "all that the specification allows"
     );
-    // Some episodes ended before others began and left their session; the rest waited.
+    // Some episodes ended before others began and left their session; the others waited.
     let counters = client.counters();
     assert_eq!(counters.opened + counters.reused, 6);
     let pairs = counters.opened.div_ceil(2) as u32;
@@ -797,12 +797,12 @@ async fn a_session_whose_id_went_to_another_one_is_given_up() {
         1,
         "the step was not sent"
     );
-    // Nor is the other one's game closed with it.
+    // The other session's game is not closed either.
     drop(first);
     client.drain().await;
     second.step("Action: inventory").await.expect("a reply");
     second.close().await.expect("closed");
-    // An id that was given back is free.
+    // A released id can be used again.
     for _ in 0..3 {
         let mut session = client.open(2).await.expect("opened");
         session.step("Action: inventory").await.expect("a reply");
@@ -854,7 +854,7 @@ async fn only_so_many_sessions_are_open_at_a_server() {
     assert!(!third.is_finished() && client.counters().open() == 2);
     drop(first);
     let third = third.await.expect("no panic").expect("opened");
-    // An episode that needs another session in place of its own does not wait for itself.
+    // An episode that replaces its own session does not wait for itself.
     second.let_go();
     let error = second.step("Action: inventory").await.expect_err("let go");
     assert!(error.to_string().contains("let go"), "{error}");
@@ -867,7 +867,7 @@ async fn only_so_many_sessions_are_open_at_a_server() {
     server.stop().await;
 }
 
-/// Sessions that are kept are open, too.
+/// Idle sessions count as open, too.
 #[tokio::test]
 async fn kept_sessions_are_taken_before_new_ones_are_opened() {
     let most = Arc::new(AtomicU32::new(0));

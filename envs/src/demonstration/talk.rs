@@ -18,19 +18,19 @@ pub struct Message {
 pub struct Demonstration {
     /// The messages; the last one is the model's.
     pub conversations: Vec<Message>,
-    /// `textcraft_<id>`.
+    /// `<environment>_<item id>`, such as `textcraft_7`.
     pub item_id: String,
 }
 
-/// A conversation while it is held.
+/// A conversation in progress.
 pub(crate) struct Talk {
-    /// What the environment said last and nobody has answered yet.
+    /// The environment's latest message, not yet answered.
     pub(crate) observation: String,
     conversations: Vec<Message>,
 }
 
 impl Talk {
-    /// `first`: the first human message.
+    /// Starts with `first` as the first human message.
     pub(crate) fn new(first: String) -> Self {
         Self {
             observation: first,
@@ -38,7 +38,7 @@ impl Talk {
         }
     }
 
-    /// The model's answer, whether it is trained on, and what the environment replies.
+    /// Adds the model's answer, whether it is trained on, and the environment's reply.
     pub(crate) fn say(&mut self, text: String, loss: bool, reply: String) {
         let heard = std::mem::replace(&mut self.observation, reply);
         let heard = ("human", None, heard);
@@ -47,7 +47,7 @@ impl Talk {
         }
     }
 
-    /// The whole; the environment's last reply is nobody's question.
+    /// The finished conversation, without the environment's last reply, which nothing answers.
     pub(crate) fn told(self, item_id: String) -> Demonstration {
         Demonstration {
             conversations: self.conversations,

@@ -1,15 +1,15 @@
-//! What the doctor found, and how it is printed.
+//! The doctor's report and its text format.
 
 use std::fmt;
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// As the specification says.
     Good,
-    /// Works, but somebody should know.
+    /// It works, but has something that the user should know.
     Note,
-    /// Training against this server goes wrong.
+    /// Training against this server will not work correctly.
     Bad,
 }
 
@@ -26,7 +26,7 @@ impl Verdict {
 /// One check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// What was looked at.
+    /// What was checked.
     pub name: &'static str,
     /// How it came out.
     pub verdict: Verdict,
@@ -34,33 +34,33 @@ pub struct Check {
     pub found: String,
 }
 
-/// Speed with so many clients at once.
+/// Speed with a number of concurrent clients.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Speed {
-    /// Clients, each with a session of its own.
+    /// Clients, each with its own session.
     pub clients: usize,
-    /// Steps that were made.
+    /// Steps made.
     pub steps: usize,
-    /// Steps in all, per second.
+    /// Total steps per second.
     pub steps_per_s: f64,
-    /// Median and 99th percentile of a step, in milliseconds; none without a step.
+    /// Median and 99th percentile of a step's time, in milliseconds; `None` without a step.
     pub step_ms: Option<(f64, f64)>,
-    /// Median of opening a session, creation and reset, in milliseconds.
+    /// Median time of opening a session (creation and reset), in milliseconds.
     pub open_ms: Option<f64>,
     /// Steps or openings that failed.
     pub failures: usize,
 }
 
-/// Everything about one server.
+/// All results for one server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// Its base URL.
     pub url: String,
-    /// The environment it was taken for.
+    /// The environment that it was examined as.
     pub task: &'static str,
-    /// In the order in which they were made.
+    /// The checks, in the order in which they were made.
     pub checks: Vec<Check>,
-    /// Empty if the server is not worth measuring.
+    /// Empty if the checks failed so badly that measuring was skipped.
     pub speeds: Vec<Speed>,
 }
 

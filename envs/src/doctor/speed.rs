@@ -1,4 +1,4 @@
-//! How fast a server is: every client plays a session of its own, over and over, for a while.
+//! Measures a server's speed: each client plays its own session repeatedly for a fixed time.
 
 use super::report::Speed;
 use super::subject::{Doctor, REPEATED, probe};
@@ -58,7 +58,7 @@ async fn measure(client: &EnvClient, item: i64, text: &str, until: Instant) -> M
     let mut measured = Measured::default();
     let ms = |since: Instant| since.elapsed().as_secs_f64() * 1000.0;
     let mut session: Option<Session> = None;
-    // Where opening takes longer than the measurement, one step is waited for.
+    // If opening takes longer than the measurement, wait for one step.
     let none_yet = |measured: &Measured| measured.steps_ms.is_empty() && measured.failures == 0;
     while Instant::now() < until || none_yet(&measured) {
         let started = Instant::now();
@@ -83,7 +83,7 @@ async fn measure(client: &EnvClient, item: i64, text: &str, until: Instant) -> M
             Err(error) if error.kind() == FaultKind::Finished => {}
             Err(_) => measured.failures += 1,
         }
-        // Closed in the background, or kept for the next round.
+        // The drop closes it in the background, or keeps it for the next round.
         session = None;
     }
     measured

@@ -1,15 +1,15 @@
-//! The server that is examined.
+//! The server under examination.
 
 use super::report::Check;
 use crate::client::EnvClient;
 use crate::parser::Parser;
 use crate::spec::EnvSpec;
 
-/// Items whose first observation is asked for twice.
+/// Number of items whose first observation is requested twice.
 pub(super) const REPEATED: i64 = 4;
 
 pub(super) struct Doctor<'a> {
-    /// Hears what is done next.
+    /// Called before each step of the examination.
     pub(super) tell: &'a (dyn Fn(&str) + Sync),
     pub(super) spec: &'static EnvSpec,
     pub(super) url: &'a str,
@@ -18,7 +18,7 @@ pub(super) struct Doctor<'a> {
     pub(super) checks: Vec<Check>,
 }
 
-/// A model's text that any state of the environment takes.
+/// A model text that is valid in any state of the environment.
 pub(super) fn probe(spec: &EnvSpec) -> String {
     match spec.parser {
         Parser::ActionLine | Parser::LastAction | Parser::FirstAction => {

@@ -1,4 +1,4 @@
-//! The doctor on our own servers, on the wrong ones, and on one that lies.
+//! The doctor on our own servers, on servers of the wrong kind, and on one that lies.
 
 use super::*;
 use crate::builtin;
@@ -97,7 +97,7 @@ async fn there_is_no_verdict_without_a_step_and_no_figure_that_is_none() {
         told.len() > 6 && told.iter().any(|line| line.starts_with("measuring with 4")),
         "{told:?}"
     );
-    // Whose steps all fail is not fit, whatever else was found.
+    // A server whose steps all fail is unfit, whatever the other checks found.
     let speed = &mut report.speeds[0];
     (speed.steps, speed.steps_per_s, speed.step_ms, speed.open_ms) = (0, 0.0, None, None);
     assert!(!report.to_string().contains("NaN"), "{report}");
@@ -105,7 +105,7 @@ async fn there_is_no_verdict_without_a_step_and_no_figure_that_is_none() {
     assert!(report.to_string().contains("Not fit"), "{report}");
 }
 
-/// The original's sessions that were never reset cannot be closed.
+/// On the original, sessions that were never reset cannot be closed.
 #[tokio::test]
 async fn sessions_that_stay_are_counted() {
     let report = examined("builtin:babyai?compat=original", "babyai").await;

@@ -1,8 +1,8 @@
 //! BabyAI: reach a goal given in words, in a grid of rooms seen from inside.
 //!
-//! Rules, wording, levels and rewards are those of AgentGym's server; worlds are drawn by our
-//! own generator (`levels`), as functions of the item id alone. An item id is a level (its
-//! remainder by 40) and a seed (its quotient).
+//! Rules, wording, levels and rewards are those of AgentGym's server. Worlds are drawn by our own
+//! generator (`levels`) and depend only on the item id: a level (its remainder modulo 40) and a
+//! seed (its quotient).
 
 mod build;
 mod demonstration;
@@ -31,30 +31,30 @@ use text::{Action, actions, describe, things_in_view, way_to};
 use crate::draws::Draws;
 use crate::task_index::TaskIndex;
 
-/// Which habits of the original are kept.
+/// Which quirks of the original are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compat {
-    /// None of those that hurt training: a success ends the episode however late it comes, a
-    /// failure or the limit of moves ends it with reward 0, the score is the reward once and
-    /// for good, missions tell their order, a box in front can be opened and an open door
-    /// closed by `toggle`, and a session can be closed before its first reset.
+    /// None of those that hurt training: a success ends the episode however late it comes; a
+    /// failure or the limit of moves ends it with reward 0; the score is the reward, counted once;
+    /// missions state their order; `toggle` opens a box in front and closes an open door; and a
+    /// session can be closed before its first reset.
     #[default]
     Fixed,
-    /// All: an episode goes on after a success of reward 0.5 or less and after a failure,
-    /// without a limit of moves; steps that do nothing add the last reward to the score again;
-    /// `then` and `after you` are worded `and`; `toggle` only opens doors; and a session that
-    /// was closed before its first reset can never be closed.
+    /// All of them: an episode continues after a success with reward 0.5 or less and after a
+    /// failure, without a limit of moves; steps without effect add the last reward to the score
+    /// again; `then` and `after you` are worded `and`; `toggle` only opens doors; and a session
+    /// that a client tried to close before its first reset can never be closed.
     Original,
 }
 
-/// What a step brought.
+/// The result of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BabyaiReply {
     /// Text for the model.
     pub observation: String,
-    /// Of the latest move.
+    /// The reward of the latest move.
     pub reward: f64,
-    /// What counts: the sum of rewards.
+    /// The episode's score: the sum of rewards.
     pub score: f64,
     /// The episode is over.
     pub done: bool,
@@ -67,13 +67,13 @@ pub struct BabyaiGame {
     compat: Compat,
     mission: String,
     moves: u32,
-    /// The mission succeeded or failed; the world does not check it any more.
+    /// The mission succeeded or failed; the world no longer checks it.
     ended: bool,
     last: BabyaiReply,
 }
 
 impl BabyaiGame {
-    /// The episode of an item. `Err` is the text of the original for negative ids.
+    /// Starts the episode of an item. `Err` is the original's text for negative ids.
     pub(crate) fn start(item: &TaskIndex, seed: u64, compat: Compat) -> Result<Self, String> {
         let (level, world) = item.div_mod(LEVELS.len() as u64);
         if world.negative {
@@ -115,7 +115,7 @@ impl BabyaiGame {
         game
     }
 
-    /// The first observation, or what the latest step brought.
+    /// The first observation, or the result of the latest step.
     pub fn last(&self) -> &BabyaiReply {
         &self.last
     }
@@ -125,7 +125,7 @@ impl BabyaiGame {
         &self.mission
     }
 
-    /// The texts of the actions that make sense now.
+    /// The texts of the currently sensible actions.
     pub fn actions(&self) -> Vec<String> {
         let more = self.compat == Compat::Fixed;
         let all = actions(self.grid(), more).into_iter();
@@ -169,7 +169,7 @@ impl BabyaiGame {
         });
         match (&moved, self.compat) {
             (Ok(()), _) => self.last.score += self.last.reward,
-            // The original adds what it last saw, whatever happened.
+            // The original adds the latest reward again, whatever happened.
             (Err(_), Compat::Original) => self.last.score += self.last.reward,
             (Err(_), Compat::Fixed) => {}
         }
@@ -184,7 +184,7 @@ impl BabyaiGame {
         &self.last
     }
 
-    /// The moves that an action takes, or the text that says why there are none.
+    /// The primitive moves of an action, or the text that says why there are none.
     fn plan(&self, text: &str, action: &Action) -> Result<Vec<Primitive>, String> {
         let grid = self.grid();
         let way = |thing: usize, verb: &str| {
@@ -257,8 +257,8 @@ impl BabyaiGame {
         "The action is not recognized. Please check valid actions.".to_owned()
     }
 
-    /// Makes moves until one changes nothing; whether the first one did. An episode that has
-    /// ended on the way makes no further one.
+    /// Makes moves until one changes nothing, earns a reward or ends the episode. Returns whether
+    /// any move changed something.
     fn run(&mut self, plan: &[Primitive]) -> bool {
         let mut any = false;
         for primitive in plan {

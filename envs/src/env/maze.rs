@@ -1,4 +1,4 @@
-//! The maze of two Ts, of LMRL-Gym.
+//! LMRL-Gym's maze with two T-shaped corridors.
 
 pub(crate) mod game;
 pub(crate) mod server;

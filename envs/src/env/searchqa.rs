@@ -1,10 +1,9 @@
-//! SearchQA: answer a question, with a search over a corpus of passages.
+//! SearchQA: answer questions with a search over a corpus of passages.
 //!
-//! The rules and the wording are those of AgentGym's server. Passages and questions are the
-//! user's, or a small set of our own about a country that does not exist
-//! ([`Library::builtin`]), so that no model knows the answers from elsewhere. Search is BM25
-//! ([`index`]) instead of the original's embeddings: no model, no GPU, the same passages for
-//! the same query on every machine.
+//! The rules and the wording are those of AgentGym's server. Passages and questions are the user's,
+//! or a small set of our own about an invented country ([`Library::builtin`]), so that no model can
+//! know the answers. Search is BM25 ([`index`]) instead of the original's embeddings: no model, no
+//! GPU, and the same passages for the same query on every machine.
 
 mod demonstration;
 pub mod index;
@@ -23,7 +22,7 @@ use crate::parser::{Tag, tagged};
 use index::{Corpus, Index};
 pub(crate) use source::Source;
 
-/// Passages that a search shows, as the original does whatever its configuration says.
+/// Passages that a search shows; the original shows this many whatever its configuration says.
 pub const TOP_K: usize = 3;
 
 const INSTRUCTION: &str = "Answer the question. First think, between <think> and </think>. If you \
@@ -38,23 +37,23 @@ const INVALID: &str = "Your previous action is invalid. If you want to search, y
     the query between <search> and </search>. If you want to give the final answer, you should \
     put the answer between <answer> and </answer>. Please try again.";
 
-/// A question and the answers that count.
+/// A question and its accepted answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     /// The text.
     pub text: String,
-    /// Any of these is right.
+    /// Each of these is accepted.
     pub answers: Vec<String>,
 }
 
-/// What a step brought.
+/// The result of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QaReply {
     /// Text for the model.
     pub observation: String,
     /// 1 for a right answer.
     pub reward: f64,
-    /// The answer was right. A wrong one may be followed by another.
+    /// The answer was right. After a wrong one the episode continues.
     pub done: bool,
 }
 
@@ -69,10 +68,10 @@ pub struct Library {
 }
 
 impl Library {
-    /// From a corpus file (JSON lines with `contents`: a title line, then the text) and a
-    /// questions file (JSON lines with `question` and `answers` or `golden_answers`; `id`, or
-    /// else the line's number from 0). The index is built on first use and kept beside the
-    /// corpus, or at `index`; `progress` is told how many bytes of how many are read.
+    /// From a corpus file (JSON lines with `contents`: a title line, then the text) and a questions
+    /// file (JSON lines with `question` and `answers` or `golden_answers`; `id`, or else the line's
+    /// number from 0). The index is built on first use and stored next to the corpus, or at
+    /// `index`; `progress` gets the bytes read so far and in total.
     pub fn open(
         corpus: &Path,
         questions: &Path,
@@ -128,20 +127,20 @@ impl Library {
         }
     }
 
-    /// With another number of passages per search.
+    /// Sets the number of passages per search.
     pub fn with_top_k(mut self, top_k: usize) -> Self {
         self.top_k = top_k;
         self
     }
 
-    /// With questions and passages in lower case, for policies that know no capitals. Search
-    /// and score look at no case anyway.
+    /// Shows questions and passages in lower case, for policies without capital letters. Search and
+    /// scoring ignore case anyway.
     pub fn with_uncased(mut self, uncased: bool) -> Self {
         self.uncased = uncased;
         self
     }
 
-    /// A text of the library as it is shown.
+    /// A text of the library as it is shown to the model.
     fn shown(&self, text: &str) -> String {
         match self.uncased {
             true => text.to_lowercase(),
@@ -164,13 +163,13 @@ impl Library {
         self.index.passages()
     }
 
-    /// The text that a question is put with. It does not change during an episode.
+    /// The prompt of a question. It does not change during an episode.
     pub fn prompt(&self, question: &Question) -> String {
         let text = self.shown(question.text.trim());
         format!("{INSTRUCTION}\n\n Question: {text}")
     }
 
-    /// Plays a model's text: its first tag decides between a search and an answer.
+    /// Plays a model's text: its first tag determines whether it is a search or an answer.
     pub fn step(&self, question: &Question, text: &str) -> Result<QaReply, EnvError> {
         let (observation, right) = match tagged(text) {
             None => (INVALID.to_owned(), false),
@@ -187,7 +186,7 @@ impl Library {
         })
     }
 
-    /// The passages that a query finds, as the corpus writes them.
+    /// The passages that a query finds, in the corpus's letter case.
     fn search(&self, query: &str) -> Result<String, EnvError> {
         let mut shown = String::new();
         for (rank, passage) in self.index.search(query, self.top_k).into_iter().enumerate() {
@@ -216,7 +215,7 @@ fn read_questions(text: &str) -> Result<BTreeMap<i64, Question>, String> {
             Value::Number(id) => id
                 .as_i64()
                 .ok_or(format!("{place}: id {id} is too large"))?,
-            // `nq_12` as in item ids.
+            // Item ids such as `nq_12`.
             Value::String(id) => id
                 .rsplit('_')
                 .next()
@@ -267,7 +266,7 @@ mod tests {
             let answer = &question.answers[0];
             let right = library.step(question, &format!("<answer>{answer}</answer>"));
             assert_eq!(right.expect("a reply").reward, 1.0, "{question:?}");
-            // One search with the question itself, or with what that shows, is enough for most.
+            // One search for the question itself finds many answers.
             let reply = library.step(question, &format!("<search>{}</search>", question.text));
             found += usize::from(
                 reply

@@ -1,4 +1,4 @@
-//! TextCraft: craft a goal from what a list of recipes says, by text commands.
+//! TextCraft: craft a goal item with text commands, using a list of recipes.
 //!
 //! The rules and the wording are those of AgentGym's server; the recipes are our own
 //! ([`RecipeBook::builtin`]), Minecraft's ([`RecipeBook::from_folder`]) or invented from a

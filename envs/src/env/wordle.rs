@@ -1,4 +1,4 @@
-//! Wordle, of LMRL-Gym.
+//! LMRL-Gym's Wordle.
 
 pub(crate) mod game;
 pub(crate) mod server;

@@ -1,4 +1,4 @@
-//! Each family on texts that models write.
+//! Each parser on texts that models write.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! What all servers share between the socket and the environment.
+//! The layer between the socket and the environment, common to all servers.
 //!
-//! One function looks at path and method, since the originals' answers to wrong ones are part
-//! of their behaviour too: 404 and 405 as JSON, also for HEAD and OPTIONS, and a redirect for
-//! a slash too many.
+//! One function checks path and method, because the original servers' answers to wrong ones are
+//! part of the copied behaviour: 404 and 405 as JSON, also for HEAD and OPTIONS, and a redirect for
+//! a trailing slash.
 
 use std::sync::Arc;
 
@@ -21,27 +21,27 @@ const BODY_MAX_BYTES: usize = 1 << 20;
 
 const HEALTH: &str = "/health";
 
-/// What a server answers.
+/// A server's answer.
 pub(crate) type Answer = Result<Value, Refusal>;
 
-/// A path, the method that it takes, and what answers a request for it.
+/// A path, the method that it accepts, and the handler.
 pub(crate) type Route<S> = (&'static str, Method, fn(&S, &Asked<'_>) -> Answer);
 
 /// An environment's side of a server.
 pub(crate) trait Routes: Send + Sync + Sized + 'static {
-    /// Everything that can be asked.
+    /// All routes.
     const ROUTES: &'static [Route<Self>];
 
-    /// Answers take so long that they should not hold up the others on their thread.
+    /// Answers are slow enough that they must not block the other requests on their thread.
     const SLOW: bool = false;
 
-    /// What is open.
+    /// The open sessions.
     fn sessions(&self) -> &dyn Table;
 }
 
-/// [`Routes`] of any environment.
+/// [`Routes`] of any environment, as a trait object.
 pub(crate) trait App: Send + Sync + 'static {
-    /// The place of the route with this path.
+    /// The index of the route with this path.
     fn find(&self, path: &str) -> Option<usize>;
 
     /// Path and method of a route.
@@ -50,10 +50,10 @@ pub(crate) trait App: Send + Sync + 'static {
     /// The reply to a request for a route.
     fn answer(&self, at: usize, asked: &Asked<'_>) -> Answer;
 
-    /// As [`Routes::SLOW`].
+    /// See [`Routes::SLOW`].
     fn is_slow(&self) -> bool;
 
-    /// What is open.
+    /// The open sessions.
     fn open(&self) -> &dyn Table;
 }
 
@@ -81,7 +81,7 @@ impl<R: Routes> App for R {
     }
 }
 
-/// A request, as far as an environment is concerned.
+/// The parts of a request that an environment needs.
 pub(crate) struct Asked<'a> {
     query: &'a str,
     content_type: Option<&'a str>,
@@ -94,7 +94,7 @@ impl Asked<'_> {
         fields(self.content_type, self.body)
     }
 
-    /// A number from a body in which nothing else counts.
+    /// A number from a body, in which all other fields are ignored.
     pub(crate) fn body_integer(&self, key: &str) -> Result<TaskIndex, Problems> {
         let mut problems = Problems::default();
         let number = integer(&self.fields()?, key, &mut problems);
@@ -111,11 +111,11 @@ impl Asked<'_> {
 
 /// Replies other than 200.
 pub(crate) enum Refusal {
-    /// The framework's 422.
+    /// The framework's status 422.
     Invalid(Problems),
     /// No further session can be opened.
     Full,
-    /// The original's uncaught exceptions.
+    /// Corresponds to an uncaught exception in the original.
     Failed,
 }
 

@@ -1,14 +1,14 @@
-//! How a server is run.
+//! Options of a server.
 
 /// Limits of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerOptions {
-    /// A session that is not used for so long is closed, in seconds.
+    /// A session that is unused for this many seconds is closed.
     pub session_ttl_s: u64,
-    /// Sessions open at a time; a further create is refused with status 503.
+    /// Most open sessions; a further create is refused with status 503.
     pub sessions_max: usize,
-    /// Number of the first session. The originals begin with 0 whenever they start; a program
-    /// that may be started again under the same address should not.
+    /// Number of the first session. The original servers start at 0 after every restart; a program
+    /// that may be restarted under the same address should not.
     pub first_id: u64,
 }
 

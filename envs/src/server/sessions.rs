@@ -1,8 +1,8 @@
-//! The table of open sessions, with an end for those that nobody uses.
+//! The table of open sessions, with expiry of unused ones.
 //!
-//! Trainers die, and the original servers then keep their sessions for ever. Here a session
-//! that was not used for its time to live does not exist any more: lookups check the time
-//! themselves, so behaviour does not depend on when the sweeper runs.
+//! Trainers can die, and the original servers then keep their sessions for ever. Here a session
+//! that was unused for its time to live no longer exists. Lookups check the time themselves, so
+//! behaviour does not depend on when the sweeper runs.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,14 +27,14 @@ struct Slot<P> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic while holding a lock is a defect that its own request reports as a 500; the
-    // other sessions go on.
+    // A panic while holding a lock is a bug that its own request reports as a 500; the other
+    // sessions continue.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The sessions of a server, whatever they play.
+/// The sessions of a server, independent of the environment.
 pub(crate) trait Table {
-    /// Sessions open now.
+    /// Number of open sessions.
     fn count(&self) -> usize;
 
     /// Frees the memory of expired sessions.
@@ -48,7 +48,7 @@ impl<P: Send> Table for Sessions<P> {
 
     fn remove_unused(&self) {
         let ttl = self.ttl;
-        // A session that is in use at this moment is not unused.
+        // A locked session is in use at this moment.
         lock(&self.table).retain(|_, slot| {
             slot.try_lock()
                 .map_or(true, |slot| slot.used.elapsed() < ttl)
@@ -66,7 +66,7 @@ impl<P: Send> Sessions<P> {
         }
     }
 
-    /// Opens a session; what it plays may depend on its number. `None` if there are too many.
+    /// Opens a session; its state may depend on its number. `None` if the limit is reached.
     pub(crate) fn create<T>(
         &self,
         play: impl FnOnce(u64) -> P,
@@ -94,13 +94,13 @@ impl<P: Send> Sessions<P> {
         Some(act(&mut slot.play))
     }
 
-    /// What a session answers, or the error that there is no such session.
+    /// The answer of a session, or the error that there is no such session.
     pub(crate) fn answer(&self, id: &TaskIndex, act: impl FnOnce(&mut P) -> Value) -> Value {
         let answer = self.with(id, act);
         answer.unwrap_or_else(|| json!({"error": format!("The id {id} is not valid.")}))
     }
 
-    /// Whether there was such a session.
+    /// Closes a session; whether it existed.
     pub(crate) fn close(&self, id: &TaskIndex) -> bool {
         let found = self.find(id).is_some();
         if let Some(id) = id.as_u64() {

@@ -1,4 +1,4 @@
-//! The server against recorded exchanges of the original, and what was added to it.
+//! The server against recorded exchanges of the original, and tests of our additions.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn fixtures() -> PathBuf {
     )
 }
 
-/// Sends a recorded request as it was sent.
+/// Sends a recorded request unchanged.
 async fn replay(url: &str, request: &Value) -> (u16, Option<String>, Value) {
     let text = |key: &str| request[key].as_str();
     let method = text("method").expect("a method").parse().expect("a method");
@@ -77,9 +77,9 @@ async fn replay(url: &str, request: &Value) -> (u16, Option<String>, Value) {
     (status, content_type, body)
 }
 
-/// Task texts hold lines drawn at random on the original, in an order that differs between
-/// its processes. What is compared: the goal, and that the lines which the goal requires are
-/// in both. Everything else is compared as it is.
+/// On the original, task texts contain lines drawn at random, in an order that differs between
+/// processes. For these the comparison covers the goal and that both texts contain the lines which
+/// the goal requires. Everything else is compared exactly.
 fn same(book: &RecipeBook, found: &Value, recorded: &Value) -> bool {
     match (found, recorded) {
         (Value::String(found), Value::String(recorded)) if recorded.starts_with("Crafting") => {
@@ -130,15 +130,15 @@ async fn recorded_exchanges_on_minecraft_recipes_are_answered_alike() {
     for section in transcript["sections"].as_array().expect("sections") {
         let name = section["name"].as_str().expect("a name");
         if name == "create_bodies" {
-            // The recording holds id 1, which a call that was left out has created.
+            // The recording contains id 1, created by a call that is not in it.
             post(&server.url, "/create", json!({})).await;
         }
         for call in section["calls"].as_array().expect("calls") {
             let (request, recorded) = (&call["request"], &call["response"]);
             let (status, content_type, body) = replay(&server.url, request).await;
             let path = request["path"].as_str().expect("a path");
-            // Ours has a /health; and some calls between the recorded sections were left
-            // out, so that the inventory they filled cannot be known.
+            // Only ours has /health; and some calls between the recorded sections are missing, so
+            // the inventory that they filled is unknown.
             let unknown_state = body["observation"]
                 .as_str()
                 .is_some_and(|text| text.starts_with("Inventory"))
@@ -264,8 +264,8 @@ async fn dead_routes_answer_as_the_original_does() {
     assert_eq!(replay(&server.url, &request).await.2["status"], "ok");
 }
 
-/// Passages found and the wording of the question's introduction are ours. What is compared of
-/// them: the question, and that as many passages of the corpus are shown in the same shape.
+/// The passages found and the wording of the introduction are our own. Compared are the question,
+/// and that the same number of passages is shown in the same shape.
 fn same_qa(corpus: &[String], found: &Value, recorded: &Value) -> bool {
     let shape = |text: &str| {
         let inside = text
@@ -321,7 +321,7 @@ async fn recorded_questions_are_answered_alike() {
         let row = json!({"id": id, "question": question[0], "answers": question[1]});
         questions.push(row.to_string());
     }
-    // Of the training questions only what was shown of them is recorded.
+    // The training questions are recorded only as they were shown.
     for section in transcript["sections"].as_array().expect("sections") {
         for call in section["calls"].as_array().expect("calls") {
             let (item, shown) = (&call["request"]["json"]["id"], &call["response"]["json"]);
@@ -339,7 +339,7 @@ async fn recorded_questions_are_answered_alike() {
     let options = ServerOptions::default();
     let app = Arc::new(Searchqa::new(Arc::new(library), &options));
     let server = serve(app, "", LOCAL, options).await.expect("a free port");
-    // The recording's first session is its second.
+    // The first session in the recording was the second one on its server.
     post(&server.url, "/create", json!({"id": 0})).await;
     let (mut compared, mut skipped) = (0, Vec::new());
     for section in transcript["sections"].as_array().expect("sections") {
@@ -359,7 +359,7 @@ async fn recorded_questions_are_answered_alike() {
             );
             let recorded_body = recorded.get("json").unwrap_or(&recorded["text"]);
             if body.is_u64() && recorded_body.is_u64() {
-                // Calls that were left out, and failed ones, have used up numbers.
+                // Missing and failed calls have used up session numbers.
                 compared += 1;
                 continue;
             }
@@ -473,9 +473,9 @@ async fn wordle_speaks_as_documented() {
     );
 }
 
-/// Worlds are our own, so that texts that show one are compared by their shape: the parts of
-/// an observation and the ends of the list of actions. Errors, refusals, scores and flags of
-/// what was not played on are compared as they are.
+/// Worlds are our own, so texts that show one are compared by their shape: the parts of an
+/// observation and the ends of the list of actions. Errors, refusals, scores and flags of sessions
+/// that were not played are compared exactly.
 fn same_babyai(found: &Value, recorded: &Value) -> bool {
     fn shape(text: &str) -> Option<(bool, bool, bool)> {
         let (view, actions) =
@@ -517,7 +517,7 @@ async fn recorded_rooms_are_answered_alike() {
     let server = builtin::start("builtin:babyai?compat=original")
         .await
         .expect("a port");
-    // Sessions that the recording found there, of which it uses 0 and 3.
+    // Sessions that existed before the recording, which uses 0 and 3.
     post(&server.url, "/create", json!({})).await;
     post(&server.url, "/reset", json!({"id": 0, "data_idx": 0})).await;
     let (mut compared, mut played) = (0, 0);
@@ -527,7 +527,7 @@ async fn recorded_rooms_are_answered_alike() {
     {
         let name = section["name"].as_str().expect("a name");
         if name == "close_never_reset_and_render" {
-            // Pictures are not drawn here, and calls before it were left out.
+            // Pictures are not drawn here, and earlier calls are not recorded.
             continue;
         }
         for call in section["calls"].as_array().expect("calls") {
@@ -542,7 +542,7 @@ async fn recorded_rooms_are_answered_alike() {
             );
             let recorded = &recorded["json"];
             let over = |body: &Value| body["error"].to_string().contains("has finished");
-            // The worlds differ, and with them what an action finds and when an episode ends.
+            // The worlds differ, so the effect of an action and the end of an episode differ, too.
             let shows = |body: &Value| {
                 let text = body["observation"].as_str().unwrap_or_default();
                 text.contains("Available actions") || over(body)

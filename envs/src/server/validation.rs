@@ -1,5 +1,5 @@
-//! What the original's framework does with a request before the program sees it: which values
-//! pass for a whole number, and how it reports those that do not.
+//! The request validation of the original's framework: which values are accepted as whole numbers,
+//! and how invalid ones are reported.
 
 use serde_json::{Map, Value, json};
 
@@ -19,17 +19,17 @@ impl Problems {
             .push(json!({"type": kind, "loc": loc, "msg": message, "input": input}));
     }
 
-    /// The body of the refusal, if there is anything to refuse.
+    /// The body of the error reply; `None` if there are no problems.
     pub(crate) fn detail(&self) -> Option<Value> {
         (!self.0.is_empty()).then(|| json!({"detail": self.0}))
     }
 
-    /// Fails if anything was noted.
+    /// Fails if there are any problems.
     pub(crate) fn none(self) -> Result<(), Self> {
         if self.0.is_empty() { Ok(()) } else { Err(self) }
     }
 
-    /// What was read, unless anything was noted on the way.
+    /// The value that was read, or the problems if there are any.
     pub(crate) fn some<T>(self, read: Option<T>) -> Result<T, Self> {
         match read {
             Some(value) if self.0.is_empty() => Ok(value),
@@ -63,7 +63,7 @@ pub(crate) fn fields(
     });
     let value = if is_json {
         serde_json::from_slice(body).map_err(|_| {
-            // The original gives the place of the error; clients only look at the type.
+            // The original reports the position of the error; clients only look at the type.
             Problems(vec![json!({
                 "type": "json_invalid",
                 "loc": ["body", 0],
@@ -97,7 +97,7 @@ pub(crate) fn step<'a>(
     problems.some(id.zip(action))
 }
 
-/// A required whole number. `None` has been noted as a problem.
+/// A required whole number. `None`: a problem has been recorded.
 pub(crate) fn integer(
     fields: &Map<String, Value>,
     key: &str,
@@ -110,8 +110,8 @@ pub(crate) fn integer(
     checked(value, &["body", key], problems)
 }
 
-/// A whole number that may be left out or null: `None` if null, `Some(None)` if it has been
-/// noted as a problem.
+/// A whole number that may be missing (`default`) or null (`None`). `Some(None)`: a problem has
+/// been recorded.
 pub(crate) fn integer_or_null(
     fields: &Map<String, Value>,
     key: &str,
@@ -125,7 +125,7 @@ pub(crate) fn integer_or_null(
     }
 }
 
-/// As [`integer`], where null and nothing pass the check and fail later: `Some(None)`.
+/// Like [`integer`], but a missing or null value passes here and fails later: `Some(None)`.
 pub(crate) fn integer_nullable(
     fields: &Map<String, Value>,
     key: &str,
@@ -151,7 +151,7 @@ pub(crate) fn text<'a>(
     None
 }
 
-/// A text that may be left out or null; only its type matters.
+/// A text that may be missing or null; only its type is checked.
 pub(crate) fn text_or_null(fields: &Map<String, Value>, key: &str, problems: &mut Problems) {
     if let Some(value) = fields.get(key)
         && !value.is_string()
@@ -161,7 +161,7 @@ pub(crate) fn text_or_null(fields: &Map<String, Value>, key: &str, problems: &mu
     }
 }
 
-/// The number in a query string; of several the last counts.
+/// A number in the query string; the last occurrence counts.
 pub(crate) fn query_integer(query: &str, key: &str, problems: &mut Problems) -> Option<TaskIndex> {
     let value = url::form_urlencoded::parse(query.as_bytes())
         .filter(|(name, _)| name == key)
@@ -201,7 +201,7 @@ fn checked(value: &Value, loc: &[&str], problems: &mut Problems) -> Option<TaskI
     }
 }
 
-/// Numbers without a fraction, truth values, and texts of digits pass.
+/// Accepts numbers without a fraction, booleans, and texts of digits.
 fn whole_number(value: &Value) -> Result<TaskIndex, (&'static str, &'static str)> {
     const TYPE: (&str, &str) = ("int_type", "Input should be a valid integer");
     match value {

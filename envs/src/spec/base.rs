@@ -1,4 +1,4 @@
-//! What specs of several environments have in common.
+//! Defaults that the specs of several environments share.
 
 use super::types::{
     Actions, CreateBody, DoneRule, EnvSpec, ErrorShape, FirstObservation, IdInReply, Items, Replay,
@@ -6,7 +6,7 @@ use super::types::{
 };
 use crate::parser::Parser;
 
-/// The servers that name a session `id` and report errors softly.
+/// Servers that name a session `id` and report errors with status 200.
 pub(crate) const COMMON: EnvSpec = EnvSpec {
     name: "",
     instruction: "",
@@ -39,7 +39,7 @@ pub(crate) const COMMON: EnvSpec = EnvSpec {
     finished_text: "has finished",
 };
 
-/// The servers that name a session `env_idx` and fail with status 500.
+/// Servers that name a session `env_idx` and fail with status 500.
 pub(crate) const INDEXED: EnvSpec = EnvSpec {
     id_key: "env_idx",
     id_in_reply: IdInReply::Bare,

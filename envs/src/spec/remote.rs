@@ -1,5 +1,5 @@
-//! The environments whose servers are other people's alone, one value each. What is not said
-//! here is as in the value that it is based on.
+//! The environments that only third-party servers provide, one value each. Fields that are not
+//! listed come from the base value.
 
 use super::base::{COMMON, INDEXED};
 use super::types::{
@@ -29,7 +29,7 @@ const SCIWORLD: EnvSpec = EnvSpec {
         path: "/action_hint",
         with_id: true,
     },
-    // A session is a Java process of its own: more than a second and 300 MiB to start.
+    // Each session is a Java process: starting one takes more than a second and 300 MiB.
     reuse: true,
     creates_at_once: 2,
     parser: Parser::LastAction,
@@ -123,11 +123,11 @@ const SQLGYM: EnvSpec = EnvSpec {
     ..INDEXED
 };
 
-/// The servers that put a language model before other people's programs.
+/// Servers that give a language model access to third-party programs (tools).
 const TOOLS: EnvSpec = EnvSpec {
     create_body: CreateBody::Item("id"),
     reset_key: "id",
-    // The best so far.
+    // The best reward so far.
     reward_is_total: true,
     close: false,
     reuse: true,

@@ -1,4 +1,4 @@
-//! The table as a whole.
+//! Checks of the whole table of specs.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn every_environment_is_there_once_and_consistent() {
         );
         assert!(spec.reward_scale > 0.0 && spec.rounds_max > 0, "{name}");
         assert!(spec.creates_at_once > 0, "{name}");
-        // What cannot be closed has to be used again, or sessions pile up on the server.
+        // Sessions that cannot be closed have to be reused, or they accumulate on the server.
         assert!(spec.close || spec.reuse, "{name}");
         if spec.first_lists_actions.is_some() {
             assert_ne!(spec.actions, Actions::None, "{name}");
@@ -133,7 +133,7 @@ fn row(spec: &EnvSpec) -> String {
     )
 }
 
-/// The table in the documentation is this one.
+/// The table in the documentation matches this one.
 #[test]
 fn the_documented_table_is_true() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/environments.md");

@@ -1,10 +1,10 @@
-//! What there is to know of a server.
+//! The properties of a server that the client has to know.
 
 use std::ops::Range;
 
 use crate::parser::Parser;
 
-/// What `/create` needs in its body.
+/// The body that `/create` needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreateBody {
     /// `{}`; a request without a body is refused.
@@ -24,7 +24,7 @@ pub enum IdInReply {
     Key(&'static str),
 }
 
-/// A value that `/reset` always carries beside the item.
+/// A fixed value that `/reset` always carries in addition to the item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fixed {
     /// A number.
@@ -38,21 +38,21 @@ pub enum Fixed {
 pub enum FirstObservation {
     /// The reply to `/reset` is the text itself, or a list whose first entry it is.
     Bare,
-    /// The texts under these keys of the reply to `/reset`, one a line.
+    /// The texts under these keys of the reply to `/reset`, one per line.
     Keys(&'static [&'static str]),
-    /// Not in the reply to `/reset`: `GET /observation` has to be asked.
+    /// Not in the reply to `/reset`: it comes from `GET /observation`.
     Observe,
 }
 
 /// Which of the server's numbers is the reward of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RewardRule {
-    /// Each step's own.
+    /// The number of the step itself.
     EachStep,
-    /// That of the step that ends the episode; before it the number means something else.
+    /// The number of the step that ends the episode; on earlier steps it means something else.
     WhenDone,
-    /// The first that is not zero, from then on for good: the server adds to it again with
-    /// every later step that changes nothing.
+    /// The first number that is not zero, for all following steps too: the server adds the reward
+    /// again on every later step that changes nothing.
     FirstNonZero,
 }
 
@@ -75,21 +75,21 @@ impl SuccessRule {
     }
 }
 
-/// How the server says that a call failed, beside a status other than 200.
+/// How the server reports a failed call, apart from a status other than 200.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorShape {
     /// Status 200 with `{"error": text}` and no observation.
     Soft,
-    /// By the status alone.
+    /// Only by the status.
     Status,
-    /// Status 200 with a step reply whose `info` is null and whose observation is the
-    /// exception's text. Texts that begin like one of these blame the model and leave the
-    /// episode as it was; any other means that the environment failed. A failed reset has
-    /// the observation `TimeoutError`.
+    /// Status 200 with a step reply whose `info` is null and whose observation is the exception's
+    /// text. Texts with one of these prefixes are the model's fault and leave the episode
+    /// unchanged; any other text means that the environment failed. A failed reset has the
+    /// observation `TimeoutError`.
     InObservation(&'static [&'static str]),
 }
 
-/// Where the actions that are possible now are listed.
+/// Where the currently possible actions are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Actions {
     /// Nowhere.
@@ -98,11 +98,11 @@ pub enum Actions {
     InReply(&'static str),
     /// In the observation: a JSON list after this text.
     InText(&'static str),
-    /// Behind a path of its own.
+    /// At an endpoint of its own.
     Endpoint {
         /// The path.
         path: &'static str,
-        /// The session has to be named.
+        /// The request has to name the session.
         with_id: bool,
     },
 }
@@ -118,42 +118,42 @@ impl Actions {
     }
 }
 
-/// When a server ends an episode. A reply that contradicts it is a fault of the server.
+/// When a server ends an episode. A reply that contradicts the rule is a server fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DoneRule {
-    /// Whenever it likes.
+    /// At any time.
     Any,
-    /// With the step that solves the task, and never otherwise.
+    /// On the step that solves the task, and at no other time.
     WhenSolved,
 }
 
 /// Which item ids exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Items {
-    /// Any number is an item.
+    /// Any number is a valid item.
     Any,
     /// Ids from 0; other numbers wrap around.
     Wrapping(i64),
-    /// These; others are refused.
+    /// The ids in this range; others are refused.
     Within(Range<i64>),
     /// Depends on the data that the server was given.
     Unknown,
 }
 
-/// How far a session that is played again with the same actions repeats itself. Decides
-/// whether an interrupted episode can be taken up in a fresh session.
+/// How closely a session repeats itself when the same actions are played again. This decides
+/// whether an interrupted episode can be resumed in a fresh session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replay {
     /// Byte for byte.
     Exact,
     /// The same lines, in any order.
     SameLines,
-    /// Not at all.
+    /// Not reproducible.
     None,
 }
 
 impl Replay {
-    /// Whether an observation may stand for the recorded one.
+    /// Whether a replayed observation counts as equal to the recorded one.
     pub fn accepts(self, recorded: &str, replayed: &str) -> bool {
         match self {
             Self::Exact => recorded == replayed,
@@ -175,10 +175,10 @@ impl Replay {
 pub struct EnvSpec {
     /// Name in configurations and in item ids (`<name>_<item id>`).
     pub name: &'static str,
-    /// The instruction before the first observation, in our own words; short, since
-    /// it is paid for in every episode. A configuration may replace it.
+    /// The instruction before the first observation, in our own words. It is short, since every
+    /// episode spends tokens on it. A configuration may replace it.
     pub instruction: &'static str,
-    /// What a base URL ends in, where one process serves several environments.
+    /// Suffix of the base URL, where one process serves several environments.
     pub path_prefix: &'static str,
     /// Body of `/create`.
     pub create_body: CreateBody,
@@ -188,50 +188,50 @@ pub struct EnvSpec {
     pub id_in_reply: IdInReply,
     /// Key of the item id in `/reset`.
     pub reset_key: &'static str,
-    /// What else `/reset` carries.
+    /// Other fields that `/reset` carries.
     pub reset_fixed: &'static [(&'static str, Fixed)],
     /// Where the first observation is.
     pub first_observation: FirstObservation,
-    /// The first observation ends with a line that lists the possible actions after this.
+    /// If set, this label and the possible actions are appended to the first observation.
     pub first_lists_actions: Option<&'static str>,
     /// Key of the observation in replies to `/step`.
     pub observation_key: &'static str,
     /// Key of the reward in replies to `/step`.
     pub reward_key: &'static str,
-    /// Which of these numbers counts.
+    /// Which of these numbers is used as the reward.
     pub reward_rule: RewardRule,
-    /// That number is what the episode has earned so far, not what the step did.
+    /// The number is the episode's reward so far, not the reward of the step.
     pub reward_is_total: bool,
-    /// Factor from the server's number to a reward of 1 for a full solution.
+    /// Factor that scales the server's number so that a full solution has reward 1.
     pub reward_scale: f64,
     /// Key of the end-of-episode flag in replies to `/step`.
     pub done_key: &'static str,
-    /// When it is set.
+    /// When that flag is set.
     pub done_rule: DoneRule,
-    /// How failures look.
+    /// How failures are reported.
     pub errors: ErrorShape,
     /// Where possible actions are listed.
     pub actions: Actions,
     /// The server has `/close`.
     pub close: bool,
-    /// A finished session is reset for the next episode instead of closed: opening one is
-    /// dear, or there is no way to close it.
+    /// A finished session is reset for the next episode instead of closed, because opening one is
+    /// expensive or because there is no way to close it.
     pub reuse: bool,
-    /// Sessions that one server may open at the same time.
+    /// Sessions that one server may be opening at the same time.
     pub creates_at_once: usize,
-    /// From the model's text to the action.
+    /// How the model's text becomes an action.
     pub parser: Parser,
-    /// What counts as solved.
+    /// When an episode counts as solved.
     pub success: SuccessRule,
-    /// An action that every state takes: what the doctor plays.
+    /// An action that is valid in every state; the doctor plays it.
     pub probe: &'static str,
-    /// Rounds that AgentGym-RL's scripts (or, where it has none, AgentGym's) allow.
+    /// Rounds that the scripts of AgentGym-RL allow (of AgentGym, where AgentGym-RL has none).
     pub rounds_max: u32,
     /// Which items exist on the original server.
     pub items: Items,
-    /// What playing a session again gives, on the original server.
+    /// How closely a replayed session repeats itself, on the original server.
     pub replay: Replay,
-    /// Part of an `{"error"}` text that means the episode was over already.
+    /// Part of an `{"error"}` text which means that the episode was already over.
     pub finished_text: &'static str,
 }
 
@@ -242,7 +242,7 @@ impl EnvSpec {
     }
 }
 
-/// As [`EnvSpec::first_message`], with another instruction; an empty one leaves the
+/// Like [`EnvSpec::first_message`], with another instruction. With an empty one the message is the
 /// observation alone.
 pub fn first_message(instruction: &str, observation: &str) -> String {
     if instruction.is_empty() {

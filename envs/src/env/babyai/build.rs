@@ -1,19 +1,19 @@
-//! Worlds of rooms: walls, doors between neighbours, things in rooms, the agent.
+//! Builds worlds of rooms: walls, doors between neighbours, things in rooms, the agent.
 //!
-//! All draws come from one stream per world. A draw that cannot be met rejects the whole
-//! attempt, and the next one goes on in the stream.
+//! All draws come from one stream per world. A draw that cannot be satisfied rejects the whole
+//! attempt, and the next attempt continues in the stream.
 
 use super::grid::{Cell, Colour, Grid, Kind, Lock, Pos, STEPS, beside};
 use super::mission::{Desc, Side};
 use crate::draws::Draws;
 
-/// Tries to find a place before an attempt is rejected.
+/// Tries per placement before an attempt is rejected.
 const TRIES: usize = 500;
 
 /// Column and row of a room.
 pub(crate) type RoomAt = (usize, usize);
 
-/// An attempt that cannot be finished.
+/// An attempt that cannot be completed.
 #[derive(Debug)]
 pub(crate) struct Reject;
 
@@ -25,7 +25,7 @@ pub(crate) struct Build<'a> {
     pub(crate) room_size: usize,
     pub(crate) columns: usize,
     pub(crate) rows: usize,
-    /// By room: the door (or opening) on each side, as in [`STEPS`].
+    /// By room: the door (or opening) on each side, in the order of [`STEPS`].
     doors: Vec<[Option<Opening>; 4]>,
     /// The room behind a locked door.
     pub(crate) locked: Option<RoomAt>,
@@ -67,7 +67,7 @@ impl<'a> Build<'a> {
         self.pick(&Colour::ALL)
     }
 
-    /// Different colours.
+    /// `N` different colours.
     pub(crate) fn colours<const N: usize>(&mut self) -> [Colour; N] {
         let mut all = Colour::ALL;
         self.draws.shuffle(&mut all);
@@ -141,7 +141,7 @@ impl<'a> Build<'a> {
         Ok(door)
     }
 
-    /// A door on any side that is free.
+    /// Adds a door on any free side.
     pub(crate) fn add_any_door(
         &mut self,
         room: RoomAt,
@@ -166,8 +166,8 @@ impl<'a> Build<'a> {
         Ok(())
     }
 
-    /// Adds closed doors until every room can be reached from the first; a locked room gets
-    /// no further door.
+    /// Adds closed doors until every room can be reached from the first; a locked room gets no
+    /// other door.
     pub(crate) fn connect(&mut self) -> Result<(), Reject> {
         for _ in 0..TRIES * 10 {
             let mut reached = vec![(0, 0)];
@@ -201,7 +201,7 @@ impl<'a> Build<'a> {
         Err(Reject)
     }
 
-    /// A free cell of a room that fits.
+    /// A free cell of a room that satisfies `fits`.
     fn free_cell(
         &mut self,
         (column, row): RoomAt,
@@ -225,7 +225,7 @@ impl<'a> Build<'a> {
             let at = self.free_cell(room, |_, _| true)?;
             self.grid.agent = at;
             self.grid.facing = self.draws.below(4);
-            // Nothing is within reach at the start.
+            // Nothing is directly in front of the agent at the start.
             if self.grid.thing_at(self.grid.front()).is_none() {
                 return Ok(());
             }
@@ -233,7 +233,7 @@ impl<'a> Build<'a> {
         Err(Reject)
     }
 
-    /// A thing somewhere in a room, not right beside the agent.
+    /// Adds a thing at a random place in a room, not next to the agent.
     pub(crate) fn add(
         &mut self,
         room: RoomAt,
@@ -247,8 +247,8 @@ impl<'a> Build<'a> {
         Ok(self.grid.add(kind, colour, Lock::Open, at))
     }
 
-    /// Things of any kind, in a room or anywhere; `unique`: no two alike, nor like one that is
-    /// there.
+    /// Adds things of any kind, in a room or anywhere. `unique`: no two alike, nor like an existing
+    /// one.
     pub(crate) fn add_distractors(
         &mut self,
         room: Option<RoomAt>,
@@ -276,8 +276,8 @@ impl<'a> Build<'a> {
         Ok(added)
     }
 
-    /// Every thing can be reached without moving another one out of the way. Doors count as
-    /// passable, locked ones too.
+    /// Whether every thing can be reached without moving another one. Doors count as passable,
+    /// including locked ones.
     pub(crate) fn all_reachable(&self) -> bool {
         let grid = &self.grid;
         let mut seen = vec![false; grid.width * grid.height];
@@ -319,7 +319,7 @@ impl<'a> Build<'a> {
         }
     }
 
-    /// What these words mean in the world as it is now.
+    /// The things that these words denote in the current world.
     pub(crate) fn desc(
         &self,
         kind: Option<Kind>,
@@ -358,7 +358,7 @@ impl<'a> Build<'a> {
             && colour.is_none_or(|colour| colour == thing.colour)
     }
 
-    /// Whether a cell belongs to a wall of the agent's room.
+    /// Whether a cell belongs to the agent's room or its walls.
     fn touches(&self, (x, y): Pos) -> bool {
         let step = self.room_size - 1;
         let (column, row) = self.room_of(self.grid.agent);

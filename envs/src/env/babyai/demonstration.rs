@@ -1,9 +1,8 @@
 //! Solved BabyAI tasks, as conversations.
 //!
-//! What is asked for and in view is dealt with by the action that is offered for it, as a
-//! player would who reads the text. What is out of view is looked for by the moves that lead
-//! there: the planner knows the way, so a reader can only guess them, and learns how often
-//! which one helps.
+//! If the target is in view, the solver picks the offered action for it, as a player would who
+//! reads the text. If it is out of view, the moves come from the planner, which knows the way: a
+//! model can only guess these moves, and learns how often each one helps.
 
 use super::grid::{Kind, Lock};
 use super::mission::{Desc, Task};
@@ -14,22 +13,22 @@ use crate::demonstration::{Demonstration, Talk};
 use crate::draws::Draws;
 use crate::spec::first_message;
 
-/// Answers of a demonstration, at most.
+/// Most answers in a demonstration.
 const TEXTS_MAX: usize = 600;
 
 /// How a demonstration is played.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Play {
-    /// Chance, in percent, that an action drawn from those on offer takes the place of the one
-    /// that leads on. It is trained on like the others: who imitates such a player has met
-    /// every action and its effect, and has it left to learn from rewards which one helps.
+    /// Chance, in percent, that a randomly chosen offered action replaces the useful one. It is
+    /// trained on like the others: a model that imitates such a player has seen every action and
+    /// its effect, and only has to learn from rewards which one helps.
     pub wander_percent: u32,
 }
 
 impl std::str::FromStr for Play {
     type Err = String;
 
-    /// Reads `wander=PERCENT` or nothing.
+    /// Parses `wander=PERCENT` or an empty text.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut play = Self::default();
         for word in text.split(',').map(str::trim).filter(|w| !w.is_empty()) {
@@ -45,8 +44,8 @@ impl std::str::FromStr for Play {
     }
 }
 
-/// Solves an item and tells how; `None` where the planner knows no further, or where a
-/// wandering player has spoilt the task.
+/// Solves an item and returns the conversation; `None` if the planner gets stuck, or if random
+/// actions have made the task impossible.
 pub(crate) fn demonstration(
     item_id: i64,
     seed: u64,
@@ -58,8 +57,8 @@ pub(crate) fn demonstration(
     let count = LEVELS.len() as u64;
     let world = (item / count).to_string();
     let game = BabyaiGame::of((item % count) as usize, &world, seed, compat);
-    // Where sight leads in circles (what is asked for has to make room first), the planner
-    // alone may know better.
+    // Acting by sight can go in circles (if the target first has to be moved out of the way), so
+    // the planner is then tried alone.
     [true, false].into_iter().find_map(|by_sight| {
         let key = [item_id.to_le_bytes(), seed.to_le_bytes()].concat();
         let mut draws = Draws::new("babyai demonstration", &[&key]);
@@ -79,7 +78,7 @@ fn told(
     let mut talk = Talk::new(first_message(instruction, &game.last().observation));
     for _ in 0..TEXTS_MAX {
         let text = if draws.percent(play.wander_percent as usize) {
-            // The planner draws up its way anew from where this leads.
+            // The planner has to plan again from the new state.
             planner = Planner::default();
             let mut offered = game.actions();
             offered.retain(|text| text != CHECK);
@@ -99,12 +98,12 @@ fn told(
     None
 }
 
-/// The offered action that deals with what is asked for and in view; `None` where there is
-/// none, or where it would change nothing.
+/// The offered action for the target in view; `None` if there is none, or if it would change
+/// nothing.
 fn by_sight(game: &BabyaiGame) -> Option<String> {
     let grid = game.grid();
     let seen = things_in_view(grid);
-    // The nearest that can be reached, with its name and whether it is in front already.
+    // The nearest reachable thing, with its name and whether it is already in front.
     let nearest = |is_wanted: &dyn Fn(usize) -> bool| {
         seen.iter()
             .filter(|named| is_wanted(named.thing))
@@ -146,8 +145,7 @@ fn by_sight(game: &BabyaiGame) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// Every level is solved, nearly every world, and by actions that are offered where the
-    /// action is one of those that name a thing.
+    /// Nearly every world is solved, by actions that are offered (except `move forward`).
     #[test]
     fn nearly_all_worlds_have_a_demonstration() {
         let mut rest = Vec::new();

@@ -1,5 +1,5 @@
-//! Missions drawn from a grammar: one task, two in any order, or two after each other, in
-//! rooms of which one may be locked.
+//! Missions drawn from a grammar: one task, two in any order, or two in sequence, in rooms of which
+//! one may be locked.
 
 use super::build::{Build, CARRIED, Reject, RoomAt};
 use super::grid::{Kind, Lock};
@@ -51,9 +51,9 @@ struct Grammar {
     only_go_to: bool,
     /// Things may be described by their location.
     sides: bool,
-    /// Two goals in an order.
+    /// There may be two goals in a fixed order.
     sequences: bool,
-    /// What is behind the locked door may be asked for.
+    /// The mission may ask for things behind the locked door.
     unlocks: bool,
 }
 

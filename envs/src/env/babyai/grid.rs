@@ -1,9 +1,9 @@
-//! A grid with walls and things, an agent in it, and what the agent sees.
+//! A grid with walls and things, the agent in it, and the agent's view.
 //!
-//! The physics are MiniGrid's: six primitive moves, a view of 7 × 7 cells in front of the
-//! agent, walls and closed doors hide what is behind them.
+//! The physics are MiniGrid's: six primitive moves, a view of 7 × 7 cells in front of the agent,
+//! and walls and closed doors that hide what is behind them.
 
-/// Side of the square that the agent sees; it stands in the middle of the nearest row.
+/// Side of the square that the agent sees; the agent is in the middle of the nearest row.
 const VIEW: usize = 7;
 
 /// Column and row.
@@ -72,11 +72,11 @@ pub(crate) enum Lock {
 pub(crate) struct Thing {
     pub(crate) kind: Kind,
     pub(crate) colour: Colour,
-    /// Only of doors.
+    /// Only used for doors.
     pub(crate) lock: Lock,
     /// `None` while it is carried, in a box, or gone.
     pub(crate) at: Option<Pos>,
-    /// Only of boxes.
+    /// Only used for boxes.
     pub(crate) inside: Option<usize>,
 }
 
@@ -97,14 +97,14 @@ pub(crate) enum Primitive {
     Toggle,
 }
 
-/// Steps for the directions right, down, left, up; a turn to the right is the next one.
+/// Steps to the right, down, left, up; the next entry is a turn to the right.
 pub(crate) const STEPS: [(isize, isize); 4] = [(1, 0), (0, 1), (-1, 0), (0, -1)];
 
 /// A cell in view.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Seen {
     pub(crate) ahead: usize,
-    /// Negative to the left.
+    /// Negative on the left.
     pub(crate) right: isize,
     pub(crate) cell: Cell,
 }
@@ -127,7 +127,7 @@ pub(crate) struct Grid {
     pub(crate) carrying: Option<usize>,
 }
 
-/// Where a step leads; `None` off the low edges of the grid.
+/// The cell that a step leads to; `None` beyond the low edges of the grid.
 pub(crate) fn beside((x, y): Pos, facing: usize) -> Option<Pos> {
     let (right, down) = STEPS[facing];
     Some((x.checked_add_signed(right)?, y.checked_add_signed(down)?))
@@ -146,7 +146,7 @@ impl Grid {
         }
     }
 
-    /// Outside of the grid is wall.
+    /// Cells outside the grid are walls.
     pub(crate) fn cell(&self, (x, y): Pos) -> Cell {
         if x < self.width && y < self.height {
             self.cells[y * self.width + x]
@@ -159,7 +159,7 @@ impl Grid {
         self.cells[y * self.width + x] = cell;
     }
 
-    /// Puts a new thing down; its number.
+    /// Puts down a new thing; returns its number.
     pub(crate) fn add(&mut self, kind: Kind, colour: Colour, lock: Lock, at: Pos) -> usize {
         let number = self.things.len();
         self.things.push(Thing {
@@ -174,7 +174,7 @@ impl Grid {
     }
 
     pub(crate) fn front(&self) -> Pos {
-        // The agent is inside walls, so that there is a cell in front of it.
+        // The agent is inside walls, so there is always a cell in front of it.
         beside(self.agent, self.facing).unwrap_or(self.agent)
     }
 
@@ -185,7 +185,7 @@ impl Grid {
         }
     }
 
-    /// One can stand there: nothing is there, or an open door.
+    /// Whether the agent can stand there: the cell is empty or an open door.
     pub(crate) fn passable(&self, at: Pos) -> bool {
         match self.cell(at) {
             Cell::Empty => true,
@@ -197,7 +197,7 @@ impl Grid {
         }
     }
 
-    /// Whether the door in front of the agent would open for it.
+    /// Whether `toggle` would open this door with what the agent carries.
     pub(crate) fn opens(&self, door: usize) -> bool {
         match self.things[door].lock {
             Lock::Closed => true,
@@ -209,7 +209,7 @@ impl Grid {
         }
     }
 
-    /// Makes a move; whether anything changed.
+    /// Makes a move; returns whether anything changed.
     pub(crate) fn act(&mut self, primitive: Primitive) -> bool {
         let front = self.front();
         match primitive {
@@ -270,7 +270,7 @@ impl Grid {
         true
     }
 
-    /// What is `ahead` steps in front of the agent and `right` steps aside.
+    /// The cell `ahead` steps in front of the agent and `right` steps to the side.
     fn relative(&self, ahead: usize, right: isize) -> Cell {
         let (forward, aside) = (STEPS[self.facing], STEPS[(self.facing + 1) % 4]);
         let ahead = ahead as isize;
@@ -293,18 +293,18 @@ impl Grid {
         }
     }
 
-    /// The cells in view that are not empty, without the agent's own: from left to right, and
-    /// in a column from the far end.
+    /// The cells in view that are not empty, without the agent's own: from left to right, and in
+    /// each column from the far end.
     pub(crate) fn view(&self) -> Vec<Seen> {
         let middle = (VIEW / 2) as isize;
         let cell = |column: usize, ahead: usize| self.relative(ahead, column as isize - middle);
-        // Light goes out from the agent's cell, row by row, to both sides and ahead.
+        // Light spreads from the agent's cell, row by row, to both sides and ahead.
         let mut lit = [[false; VIEW]; VIEW];
         lit[0][VIEW / 2] = true;
         for ahead in 0..VIEW {
             let spread = |from: usize, to: Option<usize>, lit: &mut [[bool; VIEW]; VIEW]| {
                 let here = match (ahead, from == VIEW / 2) {
-                    // A thing that is carried does not stand in the way.
+                    // A carried thing does not block the view.
                     (0, true) => Cell::Empty,
                     _ => cell(from, ahead),
                 };
@@ -341,7 +341,7 @@ impl Grid {
 mod tests {
     use super::*;
 
-    /// A room of 8 × 8 with the agent at its left wall, looking right.
+    /// A room of 8 × 8 with the agent at its left wall, facing right.
     fn room() -> Grid {
         let mut grid = Grid::new(8, 8);
         for at in 0..8 {

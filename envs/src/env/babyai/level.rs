@@ -1,19 +1,19 @@
-//! A level with its mission, and what levels of several kinds are made of.
+//! A level with its mission, and the parts that several kinds of levels share.
 
 use super::build::{Build, Reject, RoomAt};
 use super::grid::{Grid, Kind};
 use super::mission::{Desc, Goal, Task, next};
 
-/// A world and what is asked in it.
+/// A world and its mission.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Level {
     pub(crate) grid: Grid,
     pub(crate) goal: Goal,
-    /// Primitive moves that the reward is measured by.
+    /// Limit of primitive moves; the reward depends on it.
     pub(crate) moves_max: u32,
 }
 
-/// By default the limit is a room's cells for each room and trip.
+/// The default limit is the number of cells of all rooms, times the trips of the goal.
 pub(super) fn finished(build: Build<'_>, goal: Goal, moves_max: Option<u32>) -> Level {
     let rooms = (build.columns * build.rows) as u32;
     let each = (build.room_size * build.room_size) as u32 * rooms;
@@ -39,7 +39,7 @@ pub(super) fn put_next_task(build: &Build<'_>, moved: Desc, fixed: Desc) -> Resu
     Ok(Task::PutNext(moved, fixed))
 }
 
-/// Three by three rooms, one of them behind a locked door whose key lies elsewhere.
+/// Locks a random room, connects all rooms and puts the key in another room.
 pub(super) fn lock_a_room(build: &mut Build<'_>) -> Result<(RoomAt, usize), Reject> {
     let room = build.any_room();
     let colour = build.colour();

@@ -1,7 +1,7 @@
-//! The forty levels: for each a layout, what is in it, and what is asked.
+//! The forty levels, each with its layout, its things and its mission.
 //!
-//! Sizes, numbers of things and the limits of moves are those of the BabyAI levels of the same
-//! names. The worlds of a seed are our own, since the original draws them from NumPy.
+//! Sizes, numbers of things and move limits are those of the BabyAI levels of the same names. The
+//! worlds of a seed differ from the original's, which are drawn with NumPy.
 
 use super::build::{Build, Reject, RoomAt};
 use super::grid::{Colour, Grid, Kind, Lock};
@@ -173,7 +173,7 @@ fn one_room(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
     Ok(finished(build, goal, None))
 }
 
-/// One thing of each list, not yet side by side.
+/// One thing of each list; the two are not yet next to each other.
 fn put_next(build: &mut Build<'_>, from: &[usize], to: &[usize]) -> Result<Goal, Reject> {
     let (moved, fixed) = (build.pick(from), build.pick(to));
     let (moved, fixed) = (build.named(moved), build.named(fixed));
@@ -205,7 +205,7 @@ fn maze(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
             pick_up(build.named(target))
         }
     };
-    // Something has to be moved out of the way exactly where the level is about that.
+    // Level 17 is about moving things out of the way; in the others nothing may block the way.
     if build.all_reachable() == (number == 17) {
         return Err(Reject);
     }
@@ -231,7 +231,7 @@ fn locked_room(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
         let inside = build.add_distractors(Some(locked), 1, false)?[0];
         let desc = build.named(inside);
         if desc.set.len() > 1 {
-            // It could be found without unlocking anything.
+            // The mission could be solved without unlocking anything.
             return Err(Reject);
         }
         go_to(desc)
@@ -327,7 +327,7 @@ fn doors(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
     Ok(finished(build, goal, limit))
 }
 
-/// Keys, boxes and what is behind locked doors.
+/// Levels with keys, boxes and locked doors.
 fn keys(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
     let (size, columns, rows) = match number {
         20 | 31 => (6, 3, 3),
@@ -391,7 +391,7 @@ fn keys(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
             Ok(finished(build, goal, Some(16 * cells)))
         }
         28 => {
-            // The key to the left door lies on the right, behind a door whose key is at hand.
+            // The key to the left door is in the right room; the key to that room is within reach.
             let [a, b] = build.colours();
             build.add_door(left, 0, a, true)?;
             build.add((2, 0), Kind::Key, a)?;
@@ -450,7 +450,7 @@ fn two_rooms(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
     if number == 33 {
         let across = put_next(&mut build, &in_left, &in_right)?;
         let back = put_next(&mut build, &in_right, &in_left)?;
-        // The same thing must not be both moved and stay.
+        // No thing may be both moved and a fixed target.
         let things: Vec<usize> = [&across, &back]
             .iter()
             .flat_map(|goal| goal.tasks())

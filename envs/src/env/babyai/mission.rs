@@ -1,8 +1,8 @@
-//! What an episode asks for, in words and as a check after each primitive move.
+//! The mission of an episode, in words and as a check after each primitive move.
 
 use super::grid::{Colour, Grid, Kind, Pos, Primitive, STEPS};
 
-/// Where a thing lies, as seen by the agent at the start.
+/// The side of a thing, as seen by the agent at the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Left,
@@ -14,7 +14,7 @@ pub(crate) enum Side {
 impl Side {
     pub(crate) const ALL: [Self; 4] = [Self::Left, Self::Right, Self::Front, Self::Behind];
 
-    /// Whether a thing at this offset lies on this side of an agent that faces so.
+    /// Whether a thing at `at` is on this side of an agent with this facing.
     pub(crate) fn holds(self, agent: Pos, facing: usize, at: Pos) -> bool {
         let turn = match self {
             Self::Front => 0,
@@ -40,7 +40,7 @@ impl Side {
     }
 }
 
-/// Which things are meant: all that fitted the words at the start.
+/// The things that a description denotes: all that matched its words at the start.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Desc {
     pub(crate) kind: Option<Kind>,
@@ -61,25 +61,25 @@ impl Desc {
     }
 }
 
-/// One thing to do.
+/// A single task.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Task {
     GoTo(Desc),
-    /// Strict: taking anything else fails.
+    /// Strict: picking up anything else fails.
     Pickup(Desc, bool),
     /// Strict: opening another door fails.
     Open(Desc, bool),
     PutNext(Desc, Desc),
 }
 
-/// In which order two goals have to be reached.
+/// The order in which two goals have to be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// The first one first.
     Before,
     /// The second one first.
     After,
-    /// Any.
+    /// Any order.
     And,
 }
 
@@ -100,14 +100,14 @@ pub(crate) enum Status {
     Failed,
 }
 
-/// What just happened.
+/// The latest move.
 pub(crate) struct Event {
     pub(crate) primitive: Primitive,
     pub(crate) carried_before: Option<usize>,
 }
 
 impl Task {
-    /// Trips through the rooms that it takes; the limit of moves is in proportion.
+    /// Number of trips through the rooms; the move limit is proportional to it.
     fn trips(&self) -> u32 {
         match self {
             Self::PutNext(..) => 2,
@@ -175,7 +175,7 @@ impl Task {
     }
 }
 
-/// Whether two things lie side by side.
+/// Whether two things are on adjacent cells.
 pub(crate) fn next(grid: &Grid, one: usize, other: usize) -> bool {
     match (grid.things[one].at, grid.things[other].at) {
         (Some(a), Some(b)) => a.0.abs_diff(b.0) + a.1.abs_diff(b.1) == 1,
@@ -199,7 +199,7 @@ impl Goal {
         }
     }
 
-    /// In words. The original hides the order, which nobody can then follow but by luck.
+    /// The mission in words. The original hides the order, so it can only be met by luck.
     pub(crate) fn words(&self, hide_order: bool) -> String {
         match self {
             Self::One(task) => task.words(),
@@ -215,7 +215,7 @@ impl Goal {
         }
     }
 
-    /// Every task in it.
+    /// All tasks of the goal.
     pub(crate) fn tasks(&self) -> Vec<&Task> {
         match self {
             Self::One(task) => vec![task],
@@ -223,7 +223,7 @@ impl Goal {
         }
     }
 
-    /// Takes note of a move.
+    /// Updates the goal after a move.
     pub(crate) fn check(&mut self, grid: &Grid, event: &Event) -> Status {
         match self {
             Self::One(task) => task.check(grid, event),
@@ -239,7 +239,7 @@ impl Goal {
                             Status::Reached => done[at] = true,
                             Status::Going => {}
                         }
-                        // What comes later counts from the next move on.
+                        // The later goal is checked only from the next move on.
                         if *order != Order::And && !(done[0] && done[1]) {
                             return Status::Going;
                         }

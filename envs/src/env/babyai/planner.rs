@@ -1,6 +1,6 @@
-//! A player that sees the whole world but acts through texts only: it checks that what the
-//! levels ask for can be done with the actions that are offered, and knows the way where a
-//! demonstration does not see it.
+//! A player that sees the whole world but acts only through texts. It checks that the levels can be
+//! solved with the offered actions, and finds the way in demonstrations when the target is out of
+//! view.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,11 +9,11 @@ use super::grid::{Cell, Grid, Kind, Lock, Pos, beside};
 use super::mission::Task;
 use super::text::things_in_view;
 
-/// Something to do before the task can go on; the latest comes first.
+/// A subgoal that has to be done before the task; the most recent one is done first.
 #[derive(Debug, Clone, PartialEq)]
 enum Errand {
     Unlock(usize),
-    /// Whether it is already in hand.
+    /// The flag says whether the thing is already carried.
     MoveAway(usize, bool),
 }
 
@@ -21,12 +21,12 @@ enum Move {
     Say(String),
     /// The target is in front.
     Arrived,
-    /// Something has to be done first; it has been noted.
+    /// A subgoal has to be done first and has been recorded.
     Errand,
     Stuck,
 }
 
-/// Moves one step at a time towards the task that comes next.
+/// Moves one step at a time towards the next task.
 #[derive(Default)]
 pub(super) struct Planner {
     errands: Vec<Errand>,
@@ -36,7 +36,7 @@ fn is_door(grid: &Grid, thing: usize) -> bool {
     grid.things[thing].kind == Kind::Door
 }
 
-/// The cost to enter a cell: what is in the way costs the work to get it out of the way.
+/// The cost of entering a cell: for an obstacle, the cost of removing it.
 fn cost(grid: &Grid, at: Pos) -> Option<u32> {
     match grid.cell(at) {
         Cell::Empty => Some(1),
@@ -50,7 +50,7 @@ fn cost(grid: &Grid, at: Pos) -> Option<u32> {
     }
 }
 
-/// The cheapest way from the agent into a cell, both ends included.
+/// The cheapest path from the agent into a cell, including both ends.
 fn path(grid: &Grid, target: Pos) -> Option<(u32, Vec<Pos>)> {
     let mut before: BTreeMap<Pos, Pos> = BTreeMap::new();
     let mut best = BTreeMap::from([(grid.agent, 0)]);
@@ -81,7 +81,7 @@ fn path(grid: &Grid, target: Pos) -> Option<(u32, Vec<Pos>)> {
     None
 }
 
-/// Things that can be reached when doors are no obstacle.
+/// Number of things that can be reached if doors are no obstacle.
 fn reachable(grid: &Grid) -> usize {
     let mut seen = BTreeSet::from([grid.agent]);
     let mut open = vec![grid.agent];
@@ -120,7 +120,7 @@ impl Planner {
             return Move::Stuck;
         };
         let Some(next) = way.get(1).copied() else {
-            // On top of it: off it first.
+            // The agent is on the target cell: step off it first.
             return Move::Say("move forward".to_owned());
         };
         if let Some(turn) = turn(grid, next) {
@@ -148,7 +148,7 @@ impl Planner {
         Move::Errand
     }
 
-    /// Puts down what is carried where it is in nobody's way.
+    /// Puts down the carried thing where it does not block the way.
     fn put_down(&mut self, grid: &Grid) -> Move {
         let before = reachable(grid);
         let carried = grid.carrying.expect("something is carried");
@@ -274,7 +274,7 @@ impl Planner {
                     .nearest(grid, &desc.set)
                     .and_then(|thing| grid.things[thing].at);
                 match at.map(|at| self.approach(grid, at)) {
-                    // It was in front before it was asked for.
+                    // The thing was already in front when the task began.
                     Some(Move::Arrived) => Move::Say("turn left".to_owned()),
                     Some(other) => other,
                     None if grid.carrying.is_some() => self.put_down(grid),
@@ -316,7 +316,7 @@ impl Planner {
                         .find_map(|at| grid.thing_at(*at).filter(|thing| !is_door(grid, *thing)));
                     return match thing {
                         Some(thing) => self.note(Errand::MoveAway(thing, false)),
-                        // The only free place is where the agent stands.
+                        // The only free place is the agent's own cell.
                         None => Move::Say("move forward".to_owned()),
                     };
                 };
@@ -327,7 +327,7 @@ impl Planner {
                         other => other,
                     };
                 }
-                // What is in the way is dealt with while the hands are free.
+                // Obstacles are removed while nothing is carried.
                 for at in &way {
                     match grid.thing_at(*at) {
                         Some(door) if is_door(grid, door) && cost(grid, *at) == Some(100) => {
@@ -344,7 +344,7 @@ impl Planner {
         }
     }
 
-    /// The next text, or `None` if the player knows no further.
+    /// The next text, or `None` if the planner is stuck.
     pub(super) fn text(&mut self, game: &BabyaiGame) -> Option<String> {
         for _ in 0..60 {
             let grid = game.grid();
@@ -368,7 +368,7 @@ mod tests {
     use super::super::{Compat, LEVELS};
     use super::*;
 
-    /// Texts before the player gives up.
+    /// Most texts before the player gives up.
     const TEXTS_MAX: usize = 600;
 
     fn play(item: u64) -> Result<f64, String> {

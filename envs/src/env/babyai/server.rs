@@ -18,13 +18,13 @@ pub(crate) struct Babyai {
 
 #[derive(Default)]
 struct Play {
-    /// There is none before the first reset.
+    /// `None` before the first reset.
     game: Option<BabyaiGame>,
-    /// Somebody tried to close the session before that, which the original never forgets.
+    /// A client tried to close the session before its first reset, so the original never closes it.
     stuck: bool,
 }
 
-/// Numbers as the original writes them: a whole one without a point.
+/// Formats numbers like the original: 0 without a decimal point.
 fn number(value: f64) -> Value {
     if value == 0.0 { json!(0) } else { json!(value) }
 }
@@ -103,7 +103,7 @@ impl Babyai {
         }))
     }
 
-    /// There are no pictures here; what can be said about a session is said.
+    /// Pictures are not supported; errors about the session's state are reported as usual.
     fn render(&self, asked: &Asked<'_>) -> Answer {
         let id = asked.body_integer("id")?;
         Ok(self.sessions.answer(&id, |play| match &play.game {

@@ -1,4 +1,4 @@
-//! Which rooms: an address or the options of the subcommand.
+//! Selects the worlds: from an address or the options of the subcommand.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
 
-/// Every world is a function of its id and this.
+/// Every world is a function of its id and these values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
     compat: Compat,
-    /// Mixed into every world; 0 is what the ids alone give.
+    /// Mixed into every world; with 0 a world depends only on its id.
     seed: u64,
 }
 
@@ -42,7 +42,7 @@ impl Tasks for Source {
     }
 }
 
-/// Takes what it sees by the actions that are offered, and knows the way where it does not.
+/// Uses the offered actions for targets in view, and the planner for the others.
 #[derive(Debug)]
 struct SeesAndPlans {
     source: Source,
@@ -58,7 +58,7 @@ impl Solver for SeesAndPlans {
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Keep the original's habits: late successes go on, scores add up, orders are hidden,
+    /// Keep the original's quirks: late successes continue, scores add up, orders are hidden,
     /// sessions closed before their first reset stay.
     #[arg(long)]
     compat: bool,

@@ -1,4 +1,4 @@
-//! Episodes as a whole: worlds, texts, rewards, and the habits of the original.
+//! Whole episodes: worlds, texts, rewards, and the quirks of the original.
 
 use super::*;
 use grid::{Colour, Kind};
@@ -15,7 +15,7 @@ fn worlds_are_functions_of_their_ids() {
                 .observation
                 .starts_with(&format!("Your goal: {}\n", game.mission))
         );
-        // Other seeds are other worlds, as far as a small room has room for them.
+        // Other seeds give other worlds, as far as a small room allows.
         let other = |step: u64| BabyaiGame::new(item + 40 * step, Compat::Fixed).level;
         assert!((1..6).any(|step| other(step) != game.level), "{item}");
     }
@@ -23,7 +23,7 @@ fn worlds_are_functions_of_their_ids() {
     assert_ne!(other.level, BabyaiGame::new(7, Compat::Fixed).level);
 }
 
-/// The documented limits of moves, by level; two where the mission decides.
+/// The documented move limits, by level; several values where they depend on the mission.
 #[test]
 fn limits_of_moves_are_those_of_the_levels() {
     let expected: [&[u32]; 40] = [
@@ -72,7 +72,7 @@ fn limits_of_moves_are_those_of_the_levels() {
         let level = (item % 40) as usize;
         let found = BabyaiGame::new(item, Compat::Fixed).level.moves_max;
         match expected[level] {
-            // Multiples by the trips of the mission.
+            // A multiple, depending on the trips of the mission.
             [] => assert_eq!(found % if level == 37 { 100 } else { 576 }, 0, "{level}"),
             some => assert!(some.contains(&found), "{}: {found}", LEVELS[level]),
         }
@@ -171,7 +171,7 @@ fn a_success_is_worth_what_the_moves_leave() {
     ));
     game.level.moves_max = 50;
     let reply = game.step("toggle and go through red closed door 1").clone();
-    // Two steps to the door, one to open it; what would follow is not made any more.
+    // Two steps to the door and one to open it; the remaining moves are not made.
     assert_eq!((reply.reward, reply.done), (1.0 - 0.9 * 3.0 / 50.0, true));
     assert!(
         reply

@@ -1,4 +1,4 @@
-//! The observation: the view in words, and the actions that make sense now.
+//! The observation: the view in words, and the currently sensible actions.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,11 +6,11 @@ use super::grid::{Cell, Grid, Kind, Lock, Pos, Primitive, Seen, beside};
 
 pub(crate) const CHECK: &str = "check available actions";
 
-/// A thing in view with the name it has this turn.
+/// A thing in view with its name in this turn.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Named {
     pub(crate) thing: usize,
-    /// With the number that tells it from others of the same name.
+    /// With a number that distinguishes things of the same name.
     pub(crate) name: String,
     pub(crate) seen: Seen,
 }
@@ -89,23 +89,23 @@ pub(crate) fn describe(grid: &Grid) -> String {
     text
 }
 
-/// What an action's text stands for.
+/// The meaning of an action's text.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
     Primitive(Primitive),
-    /// Go in front of a thing and take it.
+    /// Go in front of a thing and pick it up.
     Pickup(usize),
     /// Go in front of a thing.
     GoTo(usize),
-    /// Go through a door that is open.
+    /// Go through an open door.
     GoThrough(usize),
     /// Open a door and go through it.
     ToggleThrough(usize),
     Check,
 }
 
-/// The actions that make sense now, with their texts. `more`: boxes can be opened and open
-/// doors closed, which the original does not offer.
+/// The currently sensible actions, with their texts. `more`: also open boxes and close doors, which
+/// the original does not offer.
 pub(crate) fn actions(grid: &Grid, more: bool) -> Vec<(String, Action)> {
     let named = things_in_view(grid);
     let kind = |named: &Named| grid.things[named.thing].kind;
@@ -155,8 +155,8 @@ pub(crate) fn actions(grid: &Grid, more: bool) -> Vec<(String, Action)> {
     actions
 }
 
-/// The moves that bring the agent in front of a cell, facing it; the fewest, by breadth-first
-/// search over cells and directions. `None` if there is no way.
+/// The fewest moves that bring the agent in front of a cell, facing it, by breadth-first search
+/// over cells and directions. `None` if there is no way.
 pub(crate) fn way_to(grid: &Grid, target: Pos) -> Option<Vec<Primitive>> {
     let start = (grid.agent, grid.facing);
     let mut before = BTreeMap::from([(start, None)]);

@@ -1,7 +1,7 @@
 //! The maze of LMRL-Gym that AgentGym serves: two T-shaped corridors, one below the other.
 //!
-//! A position is (row, column), both from 0 at the top left. A game is the index of its start
-//! among the free cells, row by row; the last one is the goal itself.
+//! A position is (row, column), both from 0 at the top left. A game's number is the index of its
+//! start among the free cells, row by row; the last one is the goal itself.
 
 /// `#` is wall, `.` free, `G` the goal.
 const CELLS: [&str; 10] = [
@@ -17,12 +17,12 @@ const CELLS: [&str; 10] = [
     "#############",
 ];
 
-/// Moves after which the next one ends the game.
+/// After this many moves the next one ends the game.
 const MOVES_MAX: u32 = 50;
 
 type Position = (usize, usize);
 
-/// Direction in words, and the step it stands for, in the order of the observation.
+/// Name, description and step of each direction, in the order of the observation.
 const DIRECTIONS: [(&str, &str, isize, isize); 4] = [
     ("move right", "to your right", 0, 1),
     ("move left", "to your left", 0, -1),
@@ -30,7 +30,7 @@ const DIRECTIONS: [(&str, &str, isize, isize); 4] = [
     ("move down", "below you", 1, 0),
 ];
 
-/// What a move brought.
+/// The result of a move.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct MazeReply {
     pub(crate) observation: String,
@@ -41,7 +41,7 @@ pub(crate) struct MazeReply {
 /// Why a game cannot be played.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoGame {
-    /// There is no such start.
+    /// No start cell has this number.
     Unknown,
     /// It would start on the goal.
     OnGoal,
@@ -64,13 +64,13 @@ fn free_cells() -> Vec<Position> {
 }
 
 fn beside((row, column): Position, down: isize, right: isize) -> Position {
-    // Free cells are never on the border, so that no step leaves the grid.
+    // Free cells are never on the border, so a step never leaves the grid.
     let moved = |value: usize, by: isize| value.saturating_add_signed(by);
     (moved(row, down), moved(column, right))
 }
 
 impl Maze {
-    /// The game with this number; negative ones count from the end.
+    /// The game with this number; negative numbers count from the end.
     pub(crate) fn start(game: i64) -> Result<Self, NoGame> {
         let cells = free_cells();
         let count = cells.len() as i64;
@@ -83,12 +83,12 @@ impl Maze {
         Ok(Self { at, moves: 0 })
     }
 
-    /// The moves there are, wherever one stands.
+    /// All moves; they do not depend on the position.
     pub(crate) fn actions() -> [&'static str; 4] {
         ["move left", "move right", "move up", "move down"]
     }
 
-    /// What is seen from here.
+    /// The observation at the current position.
     pub(crate) fn observation(&self) -> String {
         let goal = free_cells().pop().expect("the maze has free cells");
         let walls: Vec<&str> = DIRECTIONS
@@ -107,7 +107,7 @@ impl Maze {
         )
     }
 
-    /// Makes a move. A text that is no move, or leads into a wall, changes nothing but counts.
+    /// Makes a move. An unknown move, or one into a wall, changes nothing but is counted.
     pub(crate) fn step(&mut self, action: &str) -> MazeReply {
         self.moves += 1;
         let step = DIRECTIONS.iter().find(|(name, ..)| *name == action);
@@ -170,7 +170,7 @@ mod tests {
         assert!(Maze::start(-26).is_ok());
     }
 
-    /// The shortest way, by breadth-first search over games.
+    /// The shortest solution, by breadth-first search over games.
     fn solve(game: i64) -> Vec<&'static str> {
         let start = Maze::start(game).expect("a game");
         let mut ways = BTreeMap::from([(start.at, Vec::new())]);

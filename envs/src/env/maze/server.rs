@@ -13,7 +13,7 @@ pub(crate) struct MazeServer {
     sessions: Sessions<Option<Play>>,
 }
 
-/// A game and what it said last; there is none before the first reset.
+/// A game and its latest reply; absent before the first reset.
 struct Play {
     maze: Maze,
     last: MazeReply,
@@ -44,7 +44,7 @@ impl MazeServer {
                 *play = Some(Play { maze, last });
                 json!({ "observation": observation })
             }
-            // The original asserts that a game does not start at its end, without a text.
+            // The original asserts, without a message, that a game does not start at the goal.
             Err(NoGame::OnGoal) => json!({"error": ""}),
             Err(NoGame::Unknown) => json!({"error": format!("The game {game} is not valid.")}),
         }))

@@ -1,4 +1,4 @@
-//! There is one maze.
+//! The source of mazes: there is only one maze, so there are no options.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Answered questions, as conversations.
 //!
-//! The solver knows the answer and searches until a passage shows it: for the names in the
-//! question, for the question itself, and for the names that came up on the way. A passage
-//! can show an answer by chance, so not every chain of searches is a proof.
+//! The solver knows the answer and searches until a passage contains it: for the names in the
+//! question, for the question itself, and for the names in the results. A passage can contain an
+//! answer by chance, so not every chain of searches is a proof.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -11,13 +11,13 @@ use crate::demonstration::{Demonstration, Talk};
 use crate::error::EnvError;
 use crate::spec::first_message;
 
-/// Searches in a row, at most: the rounds of an episode less the answer.
+/// Most searches in a row: the rounds of an episode minus one for the answer.
 const HOPS_MAX: usize = 4;
-/// Searches that are tried for a question, at most.
+/// Most searches tried for a question.
 const TRIES_MAX: usize = 400;
 
-/// Answers a question and tells how; `None` if there is no such question, or if no chain of
-/// searches shows the answer.
+/// Answers a question and returns the conversation; `None` if there is no such question, or if no
+/// chain of searches finds the answer.
 pub(crate) fn demonstration(
     library: &Library,
     item_id: i64,
@@ -38,15 +38,15 @@ pub(crate) fn demonstration(
 
 #[derive(Clone)]
 struct Chain {
-    /// Queries with what they showed.
+    /// Queries with their results.
     searches: Vec<(String, String)>,
     answer: String,
 }
 
-/// The shortest chain of searches whose last one shows an answer.
+/// The shortest chain of searches whose last result contains an answer.
 fn chain(library: &Library, question: &Question) -> Result<Option<Chain>, EnvError> {
     let text = question.text.trim();
-    // The first word of a question is written like a name.
+    // The first word of a question is always capitalised, like a name.
     let (_, behind) = text.split_once(' ').unwrap_or(("", text));
     let first = names(behind).into_iter().chain([text.to_owned()]);
     let mut waiting: VecDeque<(Vec<(String, String)>, String)> =
@@ -73,7 +73,7 @@ fn chain(library: &Library, question: &Question) -> Result<Option<Chain>, EnvErr
     Ok(None)
 }
 
-/// Whether a text shows an answer, as whole words.
+/// Whether a text contains an answer, as whole words.
 fn holds(text: &str, answer: &str) -> bool {
     let is_word = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
     !answer.is_empty()
@@ -84,7 +84,7 @@ fn holds(text: &str, answer: &str) -> bool {
         })
 }
 
-/// Runs of words that are written as names, with a capital, in the order of a text.
+/// Runs of capitalised words, taken as names, in the order of a text.
 fn names(text: &str) -> Vec<String> {
     let mut names: Vec<Vec<&str>> = Vec::new();
     let mut goes_on = false;
@@ -96,7 +96,7 @@ fn names(text: &str) -> Vec<String> {
             _ if is_name => names.push(vec![bare]),
             _ => {}
         }
-        // A mark behind a word ends a name.
+        // Punctuation after a word ends a name.
         goes_on = is_name && word.ends_with(char::is_alphanumeric);
     }
     names.iter().map(|name| name.join(" ")).collect()
@@ -121,7 +121,7 @@ mod tests {
             assert!(answer.starts_with("<answer>"), "{answer}");
             assert!(before.iter().all(|text| text.starts_with("<search>")));
             searches[before.len()] += 1;
-            // The answer is a copy of what was shown last.
+            // The answer occurs in the latest result.
             let wanted = answer.trim_start_matches("<answer>");
             let wanted = wanted.trim_end_matches("</answer>");
             let heard = &shown.conversations[shown.conversations.len() - 2];

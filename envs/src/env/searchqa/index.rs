@@ -1,14 +1,14 @@
-//! A BM25 index over a corpus of passages, built in one pass and kept in one file.
+//! A BM25 index over a corpus of passages, built in one pass and stored in one file.
 //!
-//! Deterministic: the same corpus gives the same file, and equal scores go to the passage that
-//! comes first. In memory are the postings (about 3 bytes for each different word of each
-//! passage); the passages themselves are read from the corpus file when they are shown.
+//! Deterministic: the same corpus gives the same file, and of equal scores the earlier passage
+//! comes first. The postings (about 3 bytes for each distinct word of each passage) are in memory;
+//! the passages themselves are read from the corpus file when they are shown.
 //!
-//! Written here and not taken from a search library, since the ranking is part of the task: a
-//! policy that was trained against the original's BM25 must find the same passages here.
-//! tantivy (0.27 was looked at) has the constants k1 = 1.2 and b = 0.75 compiled in, where the
-//! original's retrieval has 0.9 and 0.4, and lets equal scores follow its segments, which
-//! depend on how the index was written. It also brings 38 packages that nothing else needs.
+//! Not taken from a search library, because the ranking is part of the task: a policy that was
+//! trained with the original's BM25 must find the same passages here. tantivy (version 0.27) has
+//! the constants k1 = 1.2 and b = 0.75 compiled in, where the original uses 0.9 and 0.4, and orders
+//! equal scores by its segments, which depend on how the index was written. It also needs 38
+//! packages that nothing else uses.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -20,19 +20,19 @@ use serde_json::Value;
 
 use crate::error::EnvError;
 
-/// Saturation of repeated words and weight of a passage's length: the values that Pyserini,
-/// and with it the original's BM25 mode, uses.
+/// Term-frequency saturation and length normalisation: the values of Pyserini, which the original's
+/// BM25 mode uses.
 const K1: f32 = 0.9;
 const B: f32 = 0.4;
 
 const MAGIC: &[u8; 8] = b"AGBM25\x00\x01";
 
-/// Bytes from both ends of a corpus by which its index is recognised, beside its length.
+/// Bytes from each end of a corpus that, with its length, identify it for the index.
 const SAMPLE_BYTES: usize = 1 << 20;
 
 const PROGRESS_EVERY: u64 = 64 << 20;
 
-/// Longest line: a passage is some hundred words.
+/// Longest line; a normal passage has some hundred words.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
 /// Where the passages are.
@@ -48,7 +48,7 @@ enum Source {
     Text(Vec<u8>),
 }
 
-/// A line of the corpus: where it begins, and its length in bytes.
+/// A line of the corpus: its offset, and its length in bytes.
 pub(super) type Line = (u64, u32);
 
 impl Corpus {
@@ -108,7 +108,7 @@ impl Corpus {
         contents(&line).map_err(|problem| self.bad(format!("at byte {at}: {problem}")))
     }
 
-    /// What an index file has to name to belong to this corpus.
+    /// Identifies the corpus that an index file belongs to.
     fn mark(&self) -> Result<[u8; 32], EnvError> {
         let length = self.len()?;
         let sample = SAMPLE_BYTES.min(length as usize);
@@ -141,8 +141,8 @@ pub struct Index {
     lines: Vec<Line>,
     /// Words in each passage.
     lengths: Vec<u32>,
-    /// By word: in how many passages it is, and for each of them how far it is behind the one
-    /// before and how often it is there, as variable-length numbers.
+    /// By word: the number of passages that contain it, and for each of them its distance from the
+    /// previous one and the word's count in it, as variable-length numbers.
     postings: BTreeMap<String, (u32, Vec<u8>)>,
 }
 
@@ -158,7 +158,7 @@ impl Index {
             return Ok(index);
         }
         let index = Self::build(corpus, progress)?;
-        // Not being able to keep it costs time at the next start, nothing else.
+        // If it cannot be stored, the next start only takes longer.
         if let Err(error) = index.write(at, &mark) {
             tracing::warn!(path = %at.display(), %error, "the index cannot be kept");
         }
@@ -231,7 +231,7 @@ impl Index {
         })
     }
 
-    /// Passages in it.
+    /// Number of passages.
     pub fn passages(&self) -> usize {
         self.lines.len()
     }
@@ -240,8 +240,8 @@ impl Index {
         self.lines[passage as usize]
     }
 
-    /// The best passages for a query, best first. There are always as many as asked for, if
-    /// the corpus has them: those without any of the words come last, in their own order.
+    /// The best passages for a query, best first. There are always as many as requested, if the
+    /// corpus has them: those without any of the words come last, in corpus order.
     pub fn search(&self, query: &str, count: usize) -> Vec<u32> {
         let passages = self.lines.len() as f32;
         let mean = self.lengths.iter().map(|n| f64::from(*n)).sum::<f64>() as f32 / passages;
@@ -287,7 +287,7 @@ impl Index {
     }
 
     fn write(&self, at: &Path, mark: &[u8; 32]) -> std::io::Result<()> {
-        // Under another name first: a file that is there is a whole one.
+        // Written under a temporary name first, so that an existing file is always complete.
         let unfinished = at.with_extension(format!("unfinished-{}", std::process::id()));
         let mut out = BufWriter::new(File::create(&unfinished)?);
         out.write_all(MAGIC)?;
@@ -359,7 +359,7 @@ fn piece(file: &mut impl Read, length: u64) -> Option<Vec<u8>> {
     (read as u64 == length).then_some(bytes)
 }
 
-/// Seven bits a byte, the low ones first; the high bit says that more follow.
+/// Seven bits per byte, low bits first; the high bit means that more bytes follow.
 fn put(bytes: &mut Vec<u8>, mut value: u32) {
     while value >= 0x80 {
         bytes.push(value as u8 | 0x80);
@@ -420,7 +420,7 @@ mod tests {
         assert!(index.search("bridge", 0).is_empty());
     }
 
-    /// The formula, by hand, on a corpus of two.
+    /// The formula, checked by hand on a corpus of two passages.
     #[test]
     fn scores_follow_the_formula() {
         let text = corpus(&["a\na b b c", "d\nb"]);

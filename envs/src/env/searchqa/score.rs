@@ -1,5 +1,5 @@
-//! Exact match, as the question-answering benchmarks count it: lower case, no ASCII
-//! punctuation (deleted, not replaced), no articles, single spaces.
+//! Exact match, as question-answering benchmarks define it: lower case, no ASCII punctuation
+//! (deleted, not replaced), no articles, single spaces.
 
 /// Whether the last answer in a text is one of these.
 pub(super) fn answer_is_right(text: &str, answers: &[String]) -> bool {
@@ -10,7 +10,7 @@ pub(super) fn answer_is_right(text: &str, answers: &[String]) -> bool {
     answers.iter().any(|answer| normalised(answer) == given)
 }
 
-/// Pairs are read from the left, each up to its first closing tag.
+/// Pairs are matched from the left, each up to its first closing tag.
 fn last_answer(text: &str) -> Option<&str> {
     const OPEN: &str = "<answer>";
     const CLOSE: &str = "</answer>";
@@ -32,7 +32,7 @@ fn normalised(text: &str) -> String {
         .chars()
         .filter(|c| !c.is_ascii_punctuation())
         .collect();
-    // An article is a whole word, also between characters that are neither letter nor space.
+    // An article is a whole word, also between characters that are neither letters nor spaces.
     let mut out = String::new();
     let mut word = String::new();
     for c in kept.chars().chain([' ']) {

@@ -1,4 +1,4 @@
-//! SearchQA's routes. Unlike the others it fails with status 500, also for unknown sessions.
+//! SearchQA's routes. Unlike other servers it fails with status 500, even for unknown sessions.
 
 use std::sync::Arc;
 

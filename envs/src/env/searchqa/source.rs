@@ -1,4 +1,4 @@
-//! Which questions over which corpus: an address or the options of the subcommand.
+//! Selects questions and corpus: from an address or the options of the subcommand.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
 
-/// Questions over a corpus; our own without files.
+/// Questions over a corpus; without files, our own.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Source {
     /// JSON lines {"id", "contents"}; contents = title line, then text. Without it a small
@@ -28,7 +28,7 @@ pub(crate) struct Source {
     /// JSON lines {"id", "question", "answers"}.
     #[arg(long, value_name = "FILE", requires = "corpus")]
     questions: Option<PathBuf>,
-    /// Where the index is kept; beside the corpus without it.
+    /// Where the index is stored [default: next to the corpus].
     #[arg(long, value_name = "FILE", requires = "corpus")]
     index: Option<PathBuf>,
     /// Passages per search.
@@ -85,7 +85,7 @@ impl Tasks for Source {
     }
 }
 
-/// Knows the answer, and searches until a passage shows it.
+/// Knows the answer, and searches until a passage contains it.
 #[derive(Debug)]
 struct KnowsTheAnswer(Library);
 

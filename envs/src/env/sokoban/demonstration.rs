@@ -6,7 +6,7 @@ use super::ways::Ways;
 use crate::demonstration::{Demonstration, Talk};
 use crate::spec::first_message;
 
-/// Solves a game by the fewest actions and tells how, so many of them a turn.
+/// Solves a game with the fewest actions, `turn_actions` of them per turn, as a conversation.
 pub(super) fn demonstration(
     mut game: Sokoban,
     turn_actions: usize,

@@ -1,8 +1,8 @@
-//! A game of Sokoban as RAGEN plays it: a turn is up to five actions, a game up to ten.
+//! A game of Sokoban as RAGEN plays it: up to five actions per turn, ten per game by default.
 //!
-//! Rewards are those of gym-sokoban 0.0.6, which RAGEN wraps (`SokobanEnv._calc_reward`), and
-//! of RAGEN's `EnvStateManager.step`: the sum over a turn's actions, and a penalty for a turn
-//! in which not every action is one.
+//! Rewards are those of gym-sokoban 0.0.6, which RAGEN wraps (`SokobanEnv._calc_reward`), and of
+//! RAGEN's `EnvStateManager.step`: the sum over a turn's actions, with a penalty for a turn that is
+//! empty or contains an unknown action.
 
 use crate::draws::Draws;
 
@@ -15,13 +15,13 @@ const OFF_TARGET: f64 = -1.0;
 const SOLVED: f64 = 10.0;
 const NO_ACTION: f64 = -0.1;
 
-/// Actions of one turn that are taken; those behind them are not looked at.
+/// Actions of one turn that are executed; further ones are ignored.
 const TURN_ACTIONS_MAX: usize = 5;
 
-/// Between the actions of a turn.
+/// Separates the actions of a turn.
 pub(super) const SEPARATOR: &str = "||";
 
-/// What a turn brought.
+/// The result of a turn.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Reply {
     pub(super) observation: String,
@@ -38,7 +38,7 @@ pub(super) struct Sokoban {
 }
 
 impl Sokoban {
-    /// The game of an item. It can be solved in the actions that it allows.
+    /// The game of an item. It can be solved within its limit of actions.
     pub(super) fn start(kind: Kind, server_seed: u64, item: &str) -> Self {
         let parts: [&[u8]; 2] = [&server_seed.to_le_bytes(), item.as_bytes()];
         let (room, state) = draw(kind, &mut Draws::new("sokoban", &parts));
@@ -75,7 +75,7 @@ impl Sokoban {
         &self.last
     }
 
-    /// Takes the actions of a turn: names with `||` between them, in capitals or not.
+    /// Executes the actions of a turn: names separated by `||`, in any letter case.
     pub(super) fn step(&mut self, text: &str) -> &Reply {
         let names = text.split(SEPARATOR).map(str::trim);
         let names = names.filter(|name| !name.is_empty()).take(TURN_ACTIONS_MAX);
@@ -139,8 +139,8 @@ mod tests {
     use super::super::ways::Ways;
     use super::*;
 
-    /// Rooms that RAGEN's generator drew, played by chance in gym-sokoban 0.0.6 with RAGEN's
-    /// letters: every state and reward, and how many actions RAGEN's solver needs.
+    /// Rooms drawn by RAGEN's generator and played at random in gym-sokoban 0.0.6, in RAGEN's
+    /// letters: every state and reward, and the number of actions of RAGEN's solution.
     #[test]
     fn states_rewards_and_lengths_of_solutions_are_those_of_the_original() {
         let golden = serde_json::from_str(include_str!("golden.json")).expect("JSON");
@@ -178,7 +178,7 @@ mod tests {
         };
         let near = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-12, "{found}");
         let mut play = game();
-        // The sixth is not looked at.
+        // The sixth action is ignored.
         near(
             play.step("right||DOWN|| left || up||Right || jump").reward,
             -0.5,
@@ -197,7 +197,7 @@ mod tests {
         assert!(!play.last().done);
         near(play.step("Down || Down").reward, -0.1);
         assert!(play.last().done);
-        // What follows the solution is not played, and costs nothing.
+        // Actions after the solution are not executed and cost nothing.
         let mut play = game();
         near(play.step("Down || Down || Down || Right").reward, -0.4);
         near(play.step("Right || Right").reward, 10.9);

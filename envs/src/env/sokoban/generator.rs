@@ -1,32 +1,32 @@
-//! How rooms are drawn.
+//! Generates rooms.
 
 use crate::draws::Draws;
 
 use super::room::{Cell, Direction, Room, State};
 use super::ways::Ways;
 
-/// Rows and columns that a room may have, its outer walls included.
+/// Allowed numbers of rows and columns of a room, including its outer walls.
 pub(super) const SIZES: std::ops::RangeInclusive<usize> = 6..=12;
 
-/// Which rooms are drawn.
+/// Parameters of the generated rooms.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
     pub(super) rows: usize,
     pub(super) columns: usize,
     pub(super) boxes: usize,
-    /// Actions in which each room can be solved.
+    /// Every room can be solved in this many actions.
     pub(super) actions: usize,
 }
 
-/// A room that can be solved in the allowed actions, and its start. How many of them the
-/// shortest solution takes is drawn first, so that easy and hard rooms are equally frequent;
-/// then the start, among those that take so many and have no box on a target.
+/// A room that can be solved in the allowed actions, and its start state. The length of the
+/// shortest solution is drawn first, so that easy and hard rooms are equally frequent; then the
+/// start among those with that length and without a box on a target.
 pub(super) fn draw(kind: Kind, draws: &mut Draws) -> (Room, State) {
     loop {
         let floor = dig(kind.rows, kind.columns, draws);
         let cells = 0..floor.len() as Cell;
         let mut free: Vec<Cell> = cells.filter(|cell| floor[usize::from(*cell)]).collect();
-        // Room for the player and for a push.
+        // Space for the player and for a push.
         if free.len() < kind.boxes + 2 {
             continue;
         }
@@ -41,9 +41,9 @@ pub(super) fn draw(kind: Kind, draws: &mut Draws) -> (Room, State) {
     }
 }
 
-/// The shapes that a walk leaves behind, of which each row has three bits. They, the chance of
-/// a turn and the number of steps are those of Racanière et al., "Imagination-Augmented Agents
-/// for Deep Reinforcement Learning" (2017), as gym-sokoban 0.0.6 has them.
+/// The shapes that the random walk digs, three bits for each row. The shapes, the chance of a turn
+/// and the number of steps are those of Racanière et al., "Imagination-Augmented Agents for Deep
+/// Reinforcement Learning" (2017), as implemented in gym-sokoban 0.0.6.
 const SHAPES: [[u8; 3]; 5] = [
     [0b000, 0b111, 0b000],
     [0b010, 0b010, 0b010],
@@ -53,7 +53,7 @@ const SHAPES: [[u8; 3]; 5] = [
 ];
 const TURN_PERCENT: usize = 35;
 
-/// Digs floor into solid rock: whether each cell is floor.
+/// Digs floor into solid rock; returns for each cell whether it is floor.
 fn dig(rows: usize, columns: usize, draws: &mut Draws) -> Vec<bool> {
     let mut floor = vec![false; rows * columns];
     let mut at = (1 + draws.below(rows - 2), 1 + draws.below(columns - 2));

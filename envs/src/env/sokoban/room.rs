@@ -1,15 +1,15 @@
-//! A room, and what an action does in it.
+//! A room, and the effect of an action in it.
 
-/// The most boxes of a room.
+/// Most boxes in a room.
 pub(super) const BOXES_MAX: usize = 3;
 
-/// A cell, counted row by row.
+/// Index of a cell, row by row.
 pub(super) type Cell = u8;
 
-/// Where a box stands that the room does not have.
+/// Position of an unused box slot.
 const NO_BOX: Cell = Cell::MAX;
 
-/// What the player can do: a step, which pushes a box that is in the way.
+/// An action of the player: a step, which pushes a box in its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Up,
@@ -40,7 +40,7 @@ impl Direction {
     }
 }
 
-/// What moves. Boxes are in order, so that equal situations are equal values.
+/// The movable part. Boxes are sorted, so that equal situations are equal values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct State {
     pub(super) player: Cell,
@@ -59,14 +59,14 @@ impl State {
         self.boxes.contains(&cell)
     }
 
-    /// The player at `player`, and the box of one cell in another.
+    /// The player at `player`, and the box at `from` moved to `to`.
     fn pushed(&self, player: Cell, from: Cell, to: Cell) -> Self {
         let cells = self.boxes.map(|cell| if cell == from { to } else { cell });
         Self::new(player, &cells)
     }
 }
 
-/// What does not move: walls, floor and targets.
+/// The fixed part: walls, floor and targets.
 #[derive(Clone, Debug)]
 pub(super) struct Room {
     columns: usize,
@@ -96,13 +96,13 @@ impl Room {
         self.targets.len()
     }
 
-    /// Boxes that stand on targets.
+    /// Number of boxes on targets.
     pub(super) fn placed(&self, state: &State) -> usize {
         let targets = self.targets.iter();
         targets.filter(|target| state.has_box(**target)).count()
     }
 
-    /// What an action leads to; `None` if it changes nothing.
+    /// The state after an action; `None` if it changes nothing.
     pub(super) fn after(&self, state: &State, action: Direction) -> Option<State> {
         let to = self.beside(state.player, action)?;
         if !state.has_box(to) {
@@ -130,7 +130,7 @@ impl Room {
         })
     }
 
-    /// A row a line, in RAGEN's letters.
+    /// The room as text, one line per row, in RAGEN's letters.
     pub(super) fn drawn(&self, state: &State) -> String {
         let letter = |cell: usize| {
             let place = cell as Cell;
@@ -182,7 +182,7 @@ impl Room {
 
 #[cfg(test)]
 impl Room {
-    /// The room and the state of such a text.
+    /// Parses the room and the state from such a text.
     pub(super) fn read(text: &str) -> (Self, State) {
         let columns = text.lines().next().expect("a row").chars().count();
         let letters: Vec<char> = text.chars().filter(|letter| *letter != '\n').collect();

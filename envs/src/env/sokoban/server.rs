@@ -1,4 +1,4 @@
-//! Sokoban's routes. RAGEN has no server; these are as most of AgentGym's.
+//! Sokoban's routes. RAGEN has no server; the routes follow most of AgentGym's.
 
 use axum::http::Method;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use crate::server::validation::{Problems, integer, step};
 pub(super) struct SokobanServer {
     kind: Kind,
     seed: u64,
-    /// There is no game before the first reset.
+    /// `None` before the first reset.
     sessions: Sessions<Option<Sokoban>>,
 }
 

@@ -1,4 +1,4 @@
-//! Which rooms: an address or the options of the subcommand.
+//! Selects the rooms: from an address or the options of the subcommand.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
 
-/// Actions of a game: fewer leave next to no rooms with three boxes.
+/// Allowed actions per game: with fewer there are hardly any rooms with three boxes.
 const ACTIONS: RangeInclusive<usize> = 10..=100;
 
-/// Actions that a demonstration takes in a turn: all fit the turns that the spec allows.
+/// Actions per turn of a demonstration: solutions of up to 10 actions fit the spec's 5 rounds.
 const TURN_ACTIONS: usize = 2;
 
-/// Every room is a function of its id and this.
+/// Every room is a function of its id and these values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
     kind: Kind,
@@ -60,7 +60,7 @@ impl Tasks for Source {
     }
 }
 
-/// Solves by the fewest actions.
+/// Solves rooms with the fewest actions.
 #[derive(Debug)]
 struct Shortest {
     source: Source,
@@ -83,7 +83,7 @@ pub(crate) struct Arguments {
     /// Boxes of a room.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=BOXES_MAX as u64))]
     boxes: u64,
-    /// Actions of a game; every room can be solved in so many.
+    /// Actions per game; every room can be solved in this many.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(*ACTIONS.start() as u64..=*ACTIONS.end() as u64))]
     actions: u64,
     /// Mixed into every room.

@@ -1,4 +1,4 @@
-//! How clients speak to its server.
+//! The HTTP behaviour of its server.
 
 use crate::parser::Parser;
 use crate::spec::base::COMMON;

@@ -1,21 +1,21 @@
-//! How many actions solve a room from each of its states, found backwards from the solved ones.
+//! The fewest actions that solve a room from each state, by search backwards from the solved ones.
 
 use std::collections::HashMap;
 
 use super::room::{Direction, Room, State};
 
-/// States that are looked at before a level is the last one.
+/// The search stops after the level at which it has seen more states than this.
 const STATES_MAX: usize = 50_000;
 
-/// States by the fewest actions that solve them.
+/// States, by the fewest actions that solve them.
 pub(super) struct Ways {
     levels: Vec<Vec<State>>,
     fewest: HashMap<State, usize>,
 }
 
 impl Ways {
-    /// All states that at most so many actions solve; fewer where a room is so large that
-    /// there are too many of them.
+    /// All states that can be solved in at most `actions_max` actions; fewer if the room has too
+    /// many states.
     pub(super) fn of(room: &Room, actions_max: usize) -> Self {
         let mut levels = vec![room.solved_states()];
         let mut fewest: HashMap<State, usize> = levels[0].iter().map(|state| (*state, 0)).collect();
@@ -41,7 +41,7 @@ impl Ways {
         Self { levels, fewest }
     }
 
-    /// The states without a box on a target, those that equally many actions solve together.
+    /// The states without a box on a target, grouped by the fewest actions that solve them.
     pub(super) fn starts(self, room: &Room) -> Vec<Vec<State>> {
         let levels = self.levels.into_iter().map(|level| -> Vec<State> {
             let mut level = level;

@@ -1,10 +1,10 @@
-//! A recipe book: what can be crafted from what, which goals that gives, and how deep each is.
+//! A recipe book: the recipes, the possible goals, and the depth of each.
 //!
-//! The rules are the original server's: a recipe that would close a cycle with those loaded
-//! before it is dropped, as is one that only takes a block apart; a recipe's group makes its
-//! output a member of a tag; a tag that no craftable item carries is an item that can be got.
-//! Which recipes are dropped depends on the loading order, so the order is the caller's and
-//! never the file system's.
+//! The rules are the original server's: a recipe is dropped if it would close a cycle with those
+//! loaded before it, or if it only takes a block apart; a recipe's group makes its output a member
+//! of a tag; a tag that no craftable item carries counts as an item that `get` provides. Which
+//! recipes are dropped depends on the loading order, so the caller chooses the order, never the
+//! file system.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +15,11 @@ pub struct Name(u32);
 /// One input of a recipe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ingredient {
-    /// Item, or tag any item of which will do.
+    /// An item, or a tag if any item with that tag is accepted.
     pub name: Name,
     /// The name is a tag.
     pub is_tag: bool,
-    /// How many are used up; of one kind, also for a tag.
+    /// The number used up; also for a tag, all of them are of one kind.
     pub count: u32,
 }
 
@@ -28,28 +28,28 @@ pub struct Ingredient {
 pub struct Recipe {
     /// What is made.
     pub output: Name,
-    /// How many of it.
+    /// The number made.
     pub count: u32,
-    /// From what, in the order of the text.
+    /// The ingredients, in the order of the text.
     pub inputs: Vec<Ingredient>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Entry {
-    /// Identifier without name space, such as `oak_planks`.
+    /// Identifier without namespace, such as `oak_planks`.
     id: String,
     is_item: bool,
     /// Recipes of this item.
     recipes: Vec<usize>,
-    /// The tag that this item carries.
+    /// The tag of this item.
     tag: Option<Name>,
-    /// Recipes of all items that carry this tag.
+    /// Recipes of all items with this tag.
     tagged: Vec<usize>,
-    /// Crafts in a row that the item needs; `None` if it cannot be obtained.
+    /// Consecutive crafts that the item needs; `None` if it cannot be obtained.
     depth: Option<u32>,
 }
 
-/// Recipes with everything derived from them.
+/// Recipes and everything derived from them.
 #[derive(Clone, Debug)]
 pub struct RecipeBook {
     entries: Vec<Entry>,
@@ -89,8 +89,8 @@ impl BookBuilder {
         &mut self.entries[name.0 as usize]
     }
 
-    /// Adds a recipe, unless the book's rules drop it. Equal inputs are added up at the first
-    /// one's place.
+    /// Adds a recipe, unless the book's rules drop it. Equal inputs are merged at the position of
+    /// the first one.
     pub(crate) fn add(&mut self, output: &str, count: u32, raw: &[RawInput], group: Option<&str>) {
         let mut inputs: Vec<Ingredient> = Vec::with_capacity(raw.len());
         for (id, is_tag, count) in raw {
@@ -133,7 +133,7 @@ impl BookBuilder {
         });
     }
 
-    /// Whether an input already needs the output, following the recipes of items only.
+    /// Whether an input already needs the output, following only the recipes of items.
     fn would_cycle(&self, output: Name, inputs: &[Ingredient]) -> bool {
         let mut seen = vec![false; self.entries.len()];
         let mut open: Vec<Name> = inputs.iter().map(|input| input.name).collect();
@@ -193,9 +193,9 @@ impl BookBuilder {
         book
     }
 
-    /// Depth = 0 without a recipe, else the least over the recipes of the most over the inputs
-    /// of depth + 1; for a tag, over the recipes of its items. Repeated until nothing changes,
-    /// since tags may refer back to items of later recipes.
+    /// Depth is 0 for items without a recipe; for others the minimum over their recipes of (1 + the
+    /// maximum depth of the inputs); for a tag the minimum over the recipes of its items. Repeated
+    /// until nothing changes, since tags may refer to items of later recipes.
     fn set_depths(&mut self) {
         for entry in &mut self.entries {
             let gettable = entry.is_item && entry.recipes.is_empty() && entry.tagged.is_empty();
@@ -238,8 +238,8 @@ impl RecipeBook {
         &self.recipes
     }
 
-    /// What can be asked for: every craftable item, by depth, then in loading order. A task's
-    /// id is a place in this list.
+    /// The possible goals: every craftable item, by depth, then in loading order. A task's id is an
+    /// index into this list.
     pub fn goals(&self) -> &[Name] {
         &self.goals
     }
@@ -259,23 +259,23 @@ impl RecipeBook {
         self.index.get(id).copied()
     }
 
-    /// Crafts in a row that an item (or the cheapest item of a tag) needs.
+    /// Consecutive crafts that an item (for a tag, its cheapest item) needs.
     pub fn depth(&self, name: Name) -> Option<u32> {
         self.entry(name).depth
     }
 
-    /// A tag: not an item of its own, and carried by some craftable item.
+    /// Whether the name is a tag: not an item itself, and the tag of a craftable item.
     pub fn is_tag(&self, name: Name) -> bool {
         let entry = self.entry(name);
         !entry.is_item && !entry.tagged.is_empty()
     }
 
-    /// The tag that an item carries.
+    /// The tag of an item.
     pub fn tag_of(&self, item: Name) -> Option<Name> {
         self.entry(item).tag
     }
 
-    /// Whether `get` finds this item.
+    /// Whether `get` provides this item.
     pub fn is_gettable(&self, name: Name) -> bool {
         let entry = self.entry(name);
         entry.is_item && entry.recipes.is_empty() && entry.tagged.is_empty()
@@ -289,7 +289,7 @@ impl RecipeBook {
             .map(|index| &self.recipes[*index])
     }
 
-    /// Recipes that make what an ingredient asks for.
+    /// Recipes that make an ingredient.
     pub(crate) fn recipes_for(&self, name: Name, is_tag: bool) -> &[usize] {
         let entry = self.entry(name);
         if is_tag {
@@ -314,7 +314,7 @@ impl RecipeBook {
         )
     }
 
-    /// Digest of all lines in loading order: names the book in random keys and records.
+    /// Digest of all lines in loading order; identifies the book in random keys and records.
     pub fn digest(&self) -> &[u8; 32] {
         &self.digest
     }

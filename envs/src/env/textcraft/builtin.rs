@@ -1,13 +1,13 @@
-//! Our own recipe table, compiled in: everyday crafts of a village, in goals of depth 1 to 4.
+//! Our own recipe table, compiled in: everyday crafts of a village, with goals of depth 1 to 4.
 
 use super::book::{BookBuilder, RawInput, RecipeBook};
 
-/// One recipe a line: `<count> <output> [<tag>] = <count> <input>, <count> #<tag>`. Empty lines
+/// One recipe per line: `<count> <output> [<tag>] = <count> <input>, <count> #<tag>`. Empty lines
 /// and lines that start with `--` are skipped.
 const TABLE: &str = include_str!("../../../data/recipes.txt");
 
 impl RecipeBook {
-    /// The table that ships with the program. Goals of equal depth are in order of name.
+    /// The table that ships with the program. Goals of equal depth are ordered by name.
     pub fn builtin() -> Self {
         let mut lines: Vec<(&str, &str)> = TABLE
             .lines()

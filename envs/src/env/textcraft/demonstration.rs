@@ -1,8 +1,8 @@
 //! Conversations that solve tasks, in the format of AgentGym's trajectory files.
 //!
-//! A conversation has the very shape of an episode of the trainer: the instruction and the
-//! first observation are one human message, then model and environment take turns. It is
-//! played in a game, so what the environment says is what it would say.
+//! A conversation has the same shape as an episode of the trainer: the instruction and the first
+//! observation are one human message, then model and environment alternate. It is played in a real
+//! game, so the environment's messages are genuine.
 
 use super::book::Name;
 use super::solver::{Gather, solve_with};
@@ -11,27 +11,27 @@ use crate::demonstration::{Demonstration, Talk};
 use crate::draws::Draws;
 use crate::spec::first_message;
 
-/// How a demonstration is written down.
+/// The style of a demonstration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
-    /// Before the first action for another recipe, a line that leads there from the goal:
+    /// Before the first action for another recipe, adds a line with the path from the goal to it:
     /// `Thought: <goal> using <inputs>; <ingredient> using <inputs>`.
     pub thought: bool,
     /// When raw items are fetched.
     pub gather: Gather,
-    /// Chance, in percent, that a craftable item is first asked for with `get`, which is
-    /// refused. The refused message is not trained on; what follows a refusal is.
+    /// Chance, in percent, that a craftable ingredient is first requested with `get`, which is
+    /// refused. That message is not trained on; the following ones are.
     pub refusals_percent: u32,
-    /// 0 or 1: the world's goal alone. More: up to so many of the world's craftable items in
-    /// turn, each set as the next goal of the same conversation. Such drills teach reading a
-    /// book at a fraction of the tokens that as many worlds would cost.
+    /// 0 or 1: only the world's goal. More: up to this many of the world's craftable items in turn,
+    /// each as the next goal of the same conversation. Such drills teach reading a recipe book with
+    /// a fraction of the tokens that as many worlds would cost.
     pub goals_max: u32,
 }
 
 impl std::str::FromStr for Style {
     type Err = String;
 
-    /// Reads a list such as `thought,refusals=20,goals=3,once`.
+    /// Parses a list such as `thought,refusals=20,goals=3,once`.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut style = Self::default();
         for word in text.split(',').map(str::trim).filter(|w| !w.is_empty()) {
@@ -56,7 +56,7 @@ impl std::str::FromStr for Style {
     }
 }
 
-/// Solves a task and tells how; `None` if its goal cannot be made.
+/// Solves a task and returns the conversation; `None` if its goal cannot be made.
 pub fn demonstration(
     world: &World,
     item_id: i64,
@@ -94,7 +94,7 @@ fn goals(world: &World, style: Style, draws: &mut Draws) -> Vec<Name> {
     all
 }
 
-/// Plays one goal. What earlier goals left in the inventory is not counted on.
+/// Plays one goal. It does not rely on items that earlier goals left in the inventory.
 fn solve_aloud(
     world: &World,
     goal: Name,
@@ -120,7 +120,7 @@ fn solve_aloud(
     Some(())
 }
 
-/// A game that is written down while it is played.
+/// A game that is recorded as a conversation.
 struct Aloud {
     game: super::game::Game,
     talk: Talk,

@@ -1,8 +1,7 @@
-//! A book from a folder of recipe files in Minecraft's own data format, one recipe a file.
+//! A book from a folder of recipe files in Minecraft's data format, one recipe per file.
 //!
-//! Only the two crafting types are read. Files are taken in order of name, or in the order of
-//! a given list: task ids follow from the order, and a directory's own order differs between
-//! machines.
+//! Only the two crafting types are read. Files are loaded in order of name, or in the order of a
+//! given list: task ids depend on the order, and a directory's own order differs between machines.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -12,7 +11,7 @@ use serde_json::Value;
 use super::book::{BookBuilder, RawInput, RecipeBook};
 use crate::error::EnvError;
 
-/// A recipe file of the largest pack known is a few kilobytes.
+/// The largest recipe files in known packs have a few kilobytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 impl RecipeBook {
@@ -30,8 +29,8 @@ impl RecipeBook {
         Self::from_files(folder, &files)
     }
 
-    /// Loads these files of a folder, in the given order; as `from_folder`, but task ids are
-    /// those of a server that read its directory in that order.
+    /// Loads these files of a folder in the given order, so that task ids match a server that read
+    /// its directory in that order.
     pub fn from_files(folder: &Path, files: &[String]) -> Result<Self, EnvError> {
         let mut builder = BookBuilder::default();
         for file in files {
@@ -95,7 +94,7 @@ fn add(builder: &mut BookBuilder, json: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// The amount of an ingredient is how often its character occurs in the pattern.
+/// The amount of an ingredient is the number of its characters in the pattern.
 fn shaped(json: &Value) -> Result<Vec<RawInput>, String> {
     let pattern: Vec<&str> = json["pattern"]
         .as_array()
@@ -127,7 +126,7 @@ fn shapeless(json: &Value) -> Result<Vec<RawInput>, String> {
         .collect()
 }
 
-/// `{"item": id}` or `{"tag": id}`; of a list of those the first counts.
+/// `{"item": id}` or `{"tag": id}`; of a list the first entry is used.
 fn ingredient(choice: &Value) -> Result<(String, bool), String> {
     let one = match choice {
         Value::Array(choices) => choices.first().unwrap_or(&Value::Null),

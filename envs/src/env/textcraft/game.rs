@@ -1,20 +1,20 @@
-//! One play of a TextCraft task: what each command answers.
+//! One play of a TextCraft task: the answer to each command.
 //!
-//! The answers are the original server's to the letter, with its oddities: identifiers with
-//! their name space after a craft, a Python representation where no recipe fits, errors for
-//! numbers beyond Python's digit limit. Nothing is sticky: play may go on after the goal.
+//! The answers match the original server's exactly, including its oddities: identifiers with their
+//! namespace after a craft, a Python representation if no recipe fits, errors for numbers beyond
+//! Python's digit limit. Play may continue after the goal.
 
 use std::sync::Arc;
 
 use super::book::{Name, Recipe, RecipeBook};
 use crate::quantity::{DIGITS_MAX, Quantity};
 
-/// What a command answers.
+/// The answer to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepReply {
     /// Text for the agent.
     pub observation: String,
-    /// 1 if this command made the goal, else 0.
+    /// 1 if this command made the goal, otherwise 0.
     pub reward: u8,
     /// This command made the goal.
     pub done: bool,
@@ -25,7 +25,7 @@ pub struct StepReply {
 pub struct Game {
     book: Arc<RecipeBook>,
     goal: Name,
-    /// In the order of first possession.
+    /// The inventory, in the order of first possession.
     held: Vec<(Name, Quantity)>,
 }
 
@@ -33,7 +33,7 @@ pub struct Game {
 type Piece = (Option<Name>, Quantity);
 
 impl Game {
-    /// An empty-handed start.
+    /// A game with an empty inventory.
     pub fn new(book: Arc<RecipeBook>, goal: Name) -> Self {
         Self {
             book,
@@ -42,8 +42,8 @@ impl Game {
         }
     }
 
-    /// Runs one command. `Err` is the text of the original's `{"error": …}` reply, met only
-    /// with numbers of more than 4300 digits.
+    /// Runs one command. `Err` is the text of the original's `{"error": …}` reply, which occurs
+    /// only with numbers of more than 4300 digits.
     pub fn step(&mut self, action: &str) -> Result<StepReply, String> {
         let line = action.split('\n').next().unwrap_or_default();
         let mut made = None;
@@ -158,7 +158,7 @@ impl Game {
         self.book.find(&name.replace(' ', "_"))
     }
 
-    /// Whether all pieces are at hand together; tags never are.
+    /// Whether the inventory holds all pieces together; it never holds tags.
     fn holds(&self, pieces: &[Piece]) -> bool {
         let mut needs: Vec<(Option<Name>, Quantity)> = Vec::new();
         for (name, count) in pieces {
@@ -183,7 +183,7 @@ impl Game {
         }
     }
 
-    /// Takes what is held; an entry that is used up disappears.
+    /// Takes items from the inventory; an entry that reaches zero is removed.
     fn take(&mut self, item: Name, count: &Quantity) {
         let at = self.held.iter().position(|(held, _)| *held == item);
         let at = at.expect("taken items were found in the inventory");
@@ -199,7 +199,7 @@ fn craft_parts(line: &str) -> Option<(&str, &str)> {
     line.strip_prefix("craft ")?.rsplit_once(" using ")
 }
 
-/// ASCII digits, one space, the rest.
+/// Splits `<ASCII digits> <rest>`.
 fn numbered(text: &str) -> Option<(&str, &str)> {
     let (digits, name) = text.split_once(' ')?;
     let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
@@ -217,8 +217,8 @@ fn integer(digits: &str) -> Result<Quantity, String> {
     Ok(Quantity::from_digits(digits))
 }
 
-/// Whether the pieces are this recipe's inputs, in any order, with its counts. Items are
-/// assigned before tags, so that a tag takes what no item asked for.
+/// Whether the pieces match this recipe's inputs and counts, in any order. Items are assigned
+/// before tags, so that a tag gets a piece that no item needs.
 fn fits(book: &RecipeBook, recipe: &Recipe, pieces: &[Piece]) -> bool {
     if recipe.inputs.len() != pieces.len() {
         return false;
@@ -238,7 +238,7 @@ fn fits(book: &RecipeBook, recipe: &Recipe, pieces: &[Piece]) -> bool {
     })
 }
 
-/// A text as Python represents it.
+/// A text in Python's `repr` form.
 fn python_text(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') {
         '"'

@@ -1,4 +1,4 @@
-//! TextCraft's routes and what they answer.
+//! TextCraft's routes and their answers.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(crate) struct Textcraft {
     sessions: Sessions<Play>,
 }
 
-/// A game and what it said last.
+/// A game and its latest reply.
 struct Play {
     game: Game,
     observation: String,
@@ -36,7 +36,7 @@ impl Play {
         }
     }
 
-    /// Runs a command; `Err` is the text for an error reply and changes nothing.
+    /// Runs a command; `Err` is the text of an error reply, and nothing has changed.
     fn step(&mut self, action: &str) -> Result<(), String> {
         let reply = self.game.step(action)?;
         self.observation = reply.observation;
@@ -54,7 +54,7 @@ impl Textcraft {
         }
     }
 
-    /// Opens a session on the task whose index is the new id, as the original does.
+    /// Opens a session on the task whose index is the new session's id, as the original does.
     fn create(&self, asked: &Asked<'_>) -> Answer {
         let fields = asked.fields()?;
         let mut problems = Problems::default();
@@ -107,7 +107,7 @@ impl Textcraft {
         Ok(self.sessions.answer(&id, |play| view(play)))
     }
 
-    /// The original has the path, but not the function behind it.
+    /// The original has this path, but not the function that it calls.
     fn absent(&self, asked: &Asked<'_>) -> Answer {
         asked.query_integer("id")?;
         Err(Refusal::Failed)

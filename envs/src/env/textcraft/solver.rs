@@ -1,9 +1,9 @@
-//! Solves tasks: the actions that make a goal, found from the recipes.
+//! Solves tasks: finds the actions that make a goal, from the recipes.
 //!
-//! Demonstrations come from here, and tests use it to prove that every task can be solved.
-//! Of an item's recipes the least deep is taken, then the one with the fewest actions; depth
-//! falls strictly along the way, so no loop is possible. What is at hand is used first, and
-//! what is set aside for one craft is not spent on another.
+//! Used for demonstrations, and in tests to prove that every task can be solved. Of an item's
+//! recipes the one with the least depth is taken, then the one with the fewest actions; depth
+//! strictly decreases along the way, so there is no loop. Items at hand are used first, and items
+//! reserved for one craft are not spent on another.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use super::book::{Ingredient, Name, Recipe, RecipeBook};
 /// When raw items are fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Gather {
-    /// Before each craft, for that craft: every number is copied from a recipe's line.
+    /// Before each craft and only for it: every number is copied from a recipe's line.
     #[default]
     PerCraft,
-    /// Once for all crafts of a recipe in a row: fewer rounds, but numbers must be multiplied.
+    /// Once for all consecutive crafts of a recipe: fewer rounds, but numbers must be multiplied.
     Once,
 }
 
@@ -24,20 +24,20 @@ pub enum Gather {
 pub struct Move {
     /// The command.
     pub action: String,
-    /// The recipes that this action works towards, as `<output> using <inputs>`: the goal's
-    /// first, then the one that makes its ingredient, down to the one at hand.
+    /// The recipes that this action contributes to, as `<output> using <inputs>`: the goal's first,
+    /// then the one that makes its ingredient, down to the current one.
     pub path: Vec<String>,
     /// The item that the recipe makes.
     pub makes: Name,
 }
 
-/// The commands that make `goal` from empty hands; `None` if it cannot be made.
+/// The commands that make `goal` from an empty inventory; `None` if it cannot be made.
 pub fn solve(book: &RecipeBook, goal: Name) -> Option<Vec<String>> {
     let moves = solve_with(book, goal, Gather::default())?;
     Some(moves.into_iter().map(|step| step.action).collect())
 }
 
-/// As [`solve`], with a choice of when to fetch, and what each action is for.
+/// Like [`solve`], with a choice of when to fetch, and with the purpose of each action.
 pub fn solve_with(book: &RecipeBook, goal: Name, gather: Gather) -> Option<Vec<Move>> {
     book.recipes_of(goal).next()?;
     book.depth(goal)?;
@@ -58,7 +58,7 @@ struct Solver<'a> {
     book: &'a RecipeBook,
     gather: Gather,
     held: BTreeMap<Name, u32>,
-    /// Of what is held, what an unfinished craft has claimed.
+    /// The part of `held` that is reserved for unfinished crafts.
     aside: BTreeMap<Name, u32>,
     path: Vec<String>,
     moves: Vec<Move>,
@@ -130,8 +130,8 @@ impl<'a> Solver<'a> {
         });
     }
 
-    /// The item that stands for an ingredient: of a tag's items one at hand in full, else the
-    /// cheapest.
+    /// The item to use for an ingredient: for a tag, an item with enough in the inventory,
+    /// otherwise the cheapest.
     fn kind(&mut self, input: &Ingredient) -> Name {
         if !input.is_tag {
             return input.name;
@@ -167,7 +167,7 @@ impl<'a> Solver<'a> {
             .expect("an item's depth is that of one of its recipes")
     }
 
-    /// Actions for so many of an item from empty hands; what is left over is not counted.
+    /// Number of actions to make an item from an empty inventory; leftovers are ignored.
     fn cost(&mut self, item: Name, wanted: u32) -> u64 {
         if self.book.is_gettable(item) {
             return 1;
@@ -191,7 +191,7 @@ impl<'a> Solver<'a> {
     }
 }
 
-/// Depth that a recipe gives its output, if it can be carried out.
+/// Depth of the recipe's output if made by it; `None` if the recipe cannot be carried out.
 fn recipe_depth(book: &RecipeBook, recipe: &Recipe) -> Option<u32> {
     recipe
         .inputs

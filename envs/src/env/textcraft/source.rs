@@ -1,4 +1,4 @@
-//! Where tasks come from: an address or the options of the subcommand.
+//! The source of tasks: an address or the options of the subcommand.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,21 +22,21 @@ use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
 
-/// Where tasks come from.
+/// The source of tasks.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     /// Our own recipe table.
     Table {
-        /// Lines per task, at most, that do not serve the goal.
+        /// Most distractor lines per task.
         distractors_max: usize,
     },
     /// A folder of recipe files.
     Folder {
         /// The folder.
         path: PathBuf,
-        /// A text file with the recipe files' names in loading order, one a line.
+        /// A text file with the recipe files' names in loading order, one per line.
         order: Option<PathBuf>,
-        /// Lines per task, at most, that do not serve the goal.
+        /// Most distractor lines per task.
         distractors_max: usize,
     },
     /// Generated worlds.
@@ -44,7 +44,7 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// The tasks, with what has to be read for them.
+    /// The tasks, after reading the files that they need.
     fn tasks(&self) -> Result<Tasks, EnvError> {
         let (book, distractors_max) = match self {
             Self::Worlds(worlds) => return Ok(Tasks::Worlds(worlds.clone())),
@@ -108,8 +108,8 @@ impl registered::Tasks for Source {
         }))
     }
 
-    /// Recipe books, the real table first of all, are no part of the text: a model that was made
-    /// from a seed has never seen a goal that it will be asked for.
+    /// The text contains no recipe books, in particular not the built-in table, so that a model
+    /// initialised from a seed has never seen the goals that it will be asked for.
     fn corpus_style(&self) -> Option<&'static str> {
         matches!(self, Self::Worlds(_)).then_some("thought")
     }
@@ -127,16 +127,16 @@ impl Solver for KnowsTheBook {
     }
 }
 
-/// Without an option: the built-in recipe table.
+/// Without options: the built-in recipe table.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// A folder of Minecraft recipe files instead of the built-in table.
     #[arg(long, value_name = "DIR", conflicts_with = "worlds")]
     recipes: Option<PathBuf>,
-    /// Loading order of the folder's files, one name a line; by name without it.
+    /// Loading order of the folder's files, one name per line [default: by name].
     #[arg(long, value_name = "FILE", requires = "recipes")]
     order: Option<PathBuf>,
-    /// Most lines per task that do not serve the goal.
+    /// Most distractor lines per task.
     #[arg(long, default_value_t = DISTRACTORS_MAX, conflicts_with = "worlds")]
     distractors: usize,
     /// Generated worlds of these depths, such as 1-3; a task's id is its seed.
@@ -145,7 +145,7 @@ pub(crate) struct Arguments {
     /// Lines per generated world.
     #[arg(long, default_value = "4-8", requires = "worlds")]
     lines: String,
-    /// Words made up anew for each generated world.
+    /// Invent new words for each generated world.
     #[arg(long, requires = "worlds")]
     wide_words: bool,
 }

@@ -1,8 +1,8 @@
-//! From a task's id to what the agent is shown.
+//! Maps a task's id to the text that the agent sees.
 //!
-//! A task is a book, a goal, and lines: every recipe that may lead to the goal, and some that
-//! use the same ingredients and lead elsewhere. Which of the latter, and in which order, is a
-//! function of the book and the goal alone.
+//! A task is a book, a goal, and lines: every recipe that may lead to the goal, and distractors
+//! that use the same ingredients but lead elsewhere. Choice and order of the distractors depend
+//! only on the book and the goal.
 
 use super::book::RecipeBook;
 use super::world::{DISTRACTORS_MAX, World};
@@ -10,14 +10,14 @@ use super::worlds::Worlds;
 use crate::task_index::TaskIndex;
 use std::sync::Arc;
 
-/// Where a server's tasks come from.
+/// The source of a server's tasks.
 #[derive(Clone, Debug)]
 pub enum Tasks {
-    /// The goals of a book; an id counts modulo their number.
+    /// The goals of a book; ids wrap around at their number.
     Book {
         /// The book.
         book: Arc<RecipeBook>,
-        /// At most this many lines that do not serve the goal.
+        /// Most distractor lines per task.
         distractors_max: usize,
     },
     /// Invented books; an id is a seed.
@@ -33,7 +33,7 @@ impl Tasks {
         }
     }
 
-    /// The task with this id. Every number names one: they wrap around.
+    /// The task with this id. Every number is valid: ids wrap around.
     pub fn world(&self, item_id: i64) -> World {
         self.world_at(&TaskIndex::from(item_id))
     }
@@ -52,7 +52,7 @@ impl Tasks {
         }
     }
 
-    /// How many different tasks there are; `None` if more than can be counted.
+    /// The number of different tasks; `None` if it is unlimited.
     pub fn count(&self) -> Option<usize> {
         match self {
             Self::Book { book, .. } => Some(book.goals().len()),

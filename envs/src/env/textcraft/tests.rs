@@ -35,7 +35,7 @@ fn depths(book: &RecipeBook) -> BTreeMap<u32, usize> {
     counts
 }
 
-/// Plays a solution; the last action and no other must solve the task.
+/// Plays a solution; the last action, and only that one, must solve the task.
 fn play(world: &World, gather: Gather) -> usize {
     let moves = solve_with(&world.book, world.goal, gather).expect("every goal can be made");
     let mut game = world.game();
@@ -168,8 +168,8 @@ fn every_minecraft_goal_is_solved_and_shown_with_its_distractors() {
     let book = RecipeBook::from_folder(&folder).expect("the recipes are readable");
     let tasks = Tasks::of_book(book);
     solve_all(&tasks);
-    // Measured on the original: no distractor in 40 tasks, exactly 10 in 329; its draws repeat
-    // a line now and then, ours do not.
+    // Measured on the original: no distractor in 40 tasks, exactly 10 in 329; the original
+    // sometimes repeats a line, ours does not.
     let mut by_count: BTreeMap<usize, usize> = BTreeMap::new();
     for id in 0..544 {
         let world = tasks.world(id);
@@ -268,7 +268,7 @@ fn a_task_is_the_same_wherever_it_is_made() {
     let worlds = Worlds::default();
     assert_eq!(worlds.world(5).observation(), worlds.world(5).observation());
     assert_ne!(worlds.world(5).observation(), worlds.world(8).observation());
-    // Recorded once: worlds are named by seeds in files that outlive this code.
+    // A recorded value: files refer to worlds by seed, so a seed's world must never change.
     assert_eq!(worlds.world(0).observation(), WORLD_0);
 }
 
@@ -313,7 +313,7 @@ proptest! {
         prop_assert_eq!(depth, worlds.depth(seed));
         prop_assert_eq!(u64::from(depth), u64::from(low) + seed % u64::from(more + 1));
         let required = required_lines(&world.book, world.goal);
-        // One line fewer where the alternative is the very recipe it stands beside.
+        // One line fewer if the alternative is identical to the recipe that it accompanies.
         prop_assert!((3..=8).contains(&world.lines.len()), "{:?}", world.lines);
         prop_assert!(required.len() < world.lines.len());
         prop_assert!(required.iter().all(|line| world.lines.contains(line)));

@@ -1,8 +1,8 @@
 //! Made-up words for invented recipe books.
 //!
-//! The words come from one fixed list of pronounceable syllables: a small model's tokenizer can
-//! learn them, and none means anything outside of a world. Names within a world share a few
-//! words, so that reading one needs all of its words.
+//! The words are built from a fixed list of pronounceable syllables: a small model's tokenizer can
+//! learn them, and none has a meaning outside of a world. Names within a world share a few words,
+//! so that all words of a name have to be read.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -16,10 +16,10 @@ const VOWELS: [&str; 5] = ["a", "e", "i", "o", "u"];
 const CODAS: [&str; 6] = ["", "", "n", "l", "r", "s"];
 const LEXICON_WORDS: usize = 320;
 
-/// Words drawn for one world, before any more are needed.
+/// Words drawn for a world initially; more are drawn when needed.
 const WORLD_WORDS: std::ops::RangeInclusive<u32> = 8..=14;
 
-/// Every word that an invented book can use, in a fixed order: what a tokenizer is trained on.
+/// Every word of the lexicon vocabulary, in a fixed order: the training text of a tokenizer.
 pub fn lexicon() -> &'static [String] {
     static WORDS: LazyLock<Vec<String>> = LazyLock::new(|| {
         let mut draws = Draws::new("lexicon", &[]);
@@ -41,14 +41,14 @@ pub fn lexicon() -> &'static [String] {
     &WORDS
 }
 
-/// Where the words of a world come from.
+/// The source of a world's words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Vocabulary {
-    /// The fixed list of [`lexicon`]: a word is soon one token.
+    /// The fixed list of [`lexicon`]: a trained tokenizer usually has one token per word.
     #[default]
     Lexicon,
-    /// Made up anew for each world out of English-like letter groups: words of many tokens
-    /// that were never seen before, as a real recipe book's are for a small tokenizer.
+    /// New words for each world, made of English-like letter groups: unseen words of many tokens,
+    /// as real recipe books have for a small tokenizer.
     Wide,
 }
 
@@ -77,7 +77,7 @@ fn wide_word(draws: &mut Draws) -> String {
     word
 }
 
-/// Gives out names of one to three words, each only once.
+/// Generates names of one to three words, each name only once.
 pub(crate) struct Names {
     vocabulary: Vocabulary,
     words: Vec<String>,
@@ -104,7 +104,7 @@ impl Names {
                 Vocabulary::Lexicon => lexicon[draws.below(lexicon.len())].clone(),
                 Vocabulary::Wide => wide_word(draws),
             };
-            // "using" and "craft" are part of the grammar; no made-up word is that long a match.
+            // Rejects one-letter words. The grammar's "using" is about one in 10^8 wide words.
             if word.len() > 1 && !self.words.contains(&word) {
                 self.words.push(word);
                 return;

@@ -11,9 +11,9 @@ pub const DISTRACTORS_MAX: usize = 10;
 /// One task, ready to be shown and played.
 #[derive(Clone, Debug)]
 pub struct World {
-    /// The recipes that hold in it; they may be more than the lines.
+    /// The recipes that are valid in it; there may be more than the lines shown.
     pub book: Arc<RecipeBook>,
-    /// What has to be crafted.
+    /// The item to craft.
     pub goal: Name,
     /// Recipes shown, in order.
     pub lines: Vec<String>,
@@ -46,7 +46,7 @@ impl World {
         )
     }
 
-    /// Crafts in a row that the goal needs.
+    /// Consecutive crafts that the goal needs.
     pub fn depth(&self) -> u32 {
         self.book.depth(self.goal).expect("a goal can be made")
     }
@@ -65,7 +65,7 @@ pub fn required_lines(book: &RecipeBook, goal: Name) -> Vec<String> {
 struct Tree {
     recipes: Vec<bool>,
     lines: Vec<String>,
-    /// Ingredients met, as (name, is a tag).
+    /// The ingredients found, as (name, whether it is a tag).
     ingredients: Vec<(Name, bool)>,
 }
 

@@ -1,10 +1,10 @@
-//! Invented recipe books: a task from a seed, of a chosen depth, that nobody has seen before.
+//! Invented recipe books: from a seed, a new task of a chosen depth.
 //!
-//! Real goals are few, and a small model memorises them; worlds are unlimited, so what is
-//! learned on them is reading, copying and planning. A world is a few lines long: a chain of
-//! crafts that leads to the goal, sometimes a second craftable ingredient or another recipe,
-//! and lines that lead elsewhere. Counts are drawn such that an intermediate item is crafted
-//! once, seldom twice, which bounds the rounds that a solution needs.
+//! Real goals are few, and a small model memorises them. Worlds are unlimited, so a model learns to
+//! read, copy and plan. A world has a few lines: a chain of crafts that leads to the goal,
+//! sometimes a second craftable ingredient or another recipe, and distractors. Counts are drawn so
+//! that an intermediate item is crafted once, seldom twice, which bounds the number of rounds of a
+//! solution.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ struct Draft {
     output: String,
     count: u32,
     inputs: Vec<(String, u32)>,
-    /// Crafts in a row that the output needs.
+    /// Consecutive crafts that the output needs.
     depth: u32,
 }
 
@@ -77,7 +77,7 @@ impl Worlds {
         })
     }
 
-    /// The same shape with other words.
+    /// The same shape with another vocabulary.
     pub fn with_vocabulary(self, vocabulary: Vocabulary) -> Self {
         Self { vocabulary, ..self }
     }
@@ -88,7 +88,7 @@ impl Worlds {
         self.depths.start() + (seed % depths) as u32
     }
 
-    /// The world of a seed: the same on every machine.
+    /// The world of a seed; it is the same on every machine.
     pub fn world(&self, seed: u64) -> World {
         let mut draws = Draws::new("world", &[&seed.to_le_bytes()]);
         let mut maker = Maker {
@@ -122,7 +122,7 @@ struct Maker {
     draws: Draws,
     names: Names,
     raws: Vec<String>,
-    /// The goal's recipe first, then the chain downwards, then extras, then distractors.
+    /// The goal's recipe first, then the chain below it, then extras, then distractors.
     drafts: Vec<Draft>,
 }
 
@@ -152,8 +152,8 @@ impl Maker {
         }
     }
 
-    /// Once, an ingredient of the tree that has to be crafted too, from raw items: it leaves
-    /// the depth as it is.
+    /// Once: adds an ingredient of the tree that has to be crafted from raw items; the depth does
+    /// not change.
     fn side_craft(&mut self) {
         let hosts: Vec<usize> = (0..self.drafts.len())
             .filter(|at| self.drafts[*at].depth >= 2 && self.drafts[*at].inputs.len() < INPUTS_MAX)
@@ -169,9 +169,9 @@ impl Maker {
         self.add_simple(output, count);
     }
 
-    /// Another recipe of something that is made from raw items alone. Rarely it comes out as
-    /// the very recipe it stands beside, and the world has one line fewer than asked for:
-    /// worlds are named by their seed, and one that was trained on stays as it is.
+    /// Another recipe for an item that is made only from raw items. In rare cases it equals the
+    /// existing recipe, and the world has one line fewer than requested. This is not corrected:
+    /// files refer to worlds by seed, so the world of a seed must not change.
     fn alternative(&mut self) {
         let simple: Vec<usize> = (0..self.drafts.len())
             .filter(|at| self.drafts[*at].depth == 1)
@@ -195,7 +195,7 @@ impl Maker {
         });
     }
 
-    /// A line that uses an ingredient of the goal's tree to make something nobody needs.
+    /// A line that uses an ingredient of the goal's tree to make something useless.
     fn distractor(&mut self, required: usize) {
         let host = self.draws.below(required);
         let inputs = &self.drafts[host].inputs;
@@ -238,7 +238,7 @@ impl Maker {
         1 + self.draws.weighted(&[50, 20, 15, 15]) as u32
     }
 
-    /// How many of an intermediate item are needed, if one craft makes this many of it.
+    /// How many of an intermediate item are needed, if one craft makes `made` of it.
     fn need(&mut self, made: u32) -> u32 {
         let crafts = 1 + u32::from(self.draws.percent(CRAFTED_TWICE));
         let most = (crafts * made).min(COUNT_MAX);

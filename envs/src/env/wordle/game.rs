@@ -1,9 +1,9 @@
-//! Wordle as LMRL-Gym plays it: the hidden word is not fixed. Each guess draws a fresh one
-//! among the words that fit everything said so far, so only the last guess can be sure.
+//! Wordle as LMRL-Gym plays it: the hidden word is not fixed. Each guess draws a new one among the
+//! words consistent with all answers so far, so only the last remaining word is a certain win.
 
 use crate::draws::Draws;
 
-/// Our own forty.
+/// Our own word list.
 pub(crate) const WORDS: [&str; 40] = [
     "amber", "apron", "bench", "brook", "candy", "cedar", "cider", "cliff", "crane", "daisy",
     "delta", "eagle", "ember", "fable", "ferry", "frost", "glove", "grape", "honey", "ivory",
@@ -11,12 +11,12 @@ pub(crate) const WORDS: [&str; 40] = [
     "plume", "quilt", "raven", "river", "slate", "spoon", "tiger", "tulip", "wagon", "yeast",
 ];
 
-/// Guesses in a game, those that are no words included.
+/// Guesses per game, including those that are not words.
 const GUESSES_MAX: usize = 6;
 
 pub(crate) const OPENING: &str = "Let's start Wordle!";
 
-/// What a guess brought.
+/// The result of a guess.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct WordleReply {
     pub(crate) observation: String,
@@ -41,12 +41,12 @@ impl Wordle {
         }
     }
 
-    /// The words that fit what was said so far.
+    /// The words consistent with all answers so far.
     pub(crate) fn left(&self) -> &[&'static str] {
         &self.left
     }
 
-    /// Takes a guess: five letters, with or without white space between them.
+    /// Plays a guess: five letters, with or without white space between them.
     pub(crate) fn step(&mut self, guess: &str) -> WordleReply {
         self.guesses += 1;
         let guess: String = guess.split_whitespace().collect();
@@ -60,7 +60,7 @@ impl Wordle {
         }
         let hidden = self.left[self.draws.below(self.left.len())];
         let colours = colours(&guess, hidden);
-        // The drawn word fits itself, so that something is always left.
+        // The drawn word is consistent with its own answer, so at least one word is left.
         self.left
             .retain(|word| self::colours(&guess, word) == colours);
         let won = guess == hidden;
@@ -73,7 +73,7 @@ impl Wordle {
     }
 }
 
-/// `g` at its place, `y` elsewhere in the word, `b` not in it.
+/// `g`: right place; `y`: elsewhere in the word; `b`: not in the word.
 fn colours(guess: &str, hidden: &str) -> [u8; 5] {
     let mut colours = [b'b'; 5];
     for (place, (guessed, letter)) in guess.bytes().zip(hidden.bytes()).enumerate() {

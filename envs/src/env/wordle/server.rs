@@ -14,7 +14,7 @@ pub(crate) struct WordleServer {
     sessions: Sessions<Play>,
 }
 
-/// A game, what it said last, and the rewards so far.
+/// A game, its latest reply, and the sum of rewards.
 struct Play {
     game: Wordle,
     last: WordleReply,
@@ -83,7 +83,7 @@ impl Routes for WordleServer {
         ("/", Method::GET, |_, _| {
             Ok(json!("This is environment LMRL-Gym."))
         }),
-        // A game that is never reset can be played too; its number is its seed.
+        // A game can be played without a reset; the session number is its seed.
         ("/wordle/create", Method::POST, |server, _| {
             let play = |id| Play::new(server.seed, &format!("session {id}"));
             let opened = server.sessions.create(play, |id, _| json!({ "id": id }));

@@ -1,4 +1,4 @@
-//! Which games: an address or the options of the subcommand.
+//! Selects the games: from an address or the options of the subcommand.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
 
-/// Every game is a function of its id and this.
+/// Every game is a function of its id and this seed.
 #[derive(Args, Debug)]
 pub(crate) struct Source {
     /// Mixed into every game.

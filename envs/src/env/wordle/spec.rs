@@ -1,4 +1,4 @@
-//! How clients speak to its server, ours or the original.
+//! The HTTP behaviour of its server, ours or the original.
 
 use crate::parser::Parser;
 use crate::spec::base::COMMON;

@@ -1,4 +1,4 @@
-//! The table of commands and answers, on a few recipes of Minecraft's kind.
+//! A table of commands and answers, on a few Minecraft-like recipes.
 
 use super::super::book::BookBuilder;
 use super::*;
