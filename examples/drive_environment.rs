@@ -1,5 +1,5 @@
-//! Drives an environment over HTTP, as rollouts do: opens a session on a task, sends what a
-//! model might write, and prints what comes back. Without an address the server runs inside.
+//! Drives an environment over HTTP, as rollouts do: opens a session on a task, sends texts that a
+//! model might write, and prints the replies. Without an address, a built-in server is started.
 //!
 //! ```sh
 //! cargo run --release --workspace --example drive_environment

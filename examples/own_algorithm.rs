@@ -1,18 +1,18 @@
-//! An algorithm of one's own on top of the crate's losses: every episode is compared with the
-//! median of its group, and the policy is PPO's. It learns which of four answers is right.
+//! A custom algorithm on top of the crate's losses: every episode is compared with the median of
+//! its group, and the policy loss is PPO's. It learns which of four answers is right.
 //!
 //! ```sh
 //! cargo run --release --workspace --example own_algorithm
 //! ```
 //!
-//! The policy here is four numbers; what a training stage does with a language model is the
-//! same: log-probs and entropies in, their derivatives out, back-propagated as constants.
+//! The policy here is four numbers. A training stage does the same with a language model: log-probs
+//! and entropies in, their derivatives out, back-propagated as constants.
 
 use agentgym_algorithms::advantages::broadcast;
 use agentgym_algorithms::losses::{ActorLoss, ActorTokens, Denominator};
 
-/// The score less the median of the group: one that is right among many that are wrong gets
-/// all of its reward, whatever the others got.
+/// The score minus the median of the group: a single right answer among many wrong ones keeps all
+/// of its reward, whatever the scores of the others.
 fn advantages(scores: &[f64]) -> Vec<f64> {
     let mut sorted = scores.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -32,7 +32,7 @@ fn main() -> anyhow::Result<()> {
     let mut logits = [0.0; 4];
     for iteration in 1..=30 {
         let old = log_softmax(&logits);
-        // A group with every answer once: nothing here depends on chance.
+        // A group that contains every answer once: nothing here is random.
         let answers = [0, 1, 2, 3];
         let scores = answers.map(|answer| f64::from(answer == RIGHT));
         let denominator = Denominator::of([1; 4]);

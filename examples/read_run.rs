@@ -1,5 +1,5 @@
-//! Reads a run's artifacts without a worker or a queue: the rewards of one iteration, and how
-//! many of its tokens are trained on. Every byte is verified against its manifest.
+//! Reads a run's artifacts without a worker or a queue: the rewards of one iteration, and the
+//! number of its tokens that are trained on. Every byte is verified against its manifest.
 //!
 //! ```sh
 //! cargo run --release --workspace --example read_run -- STORE RUN ITERATION

@@ -1,4 +1,4 @@
-//! Files of a store, a crate or the configs, to be looked at or damaged.
+//! Lists the files of a store, a crate or the configs, for tests that inspect or damage them.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! A fleet as it runs for days: worker processes of their own, a real Redis as
-//! the queue and a real S3 server as the store.
+//! A realistic fleet: separate worker processes, a real Redis as the queue and a real S3 server as
+//! the store.
 
 use crate::program::{Running, finish, program};
 use crate::redis::RedisServer;
@@ -8,10 +8,10 @@ use agentgym_storage::{AttemptRecord, RunId, Slot, Store};
 use std::path::Path;
 use std::process::Command;
 
-/// The run of a fleet.
+/// The run that a fleet works on.
 pub const RUN: &str = "smoke";
 
-/// Servers and workers; all of them end with it.
+/// Servers and workers; all of them are stopped when it is dropped.
 pub struct Fleet {
     /// The store.
     pub s3: S3Server,
@@ -23,8 +23,8 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Starts servers, with their files in `folder`, and some workers whose
-    /// lease is `lease_s`.
+    /// Starts servers, with their files in `folder`, and `workers` workers with a lease of
+    /// `lease_s`.
     pub async fn of(folder: &Path, workers: usize, lease_s: u64) -> Self {
         let mut fleet = Self {
             s3: S3Server::start(folder).await,
@@ -36,12 +36,12 @@ impl Fleet {
         fleet
     }
 
-    /// One more worker of one thread, with further arguments.
+    /// Starts another worker with one thread and further arguments.
     pub fn worker(&self, arguments: &[&str]) -> Running {
         Running::start(self.worker_command(arguments))
     }
 
-    /// What starts one.
+    /// The command that starts such a worker.
     pub fn worker_command(&self, arguments: &[&str]) -> Command {
         let mut command = program("agentgym-worker");
         command
@@ -52,12 +52,12 @@ impl Fleet {
         command
     }
 
-    /// Plans, enqueues and follows, as a user does; the workers are elsewhere.
+    /// The command that plans, enqueues and follows the run; the workers are separate processes.
     pub fn submit(&self, arguments: &[&str]) -> Command {
         self.submit_as(RUN, arguments)
     }
 
-    /// The same for a run of another name.
+    /// The same for a run with another name.
     pub fn submit_as(&self, run: &str, arguments: &[&str]) -> Command {
         let mut command = self.type_in(&["run", "configs/smoke.yaml"]);
         command
@@ -68,7 +68,7 @@ impl Fleet {
         command
     }
 
-    /// A line of `agentgym-submit` about this store and queue.
+    /// An `agentgym-submit` command for this store and queue.
     pub fn type_in(&self, words: &[&str]) -> Command {
         let mut command = program("agentgym-submit");
         command
@@ -78,13 +78,13 @@ impl Fleet {
         command
     }
 
-    /// SIGKILL, and a new worker in the same place.
+    /// Kills a worker with SIGKILL and starts a new one in its place.
     pub fn replace(&mut self, index: usize) {
         let new = self.worker(&[]);
         std::mem::replace(&mut self.workers[index], new).kill();
     }
 
-    /// What a worker of the run [`RUN`] is at, by its process.
+    /// The attempt in flight in a process, for the run [`RUN`].
     ///
     /// # Panics
     /// If the store cannot be read.
@@ -95,7 +95,7 @@ impl Fleet {
     /// The digest of the run.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the run has none.
     pub fn digest(&self) -> String {
         let output = finish(self.type_in(&["digest", RUN]));
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -107,13 +107,13 @@ impl Fleet {
     }
 }
 
-/// The attempt of a part without a commit that a process has begun and not ended.
+/// The attempt that a process has begun and not ended, of a part without a commit.
 ///
 /// # Panics
 /// If the store cannot be read.
 pub async fn in_flight(store: &Store, run: &RunId, pid: u32) -> Option<(Slot, AttemptRecord)> {
     let own = format!(":{pid}:");
-    // Commits first: what is committed afterwards is still in flight here.
+    // Commits are read first: a part committed in between still counts as in flight.
     let commits = store.all_commits(run).await.expect("the store answers");
     let attempts = store.all_attempts(run).await.expect("the store answers");
     attempts.into_iter().find_map(|(slot, mut attempts)| {

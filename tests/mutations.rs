@@ -1,13 +1,12 @@
-//! Damaged and hostile bytes for the readers of every crate: real files with bits flipped, pieces
-//! cut, repeated and exchanged, and numbers blown up. Unit tests include this file by its path, so
-//! that no crate depends on another for it. A case is a function of its number, and so of nothing
-//! else.
+//! Damaged and malicious bytes for the readers of every crate: real files with bits flipped, pieces
+//! cut, repeated and exchanged, and numbers made extreme. Unit tests include this file by its path,
+//! so that no crate depends on another one for it. A case depends only on its number.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The numbers of a test: SplitMix64 (Steele, Lea, Flood 2014).
+/// Random numbers: SplitMix64 (Steele, Lea, Flood 2014).
 struct Numbers(u64);
 
 impl Numbers {
@@ -19,12 +18,12 @@ impl Numbers {
         z ^ (z >> 31)
     }
 
-    /// Below `end`; 0 where there is nothing below.
+    /// A number below `end`; 0 if `end` is 0.
     fn below(&mut self, end: usize) -> usize {
         (self.next() % end.max(1) as u64) as usize
     }
 
-    /// A piece of so many bytes, short more often than long.
+    /// A random range within `length` bytes, short more often than long.
     fn piece(&mut self, length: usize) -> std::ops::Range<usize> {
         let start = self.below(length + 1);
         let most = (length - start).min(1 << self.below(12));
@@ -32,7 +31,7 @@ impl Numbers {
     }
 }
 
-/// What counters, lengths and offsets are blown up to.
+/// Values that replace counters, lengths and offsets.
 const EXTREMES: [&str; 10] = [
     "0",
     "-1",
@@ -73,7 +72,7 @@ fn damage(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], numbers: &mut Numbers) {
         }
         4 | 5 => inflate(bytes, numbers),
         6 if length >= 8 => {
-            // A binary length or offset.
+            // Overwrites a binary length or offset.
             let width = [1, 2, 4, 8][numbers.below(4)];
             let at = numbers.below(length - width + 1);
             let value = [u64::MAX, i64::MAX as u64, 1 << 32, 0][numbers.below(4)];
@@ -87,7 +86,7 @@ fn damage(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], numbers: &mut Numbers) {
     }
 }
 
-/// Writes an extreme number over one that is there.
+/// Replaces a number in the text by an extreme one.
 fn inflate(bytes: &mut Vec<u8>, numbers: &mut Numbers) {
     let starts: Vec<usize> = (0..bytes.len())
         .filter(|&at| bytes[at].is_ascii_digit() && (at == 0 || !bytes[at - 1].is_ascii_digit()))
@@ -102,11 +101,11 @@ fn inflate(bytes: &mut Vec<u8>, numbers: &mut Numbers) {
     bytes.splice(start..end, extreme.bytes());
 }
 
-/// Gives a reader each of a corpus, so many damaged versions of it and as many of nothing but
-/// chance. It may refuse, not panic, and at no time hold more than `bytes_max` of memory.
+/// Calls a reader with every file of a corpus, with `cases` damaged versions and with some random
+/// bytes. It may return an error, but must not panic or allocate more than `bytes_max`.
 ///
 /// # Panics
-/// If the reader does, or takes more memory; the case is named.
+/// If the reader does one of these; the message names the case.
 pub(crate) fn survives(
     what: &str,
     corpus: &[Vec<u8>],
@@ -136,7 +135,7 @@ pub(crate) fn survives(
     }
 }
 
-/// Counts what each thread holds.
+/// An allocator that counts the bytes that each thread holds.
 pub(crate) struct Counting;
 
 thread_local! {
@@ -144,7 +143,7 @@ thread_local! {
     static MOST: Cell<isize> = const { Cell::new(0) };
 }
 
-/// What a call holds at most beside what was there before it.
+/// The most memory that a call holds, not counting what was allocated before it.
 fn peak<T>(call: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.get();
     MOST.set(before);
@@ -153,18 +152,18 @@ fn peak<T>(call: impl FnOnce() -> T) -> (T, usize) {
 }
 
 fn held(change: isize) {
-    // A thread that ends frees after its variables are gone.
+    // A thread that ends frees memory after its thread-local variables are destroyed.
     let _ = HELD.try_with(|held| {
         held.set(held.get() + change);
         let _ = MOST.try_with(|most| most.set(most.get().max(held.get())));
     });
 }
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is passed unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         held(layout.size() as isize);
-        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        // SAFETY: the caller guarantees what the system's allocator requires.
         unsafe { System.alloc(layout) }
     }
 

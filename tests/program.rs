@@ -1,5 +1,5 @@
-//! The project's own programs as child processes: what a user types, killed
-//! the way a machine dies.
+//! The project's own programs as child processes: run as a user runs them, and killed like a
+//! machine that fails.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -49,7 +49,7 @@ pub fn finish(mut command: Command) -> Output {
 pub struct Running(Child);
 
 impl Running {
-    /// Starts a program; what it says is not kept.
+    /// Starts a program and discards its output.
     ///
     /// # Panics
     /// If it cannot be started.
@@ -61,10 +61,10 @@ impl Running {
         Self(quiet.spawn().expect("the program can be started"))
     }
 
-    /// Starts a program and appends what it says to a file.
+    /// Starts a program and appends its output to a file.
     ///
     /// # Panics
-    /// If it cannot be started, or the file not be written.
+    /// If it cannot be started, or the file cannot be written.
     pub fn start_logged(mut command: Command, log: &Path) -> Self {
         let file = std::fs::File::options().create(true).append(true).open(log);
         let file = file.expect("the test's folder can be written");
@@ -73,12 +73,12 @@ impl Running {
         Self(command.spawn().expect("the program can be started"))
     }
 
-    /// True once the program has ended by itself.
+    /// Whether the program has ended by itself.
     pub fn has_ended(&mut self) -> bool {
         matches!(self.0.try_wait(), Ok(Some(_)))
     }
 
-    /// Waits for its end; its exit code, none where a signal ended it.
+    /// Waits for the program to end; returns its exit code, or `None` if a signal ended it.
     ///
     /// # Panics
     /// If the program is not this process's child.
@@ -94,7 +94,7 @@ impl Running {
     /// Sends a signal by name: `STOP`, `CONT`, `TERM`.
     ///
     /// # Panics
-    /// If there is no such process any more.
+    /// If the process no longer exists.
     pub fn signal(&self, name: &str) {
         let sent = Command::new("kill")
             .args([format!("-{name}"), self.id().to_string()])
@@ -106,7 +106,7 @@ impl Running {
         );
     }
 
-    /// `kill -9`, and waits until the process is gone.
+    /// Sends `kill -9` and waits until the process is gone.
     pub fn kill(mut self) {
         self.stop();
     }

@@ -1,6 +1,5 @@
-//! A real Redis for tests: `redis-server` on a free port, in memory, ended
-//! with the value that holds it. Tests that need one fail without it, since a
-//! skipped test proves nothing.
+//! A real Redis for tests: `redis-server` on a free port, in memory, stopped when dropped. Tests
+//! that need it fail if it is missing, since a skipped test proves nothing.
 
 use crate::ports::free_port;
 use std::{
@@ -11,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A server of this test's own.
+/// A server used by one test only.
 #[derive(Debug)]
 pub struct RedisServer {
     port: u16,
@@ -24,7 +23,7 @@ impl RedisServer {
     /// # Panics
     /// If `redis-server` is missing or does not start.
     pub fn start() -> Self {
-        // Another process may take the port between looking and starting.
+        // Another process may take the port between the check and the start.
         for _ in 0..5 {
             let port = free_port();
             let mut server = Self {
@@ -43,8 +42,7 @@ impl RedisServer {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Ends the server as a power failure would and starts an empty one on the
-    /// same port.
+    /// Kills the server like a power failure and starts an empty one on the same port.
     ///
     /// # Panics
     /// If it does not start again.
@@ -58,7 +56,7 @@ impl RedisServer {
     /// `+OK` or `:3`.
     ///
     /// # Errors
-    /// If the server is away.
+    /// If the server is down.
     pub fn command(&self, words: &[&[u8]]) -> io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -74,10 +72,10 @@ impl RedisServer {
         Ok(line.trim_end().to_owned())
     }
 
-    /// Memory that its data and its bookkeeping take.
+    /// Memory used by its data and its bookkeeping.
     ///
     /// # Errors
-    /// If the server is away, or does not say.
+    /// If the server is down or gives no number.
     pub fn memory_bytes(&self) -> io::Result<u64> {
         const ASK: &[u8] =
             b"return tonumber(string.match(redis.call('info', 'memory'), 'used_memory:(%d+)'))";
@@ -104,7 +102,7 @@ impl RedisServer {
     }
 
     fn end(&mut self) {
-        // Fails only for a server that has ended by itself.
+        // Fails only if the server has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

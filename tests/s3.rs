@@ -1,6 +1,5 @@
-//! A real S3 server inside the test process, on files: requests are signed,
-//! parsed and answered as over any network. It can also misbehave in the two
-//! ways that matter to commits.
+//! A real S3 server inside the test process, backed by files: requests are signed, parsed and
+//! answered as over any network. It can also misbehave in the two ways that matter for commits.
 
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -16,25 +15,25 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
 const ACCESS_KEY: &str = "test";
-/// What signs requests: a word that is nowhere else.
+/// The secret key that signs requests: a distinctive word that occurs nowhere else.
 pub const SECRET_KEY: &str = "not-for-any-log-3";
 const BUCKET: &str = "bucket";
 
 /// How the server treats create-only writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manners {
-    /// As it should.
+    /// Correctly.
     Good,
     /// Accepts the condition and ignores it, as several servers do.
     IgnoresConditions,
-    /// Does the first write of each object, and answers 503 all the same.
+    /// Executes the first write of each object, but answers 503.
     LosesFirstAnswers,
 }
 
-/// A running server; it stops when dropped, its files stay.
+/// A running server. It stops when dropped; its files stay.
 #[derive(Debug)]
 pub struct S3Server {
-    /// URL of a prefix in its bucket, endpoint included.
+    /// URL of a prefix in its bucket, including the endpoint.
     pub url: String,
     endpoint: String,
     bucket: PathBuf,
@@ -43,23 +42,22 @@ pub struct S3Server {
     accepting: JoinHandle<()>,
 }
 
-/// Requests by kind (HTTP methods, and LIST for the GET that lists) and by the
-/// folder of a run that they are about: `PUT commits`.
+/// Requests by kind (HTTP method, or LIST for a listing GET) and by folder of a run: `PUT commits`.
 type Requests = Arc<std::sync::Mutex<BTreeMap<String, u64>>>;
 
 impl S3Server {
-    /// Serves `dir`, in which a bucket is made if there is none.
+    /// Serves `dir`, creating the bucket if it does not exist.
     ///
     /// # Panics
-    /// If no port can be had, or the folder not be used.
+    /// If no port is free or the folder cannot be used.
     pub async fn start(dir: &Path) -> Self {
         Self::start_with(dir, Manners::Good).await
     }
 
-    /// [`S3Server::start`] with other manners.
+    /// [`S3Server::start`] with another behaviour.
     ///
     /// # Panics
-    /// As [`S3Server::start`].
+    /// See [`S3Server::start`].
     pub async fn start_with(dir: &Path, manners: Manners) -> Self {
         let bucket = dir.join(BUCKET);
         std::fs::create_dir_all(&bucket).expect("the test's folder can be written");
@@ -74,7 +72,8 @@ impl S3Server {
                 .local_addr()
                 .expect("a bound socket has an address")
         );
-        // The server checks a condition and then writes; real ones are atomic.
+        // The server checks a condition and then writes, so requests are serialised; in real
+        // servers this is atomic.
         let one_by_one = Arc::new(Mutex::new(BTreeSet::new()));
         let root = dir.to_owned();
         let requests = Requests::default();
@@ -115,7 +114,7 @@ impl S3Server {
                     }
                 });
                 tokio::spawn(async move {
-                    // A client that hangs up is no event.
+                    // A client that hangs up is not an error.
                     let _ = auto::Builder::new(TokioExecutor::new())
                         .serve_connection(TokioIo::new(socket), answer)
                         .await;
@@ -133,12 +132,12 @@ impl S3Server {
         }
     }
 
-    /// From now on every connection is cut, or none any more.
+    /// While set, every connection is cut.
     pub fn set_away(&self, away: bool) {
         self.away.store(away, Ordering::SeqCst);
     }
 
-    /// The environment with which any S3 client finds this server.
+    /// The environment variables with which any S3 client finds this server.
     pub fn env(&self) -> [(&'static str, &str); 5] {
         [
             ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
@@ -149,7 +148,7 @@ impl S3Server {
         ]
     }
 
-    /// Requests so far, by kind, however they were answered.
+    /// Requests so far, by kind, regardless of the answer.
     pub fn requests(&self) -> BTreeMap<String, u64> {
         let mut by_kind = BTreeMap::new();
         for (name, count) in self.requests_by_folder() {
@@ -159,8 +158,8 @@ impl S3Server {
         by_kind
     }
 
-    /// Requests so far, by kind and folder of a run: `LIST commits`. What is about
-    /// no run or all runs has `store` for a folder.
+    /// Requests so far, by kind and folder of a run: `LIST commits`. Requests about no run or about
+    /// all runs are counted under `store`.
     pub fn requests_by_folder(&self) -> BTreeMap<String, u64> {
         let counts = self.requests.lock();
         counts.unwrap_or_else(PoisonError::into_inner).clone()
@@ -198,7 +197,7 @@ fn count<B>(requests: &Requests, request: &hyper::Request<B>) {
     *counts.entry(name).or_default() += 1;
 }
 
-/// The file server would make the bucket; S3 does not.
+/// The file server would create the bucket; S3 does not.
 fn no_such_bucket() -> s3s::HttpResponse {
     let text = "<Error><Code>NoSuchBucket</Code><Message>no such bucket</Message></Error>";
     let mut response = s3s::HttpResponse::new(s3s::Body::from(text.to_owned()));

@@ -1,12 +1,12 @@
-//! A way to a server on which every answer takes longer: what a slow environment is.
+//! A proxy that delays every answer of a server, to simulate a slow environment.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A way to the server on which every answer takes `wait` longer; its URL. It ends with the
-/// runtime.
+/// Starts a proxy to the server that delays every answer by `wait`; returns its URL. It ends with
+/// the runtime.
 ///
 /// # Errors
 /// No port is free.

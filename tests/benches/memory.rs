@@ -1,7 +1,7 @@
-//! Peak memory by stage, predicted by `plan` and measured, for several ways to train.
-//! `cargo bench --workspace --bench memory`; `-- NAME` plays one of them. *Filled* is the
-//! sequences' mean length as a share of the longest that the config allows, which the prediction
-//! is for. Nothing is asserted here; `suite/memory.rs` does.
+//! Peak memory by stage, predicted by `plan` and measured, for several training setups:
+//! `cargo bench --workspace --bench memory`, or one of them with `-- NAME`. *Filled* is the
+//! sequences' mean length as a share of the longest that the config allows; the prediction assumes
+//! the longest. Nothing is asserted here; `suite/memory.rs` does that.
 
 #[path = "../suite/memory.rs"]
 mod memory;
@@ -10,7 +10,7 @@ use agentgym_model::{TinyShape, Tokenizer};
 use memory::{FULL, Peak, Played, play};
 use std::path::Path;
 
-/// Some iterations of the quickstart: a worker that keeps as many policies as it ever will.
+/// Some iterations of the quickstart, enough to fill a worker's cache of policies.
 const QUICKSTART: [&str; 4] = [
     "configs/quickstart.yaml",
     "trainer.total_training_steps=4",
@@ -18,13 +18,13 @@ const QUICKSTART: [&str; 4] = [
     "evaluation.sets=[]",
 ];
 
-/// The model that plays [`FULL`], and how its gradients are cut.
+/// The model for [`FULL`], and the size of its gradient units.
 const LARGE: [&str; 2] = [
     "actor_rollout_ref.model.path=tiny?hidden=256&layers=8&intermediate=1024&vocab=1024",
     "jobs.unit_tokens=4096",
 ];
 
-/// What [`half_billion`] plays: on two cores, some minutes.
+/// Settings for [`half_billion`]: some minutes on two cores.
 const FEW: [&str; 6] = [
     "algorithm.adv_estimator=grpo",
     "algorithm.use_kl_in_reward=false",
@@ -37,8 +37,8 @@ const FEW: [&str; 6] = [
 const CHECKPOINTED: &str = "actor_rollout_ref.model.enable_gradient_checkpointing=true";
 const ADAPTER: &str = "actor_rollout_ref.model.lora_rank=8";
 
-/// Writes a new policy of Qwen2.5-0.5B's shape with the shipped base's tokenizer, which has fewer
-/// ids.
+/// Writes a new policy of Qwen2.5-0.5B's shape with the tokenizer of the shipped base, which has
+/// fewer ids.
 fn half_billion(folder: &Path) -> anyhow::Result<()> {
     let base = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/base"));
     let policy = TinyShape::half_billion().policy(1, Tokenizer::load(base)?)?;
@@ -46,7 +46,7 @@ fn half_billion(folder: &Path) -> anyhow::Result<()> {
 }
 
 fn main() -> anyhow::Result<()> {
-    // `cargo test --benches` only wants to see it run.
+    // `cargo test --benches` only checks that it runs.
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());

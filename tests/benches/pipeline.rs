@@ -1,9 +1,8 @@
-//! What a run costs beside its computing. `cargo bench --workspace --bench
-//! pipeline` plays configs with the real programs and prints, per stage, wall
-//! time, the time inside the policy and the environments, and peak memory; then
-//! the share of the worker's time that is neither; then what a commit costs in
-//! requests to an S3 server. `-- PART` plays one of `smoke`, `quickstart` and `s3`.
-//! Nothing is asserted: numbers depend on the machine.
+//! The overhead of a run besides its computation. `cargo bench --workspace --bench pipeline` runs
+//! configs with the real programs and prints, per stage, wall time, the time inside the policy and
+//! the environments, and peak memory; then the share of the worker's time that is neither; then the
+//! number of requests to an S3 server per commit. `-- PART` runs one of `smoke`, `quickstart` and
+//! `s3`. Nothing is asserted: the numbers depend on the machine.
 
 use agentgym_jobs::pipeline::Stage;
 use agentgym_storage::{RunId, Store, Work};
@@ -18,8 +17,8 @@ use std::time::Instant;
 
 const RUN: &str = "bench";
 
-/// Some iterations of the quickstart whose parts take a second and more, as useful ones
-/// do: the parts are larger, and the evaluations, which take half a second, are few.
+/// Some iterations of the quickstart with realistic parts of a second and more: the parts are
+/// larger, and there are few evaluations, which take half a second.
 const QUICKSTART: [&str; 6] = [
     "configs/quickstart.yaml",
     "trainer.total_training_steps=5",
@@ -31,7 +30,7 @@ const QUICKSTART: [&str; 6] = [
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    // `cargo test --benches` only wants to see it run.
+    // `cargo test --benches` only checks that it runs.
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
@@ -60,7 +59,7 @@ fn submit(store: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs to the end; seconds.
+/// Runs a command to its end; returns the seconds.
 async fn played(command: Command) -> anyhow::Result<f64> {
     let begun = Instant::now();
     let output = tokio::task::spawn_blocking(|| finish(command)).await?;
@@ -79,7 +78,7 @@ async fn works(store: &Store) -> anyhow::Result<Vec<(Stage, Work)>> {
     Ok(works)
 }
 
-/// In a folder, queued in a file beside it or in Redis.
+/// Runs in a folder store, with the queue in a file next to it or in Redis.
 async fn folder(arguments: &[&str], redis: Option<&RedisServer>) -> anyhow::Result<()> {
     let scratch = tempfile::tempdir()?;
     let path = scratch.path().join("store").display().to_string();
@@ -108,7 +107,7 @@ async fn folder(arguments: &[&str], redis: Option<&RedisServer>) -> anyhow::Resu
         all.busy_s,
         share(all.busy_s, whole_s)
     );
-    // Starting the process, planning and the queue count here too.
+    // Process start, planning and the queue are included here.
     let mut short = Row::default();
     let rows = stages.values().filter(|row| row.wall_s < row.parts as f64);
     rows.for_each(|row| short.merge(row));
@@ -142,7 +141,7 @@ async fn s3(arguments: &[&str]) -> anyhow::Result<()> {
     for (name, count) in &requests {
         let each = *count as f64 / commits;
         println!("{name:<16} {count:>6} {each:>7.2}");
-        // What artifacts and journals hold is the run's own matter.
+        // Artifacts and journals are data of the run, not control traffic.
         match name.ends_with(" files") || name.ends_with(" journal") {
             true => data += each,
             false => control += each,
@@ -154,7 +153,7 @@ async fn s3(arguments: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Attempts of one stage.
+/// The attempts of one stage.
 #[derive(Default)]
 struct Row {
     parts: usize,

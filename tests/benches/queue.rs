@@ -1,7 +1,7 @@
-//! How long a pushed job waits for an idle worker, and what the idle worker
-//! costs. `cargo bench --bench queue` prints one line per backend; pushes are
-//! 97 ms apart so that they meet every phase of the poll. `AGENTGYM_REDIS_URL`
-//! names another server than one started here, `rediss://` too.
+//! How long a pushed job waits for an idle worker, and the cost of an idle worker.
+//! `cargo bench --bench queue` prints one line per backend; pushes are 97 ms apart, so that they
+//! hit every phase of the poll interval. `AGENTGYM_REDIS_URL` selects another server than one
+//! started here; `rediss://` works too.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ const IDLE: Duration = Duration::from_secs(3);
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    // `cargo test --benches` only wants to see it run.
+    // `cargo test --benches` only checks that it runs.
     let measured = std::env::args().any(|argument| argument == "--bench");
     let jobs = if measured { JOBS } else { 3 };
     let folder = tempfile::tempdir()?;
@@ -81,8 +81,8 @@ async fn measure(name: &str, producer: &Queue, worker: &Queue, jobs: u32) -> any
     Ok(())
 }
 
-/// CPU time of this process so far, in hundredths of a second (the kernel's
-/// USER_HZ, which is 100 on every Linux of today).
+/// CPU time of this process so far, in hundredths of a second (the kernel's USER_HZ, which is 100
+/// on every current Linux).
 fn cpu_ticks() -> anyhow::Result<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     let fields = stat.rsplit(')').next().unwrap_or_default();

@@ -1,8 +1,8 @@
-//! What one slow environment costs a rollout. `cargo bench --workspace --bench slow_environment`
-//! plays the same tasks over four environments, each behind a proxy that holds every answer back:
-//! first all for as long, then one of them a hundred times as long. Beside the wall time stands
-//! what the slow episodes take by themselves, below which no rollout can come. Nothing is
-//! asserted: numbers depend on the machine. Needs the programs.
+//! The effect of one slow environment on a rollout.
+//! `cargo bench --workspace --bench slow_environment` plays the same tasks over four environments,
+//! each behind a proxy that delays every answer: first all by the same time, then one of them by a
+//! hundred times as much. It prints the wall time and the time of the slow episodes alone, a lower
+//! bound for the rollout. Nothing is asserted: timings vary. Needs the built programs.
 
 use agentgym_storage::{RunId, Slot, Store};
 use agentgym_tests::program::{Running, finish, program};
@@ -20,7 +20,7 @@ const ENVIRONMENTS: usize = 4;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    // `cargo test --benches` only wants to see it run.
+    // `cargo test --benches` only checks that it runs.
     if !std::env::args().any(|argument| argument == "--bench") {
         return Ok(());
     }
@@ -43,7 +43,7 @@ async fn main() -> anyhow::Result<()> {
     let even = played(addr, ANSWER).await?;
     println!("each answers after {ANSWER:?}: rollout {even:.2} s");
     let uneven = played(addr, ANSWER * SLOWER).await?;
-    // To open takes two calls, each round one.
+    // Opening takes two calls, each round takes one.
     let alone = (ANSWER * SLOWER * (ROUNDS + 2)).as_secs_f64();
     println!(
         "one of them after {:?}: rollout {uneven:.2} s; one of its episodes alone waits {alone:.2} s",
@@ -61,7 +61,7 @@ fn free_address() -> anyhow::Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
-/// Seconds of a rollout, where the last environment answers after `last`.
+/// Seconds of a rollout in which the last environment answers after `last`.
 async fn played(server: SocketAddr, last: Duration) -> anyhow::Result<f64> {
     let (mut envs, mut tasks) = (Vec::new(), Vec::new());
     for index in 0..ENVIRONMENTS {

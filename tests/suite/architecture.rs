@@ -1,6 +1,6 @@
-//! Invariant I5, by machine: which crate may depend on what, and where a
-//! dependency's version and features are decided. Looks at the manifests as
-//! cargo reads them, and at the sources where a boundary runs inside a crate.
+//! Checks invariant I5: which crate may depend on what, and where a dependency's version and
+//! features are decided. It reads the manifests as cargo does, and the sources where a boundary
+//! runs inside a crate.
 
 use agentgym_tests::files::files_below;
 use serde_json::{Value, json};
@@ -10,8 +10,8 @@ use std::process::Command;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// Crates of this workspace that a crate may import: strictly downwards, and
-/// those of the lowest row do not know each other.
+/// Crates of this workspace that a crate may import: strictly downwards, and crates of the lowest
+/// layer do not import each other.
 const IMPORTS: [(&str, &[&str]); 11] = [
     (
         "agentgym-examples",
@@ -58,7 +58,7 @@ const IMPORTS: [(&str, &[&str]); 11] = [
     ),
 ];
 
-/// What only one crate (or each of those with a row) may know, by the beginning of its name.
+/// Dependencies that only one crate may use (or those with a row), by name prefix.
 const OWNED: [(&str, &str); 20] = [
     ("candle", "agentgym-model"),
     ("cudarc", "agentgym-model"),
@@ -78,19 +78,19 @@ const OWNED: [(&str, &str); 20] = [
     ("object_store", "agentgym-storage"),
     ("axum", "agentgym-envs"),
     ("reqwest", "agentgym-envs"),
-    // Notices of preemption come over HTTP.
+    // Preemption notices arrive over HTTP.
     ("reqwest", "agentgym-worker"),
     ("indicatif", "agentgym-submit"),
     ("crc32c", "agentgym-submit"),
 ];
 
-/// Everything that a crate of pure functions may use.
+/// The only dependencies of a crate of pure functions.
 const PURE: [(&str, &[&str]); 1] = [("agentgym-algorithms", &["serde", "thiserror"])];
 
-/// What a crate must do without although no other owns it.
+/// Dependencies that a crate must not have although no other crate owns them.
 const WITHOUT: [(&str, &str); 1] = [("agentgym-model", "tokio")];
 
-/// Directories of a crate that alone may name a library.
+/// The only directories of a crate that may name a library.
 const INSIDE: [(&str, &str, &str); 2] = [
     ("queue", "src/backends", "sqlx"),
     ("queue", "src/backends", "redis"),
@@ -114,7 +114,7 @@ fn metadata() -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// What is wrong with the dependencies. The test crate may look everywhere.
+/// Violations by dependencies. The test crate may import every crate.
 fn violations(metadata: &Value) -> Vec<String> {
     let imports = BTreeMap::from(IMPORTS);
     let mut wrong = Vec::new();
@@ -171,7 +171,7 @@ fn crates_import_what_they_may() {
         .collect();
     assert!(names.iter().eq(BTreeMap::from(IMPORTS).keys()), "{names:?}");
 
-    // Each kind of trespass is seen.
+    // Each kind of violation is detected.
     let mut trespass = |package: &str, dependency: &str| {
         let packages = metadata["packages"].as_array_mut().unwrap();
         let found = packages.iter_mut().find(|p| p["name"] == package).unwrap();
@@ -191,7 +191,7 @@ fn crates_import_what_they_may() {
     );
 }
 
-/// Lines of a member's dependency tables that decide something themselves.
+/// Lines of a member's dependency tables that decide a version or features themselves.
 fn own_decisions(manifest: &str) -> Vec<&str> {
     let mut in_dependencies = false;
     let mut found = Vec::new();
@@ -206,7 +206,7 @@ fn own_decisions(manifest: &str) -> Vec<&str> {
             && !line.is_empty()
             && !line.starts_with('#')
             && !line.ends_with(".workspace = true")
-            // What a feature of the member's own switches on.
+            // Dependencies that a feature of the member enables.
             && !line.ends_with(" = { workspace = true, optional = true }")
         {
             found.push(line);
@@ -235,7 +235,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Whether code, comments aside, has a path into the library.
+/// Whether code, without comments, contains a path into the library.
 fn names(source: &str, library: &str) -> bool {
     let code = source
         .lines()

@@ -1,5 +1,5 @@
-//! Bad input, typed as a user types it: each case ends with one clear message,
-//! a stable exit code, no panic and no backtrace, and a run that can go on.
+//! Bad input, as a user types it: each case ends with one clear message, a stable exit code, no
+//! panic or backtrace, and a run that can be continued.
 
 use crate::evidence::learnt_now;
 use agentgym_tests::files::files_below;
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::Output;
 use tempfile::TempDir;
 
-/// One iteration of everything that reads a policy, in a second or two.
+/// One iteration with every stage that reads a policy, in a second or two.
 const RUN: &str = "
 actor_rollout_ref:
   model: {path: 'tiny?hidden=32&heads=2&kv_heads=1&layers=1&intermediate=64&vocab=400'}
@@ -58,7 +58,7 @@ impl Scene {
         Self { dir }
     }
 
-    /// One whose run has rewards to learn from, so that its digest says something.
+    /// A scene whose run has rewards to learn from, so that its digest is meaningful.
     fn that_learns() -> Self {
         let scene = Self::new();
         let base = workspace().join("models/base").display().to_string();
@@ -66,7 +66,7 @@ impl Scene {
         scene
     }
 
-    /// The digest of the run, which has learnt something.
+    /// The digest of the run, after checking that it has learnt something.
     fn learnt(&self) -> String {
         println!("{}", learnt_now(&self.path("s"), "r"));
         self.digest()
@@ -88,7 +88,7 @@ impl Scene {
         std::fs::write(self.path(name), bytes).unwrap();
     }
 
-    /// Types a line of `agentgym-submit` in the scene's folder.
+    /// Runs a command line of `agentgym-submit` in the scene's folder.
     pub(crate) fn submit(&self, line: &str) -> Output {
         self.program("agentgym-submit", line)
     }
@@ -103,7 +103,7 @@ impl Scene {
         finish(command)
     }
 
-    /// The line ends with `code` and one message that holds all `words`.
+    /// The command line ends with `code` and one message that contains all `words`.
     pub(crate) fn refuses(&self, line: &str, code: i32, words: &[&str]) -> String {
         refused(line, &self.submit(line), code, words)
     }
@@ -229,7 +229,7 @@ fn keys_and_values_that_cannot_be() {
     );
 }
 
-/// Of another format, edited by hand, or in another run's place: whoever meets it names the object.
+/// Of another format, edited by hand, or under another run's key: every reader names the object.
 #[test]
 fn plans_that_are_not_what_was_submitted() {
     let scene = Scene::new();
@@ -254,7 +254,7 @@ fn plans_that_are_not_what_was_submitted() {
             plan["run"] = name.into();
         }
         if name == "older" {
-            // Of a format that had other fields.
+            // A format with other fields.
             plan["version"] = 0.into();
             plan["iterations"].take();
         }
@@ -270,7 +270,7 @@ fn plans_that_are_not_what_was_submitted() {
     }
 }
 
-/// Before the first part is made, and for every model that the run would copy.
+/// Checked before the first part is made, for every model that the run would copy.
 #[test]
 fn models_that_are_not_there() {
     let scene = Scene::new();
@@ -288,7 +288,7 @@ fn models_that_are_not_there() {
     }
 }
 
-/// A folder that is here says what it is: `plan` refuses what a run would refuse.
+/// A local folder is inspected: `plan` refuses what a run would refuse.
 #[test]
 fn models_that_cannot_be_computed() {
     let scene = Scene::new();
@@ -385,8 +385,8 @@ fn a_plan_that_cannot_be_read_hides_no_other_run() {
     assert!(text.contains(key) && text.contains("  r "), "{text}");
 }
 
-/// Damage is found where it is read, told with the store's code, and once it
-/// is repaired the same command carries on.
+/// Damage is found when it is read and reported with the store's exit code; after a repair the same
+/// command continues.
 #[test]
 fn a_damaged_policy_stops_the_run_until_it_is_repaired() {
     let scene = Scene::that_learns();
@@ -422,7 +422,7 @@ fn a_damaged_policy_stops_the_run_until_it_is_repaired() {
     assert_eq!(scene.digest(), whole);
 }
 
-/// The same of everything else that training carries on with.
+/// The same for all other data that training continues from.
 #[test]
 fn what_training_carries_on_with_is_checked_before_it_is_read() {
     let critic = "algorithm.adv_estimator=gae critic.ppo_mini_batch_size=2";
@@ -466,7 +466,7 @@ fn what_training_carries_on_with_is_checked_before_it_is_read() {
     }
 }
 
-/// A power cut in the middle of a write: nobody knows how that attempt went, and all goes on.
+/// A power cut during a write: that attempt's outcome is unknown, and the run continues.
 #[test]
 fn a_torn_record_of_an_attempt_stops_nobody() {
     let scene = Scene::that_learns();
@@ -494,7 +494,7 @@ fn a_torn_record_of_an_attempt_stops_nobody() {
     }
 }
 
-/// No program writes such a number, and none can follow it.
+/// No program writes this attempt number, and no number can follow it.
 #[test]
 fn an_attempt_of_the_last_number_is_named() {
     let scene = Scene::new();
@@ -546,7 +546,7 @@ fn models_that_are_no_models() {
             "model.safetensors",
         ),
     ];
-    // Its header and its tensor together are longer than any number.
+    // The header and the tensor together are longer than the largest number.
     let mut header = br#"{"x":{"dtype":"U8","shape":[18446744073709551600],"data_offsets":[0,18446744073709551600]}}"#.to_vec();
     header.resize(header.len().next_multiple_of(8), b' ');
     let longest = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
@@ -574,7 +574,7 @@ fn models_that_are_no_models() {
             "relative paths start at the current folder",
         ],
     );
-    // A folder that exists beside the config is pointed at.
+    // The message points out a folder that exists relative to the config.
     std::fs::create_dir_all(scene.path("configs/deep/models/m")).unwrap();
     scene.write("configs/run.yaml", RUN.as_bytes());
     scene.refuses(
@@ -613,14 +613,14 @@ fn environments_that_answer_nonsense() {
             said.matches(words).count() <= 3,
             "told at length too often: {said}"
         );
-        // The environment is a binding: with one that works, the run goes on.
+        // The environment is a binding: with a working one, the run continues.
     }
     scene.succeeds(
         "resume error --store s actor_rollout_ref.agentgym.env_addr=builtin:worlds?depths=1-1",
     );
 }
 
-/// `agentgym-submit … 2>&1 | head`: what nobody reads ends no run.
+/// `agentgym-submit … 2>&1 | head`: output that is not read does not end a run.
 #[test]
 fn a_reader_that_went_away() {
     let scene = Scene::new();
@@ -644,7 +644,7 @@ fn a_reader_that_went_away() {
     assert_eq!(unheard("agentgym-worker", worker), Some(0));
 }
 
-/// Rows of training files are looked at before anything is trained.
+/// Rows of training files are checked before anything is trained.
 #[test]
 fn a_bad_row_is_named_by_the_first_part() {
     let scene = Scene::new();
@@ -740,7 +740,7 @@ fn http(status: &str, body: &str) -> Vec<u8> {
         .into()
 }
 
-/// Far more than any observation.
+/// Far larger than any observation.
 fn endless() -> Vec<u8> {
     const BYTES: usize = 100_000_000;
     let mut answer =
@@ -750,7 +750,7 @@ fn endless() -> Vec<u8> {
     answer
 }
 
-/// A server that gives everybody the same answer, for as long as the test runs.
+/// A server that gives the same answer to every request, for as long as the test runs.
 fn serve(answer: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -759,7 +759,7 @@ fn serve(answer: Vec<u8>) -> String {
         for stream in listener.incoming().flatten() {
             let (mut stream, answer) = (stream, std::sync::Arc::clone(&answer));
             std::thread::spawn(move || {
-                // The request fits one read, or is of no interest.
+                // The request fits into one read, or its rest does not matter.
                 let mut request = [0; 4096];
                 let _ = stream.read(&mut request);
                 let _ = stream.write_all(&answer);

@@ -1,5 +1,5 @@
-//! Every file in `configs/` and its folders can be planned as it stands, and `base.yaml` is where
-//! `models/base` comes from.
+//! Every file in `configs/` and its folders can be planned unchanged, and `base.yaml` is the config
+//! of `models/base`.
 
 use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::plan::Plan;
@@ -43,8 +43,8 @@ fn every_config_is_planned() {
     }
 }
 
-/// Training the base again takes a quarter of an hour; what its training starts
-/// from does not, and a change of the words, the worlds or the template shows there.
+/// Retraining the base takes a quarter of an hour, but creating its starting point does not, and
+/// that shows every change of the words, the worlds or the template.
 #[test]
 fn the_base_model_has_the_tokenizer_that_its_config_makes() {
     let folder = tempfile::TempDir::new().unwrap();

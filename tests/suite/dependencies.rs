@@ -1,5 +1,5 @@
-//! `deny.toml` where cargo-deny is not installed: the licence of every dependency is one of those
-//! that it allows, every dependency comes from crates.io, and who may depend on what it bans.
+//! The rules of `deny.toml` without cargo-deny: it allows the licence of every dependency, every
+//! dependency comes from crates.io, and banned crates are used only by their permitted dependents.
 //! Advisories need the network: `cargo deny check advisories`.
 
 use serde_json::Value;
@@ -17,7 +17,7 @@ fn said(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The dependencies of this machine's build, as they are locked.
+/// The locked dependencies of this machine's build.
 fn metadata() -> Value {
     let version = said(Command::new("rustc").arg("-vV"));
     let host = version.lines().find_map(|l| l.strip_prefix("host: "));
@@ -31,7 +31,7 @@ fn deny() -> String {
     std::fs::read_to_string(Path::new(ROOT).join("deny.toml")).unwrap()
 }
 
-/// The strings of the list that stands behind `name = ` in a text.
+/// The strings of the list after `name = ` in a text.
 fn list(text: &str, name: &str) -> BTreeSet<String> {
     let (_, rest) = text.split_once(&format!("{name} = [")).unwrap();
     let (inside, _) = rest.split_once(']').unwrap();
@@ -40,7 +40,7 @@ fn list(text: &str, name: &str) -> BTreeSet<String> {
 
 type Words = std::iter::Peekable<std::vec::IntoIter<String>>;
 
-/// Whether an SPDX expression holds: `OR` needs one side, `AND` both. Old manifests write `/` for `OR`.
+/// Whether an SPDX expression holds: `OR` needs one side, `AND` both; `/` is an old form of `OR`.
 fn holds(expression: &str, allowed: &BTreeSet<String>) -> bool {
     fn any(words: &mut Words, allowed: &BTreeSet<String>) -> bool {
         let mut value = all(words, allowed);

@@ -1,6 +1,5 @@
-//! The promise of the whole project, typed as a user types it: whatever is
-//! killed, wiped, added or exchanged, the run ends with the same bytes, and
-//! nothing that was finished is done again.
+//! The main guarantee of the project, tested as a user runs it: whatever is killed, wiped, added or
+//! replaced, the run ends with the same bytes, and finished work is not repeated.
 
 use crate::evidence::learnt_now;
 use crate::strikes::{made_good, strike, strikes};
@@ -20,8 +19,8 @@ use tempfile::TempDir;
 
 pub(super) const RUN: &str = "smoke";
 
-/// A tiny Qwen3 in BabyAI's smallest rooms, with a warm start that is long enough to name what
-/// is there now and then.
+/// A tiny Qwen3 in BabyAI's smallest rooms, with a warm start that is long enough for it to name
+/// visible things sometimes.
 const QWEN3: [&str; 9] = [
     "actor_rollout_ref.model.path=tiny?arch=qwen3&hidden=64&layers=2&vocab=512",
     "actor_rollout_ref.agentgym.envs.worlds={task_name: babyai, env_addr: 'builtin:babyai'}",
@@ -35,8 +34,8 @@ const QWEN3: [&str; 9] = [
 ];
 const SMOKE: &str = "configs/smoke.yaml";
 
-/// The smoke run, shorter: what is special about it is enough for two iterations of half the
-/// tasks. The optimizer's state, the horizon and whatever an algorithm remembers are carried on.
+/// A shorter smoke run: two iterations with half the tasks are enough for its special properties.
+/// The optimizer's state, the horizon and the state of an algorithm are carried over.
 pub(crate) const SHORT: [&str; 5] = [
     "trainer.total_training_steps=2",
     "data.train_batch_size=4",
@@ -67,7 +66,7 @@ fn run_to_end(store: &Path, bindings: &[&str]) -> String {
     end(submit(store, bindings), store)
 }
 
-/// Follows a command to its end; the run's digest.
+/// Runs a command to its end; returns the run's digest.
 pub(crate) fn end(command: Command, store: &Path) -> String {
     said(command);
     digest(digest_of(&store.display().to_string()))
@@ -95,13 +94,13 @@ fn digest(command: Command) -> String {
         .to_owned()
 }
 
-/// The digest of the smoke run that nothing happened to.
+/// The digest of the undisturbed smoke run.
 fn undisturbed() -> String {
     undisturbed_of(SMOKE, &[])
 }
 
-/// The digest of a run that nothing happened to, made once for each config with its options. It
-/// has seen rewards and learnt from them, or else nothing equal to it would prove anything.
+/// The digest of an undisturbed run, computed once for each config with its options. It must have
+/// seen rewards and learnt from them; otherwise an equal digest would prove nothing.
 pub(crate) fn undisturbed_of(config: &str, options: &[&str]) -> String {
     type Digests = BTreeMap<String, Arc<OnceLock<String>>>;
     static DIGESTS: Mutex<Digests> = Mutex::new(Digests::new());
@@ -121,12 +120,12 @@ pub(crate) fn undisturbed_of(config: &str, options: &[&str]) -> String {
     cell.get_or_init(make).clone()
 }
 
-/// A run whose process is killed so often in the middle of a part ends with the bytes of one
-/// that nothing happened to, and no part is begun again after its commit. Returns its folder.
+/// A run whose process is killed `kills` times in the middle of a part ends with the bytes of an
+/// undisturbed one, and no part is begun again after its commit. Returns its folder.
 async fn survives(config: &str, options: &[&str], seed: u64, kills: usize) -> TempDir {
     let folder = TempDir::new().unwrap();
     let store = folder.path();
-    // Journals are written so often that a kill leaves something in one.
+    // Journals are written often enough that a kill leaves data in one.
     let one = [options, &["jobs.threads=1", "jobs.journal_interval_s=0.1"]].concat();
     let struck = strikes((store, RUN), seed, kills, || {
         submit_config(config, store, &one)
@@ -143,8 +142,8 @@ async fn survives(config: &str, options: &[&str], seed: u64, kills: usize) -> Te
     folder
 }
 
-/// Every attempt of a part that has a commit is older than the commit: the
-/// committing attempt is the last one. Returns the commits by worker.
+/// Every attempt of a committed part is older than the commit: the committing attempt is the last
+/// one. Returns the commits by worker.
 pub(super) async fn no_part_started_after_its_commit(store: &Path) -> BTreeMap<String, usize> {
     let store = Store::open(&store.display().to_string()).await.unwrap();
     commits_by_worker(&store).await
@@ -187,8 +186,8 @@ async fn ten_kills_and_a_lost_queue_change_nothing() {
     .await;
 }
 
-/// The same with a critic: its own folder and optimizer state, values, and the
-/// state of the KL controller come through as well.
+/// The same with a critic: its folder and optimizer state, its values, and the state of the KL
+/// controller survive as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_critic_survives_kills() {
     survives("configs/ppo.yaml", &[], 11, 6).await;
@@ -201,7 +200,7 @@ async fn rloo_survives_kills() {
     survives(SMOKE, &options, 13, 3).await;
 }
 
-/// Returns of single tokens, whitened over the batch, with the divergence in the reward.
+/// Per-token returns, whitened over the batch, with the KL penalty in the reward.
 #[tokio::test(flavor = "multi_thread")]
 async fn reinforce_plus_plus_survives_kills() {
     let own = [
@@ -212,8 +211,8 @@ async fn reinforce_plus_plus_survives_kills() {
     survives(SMOKE, &[&SHORT[..], &own].concat(), 17, 3).await;
 }
 
-/// Greedy baselines, which are episodes of their own. With this seed those of neighbouring groups
-/// differ, so that one for the other shows.
+/// Greedy baselines, which are separate episodes. With this seed the baselines of neighbouring
+/// groups differ, so that a mix-up would show.
 #[tokio::test(flavor = "multi_thread")]
 async fn remax_survives_kills() {
     let own = ["algorithm.adv_estimator=remax", "data.seed=2"];
@@ -221,7 +220,7 @@ async fn remax_survives_kills() {
     survives(SMOKE, &options, 19, 3).await;
 }
 
-/// Groups that teach nothing are replaced, in rounds.
+/// Groups without a learning signal are replaced, in rounds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_filter_of_groups_survives_kills() {
     let own = [
@@ -231,7 +230,7 @@ async fn a_filter_of_groups_survives_kills() {
     survives(SMOKE, &[&SHORT[..], &own].concat(), 29, 4).await;
 }
 
-/// Supervised steps alone: the order of demonstrations, the optimizer's state, the schedule.
+/// Supervised steps only: the order of demonstrations, the optimizer's state, the schedule.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_supervised_run_survives_kills() {
     let options = [
@@ -244,8 +243,8 @@ async fn a_supervised_run_survives_kills() {
     survives(SMOKE, &options, 37, 4).await;
 }
 
-/// A Qwen3: no biases, norms of its own; sampled is scored there too. No Qwen3 is shipped, so a
-/// tiny one learns to name what stands in a room.
+/// A Qwen3: no biases, additional norms; sampled and scored log-probs are equal here too. No Qwen3
+/// is shipped, so a tiny one learns to name the things in a room.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_qwen3_survives_kills() {
     let options = [&SHORT[..], &QWEN3].concat();
@@ -257,8 +256,8 @@ async fn a_qwen3_survives_kills() {
     assert!(text.contains("\"log_prob_mismatch_max\":0.0"), "{text}");
 }
 
-/// An adapter: its factors, its optimizer's state and its base come through, and
-/// it can be taken out alone or merged.
+/// An adapter: its factors, its optimizer's state and its base survive, and it can be exported
+/// alone or merged.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_adapter_survives_kills_and_is_exported() {
     let folder = survives("configs/lora.yaml", &[], 41, 5).await;
@@ -283,20 +282,20 @@ async fn an_adapter_survives_kills_and_is_exported() {
     assert!(!alone.join("policy_after").exists());
 }
 
-/// Preferences: pairs, their order and the optimizer's state come through.
+/// Preferences: pairs, their order and the optimizer's state survive.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_preference_run_survives_kills() {
     survives("configs/dpo.yaml", &[], 5, 3).await;
 }
 
-/// The same where an adapter learns them and the reference is its base.
+/// The same when an adapter is trained and the reference is its base.
 #[tokio::test(flavor = "multi_thread")]
 async fn preferences_of_an_adapter_survive_kills() {
     let adapter = ["actor_rollout_ref.model.lora_rank=4"];
     survives("configs/dpo.yaml", &adapter, 6, 3).await;
 }
 
-/// Rollouts of the next iteration run beside the update, with an older policy.
+/// Rollouts of the next iteration run concurrently with the update, with an older policy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lag_survives_kills() {
     let options = [
@@ -307,7 +306,7 @@ async fn a_lag_survives_kills() {
     survives(SMOKE, &options, 23, 5).await;
 }
 
-/// The guard pauses, says where to go on from, and leaves no trace in the run.
+/// The guard pauses the run, says where to continue from, and leaves no trace in the run.
 #[test]
 fn a_paused_run_goes_on_under_other_limits_and_ends_equal() {
     let folder = TempDir::new().unwrap();
@@ -367,15 +366,15 @@ async fn redis_gives_the_same_digest_and_two_workers_share_the_parts() {
     );
 }
 
-/// The first of these words that the bytes hold.
+/// The first of these words that the bytes contain.
 fn named<'a>(bytes: &[u8], words: &[&'a str]) -> Option<&'a str> {
     let holds = |word: &&&str| bytes.windows(word.len()).any(|at| at == word.as_bytes());
     words.iter().find(holds).copied()
 }
 
-/// The fleet's store and queue, both behind a secret that is found nowhere after a run that
-/// said all it could: in no object, plan or log. The server counts what it is asked, from
-/// outside: what a commit costs in requests is printed.
+/// The fleet's store and queue, both with a secret that must not appear anywhere after a run with
+/// full logging: not in any object, plan or log. The server counts its requests: the number per
+/// commit is printed.
 #[tokio::test(flavor = "multi_thread")]
 async fn s3_as_the_store_and_redis_as_the_queue_give_the_digest_of_a_folder() {
     let folder = TempDir::new().unwrap();
@@ -397,7 +396,7 @@ async fn s3_as_the_store_and_redis_as_the_queue_give_the_digest_of_a_folder() {
     digest_of.envs(server.env());
     let requests = server.requests();
     assert_eq!(requests.values().sum::<u64>(), 0);
-    // This process answers, so it must not wait.
+    // This process serves the requests, so it must not block.
     let found = tokio::task::spawn_blocking(move || {
         let submitted = finish(submit);
         assert!(submitted.status.success());
@@ -421,7 +420,7 @@ async fn s3_as_the_store_and_redis_as_the_queue_give_the_digest_of_a_folder() {
         let each = *count as f64 / commits as f64;
         println!("{kind:<6} {count:>6} requests, {each:.1} per commit");
     }
-    // Each commit is a conditional put of its own, beside its files.
+    // Each commit is a separate conditional put, in addition to its files.
     assert!(
         requests["PUT"] > commits as u64 && requests["GET"] > 0,
         "{requests:?}"
@@ -447,11 +446,11 @@ async fn a_second_worker_on_the_same_files_may_die() {
     made_good(&store, &struck).await;
 }
 
-/// A run that is cancelled while it works stops within a few parts, whoever works
-/// on it, and goes on elsewhere to the same bytes.
+/// A run that is cancelled while it works stops within a few parts on every worker, and continues
+/// elsewhere to the same bytes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_run_goes_on_elsewhere() {
-    // Long enough to be met in the middle.
+    // Long enough to be caught in the middle.
     const LONG: [&str; 1] = ["trainer.total_training_steps=6"];
     let folder = TempDir::new().unwrap();
     let path = folder.path().display().to_string();

@@ -1,6 +1,5 @@
-//! Training against environment servers as they are: one that is killed and
-//! started again, one whose every tenth answer is wrong in some way, and a slow one whose
-//! player is interrupted.
+//! Training against imperfect environment servers: one that is killed and restarted, one whose
+//! every tenth answer is wrong in some way, and a slow one whose worker is interrupted.
 
 mod chaos;
 mod interruptions;
@@ -20,9 +19,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A run of several rounds that trains in seconds, played at a URL. The base solves some of its
-/// worlds, and how far it gets depends on what it has gathered: a state that is not brought back
-/// as it was, or a reward that is lost, changes what is learnt.
+/// A run of several rounds that trains in seconds, against the server at a URL. The base solves
+/// some of its tasks, and its success depends on what it has collected: a state that is restored
+/// incorrectly, or a lost reward, changes what is learned.
 const CONFIG: &str = "
 run: {id: tried}
 actor_rollout_ref:
@@ -40,10 +39,10 @@ trainer: {total_training_steps: 3, test_freq: 0}
 jobs: {rollout_part_tasks: 4, threads: 1, backoff_s: 0.1, journal_interval_s: 0.2}
 ";
 
-/// A limit that no server exceeds because the machine is busy.
+/// A limit that no server exceeds just because the machine is busy.
 const PATIENT: &str = "actor_rollout_ref.agentgym.timeout=60";
 
-/// `agentgym-env textcraft` as a process of its own.
+/// `agentgym-env textcraft` as a separate process.
 struct Server {
     addr: SocketAddr,
     ttl_s: u32,
@@ -51,7 +50,7 @@ struct Server {
 }
 
 impl Server {
-    /// One whose sessions end after so many seconds without a call.
+    /// Starts a server whose sessions expire after `ttl_s` seconds without a call.
     fn start(ttl_s: u32) -> Self {
         let mut server = Self {
             addr: SocketAddr::from(([127, 0, 0, 1], free_port())),
@@ -76,7 +75,7 @@ impl Server {
         }
     }
 
-    /// As a machine dies.
+    /// Kills the server like a machine failure.
     fn kill(&mut self) {
         if let Some(running) = self.running.take() {
             running.kill();
@@ -87,7 +86,7 @@ impl Server {
         format!("http://{}", self.addr)
     }
 
-    /// Sessions open now; `None` where nobody answers.
+    /// Number of open sessions; `None` if the server does not answer.
     fn sessions(&self) -> Option<u64> {
         let mut stream = TcpStream::connect_timeout(&self.addr, Duration::from_secs(1)).ok()?;
         stream
@@ -100,7 +99,7 @@ impl Server {
     }
 }
 
-/// The run below `folder`, played at this address.
+/// The run below `folder`, against this environment address.
 fn train(folder: &Path, address: &str, more: &[&str]) -> Command {
     let config = folder.join("tried.yaml");
     std::fs::write(&config, CONFIG).unwrap();
@@ -120,7 +119,7 @@ async fn view(folder: &Path) -> RunView {
     RunView::open(&store, "tried").await.unwrap()
 }
 
-/// A figure of the attempts, summed over the run.
+/// A metric of the attempts, summed over the run.
 fn stat(folder: &Path, name: &str) -> f64 {
     let path = folder.join("store/exports/tried/metrics.jsonl");
     let text = std::fs::read_to_string(path).unwrap();

@@ -1,5 +1,5 @@
-//! `agentgym-submit eval` as a user types it: test files with categories, a run
-//! that is killed on the way, and a table whose figures follow from the items.
+//! `agentgym-submit eval` as a user runs it: test files with categories, a run that is killed
+//! half-way, and a table whose figures follow from the items.
 
 use agentgym_tests::files::files_below;
 use agentgym_tests::program::{Running, finish, program};
@@ -23,7 +23,7 @@ evaluation:
   max_rounds: 6
 ";
 
-/// Goals of depth one before 58, of depth two behind.
+/// Goals of depth one below 58, of depth two from there.
 const NEAR: [i64; 5] = [1, 7, 13, 19, 25];
 const FAR: [i64; 3] = [59, 65, 71];
 
@@ -68,7 +68,7 @@ fn said(command: Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// pass@k by trying every choice of k of the samples.
+/// pass@k by enumerating all choices of k samples.
 fn pass_by_enumeration(solved: &[bool], k: u32) -> f64 {
     let (mut choices, mut passed) = (0u32, 0u32);
     for mask in 0u32..1 << solved.len() {
@@ -81,7 +81,7 @@ fn pass_by_enumeration(solved: &[bool], k: u32) -> f64 {
     f64::from(passed) / f64::from(choices)
 }
 
-/// Records of evaluations that have begun, or that have ended.
+/// Number of start or end records of evaluations.
 fn attempts(folder: &Path, name: &str) -> usize {
     let runs = folder.join("store/runs");
     let files = runs.is_dir().then(|| files_below(&runs));
@@ -113,7 +113,7 @@ fn a_killed_evaluation_ends_equal_and_its_figures_follow_from_its_items() {
         .map(|name| attempts(broken.path(), name))
         .into();
     assert!(begun > ended, "nothing was interrupted");
-    // The files may be gone: the plan holds what they held.
+    // The files may be deleted: the plan contains their contents.
     let table = said(eval(broken.path(), &[]));
     let digest = report["digest"].as_str().unwrap();
     assert!(table.contains(digest), "{table}");
@@ -178,7 +178,7 @@ fn a_killed_evaluation_ends_equal_and_its_figures_follow_from_its_items() {
     let one = set["score"]["pass"]["1"]["mean"].as_f64().unwrap();
     assert!(0.0 < one && one < 1.0, "the base solves some: {one}");
 
-    // Looking again computes nothing anew and prints the same table.
+    // Viewing it again recomputes nothing and prints the same table.
     let mut metrics = program("agentgym-submit");
     metrics
         .args(["metrics", "judged", "--store"])

@@ -1,7 +1,7 @@
-//! What a run must have committed before two digests of it are worth comparing. Runs that earn
-//! nothing are equal however a reward is lost, mixed up or counted twice, so every test that
-//! compares bytes asks here first: actions were taken, rewards differed, gradients were not zero,
-//! parameters moved. It looks at the store alone.
+//! The evidence that a run must have committed before comparing two of its digests is meaningful.
+//! Runs without rewards are equal even if rewards are lost, mixed up or counted twice. Every test
+//! that compares bytes therefore checks this first: actions were taken, rewards differed, gradients
+//! were not zero, parameters changed. It only reads the store.
 
 use agentgym_jobs::config::{Overlong, Pipeline};
 use agentgym_jobs::episode::{Episode, Episodes};
@@ -13,16 +13,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 
-/// Below this a gradient is as good as none.
+/// A gradient below this counts as zero.
 const GRAD_NORM_MIN: f64 = 1e-6;
 
-/// What a run showed, for those who want to print it or ask for more.
+/// The evidence of a run, to be printed or checked further.
 #[derive(Debug, Default)]
 pub(crate) struct Evidence {
-    /// Turns of all rollouts, and those whose action is not empty.
+    /// Turns of all rollouts, and the number of those with a non-empty action.
     pub(crate) turns: usize,
     pub(crate) acted: usize,
-    /// Kinds of actions.
+    /// Distinct actions.
     pub(crate) actions: BTreeSet<String>,
     /// Rewards of the episodes of each iteration.
     pub(crate) rewards: BTreeMap<u32, Vec<f64>>,
@@ -30,7 +30,7 @@ pub(crate) struct Evidence {
     pub(crate) groups_mixed: BTreeMap<u32, usize>,
     /// Optimizer parts, by stage.
     pub(crate) trained: BTreeMap<Stage, usize>,
-    /// What the last iteration left for the next.
+    /// The coefficient that the last iteration computed for the next.
     next_kl_coef: Option<f64>,
 }
 
@@ -47,8 +47,8 @@ impl fmt::Display for Evidence {
     }
 }
 
-/// What the run in a folder has learnt, for tests that are not asynchronous, or wait in the
-/// middle of one that is.
+/// The evidence of the run in a folder, for tests that are synchronous or that block inside an
+/// asynchronous test.
 pub(crate) fn learnt_now(folder: &Path, run: &str) -> Evidence {
     std::thread::scope(|scope| {
         let look = scope.spawn(|| {
@@ -64,11 +64,11 @@ pub(crate) fn learnt_now(folder: &Path, run: &str) -> Evidence {
     })
 }
 
-/// A finished run has seen rewards and has learnt from them: otherwise this panics.
+/// Panics unless a finished run has seen rewards and learnt from them.
 ///
-/// Every part that trains has a gradient and changes its parameters; in every iteration rewards
-/// differ, within a group where advantages are relative to one, and at least half of all turns
-/// did something. AgentEvol keeps some episodes and not others.
+/// Every training part has a gradient and changes its parameters; rewards differ in every
+/// iteration, within a group if advantages are relative to one, and at least half of all turns have
+/// an action. AgentEvol keeps some episodes and not others.
 pub(crate) async fn learnt(store: &Store, run: &str) -> Evidence {
     let view = RunView::open(store, run).await.unwrap();
     let mut evidence = Evidence::default();
@@ -115,7 +115,7 @@ async fn episodes(view: &RunView, manifest: &Manifest) -> Vec<Episode> {
     episodes.into_vec()
 }
 
-/// The part that an input of this name is, and digests of parameters by file.
+/// The digests of the parameters, by file, in the part's input of this name.
 async fn weights_before(view: &RunView, manifest: &Manifest, id: PartId) -> Weights {
     let name = match id.stage {
         Stage::CriticUpdate => "critic",
@@ -145,12 +145,12 @@ fn weights(manifest: &Manifest) -> Weights {
         .collect()
 }
 
-/// Advantages relative to rewards follow from the rewards of the rollouts, computed here once
-/// more: `(r − mean) / (std + 1e-6)` of the group (GRPO), `r` less the mean of the others (RLOO),
-/// `r` less the greedy episode's (ReMax). What stands in the batch is the rollouts' own.
+/// Recomputes relative advantages from the rewards of the rollouts: `(r − mean) / (std + 1e-6)` of
+/// the group (GRPO), `r` minus the mean of the others (RLOO), `r` minus the greedy episode's
+/// (ReMax). The rewards in the batch are those of the rollouts.
 async fn credited(view: &RunView, id: PartId, members: &[&BatchEpisode]) {
     let config = &view.plan.config;
-    // Where a reward has other parts, or members are missing here, this says nothing.
+    // Not applicable if rewards have other terms or members are missing here.
     let algorithm = &config.algorithm;
     if algorithm.use_kl_in_reward || algorithm.turn_rewards || algorithm.overlong == Overlong::Mask
     {
@@ -217,7 +217,7 @@ impl Evidence {
     }
 
     async fn trained(&mut self, view: &RunView, id: PartId, manifest: &Manifest) {
-        // A warm-up of the critic hands the policy on as it is.
+        // During the critic's warm-up the policy is passed on unchanged.
         if id.stage == Stage::Update && id.iteration <= view.plan.config.trainer.critic_warmup {
             return;
         }
@@ -264,7 +264,7 @@ impl Evidence {
         self.kl_coefficient(view, id, manifest).await;
     }
 
-    /// The coefficient of a KL penalty is the one that the iteration before left.
+    /// The KL coefficient is the one that the previous iteration computed.
     async fn kl_coefficient(&mut self, view: &RunView, id: PartId, manifest: &Manifest) {
         if !manifest
             .outputs

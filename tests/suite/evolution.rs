@@ -1,4 +1,4 @@
-//! AgentEvol as durable jobs, and trajectories that leave a run and come back.
+//! AgentEvol as durable jobs, and trajectories that are exported and used for training again.
 
 use crate::durability::{
     RUN, end, no_part_started_after_its_commit, said, submit_config, undisturbed_of,
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Two explorations; what was solved is kept.
+/// Two explorations; solved episodes are kept.
 const EVOLUTION: [&str; 8] = [
     "run.pipeline=agentevol",
     "agentevol.keep=all",
@@ -94,7 +94,7 @@ async fn an_evolution_survives_kills_and_every_kept_trajectory_has_its_lineage()
     for part in [(2, "rollout", 0), (2, "filter", 0), (2, "sft", 2)] {
         assert!(equal(store, "same", part).await, "{part:?}");
     }
-    // Every iteration trains the base, never the policy before it.
+    // Every iteration trains the base, never the previous policy.
     let shown = said(type_in(store, &["inspect", RUN, "2", "sft", "0"]));
     assert!(shown.contains("policy = 0/init/0"), "{shown}");
     assert!(shown.contains("kept = 2/filter/0"), "{shown}");
@@ -119,7 +119,7 @@ fn without_demonstrations_an_iteration_that_keeps_nothing_says_so() {
     assert!(complaint.contains("agentevol.threshold"), "{complaint}");
 }
 
-/// A file of conversations is read by both kinds of runs that learn from files.
+/// A file of conversations works for both kinds of runs that learn from files.
 #[test]
 fn exported_trajectories_train_other_runs() {
     let folder = TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! The programs of `examples/` do what they say.
+//! The programs of `examples/` do what they claim.
 
 use crate::old_runs::OldRuns;
 use agentgym_tests::program::{finish, program};

@@ -1,7 +1,6 @@
-//! An export is enough for somebody without this program: a real run is
-//! exported by the real command, and then only the files are looked at. The
-//! advantages and the update are computed again from them, and another library's
-//! Qwen2 reads the policies.
+//! An export is sufficient without this program: the real command exports a real run, and then only
+//! the exported files are used. Advantages and update are recomputed from them, and another
+//! library's Qwen2 reads the policies.
 
 mod advantages;
 mod layout;
@@ -17,10 +16,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Starts from the base model, sampled warmly: a group that solves nothing, or
-/// all, has no advantage. Every term of the loss and of the optimizer takes part:
-/// two epochs under a narrow clip, entropy, divergence from the reference, a
-/// temperature, decay, clipped gradients.
+/// Starts from the base model, sampled at a high temperature, because a group in which no or all
+/// episodes succeed has no advantage. Every term of the loss and of the optimizer is active: two
+/// epochs with a narrow clip, entropy, divergence from the reference, a temperature, decay, clipped
+/// gradients.
 const RUN: &str = "
 run: {id: exported, seed: 3}
 actor_rollout_ref:
@@ -47,21 +46,20 @@ algorithm: {rounds_ctrl: {rounds: 6}}
 trainer: {total_training_steps: 2}
 ";
 
-/// The second iteration of a run, exported; its update carries an optimizer
-/// on.
+/// The second iteration of a run, exported; its update continues with an existing optimizer state.
 struct Exported {
     _scratch: TempDir,
     folder: PathBuf,
 }
 
 impl Exported {
-    /// Of the run above with other settings: `key=value`, with spaces between.
+    /// Exports the run above with other settings: `key=value`, separated by spaces.
     fn make(overrides: &str) -> Self {
         let overrides: Vec<&str> = overrides.split_whitespace().collect();
         Self::of(2, &overrides, &[])
     }
 
-    /// Another iteration, with words for the export.
+    /// Exports another iteration, with arguments for the export.
     fn of(iteration: u32, overrides: &[&str], words: &[&str]) -> Self {
         let scratch = TempDir::new().unwrap();
         let (config, store) = (
@@ -88,7 +86,7 @@ impl Exported {
         ]);
         export.arg(&folder).args(words).arg("--store").arg(&store);
         succeed(export);
-        // What follows cannot peek.
+        // Ensures that later steps cannot read the store.
         std::fs::remove_dir_all(&store).unwrap();
         Self {
             _scratch: scratch,

@@ -1,6 +1,5 @@
-//! Worker processes of their own, a real Redis, a real S3 server, and somebody
-//! who kills, stops and wipes what he likes: the run ends with the bytes of an
-//! undisturbed one.
+//! Separate worker processes, a real Redis and a real S3 server, with random kills, stops and
+//! wipes: the run ends with the bytes of an undisturbed one.
 
 use crate::durability::{said, undisturbed_of};
 use crate::strikes::{Chance, made_good, strike};
@@ -11,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Two iterations of the smoke run: some thirty parts.
+/// Two iterations of the smoke run: about thirty parts.
 const SMALL: [&str; 4] = [
     "trainer.total_training_steps=2",
     "sft.steps=6",
@@ -19,7 +18,7 @@ const SMALL: [&str; 4] = [
     "jobs.failures_max=50",
 ];
 const LEASE_S: u64 = 2;
-/// Patience of a loaded two-core machine.
+/// Timeout that is long enough for a loaded two-core machine.
 const LONG: Duration = Duration::from_secs(240);
 
 fn undisturbed() -> String {
@@ -40,8 +39,8 @@ async fn attempts(store: &Store) -> BTreeMap<Slot, Vec<AttemptRecord>> {
     store.all_attempts(&RUN.parse().unwrap()).await.unwrap()
 }
 
-/// No part has been started again after its commit: what began after the
-/// commit's attempt was overtaken by it.
+/// No part was made again after its commit: attempts after the committing one were superseded or
+/// have no end.
 async fn nothing_finished_was_redone(store: &Store) {
     for (slot, attempts) in attempts(store).await {
         let Some(manifest) = store.manifest(&slot).await.unwrap() else {
@@ -60,7 +59,7 @@ async fn nothing_finished_was_redone(store: &Store) {
     }
 }
 
-/// Which worker is in the middle of a part.
+/// The index of a worker that is in the middle of a part.
 async fn busy(fleet: &Fleet, store: &Store) -> usize {
     let begun = Instant::now();
     loop {
@@ -74,8 +73,8 @@ async fn busy(fleet: &Fleet, store: &Store) -> usize {
     }
 }
 
-/// Kills without a pause first, where nothing but safety can be asked for; then
-/// each in the middle of a part. Two users follow, so two plan.
+/// First rapid kills, under which only safety can be required; then kills in the middle of a part
+/// each. Two users follow the run, so there are two planners.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fleet_under_fire_ends_equal() {
     let folder = TempDir::new().unwrap();
@@ -115,7 +114,7 @@ async fn a_fleet_under_fire_ends_equal() {
     made_good(&store, &struck).await;
 }
 
-/// Whenever something is committed, the queue forgets everything.
+/// The queue is wiped after every few commits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_is_wiped_all_the_time_changes_nothing() {
     let folder = TempDir::new().unwrap();
@@ -138,9 +137,9 @@ async fn a_queue_that_is_wiped_all_the_time_changes_nothing() {
     nothing_finished_was_redone(&store).await;
 }
 
-/// A worker is stopped in the middle of a part for longer than its lease. The
-/// part is made elsewhere; when the worker wakes up, it learns that it was
-/// superseded, and what it made is nowhere.
+/// A worker is stopped in the middle of a part for longer than its lease. The part is made
+/// elsewhere; when the worker wakes up, it finds that it was superseded, and its outputs are not
+/// used.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_zombie_is_superseded() {
     let folder = TempDir::new().unwrap();
@@ -159,7 +158,7 @@ async fn a_zombie_is_superseded() {
         let number = attempt.number;
         zombie.signal("STOP");
         let stopped = Instant::now();
-        // What was on its way may still arrive: then it is no zombie.
+        // A commit in flight may still arrive: then the worker is no zombie.
         while stopped.elapsed() < LONG {
             if let Some(manifest) = store.manifest(&slot).await.unwrap() {
                 if manifest.attempt != number {
@@ -195,8 +194,8 @@ async fn a_zombie_is_superseded() {
     nothing_finished_was_redone(&store).await;
 }
 
-/// The store is away for longer than its client tries. A single failure that counted would stop
-/// the run; attempts wait instead, and what they have computed is committed afterwards.
+/// The store is unavailable for longer than its client retries. A single counted failure would stop
+/// the run; attempts wait instead and commit their results afterwards.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_away_is_no_failure() {
     let folder = TempDir::new().unwrap();
@@ -234,8 +233,8 @@ async fn a_store_that_is_away_is_no_failure() {
     nothing_finished_was_redone(&store).await;
 }
 
-/// SIGTERM in the middle of a part: the worker hands it back and leaves in good time, whatever
-/// it was at. Three parts, each of another stage.
+/// SIGTERM in the middle of a part: the worker hands the part back and exits in time, whatever the
+/// stage. Tested on three parts of different stages.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_is_asked_to_leave_hands_its_part_back() {
     const NOTICE: Duration = Duration::from_secs(30);
@@ -268,7 +267,7 @@ async fn a_worker_that_is_asked_to_leave_hands_its_part_back() {
                 assert_eq!(end.outcome, AttemptOutcome::Drained, "{slot}: {message}");
                 drained += 1;
             }
-            // What was all but done is committed on the way out.
+            // A part that was nearly done is committed before the exit.
             None => {
                 let commit = store.manifest(&slot).await.unwrap();
                 assert_eq!(commit.unwrap().attempt, attempt.number, "{slot}");
@@ -283,8 +282,8 @@ async fn a_worker_that_is_asked_to_leave_hands_its_part_back() {
     nothing_finished_was_redone(&store).await;
 }
 
-/// A policy is committed while the worker that will play with it is at a long part of another run:
-/// then it fetches the policy meanwhile.
+/// A policy is committed while the worker that will use it is busy with a long part of another run:
+/// it fetches the policy in the meantime.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_policy_is_fetched_while_another_part_is_made() {
     let folder = TempDir::new().unwrap();
@@ -296,7 +295,7 @@ async fn the_next_policy_is_fetched_while_another_part_is_made() {
         Running::start_logged(player, &log),
         fleet.worker(&["--stages", "init,log_probs,advantage,update,expire"]),
     ];
-    // The runs take turns. An evaluation takes several times as long as what makes a policy.
+    // The runs take turns. An evaluation takes several times as long as making a policy.
     let sets: Vec<String> = (0..5)
         .map(|set| format!("{{name: s{set}, env: worlds, ids: {set}0..{set}6}}"))
         .collect();
@@ -329,11 +328,11 @@ async fn the_next_policy_is_fetched_while_another_part_is_made() {
     assert!(in_time.count() > 0, "no policy was there in time:\n{log}");
 }
 
-/// Two runs share one worker. A priority that is given to one on the way holds for all that
-/// begins afterwards: the other waits until that one is finished, and then goes on.
+/// Two runs share one worker. A priority given to a running one applies to all parts begun
+/// afterwards: the other run waits until the first has finished, and then continues.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_priority_takes_effect_between_two_runs_under_way() {
-    /// So many parts before its end the urgent run has been alone for long.
+    /// This close to its end, in parts, the urgent run has long been alone.
     const PARTS_LEFT: usize = 12;
     let folder = TempDir::new().unwrap();
     let fleet = fleet(&folder, 1).await;
@@ -361,7 +360,7 @@ async fn a_priority_takes_effect_between_two_runs_under_way() {
     }
     let resume = fleet.type_in(&["resume", urgent, "jobs.priority=3", "--quiet"]);
     let mut resumed = Running::start(resume);
-    // What both runs had committed, as often as one looked; the patient one's is looked at first.
+    // The commits of both runs at each look; the patient run is read first.
     let mut seen = Vec::new();
     while !resumed.has_ended() {
         assert!(begun.elapsed() < LONG, "the urgent run does not end");
@@ -375,7 +374,7 @@ async fn a_priority_takes_effect_between_two_runs_under_way() {
         .filter(|(_, urgent)| (all - PARTS_LEFT..all).contains(urgent));
     let waited: BTreeSet<usize> = alone.map(|(patient, _)| *patient).collect();
     let (first, last) = (waited.first().unwrap(), waited.last().unwrap());
-    // A part that was under way may still be committed.
+    // A part in progress may still be committed.
     assert!(last - first <= 1, "{seen:?}");
     assert!(*last < all, "the patient run was as quick: {seen:?}");
     while !followers.iter_mut().all(Running::has_ended) {

@@ -1,5 +1,5 @@
-//! A fork goes on where its parent stood: to the bit where nothing is changed,
-//! and elsewhere where something is.
+//! A fork continues from its parent's state: bit for bit equal without changes, and different with
+//! them.
 
 use crate::durability::{RUN, end, said, submit_config};
 use crate::evidence::learnt_now;
@@ -32,7 +32,7 @@ async fn commit(store: &Path, run: &str, iteration: u32, stage: &str, part: u32)
     found.unwrap_or_else(|| panic!("{slot} is not committed"))
 }
 
-/// Names and digests of what two runs committed as the same part are equal.
+/// Whether two runs committed outputs with equal names and digests for the same part.
 pub(super) async fn equal(
     store: &Path,
     child: &str,
@@ -65,10 +65,10 @@ async fn a_fork_without_changes_repeats_its_parent_and_with_them_it_does_not() {
         assert!(equal(store, "same", part).await, "{part:?}");
     }
     assert!(store.join("runs/smoke/pins/same.json").exists());
-    // What was taken over lies where the parent put it.
+    // Inherited outputs stay where the parent stored them.
     let taken = commit(store, "same", 3, "update", 0).await;
     assert!(taken.outputs.iter().all(|o| o.key.run().as_str() == RUN));
-    // The same again finds the run.
+    // The same command again finds the existing run.
     said(fork(store, &["--iteration", "3", "run.id=same"]));
 
     let lr = "actor_rollout_ref.actor.optim.lr=1e-3";
@@ -76,7 +76,7 @@ async fn a_fork_without_changes_repeats_its_parent_and_with_them_it_does_not() {
     assert!(equal(store, "other", (4, "rollout", 1)).await);
     assert!(!equal(store, "other", (4, "update", 0)).await);
 
-    // Retention kept the policy of iteration 2 and not its optimizer's state.
+    // Retention kept the policy of iteration 2 but not its optimizer state.
     let refused = |words: &[&str], code: i32, word: &str| {
         let output = finish(fork(store, words));
         let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -90,7 +90,7 @@ async fn a_fork_without_changes_repeats_its_parent_and_with_them_it_does_not() {
     ));
     assert!(equal(store, "fresh", (3, "rollout", 0)).await);
     assert!(!equal(store, "fresh", (3, "update", 0)).await);
-    // An export says what became of the state that an update began with.
+    // An export says what happened to the optimizer state that an update started from.
     let exported = |run: &str, n: &str| {
         let to = store.join(format!("{run}-{n}"));
         let mut export = program("agentgym-submit");
@@ -116,7 +116,7 @@ async fn a_fork_without_changes_repeats_its_parent_and_with_them_it_does_not() {
         4,
         "trainer.save_freq = 2",
     );
-    // What a refusal advises works, whichever it is.
+    // Every command that a refusal proposes works.
     for iteration in ["1", "2"] {
         let given = ["--iteration", iteration, "run.id=advised"];
         let complaint = finish(fork(store, &[&given[..], &[lr]].concat())).stderr;
@@ -149,7 +149,7 @@ async fn a_fork_without_changes_repeats_its_parent_and_with_them_it_does_not() {
         4,
         "with another plan",
     );
-    // A fork may be forked, and goes on beyond its parent's end.
+    // A fork may be forked, and continue beyond its parent's end.
     let mut again = program("agentgym-submit");
     again.args(["fork", "same", "--iteration", "4", "run.id=longer"]);
     again
@@ -164,7 +164,7 @@ async fn a_fork_without_changes_repeats_its_parent_and_with_them_it_does_not() {
     );
 }
 
-/// The critic, its optimizer and the state of the KL controller go with it.
+/// The critic, its optimizer and the state of the KL controller are inherited.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_critic_and_a_kl_controller_are_taken_over() {
     let folder = TempDir::new().unwrap();
@@ -180,7 +180,7 @@ async fn a_critic_and_a_kl_controller_are_taken_over() {
     }
 }
 
-/// An adapter needs its base; a lag reaches back before the fork.
+/// An adapter needs its base; a lag reaches back to before the fork.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_adapter_with_a_lag_is_taken_over() {
     let folder = TempDir::new().unwrap();
@@ -198,8 +198,8 @@ async fn an_adapter_with_a_lag_is_taken_over() {
     }
 }
 
-/// A paused run is forked from before the offence; then it goes on, and its
-/// retention comes to what the fork needs.
+/// A paused run is forked from before the problem; then it continues, and its retention reaches the
+/// objects that the fork needs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pin_outlives_the_retention_of_the_parent() {
     let folder = TempDir::new().unwrap();
@@ -221,7 +221,7 @@ async fn a_pin_outlives_the_retention_of_the_parent() {
             artifact.name
         );
     }
-    // What nobody has pinned went as always.
+    // Objects without a pin were removed as usual.
     let other = commit(store, RUN, 2, "update", 0).await;
     let state = other
         .outputs

@@ -1,4 +1,4 @@
-//! The glossary names types that are there, and one name is one thing.
+//! The types in the glossary exist, and each name denotes one thing.
 
 use crate::modules::{CRATES, read};
 use agentgym_tests::program::workspace;
@@ -8,7 +8,7 @@ fn glossary() -> String {
     std::fs::read_to_string(workspace().join("docs/glossary.md")).unwrap()
 }
 
-/// What stands in backticks.
+/// The texts between backticks.
 fn code(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
@@ -29,7 +29,7 @@ fn every_type_of_the_glossary_is_in_its_crate() {
     assert!(seen > 30, "{seen} rows");
 }
 
-/// A name that a second crate takes is either explained there or another one.
+/// A name that two crates use must be explained there.
 #[test]
 fn one_name_is_one_thing() {
     let text = glossary();

@@ -1,5 +1,5 @@
-//! What comes from outside and means harm: texts that a terminal would obey, and secrets
-//! that somebody typed into an address. Both through the programs as people use them.
+//! Malicious input from outside: texts with terminal control sequences, and secrets that a user
+//! typed into an address. Both are passed through the programs as users run them.
 
 use agentgym_tests::files::files_below;
 use agentgym_tests::program::{finish, program};
@@ -8,11 +8,11 @@ use std::net::TcpListener;
 use std::process::Output;
 use tempfile::TempDir;
 
-/// Writes the clipboard, sets the title, erases the line, turns the direction of writing
-/// around, and is a control sequence in one character.
+/// Writes the clipboard, sets the title, erases the line, reverses the writing direction, and
+/// contains a one-character control sequence.
 const HOSTILE: &str =
     "\x1b]52;c;aGk=\x07\x1b]0;title\x1b\\done\r\x1b[2Kall is well\u{202e}gpj\u{9b}31m";
-/// What of [`HOSTILE`] is to be read.
+/// How [`HOSTILE`] must be displayed.
 const SHOWN: &str = "␛]52;c;aGk=␇␛]0;title␛\\done␍␛[2Kall is well\\u202egpj\\u009b31m";
 const SECRET: &str = "s3cr3t-w0rd";
 
@@ -68,13 +68,13 @@ impl Scene {
     }
 }
 
-/// Everything that a program said.
+/// The whole output of a program.
 fn said(output: &Output) -> String {
     let both = [output.stdout.as_slice(), &output.stderr].concat();
     String::from_utf8(both).unwrap()
 }
 
-/// Colours of the log are the program's own; nothing else may reach a terminal.
+/// The program may colour its own log; no other control character may reach a terminal.
 fn assert_harmless(what: &str, text: &str) {
     let obeyed = |c: char| {
         (c.is_control() && !matches!(c, '\n' | '\t')) || matches!(c, '\u{202a}'..='\u{202e}')
@@ -94,7 +94,7 @@ fn assert_harmless(what: &str, text: &str) {
     }
 }
 
-/// A server of TextCraft's kind whose steps and refusals hold [`HOSTILE`].
+/// A TextCraft server whose steps and errors contain [`HOSTILE`].
 fn serve(fails: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -149,7 +149,7 @@ fn a_terminal_obeys_nothing_that_an_environment_says() {
         assert_harmless(&words.join(" "), &said(&output));
         seen |= said(&output).contains(SHOWN);
         if words.contains(&"--json") {
-            // The same text to whoever reads the document.
+            // Readers of the JSON document get the same text.
             let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
             assert!(holds(&document, HOSTILE), "{document}");
         }
@@ -310,9 +310,9 @@ fn a_plan_of_earlier_days_that_holds_a_secret_does_not_show_it() {
         &["inspect", "r", "1", "rollout", "0"],
         &["metrics", "r", "--json"],
         &["export", "r", "--iteration", "1", "--to", "exported"],
-        // A finished run is carried on with nothing to do.
+        // Resuming a finished run has nothing to do.
         &["resume", "r"],
-        // Its copy would be a new plan.
+        // Copying it would give a new plan.
         &[
             "fork",
             "r",

@@ -1,5 +1,5 @@
-//! Every key of a config that a document or a message names is in the table of keys: a remedy that
-//! names a key which is not there sends its reader nowhere.
+//! Every config key that a document or a message names is in the table of keys: a remedy with a
+//! nonexistent key is useless.
 
 use agentgym_jobs::config::keys::KEYS;
 use agentgym_tests::files::files_below;
@@ -7,13 +7,13 @@ use agentgym_tests::program::workspace;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// What looks like a key and is none: files, and two keys said in one word.
+/// Words that look like keys but are none: files, and two keys in one word.
 const OTHERS: [&str; 4] = ["run.yaml", "queue.rs", "queue.sqlite", "data.max_*_length"];
 
-/// What is about the keys of the original's scripts.
+/// Files about the keys of the original's scripts.
 const ORIGINAL: [&str; 2] = ["docs/from-agentgym-rl.md", "jobs/src/config/upstream.rs"];
 
-/// First words of keys, in full or as documents shorten them.
+/// First words of keys, in full or as documents abbreviate them.
 fn heads() -> BTreeSet<&'static str> {
     let first = |path: &'static str| path.split('.').next().unwrap_or(path);
     let mut heads: BTreeSet<&str> = KEYS.iter().map(|key| first(key.path)).collect();
@@ -21,8 +21,8 @@ fn heads() -> BTreeSet<&'static str> {
     heads
 }
 
-/// Whether a name is a key, one without its first words, one above keys (`guard.*`), or something
-/// inside of a key that holds a map.
+/// Whether a name is a key, a key without its first words, a prefix of keys (`guard.*`), or
+/// something inside a key that holds a map.
 fn is_key(name: &str) -> bool {
     let name = name.trim_end_matches(['.', '*']);
     let inside = |long: &str, short: &str| format!(".{long}.").contains(&format!(".{short}."));
@@ -35,7 +35,7 @@ fn is_key(name: &str) -> bool {
         .any(|key| inside(key.path, name) || begins(key.path))
 }
 
-/// Words of a text that begin as keys do and are none.
+/// Words of a text that begin like keys but are none.
 fn unknown(text: &str) -> Vec<String> {
     let heads = heads();
     let is_part = |c: char| c.is_ascii_alphanumeric() || "._*".contains(c);
@@ -54,7 +54,7 @@ fn unknown(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// What stands between back quotes.
+/// The texts between backticks.
 fn quoted(document: &str) -> Vec<String> {
     let lines = document.lines();
     lines
@@ -127,7 +127,7 @@ fn every_key_that_is_named_is_there() {
     assert_eq!(wrong, [""; 0]);
 }
 
-/// Documents promise what a test shows, by its name.
+/// Documents refer by name to the tests that prove their claims.
 #[test]
 fn every_test_that_a_document_names_is_there() {
     let root = workspace();
@@ -159,7 +159,7 @@ fn every_test_that_a_document_names_is_there() {
         let named: Vec<String> = quoted(&document).into_iter().filter(is_name).collect();
         assert!(named.len() > 5, "{name} names {named:?}");
         for test in named {
-            // Or the beginning of some, as a filter of tests is typed.
+            // A prefix of test names is allowed too, as in a test filter.
             assert!(
                 tests.iter().any(|known| known.starts_with(&test)),
                 "{name} names `{test}`, which is not there"

@@ -1,16 +1,16 @@
-//! Whatever a config says, `plan` answers: with the key, what was found and what may be, in a
-//! time and a memory that do not depend on it. Each line is typed as a user types it, under a
-//! limit of the address space and a clock that kills.
+//! Whatever a config says, `plan` answers with the key, the value found and the allowed values, in
+//! time and memory that do not depend on the config. Each command is run as a user types it, with a
+//! limit of the address space and a timeout.
 
 use crate::bad_input::{Scene, refused};
 use agentgym_jobs::config::keys::KEYS;
 use agentgym_tests::program::{finish, program, workspace};
 use std::process::{Command, Output};
 
-/// What the program reserves before it reads anything (it starts with 100 MB and not with 90), and
-/// 200 MB.
+/// The address space that the program reserves before it reads anything (it starts with 100 MB but
+/// not with 90), plus 200 MB.
 const ADDRESSES_KB: u32 = 100_000 + 200_000;
-/// A second is what it takes; the rest is for a machine that does other things too.
+/// It takes a second; the rest is for a machine that is busy otherwise.
 const SECONDS: u32 = 60;
 
 fn guarded(scene: &Scene, arguments: &[&str]) -> Output {
@@ -27,13 +27,13 @@ fn within(scene: &Scene, addresses_kb: u32, arguments: &[&str]) -> Output {
         .arg(path)
         .args(arguments)
         .current_dir(scene.folder())
-        // Each thread reserves a stack; how many cores the machine has is not asked here.
+        // Each thread reserves a stack; the number of cores must not matter here.
         .env("TOKIO_WORKER_THREADS", "2")
         .env("AGENTGYM_CACHE", scene.path("cache"));
     finish(command)
 }
 
-/// `plan` of the scene's config with one more override refuses it, by its key.
+/// `plan` of the scene's config with one more override refuses the override, naming its key.
 fn refuses(scene: &Scene, given: &str, words: &[&str]) -> String {
     let output = guarded(scene, &["plan", "run.yaml", given]);
     refused(given, &output, 2, words)
@@ -47,7 +47,7 @@ fn numbers_beyond_any_run() {
             true => "[18446744073709551615, 0.5]".to_owned(),
             false => u64::MAX.to_string(),
         };
-        // What a type refuses by itself is told with the key too.
+        // Values that the type itself rejects are reported with the key too.
         refuses(&scene, &format!("{}={value}", key.path), &[key.path]);
     }
     for (given, words) in [
@@ -101,7 +101,7 @@ fn numbers_beyond_any_run() {
         ),
     ] {
         if words.is_empty() {
-            // Large, and possible: it is planned, within the same limits.
+            // Large but possible: it is planned within the same limits.
             let output = guarded(&scene, &["plan", "run.yaml", given]);
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(output.status.success(), "{given}: {said}");
@@ -132,7 +132,7 @@ fn numbers_beyond_any_run() {
     assert!(!scene.path("s").exists(), "a store was made");
 }
 
-/// Everything at its largest, which a sum or product could not hold, and nothing is refused.
+/// Everything at its maximum: sums and products overflow, but nothing is refused.
 #[test]
 fn the_largest_of_everything_is_planned() {
     let scene = Scene::new();
@@ -160,7 +160,7 @@ fn the_largest_of_everything_is_planned() {
         "trainer.total_training_steps=1000000",
         "trainer.test_freq=1",
     ];
-    // Of these addresses it touches 200 MB; an allocator leaves holes where lists of a million grow.
+    // It uses 200 MB of this address space; growing lists of a million leave holes in it.
     let output = within(&scene, 800_000, &line);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
@@ -175,7 +175,7 @@ fn references_that_grow() {
     let refuses = |given: &str, words: &[&str]| {
         refuses(&scene, given, words);
     };
-    // Each name twice the one before it.
+    // Each name is twice as long as the previous one.
     let mut bomb = String::from("a: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa");
     for (before, name) in ('a'..='n').zip('b'..='o') {
         bomb += &format!(
@@ -218,7 +218,7 @@ fn references_that_grow() {
     );
 }
 
-/// What is no regular file is not opened, by no key.
+/// Only regular files are opened, for every key.
 #[test]
 fn paths_to_what_never_ends() {
     let scene = Scene::new();
@@ -274,14 +274,14 @@ fn paths_to_what_never_ends() {
         "actor_rollout_ref.model.lora_adapter_path",
     ] {
         let given = format!("{key}=/dev/zero");
-        // It opens its store first, and the threads that do so reserve more than they use.
+        // It opens its store first, with threads that reserve more than they use.
         let line = ["run", "run.yaml", "--store", "s", &given];
         let output = within(&scene, 2_000_000, &line);
         refused(&given, &output, 2, &[key, "/dev/zero"]);
     }
     let output = guarded(&scene, &["plan", "/dev/zero"]);
     refused("/dev/zero", &output, 2, &["longer than"]);
-    // Files of one byte more than such a file may have, nearly all of it a hole.
+    // Sparse files that are one byte larger than allowed.
     for (given, tasks, bytes) in [
         ("data.train_file=long.json", "data.tasks=[]", (64 << 20) + 1),
         (
@@ -385,7 +385,7 @@ fn arithmetic_that_means_nothing() {
     ] {
         refuses(&scene, given, words);
     }
-    // The ends of the ranges that are inside.
+    // Boundary values that are allowed.
     for given in [
         "actor_rollout_ref.actor.optim.betas=[0, 0]",
         "actor_rollout_ref.actor.optim.weight_decay=0",
@@ -478,7 +478,7 @@ fn environments_that_nobody_knows() {
     );
 }
 
-/// With the reader that workers use, so that what they would refuse ends here.
+/// Uses the reader of the workers, so that what they would refuse is refused here.
 #[test]
 fn models_that_no_worker_can_compute() {
     let scene = Scene::new();
@@ -553,15 +553,15 @@ fn models_that_no_worker_can_compute() {
         std::fs::remove_file(&at).unwrap();
         std::os::unix::fs::symlink(base.join(name), &at).unwrap();
     }
-    // What is not here may be where the workers are.
+    // A model that is not here may exist where the workers are.
     scene.succeeds("plan run.yaml actor_rollout_ref.model.path=org/none jobs.workers=0");
 }
 
-/// `plan` takes what `eval` takes, and `run` says which command is meant.
+/// `plan` accepts the configs of `eval`, and `run` names the right command.
 #[test]
 fn a_config_that_only_evaluates() {
     let scene = Scene::new();
-    // What only training needs, a group of episodes, is not asked for.
+    // Settings that only training needs, such as groups of episodes, are not required.
     let line = "run.yaml data.tasks=[] actor_rollout_ref.rollout.n=1";
     let shown = scene.submit(&format!("plan {line}"));
     let text = String::from_utf8_lossy(&shown.stdout).into_owned();
@@ -582,7 +582,7 @@ fn a_config_that_only_evaluates() {
     );
 }
 
-/// Before the first part is made, and once. The same of a style that no solver knows.
+/// Refused before the first part is made, and once; likewise a style that no solver supports.
 #[test]
 fn training_files_that_are_not_there() {
     let scene = Scene::new();
@@ -593,7 +593,7 @@ fn training_files_that_are_not_there() {
             let said = scene.refuses(&line, 2, &[key, "no/rows.json", "current folder"]);
             assert!(!said.contains("init"), "{said}");
         }
-        // With workers elsewhere the files are there.
+        // With remote workers, the files are assumed to exist.
         scene.succeeds(&format!("plan {line} jobs.workers=0"));
     }
     let style = "run.yaml sft.steps=2 sft.sources=[{\"env\":\"textcraft\",\"ids\":\"0..9\",\"style\":\"loud\"}]";

@@ -1,6 +1,6 @@
-//! What `plan` says about memory, beside what the stages of the run then take. Each run
-//! is a process of its own, so no other test's memory is in it.
-//! `cargo bench --workspace --bench memory` plays more of them.
+//! The memory predictions of `plan`, compared with what the stages of the run then use. Each run is
+//! a separate process, so it does not include other tests' memory.
+//! `cargo bench --workspace --bench memory` measures more runs.
 
 use agentgym_storage::{RunId, Store};
 use agentgym_submit::runs::RunView;
@@ -22,7 +22,7 @@ const STAGES: [(&str, &str); 5] = [
 ];
 
 /// Episodes that fill their context of 1024 tokens, with a critic; for a random model, which
-/// writes until it is stopped. Two iterations: in the first rollout there is no critic yet.
+/// generates until it is stopped. Two iterations: there is no critic yet in the first rollout.
 pub(crate) const FULL: [&str; 13] = [
     "configs/ppo.yaml",
     "actor_rollout_ref.rollout.n=2",
@@ -46,10 +46,10 @@ pub(crate) struct Peak {
     pub(crate) measured: f64,
 }
 
-/// What a run took.
+/// The measurements of a run.
 #[derive(Debug)]
 pub(crate) struct Played {
-    /// Mean length of its sequences, as a share of what the plan allows for.
+    /// Mean length of its sequences, as a share of the maximum that the plan assumes.
     pub(crate) filled: f64,
     /// By stage.
     pub(crate) peaks: BTreeMap<&'static str, Peak>,
@@ -63,7 +63,7 @@ fn said(mut command: Command, arguments: &[&str]) -> anyhow::Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Plays a config, given with its overrides.
+/// Runs a config with its overrides.
 pub(crate) async fn play(arguments: &[&str]) -> anyhow::Result<Played> {
     let mut command = program("agentgym-submit");
     command.args(["--json", "plan"]);
@@ -104,7 +104,7 @@ pub(crate) async fn play(arguments: &[&str]) -> anyhow::Result<Played> {
     Ok(Played { filled, peaks })
 }
 
-/// What is predicted is never exceeded, and never half as much again as is needed.
+/// Predictions are never exceeded, and at most 1.43 times the measured peak.
 #[cfg(test)]
 #[tokio::test(flavor = "multi_thread")]
 async fn plan_predicts_the_peak_of_every_stage() {

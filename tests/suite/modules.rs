@@ -1,5 +1,5 @@
-//! The layers inside a crate, by machine: no file uses names of one that uses its own, and no
-//! file has grown beyond what one can read.
+//! Checks the layers inside a crate: no two files use each other's names, directly or in a cycle,
+//! and no file is too long to read.
 
 mod graph;
 
@@ -23,17 +23,17 @@ pub(crate) const CRATES: [&str; 9] = [
     "worker",
 ];
 
-/// Lines of a file, its unit tests left out.
+/// Maximum lines of a file, without its unit tests.
 const LINES_MAX: usize = 500;
 
-/// Longer ones, each a table.
+/// Longer files, each a table.
 const TABLES: [&str; 1] = ["jobs/src/config/keys/table.rs"];
 
 pub(crate) fn read(name: &str) -> Crate {
     Crate::read(&Path::new(ROOT).join(name).join("src/lib.rs"))
 }
 
-/// What ties the files of a circle, line by line.
+/// The uses that connect the files of a cycle, line by line.
 fn ties(circle: &BTreeSet<&Path>, arrows: &Arrows) -> Vec<String> {
     let inside = |from: &&Path| {
         let to = arrows[*from].iter();
@@ -74,7 +74,7 @@ fn files_can_be_read_in_one_sitting() {
     }
 }
 
-/// A module `x` is `x.rs`, with its parts in `x/`.
+/// A module `x` is `x.rs`, with its submodules in `x/`.
 #[test]
 fn there_is_one_way_of_module_files() {
     let folders = CRATES.iter().map(|name| format!("{name}/src"));
@@ -85,7 +85,7 @@ fn there_is_one_way_of_module_files() {
     }
 }
 
-/// A crate of six files, in which each way to name a thing stands once.
+/// A crate of six files, in which each way to use a name occurs once.
 #[test]
 fn every_way_to_use_a_name_is_seen() {
     let folder = tempfile::TempDir::new().unwrap();

@@ -1,10 +1,10 @@
-//! Old runs stay readable: runs that an older program made and left, finished, half-way or
-//! before their first part, are listed, inspected, exported, forked and resumed by this one, and
-//! end with the digests that the older program gives them.
+//! Old runs stay usable: runs made by an older program and left finished, half-way or before their
+//! first part, are listed, inspected, exported, forked and resumed by this one, and end with the
+//! digests that the older program computes for them.
 //!
-//! `tests/fixtures/runs/<commit>/` holds the runs as that commit's program left them, what it
-//! printed and exported, and the script that made both. Such a folder is never made again: when
-//! a format changes, one of the program before the change is added.
+//! `tests/fixtures/runs/<commit>/` contains the runs as that commit's program left them, its output
+//! and exports, and the script that made both. Such a folder is never regenerated: when a format
+//! changes, a folder made by the program before the change is added.
 
 use agentgym_tests::files::files_below;
 use agentgym_tests::program::{finish, program, workspace};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Runs of an older program, unpacked to work on.
+/// Runs of an older program, unpacked into a temporary folder.
 pub(crate) struct OldRuns(TempDir);
 
 impl OldRuns {
@@ -26,7 +26,7 @@ impl OldRuns {
             .current_dir(&folder)
             .status();
         assert!(unpacked.unwrap().success(), "tar and xz are needed");
-        // What the plans name by a path that starts at the current folder.
+        // Files that the plans name by a path relative to the current folder.
         for file in files_below(&kept.join("files")) {
             let to = folder.path().join(file.strip_prefix(&kept).unwrap());
             std::fs::create_dir_all(to.parent().unwrap()).unwrap();
@@ -44,7 +44,7 @@ impl OldRuns {
         self.0.path().join(name)
     }
 
-    /// A command about these runs, which must succeed; what it prints.
+    /// Runs a command on these runs, which must succeed; returns its output.
     fn said(&self, words: &[&str]) -> String {
         let mut command = program("agentgym-submit");
         command
@@ -64,7 +64,7 @@ impl OldRuns {
         digest.expect("a digest has 64 letters").to_owned()
     }
 
-    /// Name, commits when it was left, and the digest at its end, of every run.
+    /// For every run: its name, its number of commits when it was left, and its final digest.
     fn expected(&self) -> Vec<(String, usize, String)> {
         let text = std::fs::read_to_string(self.path("expected.txt")).unwrap();
         let line = |line: &str| {
@@ -86,7 +86,7 @@ impl OldRuns {
     }
 }
 
-/// Everything in `old` is in `new`, with the same value; `new` may say more.
+/// Everything in `old` must be in `new`, with the same value; `new` may contain more.
 fn says_all(place: &str, old: &Value, new: &Value) {
     match (old, new) {
         (Value::Object(old), Value::Object(new)) => {
@@ -154,7 +154,7 @@ fn old_runs_are_listed_inspected_exported_and_forked() {
             ),
         }
     }
-    // The kept fork, made anew from the same parent.
+    // The recorded fork, repeated from the same parent.
     let fork = ["fork", "finished", "--iteration", "1", "run.id=again"];
     runs.said(&[&fork[..], &["trainer.total_training_steps=4"]].concat());
     let expected = runs.expected();
@@ -177,7 +177,7 @@ fn old_runs_are_resumed_to_the_digests_of_the_program_that_began_them() {
         assert_eq!(runs.digest(&run), digest, "{run}");
         assert!(run == "finished" || runs.commits(&run) > commits, "{run}");
     }
-    // The episodes of the journal are not played again, and something was at stake.
+    // The episodes of the journal are not played again, and there were some.
     let shown = runs.said(&["inspect", "journal", "2", "rollout", "0", "--json"]);
     let shown: Value = serde_json::from_str(&shown).unwrap();
     let replayed = &shown["manifest"]["work"]["stats"]["episodes_replayed"];

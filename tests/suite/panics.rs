@@ -1,5 +1,5 @@
-//! Stages that panic, in the real worker: what that ends is an attempt, with a record, and never
-//! the worker or the run.
+//! Stages that panic, in the real worker: a panic ends an attempt, with a record, but never the
+//! worker or the run.
 
 use crate::durability::undisturbed_of;
 use crate::evidence::learnt;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::sync::broadcast;
 
-/// What every panic here says.
+/// The message of every panic here.
 pub(crate) const WORDS: &str = "this stage is at fault";
 
 const CONFIG: &str = "
@@ -41,10 +41,10 @@ trainer: {total_training_steps: 2, test_freq: 1}
 jobs: {backoff_s: 0.05, rollout_part_tasks: 1}
 ";
 
-/// The real stages, some of whose attempts panic: before anything is done, in a task or a thread
-/// whose panic is passed on, or when all but the commit is done.
+/// The real stages, where some attempts panic: before any work, in a task or a thread whose panic
+/// is propagated, or after all work except the commit.
 pub(crate) struct Faulty {
-    /// Of a part's first attempt in this process, and of later ones.
+    /// Panic probability of a part's first attempt in this process, and of later ones.
     shares: [f64; 2],
     seed: u64,
     tried: Mutex<BTreeMap<PartId, u64>>,
@@ -59,14 +59,14 @@ impl Faulty {
         }
     }
 
-    /// How this attempt panics, if it does.
+    /// How this attempt panics, if at all.
     fn draw(&self, id: PartId) -> Option<u64> {
         let mut tried = self.tried.lock().unwrap();
         let before = tried.entry(id).or_default();
         let text = format!("{} {id} {before}", self.seed);
         let share = self.shares[usize::from(*before > 0)];
         *before += 1;
-        // FNV-1a, and a finisher that mixes its high bits.
+        // FNV-1a, with a finalizer that mixes its high bits.
         let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
@@ -102,7 +102,7 @@ impl StageFunctions for Faulty {
     }
 }
 
-/// Plans the run in a store below `folder`, and works on it until it is over.
+/// Plans the run in a store below `folder`, and works on it until it has ended.
 async fn play(
     folder: &Path,
     overrides: &[&str],
@@ -146,7 +146,7 @@ async fn play(
     (store, plan, queue, heard)
 }
 
-/// Parts of the plan that somebody holds.
+/// Parts of the plan that a worker holds.
 async fn held(plan: &Plan, queue: &Queue) -> Vec<PartId> {
     let mut held = Vec::new();
     for part in (0..=plan.iterations).flat_map(|n| parts(plan, n)) {
@@ -191,7 +191,7 @@ async fn every_first_attempt_may_panic_and_the_run_ends_equal() {
     assert!(heard.iter().any(|event| failed(&event)));
 }
 
-/// What always panics stops the run as what always fails does, and nothing stays behind.
+/// A stage that always panics stops the run like one that always fails, and leaves nothing behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stage_that_always_panics_stops_its_run() {
     let folder = TempDir::new().unwrap();
@@ -213,10 +213,10 @@ async fn a_stage_that_always_panics_stops_its_run() {
     assert_eq!(held(&plan, &queue).await, []);
 }
 
-/// Where the worker finds what it works for, as one line of JSON.
+/// The environment variable with the worker's settings, as one line of JSON.
 const VARIABLE: &str = "AGENTGYM_TEST_FAULTY_WORKER";
 
-/// A worker process of one thread with panicking stages: this program, told to do nothing else.
+/// A worker process with one thread and panicking stages: this test program, running only that.
 pub(crate) fn faulty_worker(fleet: &Fleet, lease_s: u64, shares: [f64; 2], seed: u64) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let told = serde_json::json!({
@@ -244,7 +244,7 @@ fn a_worker_with_panicking_stages() {
     let told: serde_json::Value = serde_json::from_str(&told).unwrap();
     let text = |name: &str| told[name].as_str().unwrap().to_owned();
     let share = |at: usize| told["shares"][at].as_f64().unwrap();
-    // Each process panics elsewhere, or a part might never find one that does not.
+    // Each process has its own seed, or a part might never get an attempt that does not panic.
     let seed = told["seed"].as_u64().unwrap() ^ u64::from(std::process::id()) << 32;
     let cache = TempDir::new().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -272,8 +272,8 @@ fn a_worker_with_panicking_stages() {
     });
 }
 
-/// Two processes whose stages panic at every first try, on a real queue and store: they live on,
-/// make what the other has panicked at, and the run ends equal.
+/// Two processes whose stages panic at every first try, on a real queue and store: they survive,
+/// make the parts at which the other one panicked, and the run ends with the same digest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fleet_whose_stages_panic_ends_equal() {
     const LEASE_S: u64 = 2;

@@ -1,5 +1,5 @@
-//! The places that a usual change touches: CONTRIBUTING.md lists them, and here the list is
-//! compared with the registries and with what the files say.
+//! The files that a typical change touches: CONTRIBUTING.md lists them, and here the list is
+//! compared with the registries and with the contents of the files.
 
 use agentgym_algorithms::advantages::AdvantageEstimator;
 use agentgym_algorithms::losses::PolicyLoss;
@@ -11,14 +11,14 @@ use std::path::Path;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// The rows of the table: what is added, by the first column.
+/// A row of the table, which is keyed by the kind of thing that is added.
 struct Row {
     example: String,
     own: Vec<String>,
     shared: BTreeSet<String>,
 }
 
-/// What stands between backticks.
+/// The texts between backticks.
 fn quoted(cell: &str) -> Vec<String> {
     let parts = cell.split('`').skip(1).step_by(2);
     parts.map(str::to_owned).collect()
@@ -46,7 +46,7 @@ fn table() -> BTreeMap<String, Row> {
     rows.map(row).collect()
 }
 
-/// The sources by their path, without comments and unit tests.
+/// The sources by path, without comments and unit tests.
 fn sources() -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for name in super::modules::CRATES {
@@ -73,7 +73,7 @@ fn sources() -> BTreeMap<String, String> {
     found
 }
 
-/// Whether a text has this word, or, of a variant, `::Word` or `Word =`.
+/// Whether a text contains one of these words as a whole.
 fn names(text: &str, words: &[String]) -> bool {
     let is_part = |letter: Option<char>| letter.is_some_and(|l| l.is_alphanumeric() || l == '_');
     words.iter().any(|word| {
@@ -84,7 +84,7 @@ fn names(text: &str, words: &[String]) -> bool {
     })
 }
 
-/// `critic_update` to `CriticUpdate`.
+/// Converts `critic_update` to `CriticUpdate`.
 fn camel(name: &str) -> String {
     let capital = |part: &str| part[..1].to_uppercase() + &part[1..];
     name.split('_').map(capital).collect()
@@ -137,7 +137,7 @@ fn a_usual_change_touches_the_places_that_contributing_lists() {
         for path in row.own.iter().chain(&row.shared) {
             assert!(Path::new(ROOT).join(path).exists(), "{what}: {path}");
         }
-        // Where every one of them is named, and what is below a folder of its own is not.
+        // The files that name all members; a member's own files do not name the others.
         let of_all = sources.iter().filter(|(_, text)| {
             members.iter().all(|member| {
                 let variant = camel(member);

@@ -1,5 +1,5 @@
-//! AgentGym-RL's published scripts: their overrides, as they stand, on the configs of the same name.
-//! Each goes through the program itself, in a folder that has the files they name.
+//! AgentGym-RL's published scripts: their overrides, unchanged, on the configs of the same name.
+//! Each is run with the program itself, in a folder that has the files they refer to.
 
 use agentgym_tests::files::files_below;
 use agentgym_tests::program::{finish, program, workspace};
@@ -13,7 +13,7 @@ fn scripts() -> BTreeMap<String, Vec<String>> {
     serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
 }
 
-/// Where the scripts are started: ids, test files with a category, and a model, all small.
+/// The working folder of the scripts: ids, test files with a category, and a model, all small.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::TempDir::new().unwrap();
     let write = |name: String, rows: Vec<Value>| {
@@ -31,7 +31,7 @@ fn folder() -> tempfile::TempDir {
         write(format!("AgentEval/{task}/easy.json"), items(2));
     }
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen2-tiny");
-    // One that is only planned, and one that plays.
+    // One that is only planned, and one that generates.
     for (model, path) in [
         (tiny, "models/Qwen2.5-7B-Instruct"),
         (
@@ -128,7 +128,7 @@ fn every_script_is_a_plan() {
     }
 }
 
-/// The other five training scripts differ from these in numbers and in the horizon.
+/// The other five training scripts differ from these only in numbers and in the horizon.
 #[test]
 fn a_growing_horizon_is_a_plan_and_says_where_kl_goes() {
     let folder = folder();
@@ -156,7 +156,7 @@ fn a_growing_horizon_is_a_plan_and_says_where_kl_goes() {
     );
 }
 
-/// Played by the servers in Rust in place of the scripts' own, and for fewer tokens.
+/// Run with the Rust servers instead of the scripts' own, and with fewer tokens.
 #[test]
 fn the_evaluation_scripts_evaluate() {
     let folder = folder();

@@ -1,8 +1,8 @@
-//! The queue's promises, on real SQLite files, a real Redis and the queue of the
-//! simulated worlds, which proves nothing unless it is one: one delivery
-//! per key, redelivery after the lease, and a worker process that survives
-//! whatever happens to its backend. What is here is common to the tests: a
-//! backend of a test's own, and a worker that reports what it starts.
+//! The guarantees of the queue, tested on real SQLite files, a real Redis and the queue of the
+//! simulated worlds (whose results are only meaningful if it passes): one delivery per key,
+//! redelivery after the lease, and a worker process that survives any failure of its backend. This
+//! module has what the tests share: a separate backend for each test, and a worker that reports the
+//! jobs it starts.
 
 use std::{
     collections::BTreeMap,
@@ -23,9 +23,9 @@ use crate::simulation::{Server, SimulatedDriver};
 use tokio::{sync::mpsc, task::JoinHandle, time::sleep};
 
 const NOW: Duration = Duration::ZERO;
-/// Under test a worker is dead after two silent seconds.
+/// In tests a worker is considered dead after two silent seconds.
 const LEASE: Duration = Duration::from_secs(2);
-/// Patience of a loaded two-core machine.
+/// Timeout that is long enough for a loaded two-core machine.
 const LONG: Duration = Duration::from_secs(20);
 
 fn options() -> QueueOptions {
@@ -47,14 +47,14 @@ fn job(part: u32) -> Job {
     }
 }
 
-/// A backend of the test's own.
+/// A backend used by one test only.
 enum Bed {
     Sqlite(tempfile::TempDir),
     Redis(RedisServer),
     Simulated(Arc<Server>),
 }
 
-/// How a process finds a [`Bed`].
+/// How a process reaches a [`Bed`].
 #[derive(Clone)]
 enum Address {
     Url(String),
@@ -107,7 +107,7 @@ impl Bed {
     }
 }
 
-/// A worker that reports what it starts and takes `busy` for each job.
+/// A worker that reports the jobs it starts and takes `busy` for each.
 struct Hand {
     gate: Gate,
     stop: CancellationToken,
@@ -162,7 +162,7 @@ async fn silent(started: &mut Started, span: Duration) {
     }
 }
 
-/// Runs a test on every backend, as three tests.
+/// Runs a test on every backend, as three separate tests.
 macro_rules! on_all {
     ($($name:ident),* $(,)?) => {
         mod sqlite { $(

@@ -1,5 +1,5 @@
-//! The commands under README's "What you can do with a run", read from it and typed one after the
-//! other, on a run of the quickstart that is as long and has less to do in each iteration.
+//! The commands under README's "What you can do with a run", extracted and run in order, on a run
+//! of the quickstart that is as long but does less in each iteration.
 
 use agentgym_tests::ports::free_port;
 use agentgym_tests::program::{Running, program, workspace};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 const CONFIG: &str = "configs/quickstart.yaml";
 
-/// What makes an iteration short; the keys that decide what is kept are the quickstart's.
+/// Settings that shorten an iteration; the keys that decide what is kept are the quickstart's.
 const SHORT: [&str; 11] = [
     "actor_rollout_ref.model.path=tiny?hidden=64&layers=1&vocab=512",
     "actor_rollout_ref.rollout.n=2",
@@ -37,7 +37,7 @@ fn commands() -> Vec<String> {
         .collect()
 }
 
-/// A command as typed in a folder that looks like the clone.
+/// A command, run in a folder that looks like the clone.
 fn typed(folder: &Path, words: &[String]) -> Command {
     let mut command = program(&words[0]);
     command.current_dir(folder).args(&words[1..]);
@@ -51,7 +51,7 @@ fn ended(mut command: Command) -> Output {
     output
 }
 
-/// Starts what serves until it is told to leave, and waits for its word.
+/// Starts a server process, and waits for a word in its log.
 fn serving(command: Command, log: &Path, word: &str) -> Running {
     const LIMIT: Duration = Duration::from_secs(60);
     let running = Running::start_logged(command, log);
@@ -116,7 +116,7 @@ fn every_command_of_the_readme_works_on_its_run() {
     }
     for server in servers {
         server.signal("TERM");
-        // A worker says that it was interrupted.
+        // A worker reports that it was interrupted.
         assert!(matches!(server.wait(), Some(0 | 130)));
     }
     let runs = std::fs::read_dir(folder.join("agentgym-data/runs")).unwrap();

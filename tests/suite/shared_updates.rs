@@ -1,6 +1,6 @@
-//! An update whose gradients several jobs share is the update that one job
-//! makes, to the last byte: policy, optimizer and records, however many shards,
-//! threads and kills, for a whole model and for an adapter.
+//! An update whose gradients are shared by several jobs equals the update by one job byte for byte:
+//! policy, optimizer and records, with any number of shards, threads and kills, for a whole model
+//! and for an adapter.
 
 use crate::durability::{RUN, SHORT, end, no_part_started_after_its_commit, said, submit_config};
 use crate::evidence::learnt_now;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Two minibatches of several units each, twice: four steps an iteration.
+/// Two minibatches of several units each, twice: four steps per iteration.
 const SMALL: [&str; 7] = [
     SHORT[0],
     SHORT[1],
@@ -29,8 +29,8 @@ fn smoke(store: &Path, bindings: &[&str]) -> Command {
     submit_config("configs/smoke.yaml", store, &bindings)
 }
 
-/// What the second update read and wrote, by file; that a run is another one
-/// stands in `export.json` alone.
+/// The inputs and outputs of the second update, by file; only `export.json` shows that it is
+/// another run.
 fn exported(store: &Path) -> BTreeMap<String, Vec<u8>> {
     let folder = TempDir::new().unwrap();
     let to = folder.path().join("2");
@@ -77,7 +77,7 @@ async fn any_number_of_shards_gives(more: &[&str], killed_at: u64) {
         end(smoke(folder.path(), &bindings), folder.path());
         assert_equal(&expected, folder.path(), &shards);
     }
-    // More shards than some minibatches have units, and kills.
+    // More shards than some minibatches have units, with kills.
     let folder = TempDir::new().unwrap();
     let store = folder.path();
     let killed = with(&["jobs.update_shards=7", "jobs.threads=1"]);

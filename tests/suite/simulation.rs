@@ -1,13 +1,12 @@
-//! Seeded worlds: the production planner, worker, queue loop and store code in
-//! one thread and in simulated time, among processes that die at any await
-//! point, queues that forget and stores that lie about what they did.
+//! Seeded simulations ("worlds"): the production planner, worker, queue loop and store code in one
+//! thread and in simulated time, with processes that die at any await point, queues that lose state
+//! and stores that report wrong results.
 //!
-//! *Safety*: one commit per part and no more; nobody begins a part whose commit
-//! it has been told of; no object is overwritten, and none deleted that is not
-//! named by a tombstone; the digest is that of a run to which nothing happened.
-//! *Liveness*: once faults stop, the run ends.
+//! *Safety*: exactly one commit per part; no worker begins a part after it has seen its commit; no
+//! object is overwritten, and none is deleted unless a tombstone names it; the digest is that of an
+//! undisturbed run. *Liveness*: once faults stop, the run ends.
 //!
-//! A failing seed is played again, with its event log, by
+//! To replay a failing seed with its event log, run
 //! `AGENTGYM_SEED=N cargo test --release --workspace -- --nocapture worlds_keep`.
 
 mod expiry;
@@ -25,13 +24,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 use world::Counts;
 
-/// Worlds of the ordinary test run.
+/// Seeds of the ordinary test run.
 const SOME: Range<u64> = 0..200;
-/// Worlds of the long one.
+/// Seeds of the long test run.
 const MANY: Range<u64> = 0..10_000;
 const THREADS: usize = 2;
 
-/// The digest of a run of some shape to which nothing happened.
+/// The digest of an undisturbed run of this shape.
 fn undisturbed(shape: usize) -> &'static str {
     static DIGESTS: [OnceLock<String>; SHAPES.len()] = [const { OnceLock::new() }; SHAPES.len()];
     DIGESTS[shape].get_or_init(|| {
@@ -42,7 +41,7 @@ fn undisturbed(shape: usize) -> &'static str {
     })
 }
 
-/// What is wrong with an ending.
+/// What is wrong with the end state of a world.
 fn complaints(ending: &Ending) -> Vec<String> {
     let mut found = ending.violations.clone();
     if ending.digest != undisturbed(ending.shape) {
@@ -55,7 +54,7 @@ fn complaints(ending: &Ending) -> Vec<String> {
     found
 }
 
-/// Plays seeds on some threads.
+/// Plays seeds on several threads.
 fn play_all(seeds: Range<u64>) {
     let (next, begun) = (AtomicU64::new(seeds.start), Instant::now());
     let work = || {
@@ -110,7 +109,7 @@ fn worlds_keep_every_promise() {
     assert_eq!(complaints(&ending), [""; 0]);
 }
 
-/// Every point at which a process can die, one world for each.
+/// Every point at which a process can die, with one world for each.
 #[test]
 #[ignore = "takes minutes; the next test takes every 23rd"]
 fn a_death_at_any_point_changes_nothing() {

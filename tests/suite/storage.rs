@@ -1,5 +1,4 @@
-//! One suite of promises for every kind of store, and what happens when a
-//! store breaks them.
+//! One conformance suite for every kind of store, and tests of stores that violate the guarantees.
 
 mod conformance;
 mod damage;
@@ -10,7 +9,7 @@ use agentgym_storage::{AttemptId, Manifest, RunId, Slot, Store};
 use agentgym_tests::s3::S3Server;
 use std::path::{Path, PathBuf};
 
-/// A store and where it keeps the bytes of a key, if they are files.
+/// A store, and the server or folder that holds the bytes of a key, if they are files.
 pub(crate) struct Bench {
     pub(crate) store: Store,
     pub(crate) server: Option<S3Server>,

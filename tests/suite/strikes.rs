@@ -1,6 +1,6 @@
-//! Kills that strike. A process is killed while the store shows an attempt of its own under way,
-//! a drawn time after that was seen. How many parts are committed first is drawn from those that
-//! are left, so that kills are spread over the run however fast it is.
+//! Kills that hit an attempt. A process is killed while the store shows an attempt of its own in
+//! flight, a random time after that was observed. The number of parts that are committed before a
+//! kill is drawn from the remaining ones, so that kills are spread over the run at any speed.
 
 use agentgym_jobs::pipeline::parts;
 use agentgym_storage::{RunId, Slot, Store};
@@ -11,20 +11,20 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How far into a part a kill may come, milliseconds.
+/// Latest time of a kill after the start of a part, in milliseconds.
 const INTO_PART_MS: u64 = 120;
-/// How long a request that a stopped process has sent to a server may still take effect.
+/// How long a request in flight from a stopped process may still take effect.
 const ON_ITS_WAY: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// An attempt that a kill cut off.
+/// An attempt that was interrupted by a kill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Strike {
     pub(crate) slot: Slot,
     pub(crate) attempt: u32,
 }
 
-/// Numbers that look drawn, the same in every test run.
+/// Pseudo-random numbers, the same in every test run.
 pub(crate) struct Chance(u64);
 
 impl Chance {
@@ -32,7 +32,7 @@ impl Chance {
         Self(seed)
     }
 
-    /// Evenly from `0..=most`.
+    /// Uniform in `0..=most`.
     pub(crate) fn up_to(&mut self, most: u64) -> u64 {
         self.0 = self
             .0
@@ -42,11 +42,11 @@ impl Chance {
     }
 }
 
-/// Starts a command again and again and kills each process in the middle of a part, until so
-/// many kills have struck.
+/// Starts a command repeatedly and kills each process in the middle of a part, until `count` kills
+/// have hit an attempt.
 ///
 /// # Panics
-/// If the run is over before.
+/// If the run ends before that.
 pub(crate) async fn strikes(
     (folder, run): (&Path, &str),
     seed: u64,
@@ -75,10 +75,10 @@ pub(crate) async fn strikes(
     struck
 }
 
-/// Kills a process some time into a part of its own.
+/// Kills a process some time after it has begun a part.
 ///
 /// # Panics
-/// If it ends before, or never begins one.
+/// If the process ends before that, or never begins a part.
 pub(crate) async fn strike(
     (store, run): (&Store, &str),
     mut running: Running,
@@ -93,7 +93,7 @@ pub(crate) async fn strike(
             continue;
         };
         tokio::time::sleep(wait).await;
-        // Stopped first, so that the attempt cannot end between the look and the kill.
+        // Stopped first, so that the attempt cannot end between the check and the kill.
         running.signal("STOP");
         if store.local_root().is_none() {
             tokio::time::sleep(ON_ITS_WAY).await;
@@ -104,13 +104,13 @@ pub(crate) async fn strike(
             running.kill();
             return hit;
         }
-        // It was over by then; the next one is struck earlier.
+        // The attempt had already ended; the next one is hit earlier.
         running.signal("CONT");
         wait /= 2;
     }
 }
 
-/// Parts of the plan, once there is one.
+/// Number of parts of the plan, once it exists.
 async fn parts_of(store: &Store, run: &RunId, running: &mut Running) -> usize {
     let begun = Instant::now();
     while store.plans(run).await.unwrap().is_empty() {
@@ -129,7 +129,7 @@ async fn is_under_way(store: &Store, strike: &Strike) -> bool {
     !has_ended && store.manifest(&strike.slot).await.unwrap().is_none()
 }
 
-/// Every attempt that was struck is on record without an end, and a later one committed its part.
+/// Every interrupted attempt has a record without an end, and a later attempt committed its part.
 pub(crate) async fn made_good(store: &Store, struck: &[Strike]) {
     for strike in struck {
         let (slot, number) = (&strike.slot, strike.attempt);

@@ -1,6 +1,6 @@
-//! The command line, in process: every look at a run, every kind of bad input,
-//! and a run from its config to its files. [`Scene`] is a run whose commits
-//! were put together by hand, so that looking at it needs no worker.
+//! The command line, in process: every view of a run, every kind of bad input, and a run from its
+//! config to its files. [`Scene`] is a run with handmade commits, so that viewing it needs no
+//! worker.
 
 mod bad_input;
 mod control;

@@ -1,6 +1,6 @@
-//! `verify` as a user types it: a run that is whole is said to be whole, and whatever is changed,
-//! lost or put among its objects is named by its key. What decides what is planned is refused
-//! by every other command too.
+//! `verify` as a user runs it: an intact run is reported as intact, and every object that is
+//! changed, lost or added is named by its key. A changed object that affects planning is refused by
+//! every other command too.
 
 use crate::durability::{RUN, end, said, submit_config};
 use crate::evidence::learnt_now;
@@ -32,7 +32,7 @@ fn complaint(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The first object of a run whose key contains this, or these one after the other.
+/// The first object of a run whose key contains this text, or these texts in order.
 fn object(store: &Path, run: &str, part_of_key: &str) -> PathBuf {
     let mut all = files_below(&store.join("runs").join(run));
     all.sort_unstable();
@@ -54,8 +54,8 @@ fn replace(path: &Path, what: &str, with: &str) {
     std::fs::write(path, changed).unwrap();
 }
 
-/// Verifies with an object changed; what is said of `named` must begin with `fault`. Then all is
-/// as it was.
+/// Verifies with one object changed: a finding about `named` must begin with `fault`. Then restores
+/// the object.
 fn with(
     store: &Path,
     path: &Path,
@@ -126,7 +126,7 @@ async fn whatever_is_changed_lost_or_foreign_is_named() {
         let content = std::fs::read(path).unwrap();
         std::fs::write(path, &content[..content.len() / 2]).unwrap();
     };
-    // An artifact, of this run and of the parent's.
+    // An artifact of this run, and one of the parent.
     let name = "/files/00000001/rollout/000000/";
     let file = object(store, RUN, name);
     with(store, &file, flip, RUN, "damaged", name);
@@ -136,7 +136,7 @@ async fn whatever_is_changed_lost_or_foreign_is_named() {
     let file = object(store, RUN, "/files/00000003/update/000000/*/policy/");
     with(store, &file, flip, "child", "damaged", name);
     with(store, &file, remove, "child", "missing", name);
-    // A manifest: what it read, who made it, where it belongs, whether it is there.
+    // A manifest: its inputs, its author, its place, its existence.
     let name = "/commits/00000003/advantage/000000.json";
     let commit = object(store, RUN, name);
     let changed = |what: &str, by: &str| {
@@ -179,7 +179,7 @@ async fn whatever_is_changed_lost_or_foreign_is_named() {
         "missing",
         "/attempts/00000001/rollout/000000/0001/",
     );
-    // A later one names again what an earlier one named, and what came since.
+    // A later tombstone repeats the names of an earlier one and adds new ones.
     let tombstone = object(store, RUN, "/expired/00000004.json");
     with(store, &tombstone, remove, RUN, "missing", "/files/");
     with(store, &tombstone, cut, RUN, "missing", "/files/");
@@ -204,7 +204,7 @@ async fn whatever_is_changed_lost_or_foreign_is_named() {
         "/plan/0000.json",
     );
     with(store, &plan, remove, RUN, "missing", "/plan/0000.json");
-    // A commit that nobody planned counts in the digest; what nobody reads does not.
+    // A commit outside the plan would change the digest; objects that are never read do not.
     let foreign = store.join("runs/smoke/commits/00000003/update/000001.json");
     let copied = |path: &Path| _ = std::fs::copy(&commit, path).unwrap();
     with(
@@ -222,7 +222,7 @@ async fn whatever_is_changed_lost_or_foreign_is_named() {
     assert_eq!(said["findings"][0]["fault"], "stray");
     assert_eq!(said["findings"][1]["fault"], "stray");
 
-    // No other command reads what was changed either; without the change all goes on.
+    // Other commands refuse the changed object too; after it is restored, all of them work.
     let before = std::fs::read(&commit).unwrap();
     replace(
         &commit,
@@ -250,7 +250,7 @@ fn verify_code(store: &Path, run: &str) -> Option<i32> {
     finish(command(store, &["verify", run])).status.code()
 }
 
-/// Rewrites a commit as programs before version 2 wrote it.
+/// Rewrites a commit in the format of programs before version 2.
 async fn as_version_1(store: &Store, path: &Path) {
     let manifest = Manifest::from_bytes(&std::fs::read(path).unwrap()).unwrap();
     std::fs::remove_file(path).unwrap();
@@ -261,7 +261,7 @@ async fn as_version_1(store: &Store, path: &Path) {
     store.commit(&manifest).await.unwrap();
 }
 
-/// A run that an older program began ends with the same digest; its commits are of both versions.
+/// A run begun by an older program ends with the same digest; its commits have both versions.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_run_goes_on_to_the_same_digest() {
     let folder = TempDir::new().unwrap();

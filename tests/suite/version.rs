@@ -1,5 +1,5 @@
-//! Builds are told apart: the programs say which they are, and the script that finds it out does
-//! so with and without git.
+//! Builds can be distinguished: the programs print their version, and the script that determines it
+//! works with and without git.
 
 use agentgym_tests::program::{finish, program, workspace};
 use std::path::Path;

@@ -1,5 +1,4 @@
-//! What the machinery costs where nothing fails: idle workers, the queue and
-//! commits.
+//! The overhead of the control plane without failures: idle workers, the queue and commits.
 
 use crate::spread;
 use agentgym_queue::{CancellationToken, Gate, Job, Queue, QueueOptions};
@@ -14,8 +13,8 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-/// Requests to the store of workers that have nothing to do: the run waits for a
-/// stage that none of them takes.
+/// Requests to the store by workers that have nothing to do: the run waits for a stage that none of
+/// them accepts.
 pub(crate) async fn idle() -> anyhow::Result<()> {
     const SPAN: Duration = Duration::from_secs(20);
     println!("\nidle workers, one unfinished run, S3: requests per second of all of them");
@@ -112,7 +111,7 @@ pub(crate) async fn queue() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The create-only put that makes a part done.
+/// The create-if-absent put that commits a part.
 pub(crate) async fn commits() -> anyhow::Result<()> {
     const COMMITS: u32 = 500;
     println!("\ncommits of {COMMITS} parts, one after the other");

@@ -1,4 +1,4 @@
-//! Three worker processes under preemptions: what is lost, and for how long.
+//! Three worker processes under preemption: how much work is lost, and how long recovery takes.
 
 use crate::{journal, spread};
 use agentgym_storage::{AttemptOutcome, Key, Slot, Store};
@@ -12,16 +12,16 @@ use tokio::time::sleep;
 
 const WORKERS: usize = 3;
 const LEASE_S: u64 = 6;
-/// An hour of a fleet in so many times less: 30 seconds.
+/// Time is compressed by this factor: an hour of a fleet takes 30 seconds.
 const FACTOR: f64 = 120.0;
 /// Preemptions per worker and hour.
 const RATES: [f64; 4] = [0.0, 1.0, 4.0, 12.0];
-/// Runs for each rate, unless said otherwise.
+/// Runs for each rate, unless specified otherwise.
 pub(crate) const REPEATS: u64 = 3;
 const LONG: Duration = Duration::from_secs(900);
 const MORE: [&str; 1] = ["jobs.failures_max=50"];
 
-/// What one run under fire came to.
+/// The result of one run with preemptions.
 #[derive(Default)]
 struct Played {
     digest: String,
@@ -29,13 +29,13 @@ struct Played {
     kills: u64,
     attempts: u64,
     redone: u64,
-    /// Tokens that the run's episodes needed: sampled or taken up by the attempts that committed.
+    /// Tokens that the run's episodes needed: sampled or replayed by the attempts that committed.
     needed: u64,
-    /// Tokens of all messages that any process sampled to their end.
+    /// Tokens of all messages that any process finished sampling.
     sampled: u64,
 }
 
-/// Digests, work done again and goodput at several rates of preemption.
+/// Digests, repeated work and goodput at several preemption rates.
 pub(crate) async fn kills(repeats: u64) -> anyhow::Result<()> {
     println!(
         "\nconfigs/smoke.yaml, {WORKERS} workers of one thread, Redis, S3, lease {LEASE_S} s; SIGKILL at random,\n\
@@ -120,14 +120,14 @@ async fn play(rate: f64, seed: u64) -> anyhow::Result<Played> {
         let of = |name| journal::stat(&commit, name);
         played.needed += of("sampled_tokens") + of("taken_up_tokens");
     }
-    // The workers end with the fleet; what they logged stays as long as the folder.
+    // The workers are stopped with the fleet; their logs stay as long as the folder.
     fleet.workers.clear();
     played.sampled = journal::logged(&log)?;
     Ok(played)
 }
 
-/// From a blow to the next attempt: of the same part after a worker's death, of
-/// any part where the queue is hit.
+/// Time from a fault to the next attempt: of the same part after a worker's death, of any part
+/// after a fault of the queue.
 pub(crate) async fn recovery() -> anyhow::Result<()> {
     const BLOWS: usize = 12;
     println!("\nrecovery, 2 workers of one thread, Redis, S3, lease {LEASE_S} s");
@@ -165,7 +165,7 @@ pub(crate) async fn recovery() -> anyhow::Result<()> {
                 spans.entry(role).or_default().push(begun.elapsed());
                 break;
             }
-            // What was on its way arrived: nothing to recover from.
+            // A write in flight has still arrived: there is nothing to recover from.
             if blow / BLOWS < 2 && store.manifest(&slot).await?.is_some() {
                 break;
             }
@@ -181,7 +181,7 @@ pub(crate) async fn recovery() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// From SIGTERM, in the middle of a part, to the end of the process.
+/// Time from SIGTERM, in the middle of a part, to the end of the process.
 pub(crate) async fn drain() -> anyhow::Result<()> {
     const DRAINS: usize = 12;
     let folder = TempDir::new()?;
@@ -210,7 +210,7 @@ async fn open(fleet: &Fleet) -> anyhow::Result<Store> {
     Ok(Store::open_with(&fleet.s3.url, &fleet.s3.env()).await?)
 }
 
-/// Attempts begun so far.
+/// Number of attempts begun so far.
 async fn starts(store: &Store) -> anyhow::Result<usize> {
     let keys = store.list(&format!("runs/{RUN}/attempts")).await?;
     let starts = keys
@@ -232,7 +232,7 @@ async fn caught(store: &Store, pid: u32) -> anyhow::Result<(Slot, u32)> {
     }
 }
 
-/// Chance that is the same in every run.
+/// Random numbers that are the same in every run.
 struct Chance(u64);
 
 impl Chance {
@@ -248,7 +248,7 @@ impl Chance {
         (self.share() * n as f64) as usize
     }
 
-    /// Until the next event of a Poisson process.
+    /// Time until the next event of a Poisson process.
     fn wait(&mut self, per_s: f64) -> Duration {
         if per_s <= 0.0 {
             return LONG;

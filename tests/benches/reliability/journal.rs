@@ -1,4 +1,4 @@
-//! What an interrupted rollout samples again: a long one against a slow environment.
+//! How much an interrupted rollout samples again: a long one against a slow environment.
 
 use agentgym_jobs::codec::decode;
 use agentgym_jobs::journal::{Event, Segment};
@@ -27,7 +27,7 @@ trainer: {total_training_steps: 1, test_freq: 0}
 jobs: {rollout_part_tasks: 4, threads: 2, lease_ttl_s: 2}
 ";
 const STEP: Duration = Duration::from_millis(700);
-/// Into a rollout of some 24 s.
+/// Time into a rollout of about 24 s.
 const AT: Duration = Duration::from_secs(18);
 const LONG: Duration = Duration::from_secs(900);
 /// One line of the log for each message that a process has sampled.
@@ -137,7 +137,7 @@ async fn journalled(store: &Store, slot: &Slot, wanted: bool) -> anyhow::Result<
     Ok(tokens)
 }
 
-/// Tokens of the messages that a process had sampled to their end, whatever became of it.
+/// Tokens of the messages that a process finished sampling, whatever happened to them.
 pub(crate) fn logged(log: &Path) -> anyhow::Result<u64> {
     let text = std::fs::read_to_string(log)?;
     let tokens = text

@@ -1,8 +1,8 @@
-//! What failures cost. `cargo bench --workspace --bench reliability [-- PART]`
-//! plays a fleet of real processes on a real Redis and a real S3 server, kills
-//! them, and prints the tables of docs/reliability.md; PART is one of `kills`,
-//! `recovery`, `drain`, `journal`, `idle`, `queue` and `commits`; `-- kills 1` plays one run for
-//! each rate instead of three. Nothing is asserted by time; that the digests are equal is.
+//! The cost of failures. `cargo bench --workspace --bench reliability [-- PART]` runs a fleet of
+//! real processes on a real Redis and a real S3 server, kills them, and prints the tables of
+//! docs/reliability.md; PART is one of `kills`, `recovery`, `drain`, `journal`, `idle`, `queue` and
+//! `commits`; `-- kills 1` plays one run for each rate instead of three. Times are not asserted;
+//! equality of the digests is.
 
 mod control;
 mod fleet;
@@ -13,7 +13,7 @@ use std::time::Duration;
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --benches` only wants to see it run.
+    // `cargo test --benches` only checks that it runs.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }

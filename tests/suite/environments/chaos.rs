@@ -1,7 +1,7 @@
-//! Everything at once, to a run that learns: worker processes killed, stopped for longer than their
-//! lease and panicking, a queue wiped and restarted, two submitters who are killed too, and an
-//! environment that dies and answers wrongly. `scripts/chaos.sh N SEED` plays N runs from a seed on;
-//! each has to end with the digest of a run to which nothing happened.
+//! All faults at once, on a run that learns: worker processes are killed, stopped for longer than
+//! their lease and panic; the queue is wiped and restarted; two submitters are killed too; and the
+//! environment dies and answers wrongly. `scripts/chaos.sh N SEED` plays N runs starting at a seed;
+//! each has to end with the digest of an undisturbed run.
 
 use super::proxy::Proxy;
 use super::*;
@@ -13,7 +13,7 @@ use agentgym_tests::fleet::{Fleet, RUN};
 use agentgym_tests::program::finish;
 use tempfile::TempDir;
 
-/// A short run whose base solves some of its tasks now and then.
+/// A short run whose base solves some of its tasks.
 const LEARNS: &str = "
 run: {id: smoke}
 actor_rollout_ref:
@@ -28,21 +28,21 @@ trainer: {total_training_steps: 3, test_freq: 3, save_freq: 1}
 jobs: {rollout_part_tasks: 2, backoff_s: 0.2, failures_max: 1000, vanished_max: 1000, journal_interval_s: 0.3}
 ";
 const WORKERS: usize = 3;
-/// The worker whose stages panic; the others are the program.
+/// The worker whose stages panic; the others are the real program.
 const FAULTY: usize = 2;
-/// Of a part's first attempt in its process, and of later ones.
+/// Panic probability of a part's first attempt in its process, and of later ones.
 const PANICS: [f64; 2] = [0.4, 0.1];
 const LEASE_S: u64 = 2;
-/// Of the calls to the environment.
+/// Fault probability per call to the environment.
 const WRONG: f64 = 0.04;
 const BLOWS: u64 = 30;
 const LONG: Duration = Duration::from_secs(900);
 
-/// What one run went through.
+/// The faults of one run.
 #[derive(Default, Clone, Copy)]
 struct Suffered {
     kills: u64,
-    /// Of them those that struck an attempt under way.
+    /// The kills that hit an attempt in flight.
     struck: u64,
     stops: u64,
     wipes: u64,
@@ -96,7 +96,7 @@ fn config(folder: &Path) -> String {
     config.display().to_string()
 }
 
-/// The digest of the run to which nothing happens, and proof that there was something to learn.
+/// The digest of the undisturbed run, after checking that there was something to learn.
 async fn undisturbed() -> String {
     let (folder, server) = (TempDir::new().unwrap(), Server::start(600));
     let store = folder.path().join("store").display().to_string();
@@ -144,7 +144,7 @@ impl Scene {
         Running::start(command)
     }
 
-    /// A new worker in a place; the one that was there is killed.
+    /// Starts a new worker in a place; the previous one is killed.
     fn replace(&mut self, index: usize) {
         self.started += 1;
         let new = match index {
@@ -253,7 +253,7 @@ async fn suffer(seed: u64) -> (String, Suffered) {
             let message = end.map_or("", |end| end.message.as_str());
             let panicked = message.contains(WORDS);
             suffered.panics += u64::from(panicked);
-            // One that panics beside the attempt that commits has no time to notice.
+            // An attempt that panics while another one commits does not notice the commit.
             let redone =
                 !panicked && end.is_some_and(|end| end.outcome != AttemptOutcome::Superseded);
             assert!(

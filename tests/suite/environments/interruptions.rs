@@ -1,6 +1,6 @@
-//! A player that is asked to leave, or killed, in the middle of a long rollout against a slow
-//! environment: what it has played is taken up, and nobody can tell from the bytes. The model
-//! solves some of the tasks, so that the state of a session and its rewards matter.
+//! A worker that is drained or killed in the middle of a long rollout against a slow environment:
+//! its work is resumed, and the resulting bytes are the same. The model solves some of the tasks,
+//! so that the state of a session and its rewards matter.
 
 use super::*;
 use agentgym_jobs::codec::decode;
@@ -27,7 +27,7 @@ algorithm: {rounds_ctrl: {rounds: 8}}
 trainer: {total_training_steps: 1, test_freq: 0}
 jobs: {rollout_part_tasks: 4, threads: 1, journal_interval_s: 0.3, lease_ttl_s: 2, backoff_s: 0.1}
 ";
-/// How long the environment takes for each answer while the player is interrupted.
+/// The environment's delay per answer while the worker is interrupted.
 const SLOW: Duration = Duration::from_millis(300);
 
 fn command(folder: &Path, url: &str) -> Command {
@@ -53,7 +53,7 @@ async fn stats(view: &RunView) -> Value {
     Value::Object(work.stats)
 }
 
-/// Segments in the journal of the rollout, without reading them.
+/// Number of segments in the journal of the rollout, without reading them.
 async fn segments(store: &Store) -> usize {
     let keys = store.list("runs/tried/journal/00000001/rollout").await;
     let is_one = |(key, _): &(Key, u64)| matches!(key, Key::JournalSegment { .. });

@@ -1,6 +1,6 @@
-//! A proxy in front of an environment server that spoils a share of the calls,
-//! each in a way that servers have been seen to fail. Which calls, and how, is a
-//! function of the seed and of the number of the call.
+//! A proxy in front of an environment server that corrupts a share of the calls, each in a way that
+//! real servers have failed. Which calls, and how, depends only on the seed and the number of the
+//! call.
 
 use super::*;
 use std::collections::BTreeMap;
@@ -9,24 +9,24 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net as async_net;
 use tokio::sync::watch;
 
-/// What can happen to a call.
+/// The possible faults of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Wrong {
-    /// No answer, ever. The server has not been asked.
+    /// Never answers. The server does not get the call.
     Hangs,
-    /// The server acts, but the connection ends before the answer.
+    /// The server executes the call, but the connection ends before the answer.
     Dies,
-    /// Status 500; the server has not been asked.
+    /// Status 500; the server does not get the call.
     Fails,
-    /// The call reaches, or the answer names, a session that is not its own.
+    /// The call reaches, or the answer names, another session.
     OtherSession,
     /// The connection ends in the middle of the answer.
     Half,
-    /// 100 MB instead of the answer, with their length announced.
+    /// 100 MB instead of the answer, with the length announced.
     Huge,
-    /// The same without a length.
+    /// The same without an announced length.
     Flood,
-    /// A step's `done` is the other way round.
+    /// A step's `done` is inverted.
     LiesAboutDone,
 }
 
@@ -50,10 +50,10 @@ pub(super) struct Proxy {
 struct Inner {
     server: SocketAddr,
     share: f64,
-    /// Sessions of this item never get an answer to a step.
+    /// Sessions on this item never get an answer to a step.
     doomed: i64,
     state: Mutex<State>,
-    /// Calls that may pass so far; later ones wait.
+    /// Number of calls that may pass so far; later ones wait.
     calls_max: watch::Sender<u64>,
 }
 
@@ -65,7 +65,7 @@ struct State {
 }
 
 impl Inner {
-    /// Counts a call, and lets it wait for its turn.
+    /// Counts a call, and waits until it may pass.
     async fn count(&self) -> Option<()> {
         let number = {
             let mut state = self.state.lock().unwrap();
@@ -126,19 +126,19 @@ impl Proxy {
         Self { url, inner }
     }
 
-    /// Lets so many calls pass; later ones wait until this is raised.
+    /// Lets this many calls pass in total; later ones wait until the limit is raised.
     pub(super) fn let_pass(&self, calls: u64) {
         self.inner.calls_max.send_replace(calls);
     }
 
-    /// Calls so far, and how many of each kind went wrong.
+    /// Calls so far, and the number of faults of each kind.
     pub(super) fn counts(&self) -> (u64, BTreeMap<Wrong, u64>) {
         let state = self.inner.state.lock().unwrap();
         (state.calls, state.wrong.clone())
     }
 }
 
-/// One request a connection is simplest, and as legal as keeping it.
+/// One request per connection is the simplest, and as valid as keeping the connection.
 async fn serve(mut stream: async_net::TcpStream, inner: Arc<Inner>) -> Option<()> {
     let (path, mut body) = request(&mut stream).await?;
     let session = body["id"].as_u64();
@@ -230,7 +230,7 @@ async fn forward(server: SocketAddr, path: &str, body: &Value) -> Option<(u16, S
     Some((status, String::from_utf8(body).ok()?))
 }
 
-/// Head and body of a message that gives its length.
+/// Head and body of a message that declares its length.
 async fn message(stream: &mut async_net::TcpStream) -> Option<(String, Vec<u8>)> {
     let mut bytes = Vec::new();
     loop {

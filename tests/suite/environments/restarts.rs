@@ -1,5 +1,5 @@
-//! A server that is killed in the middle of episodes and started again: they go
-//! on in fresh sessions, and nobody can tell from the bytes.
+//! A server that is killed in the middle of episodes and restarted: the episodes continue in fresh
+//! sessions, and the resulting bytes are the same.
 
 use super::proxy::Proxy;
 use super::*;
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 /// An episode may be interrupted as often as the server is killed.
 const OFTEN: &str = "actor_rollout_ref.rollout.fault_retries=20";
-/// Calls after which the server is killed, again and again; the run makes more than four times
+/// Number of calls after which the server is killed, repeatedly; the run makes more than four times
 /// as many.
 const CALLS: u64 = 130;
 const KILLS: u64 = 4;
@@ -31,7 +31,7 @@ async fn episodes_go_on_after_their_server_was_killed() {
     proxy.let_pass(CALLS);
     while !running.has_ended() {
         assert!(begun.elapsed() < Duration::from_secs(300), "the run hangs");
-        // The next call waits: whatever the pace, there are episodes under way.
+        // The next call waits, so at any speed there are episodes in progress.
         if kills < KILLS && proxy.counts().0 > (kills + 1) * CALLS {
             server.kill();
             kills += 1;

@@ -1,6 +1,5 @@
-//! Every tenth call goes wrong, and still: training goes on, what is learnt is
-//! what a clean run learns that leaves the same episodes out, nothing stays on
-//! the server, and the faults are counted.
+//! Every tenth call fails, but training continues: the result equals that of a clean run that
+//! excludes the same episodes, no session stays on the server, and the faults are counted.
 
 use super::proxy::Proxy;
 use super::*;
@@ -16,7 +15,7 @@ const TTL_S: u32 = 3;
 /// A task of the first iterations whose steps always fail.
 const DOOMED: i64 = 5;
 
-/// Names and digests of what the updates wrote.
+/// Names and digests of the outputs of the updates.
 async fn updates(folder: &Path) -> Vec<(String, String)> {
     let view = view(folder).await;
     let mut found = Vec::new();
@@ -36,7 +35,7 @@ async fn updates(folder: &Path) -> Vec<(String, String)> {
     found
 }
 
-/// Episodes without an outcome of their own, and how many there are in all.
+/// Episodes without an outcome of their own, and the total number of episodes.
 async fn excluded(folder: &Path) -> (Vec<(u32, u32, u32)>, usize) {
     let view = view(folder).await;
     let (mut excluded, mut all) = (Vec::new(), 0);
@@ -83,7 +82,7 @@ async fn a_tenth_of_the_calls_may_go_wrong() {
     );
     assert!(list.len() >= 4 && 2 * list.len() < episodes, "{list:?}");
 
-    // Nothing is left on the server once nobody can use it any more.
+    // No session is left on the server once no client can use it.
     let begun = Instant::now();
     while server.sessions() != Some(0) {
         assert!(
@@ -114,7 +113,7 @@ async fn a_tenth_of_the_calls_may_go_wrong() {
     assert!(stat(spoiled.path(), "env_call_fault_rate") > 0.0);
     assert!(stat(spoiled.path(), "episodes_taken_up") > 0.0);
 
-    // A clean run that is told to leave the same episodes out learns the same.
+    // A clean run configured to exclude the same episodes learns the same.
     let server = Server::start(600);
     let clean = TempDir::new().unwrap();
     let told = list.iter().map(|(i, g, s)| format!("[{i}, {g}, {s}]"));
@@ -126,7 +125,7 @@ async fn a_tenth_of_the_calls_may_go_wrong() {
     let learnt = updates(spoiled.path()).await;
     assert_eq!(updates(clean.path()).await, learnt);
 
-    // And one that is not told learns something else.
+    // A run that does not exclude them learns something else.
     let whole = TempDir::new().unwrap();
     run(train(whole.path(), &server.url(), &[PATIENT])).await;
     assert_ne!(updates(whole.path()).await, learnt);

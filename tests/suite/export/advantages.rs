@@ -1,13 +1,12 @@
-//! Advantages computed again from `episodes.jsonl` and `export.json` alone: rewards,
-//! the divergence's penalty, the estimators as the papers write them, and the weights
-//! of the correction for another sampler.
+//! Advantages recomputed only from `episodes.jsonl` and `export.json`: rewards, the KL penalty, the
+//! estimators as the papers define them, and the importance weights of the rollout correction.
 
 use super::{Exported, json_of, lines_of};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// f64 sums in another order; weights come from f32 streams that are written exactly.
+/// f64 sums in a different order; weights come from f32 values that are written exactly.
 const ERROR_MAX: f64 = 1e-9;
 
 fn numbers(value: &Value) -> Vec<f64> {
@@ -15,11 +14,11 @@ fn numbers(value: &Value) -> Vec<f64> {
     all.map(|x| x.as_f64().unwrap()).collect()
 }
 
-/// An episode that the estimator reads, its sequences one after the other; only
-/// tokens that the policy sampled.
+/// An episode that the estimator reads, its sequences concatenated; only tokens that the policy
+/// sampled.
 struct Member<'a> {
     line: &'a Value,
-    /// Where each token stands: sequence, position.
+    /// The place of each token: sequence, position.
     places: Vec<(usize, usize)>,
     rewards: Vec<f64>,
     advantages: Vec<f64>,
@@ -64,7 +63,7 @@ impl<'a> Member<'a> {
         self.places.iter().map(|&(s, t)| rows[s][t]).collect()
     }
 
-    /// What tokens were drawn with: the distribution that a cut leaves.
+    /// The behaviour policy's log-probs: of the distribution that truncation leaves.
     fn behaviour(&self) -> Vec<f64> {
         let sampled = self.stream("sampled_log_probs");
         match self.line["sequences"][0].get("log_kept_mass") {
@@ -92,7 +91,7 @@ impl<'a> Member<'a> {
     }
 }
 
-/// `d = ln π − ln π_ref`, by the estimator's name.
+/// `d = ln π − ln π_ref`, in the form of the named estimator.
 fn divergence(name: &str, d: f64) -> f64 {
     match name {
         "kl" | "k1" => d,
@@ -101,7 +100,7 @@ fn divergence(name: &str, d: f64) -> f64 {
     }
 }
 
-/// Takes the penalty off the rewards, and checks what the controller made of it.
+/// Subtracts the penalty from the rewards, and checks the controller's new coefficient.
 fn penalise(members: &mut [Member<'_>], export: &Value) {
     let algorithm = &export["algorithm"];
     assert_eq!(
@@ -132,7 +131,7 @@ fn penalise(members: &mut [Member<'_>], export: &Value) {
         _ => {
             let setting = |key: &str| control[key].as_f64().unwrap();
             let error = (kl / setting("target_kl") - 1.0).clamp(-0.2, 0.2);
-            // It has moved since the first iteration.
+            // It has changed since the first iteration.
             assert_ne!(coef, setting("kl_coef"));
             coef * (1.0 + error * count / setting("horizon"))
         }
@@ -218,7 +217,7 @@ fn estimate(members: &mut [Member<'_>], algorithm: &Value) {
     }
 }
 
-/// Ratio of the policy to what tokens were drawn with, cut off.
+/// Ratio of the policy to the behaviour policy, truncated.
 fn weights(member: &Member<'_>, algorithm: &Value) -> Option<Vec<f64>> {
     let correction = &algorithm["rollout_correction"];
     let level = correction["rollout_is"].as_str()?;
@@ -235,7 +234,7 @@ fn weights(member: &Member<'_>, algorithm: &Value) -> Option<Vec<f64>> {
     })
 }
 
-/// What the runs of a test must show, so that nothing is equal by chance.
+/// Properties that the runs of a test must have, so that nothing is equal by chance.
 #[derive(Default)]
 pub(super) struct Shown {
     pub(super) masked: usize,
@@ -243,7 +242,7 @@ pub(super) struct Shown {
     pub(super) weighed: bool,
 }
 
-/// Every advantage and return of the batch; what took part.
+/// Checks every advantage and return of the batch; returns what occurred in it.
 pub(super) fn assert_recomputed(folder: &Path) -> Shown {
     let export = json_of(&folder.join("export.json"));
     let algorithm = &export["algorithm"];
@@ -300,7 +299,7 @@ pub(super) fn assert_recomputed(folder: &Path) -> Shown {
     shown
 }
 
-/// Texts and spans of turns belong to the tokens they stand beside.
+/// Texts and spans of turns match the tokens next to them.
 #[test]
 fn turns_say_which_tokens_are_whose() {
     let exported = Exported::make("");

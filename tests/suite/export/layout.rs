@@ -1,6 +1,6 @@
-//! Exported policies are Hugging Face folders: file set, config fields, tensor
-//! names and shapes are those of `transformers`' Qwen2, and another library's
-//! Qwen2 gives the log-probs that the run recorded.
+//! Exported policies are Hugging Face folders: files, config fields, tensor names and shapes are
+//! those of `transformers`' Qwen2, and another library's Qwen2 computes the log-probs that the run
+//! recorded.
 
 use super::Exported;
 use agentgym_model::{ComputeOptions, Device, Policy, ScoreRequest, score};
@@ -19,7 +19,7 @@ const FILES: [&str; 5] = [
     "tokenizer_config.json",
 ];
 
-/// Agreement of two f32 implementations, nats.
+/// Tolerance between two f32 implementations, in nats.
 const LOG_PROB_ERROR_MAX: f32 = 1e-4;
 
 fn json_of(path: &Path) -> Value {
@@ -36,7 +36,7 @@ fn state_dict(config: &Value) -> BTreeMap<String, Vec<usize>> {
         ("model.embed_tokens.weight".to_owned(), embedding.clone()),
         ("model.norm.weight".to_owned(), vec![hidden]),
     ]);
-    // A tied head is the embedding and stands in no file.
+    // A tied head is the embedding and is not stored.
     if config["tie_word_embeddings"] != true {
         shapes.insert("lm_head.weight".to_owned(), embedding);
     }
@@ -64,7 +64,7 @@ fn state_dict(config: &Value) -> BTreeMap<String, Vec<usize>> {
 /// Opens a folder with the other library's own reader of `config.json`.
 fn other_library(folder: &Path) -> ModelForCausalLM {
     let mut config = json_of(&folder.join("config.json"));
-    // Without a window the other library still wants a number.
+    // Without a sliding window the other library still requires a number.
     config["sliding_window"] = config["max_position_embeddings"].clone();
     config["max_window_layers"] = config["num_hidden_layers"].clone();
     let config: Config = serde_json::from_value(config).unwrap();
@@ -74,8 +74,8 @@ fn other_library(folder: &Path) -> ModelForCausalLM {
     ModelForCausalLM::new(&config, weights).unwrap()
 }
 
-/// Log-probs of tokens 1.., one token fed at a time: the other library gives
-/// the logits of the last position only.
+/// Log-probs of tokens 1.., decoded one token at a time: the other library only returns the logits
+/// of the last position.
 fn log_probs(model: &mut ModelForCausalLM, ids: &[u32], temperature: f64) -> Vec<f32> {
     model.clear_kv_cache();
     let pairs = ids.windows(2).enumerate();

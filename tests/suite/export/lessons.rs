@@ -1,5 +1,5 @@
-//! Supervised steps computed again from an export: demonstrations, what an evolution
-//! kept, and pairs of preferences.
+//! Supervised steps recomputed from an export: demonstrations, episodes kept by AgentEvol, and
+//! preference pairs.
 
 use super::qwen2::{Qwen2, tensors};
 use super::recompute::{Spoil, furthest};
@@ -9,8 +9,8 @@ use candle_core::Result;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// As [`super::recompute`]'s for steps from fresh moments: these divide a gradient by
-/// itself, so that where it almost cancels its rounding decides a sign.
+/// Like [`super::recompute`]'s, for steps from fresh moments: these divide a gradient by its own
+/// size, so where it almost cancels, rounding determines the sign.
 const CHANGE_ERROR_MAX: f64 = 0.02;
 
 /// Cross-entropy of the replies, over all of their tokens.
@@ -23,8 +23,8 @@ fn cross_entropy(model: &Qwen2, members: &[&Value], settings: &Value) -> Result<
     })
 }
 
-/// −ln σ(β·Δ) over the pairs (arXiv:2305.18290 eq. 7); the reference's log-probs are
-/// beside the answers.
+/// −ln σ(β·Δ) over the pairs (arXiv:2305.18290 eq. 7); the reference's log-probs are stored with
+/// the answers.
 fn preferences(model: &Qwen2, members: &[&Value], settings: &Value) -> Result<(Step, Numbers)> {
     let loss = &settings["loss"];
     assert_eq!(loss["loss"], "sigmoid");
@@ -47,7 +47,7 @@ fn preferences(model: &Qwen2, members: &[&Value], settings: &Value) -> Result<(S
     Ok((Step::new(), gradients))
 }
 
-/// Writes beside each answer what the reference says of it.
+/// Stores the reference's log-prob with each answer.
 fn refer(files: &mut Files, reference: &Qwen2) {
     for pair in &mut files.sequences {
         for name in ["chosen", "rejected"] {
@@ -59,7 +59,7 @@ fn refer(files: &mut Files, reference: &Qwen2) {
     }
 }
 
-/// How far the steps of `files` are from the exported policy.
+/// Distance between the steps of `files` and the exported policy.
 fn distance(folder: &Path, files: &Files) -> f64 {
     let model = Qwen2::load(&folder.join("policy_before")).unwrap();
     files.replay(&model, usize::MAX).unwrap();
@@ -123,7 +123,7 @@ fn supervised_steps_are_computed_again() {
     assert_replayed(&exported.folder, "sft", cross_entropy, 3);
 }
 
-/// An evolution's iteration trains the base anew on what was kept, as it was sampled.
+/// An AgentEvol iteration retrains the base on the kept episodes, as they were sampled.
 #[test]
 fn so_are_those_of_an_evolution() {
     let run = [

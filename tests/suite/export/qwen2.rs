@@ -1,6 +1,6 @@
-//! Qwen2 in f64, out of the tensor library's elementary operations and its own
-//! gradients, read from a Hugging Face folder: what somebody writes who has
-//! the exported files and a textbook. It shares no line with the trainer.
+//! Qwen2 in f64, built from the tensor library's elementary operations and its autograd, read from
+//! a Hugging Face folder: an independent implementation from the exported files and a textbook. It
+//! shares no code with the trainer.
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use serde_json::Value;
@@ -10,11 +10,11 @@ use std::path::Path;
 /// A model whose parameters have the files' names and layout: `[out, in]`.
 pub(super) struct Qwen2 {
     config: Value,
-    /// What is not trained: nothing, or the base of an adapter.
+    /// Frozen parameters: none, or the base of an adapter.
     frozen: BTreeMap<String, Tensor>,
-    /// What an update changes.
+    /// Trainable parameters.
     pub(super) parameters: BTreeMap<String, Var>,
-    /// What an adapter's product is multiplied by: alpha / rank.
+    /// Factor of an adapter's product: alpha / rank.
     scale: f64,
 }
 
@@ -37,7 +37,7 @@ fn variables(file: &Path) -> Result<BTreeMap<String, Var>> {
         .collect()
 }
 
-/// Every tensor of a safetensors file, widened.
+/// Every tensor of a safetensors file, converted to f64.
 pub(super) fn tensors(file: &Path) -> Result<BTreeMap<String, Tensor>> {
     candle_core::safetensors::load(file, &Device::Cpu)?
         .into_iter()
@@ -55,8 +55,8 @@ impl Qwen2 {
         })
     }
 
-    /// A policy with its adapter merged, of which the adapter alone is trained:
-    /// what is merged is taken out again first.
+    /// A policy with its adapter merged, where only the adapter is trained: the merged product is
+    /// subtracted first.
     pub(super) fn load_adapted(policy: &Path, adapter: &Path) -> Result<Self> {
         let settings = json_of(&adapter.join("adapter_config.json"));
         let number = |key: &str| settings[key].as_f64().unwrap();
@@ -76,7 +76,7 @@ impl Qwen2 {
         Ok(model)
     }
 
-    /// What the adapter adds to a weight, `[out, in]`: alpha / rank · B A (arXiv:2106.09685).
+    /// The adapter's delta of a weight, `[out, in]`: alpha / rank · B A (arXiv:2106.09685).
     fn product(&self, name: &str) -> Result<Option<Tensor>> {
         let module = name.trim_end_matches(".weight");
         let part = |half: &str| {
@@ -97,7 +97,7 @@ impl Qwen2 {
         self.config[key].as_f64().unwrap()
     }
 
-    /// A parameter by its name in the folder; `None` where the model has none.
+    /// A parameter by its name in the folder; `None` if the model has none.
     fn find(&self, name: &str) -> Result<Option<Tensor>> {
         if let Some(parameter) = self.parameters.get(name) {
             return Ok(Some(parameter.as_tensor().clone()));
@@ -129,7 +129,7 @@ impl Qwen2 {
         x.broadcast_div(&rms)?.broadcast_mul(&self.get(name)?)
     }
 
-    /// `[length, heads · width]` to `[heads, length, width]`.
+    /// Reshapes `[length, heads · width]` to `[heads, length, width]`.
     fn split(x: &Tensor, heads: usize) -> Result<Tensor> {
         let (length, columns) = x.dims2()?;
         x.reshape((length, heads, columns / heads))?
@@ -137,7 +137,7 @@ impl Qwen2 {
             .contiguous()
     }
 
-    /// Rotary positions 0.., halves paired as Hugging Face pairs them.
+    /// Rotary embedding for positions 0.., with halves paired as in Hugging Face.
     fn rotate(&self, x: &Tensor) -> Result<Tensor> {
         let (_, length, width) = x.dims3()?;
         // transformers 5 writes it below `rope_parameters`.
@@ -188,8 +188,8 @@ impl Qwen2 {
         )
     }
 
-    /// The states from which tokens 1.. of a sequence are chosen,
-    /// `[length - 1, hidden]`: one sequence, alone, without padding.
+    /// The hidden states that predict tokens 1.. of a sequence, `[length - 1, hidden]`: a single
+    /// sequence without padding.
     fn states(&self, ids: &[u32]) -> Result<Tensor> {
         let index = Tensor::from_slice(ids, ids.len(), &Device::Cpu)?;
         let mut x = self.get(EMBEDDING)?.index_select(&index, 0)?;
@@ -222,7 +222,7 @@ impl Qwen2 {
         })
     }
 
-    /// What a critic says of the states before tokens 1.. of a sequence.
+    /// A critic's values of the states before tokens 1.. of a sequence.
     pub(super) fn values(&self, ids: &[u32]) -> Result<Tensor> {
         self.dense(&self.states(ids)?, "score")?.squeeze(1)
     }

@@ -1,6 +1,5 @@
-//! A policy after its update follows from the policy before it, the optimizer
-//! before it, the trajectories and `update.json`; so do an adapter and a critic
-//! from theirs.
+//! A policy after its update is recomputed from the policy before it, the optimizer before it, the
+//! trajectories and `update.json`; likewise an adapter and a critic.
 
 use super::Exported;
 use super::advantages::{Shown, assert_recomputed};
@@ -11,13 +10,12 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Largest distance of the recomputed change of a parameter from the exported
-/// one, relative to its length: what f32 costs in four steps (4e-4 was seen).
-/// AdamW divides by the gradient's own size, so the rounding of a gradient that
-/// almost cancels shows at full size.
+/// Largest distance of a parameter's recomputed change from the exported one, relative to its
+/// length: the f32 rounding of four steps (4e-4 was observed). AdamW divides by the gradient's own
+/// size, so the rounding of a gradient that almost cancels appears at full size.
 const CHANGE_ERROR_MAX: f64 = 2e-3;
 
-/// The same for the figures of a step (1e-5 was seen).
+/// The same for the metrics of a step (1e-5 was observed).
 const FIGURE_ERROR_MAX: f64 = 1e-4;
 
 fn length(x: &Tensor) -> f64 {
@@ -27,8 +25,8 @@ fn length(x: &Tensor) -> f64 {
 
 pub(super) type Tensors = BTreeMap<String, Tensor>;
 
-/// The parameter whose recomputed value is furthest off, and how far, relative
-/// to the length of its change.
+/// The parameter whose recomputed value is furthest off, and the error relative to the length of
+/// its change.
 pub(super) fn furthest(before: &Tensors, after: &Tensors, recomputed: &Qwen2) -> (String, f64) {
     assert!(before.keys().eq(after.keys()));
     let off = after.iter().map(|(name, after)| {
@@ -39,7 +37,7 @@ pub(super) fn furthest(before: &Tensors, after: &Tensors, recomputed: &Qwen2) ->
     off.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap()
 }
 
-/// Figures are of order 1; below a thousandth the distance counts.
+/// Metrics are of order 1; below a thousandth the absolute error counts.
 fn assert_near(what: &str, recorded: &Value, recomputed: f64) {
     let recorded = recorded.as_f64().unwrap();
     let error = (recorded - recomputed).abs();
@@ -61,7 +59,7 @@ fn assert_metrics(files: &Files, steps: &[Step]) {
             assert_near(name, &place[name], *recomputed);
         }
     }
-    // Otherwise a term could be wrong without a trace.
+    // Otherwise an error in a term could remain undetected.
     let any = |test: &dyn Fn(&Step) -> bool| steps.iter().any(test);
     for name in steps[0].keys().filter(|name| **name != "clip_scale") {
         assert!(any(&|step| step[name] != 0.0), "{name} is always 0");
@@ -69,7 +67,7 @@ fn assert_metrics(files: &Files, steps: &[Step]) {
     assert!(any(&|step| step["clip_scale"] < 1.0));
 }
 
-/// A model's file of the export, and which update changes it.
+/// A model file of the export, and the update that changes it.
 struct Trained {
     exported: Exported,
     /// The file before the update.
@@ -80,7 +78,7 @@ struct Trained {
     files: fn(&Path) -> Files,
 }
 
-/// Breaks one thing in `update.json`.
+/// Changes one thing in `update.json`.
 pub(super) type Spoil = fn(&mut Value);
 
 impl Trained {
@@ -118,7 +116,7 @@ impl Trained {
         assert!(error < CHANGE_ERROR_MAX, "{name} is off by {error}");
     }
 
-    /// The bound is tight enough to see each part of one step.
+    /// The bound is tight enough to detect a change of any part of one step.
     fn assert_shows(&self, spoils: &[(&str, Spoil)]) {
         let first_step = |files: &Files| {
             let model = self.model();
@@ -162,7 +160,7 @@ fn an_update_is_computed_again_from_the_exported_files_alone() {
     trained.assert_shows(&[DECAY, ("divergence", divergence), ORDER]);
 }
 
-/// The advantages, and then the update by them.
+/// The advantages, and then the update that uses them.
 fn assert_whole(overrides: &str) -> Shown {
     let trained = Trained::new(
         Exported::make(overrides),

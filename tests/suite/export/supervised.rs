@@ -1,5 +1,5 @@
-//! Supervised training as a user types it: passes over a file, and the loss on what is
-//! never trained on, computed again in f64 from the files of the policies.
+//! Supervised training as a user runs it: epochs over a file, and the loss on held-out rows,
+//! recomputed in f64 from the files of the policies.
 
 use super::qwen2::Qwen2;
 use super::succeed;
@@ -33,8 +33,8 @@ fn write(file: &Path, rows: std::ops::Range<usize>) {
     std::fs::write(file, serde_json::to_vec(&rows).unwrap()).unwrap();
 }
 
-/// A folder with two files of rows and a config that passes over the first; `more` goes
-/// into the section.
+/// A folder with two files of rows and a config that trains on the first; `more` is added to the
+/// section.
 fn scene(more: &str) -> (TempDir, PathBuf) {
     let folder = TempDir::new().unwrap();
     let at = |name: &str| folder.path().join(name);
@@ -61,7 +61,7 @@ jobs: {{sft_part_steps: 4, unit_tokens: 256}}
     (folder, config)
 }
 
-/// −Σ ln π / tokens over the answers of the second file, in f64, by another implementation.
+/// −Σ ln π / tokens over the answers of the second file, in f64, by an independent implementation.
 fn recomputed(policy: &Path) -> f64 {
     let (reader, network) = (
         Policy::load(&model(), &Device::cpu()).unwrap(),
@@ -80,7 +80,7 @@ fn recomputed(policy: &Path) -> f64 {
         ids.extend(tokenizer.encode_ordinary(&answer).unwrap());
         ids.push(chat.end_of_turn_id(tokenizer).unwrap());
         let log_probs = network.streams(&ids, 1.0).unwrap().log_probs;
-        // That of token t stands at t − 1.
+        // The log-prob of token t is at t − 1.
         let own: Vec<f64> = log_probs.to_vec1::<f64>().unwrap()[prompt - 1..].to_vec();
         tokens += own.len();
         sum -= own.iter().sum::<f64>();
@@ -101,7 +101,7 @@ fn the_validation_loss_is_what_the_files_say() {
     let report: Value = serde_json::from_str(&said(look(&["metrics", RUN, "--json"]))).unwrap();
     let points = report["validation"].as_array().unwrap();
     let steps: Vec<u64> = points.iter().map(|p| p["step"].as_u64().unwrap()).collect();
-    // Five steps a pass, four to a part.
+    // Five steps per epoch, four per part.
     assert_eq!(steps, [0, 4, 5, 8, 10, 12, 15]);
     assert_eq!(points[2]["epoch"], 1.0);
     let after = folder.path().join("after");

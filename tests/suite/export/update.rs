@@ -1,6 +1,5 @@
-//! An update computed again from an exported folder and nothing else: the
-//! losses as the papers write them, the tensor library's gradients, AdamW as
-//! PyTorch's documentation states it, all in f64.
+//! An update recomputed only from an exported folder: the losses as the papers define them, the
+//! tensor library's gradients, AdamW as in PyTorch's documentation, all in f64.
 
 use super::qwen2::{Qwen2, tensors};
 use super::{json_of, lines_of};
@@ -12,22 +11,21 @@ use std::path::Path;
 /// Numbers of each parameter, by name.
 pub(super) type Numbers = BTreeMap<String, Vec<f64>>;
 
-/// What the exported files say of one model's update, apart from its weights.
+/// The exported description of one model's update, apart from its weights.
 pub(super) struct Files {
     pub(super) update: Value,
     /// Lines of `trajectories.jsonl`, or of the examples.
     pub(super) sequences: Vec<Value>,
-    /// By which minibatches name them: `slots` or `examples`, and the lines' own name.
+    /// The keys by which minibatches list the lines: `slots` or `examples`, and the lines' own key.
     names: (&'static str, &'static str),
     optimizer: Optimizer,
     loss: Loss,
 }
 
-/// The loss of some sequences under the settings of the update, with its
-/// metrics and gradients.
+/// The loss of some sequences under the settings of the update, with its metrics and gradients.
 pub(super) type Loss = fn(&Qwen2, &[&Value], &Value) -> Result<(Step, Numbers)>;
 
-/// AdamW's moments and the number of steps behind them.
+/// AdamW's moments and the number of steps so far.
 #[derive(Clone)]
 pub(super) struct Optimizer {
     step: i32,
@@ -35,12 +33,11 @@ pub(super) struct Optimizer {
     second: Numbers,
 }
 
-/// What one optimizer step looked like: the figures that `update.json` has, by
-/// their names there.
+/// The metrics of one optimizer step that `update.json` contains, by their names there.
 pub(super) type Step = BTreeMap<&'static str, f64>;
 
 impl Files {
-    /// Of the policy, or of its adapter.
+    /// For the policy, or its adapter.
     pub(super) fn of_policy(folder: &Path) -> Self {
         Self::read(folder, "", policy_loss)
     }
@@ -49,7 +46,7 @@ impl Files {
         Self::read(folder, "critic_", value_loss)
     }
 
-    /// Of supervised steps, whose optimizer is fresh.
+    /// For supervised steps, which start with a fresh optimizer.
     pub(super) fn of_lessons(folder: &Path, phase: &str, loss: Loss) -> Self {
         Self {
             update: json_of(&folder.join(format!("{phase}_update.json"))),
@@ -90,7 +87,7 @@ impl Files {
         }
     }
 
-    /// Takes the first `steps` optimizer steps of the update on `model`.
+    /// Performs the first `steps` optimizer steps of the update on `model`.
     pub(super) fn replay(&self, model: &Qwen2, steps: usize) -> Result<Vec<Step>> {
         let (listed, named) = self.names;
         let mut optimizer = self.optimizer.clone();
@@ -104,7 +101,7 @@ impl Files {
                     .iter()
                     .flat_map(|number| self.sequences.iter().filter(move |s| s[named] == *number))
                     .collect();
-                // Supervised steps have a learning rate of their own each.
+                // Each supervised step has its own learning rate.
                 let mut settings = self.update["settings"].clone();
                 if let Some(lr) = minibatch.get("lr") {
                     settings["lr"] = lr.clone();
@@ -130,8 +127,7 @@ pub(super) fn numbers(tensor: &Tensor) -> Vec<f64> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// A per-token list of a trajectory without its first token, which nothing
-/// predicts.
+/// A per-token list of a trajectory without its first token, which is not predicted.
 pub(super) fn stream(sequence: &Value, name: &str) -> Result<Tensor> {
     let all = sequence[name].as_array().unwrap();
     let numbers: Vec<f64> = all[1..].iter().map(|x| x.as_f64().unwrap()).collect();
@@ -143,7 +139,7 @@ pub(super) fn sum(x: &Tensor) -> Result<f64> {
     x.sum_all()?.to_scalar()
 }
 
-/// Adds what the elements of `x` come to.
+/// Adds the sum of the elements of `x`.
 fn add(step: &mut Step, name: &'static str, x: &Tensor) -> Result<()> {
     *step.entry(name).or_default() += sum(x)?;
     Ok(())
@@ -153,8 +149,8 @@ pub(super) fn number(value: &Value) -> f64 {
     value.as_f64().unwrap()
 }
 
-/// Weights of every sequence's tokens: a mean over tokens, or over sequences of
-/// means. Observation tokens weigh nothing.
+/// Token weights of every sequence: a mean over tokens, or a mean over sequences of their token
+/// means. Observation tokens have weight 0.
 fn weights(masks: &[Tensor], loss: &Value) -> Result<Vec<Tensor>> {
     let all = masks.iter().map(sum).sum::<Result<f64>>()?;
     let of = |mask: &Tensor| match loss["aggregation"].as_str().unwrap() {
@@ -165,7 +161,7 @@ fn weights(masks: &[Tensor], loss: &Value) -> Result<Vec<Tensor>> {
     masks.iter().map(of).collect()
 }
 
-/// Adds what one sequence, or a pair, gives for a parameter.
+/// Adds the gradient of one sequence or pair for a parameter.
 pub(super) fn add_gradient(gradients: &mut Numbers, name: &str, own: Option<&Tensor>) {
     let own = numbers(own.expect("every parameter is used"));
     let sums = gradients
@@ -174,8 +170,8 @@ pub(super) fn add_gradient(gradients: &mut Numbers, name: &str, own: Option<&Ten
     sums.iter_mut().zip(own).for_each(|(s, g)| *s += g);
 }
 
-/// Adds up what each sequence of a minibatch gives: its figures, and its loss,
-/// of which the gradients are taken.
+/// Sums the contributions of the sequences of a minibatch: the metrics, and the gradients of the
+/// loss.
 pub(super) fn backward(
     model: &Qwen2,
     members: &[&Value],
@@ -200,7 +196,7 @@ pub(super) fn backward(
     Ok((step, gradients))
 }
 
-/// The clipped surrogate, entropy and divergence of a minibatch.
+/// The clipped surrogate, entropy and KL loss of a minibatch.
 fn policy_loss(policy: &Qwen2, members: &[&Value], settings: &Value) -> Result<(Step, Numbers)> {
     let loss = &settings["loss"];
     let (low, high) = (number(&loss["clip"]["low"]), number(&loss["clip"]["high"]));
@@ -223,7 +219,7 @@ fn policy_loss(policy: &Qwen2, members: &[&Value], settings: &Value) -> Result<(
         }
         assert_eq!(loss["kl"]["estimator"], "k3");
         let d = (stream(member, "ref_log_probs")? - &streams.log_probs)?;
-        // Cut at 10 nats, as AgentGym-RL does.
+        // Clamped at 10 nats, as in AgentGym-RL.
         let k3 = ((d.exp()? - &d)? - 1.0)?.clamp(-10.0, 10.0)?;
         let kl = (k3 * weight)?.sum_all()?;
         add(step, "kl_loss", &kl)?;
@@ -231,8 +227,8 @@ fn policy_loss(policy: &Qwen2, members: &[&Value], settings: &Value) -> Result<(
     })
 }
 
-/// Half the squared error against the returns, or that of the value kept
-/// within its range, whichever is larger.
+/// Half of the larger of the squared error against the returns and the squared error of the value
+/// clipped to its range.
 fn value_loss(critic: &Qwen2, members: &[&Value], settings: &Value) -> Result<(Step, Numbers)> {
     let loss = &settings["loss"];
     let range = number(&loss["clip"]);
@@ -242,7 +238,7 @@ fn value_loss(critic: &Qwen2, members: &[&Value], settings: &Value) -> Result<(S
         let free = (&values - &returns)?.sqr()?;
         let moved = (&values - &old)?.clamp(-range, range)?;
         let clipped = ((old + moved)? - &returns)?.sqr()?;
-        // Within the range both are the same but for rounding.
+        // Within the range both are equal except for rounding.
         let is_clipped = clipped.gt(&(&free * (1.0 + 1e-12))?)?;
         let total = ((free.maximum(&clipped)? * 0.5)? * weight)?.sum_all()?;
         add(step, "loss", &total)?;

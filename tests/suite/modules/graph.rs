@@ -1,6 +1,6 @@
-//! Which file of a crate uses names of which other one, as the sources say it. A name that
-//! is handed on by `pub use` counts as used where it is defined; naming a module, declaring
-//! it or handing its names on is no use of it. Tests are left out.
+//! The graph of which file of a crate uses names of which other file, from the sources. A name
+//! re-exported by `pub use` counts as used where it is defined; naming a module, declaring it or
+//! re-exporting its names is not a use. Tests are excluded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ type ModulePath = Vec<String>;
 struct Module {
     file: PathBuf,
     items: BTreeSet<String>,
-    /// Types among them that are visible outside the crate, as far as the file says.
+    /// Those types that are visible outside the crate, as far as the file shows.
     public_types: BTreeSet<String>,
     children: BTreeSet<String>,
-    /// The name in scope, and the path that it stands for.
+    /// The name in scope, and the path that it refers to.
     imports: BTreeMap<String, Vec<String>>,
     globs: Vec<Vec<String>>,
-    /// Paths that its code names.
+    /// Paths that occur in its code.
     named: BTreeSet<Vec<String>>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Crate {
     modules: BTreeMap<ModulePath, Module>,
 }
 
-/// From a file to the files that it uses, each with the names.
+/// From a file to the files that it uses, with the names used.
 pub(super) type Arrows = BTreeMap<PathBuf, BTreeMap<PathBuf, BTreeSet<String>>>;
 
 impl Crate {
@@ -44,12 +44,12 @@ impl Crate {
         Crate { modules }
     }
 
-    /// All files, tests left out.
+    /// All files except tests.
     pub(super) fn files(&self) -> BTreeSet<&Path> {
         self.modules.values().map(|m| m.file.as_path()).collect()
     }
 
-    /// Names of types that their files call `pub`.
+    /// Names of types that their files declare `pub`.
     pub(crate) fn public_types(&self) -> BTreeSet<String> {
         let all = self.modules.values();
         all.flat_map(|module| module.public_types.clone()).collect()
@@ -72,11 +72,11 @@ impl Crate {
         arrows
     }
 
-    /// The file that defines what a path names; `None` for a module, another crate's name or a
-    /// local one.
+    /// The file that defines the name at a path; `None` for a module, a name of another crate or a
+    /// local name.
     fn resolve(&self, from: &[String], path: &[String], depth: usize) -> Option<&Path> {
         let (first, rest) = path.split_first()?;
-        // Two globs may name each other.
+        // Two globs may refer to each other.
         if depth > 12 {
             return None;
         }
@@ -110,7 +110,7 @@ impl Crate {
     }
 }
 
-/// The sets of files that use each other in a loop.
+/// The sets of files that use each other in a cycle.
 pub(super) fn circles(arrows: &Arrows) -> Vec<BTreeSet<&Path>> {
     let reached: BTreeMap<&Path, BTreeSet<&Path>> = arrows
         .keys()
@@ -219,7 +219,7 @@ fn read_items(
     modules.insert(path, module);
 }
 
-/// The name of a type that is `pub`. `named!` makes enums of its own.
+/// The name of a `pub` type. `named!` defines enums.
 fn public_type(item: &Item) -> Option<String> {
     let (visibility, name) = match item {
         Item::Enum(i) => (&i.vis, &i.ident),
@@ -262,7 +262,7 @@ fn flat(tree: &UseTree, before: &[String]) -> Vec<(Option<String>, Vec<String>)>
     }
 }
 
-/// Every path in code, those inside macros too.
+/// Every path in code, including those inside macros.
 #[derive(Default)]
 struct Names(BTreeSet<Vec<String>>);
 

@@ -1,4 +1,4 @@
-//! Who is given a job, when, and how often.
+//! Which worker gets a job, when, and how often.
 
 use super::*;
 
@@ -101,8 +101,8 @@ async fn two_processes_share_the_jobs(bed: Bed) {
     }
 }
 
-/// Starts a worker in a runtime of its own and drops that runtime mid-job,
-/// which ends heartbeats and handler together, as `kill -9` does.
+/// Starts a worker in its own runtime and drops that runtime in the middle of a job, which ends
+/// heartbeats and handler together, like `kill -9`.
 async fn a_killed_workers_job_is_delivered_again(bed: Bed) {
     let (report, mut started) = mpsc::unbounded_channel();
     let address = bed.address();
@@ -151,7 +151,7 @@ async fn a_long_job_runs_once_and_a_drain_keeps_its_lease(bed: Bed) {
     slow.stop.cancel();
     silent(&mut started, LEASE * 2).await;
     slow.drain().await;
-    // Acked, so nobody gets it later either.
+    // It is acked, so it is not delivered later either.
     silent(&mut started, LEASE * 2).await;
     idle.drain().await;
 }
@@ -169,7 +169,7 @@ async fn finished_jobs_leave_nothing(bed: Bed) {
     assert_eq!(queue.purge_done().await.unwrap(), 30);
     assert_eq!(queue.purge_done().await.unwrap(), 0);
     if let Bed::Redis(server) = &bed {
-        // Workers, classes, the purge lease: none of them per job.
+        // Workers, classes, the purge lease: no key per job.
         let keys = server.command(&[b"DBSIZE"]).unwrap();
         let keys: usize = keys.trim_start_matches(':').parse().unwrap();
         assert!(keys <= 8, "{keys} keys are left");

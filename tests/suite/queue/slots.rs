@@ -1,5 +1,5 @@
-//! What a worker may hold at once: slots behind a gate, claims that run out,
-//! and the planner's turn.
+//! How many jobs a worker may hold at once: slots behind a gate, claims that expire, and planning
+//! turns.
 
 use super::*;
 
@@ -27,7 +27,7 @@ async fn a_closed_gate_starts_nothing(bed: Bed) {
     hand.gate.idle().await;
     silent(&mut started, busy).await;
     hand.drain().await;
-    // What was not started is where another worker finds it, and at once.
+    // A job that was not started is available to other workers immediately.
     let other = hire(&queue, "other", &["gpu"], NOW, &report);
     let begun = Instant::now();
     let (_, _, at) = next(&mut started).await;
@@ -35,12 +35,12 @@ async fn a_closed_gate_starts_nothing(bed: Bed) {
     other.drain().await;
 }
 
-/// The reason for granted fetches: a busy worker takes no job of another
-/// class off the queue, and its connection blocks no writer.
+/// The reason for granted fetches: a busy worker takes no job of another class off the queue, and
+/// its connection blocks no writer.
 async fn two_classes_share_a_slot_without_hoarding(bed: Bed) {
     let (one, two) = (bed.open().await, bed.open().await);
     let (report, mut started) = mpsc::unbounded_channel();
-    // Longer than the test, however slow the machine.
+    // Longer than the test, on any machine.
     let busy = LONG * 10;
     let first = hire(&one, "first", &["update", "rollout"], busy, &report);
     for part in 0..4 {
@@ -69,7 +69,7 @@ async fn two_classes_share_a_slot_without_hoarding(bed: Bed) {
     first.task.abort();
 }
 
-/// A run with many parts starves neither one with a few nor one that is urgent.
+/// A run with many parts must not starve a run with few parts or an urgent one.
 async fn runs_take_turns_and_the_urgent_go_first(bed: Bed) {
     let queue = bed.open().await;
     let of = |run: &str, part| Job {
@@ -145,7 +145,7 @@ async fn claims_exclude_and_run_out(bed: Bed) {
     assert_eq!(taken(one.claim(&job(0), "one").await.unwrap()), "one");
     assert_eq!(two.holder(&job(0)).await.unwrap().as_deref(), Some("one"));
     assert_eq!(two.holder(&job(1)).await.unwrap(), None);
-    // The next attempt is the same job.
+    // The next attempt counts as the same job.
     let next = Job { offer: 1, ..job(0) };
     assert_eq!(taken(two.claim(&next, "two").await.unwrap()), "one");
     assert!(matches!(
@@ -167,8 +167,8 @@ async fn claims_exclude_and_run_out(bed: Bed) {
     };
     assert!(!guard.renew().await.unwrap(), "lost to one");
 
-    // A process of this machine that is gone holds nothing: its name has this
-    // process's host and pid and another start.
+    // A dead process of this machine holds nothing: its name has this process's host and pid, but
+    // another start time.
     let own = process_name();
     let dead = format!("{}1/0", own.split('/').next().unwrap());
     let Claim::Held(_dead) = one.claim(&job(2), &dead).await.unwrap() else {
@@ -208,7 +208,7 @@ async fn the_fleet_is_told(bed: Bed) {
     told = one.tell("maze", (4, "4/rollout/1"), 4).await.unwrap();
     assert_eq!(told, ["4/rollout/1"], "told twice, heard once");
     assert_eq!(two.told("other", 0).await.unwrap(), [""; 0]);
-    // What lies far behind is forgotten.
+    // Announcements far behind are purged.
     one.tell("maze", (40, "40/rollout/0"), 40).await.unwrap();
     one.purge_done().await.unwrap();
     assert_eq!(two.told("maze", 0).await.unwrap(), ["40/rollout/0"]);

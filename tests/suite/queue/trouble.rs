@@ -1,5 +1,5 @@
-//! Whatever happens to the backend or comes out of it, the worker lives, and
-//! an error says what to do without giving a password away.
+//! Whatever the backend does or returns, the worker survives, and an error says what to do without
+//! revealing a password.
 
 use super::*;
 
@@ -79,8 +79,8 @@ async fn push_garbage(bed: &Bed, bytes: &[u8]) {
     }
 }
 
-/// The queue is wiped under an idle worker and again under a busy one. Both
-/// times the job that is pushed afterwards runs, without a lease of waiting.
+/// The queue is wiped under an idle worker and again under a busy one. Both times the next pushed
+/// job runs without waiting for a lease.
 async fn a_lost_backend_comes_back(mut bed: Bed) {
     let queue = bed.open().await;
     let (report, mut started) = mpsc::unbounded_channel();
@@ -113,7 +113,7 @@ async fn a_lost_backend_comes_back(mut bed: Bed) {
         assert_eq!(got, job(part));
         let after = at - begun;
         assert!(after < Duration::from_secs(4), "part {part}: {after:?}");
-        // A second process finds the same queue.
+        // A second process uses the same queue.
         let other = bed.open().await;
         assert_eq!(other.depth().await.unwrap(), []);
     }
@@ -170,9 +170,9 @@ async fn errors_say_what_to_do_and_no_password() {
     assert!(error.to_string().contains("jobs.lease_ttl_s"), "{error}");
 }
 
-/// A server with a password, a wrong one, and users who may not do what a queue does, or not to
-/// these names: each is refused when the queue is opened, with what to change. What the message
-/// proposes is enough.
+/// A server with a password, a wrong password, and users who lack permission for the queue's
+/// commands or key names: each is refused when the queue is opened, and the message says what to
+/// change. The proposed change is sufficient.
 #[tokio::test]
 async fn a_redis_that_refuses_says_so_at_once() {
     let server = RedisServer::start();
@@ -216,8 +216,8 @@ async fn a_redis_that_refuses_says_so_at_once() {
     hand.drain().await;
 }
 
-/// Out of memory, then a replica that takes no writes: jobs wait where they are, whoever pushes
-/// is told, and afterwards everything goes on without anybody's help.
+/// Out of memory, then a read-only replica: jobs stay in the queue, pushes return an error, and
+/// work resumes afterwards without intervention.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_takes_no_writes_is_waited_for() {
     let server = RedisServer::start();

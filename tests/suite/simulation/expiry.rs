@@ -1,9 +1,9 @@
-//! Retention in the middle of everything: parts are committed, read, journalled,
-//! forked and expired at once, by processes that die and are answered wrongly.
+//! Retention under concurrency: parts are committed, read, journalled, forked and expired at the
+//! same time, by processes that die and get wrong answers.
 //!
-//! A reader gets the bytes or is told of the tombstone. A fork that was told
-//! that it has its objects keeps them. What is to be kept, and the journal of a
-//! part without a commit, is never deleted.
+//! A reader gets the bytes or an error about the tombstone. A fork whose pin was acknowledged keeps
+//! its objects. Files covered by the retention rule, and the journal of a part without a commit,
+//! are never deleted.
 
 use super::store::SimulatedStore;
 use super::world::{Faults, Link, Rng, World};
@@ -24,13 +24,13 @@ const KEPT: u32 = 2;
 const HEAVY: &str = "policy/model";
 const LIGHT: &str = "metrics.json";
 
-/// Plays a seed; what went wrong.
+/// Plays a seed; returns the violations.
 pub(super) fn play(seed: u64) -> Vec<String> {
     let mut rng = Rng::new(seed);
     let faults = Faults {
-        // Whoever dies is not replaced here.
+        // Dead processes are not replaced here.
         crash: 0.0,
-        // The readers are the test's own, and no attempt catches their panics.
+        // The readers belong to the test, and no attempt catches their panics.
         store_panics: 0.0,
         ..Faults::of(&mut rng)
     };
@@ -67,9 +67,9 @@ pub(super) fn play(seed: u64) -> Vec<String> {
 struct Scene {
     objects: Arc<InMemory>,
     world: Arc<World>,
-    /// Keys that a fork was promised.
+    /// Keys that were promised to a fork.
     pinned: Mutex<BTreeSet<Key>>,
-    /// Segments of parts that never get a commit.
+    /// Journal segments of parts that never get a commit.
     unfinished: Mutex<BTreeSet<Key>>,
 }
 
@@ -90,7 +90,7 @@ fn content(iteration: u32, name: &str) -> Bytes {
     format!("{name} of {iteration}").into_bytes().into()
 }
 
-/// Asks again until it is answered.
+/// Repeats a request until it succeeds.
 async fn surely<T>(mut ask: impl AsyncFnMut() -> Result<T>) -> T {
     loop {
         match ask().await {
@@ -117,7 +117,7 @@ impl Scene {
         self.world.rng().span(ms)
     }
 
-    /// Commits one iteration after the other, each with its journals.
+    /// Commits one iteration after another, each with its journals.
     async fn trains(&self) {
         let store = self.store("trainer");
         for iteration in 1..=ITERATIONS {
@@ -156,7 +156,7 @@ impl Scene {
         }
     }
 
-    /// Expires every iteration once it is there; two do it at once.
+    /// Expires every iteration once it is committed; two of these run concurrently.
     async fn expires(&self) {
         let store = self.store("retention");
         for latest in 1..=ITERATIONS {

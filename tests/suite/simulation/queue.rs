@@ -1,7 +1,6 @@
-//! A simulated queue server, and the driver by which a process reaches it. It
-//! stands where SQLite and Redis stand, under the production loop, gate and
-//! claims, and passes the same contract tests (`suite/queue`). Over a link with
-//! faults it also does what those do on their worst days.
+//! A simulated queue server, and the driver with which a process reaches it. It replaces SQLite and
+//! Redis under the production loop, gate and claims, and passes the same contract tests
+//! (`suite/queue`). Over a link with faults it also fails as they do.
 
 use super::world::{Fate, Link};
 use agentgym_queue::{BOARD_RANKS, Driver, Enqueued, Error, QueueOptions, Result, Started, Worker};
@@ -37,17 +36,17 @@ struct Entry {
 struct Memory {
     entries: Vec<Entry>,
     next: u64,
-    /// Who has registered.
+    /// The registered workers.
     workers: BTreeSet<String>,
-    /// When each worker last beat or fetched.
+    /// Time of each worker's last heartbeat or fetch.
     heard: BTreeMap<String, i64>,
     leases: BTreeMap<String, (String, i64)>,
     boards: BTreeMap<String, BTreeSet<(u32, String)>>,
-    /// What the clock has jumped by, in milliseconds.
+    /// How far the clock has jumped, in milliseconds.
     jumped: i64,
 }
 
-/// What all processes of a world share. It may lose its memory.
+/// The state that all processes of a world share. It may be lost.
 #[derive(Debug)]
 pub(crate) struct Server {
     born: Instant,
@@ -70,7 +69,7 @@ impl Server {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// FLUSHALL.
+    /// Like FLUSHALL.
     pub(crate) fn wipe(&self) {
         let mut memory = self.memory();
         let jumped = memory.jumped;
@@ -80,12 +79,12 @@ impl Server {
         };
     }
 
-    /// Somebody sets the server's clock.
+    /// Changes the server's clock, like an operator.
     pub(super) fn jump(&self, ms: i64) {
         self.memory().jumped += ms;
     }
 
-    /// What another program might push.
+    /// Pushes a payload that another program might push.
     pub(crate) fn push_bytes(&self, class: &str, payload: Vec<u8>) {
         let now = self.now(&self.memory());
         self.memory().push(class, payload, None, now);
@@ -114,7 +113,7 @@ impl Memory {
         });
     }
 
-    /// Jobs of silent workers wait again.
+    /// Makes jobs of silent workers available again.
     fn redeliver(&mut self, now: i64, lease_ms: i64) {
         for entry in &mut self.entries {
             if let State::Running(worker) = &entry.state {
@@ -134,7 +133,7 @@ impl Memory {
     }
 }
 
-/// One process's way to the server.
+/// One process's connection to the server.
 #[derive(Debug)]
 pub(crate) struct SimulatedDriver {
     server: Arc<Server>,
@@ -177,7 +176,7 @@ impl SimulatedDriver {
             memory.redeliver(now, self.server.lease_ms());
             effect(&mut memory, now)
         };
-        // Looks are too many to be told.
+        // Polls are too frequent to be logged.
         if action != "due" {
             self.link.note(action, about, "done");
         }
@@ -188,7 +187,7 @@ impl SimulatedDriver {
         }
     }
 
-    /// Takes one job off the queue, or two of one, or none for good.
+    /// Takes one job off the queue. By a fault it may stay there too (double delivery) or get lost.
     async fn fetch(&self, worker: &Worker) -> Result<Option<(u64, Vec<u8>)>> {
         let world = Arc::clone(&self.link.world);
         self.call("fetch", worker.lane_name(), |memory, now| {

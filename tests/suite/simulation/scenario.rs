@@ -1,6 +1,6 @@
-//! One seed, played to its end: some workers, a queue, a store, a hand that
-//! kills, stops, drains, wipes and sets clocks, an operator who resumes a run
-//! that stopped, and at last the verdict.
+//! One seed, played to its end: some workers, a queue, a store, a fault injector that kills, stops,
+//! drains, wipes and sets clocks, an operator who resumes a stopped run, and the final
+//! verification.
 
 use super::queue::{Server, SimulatedDriver};
 use super::stages::CheapStages;
@@ -20,9 +20,9 @@ use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep, sleep_until};
 
 const RUN: &str = "world";
-/// Once nothing goes wrong any more, a run ends within this time.
+/// Once faults have stopped, a run ends within this time.
 const LIVENESS: Duration = Duration::from_secs(3 * 3600);
-/// How long a finished run is watched for work that is done again.
+/// How long a finished run is watched for repeated work.
 const WATCHED: Duration = Duration::from_secs(20);
 
 const CONFIG: &str = "
@@ -35,7 +35,7 @@ trainer: {total_training_steps: 3, test_freq: 1, save_freq: 2}
 jobs: {rollout_part_tasks: 2, sft_part_steps: 2, backoff_s: 1, vanished_max: 100000}
 ";
 
-/// Shapes of a run; the seed chooses one.
+/// Shapes of a run; the seed selects one.
 pub(super) const SHAPES: [&[&str]; 5] = [
     &[],
     &[
@@ -57,7 +57,7 @@ pub(super) const SHAPES: [&[&str]; 5] = [
     ],
 ];
 
-/// How a world ended.
+/// The end state of a world.
 #[derive(Debug)]
 pub(super) struct Ending {
     pub(super) shape: usize,
@@ -68,7 +68,7 @@ pub(super) struct Ending {
     pub(super) counts: Counts,
 }
 
-/// Plays a seed, in its own time.
+/// Plays a seed in simulated time.
 pub(super) fn play(seed: u64, keep_log: bool) -> Ending {
     let mut rng = Rng::new(seed);
     let shape = rng.below(SHAPES.len() as u64) as usize;
@@ -76,8 +76,7 @@ pub(super) fn play(seed: u64, keep_log: bool) -> Ending {
     in_own_time(rng, shape, faults, keep_log)
 }
 
-/// Plays a shape to which nothing happens but one death, at a point of its
-/// history; 0 for none.
+/// Plays a shape without faults except for one death at a given point of its history; 0 for none.
 pub(super) fn play_with_a_death(shape: usize, crash_at: u64) -> Ending {
     let faults = Faults {
         answer_ms: 5,
@@ -114,7 +113,7 @@ fn config(shape: usize) -> ResolvedConfig {
     ResolvedConfig::parse("world", Path::new("world.yaml"), CONFIG, &overrides).unwrap()
 }
 
-/// A process as its machine sees it.
+/// A process as seen by its supervisor.
 struct Process {
     link: Arc<Link>,
     drain: CancellationToken,
@@ -124,7 +123,7 @@ struct Scene {
     world: Arc<World>,
     shape: usize,
     plan: Plan,
-    /// The objects, as only an all-seeing eye reaches them.
+    /// The objects, accessed directly without a faulty link.
     truth: Store,
     objects: Arc<InMemory>,
     server: Arc<Server>,
@@ -175,7 +174,7 @@ impl Scene {
         let finished = self.suffer().await;
         self.world.heal();
         if finished {
-            // Whoever was stopped wakes up and finds everything done.
+            // Stopped processes wake up and find all work done.
             let wake = |p: &Option<Process>| p.as_ref().and_then(|p| p.link.stopped_until());
             let last = self.processes().iter().filter_map(wake).max();
             sleep_until(last.unwrap_or_else(Instant::now)).await;
@@ -197,7 +196,7 @@ impl Scene {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets fate strike for some minutes, then waits for the end of the run.
+    /// Injects faults for some minutes, then waits for the end of the run.
     async fn suffer(&self) -> bool {
         let (begun, expected) = (Instant::now(), self.expected());
         let suffering = Duration::from_secs(120 + self.world.rng().below(480));
@@ -266,7 +265,7 @@ impl Scene {
         }
     }
 
-    /// What systemd or Kubernetes does.
+    /// Restarts a process like systemd or Kubernetes.
     async fn keep_running(self: Arc<Self>, index: usize) {
         for incarnation in 0_u32.. {
             let link = Link::new(format!("w{index}.{incarnation}"), Arc::clone(&self.world));
@@ -301,7 +300,7 @@ impl Scene {
             link: Arc::clone(link),
         };
         let driver = SimulatedDriver::new(Arc::clone(&self.server), Arc::clone(link));
-        // The first takes everything, so that no part is left without a worker.
+        // The first worker accepts all stages, so that no part is left without a worker.
         let stages = match index % 3 {
             1 => vec![Stage::Rollout, Stage::Evaluate],
             _ => vec![],
@@ -323,7 +322,7 @@ impl Scene {
         }
     }
 
-    /// Types `agentgym-submit resume` when a run has stopped.
+    /// Runs `agentgym-submit resume` when a run has stopped.
     async fn operate(self: Arc<Self>, mut events: broadcast::Receiver<Event>) {
         loop {
             let message = match events.recv().await {
@@ -342,13 +341,13 @@ impl Scene {
             self.world.log().counts.resumes += 1;
             self.world
                 .note("operator", "resumes", "", &revised.revision.to_string());
-            // What others said of the old revision is settled by the new one.
+            // Later reports about the old revision are obsolete with the new one.
             sleep(Duration::from_secs(5)).await;
             events = events.resubscribe();
         }
     }
 
-    /// Every part has its commit and every artifact its bytes, or a tombstone.
+    /// Checks that every part has its commit and every artifact its bytes, or a tombstone.
     async fn verify(&self) -> String {
         let run = RUN.parse().unwrap();
         let (digest, commits) = self.truth.run_digest(&run).await.unwrap();

@@ -1,8 +1,7 @@
-//! Stage functions as cheap as hashing: the only thing of a worker that the
-//! simulation replaces. They keep the rules of the real ones: outputs are a pure
-//! function of the inputs, episodes are journalled and taken up by the real ones'
-//! own code, and each reads what its stage really needs, so that retention cannot
-//! delete it unnoticed.
+//! Stage functions that only hash: the only part of a worker that the simulation replaces. They
+//! follow the rules of the real ones: outputs are a pure function of the inputs, episodes are
+//! journalled and replayed by the production code, and each stage reads what the real one needs, so
+//! that a deletion by retention does not go unnoticed.
 
 use super::world::{Link, mix};
 use agentgym_jobs::episode::Task;
@@ -18,7 +17,7 @@ use tokio::time::sleep;
 
 const EPISODES: u32 = 3;
 const TURNS: u32 = 2;
-/// The share of the turns after which a journal's interval is over.
+/// Probability that the journal interval is over after a turn.
 const SAVED: f64 = 0.7;
 
 /// The stages of one process.
@@ -83,8 +82,8 @@ impl CheapStages {
         Ok(Report::default())
     }
 
-    /// Plays what the journal does not hold. A turn under way is finished when the process
-    /// drains, and journalled.
+    /// Plays what the journal does not contain. When the process drains, a turn in progress is
+    /// finished and journalled.
     async fn play(&self, context: &mut StageContext, state: u64) -> Result<String> {
         let ids = (0..EPISODES).map(|group| EpisodeId {
             task: Task {
@@ -141,7 +140,7 @@ impl CheapStages {
         Ok(record)
     }
 
-    /// Time passes, as the world will have it.
+    /// Lets a simulated time pass.
     async fn compute(&self, context: &StageContext, most_ms: u64) -> Result<()> {
         let span = self.0.world.rng().span(most_ms);
         let slept = context.cancel.run_until_cancelled(sleep(span)).await;

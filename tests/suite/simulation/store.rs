@@ -1,7 +1,6 @@
-//! A simulated object store: objects in memory, reached over a [`Link`]. It
-//! keeps the history of every effect and checks on the way what may be checked
-//! at once: nobody starts a part whose commit it has seen, a commit's inputs
-//! are committed before it, and only files and journals are ever deleted.
+//! A simulated object store: objects in memory, reached over a [`Link`]. It records every effect
+//! and immediately checks some invariants: no worker starts a part whose commit it has seen, a
+//! commit's inputs are committed before it, and only files and journals are ever deleted.
 
 use super::world::{Fate, Link};
 use async_trait::async_trait;
@@ -19,7 +18,7 @@ use std::fmt;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// One process's way to the objects.
+/// One process's connection to the objects.
 #[derive(Debug)]
 pub(super) struct SimulatedStore {
     pub(super) objects: Arc<InMemory>,
@@ -46,7 +45,7 @@ fn exists(location: &Path) -> Error {
     }
 }
 
-/// The commit of the part whose attempt an object belongs to.
+/// The commit of the part to which a start record belongs.
 fn commit_of(start: &str) -> Option<String> {
     let pieces: Vec<&str> = start.split('/').collect();
     match pieces.as_slice() {
@@ -70,13 +69,12 @@ fn is_commit(key: &str) -> bool {
     key.split('/').nth(2) == Some("commits")
 }
 
-/// What a crash in the middle of a write may leave half of: nothing refers to
-/// these before they are whole.
+/// Whether a crash may leave half of this object: nothing refers to it before it is complete.
 fn may_be_torn(key: &str) -> bool {
     matches!(key.split('/').nth(2), Some("files" | "journal"))
 }
 
-/// [`Link::ask`], by code that may panic.
+/// [`Link::ask`] in code that may panic.
 async fn ask(link: &Link) -> Fate {
     link.world.may_panic("the store's code", |f| f.store_panics);
     link.ask().await
@@ -164,7 +162,7 @@ impl ObjectStore for SimulatedStore {
             Ok(_) => {
                 link.note("put", key, "done");
                 self.created(key, &payload);
-                // A record that exists already is no beginning: the worker looks again.
+                // A record that already exists starts no attempt: the worker checks again.
                 if let Some(commit) = told {
                     world.violated(format!(
                         "{} began {key} after it had been told of {commit}",

@@ -1,8 +1,7 @@
-//! What all parts of a simulated world share: its seed, the faults it is made
-//! of, its event log, and the links by which each process reaches the store and
-//! the queue. A process has no other way to change anything, so one whose link
-//! is dead is a process that was killed at that very await point, and one whose
-//! link waits is a process that was stopped.
+//! The state that all parts of a simulated world share: its seed, its faults, its event log, and
+//! the links by which each process reaches the store and the queue. A process has no other way to
+//! change anything, so a dead link is equivalent to a process killed at that await point, and a
+//! waiting link to a stopped process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -25,7 +24,7 @@ impl Rng {
         mix(self.0)
     }
 
-    /// In 0..n.
+    /// A number in 0..n.
     pub(super) fn below(&mut self, n: u64) -> u64 {
         self.next() % n.max(1)
     }
@@ -34,67 +33,67 @@ impl Rng {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64 <= probability && probability > 0.0
     }
 
-    /// Milliseconds up to `max`, mostly short ones.
+    /// Milliseconds up to `max`, mostly short.
     pub(super) fn span(&mut self, max: u64) -> Duration {
         let scale = 1 + self.below(max.max(1));
         Duration::from_millis(self.below(scale))
     }
 }
 
-/// The finisher of SplitMix64; also the worlds' cheap hash.
+/// The finalizer of SplitMix64; also the simulation's cheap hash.
 pub(super) fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)
 }
 
-/// Probabilities, per request unless said otherwise.
+/// Probabilities, per request unless specified otherwise.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Faults {
-    /// Answered 500 (or not at all), and nothing was done.
+    /// Answered with 500 (or not at all), and not executed.
     pub(super) refused: f64,
-    /// Done, and answered with an error.
+    /// Executed, but answered with an error.
     pub(super) lost_reply: f64,
-    /// A create answered "exists" (409) although nothing is there.
+    /// A create answered with "exists" (409) although the object does not exist.
     pub(super) conflict: f64,
-    /// A create that was done and answered "exists" (412), as after a retry.
+    /// A create that was executed and answered with "exists" (412), as after a retry.
     pub(super) own_exists: f64,
-    /// A file or journal segment of which only the beginning was written.
+    /// Only the beginning of a file or journal segment was written.
     pub(super) torn: f64,
-    /// Takes up to a lease and a half.
+    /// Takes up to one and a half leases.
     pub(super) slow: f64,
     /// The process dies at this await point.
     pub(super) crash: f64,
-    /// The process that comes to this point of the world's history dies there;
-    /// points count from 1, two for each request: before and after its effect.
+    /// The process that reaches this point of the world's history dies there. Points count from 1,
+    /// two for each request: before and after its effect.
     pub(super) crash_at: u64,
-    /// The queue hands a job out and keeps it all the same.
+    /// The queue hands out a job but also keeps it.
     pub(super) twice: f64,
-    /// The queue forgets a job while handing it out.
+    /// The queue loses a job while handing it out.
     pub(super) dropped: f64,
-    /// The queue hands out any job instead of the first.
+    /// The queue hands out any job instead of the first one.
     pub(super) reorder: f64,
     /// A wake-up does not arrive.
     pub(super) deaf: f64,
-    /// A stage fails by itself; per attempt.
+    /// A stage fails with an error; per attempt.
     pub(super) stage_fails: f64,
     /// A stage panics; per attempt.
     pub(super) stage_panics: f64,
-    /// The code below a request to the store panics, in whatever task that is.
+    /// The code below a store request panics, in whatever task it runs.
     pub(super) store_panics: f64,
-    /// The same below a request to the queue.
+    /// The same below a queue request.
     pub(super) queue_panics: f64,
-    /// Seconds between two strokes of fate; 0 for none.
+    /// Mean seconds between two injected process, queue or clock faults; 0 for none.
     pub(super) stroke_s: u64,
-    /// Longest ordinary answer, in milliseconds; 0 for at once.
+    /// Longest normal answer time, in milliseconds; 0 for immediate answers.
     pub(super) answer_ms: u64,
-    /// Nothing goes wrong any more.
+    /// All faults have stopped.
     pub(super) over: bool,
 }
 
 impl Faults {
-    /// Each kind of fault is on or off and rare or frequent, by the seed: where
-    /// everything goes wrong at once, much is never reached.
+    /// Each kind of fault is off, rare or frequent, depending on the seed: if everything failed at
+    /// once, many states would never be reached.
     pub(super) fn of(rng: &mut Rng) -> Self {
         let mut rate = |max: f64| match rng.below(3) {
             0 => 0.0,
@@ -133,7 +132,7 @@ impl Faults {
     }
 }
 
-/// What fate has decided about a request that has reached its server.
+/// The outcome decided for a request that has reached its server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Fine,
@@ -141,7 +140,7 @@ pub(super) enum Fate {
     LostReply,
 }
 
-/// What happened in a world, and what must never happen.
+/// The events of a world, and the violations of its invariants.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     /// FNV-1a over every line.
@@ -152,18 +151,18 @@ pub(super) struct Log {
     pub(super) commits: BTreeMap<String, Instant>,
     /// Deleted objects.
     pub(super) deleted: BTreeSet<String>,
-    /// What broke a promise.
+    /// Violations of invariants.
     pub(super) violations: Vec<String>,
     pub(super) counts: Counts,
 }
 
-/// What a world went through.
+/// The faults and events of a world.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) kills: u64,
     pub(super) stops: u64,
     pub(super) drains: u64,
-    /// Workers that left because their device was lost.
+    /// Workers that exited because their device was lost.
     pub(super) losses: u64,
     /// In stages, and below requests to the store.
     pub(super) panics: u64,
@@ -171,7 +170,7 @@ pub(super) struct Counts {
     pub(super) jumps: u64,
     pub(super) faults: u64,
     pub(super) attempts: u64,
-    /// Attempts begun after their part's commit, by a worker that could not know.
+    /// Attempts begun after their part's commit, by a worker that had not seen the commit.
     pub(super) races: u64,
     pub(super) resumes: u64,
     pub(super) points: u64,
@@ -196,7 +195,7 @@ impl Counts {
     }
 }
 
-/// A world. Everything in it is decided by its seed.
+/// A world, fully determined by its seed.
 #[derive(Debug)]
 pub(super) struct World {
     born: Instant,
@@ -220,12 +219,12 @@ impl World {
         })
     }
 
-    /// A world in which nothing goes wrong and everything takes no time.
+    /// A world without faults and delays.
     pub(super) fn calm() -> Arc<Self> {
         Self::new(Rng::new(0), Faults::none(0), false)
     }
 
-    /// From now on nothing goes wrong.
+    /// Stops all faults.
     pub(super) fn heal(&self) {
         let answer_ms = self.faults().answer_ms;
         *lock(&self.faults) = Faults::none(answer_ms);
@@ -243,7 +242,7 @@ impl World {
         lock(&self.log)
     }
 
-    /// True with the probability of one kind of fault, which is then counted.
+    /// True with the probability of one kind of fault; true results are counted.
     pub(super) fn strikes(&self, probability: impl Fn(&Faults) -> f64) -> bool {
         let probability = probability(&lock(&self.faults));
         if probability == 0.0 {
@@ -262,8 +261,8 @@ impl World {
         }
     }
 
-    /// Writes a line of the event log. Nonces are left out: they are the one
-    /// thing that a seed does not decide, and nothing may depend on them.
+    /// Writes a line of the event log. Nonces are left out: they alone are not determined by the
+    /// seed, and nothing may depend on them.
     pub(super) fn note(&self, who: &str, what: &str, about: &str, how: &str) {
         let ms = self.born.elapsed().as_millis();
         let mut line = format!("{ms:>8} {who} {what} ");
@@ -307,7 +306,7 @@ fn is_attempt(head: &str) -> bool {
     !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// How one process reaches everything outside of it.
+/// A process's connection to everything outside of it.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) name: String,
@@ -315,7 +314,7 @@ pub(super) struct Link {
     dead: AtomicBool,
     death: Notify,
     stopped_until: Mutex<Option<Instant>>,
-    /// Commits that it was told of.
+    /// Commits that the process has seen.
     seen: Mutex<BTreeSet<String>>,
 }
 
@@ -331,7 +330,7 @@ impl Link {
         })
     }
 
-    /// SIGKILL.
+    /// Like SIGKILL.
     pub(super) fn kill(&self) {
         if !self.dead.swap(true, SeqCst) {
             self.world.log().counts.kills += 1;
@@ -340,7 +339,7 @@ impl Link {
         }
     }
 
-    /// SIGSTOP, and SIGCONT after a while.
+    /// Like SIGSTOP, and SIGCONT after a while.
     pub(super) fn stop_for(&self, span: Duration) {
         self.world.log().counts.stops += 1;
         self.world.note(
@@ -352,17 +351,17 @@ impl Link {
         *lock(&self.stopped_until) = Some(Instant::now() + span);
     }
 
-    /// Until when it is stopped, if it is.
+    /// The time until which the process is stopped, if it is.
     pub(super) fn stopped_until(&self) -> Option<Instant> {
         *lock(&self.stopped_until)
     }
 
-    /// Waits for [`Link::kill`]; one waiter hears of it.
+    /// Waits for [`Link::kill`]; only one waiter is notified.
     pub(super) async fn died(&self) {
         self.death.notified().await;
     }
 
-    /// Where a dead process stays for ever and a stopped one for a while.
+    /// Blocks a dead process for ever and a stopped one for a while.
     async fn gate(&self) {
         loop {
             if self.dead.load(SeqCst) {
@@ -404,8 +403,8 @@ impl Link {
         }
     }
 
-    /// A request on its way to its server: it may never arrive. What the caller
-    /// does next, without an await, is the moment at which it takes effect.
+    /// A request on its way to its server; it may never arrive. It takes effect in the code that
+    /// the caller runs next, before its next await.
     pub(super) async fn ask(&self) -> Fate {
         self.travel().await;
         match () {
@@ -424,7 +423,7 @@ impl Link {
         self.world.note(&self.name, what, about, how);
     }
 
-    /// The process has been told of a commit.
+    /// Records that the process has seen a commit.
     pub(super) fn sees(&self, commit: &str) {
         lock(&self.seen).insert(commit.to_owned());
     }

@@ -1,4 +1,4 @@
-//! What a store must do, whatever it is made of. Each kind runs all of it.
+//! The requirements for every kind of store. Each kind runs all of these tests.
 
 use super::{Bench, manifest, run, slot};
 use agentgym_storage::{
@@ -87,7 +87,7 @@ async fn objects(store: &Store) {
     assert_eq!(store.list("runs/a/").await.unwrap(), listed);
     assert_eq!(store.list("runs/none").await.unwrap(), []);
     assert_eq!(store.runs().await.unwrap(), [run("a"), run("ab")]);
-    // Fields of keys are open; what could not be listed again is not written.
+    // Fields of keys are arbitrary; a key that could not be listed again is refused.
     let odd = Key::Commit(slot("a", 1, "../../up", 0));
     assert!(matches!(
         store.create(&odd, "x".into()).await,
@@ -95,8 +95,8 @@ async fn objects(store: &Store) {
     ));
 }
 
-/// Eight attempts commit the same part at once: one wins, and all others get
-/// the winner's manifest.
+/// Eight attempts commit the same part concurrently: one wins, and all others get the winner's
+/// manifest.
 async fn commits_race(store: &Store) {
     const RACERS: u32 = 8;
     for part in 0..10 {
@@ -232,7 +232,7 @@ async fn artifacts(bench: &Bench) {
     let slot = slot("files", 1, "update", 0);
     let attempt = AttemptId::new(1);
     let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt.clone());
-    // 37 MiB: two full parts and a rest, in pieces that fit no boundary.
+    // 37 MiB: two full parts and a remainder, in pieces that match no boundary.
     let large: Bytes = (0..37usize << 20)
         .map(|i| (i % 253) as u8)
         .collect::<Vec<_>>()
@@ -256,7 +256,7 @@ async fn artifacts(bench: &Bench) {
     std::fs::write(local.path().join("sub/b.bin"), &large[..2 << 20]).unwrap();
     outputs.folder("copy", "file", local.path()).await.unwrap();
     outputs.bytes("empty", "none", Bytes::new()).await.unwrap();
-    // Given up half-way: neither an artifact nor a name that is taken.
+    // Abandoned half-way: creates no artifact, and its name stays free.
     let mut given_up = outputs.create("half", "test").await.unwrap();
     given_up.write(large.clone()).await.unwrap();
     drop(given_up);
@@ -329,7 +329,7 @@ async fn journals(store: &Store) {
                 .unwrap();
         }
     }
-    // Torn by a crash, on a store that is not atomic.
+    // Torn by a crash, on a store whose writes are not atomic.
     let torn = Key::JournalSegment {
         slot: slot.clone(),
         attempt: attempts[1].clone(),
@@ -343,7 +343,7 @@ async fn journals(store: &Store) {
             "0.0", "0.1", "0.2", "1.0", "1.1", "1.2", "2.0", "2.1", "2.2"
         ]
     );
-    // A journal that finds its number taken by a write it was told had failed.
+    // A journal whose segment number is taken by its own write that was reported as failed.
     let mut journal = Journal::open(store.clone(), slot.clone(), attempts[1].clone());
     journal.append("again".into()).await.unwrap();
     let replayed = Journal::replay(store, &slot).await.unwrap();
@@ -379,7 +379,7 @@ async fn retention(bench: &Bench) {
         );
         journal.append("x".into()).await.unwrap();
     }
-    // A fork's commit may name files of its parent: they are not its own.
+    // A fork's commit may refer to files of its parent, which it does not own.
     let borrowed = manifest(
         &slot("fork", 2, "update", 0),
         &AttemptId::new(1),
@@ -409,7 +409,7 @@ async fn retention(bench: &Bench) {
         m.iteration == 3 || (m.iteration == 2 && a.name.starts_with("policy/"))
     };
     let expired = store.expire(&parent, 3, keep, &commits).await.unwrap();
-    // Of iteration 1 all but the pinned file, of 2 the empty file, one journal.
+    // Of iteration 1 all but the pinned file, of iteration 2 the empty file, and one journal.
     assert_eq!((expired.named, expired.pinned), (4, 0));
     let left: Vec<_> = store
         .list("runs/old/files")
@@ -441,14 +441,14 @@ async fn retention(bench: &Bench) {
         "commits are never deleted"
     );
 
-    // Again, with another opinion: the first tombstone stands.
+    // Again, with another retention rule: the first tombstone stands.
     let again = store
         .expire(&parent, 3, |_, _| false, &commits)
         .await
         .unwrap();
     assert_eq!((again.named, again.pinned), (4, 0));
     assert_eq!(store.list("runs/old/files").await.unwrap().len(), 6);
-    // And in a later iteration that opinion counts, except for the pin.
+    // In a later iteration the new rule applies, except to the pinned file.
     let later = store
         .expire(&parent, 4, |_, _| false, &commits)
         .await
@@ -483,7 +483,7 @@ async fn retention(bench: &Bench) {
     );
 }
 
-/// Equal work has an equal digest, whoever did it and at which attempt.
+/// Equal work has an equal digest, regardless of worker and attempt number.
 async fn digests(store: &Store) {
     let mut digests = Vec::new();
     for (run_id, second) in [
@@ -496,7 +496,7 @@ async fn digests(store: &Store) {
         let slot = slot(run_id, 2, "update", 0);
         let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt.clone());
         outputs.bytes("x", "test", second.into()).await.unwrap();
-        // Nor does it matter which version of the format a program writes.
+        // The manifest version that a program writes does not matter either.
         let version = if run_id == "digest-2" {
             1
         } else {
@@ -530,7 +530,7 @@ async fn digests(store: &Store) {
     a_digest_reads_what_was_not_seen(store, digests[0]).await;
 }
 
-/// What was seen is not read again; what is not in the store counts for nothing, seen or not.
+/// Seen commits are not read again; commits that are not in the store do not count, even if seen.
 async fn a_digest_reads_what_was_not_seen(store: &Store, expected: (Digest, usize)) {
     let mut seen = SeenCommits::default();
     let first = store.manifest(&slot("digest-1", 1, "update", 0)).await;

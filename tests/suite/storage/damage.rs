@@ -1,5 +1,5 @@
-//! Damaged bytes never reach a stage: each way of damaging an object ends in
-//! an error that names it, what was found, and what to do.
+//! Damaged bytes never reach a stage: every kind of damage to an object ends in an error that names
+//! the object, the damage, and the remedy.
 
 use super::{Bench, manifest, run, slot};
 use agentgym_storage::{
@@ -76,7 +76,7 @@ async fn objects(bench: Bench) {
         Err(Error::Damaged { .. })
     ));
 
-    // A manifest that is cut short, or lies in another's place.
+    // A truncated manifest, or one under another part's key.
     bench.store.commit(&manifest).await.unwrap();
     let key = Key::Commit(manifest.slot()).path();
     let whole = std::fs::read(bench.file_of(&key)).unwrap();
@@ -94,7 +94,7 @@ async fn objects(bench: Bench) {
         error.contains("00000002") && error.contains("run/1/update/0"),
         "{error}"
     );
-    // An attempt that comes second reads what stands, and learns what is wrong with it.
+    // A later attempt reads the existing manifest and reports its damage.
     let late = Manifest {
         attempt: 2,
         outputs: vec![],
@@ -125,8 +125,7 @@ async fn damaged_objects_of_s3_are_refused() {
     objects(Bench::s3().await).await;
 }
 
-/// 512 MiB go through a bounded amount of memory, and one flipped bit is
-/// found in its own chunk.
+/// 512 MiB are processed with bounded memory, and a flipped bit is found in its own chunk.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_artifact_streams() {
     const CHUNKS: u64 = 8;
@@ -195,8 +194,8 @@ async fn a_large_artifact_streams() {
     );
 }
 
-/// The process's largest resident size so far; where another test runs a worker,
-/// since its last attempt began.
+/// The largest resident size of the process so far; if another test runs a worker, since that
+/// worker's last attempt began.
 fn peak_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status
@@ -254,7 +253,7 @@ async fn the_cache_is_bounded_and_spares_what_is_in_use() {
             .unwrap()
     };
     let held = folder("held".into()).await;
-    // Many at once, each one wanted twice.
+    // Many at once, each requested twice.
     let all = futures::future::join_all((0..20).map(|i| folder(format!("{}", i / 2)))).await;
     for (i, folder) in all.iter().enumerate() {
         assert_eq!(
@@ -276,7 +275,7 @@ async fn the_cache_is_bounded_and_spares_what_is_in_use() {
     assert!(folders <= 5, "{folders} folders stay behind");
 }
 
-/// By digest and by size: what was not used for longest goes first.
+/// By digest and by size: the least recently used entries are removed first.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_cache_keeps_to_its_bytes() {
     let bench = Bench::memory().await;
@@ -304,8 +303,8 @@ async fn the_cache_keeps_to_its_bytes() {
     assert!(held.path().exists() && last.path().exists(), "both in use");
 }
 
-/// An attempt whose records cannot be read has begun, and no more is known of it: whoever looks
-/// at the part reads all the others.
+/// An attempt with unreadable records counts as begun, with unknown outcome; readers of the part
+/// still get all the others.
 async fn attempts(bench: Bench) {
     let (store, slot) = (&bench.store, slot("run", 1, "update", 0));
     let start = |plan_revision| AttemptStart {
@@ -355,7 +354,7 @@ async fn attempts(bench: Bench) {
         store.attempts(&slot).await.unwrap(),
         store.all_attempts(&run("run")).await.unwrap()[&slot].clone(),
         store.attempts_of(&wanted, [].into()).await.unwrap()[&slot].clone(),
-        // What was read while it was whole stays known, but for what has come since.
+        // Records that were read before the damage stay known, except for later additions.
         store
             .attempts_of(&wanted, [(slot.clone(), whole[..1].to_vec())].into())
             .await
@@ -374,15 +373,16 @@ async fn attempts(bench: Bench) {
             let damage = attempt.damage.as_deref().unwrap();
             assert!(damage.contains(&key.path()), "{damage}");
         }
-        // An end that can be read stands, whatever has become of its beginning.
+        // A readable end counts, even if the start record is lost.
         let ends: Vec<bool> = read.iter().map(|attempt| attempt.end.is_some()).collect();
         assert_eq!(ends, [true, false, true, false, false]);
-        // Revisions never fall: a beginning that is lost counts where the one before it does.
+        // Revisions never decrease: a lost start record counts with the revision of the previous
+        // attempt.
         let revisions: Vec<u32> = read.iter().map(|a| a.start.plan_revision).collect();
         assert_eq!(revisions, [0, 0, 0, 0, 1]);
     }
 
-    // Nobody is given a number that is taken, and a stranger's number is named.
+    // A taken number is not given out again, and a foreign record's number is named.
     let next = Store::next_attempt(&slot, looks[0].last().unwrap().number).unwrap();
     let next = store
         .start_attempt_as(&slot, &start(1), next)
@@ -415,7 +415,7 @@ async fn damaged_attempts_of_s3_are_of_unknown_fate() {
     attempts(Bench::s3().await).await;
 }
 
-/// A journal only saves work: what is flipped in it, or named by a stranger, is left out.
+/// A journal only saves work: a damaged segment is skipped, the others are replayed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_segment_of_a_journal_is_left_out() {
     let bench = Bench::folder().await;

@@ -1,5 +1,5 @@
-//! Stores that cannot be trusted or used are refused before a run begins, by
-//! an error that says what to do; answers that get lost cost nothing.
+//! Unusable or untrustworthy stores are refused before a run begins, with an error that says what
+//! to do; lost answers have no effect.
 
 use super::{Bench, manifest, slot};
 use agentgym_storage::{AttemptId, Committed, Created, Error, Key, Store, Verdict};
@@ -36,8 +36,8 @@ async fn the_probe_leaves_nothing_behind() {
     }
 }
 
-/// The write happens, the answer is an error, the client tries again and is
-/// told that the object exists: it must see that the object is its own.
+/// The write succeeds, but the answer is an error; on the retry the object exists, and the client
+/// must recognise it as its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_is_no_lost_commit() {
     let dir = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ async fn a_folder_without_permission_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o555)).unwrap();
-    // To root every folder is open, except in file systems of the kernel.
+    // Root can write to every folder, except in file systems of the kernel.
     let is_root = std::fs::write(dir.path().join("try"), "").is_ok();
     let folder = if is_root {
         "/sys/kernel".to_owned()
@@ -177,7 +177,7 @@ async fn a_small_commit_takes_two_requests() {
     );
 }
 
-/// A message that says `--store …` can be typed again, options and odd letters included.
+/// A message that says `--store …` can be pasted into a shell, with options and odd characters.
 #[tokio::test]
 async fn a_store_says_how_it_is_opened_again() {
     let folder = tempfile::tempdir().unwrap();

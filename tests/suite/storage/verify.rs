@@ -1,5 +1,5 @@
-//! Verification on the kinds of store that keep files: of a large artifact every chunk and the
-//! whole, what retention removes is not missing, and memory does not grow with sizes.
+//! Verification on the kinds of store that keep files: every chunk and the whole of a large
+//! artifact are checked, removal by retention is no fault, and memory does not grow with sizes.
 
 use super::{Bench, manifest, slot};
 use agentgym_storage::{
@@ -56,8 +56,8 @@ async fn all_of(bench: Bench) {
     assert_eq!(verified.bytes, CHUNK_BYTES + 4 + 5);
     assert_eq!(verified.attempt_records, 2);
 
-    // The digest of the whole, which no reader of chunks looks at: a manifest of version 1 can
-    // be changed without a trace in itself.
+    // The digest of the whole artifact, which readers of chunks do not check: a changed manifest of
+    // version 1 shows no trace of the change in itself.
     let key = agentgym_storage::Key::Commit(second.slot()).path();
     let path = bench.file_of(&key);
     let stored = std::fs::read(&path).unwrap();
@@ -83,7 +83,7 @@ async fn all_of(bench: Bench) {
     );
     std::fs::write(&path, stored).unwrap();
 
-    // One byte of the second chunk; then retention removes what was damaged.
+    // One byte of the second chunk is flipped; then retention removes the damaged file.
     let file = bench.file_of(
         &second
             .output("policy/model.safetensors")

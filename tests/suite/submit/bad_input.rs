@@ -1,5 +1,4 @@
-//! Each kind of bad input ends with its own exit code and a message that says
-//! what to do.
+//! Each kind of bad input ends with its own exit code and a message that says what to do.
 
 use super::*;
 

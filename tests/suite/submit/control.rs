@@ -1,5 +1,5 @@
-//! Run control: a run on hold, and why a part is not further. What workers do
-//! about it is seen in `durability`.
+//! Run control: a run on hold, and the reason why a part does not progress. The effect on workers
+//! is tested in `durability`.
 
 use super::*;
 use agentgym_queue::{Job, Queue, QueueOptions};
@@ -127,7 +127,7 @@ async fn hold_and_retry_are_plan_revisions() {
     scene.command("watch handmade").await.unwrap();
 }
 
-/// The limit that no attempt's end tells of; it is the same to workers and to those who look.
+/// The limit on attempts without an end record; it is the same for workers and views.
 #[tokio::test]
 async fn a_part_that_takes_its_workers_down_gets_its_chances_back() {
     let scene = Scene::new().await;

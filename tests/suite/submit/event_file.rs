@@ -1,12 +1,11 @@
-//! TensorBoard shows what `metrics.jsonl` says. The event file is read by a
-//! strict reader that shares nothing with the writer: TFRecord frames with both
-//! of their masked checksums, then protobuf fields of `event.proto` and
-//! `summary.proto`, each of which must be known and have its wire type.
+//! TensorBoard shows the contents of `metrics.jsonl`. The event file is parsed by a strict reader
+//! that shares no code with the writer: TFRecord frames with both masked checksums, then protobuf
+//! fields of `event.proto` and `summary.proto`, each of which must be known and have its wire type.
 
 use super::*;
 use std::collections::BTreeMap;
 
-/// A scalar's place: (step, tag).
+/// The place of a scalar: (step, tag).
 type Place = (i64, String);
 
 /// CRC-32C (Castagnoli, reflected), bit by bit.
@@ -142,7 +141,7 @@ fn events(file: &[u8]) -> Result<Vec<Event>, String> {
     Ok(events)
 }
 
-/// What the lines of `metrics.jsonl` should show as, with their times.
+/// The scalars that the lines of `metrics.jsonl` should give, with their times.
 fn expected(lines: &str) -> BTreeMap<Place, (f64, f32)> {
     let mut all = BTreeMap::new();
     for line in lines.lines() {
@@ -178,7 +177,7 @@ fn expected(lines: &str) -> BTreeMap<Place, (f64, f32)> {
     all
 }
 
-/// Numbers and flags of nested objects, by path; lists are no scalars.
+/// Numbers and flags of nested objects, by path; lists are not scalars.
 fn leaves(value: &Value) -> Vec<(String, f64)> {
     let mut found = Vec::new();
     for (name, value) in value.as_object().into_iter().flatten() {
@@ -231,7 +230,7 @@ async fn another_reader_finds_the_figures_of_metrics_jsonl_in_the_event_file() {
     }
     assert_eq!(found, expected);
 
-    // The reader notices any single damaged byte.
+    // The reader detects any single damaged byte.
     for at in (0..bytes.len()).step_by(97) {
         let mut damaged = bytes.clone();
         damaged[at] ^= 0x10;

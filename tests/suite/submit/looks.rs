@@ -1,5 +1,5 @@
-//! Looking at a run: every view of it works without a worker, records carry
-//! every stream, and what waits for what is said in one line.
+//! Views of a run: each works without a worker, records contain every stream, and dependencies are
+//! described in one line.
 
 use super::*;
 

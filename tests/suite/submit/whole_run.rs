@@ -1,9 +1,8 @@
-//! A small run from its config to its digest, and again, and with other
-//! bindings.
+//! A small run from its config to its digest, then resumed, and with other bindings.
 
 use super::*;
 
-/// Small enough for a few seconds, and every stage takes part.
+/// Small enough for a few seconds, but with every stage.
 const TINY_RUN: &str = "
 actor_rollout_ref:
   model: {path: 'tiny?hidden=32&heads=2&kv_heads=1&layers=1&intermediate=64&vocab=400'}
@@ -66,7 +65,7 @@ async fn a_run_goes_from_its_config_to_its_digest_and_again_does_nothing() {
         "a part was made twice"
     );
 
-    // A binding changes nothing but the plan's revision.
+    // A binding only changes the plan's revision.
     command(&format!(
         "resume tiny jobs.threads=2 --quiet --store {}",
         store_path.display()
@@ -79,7 +78,7 @@ async fn a_run_goes_from_its_config_to_its_digest_and_again_does_nothing() {
     );
     assert_eq!(store.run_digest(&view.plan.run).await.unwrap().0, digest);
 
-    // What was sampled is what was scored: equal to the bit on this machine.
+    // The sampled log-probs equal the scored ones bit for bit on this machine.
     let manifest = view.committed(id(2, Stage::Advantage)).await.unwrap();
     let records = content(&view, &manifest, Filter::default())
         .await
