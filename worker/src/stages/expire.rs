@@ -58,7 +58,7 @@ pub fn retained(
     is_saved || best == Some(iteration) || pending
 }
 
-/// Iterations whose policies may still be waiting for an evaluation.
+/// How many iterations back a policy may still be waiting for its evaluation.
 const WINDOW: u32 = 64;
 
 /// The iterations whose artifacts are looked at as of `latest`: those that were evaluated lately,
