@@ -12,7 +12,7 @@ mod tests;
 
 use crate::client::{ClientOptions, EnvClient};
 use crate::error::EnvError;
-use crate::http_client;
+use crate::http_client::http_client;
 use crate::spec::{Actions, CreateBody, EnvSpec, ErrorShape, IdInReply, Items, Replay};
 use agentgym_text::without_secrets;
 pub use report::{Check, Report, Speed, Verdict};

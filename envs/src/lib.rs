@@ -25,7 +25,7 @@ mod task_index;
 pub use client::{ClientCounters, ClientOptions, EnvClient, Session, StepOutput};
 pub use env::{babyai, searchqa, textcraft};
 pub use error::{Call, EnvError, FaultKind, Verdict};
-pub use http_client::http_client;
+pub use http_client::{causes, excerpt, http_client};
 pub use parser::{Parsed, Parser};
 pub use server::{ServerHandle, ServerOptions};
 pub use spec::{EnvSpec, Replay, SuccessRule, spec};

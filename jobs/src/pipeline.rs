@@ -223,6 +223,24 @@ impl Parts<'_> {
         }
     }
 
+    /// A part of the rollouts, and the part that asks for its rewards if a function gives them.
+    fn rollout(&mut self, part: u32, inputs: Vec<(String, PartId)>) {
+        self.add(Stage::Rollout, part, inputs);
+        if self.plan.has_reward_function() {
+            let rollout = self.here(Stage::Rollout, part);
+            self.add(Stage::Reward, part, vec![("rollout".into(), rollout)]);
+        }
+    }
+
+    /// The part whose episodes the later stages read: those of a rollout, with their final rewards.
+    fn rewarded(&self, part: u32) -> PartId {
+        let stage = match self.plan.has_reward_function() {
+            true => Stage::Reward,
+            false => Stage::Rollout,
+        };
+        self.here(stage, part)
+    }
+
     fn evaluate(&mut self, stage: Stage, policy: PartId) {
         for set in 0..self.plan.config.evaluation.sets.len() as u32 {
             self.add(stage, set, vec![("policy".into(), policy)]);
@@ -279,12 +297,12 @@ impl Parts<'_> {
     fn evolve(&mut self) {
         let (plan, n) = (self.plan, self.iteration);
         let explorer = policy_of(plan, (n - 1).saturating_sub(plan.config.algorithm.lag));
-        for part in 0..plan.rollout_parts() {
-            self.add(Stage::Rollout, part, vec![("policy".into(), explorer)]);
-        }
         let rollouts = 0..plan.rollout_parts();
+        for part in rollouts.clone() {
+            self.rollout(part, vec![("policy".into(), explorer)]);
+        }
         let mut inputs: Vec<(String, PartId)> = rollouts
-            .map(|part| (format!("rollout.{part}"), self.here(Stage::Rollout, part)))
+            .map(|part| (format!("rollout.{part}"), self.rewarded(part)))
             .collect();
         if plan.config.agentevol.accumulate && n > 1 {
             let before = PartId {
@@ -315,11 +333,10 @@ impl Parts<'_> {
                 let mut inputs = vec![("policy".into(), rollout_policy)];
                 // A later round plays as many groups as are still missing, often none.
                 inputs.extend(before.map(|select| ("select".into(), select)));
-                self.add(Stage::Rollout, part, inputs);
+                self.rollout(part, inputs);
             }
             if plan.selects() {
-                let rollouts =
-                    own.map(|part| (format!("rollout.{part}"), self.here(Stage::Rollout, part)));
+                let rollouts = own.map(|part| (format!("rollout.{part}"), self.rewarded(part)));
                 let before = before.map(|select| ("before".into(), select));
                 let inputs = rollouts.chain(before).collect();
                 self.add(Stage::Select, round, inputs);
@@ -327,7 +344,7 @@ impl Parts<'_> {
         }
         for part in 0..rollouts {
             let mut inputs = vec![
-                ("rollout".into(), self.here(Stage::Rollout, part)),
+                ("rollout".into(), self.rewarded(part)),
                 ("policy".into(), start_policy),
             ];
             if plan.needs_reference() {
@@ -340,7 +357,7 @@ impl Parts<'_> {
         }
         let both = (0..rollouts).flat_map(|part| {
             [
-                (format!("rollout.{part}"), self.here(Stage::Rollout, part)),
+                (format!("rollout.{part}"), self.rewarded(part)),
                 (
                     format!("log_probs.{part}"),
                     self.here(Stage::LogProbs, part),

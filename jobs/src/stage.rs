@@ -21,6 +21,8 @@ pub enum Stage {
     Dpo,
     /// Plays the iteration's tasks.
     Rollout,
+    /// Asks an HTTP function for the rewards of a part of the rollouts.
+    Reward,
     /// Selects the informative groups; part r runs after round r of the rollouts.
     Select,
     /// Keeps the trajectories worth training on.
@@ -84,12 +86,13 @@ impl Records {
 
 impl Stage {
     /// All stages, in the order of an iteration.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Init,
         Self::EvaluateInit,
         Self::Sft,
         Self::Dpo,
         Self::Rollout,
+        Self::Reward,
         Self::Select,
         Self::Filter,
         Self::LogProbs,
@@ -132,6 +135,7 @@ impl Stage {
             Self::Sft => training("sft", Records::Nothing),
             Self::Dpo => unseen("dpo"),
             Self::Rollout => training("rollout", Records::Episodes),
+            Self::Reward => training("reward", Records::Episodes),
             Self::Select => unseen("select"),
             Self::Filter => training("filter", Records::Kept),
             Self::LogProbs => training("log_probs", Records::LogProbs),

@@ -487,8 +487,9 @@ jobs: {rollout_part_tasks: 2}
             &["algorithm.adv_estimator=gae", "trainer.critic_warmup=2"],
             &["algorithm.filter_groups.enable=true"],
         ];
-        let options: [&[&str]; 7] = [
+        let options: [&[&str]; 8] = [
             &[],
+            &["reward.function=judge-2", "reward.url=http://127.0.0.1:9"],
             &["jobs.update_shards=2"],
             &["sft.steps=0"],
             &[

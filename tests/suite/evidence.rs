@@ -147,7 +147,7 @@ fn weights(manifest: &Manifest) -> Weights {
 
 /// Recomputes relative advantages from the rewards of the rollouts: `(r − mean) / (std + 1e-6)` of
 /// the group (GRPO), `r` minus the mean of the others (RLOO), `r` minus the greedy episode's
-/// (ReMax). The rewards in the batch are those of the rollouts.
+/// (ReMax). The rewards in the batch are those of the rollouts, or of the reward function.
 async fn credited(view: &RunView, id: PartId, members: &[&BatchEpisode]) {
     let config = &view.plan.config;
     // Not applicable if rewards have other terms or members are missing here.
@@ -157,7 +157,11 @@ async fn credited(view: &RunView, id: PartId, members: &[&BatchEpisode]) {
         return;
     }
     let (mut rewards, mut greedy) = (BTreeMap::new(), BTreeMap::new());
-    for part in view.stage_parts(id.iteration, Stage::Rollout).unwrap() {
+    let rewarded = match view.plan.has_reward_function() {
+        true => Stage::Reward,
+        false => Stage::Rollout,
+    };
+    for part in view.stage_parts(id.iteration, rewarded).unwrap() {
         let manifest = view.committed(part).await.unwrap();
         for episode in episodes(view, &manifest).await {
             rewards.insert((episode.group, episode.sample), episode.reward);

@@ -33,6 +33,7 @@ mod panics;
 mod places;
 mod published;
 mod readme;
+mod reward_function;
 mod shared_updates;
 mod strikes;
 mod verify;

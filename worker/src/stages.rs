@@ -13,6 +13,7 @@ mod filter;
 mod init;
 mod log_probs;
 mod play;
+mod reward;
 mod rollout;
 mod select;
 mod sft;
@@ -70,6 +71,7 @@ pub async fn run(
         Stage::Dpo => dpo::run(context, outputs).await,
         Stage::Sft => sft::run(context, outputs).await,
         Stage::Rollout => rollout::run(context, outputs).await,
+        Stage::Reward => reward::run(context, outputs).await,
         Stage::Select => select::run(context, outputs).await,
         Stage::Filter => filter::run(context, outputs).await,
         Stage::LogProbs => log_probs::run(context, outputs).await,

@@ -21,14 +21,11 @@ use serde_json::Value;
 use super::counters::Counters;
 use super::options::ClientOptions;
 use crate::error::{Call, EnvError, Verdict};
-use crate::http_client;
+use crate::http_client::{EXCERPT_BYTES, causes, excerpt, http_client};
 use agentgym_text::without_secrets;
 
 /// Less than the 5 s after which the original servers close an idle connection.
 const IDLE_MAX: Duration = Duration::from_secs(4);
-
-/// How much of an unexpected body a message shows.
-const EXCERPT_BYTES: usize = 200;
 
 /// When a failed call may be sent again.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -324,23 +321,4 @@ fn is_refused(error: &reqwest::Error) -> bool {
         cause = error.source();
     }
     false
-}
-
-/// The innermost cause: the operating system's error.
-fn causes(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
-}
-
-pub(super) fn excerpt(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(EXCERPT_BYTES)]);
-    let text = text.trim();
-    match text {
-        "" => "an empty body".to_owned(),
-        _ if bytes.len() > EXCERPT_BYTES => format!("{text}…"),
-        _ => text.to_owned(),
-    }
 }

@@ -19,9 +19,10 @@ use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use super::counters::Counters;
-use super::http::{Server, excerpt};
+use super::http::Server;
 use super::options::ClientOptions;
 use crate::error::EnvError;
+use crate::http_client::excerpt;
 use crate::spec::EnvSpec;
 
 /// Pause between two creations on a server with expensive sessions. Without it all sessions start

@@ -31,6 +31,7 @@ const TOKENS_MAX: usize = 100_000_000;
 /// names were accepted once, only what whoever reads it relies on.
 pub(super) fn check(config: &Config, stored: bool) -> Result<()> {
     combinations(config)?;
+    reward_function(config)?;
     adapter(config)?;
     arithmetic(config)?;
     environments(config)?;
@@ -50,6 +51,40 @@ fn combinations(config: &Config) -> Result<()> {
             "algorithm.lag",
             "samples come from an older policy than the one that is updated, which must be corrected for: set \
              algorithm.rollout_correction.rollout_is to token or sequence",
+        ));
+    }
+    Ok(())
+}
+
+/// A function for rewards has an address, and rewards whole episodes.
+fn reward_function(config: &Config) -> Result<()> {
+    let reward = &config.reward;
+    let Some(function) = &reward.function else {
+        return match reward.url {
+            None => Ok(()),
+            Some(_) => Err(Error::value(
+                "reward.url",
+                "is not called without reward.function, the function's name and version; give that too",
+            )),
+        };
+    };
+    if !matches!(config.run.pipeline, Pipeline::Rl | Pipeline::AgentEvol) {
+        return Err(Error::value(
+            "reward.function",
+            "rewards the rollouts of rl and agentevol runs; this run has none, leave it out",
+        ));
+    }
+    if config.algorithm.turn_rewards {
+        return Err(Error::value(
+            "algorithm.turn_rewards",
+            format!("reward.function = {function} rewards whole episodes; set it to false"),
+        ));
+    }
+    let url = reward.url.as_deref().unwrap_or_default();
+    if !(url.starts_with("http://") || url.starts_with("https://")) {
+        return Err(Error::value(
+            "reward.url",
+            format!("must be the http:// or https:// address of {function}, found {url:?}"),
         ));
     }
     Ok(())

@@ -32,6 +32,7 @@ pub struct Config {
     pub actor_rollout_ref: ActorRolloutRef,
     pub critic: Critic,
     pub algorithm: Algorithm,
+    pub reward: Reward,
     pub sft: Sft,
     pub dpo: Dpo,
     pub agentevol: AgentEvol,

@@ -32,6 +32,11 @@ impl Plan {
         self.config.run.pipeline == Pipeline::Rl && estimator.needs_baseline()
     }
 
+    /// True if an HTTP function gives the rewards in the environment's place.
+    pub fn has_reward_function(&self) -> bool {
+        self.config.reward.function.is_some()
+    }
+
     /// The tasks that an iteration plays in a round, by draw index. Rounds that are not needed
     /// still consume their tasks, so that the tasks of an iteration depend only on its number.
     pub fn round_tasks(&self, iteration: u32, round: u32) -> Vec<Task> {

@@ -162,7 +162,7 @@ fn needed(stage: Stage, input: &Input) -> Vec<&'static str> {
             vec!["policy/model", "optimizer/state"]
         }
         (_, Stage::Sft | Stage::Dpo | Stage::Update) => vec!["policy/model"],
-        (_, Stage::Rollout | Stage::Filter) => vec!["episodes.bin"],
+        (_, Stage::Rollout | Stage::Reward | Stage::Filter) => vec!["episodes.bin"],
         (_, Stage::LogProbs) => vec!["log_probs.bin"],
         (_, Stage::Select) => vec!["select.bin"],
         (_, Stage::Advantage) => vec!["batch.bin"],
@@ -178,7 +178,7 @@ fn written(stage: Stage) -> Vec<&'static str> {
             vec!["policy/model", "optimizer/state", "metrics.json"]
         }
         Stage::CriticUpdate => vec!["critic/model", "optimizer/state"],
-        Stage::Rollout | Stage::Filter => vec!["episodes.bin"],
+        Stage::Rollout | Stage::Reward | Stage::Filter => vec!["episodes.bin"],
         Stage::LogProbs => vec!["log_probs.bin"],
         Stage::Select => vec!["select.bin"],
         Stage::Advantage => vec!["batch.bin", "metrics.json"],

@@ -214,6 +214,12 @@ pub const KEYS: &[KeySpec] = &[
     id("algorithm.rounds_ctrl.type", "fixed", "fixed or scaling_inter_stepwise"),
     id("algorithm.rounds_ctrl.rounds", "15", "rounds, or the list of stages").within(whole(1, MILLION, "a round is a reply of the policy")),
     id("algorithm.rounds_ctrl.steps_scaling_inter", "100", "iterations per stage").within(whole(1, 1_000_000_000, "as good as one stage")),
+    // reward
+    option("reward.function", "null", "name and version of the HTTP function whose rewards take the environment's place, e.g. judge-2; null: none"),
+    bind("reward.url", "null", "where that function is served"),
+    bind("reward.batch_size", "16", "most trajectories of one request to it").within(whole(1, 100_000, "a request is held in memory")),
+    bind("reward.timeout_s", "60", "a request that takes longer has failed").within(seconds(0.001)),
+    bind("reward.retries", "4", "further requests after a failed one, before the attempt of the part fails").within(whole(0, MILLION, ANY)),
     // critic (algorithm.adv_estimator: gae)
     option("critic.model.path", "null", "folder, hub id or tiny?… of the critic's trunk; default: the start policy's"),
     bind("critic.model.enable_gradient_checkpointing", "${actor_rollout_ref.model.enable_gradient_checkpointing}", "the same for the critic"),
@@ -378,7 +384,7 @@ pub const KEYS: &[KeySpec] = &[
     unused("reward_model.ulysses_sequence_parallel_size"),
     unused("reward_model.use_dynamic_bsz"),
     unused("reward_model.forward_max_token_len_per_gpu"),
-    neutral("custom_reward_function.path", "[null]", "the environment alone gives rewards"),
+    neutral("custom_reward_function.path", "[null]", "a function of one's own is served over HTTP: reward.function and reward.url"),
     unused("custom_reward_function.name"),
     unused("trainer.val_generations_to_log_to_wandb"),
     unused("trainer.nnodes"),

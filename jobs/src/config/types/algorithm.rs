@@ -93,6 +93,15 @@ pub struct RolloutCorrection {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Reward {
+    pub function: Option<String>,
+    pub url: Option<String>,
+    pub batch_size: usize,
+    pub timeout_s: f64,
+    pub retries: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Critic {
     pub model: CriticModel,
     pub ppo_mini_batch_size: usize,

@@ -1,0 +1,223 @@
+//! `reward`: asks an HTTP function for the reward of each episode of a part of the rollouts, and
+//! writes the episodes again with its rewards in the environment's place. All later stages read
+//! these.
+//!
+//! A request is `POST reward.url` with `{"function": NAME, "trajectories": [...]}`, the trajectories
+//! in the form of `export --trajectories`. The answer is `{"rewards": [...]}`, one number for each
+//! trajectory, or null where the function cannot tell: such an episode is excluded and counted,
+//! never scored 0 (I8). A request that fails is repeated; when it has failed too often the attempt
+//! fails and nothing is committed. Later attempts, resumed runs and forks read the committed
+//! rewards, so the function is not asked again and need not be deterministic.
+
+use super::artifacts::{read, write};
+use super::play::checked;
+use crate::metrics::{self, mean};
+use crate::{Beat, Error, Report, Result, StageContext};
+use agentgym_envs::{causes, excerpt, http_client};
+use agentgym_jobs::artifact_names;
+use agentgym_jobs::config::Reward;
+use agentgym_jobs::episode::{Episode, Episodes, Outcome};
+use agentgym_jobs::trajectory::Trajectory;
+use agentgym_storage::Outputs;
+use agentgym_text::without_secrets;
+use futures::stream::{self, StreamExt};
+use reqwest::redirect::Policy;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Requests in progress at once.
+const REQUESTS_MAX: usize = 4;
+/// Largest answer that is read.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+/// Longest pause between two requests.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+#[derive(Serialize)]
+struct Request<'a> {
+    function: &'a str,
+    trajectories: Vec<Trajectory>,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    rewards: Vec<Option<f64>>,
+}
+
+/// `metrics.json`. Means are over the episodes that the function rewarded.
+#[derive(Debug, Default, PartialEq, Serialize)]
+struct Metrics {
+    /// Episodes that it rewarded.
+    rewarded: usize,
+    /// Episodes that it answered null for.
+    unrewarded: usize,
+    /// Its rewards.
+    reward: f64,
+    /// The environment's rewards of the same episodes.
+    environment_reward: f64,
+}
+
+pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+    const ROLLOUT: &str = "rollout";
+    let function = Function::of(&context.plan.config.reward)?;
+    let mut names = vec![artifact_names::EPISODES];
+    if context.plan.plays_baselines() {
+        names.push(artifact_names::BASELINES);
+    }
+    let mut of_part = Metrics::default();
+    for name in names {
+        let episodes = read::<Episodes>(&context.inputs, ROLLOUT, name).await?;
+        let asked = function.rewarded(episodes.into_vec(), &context.beat);
+        let (episodes, metrics) = tokio::select! {
+            () = context.cancel.cancelled() => return Err(Error::Cancelled),
+            asked = asked => asked?,
+        };
+        write(outputs, name, "episodes", &checked(episodes)?).await?;
+        if name == artifact_names::EPISODES {
+            of_part = metrics;
+        }
+    }
+    metrics::write(outputs, &of_part).await?;
+    Ok(Report::default())
+}
+
+/// The function, and how it is called.
+struct Function<'a> {
+    config: &'a Reward,
+    name: &'a str,
+    url: &'a str,
+    http: reqwest::Client,
+}
+
+impl<'a> Function<'a> {
+    fn of(config: &'a Reward) -> Result<Self> {
+        let (Some(name), Some(url)) = (&config.function, &config.url) else {
+            return Err(Error::stage("reward.function has no reward.url"));
+        };
+        let http = http_client()
+            .timeout(Duration::from_secs_f64(config.timeout_s))
+            .redirect(Policy::none())
+            .build()
+            .map_err(|e| Error::Environment(format!("no HTTP client: {e}")))?;
+        Ok(Self {
+            config,
+            name,
+            url,
+            http,
+        })
+    }
+
+    /// The episodes with the function's rewards. Episodes that cannot be used are not sent.
+    async fn rewarded(
+        &self,
+        mut episodes: Vec<Episode>,
+        beat: &Beat,
+    ) -> Result<(Vec<Episode>, Metrics)> {
+        let usable: Vec<usize> = (0..episodes.len())
+            .filter(|&index| episodes[index].usable())
+            .collect();
+        let requests = usable
+            .chunks(self.config.batch_size)
+            .map(|indices| Request {
+                function: self.name,
+                trajectories: (indices.iter())
+                    .map(|&index| Trajectory::of(&episodes[index]))
+                    .collect(),
+            });
+        let requests: Vec<Request<'_>> = requests.collect();
+        let answers: Vec<_> = (requests.iter())
+            .map(|request| self.answer(request, beat))
+            .collect();
+        let mut answers = stream::iter(answers).buffered(REQUESTS_MAX);
+        let mut rewards = Vec::new();
+        while let Some(answer) = answers.next().await {
+            rewards.extend(answer?);
+            beat.progress(rewards.len() as u64, usable.len() as u64, "rewards");
+        }
+        let (mut own, mut environment, mut unrewarded) = (Vec::new(), Vec::new(), 0);
+        for (index, reward) in usable.into_iter().zip(rewards) {
+            let episode = &mut episodes[index];
+            match reward {
+                Some(reward) => {
+                    environment.push(episode.reward);
+                    own.push(reward);
+                    episode.reward = reward;
+                }
+                None => {
+                    unrewarded += 1;
+                    episode.outcome = Outcome::EnvFault;
+                    episode.fault = Some(format!("{} has no reward for it", self.name));
+                }
+            }
+        }
+        let metrics = Metrics {
+            rewarded: own.len(),
+            unrewarded,
+            reward: mean(own),
+            environment_reward: mean(environment),
+        };
+        Ok((episodes, metrics))
+    }
+
+    /// The rewards of one request, which is repeated as often as the config allows.
+    async fn answer(&self, request: &Request<'_>, beat: &Beat) -> Result<Vec<Option<f64>>> {
+        let mut pause = Duration::from_millis(500);
+        for left in (0..=self.config.retries).rev() {
+            beat.tick();
+            let found = match self.ask(request).await {
+                Ok(rewards) => return Ok(rewards),
+                Err(found) => found,
+            };
+            let what = format!("{} at {}: {found}", self.name, without_secrets(self.url));
+            if left == 0 {
+                return Err(Error::Environment(format!(
+                    "no rewards from {what} ({} requests; reward.url and reward.retries may be changed by \
+                     `agentgym-submit resume`)",
+                    self.config.retries + 1
+                )));
+            }
+            tracing::warn!("{what}; asking again in {:.1} s", pause.as_secs_f64());
+            tokio::time::sleep(pause).await;
+            pause = PAUSE_MAX.min(pause * 2);
+        }
+        unreachable!("the last round returns")
+    }
+
+    /// The rewards, or what was found in their place.
+    async fn ask(&self, request: &Request<'_>) -> std::result::Result<Vec<Option<f64>>, String> {
+        let failed = |e: reqwest::Error| match e.is_timeout() {
+            true => format!(
+                "no answer in {} s (reward.timeout_s)",
+                self.config.timeout_s
+            ),
+            false => format!("no connection ({})", causes(&e)),
+        };
+        let sent = self.http.post(self.url).json(request).send();
+        let mut response = sent.await.map_err(failed)?;
+        let mut bytes = Vec::new();
+        while let Some(piece) = response.chunk().await.map_err(failed)? {
+            if bytes.len() + piece.len() > ANSWER_BYTES_MAX {
+                return Err(format!("an answer of more than {ANSWER_BYTES_MAX} bytes"));
+            }
+            bytes.extend_from_slice(&piece);
+        }
+        let text = || excerpt(&bytes);
+        if !response.status().is_success() {
+            return Err(format!("status {}: {}", response.status().as_u16(), text()));
+        }
+        let answer: Answer = serde_json::from_slice(&bytes)
+            .map_err(|e| format!("not {{\"rewards\": [number or null, …]}} ({e}): {}", text()))?;
+        let (found, expected) = (answer.rewards.len(), request.trajectories.len());
+        if found != expected {
+            return Err(format!("{found} rewards for {expected} trajectories"));
+        }
+        // Training uses 32-bit floats, in which a larger number would be infinite.
+        let large = |reward: &&f64| !(**reward as f32).is_finite();
+        match answer.rewards.iter().flatten().find(large) {
+            Some(reward) => Err(format!("a reward beyond all bounds, {reward:e}")),
+            None => Ok(answer.rewards),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
