@@ -4,7 +4,7 @@
 use crate::program::{Running, finish, program};
 use crate::redis::RedisServer;
 use crate::s3::S3Server;
-use agentgym_storage::{AttemptRecord, RunId, Slot, Store};
+use agentgym_storage::{AttemptRecord, PartKey, RunId, Store};
 use std::path::Path;
 use std::process::Command;
 
@@ -88,7 +88,7 @@ impl Fleet {
     ///
     /// # Panics
     /// If the store cannot be read.
-    pub async fn in_flight(store: &Store, pid: u32) -> Option<(Slot, AttemptRecord)> {
+    pub async fn in_flight(store: &Store, pid: u32) -> Option<(PartKey, AttemptRecord)> {
         in_flight(store, &RUN.parse().expect("it is a run id"), pid).await
     }
 
@@ -111,7 +111,7 @@ impl Fleet {
 ///
 /// # Panics
 /// If the store cannot be read.
-pub async fn in_flight(store: &Store, run: &RunId, pid: u32) -> Option<(Slot, AttemptRecord)> {
+pub async fn in_flight(store: &Store, run: &RunId, pid: u32) -> Option<(PartKey, AttemptRecord)> {
     let own = format!(":{pid}:");
     // Commits are read first: a part committed in between still counts as in flight.
     let commits = store.all_commits(run).await.expect("the store answers");

@@ -8,7 +8,7 @@
 mod talk;
 
 pub(crate) use talk::Talk;
-pub use talk::{Demonstration, Message};
+pub use talk::{Demonstration, DemonstrationMessage};
 
 /// Solves the tasks of one source.
 pub trait Solver: std::fmt::Debug + Send + Sync {

@@ -42,6 +42,30 @@ pub enum Outcome {
     Cancelled,
 }
 
+impl Outcome {
+    /// Every outcome.
+    pub const ALL: [Self; 6] = [
+        Self::Solved,
+        Self::Failed,
+        Self::Horizon,
+        Self::Length,
+        Self::EnvFault,
+        Self::Cancelled,
+    ];
+
+    /// The name in artifacts and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Solved => "solved",
+            Self::Failed => "failed",
+            Self::Horizon => "horizon",
+            Self::Length => "length",
+            Self::EnvFault => "env_fault",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// Why a turn's generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -122,13 +146,13 @@ pub struct Turn {
 /// null if not listed.
 pub const AVAILABLE_ACTIONS: &str = "available_actions";
 
-/// Entry of [`Episode::extra`]: the policy's own summaries, a JSON list of [`Summary`]; absent if
+/// Entry of [`Episode::extra`]: the policy's own summaries, a JSON list of [`ContextSummary`]; absent if
 /// there are none.
 pub const SUMMARIES: &str = "summaries";
 
 /// The policy's summary before its context is cut.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct ContextSummary {
     /// Turns of the episode before it.
     pub turns: u32,
     /// The sequence in which it was sampled.
@@ -173,7 +197,7 @@ impl Episode {
     }
 
     /// The policy's own summaries, in order of time.
-    pub fn summaries(&self) -> Vec<Summary> {
+    pub fn summaries(&self) -> Vec<ContextSummary> {
         self.noted(SUMMARIES)
     }
 

@@ -18,7 +18,7 @@ pub type Link = [u8; 32];
 /// A message that the policy sampled: a turn or a summary. Its text follows from the ids, its
 /// random numbers from its number.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Message {
+pub struct RecordedMessage {
     /// Selects the random numbers.
     pub number: u32,
     /// Ids as sampled, including a sampled end token.
@@ -56,7 +56,7 @@ pub enum Event {
     /// The environment's first observation.
     Opened(String),
     /// The policy sampled a message.
-    Message(Message),
+    Message(RecordedMessage),
     /// The possible actions before a turn were requested.
     Actions(Option<Vec<String>>),
     /// The environment answered the last message.
@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn message(number: u32) -> Event {
-        Event::Message(Message {
+        Event::Message(RecordedMessage {
             number,
             token_ids: vec![number, 300, 70_000],
             log_probs: vec![-0.5, 0.0, -2.0],

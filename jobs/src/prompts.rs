@@ -3,7 +3,7 @@
 //! instruction. The text is read when the plan is made and hashed into it, so a run does not depend
 //! on later changes of the file.
 
-use crate::config::{ResolvedConfig, Style};
+use crate::config::{PromptText, ResolvedConfig};
 use crate::{Error, Result, files};
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ const BYTES_MAX: usize = 32 << 10;
 pub(crate) fn absorb(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
     let gym = &mut config.config.actor_rollout_ref.agentgym;
     for (name, given) in [("style", &mut gym.style), ("summary", &mut gym.summary)] {
-        let Some(Style::Named(file)) = given.clone() else {
+        let Some(PromptText::Named(file)) = given.clone() else {
             continue;
         };
         let read = read(&format!("{SECTION}.{name}"), file, base)?;
@@ -27,7 +27,7 @@ pub(crate) fn absorb(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
     Ok(())
 }
 
-fn read(key: &str, name: String, base: &Path) -> Result<Style> {
+fn read(key: &str, name: String, base: &Path) -> Result<PromptText> {
     let path = path_of(&name, base);
     if let Err(error) = std::fs::metadata(&path) {
         return Err(Error::value(
@@ -62,7 +62,7 @@ fn read(key: &str, name: String, base: &Path) -> Result<Style> {
             ),
         ));
     }
-    Ok(Style::Read { name, text })
+    Ok(PromptText::Read { name, text })
 }
 
 /// A plain word names a file in `prompts/`; anything else is a path.

@@ -22,7 +22,7 @@ use tracing::{debug, error, warn};
 use crate::{
     codec::{self, Payload},
     error::Result,
-    gate::{Gate, Slot, Turn},
+    gate::{Gate, Permit, Turn},
     job::{Enqueued, Handled, Job},
     options::QueueOptions,
 };
@@ -136,7 +136,7 @@ impl Lane {
         }))
     }
 
-    async fn handle(&self, job: Job, slot: Option<Slot>) {
+    async fn handle(&self, job: Job, slot: Option<Permit>) {
         let key = job.idempotency_key();
         let Some(mut slot) = slot else {
             return self.put_back(&job, Duration::ZERO).await;

@@ -8,7 +8,7 @@
 //! file.
 //!
 //! Therefore each fetch needs a grant. Each lane has a [`Turn`]; the loop in `work` puts a reserved
-//! [`Slot`] into it when the lane has a due job, and [`Gated`] lets apalis fetch exactly once per
+//! [`Permit`] into it when the lane has a due job, and [`Gated`] lets apalis fetch exactly once per
 //! grant. The turn is also the waker of that fetch: a fetch that has begun is polled to its end,
 //! and without a grant nothing is fetched. Heartbeats and acks are not gated.
 
@@ -85,12 +85,12 @@ impl Gate {
     }
 
     /// Reserves a slot, unless all are taken or the gate is closed.
-    pub(crate) fn reserve(&self) -> Option<Slot> {
+    pub(crate) fn reserve(&self) -> Option<Permit> {
         if self.is_closed() {
             return None;
         }
         let permit = Arc::clone(&self.slots).try_acquire_owned().ok()?;
-        Some(Slot {
+        Some(Permit {
             gate: self.clone(),
             begun: false,
             permit: Some(permit),
@@ -115,13 +115,13 @@ impl Changes {
 
 /// A reserved slot; dropping it frees the slot.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct Permit {
     gate: Gate,
     begun: bool,
     permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Slot {
+impl Permit {
     /// Counts the job as in flight. False if the gate has closed meanwhile. Checking and counting
     /// are one step, otherwise a drain could miss a job.
     pub(crate) fn begin(&mut self) -> bool {
@@ -134,7 +134,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for Permit {
     fn drop(&mut self) {
         // Release the permit first: a notified waiter must find the slot free.
         self.permit = None;
@@ -153,11 +153,11 @@ pub(crate) struct Turn {
     /// The backend may be polled: a slot was granted, or the fetch in progress was woken.
     woken: AtomicBool,
     worker: AtomicWaker,
-    grant: Mutex<Option<(Slot, Instant)>>,
+    grant: Mutex<Option<(Permit, Instant)>>,
 }
 
 impl Turn {
-    fn grant_lock(&self) -> std::sync::MutexGuard<'_, Option<(Slot, Instant)>> {
+    fn grant_lock(&self) -> std::sync::MutexGuard<'_, Option<(Permit, Instant)>> {
         self.grant
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -173,7 +173,7 @@ impl Turn {
     }
 
     /// Lets the worker fetch once.
-    pub(crate) fn grant(self: &Arc<Self>, slot: Slot) {
+    pub(crate) fn grant(self: &Arc<Self>, slot: Permit) {
         *self.grant_lock() = Some((slot, Instant::now()));
         self.wake_by_ref();
     }
@@ -188,7 +188,7 @@ impl Turn {
     }
 
     /// Takes the slot out, to run the fetched job or to return the slot.
-    pub(crate) fn take(&self) -> Option<Slot> {
+    pub(crate) fn take(&self) -> Option<Permit> {
         self.grant_lock().take().map(|(slot, _)| slot)
     }
 

@@ -4,7 +4,7 @@
 
 use crate::keys::nonce;
 use crate::manifest::{from_json, to_json};
-use crate::{AttemptId, Created, Error, Key, Result, RunId, Slot, Store};
+use crate::{AttemptId, Created, Error, Key, PartKey, Result, RunId, Store};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -139,7 +139,7 @@ impl Store {
     ///
     /// # Errors
     /// The store fails.
-    pub async fn start_attempt(&self, slot: &Slot, start: &AttemptStart) -> Result<AttemptId> {
+    pub async fn start_attempt(&self, slot: &PartKey, start: &AttemptStart) -> Result<AttemptId> {
         // Another worker may take a number first; each such loss means one more recorded attempt,
         // so the loop ends.
         for number in 1.. {
@@ -162,7 +162,7 @@ impl Store {
     /// The store fails.
     pub async fn start_attempt_as(
         &self,
-        slot: &Slot,
+        slot: &PartKey,
         start: &AttemptStart,
         number: u32,
     ) -> Result<Option<AttemptId>> {
@@ -186,7 +186,7 @@ impl Store {
     /// # Errors
     /// There is no higher number. No program starts a part that often: the record is not one of
     /// ours.
-    pub fn next_attempt(slot: &Slot, taken: u32) -> Result<u32> {
+    pub fn next_attempt(slot: &PartKey, taken: u32) -> Result<u32> {
         taken.checked_add(1).ok_or_else(|| {
             let last = Key::AttemptStart {
                 slot: slot.clone(),
@@ -205,7 +205,7 @@ impl Store {
     ///
     /// # Errors
     /// The store fails.
-    pub async fn end_attempt(&self, slot: &Slot, number: u32, end: &AttemptEnd) -> Result<()> {
+    pub async fn end_attempt(&self, slot: &PartKey, number: u32, end: &AttemptEnd) -> Result<()> {
         let mut end = end.clone();
         end.message
             .truncate(end.message.floor_char_boundary(MESSAGE_BYTES_MAX));
@@ -234,7 +234,7 @@ impl Store {
     ///
     /// # Errors
     /// The store fails, or a record cannot be read.
-    pub async fn attempts(&self, slot: &Slot) -> Result<Vec<AttemptRecord>> {
+    pub async fn attempts(&self, slot: &PartKey) -> Result<Vec<AttemptRecord>> {
         let listed = self.list(&slot.attempts_prefix()).await?;
         Ok(self
             .read_attempts(listed, BTreeMap::new())
@@ -252,9 +252,9 @@ impl Store {
     /// The store fails, or a record cannot be read.
     pub async fn attempts_of(
         &self,
-        wanted: &BTreeSet<Slot>,
-        known: BTreeMap<Slot, Vec<AttemptRecord>>,
-    ) -> Result<BTreeMap<Slot, Vec<AttemptRecord>>> {
+        wanted: &BTreeSet<PartKey>,
+        known: BTreeMap<PartKey, Vec<AttemptRecord>>,
+    ) -> Result<BTreeMap<PartKey, Vec<AttemptRecord>>> {
         let Some(first) = wanted.first() else {
             return Ok(BTreeMap::new());
         };
@@ -269,7 +269,7 @@ impl Store {
     ///
     /// # Errors
     /// The store fails, or a record cannot be read.
-    pub async fn all_attempts(&self, run: &RunId) -> Result<BTreeMap<Slot, Vec<AttemptRecord>>> {
+    pub async fn all_attempts(&self, run: &RunId) -> Result<BTreeMap<PartKey, Vec<AttemptRecord>>> {
         let listed = self.list_run(run, "attempts").await?;
         self.read_attempts(listed, BTreeMap::new()).await
     }
@@ -277,9 +277,9 @@ impl Store {
     async fn read_attempts(
         &self,
         listed: Vec<(Key, u64)>,
-        known: BTreeMap<Slot, Vec<AttemptRecord>>,
-    ) -> Result<BTreeMap<Slot, Vec<AttemptRecord>>> {
-        let mut begun: BTreeMap<(Slot, u32), bool> = BTreeMap::new();
+        known: BTreeMap<PartKey, Vec<AttemptRecord>>,
+    ) -> Result<BTreeMap<PartKey, Vec<AttemptRecord>>> {
+        let mut begun: BTreeMap<(PartKey, u32), bool> = BTreeMap::new();
         for (key, _) in listed {
             match key {
                 Key::AttemptStart { slot, attempt } => {
@@ -290,7 +290,7 @@ impl Store {
             }
         }
         let known = &known;
-        let read = |((slot, attempt), ended): ((Slot, u32), bool)| async move {
+        let read = |((slot, attempt), ended): ((PartKey, u32), bool)| async move {
             let record = known.get(&slot).into_iter().flatten();
             let mut of_number = record.filter(|r| r.number == attempt && r.damage.is_none());
             let known = of_number.next().cloned();
@@ -305,7 +305,7 @@ impl Store {
             .buffered(READS_AT_ONCE)
             .try_collect()
             .await?;
-        let mut by_slot: BTreeMap<Slot, Vec<AttemptRecord>> = BTreeMap::new();
+        let mut by_slot: BTreeMap<PartKey, Vec<AttemptRecord>> = BTreeMap::new();
         for (slot, mut record) in records {
             let earlier = by_slot.entry(slot).or_default();
             if record.nonce.is_empty() {
@@ -322,7 +322,7 @@ impl Store {
     /// does not prevent reading the others: its attempt has started, and how it went is unknown.
     async fn read_attempt(
         &self,
-        slot: &Slot,
+        slot: &PartKey,
         attempt: u32,
         known: Option<AttemptRecord>,
         ended: bool,
@@ -380,7 +380,7 @@ fn damaged<T>(read: Result<T>, damage: &mut Option<String>) -> Result<Option<T>>
     }
 }
 
-fn attempted(key: &Key) -> Option<&Slot> {
+fn attempted(key: &Key) -> Option<&PartKey> {
     match key {
         Key::AttemptStart { slot, .. } | Key::AttemptEnd { slot, .. } => Some(slot),
         _ => None,

@@ -2,7 +2,7 @@
 //! these. Readers either refuse them or read them; they neither panic nor allocate without bound.
 
 use crate::mutations::survives;
-use crate::{AttemptEnd, AttemptOutcome, AttemptStart, Key, Manifest, Slot, Store};
+use crate::{AttemptEnd, AttemptOutcome, AttemptStart, Key, Manifest, PartKey, Store};
 use bytes::Bytes;
 
 fn testdata() -> Vec<Vec<u8>> {
@@ -75,7 +75,7 @@ fn attempt_records() {
         .build()
         .unwrap();
     let store = runtime.block_on(Store::open("memory:")).unwrap();
-    let slot = |part| Slot {
+    let slot = |part| PartKey {
         run: "r".parse().unwrap(),
         iteration: 1,
         stage: "rollout".to_owned(),

@@ -10,7 +10,7 @@
 
 use crate::manifest::{from_json, to_json};
 use crate::store::location;
-use crate::{Artifact, Created, Error, Key, Manifest, Result, RunId, Slot, Store};
+use crate::{Artifact, Created, Error, Key, Manifest, PartKey, Result, RunId, Store};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -117,7 +117,7 @@ impl Store {
 
     /// Journal segments of parts that are committed.
     async fn finished_journals(&self, run: &RunId, iteration: u32) -> Result<Vec<Key>> {
-        let mut by_slot: BTreeMap<Slot, Vec<Key>> = BTreeMap::new();
+        let mut by_slot: BTreeMap<PartKey, Vec<Key>> = BTreeMap::new();
         for (key, _) in self.list_run(run, "journal").await? {
             if let Key::JournalSegment { slot, .. } = &key
                 && slot.iteration <= iteration
@@ -127,12 +127,12 @@ impl Store {
         }
         let iterations: BTreeSet<u32> = by_slot.keys().map(|slot| slot.iteration).collect();
         let list = |iteration| self.commits(run, iteration);
-        let committed: Vec<Vec<Slot>> = stream::iter(iterations)
+        let committed: Vec<Vec<PartKey>> = stream::iter(iterations)
             .map(list)
             .buffered(AT_ONCE)
             .try_collect()
             .await?;
-        let committed: BTreeSet<Slot> = committed.into_iter().flatten().collect();
+        let committed: BTreeSet<PartKey> = committed.into_iter().flatten().collect();
         Ok(by_slot
             .into_iter()
             .filter(|(slot, _)| committed.contains(slot))

@@ -5,7 +5,7 @@
 //! only saves work, and whatever is missing from it is computed again.
 
 use crate::store::location;
-use crate::{AttemptId, Digest, Error, Key, Result, Slot, Store};
+use crate::{AttemptId, Digest, Error, Key, PartKey, Result, Store};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
 
@@ -21,14 +21,14 @@ const READS_AT_ONCE: usize = 8;
 #[derive(Debug)]
 pub struct Journal {
     store: Store,
-    slot: Slot,
+    slot: PartKey,
     attempt: AttemptId,
     next: u32,
 }
 
 impl Journal {
     /// The journal of an attempt that has just begun; nothing is written yet.
-    pub fn open(store: Store, slot: Slot, attempt: AttemptId) -> Self {
+    pub fn open(store: Store, slot: PartKey, attempt: AttemptId) -> Self {
         Self {
             store,
             slot,
@@ -79,7 +79,7 @@ impl Journal {
     ///
     /// # Errors
     /// The store fails. Damaged segments are skipped with a warning.
-    pub async fn replay(store: &Store, slot: &Slot) -> Result<Vec<Bytes>> {
+    pub async fn replay(store: &Store, slot: &PartKey) -> Result<Vec<Bytes>> {
         let mut segments: Vec<Key> = store
             .list(&slot.journal_prefix())
             .await?

@@ -7,7 +7,7 @@
 
 mod names;
 
-pub use names::{AttemptId, RunId, Slot, nonce};
+pub use names::{AttemptId, PartKey, RunId, nonce};
 pub(crate) use names::{check_name, serde_as_text};
 
 use crate::{Error, Result};
@@ -27,25 +27,25 @@ pub enum Key {
         revision: u32,
     },
     /// The manifest that completes a part.
-    Commit(Slot),
+    Commit(PartKey),
     /// The start of an attempt.
     AttemptStart {
         /// The part.
-        slot: Slot,
+        slot: PartKey,
         /// From 1.
         attempt: u32,
     },
     /// The end of an attempt.
     AttemptEnd {
         /// The part.
-        slot: Slot,
+        slot: PartKey,
         /// From 1.
         attempt: u32,
     },
     /// A file that an attempt wrote.
     File {
         /// The part.
-        slot: Slot,
+        slot: PartKey,
         /// The attempt.
         attempt: AttemptId,
         /// Name inside the attempt's folder, e.g. `policy/config.json`.
@@ -54,7 +54,7 @@ pub enum Key {
     /// A segment of unfinished work.
     JournalSegment {
         /// The part.
-        slot: Slot,
+        slot: PartKey,
         /// The attempt.
         attempt: AttemptId,
         /// From 0.
@@ -141,9 +141,9 @@ impl Key {
             return Ok(None);
         };
         let run = RunId::from_str(run)?;
-        let slot = |iteration: &str, stage: &str, part: &str| -> Result<Slot> {
+        let slot = |iteration: &str, stage: &str, part: &str| -> Result<PartKey> {
             check_stage(stage)?;
-            Ok(Slot {
+            Ok(PartKey {
                 run: run.clone(),
                 iteration: number(iteration)?,
                 stage: stage.to_owned(),

@@ -35,7 +35,7 @@ pub use expire::Expired;
 pub use folder::LocalFolder;
 pub use inputs::{INPUT_BYTES_MAX, Inputs};
 pub use journal::{Journal, SEGMENT_BYTES_MAX};
-pub use keys::{AttemptId, Key, RunId, Slot, nonce};
+pub use keys::{AttemptId, Key, PartKey, RunId, nonce};
 pub use manifest::{Committed, InputRef, MANIFEST_BYTES_MAX, Manifest, Origin, Work};
 pub use outputs::{OutputWriter, Outputs};
 pub use run_digest::SeenCommits;

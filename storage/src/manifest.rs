@@ -4,7 +4,7 @@
 
 use crate::keys::commits_prefix;
 use crate::seal;
-use crate::{Artifact, AttemptId, Created, Error, Key, Result, RunId, Slot, Store};
+use crate::{Artifact, AttemptId, Created, Error, Key, PartKey, Result, RunId, Store};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -98,7 +98,7 @@ impl Manifest {
 
     /// The manifest of a part with no inputs: an attempt's outputs, sorted by name. The caller sets
     /// the remaining fields.
-    pub fn new(slot: Slot, attempt: AttemptId, outputs: Vec<Artifact>) -> Self {
+    pub fn new(slot: PartKey, attempt: AttemptId, outputs: Vec<Artifact>) -> Self {
         Self {
             version: Self::VERSION,
             run: slot.run,
@@ -145,8 +145,8 @@ impl Manifest {
     }
 
     /// The part whose commit this is.
-    pub fn slot(&self) -> Slot {
-        Slot {
+    pub fn slot(&self) -> PartKey {
+        PartKey {
             run: self.run.clone(),
             iteration: self.iteration,
             stage: self.stage.clone(),
@@ -287,7 +287,7 @@ impl Store {
     /// # Errors
     /// The store fails, the object is not a manifest of this part, or it names files of another run
     /// that no pin keeps for this run.
-    pub async fn manifest(&self, slot: &Slot) -> Result<Option<Manifest>> {
+    pub async fn manifest(&self, slot: &PartKey) -> Result<Option<Manifest>> {
         let key = Key::Commit(slot.clone());
         let Some(content) = self.try_get(&key).await? else {
             return Ok(None);
@@ -333,7 +333,7 @@ impl Store {
     ///
     /// # Errors
     /// The store fails.
-    pub async fn commits(&self, run: &RunId, iteration: u32) -> Result<Vec<Slot>> {
+    pub async fn commits(&self, run: &RunId, iteration: u32) -> Result<Vec<PartKey>> {
         Ok(slots(self.list(&commits_prefix(run, iteration)).await?))
     }
 
@@ -341,7 +341,7 @@ impl Store {
     ///
     /// # Errors
     /// The store fails.
-    pub async fn commits_from(&self, run: &RunId, first: u32) -> Result<Vec<Slot>> {
+    pub async fn commits_from(&self, run: &RunId, first: u32) -> Result<Vec<PartKey>> {
         Ok(slots(self.list_iterations(run, "commits", first).await?))
     }
 
@@ -349,12 +349,12 @@ impl Store {
     ///
     /// # Errors
     /// The store fails.
-    pub async fn all_commits(&self, run: &RunId) -> Result<Vec<Slot>> {
+    pub async fn all_commits(&self, run: &RunId) -> Result<Vec<PartKey>> {
         Ok(slots(self.list_run(run, "commits").await?))
     }
 }
 
-fn slots(listed: Vec<(Key, u64)>) -> Vec<Slot> {
+fn slots(listed: Vec<(Key, u64)>) -> Vec<PartKey> {
     let slot = |(key, _)| {
         if let Key::Commit(slot) = key {
             Some(slot)
@@ -454,7 +454,7 @@ mod tests {
     use serde_json::json;
 
     fn manifest() -> Manifest {
-        let slot = Slot {
+        let slot = PartKey {
             run: "r".parse().unwrap(),
             iteration: 1,
             stage: "update".into(),

@@ -5,7 +5,7 @@
 use crate::artifact::Digesting;
 use crate::keys::check_name;
 use crate::store::location;
-use crate::{Artifact, AttemptId, Created, Error, Key, Result, Slot, Store};
+use crate::{Artifact, AttemptId, Created, Error, Key, PartKey, Result, Store};
 use bytes::{Bytes, BytesMut};
 use object_store::{MultipartUpload, PutPayload};
 use std::collections::BTreeMap;
@@ -26,14 +26,14 @@ const READ_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub struct Outputs {
     store: Store,
-    slot: Slot,
+    slot: PartKey,
     attempt: AttemptId,
     artifacts: BTreeMap<String, Artifact>,
 }
 
 impl Outputs {
     /// An empty set of outputs.
-    pub fn new(store: Store, slot: Slot, attempt: AttemptId) -> Self {
+    pub fn new(store: Store, slot: PartKey, attempt: AttemptId) -> Self {
         Self {
             store,
             slot,

@@ -1,6 +1,6 @@
 //! One hash over everything that a run has committed, to compare the results of two runs.
 
-use crate::{Digest, Error, Key, Manifest, Result, RunId, Slot, Store};
+use crate::{Digest, Error, Key, Manifest, PartKey, Result, RunId, Store};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ const READS_AT_ONCE: usize = 16;
 /// changes, so a manifest that was read, or written and won, need not be read again.
 #[derive(Debug, Clone, Default)]
 pub struct SeenCommits {
-    outputs: BTreeMap<Slot, Vec<(String, Digest)>>,
+    outputs: BTreeMap<PartKey, Vec<(String, Digest)>>,
 }
 
 impl SeenCommits {
@@ -47,7 +47,7 @@ impl Store {
     ) -> Result<(Digest, usize)> {
         let slots = self.all_commits(run).await?;
         let unseen = slots.iter().filter(|s| !seen.outputs.contains_key(s));
-        let read = |slot: Slot| async move {
+        let read = |slot: PartKey| async move {
             let gone = || Error::NotFound {
                 key: Key::Commit(slot.clone()).path(),
                 url: self.url().to_owned(),

@@ -11,7 +11,7 @@ mod report;
 use crate::attempts::Record;
 use crate::keys::run_prefix;
 use crate::{
-    Artifact, AttemptId, CHUNK_BYTES, Digest, Error, Key, Manifest, Result, RunId, Slot, Store,
+    Artifact, AttemptId, CHUNK_BYTES, Digest, Error, Key, Manifest, PartKey, Result, RunId, Store,
 };
 use futures::{StreamExt, stream};
 pub use report::{BytesRead, Fault, Finding, Planned, Verified};
@@ -36,12 +36,12 @@ struct Audit<'a> {
     run: RunId,
     told: Told<'a>,
     out: Verified,
-    commits: BTreeSet<Slot>,
+    commits: BTreeSet<PartKey>,
     /// Attempts whose manifests were read: the manifest names everything they wrote.
-    committed: BTreeSet<(Slot, u32)>,
+    committed: BTreeSet<(PartKey, u32)>,
     files: BTreeMap<Key, u64>,
     /// Nonces by attempt; `None` if its start record cannot be read.
-    attempts: BTreeMap<(Slot, u32), Option<String>>,
+    attempts: BTreeMap<(PartKey, u32), Option<String>>,
     /// Keys named by tombstones.
     removed: BTreeSet<Key>,
     read: &'a BytesRead,
@@ -57,7 +57,7 @@ impl Store {
     pub async fn verify(
         &self,
         run: &RunId,
-        planned: &mut (dyn FnMut(&Slot) -> Planned + Send),
+        planned: &mut (dyn FnMut(&PartKey) -> Planned + Send),
         read: &BytesRead,
         told: Told<'_>,
     ) -> Result<Verified> {
@@ -170,8 +170,8 @@ impl Audit<'_> {
             }
         }
         // Attempt numbers are assigned in order, and an attempt that has an end has a start.
-        let begun: Vec<(Slot, u32)> = self.attempts.keys().cloned().collect();
-        let mut lost: BTreeSet<(Slot, u32)> = ends.into_iter().collect();
+        let begun: Vec<(PartKey, u32)> = self.attempts.keys().cloned().collect();
+        let mut lost: BTreeSet<(PartKey, u32)> = ends.into_iter().collect();
         for (at, (slot, number)) in begun.iter().enumerate() {
             let before = at.checked_sub(1).and_then(|before| begun.get(before));
             let before = before.filter(|(other, _)| other == slot);
@@ -186,7 +186,7 @@ impl Audit<'_> {
         Ok(())
     }
 
-    async fn missing_attempt(&mut self, slot: Slot, attempt: u32) -> Result<()> {
+    async fn missing_attempt(&mut self, slot: PartKey, attempt: u32) -> Result<()> {
         let key = Key::AttemptStart {
             slot: slot.clone(),
             attempt,
@@ -204,9 +204,12 @@ impl Audit<'_> {
         Ok(())
     }
 
-    async fn commits(&mut self, planned: &mut (dyn FnMut(&Slot) -> Planned + Send)) -> Result<()> {
+    async fn commits(
+        &mut self,
+        planned: &mut (dyn FnMut(&PartKey) -> Planned + Send),
+    ) -> Result<()> {
         let store = self.store;
-        let slots: Vec<Slot> = self.commits.iter().cloned().collect();
+        let slots: Vec<PartKey> = self.commits.iter().cloned().collect();
         self.out.commits = slots.len() as u64;
         let mut manifests = stream::iter(slots)
             .map(|slot| async move { (store.manifest(&slot).await, slot) })
@@ -257,7 +260,7 @@ impl Audit<'_> {
             );
         }
         for input in &manifest.inputs {
-            let slot = Slot {
+            let slot = PartKey {
                 run: self.run.clone(),
                 iteration: input.iteration,
                 stage: input.stage.clone(),

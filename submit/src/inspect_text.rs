@@ -5,7 +5,7 @@ use crate::metrics::Row;
 use crate::records::Content;
 use crate::runs::RunView;
 use crate::text;
-use agentgym_jobs::episode::{Episode, Finish, Outcome, Parse, Sequence, Summary};
+use agentgym_jobs::episode::{ContextSummary, Episode, Finish, Parse, Sequence};
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::records::BatchEpisode;
 use agentgym_model::Tokenizer;
@@ -252,17 +252,6 @@ fn widen(values: &[f32]) -> Vec<f64> {
     values.iter().map(|v| f64::from(*v)).collect()
 }
 
-fn outcome_name(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Solved => "solved",
-        Outcome::Failed => "failed",
-        Outcome::Horizon => "horizon",
-        Outcome::Length => "length",
-        Outcome::EnvFault => "env fault",
-        Outcome::Cancelled => "cancelled",
-    }
-}
-
 fn episode_line(episode: &Episode) -> String {
     let tokens: usize = episode.sequences.iter().map(|s| s.token_ids.len()).sum();
     let sampled: usize = episode.sequences.iter().map(Sequence::loss_tokens).sum();
@@ -271,7 +260,7 @@ fn episode_line(episode: &Episode) -> String {
         episode.task,
         episode.group,
         episode.sample,
-        outcome_name(episode.outcome),
+        episode.outcome.name().replace('_', " "),
         episode.reward,
         episode.turns.len()
     );
@@ -292,7 +281,7 @@ fn batch_line(slot: usize, episode: &BatchEpisode) -> String {
         episode.task,
         episode.group,
         episode.sample,
-        outcome_name(episode.outcome),
+        episode.outcome.name().replace('_', " "),
         episode.reward,
         episode.advantage
     )
@@ -339,7 +328,7 @@ fn turns(episode: &Episode) -> String {
             None => "env".to_owned(),
         };
         out += &indented(&label, &turn.observation);
-        let here = |summary: &&Summary| summary.turns as usize == index + 1;
+        let here = |summary: &&ContextSummary| summary.turns as usize == index + 1;
         for summary in summaries.iter().filter(here) {
             let tokens = summary.policy.1 - summary.policy.0;
             out += &indented(&format!("summary ({tokens} tokens)"), &summary.text);

@@ -216,7 +216,7 @@ pub async fn input_commit(
     manifest: &Manifest,
     input: &InputRef,
 ) -> Result<Manifest> {
-    let slot = agentgym_storage::Slot {
+    let slot = agentgym_storage::PartKey {
         run: manifest.run.clone(),
         iteration: input.iteration,
         stage: input.stage.clone(),

@@ -6,7 +6,7 @@ use agentgym_jobs::codec::{Payload, decode};
 use agentgym_jobs::pipeline::{PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::planner::Progress;
-use agentgym_storage::{Inputs, Manifest, RunId, Slot, Store};
+use agentgym_storage::{Inputs, Manifest, PartKey, RunId, Store};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -67,8 +67,8 @@ impl RunView {
     }
 
     /// The slot of a part, where its commit and attempts are stored.
-    pub fn slot(&self, id: PartId) -> Slot {
-        Slot {
+    pub fn slot(&self, id: PartId) -> PartKey {
+        PartKey {
             run: self.plan.run.clone(),
             iteration: id.iteration,
             stage: id.stage.name().to_owned(),
@@ -165,7 +165,7 @@ impl RunView {
 }
 
 /// The part that a slot identifies; `None` for a stage this program does not know.
-pub fn part_id(slot: &Slot) -> Option<PartId> {
+pub fn part_id(slot: &PartKey) -> Option<PartId> {
     Some(PartId {
         iteration: slot.iteration,
         stage: slot.stage.parse().ok()?,

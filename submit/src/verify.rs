@@ -6,7 +6,7 @@ use crate::runs::{part_id, unknown};
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, parts};
 use agentgym_jobs::plan::Plan;
-use agentgym_storage::{BytesRead, Fault, Finding, Key, Planned, RunId, Slot, Store, Verified};
+use agentgym_storage::{BytesRead, Fault, Finding, Key, PartKey, Planned, RunId, Store, Verified};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -83,7 +83,7 @@ pub(crate) async fn verify(store: &Store, run: &str, global: &Global) -> Result<
     let read = BytesRead::default();
     let bar = report.bar.clone();
     let verified = {
-        let mut planned = |slot: &Slot| known.planned(slot);
+        let mut planned = |slot: &PartKey| known.planned(slot);
         let mut told = |finding: Finding| report.take(&finding);
         tokio::select! {
             verified = store.verify(&id, &mut planned, &read, &mut told) => verified?,
@@ -228,7 +228,7 @@ impl Known {
         }
     }
 
-    fn planned(&mut self, slot: &Slot) -> Planned {
+    fn planned(&mut self, slot: &PartKey) -> Planned {
         if self.plans.is_empty() {
             // The missing plan is reported separately.
             return Planned::TakenOver;

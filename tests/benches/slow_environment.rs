@@ -4,7 +4,7 @@
 //! hundred times as much. It prints the wall time and the time of the slow episodes alone, a lower
 //! bound for the rollout. Nothing is asserted: timings vary. Needs the built programs.
 
-use agentgym_storage::{RunId, Slot, Store};
+use agentgym_storage::{PartKey, RunId, Store};
 use agentgym_tests::program::{Running, finish, program};
 use agentgym_tests::slow::slow_way;
 use anyhow::{Context as _, ensure};
@@ -100,7 +100,7 @@ jobs: {{rollout_part_tasks: 32, threads: 2}}
     let output = tokio::task::spawn_blocking(|| finish(command)).await?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}: {said}", output.status);
-    let slot = Slot {
+    let slot = PartKey {
         run: RunId::from_str("slow")?,
         iteration: 1,
         stage: "rollout".into(),

@@ -7,7 +7,7 @@ use agentgym_jobs::config::{Overlong, Pipeline};
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::records::{Batch, BatchEpisode};
-use agentgym_storage::{Manifest, Slot, Store};
+use agentgym_storage::{Manifest, PartKey, Store};
 use agentgym_submit::runs::RunView;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -123,7 +123,7 @@ async fn weights_before(view: &RunView, manifest: &Manifest, id: PartId) -> Weig
     };
     let input = manifest.inputs.iter().find(|input| input.name == name);
     let input = input.unwrap_or_else(|| panic!("{id} reads no {name}"));
-    let slot = Slot {
+    let slot = PartKey {
         run: view.plan.run.clone(),
         iteration: input.iteration,
         stage: input.stage.clone(),

@@ -3,7 +3,7 @@
 
 use crate::durability::{said, undisturbed_of};
 use crate::strikes::{Chance, made_good, strike};
-use agentgym_storage::{AttemptOutcome, AttemptRecord, Slot, Store};
+use agentgym_storage::{AttemptOutcome, AttemptRecord, PartKey, Store};
 use agentgym_tests::fleet::{Fleet, RUN};
 use agentgym_tests::program::Running;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,7 +35,7 @@ async fn store(fleet: &Fleet) -> Store {
         .unwrap()
 }
 
-async fn attempts(store: &Store) -> BTreeMap<Slot, Vec<AttemptRecord>> {
+async fn attempts(store: &Store) -> BTreeMap<PartKey, Vec<AttemptRecord>> {
     store.all_attempts(&RUN.parse().unwrap()).await.unwrap()
 }
 
@@ -248,7 +248,7 @@ async fn a_worker_that_is_asked_to_leave_hands_its_part_back() {
     while !follower.has_ended() {
         assert!(begun.elapsed() < LONG, "the run does not end");
         let caught = Fleet::in_flight(&store, fleet.workers[0].id()).await;
-        let is_new = |(slot, _): &(Slot, _)| stages.len() < 3 && !stages.contains(&slot.stage);
+        let is_new = |(slot, _): &(PartKey, _)| stages.len() < 3 && !stages.contains(&slot.stage);
         let Some((slot, attempt)) = caught.filter(is_new) else {
             tokio::time::sleep(Duration::from_millis(20)).await;
             continue;

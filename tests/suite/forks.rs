@@ -3,7 +3,7 @@
 
 use crate::durability::{RUN, end, said, submit_config};
 use crate::evidence::learnt_now;
-use agentgym_storage::{Manifest, RunId, Slot, Store};
+use agentgym_storage::{Manifest, PartKey, RunId, Store};
 use agentgym_tests::program::{finish, program};
 use std::path::Path;
 use std::process::Command;
@@ -22,7 +22,7 @@ pub(super) fn fork(store: &Path, words: &[&str]) -> Command {
 
 async fn commit(store: &Path, run: &str, iteration: u32, stage: &str, part: u32) -> Manifest {
     let store = Store::open(&store.display().to_string()).await.unwrap();
-    let slot = Slot {
+    let slot = PartKey {
         run: RunId::from_str(run).unwrap(),
         iteration,
         stage: stage.into(),

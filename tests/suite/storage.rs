@@ -5,7 +5,7 @@ mod damage;
 mod servers;
 mod verify;
 
-use agentgym_storage::{AttemptId, Manifest, RunId, Slot, Store};
+use agentgym_storage::{AttemptId, Manifest, PartKey, RunId, Store};
 use agentgym_tests::s3::S3Server;
 use std::path::{Path, PathBuf};
 
@@ -62,8 +62,8 @@ pub(crate) fn run(id: &str) -> RunId {
     id.parse().unwrap()
 }
 
-pub(crate) fn slot(run_id: &str, iteration: u32, stage: &str, part: u32) -> Slot {
-    Slot {
+pub(crate) fn slot(run_id: &str, iteration: u32, stage: &str, part: u32) -> PartKey {
+    PartKey {
         run: run(run_id),
         iteration,
         stage: stage.to_owned(),
@@ -73,7 +73,7 @@ pub(crate) fn slot(run_id: &str, iteration: u32, stage: &str, part: u32) -> Slot
 
 /// A manifest without inputs.
 pub(crate) fn manifest(
-    slot: &Slot,
+    slot: &PartKey,
     attempt: &AttemptId,
     outputs: Vec<agentgym_storage::Artifact>,
 ) -> Manifest {

@@ -3,7 +3,7 @@
 //! kill is drawn from the remaining ones, so that kills are spread over the run at any speed.
 
 use agentgym_jobs::pipeline::parts;
-use agentgym_storage::{RunId, Slot, Store};
+use agentgym_storage::{PartKey, RunId, Store};
 use agentgym_submit::runs::RunView;
 use agentgym_tests::fleet::in_flight;
 use agentgym_tests::program::Running;
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// An attempt that was interrupted by a kill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Strike {
-    pub(crate) slot: Slot,
+    pub(crate) slot: PartKey,
     pub(crate) attempt: u32,
 }
 

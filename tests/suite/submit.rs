@@ -15,7 +15,7 @@ use agentgym_jobs::pipeline::{PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{Batch, BatchEpisode, BatchSequence, EpisodeLogProbs, LogProbs};
 use agentgym_storage::{
-    AttemptEnd, AttemptOutcome, AttemptStart, InputRef, Manifest, Outputs, Slot, Store, Work,
+    AttemptEnd, AttemptOutcome, AttemptStart, InputRef, Manifest, Outputs, PartKey, Store, Work,
 };
 use agentgym_submit::cli::{Cli, with_run};
 use agentgym_submit::records::{Filter, content};
@@ -66,8 +66,8 @@ impl Scene {
         Self { dir, store, plan }
     }
 
-    fn slot(&self, id: PartId) -> Slot {
-        Slot {
+    fn slot(&self, id: PartId) -> PartKey {
+        PartKey {
             run: self.plan.run.clone(),
             iteration: id.iteration,
             stage: id.stage.name().to_owned(),

@@ -74,9 +74,9 @@ impl EpisodeSummary {
         let usable: Vec<&Episode> = episodes.iter().copied().filter(|e| e.usable()).collect();
         let average = |value: fn(&Episode) -> f64| mean(usable.iter().map(|e| value(e)));
         let mut outcomes: BTreeMap<&'static str, usize> =
-            OUTCOMES.iter().map(|o| (outcome_name(*o), 0)).collect();
+            Outcome::ALL.map(|o| (o.name(), 0)).into();
         for episode in episodes {
-            *outcomes.entry(outcome_name(episode.outcome)).or_default() += 1;
+            *outcomes.entry(episode.outcome.name()).or_default() += 1;
         }
         let env_faults = episodes
             .iter()
@@ -125,24 +125,4 @@ fn prompt_tokens(episode: &Episode) -> usize {
         .turns
         .first()
         .map_or(0, |turn| turn.context.1 as usize)
-}
-
-const OUTCOMES: [Outcome; 6] = [
-    Outcome::Solved,
-    Outcome::Failed,
-    Outcome::Horizon,
-    Outcome::Length,
-    Outcome::EnvFault,
-    Outcome::Cancelled,
-];
-
-fn outcome_name(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Solved => "solved",
-        Outcome::Failed => "failed",
-        Outcome::Horizon => "horizon",
-        Outcome::Length => "length",
-        Outcome::EnvFault => "env_fault",
-        Outcome::Cancelled => "cancelled",
-    }
 }

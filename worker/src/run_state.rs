@@ -9,7 +9,7 @@ use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::planner::{Frontier, Progress};
 use agentgym_queue::{Job, Queue};
-use agentgym_storage::{AttemptOutcome, AttemptRecord, Manifest, RunId, Slot, Store};
+use agentgym_storage::{AttemptOutcome, AttemptRecord, Manifest, PartKey, RunId, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub struct RunState {
     /// Parts that this process has pushed since it started.
     offered: BTreeSet<PartId>,
     /// Attempts of runnable parts, as last listed.
-    attempts: BTreeMap<Slot, Vec<AttemptRecord>>,
+    attempts: BTreeMap<PartKey, Vec<AttemptRecord>>,
     /// What the stop guard has read so far.
     pub(crate) history: History,
 }
@@ -117,8 +117,8 @@ impl RunState {
     }
 
     /// The object-store name of a part.
-    pub fn slot(&self, id: PartId) -> Slot {
-        Slot {
+    pub fn slot(&self, id: PartId) -> PartKey {
+        PartKey {
             run: self.plan.run.clone(),
             iteration: id.iteration,
             stage: id.stage.name().into(),
@@ -257,7 +257,7 @@ impl RunState {
         }
         let idle = |part: &&Part| !running.contains(&part.id);
         let parts = frontier.runnable.iter().filter(idle);
-        let wanted: BTreeSet<Slot> = parts.map(|part| self.slot(part.id)).collect();
+        let wanted: BTreeSet<PartKey> = parts.map(|part| self.slot(part.id)).collect();
         let known = std::mem::take(&mut self.attempts);
         self.attempts = self.store.attempts_of(&wanted, known).await?;
         for part in frontier.runnable.iter().filter(idle) {

@@ -11,7 +11,7 @@ use crate::{Report, Result, StageContext};
 use agentgym_jobs::codec::{Payload as _, decode, encode, kind};
 use agentgym_jobs::episode::{Episode, Episodes, Sequence, Task};
 use agentgym_jobs::journal::{
-    Event, History, Link, Message, Record, Segment, SegmentV1, Step, beginning, link,
+    Event, History, Link, Record, RecordedMessage, Segment, SegmentV1, Step, beginning, link,
 };
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
@@ -338,7 +338,10 @@ impl Tape {
     }
 
     /// The policy's next message, if the recorded one passes `passes`.
-    pub fn message(&mut self, passes: impl Fn(&Message) -> bool) -> Option<Message> {
+    pub fn message(
+        &mut self,
+        passes: impl Fn(&RecordedMessage) -> bool,
+    ) -> Option<RecordedMessage> {
         let message = self.next(|event| match event {
             Event::Message(message) if passes(&message) => Ok(message),
             other => Err(other),

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Message {
+pub struct DemonstrationMessage {
     /// `human` (the environment) or `gpt` (the model).
     pub from: &'static str,
     /// Whether the message is trained on; `null` for the environment's.
@@ -17,7 +17,7 @@ pub struct Message {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Demonstration {
     /// The messages; the last one is the model's.
-    pub conversations: Vec<Message>,
+    pub conversations: Vec<DemonstrationMessage>,
     /// `<environment>_<item id>`, such as `textcraft_7`.
     pub item_id: String,
 }
@@ -26,7 +26,7 @@ pub struct Demonstration {
 pub(crate) struct Talk {
     /// The environment's latest message, not yet answered.
     pub(crate) observation: String,
-    conversations: Vec<Message>,
+    conversations: Vec<DemonstrationMessage>,
 }
 
 impl Talk {
@@ -43,7 +43,8 @@ impl Talk {
         let heard = std::mem::replace(&mut self.observation, reply);
         let heard = ("human", None, heard);
         for (from, loss, value) in [heard, ("gpt", Some(loss), text)] {
-            self.conversations.push(Message { from, loss, value });
+            self.conversations
+                .push(DemonstrationMessage { from, loss, value });
         }
     }
 

@@ -97,6 +97,18 @@ pub(crate) fn step<'a>(
     problems.some(id.zip(action))
 }
 
+/// The session and the task of a reset.
+pub(crate) fn reset(
+    fields: &Map<String, Value>,
+    id_key: &str,
+    task_key: &str,
+) -> Result<(TaskIndex, TaskIndex), Problems> {
+    let mut problems = Problems::default();
+    let id = integer(fields, id_key, &mut problems);
+    let task = integer(fields, task_key, &mut problems);
+    problems.some(id.zip(task))
+}
+
 /// A required whole number. `None`: a problem has been recorded.
 pub(crate) fn integer(
     fields: &Map<String, Value>,

@@ -8,7 +8,7 @@
 use crate::batch::Batch;
 use crate::compute::Cache;
 use crate::compute::decode::Decoder;
-use crate::generate::request::{Finish, Generation, GenerationRequest};
+use crate::generate::request::{FinishReason, Generation, GenerationRequest};
 use crate::sampler::{Draw, Drawn};
 use crate::{Error, Policy, Result};
 use std::collections::{BTreeMap, VecDeque};
@@ -260,9 +260,9 @@ impl Engine {
                 sequence.ids.push(id);
                 self.stats.tokens_sampled += 1;
                 let finish = if turn.stop_ids.contains(&id) {
-                    Some(Finish::Eos)
+                    Some(FinishReason::Eos)
                 } else if open.token_ids.len() >= turn.tokens_max {
-                    Some(Finish::Length)
+                    Some(FinishReason::Length)
                 } else {
                     None
                 };

@@ -24,7 +24,7 @@ pub struct GenerationRequest {
 
 /// Why a message ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finish {
+pub enum FinishReason {
     /// One of the stop ids was sampled.
     Eos,
     /// `tokens_max` ids were sampled, or the model's last position is reached.
@@ -44,5 +44,5 @@ pub struct Generation {
     /// nats. The ids were drawn with the log-probs `log_probs` minus this.
     pub log_kept_masses: Option<Vec<f32>>,
     /// Why it ended.
-    pub finish: Finish,
+    pub finish: FinishReason,
 }

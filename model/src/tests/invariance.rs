@@ -7,7 +7,7 @@ use super::{Random, SHAPES, random_adapter, random_policy, requests, sequences, 
 use crate::batch::Batch;
 use crate::cpu::network::Cache;
 use crate::{
-    ALL_LINEAR, ComputeOptions, Engine, EngineOptions, Finish, Generation, GenerationRequest,
+    ALL_LINEAR, ComputeOptions, Engine, EngineOptions, FinishReason, Generation, GenerationRequest,
     LoraOptions, Policy, Sampling, ScoreRequest, Scores, TrainSequence, score,
 };
 
@@ -316,7 +316,7 @@ fn recorded_log_probs_are_scored(
             };
             let done = &turns[&(sequence as u64, number)];
             assert_eq!(
-                done.finish == Finish::Length,
+                done.finish == FinishReason::Length,
                 done.token_ids.len() == 12 && ![2, 7, 11].contains(&done.token_ids[11])
             );
             for (append, own) in [(&append, false), (&done.token_ids, true)] {
@@ -380,6 +380,6 @@ fn an_engine_refuses_what_it_cannot_answer() {
     }
     assert_eq!(
         (done[0].token_ids.len(), done[0].finish),
-        (3, Finish::Length)
+        (3, FinishReason::Length)
     );
 }

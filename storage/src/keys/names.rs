@@ -51,7 +51,7 @@ impl fmt::Display for RunId {
 
 /// Identifies a part: where its commit, attempts, files and journal are stored.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot {
+pub struct PartKey {
     /// The run.
     pub run: RunId,
     /// Its iteration.
@@ -62,7 +62,7 @@ pub struct Slot {
     pub part: u32,
 }
 
-impl Slot {
+impl PartKey {
     /// `iteration/stage/part`, as in keys.
     pub(super) fn tail(&self) -> String {
         format!("{:08}/{}/{:06}", self.iteration, self.stage, self.part)
@@ -77,7 +77,7 @@ impl Slot {
     }
 }
 
-impl fmt::Display for Slot {
+impl fmt::Display for PartKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

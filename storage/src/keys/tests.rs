@@ -7,9 +7,9 @@ fn run() -> impl Strategy<Value = RunId> {
     "[a-z0-9][a-z0-9._-]{0,79}".prop_map(|text| text.parse().unwrap())
 }
 
-fn slot() -> impl Strategy<Value = Slot> {
+fn slot() -> impl Strategy<Value = PartKey> {
     (run(), any::<u32>(), "[a-z_]{1,32}", any::<u32>()).prop_map(|(run, iteration, stage, part)| {
-        Slot {
+        PartKey {
             run,
             iteration,
             stage,
@@ -65,7 +65,7 @@ proptest! {
     #[test]
     fn listings_are_in_order(mut parts in proptest::collection::vec((0u32..100_000_000, 0u32..1_000_000), 2..20)) {
         let path = |(iteration, part): &(u32, u32)| {
-            Key::Commit(Slot { run: "r".parse().unwrap(), iteration: *iteration, stage: "s".into(), part: *part }).path()
+            Key::Commit(PartKey { run: "r".parse().unwrap(), iteration: *iteration, stage: "s".into(), part: *part }).path()
         };
         let mut paths: Vec<_> = parts.iter().map(path).collect();
         parts.sort();
@@ -77,7 +77,7 @@ proptest! {
 #[test]
 fn the_layout_is_the_documented_one() {
     let run: RunId = "maze-1".parse().unwrap();
-    let slot = Slot {
+    let slot = PartKey {
         run: run.clone(),
         iteration: 7,
         stage: "rollout".into(),

@@ -2,7 +2,7 @@
 
 use crate::spread;
 use agentgym_queue::{CancellationToken, Gate, Job, Queue, QueueOptions};
-use agentgym_storage::{AttemptId, Manifest, Slot, Store};
+use agentgym_storage::{AttemptId, Manifest, PartKey, Store};
 use agentgym_tests::fleet::Fleet;
 use agentgym_tests::program::Running;
 use agentgym_tests::redis::RedisServer;
@@ -127,7 +127,7 @@ pub(crate) async fn commits() -> anyhow::Result<()> {
     ] {
         let mut spans = Vec::new();
         for part in 0..COMMITS {
-            let slot = Slot {
+            let slot = PartKey {
                 run: "bench".parse()?,
                 iteration: 1,
                 stage: "rollout".to_owned(),

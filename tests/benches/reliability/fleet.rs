@@ -1,7 +1,7 @@
 //! Three worker processes under preemption: how much work is lost, and how long recovery takes.
 
 use crate::{journal, spread};
-use agentgym_storage::{AttemptOutcome, Key, Slot, Store};
+use agentgym_storage::{AttemptOutcome, Key, PartKey, Store};
 use agentgym_tests::fleet::{Fleet, RUN};
 use agentgym_tests::program::Running;
 use anyhow::{Context as _, ensure};
@@ -220,7 +220,7 @@ async fn starts(store: &Store) -> anyhow::Result<usize> {
 }
 
 /// Waits until a process is in the middle of a part.
-async fn caught(store: &Store, pid: u32) -> anyhow::Result<(Slot, u32)> {
+async fn caught(store: &Store, pid: u32) -> anyhow::Result<(PartKey, u32)> {
     let begun = Instant::now();
     loop {
         ensure!(begun.elapsed() < LONG, "process {pid} begins nothing");

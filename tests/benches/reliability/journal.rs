@@ -2,7 +2,7 @@
 
 use agentgym_jobs::codec::decode;
 use agentgym_jobs::journal::{Event, Segment};
-use agentgym_storage::{Journal, Manifest, RunId, Slot, Store};
+use agentgym_storage::{Journal, Manifest, PartKey, RunId, Store};
 use agentgym_tests::ports::free_port;
 use agentgym_tests::program::{Running, program};
 use agentgym_tests::slow::slow_way;
@@ -56,7 +56,7 @@ pub(crate) async fn journal() -> anyhow::Result<()> {
         let folder = TempDir::new()?;
         let log = folder.path().join("log");
         let store = Store::open(&folder.path().join("store").display().to_string()).await?;
-        let slot = Slot {
+        let slot = PartKey {
             run: "journal".parse::<RunId>()?,
             iteration: 1,
             stage: "rollout".to_owned(),
@@ -125,7 +125,7 @@ fn command(folder: &Path, url: &str) -> anyhow::Result<Command> {
 }
 
 /// Tokens in a part's journal.
-async fn journalled(store: &Store, slot: &Slot, wanted: bool) -> anyhow::Result<u64> {
+async fn journalled(store: &Store, slot: &PartKey, wanted: bool) -> anyhow::Result<u64> {
     let mut tokens = 0;
     if wanted {
         for segment in Journal::replay(store, slot).await? {

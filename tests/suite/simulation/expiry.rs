@@ -8,8 +8,8 @@
 use super::store::SimulatedStore;
 use super::world::{Faults, Link, Rng, World};
 use agentgym_storage::{
-    Artifact, AttemptId, Committed, Error, Inputs, Journal, Key, Manifest, Outputs, Result, RunId,
-    Slot, Store, nonce,
+    Artifact, AttemptId, Committed, Error, Inputs, Journal, Key, Manifest, Outputs, PartKey,
+    Result, RunId, Store, nonce,
 };
 use bytes::Bytes;
 use futures::future::{FutureExt, join_all};
@@ -77,8 +77,8 @@ fn run() -> RunId {
     "world".parse().unwrap()
 }
 
-fn slot(iteration: u32, stage: &str) -> Slot {
-    Slot {
+fn slot(iteration: u32, stage: &str) -> PartKey {
+    PartKey {
         run: run(),
         iteration,
         stage: stage.to_owned(),

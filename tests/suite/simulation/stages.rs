@@ -5,7 +5,7 @@
 
 use super::world::{Link, mix};
 use agentgym_jobs::episode::Task;
-use agentgym_jobs::journal::{Event, Message};
+use agentgym_jobs::journal::{Event, RecordedMessage};
 use agentgym_jobs::pipeline::{Input, Stage};
 use agentgym_storage::Outputs;
 use agentgym_worker::stages::StageFunctions;
@@ -121,7 +121,7 @@ impl CheapStages {
                     sleep(span).await;
                     self.0.world.log().counts.turns += 1;
                     sampled += token_ids.len() as u64;
-                    tape.record(Event::Message(Message {
+                    tape.record(Event::Message(RecordedMessage {
                         number,
                         log_probs: vec![0.0; token_ids.len()],
                         token_ids,

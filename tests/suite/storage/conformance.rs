@@ -3,7 +3,7 @@
 use super::{Bench, manifest, run, slot};
 use agentgym_storage::{
     Artifact, AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, Committed, Created, Digest,
-    Error, Inputs, Journal, Key, Manifest, Outputs, SeenCommits, Slot, Store, Verdict,
+    Error, Inputs, Journal, Key, Manifest, Outputs, PartKey, SeenCommits, Store, Verdict,
 };
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -124,7 +124,7 @@ async fn commits_race(store: &Store) {
             "a lost answer is found again"
         );
     }
-    let slots: Vec<Slot> = (0..10)
+    let slots: Vec<PartKey> = (0..10)
         .map(|part| slot("race", 1, "rollout", part))
         .collect();
     assert_eq!(store.commits(&run("race"), 1).await.unwrap(), slots);
@@ -198,7 +198,7 @@ async fn attempts_race(store: &Store) {
 }
 
 /// Writes two files and an empty one, and commits them.
-async fn write(store: &Store, slot: &Slot, text: &str) -> Manifest {
+async fn write(store: &Store, slot: &PartKey, text: &str) -> Manifest {
     let attempt = AttemptId::new(1);
     let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt.clone());
     outputs

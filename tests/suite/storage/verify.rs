@@ -4,7 +4,7 @@
 use super::{Bench, manifest, slot};
 use agentgym_storage::{
     Artifact, AttemptStart, BytesRead, CHUNK_BYTES, Digest, Fault, Finding, Manifest, Outputs,
-    Planned, Slot, Store, Verified,
+    PartKey, Planned, Store, Verified,
 };
 use bytes::Bytes;
 
@@ -13,7 +13,7 @@ async fn verify(store: &Store) -> (Verified, Vec<Finding>) {
     let verified = store
         .verify(
             &super::run("run"),
-            &mut |_: &Slot| Planned::Made,
+            &mut |_: &PartKey| Planned::Made,
             &BytesRead::default(),
             &mut |finding| findings.push(finding),
         )
@@ -22,7 +22,7 @@ async fn verify(store: &Store) -> (Verified, Vec<Finding>) {
     (verified, findings)
 }
 
-async fn commit(store: &Store, slot: &Slot, pieces: &[Bytes]) -> Manifest {
+async fn commit(store: &Store, slot: &PartKey, pieces: &[Bytes]) -> Manifest {
     let start = AttemptStart {
         worker: "test".into(),
         started_unix_s: 0,

@@ -6,7 +6,7 @@ use crate::Beat;
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::environments::Environments;
 use crate::stages::testing::{plan, policy};
-use agentgym_jobs::config::Style;
+use agentgym_jobs::config::PromptText;
 use agentgym_jobs::episode::{Finish, Sequence, Task};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
@@ -405,7 +405,7 @@ async fn a_summary_ends_a_sequence_and_begins_the_next() {
     ] {
         let player = player(&plan(&[]), 2, |rules| {
             rules.gym.context_turns = turns;
-            rules.gym.summary = Some(Style::Read {
+            rules.gym.summary = Some(PromptText::Read {
                 name: "summary".to_owned(),
                 text: ASK.to_owned(),
             });
@@ -522,7 +522,7 @@ async fn an_episode_goes_on_from_wherever_its_tape_ends() {
     let noting: fn(&mut Rules) = |rules| rules.gym.record_actions = true;
     let summing: fn(&mut Rules) = |rules| {
         rules.gym.context_turns = Some(2);
-        rules.gym.summary = Some(Style::Read {
+        rules.gym.summary = Some(PromptText::Read {
             name: "summary".to_owned(),
             text: "Sum up.".to_owned(),
         });
@@ -589,7 +589,7 @@ async fn a_wrong_record_is_played_over() {
             other => panic!("{other:?}"),
         })
     };
-    let message = |change: fn(&mut agentgym_jobs::journal::Message)| {
+    let message = |change: fn(&mut agentgym_jobs::journal::RecordedMessage)| {
         with(said, &|event| match event {
             Event::Message(message) => change(message),
             other => panic!("{other:?}"),
@@ -803,7 +803,7 @@ async fn an_observation_of_megabytes_ends_the_episode_and_is_recorded_in_part() 
             let plan = plan(&[&format!("actor_rollout_ref.agentgym.env_addr={url}")]);
             let player = player(&plan, 1, |rules| {
                 rules.gym.context_turns = turns;
-                rules.gym.summary = summary.then(|| Style::Read {
+                rules.gym.summary = summary.then(|| PromptText::Read {
                     name: "summary".to_owned(),
                     text: "Sum up.".to_owned(),
                 });

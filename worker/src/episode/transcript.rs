@@ -17,8 +17,8 @@ use crate::blocking::blocking;
 use crate::decoder::Sequence as Seat;
 use crate::turn_journal::Tape;
 use crate::{Error, Result};
-use agentgym_jobs::episode::{Finish, Parse, Sequence, Summary, Turn};
-use agentgym_jobs::journal::{Event, Message as Said};
+use agentgym_jobs::episode::{ContextSummary, Finish, Parse, Sequence, Turn};
+use agentgym_jobs::journal::{Event, RecordedMessage};
 use agentgym_model::{Message, Policy, Role};
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -54,7 +54,7 @@ pub(super) struct Transcript {
     context_turns: Option<usize>,
     /// The request for a summary, if summaries are used.
     summary: Option<String>,
-    summaries: Vec<Summary>,
+    summaries: Vec<ContextSummary>,
     /// Turns sampled in the last sequence.
     turns_here: usize,
 }
@@ -133,7 +133,7 @@ impl Transcript {
     }
 
     /// The finished sequences, and the summaries in them.
-    pub(super) fn into_parts(self) -> (Vec<Sequence>, Vec<Summary>) {
+    pub(super) fn into_parts(self) -> (Vec<Sequence>, Vec<ContextSummary>) {
         (self.sequences, self.summaries)
     }
 
@@ -262,7 +262,7 @@ impl Transcript {
         let Some(told) = told.await? else {
             return Ok(false);
         };
-        self.summaries.push(Summary {
+        self.summaries.push(ContextSummary {
             turns,
             sequence: self.sequences.len() as u32 - 1,
             policy: told.policy,
@@ -391,7 +391,7 @@ impl Transcript {
         request: &Request,
         number: u32,
         tokens_max: usize,
-    ) -> Result<Said> {
+    ) -> Result<RecordedMessage> {
         if player.cancel.is_cancelled() {
             return Err(Error::Cancelled);
         }
@@ -409,9 +409,9 @@ impl Transcript {
                 stop_ids: player.policy.eos_ids().to_vec(),
             })
             .await?;
-        Ok(Said {
+        Ok(RecordedMessage {
             number,
-            ended: done.finish == agentgym_model::Finish::Eos,
+            ended: done.finish == agentgym_model::FinishReason::Eos,
             token_ids: done.token_ids,
             log_probs: done.log_probs,
             log_kept_masses: done.log_kept_masses,

@@ -119,12 +119,12 @@ async fn fetch(resources: &Resources, inputs: &Inputs, manifest: &Manifest) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use agentgym_storage::{AttemptId, Outputs, Slot, Store};
+    use agentgym_storage::{AttemptId, Outputs, PartKey, Store};
 
     #[tokio::test]
     async fn what_was_fetched_ahead_is_not_fetched_again() {
         let store = Store::open("memory:").await.unwrap();
-        let slot = Slot {
+        let slot = PartKey {
             run: "r".parse().unwrap(),
             iteration: 1,
             stage: "update".to_owned(),

@@ -5,7 +5,8 @@
 use super::artifacts::{self, read};
 use super::training::step::{model_units, say_if_skipped, with_sums};
 use super::training::{
-    ADAM_EPS, Brakes, OPTIMIZER, denominators, optimizer_of, options, upload_critic, wide,
+    ADAM_EPS, Brakes, OPTIMIZER, Workbench, denominators, optimizer_of, options, upload_critic,
+    wide,
 };
 use crate::blocking::blocking;
 use crate::metrics::{self, mean, write_json};
@@ -104,12 +105,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let critic = artifacts::critic(context, CRITIC).await?;
     let optimizer = optimizer_of(context, CRITIC, Stage::CriticUpdate).await?;
     let settings = settings(&plan, context.part.id.iteration)?;
-    let (threads, beat, cancel) = (
-        context.resources.threads,
-        context.beat.clone(),
-        context.cancel.clone(),
-    );
-    let scratch = context.scratch.clone();
+    let work = Workbench::of(context);
     let trained = blocking(move || {
         let folder = optimizer.as_ref().map(LocalFolder::path);
         let mut trainer = trainer(&critic, &settings, folder)?;
@@ -120,30 +116,29 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             plan.config.critic.ppo_mini_batch_size,
         )?;
         let total = u64::from(settings.ppo_epochs) * ranges.len() as u64;
-        let tick = || beat.tick();
+        let tick = || work.beat.tick();
         let checkpointed = plan.config.critic.model.enable_gradient_checkpointing;
-        let options = options(&plan, threads, checkpointed, &tick);
+        let options = options(&plan, work.threads, checkpointed, &tick);
         let n = plan.config.actor_rollout_ref.rollout.n as usize;
         for epoch in 0..settings.ppo_epochs {
             for (index, draws) in ranges.iter().enumerate() {
-                if cancel.is_cancelled() {
-                    return Err(Error::Cancelled);
-                }
+                work.check_cancelled()?;
                 let slots = draws.start * n..draws.end * n;
                 let minibatch = Minibatch::new(&batch, &targets, slots, &settings)?;
                 tokens += minibatch.tokens();
-                let _call = beat.busy();
+                let _call = work.beat.busy();
                 let step = minibatch.train(&mut trainer, &settings, (epoch, index), &options);
                 let place = || format!("optimizer step {} of {total} of {id}", steps.len() + 1);
                 let step = step.map_err(BRAKES.failed(place))?;
                 steps.push(step);
-                beat.progress(steps.len() as u64, total, "optimizer steps");
+                work.beat
+                    .progress(steps.len() as u64, total, "optimizer steps");
             }
         }
         let seconds = start.elapsed().as_secs_f64();
         let saved = (trainer.model())
-            .and_then(|critic| critic.save(&scratch.join(CRITIC)))
-            .and_then(|()| trainer.save_optimizer(&scratch.join(OPTIMIZER)));
+            .and_then(|critic| critic.save(&work.scratch.join(CRITIC)))
+            .and_then(|()| trainer.save_optimizer(&work.scratch.join(OPTIMIZER)));
         saved.map_err(|e| BRAKES.failed(|| id.to_string())(e.into()))?;
         Ok(Trained {
             critic: trainer.into_model()?,

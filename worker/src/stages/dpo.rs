@@ -6,7 +6,7 @@
 use super::artifacts;
 use super::training::step::{model_units, of_log_probs, say_if_skipped, with_sums};
 use super::training::{
-    ADAM_EPS, Brakes, optimizer_folder, policy_options, resume, save, upload, wide,
+    ADAM_EPS, Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload, wide,
 };
 use crate::blocking::blocking;
 use crate::demonstrations::Encoded;
@@ -94,12 +94,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let policy = artifacts::policy(context, POLICY).await?;
     let reference = artifacts::plain_policy(context, "reference").await?;
     let optimizer = optimizer_folder(context, Stage::Dpo).await?;
-    let (threads, beat, cancel) = (
-        context.resources.threads,
-        context.beat.clone(),
-        context.cancel.clone(),
-    );
-    let scratch = context.scratch.clone();
+    let work = Workbench::of(context);
     let (first, span) = (steps.start, steps.clone());
     let (policy, results, seconds) = blocking(move || {
         let dpo = &plan.config.dpo;
@@ -112,33 +107,32 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         };
         let mut trainer = resume(&policy, adamw, optimizer.as_ref().map(LocalFolder::path))?;
         let start = Instant::now();
-        let tick = || beat.tick();
-        let options = policy_options(&plan, threads, &tick);
+        let tick = || work.beat.tick();
+        let options = policy_options(&plan, work.threads, &tick);
         let (loss, rate) = (dpo.loss()?, dpo.learning_rate()?);
         let mut examples: BTreeMap<usize, Example> = BTreeMap::new();
         let mut results = Vec::with_capacity(span.len());
         for step in span.clone() {
-            if cancel.is_cancelled() {
-                return Err(Error::Cancelled);
-            }
+            work.check_cancelled()?;
             let batch = picks(&plan, pairs.len(), step);
             for &index in &batch {
                 if let Entry::Vacant(place) = examples.entry(index) {
-                    let _call = beat.busy();
+                    let _call = work.beat.busy();
                     place.insert(example(&plan, &pairs[index], &reference, &options)?);
                 }
             }
             let batch: Vec<&Example> = batch.iter().map(|index| &examples[index]).collect();
             let unit_tokens = plan.config.jobs.unit_tokens;
             let lr = rate.at(step + 1);
-            let _call = beat.busy();
+            let _call = work.beat.busy();
             let result = train(&mut trainer, &batch, loss, (lr, unit_tokens), &options);
             let place = || format!("optimizer step {} of dpo ({id})", step + 1);
             results.push(result.map_err(BRAKES.failed(place))?);
-            beat.progress(results.len() as u64, span.len() as u64, "optimizer steps");
+            work.beat
+                .progress(results.len() as u64, span.len() as u64, "optimizer steps");
         }
         let seconds = start.elapsed().as_secs_f64();
-        save(&mut trainer, &scratch).map_err(BRAKES.failed(|| id.to_string()))?;
+        save(&mut trainer, &work.scratch).map_err(BRAKES.failed(|| id.to_string()))?;
         Ok((trainer.into_model()?, results, seconds))
     })
     .await?;

@@ -4,7 +4,6 @@
 
 mod items;
 
-use super::artifacts::write;
 use super::play;
 use crate::episode::Request;
 use crate::metrics::{self, EpisodeSummary, mean};
@@ -74,13 +73,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     outputs
         .bytes(artifact_names::ITEMS, "items", Bytes::from(lines))
         .await?;
-    write(
-        outputs,
-        artifact_names::EPISODES,
-        "episodes",
-        &play::checked(episodes)?,
-    )
-    .await?;
+    play::write(outputs, artifact_names::EPISODES, episodes).await?;
     Ok(report)
 }
 

@@ -7,7 +7,7 @@
 //!
 //! Source: AgentEvol, arXiv:2406.04151.
 
-use super::artifacts::{read, write};
+use super::artifacts::read;
 use super::play;
 use crate::metrics::{self, EpisodeSummary, success_by_env, write_json};
 use crate::{Error, Report, Result, StageContext};
@@ -92,13 +92,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     refuse_nothing(plan, iteration, &metrics)?;
     let (lineage, kept): (Vec<Lineage>, Vec<Episode>) =
         kept.into_iter().map(|k| (k.lineage, k.episode)).unzip();
-    write(
-        outputs,
-        artifact_names::EPISODES,
-        "episodes",
-        &play::checked(kept)?,
-    )
-    .await?;
+    play::write(outputs, artifact_names::EPISODES, kept).await?;
     write_json(outputs, LINEAGE, "lineage", &lineage).await?;
     metrics::write(outputs, &metrics).await?;
     Ok(Report::default())

@@ -5,6 +5,7 @@
 //! in time. The next attempt continues from the journal; what it samples again is the same, token
 //! for token (I7).
 
+use super::artifacts;
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::episode::{Player, Request, Rules};
 use crate::policies::POLICY;
@@ -12,6 +13,7 @@ use crate::turn_journal::TurnJournal;
 use crate::{Error, Report, Result, StageContext, panics};
 use agentgym_envs::FaultKind;
 use agentgym_jobs::episode::{Episode, Episodes, Outcome};
+use agentgym_storage::Outputs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -260,10 +262,10 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
     }))
 }
 
-/// Rejects an inconsistent episode.
-pub(super) fn checked(episodes: Vec<Episode>) -> Result<Episodes> {
+/// Writes episodes; rejects an inconsistent one.
+pub(super) async fn write(outputs: &mut Outputs, name: &str, episodes: Vec<Episode>) -> Result<()> {
     for episode in &episodes {
         episode.check().map_err(Error::Stage)?;
     }
-    Ok(Episodes::of(episodes))
+    artifacts::write(outputs, name, "episodes", &Episodes::of(episodes)).await
 }

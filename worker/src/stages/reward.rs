@@ -9,8 +9,8 @@
 //! fails and nothing is committed. Later attempts, resumed runs and forks read the committed
 //! rewards, so the function is not asked again and need not be deterministic.
 
-use super::artifacts::{read, write};
-use super::play::checked;
+use super::artifacts::read;
+use super::play;
 use crate::metrics::{self, mean};
 use crate::{Beat, Error, Report, Result, StageContext};
 use agentgym_envs::{causes, excerpt, http_client};
@@ -71,7 +71,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             () = context.cancel.cancelled() => return Err(Error::Cancelled),
             asked = asked => asked?,
         };
-        write(outputs, name, "episodes", &checked(episodes)?).await?;
+        play::write(outputs, name, episodes).await?;
         if name == artifact_names::EPISODES {
             of_part = metrics;
         }

@@ -2,7 +2,6 @@
 //! `episodes.bin`. If the estimator uses a greedy baseline, each task is also played once greedily;
 //! these episodes go into `baseline.bin` and are not trained on.
 
-use super::artifacts::write;
 use super::{play, select};
 use crate::episode::Request;
 use crate::{Report, Result, StageContext};
@@ -44,21 +43,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let n = config.actor_rollout_ref.rollout.n;
         let baseline;
         (baseline, episodes) = episodes.into_iter().partition(|e| e.sample == n);
-        write(
-            outputs,
-            artifact_names::BASELINES,
-            "episodes",
-            &play::checked(baseline)?,
-        )
-        .await?;
+        play::write(outputs, artifact_names::BASELINES, baseline).await?;
     }
-    write(
-        outputs,
-        artifact_names::EPISODES,
-        "episodes",
-        &play::checked(episodes)?,
-    )
-    .await?;
+    play::write(outputs, artifact_names::EPISODES, episodes).await?;
     Ok(report)
 }
 

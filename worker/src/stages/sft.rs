@@ -10,13 +10,13 @@ pub(super) mod mixture;
 use super::artifacts;
 use super::training::step::{model_units, of_log_probs, say_if_skipped, with_sums};
 use super::training::{
-    ADAM_EPS, Brakes, optimizer_folder, policy_options, resume, save, upload, wide,
+    ADAM_EPS, Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload, wide,
 };
 use crate::blocking::blocking;
 use crate::demonstrations::Encoded;
 use crate::metrics::{self, mean};
 use crate::policies::POLICY;
-use crate::{Error, Report, Result, StageContext};
+use crate::{Report, Result, StageContext};
 use agentgym_algorithms::batches::units;
 use agentgym_algorithms::losses::{Aggregation, Denominator, sft};
 use agentgym_algorithms::{LearningRate, LearningRateStyle};
@@ -103,12 +103,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let mut mixture = Mixture::open(&context.inputs, &plan, id.iteration).await?;
     let policy = artifacts::policy(context, POLICY).await?;
     let optimizer = optimizer_folder(context, Stage::Sft).await?;
-    let (threads, beat, cancel) = (
-        context.resources.threads,
-        context.beat.clone(),
-        context.cancel.clone(),
-    );
-    let scratch = context.scratch.clone();
+    let work = Workbench::of(context);
     let (policy, results, validation, seconds) = blocking(move || {
         let sft = &plan.config.sft;
         let adamw = AdamW {
@@ -120,8 +115,8 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         };
         let mut trainer = resume(&policy, adamw, optimizer.as_ref().map(LocalFolder::path))?;
         let start = Instant::now();
-        let tick = || beat.tick();
-        let options = policy_options(&plan, threads, &tick);
+        let tick = || work.beat.tick();
+        let options = policy_options(&plan, work.threads, &tick);
         // Left-out rows make passes shorter than planned.
         let all = mixture.steps().unwrap_or(plan.sft_steps_of(id.iteration));
         let steps = steps.start.min(all)..steps.end.min(all);
@@ -133,7 +128,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let mut measure = |policy: &Policy, step: u32, epoch: Option<f64>| -> Result<()> {
             let before = Instant::now();
             if !held_out.is_empty() {
-                let _call = beat.busy();
+                let _call = work.beat.busy();
                 points.push(ValidationPoint {
                     step,
                     epoch,
@@ -148,11 +143,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         }
         mixture.skip_to(steps.start);
         for step in steps.clone() {
-            if cancel.is_cancelled() {
-                return Err(Error::Cancelled);
-            }
+            work.check_cancelled()?;
             let batch = mixture.batch(&policy, sft.max_length)?;
-            let _call = beat.busy();
+            let _call = work.beat.busy();
             let result = train(
                 &mut trainer,
                 &batch,
@@ -163,7 +156,8 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             let place = || format!("optimizer step {} of sft ({id})", step + 1);
             results.push(result.map_err(BRAKES.failed(place))?);
             let (done, total) = (results.len() as u64, steps.len() as u64);
-            beat.progress_with(done, total, "optimizer steps", || figures(&results, start));
+            work.beat
+                .progress_with(done, total, "optimizer steps", || figures(&results, start));
             let passes = mixture.passes_before(step + 1);
             let ends_one = passes.is_some_and(|passes| passes.fract() == 0.0);
             if !held_out.is_empty() && (ends_one || step + 1 == steps.end) {
@@ -177,7 +171,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             validation_loss: points.last().map(|point| point.validation_loss),
             validation: points,
         });
-        save(&mut trainer, &scratch).map_err(BRAKES.failed(|| id.to_string()))?;
+        save(&mut trainer, &work.scratch).map_err(BRAKES.failed(|| id.to_string()))?;
         Ok((trainer.into_model()?, results, validation, seconds))
     })
     .await?;

@@ -12,7 +12,7 @@ use agentgym_jobs::pipeline::{Input, Part, PartId, Stage, parts, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_model::Device;
 use agentgym_storage::{
-    Artifact, AttemptId, Committed, InputRef, Inputs, Journal, Manifest, Outputs, Slot, Store,
+    Artifact, AttemptId, Committed, InputRef, Inputs, Journal, Manifest, Outputs, PartKey, Store,
 };
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -68,9 +68,9 @@ impl Bench {
         }
     }
 
-    fn slot(&self, id: PartId) -> Slot {
+    fn slot(&self, id: PartId) -> PartKey {
         let stage = id.stage.name().to_owned();
-        Slot {
+        PartKey {
             run: self.plan.run.clone(),
             iteration: id.iteration,
             stage,

@@ -4,14 +4,15 @@
 pub(super) mod step;
 
 use crate::policies::{ADAPTER, CRITIC, POLICY, Policies};
-use crate::{Error, Result, StageContext};
+use crate::{Beat, Error, Result, StageContext};
 use agentgym_algorithms::losses::Denominator;
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{AdamW, ComputeOptions, Critic, Policy, Trainer};
 use agentgym_storage::{Artifact, LocalFolder, Outputs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
 
 /// Folder of the optimizer's state among the artifacts.
 pub(super) const OPTIMIZER: &str = "optimizer";
@@ -47,6 +48,34 @@ pub(super) async fn optimizer_of(
         return Ok(None);
     }
     Ok(Some(context.inputs.folder(model, OPTIMIZER).await?))
+}
+
+/// What a training stage takes along to the thread that computes.
+pub(super) struct Workbench {
+    pub(super) threads: usize,
+    pub(super) beat: Beat,
+    pub(super) scratch: PathBuf,
+    cancel: CancellationToken,
+}
+
+impl Workbench {
+    pub(super) fn of(context: &StageContext) -> Self {
+        Self {
+            threads: context.resources.threads,
+            beat: context.beat.clone(),
+            scratch: context.scratch.clone(),
+            cancel: context.cancel.clone(),
+        }
+    }
+
+    /// # Errors
+    /// The worker drains.
+    pub(super) fn check_cancelled(&self) -> Result<()> {
+        match self.cancel.is_cancelled() {
+            true => Err(Error::Cancelled),
+            false => Ok(()),
+        }
+    }
 }
 
 /// The config keys of the learning rate and of the gradient clipping.

@@ -13,11 +13,11 @@ mod minibatch;
 mod steps;
 
 use super::artifacts::{self, read};
-use super::training::{Brakes, optimizer_folder, policy_options, resume, save, upload};
+use super::training::{Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload};
 use crate::blocking::blocking;
 use crate::metrics::{self, mean, write_json};
 use crate::policies::POLICY;
-use crate::{Error, Report, Result, StageContext};
+use crate::{Report, Result, StageContext};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::records::Batch;
@@ -100,17 +100,12 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             shares: gradient::shares(context, &trainer, shards).await?,
         }),
     };
-    let (threads, beat, cancel) = (
-        context.resources.threads,
-        context.beat.clone(),
-        context.cancel.clone(),
-    );
-    let scratch = context.scratch.clone();
+    let work = Workbench::of(context);
     let trained = blocking(move || {
         let start = Instant::now();
         let places = places(&plan, settings.ppo_epochs)?;
-        let tick = || beat.tick();
-        let options = policy_options(&plan, threads, &tick);
+        let tick = || work.beat.tick();
+        let options = policy_options(&plan, work.threads, &tick);
         let of = places.len();
         let failed =
             |step: usize| BRAKES.failed(move || format!("optimizer step {step} of {of} of {id}"));
@@ -130,19 +125,17 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             steps.push(step);
         } else {
             for place in &places {
-                if cancel.is_cancelled() {
-                    return Err(Error::Cancelled);
-                }
+                work.check_cancelled()?;
                 let minibatch = Minibatch::new(&batch, place.slots.clone(), &settings)?;
                 tokens += minibatch.tokens();
-                let call = beat.busy();
+                let call = work.beat.busy();
                 let step = minibatch
                     .train(&mut trainer, &settings, place, &options)
                     .map_err(failed(steps.len() + 1))?;
                 steps.push(step);
                 drop(call);
                 let (done, total) = (steps.len() as u64, places.len() as u64);
-                beat.progress_with(done, total, "optimizer steps", || {
+                work.beat.progress_with(done, total, "optimizer steps", || {
                     vec![(
                         "tokens/s",
                         tokens as f64 / start.elapsed().as_secs_f64().max(1e-9),
@@ -152,7 +145,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             own_tokens = tokens;
         }
         let seconds = start.elapsed().as_secs_f64();
-        save(&mut trainer, &scratch).map_err(BRAKES.failed(|| id.to_string()))?;
+        save(&mut trainer, &work.scratch).map_err(BRAKES.failed(|| id.to_string()))?;
         Ok(Trained {
             policy: trainer.into_model()?,
             record: Record {

@@ -7,7 +7,7 @@ use crate::env::babyai::{BabyaiGame, Compat};
 use crate::server::http::{Answer, Asked, Refusal, Route, Routes, finished};
 use crate::server::options::ServerOptions;
 use crate::server::sessions::{Sessions, Table};
-use crate::server::validation::{Problems, integer, step};
+use crate::server::validation::{reset, step};
 use crate::task_index::TaskIndex;
 
 pub(crate) struct Babyai {
@@ -39,11 +39,7 @@ impl Babyai {
     }
 
     fn reset(&self, asked: &Asked<'_>) -> Answer {
-        let fields = asked.fields()?;
-        let mut problems = Problems::default();
-        let id = integer(&fields, "id", &mut problems);
-        let item = integer(&fields, "data_idx", &mut problems);
-        let (id, item) = problems.some(id.zip(item))?;
+        let (id, item) = reset(&asked.fields()?, "id", "data_idx")?;
         Ok(self.sessions.answer(&id, |play| {
             match BabyaiGame::start(&item, self.seed, self.compat) {
                 Ok(game) => {

@@ -7,7 +7,7 @@ use crate::env::maze::game::{Maze, MazeReply, NoGame};
 use crate::server::http::{Answer, Asked, Refusal, Route, Routes, finished};
 use crate::server::options::ServerOptions;
 use crate::server::sessions::{Sessions, Table};
-use crate::server::validation::{Problems, integer, step};
+use crate::server::validation::{reset, step};
 
 pub(crate) struct MazeServer {
     sessions: Sessions<Option<Play>>,
@@ -27,11 +27,7 @@ impl MazeServer {
     }
 
     fn reset(&self, asked: &Asked<'_>) -> Answer {
-        let fields = asked.fields()?;
-        let mut problems = Problems::default();
-        let id = integer(&fields, "id", &mut problems);
-        let game = integer(&fields, "game", &mut problems);
-        let (id, game) = problems.some(id.zip(game))?;
+        let (id, game) = reset(&asked.fields()?, "id", "game")?;
         let number = game.to_string().parse().unwrap_or(i64::MAX);
         Ok(self.sessions.answer(&id, |play| match Maze::start(number) {
             Ok(maze) => {

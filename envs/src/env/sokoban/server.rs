@@ -9,7 +9,7 @@ use super::room::Direction;
 use crate::server::http::{Answer, Asked, Refusal, Route, Routes, finished};
 use crate::server::options::ServerOptions;
 use crate::server::sessions::{Sessions, Table};
-use crate::server::validation::{Problems, integer, step};
+use crate::server::validation::{reset, step};
 
 pub(super) struct SokobanServer {
     kind: Kind,
@@ -28,11 +28,7 @@ impl SokobanServer {
     }
 
     fn reset(&self, asked: &Asked<'_>) -> Answer {
-        let fields = asked.fields()?;
-        let mut problems = Problems::default();
-        let id = integer(&fields, "id", &mut problems);
-        let item = integer(&fields, "data_idx", &mut problems);
-        let (id, item) = problems.some(id.zip(item))?;
+        let (id, item) = reset(&asked.fields()?, "id", "data_idx")?;
         Ok(self.sessions.answer(&id, |game| {
             let started = Sokoban::start(self.kind, self.seed, &item.to_string());
             told(game.insert(started).last())

@@ -7,7 +7,7 @@ use crate::env::wordle::game::{OPENING, Wordle, WordleReply};
 use crate::server::http::{Answer, Asked, Refusal, Route, Routes, finished};
 use crate::server::options::ServerOptions;
 use crate::server::sessions::{Sessions, Table};
-use crate::server::validation::{Problems, integer, step};
+use crate::server::validation::{reset, step};
 
 pub(crate) struct WordleServer {
     seed: u64,
@@ -44,11 +44,7 @@ impl WordleServer {
     }
 
     fn reset(&self, asked: &Asked<'_>) -> Answer {
-        let fields = asked.fields()?;
-        let mut problems = Problems::default();
-        let id = integer(&fields, "id", &mut problems);
-        let seed = integer(&fields, "seed", &mut problems);
-        let (id, seed) = problems.some(id.zip(seed))?;
+        let (id, seed) = reset(&asked.fields()?, "id", "seed")?;
         Ok(self.sessions.answer(&id, |play| {
             *play = Play::new(self.seed, &seed.to_string());
             json!({"id": id.as_u64(), "observation": OPENING})

@@ -114,15 +114,15 @@ pub struct AgentGym {
     pub timeout: f64,
     pub instruction: Option<String>,
     pub record_actions: bool,
-    pub style: Option<Style>,
+    pub style: Option<PromptText>,
     pub context_turns: Option<usize>,
-    pub summary: Option<Style>,
+    pub summary: Option<PromptText>,
 }
 
 /// Instructions to the policy beside the environment's own text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Style {
+pub enum PromptText {
     /// As given: a name in `prompts/`, or a file.
     Named(String),
     /// As a plan holds it.
@@ -139,7 +139,7 @@ impl AgentGym {
     pub fn instruction_of(&self, own: &str) -> String {
         let own = self.instruction.as_deref().unwrap_or(own);
         match &self.style {
-            Some(Style::Read { text, .. }) => text.replace("{instruction}", own),
+            Some(PromptText::Read { text, .. }) => text.replace("{instruction}", own),
             _ => own.to_owned(),
         }
     }
@@ -147,7 +147,7 @@ impl AgentGym {
     /// How the policy is asked for a summary, where it is.
     pub fn summary_request(&self) -> Option<&str> {
         match &self.summary {
-            Some(Style::Read { text, .. }) => Some(text),
+            Some(PromptText::Read { text, .. }) => Some(text),
             _ => None,
         }
     }
