@@ -10,7 +10,7 @@ pub(super) mod mixture;
 use super::artifacts;
 use super::training::step::{model_units, of_log_probs, say_if_skipped, with_sums};
 use super::training::{
-    ADAM_EPS, Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload, wide,
+    Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload, wide,
 };
 use crate::blocking::blocking;
 use crate::demonstrations::Encoded;
@@ -108,10 +108,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let sft = &plan.config.sft;
         let adamw = AdamW {
             betas: sft.betas,
-            eps: ADAM_EPS,
             weight_decay: sft.weight_decay,
             grad_clip: sft.grad_clip,
-            decay_excludes_norms_and_biases: false,
+            ..AdamW::default()
         };
         let mut trainer = resume(&policy, adamw, optimizer.as_ref().map(LocalFolder::path))?;
         let start = Instant::now();
