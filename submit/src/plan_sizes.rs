@@ -50,10 +50,15 @@ impl Sizes {
                 0
             };
         let tokens = u128::from(sequences(plan)) * u128::from(tokens_max(plan));
+        // Written again with the rewards of a function.
+        let again = match plan.has_reward_function() {
+            true => tokens * EPISODE_BYTES_PER_TOKEN,
+            false => 0,
+        };
         let records = match plan.config.run.pipeline {
-            Pipeline::Rl => tokens * per_token,
+            Pipeline::Rl => tokens * per_token + again,
             // Stored twice: as played and as kept by the filter.
-            Pipeline::AgentEvol => 2 * tokens * EPISODE_BYTES_PER_TOKEN,
+            Pipeline::AgentEvol => 2 * tokens * EPISODE_BYTES_PER_TOKEN + again,
             Pipeline::Sft | Pipeline::Dpo | Pipeline::Eval => 0,
         };
         let optimizer = 2 * trained;

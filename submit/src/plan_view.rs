@@ -9,6 +9,7 @@ use crate::plan_texts::{horizons, sessions_text, sft_text, some_of, steps_text, 
 use crate::text::{bytes, count, many};
 use agentgym_jobs::config::{Numerics, Pipeline};
 use agentgym_jobs::plan::Plan;
+use agentgym_text::without_secrets;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -232,6 +233,12 @@ impl<'a> PlanView<'a> {
         );
         line("tasks", tasks_text(plan));
         line("steps", steps_text(plan));
+        if let (Some(function), Some(url)) = (&config.reward.function, &config.reward.url) {
+            line(
+                "rewards",
+                format!("from {function} at {}", without_secrets(url)),
+            );
+        }
         if config.run.pipeline == Pipeline::Rl {
             line("kl", self.kl_text());
         }

@@ -122,11 +122,8 @@ fn a_step_that_is_not_finite_is_counted_and_is_in_no_mean() {
     // Coefficients beyond the f32 range overflow in the backward pass; the loss itself is ln 2.
     let mut loss = plan.config.dpo.loss().unwrap();
     let adamw = AdamW {
-        betas: (0.9, 0.999),
-        eps: ADAM_EPS,
         weight_decay: 0.0,
-        grad_clip: 1.0,
-        decay_excludes_norms_and_biases: false,
+        ..AdamW::default()
     };
     let mut trainer = resume(&policy, adamw, None).unwrap();
     let mut step = |loss| train(&mut trainer, &[&example], loss, (1e-3, 256), &options(1)).unwrap();

@@ -122,10 +122,8 @@ fn steps_lower_the_loss_and_threads_do_not_show() {
     for threads in [1, 2] {
         let adamw = AdamW {
             betas: (0.9, 0.95),
-            eps: ADAM_EPS,
             weight_decay: 0.0,
-            grad_clip: 1.0,
-            decay_excludes_norms_and_biases: false,
+            ..AdamW::default()
         };
         let mut trainer = resume(&policy, adamw, None).unwrap();
         let mut mixture = mixture();
@@ -253,10 +251,8 @@ fn the_validation_loss_is_that_of_a_step_on_all_its_rows() {
         .collect();
     let adamw = AdamW {
         betas: (0.9, 0.95),
-        eps: ADAM_EPS,
         weight_decay: 0.0,
-        grad_clip: 1.0,
-        decay_excludes_norms_and_biases: false,
+        ..AdamW::default()
     };
     let mut trainer = resume(&policy, adamw, None).unwrap();
     let options = |threads| ComputeOptions {
