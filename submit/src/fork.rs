@@ -11,7 +11,7 @@
 //! the plan; without a plan there is no run.
 
 use crate::cli::ForkArgs;
-use crate::runs::{RunView, newest_plan};
+use crate::runs::{RunView, newest_plan, stored_tree};
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::{Pipeline, ResolvedConfig};
@@ -130,7 +130,7 @@ fn check(parent: &RunView, args: &ForkArgs) -> Result<()> {
 fn plan(parent: &RunView, args: &ForkArgs, global: Vec<String>, base: &Path) -> Result<Plan> {
     const STEM_CHARS_MAX: usize = 40;
     let of = &parent.plan;
-    let text = crate::run::stored_tree(of).to_string();
+    let text = stored_tree(of).to_string();
     let mut overrides = vec![
         "run.id=null".to_owned(),
         "jobs.hold=false".to_owned(),

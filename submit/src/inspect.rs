@@ -1,11 +1,13 @@
 //! `inspect RUN [ITERATION [STAGE [PART]]]`: from the whole run down to single tokens, as text or
 //! JSON. Everything shown is verified against the digests of its commit.
 
+mod screen;
+
 use crate::cli::{Global, InspectArgs};
 use crate::metrics::{RunMetrics, read_row};
 use crate::records::{Content, Filter, content};
 use crate::runs::RunView;
-use crate::{Error, Result, inspect_text, text};
+use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use serde_json::{Value, json};
 
@@ -185,21 +187,21 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
             }));
             continue;
         }
-        text::emit(&inspect_text::head(id, &manifest, &row));
+        text::emit(&screen::head(id, &manifest, &row));
         if manifest.attempt > 1 {
             let attempts = view.store.attempts(&view.slot(id)).await?;
-            let sampling = inspect_text::sampling(&attempts, &manifest, &row);
+            let sampling = screen::sampling(&attempts, &manifest, &row);
             if !sampling.is_empty() {
                 text::emit(&sampling);
             }
         }
         let brief = ids.len() > 1 && !args.tokens && args.group.is_none() && args.sample.is_none();
         let pieces = if args.tokens && !matches!(content, Content::Nothing) {
-            inspect_text::Pieces::of(view).await?
+            screen::Pieces::of(view).await?
         } else {
-            inspect_text::Pieces::none()
+            screen::Pieces::none()
         };
-        text::emit(&inspect_text::body(&content, brief, args.tokens, &pieces));
+        text::emit(&screen::body(&content, brief, args.tokens, &pieces));
     }
     if global.json && !args.jsonl {
         match (documents.len(), args.part) {

@@ -7,33 +7,18 @@
 
 pub mod cli;
 mod control;
-mod display;
 mod error;
 pub mod evaluation;
 pub mod export;
-mod follow;
 mod fork;
 mod inspect;
-mod inspect_text;
 pub mod keys_view;
-mod local;
-mod metric_files;
 pub mod metrics;
-pub mod model_size;
-mod plan_memory;
-mod plan_parts;
-mod plan_sizes;
-mod plan_texts;
-pub mod plan_view;
-pub mod plot;
-mod preflight;
+pub mod plan;
 pub mod records;
 mod run;
 pub mod runs;
-mod signals;
 pub mod status;
-pub mod summary;
-pub mod tensorboard;
 pub mod text;
 pub mod trajectories;
 mod verify;
@@ -114,14 +99,14 @@ fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
     let plan = Plan::new(config.clone(), run::base())?;
     let queue = (config.config.queue.url.as_deref()).map(without_secrets);
     let store = without_secrets(&config.config.storage.url);
-    let view = plan_view::PlanView::new(&plan, &store, queue.as_deref(), &config.unused)
+    let view = plan::view::PlanView::new(&plan, &store, queue.as_deref(), &config.unused)
         .with_notes(&config.notes);
     if global.json {
         text::emit_json(&view.to_json());
     } else {
         text::emit(&view.render());
     }
-    local::look(&plan)?;
+    run::local::look(&plan)?;
     view.check()
 }
 
@@ -185,10 +170,10 @@ async fn show_metrics(view: &RunView, global: &Global) -> Result<()> {
         }
     }
     if global.json {
-        text::emit_json(&summary::report_json(&book, &view.plan));
+        text::emit_json(&metrics::summary::report_json(&book, &view.plan));
         return Ok(());
     }
-    let mut out = summary::report(&book, &view.plan);
+    let mut out = metrics::summary::report(&book, &view.plan);
     if out.is_empty() {
         out = format!("run {} has measured nothing yet\n", view.plan.run);
     }

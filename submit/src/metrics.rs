@@ -2,6 +2,11 @@
 //! older programs). Commits are the source, so any process can rebuild them at any time, and
 //! exporting twice writes the same files.
 
+pub(crate) mod files;
+pub mod plot;
+pub mod summary;
+pub mod tensorboard;
+
 use crate::runs::RunView;
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;

@@ -1,12 +1,16 @@
 //! `run` and `resume`: freeze the plan (or find the existing one), start workers in this process,
 //! follow to the end, report.
 
+mod display;
+mod follow;
+pub(crate) mod local;
+mod preflight;
+mod signals;
+
 use crate::cli::{ConfigArgs, ForkArgs, Global};
-use crate::display::Display;
-use crate::follow::{Crew, End, Follower, worker_error};
-use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan};
-use crate::signals::Interrupts;
-use crate::{Error, Result, evaluation, existing_store, fork, local, preflight, summary, text};
+use crate::metrics::summary;
+use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan, stored_tree};
+use crate::{Error, Result, evaluation, existing_store, fork, text};
 use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::Device;
@@ -14,6 +18,9 @@ use agentgym_queue::{Error as QueueError, Queue, QueueOptions};
 use agentgym_storage::{Created, Store};
 use agentgym_text::has_secrets;
 use agentgym_worker::{Cause, ScratchFolder, WorkerOptions, run_worker};
+use display::Display;
+use follow::{Crew, End, Follower, worker_error};
+use signals::Interrupts;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::broadcast;
@@ -184,13 +191,6 @@ pub(crate) async fn fork(args: &ForkArgs, global: &Global) -> Result<()> {
         global,
     )
     .await
-}
-
-/// The config inside a stored plan.
-pub(crate) fn stored_tree(plan: &Plan) -> serde_json::Value {
-    let mut file: serde_json::Value =
-        serde_json::from_slice(&plan.to_bytes()).expect("a plan is written as JSON");
-    file["config"].take()
 }
 
 /// The same config with overrides.

@@ -198,3 +198,10 @@ pub(crate) async fn existing_store(url: &str) -> Result<Store> {
     }
     Ok(Store::open(url).await?)
 }
+
+/// The config inside a stored plan.
+pub(crate) fn stored_tree(plan: &Plan) -> serde_json::Value {
+    let mut file: serde_json::Value =
+        serde_json::from_slice(&plan.to_bytes()).expect("a plan is written as JSON");
+    file["config"].take()
+}

@@ -3,7 +3,7 @@
 
 use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::plan::Plan;
-use agentgym_submit::plan_view::PlanView;
+use agentgym_submit::plan::view::PlanView;
 use agentgym_tests::files::files_below;
 use agentgym_tests::program::{finish, program};
 use std::path::{Path, PathBuf};

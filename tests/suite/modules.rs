@@ -142,4 +142,10 @@ fn every_way_to_use_a_name_is_seen() {
         "pub const ONE: u8 = 1; use crate::a as other; fn x() { other::a() }",
     );
     assert_eq!(arrows_of().1, [3]);
+    // A module and a function of one name.
+    write(
+        "d/inner.rs",
+        "pub const ONE: u8 = 1; use crate::a; fn a() { a::a() }",
+    );
+    assert_eq!(arrows_of().1, [3]);
 }

@@ -13,7 +13,10 @@ type ModulePath = Vec<String>;
 #[derive(Default)]
 struct Module {
     file: PathBuf,
+    /// Types, traits and macros.
     items: BTreeSet<String>,
+    /// Functions, constants and statics: a module may have the name of one.
+    values: BTreeSet<String>,
     /// Those types that are visible outside the crate, as far as the file shows.
     public_types: BTreeSet<String>,
     children: BTreeSet<String>,
@@ -88,7 +91,8 @@ impl Crate {
             _ => {}
         }
         let is_child = module.children.contains(first);
-        if module.items.contains(first) && (rest.is_empty() || !is_child) {
+        let is_type = module.items.contains(first) && (rest.is_empty() || !is_child);
+        if is_type || (rest.is_empty() && module.values.contains(first)) {
             return Some(&module.file);
         }
         if is_child {
@@ -167,7 +171,12 @@ fn read_items(
     for item in items {
         module.public_types.extend(public_type(item));
         let mut defines = |name: &syn::Ident| {
-            module.items.insert(name.to_string());
+            let is_value = matches!(item, Item::Const(_) | Item::Fn(_) | Item::Static(_));
+            let names = match is_value {
+                true => &mut module.values,
+                false => &mut module.items,
+            };
+            names.insert(name.to_string());
         };
         match item {
             Item::Mod(declared) if !is_test(&declared.attrs) => {

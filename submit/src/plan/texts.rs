@@ -1,6 +1,6 @@
 //! Lines of the `plan` screen that depend on the plan alone.
 
-use crate::plan_sizes::steps_per_iteration;
+use crate::plan::sizes::steps_per_iteration;
 use crate::text::{count, many};
 use agentgym_envs::builtin;
 use agentgym_jobs::config::Pipeline;

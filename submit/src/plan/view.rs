@@ -1,11 +1,11 @@
 //! `plan run.yaml`: what the run would do, on one screen, before anything is written or started. ≤
 //! marks an upper bound.
 
-use crate::model_size::{self, ModelSize};
-use crate::plan_memory::{Memory, check_fits, machine_bytes};
-use crate::plan_parts::Counted;
-use crate::plan_sizes::{Sizes, narrow, sequences, steps_per_iteration, tokens_max};
-use crate::plan_texts::{horizons, sessions_text, sft_text, some_of, steps_text, tasks_text};
+use crate::plan::memory::{Memory, check_fits, machine_bytes};
+use crate::plan::model_size::{self, ModelSize};
+use crate::plan::parts::Counted;
+use crate::plan::sizes::{Sizes, narrow, sequences, steps_per_iteration, tokens_max};
+use crate::plan::texts::{horizons, sessions_text, sft_text, some_of, steps_text, tasks_text};
 use crate::text::{bytes, count, many};
 use agentgym_jobs::config::{Numerics, Pipeline};
 use agentgym_jobs::plan::Plan;

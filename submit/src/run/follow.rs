@@ -1,12 +1,13 @@
 //! Follows a run to its end. Only commits count: events of the workers in this process make
 //! progress visible sooner, and a run whose workers are elsewhere is followed in the same way.
 
-use crate::display::Display;
 use crate::metrics::RunMetrics;
+use crate::metrics::summary;
+use crate::run::display::Display;
+use crate::run::signals::Interrupts;
 use crate::runs::{RunView, part_id};
-use crate::signals::Interrupts;
 use crate::status::{Known, status_again};
-use crate::{Error, Result, summary, text};
+use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
 use agentgym_jobs::planner::Progress;
 use agentgym_storage::{Manifest, Verdict};

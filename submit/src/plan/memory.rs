@@ -4,8 +4,8 @@
 //! They assume sequences of the maximum length; shorter ones need less. Where a formula says
 //! *live*, it counts what exists at the same time in `model`'s code.
 
-use crate::model_size::ModelSize;
-use crate::plan_sizes::{evaluated_sequences, narrow, sequences, tokens_max};
+use crate::plan::model_size::ModelSize;
+use crate::plan::sizes::{evaluated_sequences, narrow, sequences, tokens_max};
 use crate::text::{bytes, count};
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::plan::Plan;
@@ -335,7 +335,7 @@ impl Work<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model_size;
+    use crate::plan::model_size;
     use agentgym_jobs::config::ResolvedConfig;
     use std::path::Path;
 

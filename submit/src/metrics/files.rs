@@ -1,10 +1,11 @@
 //! The metrics of a run as files: `metrics.jsonl` for programs, event files for TensorBoard. Both
 //! are functions of the [`RunMetrics`] alone, so writing is idempotent and any machine may do it.
 
+use crate::metrics::tensorboard;
+use crate::metrics::tensorboard::Scalars;
 use crate::metrics::{Row, RunMetrics};
-use crate::tensorboard::Scalars;
 use crate::text::replace;
-use crate::{Error, Result, tensorboard};
+use crate::{Error, Result};
 use agentgym_jobs::config::Trainer;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};

@@ -2,7 +2,9 @@
 //! training files, addresses of built-in environments. An existing run has already read them and
 //! can resume on a machine without them.
 
-use crate::{Error, Result, model_size, plan_memory};
+use crate::plan::memory;
+use crate::plan::model_size;
+use crate::{Error, Result};
 use agentgym_envs::builtin;
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::files::{self, TRAJECTORIES_BYTES_MAX};
@@ -170,9 +172,8 @@ fn models(plan: &Plan, config: &Path) -> Result<()> {
     })?;
     for (role, key, path) in model_paths(plan) {
         let fits = || match role {
-            InitRole::Policy => model_size::of(model).and_then(|size| {
-                plan_memory::check_fits(plan, &size, plan_memory::machine_bytes())
-            }),
+            InitRole::Policy => model_size::of(model)
+                .and_then(|size| memory::check_fits(plan, &size, memory::machine_bytes())),
             InitRole::Reference | InitRole::Critic => Ok(()),
         };
         usable(role, path).and_then(|()| fits()).map_err(|why| {

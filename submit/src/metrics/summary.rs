@@ -1,8 +1,8 @@
 //! The output of a run: a line per iteration while it runs; the table of evaluations and the plot
 //! at its end.
 
+use crate::metrics::plot::{Series, plot};
 use crate::metrics::{Evaluated, Row, RunMetrics, SetScore, Training, Validated};
-use crate::plot::{Series, plot};
 use crate::{evaluation, text};
 use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;

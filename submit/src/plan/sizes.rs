@@ -2,7 +2,7 @@
 //! follow from the model's dimensions. No run is needed, so these are estimates; each has its
 //! formula next to it.
 
-use crate::model_size::ModelSize;
+use crate::plan::model_size::ModelSize;
 use agentgym_jobs::config::{EvaluationSet, Pipeline};
 use agentgym_jobs::plan::Plan;
 

@@ -1,0 +1,8 @@
+//! What `plan` says of a run before it starts: its screen, and the counts, sizes and memory on it.
+
+pub(crate) mod memory;
+pub mod model_size;
+mod parts;
+mod sizes;
+mod texts;
+pub mod view;
