@@ -151,7 +151,7 @@ fn a_growing_horizon_is_a_plan_and_says_where_kl_goes() {
     assert_eq!(plan["horizon"][10], 13);
     let kl = plan["kl"].as_str().unwrap();
     assert!(
-        kl.starts_with("nowhere; AgentGym-RL takes 0.001 × k1 off the reward"),
+        kl.starts_with("nowhere; AgentGym-RL takes 0.001 × kl off the reward"),
         "{kl}"
     );
 }

@@ -53,13 +53,13 @@ impl Config {
         let RolloutCorrection {
             rollout_is,
             rollout_is_threshold,
-        } = self.algorithm.rollout_correction;
+        } = &self.algorithm.rollout_correction;
         let Some(level) = rollout_is else {
             return Ok(None);
         };
         let correction = ImportanceCorrection {
-            level,
-            threshold: rollout_is_threshold,
+            level: level.value,
+            threshold: *rollout_is_threshold,
         };
         correction
             .validate()
@@ -76,7 +76,7 @@ impl Config {
         let actor = &self.actor_rollout_ref.actor;
         let kl = match actor.use_kl_loss {
             true => Some(KlLoss {
-                estimator: actor.kl_loss_type,
+                estimator: actor.kl_loss_type.value,
                 coef: actor.kl_loss_coef,
             }),
             false => None,
@@ -90,7 +90,7 @@ impl Config {
             dual_clip: actor.clip_ratio_c,
             entropy_coeff: actor.entropy_coeff,
             kl,
-            aggregation: actor.loss_agg_mode,
+            aggregation: actor.loss_agg_mode.value,
         };
         loss.validate()
             .map_err(|e| Error::value(KEY, e.to_string()))?;
@@ -101,7 +101,7 @@ impl Config {
     pub fn value_loss(&self) -> ValueLoss {
         ValueLoss {
             clip: self.critic.cliprange_value,
-            aggregation: self.critic.loss_agg_mode,
+            aggregation: self.critic.loss_agg_mode.value,
         }
     }
 
@@ -179,7 +179,7 @@ impl Config {
         }
         check_micro_batches(
             "critic",
-            critic.loss_agg_mode,
+            critic.loss_agg_mode.value,
             mini * self.actor_rollout_ref.rollout.n as usize,
             critic.ppo_micro_batch_size,
         )

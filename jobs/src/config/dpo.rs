@@ -13,7 +13,7 @@ impl Dpo {
     pub fn loss(&self) -> Result<DpoLossOptions> {
         let loss = DpoLossOptions {
             beta: self.beta,
-            loss: self.loss_type,
+            loss: self.loss_type.value,
         };
         loss.validate()
             .map_err(|e| Error::value("dpo.beta", e.to_string()))?;

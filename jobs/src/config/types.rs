@@ -11,6 +11,7 @@ mod data;
 mod evaluation;
 mod lessons;
 mod run;
+mod spelled;
 
 pub use actor::*;
 pub use algorithm::*;
@@ -20,6 +21,7 @@ pub use evaluation::*;
 pub use lessons::*;
 pub use run::*;
 use serde::{Deserialize, Serialize};
+pub use spelled::Spelled;
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

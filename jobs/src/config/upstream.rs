@@ -221,7 +221,7 @@ pub(super) fn notes(given: &Value, config: &Config, unused: &[String]) -> Vec<St
     let mut micro = micro
         .iter()
         .filter_map(|name| get(given, &format!("{SECTION}.{name}"))?.as_u64());
-    if actor.loss_agg_mode == Aggregation::TokenMean
+    if actor.loss_agg_mode.value == Aggregation::TokenMean
         && let Some(size) = micro.next()
     {
         out.push(format!(

@@ -418,7 +418,7 @@ jobs: {rollout_part_tasks: 2}
             batch       8 tasks × 4 samples = 32 sequences per iteration, of 400 different tasks
             tasks       8 of textcraft at builtin
             steps       2 minibatches × 2 epochs = 4 optimizer steps; × 25 iterations = 100, lr 1e-6
-            kl          nowhere; AgentGym-RL takes 0.001 × k1 off the reward where use_kl_loss is false: here that is algorithm.use_kl_in_reward=true
+            kl          nowhere; AgentGym-RL takes 0.001 × kl off the reward where use_kl_loss is false: here that is algorithm.use_kl_in_reward=true
             tokens      prompt ≤ 512, response ≤ 256, turn ≤ 32, context ≤ 1024; units of 2048
             horizon     rounds by iteration 1–10: 4, 11–20: 6, 21–25: 8
             evaluate    held_out (40 tasks)

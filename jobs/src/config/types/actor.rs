@@ -5,6 +5,7 @@
 )]
 
 use super::data::Files;
+use super::spelled::Spelled;
 use agentgym_algorithms::{Aggregation, KlEstimator, LearningRateStyle, PolicyLoss};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -59,8 +60,8 @@ pub struct Actor {
     pub entropy_coeff: f64,
     pub use_kl_loss: bool,
     pub kl_loss_coef: f64,
-    pub kl_loss_type: KlEstimator,
-    pub loss_agg_mode: Aggregation,
+    pub kl_loss_type: Spelled<KlEstimator>,
+    pub loss_agg_mode: Spelled<Aggregation>,
     pub grad_clip: f64,
     pub optim: Optim,
 }

@@ -5,6 +5,7 @@
 )]
 
 use super::actor::Optim;
+use super::spelled::Spelled;
 use agentgym_algorithms::{AdvantageEstimator, Aggregation, ImportanceLevel, KlEstimator};
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +26,7 @@ pub struct Algorithm {
     pub overlong: Overlong,
     pub turn_rewards: bool,
     pub use_kl_in_reward: bool,
-    pub kl_penalty: KlEstimator,
+    pub kl_penalty: Spelled<KlEstimator>,
     pub kl_ctrl: KlCtrl,
     pub filter_groups: FilterGroups,
     pub rollout_correction: RolloutCorrection,
@@ -88,7 +89,7 @@ pub struct FilterGroups {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RolloutCorrection {
-    pub rollout_is: Option<ImportanceLevel>,
+    pub rollout_is: Option<Spelled<ImportanceLevel>>,
     pub rollout_is_threshold: f64,
 }
 
@@ -108,7 +109,7 @@ pub struct Critic {
     pub ppo_micro_batch_size: Option<usize>,
     pub ppo_epochs: u32,
     pub cliprange_value: Option<f64>,
-    pub loss_agg_mode: Aggregation,
+    pub loss_agg_mode: Spelled<Aggregation>,
     pub grad_clip: f64,
     pub optim: Optim,
 }

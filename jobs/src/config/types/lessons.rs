@@ -5,6 +5,7 @@
 )]
 
 use super::data::Ids;
+use super::spelled::Spelled;
 use crate::episode::Episode;
 use agentgym_algorithms::LearningRateStyle;
 use agentgym_algorithms::losses::DpoLoss;
@@ -70,7 +71,7 @@ pub struct Dpo {
     pub expert_threshold: f64,
     pub prompt_length: usize,
     pub beta: f64,
-    pub loss_type: DpoLoss,
+    pub loss_type: Spelled<DpoLoss>,
     pub batch_size: usize,
     pub steps: u32,
     pub lr: f64,

@@ -223,7 +223,7 @@ pub(in crate::stages) fn is_masked(plan: &Plan, episode: &Episode) -> bool {
 
 /// Subtracts the KL penalty from the token rewards; returns the controller's next state.
 fn take_penalty(plan: &Plan, joined: &mut [Joined], kl_coef: f64) -> Result<KlState> {
-    let estimator = plan.config.algorithm.kl_penalty;
+    let estimator = plan.config.algorithm.kl_penalty.value;
     let mut divergences = Vec::new();
     for episode in joined {
         let reference = episode.ref_log_probs.as_deref().ok_or_else(|| {
