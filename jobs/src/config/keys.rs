@@ -99,6 +99,9 @@ mod tests {
                 assert!(key.limit.is_some(), "{} has no limit", key.path);
             }
         }
+        for (key, limit) in KEYS.iter().filter_map(|key| Some((key, key.limit?))) {
+            assert!(limit.least < limit.most, "{}", key.path);
+        }
         let paths: BTreeSet<&str> = KEYS.iter().map(|key| key.path).collect();
         assert_eq!(paths.len(), KEYS.len(), "a key stands twice");
     }

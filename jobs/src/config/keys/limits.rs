@@ -18,8 +18,8 @@ pub(crate) const LISTED_MAX: usize = 2_000_000;
 /// The range of a key's number, or of each number where it is a list.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limit {
-    least: f64,
-    most: f64,
+    pub(super) least: f64,
+    pub(super) most: f64,
     /// `least` itself is outside.
     above: bool,
     /// `most` itself is outside.

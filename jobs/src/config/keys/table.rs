@@ -193,8 +193,8 @@ pub const KEYS: &[KeySpec] = &[
     // algorithm
     id("algorithm.adv_estimator", "grpo", "grpo, gae, reinforce_plus_plus, rloo or remax"),
     id("algorithm.norm_adv_by_std_in_grpo", "true", "divide by the group's standard deviation"),
-    id("algorithm.gamma", "1.0", "discount").within(real(0.0, 1.0, SHARE)),
-    id("algorithm.lam", "1.0", "GAE lambda").within(real(0.0, 1.0, SHARE)),
+    id("algorithm.gamma", "1.0", "discount").within(real(0.0, 1.0, SHARE).of_stored_plans()),
+    id("algorithm.lam", "1.0", "GAE lambda").within(real(0.0, 1.0, SHARE).of_stored_plans()),
     id("algorithm.lag", "0", "iterations between the sampling and the trained policy")
         .within(whole(0, 100, "every policy of the lag is kept and samples get older with it")),
     id("algorithm.overlong", "keep", "keep: a horizon or length outcome keeps its reward; mask: it is not trained on"),
