@@ -1,6 +1,10 @@
 //! Input and output of a forward pass.
 
-/// New tokens of several sequences, packed one after another.
+/// New tokens of several sequences, packed one after another in segments.
+///
+/// Where a segment's first tokens are in no cache, they are in the segments before it: it continues
+/// their path, cut at its own first position. Segments that begin at position 0 are sequences of
+/// their own.
 #[derive(Clone)]
 pub(crate) struct Batch {
     pub(crate) ids: Vec<u32>,
@@ -23,6 +27,13 @@ impl Batch {
             positions,
             lengths,
         }
+    }
+
+    /// Tokens before the segment whose first row is `row`.
+    pub(crate) fn past(&self, row: usize) -> usize {
+        self.positions
+            .get(row)
+            .map_or(0, |position| *position as usize)
     }
 
     /// The batch, padded to `rows` rows with sequences of one token each.
@@ -50,4 +61,12 @@ pub struct ScoreRequest<'a> {
     pub token_ids: &'a [u32],
     /// Which tokens are scored; the first token cannot be.
     pub loss_mask: &'a [bool],
+}
+
+impl<'a> ScoreRequest<'a> {
+    /// The tokens that its scores depend on: those before its last scored one.
+    pub fn path(&self) -> &'a [u32] {
+        let last = self.loss_mask.iter().rposition(|&wanted| wanted);
+        &self.token_ids[..last.unwrap_or(0)]
+    }
 }

@@ -9,6 +9,7 @@ mod golden;
 mod golden_lora;
 mod invariance;
 mod oracle;
+mod sharing;
 mod training;
 
 use std::path::PathBuf;
@@ -254,6 +255,52 @@ pub(crate) fn sequences(vocabulary: usize, lengths: &[usize], seed: u64) -> Vec<
             loss_mask: (0..length).map(|t| t > 0 && random.below(3) > 0).collect(),
         })
         .collect()
+}
+
+/// Sequences that begin alike, as the samples of a few tasks do: branches of an answer at several
+/// places, one of them deep; one sequence twice, one that is the beginning of another, one without
+/// an answer, one task with a single sample.
+pub(crate) fn related(vocabulary: usize, seed: u64) -> Vec<TrainSequence> {
+    let mut random = Random(seed + 1000);
+    let mut ids = |length: usize| -> Vec<u32> {
+        let own = (0..length).map(|_| random.below(vocabulary) as u32);
+        own.collect()
+    };
+    let (prompt, turn, other) = (ids(70), ids(33), ids(20));
+    let mut all = Vec::new();
+    for answer in [ids(30), ids(5), ids(64)] {
+        all.push([prompt.as_slice(), &answer].concat());
+    }
+    for answer in [ids(1), ids(40), ids(40)] {
+        all.push([prompt.as_slice(), &turn, &answer].concat());
+    }
+    let deep = all[5].clone();
+    for (kept, answer) in [
+        (130, ids(9)),
+        (deep.len() - 1, ids(12)),
+        (deep.len(), ids(3)),
+    ] {
+        all.push([&deep[..kept], answer.as_slice()].concat());
+    }
+    all.push(all[1].clone());
+    all.push(all[4][..90].to_vec());
+    all.push(prompt.clone());
+    all.push([other.as_slice(), &ids(50)].concat());
+    all.push(ids(1));
+    let mut random = Random(seed);
+    let sequence = |token_ids: Vec<u32>| {
+        let answer = if token_ids.starts_with(&other) {
+            20
+        } else {
+            70
+        };
+        let loss_mask = (0..token_ids.len()).map(|t| t >= answer && random.below(4) > 0);
+        TrainSequence {
+            loss_mask: loss_mask.collect(),
+            token_ids,
+        }
+    };
+    all.into_iter().map(sequence).collect()
 }
 
 pub(crate) fn requests(sequences: &[TrainSequence]) -> Vec<ScoreRequest<'_>> {

@@ -1,16 +1,17 @@
 //! Generation behind an async call. Each thread owns an engine with the KV caches of its episodes,
 //! so an episode stays on the thread that played its first turn. All episodes of a thread are
-//! decoded in one batch, and new turns join between two steps.
+//! decoded in one batch, and new turns join between two steps. The samples of a task share a thread
+//! where there are tasks enough, since an engine runs once what its sequences have in common.
 //!
 //! An episode's samples depend only on its own tokens and its random stream (I7), so neither the
 //! number of threads nor the other episodes in the batch affect the result.
 
 use crate::{Beat, Error, Result, panics};
 use agentgym_model::{Engine, EngineOptions, Generation, GenerationRequest, Policy};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Instant;
 use tokio::sync::oneshot;
 
@@ -59,6 +60,67 @@ pub(crate) struct Decoder {
     threads: Vec<Thread>,
     sequences: AtomicU64,
     counts: Arc<Counts>,
+    companies: Mutex<Companies>,
+}
+
+/// Group and sample of an episode.
+type Episode = (u32, u32);
+
+/// Episodes that are to share a thread.
+#[derive(Debug, Default)]
+struct Companies {
+    of: BTreeMap<Episode, usize>,
+    all: Vec<Company>,
+}
+
+#[derive(Debug, Default)]
+struct Company {
+    thread: Option<usize>,
+    /// Episodes that have not begun.
+    expected: usize,
+}
+
+impl Companies {
+    /// A company for each group, or several where there are fewer groups than threads.
+    fn new(episodes: impl Iterator<Item = Episode>, threads: usize) -> Self {
+        let mut groups: BTreeMap<u32, Vec<Episode>> = BTreeMap::new();
+        for episode in episodes {
+            groups.entry(episode.0).or_default().push(episode);
+        }
+        let parts = threads.div_ceil(groups.len().max(1));
+        let mut companies = Self::default();
+        for group in groups.into_values() {
+            for company in group.chunks(group.len().div_ceil(parts)) {
+                let number = companies.all.len();
+                companies
+                    .of
+                    .extend(company.iter().map(|own| (*own, number)));
+                companies.all.push(Company {
+                    thread: None,
+                    expected: company.len(),
+                });
+            }
+        }
+        companies
+    }
+
+    /// The thread for an episode that begins; `open` has the open episodes of each thread. The
+    /// first of a company takes the thread with the fewest episodes, open or expected.
+    fn seat(&mut self, episode: Episode, open: &[usize]) -> usize {
+        let mut load = open.to_vec();
+        for company in &self.all {
+            if let Some(thread) = company.thread {
+                load[thread] += company.expected;
+            }
+        }
+        let least = (0..load.len()).min_by_key(|thread| load[*thread]);
+        let least = least.unwrap_or(0);
+        let Some(company) = self.of.get(&episode).map(|number| &mut self.all[*number]) else {
+            return least;
+        };
+        company.expected = company.expected.saturating_sub(1);
+        *company.thread.get_or_insert(least)
+    }
 }
 
 struct Thread {
@@ -80,6 +142,7 @@ impl Thread {
 #[derive(Debug, Default)]
 struct Counts {
     sampled_tokens: AtomicU64,
+    shared_tokens: AtomicU64,
     busy_us: AtomicU64,
 }
 
@@ -137,27 +200,44 @@ impl Decoder {
             threads,
             sequences: AtomicU64::new(0),
             counts,
+            companies: Mutex::default(),
         }))
     }
 
-    /// Opens a sequence on the thread with the fewest open episodes.
-    pub(crate) fn open(self: &Arc<Self>) -> Sequence {
-        let id = self.sequences.fetch_add(1, Ordering::Relaxed);
-        let open = |thread: &Thread| thread.open.load(Ordering::Relaxed);
-        let thread = (0..self.threads.len())
-            .min_by_key(|t| open(&self.threads[*t]))
-            .unwrap_or(0);
+    /// Announces the episodes that are going to begin.
+    pub(crate) fn expect(&self, episodes: impl Iterator<Item = Episode>) {
+        *self.companies() = Companies::new(episodes, self.threads.len());
+    }
+
+    fn companies(&self) -> std::sync::MutexGuard<'_, Companies> {
+        (self.companies.lock()).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a sequence for an episode that begins.
+    pub(crate) fn open(self: &Arc<Self>, episode: Episode) -> Sequence {
+        let mut companies = self.companies();
+        let open = (self.threads.iter()).map(|thread| thread.open.load(Ordering::Relaxed));
+        let thread = companies.seat(episode, &open.collect::<Vec<_>>());
+        self.take(thread)
+    }
+
+    fn take(self: &Arc<Self>, thread: usize) -> Sequence {
         self.threads[thread].open.fetch_add(1, Ordering::Relaxed);
         Sequence {
             decoder: Arc::clone(self),
             thread,
-            id,
+            id: self.sequences.fetch_add(1, Ordering::Relaxed),
         }
     }
 
     /// Tokens sampled so far, those of unfinished messages included.
     pub(crate) fn sampled_tokens(&self) -> u64 {
         self.counts.sampled_tokens.load(Ordering::Relaxed)
+    }
+
+    /// Known tokens that no engine ran, since another sequence of its begins the same way.
+    pub(crate) fn shared_tokens(&self) -> u64 {
+        self.counts.shared_tokens.load(Ordering::Relaxed)
     }
 
     /// Seconds spent inside the engines, summed over the threads.
@@ -170,6 +250,11 @@ impl Sequence {
     /// The engine's number of the episode.
     pub(crate) fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Another sequence on the same thread.
+    pub(crate) fn another(&self) -> Self {
+        self.decoder.take(self.thread)
     }
 
     /// Plays a turn: appends `turn.append`, samples until the end token or the
@@ -222,7 +307,7 @@ fn serve(
     waiting: &mut HashMap<u64, Reply>,
     (counts, beat): (&Counts, &Beat),
 ) -> agentgym_model::Result<()> {
-    let mut counted = 0;
+    let (mut counted, mut shared) = (0, 0);
     loop {
         if engine.is_idle() {
             match commands.recv() {
@@ -242,11 +327,13 @@ fn serve(
         let stepped = engine.step();
         drop(call);
         let done = stepped?;
-        let sampled = engine.tokens_sampled();
+        let (sampled, taken) = engine.counted();
         counts
             .sampled_tokens
             .fetch_add(sampled - counted, Ordering::Relaxed);
         counted = sampled;
+        (counts.shared_tokens).fetch_add(taken - shared, Ordering::Relaxed);
+        shared = taken;
         for turn in done {
             // For a killed process, this is the only record of what it had sampled.
             tracing::trace!("sampled tokens={}", turn.token_ids.len());
@@ -321,6 +408,7 @@ mod tests {
             }],
             sequences: AtomicU64::new(0),
             counts: Arc::default(),
+            companies: Mutex::default(),
         };
         (Arc::new(decoder), thread)
     }
@@ -329,6 +417,54 @@ mod tests {
         if let Ok(Command::Turn(turn, reply)) = commands.recv() {
             waiting.insert(turn.sequence, reply);
         }
+    }
+
+    /// Begins `episodes` in the given order, none of which ends; returns the threads of each group.
+    fn seats(threads: usize, groups: u32, samples: u32, by_sample: bool) -> Vec<Vec<usize>> {
+        let all = || (0..groups).flat_map(|g| (0..samples).map(move |s| (g, s)));
+        let mut companies = Companies::new(all(), threads);
+        let mut open = vec![0; threads];
+        let mut seats = vec![Vec::new(); groups as usize];
+        let mut order: Vec<Episode> = all().collect();
+        if by_sample {
+            order.sort_by_key(|(group, sample)| (*sample, *group));
+        }
+        for episode in order {
+            let thread = companies.seat(episode, &open);
+            open[thread] += 1;
+            seats[episode.0 as usize].push(thread);
+        }
+        let [least, most] = [open.iter().min(), open.iter().max()].map(Option::unwrap);
+        assert!(most - least <= samples as usize, "{open:?}");
+        seats
+    }
+
+    #[test]
+    fn the_samples_of_a_task_share_a_thread_and_no_thread_is_left_out() {
+        for by_sample in [false, true] {
+            for (threads, groups) in [(1, 3), (2, 2), (2, 5), (4, 9)] {
+                for own in seats(threads, groups, 8, by_sample) {
+                    assert!(own.iter().all(|thread| *thread == own[0]), "{own:?}");
+                }
+            }
+            // One task for two threads, three for eight: each is played on as few as fill them.
+            let mut own = seats(2, 1, 8, by_sample).remove(0);
+            own.sort_unstable();
+            assert_eq!(own, [0, 0, 0, 0, 1, 1, 1, 1]);
+            let mut all = seats(8, 3, 6, by_sample).concat();
+            all.sort_unstable();
+            all.dedup();
+            assert_eq!(all, [0, 1, 2, 3, 4, 5, 6, 7]);
+        }
+    }
+
+    #[test]
+    fn an_episode_that_nobody_announced_goes_where_fewest_are() {
+        let mut companies = Companies::new([(0, 0), (0, 1)].into_iter(), 2);
+        assert_eq!(companies.seat((7, 7), &[3, 2]), 1);
+        assert_eq!(companies.seat((0, 0), &[0, 1]), 0);
+        // A second time: a fault has begun it anew.
+        assert_eq!(companies.seat((0, 0), &[5, 1]), 0);
     }
 
     /// For callers before the thread has ended, and after.
@@ -341,7 +477,7 @@ mod tests {
                 message: "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned(),
             })
         });
-        let [early, late] = [decoder.open(), decoder.open()];
+        let [early, late] = [decoder.open((0, 0)), decoder.open((0, 1))];
         let error = early.turn(turn()).await.unwrap_err();
         assert_eq!(error.cause(), Cause::Device, "{error}");
         thread.join().unwrap();
@@ -358,7 +494,7 @@ mod tests {
             await_a_turn(commands, waiting);
             panic!("row {} is out of bounds", 7)
         });
-        let [early, late] = [decoder.open(), decoder.open()];
+        let [early, late] = [decoder.open((0, 0)), decoder.open((0, 1))];
         let error = early.turn(turn()).await.unwrap_err();
         thread.join().unwrap();
         let later = late.turn(turn()).await.unwrap_err();

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 use agentgym_envs::demonstration::{Demonstration, Solver};
 use agentgym_jobs::config::OverlongRows;
 pub(crate) use agentgym_jobs::trajectory::Line;
-use agentgym_model::{Message, Policy, Role};
+use agentgym_model::{Message, Policy, Role, ScoreRequest};
 use serde::Deserialize;
 
 /// One conversation.
@@ -34,6 +34,13 @@ impl Encoded {
     /// Tokens that are trained on.
     pub(crate) fn loss_tokens(&self) -> usize {
         self.loss_mask.iter().filter(|kept| **kept).count()
+    }
+
+    pub(crate) fn request(&self) -> ScoreRequest<'_> {
+        ScoreRequest {
+            token_ids: &self.token_ids,
+            loss_mask: &self.loss_mask,
+        }
     }
 
     fn extend(&mut self, ids: &[u32], trained: bool) {

@@ -138,7 +138,11 @@ impl ResolvedConfig {
         check_tree("", &tree, &tree, &mut unused)?;
         for key in keys::KEYS.iter().filter(|k| k.kind != keys::Kind::Unused) {
             if get(&tree, key.path).is_none() {
-                let default = yaml(key.default).map_err(|e| Error::value(key.path, e))?;
+                let default = match stored {
+                    true => key.before(),
+                    false => key.default,
+                };
+                let default = yaml(default).map_err(|e| Error::value(key.path, e))?;
                 set(&mut tree, key.path, default)?;
             }
         }
@@ -173,7 +177,7 @@ impl ResolvedConfig {
         let mut leaves = Self::leaves(tree, keys::Kind::Identity);
         leaves.retain(|(path, value)| {
             let key = keys::find(path).expect("a leaf has a key");
-            !key.hashed_if_set || default_of(tree, key).as_ref() != Some(value)
+            !key.hashed_if_set || before(tree, key).as_ref() != Some(value)
         });
         leaves
     }
@@ -225,12 +229,12 @@ fn read_text(path: &Path) -> Result<String> {
     })
 }
 
-/// The default of a key, as a resolved tree contains it.
-fn default_of(tree: &Value, key: &keys::KeySpec) -> Option<Value> {
-    let reference = key.default.strip_prefix("${");
+/// What plans from before a key do, as a resolved tree contains it.
+fn before(tree: &Value, key: &keys::KeySpec) -> Option<Value> {
+    let reference = key.before().strip_prefix("${");
     match reference.and_then(|r| r.strip_suffix('}')) {
         Some(path) => get(tree, path).cloned(),
-        None => yaml(key.default).ok(),
+        None => yaml(key.before()).ok(),
     }
 }
 

@@ -86,6 +86,7 @@ pub(crate) fn units(sequences: &[TrainSequence], per_unit: usize) -> Vec<Unit> {
     let unit = |sequences: &[TrainSequence]| Unit {
         sequences: sequences.to_vec(),
         skip: false,
+        share_prefixes: false,
     };
     sequences.chunks(per_unit).map(unit).collect()
 }

@@ -5,7 +5,9 @@
 //! [--seconds 3] [--prompt TOKENS] [--sampled TOKENS] [--sequences COUNT] [--length TOKENS]
 //! [--checkpointed] [--json] [CASE…]`; cases are `decode-ROWS`, `prompt`, `score`, `train`, `save`
 //! and `load`; `group-N` and `apart-N` prefill and sample N answers to one prompt and to N prompts;
-//! `agree-ROWS` compares scored log-probs with those from decoding the same tokens.
+//! `agree-ROWS` compares scored log-probs with those from decoding the same tokens; `share-KIND`
+//! compares training and scoring with common beginnings computed once and for each sequence, and
+//! `peak-shared` and `peak-apart` make one training step each (module `sharing`).
 //! With `--features cuda`, `--device cuda:0 [--dtype bf16]` measures a GPU, driven by one thread;
 //! the shares are then of `--operations` and `--bytes`, its limits per second.
 
@@ -27,6 +29,7 @@ use setting::{Setting, setting};
 mod common;
 mod roofline;
 mod setting;
+mod sharing;
 
 /// Largest resident size of this process so far.
 fn peak_bytes() -> f64 {
@@ -351,8 +354,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Tokens that a token attends to on average: those before it and itself.
     let (decoding, packed) = (prompt + sampled / 2, setting.sequences.1 / 2);
     for case in cases {
-        let (name, rows) = case.split_once('-').unwrap_or((&case, ""));
-        let rows: usize = rows.parse().unwrap_or(0);
+        let (name, kind) = case.split_once('-').unwrap_or((&case, ""));
+        let rows: usize = kind.parse().unwrap_or(0);
         if name == "agree" && rows > 0 {
             let (largest, mean) = agreement(&policy, rows, setting.decode);
             match json {
@@ -365,6 +368,15 @@ fn main() -> Result<(), Box<dyn Error>> {
                     println!("{shape:<5} {case:<10} largest {largest:.2e}, mean {mean:.2e} nats")
                 }
             }
+            continue;
+        }
+        if name == "share" && sharing::KINDS.contains(&kind) {
+            sharing::compare(&policy, kind, threads, seconds);
+            continue;
+        }
+        if let ("peak", "shared" | "apart") = (name, kind) {
+            sharing::one_step(&policy, kind == "shared");
+            println!("{shape:<5} {case:<10} peak {:.0} MB", peak_bytes() / 1e6);
             continue;
         }
         let (measured, cost) = match name {
@@ -407,8 +419,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             ),
             _ => {
                 return Err(format!(
-                    "`{case}` is no case; cases are decode-ROWS, group-N, apart-N, agree-ROWS, prompt, \
-                     score, train, save and load"
+                    "`{case}` is no case; cases are decode-ROWS, group-N, apart-N, agree-ROWS, \
+                     share-turns, share-one-turn, share-apart, peak-shared, peak-apart, prompt, score, \
+                     train, save and load"
                 )
                 .into());
             }

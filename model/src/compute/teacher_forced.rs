@@ -10,6 +10,7 @@ use crate::cpu::gradients::Gradients;
 use crate::cpu::network;
 use crate::cpu::tape::Tape;
 use crate::kernels::head::{Head, inverse_temperature};
+use crate::prefix_tree::PrefixTree;
 use crate::spare::Spare;
 use crate::{Error, Result, gpu};
 use std::sync::Arc;
@@ -17,10 +18,19 @@ use std::sync::Arc;
 /// Sequences of one forward pass and the rows that predict their masked tokens.
 pub(crate) struct TeacherForced {
     batch: Batch,
-    /// Row of the token before each predicted one.
+    /// Row of the token before each prediction, ascending.
     rows: Vec<u32>,
     /// The predicted ids.
     targets: Vec<u32>,
+    /// Per sequence.
+    tokens: Vec<Predicted>,
+}
+
+/// Which tokens of a sequence are predicted.
+struct Predicted {
+    length: usize,
+    /// Masked tokens, ascending, and the number of the prediction of each.
+    tokens: Vec<(u32, u32)>,
 }
 
 /// What a forward pass records for [`TeacherForced::backward`].
@@ -43,21 +53,69 @@ pub(crate) enum RecordedStates {
 }
 
 impl TeacherForced {
-    pub(crate) fn new<'a>(sequences: impl Iterator<Item = ScoreRequest<'a>> + Clone) -> Self {
-        let (mut rows, mut targets) = (Vec::new(), Vec::new());
+    /// All tokens of all sequences, one sequence after another.
+    pub(crate) fn apart<'a>(sequences: impl Iterator<Item = ScoreRequest<'a>> + Clone) -> Self {
+        let (mut rows, mut targets, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
         let mut start = 0;
         for sequence in sequences.clone() {
-            let tokens = sequence.token_ids.iter().zip(sequence.loss_mask);
-            for (token, (&id, _)) in tokens.enumerate().filter(|(_, (_, wanted))| **wanted) {
-                rows.push((start + token - 1) as u32);
-                targets.push(id);
+            let mut own = Vec::new();
+            for token in masked(sequence) {
+                own.push((token, rows.len() as u32));
+                rows.push(start + token - 1);
+                targets.push(sequence.token_ids[token as usize]);
             }
-            start += sequence.token_ids.len();
+            let length = sequence.token_ids.len();
+            let predicted = Predicted {
+                length,
+                tokens: own,
+            };
+            tokens.push(predicted);
+            start += length as u32;
         }
         TeacherForced {
             batch: Batch::new(sequences.map(|sequence| (0, sequence.token_ids))),
             rows,
             targets,
+            tokens,
+        }
+    }
+
+    /// The prefix tree of the tokens that a prediction depends on. What sequences have in common is
+    /// computed once, a prediction of the same token after the same path too.
+    pub(crate) fn shared<'a>(sequences: impl Iterator<Item = ScoreRequest<'a>> + Clone) -> Self {
+        let paths: Vec<&[u32]> = sequences.clone().map(|sequence| sequence.path()).collect();
+        let tree = PrefixTree::new(&paths);
+        let prediction = |number: usize, sequence: ScoreRequest<'_>, token: u32| {
+            let (before, token) = (token as usize - 1, token as usize);
+            (tree.nodes[number][before], sequence.token_ids[token])
+        };
+        let all = || sequences.clone().enumerate();
+        let mut predictions: Vec<(u32, u32)> = all()
+            .flat_map(|(number, sequence)| {
+                masked(sequence).map(move |token| prediction(number, sequence, token))
+            })
+            .collect();
+        predictions.sort_unstable();
+        predictions.dedup();
+        let tokens = all().map(|(number, sequence)| {
+            let own = masked(sequence).map(|token| {
+                let at = predictions.binary_search(&prediction(number, sequence, token));
+                (token, at.expect("all predictions are listed") as u32)
+            });
+            Predicted {
+                length: sequence.token_ids.len(),
+                tokens: own.collect(),
+            }
+        });
+        let tokens = tokens.collect();
+        let segments = tree.runs.iter();
+        let segments = segments.map(|(at, own)| (own.start, &paths[*at][own.clone()]));
+        let (rows, targets) = predictions.into_iter().unzip();
+        TeacherForced {
+            batch: Batch::new(segments),
+            rows,
+            targets,
+            tokens,
         }
     }
 
@@ -218,38 +276,41 @@ impl TeacherForced {
 
     /// Spreads packed numbers over the tokens of each sequence, 0.0 elsewhere.
     pub(crate) fn spread(&self, packed: &[f32]) -> Vec<Vec<f32>> {
-        let mut spread = Vec::with_capacity(self.batch.lengths.len());
-        let mut numbers = self.rows.iter().zip(packed).peekable();
-        let mut start = 0;
-        for &length in &self.batch.lengths {
-            let mut own = vec![0.0; length];
-            while let Some((row, &number)) =
-                numbers.next_if(|(row, _)| (**row as usize) < start + length)
-            {
-                own[*row as usize + 1 - start] = number;
+        let spread = self.tokens.iter().map(|sequence| {
+            let mut own = vec![0.0; sequence.length];
+            for &(token, at) in &sequence.tokens {
+                own[token as usize] = packed[at as usize];
             }
-            spread.push(own);
-            start += length;
-        }
-        spread
+            own
+        });
+        spread.collect()
     }
 
-    /// The inverse of [`TeacherForced::spread`]; an error where there is not one number
-    /// per token of each sequence.
+    /// The derivative of [`TeacherForced::spread`]: the numbers of all sequences that a prediction
+    /// belongs to are added in their order. An error where there is not one number per token of
+    /// each sequence.
     pub(crate) fn gather(&self, spread: &[Vec<f64>], what: &str) -> Result<Vec<f32>> {
-        let lengths = self.batch.lengths.iter().copied();
+        let lengths = self.tokens.iter().map(|sequence| sequence.length);
         if !spread.iter().map(Vec::len).eq(lengths) {
             return Err(Error::Request(format!(
                 "the coefficients of {what} must have one number per token of each sequence"
             )));
         }
-        let flat: Vec<f64> = spread.concat();
-        Ok(self
-            .rows
-            .iter()
-            .map(|&row| flat[row as usize + 1] as f32)
-            .collect())
+        // -0.0 + x is x for every x, the zeros too.
+        let mut packed = vec![-0.0; self.rows.len()];
+        for (sequence, numbers) in self.tokens.iter().zip(spread) {
+            for &(token, at) in &sequence.tokens {
+                packed[at as usize] += numbers[token as usize];
+            }
+        }
+        Ok(packed.into_iter().map(|sum| sum as f32).collect())
     }
+}
+
+/// The tokens of a sequence that are predicted.
+fn masked(sequence: ScoreRequest<'_>) -> impl Iterator<Item = u32> {
+    let mask = sequence.loss_mask.iter().enumerate();
+    mask.filter_map(|(token, &wanted)| wanted.then_some(token as u32))
 }
 
 /// Refuses temperatures at which no log-probabilities exist.

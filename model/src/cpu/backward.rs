@@ -9,7 +9,9 @@ use crate::cpu::tape::Kept;
 use crate::cpu::tape::LayerTape;
 use crate::cpu::tape::Tape;
 use crate::folder::names::EMBEDDING;
-use crate::kernels::attention_backward::{Sequence, SequenceGradients, attend_backward};
+use crate::kernels::attention_backward::{
+    AttentionGradients, AttentionRows, Segment, attend_backward,
+};
 use crate::kernels::dense;
 use crate::kernels::dense::Sizes;
 use crate::kernels::pointwise::{
@@ -139,33 +141,32 @@ impl Network {
         attention: &Attention,
         grad: &[f32],
     ) -> [Vec<f32>; 3] {
-        let (wide, narrow) = (self.heads * self.width, self.kv_heads * self.width);
         let mut by_queries = vec![0.0; attention.queries.len()];
         let mut by_keys = vec![0.0; attention.keys.len()];
         let mut by_values = vec![0.0; attention.values.len()];
-        let mut row = 0;
-        for &length in &batch.lengths {
-            let end = row + length;
-            let (queries, keys) = (row * wide..end * wide, row * narrow..end * narrow);
-            attend_backward(
-                Sequence {
-                    queries: &attention.queries[queries.clone()],
-                    keys: &attention.keys[keys.clone()],
-                    values: &attention.values[keys.clone()],
-                    output: &attention.mixed[queries.clone()],
-                    grad: &grad[queries.clone()],
-                },
-                self.heads,
-                self.kv_heads,
-                self.width,
-                SequenceGradients {
-                    queries: &mut by_queries[queries],
-                    keys: &mut by_keys[keys.clone()],
-                    values: &mut by_values[keys],
-                },
-            );
-            row = end;
-        }
+        let mut first = 0;
+        let segment = |&rows: &usize| {
+            let past = batch.past(first);
+            first += rows;
+            Segment { past, rows }
+        };
+        let segments: Vec<Segment> = batch.lengths.iter().map(segment).collect();
+        attend_backward(
+            &segments,
+            AttentionRows {
+                queries: &attention.queries,
+                keys: &attention.keys,
+                values: &attention.values,
+                output: &attention.mixed,
+                grad,
+            },
+            (self.heads, self.kv_heads, self.width),
+            AttentionGradients {
+                queries: &mut by_queries,
+                keys: &mut by_keys,
+                values: &mut by_values,
+            },
+        );
         [by_queries, by_keys, by_values]
     }
 
@@ -238,12 +239,18 @@ impl Factors {
     }
 }
 
-/// The inverse of [`select`]: rows that `rows` does not name are zero.
+/// The derivative of [`select`]: rows that `rows` does not name are zero, and what belongs to one
+/// row, which `rows` names several times in a row, is added.
 fn scatter(selected: &[f32], rows: &[u32], count: usize) -> Vec<f32> {
     let width = selected.len() / rows.len();
     let mut matrix = vec![0.0; count * width];
+    let mut before = None;
     for (&row, values) in rows.iter().zip(selected.chunks_exact(width)) {
-        matrix[row as usize * width..(row as usize + 1) * width].copy_from_slice(values);
+        let target = &mut matrix[row as usize * width..(row as usize + 1) * width];
+        match before.replace(row) == Some(row) {
+            true => add_assign(target, values),
+            false => target.copy_from_slice(values),
+        }
     }
     matrix
 }

@@ -292,7 +292,8 @@ impl Network {
 
     /// Normed hidden states of the wanted `rows` of the batch. With caches (one per segment)
     /// the new keys and values are appended to them and attention runs over them; without,
-    /// every segment starts its sequence. The tape records what the backward pass needs.
+    /// every segment continues the path of those before it. The tape records what the backward pass
+    /// needs.
     pub(crate) fn hidden(
         &self,
         batch: &Batch,
@@ -452,13 +453,16 @@ impl Network {
     ) -> Vec<f32> {
         let (wide, narrow) = (self.heads * self.width, self.kv_heads * self.width);
         let mut output = vec![0.0; queries.len()];
+        let mut path = KeyValues::new(self.kv_heads, self.width);
         let mut row = 0;
         for (segment, &length) in batch.lengths.iter().enumerate() {
             let end = row + length;
-            let mut own = KeyValues::new(self.kv_heads, self.width);
             let kv = match &mut caches {
                 Some(caches) => &mut caches[segment].layers[layer],
-                None => &mut own,
+                None => {
+                    path.truncate(batch.past(row));
+                    &mut path
+                }
             };
             let past = kv.length();
             kv.append(

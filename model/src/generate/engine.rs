@@ -199,9 +199,9 @@ impl Engine {
         self.queue.is_empty() && self.running.is_empty()
     }
 
-    /// Ids sampled so far.
-    pub fn tokens_sampled(&self) -> u64 {
-        self.stats.tokens_sampled
+    /// So far [`EngineStats::tokens_sampled`] and [`EngineStats::tokens_shared`].
+    pub fn counted(&self) -> (u64, u64) {
+        (self.stats.tokens_sampled, self.stats.tokens_shared)
     }
 
     /// The counters so far.

@@ -2,6 +2,7 @@
 //! with the steps of `crate::cpu::backward`.
 
 use super::backend::{Argument, Buffer, Launch};
+use super::cache;
 use super::matrix::{Columns, Matrix, Operands};
 use super::network::Network;
 use super::products::Dense;
@@ -210,38 +211,44 @@ impl Network {
         attention: &Attention,
         grad: &Matrix,
     ) -> Result<[Matrix; 3]> {
-        let like = |matrix: &Operands| self.gpu.matrix::<f32>(matrix.rows(), matrix.width());
         let queries = &attention.queries;
-        let [keys, values] =
+        let keys_and_values =
             (attention.keys_and_values.as_ref()).expect("what is trained on are whole sequences");
-        let [by_queries, by_keys, by_values] = [like(queries)?, like(keys)?, like(values)?];
         let rows = queries.rows();
+        let like = |matrix: &Operands| self.gpu.matrix::<f32>(rows, matrix.width());
+        let [keys, values] = keys_and_values;
+        let [by_queries, by_keys, by_values] = [like(queries)?, like(keys)?, like(values)?];
         let deltas = self.gpu.buffer::<f32>(rows * self.heads)?;
         let kernels = Kernels::of(self.width);
-        let inputs = [queries, keys, values].map(Operands::pointer);
         let (log_sums, deltas) = (attention.log_sums.pointer(), deltas.pointer());
         let (mixed, grad) = (attention.mixed.pointer(), grad.pointer());
-        let launch = |kernel: tiles::Kernel, blocks, list: &Buffer<u32>, others: &[Argument]| {
+        let queries = queries.pointer();
+        let launch = |kernel: tiles::Kernel, blocks, list: &Buffer<u32>, others: &[&[Argument]]| {
             self.gpu.launch(&Launch {
                 kernel: kernel.name,
                 grid: (blocks, self.kv_heads),
                 block: tiles::THREADS,
                 shared: kernel.shared,
                 arguments: &[
-                    &[list.pointer()],
-                    inputs.as_slice(),
-                    others,
+                    &[list.pointer(), queries],
+                    others.concat().as_slice(),
                     &self.head_sizes(),
                 ]
                 .concat(),
             })
         };
-        let [queries, keys] = packed.tiles.counts();
-        let others = [mixed, grad, log_sums, deltas, by_queries.pointer()];
-        launch(kernels.by_queries, queries, &packed.tiles.queries, &others)?;
+        let [of_queries, of_keys] = packed.tiles.counts();
+        let positions = [packed.rows.positions().pointer()];
+        let narrow = self.kv_heads * self.width;
+        let bases = cache::bases(&self.gpu, 0, narrow, Some(keys_and_values));
+        let outputs = [mixed, grad, log_sums, deltas, by_queries.pointer()];
+        let others: [&[Argument]; 4] = [&positions, &packed.rows.pages(), &bases, &outputs];
+        let list = &packed.tiles.queries;
+        launch(kernels.by_queries, of_queries, list, &others)?;
+        let inputs = [keys.pointer(), values.pointer(), grad, log_sums, deltas];
         let outputs = [by_keys.pointer(), by_values.pointer()];
-        let others = [[grad, log_sums, deltas].as_slice(), &outputs].concat();
-        launch(kernels.by_keys, keys, &packed.tiles.keys, &others)?;
+        let list = &packed.tiles.keys;
+        launch(kernels.by_keys, of_keys, list, &[&inputs, &outputs])?;
         Ok([by_queries, by_keys, by_values])
     }
 

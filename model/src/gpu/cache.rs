@@ -1,7 +1,11 @@
 //! Paged keys and values: pages of [`PAGE`] positions are either a sequence's own, in its cache,
-//! or the packed rows of a batch of whole sequences. A table lists the pages of every row, so
+//! or packed rows of a batch of whole sequences. A table lists the pages of every row, so
 //! that one kernel reads both.
+//!
+//! Sequences with a common beginning have its pages in common. A page whose positions lie in several
+//! runs of rows has a copy of them behind all rows.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::backend::{Argument, Buffer, Element as _, Gpu, Operand};
@@ -74,12 +78,16 @@ impl Cache {
 }
 
 /// The pages of every row of a batch.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Pages {
     /// Addresses of pages in caches, or offsets of pages in packed rows.
     pub(super) places: Vec<u64>,
-    /// For every row, the index in `places` of its sequence's first page.
+    /// For every row, the index in `places` of its path's first page.
     pub(super) starts: Vec<u32>,
+    /// The same for writing its own keys and values, where they are packed rows.
+    pub(super) own: Vec<u32>,
+    /// The packed rows that are copied behind all rows, in order.
+    pub(super) copies: Vec<u32>,
     pub(super) are_cached: bool,
 }
 
@@ -106,24 +114,50 @@ impl Pages {
             places,
             starts,
             are_cached: true,
+            ..Pages::default()
         })
     }
 
-    /// The pages of a batch of whole sequences, whose rows of keys have `kv_width` elements.
+    /// The pages of packed rows, whose keys have `kv_width` elements.
     pub(super) fn of_rows(gpu: &Gpu, batch: &Batch, kv_width: usize) -> Self {
-        let (mut places, mut starts) = (Vec::new(), Vec::new());
+        let mut pages = Pages::default();
+        // The row of each position of the path, and the place of each copied page by its last row.
+        let (mut path, mut copied) = (Vec::new(), BTreeMap::new());
+        let row_bytes = bytes(gpu, kv_width);
         let mut first = 0;
         for &tokens in &batch.lengths {
-            starts.extend(std::iter::repeat_n(places.len() as u32, tokens));
-            let own = (first..first + tokens).step_by(PAGE);
-            places.extend(own.map(|row| bytes(gpu, row * kv_width)));
+            let past = batch.past(first);
+            path.truncate(past);
+            path.extend(first..first + tokens);
+            // Where the row of position 0 would be if all of the path were in this run.
+            let begin = (first as u64).wrapping_sub(past as u64);
+            let is_apart = past == 0;
+            let starts = std::iter::repeat_n(pages.places.len() as u32, tokens);
+            pages.own.extend(starts.clone());
+            let own = (0..past as u64 + tokens as u64).step_by(PAGE);
+            let own = own.map(|position| begin.wrapping_add(position).wrapping_mul(row_bytes));
+            pages.places.extend(own);
+            if is_apart {
+                pages.starts.extend(starts);
+            } else {
+                let start = pages.places.len() as u32;
+                pages.starts.extend(std::iter::repeat_n(start, tokens));
+                for page in path.chunks(PAGE) {
+                    let (head, last) = (page[0], page[page.len() - 1]);
+                    let row = match last - head == page.len() - 1 {
+                        true => head,
+                        false => *copied.entry(last).or_insert_with(|| {
+                            let at = batch.ids.len() + pages.copies.len();
+                            pages.copies.extend(page.iter().map(|row| *row as u32));
+                            at
+                        }),
+                    };
+                    pages.places.push(row as u64 * row_bytes);
+                }
+            }
             first += tokens;
         }
-        Pages {
-            places,
-            starts,
-            are_cached: false,
-        }
+        pages
     }
 }
 

@@ -304,7 +304,10 @@ impl Network {
         let narrow = self.kv_heads * self.width;
         let keys_and_values: Option<[Operands; 2]> = match rows.is_cached {
             true => None,
-            false => Some([keys.like()?, values.like()?]),
+            false => {
+                let room = || self.gpu.matrix(rows.count + rows.copies().length(), narrow);
+                Some([room()?, room()?])
+            }
         };
         let bases = cache::bases(&self.gpu, number, narrow, keys_and_values.as_ref());
         let bias = layer.projections.bias.as_ref();
@@ -317,12 +320,18 @@ impl Network {
             &[bias],
             &strides,
             &angles,
-            &rows.pages(),
+            &rows.own_pages(),
             &bases,
             &[rotated.pointer()],
             &sizes,
         ];
         (self.gpu).rows("rotate_and_store", rows.count, &arguments.concat())?;
+        if let (Some([keys, values]), copies @ 1..) = (&keys_and_values, rows.copies().length()) {
+            let [keys, values] = [keys.pointer(), values.pointer()];
+            let sources = rows.copies().pointer();
+            let arguments = [keys, values, sources, int(rows.count), int(narrow)];
+            self.gpu.rows("repeat_rows", copies, &arguments)?;
+        }
         let unnormed = normed.is_some().then_some(projected);
         drop(normed);
         let (mixed, log_sums) = self.attend(rows, &rotated, bases)?;

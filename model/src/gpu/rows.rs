@@ -95,7 +95,7 @@ impl Lists {
         numbers
     }
 
-    fn after_pages(&self) -> [&[u32]; 7] {
+    fn after_pages(&self) -> [&[u32]; 9] {
         [
             &self.ids,
             &self.positions,
@@ -104,6 +104,8 @@ impl Lists {
             &self.blocks.many,
             &self.blocks.few,
             &self.blocks.merges,
+            &self.pages.own,
+            &self.pages.copies,
         ]
     }
 }
@@ -118,7 +120,7 @@ pub(super) struct Rows {
     pub(super) span_places: usize,
     numbers: Buffer<u32>,
     /// Ranges of [`Lists::after_pages`], in that order.
-    at: [Range<usize>; 7],
+    at: [Range<usize>; 9],
 }
 
 impl Rows {
@@ -164,9 +166,22 @@ impl Rows {
         self.list(2)
     }
 
-    /// The arguments by which kernels find a row's pages.
+    /// The arguments by which kernels find the pages of a row's path.
     pub(super) fn pages(&self) -> [Argument; 2] {
         [self.list(3).pointer(), self.numbers.pointer()]
+    }
+
+    /// The same for the page that a row writes to.
+    pub(super) fn own_pages(&self) -> [Argument; 2] {
+        match self.is_cached {
+            true => self.pages(),
+            false => [self.list(7).pointer(), self.numbers.pointer()],
+        }
+    }
+
+    /// Rows whose keys and values are copied behind all rows.
+    pub(super) fn copies(&self) -> List<'_> {
+        self.list(8)
     }
 
     /// Blocks of many rows, blocks of few rows, and merges of the latter: their number and their

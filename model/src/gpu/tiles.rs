@@ -5,6 +5,7 @@ use super::backend::{Buffer, Gpu};
 use crate::Result;
 use crate::batch::Batch;
 use crate::kernels::key_values::BLOCK as PAGE;
+use std::ops::Range;
 
 /// Threads per block of the attention kernels.
 pub(super) const THREADS: u32 = 128;
@@ -152,22 +153,26 @@ pub(super) fn spans_length(places: usize, kv_heads: usize, width: usize) -> usiz
 pub(super) struct BackwardTiles {
     /// As [`Blocks::many`].
     pub(super) queries: Buffer<u32>,
-    /// Per entry: the sequence's first row, the page's first row, one past the sequence's last row.
+    /// Per entry: the first row of up to a page, one past its last row, one past the last row of
+    /// its subtree.
     pub(super) keys: Buffer<u32>,
 }
 
 impl BackwardTiles {
     pub(super) fn new(gpu: &Gpu, batch: &Batch, group: usize) -> Result<Self> {
         let (mut queries, mut keys) = (Vec::new(), Vec::new());
+        // The runs of rows of the current path.
+        let mut path: Vec<Range<usize>> = Vec::new();
         let mut row = 0;
         for &rows in &batch.lengths {
             let pairs = rows * group;
             let starts = (0..pairs).step_by(MANY_PAIRS);
             queries.extend(starts.flat_map(|pair| [row, pair, pairs].map(|n| n as u32)));
-            let pages = (row..row + rows).step_by(PAGE);
-            keys.extend(pages.flat_map(|page| [row, page, row + rows].map(|n| n as u32)));
+            leave(&mut path, batch.past(row), row, &mut keys);
+            path.push(row..row + rows);
             row += rows;
         }
+        leave(&mut path, 0, row, &mut keys);
         Ok(BackwardTiles {
             queries: gpu.upload(&queries)?,
             keys: gpu.upload(&keys)?,
@@ -178,6 +183,27 @@ impl BackwardTiles {
     pub(super) fn counts(&self) -> [usize; 2] {
         [&self.queries, &self.keys].map(|list| list.length() / MANY_ENTRY)
     }
+}
+
+/// Cuts a path at `past` positions: the subtrees of the rows after them end before row `end`. Lists
+/// these rows, page by page.
+fn leave(path: &mut Vec<Range<usize>>, past: usize, end: usize, pages: &mut Vec<u32>) {
+    let mut before = 0;
+    let mut kept = path.len();
+    for (number, run) in path.iter_mut().enumerate() {
+        let stays = past.saturating_sub(before).min(run.len());
+        before += run.len();
+        let left = run.start + stays..run.end;
+        for first in left.clone().step_by(PAGE) {
+            let last = (first + PAGE).min(left.end);
+            pages.extend([first, last, end].map(|number| number as u32));
+        }
+        run.end = left.start;
+        if stays == 0 {
+            kept = kept.min(number);
+        }
+    }
+    path.truncate(kept);
 }
 
 #[cfg(test)]

@@ -76,6 +76,12 @@ impl KeyValues {
         }
     }
 
+    /// Forgets all but the first `length` positions, which must exist; keeps their memory.
+    pub(crate) fn truncate(&mut self, length: usize) {
+        debug_assert!(length <= self.length, "{length} of {}", self.length);
+        self.length = length;
+    }
+
     /// The first `length` positions, which must exist.
     pub(crate) fn first(&self, length: usize) -> Self {
         KeyValues {

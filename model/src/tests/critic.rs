@@ -37,6 +37,7 @@ fn units(critic: &Critic) -> Vec<Unit> {
     let unit = |chunk: &[crate::TrainSequence]| Unit {
         sequences: chunk.to_vec(),
         skip: false,
+        share_prefixes: false,
     };
     sequences.chunks(2).map(unit).collect()
 }

@@ -191,6 +191,7 @@ fn log_probs_gradients_and_greedy_continuations() {
                 loss_mask,
             }],
             skip: false,
+            share_prefixes: false,
         };
         let trainer = Trainer::new(policy.clone(), AdamW::default());
         let (gradients, _) = trainer.gradients(&[unit], 1.0, &ask, &options).unwrap();

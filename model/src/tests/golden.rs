@@ -287,6 +287,7 @@ fn three_optimizer_steps() {
                     .collect(),
             }],
             skip: false,
+            share_prefixes: false,
         })
         .collect();
     let masked = units

@@ -73,6 +73,7 @@ fn log_probs_loss_and_gradients_are_those_of_peft() {
                 loss_mask: mask.clone(),
             }],
             skip: false,
+            share_prefixes: false,
         })
         .collect();
     let ask = |_: usize, streams: &UnitStreams| {

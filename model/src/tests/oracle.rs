@@ -67,6 +67,7 @@ fn gradients_agree_with_elementary_operations_and_reach_every_parameter() {
         let units = [Unit {
             sequences: sequences.clone(),
             skip: false,
+            share_prefixes: false,
         }];
         let options = ComputeOptions::default();
         let (found, _) = trainer.gradients(&units, 0.8, &ask, &options).unwrap();
@@ -291,6 +292,7 @@ fn gradients_of_head_norms_agree_with_finite_differences() {
         let units = [Unit {
             sequences: sequences.clone(),
             skip: false,
+            share_prefixes: false,
         }];
         let (gradients, _) = trainer.gradients(&units, 0.8, &ask, &options).unwrap();
         for layer in 0..shape.layers {

@@ -17,6 +17,7 @@ fn units(policy: &Policy, seed: u64) -> Vec<Unit> {
         .map(|(number, sequences)| Unit {
             sequences: sequences.to_vec(),
             skip: number == 1,
+            share_prefixes: false,
         })
         .collect()
 }

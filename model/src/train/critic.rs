@@ -7,15 +7,14 @@
 //! before it, which holds all that was known when the token was chosen.
 
 use crate::batch::ScoreRequest;
-use crate::compute::fit::halving;
 use crate::compute::gradient_tree::UnitGradients;
 use crate::compute::teacher_forced::{RecordedStates, TeacherForced, check_sequence};
 use crate::cpu::gradients::Gradients;
 use crate::folder::names::HEAD_BIAS;
 use crate::folder::names::HEAD_WEIGHT;
-use crate::parallel::{self, ComputeOptions};
+use crate::parallel::ComputeOptions;
 use crate::spare::Spare;
-use crate::train::score::pack;
+use crate::train::score::together;
 use crate::train::trainer::{Head, Trainable};
 use crate::{Device, Error, Parameter, Policy, Result, Weights, parameter_shapes};
 use std::collections::BTreeMap;
@@ -146,21 +145,15 @@ pub fn values(
             .map_err(|message| Error::Request(format!("sequence {number} to value: {message}")))?;
     }
     let head = critic.head()?;
-    let packs = pack(requests, options.pack_tokens);
-    let together = |requests: &[ScoreRequest<'_>]| {
-        let forced = TeacherForced::new(requests.iter().copied());
+    together(critic.model.gpu(), requests, options, &|requests| {
+        let forced = TeacherForced::shared(requests.iter().copied());
         if forced.is_empty() {
             let zeros = requests.iter().map(|r| vec![0.0; r.token_ids.len()]);
             return Ok(zeros.collect());
         }
         let states = forced.states(critic.model.network())?;
         Ok(forced.spread(&head.forward(&states)))
-    };
-    let all = parallel::map(options, packs.len(), |number| {
-        let requests = &requests[packs[number].clone()];
-        halving(critic.model.gpu(), requests, &together)
-    })?;
-    Ok(all.into_iter().flatten().collect())
+    })
 }
 
 impl Trainable for Critic {

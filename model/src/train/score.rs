@@ -5,9 +5,11 @@ use crate::batch::ScoreRequest;
 use crate::compute::Network;
 use crate::compute::fit::halving;
 use crate::compute::teacher_forced::{TeacherForced, check_sequence, check_temperature};
+use crate::gpu::Gpu;
 use crate::parallel::{self, ComputeOptions};
+use crate::prefix_tree::cut_tree;
 use crate::{Error, Policy, Result};
-use std::ops::Range;
+use std::collections::BTreeMap;
 
 /// One number per token, 0.0 where the mask is false; entry t belongs to token t
 /// as predicted from the tokens before it.
@@ -32,13 +34,28 @@ pub fn score(
         check_sequence(network, network.vocabulary(), request)
             .map_err(|message| Error::Request(format!("sequence {number} to score: {message}")))?;
     }
-    let packs = pack(requests, options.pack_tokens);
-    let together = |requests: &[ScoreRequest<'_>]| score_together(network, requests, temperature);
-    let scored = parallel::map(options, packs.len(), |number| {
-        let requests = &requests[packs[number].clone()];
-        halving(policy.gpu(), requests, &together)
+    together(policy.gpu(), requests, options, &|requests| {
+        score_together(network, requests, temperature)
+    })
+}
+
+/// The results of `work` on all requests, in their order. Those that begin alike are given to it
+/// together, as far as `pack_tokens` allows.
+pub(crate) fn together<T: Send>(
+    gpu: Option<&Gpu>,
+    requests: &[ScoreRequest<'_>],
+    options: &ComputeOptions<'_>,
+    work: &(dyn Fn(&[ScoreRequest<'_>]) -> Result<Vec<T>> + Sync),
+) -> Result<Vec<T>> {
+    let paths: Vec<Vec<&[u32]>> = requests.iter().map(|r| vec![r.path()]).collect();
+    let packs = cut_tree(&paths, options.pack_tokens.max(1))?;
+    let found = parallel::map(options, packs.len(), |number| {
+        let requests: Vec<_> = packs[number].iter().map(|&at| requests[at]).collect();
+        halving(gpu, &requests, &work)
     })?;
-    Ok(scored.into_iter().flatten().collect())
+    let numbered = packs.into_iter().flatten().zip(found.into_iter().flatten());
+    let ordered: BTreeMap<usize, T> = numbered.collect();
+    Ok(ordered.into_values().collect())
 }
 
 fn score_together(
@@ -46,7 +63,7 @@ fn score_together(
     requests: &[ScoreRequest<'_>],
     temperature: f64,
 ) -> Result<Vec<Scores>> {
-    let forced = TeacherForced::new(requests.iter().copied());
+    let forced = TeacherForced::shared(requests.iter().copied());
     if forced.is_empty() {
         let zeros = |r: &ScoreRequest<'_>| vec![0.0; r.token_ids.len()];
         let scores = requests.iter().map(|request| Scores {
@@ -65,24 +82,4 @@ fn score_together(
             entropies,
         });
     Ok(scores.collect())
-}
-
-/// Runs of consecutive requests of at most `pack_tokens` tokens, or of one longer request.
-pub(crate) fn pack(requests: &[ScoreRequest<'_>], pack_tokens: usize) -> Vec<Range<usize>> {
-    let mut packs: Vec<Range<usize>> = Vec::new();
-    let mut tokens = 0;
-    for (number, request) in requests.iter().enumerate() {
-        let length = request.token_ids.len();
-        match packs.last_mut() {
-            Some(pack) if tokens + length <= pack_tokens => {
-                pack.end = number + 1;
-                tokens += length;
-            }
-            _ => {
-                packs.push(number..number + 1);
-                tokens = length;
-            }
-        }
-    }
-    packs
 }

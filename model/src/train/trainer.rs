@@ -46,6 +46,9 @@ pub struct Unit {
     pub sequences: Vec<TrainSequence>,
     /// The caller knows that it contributes nothing: it gets no forward pass either.
     pub skip: bool,
+    /// Computes what its sequences have in common once, and no token after the last one that is
+    /// part of the loss. The gradient is the same sum in another order.
+    pub share_prefixes: bool,
 }
 
 /// The policy's output for a unit, per sequence and token as in [`crate::Scores`].
@@ -402,7 +405,10 @@ impl<'a, M: Head> Pass<'a, M> {
             check_sequence(network, network.vocabulary(), &request)
                 .map_err(|message| Error::Request(format!("sequence {number}: {message}")))?;
         }
-        let forced = TeacherForced::new(requests);
+        let forced = match unit.share_prefixes {
+            true => TeacherForced::shared(requests),
+            false => TeacherForced::apart(requests),
+        };
         if unit.skip || forced.is_empty() {
             return Ok((None, 0));
         }

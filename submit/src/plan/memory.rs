@@ -300,13 +300,14 @@ impl Work<'_> {
     /// memory.
     fn training(&self, trained: &Trained) -> u128 {
         let longest = u128::from(tokens_max(self.plan));
-        let all = trained.minibatch * longest;
         let limit = self.plan.config.jobs.unit_tokens as u128;
-        let unit = limit.max(longest).min(all);
-        let units = trained
-            .minibatch
-            .div_ceil((limit / longest.max(1)).max(1))
-            .max(1);
+        // What units are made of: whole groups where they share their prompts, else sequences.
+        let (pieces, piece) = match self.group_nodes() {
+            Some((samples, nodes)) if nodes <= limit => (trained.minibatch / samples, nodes),
+            _ => (trained.minibatch, longest),
+        };
+        let unit = limit.max(longest).min(pieces * piece);
+        let units = pieces.div_ceil((limit / piece.max(1)).max(1)).max(1);
         let threads = self.threads.min(units);
         let levels = u128::from(units.next_power_of_two().trailing_zeros());
         let gradients = units.min(threads + levels) * trained.learned;
@@ -317,6 +318,31 @@ impl Work<'_> {
             _ => trained.copy,
         };
         2 * trained.learned + before + gradients + under_way.max(step)
+    }
+
+    /// Samples of a task, and the most tokens that training on them computes: their prompt, and a
+    /// response each. `None` where prefixes are not shared, or an episode has several sequences,
+    /// which begin in their own ways.
+    fn group_nodes(&self) -> Option<(u128, u128)> {
+        let config = &self.plan.config;
+        let (actor, gym) = (
+            &config.actor_rollout_ref.actor,
+            &config.actor_rollout_ref.agentgym,
+        );
+        let one_sequence = gym.context_turns.is_none() && gym.summary.is_none();
+        if !(actor.share_prefixes && one_sequence && config.run.pipeline == Pipeline::Rl) {
+            return None;
+        }
+        let samples = u128::from(config.actor_rollout_ref.rollout.n);
+        let prompt =
+            (config.data.max_prompt_length).min(config.actor_rollout_ref.rollout.prompt_length);
+        let response =
+            (config.data.max_response_length).min(config.actor_rollout_ref.rollout.response_length);
+        let apart = samples * u128::from(tokens_max(self.plan));
+        Some((
+            samples,
+            (prompt as u128 + samples * response as u128).min(apart),
+        ))
     }
 
     /// Bytes of an iteration's records, which a training stage reads at once.

@@ -245,12 +245,16 @@ impl<'a> PlanView<'a> {
         line(
             "tokens",
             format!(
-                "prompt ≤ {}, response ≤ {}, turn ≤ {}, context ≤ {}; units of {}",
+                "prompt ≤ {}, response ≤ {}, turn ≤ {}, context ≤ {}; units of {}{}",
                 config.data.max_prompt_length,
                 config.data.max_response_length,
                 rollout.max_tokens,
                 rollout.max_model_len,
-                config.jobs.unit_tokens
+                config.jobs.unit_tokens,
+                match config.actor_rollout_ref.actor.share_prefixes {
+                    true => ", common beginnings counted once",
+                    false => "",
+                }
             ),
         );
         line("horizon", horizons(plan));
@@ -419,7 +423,7 @@ jobs: {rollout_part_tasks: 2}
             tasks       8 of textcraft at builtin
             steps       2 minibatches × 2 epochs = 4 optimizer steps; × 25 iterations = 100, lr 1e-6
             kl          nowhere; AgentGym-RL takes 0.001 × kl off the reward where use_kl_loss is false: here that is algorithm.use_kl_in_reward=true
-            tokens      prompt ≤ 512, response ≤ 256, turn ≤ 32, context ≤ 1024; units of 2048
+            tokens      prompt ≤ 512, response ≤ 256, turn ≤ 32, context ≤ 1024; units of 2048, common beginnings counted once
             horizon     rounds by iteration 1–10: 4, 11–20: 6, 21–25: 8
             evaluate    held_out (40 tasks)
                         8 samples at T=1 + 1 greedy, 15 rounds; before the warm start and after iterations 0, 10, 20, 25

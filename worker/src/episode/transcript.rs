@@ -113,7 +113,7 @@ impl Transcript {
         }
         let mut transcript = Self {
             sequences: vec![Sequence::default()],
-            seat: player.decoder.open(),
+            seat: player.decoder.open((request.group, request.sample)),
             said: 0,
             given: 0,
             tokens_max,
@@ -138,9 +138,9 @@ impl Transcript {
     }
 
     /// Starts a new sequence with these ids.
-    fn begin(&mut self, player: &Player, ids: &[u32]) {
+    fn begin(&mut self, ids: &[u32]) {
         self.sequences.push(Sequence::default());
-        self.seat = player.decoder.open();
+        self.seat = self.seat.another();
         (self.said, self.given) = (0, 0);
         self.turns_here = 0;
         self.append_context(ids);
@@ -234,7 +234,7 @@ impl Transcript {
         match seen {
             _ if !fits => {}
             None => self.append_context(&ids),
-            Some(seen) => self.begin(player, &seen),
+            Some(seen) => self.begin(&seen),
         }
         Ok(fits)
     }
@@ -275,7 +275,7 @@ impl Transcript {
         let ids = [self.prompt.as_slice(), &told.token_ids, &seen].concat();
         let fits = ids.len() < self.tokens_max;
         if fits {
-            self.begin(player, &ids);
+            self.begin(&ids);
         }
         Ok(fits)
     }

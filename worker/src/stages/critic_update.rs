@@ -3,7 +3,8 @@
 //! depend on the policy's update and runs in parallel with it.
 
 use super::artifacts::{self, read};
-use super::training::step::{model_units, say_if_skipped, with_sums};
+use super::training::step::{say_if_skipped, with_sums};
+use super::training::units::{Size, TrainedTokens, UnitRule, Units};
 use super::training::{
     ADAM_EPS, Brakes, OPTIMIZER, Workbench, denominators, optimizer_of, options, upload_critic,
     wide,
@@ -12,7 +13,7 @@ use crate::blocking::blocking;
 use crate::metrics::{self, mean, write_json};
 use crate::policies::CRITIC;
 use crate::{Error, Report, Result, StageContext};
-use agentgym_algorithms::batches::{minibatches, units};
+use agentgym_algorithms::batches::minibatches;
 use agentgym_algorithms::losses::{
     Aggregation, Denominator, ValueLoss, ValueMetrics, ValueSums, ValueTokens,
 };
@@ -20,7 +21,7 @@ use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{Batch, BatchEpisode, CriticSequence, CriticTargets};
-use agentgym_model::{AdamW, ComputeOptions, Critic, Trainer};
+use agentgym_model::{AdamW, ComputeOptions, Critic, ScoreRequest, Trainer};
 use agentgym_storage::{LocalFolder, Outputs};
 use serde::Serialize;
 use std::ops::Range;
@@ -41,8 +42,19 @@ struct Settings {
     loss: ValueLoss,
     ppo_epochs: u32,
     unit_tokens: usize,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    share_prefixes: bool,
     /// Slots per micro-batch, if the loss averages over micro-batches.
     micro_batch_size: Option<usize>,
+}
+
+impl Settings {
+    fn units(&self) -> UnitRule {
+        UnitRule {
+            tokens: self.unit_tokens,
+            share_prefixes: self.share_prefixes,
+        }
+    }
 }
 
 /// The record of one optimizer step.
@@ -82,13 +94,14 @@ struct Metrics {
     optimizer_steps: usize,
     skipped_steps: usize,
     non_finite_steps: usize,
-    trained_tokens: usize,
+    #[serde(flatten)]
+    tokens: TrainedTokens,
 }
 
 struct Trained {
     critic: Critic,
     record: Record,
-    tokens: usize,
+    size: Size,
     seconds: f64,
 }
 
@@ -110,7 +123,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let folder = optimizer.as_ref().map(LocalFolder::path);
         let mut trainer = trainer(&critic, &settings, folder)?;
         let start = Instant::now();
-        let (mut steps, mut tokens) = (Vec::new(), 0);
+        let (mut steps, mut size) = (Vec::new(), Size::default());
         let ranges = minibatches(
             plan.config.data.train_batch_size,
             plan.config.critic.ppo_mini_batch_size,
@@ -125,7 +138,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 work.check_cancelled()?;
                 let slots = draws.start * n..draws.end * n;
                 let minibatch = Minibatch::new(&batch, &targets, slots, &settings)?;
-                tokens += minibatch.tokens();
+                size += minibatch.size();
                 let _call = work.beat.busy();
                 let step = minibatch.train(&mut trainer, &settings, (epoch, index), &options);
                 let place = || format!("optimizer step {} of {total} of {id}", steps.len() + 1);
@@ -146,7 +159,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 settings,
                 minibatches: steps,
             },
-            tokens,
+            size,
             seconds,
         })
     })
@@ -154,7 +167,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     upload_critic(context, outputs, trained.critic).await?;
     let optimizer = context.scratch.join(OPTIMIZER);
     outputs.folder(OPTIMIZER, "optimizer", &optimizer).await?;
-    metrics::write(outputs, &summarise(&trained.record, trained.tokens)).await?;
+    metrics::write(outputs, &summarise(&trained.record, trained.size)).await?;
     write_json(
         outputs,
         artifact_names::CRITIC_UPDATE,
@@ -163,7 +176,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     )
     .await?;
     let mut report = Report::default();
-    report.tokens("trained", trained.tokens as u64, trained.seconds);
+    report.tokens("trained", trained.size.tokens as u64, trained.seconds);
     Ok(report)
 }
 
@@ -182,6 +195,7 @@ fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
         loss,
         ppo_epochs: critic.ppo_epochs,
         unit_tokens: plan.config.jobs.unit_tokens,
+        share_prefixes: plan.config.actor_rollout_ref.actor.share_prefixes,
         micro_batch_size: critic.ppo_micro_batch_size.filter(|_| by_micro_batch),
     })
 }
@@ -209,14 +223,23 @@ struct Member<'a> {
     denominator: Denominator,
 }
 
+impl<'a> Member<'a> {
+    fn request(&self) -> ScoreRequest<'a> {
+        ScoreRequest {
+            token_ids: self.token_ids,
+            loss_mask: self.loss_mask,
+        }
+    }
+}
+
 /// A minibatch cut into gradient units. Every loss token contributes to the critic's gradient,
 /// whatever its advantage.
 struct Minibatch<'a> {
     slots: Vec<usize>,
     denominator: Denominator,
     members: Vec<Member<'a>>,
-    /// Ranges of members.
-    units: Vec<Range<usize>>,
+    /// Numbers of members.
+    units: Units,
 }
 
 impl<'a> Minibatch<'a> {
@@ -265,18 +288,18 @@ impl<'a> Minibatch<'a> {
                     }),
             );
         }
-        let lengths: Vec<usize> = members.iter().map(|m| m.token_ids.len()).collect();
+        let requests: Vec<_> = members.iter().map(Member::request).collect();
         Ok(Self {
             slots: filled,
             denominator: Denominator::of(loss_tokens.concat()),
-            units: units(&lengths, settings.unit_tokens)?,
+            units: settings.units().cut(&requests, 1)?,
             members,
         })
     }
 
-    /// Tokens that go through forward and backward.
-    fn tokens(&self) -> usize {
-        self.members.iter().map(|m| m.token_ids.len()).sum()
+    /// What goes through forward and backward.
+    fn size(&self) -> Size {
+        self.units.size(0..self.units.len())
     }
 
     fn train(
@@ -300,12 +323,7 @@ impl<'a> Minibatch<'a> {
         if step.skipped {
             return Ok(step);
         }
-        let model_units = model_units(&self.units, |member| {
-            (
-                self.members[member].token_ids,
-                self.members[member].loss_mask,
-            )
-        });
+        let model_units = self.units.for_model(|at| self.members[at].request());
         let loss = |unit: usize, values: &Vec<Vec<f32>>| self.loss(unit, values, &settings.loss);
         let (report, units) = with_sums(self.units.len(), loss, |coefficients| {
             trainer.step(&model_units, (), settings.lr, coefficients, options)
@@ -331,7 +349,8 @@ impl<'a> Minibatch<'a> {
         loss: &ValueLoss,
     ) -> Result<(Vec<Vec<f64>>, ValueSums)> {
         let (mut rows, mut sums) = (Vec::new(), ValueSums::default());
-        for (member, values) in self.members[self.units[unit].clone()].iter().zip(values) {
+        for (&at, values) in self.units.of(unit).iter().zip(values) {
+            let member = &self.members[at];
             let tokens = ValueTokens {
                 values: &wide(values),
                 old_values: &wide(&member.targets.values),
@@ -346,7 +365,7 @@ impl<'a> Minibatch<'a> {
     }
 }
 
-fn summarise(record: &Record, trained_tokens: usize) -> Metrics {
+fn summarise(record: &Record, size: Size) -> Metrics {
     let all = &record.minibatches;
     let taken: Vec<&Step> = all.iter().filter(|step| !step.skipped).collect();
     let average = |value: fn(&Step) -> f64| mean(taken.iter().map(|step| value(step)));
@@ -359,7 +378,7 @@ fn summarise(record: &Record, trained_tokens: usize) -> Metrics {
         optimizer_steps: taken.len(),
         skipped_steps: all.len() - taken.len(),
         non_finite_steps: all.iter().filter(|s| s.non_finite).count(),
-        trained_tokens,
+        tokens: record.settings.units().trained(size),
     }
 }
 

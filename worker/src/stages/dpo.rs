@@ -4,7 +4,8 @@
 //! always in the same gradient unit.
 
 use super::artifacts;
-use super::training::step::{model_units, of_log_probs, say_if_skipped, with_sums};
+use super::training::step::{of_log_probs, say_if_skipped, with_sums};
+use super::training::units::{Size, TrainedTokens, UnitRule};
 use super::training::{
     Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload, wide,
 };
@@ -15,17 +16,15 @@ use crate::pairs::Pair;
 use crate::policies::POLICY;
 use crate::{Error, Report, Result, StageContext};
 use agentgym_algorithms::advantages::broadcast;
-use agentgym_algorithms::batches::scoped_units;
 use agentgym_algorithms::losses::{Dpo, DpoPair, DpoSums, sequence_log_prob};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::random::{Purpose, StreamKey, head, permutation};
-use agentgym_model::{AdamW, ComputeOptions, Policy, ScoreRequest, Trainer, UnitStreams, score};
+use agentgym_model::{AdamW, ComputeOptions, Policy, Trainer, UnitStreams, score};
 use agentgym_storage::{Inputs, LocalFolder, Outputs};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -51,7 +50,8 @@ struct Metrics {
     rejected_reward: f64,
     grad_norm: f64,
     non_finite_steps: usize,
-    trained_tokens: usize,
+    #[serde(flatten)]
+    tokens: TrainedTokens,
     curve: Vec<Point>,
 }
 
@@ -70,7 +70,7 @@ struct StepResult {
     sums: DpoSums,
     grad_norm: f64,
     non_finite: bool,
-    tokens: usize,
+    size: Size,
 }
 
 /// A pair encoded for the model.
@@ -121,10 +121,9 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 }
             }
             let batch: Vec<&Example> = batch.iter().map(|index| &examples[index]).collect();
-            let unit_tokens = plan.config.jobs.unit_tokens;
-            let lr = rate.at(step + 1);
+            let (lr, rule) = (rate.at(step + 1), UnitRule::of(&plan.config));
             let _call = work.beat.busy();
-            let result = train(&mut trainer, &batch, loss, (lr, unit_tokens), &options);
+            let result = train(&mut trainer, &batch, loss, (lr, rule), &options);
             let place = || format!("optimizer step {} of dpo ({id})", step + 1);
             results.push(result.map_err(BRAKES.failed(place))?);
             work.beat
@@ -136,10 +135,10 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     })
     .await?;
     upload(context, outputs, policy).await?;
-    let metrics = summarise(first, &results);
+    let metrics = summarise(first, &results, UnitRule::of(&context.plan.config));
     metrics::write(outputs, &metrics).await?;
     let mut report = Report::default();
-    report.tokens("trained", metrics.trained_tokens as u64, seconds);
+    report.tokens("trained", metrics.tokens.trained_tokens as u64, seconds);
     Ok(report)
 }
 
@@ -205,7 +204,7 @@ fn example(
     options: &ComputeOptions<'_>,
 ) -> Result<Example> {
     let answers = encoded(plan, pair, reference)?;
-    let requests = [request(&answers[0]), request(&answers[1])];
+    let requests = [answers[0].request(), answers[1].request()];
     let scores = score(reference, &requests, TEMPERATURE, options)?;
     let log_prob =
         |at: usize| sequence_log_prob(&wide(&scores[at].log_probs), &answers[at].loss_mask);
@@ -215,62 +214,49 @@ fn example(
     })
 }
 
-fn request(answer: &Encoded) -> ScoreRequest<'_> {
-    ScoreRequest {
-        token_ids: &answer.token_ids,
-        loss_mask: &answer.loss_mask,
-    }
-}
-
 /// One optimizer step.
 fn train(
     trainer: &mut Trainer,
     batch: &[&Example],
     loss: Dpo,
-    (lr, unit_tokens): (f64, usize),
+    (lr, rule): (f64, UnitRule),
     options: &ComputeOptions<'_>,
 ) -> Result<StepResult> {
-    let answers: Vec<&Encoded> = batch.iter().flat_map(|e| &e.answers).collect();
-    let lengths: Vec<usize> = answers.iter().map(|a| a.token_ids.len()).collect();
-    let ranges = scoped_units(&lengths, 2, unit_tokens)?;
-    let model_units = model_units(&ranges, |index| {
-        (&answers[index].token_ids, &answers[index].loss_mask)
-    });
+    let answers = batch.iter().flat_map(|e| &e.answers);
+    let requests: Vec<_> = answers.map(Encoded::request).collect();
+    // A pair's loss depends on both of its answers.
+    let units = rule.cut(&requests, 2)?;
+    let model_units = units.for_model(|at| requests[at]);
     let loss = |unit: usize, streams: &UnitStreams| {
-        let pairs = pairs_of(&ranges[unit]);
-        let (rows, sums) = unit_coefficients(&batch[pairs], batch.len(), loss, streams)?;
+        let pairs = units.of(unit).iter().step_by(2).map(|at| batch[at / 2]);
+        let (rows, sums) = unit_coefficients(pairs, batch.len(), loss, streams)?;
         Ok((of_log_probs(rows), sums))
     };
-    let (report, units) = with_sums(ranges.len(), loss, |coefficients| {
+    let (report, found) = with_sums(units.len(), loss, |coefficients| {
         trainer.step(&model_units, TEMPERATURE, lr, coefficients, options)
     })?;
     say_if_skipped(&report, "dpo");
     let mut total = DpoSums::default();
-    units.iter().for_each(|unit| total.merge(unit));
+    found.iter().for_each(|unit| total.merge(unit));
     Ok(StepResult {
         lr,
         sums: total,
         grad_norm: report.grad_norm,
         non_finite: report.skipped_non_finite,
-        tokens: lengths.iter().sum(),
+        size: units.size(0..units.len()),
     })
-}
-
-/// The pairs of a range of answers.
-fn pairs_of(answers: &Range<usize>) -> Range<usize> {
-    answers.start / 2..answers.end / 2
 }
 
 type Found = (Vec<Vec<f64>>, DpoSums);
 
-fn unit_coefficients(
-    pairs: &[&Example],
+fn unit_coefficients<'a>(
+    pairs: impl Iterator<Item = &'a Example>,
     in_all: usize,
     loss: Dpo,
     streams: &UnitStreams,
 ) -> Result<Found, agentgym_algorithms::Error> {
     let (mut rows, mut sums) = (Vec::new(), DpoSums::default());
-    for (example, own) in pairs.iter().zip(streams.log_probs.chunks(2)) {
+    for (example, own) in pairs.zip(streams.log_probs.chunks(2)) {
         let [chosen, rejected] = &example.answers;
         let pair = DpoPair {
             policy_chosen: sequence_log_prob(&wide(&own[0]), &chosen.loss_mask)?,
@@ -291,7 +277,9 @@ fn finite(results: &[StepResult]) -> impl Iterator<Item = &StepResult> {
     results.iter().filter(|result| !result.non_finite)
 }
 
-fn summarise(first: u32, results: &[StepResult]) -> Metrics {
+fn summarise(first: u32, results: &[StepResult], rule: UnitRule) -> Metrics {
+    let mut trained = Size::default();
+    results.iter().for_each(|step| trained += step.size);
     let taken = || finite(results);
     let average = |value: fn(&StepResult) -> f64| mean(taken().map(value));
     let share = |sum: f64, pairs: usize| sum / pairs.max(1) as f64;
@@ -319,7 +307,7 @@ fn summarise(first: u32, results: &[StepResult]) -> Metrics {
         rejected_reward: rewards(|s| s.rejected_reward),
         grad_norm: average(|r| r.grad_norm),
         non_finite_steps: results.iter().filter(|r| r.non_finite).count(),
-        trained_tokens: results.iter().map(|r| r.tokens).sum(),
+        tokens: rule.trained(trained),
         curve,
     }
 }

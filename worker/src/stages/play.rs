@@ -80,6 +80,9 @@ pub(super) async fn all(
     }
     let replayed_count = finished.len();
 
+    let episodes = todo.iter();
+    (player.decoder).expect(episodes.map(|(request, _)| (request.group, request.sample)));
+
     let jobs = &context.plan.config.jobs;
     let rows = jobs
         .decode_rows
@@ -164,6 +167,7 @@ pub(super) async fn all(
     let mut report = Report::default();
     report.tokens("sampled", sampled(), start.elapsed().as_secs_f64());
     journal.report(sampled(), &mut report);
+    report.set("prompt_tokens_shared", player.decoder.shared_tokens());
     report.set("policy_s", player.decoder.busy_s());
     report.set("env_s", player.env_us.load(Ordering::Relaxed) as f64 / 1e6);
     report.set("episodes_replayed", replayed_count);

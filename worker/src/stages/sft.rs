@@ -8,7 +8,8 @@ pub(super) mod held_out;
 pub(super) mod mixture;
 
 use super::artifacts;
-use super::training::step::{model_units, of_log_probs, say_if_skipped, with_sums};
+use super::training::step::{of_log_probs, say_if_skipped, with_sums};
+use super::training::units::{Size, TrainedTokens, UnitRule};
 use super::training::{
     Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload, wide,
 };
@@ -17,7 +18,6 @@ use crate::demonstrations::Encoded;
 use crate::metrics::{self, mean};
 use crate::policies::POLICY;
 use crate::{Report, Result, StageContext};
-use agentgym_algorithms::batches::units;
 use agentgym_algorithms::losses::{Aggregation, Denominator, sft};
 use agentgym_algorithms::{LearningRate, LearningRateStyle};
 use agentgym_jobs::pipeline::Stage;
@@ -40,7 +40,8 @@ struct Metrics {
     /// Mean cross-entropy per reply token over the part, nats.
     loss: f64,
     grad_norm: f64,
-    trained_tokens: usize,
+    #[serde(flatten)]
+    tokens: TrainedTokens,
     loss_tokens: usize,
     curve: Vec<Point>,
     /// Steps whose gradient was not finite: they changed nothing and are in no mean.
@@ -87,7 +88,7 @@ struct StepResult {
     loss: f64,
     grad_norm: f64,
     non_finite: bool,
-    tokens: usize,
+    size: Size,
     loss_tokens: usize,
 }
 
@@ -149,7 +150,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 &mut trainer,
                 &batch,
                 rate.at(step + 1),
-                plan.config.jobs.unit_tokens,
+                UnitRule::of(&plan.config),
                 &options,
             );
             let place = || format!("optimizer step {} of sft ({id})", step + 1);
@@ -176,10 +177,11 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     .await?;
     upload(context, outputs, policy).await?;
     let first = context.plan.sft_steps(id.iteration, id.part).start;
-    let metrics = summarise(first, &results, validation);
+    let rule = UnitRule::of(&context.plan.config);
+    let metrics = summarise(first, &results, rule, validation);
     metrics::write(outputs, &metrics).await?;
     let mut report = Report::default();
-    report.tokens("trained", metrics.trained_tokens as u64, seconds);
+    report.tokens("trained", metrics.tokens.trained_tokens as u64, seconds);
     Ok(report)
 }
 
@@ -187,7 +189,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
 fn figures(results: &[StepResult], start: Instant) -> Vec<(&'static str, f64)> {
     const RECENT_STEPS: usize = 20;
     let recent = &results[results.len().saturating_sub(RECENT_STEPS)..];
-    let tokens: usize = results.iter().map(|r| r.tokens).sum();
+    let tokens: usize = results.iter().map(|r| r.size.tokens).sum();
     vec![
         ("loss", mean(recent.iter().map(|r| r.loss))),
         (
@@ -213,26 +215,24 @@ fn train(
     trainer: &mut Trainer,
     batch: &[Encoded],
     lr: f64,
-    unit_tokens: usize,
+    rule: UnitRule,
     options: &ComputeOptions<'_>,
 ) -> Result<StepResult> {
-    let lengths: Vec<usize> = batch.iter().map(|e| e.token_ids.len()).collect();
-    let ranges = units(&lengths, unit_tokens)?;
+    let requests: Vec<_> = batch.iter().map(Encoded::request).collect();
+    let units = rule.cut(&requests, 1)?;
     let denominator = Denominator::of(batch.iter().map(Encoded::loss_tokens));
-    let model_units = model_units(&ranges, |index| {
-        (&batch[index].token_ids, &batch[index].loss_mask)
-    });
+    let model_units = units.for_model(|at| requests[at]);
     let loss = |unit: usize, streams: &UnitStreams| {
         let (mut rows, mut sum) = (Vec::new(), 0.0);
-        for (e, row) in batch[ranges[unit].clone()].iter().zip(&streams.log_probs) {
-            let (weighed, mask) = (Aggregation::TokenMean, &e.loss_mask);
+        for (&at, row) in units.of(unit).iter().zip(&streams.log_probs) {
+            let (weighed, mask) = (Aggregation::TokenMean, &batch[at].loss_mask);
             let output = sft(&wide(row), mask, weighed, denominator)?;
             sum += output.loss;
             rows.push(output.coefficients);
         }
         Ok((of_log_probs(rows), sum))
     };
-    let (report, losses) = with_sums(ranges.len(), loss, |coefficients| {
+    let (report, losses) = with_sums(units.len(), loss, |coefficients| {
         trainer.step(&model_units, 1.0, lr, coefficients, options)
     })?;
     say_if_skipped(&report, "sft");
@@ -241,13 +241,20 @@ fn train(
         loss: losses.iter().fold(0.0, |sum: f64, loss: &f64| sum + loss),
         grad_norm: report.grad_norm,
         non_finite: report.skipped_non_finite,
-        tokens: lengths.iter().sum(),
+        size: units.size(0..units.len()),
         loss_tokens: denominator.loss_tokens,
     })
 }
 
 /// Means over the steps that were taken.
-fn summarise(first: u32, results: &[StepResult], validation: Option<Validation>) -> Metrics {
+fn summarise(
+    first: u32,
+    results: &[StepResult],
+    rule: UnitRule,
+    validation: Option<Validation>,
+) -> Metrics {
+    let mut trained = Size::default();
+    results.iter().for_each(|step| trained += step.size);
     let average = |steps: &[StepResult], value: fn(&StepResult) -> f64| {
         mean(steps.iter().filter(|s| !s.non_finite).map(value))
     };
@@ -269,7 +276,7 @@ fn summarise(first: u32, results: &[StepResult], validation: Option<Validation>)
         steps: (first, first + results.len() as u32),
         loss: average(results, |r| r.loss),
         grad_norm: average(results, |r| r.grad_norm),
-        trained_tokens: results.iter().map(|r| r.tokens).sum(),
+        tokens: rule.trained(trained),
         loss_tokens: results.iter().map(|r| r.loss_tokens).sum(),
         curve,
         non_finite_steps: results.iter().filter(|r| r.non_finite).count(),

@@ -2,6 +2,7 @@
 //! become artifacts, and the weight of a token in a minibatch.
 
 pub(super) mod step;
+pub(super) mod units;
 
 use crate::policies::{ADAPTER, CRITIC, POLICY, Policies};
 use crate::{Beat, Error, Result, StageContext};

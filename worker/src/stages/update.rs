@@ -13,6 +13,7 @@ mod minibatch;
 mod steps;
 
 use super::artifacts::{self, read};
+use super::training::units::{Size, TrainedTokens};
 use super::training::{Brakes, Workbench, optimizer_folder, policy_options, resume, save, upload};
 use crate::blocking::blocking;
 use crate::metrics::{self, mean, write_json};
@@ -56,16 +57,17 @@ struct Metrics {
     non_finite_steps: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     dual_clip_fraction: Option<f64>,
-    trained_tokens: usize,
+    #[serde(flatten)]
+    tokens: TrainedTokens,
 }
 
 struct Trained {
     policy: Policy,
     record: Record,
     /// Over all steps up to the last one made here.
-    tokens: usize,
+    size: Size,
     /// Over the steps made here.
-    own_tokens: usize,
+    own: Size,
     seconds: f64,
 }
 
@@ -109,15 +111,15 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let of = places.len();
         let failed =
             |step: usize| BRAKES.failed(move || format!("optimizer step {step} of {of} of {id}"));
-        let (mut steps, mut tokens, mut own_tokens) = (Vec::new(), 0, 0);
+        let (mut steps, mut size, mut own) = (Vec::new(), Size::default(), Size::default());
         if let Some(Shared { before, shares }) = shared {
             let last = before.len();
             for place in &places[..last] {
-                tokens += Minibatch::new(&batch, place.slots.clone(), &settings)?.tokens();
+                size += Minibatch::new(&batch, place.slots.clone(), &settings)?.size();
             }
             let place = &places[last];
             let minibatch = Minibatch::new(&batch, place.slots.clone(), &settings)?;
-            tokens += minibatch.tokens();
+            size += minibatch.size();
             let step = minibatch
                 .step(&mut trainer, &settings, place, shares, &options)
                 .map_err(failed(last + 1))?;
@@ -127,7 +129,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
             for place in &places {
                 work.check_cancelled()?;
                 let minibatch = Minibatch::new(&batch, place.slots.clone(), &settings)?;
-                tokens += minibatch.tokens();
+                size += minibatch.size();
                 let call = work.beat.busy();
                 let step = minibatch
                     .train(&mut trainer, &settings, place, &options)
@@ -138,11 +140,11 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 work.beat.progress_with(done, total, "optimizer steps", || {
                     vec![(
                         "tokens/s",
-                        tokens as f64 / start.elapsed().as_secs_f64().max(1e-9),
+                        size.tokens as f64 / start.elapsed().as_secs_f64().max(1e-9),
                     )]
                 });
             }
-            own_tokens = tokens;
+            own = size;
         }
         let seconds = start.elapsed().as_secs_f64();
         save(&mut trainer, &work.scratch).map_err(BRAKES.failed(|| id.to_string()))?;
@@ -152,17 +154,17 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
                 settings,
                 minibatches: steps,
             },
-            tokens,
-            own_tokens,
+            size,
+            own,
             seconds,
         })
     })
     .await?;
     upload(context, outputs, trained.policy).await?;
-    metrics::write(outputs, &summarise(&trained.record, trained.tokens)).await?;
+    metrics::write(outputs, &summarise(&trained.record, trained.size)).await?;
     write_json(outputs, artifact_names::UPDATE, "update", &trained.record).await?;
     let mut report = Report::default();
-    report.tokens("trained", trained.own_tokens as u64, trained.seconds);
+    report.tokens("trained", trained.own.tokens as u64, trained.seconds);
     Ok(report)
 }
 
@@ -191,7 +193,7 @@ fn trainer(policy: &Arc<Policy>, settings: &Settings, optimizer: Option<&Path>) 
     resume(policy, adamw, optimizer)
 }
 
-fn summarise(record: &Record, trained_tokens: usize) -> Metrics {
+fn summarise(record: &Record, size: Size) -> Metrics {
     let taken: Vec<&Step> = record
         .minibatches
         .iter()
@@ -220,7 +222,7 @@ fn summarise(record: &Record, trained_tokens: usize) -> Metrics {
                     .map(|s| s.metrics.dual_clip_fraction.unwrap_or(0.0)),
             )
         }),
-        trained_tokens,
+        tokens: record.settings.units().trained(size),
     }
 }
 

@@ -24,9 +24,11 @@ pub struct KeySpec {
     pub default: &'static str,
     /// One line for people.
     pub doc: &'static str,
-    /// Hashed into the plan only where it is not its default: such a key came
-    /// later, and runs that never heard of it keep their identity.
+    /// Hashed into the plan only where it is not what plans from before the key
+    /// do: runs that never heard of it keep their identity.
     pub hashed_if_set: bool,
+    /// Its value in plans from before the key, where that is not the default.
+    pub older: Option<&'static str>,
     /// Of an unused key: the values that change nothing, as a YAML list. Others
     /// are refused, since they would change what is learnt. Empty: any value.
     pub only: &'static str,
@@ -38,5 +40,18 @@ impl KeySpec {
     pub(super) const fn within(self, limit: Limit) -> Self {
         let limit = Some(limit);
         Self { limit, ..self }
+    }
+
+    pub(super) const fn older(self, value: &'static str) -> Self {
+        let older = Some(value);
+        Self { older, ..self }
+    }
+
+    /// What plans from before the key do, as YAML.
+    pub fn before(&self) -> &'static str {
+        match self.older {
+            Some(value) => value,
+            None => self.default,
+        }
     }
 }

@@ -19,6 +19,7 @@ const fn id(path: &'static str, default: &'static str, doc: &'static str) -> Key
         default,
         doc,
         hashed_if_set: false,
+        older: None,
         only: "",
         limit: None,
     }
@@ -30,6 +31,7 @@ const fn bind(path: &'static str, default: &'static str, doc: &'static str) -> K
         default,
         doc,
         hashed_if_set: false,
+        older: None,
         only: "",
         limit: None,
     }
@@ -41,6 +43,7 @@ const fn unused(path: &'static str) -> KeySpec {
         default: "null",
         doc: "not used here",
         hashed_if_set: false,
+        older: None,
         only: "",
         limit: None,
     }
@@ -149,6 +152,7 @@ pub const KEYS: &[KeySpec] = &[
     id("actor_rollout_ref.actor.kl_loss_type", "low_var_kl", "k1 (kl), abs, k2 (mse) or k3 (low_var_kl)"),
     id("actor_rollout_ref.actor.loss_agg_mode", "token_mean", "token_mean, seq_mean_token_sum, seq_mean_token_mean or micro_batch_mean"),
     id("actor_rollout_ref.actor.grad_clip", "1.0", "largest global gradient norm").within(above(0.0, 1e12, NORM)),
+    option("actor_rollout_ref.actor.share_prefixes", "true", "training computes what a unit's sequences have in common once").older("false"),
     id("actor_rollout_ref.actor.optim.lr", "1e-6", "learning rate").within(above(0.0, 100.0, RATE)),
     id("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio", "0.0", "share of the iterations that warm up").within(real(0.0, 1.0, SHARE)),
     id("actor_rollout_ref.actor.optim.warmup_style", "constant", "constant or cosine, after the warm-up"),

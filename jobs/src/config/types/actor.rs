@@ -63,6 +63,7 @@ pub struct Actor {
     pub kl_loss_type: Spelled<KlEstimator>,
     pub loss_agg_mode: Spelled<Aggregation>,
     pub grad_clip: f64,
+    pub share_prefixes: bool,
     pub optim: Optim,
 }
 

@@ -48,6 +48,7 @@ fn units(sequences: &[TrainSequence]) -> Vec<Unit> {
     let unit = |sequences: &[TrainSequence]| Unit {
         sequences: sequences.to_vec(),
         skip: false,
+        share_prefixes: false,
     };
     sequences.chunks(2).map(unit).collect()
 }

@@ -1,5 +1,5 @@
 // Causal attention of query rows over the keys and values of their own sequence. Keys are read
-// through a table of pages, which lie in a cache or, for a whole sequence, in the packed rows
+// through a table of pages, which lie in a cache or, where whole sequences are packed, in the rows
 // themselves.
 //
 // A block loads each page of keys once for all its pairs of (row, query head): up to 32 of them
@@ -34,21 +34,6 @@ template <int Chunks, int Own> struct Shared {
         all_total = all_max + pairs;
         factor = all_total + pairs;
         other_factor = factor + pairs;
-    }
-};
-
-// Where the keys and values of a sequence are, for the head that this block has.
-struct Pages {
-    const Address* pages;
-    Address key_base, value_base;
-    int kv_heads, width;
-    // Fills shared memory with `count` keys, or values, of a page.
-    template <int Chunks> __device__ void load(float* to, int page, Address base, int count) const {
-        const Operand* first = (const Operand*)(pages[page] + base) + blockIdx.y * width;
-        const int stride = kv_heads * width;
-        load_rows<Chunks>(to, PAGE, width, 1.0f, [=](int j) {
-            return j < count ? first + j * stride : (const Operand*)nullptr;
-        });
     }
 };
 

@@ -1,4 +1,5 @@
-// The derivative of attention over whole sequences, packed one after another. Weights are
+// The derivative of attention over whole sequences, packed one after another, or over a tree of
+// them, in which the rows of a node's subtree follow it. Weights are
 // computed again from queries, keys and the kept logarithms of their sums, page by page:
 // nothing of length x length is ever held. With p the weights and dp = grad . v,
 //     ds = p * (dp - delta),  delta = grad . mixed,
@@ -21,22 +22,27 @@ template <typename Number> struct KeyRows {
 // 32 rows of weights.
 template <int Chunks>
 __device__ void attend_backward_queries(const unsigned* tiles, const Operand* queries,
-                                        const Operand* keys, const Operand* values,
-                                        const Operand* mixed, const float* grad,
+                                        const unsigned* positions, const unsigned* page_starts,
+                                        const Address* pages, Address key_base,
+                                        Address value_base, const Operand* mixed, const float* grad,
                                         const float* log_sums, float* deltas,
                                         float* by_queries, int heads, int kv_heads, int width) {
     DYNAMIC_SHARED(memory);
     const int pairs = pairs_of<4>(), stride = stride_of<Chunks>();
     __shared__ float log_sum[pairs], delta[pairs];
+    __shared__ int last[pairs];
     float* query = memory;
     float* own_grad = query + pairs * stride;
     float* page = own_grad + pairs * stride;
     float* by_scores = page + PAGE * stride;
     const PairsOf of(tiles + 3 * blockIdx.x, heads, kv_heads, width);
+    const Pages at = {pages + page_starts[of.row], key_base, value_base, kv_heads, width};
     const Share<4> share;
     const float scale = 1.0f / sqrtf((float)width);
     load_rows<Chunks>(query, pairs, width, scale, [=](int p) { return of.in(queries, p); });
     load_rows<Chunks>(own_grad, pairs, width, 1.0f, [=](int p) { return of.in(grad, p); });
+    if (threadIdx.x < pairs)
+        last[threadIdx.x] = of.has(threadIdx.x) ? (int)positions[of.row_of(threadIdx.x)] : -1;
     __syncthreads();
     if (threadIdx.x < pairs && of.has(threadIdx.x)) {
         const int pair = threadIdx.x;
@@ -46,20 +52,18 @@ __device__ void attend_backward_queries(const unsigned* tiles, const Operand* qu
         delta[pair] = deltas[of.head_of(pair)] = sum;
         log_sum[pair] = log_sums[of.head_of(pair)];
     }
-    const unsigned last = of.row_of(of.last(pairs));
+    const int end = last[of.last(pairs)] + 1;
     float sums[Chunks][PAIRS_OF_THREAD][4];
     clear(sums);
-    for (unsigned start = of.row; start <= last; start += PAGE) {
-        const int count = (int)min((unsigned)PAGE, last + 1 - start);
-        const KeyRows<Operand> own_keys = {keys, start, last + 1, kv_heads, width};
-        const KeyRows<Operand> own_values = {values, start, last + 1, kv_heads, width};
+    for (int start = 0; start < end; start += PAGE) {
+        const int count = min(PAGE, end - start);
         float scores[PAIRS_OF_THREAD][4], by_weights[PAIRS_OF_THREAD][4];
         __syncthreads();
-        load_rows<Chunks>(page, PAGE, width, 1.0f, own_values);
+        at.load<Chunks>(page, start / PAGE, value_base, count);
         __syncthreads();
         dots<Chunks, 4>(own_grad, page, width, by_weights);
         __syncthreads();
-        load_rows<Chunks>(page, PAGE, width, 1.0f, own_keys);
+        at.load<Chunks>(page, start / PAGE, key_base, count);
         __syncthreads();
         dots<Chunks, 4>(query, page, width, scores);
         UNROLL
@@ -67,7 +71,7 @@ __device__ void attend_backward_queries(const unsigned* tiles, const Operand* qu
             UNROLL
             for (int t = 0; t < 4; ++t) {
                 const int pair = share.first + p;
-                const bool sees = of.has(pair) && start + share.key(t) <= of.row_of(pair);
+                const bool sees = start + share.key(t) <= last[pair];
                 by_scores[pair * WEIGHTS_STRIDE + share.key(t)] =
                     sees ? expf(scores[p][t] - log_sum[pair]) * (by_weights[p][t] - delta[pair])
                          : 0.0f;
@@ -88,9 +92,9 @@ __device__ void attend_backward_queries(const unsigned* tiles, const Operand* qu
     }
 }
 
-// Derivatives by the keys and values of one page, from 16 pairs at a time of the rows that see
-// it. An entry: the sequence's first row, the page's first row, one past the sequence's last
-// row. A thread has 4 keys and 8 * Chunks columns. Shared memory: vectors of 64 keys twice and
+// Derivatives by the keys and values of up to 64 rows on one path, from 16 pairs at a time of the
+// rows that see them. An entry: the first row, one past the last row, and one past the last row
+// that sees them all: the end of their subtree. A thread has 4 keys and 8 * Chunks columns. Shared memory: vectors of 64 keys twice and
 // of 16 pairs twice, and 16 rows of weights twice.
 template <int Chunks>
 __device__ void attend_backward_keys(const unsigned* tiles, const Operand* queries,
@@ -108,13 +112,14 @@ __device__ void attend_backward_keys(const unsigned* tiles, const Operand* queri
     float* weights = own_grad + pairs * stride;
     float* by_scores = weights + pairs * WEIGHTS_STRIDE;
     const unsigned* entry = tiles + 3 * blockIdx.x;
-    const unsigned first = entry[0], page = entry[1], end = entry[2];
+    const unsigned page = entry[0], page_end = entry[1], end = entry[2];
     const int group = heads / kv_heads;
     const float scale = 1.0f / sqrtf((float)width);
     const Share<2> share;
-    load_rows<Chunks>(key, PAGE, width, 1.0f, KeyRows<Operand>{keys, page, end, kv_heads, width});
+    load_rows<Chunks>(key, PAGE, width, 1.0f,
+                      KeyRows<Operand>{keys, page, page_end, kv_heads, width});
     load_rows<Chunks>(value, PAGE, width, 1.0f,
-                      KeyRows<Operand>{values, page, end, kv_heads, width});
+                      KeyRows<Operand>{values, page, page_end, kv_heads, width});
     const int own_key = threadIdx.x / 8 * 4, lane = threadIdx.x % 8;
     float key_sums[quads][4][4], value_sums[quads][4][4];
     UNROLL
@@ -123,8 +128,8 @@ __device__ void attend_backward_keys(const unsigned* tiles, const Operand* queri
         for (int k = 0; k < 4; ++k)
             UNROLL
             for (int c = 0; c < 4; ++c) key_sums[i][k][c] = value_sums[i][k][c] = 0.0f;
-    for (unsigned pair = (page - first) * group; pair < (end - first) * group; pair += pairs) {
-        const unsigned tile[3] = {first, pair, (end - first) * group};
+    for (unsigned pair = 0; pair < (end - page) * group; pair += pairs) {
+        const unsigned tile[3] = {page, pair, (end - page) * group};
         const PairsOf of(tile, heads, kv_heads, width);
         float scores[PAIRS_OF_THREAD][2], by_weights[PAIRS_OF_THREAD][2];
         __syncthreads();
@@ -142,7 +147,8 @@ __device__ void attend_backward_keys(const unsigned* tiles, const Operand* queri
             UNROLL
             for (int t = 0; t < 2; ++t) {
                 const int own = share.first + p, at = own * WEIGHTS_STRIDE + share.key(t);
-                const bool sees = of.has(own) && page + share.key(t) <= of.row_of(own);
+                const unsigned row = page + share.key(t);
+                const bool sees = of.has(own) && row < page_end && row <= of.row_of(own);
                 const float weight = sees ? expf(scores[p][t] - log_sum[own]) : 0.0f;
                 weights[at] = weight;
                 by_scores[at] = sees ? weight * (by_weights[p][t] - delta[own]) : 0.0f;
@@ -169,7 +175,7 @@ __device__ void attend_backward_keys(const unsigned* tiles, const Operand* queri
     UNROLL
     for (int k = 0; k < 4; ++k) {
         const Count row = page + own_key + k;
-        if (row >= end) continue;
+        if (row >= page_end) continue;
         const Count to = (row * kv_heads + blockIdx.y) * width;
         UNROLL
         for (int i = 0; i < quads; ++i)
@@ -184,11 +190,13 @@ __device__ void attend_backward_keys(const unsigned* tiles, const Operand* queri
 }
 
 #define BY_QUERIES_PARAMETERS                                                                  \
-    const unsigned *tiles, const Operand *queries, const Operand *keys, const Operand *values, \
-        const Operand *mixed, const float *grad, const float *log_sums, float *deltas,         \
-        float *by_queries, int heads, int kv_heads, int width
+    const unsigned *tiles, const Operand *queries, const unsigned *positions,                  \
+        const unsigned *page_starts, const Address *pages, Address key_base,                   \
+        Address value_base, const Operand *mixed, const float *grad, const float *log_sums,    \
+        float *deltas, float *by_queries, int heads, int kv_heads, int width
 #define BY_QUERIES_ARGUMENTS                                                                   \
-    tiles, queries, keys, values, mixed, grad, log_sums, deltas, by_queries, heads, kv_heads, width
+    tiles, queries, positions, page_starts, pages, key_base, value_base, mixed, grad,          \
+        log_sums, deltas, by_queries, heads, kv_heads, width
 #define BY_KEYS_PARAMETERS                                                                     \
     const unsigned *tiles, const Operand *queries, const Operand *keys, const Operand *values, \
         const float *grad, const float *log_sums, const float *deltas, float *by_keys,         \

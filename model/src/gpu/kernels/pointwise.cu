@@ -97,11 +97,29 @@ extern "C" __global__ void gather_operands(const Operand* matrix, const unsigned
     gather_row(matrix, rows, y, width);
 }
 
-// matrix[rows[i]] = x[i], a block per row; no row is named twice.
+// matrix[rows[i]] = x[i], a block per row. What is for one row, which is then named several times in
+// a row, is added by the block of the first.
 extern "C" __global__ void scatter_rows(const float* x, const unsigned* rows, float* matrix,
                                         int width) {
-    const Count from = (Count)blockIdx.x * width, to = (Count)rows[blockIdx.x] * width;
-    for (int i = threadIdx.x; i < width; i += blockDim.x) matrix[to + i] = x[from + i];
+    const unsigned row = rows[blockIdx.x];
+    if (blockIdx.x > 0 && rows[blockIdx.x - 1] == row) return;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        float sum = x[(Count)blockIdx.x * width + i];
+        for (unsigned k = blockIdx.x + 1; k < gridDim.x && rows[k] == row; ++k)
+            sum += x[(Count)k * width + i];
+        matrix[(Count)row * width + i] = sum;
+    }
+}
+
+// Rows sources[b] of keys and of values once more, from row `first` on, a block per row.
+extern "C" __global__ void repeat_rows(Operand* keys, Operand* values, const unsigned* sources,
+                                       int first, int width) {
+    const Count from = (Count)sources[blockIdx.x] * width;
+    const Count to = ((Count)first + blockIdx.x) * width;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        keys[to + i] = keys[from + i];
+        values[to + i] = values[from + i];
+    }
 }
 
 // matrix[ids[b]] += the sum of the rows order[starts[b]] ... order[starts[b + 1] - 1] of x, one

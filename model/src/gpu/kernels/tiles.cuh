@@ -155,3 +155,18 @@ struct PairsOf {
     // The last pair among `count`.
     __device__ int last(int count) const { return min(count, (int)(pairs - pair)) - 1; }
 };
+
+// Where the keys and values of a sequence are, for the head that this block has.
+struct Pages {
+    const Address* pages;
+    Address key_base, value_base;
+    int kv_heads, width;
+    // Fills shared memory with `count` keys, or values, of a page.
+    template <int Chunks> __device__ void load(float* to, int page, Address base, int count) const {
+        const Operand* first = (const Operand*)(pages[page] + base) + blockIdx.y * width;
+        const int stride = kv_heads * width;
+        load_rows<Chunks>(to, PAGE, width, 1.0f, [=](int j) {
+            return j < count ? first + j * stride : (const Operand*)nullptr;
+        });
+    }
+};

@@ -101,6 +101,7 @@ fn gradients_over_spans_are_the_processors() {
         let units = [Unit {
             sequences,
             skip: false,
+            share_prefixes: false,
         }];
         let gradients = |policy: Policy| {
             let trainer = Trainer::new(policy, AdamW::default());

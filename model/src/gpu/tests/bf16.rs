@@ -44,6 +44,7 @@ fn many_tiny_steps_add_up_in_the_f32_weights() {
     let units = [Unit {
         sequences: vec![sequence.clone()],
         skip: false,
+        share_prefixes: false,
     }];
     let adamw = AdamW {
         weight_decay: 0.0,

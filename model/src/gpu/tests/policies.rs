@@ -4,7 +4,8 @@
 use super::{ORDERS, on_gpu};
 use crate::gpu::emulator::Order;
 use crate::tests::{
-    SHAPES, Shape, random_adapter, random_policy, relative_error, requests, sequences, tiny_policy,
+    SHAPES, Shape, random_adapter, random_policy, related, relative_error, requests, sequences,
+    tiny_policy,
 };
 use crate::{
     ALL_LINEAR, AdamW, ComputeOptions, Critic, Device, Dtype, Engine, EngineOptions, Generation,
@@ -243,6 +244,7 @@ pub(super) fn units(policy: &Policy) -> Vec<Unit> {
         .map(|sequences| Unit {
             sequences: sequences.to_vec(),
             skip: false,
+            share_prefixes: false,
         })
         .collect()
 }
@@ -353,6 +355,47 @@ fn optimizer_steps_are_the_processors_also_across_a_resume() {
             let error = relative_error(&moved(found.numbers()), &moved(expected.numbers()));
             assert!(error < 1e-2, "{name}: {error}");
         }
+    }
+}
+
+/// A tree's scores are those of its sequences apart, to the bit; its gradient is the processor's.
+#[test]
+fn what_sequences_have_in_common_is_computed_once() {
+    // A dense policy, one with wide heads in a group of seven, and an adapter.
+    let some = trained().into_iter().step_by(4).collect();
+    for (operands, policy) in in_both_types(some) {
+        let sequences = related(policy.config().vocab_size, 3);
+        let requests = requests(&sequences);
+        let found = operands.in_both_orders(&policy, |policy| {
+            let apart: Vec<Scores> = (requests.iter())
+                .map(|request| scores(policy, &[*request], 1024).remove(0))
+                .collect();
+            let together = scores(policy, &requests, 100_000);
+            assert!(together == apart, "{}: the tree shows", operands.dtype);
+            let units = [true, false].map(|share_prefixes| Unit {
+                sequences: sequences.clone(),
+                skip: false,
+                share_prefixes,
+            });
+            let trainer = Trainer::new(policy.clone(), AdamW::default());
+            let options = ComputeOptions::default();
+            units.map(|unit| {
+                let found = trainer.gradients(&[unit], TEMPERATURE, &coefficients, &options);
+                found.unwrap()
+            })
+        });
+        let [(shared, nodes), (apart, tokens)] = &found;
+        assert!(nodes * 10 < tokens * 7, "{nodes} of {tokens}");
+        operands.assert_gradients_near(shared, apart);
+        let unit = Unit {
+            sequences,
+            skip: false,
+            share_prefixes: true,
+        };
+        let trainer = Trainer::new(policy, AdamW::default());
+        let options = ComputeOptions::default();
+        let expected = trainer.gradients(&[unit], TEMPERATURE, &coefficients, &options);
+        operands.assert_gradients_near(shared, &expected.unwrap().0);
     }
 }
 

@@ -62,6 +62,13 @@ fn each_pass_takes_every_pair_once_and_parts_may_be_cut_anywhere() {
     assert_eq!(picks(&plan, 1, 7), [0, 0]);
 }
 
+fn rule(share_prefixes: bool) -> UnitRule {
+    UnitRule {
+        tokens: 16,
+        share_prefixes,
+    }
+}
+
 #[test]
 fn preferences_are_learnt_with_every_loss_on_any_number_of_threads() {
     let policy = policy();
@@ -78,11 +85,12 @@ fn preferences_are_learnt_with_every_loss_on_any_number_of_threads() {
             .collect();
         let batch: Vec<&Example> = examples.iter().collect();
         assert!(batch[0].answers[1].loss_tokens() > batch[0].answers[0].loss_tokens());
-        let weights = [1, 2].map(|threads| {
+        let weights = [(1, false), (2, false), (1, true), (2, true)].map(|(threads, share)| {
             let mut trainer = resume(&policy, AdamW::default(), None).unwrap();
             let mut results = Vec::new();
             for _ in 0..8 {
-                let found = train(&mut trainer, &batch, loss, (2e-3, 16), &options(threads));
+                let step = (2e-3, rule(share));
+                let found = train(&mut trainer, &batch, loss, step, &options(threads));
                 results.push(found.unwrap());
             }
             let start = match name {
@@ -103,6 +111,8 @@ fn preferences_are_learnt_with_every_loss_on_any_number_of_threads() {
             trainer.into_model().unwrap().weights().clone()
         });
         assert!(weights[0] == weights[1], "{name}");
+        assert!(weights[2] == weights[3], "{name}");
+        assert!(weights[0] != weights[2], "{name}: nothing is shared");
     }
 }
 
@@ -126,14 +136,23 @@ fn a_step_that_is_not_finite_is_counted_and_is_in_no_mean() {
         ..AdamW::default()
     };
     let mut trainer = resume(&policy, adamw, None).unwrap();
-    let mut step = |loss| train(&mut trainer, &[&example], loss, (1e-3, 256), &options(1)).unwrap();
+    let mut step = |loss| {
+        train(
+            &mut trainer,
+            &[&example],
+            loss,
+            (1e-3, rule(true)),
+            &options(1),
+        )
+        .unwrap()
+    };
     let own = loss;
     loss.beta = 1e300;
     let spoiled = step(loss);
     let sound = step(own);
     assert!(spoiled.non_finite && !sound.non_finite);
     let norm = sound.grad_norm;
-    let metrics = summarise(0, &[spoiled, sound]);
+    let metrics = summarise(0, &[spoiled, sound], rule(true));
     assert_eq!((metrics.grad_norm, metrics.non_finite_steps), (norm, 1));
     assert!(metrics.loss.is_finite() && metrics.curve[0].loss == 0.0);
 }

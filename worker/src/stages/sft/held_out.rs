@@ -6,7 +6,7 @@ use crate::{Error, Result};
 use agentgym_algorithms::losses::sequence_log_prob;
 use agentgym_jobs::config::rows_held_out;
 use agentgym_jobs::random::{Purpose, StreamKey, permutation};
-use agentgym_model::{ComputeOptions, Policy, ScoreRequest, score};
+use agentgym_model::{ComputeOptions, Policy, score};
 use std::collections::BTreeMap;
 
 /// Log-probs are at temperature 1.
@@ -59,13 +59,7 @@ pub(super) fn held_out(tasks: &[String], share: f64, order: u64) -> Vec<bool> {
 /// # Errors
 /// The policy's log-probs cannot be computed.
 pub(super) fn loss(policy: &Policy, rows: &[Encoded], options: &ComputeOptions<'_>) -> Result<f64> {
-    let requests: Vec<ScoreRequest<'_>> = rows
-        .iter()
-        .map(|row| ScoreRequest {
-            token_ids: &row.token_ids,
-            loss_mask: &row.loss_mask,
-        })
-        .collect();
+    let requests: Vec<_> = rows.iter().map(Encoded::request).collect();
     let scores = score(policy, &requests, TEMPERATURE, options)?;
     let (mut sum, mut tokens) = (0.0, 0);
     for (row, scores) in rows.iter().zip(&scores) {

@@ -119,7 +119,7 @@ fn kept_trajectories_join_the_demonstrations() {
 fn steps_lower_the_loss_and_threads_do_not_show() {
     let policy = policy();
     let mut losses = Vec::new();
-    for threads in [1, 2] {
+    for (threads, share) in [(1, false), (2, false), (1, true), (2, true)] {
         let adamw = AdamW {
             betas: (0.9, 0.95),
             weight_decay: 0.0,
@@ -136,7 +136,7 @@ fn steps_lower_the_loss_and_threads_do_not_show() {
         let batch = mixture.batch(&policy, 1000).unwrap();
         let run: Vec<f64> = (0..8)
             .map(|_| {
-                train(&mut trainer, &batch, 3e-3, 64, &options)
+                train(&mut trainer, &batch, 3e-3, rule(share), &options)
                     .unwrap()
                     .loss
             })
@@ -145,6 +145,16 @@ fn steps_lower_the_loss_and_threads_do_not_show() {
         losses.push(run);
     }
     assert_eq!(losses[0], losses[1]);
+    assert_eq!(losses[2], losses[3]);
+    let mut apart = losses[0].iter().zip(&losses[2]);
+    assert!(apart.all(|(a, b)| (a / b - 1.0).abs() < 1e-4), "{losses:?}");
+}
+
+fn rule(share_prefixes: bool) -> UnitRule {
+    UnitRule {
+        tokens: 64,
+        share_prefixes,
+    }
 }
 
 /// The two files in whole passes: 17 rows, so five steps of at most 4 rows per pass.
@@ -261,7 +271,7 @@ fn the_validation_loss_is_that_of_a_step_on_all_its_rows() {
         checkpointed: false,
         beat: &|| {},
     };
-    let step = train(&mut trainer, &held_out, 0.0, 64, &options(1)).unwrap();
+    let step = train(&mut trainer, &held_out, 0.0, rule(true), &options(1)).unwrap();
     let measured = held_out::loss(&policy, &held_out, &options(2)).unwrap();
     assert!(
         (measured - step.loss).abs() < 1e-9,
@@ -281,19 +291,26 @@ fn a_step_that_is_not_finite_is_counted_and_is_in_no_mean() {
         loss,
         grad_norm,
         non_finite: !grad_norm.is_finite(),
-        tokens: 4,
+        size: Size {
+            tokens: 4,
+            nodes: 3,
+        },
         loss_tokens: 2,
     };
     let spoiled = [step(1.0, 3.0), step(9.0, f64::NAN), step(2.0, 5.0)];
-    let metrics = serde_json::to_value(summarise(6, &spoiled, None)).unwrap();
+    let metrics = serde_json::to_value(summarise(6, &spoiled, rule(true), None)).unwrap();
     assert_eq!(metrics["non_finite_steps"], 1);
     assert_eq!(
         (&metrics["grad_norm"], &metrics["loss"]),
         (&4.0.into(), &1.5.into())
     );
     assert_eq!(metrics["curve"][1]["grad_norm"], 0.0, "a mean of nothing");
+    assert_eq!(
+        (&metrics["trained_tokens"], &metrics["shared_tokens"]),
+        (&12.into(), &3.into())
+    );
     // Runs without non-finite steps keep their metrics' bytes.
-    let sound = serde_json::to_value(summarise(6, &spoiled[..1], None)).unwrap();
+    let sound = serde_json::to_value(summarise(6, &spoiled[..1], rule(false), None)).unwrap();
     let names: Vec<&String> = sound.as_object().unwrap().keys().collect();
     let all = [
         "steps",

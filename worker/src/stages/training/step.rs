@@ -1,30 +1,9 @@
-//! Shared by all optimizer steps, whatever the loss: cutting sequences into units, and a loss that
-//! many threads evaluate unit by unit, that can fail, and that returns sums.
+//! Shared by all optimizer steps, whatever the loss: a loss that many threads evaluate unit by unit,
+//! that can fail, and that returns sums.
 
 use crate::Result;
-use agentgym_model::{StepReport, TrainSequence, Unit, UnitCoefficients, UnitStreams};
-use std::ops::Range;
+use agentgym_model::{StepReport, UnitCoefficients, UnitStreams};
 use std::sync::{Mutex, PoisonError};
-
-/// The units of a minibatch: `sequences` returns ids and loss masks, `ranges` are the sequences of
-/// each unit.
-pub(crate) fn model_units<'a>(
-    ranges: &[Range<usize>],
-    sequences: impl Fn(usize) -> (&'a [u32], &'a [bool]),
-) -> Vec<Unit> {
-    let sequence = |index: usize| {
-        let (token_ids, loss_mask) = sequences(index);
-        TrainSequence {
-            token_ids: token_ids.to_vec(),
-            loss_mask: loss_mask.to_vec(),
-        }
-    };
-    let unit = |range: &Range<usize>| Unit {
-        sequences: range.clone().map(sequence).collect(),
-        skip: false,
-    };
-    ranges.iter().map(unit).collect()
-}
 
 /// Streams of a unit, and the coefficients to use if its loss cannot be computed: the unit then
 /// contributes nothing, and the step ends with the error.

@@ -45,7 +45,7 @@ pub(crate) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let share = minibatch.share(&policy, &settings, own.clone(), &options)?;
         drop(call);
         share.gradient.save(&target)?;
-        let tokens = minibatch.tokens_of(own);
+        let tokens = minibatch.units.size(own).tokens;
         Ok((share.units, tokens, start.elapsed().as_secs_f64()))
     })
     .await?;

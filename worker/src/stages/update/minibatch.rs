@@ -7,14 +7,14 @@
 
 use super::steps::{Place, Settings, Step};
 use crate::Result;
-use crate::stages::training::step::{model_units, say_if_skipped, with_sums};
+use crate::stages::training::step::{say_if_skipped, with_sums};
+use crate::stages::training::units::{Size, Units};
 use crate::stages::training::{denominators, wide};
-use agentgym_algorithms::batches::units;
 use agentgym_algorithms::losses::{ActorLoss, ActorSums, ActorTokens, Denominator};
 use agentgym_jobs::records::{BatchEpisode, BatchSequence};
 use agentgym_model::{
-    ComputeOptions, PartialSum, Policy, StepReport, Trainer, Unit, UnitCoefficients, UnitStreams,
-    partial_gradients,
+    ComputeOptions, PartialSum, Policy, ScoreRequest, StepReport, Trainer, Unit, UnitCoefficients,
+    UnitStreams, partial_gradients,
 };
 use std::ops::Range;
 
@@ -33,8 +33,8 @@ pub(super) struct Minibatch<'a> {
     pub(super) members: Vec<(usize, &'a BatchSequence)>,
     /// The denominator of each member's tokens.
     pub(super) denominators: Vec<Denominator>,
-    /// Ranges of members.
-    pub(super) units: Vec<Range<usize>>,
+    /// Numbers of members.
+    pub(super) units: Units,
 }
 
 impl<'a> Minibatch<'a> {
@@ -58,10 +58,7 @@ impl<'a> Minibatch<'a> {
             .filter(|(_, s)| s.sequence.loss_tokens() > 0)
             .filter(|(_, s)| every_token_pulls || s.advantages.iter().any(|a| *a != 0.0))
             .collect();
-        let lengths: Vec<usize> = members
-            .iter()
-            .map(|(_, s)| s.sequence.token_ids.len())
-            .collect();
+        let requests: Vec<_> = members.iter().map(|(_, s)| request(s)).collect();
         let loss_tokens: Vec<Vec<usize>> = slots
             .map(|slot| {
                 let episode = batch.get(slot).and_then(Option::as_ref);
@@ -79,22 +76,14 @@ impl<'a> Minibatch<'a> {
             denominator: Denominator::of_masks(
                 sequences().map(|(_, s)| s.sequence.loss_mask.as_slice()),
             ),
-            units: units(&lengths, settings.unit_tokens)?,
+            units: settings.units().cut(&requests, 1)?,
             members,
         })
     }
 
-    /// Tokens that go through forward and backward.
-    pub(super) fn tokens(&self) -> usize {
-        self.tokens_of(0..self.units.len())
-    }
-
-    /// Tokens of some units.
-    pub(super) fn tokens_of(&self, units: Range<usize>) -> usize {
-        let members = self.units[units].iter().flat_map(Range::clone);
-        members
-            .map(|member| self.members[member].1.sequence.token_ids.len())
-            .sum()
+    /// What goes through forward and backward.
+    pub(super) fn size(&self) -> Size {
+        self.units.size(0..self.units.len())
     }
 
     /// The whole optimizer step on one worker.
@@ -165,10 +154,7 @@ impl<'a> Minibatch<'a> {
 
     /// The record of a step without a gradient.
     fn skipped(&self, place: &Place) -> Step {
-        let slots = |range: &Range<usize>| {
-            let members = self.members[range.clone()].iter();
-            members.map(|(slot, _)| *slot).collect()
-        };
+        let slots = |members: &[usize]| members.iter().map(|&at| self.members[at].0).collect();
         Step {
             epoch: place.epoch,
             minibatch: place.minibatch,
@@ -204,10 +190,7 @@ impl<'a> Minibatch<'a> {
     }
 
     fn model_units(&self) -> Vec<Unit> {
-        model_units(&self.units, |member| {
-            let sequence = &self.members[member].1.sequence;
-            (&sequence.token_ids, &sequence.loss_mask)
-        })
+        self.units.for_model(|at| request(self.members[at].1))
     }
 
     /// The loss of a unit.
@@ -218,7 +201,7 @@ impl<'a> Minibatch<'a> {
         loss: &ActorLoss,
     ) -> Result<(UnitCoefficients, ActorSums)> {
         let (mut out, mut sums) = (UnitCoefficients::default(), ActorSums::default());
-        for (index, at) in self.units[unit].clone().enumerate() {
+        for (index, &at) in self.units.of(unit).iter().enumerate() {
             let member = self.members[at].1;
             let reference = member.ref_log_probs.as_deref().map(wide);
             let tokens = ActorTokens {
@@ -235,5 +218,12 @@ impl<'a> Minibatch<'a> {
             out.entropies.push(output.coefficients.entropies);
         }
         Ok((out, sums))
+    }
+}
+
+fn request(sequence: &BatchSequence) -> ScoreRequest<'_> {
+    ScoreRequest {
+        token_ids: &sequence.sequence.token_ids,
+        loss_mask: &sequence.sequence.loss_mask,
     }
 }

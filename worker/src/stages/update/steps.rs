@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::stages::training::ADAM_EPS;
+use crate::stages::training::units::UnitRule;
 use agentgym_algorithms::batches::minibatches;
 use agentgym_algorithms::losses::{ActorLoss, ActorMetrics, Aggregation, Denominator};
 use agentgym_jobs::plan::Plan;
@@ -22,10 +23,21 @@ pub(super) struct Settings {
     pub(super) ppo_epochs: u32,
     pub(super) unit_tokens: usize,
     #[serde(default, skip_serializing_if = "is_false")]
+    pub(super) share_prefixes: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
     pub(super) decay_excludes_norms_and_biases: bool,
     /// Slots per micro-batch, if the loss averages over micro-batches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) micro_batch_size: Option<usize>,
+}
+
+impl Settings {
+    pub(super) fn units(&self) -> UnitRule {
+        UnitRule {
+            tokens: self.unit_tokens,
+            share_prefixes: self.share_prefixes,
+        }
+    }
 }
 
 pub(super) fn is_false(value: &bool) -> bool {
@@ -102,6 +114,7 @@ pub(super) fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
             false => actor.ppo_epochs,
         },
         unit_tokens: config.jobs.unit_tokens,
+        share_prefixes: actor.share_prefixes,
         decay_excludes_norms_and_biases: optim.decay_excludes_norms_and_biases,
         micro_batch_size: actor.ppo_micro_batch_size.filter(|_| by_micro_batch),
     })

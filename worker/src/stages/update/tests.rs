@@ -5,7 +5,7 @@ use agentgym_algorithms::KlEstimator;
 use agentgym_algorithms::losses::{ClipRange, KlLoss};
 use agentgym_jobs::episode::{Outcome, Sequence};
 use agentgym_jobs::records::{BatchEpisode, BatchSequence};
-use agentgym_model::ComputeOptions;
+use agentgym_model::{ComputeOptions, ScoreRequest, score};
 use serde_json::Value;
 
 fn entry(group: u32, sample: u32, sequence: Sequence, advantages: Vec<f64>) -> BatchEpisode {
@@ -63,7 +63,7 @@ fn place(minibatch: usize) -> Place {
 #[test]
 fn empty_slots_and_flat_groups_move_nothing() {
     let mut settings = settings(&plan(&["actor_rollout_ref.actor.entropy_coeff=0"]), 1).unwrap();
-    settings.unit_tokens = 12;
+    (settings.unit_tokens, settings.share_prefixes) = (12, false);
     let batch = [
         small(0, 0, 0.7),
         small(0, 1, -0.7),
@@ -82,7 +82,7 @@ fn empty_slots_and_flat_groups_move_nothing() {
             .collect::<Vec<_>>(),
         [0, 1, 4]
     );
-    assert_eq!(minibatch.units, [0..2, 2..3]);
+    assert!(minibatch.units.iter().eq([[0, 1].as_slice(), &[2]]));
     // The uniform group counts in the denominator although it is not computed.
     assert_eq!(minibatch.denominator.loss_tokens, 12);
 
@@ -176,8 +176,16 @@ fn golden_steps() {
     });
 
     let mut finals = Vec::new();
-    for (unit_tokens, threads) in [(10_000, 1), (16, 2), (16, 1)] {
+    let cuts = [
+        (10_000, 1, false),
+        (16, 2, false),
+        (16, 1, false),
+        (10_000, 1, true),
+        (16, 2, true),
+    ];
+    for (unit_tokens, threads, share_prefixes) in cuts {
         settings.unit_tokens = unit_tokens;
+        settings.share_prefixes = share_prefixes;
         let mut trainer = trainer(&policy(), &settings, None).unwrap();
         for (index, expected) in update["steps"].as_array().unwrap().iter().enumerate() {
             let minibatch = Minibatch::new(&batch, 0..batch.len(), &settings).unwrap();
@@ -203,6 +211,124 @@ fn golden_steps() {
         finals.push(std::fs::read(folder.path().join("model.safetensors")).unwrap());
     }
     assert!(finals[1] == finals[2], "threads show in the weights");
+}
+
+/// Two groups whose episodes begin alike; old and reference log-probs are off the policy's by up to
+/// half a nat, so that some tokens are clipped.
+fn related(policy: &Policy) -> Vec<Option<BatchEpisode>> {
+    let answers: [&[u32]; 8] = [
+        &[7, 8, 9],
+        &[7, 8, 9, 10, 11],
+        &[7, 8, 12],
+        &[7, 8, 9, 10, 11],
+        &[20],
+        &[21, 22, 23, 24],
+        &[21, 22, 25],
+        &[26, 27, 28, 29, 30, 31],
+    ];
+    let episode = |(number, answer): (usize, &&[u32])| {
+        let group = (number / 4) as u32;
+        let prompt = [1, 2, 3, 4, 5 + group];
+        let token_ids = [prompt.as_slice(), answer].concat();
+        let loss_mask: Vec<bool> = (0..token_ids.len()).map(|t| t >= prompt.len()).collect();
+        let request = ScoreRequest {
+            token_ids: &token_ids,
+            loss_mask: &loss_mask,
+        };
+        let scores = score(policy, &[request], 1.0, &options(1))
+            .unwrap()
+            .remove(0);
+        let off = |by: usize| -> Vec<f32> {
+            let own = scores.log_probs.iter().enumerate();
+            let off = own.map(|(t, p)| p + ((number * by + t) % 5) as f32 * 0.25 - 0.5);
+            off.collect()
+        };
+        let (old, reference) = (off(3), off(7));
+        let advantages = loss_mask.iter().enumerate();
+        let advantages = advantages
+            .map(|(t, kept)| f64::from(u8::from(*kept)) * ((number * 3 + t) % 7) as f64 / 3.0 - 1.0)
+            .collect();
+        let sequence = Sequence {
+            token_ids,
+            loss_mask,
+            sampled_log_probs: old.clone(),
+            log_kept_mass: None,
+        };
+        let mut entry = entry(group, number as u32 % 4, sequence, advantages);
+        entry.sequences[0].ref_log_probs = Some(reference);
+        Some(entry)
+    };
+    answers.iter().enumerate().map(episode).collect()
+}
+
+/// Every loss, aggregation and KL term: with shared prefixes the same step as with sequences apart,
+/// whatever the cut.
+#[test]
+fn a_step_on_shared_prefixes_is_the_step_on_sequences_apart() {
+    let policy = policy();
+    let batch = related(&policy);
+    let trained = policy.weights();
+    let mut kinds = 0;
+    for loss in ["vanilla", "gspo", "cispo"] {
+        for mode in [
+            "token_mean",
+            "seq_mean_token_sum",
+            "seq_mean_token_mean",
+            "micro_batch_mean",
+        ] {
+            for (kl, entropy) in [("k1", 0.0), ("k3", 0.01), ("none", -0.02)] {
+                let mut keys = vec![
+                    format!("actor_rollout_ref.actor.policy_loss.loss_mode={loss}"),
+                    format!("actor_rollout_ref.actor.loss_agg_mode={mode}"),
+                    "actor_rollout_ref.actor.ppo_micro_batch_size=2".to_owned(),
+                    format!("actor_rollout_ref.actor.entropy_coeff={entropy}"),
+                    "actor_rollout_ref.actor.optim.lr=1.0".to_owned(),
+                ];
+                if kl != "none" {
+                    keys.push("actor_rollout_ref.actor.use_kl_loss=true".to_owned());
+                    keys.push(format!("actor_rollout_ref.actor.kl_loss_type={kl}"));
+                }
+                let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+                let mut settings = settings(&plan(&keys), 1).unwrap();
+                // Far above a gradient's error, which division by a root of that size would
+                // amplify.
+                settings.eps = 1.0;
+                let moved =
+                    [(false, 4096), (true, 4096), (true, 14)].map(|(share, unit_tokens)| {
+                        settings.share_prefixes = share;
+                        settings.unit_tokens = unit_tokens;
+                        let minibatch = Minibatch::new(&batch, 0..8, &settings).unwrap();
+                        assert_eq!(minibatch.units.len() > 1, unit_tokens == 14);
+                        let size = minibatch.size();
+                        assert_eq!(size.nodes < size.tokens * 3 / 4, share, "{size:?}");
+                        let mut trainer = trainer(&policy, &settings, None).unwrap();
+                        let step = minibatch.train(&mut trainer, &settings, &place(0), &options(2));
+                        assert!(step.unwrap().grad_norm > 0.0);
+                        let after = trainer.into_model().unwrap();
+                        let numbers = after.weights().iter().zip(trained.iter());
+                        let change = numbers.flat_map(|((_, new), (_, old))| {
+                            let pairs = new.numbers().iter().zip(old.numbers());
+                            pairs
+                                .map(|(new, old)| f64::from(new - old))
+                                .collect::<Vec<f64>>()
+                        });
+                        change.collect::<Vec<f64>>()
+                    });
+                let norm = |numbers: &mut dyn Iterator<Item = f64>| -> f64 {
+                    numbers.map(|x| x * x).sum::<f64>().sqrt()
+                };
+                let whole = norm(&mut moved[0].iter().copied());
+                assert!(whole > 0.0);
+                for shared in &moved[1..] {
+                    let apart = moved[0].iter().zip(shared).map(|(a, b)| a - b);
+                    let error = norm(&mut { apart }) / whole;
+                    assert!(error < 1e-5, "{keys:?}: {error}");
+                }
+                kinds += 1;
+            }
+        }
+    }
+    assert_eq!(kinds, 36);
 }
 
 /// The same minibatch with the mean over micro-batches of two slots.
@@ -250,7 +376,7 @@ fn a_gradient_that_is_not_finite_changes_nothing_and_is_counted() {
         settings,
         minibatches: vec![step],
     };
-    let metrics = summarise(&record, 0);
+    let metrics = summarise(&record, Size::default());
     assert_eq!((metrics.skipped_steps, metrics.non_finite_steps), (1, 1));
 }
 
