@@ -3,7 +3,7 @@
 //! with its share of the limits of the machine's matrix products and memory.
 //! `cargo bench --workspace --bench speed -- [--shape tiny|0.5b|3b|long] [--threads 2]
 //! [--seconds 3] [--prompt TOKENS] [--sampled TOKENS] [--sequences COUNT] [--length TOKENS]
-//! [--checkpointed] [--json] [CASE…]`; cases are `decode-ROWS`, `prompt`, `score`, `train`, `save`
+//! [--checkpointed] [--json] [--trajectories FILE] [--unit-tokens 2048] [CASE…]`; cases are `decode-ROWS`, `prompt`, `score`, `train`, `save`
 //! and `load`; `group-N` and `apart-N` prefill and sample N answers to one prompt and to N prompts;
 //! `agree-ROWS` compares scored log-probs with those from decoding the same tokens; `share-KIND`
 //! compares training and scoring with common beginnings computed once and for each sequence, and
@@ -299,6 +299,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut checkpointed = false;
     let [mut prompt, mut sampled, mut count, mut length] = [None; 4];
     let (mut device, mut dtype) = ("cpu".to_owned(), Dtype::F32);
+    let (mut trajectories, mut unit_tokens) = (None, 2048);
     let mut limits = (None, None);
     let mut cases: Vec<String> = Vec::new();
     let mut rest = arguments.into_iter().filter(|a| a != "--bench");
@@ -318,6 +319,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 limits.0 = Some(value().parse().expect("--operations takes a number"))
             }
             "--bytes" => limits.1 = Some(value().parse().expect("--bytes takes a number")),
+            "--trajectories" => trajectories = Some(value()),
+            "--unit-tokens" => unit_tokens = value().parse().expect("it takes a number"),
             "--checkpointed" => checkpointed = true,
             "--json" => json = true,
             _ => cases.push(argument),
@@ -371,7 +374,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             continue;
         }
         if name == "share" && sharing::KINDS.contains(&kind) {
-            sharing::compare(&policy, kind, threads, seconds);
+            let recorded = match &trajectories {
+                Some(file) => sharing::recorded(file)?,
+                None => sharing::sequences(kind),
+            };
+            let timing = (threads, seconds);
+            sharing::compare(&policy, (kind, &recorded), unit_tokens, timing);
             continue;
         }
         if let ("peak", "shared" | "apart") = (name, kind) {

@@ -1,6 +1,7 @@
 //! What it saves to compute common beginnings once: CPU seconds of a training step and of scoring,
 //! in turns with the same sequences apart, for groups of 8 samples: `turns` (episodes of several
-//! turns whose samples part one after another), `one-turn`, and `apart` (nothing in common).
+//! turns whose samples part one after another), `one-turn`, and `apart` (nothing in common); or for
+//! the sequences of an iteration, as `export` writes them (`--trajectories FILE`).
 
 use crate::common::{Numbers, coefficients, cpu_seconds};
 use agentgym_model::{
@@ -15,7 +16,6 @@ pub(crate) const KINDS: [&str; 3] = ["turns", "one-turn", "apart"];
 /// Groups of a training step.
 const GROUPS: usize = 16;
 const SAMPLES: usize = 8;
-const UNIT_TOKENS: usize = 2048;
 
 /// A group of samples: `prompt` tokens, then `turns` turns of a reply and an observation. Sample s
 /// follows the one before it for as many turns as `common` says, then goes its own way.
@@ -45,7 +45,29 @@ fn group(
     samples
 }
 
-fn sequences(case: &str, groups: usize) -> Vec<TrainSequence> {
+/// The sequences of `trajectories.jsonl`.
+///
+/// # Errors
+/// The file cannot be read, or is another one.
+pub(crate) fn recorded(path: &str) -> Result<Vec<TrainSequence>, Box<dyn std::error::Error>> {
+    let mut all = Vec::new();
+    for line in std::fs::read_to_string(path)?.lines() {
+        let row: serde_json::Value = serde_json::from_str(line)?;
+        let list = |name: &str| row[name].as_array().cloned().ok_or(format!("no {name}"));
+        let id = |id: &serde_json::Value| id.as_u64().unwrap_or_default() as u32;
+        all.push(TrainSequence {
+            token_ids: list("token_ids")?.iter().map(id).collect(),
+            loss_mask: list("loss_mask")?.iter().map(|m| id(m) == 1).collect(),
+        });
+    }
+    Ok(all)
+}
+
+pub(crate) fn sequences(case: &str) -> Vec<TrainSequence> {
+    sequences_of(case, GROUPS)
+}
+
+fn sequences_of(case: &str, groups: usize) -> Vec<TrainSequence> {
     let mut numbers = Numbers(11);
     let mut all = Vec::new();
     for number in 0..groups {
@@ -76,7 +98,7 @@ fn requests(sequences: &[TrainSequence]) -> Vec<ScoreRequest<'_>> {
 }
 
 /// The units of a minibatch, as a worker cuts them.
-fn units(sequences: &[TrainSequence], share_prefixes: bool) -> Vec<Unit> {
+fn units(sequences: &[TrainSequence], unit_tokens: usize, share_prefixes: bool) -> Vec<Unit> {
     let unit = |sequences: Vec<TrainSequence>| Unit {
         sequences,
         skip: false,
@@ -85,14 +107,21 @@ fn units(sequences: &[TrainSequence], share_prefixes: bool) -> Vec<Unit> {
     if share_prefixes {
         let requests = requests(sequences);
         let paths: Vec<Vec<&[u32]>> = requests.iter().map(|r| vec![r.path()]).collect();
-        let cuts = cut_tree(&paths, UNIT_TOKENS).expect("a limit");
+        let cuts = cut_tree(&paths, unit_tokens).expect("a limit");
         let of = |cut: Vec<usize>| cut.iter().map(|&at| sequences[at].clone()).collect();
         return cuts.into_iter().map(|cut| unit(of(cut))).collect();
     }
-    let per_unit = (UNIT_TOKENS / sequences[0].token_ids.len()).max(1);
-    (sequences.chunks(per_unit))
-        .map(|own| unit(own.to_vec()))
-        .collect()
+    let (mut units, mut own, mut tokens) = (Vec::new(), Vec::new(), 0);
+    for sequence in sequences {
+        tokens += sequence.token_ids.len();
+        if tokens > unit_tokens && !own.is_empty() {
+            units.push(unit(std::mem::take(&mut own)));
+            tokens = sequence.token_ids.len();
+        }
+        own.push(sequence.clone());
+    }
+    units.push(unit(own));
+    units
 }
 
 /// The same sequences with nothing in common.
@@ -121,17 +150,28 @@ fn in_turns(seconds: f64, mut first: impl FnMut(), mut second: impl FnMut()) -> 
     spent.map(|total| total / rounds)
 }
 
-/// Prints both figures for groups of a kind.
-pub(crate) fn compare(policy: &Policy, kind: &str, threads: usize, seconds: f64) {
+/// Prints both figures for a training step on `sequences`, which `kind` names.
+pub(crate) fn compare(
+    policy: &Policy,
+    (kind, sequences): (&str, &[TrainSequence]),
+    unit_tokens: usize,
+    (threads, seconds): (usize, f64),
+) {
     let options = ComputeOptions {
         threads,
+        pack_tokens: unit_tokens,
         ..ComputeOptions::default()
     };
-    let sequences = sequences(kind, GROUPS);
-    let all = requests(&sequences);
+    let all = requests(sequences);
     let tokens: usize = sequences.iter().map(|s| s.token_ids.len()).sum();
     let nodes = tree_nodes(&all.iter().map(ScoreRequest::path).collect::<Vec<_>>());
-    let cut = [true, false].map(|share| units(&sequences, share));
+    let cut = [true, false].map(|share| units(sequences, unit_tokens, share));
+    let with_repeats: usize = (cut[0].iter())
+        .map(|unit| {
+            let own = requests(&unit.sequences);
+            tree_nodes(&own.iter().map(ScoreRequest::path).collect::<Vec<_>>())
+        })
+        .sum();
     let mut trainers = [0; 2].map(|_| Trainer::new(policy.clone(), AdamW::default()));
     let [one, two] = &mut trainers;
     let step = |trainer: &mut Trainer, units: &[Unit]| {
@@ -139,16 +179,17 @@ pub(crate) fn compare(policy: &Policy, kind: &str, threads: usize, seconds: f64)
         report.expect("runs");
     };
     let train = in_turns(seconds, || step(one, &cut[0]), || step(two, &cut[1]));
-    let apart = parted(&sequences);
+    let apart = parted(sequences);
     let scored = |all: &[ScoreRequest<'_>]| {
         score(policy, all, 1.0, &options).expect("runs");
     };
     let apart = requests(&apart);
     let score = in_turns(seconds, || scored(&all), || scored(&apart));
     println!(
-        "share-{kind}: {nodes} nodes of {tokens} tokens ({:.2}); CPU seconds shared and apart: \
+        "share-{kind}: {nodes} nodes of {tokens} tokens ({:.2}), in units {with_repeats} ({:.2}); CPU seconds shared and apart: \
          train {:.3} and {:.3} ({:.3}), score {:.3} and {:.3} ({:.3})",
         nodes as f64 / tokens as f64,
+        with_repeats as f64 / tokens as f64,
         train[0],
         train[1],
         train[0] / train[1],
