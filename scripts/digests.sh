@@ -7,7 +7,8 @@
 #   scripts/digests.sh --compare before    # plays those of `before`, exit 1 where one differs
 #
 # Digests belong to a machine's instruction set (docs/reliability.md), so none is kept here. PROGRAMS
-# names the folder of the programs (target/release).
+# names the folder of the programs (target/release), OVERRIDES keys that every run is given, such as
+# one that asks for the numbers of an earlier program.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 programs="$(realpath "${PROGRAMS:-target/release}")"
@@ -22,7 +23,11 @@ scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 
 # submit NAME WORD… : the program, on the store of that run.
-submit() { "$programs/agentgym-submit" --quiet --store "$scratch/$1" "${@:2}" >>"$scratch/$1.log" 2>&1; }
+submit() {
+  local overrides=()
+  [ "$2" = fork ] || read -ra overrides <<<"${OVERRIDES:-}"
+  "$programs/agentgym-submit" --quiet --store "$scratch/$1" "${@:2}" "${overrides[@]}" >>"$scratch/$1.log" 2>&1
+}
 
 # What is left of the smoke run where a few steps show what is special.
 short=(
@@ -45,7 +50,7 @@ play() { submit "$1" run "configs/$2.yaml" "run.id=$1" "${@:3}"; }
 killed() {
   local name="$1" pid seconds
   for seconds in 1 2 2 3 2 1; do
-    "$programs/agentgym-submit" --quiet --store "$scratch/$name" run configs/smoke.yaml run.id=smoke jobs.lease_s=2 \
+    "$programs/agentgym-submit" --quiet --store "$scratch/$name" run configs/smoke.yaml run.id=smoke jobs.lease_s=2 ${OVERRIDES:-} \
       >>"$scratch/$name.log" 2>&1 &
     pid=$!
     sleep "$seconds"
