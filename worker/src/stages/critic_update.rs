@@ -41,20 +41,10 @@ struct Settings {
     grad_clip: f64,
     loss: ValueLoss,
     ppo_epochs: u32,
-    unit_tokens: usize,
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    share_prefixes: bool,
+    #[serde(flatten)]
+    units: UnitRule,
     /// Slots per micro-batch, if the loss averages over micro-batches.
     micro_batch_size: Option<usize>,
-}
-
-impl Settings {
-    fn units(&self) -> UnitRule {
-        UnitRule {
-            tokens: self.unit_tokens,
-            share_prefixes: self.share_prefixes,
-        }
-    }
 }
 
 /// The record of one optimizer step.
@@ -194,8 +184,7 @@ fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
         grad_clip: critic.grad_clip,
         loss,
         ppo_epochs: critic.ppo_epochs,
-        unit_tokens: plan.config.jobs.unit_tokens,
-        share_prefixes: plan.config.actor_rollout_ref.actor.share_prefixes,
+        units: UnitRule::of(&plan.config),
         micro_batch_size: critic.ppo_micro_batch_size.filter(|_| by_micro_batch),
     })
 }
@@ -292,7 +281,7 @@ impl<'a> Minibatch<'a> {
         Ok(Self {
             slots: filled,
             denominator: Denominator::of(loss_tokens.concat()),
-            units: settings.units().cut(&requests, 1)?,
+            units: settings.units.cut(&requests, 1)?,
             members,
         })
     }
@@ -378,7 +367,7 @@ fn summarise(record: &Record, size: Size) -> Metrics {
         optimizer_steps: taken.len(),
         skipped_steps: all.len() - taken.len(),
         non_finite_steps: all.iter().filter(|s| s.non_finite).count(),
-        tokens: record.settings.units().trained(size),
+        tokens: record.settings.units.trained(size),
     }
 }
 

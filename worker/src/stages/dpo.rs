@@ -278,8 +278,6 @@ fn finite(results: &[StepResult]) -> impl Iterator<Item = &StepResult> {
 }
 
 fn summarise(first: u32, results: &[StepResult], rule: UnitRule) -> Metrics {
-    let mut trained = Size::default();
-    results.iter().for_each(|step| trained += step.size);
     let taken = || finite(results);
     let average = |value: fn(&StepResult) -> f64| mean(taken().map(value));
     let share = |sum: f64, pairs: usize| sum / pairs.max(1) as f64;
@@ -307,7 +305,7 @@ fn summarise(first: u32, results: &[StepResult], rule: UnitRule) -> Metrics {
         rejected_reward: rewards(|s| s.rejected_reward),
         grad_norm: average(|r| r.grad_norm),
         non_finite_steps: results.iter().filter(|r| r.non_finite).count(),
-        tokens: rule.trained(trained),
+        tokens: rule.trained(results.iter().map(|step| step.size).sum()),
         curve,
     }
 }

@@ -253,8 +253,6 @@ fn summarise(
     rule: UnitRule,
     validation: Option<Validation>,
 ) -> Metrics {
-    let mut trained = Size::default();
-    results.iter().for_each(|step| trained += step.size);
     let average = |steps: &[StepResult], value: fn(&StepResult) -> f64| {
         mean(steps.iter().filter(|s| !s.non_finite).map(value))
     };
@@ -276,7 +274,7 @@ fn summarise(
         steps: (first, first + results.len() as u32),
         loss: average(results, |r| r.loss),
         grad_norm: average(results, |r| r.grad_norm),
-        tokens: rule.trained(trained),
+        tokens: rule.trained(results.iter().map(|step| step.size).sum()),
         loss_tokens: results.iter().map(|r| r.loss_tokens).sum(),
         curve,
         non_finite_steps: results.iter().filter(|r| r.non_finite).count(),

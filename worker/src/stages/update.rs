@@ -222,7 +222,7 @@ fn summarise(record: &Record, size: Size) -> Metrics {
                     .map(|s| s.metrics.dual_clip_fraction.unwrap_or(0.0)),
             )
         }),
-        tokens: record.settings.units().trained(size),
+        tokens: record.settings.units.trained(size),
     }
 }
 

@@ -63,8 +63,8 @@ fn the_critic_learns_its_targets_on_any_number_of_threads() {
     .into_iter()
     .unzip();
     let mut settings = settings(&gae(&["critic.cliprange_value=null"]), 1).unwrap();
-    settings.unit_tokens = 7;
-    settings.share_prefixes = false;
+    settings.units.unit_tokens = 7;
+    settings.units.share_prefixes = false;
     let weights = [1, 3].map(|threads| {
         let critic = Arc::new(Critic::new(&policy()).unwrap());
         let mut trainer = trainer(&critic, &settings, None).unwrap();

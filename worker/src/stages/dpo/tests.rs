@@ -64,7 +64,7 @@ fn each_pass_takes_every_pair_once_and_parts_may_be_cut_anywhere() {
 
 fn rule(share_prefixes: bool) -> UnitRule {
     UnitRule {
-        tokens: 16,
+        unit_tokens: 16,
         share_prefixes,
     }
 }

@@ -152,7 +152,7 @@ fn steps_lower_the_loss_and_threads_do_not_show() {
 
 fn rule(share_prefixes: bool) -> UnitRule {
     UnitRule {
-        tokens: 64,
+        unit_tokens: 64,
         share_prefixes,
     }
 }

@@ -5,23 +5,24 @@ use crate::Result;
 use agentgym_algorithms::batches::scoped_units;
 use agentgym_jobs::config::Config;
 use agentgym_model::{ScoreRequest, TrainSequence, Unit, cut_tree, tree_nodes};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// How units are cut.
-#[derive(Debug, Clone, Copy)]
+/// How units are cut; part of a step's recorded settings.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct UnitRule {
     /// Most tokens of a unit of several sequences; where prefixes are shared, most nodes of its
     /// tree.
-    pub(crate) tokens: usize,
+    pub(crate) unit_tokens: usize,
     /// Whether what sequences have in common is computed once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) share_prefixes: bool,
 }
 
 impl UnitRule {
     pub(crate) fn of(config: &Config) -> Self {
         UnitRule {
-            tokens: config.jobs.unit_tokens,
+            unit_tokens: config.jobs.unit_tokens,
             share_prefixes: config.actor_rollout_ref.actor.share_prefixes,
         }
     }
@@ -52,6 +53,14 @@ impl std::ops::AddAssign for Size {
     }
 }
 
+impl std::iter::Sum for Size {
+    fn sum<I: Iterator<Item = Self>>(sizes: I) -> Self {
+        let mut sum = Size::default();
+        sizes.for_each(|size| sum += size);
+        sum
+    }
+}
+
 /// The tokens of a stage, for its metrics.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct TrainedTokens {
@@ -77,7 +86,7 @@ impl UnitRule {
         let members: Vec<Vec<usize>> = match self.share_prefixes {
             false => {
                 let lengths: Vec<usize> = sequences.iter().map(|s| s.token_ids.len()).collect();
-                let ranges = scoped_units(&lengths, scope, self.tokens)?;
+                let ranges = scoped_units(&lengths, scope, self.unit_tokens)?;
                 ranges.into_iter().map(Iterator::collect).collect()
             }
             true => {
@@ -85,7 +94,7 @@ impl UnitRule {
                 let scopes: Vec<Vec<&[u32]>> = scopes
                     .map(|scope| scope.iter().map(ScoreRequest::path).collect())
                     .collect();
-                let cuts = cut_tree(&scopes, self.tokens)?;
+                let cuts = cut_tree(&scopes, self.unit_tokens)?;
                 let all = |at: usize| at * scope..(at + 1) * scope;
                 let members = cuts.into_iter().map(|cut| cut.into_iter().flat_map(all));
                 members.map(Iterator::collect).collect()
@@ -124,9 +133,7 @@ impl Units {
 
     /// What `some` of the units compute.
     pub(crate) fn size(&self, some: Range<usize>) -> Size {
-        let mut size = Size::default();
-        self.sizes[some].iter().for_each(|unit| size += *unit);
-        size
+        self.sizes[some].iter().copied().sum()
     }
 
     /// The units as the trainer takes them.

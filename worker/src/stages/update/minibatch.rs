@@ -76,7 +76,7 @@ impl<'a> Minibatch<'a> {
             denominator: Denominator::of_masks(
                 sequences().map(|(_, s)| s.sequence.loss_mask.as_slice()),
             ),
-            units: settings.units().cut(&requests, 1)?,
+            units: settings.units.cut(&requests, 1)?,
             members,
         })
     }

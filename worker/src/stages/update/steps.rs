@@ -21,23 +21,13 @@ pub(super) struct Settings {
     pub(super) grad_clip: f64,
     pub(super) loss: ActorLoss,
     pub(super) ppo_epochs: u32,
-    pub(super) unit_tokens: usize,
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub(super) share_prefixes: bool,
+    #[serde(flatten)]
+    pub(super) units: UnitRule,
     #[serde(default, skip_serializing_if = "is_false")]
     pub(super) decay_excludes_norms_and_biases: bool,
     /// Slots per micro-batch, if the loss averages over micro-batches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) micro_batch_size: Option<usize>,
-}
-
-impl Settings {
-    pub(super) fn units(&self) -> UnitRule {
-        UnitRule {
-            tokens: self.unit_tokens,
-            share_prefixes: self.share_prefixes,
-        }
-    }
 }
 
 pub(super) fn is_false(value: &bool) -> bool {
@@ -113,8 +103,7 @@ pub(super) fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
             true => 0,
             false => actor.ppo_epochs,
         },
-        unit_tokens: config.jobs.unit_tokens,
-        share_prefixes: actor.share_prefixes,
+        units: UnitRule::of(config),
         decay_excludes_norms_and_biases: optim.decay_excludes_norms_and_biases,
         micro_batch_size: actor.ppo_micro_batch_size.filter(|_| by_micro_batch),
     })

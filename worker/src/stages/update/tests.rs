@@ -63,7 +63,7 @@ fn place(minibatch: usize) -> Place {
 #[test]
 fn empty_slots_and_flat_groups_move_nothing() {
     let mut settings = settings(&plan(&["actor_rollout_ref.actor.entropy_coeff=0"]), 1).unwrap();
-    (settings.unit_tokens, settings.share_prefixes) = (12, false);
+    (settings.units.unit_tokens, settings.units.share_prefixes) = (12, false);
     let batch = [
         small(0, 0, 0.7),
         small(0, 1, -0.7),
@@ -184,8 +184,8 @@ fn golden_steps() {
         (16, 2, true),
     ];
     for (unit_tokens, threads, share_prefixes) in cuts {
-        settings.unit_tokens = unit_tokens;
-        settings.share_prefixes = share_prefixes;
+        settings.units.unit_tokens = unit_tokens;
+        settings.units.share_prefixes = share_prefixes;
         let mut trainer = trainer(&policy(), &settings, None).unwrap();
         for (index, expected) in update["steps"].as_array().unwrap().iter().enumerate() {
             let minibatch = Minibatch::new(&batch, 0..batch.len(), &settings).unwrap();
@@ -295,8 +295,8 @@ fn a_step_on_shared_prefixes_is_the_step_on_sequences_apart() {
                 settings.eps = 1.0;
                 let moved =
                     [(false, 4096), (true, 4096), (true, 14)].map(|(share, unit_tokens)| {
-                        settings.share_prefixes = share;
-                        settings.unit_tokens = unit_tokens;
+                        settings.units.share_prefixes = share;
+                        settings.units.unit_tokens = unit_tokens;
                         let minibatch = Minibatch::new(&batch, 0..8, &settings).unwrap();
                         assert_eq!(minibatch.units.len() > 1, unit_tokens == 14);
                         let size = minibatch.size();
