@@ -4,6 +4,7 @@
 pub(crate) mod decode;
 pub(crate) mod device;
 pub(crate) mod fit;
+pub(crate) mod footprint;
 pub(crate) mod gradient_tree;
 pub(crate) mod teacher_forced;
 

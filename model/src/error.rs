@@ -91,6 +91,25 @@ pub enum Error {
         /// What did not fit, and what to do.
         message: String,
     },
+    /// The machine's memory cannot hold a gradient unit.
+    #[error(
+        "a gradient unit of {tokens} tokens in {sequences} sequences takes at least {:.1} GB, and this \
+         machine has {:.1} GB: lower jobs.unit_tokens or, since a sequence and a pair of dpo are never \
+         cut, data.max_response_length or dpo.max_length; or set enable_gradient_checkpointing=true \
+         for the model",
+        *least as f64 / 1e9,
+        *memory as f64 / 1e9
+    )]
+    MachineFull {
+        /// Tokens that it computes.
+        tokens: usize,
+        /// Its sequences.
+        sequences: usize,
+        /// Bytes, without weights, gradients and moments.
+        least: u64,
+        /// Bytes of the machine or container.
+        memory: u64,
+    },
     /// The device no longer responds; the contents of its memory are lost.
     #[error(
         "device {name:?} is lost: {message}; look at `nvidia-smi` and the kernel's log, then start \
@@ -126,7 +145,7 @@ impl Error {
                 Verdict::Retry
             }
             // On another worker's device, or on this one once it works again.
-            Error::DeviceLost { .. } => Verdict::Retry,
+            Error::DeviceLost { .. } | Error::MachineFull { .. } => Verdict::Retry,
             _ => Verdict::GiveUp,
         }
     }

@@ -22,6 +22,7 @@ mod train;
 
 pub use batch::ScoreRequest;
 pub use compute::device::Device;
+pub use compute::footprint::Footprint;
 pub use compute::gradient_tree::PartialSum;
 pub use cpu::adamw::{AdamW, AdamWState, StepReport};
 pub use cpu::gradients::Gradients;
@@ -37,7 +38,6 @@ pub use folder::tokenizer::Tokenizer;
 pub use folder::weights::{Weights, parameter_shapes};
 pub use generate::engine::{Engine, EngineOptions, EngineStats};
 pub use generate::request::{FinishReason, Generation, GenerationRequest};
-pub use kernels::head::CHUNK_ROWS as HEAD_CHUNK_ROWS;
 pub use kernels::key_values::BLOCK as CACHE_BLOCK;
 pub use parallel::ComputeOptions;
 pub use policy::Policy;

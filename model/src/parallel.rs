@@ -15,6 +15,8 @@ pub struct ComputeOptions<'a> {
     /// Gradient checkpointing: training keeps only each layer's input and recomputes the
     /// layer in the backward pass: a third more work for a fraction of the memory.
     pub checkpointed: bool,
+    /// Bytes of memory that the machine has.
+    pub memory: u64,
     /// Called after every piece of work, as a sign of life.
     pub beat: &'a (dyn Fn() + Sync),
 }
@@ -25,6 +27,7 @@ impl Default for ComputeOptions<'_> {
             threads: 1,
             pack_tokens: 1024,
             checkpointed: false,
+            memory: u64::MAX,
             beat: &|| (),
         }
     }

@@ -34,6 +34,24 @@ const FEW: [&str; 6] = [
     "evaluation.sets=[{name: one, env: textcraft, ids: 0..2}]",
 ];
 
+/// Settings for a group of 8 with a prompt of about 1 000 tokens and answers of 200, which a random
+/// policy always fills; with an instruction that takes up the prompt's room.
+const GROUP: [&str; 9] = [
+    "evaluation.sets=[]",
+    "actor_rollout_ref.rollout.n=8",
+    "actor_rollout_ref.rollout.max_tokens=200",
+    "data.max_prompt_length=1000",
+    "data.max_response_length=200",
+    "actor_rollout_ref.rollout.max_model_len=1200",
+    "algorithm.rounds_ctrl.rounds=1",
+    "data.train_batch_size=1",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+];
+/// Repetitions of "look at the ".
+const INSTRUCTION: usize = 150;
+const ONE_UNIT: &str = "jobs.unit_tokens=4096";
+const APART: &str = "actor_rollout_ref.actor.share_prefixes=false";
+
 const CHECKPOINTED: &str = "actor_rollout_ref.model.enable_gradient_checkpointing=true";
 const ADAPTER: &str = "actor_rollout_ref.model.lora_rank=8";
 
@@ -56,7 +74,13 @@ fn main() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let model = format!("actor_rollout_ref.model.path={}", folder.path().display());
     let large = |more: &[&'static str]| [&FULL[..], &FEW, &[model.as_str()], more].concat();
-    let runs: [(&str, Vec<&str>); 7] = [
+    let instruction = format!(
+        "actor_rollout_ref.agentgym.instruction={}",
+        "look at the ".repeat(INSTRUCTION)
+    );
+    let group =
+        |more: &[&'static str]| [&large(&[])[..], &GROUP, &[instruction.as_str()], more].concat();
+    let runs: [(&str, Vec<&str>); 10] = [
         ("quickstart", QUICKSTART.to_vec()),
         ("critic", full(&[])),
         ("critic, checkpointed", full(&[CHECKPOINTED])),
@@ -64,6 +88,9 @@ fn main() -> anyhow::Result<()> {
         ("adapter, checkpointed", full(&[ADAPTER, CHECKPOINTED])),
         ("0.5B", large(&[])),
         ("0.5B, checkpointed", large(&[CHECKPOINTED])),
+        ("0.5B, group", group(&[])),
+        ("0.5B, group, one unit", group(&[ONE_UNIT])),
+        ("0.5B, group apart", group(&[APART])),
     ];
     let runtime = tokio::runtime::Runtime::new()?;
     println!(

@@ -51,7 +51,9 @@ impl fmt::Display for Exhausted {
             Self::FailedForGood => f.write_str("cannot be made"),
             Self::Vanished(times) => write!(
                 f,
-                "took its worker down {times} times without a word; look at the worker's log (memory?)"
+                "took its worker down {times} times without a word; look at the worker's log; if memory \
+                 was full: jobs.threads, jobs.unit_tokens (training), jobs.cache_tokens (generation) and \
+                 jobs.pack_tokens (scoring) lower it"
             ),
         }
     }

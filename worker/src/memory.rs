@@ -1,4 +1,4 @@
-//! The process's memory: releasing unused pages, and the peak.
+//! The process's memory: releasing unused pages, and the peak; and the machine's.
 
 use std::ffi::CStr;
 
@@ -29,4 +29,26 @@ pub(crate) fn peak_bytes() -> u64 {
         .and_then(|n| n.trim().parse::<u64>().ok())
         .unwrap_or(0)
         * 1024
+}
+
+/// Bytes that processes on this machine may use: its memory, or the limit of its container.
+/// The maximum value if unknown, so that nothing is refused.
+pub fn machine_bytes() -> u64 {
+    let Ok(mut system) = sysinfo::System::new() else {
+        return u64::MAX;
+    };
+    system.refresh_memory();
+    let container = system.cgroup_limits().map(|limits| limits.total_memory);
+    let machine = system.total_memory();
+    container.map_or(machine, |limit| limit.min(machine))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_memory() {
+        assert!(machine_bytes() > 1 << 28, "{}", machine_bytes());
+    }
 }

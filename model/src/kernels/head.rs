@@ -6,7 +6,7 @@ use super::matmul::{View, matmul};
 
 /// Rows whose logits are held at a time. The weight is read for every chunk, and its gradient read
 /// and written: with 152k ids and chunks of 16 rows that was most of a training step.
-pub const CHUNK_ROWS: usize = 256;
+pub(crate) const CHUNK_ROWS: usize = 256;
 
 /// The head's weight and the ids to score.
 #[derive(Clone, Copy)]

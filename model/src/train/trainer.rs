@@ -6,6 +6,7 @@
 use crate::batch::ScoreRequest;
 use crate::batch::Streams;
 use crate::compute::fit::where_it_fits;
+use crate::compute::footprint::Footprint;
 use crate::compute::gradient_tree::{
     PartialSum, UnitGradients, over_some_units, over_units, over_units_in_place,
 };
@@ -411,6 +412,10 @@ impl<'a, M: Head> Pass<'a, M> {
         };
         if unit.skip || forced.is_empty() {
             return Ok((None, 0));
+        }
+        if policy.gpu().is_none() {
+            let (tokens, sequences) = (forced.tokens(), unit.sequences.len());
+            Footprint::of(policy.config()).check_unit(tokens, sequences, self.options)?;
         }
         // Requested once, even if the unit is computed again.
         let mut asked = None;

@@ -35,9 +35,6 @@ const PREFILL_TOKENS: u128 = agentgym_worker::PREFILL_CHUNK_TOKENS as u128;
 /// Episodes in flight per row of the decoder.
 const EPISODES_PER_ROW: u128 = agentgym_worker::stages::EPISODES_PER_ROW as u128;
 
-/// Rows of one chunk of logits.
-const HEAD_CHUNK_ROWS: u128 = agentgym_model::HEAD_CHUNK_ROWS as u128;
-
 /// Peak bytes of the whole process, by stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Memory {
@@ -56,6 +53,28 @@ impl Memory {
         let training = self.update.max(self.critic_update);
         let playing = self.rollout.max(self.evaluate);
         playing.max(self.log_probs).max(training)
+    }
+
+    /// The stage that needs the most, and the keys that lower it.
+    pub(crate) fn largest_stage(&self, plan: &Plan) -> (&'static str, &'static str) {
+        let largest = self.largest();
+        let cut = u128::from(tokens_max(plan)) <= plan.config.jobs.unit_tokens as u128;
+        let trained = match cut {
+            true => "jobs.unit_tokens, jobs.threads or enable_gradient_checkpointing",
+            // A unit is at least one sequence.
+            false => "data.max_response_length, jobs.threads or enable_gradient_checkpointing",
+        };
+        if self.update == largest {
+            ("update", trained)
+        } else if self.critic_update == largest {
+            ("critic_update", trained)
+        } else if self.log_probs == largest {
+            ("log_probs", "jobs.pack_tokens or jobs.threads")
+        } else if self.rollout == largest {
+            ("rollout", "jobs.cache_tokens or jobs.threads")
+        } else {
+            ("evaluate", "jobs.cache_tokens or jobs.threads")
+        }
     }
 
     /// For workers with `threads` compute threads.
@@ -85,18 +104,6 @@ impl Memory {
             evaluate: narrow(evaluate),
         }
     }
-}
-
-/// Total bytes that processes on this machine may use: its memory, or the limit of its container.
-/// The maximum value if unknown, so that nothing is refused.
-pub(crate) fn machine_bytes() -> u64 {
-    let Ok(mut system) = sysinfo::System::new() else {
-        return u64::MAX;
-    };
-    system.refresh_memory();
-    let container = system.cgroup_limits().map(|limits| limits.total_memory);
-    let machine = system.total_memory();
-    container.map_or(machine, |limit| limit.min(machine))
 }
 
 /// Refuses a model that would not fit even into the otherwise empty memory of a machine. [`Memory`]
@@ -232,8 +239,8 @@ impl Work<'_> {
         let episodes = own.min(rows * EPISODES_PER_ROW);
         let longest = u128::from(tokens_max(self.plan)).next_multiple_of(CACHE_BLOCK);
         let tokens = (episodes * longest).min(jobs.cache_tokens as u128 + longest);
-        let cache = tokens * m.layers * 2 * m.kv_width;
-        let step = (PREFILL_TOKENS + rows) * self.forward();
+        let cache = tokens * m.footprint.cache();
+        let step = (PREFILL_TOKENS + rows) * m.footprint.forward();
         m.head_copy + self.threads * (cache + step + rows * m.vocabulary)
     }
 
@@ -242,56 +249,10 @@ impl Work<'_> {
         let longest = u128::from(tokens_max(self.plan));
         let pack = (self.plan.config.jobs.pack_tokens as u128).max(longest);
         let all = self.part_sequences() * longest;
+        let footprint = self.model.footprint;
         let tokens = pack.min(all.div_ceil(self.threads).max(longest));
-        self.threads * (tokens * self.forward() + self.head_chunk())
+        self.threads * (tokens * footprint.forward() + footprint.head_chunk())
             + all * RECORD_BYTES_PER_TOKEN / F32
-    }
-
-    /// Live in one layer's forward pass, per token: its input and the attention norm, queries and
-    /// attention output, keys and values as computed and as blocks of the cache; then, while those
-    /// pages are still allocated, the MLP's norm, gate and up. Allocations of many sizes fragment
-    /// the memory: measured peaks exceed this by up to three quarters of gate and up.
-    fn forward(&self) -> u128 {
-        let m = self.model;
-        3 * m.hidden + 2 * m.query_width + 4 * m.kv_width + 7 * m.intermediate / 2
-    }
-
-    /// Stored by the forward pass of a layer, per token: input, queries, keys, values, attention
-    /// output, middle, gate and up.
-    fn tape(&self) -> u128 {
-        let m = self.model;
-        2 * m.hidden
-            + 2 * m.query_width
-            + 2 * m.kv_width
-            + 2 * m.intermediate
-            + match m.norms_heads {
-                true => m.query_width + m.kv_width,
-                false => 0,
-            }
-    }
-
-    /// Live in one layer's backward pass in addition to its tape, per token: the MLP's product and
-    /// its derivative, plus fragmentation; the derivative of the residual stream and, for each
-    /// norm, its output, the derivative by its output and the derivative by its input; derivatives
-    /// by attention output, queries, keys and values; keys and values as blocks, twice.
-    fn backward(&self) -> u128 {
-        let m = self.model;
-        3 * m.intermediate + 7 * m.hidden + 2 * m.query_width + 6 * m.kv_width
-    }
-
-    fn head_chunk(&self) -> u128 {
-        HEAD_CHUNK_ROWS * self.model.vocabulary
-    }
-
-    /// A gradient unit on one thread: all tapes and the last layer's backward pass; with
-    /// checkpointing, every layer's input and one layer, forward and backward.
-    fn unit(&self, trained: &Trained, tokens: u128) -> u128 {
-        let m = self.model;
-        let tapes = match trained.checkpointed {
-            true => (m.layers + 1) * m.hidden + self.tape() + m.intermediate,
-            false => m.layers * self.tape(),
-        };
-        tokens * (tapes + self.backward() + 2 * m.hidden) + self.head_chunk()
     }
 
     /// AdamW's moments, the policy of the previous step, one gradient per thread and per level of
@@ -301,17 +262,13 @@ impl Work<'_> {
     fn training(&self, trained: &Trained) -> u128 {
         let longest = u128::from(tokens_max(self.plan));
         let limit = self.plan.config.jobs.unit_tokens as u128;
-        // What units are made of: whole groups where they share their prompts, else sequences.
-        let (pieces, piece) = match self.group_nodes() {
-            Some((samples, nodes)) if nodes <= limit => (trained.minibatch / samples, nodes),
-            _ => (trained.minibatch, longest),
-        };
+        let (pieces, piece) = self.pieces(trained.minibatch);
         let unit = limit.max(longest).min(pieces * piece);
         let units = pieces.div_ceil((limit / piece.max(1)).max(1)).max(1);
         let threads = self.threads.min(units);
         let levels = u128::from(units.next_power_of_two().trailing_zeros());
         let gradients = units.min(threads + levels) * trained.learned;
-        let under_way = threads * self.unit(trained, unit);
+        let under_way = threads * self.model.footprint.unit(unit, trained.checkpointed);
         let step = trained.copy - trained.learned;
         let before = match trained.steps {
             0 | 1 => 0,
@@ -320,10 +277,22 @@ impl Work<'_> {
         2 * trained.learned + before + gradients + under_way.max(step)
     }
 
-    /// Samples of a task, and the most tokens that training on them computes: their prompt, and a
-    /// response each. `None` where prefixes are not shared, or an episode has several sequences,
-    /// which begin in their own ways.
-    fn group_nodes(&self) -> Option<(u128, u128)> {
+    /// What the units of a minibatch are made of, at most: as many samples of a task as a unit has
+    /// room for beside their prompt, else sequences; and the tokens that one of them computes.
+    fn pieces(&self, minibatch: u128) -> (u128, u128) {
+        let longest = u128::from(tokens_max(self.plan));
+        let Some((samples, prompt, response)) = self.group() else {
+            return (minibatch, longest);
+        };
+        let room = (self.plan.config.jobs.unit_tokens as u128).saturating_sub(prompt);
+        let together = (room / response).clamp(1, samples);
+        let nodes = (prompt + together * response).min(together * longest);
+        (minibatch / samples * samples.div_ceil(together), nodes)
+    }
+
+    /// Samples of a task, and the longest prompt and response. `None` where prefixes are not shared,
+    /// or an episode has several sequences, which begin in their own ways.
+    fn group(&self) -> Option<(u128, u128, u128)> {
         let config = &self.plan.config;
         let (actor, gym) = (
             &config.actor_rollout_ref.actor,
@@ -333,16 +302,10 @@ impl Work<'_> {
         if !(actor.share_prefixes && one_sequence && config.run.pipeline == Pipeline::Rl) {
             return None;
         }
-        let samples = u128::from(config.actor_rollout_ref.rollout.n);
-        let prompt =
-            (config.data.max_prompt_length).min(config.actor_rollout_ref.rollout.prompt_length);
-        let response =
-            (config.data.max_response_length).min(config.actor_rollout_ref.rollout.response_length);
-        let apart = samples * u128::from(tokens_max(self.plan));
-        Some((
-            samples,
-            (prompt as u128 + samples * response as u128).min(apart),
-        ))
+        let rollout = &config.actor_rollout_ref.rollout;
+        let prompt = config.data.max_prompt_length.min(rollout.prompt_length);
+        let response = config.data.max_response_length.min(rollout.response_length);
+        Some((rollout.n as u128, prompt as u128, response as u128))
     }
 
     /// Bytes of an iteration's records, which a training stage reads at once.
@@ -402,6 +365,32 @@ mod tests {
     }
 
     #[test]
+    fn a_group_is_counted_as_it_is_cut() {
+        let group = [
+            "actor_rollout_ref.rollout.n=8",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "data.max_prompt_length=1000",
+            "data.max_response_length=200",
+        ];
+        for (more, expected) in [
+            // All eight, 1 000 + 8 × 200; five and three; each alone; each alone.
+            ("jobs.unit_tokens=2600", (2, 2600)),
+            ("jobs.unit_tokens=2048", (4, 2000)),
+            ("jobs.unit_tokens=1000", (16, 1200)),
+            ("actor_rollout_ref.actor.share_prefixes=false", (16, 1200)),
+        ] {
+            let plan = plan(&[&group[..], &[more]].concat());
+            let model = &model_size::of(&plan.config.actor_rollout_ref.model).unwrap();
+            let work = Work {
+                plan: &plan,
+                model,
+                threads: 2,
+            };
+            assert_eq!(work.pieces(work.policy().minibatch), expected, "{more}");
+        }
+    }
+
+    #[test]
     fn an_adapter_needs_less() {
         let plan = plan(&["actor_rollout_ref.model.lora_rank=4"]);
         let size = model_size::of(&plan.config.actor_rollout_ref.model).unwrap();
@@ -409,10 +398,5 @@ mod tests {
         let least = narrow(4 * trains.max(size.parameters + size.head_copy));
         assert!(size.trained < size.parameters);
         assert_eq!(check_fits(&plan, &size, least), Ok(()));
-    }
-
-    #[test]
-    fn this_machine_has_memory() {
-        assert!(machine_bytes() > 1 << 28, "{}", machine_bytes());
     }
 }

@@ -2,7 +2,9 @@
 //! the model's own table of parameters.
 
 use agentgym_jobs::config::Model;
-use agentgym_model::{LoraOptions, ModelConfig, TinyShape, factor_names, parameter_shapes};
+use agentgym_model::{
+    Footprint, LoraOptions, ModelConfig, TinyShape, factor_names, parameter_shapes,
+};
 use agentgym_worker::model_folder;
 
 /// Dimensions from which sizes are computed.
@@ -14,18 +16,8 @@ pub struct ModelSize {
     pub trained: u128,
     /// Rank of the adapter, if one is trained.
     pub adapter_rank: Option<usize>,
-    /// Transformer layers.
-    pub layers: u128,
-    /// Width of the residual stream.
-    pub hidden: u128,
-    /// Inner width of the MLP.
-    pub intermediate: u128,
-    /// Key (or value) width of a layer: key-value heads × head size.
-    pub kv_width: u128,
-    /// Query width of a layer: heads × head size.
-    pub query_width: u128,
-    /// Whether queries and keys are normalized.
-    pub norms_heads: bool,
+    /// What computations add.
+    pub footprint: Footprint,
     /// Number of token ids.
     pub vocabulary: u128,
     /// Numbers in the transposed copy of a tied head, which exists next to the embedding while the
@@ -60,12 +52,7 @@ pub fn of(model: &Model) -> Result<ModelSize, String> {
         parameters,
         trained: factors.as_ref().map_or(parameters, count),
         adapter_rank: adapter.map(|adapter| adapter.rank()),
-        layers: config.num_hidden_layers as u128,
-        hidden: config.hidden_size as u128,
-        intermediate: config.intermediate_size as u128,
-        kv_width: config.key_width() as u128,
-        query_width: config.query_width() as u128,
-        norms_heads: config.norms_heads(),
+        footprint: Footprint::of(&config),
         vocabulary: config.vocab_size as u128,
         head_copy: if tied { head } else { 0 },
         rotary: config.max_position_embeddings as u128 * config.head_dim as u128,

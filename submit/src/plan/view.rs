@@ -1,7 +1,7 @@
 //! `plan run.yaml`: what the run would do, on one screen, before anything is written or started. ≤
 //! marks an upper bound.
 
-use crate::plan::memory::{Memory, check_fits, machine_bytes};
+use crate::plan::memory::{Memory, check_fits};
 use crate::plan::model_size::{self, ModelSize};
 use crate::plan::parts::Counted;
 use crate::plan::sizes::{Sizes, narrow, sequences, steps_per_iteration, tokens_max};
@@ -35,7 +35,7 @@ impl<'a> PlanView<'a> {
             plan,
             model: model_size::of(&plan.config.actor_rollout_ref.model),
             threads: plan.config.jobs.threads.unwrap_or(cores) as u64,
-            machine: machine_bytes(),
+            machine: agentgym_worker::machine_bytes(),
             store: store.to_owned(),
             queue: queue.unwrap_or("beside the store").to_owned(),
             unused,
@@ -175,11 +175,14 @@ impl<'a> PlanView<'a> {
                     most => format!(", {} in evaluate", bytes(most)),
                 };
                 let beyond = match memory.largest().saturating_mul(here) > self.machine {
-                    true => format!(
-                        "; {} here may need more than the {} of this machine, where sequences are as long as they may be",
-                        many(here, "worker"),
-                        bytes(self.machine)
-                    ),
+                    true => {
+                        let (stage, keys) = memory.largest_stage(plan);
+                        format!(
+                            "; {} here may need more than the {} of this machine in {stage}, where sequences are as long as they may be: lower {keys}",
+                            many(here, "worker"),
+                            bytes(self.machine)
+                        )
+                    }
                     false => String::new(),
                 };
                 line(
@@ -437,9 +440,9 @@ jobs: {rollout_part_tasks: 2}
 
     #[test]
     fn too_little_memory_is_said() {
-        let (plan, _) = plan(TEXT, &[]);
+        let (small, _) = plan(TEXT, &[]);
         let screen = |memory: u64| {
-            let view = PlanView::new(&plan, "data", None, &[]).with_machine(2, memory);
+            let view = PlanView::new(&small, "data", None, &[]).with_machine(2, memory);
             (view.render(), view.check())
         };
         let (whole, fits) = screen(1 << 30);
@@ -451,6 +454,31 @@ jobs: {rollout_part_tasks: 2}
             "{tight}"
         );
         assert!(fits.is_ok(), "shorter sequences may fit");
+        let keys = |overrides: &[&str]| {
+            let (plan, _) = plan(TEXT, overrides);
+            let view = PlanView::new(&plan, "data", None, &[]).with_machine(2, 120_000_000);
+            let screen = view.render();
+            let (_, said) = screen.split_once("of this machine in ").unwrap();
+            said.lines().next().unwrap().to_owned()
+        };
+        for (overrides, stage, key) in [
+            (&[][..], "evaluate", "jobs.cache_tokens"),
+            (&["jobs.unit_tokens=60000"], "update", "jobs.unit_tokens"),
+            (
+                &[
+                    "data.max_response_length=60000",
+                    "actor_rollout_ref.rollout.max_model_len=61000",
+                ],
+                "update",
+                "data.max_response_length",
+            ),
+        ] {
+            let said = keys(overrides);
+            assert!(
+                said.starts_with(stage) && said.contains(key),
+                "{overrides:?}: {said}"
+            );
+        }
         let (_, fits) = screen(1_000_000);
         let why = fits.unwrap_err().to_string();
         assert!(why.contains("actor_rollout_ref.model.path"), "{why}");

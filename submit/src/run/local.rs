@@ -173,7 +173,7 @@ fn models(plan: &Plan, config: &Path) -> Result<()> {
     for (role, key, path) in model_paths(plan) {
         let fits = || match role {
             InitRole::Policy => model_size::of(model)
-                .and_then(|size| memory::check_fits(plan, &size, memory::machine_bytes())),
+                .and_then(|size| memory::check_fits(plan, &size, agentgym_worker::machine_bytes())),
             InitRole::Reference | InitRole::Critic => Ok(()),
         };
         usable(role, path).and_then(|()| fits()).map_err(|why| {

@@ -138,8 +138,8 @@ fn assert_scored_as_sampled(player: &Player, sequence: &Sequence) {
     let options = ComputeOptions {
         threads: 1,
         pack_tokens: 4096,
-        checkpointed: false,
         beat: &|| {},
+        ..Default::default()
     };
     let scores = score(&player.policy, &requests, 1.0, &options).unwrap();
     assert_eq!(scores[0].log_probs, sequence.sampled_log_probs);

@@ -136,8 +136,8 @@ async fn teacher_forced<T: Send + 'static>(
         let options = ComputeOptions {
             threads,
             pack_tokens,
-            checkpointed: false,
             beat: &tick,
+            ..Default::default()
         };
         let _call = beat.busy();
         Ok(ask(&requests(&episodes), &options)?)

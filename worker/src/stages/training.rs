@@ -4,6 +4,7 @@
 pub(super) mod step;
 pub(super) mod units;
 
+use crate::memory;
 use crate::policies::{ADAPTER, CRITIC, POLICY, Policies};
 use crate::{Beat, Error, Result, StageContext};
 use agentgym_algorithms::losses::Denominator;
@@ -204,6 +205,7 @@ pub(super) fn options<'a>(
         threads,
         pack_tokens: plan.config.jobs.pack_tokens,
         checkpointed,
+        memory: memory::machine_bytes(),
         beat,
     }
 }

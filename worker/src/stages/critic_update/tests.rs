@@ -47,8 +47,8 @@ fn options(threads: usize) -> ComputeOptions<'static> {
     ComputeOptions {
         threads,
         pack_tokens: 4096,
-        checkpointed: false,
         beat: &|| {},
+        ..Default::default()
     }
 }
 

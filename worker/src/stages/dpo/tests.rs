@@ -41,8 +41,8 @@ fn options(threads: usize) -> ComputeOptions<'static> {
     ComputeOptions {
         threads,
         pack_tokens: 4096,
-        checkpointed: false,
         beat: &|| {},
+        ..Default::default()
     }
 }
 

@@ -130,8 +130,8 @@ fn steps_lower_the_loss_and_threads_do_not_show() {
         let options = ComputeOptions {
             threads,
             pack_tokens: 4096,
-            checkpointed: false,
             beat: &|| {},
+            ..Default::default()
         };
         let batch = mixture.batch(&policy, 1000).unwrap();
         let run: Vec<f64> = (0..8)
@@ -268,8 +268,8 @@ fn the_validation_loss_is_that_of_a_step_on_all_its_rows() {
     let options = |threads| ComputeOptions {
         threads,
         pack_tokens: 64,
-        checkpointed: false,
         beat: &|| {},
+        ..Default::default()
     };
     let step = train(&mut trainer, &held_out, 0.0, rule(true), &options(1)).unwrap();
     let measured = held_out::loss(&policy, &held_out, &options(2)).unwrap();
