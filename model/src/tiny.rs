@@ -16,7 +16,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::tiny_text::{self, EOS_ID, PAD_ID};
+use crate::tiny_text::{self, EOS_ID, PAD_ID, Splitting};
 use crate::tiny_words::Choices;
 use crate::{
     Architecture, Error, ModelConfig, Parameter, Policy, Result, Tokenizer, Weights,
@@ -60,6 +60,8 @@ pub struct TinyShape {
     pub intermediate: usize,
     /// Vocabulary.
     pub vocab: usize,
+    /// How its new tokenizer splits text.
+    pub splitting: Splitting,
     /// Whether the output head is the embedding.
     pub tied: bool,
     /// Base of the rotary frequencies.
@@ -78,6 +80,7 @@ impl Default for TinyShape {
             kv_heads: 2,
             intermediate: 384,
             vocab: 1024,
+            splitting: Splitting::default(),
             tied: true,
             theta: 10_000.0,
             tokens_max: 4096,
@@ -124,6 +127,14 @@ impl TinyShape {
                 })?;
                 continue;
             }
+            if name == "tokenizer" {
+                shape.splitting = match value {
+                    "gpt2" => Splitting::Gpt2,
+                    "qwen2" => Splitting::Qwen2,
+                    _ => return Err(format!("`{option}` is not known; known are gpt2, qwen2")),
+                };
+                continue;
+            }
             let field = match name {
                 "hidden" => &mut shape.hidden,
                 "layers" => &mut shape.layers,
@@ -134,7 +145,7 @@ impl TinyShape {
                 _ => {
                     return Err(format!(
                         "`tiny` has no option `{name}`; known are arch, hidden, layers, heads, \
-                         kv_heads, intermediate, vocab"
+                         kv_heads, intermediate, vocab, tokenizer"
                     ));
                 }
             };
@@ -454,6 +465,7 @@ mod tests {
         assert_eq!(shape("tiny-model"), Ok(None));
         for (path, word) in [
             ("tiny?arch=gemma", "llama"),
+            ("tiny?tokenizer=3", "gpt2, qwen2"),
             ("tiny?size=3", "no option `size`"),
             ("tiny?layers=0", "layers=0"),
         ] {
@@ -578,7 +590,7 @@ mod tests {
 
     #[test]
     fn a_new_policy_is_a_folder_that_loads_again() {
-        let tokenizer = tiny_text::invented_tokenizer(400).unwrap();
+        let tokenizer = tiny_text::invented_tokenizer(Splitting::default(), 400).unwrap();
         let policy = other().policy(4, tokenizer.clone()).unwrap();
         assert_eq!(policy.eos_ids(), [EOS_ID]);
         let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -1,7 +1,7 @@
 //! A small tokenizer and a plain chat template, generated from a seed, so that a
 //! model can be created without downloading anything.
 //!
-//! Byte-level BPE with GPT-2's split of text into words. The trainer is our own:
+//! Byte-level BPE with GPT-2's or Qwen2's split of text into words. The trainer is our own:
 //! it breaks every tie by token id, so the same corpus gives the same bytes on
 //! every machine.
 
@@ -10,7 +10,10 @@ use std::path::Path;
 
 use serde_json::json;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::{
+    OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
+};
 
 use crate::{Chat, Error, Result, Tokenizer, tiny_words};
 
@@ -32,6 +35,75 @@ const SPACE: char = 'Ġ';
 /// Number of words, number of lines, and seed of the corpus of [`invented_tokenizer`].
 const CORPUS: (usize, usize, u64) = (600, 20_000, 0x0041_6774);
 
+/// How Qwen2 splits text into words: from its `tokenizer.json`.
+const QWEN2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// How a new tokenizer splits text into words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Splitting {
+    /// GPT-2's pattern; numbers below 100 are one token each.
+    #[default]
+    Gpt2,
+    /// Qwen2's normalizer and pattern, which takes digits apart, as transformers 5 does with every
+    /// tokenizer of that family.
+    Qwen2,
+}
+
+impl Splitting {
+    /// The words of a text, in the spelling of a byte-level vocabulary.
+    fn words(self, text: &str) -> Result<Vec<String>> {
+        let failed = |e| Error::Request(format!("cannot split the corpus into words: {e}"));
+        let mut words = PreTokenizedString::from(text);
+        if self == Splitting::Qwen2 {
+            let pattern = SplitPattern::Regex(QWEN2_WORDS.to_owned());
+            let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false);
+            let split = split.map_err(failed)?;
+            split.pre_tokenize(&mut words).map_err(failed)?;
+        }
+        let regex = self == Splitting::Gpt2;
+        let bytes = ByteLevel::new(false, true, regex);
+        bytes.pre_tokenize(&mut words).map_err(failed)?;
+        Ok(words
+            .get_splits(OffsetReferential::Original, OffsetType::None)
+            .into_iter()
+            .map(|(word, _, _)| word.to_owned())
+            .collect())
+    }
+
+    /// `normalizer` and `pre_tokenizer` of `tokenizer.json`.
+    fn to_json(self) -> (serde_json::Value, serde_json::Value) {
+        match self {
+            Splitting::Gpt2 => (json!(null), byte_level(true)),
+            Splitting::Qwen2 => {
+                let split = json!({
+                    "type": "Split", "pattern": {"Regex": QWEN2_WORDS}, "behavior": "Isolated",
+                    "invert": false,
+                });
+                let both = json!([split, byte_level(false)]);
+                (
+                    json!({"type": "NFC"}),
+                    json!({"type": "Sequence", "pretokenizers": both}),
+                )
+            }
+        }
+    }
+
+    /// The class that transformers builds for it.
+    fn class(self) -> &'static str {
+        match self {
+            Splitting::Gpt2 => "PreTrainedTokenizerFast",
+            Splitting::Qwen2 => "Qwen2Tokenizer",
+        }
+    }
+}
+
+fn byte_level(use_regex: bool) -> serde_json::Value {
+    json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+        "use_regex": use_regex,
+    })
+}
+
 type Pair = (u32, u32);
 
 /// The chat template for tokenizers trained here.
@@ -52,18 +124,25 @@ pub fn chat() -> Chat {
 }
 
 /// A tokenizer of `vocab` tokens trained on invented lines only.
-pub fn invented_tokenizer(vocab: usize) -> Result<Tokenizer> {
+pub fn invented_tokenizer(splitting: Splitting, vocab: usize) -> Result<Tokenizer> {
     let (words, lines, seed) = CORPUS;
     let words = tiny_words::words(seed, words);
-    train_tokenizer(tiny_words::lines(seed, &words, lines), vocab)
+    let lines = tiny_words::lines(seed, &words, lines);
+    train_tokenizer(splitting, lines, vocab)
 }
 
 /// Trains a byte-level BPE tokenizer of exactly `vocab` tokens: the special
-/// tokens, 256 bytes, ` 0` to ` 99` (a number with its leading space is one
-/// token), then the most frequent pairs.
-pub fn train_tokenizer(corpus: impl Iterator<Item = String>, vocab: usize) -> Result<Tokenizer> {
+/// tokens, 256 bytes, with GPT-2's splitting ` 0` to ` 99` (a number with its leading
+/// space is one token), then the most frequent pairs.
+pub fn train_tokenizer(
+    splitting: Splitting,
+    corpus: impl Iterator<Item = String>,
+    vocab: usize,
+) -> Result<Tokenizer> {
     let mut trainer = Trainer::new();
-    trainer.merge_numbers();
+    if splitting == Splitting::Gpt2 {
+        trainer.merge_numbers();
+    }
     if vocab < trainer.tokens.len() {
         return Err(Error::Request(format!(
             "a tokenizer of {vocab} tokens is too small: special tokens, bytes and numbers take {}",
@@ -72,7 +151,7 @@ pub fn train_tokenizer(corpus: impl Iterator<Item = String>, vocab: usize) -> Re
     }
     let mut counts = BTreeMap::new();
     for text in corpus {
-        for word in split(&text)? {
+        for word in splitting.words(&text)? {
             *counts.entry(word).or_insert(0) += 1;
         }
     }
@@ -89,35 +168,26 @@ pub fn train_tokenizer(corpus: impl Iterator<Item = String>, vocab: usize) -> Re
         bytes
     };
     let files = BTreeMap::from([
-        ("tokenizer.json".to_owned(), pretty(&trainer.to_json())),
+        (
+            "tokenizer.json".to_owned(),
+            pretty(&trainer.to_json(splitting)),
+        ),
         (
             "tokenizer_config.json".to_owned(),
-            pretty(&tokenizer_config()),
+            pretty(&tokenizer_config(splitting)),
         ),
     ]);
     Tokenizer::from_files(&files, Path::new("new tokenizer"))
 }
 
-fn tokenizer_config() -> serde_json::Value {
+fn tokenizer_config(splitting: Splitting) -> serde_json::Value {
     json!({
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": splitting.class(),
         "eos_token": SPECIAL_TOKENS[2],
         "pad_token": SPECIAL_TOKENS[0],
         "clean_up_tokenization_spaces": false,
         "model_max_length": 1_000_000_000,
     })
-}
-
-/// The words of a text as GPT-2 splits it, in the spelling of a byte-level vocabulary.
-fn split(text: &str) -> Result<Vec<String>> {
-    let mut words = PreTokenizedString::from(text);
-    (ByteLevel::new(false, true, true).pre_tokenize(&mut words))
-        .map_err(|e| Error::Request(format!("cannot split the corpus into words: {e}")))?;
-    Ok(words
-        .get_splits(OffsetReferential::Original, OffsetType::None)
-        .into_iter()
-        .map(|(word, _, _)| word.to_owned())
-        .collect())
 }
 
 struct Trainer {
@@ -200,7 +270,8 @@ impl Trainer {
         }
     }
 
-    fn to_json(&self) -> serde_json::Value {
+    fn to_json(&self, splitting: Splitting) -> serde_json::Value {
+        let (normalizer, pre_tokenizer) = splitting.to_json();
         let ids: serde_json::Map<_, _> = (self.tokens.iter().enumerate())
             .map(|(id, token)| (token.clone(), json!(id)))
             .collect();
@@ -216,18 +287,15 @@ impl Trainer {
                 })
             })
             .collect();
-        let byte_level = json!({
-            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true,
-        });
         json!({
             "version": "1.0",
             "truncation": null,
             "padding": null,
             "added_tokens": added,
-            "normalizer": null,
-            "pre_tokenizer": byte_level,
+            "normalizer": normalizer,
+            "pre_tokenizer": pre_tokenizer,
             "post_processor": null,
-            "decoder": byte_level,
+            "decoder": byte_level(true),
             "model": {
                 "type": "BPE", "dropout": null, "unk_token": null,
                 "continuing_subword_prefix": null, "end_of_word_suffix": null,
@@ -264,7 +332,8 @@ mod tests {
     fn the_same_corpus_gives_the_same_bytes() {
         let files = || {
             let dir = tempfile::tempdir().unwrap();
-            invented_tokenizer(700).unwrap().save(dir.path()).unwrap();
+            let tokenizer = invented_tokenizer(Splitting::Qwen2, 700).unwrap();
+            tokenizer.save(dir.path()).unwrap();
             chat().save(dir.path()).unwrap();
             [
                 "tokenizer.json",
@@ -278,7 +347,7 @@ mod tests {
 
     #[test]
     fn numbers_and_special_tokens_have_their_own_ids() {
-        let tokenizer = invented_tokenizer(1024).unwrap();
+        let tokenizer = invented_tokenizer(Splitting::Gpt2, 1024).unwrap();
         assert_eq!(tokenizer.vocab_size(), 1024);
         for (id, token) in SPECIAL_TOKENS.iter().enumerate() {
             assert_eq!(tokenizer.encode(token).unwrap(), [id as u32]);
@@ -292,10 +361,68 @@ mod tests {
         assert_eq!(tokenizer.encode("Action: get 12").unwrap().len(), 4);
     }
 
+    /// Texts whose ids depend on the normalizer and on the pattern.
+    const TEXTS: [&str; 8] = [
+        "Action: get 12 dovan lepi",
+        "craft 2 stick using 1 planks, 3 string\n\nGoal: craft rope.",
+        "it's  they'LL\t\n  x",
+        "100% (a_b)::c\r\n",
+        "u\u{308}ber \u{fb01}n cafe\u{301} \u{1f642}",
+        "  two  spaces ",
+        "<|im_start|>user\nhello<|im_end|>\n",
+        "\u{660}\u{661} \u{4f60}\u{597d}!!",
+    ];
+
+    /// Prints the ids that `AutoTokenizer` of transformers 5.24 gives each line of a JSON list, with
+    /// the folder as the first argument.
+    const TRANSFORMERS: &str = "\
+import json, sys
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+print(json.dumps([tokenizer(text, add_special_tokens=False)['input_ids'] for text in json.loads(sys.argv[2])]))
+";
+
+    #[test]
+    fn qwen2_splitting_is_that_of_transformers() {
+        let dir = tempfile::tempdir().unwrap();
+        let shape = crate::TinyShape {
+            vocab: 700,
+            ..crate::TinyShape::default()
+        };
+        let tokenizer = invented_tokenizer(Splitting::Qwen2, 700).unwrap();
+        shape
+            .policy(1, tokenizer.clone())
+            .unwrap()
+            .save(dir.path())
+            .unwrap();
+        let ours: Vec<Vec<u32>> = TEXTS.map(|text| tokenizer.encode(text).unwrap()).into();
+        let recorded: Vec<Vec<u32>> =
+            serde_json::from_str(include_str!("tests/qwen2_splitting.json")).unwrap();
+        assert_eq!(ours, recorded);
+        // Once more with transformers itself, where it is installed.
+        let texts = serde_json::to_string(&TEXTS).unwrap();
+        let python = std::env::var("AGENTGYM_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+        let output = std::process::Command::new(python)
+            .args([
+                "-c",
+                TRANSFORMERS,
+                &dir.path().display().to_string(),
+                &texts,
+            ])
+            .output();
+        let Ok(output) = output else { return };
+        let said = String::from_utf8_lossy(&output.stderr);
+        if said.contains("No module named") {
+            return;
+        }
+        let theirs: Vec<Vec<u32>> = serde_json::from_slice(&output.stdout).expect(&said);
+        assert_eq!(ours, theirs);
+    }
+
     #[test]
     fn a_saved_folder_loads_into_the_same_text() {
         let dir = tempfile::tempdir().unwrap();
-        let tokenizer = invented_tokenizer(600).unwrap();
+        let tokenizer = invented_tokenizer(Splitting::Gpt2, 600).unwrap();
         tokenizer.save(dir.path()).unwrap();
         chat().save(dir.path()).unwrap();
         let loaded = Tokenizer::load(dir.path()).unwrap();
@@ -319,12 +446,16 @@ mod tests {
     #[test]
     fn sizes_out_of_reach_are_refused() {
         let corpus = || ["abc abc".to_owned()].into_iter();
-        let small = train_tokenizer(corpus(), 300).unwrap_err().to_string();
+        let small = train_tokenizer(Splitting::Gpt2, corpus(), 300)
+            .unwrap_err()
+            .to_string();
         assert!(
             small.contains("too small") && small.contains("359"),
             "{small}"
         );
-        let large = train_tokenizer(corpus(), 2_000).unwrap_err().to_string();
+        let large = train_tokenizer(Splitting::Gpt2, corpus(), 2_000)
+            .unwrap_err()
+            .to_string();
         assert!(large.contains("the corpus gives"), "{large}");
     }
 

@@ -9,6 +9,7 @@ mod builtin;
 mod demonstration;
 mod folder;
 mod game;
+mod player;
 pub(crate) mod server;
 mod solver;
 mod source;

@@ -25,7 +25,7 @@ fn policy(tied: bool) -> Policy {
         tied,
         ..TinyShape::default()
     };
-    let tokenizer = tiny_text::invented_tokenizer(370).unwrap();
+    let tokenizer = tiny_text::invented_tokenizer(tiny_text::Splitting::default(), 370).unwrap();
     shape.policy(11, tokenizer).unwrap()
 }
 

@@ -463,9 +463,10 @@ jobs: {rollout_part_tasks: 2}
         };
         for (overrides, stage, key) in [
             (&[][..], "evaluate", "jobs.cache_tokens"),
-            (&["jobs.unit_tokens=60000"], "update", "jobs.unit_tokens"),
+            (&["evaluation.sets=[]"], "update", "jobs.unit_tokens"),
             (
                 &[
+                    "evaluation.sets=[]",
                     "data.max_response_length=60000",
                     "actor_rollout_ref.rollout.max_model_len=61000",
                 ],

@@ -235,7 +235,8 @@ fn preset(plan: &Plan, key: &str, path: &str, device: &Device) -> Result<Option<
     let shape = TinyShape::preset(path).map_err(|why| Error::stage(format!("{key}: {why}")))?;
     let Some(shape) = shape else { return Ok(None) };
     let stream = weights_key(plan.config.run.seed).stream();
-    let tokenizer = tiny_text::train_tokenizer(corpus(plan)?.into_iter(), shape.vocab)?;
+    let tokenizer =
+        tiny_text::train_tokenizer(shape.splitting, corpus(plan)?.into_iter(), shape.vocab)?;
     let policy = shape.policy(head(&stream), tokenizer)?;
     Ok(Some(policy.on(device)?))
 }

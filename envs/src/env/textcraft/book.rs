@@ -301,17 +301,18 @@ impl RecipeBook {
 
     /// A recipe as the agent reads it: `craft 4 oak planks using 1 oak log`.
     pub fn line(&self, recipe: &Recipe) -> String {
+        format!("craft {} {}", recipe.count, self.way(recipe))
+    }
+
+    /// `<output> using <inputs>`.
+    pub(crate) fn way(&self, recipe: &Recipe) -> String {
         let inputs = recipe
             .inputs
             .iter()
             .map(|input| format!("{} {}", input.count, self.text(input.name)))
             .collect::<Vec<_>>()
             .join(", ");
-        format!(
-            "craft {} {} using {inputs}",
-            recipe.count,
-            self.text(recipe.output)
-        )
+        format!("{} using {inputs}", self.text(recipe.output))
     }
 
     /// Digest of all lines in loading order; identifies the book in random keys and records.

@@ -123,7 +123,7 @@ pub const KEYS: &[KeySpec] = &[
     id("data.shuffle", "true", "shuffle the tasks anew in every pass"),
     id("data.seed", "1", "seed of that shuffle"),
     // policy
-    id("actor_rollout_ref.model.path", "tiny", "folder, store URL, hub id in the local cache, or tiny?arch=qwen3&vocab=…&hidden=…"),
+    id("actor_rollout_ref.model.path", "tiny", "folder, store URL, hub id in the local cache, or tiny?arch=qwen3&vocab=…&hidden=…&tokenizer=qwen2"),
     option("actor_rollout_ref.model.lora_rank", "0", "train a LoRA adapter of this rank instead of the policy's weights; 0: off")
         .within(whole(0, 65_536, "no weight of a known model has so many rows")),
     option("actor_rollout_ref.model.lora_alpha", "16", "the adapter's product is multiplied by lora_alpha / lora_rank")
