@@ -30,7 +30,7 @@ pub struct Style {
     /// each as the next goal of the same conversation. Such drills teach reading a recipe book with
     /// a fraction of the tokens that as many worlds would cost.
     pub goals_max: u32,
-    /// Plays as [`Player`] does, which asks for each ingredient and goes down where it is refused;
+    /// Plays by asking for each ingredient and going down to its recipe where that is refused;
     /// its crafts do not repeat the count that the game ignores.
     pub asks: bool,
     /// With `asks`: chance, in percent, that it picks a recipe of its own instead of the goal's.
