@@ -3,6 +3,7 @@
 //! it picks from the book and carries out as well as the goal's.
 
 use super::book::{Ingredient, Name, Recipe, RecipeBook};
+use super::solver::recipe_depth;
 use crate::draws::Draws;
 use std::collections::BTreeMap;
 
@@ -141,7 +142,7 @@ impl<'a> Player<'a> {
         let recipe = match draws.percent(self.own_percent) {
             false => self.best(self.goal)?,
             true => {
-                let can_be_made = |recipe: &&Recipe| depth(book, recipe).is_some();
+                let can_be_made = |recipe: &&Recipe| recipe_depth(book, recipe).is_some();
                 let all: Vec<&Recipe> = book.recipes().iter().filter(can_be_made).collect();
                 let left: Vec<&Recipe> = all
                     .iter()
@@ -160,7 +161,7 @@ impl<'a> Player<'a> {
     /// The recipe of the least depth, then of the fewest inputs.
     fn best(&self, item: Name) -> Option<&'a Recipe> {
         let recipes = self.book.recipes_of(item);
-        let recipes = recipes.filter_map(|recipe| Some((depth(self.book, recipe)?, recipe)));
+        let recipes = recipes.filter_map(|recipe| Some((recipe_depth(self.book, recipe)?, recipe)));
         let best = recipes.min_by_key(|(depth, recipe)| (*depth, recipe.inputs.len()));
         best.map(|(_, recipe)| recipe)
     }
@@ -175,11 +176,4 @@ impl<'a> Player<'a> {
         let items = items.filter_map(|item| Some((self.book.depth(item)?, item)));
         items.min().map_or(input.name, |(_, item)| item)
     }
-}
-
-/// Consecutive crafts up to this recipe's; `None` if it cannot be carried out.
-fn depth(book: &RecipeBook, recipe: &Recipe) -> Option<u32> {
-    let mut inputs = recipe.inputs.iter().map(|input| book.depth(input.name));
-    let deepest = inputs.try_fold(0, |most, depth| Some(depth?.max(most)));
-    deepest.map(|depth| depth + 1)
 }

@@ -192,7 +192,7 @@ impl<'a> Solver<'a> {
 }
 
 /// Depth of the recipe's output if made by it; `None` if the recipe cannot be carried out.
-fn recipe_depth(book: &RecipeBook, recipe: &Recipe) -> Option<u32> {
+pub(super) fn recipe_depth(book: &RecipeBook, recipe: &Recipe) -> Option<u32> {
     recipe
         .inputs
         .iter()
