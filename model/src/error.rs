@@ -95,7 +95,7 @@ pub enum Error {
     #[error(
         "a gradient unit of {tokens} tokens in {sequences} sequences takes at least {:.1} GB, and this \
          machine has {:.1} GB: lower jobs.unit_tokens or, since a sequence and a pair of dpo are never \
-         cut, data.max_response_length or dpo.max_length; or set enable_gradient_checkpointing=true \
+         cut, data.max_response_length, sft.max_length or dpo.max_length; or set enable_gradient_checkpointing=true \
          for the model",
         *least as f64 / 1e9,
         *memory as f64 / 1e9

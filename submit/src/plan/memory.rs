@@ -5,9 +5,11 @@
 //! *live*, it counts what exists at the same time in `model`'s code.
 
 use crate::plan::model_size::ModelSize;
+use crate::plan::parts::Counted;
 use crate::plan::sizes::{evaluated_sequences, narrow, sequences, tokens_max};
 use crate::text::{bytes, count};
 use agentgym_jobs::config::Pipeline;
+use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
 
 const F32: u128 = 4;
@@ -35,46 +37,69 @@ const PREFILL_TOKENS: u128 = agentgym_worker::PREFILL_CHUNK_TOKENS as u128;
 /// Episodes in flight per row of the decoder.
 const EPISODES_PER_ROW: u128 = agentgym_worker::stages::EPISODES_PER_ROW as u128;
 
-/// Peak bytes of the whole process, by stage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Memory {
-    pub(crate) rollout: u64,
-    pub(crate) log_probs: u64,
-    pub(crate) update: u64,
-    /// 0 without a critic.
-    pub(crate) critic_update: u64,
-    /// 0 where nothing is evaluated.
-    pub(crate) evaluate: u64,
-}
+/// Stages with an estimate, in the order in which `plan` names them.
+const ESTIMATED: [Stage; 7] = [
+    Stage::Sft,
+    Stage::Dpo,
+    Stage::Rollout,
+    Stage::LogProbs,
+    Stage::Update,
+    Stage::CriticUpdate,
+    Stage::Evaluate,
+];
+
+/// Peak bytes of the whole process in the estimated stages that the plan has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Memory(Vec<(Stage, u64)>);
 
 impl Memory {
     /// The largest over all stages.
     pub(crate) fn largest(&self) -> u64 {
-        let training = self.update.max(self.critic_update);
-        let playing = self.rollout.max(self.evaluate);
-        playing.max(self.log_probs).max(training)
+        self.0.iter().map(|(_, most)| *most).max().unwrap_or(0)
     }
 
     /// The stage that needs the most, and the keys that lower it.
     pub(crate) fn largest_stage(&self, plan: &Plan) -> (&'static str, &'static str) {
         let largest = self.largest();
-        let cut = u128::from(tokens_max(plan)) <= plan.config.jobs.unit_tokens as u128;
-        let trained = match cut {
-            true => "jobs.unit_tokens, jobs.threads or enable_gradient_checkpointing",
-            // A unit is at least one sequence.
-            false => "data.max_response_length, jobs.threads or enable_gradient_checkpointing",
+        let found = self.0.iter().find(|(_, most)| *most == largest);
+        let stage = found.map_or(Stage::Update, |(stage, _)| *stage);
+        let limit = plan.config.jobs.unit_tokens;
+        let response = tokens_max(plan) > limit as u64;
+        let (sft, dpo) = (&plan.config.sft, &plan.config.dpo);
+        // A unit is at least one sequence, or one pair.
+        let keys = match stage {
+            Stage::Sft if sft.max_length > limit => {
+                "sft.max_length, jobs.threads or enable_gradient_checkpointing"
+            }
+            Stage::Dpo if 2 * dpo.max_length > limit => {
+                "dpo.max_length, jobs.threads or enable_gradient_checkpointing"
+            }
+            Stage::Update | Stage::CriticUpdate if response => {
+                "data.max_response_length, jobs.threads or enable_gradient_checkpointing"
+            }
+            Stage::LogProbs => "jobs.pack_tokens or jobs.threads",
+            Stage::Rollout | Stage::Evaluate => "jobs.cache_tokens or jobs.threads",
+            _ => "jobs.unit_tokens, jobs.threads or enable_gradient_checkpointing",
         };
-        if self.update == largest {
-            ("update", trained)
-        } else if self.critic_update == largest {
-            ("critic_update", trained)
-        } else if self.log_probs == largest {
-            ("log_probs", "jobs.pack_tokens or jobs.threads")
-        } else if self.rollout == largest {
-            ("rollout", "jobs.cache_tokens or jobs.threads")
-        } else {
-            ("evaluate", "jobs.cache_tokens or jobs.threads")
-        }
+        (stage.name(), keys)
+    }
+
+    /// `≤ 65 MB in rollout, 99 MB in log_probs`.
+    pub(crate) fn text(&self) -> String {
+        let each = self.0.iter();
+        let each: Vec<String> = each
+            .map(|(stage, most)| format!("{} in {}", bytes(*most), stage.name()))
+            .collect();
+        format!("≤ {}", each.join(", "))
+    }
+
+    /// `<stage>_memory_bytes`; 0 for a stage that the plan does not have.
+    pub(crate) fn json(&self) -> impl Iterator<Item = (String, u64)> {
+        ESTIMATED.iter().map(|stage| {
+            let found = self.0.iter().find(|(known, _)| known == stage);
+            let most = found.map_or(0, |(_, most)| *most);
+            (format!("{}_memory_bytes", stage.name()), most)
+        })
     }
 
     /// For workers with `threads` compute threads.
@@ -86,23 +111,27 @@ impl Memory {
         };
         let iterations = u128::from(plan.iterations);
         let resident = work.resident(iterations.max(1));
-        let critic_update = match plan.config.has_critic() {
-            true => resident + work.batch() + F32 * work.training(&work.value_model()),
-            false => 0,
-        };
-        let evaluate = match evaluated_sequences(plan) {
-            0 => 0,
+        let trains = |model: &Trained| F32 * work.training(model);
+        let most = |stage| match stage {
+            Stage::Sft => resident + trains(&work.taught()),
+            Stage::Dpo => resident + trains(&work.preferring()),
+            Stage::Rollout => resident + F32 * work.decoding(work.part_sequences()),
+            Stage::LogProbs => resident + F32 * work.scoring(),
+            Stage::Update => resident + work.batch() + trains(&work.policy()),
+            Stage::CriticUpdate => resident + work.batch() + trains(&work.value_model()),
             // The last iteration's policy in addition to those before it.
-            all => work.resident(iterations + 1) + F32 * work.decoding(all.into()),
+            _ => {
+                let sequences = evaluated_sequences(plan).into();
+                work.resident(iterations + 1) + F32 * work.decoding(sequences)
+            }
         };
-        let update = resident + work.batch() + F32 * work.training(&work.policy());
-        Self {
-            rollout: narrow(resident + F32 * work.decoding(work.part_sequences())),
-            log_probs: narrow(resident + F32 * work.scoring()),
-            update: narrow(update),
-            critic_update: narrow(critic_update),
-            evaluate: narrow(evaluate),
-        }
+        let counted = Counted::of(plan);
+        let has = |stage: &Stage| match stage {
+            Stage::Evaluate => evaluated_sequences(plan) > 0,
+            _ => counted.has(*stage),
+        };
+        let stages = ESTIMATED.into_iter().filter(has);
+        Self(stages.map(|stage| (stage, narrow(most(stage)))).collect())
     }
 }
 
@@ -143,8 +172,8 @@ struct Trained {
     copy: u128,
     /// Parameters that the optimizer updates.
     learned: u128,
-    /// Sequences of a minibatch.
-    minibatch: u128,
+    /// What the units of a minibatch are made of, at most, and the tokens that one of them computes.
+    pieces: (u128, u128),
     steps: u128,
     checkpointed: bool,
 }
@@ -179,18 +208,43 @@ impl Work<'_> {
     }
 
     fn policy(&self) -> Trained {
-        let (m, config) = (self.model, &self.plan.config);
-        let actor = &config.actor_rollout_ref.actor;
-        let n = u128::from(config.actor_rollout_ref.rollout.n);
+        let actor = &self.plan.config.actor_rollout_ref.actor;
+        let steps = u128::from(self.plan.minibatches()) * u128::from(actor.ppo_epochs);
+        self.policy_on(self.episodes(actor.ppo_mini_batch_size), steps)
+    }
+
+    /// The policy in the supervised steps.
+    fn taught(&self) -> Trained {
+        let (config, evol) = (&self.plan.config, Pipeline::AgentEvol);
+        let sft = &config.sft;
+        let steps = match config.run.pipeline == evol {
+            true => sft.steps_planned().max(config.agentevol.steps),
+            false => sft.steps_planned(),
+        };
+        self.policy_on(
+            (sft.batch_size as u128, sft.max_length as u128),
+            steps.into(),
+        )
+    }
+
+    /// The policy in DPO's steps: the answers of a pair stay together.
+    fn preferring(&self) -> Trained {
+        let dpo = &self.plan.config.dpo;
+        let pieces = (dpo.batch_size as u128, 2 * dpo.max_length as u128);
+        self.policy_on(pieces, dpo.steps.into())
+    }
+
+    fn policy_on(&self, pieces: (u128, u128), steps: u128) -> Trained {
+        let (m, model) = (self.model, &self.plan.config.actor_rollout_ref.model);
         Trained {
             copy: match m.adapter_rank {
                 None => m.parameters,
                 Some(_) => m.merged + m.trained,
             },
             learned: m.trained,
-            minibatch: actor.ppo_mini_batch_size as u128 * n,
-            steps: u128::from(self.plan.minibatches()) * u128::from(actor.ppo_epochs),
-            checkpointed: config.actor_rollout_ref.model.enable_gradient_checkpointing,
+            pieces,
+            steps,
+            checkpointed: model.enable_gradient_checkpointing,
         }
     }
 
@@ -198,14 +252,13 @@ impl Work<'_> {
     /// own model may differ.
     fn value_model(&self) -> Trained {
         let config = &self.plan.config;
-        let n = u128::from(config.actor_rollout_ref.rollout.n);
         let size = config.critic.ppo_mini_batch_size;
         let batches = config.data.train_batch_size.div_ceil(size);
         let trunk = self.model.trunk;
         Trained {
             copy: trunk,
             learned: trunk,
-            minibatch: size as u128 * n,
+            pieces: self.episodes(size),
             steps: batches as u128 * u128::from(config.critic.ppo_epochs),
             checkpointed: config.critic.model.enable_gradient_checkpointing,
         }
@@ -260,10 +313,9 @@ impl Work<'_> {
     /// phases: units in progress, or the optimizer step, where the new weights reuse a gradient's
     /// memory.
     fn training(&self, trained: &Trained) -> u128 {
-        let longest = u128::from(tokens_max(self.plan));
         let limit = self.plan.config.jobs.unit_tokens as u128;
-        let (pieces, piece) = self.pieces(trained.minibatch);
-        let unit = limit.max(longest).min(pieces * piece);
+        let (pieces, piece) = trained.pieces;
+        let unit = limit.max(piece).min(pieces * piece);
         let units = pieces.div_ceil((limit / piece.max(1)).max(1)).max(1);
         let threads = self.threads.min(units);
         let levels = u128::from(units.next_power_of_two().trailing_zeros());
@@ -277,9 +329,11 @@ impl Work<'_> {
         2 * trained.learned + before + gradients + under_way.max(step)
     }
 
-    /// What the units of a minibatch are made of, at most: as many samples of a task as a unit has
-    /// room for beside their prompt, else sequences; and the tokens that one of them computes.
-    fn pieces(&self, minibatch: u128) -> (u128, u128) {
+    /// What the units of a minibatch of so many tasks are made of, at most: as many samples of a task
+    /// as a unit has room for beside their prompt, else sequences; and the tokens that one of them
+    /// computes.
+    fn episodes(&self, tasks: usize) -> (u128, u128) {
+        let minibatch = tasks as u128 * u128::from(self.plan.config.actor_rollout_ref.rollout.n);
         let longest = u128::from(tokens_max(self.plan));
         let Some((samples, prompt, response)) = self.group() else {
             return (minibatch, longest);
@@ -326,6 +380,7 @@ mod tests {
     use super::*;
     use crate::plan::model_size;
     use agentgym_jobs::config::ResolvedConfig;
+    use std::collections::BTreeMap;
     use std::path::Path;
 
     fn plan(overrides: &[&str]) -> Plan {
@@ -386,8 +441,36 @@ mod tests {
                 model,
                 threads: 2,
             };
-            assert_eq!(work.pieces(work.policy().minibatch), expected, "{more}");
+            assert_eq!(work.policy().pieces, expected, "{more}");
         }
+    }
+
+    #[test]
+    fn supervised_steps_are_counted_by_their_own_batch_and_length() {
+        let most = |overrides: &[&str], stage: &str| {
+            let plan = plan(overrides);
+            let model = &model_size::of(&plan.config.actor_rollout_ref.model).unwrap();
+            let memory = Memory::new(&plan, model, 2);
+            let rows: BTreeMap<String, u64> = memory.json().collect();
+            (
+                rows[&format!("{stage}_memory_bytes")],
+                memory.largest_stage(&plan),
+            )
+        };
+        assert_eq!(most(&[], "sft").0, 0, "no warm start");
+        let taught = |more: &str| {
+            let sft = "sft={steps: 2, max_length: 5000, sources: [{env: textcraft, ids: 8..80}]}";
+            let small = "actor_rollout_ref.actor.ppo_mini_batch_size=1";
+            most(&[sft, small, "jobs.unit_tokens=100000", more], "sft")
+        };
+        let (sixteen, named) = taught("sft.batch_size=16");
+        assert_eq!(named.0, "sft");
+        assert!(named.1.contains("jobs.unit_tokens"), "{}", named.1);
+        let (eight, _) = taught("sft.batch_size=8");
+        // Units of 80 000 and of 40 000 tokens: that of 40 000 is one, so one thread has work.
+        assert!(sixteen > eight, "{sixteen} {eight}");
+        let (cut, _) = taught("jobs.unit_tokens=400");
+        assert!(cut < eight / 2, "{cut} {eight}");
     }
 
     #[test]

@@ -56,6 +56,11 @@ impl Counted {
         counted
     }
 
+    /// Whether the plan has a part of this stage.
+    pub(crate) fn has(&self, stage: Stage) -> bool {
+        self.start.contains_key(&stage) || self.each.contains_key(&stage)
+    }
+
     /// Text that lists every stage of the run.
     pub(crate) fn text(&self, plan: &Plan) -> String {
         let counted = self;

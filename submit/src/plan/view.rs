@@ -165,15 +165,7 @@ impl<'a> PlanView<'a> {
                     format!("each iteration {per_iteration}; kept ≤ {}", bytes(s.kept)),
                 );
                 let memory = Memory::new(plan, model, self.threads);
-                let critic = match memory.critic_update {
-                    0 => String::new(),
-                    most => format!(", {} in critic_update", bytes(most)),
-                };
                 let here = config.jobs.workers as u64;
-                let evaluate = match memory.evaluate {
-                    0 => String::new(),
-                    most => format!(", {} in evaluate", bytes(most)),
-                };
                 let beyond = match memory.largest().saturating_mul(here) > self.machine {
                     true => {
                         let (stage, keys) = memory.largest_stage(plan);
@@ -188,11 +180,9 @@ impl<'a> PlanView<'a> {
                 line(
                     "memory",
                     format!(
-                        "each worker, {} threads: ≤ {} in rollout, {} in log_probs, {} in update{critic}{evaluate}{beyond}",
+                        "each worker, {} threads: {}{beyond}",
                         self.threads,
-                        bytes(memory.rollout),
-                        bytes(memory.log_probs),
-                        bytes(memory.update)
+                        memory.text()
                     ),
                 );
             }
@@ -356,14 +346,14 @@ impl<'a> PlanView<'a> {
         let plan = self.plan;
         let sizes = self.model.as_ref().ok().map(|m| {
             let s = Sizes::new(plan, m);
-            let memory = Memory::new(plan, m, self.threads);
-            json!({
+            let mut sizes = json!({
                 "parameters": narrow(m.parameters), "trained_parameters": narrow(m.trained), "policy_bytes": s.policy, "optimizer_bytes": s.optimizer, "critic_bytes": s.critic,
                 "records_bytes_max": s.records, "kept_bytes_max": s.kept,
-                "rollout_memory_bytes": memory.rollout, "log_probs_memory_bytes": memory.log_probs,
-                "update_memory_bytes": memory.update, "critic_update_memory_bytes": memory.critic_update,
-                "evaluate_memory_bytes": memory.evaluate,
-            })
+            });
+            for (name, most) in Memory::new(plan, m, self.threads).json() {
+                sizes[name] = json!(most);
+            }
+            sizes
         });
         let counted = Counted::of(plan);
         let names = counted.start.keys().chain(counted.each.keys());
@@ -432,7 +422,7 @@ jobs: {rollout_part_tasks: 2}
                         8 samples at T=1 + 1 greedy, 15 rounds; before the warm start and after iterations 0, 10, 20, 25
             parts       283 jobs in all; at the start 1 init, 1 evaluate_init, 2 sft, 1 evaluate; each iteration 4 rollout (2 tasks each), 4 log_probs, 1 advantage, 1 update, ≤ 1 evaluate, 1 expire
             bytes       each iteration policy 822 kB, optimizer 1.6 MB, records ≤ 934 kB; kept ≤ 31 MB
-            memory      each worker, 2 threads: ≤ 65 MB in rollout, 99 MB in log_probs, 132 MB in update, 163 MB in evaluate
+            memory      each worker, 2 threads: ≤ 200 MB in sft, 65 MB in rollout, 99 MB in log_probs, 132 MB in update, 163 MB in evaluate
             place       store data, queue redis://h, 1 worker in this process
             not used    trainer.nnodes
         ");
@@ -462,10 +452,16 @@ jobs: {rollout_part_tasks: 2}
             said.lines().next().unwrap().to_owned()
         };
         for (overrides, stage, key) in [
-            (&[][..], "evaluate", "jobs.cache_tokens"),
-            (&["evaluation.sets=[]"], "update", "jobs.unit_tokens"),
+            (&[][..], "sft", "sft.max_length"),
+            (&["sft.steps=0"], "evaluate", "jobs.cache_tokens"),
+            (
+                &["sft.steps=0", "evaluation.sets=[]"],
+                "update",
+                "jobs.unit_tokens",
+            ),
             (
                 &[
+                    "sft.steps=0",
                     "evaluation.sets=[]",
                     "data.max_response_length=60000",
                     "actor_rollout_ref.rollout.max_model_len=61000",
