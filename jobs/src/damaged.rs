@@ -141,6 +141,7 @@ fn episode() -> Episode {
             loss_mask: [false, false, true, true].repeat(2),
             sampled_log_probs: [0.0, 0.0, -0.5, -1.5].repeat(2),
             log_kept_mass: Some(vec![-0.25; 8]),
+            entropies: None,
         }],
         turns: vec![turn(0), turn(4)],
         fault: Some("none".to_owned()),
@@ -175,7 +176,10 @@ fn records() {
         }
     };
     payloads(&Episodes::V1(episodes.clone()), read);
-    payloads(&Episodes::of(episodes), read);
+    payloads(&Episodes::of(episodes.clone()), read);
+    let mut entropies = episodes;
+    entropies[1].sequences[0].entropies = Some(vec![0.75; 8]);
+    payloads(&Episodes::of(entropies), read);
     let log_probs = EpisodeLogProbs {
         old: streams(),
         entropies: streams(),

@@ -103,6 +103,10 @@ pub struct Sequence {
     /// ([`Episodes::V2`]), a batch does not.
     #[serde(skip)]
     pub log_kept_mass: Option<Vec<f32>>,
+    /// Entropy of the distribution that the id was drawn from, before any cut, in nats; 0 where the
+    /// mask is false. Stored by episodes alone ([`Episodes::V3`]), if the plan has them recorded.
+    #[serde(skip)]
+    pub entropies: Option<Vec<f32>>,
 }
 
 impl Sequence {
@@ -242,12 +246,17 @@ impl Episode {
                     s.sampled_log_probs.len()
                 ));
             }
-            let cut = s.log_kept_mass.as_ref();
-            if let Some(found) = cut.map(Vec::len).filter(|&found| found != n) {
-                return Err(format!(
-                    "{} sample {}: sequence {index} has {n} ids, {found} kept masses",
-                    self.task, self.sample
-                ));
+            for (stream, name) in [
+                (&s.log_kept_mass, "kept masses"),
+                (&s.entropies, "entropies"),
+            ] {
+                let lengths = stream.as_ref().map(Vec::len);
+                if let Some(found) = lengths.filter(|&found| found != n) {
+                    return Err(format!(
+                        "{} sample {}: sequence {index} has {n} ids, {found} {name}",
+                        self.task, self.sample
+                    ));
+                }
             }
             if let Some(at) = (0..n).find(|&t| !s.loss_mask[t] && s.sampled_log_probs[t] != 0.0) {
                 return Err(format!(
@@ -292,6 +301,15 @@ pub enum Episodes {
     V1(Vec<Episode>),
     /// If top_k or top_p cut: also the kept log mass, by episode and sequence.
     V2(Vec<Episode>, Vec<Vec<Option<Vec<f32>>>>),
+    /// With all optional streams, by episode and sequence.
+    V3(Vec<Episode>, Vec<Vec<Streams>>),
+}
+
+/// The streams of a [`Sequence`] that not every plan has recorded.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Streams {
+    log_kept_mass: Option<Vec<f32>>,
+    entropies: Option<Vec<f32>>,
 }
 
 impl Payload for Episodes {
@@ -299,18 +317,24 @@ impl Payload for Episodes {
 }
 
 impl Episodes {
-    /// The wire form for these episodes: `V1` if it can hold them.
+    /// The wire form for these episodes: the first one that can hold them.
     pub fn of(episodes: Vec<Episode>) -> Self {
-        let own = |e: &Episode| {
-            e.sequences
-                .iter()
-                .map(|s| s.log_kept_mass.clone())
-                .collect()
-        };
-        let masses: Vec<Vec<Option<Vec<f32>>>> = episodes.iter().map(own).collect();
-        match masses.iter().flatten().all(Option::is_none) {
-            true => Self::V1(episodes),
-            false => Self::V2(episodes, masses),
+        fn each<T>(episodes: &[Episode], of: impl Fn(&Sequence) -> T) -> Vec<Vec<T>> {
+            let own = |e: &Episode| e.sequences.iter().map(&of).collect();
+            episodes.iter().map(own).collect()
+        }
+        let any = |has: fn(&Sequence) -> bool| episodes.iter().flat_map(|e| &e.sequences).any(has);
+        if any(|s| s.entropies.is_some()) {
+            let streams = each(&episodes, |s| Streams {
+                log_kept_mass: s.log_kept_mass.clone(),
+                entropies: s.entropies.clone(),
+            });
+            Self::V3(episodes, streams)
+        } else if any(|s| s.log_kept_mass.is_some()) {
+            let masses = each(&episodes, |s| s.log_kept_mass.clone());
+            Self::V2(episodes, masses)
+        } else {
+            Self::V1(episodes)
         }
     }
 
@@ -322,6 +346,15 @@ impl Episodes {
                 for (episode, masses) in episodes.iter_mut().zip(masses) {
                     for (sequence, mass) in episode.sequences.iter_mut().zip(masses) {
                         sequence.log_kept_mass = mass;
+                    }
+                }
+                episodes
+            }
+            Self::V3(mut episodes, streams) => {
+                for (episode, streams) in episodes.iter_mut().zip(streams) {
+                    for (sequence, own) in episode.sequences.iter_mut().zip(streams) {
+                        sequence.log_kept_mass = own.log_kept_mass;
+                        sequence.entropies = own.entropies;
                     }
                 }
                 episodes
@@ -352,6 +385,7 @@ mod tests {
                 loss_mask: vec![false, true],
                 sampled_log_probs: vec![0.0, -0.5],
                 log_kept_mass,
+                entropies: None,
             }],
             turns: vec![],
             fault: None,
@@ -375,5 +409,11 @@ mod tests {
         assert_eq!(decode::<Episodes>(&bytes).unwrap().into_vec(), cut);
         let short = episode(Some(vec![-0.25]));
         assert!(short.check().unwrap_err().contains("1 kept masses"));
+        let mut all = cut;
+        all[0].sequences[0].entropies = Some(vec![0.0, 0.75]);
+        let bytes = encode(&Episodes::of(all.clone())).unwrap();
+        assert_eq!(decode::<Episodes>(&bytes).unwrap().into_vec(), all);
+        all[0].sequences[0].entropies = Some(vec![0.75]);
+        assert!(all[0].check().unwrap_err().contains("1 entropies"));
     }
 }

@@ -63,13 +63,17 @@ pub enum Event {
     Step(Step),
     /// The episode has its outcome; no events follow.
     Over,
+    /// The policy sampled a message, and the entropy of each of its tokens is recorded too.
+    MessageWithEntropies(RecordedMessage, Vec<f32>),
 }
 
 impl Event {
     /// Number of tokens sampled for the event.
     pub fn sampled_tokens(&self) -> u64 {
         match self {
-            Self::Message(message) => message.token_ids.len() as u64,
+            Self::Message(message) | Self::MessageWithEntropies(message, _) => {
+                message.token_ids.len() as u64
+            }
             _ => 0,
         }
     }

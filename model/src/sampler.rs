@@ -81,6 +81,7 @@ impl Sampling {
         Drawn {
             id: id as u32,
             log_prob: distribution.log_prob(logits[id]),
+            entropy: distribution.entropy,
             log_kept_mass,
         }
     }
@@ -110,6 +111,8 @@ pub(crate) struct Drawn {
     pub(crate) id: u32,
     /// Over the whole vocabulary at the temperature (1 for temperature 0), before top_k and top_p.
     pub(crate) log_prob: f32,
+    /// Entropy of the same distribution, nats.
+    pub(crate) entropy: f32,
     /// Log of the probability mass that top_k and top_p keep, nats; 0 where nothing is cut.
     pub(crate) log_kept_mass: f32,
 }

@@ -62,6 +62,14 @@ pub struct Training {
     pub iteration: u32,
     /// Share of solved episodes.
     pub success: Option<f64>,
+    /// Half-width of its 95 % interval, at most: as if a group had one outcome for all its samples.
+    pub success_within: Option<f64>,
+    /// Share of the groups whose rewards differ, which alone teach an estimator by groups.
+    pub signal: Option<f64>,
+    /// Entropy per sampled token, nats.
+    pub entropy: Option<f64>,
+    /// Mean of old − new log-prob over the update's steps.
+    pub kl: Option<f64>,
     /// Mean reward.
     pub reward: Option<f64>,
     /// Horizon, in rounds.
@@ -284,6 +292,14 @@ impl RunMetrics {
                 .map(|r| r.stats.get(name).and_then(Value::as_f64))
                 .sum()
         };
+        let update = self.of(iteration, Stage::Update).next();
+        let groups: Option<Vec<f64>> = ["groups_mixed", "groups_all_zero", "groups_all_one"]
+            .iter()
+            .map(|name| episodes.metric(name))
+            .collect();
+        let groups = groups.map(|groups| (groups[0], groups.iter().sum::<f64>()));
+        let groups = groups.filter(|(_, all)| *all > 0.0);
+        let success = episodes.metric("success");
         let rollout_s: Option<f64> = rollouts.iter().map(|r| r.wall_s).sum();
         let blocking = Stage::ALL.into_iter().filter(|s| s.facts().blocks);
         let rows = || (blocking.clone()).flat_map(|s| self.of(iteration, s));
@@ -291,7 +307,13 @@ impl RunMetrics {
         let end = rows().map(Row::ended_unix_s).fold(0.0, f64::max);
         Some(Training {
             iteration,
-            success: episodes.metric("success"),
+            success,
+            success_within: success
+                .zip(groups)
+                .map(|(success, (_, all))| 1.96 * (success * (1.0 - success) / all).sqrt()),
+            signal: groups.map(|(mixed, all)| mixed / all),
+            entropy: episodes.metric("entropy"),
+            kl: update.and_then(|row| row.metric("ppo_kl")),
             reward: episodes.metric("reward"),
             horizon: plan.rounds_max(iteration),
             rounds: episodes.metric("rounds_mean"),
@@ -301,6 +323,23 @@ impl RunMetrics {
                 .map(|(tokens, s)| tokens / s.max(1e-9)),
             wall_s: (end - start).max(0.0),
         })
+    }
+
+    /// Parts of `log_probs` whose numbers are those recorded while sampling, and how many of them
+    /// were scored again as a check.
+    pub fn recorded_parts(&self, plan: &agentgym_jobs::plan::Plan) -> (usize, usize) {
+        let all = self
+            .rows
+            .iter()
+            .filter(|(id, _)| id.stage == Stage::LogProbs);
+        match plan.samples_are_scores() {
+            false => (0, 0),
+            true => {
+                let checked = (all.clone())
+                    .filter(|(_, row)| row.stats.contains_key("log_prob_mismatch_max"));
+                (all.count(), checked.count())
+            }
+        }
     }
 
     /// Every policy with at least one evaluated set, in order.

@@ -455,6 +455,7 @@ actor_rollout_ref:
             loss_mask: vec![false, true, true],
             sampled_log_probs: vec![0.0, -0.5, -0.25],
             log_kept_mass: None,
+            entropies: None,
         };
         let one = BatchSequence {
             sequence,

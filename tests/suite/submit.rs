@@ -224,6 +224,7 @@ fn sequence() -> Sequence {
         loss_mask: vec![false, false, true, true],
         sampled_log_probs: vec![0.0, 0.0, -0.5, -0.25],
         log_kept_mass: None,
+        entropies: None,
     }
 }
 

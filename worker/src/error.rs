@@ -41,6 +41,21 @@ pub enum Error {
         /// The config key that bounds a step.
         grad_clip: &'static str,
     },
+    /// Scoring gives other numbers than sampling recorded.
+    #[error(
+        "{place}: {recorded} was recorded while sampling, and scoring it again gives {scored}. Both are \
+         the same computation in every program and on every machine of a numeric class, so something \
+         computes or stores wrong numbers; nothing of this part is kept. Find out which machine made it \
+         (`agentgym-submit inspect`), and play the iteration again in a fork from the one before"
+    )]
+    Unequal {
+        /// The token, its episode and the policy.
+        place: String,
+        /// The number of the rollout.
+        recorded: String,
+        /// The same number, scored.
+        scored: String,
+    },
     /// The policy could not be loaded, run or saved.
     #[error(transparent)]
     Model(Arc<agentgym_model::Error>),
@@ -104,7 +119,7 @@ impl Error {
 
     /// True if every other attempt, on any machine, would fail in the same way.
     pub(crate) fn is_for_good(&self) -> bool {
-        matches!(self, Self::Diverged { .. })
+        matches!(self, Self::Diverged { .. } | Self::Unequal { .. })
     }
 
     /// True if an operator has to free space first.
@@ -129,6 +144,7 @@ impl Error {
             // It may not happen again; it counts as a failure.
             Self::Internal(_) => Verdict::Retry,
             Self::Diverged { .. }
+            | Self::Unequal { .. }
             | Self::Stage(_)
             | Self::Algorithm(_)
             | Self::Model(_)

@@ -337,19 +337,22 @@ impl Tape {
         })
     }
 
-    /// The policy's next message, if the recorded one passes `passes`.
+    /// The policy's next message and its entropies, if the recorded ones pass `passes`.
     pub fn message(
         &mut self,
-        passes: impl Fn(&RecordedMessage) -> bool,
-    ) -> Option<RecordedMessage> {
-        let message = self.next(|event| match event {
-            Event::Message(message) if passes(&message) => Ok(message),
+        passes: impl Fn(&RecordedMessage, Option<&[f32]>) -> bool,
+    ) -> Option<(RecordedMessage, Option<Vec<f32>>)> {
+        let said = self.next(|event| match event {
+            Event::Message(said) if passes(&said, None) => Ok((said, None)),
+            Event::MessageWithEntropies(said, own) if passes(&said, Some(&own)) => {
+                Ok((said, Some(own)))
+            }
             other => Err(other),
         })?;
-        let tokens = message.token_ids.len() as u64;
+        let tokens = said.0.token_ids.len() as u64;
         self.tokens += tokens;
         held(&self.shared).taken_up_tokens += tokens;
-        Some(message)
+        Some(said)
     }
 
     /// The possible actions, if they are recorded.

@@ -1,7 +1,7 @@
 //! Counts by iteration: rounds of rollouts, parts, optimizer steps.
 
 use super::{InitRole, Plan};
-use crate::config::{KlCtrlType, Pipeline};
+use crate::config::{KlCtrlType, Numerics, Pipeline};
 use crate::episode::Task;
 
 impl Plan {
@@ -24,6 +24,28 @@ impl Plan {
     /// True if an iteration selects among its groups.
     pub fn selects(&self) -> bool {
         self.config.run.pipeline == Pipeline::Rl && self.config.algorithm.filter_groups.enable
+    }
+
+    /// True if what a rollout records of its sampled tokens is, bit for bit, what scoring them again
+    /// gives: the same policy, in one numeric class, by the whole distribution.
+    pub fn samples_are_scores(&self) -> bool {
+        let config = &self.config;
+        let rollout = &config.actor_rollout_ref.rollout;
+        config.run.pipeline == Pipeline::Rl
+            && rollout.record_entropies
+            && config.run.numerics == Numerics::Exact
+            && config.algorithm.lag == 0
+            && rollout.top_k <= 0
+            && rollout.top_p >= 1.0
+    }
+
+    /// True if this part of `log_probs` is scored: to get the numbers, or to check those recorded.
+    /// Of any run of consecutive parts that share is checked, to within one.
+    pub fn scores_again(&self, iteration: u32, part: u32) -> bool {
+        let parts = f64::from(self.rollout_parts() * self.rollout_rounds());
+        let before = f64::from(iteration.saturating_sub(1)) * parts + f64::from(part);
+        let checked = |parts: f64| (parts * self.config.algorithm.verify_log_probs).floor();
+        !self.samples_are_scores() || checked(before + 1.0) > checked(before)
     }
 
     /// True if every task of a rollout is also played once greedily, as a baseline.

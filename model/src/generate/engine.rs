@@ -64,6 +64,7 @@ struct Active {
     turn: GenerationRequest,
     token_ids: Vec<u32>,
     log_probs: Vec<f32>,
+    entropies: Vec<f32>,
     log_kept_masses: Option<Vec<f32>>,
 }
 
@@ -156,6 +157,7 @@ impl Engine {
             turn,
             token_ids: Vec::new(),
             log_probs: Vec::new(),
+            entropies: Vec::new(),
         });
         self.queue.push_back(number);
         Ok(())
@@ -254,6 +256,7 @@ impl Engine {
                 let id = drawn.id;
                 open.token_ids.push(id);
                 open.log_probs.push(drawn.log_prob);
+                open.entropies.push(drawn.entropy);
                 if let Some(masses) = &mut open.log_kept_masses {
                     masses.push(drawn.log_kept_mass);
                 }
@@ -270,6 +273,7 @@ impl Engine {
                     let Active {
                         token_ids,
                         log_probs,
+                        entropies,
                         log_kept_masses,
                         ..
                     } = sequence.active.take().expect("the turn is still there");
@@ -278,6 +282,7 @@ impl Engine {
                         sequence: number,
                         token_ids,
                         log_probs,
+                        entropies,
                         log_kept_masses,
                         finish,
                     });

@@ -40,6 +40,9 @@ pub struct Generation {
     pub token_ids: Vec<u32>,
     /// Their log-probabilities, as [`crate::score()`] gives them.
     pub log_probs: Vec<f32>,
+    /// By token, the entropy of the distribution that it was drawn from, before any cut, nats; as
+    /// [`crate::score()`] gives it.
+    pub entropies: Vec<f32>,
     /// With a top_k or top_p cut: by token, the log of the probability mass that it kept,
     /// nats. The ids were drawn with the log-probs `log_probs` minus this.
     pub log_kept_masses: Option<Vec<f32>>,

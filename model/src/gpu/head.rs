@@ -117,25 +117,27 @@ impl Network {
         let (numbers, scales) = (self.gpu.upload(&numbers)?, self.gpu.upload(&scales)?);
         let ids = self.gpu.buffer::<u32>(draws.len())?;
         let log_probs = self.gpu.buffer::<f32>(draws.len())?;
+        let entropies = self.gpu.buffer::<f32>(draws.len())?;
         let arguments = [
             logits.pointer(),
             numbers.pointer(),
             scales.pointer(),
             ids.pointer(),
             log_probs.pointer(),
+            entropies.pointer(),
             Argument::Int(self.vocabulary as i32),
         ];
         self.through_vocabulary("sample", draws.len(), &arguments)?;
-        let ids = ids.download(draws.len())?.into_iter();
-        let both = ids.zip(log_probs.download(draws.len())?);
-        let drawn = both.zip(log_kept_masses);
-        Ok(drawn
-            .map(|((id, log_prob), log_kept_mass)| Drawn {
-                id,
-                log_prob,
-                log_kept_mass,
-            })
-            .collect())
+        let ids = ids.download(draws.len())?;
+        let log_probs = log_probs.download(draws.len())?;
+        let entropies = entropies.download(draws.len())?;
+        let drawn = |row| Drawn {
+            id: ids[row],
+            log_prob: log_probs[row],
+            entropy: entropies[row],
+            log_kept_mass: log_kept_masses[row],
+        };
+        Ok((0..draws.len()).map(drawn).collect())
     }
 
     fn through_vocabulary(

@@ -37,10 +37,14 @@ pub fn sft_line(row: &Row, plan: &Plan, part: u32) -> String {
 /// `iteration 3/20  success 0.412  reward …`; the reward only if it differs from the success.
 pub fn training_line(row: &Training, iterations: u32) -> String {
     let digits = iterations.to_string().len();
+    let within = (row.success_within).map_or_else(String::new, |within| format!(" ±{within:.2}"));
     let mut parts = vec![
         format!("iteration {:>digits$}/{iterations}", row.iteration),
-        format!("success {}", text::share(row.success)),
+        format!("success {}{within}", text::share(row.success)),
     ];
+    parts.extend((row.signal).map(|share| format!("signal {:.0} %", 100.0 * share)));
+    parts.extend((row.entropy).map(|entropy| format!("entropy {entropy:.3}")));
+    parts.extend((row.kl).map(|kl| format!("kl {kl:.4}")));
     if text::share(row.reward) != text::share(row.success) {
         parts.push(format!("reward {}", text::share(row.reward)));
     }
@@ -143,6 +147,18 @@ pub fn report(book: &RunMetrics, plan: &Plan) -> String {
         }
         out += &plot(&series, &horizon, plan.iterations, PLOT_SIZE);
     }
+    let (recorded, checked) = book.recorded_parts(plan);
+    if recorded > 0 {
+        out += &format!(
+            "log-probs of {} are those recorded while sampling; {checked} scored again: {}\n",
+            text::many(recorded as u64, "part"),
+            if checked == 0 {
+                "not checked"
+            } else {
+                "all equal"
+            }
+        );
+    }
     out
 }
 
@@ -228,7 +244,8 @@ pub fn report_json(book: &RunMetrics, plan: &Plan) -> Value {
         .filter_map(|i| book.training(plan, i))
         .map(|t| {
             json!({
-                "iteration": t.iteration, "success": t.success, "reward": t.reward, "horizon": t.horizon,
+                "iteration": t.iteration, "success": t.success, "success_within": t.success_within, "reward": t.reward,
+                "horizon": t.horizon, "signal": t.signal, "entropy": t.entropy, "kl": t.kl,
                 "rounds_mean": t.rounds, "kept": t.kept, "tokens_per_s": t.tokens_per_s, "wall_s": t.wall_s,
             })
         })
@@ -241,6 +258,10 @@ pub fn report_json(book: &RunMetrics, plan: &Plan) -> Value {
         .collect();
     if !validations.is_empty() {
         report["validation"] = validations.into();
+    }
+    let (recorded, checked) = book.recorded_parts(plan);
+    if recorded > 0 {
+        report["log_probs"] = json!({"recorded_parts": recorded, "checked_parts": checked});
     }
     report
 }

@@ -6,11 +6,11 @@ use crate::plan::model_size::ModelSize;
 use agentgym_jobs::config::{EvaluationSet, Pipeline};
 use agentgym_jobs::plan::Plan;
 
-/// Bytes per token over all records of an iteration: id, mask and sampled log-prob in
-/// `episodes.bin` (9), old log-prob and entropy in `log_probs.bin` (8), and all streams with an f64
+/// Bytes per token over all records of an iteration: id, mask, sampled log-prob and entropy in
+/// `episodes.bin` (13), old log-prob and entropy in `log_probs.bin` (8), and all streams with an f64
 /// advantage in `batch.bin` (21); reference log-probs are added to this.
 const RECORD_BYTES_PER_TOKEN: u128 = EPISODE_BYTES_PER_TOKEN + 8 + 21;
-const EPISODE_BYTES_PER_TOKEN: u128 = 9;
+const EPISODE_BYTES_PER_TOKEN: u128 = 13;
 const REFERENCE_BYTES_PER_TOKEN: u128 = 4 + 4;
 /// Values in `values.bin` and `targets.bin`, and f64 returns in the latter.
 const CRITIC_BYTES_PER_TOKEN: u128 = 4 + 4 + 8;

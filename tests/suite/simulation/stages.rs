@@ -102,10 +102,10 @@ impl CheapStages {
             for number in 0..TURNS {
                 let own = mix(prefix);
                 let token_ids = vec![own as u32, (own >> 32) as u32];
-                let known = tape.message(|_| true);
+                let known = tape.message(|_, _| true);
                 if known
                     .as_ref()
-                    .is_some_and(|known| known.token_ids != token_ids)
+                    .is_some_and(|known| known.0.token_ids != token_ids)
                 {
                     self.0.world.violated(format!(
                         "the journal of {} holds another episode",
@@ -121,13 +121,15 @@ impl CheapStages {
                     sleep(span).await;
                     self.0.world.log().counts.turns += 1;
                     sampled += token_ids.len() as u64;
-                    tape.record(Event::Message(RecordedMessage {
+                    let entropies = vec![0.0; token_ids.len()];
+                    let message = RecordedMessage {
                         number,
                         log_probs: vec![0.0; token_ids.len()],
                         token_ids,
                         log_kept_masses: None,
                         ended: true,
-                    }));
+                    };
+                    tape.record(Event::MessageWithEntropies(message, entropies));
                     if self.0.world.rng().chance(SAVED) {
                         journal.save(context, || sampled, false).await?;
                     }

@@ -56,6 +56,8 @@ pub(crate) struct Rules {
     /// Whether sequences record the probability mass that top_k and top_p keep; in older plans they
     /// do not.
     pub(crate) records_cuts: bool,
+    /// Sequences record the entropy at every sampled token.
+    pub(crate) records_entropies: bool,
     /// A try at an episode that spends more than this in environment calls is a fault.
     pub(crate) deadline: Duration,
     /// How often a faulted episode is played again, and how often a fault in mid-episode is

@@ -47,6 +47,7 @@ async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) ->
         fault_retries: 1,
         gym: plan.config.actor_rollout_ref.agentgym.clone(),
         records_cuts: true,
+        records_entropies: true,
     };
     change(&mut rules);
     Player {
@@ -129,7 +130,7 @@ async fn mask_and_spans_say_who_produced_what() {
     assert!(ends.contains(&true) && ends.contains(&false), "{ends:?}");
 }
 
-/// Scoring a sequence gives the log-probs of its sampling, bit for bit.
+/// Scoring a sequence gives the log-probs and entropies of its sampling, bit for bit.
 fn assert_scored_as_sampled(player: &Player, sequence: &Sequence) {
     let requests = [ScoreRequest {
         token_ids: &sequence.token_ids,
@@ -143,10 +144,11 @@ fn assert_scored_as_sampled(player: &Player, sequence: &Sequence) {
     };
     let scores = score(&player.policy, &requests, 1.0, &options).unwrap();
     assert_eq!(scores[0].log_probs, sequence.sampled_log_probs);
+    assert_eq!(Some(&scores[0].entropies), sequence.entropies.as_ref());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn scoring_gives_the_sampled_log_probs_bit_for_bit() {
+async fn scoring_gives_the_sampled_log_probs_and_entropies_bit_for_bit() {
     let player = player(&plan(&[]), 2, |_| {}).await;
     let episode = player.begin(&request(7, 1)).await.unwrap();
     let sequence = &episode.sequences[0];
@@ -576,7 +578,7 @@ async fn a_wrong_record_is_played_over() {
     let (events, _) = tape.news();
     let at = |want: fn(&Event) -> bool| events.iter().position(want).unwrap();
     let sent = at(|e| matches!(e, Event::Step(step) if !step.local));
-    let said = at(|e| matches!(e, Event::Message(m) if m.number == 1));
+    let said = at(|e| matches!(e, Event::MessageWithEntropies(m, _) if m.number == 1));
     assert!(sent + 1 < events.len() && said + 1 < events.len());
     let with = |index: usize, change: &dyn Fn(&mut Event)| {
         let mut events = events[..events.len() - 2].to_vec();
@@ -591,7 +593,7 @@ async fn a_wrong_record_is_played_over() {
     };
     let message = |change: fn(&mut agentgym_jobs::journal::RecordedMessage)| {
         with(said, &|event| match event {
-            Event::Message(message) => change(message),
+            Event::MessageWithEntropies(message, _) => change(message),
             other => panic!("{other:?}"),
         })
     };
@@ -607,6 +609,23 @@ async fn a_wrong_record_is_played_over() {
         ),
         ("an id", message(|m| m.token_ids[0] = u32::MAX), 0),
         ("a log-prob less", message(|m| m.log_probs.truncate(0)), 0),
+        (
+            "an entropy less",
+            with(said, &|event| match event {
+                Event::MessageWithEntropies(_, entropies) => entropies.truncate(1),
+                other => panic!("{other:?}"),
+            }),
+            0,
+        ),
+        (
+            "no entropies",
+            with(said, &|event| {
+                if let Event::MessageWithEntropies(message, _) = event.clone() {
+                    *event = Event::Message(message);
+                }
+            }),
+            0,
+        ),
         ("no ids", message(|m| m.token_ids.clear()), 0),
         ("a number", message(|m| m.number += 1), 0),
         ("an order", with(said, &|e| *e = Event::Over), 0),

@@ -162,8 +162,10 @@ impl Transcript {
         let len = sequence.token_ids.len();
         sequence.loss_mask.resize(len, false);
         sequence.sampled_log_probs.resize(len, 0.0);
-        if let Some(masses) = &mut sequence.log_kept_mass {
-            masses.resize(len, 0.0);
+        for stream in [&mut sequence.log_kept_mass, &mut sequence.entropies] {
+            if let Some(stream) = stream {
+                stream.resize(len, 0.0);
+            }
         }
     }
 
@@ -338,24 +340,29 @@ impl Transcript {
             return Ok(None);
         }
         let tokens_max = room.min(self.turn_tokens_max);
-        let recorded = tape.message(|said| {
+        // A greedy baseline is never scored.
+        let entropies = player.rules.records_entropies && !request.sampling.greedy;
+        let recorded = tape.message(|said, own| {
             let vocabulary = policy.config().vocab_size;
+            let length = said.token_ids.len();
             said.number == number
-                && (1..=tokens_max).contains(&said.token_ids.len())
-                && said.log_probs.len() == said.token_ids.len()
-                && said
-                    .log_kept_masses
-                    .as_ref()
-                    .is_none_or(|m| m.len() == said.token_ids.len())
+                && (1..=tokens_max).contains(&length)
+                && said.log_probs.len() == length
+                && (said.log_kept_masses.as_ref()).is_none_or(|masses| masses.len() == length)
+                && own.map(<[f32]>::len) == entropies.then_some(length)
                 && said.token_ids.iter().all(|id| (*id as usize) < vocabulary)
         });
-        let message = match recorded {
-            Some(message) => message,
+        let (message, entropies) = match recorded {
+            Some(recorded) => recorded,
             None => {
-                let message = self.sampled(player, request, number, tokens_max).await?;
-                tape.record(Event::Message(message.clone()));
+                let (message, own) = self.sampled(player, request, number, tokens_max).await?;
+                let own = entropies.then_some(own);
+                tape.record(match own.clone() {
+                    Some(own) => Event::MessageWithEntropies(message.clone(), own),
+                    None => Event::Message(message.clone()),
+                });
                 self.given = start + message.token_ids.len();
-                message
+                (message, own)
             }
         };
         let context = self.said;
@@ -366,11 +373,17 @@ impl Transcript {
         sequence
             .sampled_log_probs
             .extend_from_slice(&message.log_probs);
-        let masses = message.log_kept_masses;
-        if let Some(masses) = masses.filter(|_| player.rules.records_cuts) {
-            let all = sequence.log_kept_mass.get_or_insert_default();
-            all.resize(start, 0.0);
-            all.extend(masses);
+        let masses = (message.log_kept_masses).filter(|_| player.rules.records_cuts);
+        let streams = [
+            (&mut sequence.log_kept_mass, masses),
+            (&mut sequence.entropies, entropies),
+        ];
+        for (stream, own) in streams {
+            if let Some(own) = own {
+                let all = stream.get_or_insert_default();
+                all.resize(start, 0.0);
+                all.extend(own);
+            }
         }
         self.said = end;
         let text_ids = &message.token_ids[..message.token_ids.len() - usize::from(message.ended)];
@@ -384,14 +397,14 @@ impl Transcript {
     }
 
     /// Samples a message with the engine, which keeps the sampled tokens; the next request appends
-    /// after them.
+    /// after them. Also the entropy of each token.
     async fn sampled(
         &mut self,
         player: &Player,
         request: &Request,
         number: u32,
         tokens_max: usize,
-    ) -> Result<RecordedMessage> {
+    ) -> Result<(RecordedMessage, Vec<f32>)> {
         if player.cancel.is_cancelled() {
             return Err(Error::Cancelled);
         }
@@ -409,13 +422,14 @@ impl Transcript {
                 stop_ids: player.policy.eos_ids().to_vec(),
             })
             .await?;
-        Ok(RecordedMessage {
+        let message = RecordedMessage {
             number,
             ended: done.finish == agentgym_model::FinishReason::Eos,
             token_ids: done.token_ids,
             log_probs: done.log_probs,
             log_kept_masses: done.log_kept_masses,
-        })
+        };
+        Ok((message, done.entropies))
     }
 }
 

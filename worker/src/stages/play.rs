@@ -43,6 +43,7 @@ pub(super) fn rules(context: &StageContext, rounds_max: u32) -> Rules {
         fault_retries: rollout.fault_retries,
         gym: config.actor_rollout_ref.agentgym.clone(),
         records_cuts: context.plan.format >= 2,
+        records_entropies: false,
     }
 }
 

@@ -3,7 +3,7 @@
 //! these episodes go into `baseline.bin` and are not trained on.
 
 use super::{play, select};
-use crate::episode::Request;
+use crate::episode::{Request, Rules};
 use crate::{Report, Result, StageContext};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::Episode;
@@ -33,7 +33,10 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         report.set("sampled_tokens", 0);
         (Vec::new(), report)
     } else {
-        let rules = play::rules(context, plan.rounds_max(id.iteration));
+        let rules = Rules {
+            records_entropies: plan.samples_are_scores(),
+            ..play::rules(context, plan.rounds_max(id.iteration))
+        };
         play::all(context, requests, rules).await?
     };
     episodes.extend(left_out.iter().map(excluded));

@@ -53,6 +53,7 @@ pub(crate) fn episode(group: u32, sample: u32, outcome: Outcome, reward: f64) ->
         loss_mask,
         sampled_log_probs,
         log_kept_mass: None,
+        entropies: None,
     };
     Episode {
         task: Task {

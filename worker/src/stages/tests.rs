@@ -45,6 +45,8 @@ struct Bench {
     resources: Arc<Resources>,
     cache: TempDir,
     attempts: std::cell::Cell<u32>,
+    /// Parts of `log_probs` whose recorded numbers were scored again.
+    checked: std::cell::Cell<u32>,
     /// Limits how many messages its environment still gets, if the test needs that.
     gate: Option<Arc<Semaphore>>,
 }
@@ -64,6 +66,7 @@ impl Bench {
             }),
             cache: tempfile::tempdir().unwrap(),
             attempts: Default::default(),
+            checked: Default::default(),
             gate: None,
         }
     }
@@ -129,6 +132,10 @@ impl Bench {
             .attempt(part, CancellationToken::new(), broadcast::channel(64).0)
             .await
             .unwrap();
+        if let Some(mismatch) = report.stats.get("log_prob_mismatch_max") {
+            assert_eq!(mismatch, 0.0);
+            self.checked.set(self.checked.get() + 1);
+        }
         let reference = |input: &Input| InputRef {
             name: input.name.clone(),
             iteration: input.from.iteration,
@@ -240,8 +247,12 @@ async fn training_that_comes_to_no_model_names_the_step_and_gives_up() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn threads_rows_and_packs_do_not_show_in_a_run() {
-    let one = Bench::new(1, &["jobs.decode_rows=3", "jobs.pack_tokens=500"]).await;
-    let two = Bench::new(2, &["jobs.decode_rows=64", "jobs.cache_tokens=700"]).await;
+    let (all, none) = (
+        "algorithm.verify_log_probs=1",
+        "algorithm.verify_log_probs=0",
+    );
+    let one = Bench::new(1, &["jobs.decode_rows=3", "jobs.pack_tokens=500", all]).await;
+    let two = Bench::new(2, &["jobs.decode_rows=64", "jobs.cache_tokens=700", none]).await;
     let (first, second) = (whole_run(&one, None).await, whole_run(&two, None).await);
     let names: Vec<_> = first
         .iter()
@@ -251,10 +262,7 @@ async fn threads_rows_and_packs_do_not_show_in_a_run() {
 
     for iteration in 1..=2 {
         let metrics = one.metrics(iteration, Stage::Advantage, 0).await;
-        assert_eq!(
-            metrics["log_prob_mismatch_max"], 0.0,
-            "on-policy, sampled = recomputed"
-        );
+        assert!(metrics["log_prob_mismatch_max"].is_null(), "{metrics}");
         assert_eq!(metrics["episodes"], 12);
         let update = one.metrics(iteration, Stage::Update, 0).await;
         assert_eq!(
@@ -262,6 +270,23 @@ async fn threads_rows_and_packs_do_not_show_in_a_run() {
             "2 minibatches × 2 epochs: {update}"
         );
     }
+    // What is taken from the rollouts is what scoring gives, whatever share of it is checked.
+    assert_eq!((one.checked.get(), two.checked.get()), (4, 0));
+    let scored = Bench::new(2, &["actor_rollout_ref.rollout.record_entropies=false"]).await;
+    let third = whole_run(&scored, None).await;
+    let differ: Vec<&String> = (third.iter())
+        .filter(|(name, digest)| first.get(*name) != Some(*digest))
+        .map(|(name, _)| name)
+        .collect();
+    let expected = |n| [format!("{n}/advantage/0 metrics.json")];
+    let files = |n, part| format!("{n}/rollout/{part} episodes.bin");
+    let expected: Vec<String> = (1..=2)
+        .flat_map(|n| expected(n).into_iter().chain([files(n, 0), files(n, 1)]))
+        .collect();
+    assert_eq!(differ, expected.iter().collect::<Vec<_>>());
+    let metrics = scored.metrics(1, Stage::Advantage, 0).await;
+    assert_eq!(metrics["log_prob_mismatch_max"], 0.0);
+    scored.resources.environments.stop().await;
     let last = policy_of(&one.plan, 2);
     let (before, after) = (policy_of(&one.plan, 1), one.manifest(last).await);
     let weights = |m: &Manifest| {
@@ -361,11 +386,13 @@ async fn nor_with_an_adapter() {
         "algorithm.adv_estimator=gae",
         "sft.lr=1e-2",
     ];
-    let with = |more: &'static str| [&options[..], &[more]].concat();
-    let one = Bench::new(1, &with("jobs.decode_rows=3")).await;
-    let two = Bench::new(3, &with("jobs.decode_rows=64")).await;
+    let with = |more: &[&'static str]| [&options[..], more].concat();
+    let checks = "algorithm.verify_log_probs=1";
+    let one = Bench::new(1, &with(&["jobs.decode_rows=3", checks])).await;
+    let two = Bench::new(3, &with(&["jobs.decode_rows=64"])).await;
     let (first, second) = (whole_run(&one, None).await, whole_run(&two, None).await);
     assert!(first == second);
+    assert_eq!((one.checked.get(), two.checked.get()), (4, 0));
     let dense = |name: &str| name.contains(" policy/");
     let policies = first.keys().filter(|name| dense(name));
     assert!(policies.clone().count() > 0);
@@ -390,8 +417,6 @@ async fn nor_with_an_adapter() {
         "{optimizer}"
     );
     for iteration in 1..=2 {
-        let metrics = one.metrics(iteration, Stage::Advantage, 0).await;
-        assert_eq!(metrics["log_prob_mismatch_max"], 0.0);
         let update = one.metrics(iteration, Stage::Update, 0).await;
         assert!(update["kl_loss"].as_f64().unwrap() > 0.0, "{update}");
     }
@@ -631,8 +656,10 @@ async fn an_interrupted_part_ends_equal_and_plays_nothing_twice() {
 /// For any content of the journal: what fits is used, the rest is played again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_journal_that_does_not_fit_costs_work_and_nothing_else() {
+    // Plans whose journals older programs wrote.
+    const BEFORE: &str = "actor_rollout_ref.rollout.record_entropies=false";
     let none = || (CancellationToken::new(), broadcast::channel(64).0);
-    let (whole, part) = before_rollout(2, &[]).await;
+    let (whole, part) = before_rollout(2, &[BEFORE]).await;
     let (cancel, events) = none();
     let (expected, report) = whole.attempt(&part, cancel, events).await.unwrap();
     let total = count(&report, "sampled_tokens");
@@ -647,10 +674,10 @@ async fn a_journal_that_does_not_fit_costs_work_and_nothing_else() {
         "{rewards:?}"
     );
 
-    let (source, _) = before_rollout(1, &["jobs.decode_rows=2"]).await;
+    let (source, _) = before_rollout(1, &["jobs.decode_rows=2", BEFORE]).await;
     source.interrupted(&part, 4, false).await;
     let segments = source.segments(&part).await;
-    let (foreign, _) = before_rollout(1, &["jobs.decode_rows=2", "run.seed=9"]).await;
+    let (foreign, _) = before_rollout(1, &["jobs.decode_rows=2", "run.seed=9", BEFORE]).await;
     foreign.interrupted(&part, 2, false).await;
     let foreign = foreign.segments(&part).await;
     let cut = bytes::Bytes::copy_from_slice(&segments[0][..segments[0].len() - 3]);
@@ -678,7 +705,7 @@ async fn a_journal_that_does_not_fit_costs_work_and_nothing_else() {
         ("old", vec![old.into()], Some(true)),
         ("old and new", mixed, Some(true)),
     ] {
-        let (bench, part) = before_rollout(2, &[]).await;
+        let (bench, part) = before_rollout(2, &[BEFORE]).await;
         let before = AttemptId {
             number: 1,
             nonce: "00c0ffee".to_owned(),

@@ -177,6 +177,7 @@ pub const KEYS: &[KeySpec] = &[
         .within(seconds(0.001)),
     bind("actor_rollout_ref.rollout.fault_retries", "2", "times a faulted episode is played again, and a fault in its middle answered with a fresh session")
         .within(whole(0, MILLION, ANY)),
+    option("actor_rollout_ref.rollout.record_entropies", "true", "rollouts record entropies beside log-probs, and what scoring them would give again is taken from there; see algorithm.verify_log_probs").older("false"),
     option("actor_rollout_ref.rollout.exclude", "[]", "training episodes not to play, [iteration, group, sample] each: as if the environment had spoiled them"),
     // environments
     id("actor_rollout_ref.agentgym.task_name", "textcraft", "environment of data.train_file"),
@@ -215,6 +216,7 @@ pub const KEYS: &[KeySpec] = &[
         .within(whole(0, MILLION, "with the filter at most 16")),
     option("algorithm.rollout_correction.rollout_is", "null", "weigh tokens by old / sampled probability: token or sequence; null: off"),
     option("algorithm.rollout_correction.rollout_is_threshold", "2.0", "the largest such weight").within(above(0.0, 1e9, "as good as none")),
+    bind("algorithm.verify_log_probs", "0.1", "share of the log_probs parts that are scored again as a check where rollouts record what scoring gives; elsewhere all are scored").within(real(0.0, 1.0, SHARE)),
     id("algorithm.rounds_ctrl.type", "fixed", "fixed or scaling_inter_stepwise"),
     id("algorithm.rounds_ctrl.rounds", "15", "rounds, or the list of stages").within(whole(1, MILLION, "a round is a reply of the policy")),
     id("algorithm.rounds_ctrl.steps_scaling_inter", "100", "iterations per stage").within(whole(1, 1_000_000_000, "as good as one stage")),

@@ -103,6 +103,7 @@ pub struct Rollout {
     pub history: History,
     pub episode_deadline_s: f64,
     pub fault_retries: u32,
+    pub record_entropies: bool,
     pub exclude: Vec<(u32, u32, u32)>,
 }
 

@@ -30,6 +30,7 @@ pub struct Algorithm {
     pub kl_ctrl: KlCtrl,
     pub filter_groups: FilterGroups,
     pub rollout_correction: RolloutCorrection,
+    pub verify_log_probs: f64,
     pub rounds_ctrl: RoundsCtrl,
 }
 

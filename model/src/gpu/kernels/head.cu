@@ -66,11 +66,12 @@ extern "C" __global__ void distribution_backward(const float* logits, const unsi
 
 // Draws an id from each row: where the running sum of weights, in id order, passes the row's
 // number in [0, 1) of the whole. A number of -1 takes the most probable id, the lowest of
-// equals; one of -2 - id takes that id. Log-probabilities are over the whole vocabulary.
+// equals; one of -2 - id takes that id. Log-probabilities and entropies are over the whole
+// vocabulary.
 // Weights are added in f64, over a fixed run of ids per thread and then over the threads.
 extern "C" __global__ void sample(const float* logits, const double* numbers,
                                   const float* inverse_temperatures, unsigned* ids,
-                                  float* log_probs, int vocabulary) {
+                                  float* log_probs, float* entropies, int vocabulary) {
     __shared__ double sums[1024];
     __shared__ int chosen[1024];
     const float* row = logits + (Count)blockIdx.x * vocabulary;
@@ -115,5 +116,6 @@ extern "C" __global__ void sample(const float* logits, const double* numbers,
         }
         ids[blockIdx.x] = (unsigned)id;
         log_probs[blockIdx.x] = log_prob_of(found, row[id], inverse_temperature);
+        entropies[blockIdx.x] = found.entropy;
     }
 }

@@ -115,23 +115,29 @@ fn ids_are_drawn_where_the_processor_draws_them() {
     rows[2 * vocabulary + 5] = 0.0;
     let draws = [-1.0, 0.0, 0.5, 1e-9, 0.25, 0.75, 1.0 - 1e-16, -2.0 - 17.0];
     let scale = 1.0 / 0.7;
-    let (ids, log_probs) = in_both_orders(|gpu| {
+    let (ids, log_probs, entropies) = in_both_orders(|gpu| {
         let logits = gpu.upload_matrix(&rows, vocabulary).unwrap();
         let (draws, scales) = (
             gpu.upload(&draws).unwrap(),
             gpu.upload(&[scale; 8]).unwrap(),
         );
         let (ids, log_probs) = (gpu.buffer::<u32>(8).unwrap(), gpu.buffer::<f32>(8).unwrap());
+        let entropies = gpu.buffer::<f32>(8).unwrap();
         let arguments = [
             logits.pointer(),
             draws.pointer(),
             scales.pointer(),
             ids.pointer(),
             log_probs.pointer(),
+            entropies.pointer(),
             Argument::Int(vocabulary as i32),
         ];
         launch(gpu, "sample", (8, 1), 256, &arguments).unwrap();
-        (ids.download(8).unwrap(), log_probs.download(8).unwrap())
+        (
+            ids.download(8).unwrap(),
+            log_probs.download(8).unwrap(),
+            entropies.download(8).unwrap(),
+        )
     });
     for (row, (logits, &number)) in rows.chunks(vocabulary).zip(&draws).enumerate() {
         let distribution = Distribution::of(logits, scale);
@@ -150,6 +156,8 @@ fn ids_are_drawn_where_the_processor_draws_them() {
         assert_eq!(ids[row] as usize, expected, "row {row}");
         let log_prob = distribution.log_prob(logits[expected]);
         assert!((log_probs[row] - log_prob).abs() < 1e-5, "row {row}");
+        let entropy = distribution.entropy;
+        assert!((entropies[row] - entropy).abs() < 1e-5, "row {row}");
     }
     assert_eq!(ids[2], 5);
 }

@@ -216,7 +216,7 @@ fn generation_draws_the_processors_ids_whatever_runs_beside() {
 }
 
 #[test]
-fn sampled_log_probs_are_scored_again_bit_for_bit() {
+fn sampled_log_probs_and_entropies_are_scored_again_bit_for_bit() {
     for (operands, policy) in in_both_types(policies()) {
         let policy = operands.policy(&policy);
         let sampling = Sampling {
@@ -234,6 +234,7 @@ fn sampled_log_probs_are_scored_again_bit_for_bit() {
         };
         let scored = &scores(&policy, &[request], 1024)[0];
         assert_eq!(scored.log_probs[prompt.len()..], done[0].log_probs);
+        assert_eq!(scored.entropies[prompt.len()..], done[0].entropies);
     }
 }
 

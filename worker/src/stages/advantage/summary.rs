@@ -33,8 +33,10 @@ pub(super) struct Metrics {
     pub(super) entropy: f64,
     /// Mean over episodes of the k3 estimate of KL to the reference policy, nats.
     pub(super) ref_kl: Option<f64>,
-    /// Largest |sampled − old log-prob|; 0 on-policy with exact numerics.
-    pub(super) log_prob_mismatch_max: f64,
+    /// Largest |sampled − old log-prob|; 0 on-policy with exact numerics. `None` where the old ones
+    /// are those sampled: then the stats of `log_probs` say what was checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) log_prob_mismatch_max: Option<f64>,
     /// k3 of KL(sampler ‖ policy) per token, if the two differ at all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) log_prob_mismatch_kl: Option<f64>,
@@ -106,7 +108,7 @@ pub(super) fn summarise(
             .saturating_sub(groups.len()),
         entropy: mean(entropies),
         ref_kl: plan.needs_reference().then(|| mean(divergences)),
-        log_prob_mismatch_max: mismatch.max,
+        log_prob_mismatch_max: (!plan.samples_are_scores()).then_some(mismatch.max),
         log_prob_mismatch_kl: (mismatch.max > 0.0).then(|| mismatch.kl()),
         importance_weight_mean: correction.map(|_| mean(weights.iter().copied())),
         importance_weight_cut: correction.map(|c| cut(c.threshold)),

@@ -136,7 +136,7 @@ fn a_masked_overlong_episode_still_sets_the_baseline() {
 
 #[test]
 fn metrics_count_every_group_once() {
-    let plan = plan(&["algorithm.rounds_ctrl.rounds=7"]);
+    let plan = plan(&["algorithm.rounds_ctrl.rounds=7", SCORED]);
     let all = iteration();
     let credit = assign(&plan, &all);
     let metrics = summarise(&plan, 3, &all, &Given::default(), &credit).unwrap();
@@ -159,7 +159,7 @@ fn metrics_count_every_group_once() {
     assert_eq!(metrics.episodes.loss_tokens, 15);
     assert_eq!(
         (metrics.entropy, metrics.log_prob_mismatch_max),
-        (1.5, 0.25)
+        (1.5, Some(0.25))
     );
     assert_eq!(metrics.success_by_env["textcraft"], 0.4);
 }
@@ -206,9 +206,12 @@ fn shown(slots: &[Option<BatchEpisode>]) -> Vec<f64> {
     shown.collect()
 }
 
+const SCORED: &str = "actor_rollout_ref.rollout.record_entropies=false";
+
 fn with(overrides: &[&str], estimator: &str) -> Plan {
     let estimator = format!("algorithm.adv_estimator={estimator}");
-    let mut all = vec![estimator.as_str()];
+    // The streams of these tests were not sampled by the policy that scored them.
+    let mut all = vec![SCORED, estimator.as_str()];
     all.extend(overrides);
     plan(&all)
 }
@@ -330,7 +333,7 @@ fn tokens_of_another_sampler_are_weighed() {
     near(row, &[0.0, 0.0, 0.7, 0.7, 0.0, 0.7]);
     let metrics = summarise(&plan, 1, &all, &Given::default(), &credit).unwrap();
     assert_eq!(metrics.importance_weight_cut, Some(1.0));
-    assert_eq!(metrics.log_prob_mismatch_max, 0.25);
+    assert_eq!(metrics.log_prob_mismatch_max, Some(0.25));
     let kl = (-0.25f64).exp() - 1.0 + 0.25;
     near(&[metrics.log_prob_mismatch_kl.unwrap()], &[kl]);
 }
@@ -350,7 +353,7 @@ fn tokens_of_a_cut_distribution_are_weighed_by_what_was_left() {
     let weight = (-0.25f64).exp();
     near(row, &[0.0, 0.0, weight, weight, 0.0, weight]);
     let metrics = summarise(&plan, 1, &all, &Given::default(), &credit).unwrap();
-    assert_eq!(metrics.log_prob_mismatch_max, 0.25);
+    assert_eq!(metrics.log_prob_mismatch_max, Some(0.25));
     near(&[metrics.importance_weight_mean.unwrap()], &[weight]);
 }
 

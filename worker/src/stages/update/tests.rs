@@ -151,6 +151,7 @@ fn golden_steps() {
                     .collect(),
                 sampled_log_probs: narrow(shifted(&update["old_log_prob"][i])),
                 log_kept_mass: None,
+                entropies: None,
             };
             let mut entry = entry(0, i as u32, sequence, shifted(&update["advantages"][i]));
             entry.sequences[0].ref_log_probs = Some(narrow(shifted(&update["ref_log_prob"][i])));
@@ -253,6 +254,7 @@ fn related(policy: &Policy) -> Vec<Option<BatchEpisode>> {
             loss_mask,
             sampled_log_probs: old.clone(),
             log_kept_mass: None,
+            entropies: None,
         };
         let mut entry = entry(group, number as u32 % 4, sequence, advantages);
         entry.sequences[0].ref_log_probs = Some(reference);
