@@ -162,10 +162,9 @@ impl Transcript {
         let len = sequence.token_ids.len();
         sequence.loss_mask.resize(len, false);
         sequence.sampled_log_probs.resize(len, 0.0);
-        for stream in [&mut sequence.log_kept_mass, &mut sequence.entropies] {
-            if let Some(stream) = stream {
-                stream.resize(len, 0.0);
-            }
+        let streams = [&mut sequence.log_kept_mass, &mut sequence.entropies];
+        for stream in streams.into_iter().flatten() {
+            stream.resize(len, 0.0);
         }
     }
 
