@@ -3,6 +3,7 @@
 //! exporting twice writes the same files.
 
 pub(crate) mod files;
+pub mod played;
 pub mod plot;
 pub mod summary;
 pub mod tensorboard;

@@ -8,6 +8,7 @@ mod preflight;
 mod signals;
 
 use crate::cli::{ConfigArgs, ForkArgs, Global};
+use crate::metrics::played::before_and_after;
 use crate::metrics::summary;
 use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan, stored_tree};
 use crate::{Error, Result, evaluation, existing_store, fork, text};
@@ -305,6 +306,7 @@ async fn drive(
                 text::emit_json(&report);
             } else {
                 let mut out = summary::report(&follower.book, &plan);
+                out += &before_and_after(&look, &follower.book).await?;
                 out += &text::written(&written);
                 out += &format!("commits {commits}\ndigest  {digest}\n");
                 text::emit(&out);
