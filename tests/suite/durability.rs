@@ -247,13 +247,17 @@ async fn a_supervised_run_survives_kills() {
 /// is shipped, so a tiny one learns to name the things in a room.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_qwen3_survives_kills() {
-    let options = [&SHORT[..], &QWEN3].concat();
+    let options = [&SHORT[..], &QWEN3, &["algorithm.verify_log_probs=1"]].concat();
     let folder = survives(SMOKE, &options, 31, 4).await;
     let mut looked = program("agentgym-submit");
-    looked.args(["inspect", RUN, "2", "advantage", "--json"]);
+    looked.args(["inspect", RUN, "2", "log_probs", "--json"]);
     looked.args(["--store", &folder.path().display().to_string()]);
     let text = said(looked).replace(char::is_whitespace, "");
-    assert!(text.contains("\"log_prob_mismatch_max\":0.0"), "{text}");
+    let checked = text.matches("\"log_prob_mismatch_max\":0.0").count();
+    assert!(
+        checked > 0 && checked == text.matches("\"scored_tokens\":").count(),
+        "{text}"
+    );
 }
 
 /// An adapter: its factors, its optimizer's state and its base survive, and it can be exported

@@ -62,10 +62,7 @@ pub struct EngineStats {
 #[derive(Debug)]
 struct Active {
     turn: GenerationRequest,
-    token_ids: Vec<u32>,
-    log_probs: Vec<f32>,
-    entropies: Vec<f32>,
-    log_kept_masses: Option<Vec<f32>>,
+    drawn: Vec<Drawn>,
 }
 
 #[derive(Debug)]
@@ -98,7 +95,7 @@ impl Sequence {
             + self
                 .active
                 .as_ref()
-                .map_or(0, |a| a.turn.tokens_max - a.token_ids.len())
+                .map_or(0, |a| a.turn.tokens_max - a.drawn.len())
     }
 }
 
@@ -152,13 +149,8 @@ impl Engine {
         turn.tokens_max = turn
             .tokens_max
             .min(network.positions_max() - sequence.ids.len());
-        sequence.active = Some(Active {
-            log_kept_masses: turn.sampling.cuts().then(Vec::new),
-            turn,
-            token_ids: Vec::new(),
-            log_probs: Vec::new(),
-            entropies: Vec::new(),
-        });
+        let drawn = Vec::new();
+        sequence.active = Some(Active { turn, drawn });
         self.queue.push_back(number);
         Ok(())
     }
@@ -254,36 +246,28 @@ impl Engine {
                     .expect("a running sequence has a turn");
                 let turn = &open.turn;
                 let id = drawn.id;
-                open.token_ids.push(id);
-                open.log_probs.push(drawn.log_prob);
-                open.entropies.push(drawn.entropy);
-                if let Some(masses) = &mut open.log_kept_masses {
-                    masses.push(drawn.log_kept_mass);
-                }
+                open.drawn.push(drawn);
                 sequence.ids.push(id);
                 self.stats.tokens_sampled += 1;
                 let finish = if turn.stop_ids.contains(&id) {
                     Some(FinishReason::Eos)
-                } else if open.token_ids.len() >= turn.tokens_max {
+                } else if open.drawn.len() >= turn.tokens_max {
                     Some(FinishReason::Length)
                 } else {
                     None
                 };
                 if let Some(finish) = finish {
-                    let Active {
-                        token_ids,
-                        log_probs,
-                        entropies,
-                        log_kept_masses,
-                        ..
-                    } = sequence.active.take().expect("the turn is still there");
+                    let Active { turn, drawn } =
+                        sequence.active.take().expect("the turn is still there");
                     self.running.retain(|&running| running != number);
+                    let each = |of: fn(&Drawn) -> f32| drawn.iter().map(of).collect();
                     done.push(Generation {
                         sequence: number,
-                        token_ids,
-                        log_probs,
-                        entropies,
-                        log_kept_masses,
+                        token_ids: drawn.iter().map(|drawn| drawn.id).collect(),
+                        log_probs: each(|drawn| drawn.log_prob),
+                        entropies: each(|drawn| drawn.entropy),
+                        log_kept_masses: (turn.sampling.cuts())
+                            .then(|| each(|drawn| drawn.log_kept_mass)),
                         finish,
                     });
                 }
@@ -455,7 +439,7 @@ impl Engine {
             let decodes = sequence
                 .active
                 .as_ref()
-                .is_some_and(|a| !a.token_ids.is_empty());
+                .is_some_and(|a| !a.drawn.is_empty());
             let take = if sequence.leader.is_some() {
                 0
             } else if decodes && pending == 1 {
@@ -495,7 +479,7 @@ impl Engine {
                 sampling: &open.turn.sampling,
                 stream: &open.turn.stream,
                 turn: open.turn.turn,
-                token: open.token_ids.len() as u32,
+                token: open.drawn.len() as u32,
             })
             .collect();
         logits.draw(&draws)
