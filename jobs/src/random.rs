@@ -24,6 +24,8 @@ pub enum Purpose {
     EvaluateInit = 8,
     /// Which demonstrations are held out.
     HeldOut = 9,
+    /// Whose advantages an episode gets in a control.
+    Scramble = 10,
 }
 
 /// The key of one stream.
@@ -72,7 +74,12 @@ pub fn permutation_key(seed: u64, pass: u64) -> StreamKey {
 
 /// A permutation of `0..len` that depends only on (`seed`, `pass`).
 pub fn permutation(seed: u64, pass: u64, len: usize) -> Vec<u32> {
-    let key = permutation_key(seed, pass).stream();
+    permuted(&permutation_key(seed, pass), len)
+}
+
+/// A permutation of `0..len` that depends only on the key.
+pub fn permuted(key: &StreamKey, len: usize) -> Vec<u32> {
+    let key = key.stream();
     let mut order: Vec<([u8; 8], u32)> = (0..len as u32)
         .map(|index| {
             let hash = blake3::keyed_hash(&key, &index.to_le_bytes());

@@ -41,7 +41,7 @@ pub use error::{Cause, Error, Result};
 pub use exhausted::{Exhausted, counted_failures};
 pub use guard::{check as guard_verdict, is_guarded};
 pub use memory::machine_bytes;
-pub use model_folder::model_folder;
+pub use model_folder::{MADE, class_made_in, model_folder};
 pub use policies::RESIDENT_POLICIES;
 pub use preemption::{Cloud, drain_on_notice};
 pub use process::{

@@ -2,7 +2,22 @@
 //! Nothing is downloaded; if no model is found, the error names the searched places and the
 //! command that fetches it.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
+
+const MADE_BYTES_MAX: u64 = 1 << 16;
+
+/// A file of exported policies: the part that made it, and in which numeric class.
+pub const MADE: &str = "made.json";
+
+/// The numeric class that a model's folder says it was trained in; `None` if it says nothing.
+pub fn class_made_in(folder: &Path) -> Option<String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(folder.join(MADE)).ok()?;
+    file.take(MADE_BYTES_MAX).read_to_string(&mut text).ok()?;
+    let made: serde_json::Value = serde_json::from_str(&text).ok()?;
+    Some(made.get("numeric_class")?.as_str()?.to_owned())
+}
 
 /// The folder of `actor_rollout_ref.model.path`.
 ///

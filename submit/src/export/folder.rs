@@ -5,6 +5,8 @@ use crate::{Error, Result};
 use agentgym_jobs::pipeline::BASE_PART;
 use agentgym_model::{Adapter, Device, Policy};
 use agentgym_storage::{Inputs, LocalFolder, Manifest};
+use agentgym_worker::MADE;
+use serde_json::json;
 use std::path::Path;
 
 /// Contents of an export.
@@ -39,8 +41,20 @@ pub(super) async fn policy(
     out: &mut Exported,
 ) -> Result<()> {
     let (policy, adapter) = (format!("policy_{when}"), format!("adapter_{when}"));
+    let made = json!({
+        "run": manifest.run.to_string(), "part": format!("{}/{}/{}", manifest.iteration, manifest.stage, manifest.part),
+        "numeric_class": manifest.numeric_class, "code_version": manifest.code_version,
+    });
+    let say_made = |policy: &Path| {
+        let path = policy.join(MADE);
+        std::fs::write(&path, format!("{made:#}\n")).map_err(Error::local(&path))
+    };
     if !view.plan.has_adapter() {
-        return folder(view, manifest, "policy", &to.join(policy), out).await;
+        folder(view, manifest, "policy", &to.join(&policy), out).await?;
+        return match out.removed.contains(&policy) {
+            true => Ok(()),
+            false => say_made(&to.join(policy)),
+        };
     }
     folder(view, manifest, "adapter", &to.join(&adapter), out).await?;
     if adapter_alone {
@@ -58,6 +72,7 @@ pub(super) async fn policy(
         base.with_adapter(adapter)?.save(&to.join(&policy))
     };
     merge().map_err(|e| Error::Usage(format!("merging {adapter}: {e}")))?;
+    say_made(&to.join(&policy))?;
     out.names.push(format!("{policy}/"));
     Ok(())
 }

@@ -9,7 +9,9 @@ use crate::plan::texts::{horizons, sessions_text, sft_text, some_of, steps_text,
 use crate::text::{bytes, count, many};
 use agentgym_jobs::config::{Numerics, Pipeline};
 use agentgym_jobs::plan::Plan;
+use agentgym_model::Device;
 use agentgym_text::without_secrets;
+use agentgym_worker::{class_made_in, model_folder};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -41,6 +43,18 @@ impl<'a> PlanView<'a> {
             unused,
             notes: &[],
         }
+    }
+
+    /// What a model that was exported from a run says of how it was made, where a processor would
+    /// make it otherwise now.
+    fn made_elsewhere(&self) -> Option<String> {
+        let path = &self.plan.config.actor_rollout_ref.model.path;
+        let class = class_made_in(&model_folder(path).ok()?)?;
+        let own = Device::cpu().numeric_class().to_owned();
+        let other = format!(
+            "; made in numeric class {class}: trained again in {own}, this program's, it has other bytes"
+        );
+        (class != own).then_some(other)
     }
 
     /// Adds notes on keys of AgentGym-RL that behave differently here.
@@ -114,8 +128,9 @@ impl<'a> PlanView<'a> {
                     });
                     let parameters = count(narrow(m.parameters));
                     format!(
-                        "{path}, {parameters} parameters{}",
-                        adapter.unwrap_or_default()
+                        "{path}, {parameters} parameters{}{}",
+                        adapter.unwrap_or_default(),
+                        self.made_elsewhere().unwrap_or_default()
                     )
                 }
                 Err(why) => format!("{path}: {why}"),

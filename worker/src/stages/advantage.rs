@@ -19,6 +19,8 @@ use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Episodes};
 use agentgym_jobs::records::{LogProbs, Values};
 use agentgym_storage::Outputs;
+#[cfg(test)]
+pub(super) use credit::scramble_key;
 use credit::{Credit, KlState};
 pub(super) use credit::{Given, behaviour, compared, is_masked};
 use scored::join;
@@ -58,6 +60,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         false => None,
     };
     let given = Given {
+        iteration,
         baselines,
         kl_coef: kl_coef(context).await?,
         selected,

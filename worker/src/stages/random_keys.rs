@@ -2,6 +2,7 @@
 //! depends on how the run is cut into parts. They cannot depend on a worker, a thread or an
 //! attempt: the functions that make the requests do not receive these.
 
+use super::advantage::scramble_key;
 use super::sft::held_out::split_key;
 use super::sft::mixture::{pass_key, pick_key, source_key};
 use super::testing::plan_of;
@@ -141,7 +142,9 @@ fn others(plan: &Plan) -> Vec<[u8; 32]> {
     let picks = (0..picks).map(|k| pick_key(seed, 0, k).stream());
     let sources = (0..sources).map(|index| source_key(seed, 0, index).stream());
     let weights = init::weights_key(seed).stream();
+    let scrambles = (1..=plan.iterations).map(|n| scramble_key(seed, n).stream());
     picks
+        .chain(scrambles)
         .chain(sources)
         .chain(shuffles)
         .chain(splits)

@@ -216,6 +216,7 @@ pub const KEYS: &[KeySpec] = &[
         .within(whole(0, MILLION, "with the filter at most 16")),
     option("algorithm.rollout_correction.rollout_is", "null", "weigh tokens by old / sampled probability: token or sequence; null: off"),
     option("algorithm.rollout_correction.rollout_is_threshold", "2.0", "the largest such weight").within(above(0.0, 1e9, "as good as none")),
+    option("algorithm.scramble_advantages", "false", "a control: each episode is trained with the advantages of another one of its iteration, so that nothing is learnt from rewards"),
     bind("algorithm.verify_log_probs", "0.1", "share of the log_probs parts that are scored again as a check where rollouts record what scoring gives; elsewhere all are scored").within(real(0.0, 1.0, SHARE)),
     id("algorithm.rounds_ctrl.type", "fixed", "fixed or scaling_inter_stepwise"),
     id("algorithm.rounds_ctrl.rounds", "15", "rounds, or the list of stages").within(whole(1, MILLION, "a round is a reply of the policy")),

@@ -31,6 +31,7 @@ pub struct Algorithm {
     pub filter_groups: FilterGroups,
     pub rollout_correction: RolloutCorrection,
     pub verify_log_probs: f64,
+    pub scramble_advantages: bool,
     pub rounds_ctrl: RoundsCtrl,
 }
 

@@ -16,6 +16,7 @@ use agentgym_algorithms::stats::explained_variance;
 use agentgym_jobs::config::Overlong;
 use agentgym_jobs::episode::{Episode, Outcome, Sequence};
 use agentgym_jobs::plan::Plan;
+use agentgym_jobs::random::{Purpose, StreamKey, permuted};
 use agentgym_jobs::records::{Batch, BatchEpisode, BatchSequence, CriticSequence, CriticTargets};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -36,6 +37,8 @@ pub(super) struct Credit {
 /// The inputs of an iteration's credit besides its episodes.
 #[derive(Debug, Default)]
 pub(in crate::stages) struct Given {
+    /// The iteration.
+    pub(in crate::stages) iteration: u32,
     /// Rewards of the greedy episodes, by group.
     pub(in crate::stages) baselines: BTreeMap<u32, f64>,
     /// Coefficient of the KL penalty, if there is one.
@@ -125,7 +128,13 @@ impl Credit {
             lam: config.algorithm.lam,
             norm_by_std: config.algorithm.norm_adv_by_std_in_grpo,
         };
-        let found = estimate(config.algorithm.adv_estimator, &episodes, &options)?;
+        let mut found = estimate(config.algorithm.adv_estimator, &episodes, &options)?;
+        if config.algorithm.scramble_advantages {
+            let trained = |index: &usize| !is_masked(plan, &members[*index].episode);
+            let trained: Vec<usize> = (0..members.len()).filter(trained).collect();
+            let key = scramble_key(config.run.seed, given.iteration);
+            scramble(&mut found.advantages, &joined, &trained, &key);
+        }
 
         let slots = config.data.train_batch_size * config.actor_rollout_ref.rollout.n as usize;
         let mut batch: Vec<Option<BatchEpisode>> = vec![None; slots];
@@ -182,6 +191,36 @@ impl Credit {
             kl,
             importance_weights,
         })
+    }
+}
+
+/// The random key of a control's permutation.
+pub(in crate::stages) fn scramble_key(seed: u64, iteration: u32) -> StreamKey {
+    StreamKey {
+        seed,
+        purpose: Purpose::Scramble,
+        iteration,
+        draw: 0,
+        sample: 0,
+    }
+}
+
+/// Gives each of the `trained` episodes the advantages of another one, by a permutation: the n-th
+/// sampled token gets that of the other's n-th, counted around where the other is shorter.
+fn scramble(advantages: &mut [Vec<f64>], joined: &[Joined], trained: &[usize], key: &StreamKey) {
+    let sampled = |index: usize| {
+        let mask = joined[index].loss_mask.iter().enumerate();
+        mask.filter_map(|(at, kept)| kept.then_some(at))
+    };
+    let of = |index: usize| sampled(index).map(|at| advantages[index][at]).collect();
+    let own: Vec<Vec<f64>> = trained.iter().map(|index| of(*index)).collect();
+    for (to, from) in trained.iter().zip(permuted(key, trained.len())) {
+        let others = own[from as usize].iter().copied().cycle();
+        // An episode without sampled tokens teaches nothing.
+        let others = others.chain(std::iter::repeat(0.0));
+        for (at, advantage) in sampled(*to).zip(others) {
+            advantages[*to][at] = advantage;
+        }
     }
 }
 

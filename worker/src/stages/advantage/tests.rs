@@ -387,3 +387,60 @@ fn selected_groups_move_up_and_the_others_are_left_out() {
     let message = refused.err().unwrap().to_string();
     assert!(message.contains("group 6"), "{message}");
 }
+
+/// A control: what is trained on stays, with advantages that say nothing of it.
+#[test]
+fn scrambled_advantages_are_those_of_other_episodes_of_the_iteration() {
+    let many = || {
+        let all =
+            (0..40).map(|at| episode(at / 8, at % 8, Outcome::Failed, f64::from(at * at % 41)));
+        scored(all.collect())
+    };
+    let sizes = ["actor_rollout_ref.rollout.n=8", "data.train_batch_size=5"];
+    let scramble = "algorithm.scramble_advantages=true";
+    let sorted = |mut all: Vec<f64>| {
+        all.sort_by(f64::total_cmp);
+        all
+    };
+    for estimator in ["grpo", "reinforce_plus_plus"] {
+        let plain = shown(batch_of(&assign(&with(&sizes, estimator), &many())));
+        let plan = with(&[&sizes[..], &[scramble]].concat(), estimator);
+        let of = |iteration| {
+            let given = Given {
+                iteration,
+                ..Given::default()
+            };
+            Credit::assign(&plan, &many(), &given).unwrap()
+        };
+        let (one, two) = (of(1), of(2));
+        let found = shown(batch_of(&one));
+        near(&sorted(found.clone()), &sorted(plain.clone()));
+        let moved = found.iter().zip(&plain).filter(|(a, b)| a != b).count();
+        assert!(moved > 30, "{moved} of 40: {found:?}");
+        assert_ne!(found, shown(batch_of(&two)), "anew in each iteration");
+        assert_eq!(found, shown(batch_of(&of(1))));
+        for episode in batch_of(&one).iter().flatten() {
+            let row = &episode.sequences[0];
+            for (advantage, kept) in row.advantages.iter().zip(&row.sequence.loss_mask) {
+                let expected = if *kept { episode.advantage } else { 0.0 };
+                assert_eq!(*advantage, expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_scrambled_episode_without_sampled_tokens_gives_nothing() {
+    let plan = with(
+        &["algorithm.scramble_advantages=true"],
+        "reinforce_plus_plus",
+    );
+    let mut all = four();
+    all[3].episode.sequences[0].loss_mask.fill(false);
+    let credit = assign(&plan, &all);
+    let rows = batch_of(&credit).iter().flatten();
+    let silent = rows
+        .filter(|e| e.sequences[0].advantages.iter().all(|a| *a == 0.0))
+        .count();
+    assert!((1..=2).contains(&silent), "{silent}");
+}
