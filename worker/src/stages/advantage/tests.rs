@@ -423,7 +423,11 @@ fn scrambled_advantages_are_those_of_other_episodes_of_the_iteration() {
             let row = &episode.sequences[0];
             for (advantage, kept) in row.advantages.iter().zip(&row.sequence.loss_mask) {
                 let expected = if *kept { episode.advantage } else { 0.0 };
-                assert_eq!(*advantage, expected);
+                // The mean over an episode's tokens is shown.
+                assert!(
+                    (advantage - expected).abs() < 1e-12,
+                    "{advantage} {expected}"
+                );
             }
         }
     }
