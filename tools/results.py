@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""The tables of docs/results.md: plays their runs and prints their rows.
+
+    tools/results.py --list
+    tools/results.py quickstart scrambled "lr 0"
+    tools/results.py --design --seeds 1 quickstart      # on the worlds that designs may look at
+
+A row is a config with overrides, played once for each seed; its command is printed above it. A
+run that is finished is read, one that was stopped goes on. Held out are 80 worlds of each depth
+from seeds 3000000 on, and half of the real goals; designs are chosen on worlds from 1500000 on
+and no figure of theirs is printed for a table. A cell is success at temperature 1 / greedy. The
+interval is 95 %, Student's t over the seeds. Needs Python alone.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+
+SUBMIT = os.environ.get("AGENTGYM_SUBMIT", "target/release/agentgym-submit")
+QUICKSTART = "configs/quickstart.yaml"
+
+# Config and overrides of each row.
+ROWS = {
+    "quickstart": (QUICKSTART, []),
+    "scrambled": (QUICKSTART, ["algorithm.scramble_advantages=true"]),
+    "lr 0": (QUICKSTART, ["actor_rollout_ref.actor.optim.lr=1e-15"]),
+    "rloo": (QUICKSTART, ["algorithm.adv_estimator=rloo"]),
+    "rloo, scrambled": (QUICKSTART, ["algorithm.adv_estimator=rloo", "algorithm.scramble_advantages=true"]),
+    "reinforce++": (QUICKSTART, ["algorithm.adv_estimator=reinforce_plus_plus"]),
+    "reinforce++, scrambled": (QUICKSTART, ["algorithm.adv_estimator=reinforce_plus_plus",
+                                            "algorithm.scramble_advantages=true"]),
+    "remax": (QUICKSTART, ["algorithm.adv_estimator=remax"]),
+    "gspo": (QUICKSTART, ["actor_rollout_ref.actor.policy_loss.loss_mode=gspo"]),
+    "ppo": (QUICKSTART, ["algorithm.adv_estimator=gae", "critic.optim.lr=3e-4"]),
+}
+
+# 97.5 % points of Student's t by degrees of freedom.
+T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+
+
+def sets(design):
+    first, count = (1500000, 40) if design else (3000000, 80)
+    worlds = [f'{{name: worlds d{depth + 1}, env: worlds, ids: "{first + depth}..{first + depth + 3 * count}:3"}}'
+              for depth in range(3)]
+    real = [] if design else ['{name: real d1, env: textcraft, ids: "0..58:2", apart: true}',
+                              '{name: real d2, env: textcraft, ids: "58..142:2", apart: true}']
+    return f"evaluation.sets=[{', '.join(worlds + real)}]"
+
+
+def said(*arguments, **options):
+    done = subprocess.run([SUBMIT, *arguments], stdout=subprocess.PIPE, text=True, **options)
+    if done.returncode:
+        sys.exit(f"results: {SUBMIT} {' '.join(arguments)} ended with {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def played(row, seed, design, store):
+    """First and last evaluation of a run, and the numeric class of its last policy."""
+    config, overrides = ROWS[row]
+    run = "".join(c if c.isalnum() else "-" for c in row) + f"{'-design' if design else ''}-s{seed}"
+    report = said(config, f"run.id={run}", f"run.seed={seed}", sets(design), *overrides, "--json", "--store", store)
+    first, last = report["evaluations"][0], report["evaluations"][-1]
+    made = said("inspect", run, str(last["iteration"]), "update", "0", "--json", "--store", store)
+    return first, last, made["manifest"]["numeric_class"]
+
+
+def cell(score):
+    return f"{score['success']:.3f} / {score['success_greedy']:.3f}"
+
+
+def mean_cell(runs, at, name):
+    pick = (lambda run: run[at]["all"]) if name == "all" else (lambda run: run[at]["sets"][name])
+    mean = lambda key: sum(pick(run)[key] for run in runs) / len(runs)
+    return cell({key: mean(key) for key in ("success", "success_greedy")})
+
+
+def gain(runs, key):
+    gains = [100 * (last["all"][key] - first["all"][key]) for first, last, _ in runs]
+    mean = sum(gains) / len(gains)
+    if len(gains) < 2:
+        return f"{mean:+.1f}"
+    deviation = math.sqrt(sum((g - mean) ** 2 for g in gains) / (len(gains) - 1))
+    within = T[len(gains) - 1] * deviation / math.sqrt(len(gains))
+    return f"{mean:+.1f} ({mean - within:.1f} to {mean + within:.1f})"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="ROW")
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--design", action="store_true", help="the worlds that designs may look at, fewer of them")
+    parser.add_argument("--store", default="agentgym-data/results")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    if options.list or not options.rows:
+        print("\n".join(f"{name}: {' '.join([config, *overrides])}" for name, (config, overrides) in ROWS.items()))
+        return
+    unknown = [row for row in options.rows if row not in ROWS]
+    if unknown:
+        sys.exit(f"results: no row is called {unknown[0]!r}; --list shows all of them")
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    for row in options.rows:
+        config, overrides = ROWS[row]
+        print(f"\n{row}: `agentgym-submit {' '.join([config, *overrides])} run.seed=N '{sets(options.design)}'`\n")
+        runs = [played(row, seed, options.design, options.store) for seed in seeds]
+        names = list(runs[0][0]["sets"])
+        print(f"| policy | {' | '.join(names)} | all worlds |\n|---|{'---|' * (len(names) + 1)}")
+        for seed, run in zip(seeds, runs):
+            for label, at in ((f"start, seed {seed}", 0), (f"end, seed {seed}", 1)):
+                cells = [cell(run[at]["sets"][name]) for name in names]
+                print(f"| {label} | {' | '.join(cells)} | {cell(run[at]['all'])} |")
+        for label, at in (("start, mean", 0), ("end, mean", 1)):
+            print(f"| {label} | {' | '.join(mean_cell(runs, at, name) for name in [*names, 'all'])} |")
+        classes = ", ".join(sorted({run[2] for run in runs}))
+        print(f"\nGain in points over all worlds: {gain(runs, 'success')} at temperature 1, "
+              f"{gain(runs, 'success_greedy')} greedy; numeric class {classes}.", flush=True)
+
+
+if __name__ == "__main__":
+    main()
