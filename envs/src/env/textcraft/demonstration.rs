@@ -35,6 +35,9 @@ pub struct Style {
     pub asks: bool,
     /// With `asks`: chance, in percent, that it picks a recipe of its own instead of the goal's.
     pub own_percent: u32,
+    /// With `asks`: chance, in percent, of a mistake that is not trained on; the replies after it
+    /// show how to go on.
+    pub slips_percent: u32,
     /// With `asks`: rounds after which it stops; 0 for none, so that it stops at the goal.
     pub rounds_max: u32,
     /// 0, or: instead of a play, up to this many questions about the book and their answers.
@@ -60,21 +63,28 @@ impl std::str::FromStr for Style {
                 "goals" => style.goals_max = number()?,
                 "asks" => style.asks = true,
                 "own" => style.own_percent = number()?.min(100),
+                "slips" => style.slips_percent = number()?.min(100),
                 "rounds" => style.rounds_max = number()?,
                 "questions" => style.questions_max = number()?,
                 _ => {
                     return Err(format!(
                         "unknown style {name:?}; known: thought, once, refusals=PERCENT, goals=N, \
-                         asks, own=PERCENT, rounds=N, questions=N"
+                         asks, own=PERCENT, slips=PERCENT, rounds=N, questions=N"
                     ));
                 }
             }
         }
-        if !style.asks && (style.own_percent > 0 || style.rounds_max > 0) {
-            return Err("own and rounds are for a player that asks: add \"asks\"".to_owned());
+        let (own, slips) = (style.own_percent > 0, style.slips_percent > 0);
+        if !style.asks && (own || slips || style.rounds_max > 0) {
+            return Err(
+                "own, slips and rounds are for a player that asks: add \"asks\"".to_owned(),
+            );
         }
-        if style.own_percent > 0 && style.rounds_max == 0 {
-            return Err("a player with goals of its own may never stop: add rounds=N".to_owned());
+        if (own || slips) && style.rounds_max == 0 {
+            return Err(
+                "a player with goals of its own or with slips may never stop: add rounds=N"
+                    .to_owned(),
+            );
         }
         Ok(style)
     }
@@ -102,8 +112,8 @@ pub fn demonstration(
     };
     let mut player = match style.asks {
         true => {
-            let (own, first) = (style.own_percent, goals[0]);
-            Some(Player::new(&world.book, first, own, &mut draws)?)
+            let habits = (style.own_percent, style.slips_percent);
+            Some(Player::new(&world.book, goals[0], habits, &mut draws)?)
         }
         false => None,
     };
@@ -177,7 +187,7 @@ fn play_aloud(
             (Some(plan), true) => format!("Thought: {plan}\n"),
             _ => String::new(),
         };
-        aloud.say(&turn.action, &before, true)?;
+        aloud.say(&turn.action, &before, !turn.is_slip)?;
         let made = player.learn(&turn, &aloud.talk.observation, draws)?;
         said = turn.plan.unwrap_or(said);
         round += 1;
@@ -305,6 +315,44 @@ mod tests {
             assert_eq!(asked.len(), all, "{id}");
         }
         assert!(refused > 300, "{refused}");
+    }
+
+    #[test]
+    fn slips_are_not_trained_on_and_the_player_goes_on_after_them() {
+        let style: Style = "asks,thought,slips=25,rounds=60".parse().expect("valid");
+        let (mut slips, mut early, mut solved) = (0, 0, 0);
+        for id in 0..300 {
+            let world = Worlds::default().world(id);
+            let shown = demonstration(&world, id as i64, "", style).expect("solvable");
+            let mut game = world.game();
+            for [_, reply] in shown.conversations.as_chunks::<2>().0 {
+                let action = reply.value.rsplit_once("Action: ").expect("an action").1;
+                let played = game.step(action).expect("a command");
+                let slip = reply.loss == Some(false);
+                slips += u32::from(slip);
+                early += u32::from(slip && played.observation.contains("enough items"));
+                // Whatever happened, a right action is never a craft with too little, and its
+                // thoughts are lines of the book.
+                assert!(
+                    slip || !played.observation.contains("enough items"),
+                    "{id}: {action}"
+                );
+                if let Some(thought) = reply.value.strip_prefix("Thought: ").filter(|_| !slip) {
+                    let path = thought.lines().next().expect("a line").split("; ");
+                    for recipe in path {
+                        let line = |line: &String| line.ends_with(&format!(" {recipe}"));
+                        assert!(world.lines.iter().any(line), "{id}: {recipe}");
+                    }
+                }
+                solved += u32::from(played.done);
+            }
+        }
+        assert!(
+            slips > 300 && early > 50,
+            "{slips} slips, {early} crafts too early"
+        );
+        assert_eq!(solved, 300);
+        assert!("slips=5".parse::<Style>().is_err() && "asks,slips=5".parse::<Style>().is_err());
     }
 
     #[test]

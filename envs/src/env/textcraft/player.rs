@@ -15,6 +15,8 @@ pub(super) struct Player<'a> {
     goal: Name,
     /// Chance, in percent, that it picks a recipe of its own where it would pick the goal's.
     own_percent: usize,
+    /// Chance, in percent, of a slip instead of the right action.
+    slips_percent: usize,
     /// The recipes that it pursues: each makes an ingredient of the one before it.
     path: Vec<&'a Recipe>,
     held: BTreeMap<Name, u32>,
@@ -29,12 +31,16 @@ pub(super) struct Turn {
     /// The path, if it has changed: `<output> using <inputs>; <ingredient> using <inputs>`.
     pub(super) plan: Option<String>,
     pub(super) action: String,
+    /// A mistake: what follows shows how to go on after it.
+    pub(super) is_slip: bool,
     does: Does,
 }
 
 enum Does {
     Gets(Name, u32),
     Crafts,
+    /// Crafts what it has too little for.
+    CraftsTooEarly,
 }
 
 impl<'a> Player<'a> {
@@ -42,13 +48,14 @@ impl<'a> Player<'a> {
     pub(super) fn new(
         book: &'a RecipeBook,
         goal: Name,
-        own_percent: u32,
+        (own_percent, slips_percent): (u32, u32),
         draws: &mut Draws,
     ) -> Option<Self> {
         let mut player = Player {
             book,
             goal,
             own_percent: own_percent as usize,
+            slips_percent: slips_percent as usize,
             path: Vec::new(),
             held: BTreeMap::new(),
             refused: Vec::new(),
@@ -77,19 +84,69 @@ impl<'a> Player<'a> {
             match missing {
                 None => break (format!("craft {}", self.told(recipe)), Does::Crafts),
                 Some((kind, _)) if self.refused.contains(&kind) => self.go_down(kind, draws)?,
-                Some((kind, count)) => {
-                    let action = format!("get {count} {}", self.book.text(kind));
-                    break (action, Does::Gets(kind, count));
-                }
+                Some((kind, count)) => break self.gets(kind, count),
             }
         };
         let told: Vec<String> = self.path.iter().map(|recipe| self.told(recipe)).collect();
         let plan = told.join("; ");
+        if self.slips_percent > 0
+            && draws.percent(self.slips_percent)
+            && let Some((plan, action, does)) = self.slip(&does, plan.clone(), draws)
+        {
+            return Some(Turn {
+                plan: (plan != said).then_some(plan),
+                action,
+                is_slip: true,
+                does,
+            });
+        }
         Some(Turn {
             plan: (plan != said).then_some(plan),
             action,
+            is_slip: false,
             does,
         })
+    }
+
+    fn gets(&self, kind: Name, count: u32) -> (String, Does) {
+        let action = format!("get {count} {}", self.book.text(kind));
+        (action, Does::Gets(kind, count))
+    }
+
+    /// A mistake in place of what it `does`, with the plan that goes with it: it crafts before it has
+    /// everything, gets too few, asks for a refused item again, or takes the line of another
+    /// recipe for the one that it pursues.
+    fn slip(&self, does: &Does, plan: String, draws: &mut Draws) -> Option<(String, String, Does)> {
+        let recipe = *self.path.last()?;
+        let (action, does) = match (draws.below(4), does) {
+            (0, Does::Gets(..)) => {
+                let action = format!("craft {}", self.told(recipe));
+                (action, Does::CraftsTooEarly)
+            }
+            (1, Does::Gets(kind, count)) if *count > 1 => {
+                self.gets(*kind, draws.between(1..=count - 1))
+            }
+            (2, _) if !self.refused.is_empty() => {
+                let kind = self.refused[draws.below(self.refused.len())];
+                self.gets(kind, draws.between(1..=4))
+            }
+            (3, _) => {
+                let others = self.book.recipes().iter();
+                let others: Vec<&Recipe> = others.filter(|other| *other != recipe).collect();
+                let other = *others.get(draws.below(others.len().max(1)))?;
+                let input = other.inputs.first()?;
+                let told = self.told_as(recipe.output, other);
+                let (head, _) = plan.rsplit_once("; ").unwrap_or(("", ""));
+                let plan = match head {
+                    "" => told,
+                    head => format!("{head}; {told}"),
+                };
+                let (action, does) = self.gets(self.kind(input), input.count);
+                return Some((plan, action, does));
+            }
+            _ => return None,
+        };
+        Some((plan, action, does))
     }
 
     /// Takes the game's answer in. Whether it has made the goal.
@@ -99,6 +156,7 @@ impl<'a> Player<'a> {
                 *self.held.entry(kind).or_default() += count;
             }
             Does::Gets(kind, _) => self.refused.push(kind),
+            Does::CraftsTooEarly => {}
             Does::Crafts => {
                 let recipe = self.path.pop()?;
                 for input in &recipe.inputs {
@@ -117,14 +175,15 @@ impl<'a> Player<'a> {
     }
 
     fn told(&self, recipe: &Recipe) -> String {
+        self.told_as(recipe.output, recipe)
+    }
+
+    /// An item with the inputs of a recipe, which may be another one's.
+    fn told_as(&self, output: Name, recipe: &Recipe) -> String {
         let input =
             |input: &Ingredient| format!("{} {}", input.count, self.book.text(self.kind(input)));
         let inputs: Vec<String> = recipe.inputs.iter().map(input).collect();
-        format!(
-            "{} using {}",
-            self.book.text(recipe.output),
-            inputs.join(", ")
-        )
+        format!("{} using {}", self.book.text(output), inputs.join(", "))
     }
 
     fn go_down(&mut self, item: Name, draws: &mut Draws) -> Option<()> {
