@@ -327,4 +327,54 @@ evaluation:
         insta::assert_snapshot!(sft_line(&row, &plan(), 1), @"sft  400 of 500 steps  loss 0.432  4 812 tokens/s  40 s  about 20 s left");
         insta::assert_snapshot!(sft_line(&row, &plan(), 2), @"sft  500 of 500 steps  loss 0.432  4 812 tokens/s  40 s");
     }
+
+    #[test]
+    fn an_iteration_is_told_with_its_interval_signal_entropy_and_kl() {
+        let row = Training {
+            iteration: 3,
+            success: Some(0.25),
+            success_within: Some(0.15),
+            signal: Some(0.40625),
+            entropy: Some(0.1234),
+            kl: Some(0.00056),
+            reward: Some(0.25),
+            horizon: 10,
+            rounds: Some(8.25),
+            kept: None,
+            tokens_per_s: Some(5000.0),
+            wall_s: 12.0,
+        };
+        insta::assert_snapshot!(training_line(&row, 20), @"iteration  3/20  success 0.250 ±0.15  signal 41 %  entropy 0.123  kl 0.0006  rounds  8.2 of 10  5 000 tokens/s  12 s");
+    }
+
+    #[test]
+    fn what_was_not_checked_is_said() {
+        let told = |checked: u32, plan: &Plan| {
+            let mut book = RunMetrics::default();
+            for part in 0..3 {
+                let id = PartId {
+                    iteration: 1,
+                    stage: agentgym_jobs::pipeline::Stage::LogProbs,
+                    part,
+                };
+                let mut row = Row::default();
+                if part < checked {
+                    let stats = json!({"log_prob_mismatch_max": 0.0});
+                    row.stats = stats.as_object().unwrap().clone();
+                }
+                book.insert(id, row);
+            }
+            report(&book, plan)
+        };
+        let none = told(0, &plan());
+        assert!(
+            none.contains("of 3 parts") && none.ends_with("0 scored again: not checked\n"),
+            "{none}"
+        );
+        let two = told(2, &plan());
+        assert!(two.ends_with("2 scored again: all equal\n"), "{two}");
+        let mut scored = plan();
+        scored.config.actor_rollout_ref.rollout.record_entropies = false;
+        assert_eq!(told(0, &scored), "");
+    }
 }
