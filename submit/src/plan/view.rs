@@ -444,6 +444,33 @@ jobs: {rollout_part_tasks: 2}
     }
 
     #[test]
+    fn a_start_of_another_numeric_class_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen2-tiny");
+        std::fs::copy(
+            fixture.join("config.json"),
+            folder.path().join("config.json"),
+        )
+        .unwrap();
+        let path = format!("actor_rollout_ref.model.path={}", folder.path().display());
+        let (plan, _) = plan(TEXT, &[&path]);
+        let screen = |made: &str| {
+            std::fs::write(folder.path().join(agentgym_worker::MADE), made).unwrap();
+            PlanView::new(&plan, "data", None, &[]).render()
+        };
+        let own = format!(
+            "{{\"numeric_class\": \"{}\"}}",
+            Device::cpu().numeric_class()
+        );
+        let other = screen("{\"numeric_class\": \"cpu-f32-0\"}");
+        assert!(other.contains("made in numeric class cpu-f32-0"), "{other}");
+        for silent in [own.as_str(), "{}", "no json"] {
+            let said = screen(silent);
+            assert!(!said.contains("made in"), "{silent}: {said}");
+        }
+    }
+
+    #[test]
     fn too_little_memory_is_said() {
         let (small, _) = plan(TEXT, &[]);
         let screen = |memory: u64| {

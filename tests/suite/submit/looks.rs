@@ -110,6 +110,9 @@ async fn an_export_holds_what_an_update_reads_and_writes() {
     };
     assert!(read("policy_before/config.json").contains("init"));
     assert!(read("policy_after/config.json").contains("update"));
+    let made: serde_json::Value = serde_json::from_str(&read("policy_after/made.json")).unwrap();
+    assert_eq!(made["part"], "1/update/0");
+    assert!(made["numeric_class"].is_string(), "{made}");
     assert!(
         !to.join("optimizer_before").exists(),
         "the first update starts fresh"
