@@ -177,7 +177,7 @@ async fn show_metrics(view: &RunView, global: &Global) -> Result<()> {
     if out.is_empty() {
         out = format!("run {} has measured nothing yet\n", view.plan.run);
     }
-    out += &metrics::played::before_and_after(view, &book).await?;
+    out += &metrics::played::before_and_after(view, &book).await;
     out += &text::written(&written);
     text::emit(&out);
     Ok(())

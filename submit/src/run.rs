@@ -306,7 +306,7 @@ async fn drive(
                 text::emit_json(&report);
             } else {
                 let mut out = summary::report(&follower.book, &plan);
-                out += &before_and_after(&look, &follower.book).await?;
+                out += &before_and_after(&look, &follower.book).await;
                 out += &text::written(&written);
                 out += &format!("commits {commits}\ndigest  {digest}\n");
                 text::emit(&out);

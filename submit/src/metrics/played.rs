@@ -15,11 +15,14 @@ const COLUMN: usize = 37;
 const TURNS_MAX: usize = 8;
 
 /// Of the first evaluation set with such a task, the one that the first policy failed and the last
-/// one solved in the fewest turns of both: what each did. Empty where there is none.
-///
-/// # Errors
-/// The store.
-pub async fn before_and_after(view: &RunView, book: &RunMetrics) -> Result<String> {
+/// one solved in the fewest turns of both: what each did. Empty where there is none. What cannot be
+/// read is said: the run is none the less finished.
+pub async fn before_and_after(view: &RunView, book: &RunMetrics) -> String {
+    let shown = found(view, book).await;
+    shown.unwrap_or_else(|error| format!("episodes of evaluations cannot be shown: {error}\n"))
+}
+
+async fn found(view: &RunView, book: &RunMetrics) -> Result<String> {
     let evaluations = book.evaluations(&view.plan);
     let (Some(first), Some(last)) = (evaluations.first(), evaluations.last()) else {
         return Ok(String::new());

@@ -64,7 +64,7 @@ impl Memory {
         let found = self.0.iter().find(|(_, most)| *most == largest);
         let stage = found.map_or(Stage::Update, |(stage, _)| *stage);
         let limit = plan.config.jobs.unit_tokens;
-        let response = tokens_max(plan) > limit as u64;
+        let episode = tokens_max(plan) > limit as u64;
         let (sft, dpo) = (&plan.config.sft, &plan.config.dpo);
         // A unit is at least one sequence, or one pair.
         let keys = match stage {
@@ -74,7 +74,7 @@ impl Memory {
             Stage::Dpo if 2 * dpo.max_length > limit => {
                 "dpo.max_length, jobs.threads or enable_gradient_checkpointing"
             }
-            Stage::Update | Stage::CriticUpdate if response => {
+            Stage::Update | Stage::CriticUpdate if episode => {
                 "data.max_response_length, jobs.threads or enable_gradient_checkpointing"
             }
             Stage::LogProbs => "jobs.pack_tokens or jobs.threads",

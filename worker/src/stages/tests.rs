@@ -278,12 +278,15 @@ async fn threads_rows_and_packs_do_not_show_in_a_run() {
         .filter(|(name, digest)| first.get(*name) != Some(*digest))
         .map(|(name, _)| name)
         .collect();
-    let expected = |n| [format!("{n}/advantage/0 metrics.json")];
-    let files = |n, part| format!("{n}/rollout/{part} episodes.bin");
-    let expected: Vec<String> = (1..=2)
-        .flat_map(|n| expected(n).into_iter().chain([files(n, 0), files(n, 1)]))
-        .collect();
-    assert_eq!(differ, expected.iter().collect::<Vec<_>>());
+    let expected = [
+        "1/advantage/0 metrics.json",
+        "1/rollout/0 episodes.bin",
+        "1/rollout/1 episodes.bin",
+        "2/advantage/0 metrics.json",
+        "2/rollout/0 episodes.bin",
+        "2/rollout/1 episodes.bin",
+    ];
+    assert_eq!(differ, expected);
     let metrics = scored.metrics(1, Stage::Advantage, 0).await;
     assert_eq!(metrics["log_prob_mismatch_max"], 0.0);
     scored.resources.environments.stop().await;

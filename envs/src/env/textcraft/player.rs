@@ -89,21 +89,17 @@ impl<'a> Player<'a> {
         };
         let told: Vec<String> = self.path.iter().map(|recipe| self.told(recipe)).collect();
         let plan = told.join("; ");
-        if self.slips_percent > 0
-            && draws.percent(self.slips_percent)
-            && let Some((plan, action, does)) = self.slip(&does, plan.clone(), draws)
-        {
-            return Some(Turn {
-                plan: (plan != said).then_some(plan),
-                action,
-                is_slip: true,
-                does,
-            });
-        }
+        let slips = self.slips_percent > 0 && draws.percent(self.slips_percent);
+        let slip = match slips {
+            true => self.slip(&does, &plan, draws),
+            false => None,
+        };
+        let is_slip = slip.is_some();
+        let (plan, action, does) = slip.unwrap_or((plan, action, does));
         Some(Turn {
             plan: (plan != said).then_some(plan),
             action,
-            is_slip: false,
+            is_slip,
             does,
         })
     }
@@ -116,7 +112,7 @@ impl<'a> Player<'a> {
     /// A mistake in place of what it `does`, with the plan that goes with it: it crafts before it has
     /// everything, gets too few, asks for a refused item again, or takes the line of another
     /// recipe for the one that it pursues.
-    fn slip(&self, does: &Does, plan: String, draws: &mut Draws) -> Option<(String, String, Does)> {
+    fn slip(&self, does: &Does, plan: &str, draws: &mut Draws) -> Option<(String, String, Does)> {
         let recipe = *self.path.last()?;
         let (action, does) = match (draws.below(4), does) {
             (0, Does::Gets(..)) => {
@@ -136,17 +132,16 @@ impl<'a> Player<'a> {
                 let other = *others.get(draws.below(others.len().max(1)))?;
                 let input = other.inputs.first()?;
                 let told = self.told_as(recipe.output, other);
-                let (head, _) = plan.rsplit_once("; ").unwrap_or(("", ""));
-                let plan = match head {
-                    "" => told,
-                    head => format!("{head}; {told}"),
+                let plan = match plan.rsplit_once("; ") {
+                    Some((head, _)) => format!("{head}; {told}"),
+                    None => told,
                 };
                 let (action, does) = self.gets(self.kind(input), input.count);
                 return Some((plan, action, does));
             }
             _ => return None,
         };
-        Some((plan, action, does))
+        Some((plan.to_owned(), action, does))
     }
 
     /// Takes the game's answer in. Whether it has made the goal.
