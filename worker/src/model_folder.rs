@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 const MADE_BYTES_MAX: u64 = 1 << 16;
 
-/// A file of exported policies: the part that made it, and in which numeric class.
+/// A file of exported policies: the run, iteration and stage that made it, and in which numeric class.
 pub const MADE: &str = "made.json";
 
 /// The numeric class that a model's folder says it was trained in; `None` if it says nothing.

@@ -42,7 +42,7 @@ pub(super) async fn policy(
 ) -> Result<()> {
     let (policy, adapter) = (format!("policy_{when}"), format!("adapter_{when}"));
     let made = json!({
-        "run": manifest.run.to_string(), "part": format!("{}/{}/{}", manifest.iteration, manifest.stage, manifest.part),
+        "run": manifest.run.to_string(), "iteration": manifest.iteration, "stage": manifest.stage.to_string(),
         "numeric_class": manifest.numeric_class, "code_version": manifest.code_version,
     });
     let say_made = |policy: &Path| {

@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
     "chat_template.jinja",
     "config.json",
+    "made.json",
     "model.safetensors",
     "tokenizer.json",
     "tokenizer_config.json",

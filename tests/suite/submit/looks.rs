@@ -111,7 +111,10 @@ async fn an_export_holds_what_an_update_reads_and_writes() {
     assert!(read("policy_before/config.json").contains("init"));
     assert!(read("policy_after/config.json").contains("update"));
     let made: serde_json::Value = serde_json::from_str(&read("policy_after/made.json")).unwrap();
-    assert_eq!(made["part"], "1/update/0");
+    assert_eq!(
+        (&made["iteration"], &made["stage"]),
+        (&1.into(), &"update".into())
+    );
     assert!(made["numeric_class"].is_string(), "{made}");
     assert!(
         !to.join("optimizer_before").exists(),
