@@ -1,5 +1,5 @@
-//! Every file in `configs/` and its folders can be planned unchanged, and `base.yaml` is the config
-//! of `models/base`.
+//! Every file in `configs/` and its folders can be planned unchanged, and `base.yaml` and
+//! `reader.yaml` are the configs of `models/base` and `models/reader`.
 
 use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::plan::Plan;
@@ -43,32 +43,56 @@ fn every_config_is_planned() {
     }
 }
 
-/// Retraining the base takes a quarter of an hour, but creating its starting point does not, and
-/// that shows every change of the words, the worlds or the template.
-#[test]
-fn the_base_model_has_the_tokenizer_that_its_config_makes() {
+/// Training a base again takes a quarter of an hour and more, but creating its starting point does
+/// not, and that shows every change of the words, the worlds or the template.
+fn has_the_tokenizer_that_its_config_makes(base: &str) {
     let folder = tempfile::TempDir::new().unwrap();
+    let config = format!("configs/{base}.yaml");
     let mut command = program("agentgym-submit");
     command
-        .args(["configs/base.yaml", "run.id=base", "sft.steps=1"])
+        .args([&config, "run.id=base", "sft.steps=1"])
         .args(["jobs.sft_part_steps=1", "evaluation.sets=[]"])
         .arg(format!("storage.url={}", folder.path().display()));
     let output = finish(command);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     let files = files_below(folder.path());
+    let shipped = Path::new(ROOT).join("models").join(base);
     for name in [
         "tokenizer.json",
         "tokenizer_config.json",
         "chat_template.jinja",
     ] {
-        let shipped = std::fs::read(Path::new(ROOT).join("models/base").join(name)).unwrap();
+        let shipped = std::fs::read(shipped.join(name)).unwrap();
         let made = files.iter().find(|path| path.ends_with(name));
         let made = made.unwrap_or_else(|| panic!("no {name} was made"));
         assert!(
             std::fs::read(made).unwrap() == shipped,
-            "models/base/{name} is not what configs/base.yaml makes; train the base again \
-             with `agentgym-submit configs/base.yaml` and copy its policy"
+            "models/{base}/{name} is not what {config} makes; train the base again \
+             with `agentgym-submit {config}` and copy its policy"
         );
     }
+}
+
+#[test]
+fn the_base_model_has_the_tokenizer_that_its_config_makes() {
+    has_the_tokenizer_that_its_config_makes("base");
+}
+
+#[test]
+fn so_has_the_reader() {
+    has_the_tokenizer_that_its_config_makes("reader");
+}
+
+/// `configs/reader.yaml` promises the reader's bytes from a program of the class that it names.
+#[test]
+fn the_reader_was_made_in_the_class_of_this_program() {
+    let made = agentgym_worker::class_made_in(&Path::new(ROOT).join("models/reader"));
+    let own = agentgym_model::Device::cpu().numeric_class().to_owned();
+    assert_eq!(
+        made,
+        Some(own),
+        "gradients have other last bits now: train it again with `agentgym-submit configs/reader.yaml`, \
+         or say in the config's head that its bytes are of an older class"
+    );
 }
