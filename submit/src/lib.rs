@@ -5,6 +5,7 @@
 //! output, progress and errors to standard error; each command ends with one of the exit codes of
 //! [`Exit`].
 
+mod claims;
 pub mod cli;
 mod control;
 mod error;
@@ -53,9 +54,11 @@ pub async fn execute(cli: Cli) -> Result<()> {
             }
             Ok(())
         }
-        Command::Status { run: None } => status::all(&store(global).await?, global.json).await,
+        Command::Status { run: None } => status::all(&store(global).await?, global).await,
         Command::Status { run: Some(run) } => {
-            let status = status::status(&view(run, global).await?).await?;
+            let view = view(run, global).await?;
+            let queue = claims::queue(&view, global).await;
+            let status = status::status(&view, queue.as_ref()).await?;
             if global.json {
                 text::emit_json(&status.to_json());
             } else {

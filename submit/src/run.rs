@@ -210,7 +210,10 @@ async fn put(store: &Store, plan: &Plan) -> Result<Created> {
 /// A part that used up its attempts under this revision gets new ones with the next.
 async fn needs_new_revision(store: &Store, plan: &Plan) -> Result<bool> {
     let view = RunView::open(store, plan.run.as_str()).await?;
-    Ok(crate::status::status(&view).await?.exhausted.is_some())
+    Ok(crate::status::status(&view, None)
+        .await?
+        .exhausted
+        .is_some())
 }
 
 /// Where metrics are written: the configured folder, else next to a folder store.

@@ -1,24 +1,27 @@
 //! `status`: the state of a run and what it waits for. Everything follows from the plan, the
-//! commits and the attempt records; no worker is contacted, so it works even if none is alive.
+//! commits and the attempt records; the queue, where there is one, adds which attempts have lost
+//! their worker. No worker is contacted, so it works even if none is alive.
 
 mod all;
 
+pub use crate::claims::Claim;
 use crate::runs::RunView;
-use crate::{Error, Result, text};
+use crate::{Error, Result, claims, text};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::{PartId, Stage, parts, policy_of};
 use agentgym_jobs::planner::Progress;
+use agentgym_queue::Queue;
 use agentgym_storage::{AttemptOutcome, AttemptRecord};
 use agentgym_text::visible_name;
 use agentgym_worker::{Cause, Exhausted, RunState};
-pub use all::all;
+pub(crate) use all::all;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// State of a part that is not committed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum State {
-    /// An attempt has started and not ended: a worker runs it, or has vanished.
+    /// An attempt has started and not ended.
     Running {
         /// Attempt number.
         attempt: u32,
@@ -26,6 +29,8 @@ pub enum State {
         worker: String,
         /// Seconds since 1970 on the worker's clock.
         since_unix_s: u64,
+        /// Whether the worker is still there.
+        claim: Claim,
     },
     /// All inputs are there and no attempt has started.
     Runnable,
@@ -102,13 +107,20 @@ pub struct Pace {
 #[derive(Default)]
 pub(crate) struct Known(Option<RunState>);
 
-/// Reads the status of a run.
-pub async fn status(view: &RunView) -> Result<Status> {
-    status_again(view, &mut Known::default()).await
+/// Reads the status of a run; `queue` says which attempts have lost their worker.
+///
+/// # Errors
+/// The store cannot be read. A queue that does not answer is as good as none.
+pub async fn status(view: &RunView, queue: Option<&Queue>) -> Result<Status> {
+    status_again(view, &mut Known::default(), queue).await
 }
 
 /// [`status`] for a caller that polls.
-pub(crate) async fn status_again(view: &RunView, known: &mut Known) -> Result<Status> {
+pub(crate) async fn status_again(
+    view: &RunView,
+    known: &mut Known,
+    queue: Option<&Queue>,
+) -> Result<Status> {
     let plan = &view.plan;
     let mut progress = view.progress().await?;
     let frontier = progress.frontier(plan);
@@ -144,7 +156,11 @@ pub(crate) async fn status_again(view: &RunView, known: &mut Known) -> Result<St
             out.exhausted.get_or_insert((part.id, exhausted));
         }
         out.failures.extend(failures(part.id, &attempts));
-        out.in_flight.push((part.id, state(&attempts)));
+        let mut state = state(&attempts);
+        if let State::Running { claim, .. } = &mut state {
+            *claim = claims::claim(view, part.id, queue).await;
+        }
+        out.in_flight.push((part.id, state));
     }
     for waiting in frontier.waiting {
         out.in_flight
@@ -233,6 +249,7 @@ fn state(attempts: &[AttemptRecord]) -> State {
             attempt: last.number,
             worker: last.start.worker.clone(),
             since_unix_s: last.start.started_unix_s,
+            claim: Claim::Unknown,
         },
         _ => State::Runnable,
     }
@@ -308,8 +325,17 @@ impl Status {
             }
             ids
         };
-        let running = of(&|s| matches!(s, State::Running { .. }));
-        let runnable = of(&|s| matches!(s, State::Runnable));
+        let lost = |s: &State| {
+            matches!(
+                s,
+                State::Running {
+                    claim: Claim::Free,
+                    ..
+                }
+            )
+        };
+        let running = of(&|s| matches!(s, State::Running { .. }) && !lost(s));
+        let runnable = of(&|s| matches!(s, State::Runnable) || lost(s));
         let next = self
             .in_flight
             .iter()
@@ -342,6 +368,7 @@ impl Status {
                     attempt,
                     worker,
                     since_unix_s,
+                    claim,
                 } => {
                     let age = now_unix_s.saturating_sub(*since_unix_s) as f64;
                     // 0: the start record is damaged.
@@ -349,8 +376,14 @@ impl Status {
                         0 => "begun nobody knows when".to_owned(),
                         _ => format!("begun {} ago", text::seconds(age)),
                     };
+                    let (state, then) = match claim {
+                        Claim::Free => {
+                            ("lost", ", which has vanished; the next worker takes it up")
+                        }
+                        Claim::Held | Claim::Unknown => ("running", ""),
+                    };
                     rows.push(format!(
-                        "  {id}  running  attempt {attempt} by {}, {begun}",
+                        "  {id}  {state}  attempt {attempt} by {}, {begun}{then}",
                         visible_name(worker)
                     ));
                 }
@@ -416,8 +449,16 @@ impl Status {
                     attempt,
                     worker,
                     since_unix_s,
-                } => json!({"part": id.to_string(), "state": "running", "attempt": attempt, "worker": worker,
-                    "since_unix_s": since_unix_s}),
+                    claim,
+                } => {
+                    let (state, alive) = match claim {
+                        Claim::Held => ("running", Some(true)),
+                        Claim::Free => ("lost", Some(false)),
+                        Claim::Unknown => ("running", None),
+                    };
+                    json!({"part": id.to_string(), "state": state, "attempt": attempt, "worker": worker,
+                        "since_unix_s": since_unix_s, "worker_alive": alive})
+                }
                 State::Runnable => json!({"part": id.to_string(), "state": "runnable"}),
                 State::Waiting(missing) => {
                     let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
@@ -486,6 +527,7 @@ mod tests {
             attempt: 2,
             worker: "host:1:ab".into(),
             since_unix_s: 1000,
+            claim: Claim::Held,
         };
         Status {
             run: "quick-1a2b".into(),
@@ -534,6 +576,26 @@ mod tests {
             pace: 31 s an iteration, about 9 min 18 s left
             waiting: for 3/rollout/0 to finish; then 3/log_probs
         ");
+    }
+
+    #[test]
+    fn a_part_without_its_worker_waits_for_another() {
+        let mut status = sample();
+        if let State::Running { claim, .. } = &mut status.in_flight[0].1 {
+            *claim = Claim::Free;
+        }
+        insta::assert_snapshot!(status.render(1125), @r"
+            run quick-1a2b  revision 1  iteration 2 of 20 done  31 of 250 parts committed
+              3/rollout/0  lost  attempt 2 by host:1:ab, begun 2 min 05 s ago, which has vanished; the next worker takes it up
+              3/rollout/1  runnable  waits for a worker
+              3/log_probs (2 parts)  waits for 3/rollout/0, 3/rollout/1
+              3/rollout/0  failed  attempt 1: environment textcraft at http://h:1 does not answer
+            pace: 31 s an iteration, about 9 min 18 s left
+            waiting: for a worker to take 3/rollout/0, 3/rollout/1; then 3/log_probs
+        ");
+        let json = status.to_json();
+        assert_eq!(json["in_flight"][0]["state"], "lost");
+        assert_eq!(json["in_flight"][0]["worker_alive"], false);
     }
 
     #[test]

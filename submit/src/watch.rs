@@ -4,7 +4,7 @@
 use crate::cli::Global;
 use crate::runs::RunView;
 use crate::status::{Known, Status, status_again};
-use crate::{Error, Result, text};
+use crate::{Error, Result, claims, text};
 use agentgym_storage::Store;
 use agentgym_text::visible;
 use std::time::Duration;
@@ -20,8 +20,13 @@ pub(crate) async fn watch(store: &Store, run: &str, global: &Global) -> Result<(
     let mut drawn = 0;
     let mut last = None;
     let mut known = Known::default();
+    let mut queue = None;
     loop {
-        let status = status_again(&RunView::open(store, run).await?, &mut known).await?;
+        let view = RunView::open(store, run).await?;
+        if queue.is_none() {
+            queue = claims::queue(&view, global).await;
+        }
+        let status = status_again(&view, &mut known, queue.as_ref()).await?;
         let changed = last.as_ref() != Some(&status);
         if global.json {
             if changed {

@@ -6,10 +6,10 @@
 use crate::cli::Global;
 use crate::runs::RunView;
 use crate::status::status;
-use crate::{Error, Result, run, text};
+use crate::{Error, Result, claims, text};
 use agentgym_jobs::pipeline::{Part, PartId, parts, policy_of};
 use agentgym_jobs::planner::Progress;
-use agentgym_queue::{Job, Queue};
+use agentgym_queue::Queue;
 use agentgym_storage::{AttemptOutcome, AttemptRecord};
 use agentgym_text::visible_name;
 use agentgym_worker::{Exhausted, counted_failures};
@@ -24,7 +24,7 @@ const PARTS_MAX: usize = 8;
 /// # Errors
 /// A part that the plan does not have, or a store that cannot be read.
 pub(crate) async fn why(view: &RunView, part: Option<PartId>, global: &Global) -> Result<()> {
-    let lines = because(view, part, queue(view, global).await).await?;
+    let lines = because(view, part, claims::queue(view, global).await).await?;
     if global.json {
         text::emit_json(&json!({
             "run": view.plan.run.to_string(), "part": part.map(|p| p.to_string()), "because": lines,
@@ -57,21 +57,6 @@ pub async fn because(
     Ok(teller.lines)
 }
 
-/// The queue of the run, if it exists: a read-only command must not create one.
-async fn queue(view: &RunView, global: &Global) -> Option<Queue> {
-    let url = match &global.queue {
-        Some(url) => url.clone(),
-        None => {
-            let file = view.store.local_root()?.join("queue.sqlite");
-            file.exists()
-                .then(|| format!("sqlite:{}", file.display()))?
-        }
-    };
-    run::open_queue(&view.store, &view.plan, Some(url))
-        .await
-        .ok()
-}
-
 struct Teller<'a> {
     view: &'a RunView,
     progress: Progress,
@@ -85,7 +70,7 @@ impl Teller<'_> {
     }
 
     async fn run(&mut self) -> Result<()> {
-        let status = status(self.view).await?;
+        let status = status(self.view, self.queue.as_ref()).await?;
         let plan = &self.view.plan;
         if status.finished {
             self.say(format!(
@@ -271,7 +256,7 @@ impl Teller<'_> {
                 "is at work ({began}), unless its worker has vanished: no queue was asked"
             );
         };
-        match queue.holder(&self.job(id)).await {
+        match queue.holder(&claims::job(self.view, id)).await {
             Ok(Some(_)) => format!("is at work: {began}"),
             Ok(None) => format!(
                 "has lost its worker ({began}): its claim is free, and the next worker takes the part up"
@@ -305,16 +290,6 @@ impl Teller<'_> {
                     ),
                 }
             }
-        }
-    }
-
-    fn job(&self, id: PartId) -> Job {
-        Job {
-            run: self.view.plan.run.to_string(),
-            iteration: id.iteration,
-            stage: id.stage.name().to_owned(),
-            part: id.part,
-            offer: 0,
         }
     }
 }

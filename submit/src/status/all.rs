@@ -1,18 +1,23 @@
 //! Every run of a store, one line each.
 
 use super::status;
+use crate::cli::Global;
 use crate::runs::RunView;
-use crate::{Result, text};
+use crate::{Result, claims, text};
 use agentgym_storage::Store;
 use serde_json::{Value, json};
 
 /// One line per run of a store.
-pub async fn all(store: &Store, as_json: bool) -> Result<()> {
+pub(crate) async fn all(store: &Store, global: &Global) -> Result<()> {
     let mut rows = Vec::new();
     let mut documents = Vec::new();
     for run in store.runs().await? {
         // A run that cannot be read does not hide the others.
-        let read = async { status(&RunView::open(store, run.as_str()).await?).await };
+        let read = async {
+            let view = RunView::open(store, run.as_str()).await?;
+            let queue = claims::queue(&view, global).await;
+            status(&view, queue.as_ref()).await
+        };
         let status = match read.await {
             Ok(status) => status,
             Err(e) => {
@@ -38,7 +43,7 @@ pub async fn all(store: &Store, as_json: bool) -> Result<()> {
         ]);
         documents.push(status.to_json());
     }
-    if as_json {
+    if global.json {
         text::emit_json(&Value::Array(documents));
     } else if rows.is_empty() {
         text::emit(&format!("no runs in the store at {}", store.url()));

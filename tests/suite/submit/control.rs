@@ -58,6 +58,12 @@ async fn a_part_is_followed_to_what_it_waits_for() {
         &lines(&scene, None, Some(&queue)).await,
         "is at work: attempt 1 by host:1:ab",
     );
+    let shown = async |queue| {
+        let status = agentgym_submit::status::status(&scene.view().await, queue).await;
+        status.unwrap().render(1_000_060)
+    };
+    let text = shown(Some(&queue)).await;
+    assert!(text.contains("0/init/0  running  attempt 1"), "{text}");
     let agentgym_queue::Claim::Held(claim) = claim else {
         panic!("nobody else has it");
     };
@@ -66,6 +72,11 @@ async fn a_part_is_followed_to_what_it_waits_for() {
         &lines(&scene, None, Some(&queue)).await,
         "has lost its worker",
     );
+    let text = shown(Some(&queue)).await;
+    assert!(text.contains("0/init/0  lost  attempt 1"), "{text}");
+    assert!(text.contains("a worker to take 0/init/0"), "{text}");
+    let text = shown(None).await;
+    assert!(text.contains("0/init/0  running  attempt 1"), "{text}");
     says(&lines(&scene, None, None).await, "no queue was asked");
 
     scene

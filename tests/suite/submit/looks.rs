@@ -167,7 +167,7 @@ async fn status_tells_a_failure_from_a_wait() {
     let scene = Scene::new().await;
     let init = id(0, Stage::Init);
     let status = async || {
-        agentgym_submit::status::status(&scene.view().await)
+        agentgym_submit::status::status(&scene.view().await, None)
             .await
             .unwrap()
     };

@@ -47,7 +47,7 @@ async fn a_run_goes_from_its_config_to_its_digest_and_again_does_nothing() {
         .unwrap();
     let view = RunView::open(&store, "tiny").await.unwrap();
     assert!(
-        agentgym_submit::status::status(&view)
+        agentgym_submit::status::status(&view, None)
             .await
             .unwrap()
             .finished

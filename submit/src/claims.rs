@@ -1,0 +1,57 @@
+//! Which worker holds which part, by the queue of a run. Records in the store alone cannot tell a
+//! worker that computes from one that has vanished.
+
+use crate::cli::Global;
+use crate::run;
+use crate::runs::RunView;
+use agentgym_jobs::pipeline::PartId;
+use agentgym_queue::{Job, Queue};
+
+/// Whether the attempt that began last is still somebody's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// A worker renews it.
+    Held,
+    /// Nobody does: the worker has vanished, and the next one takes the part up.
+    Free,
+    /// No queue was asked, or it does not answer.
+    Unknown,
+}
+
+/// The queue of a run, if it exists: a read-only command must not create one.
+pub(crate) async fn queue(view: &RunView, global: &Global) -> Option<Queue> {
+    let url = match &global.queue {
+        Some(url) => url.clone(),
+        None => {
+            let file = view.store.local_root()?.join("queue.sqlite");
+            file.exists()
+                .then(|| format!("sqlite:{}", file.display()))?
+        }
+    };
+    run::open_queue(&view.store, &view.plan, Some(url))
+        .await
+        .ok()
+}
+
+/// Whether somebody holds a part.
+pub(crate) async fn claim(view: &RunView, part: PartId, queue: Option<&Queue>) -> Claim {
+    let Some(queue) = queue else {
+        return Claim::Unknown;
+    };
+    match queue.holder(&job(view, part)).await {
+        Ok(Some(_)) => Claim::Held,
+        Ok(None) => Claim::Free,
+        Err(_) => Claim::Unknown,
+    }
+}
+
+/// The job of a part.
+pub(crate) fn job(view: &RunView, part: PartId) -> Job {
+    Job {
+        run: view.plan.run.to_string(),
+        iteration: part.iteration,
+        stage: part.stage.name().to_owned(),
+        part: part.part,
+        offer: 0,
+    }
+}
