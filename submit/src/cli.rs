@@ -129,6 +129,9 @@ pub enum Command {
     Fork(ForkArgs),
     /// Look inside a run, an iteration, a stage or a part
     Inspect(InspectArgs),
+    /// Why an episode's tokens train with their advantages: the formula and its numbers,
+    /// computed anew and compared with what the update read
+    Credit(CreditArgs),
     /// Write an iteration as plain files (policies, optimizer, trajectories, minibatches),
     /// or a run's episodes as conversations to train on
     Export(ExportArgs),
@@ -248,6 +251,19 @@ pub struct InspectArgs {
     /// Show every token: id, text, masks, log-probs, advantage
     #[arg(long)]
     pub tokens: bool,
+}
+
+/// Whose credit.
+#[derive(Debug, Clone, Args)]
+pub struct CreditArgs {
+    /// Run id
+    pub run: String,
+    /// Iteration, from 1; 0 for the pairs of a preference run
+    pub iteration: u32,
+    /// The episode: group × n + sample, or GROUP/SAMPLE; the number of a pair. Without it, a line
+    /// for every episode
+    #[arg(long, value_name = "K")]
+    pub episode: Option<String>,
 }
 
 /// Inserts `run` if the first word is a config file and not a command.

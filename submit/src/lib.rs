@@ -7,6 +7,7 @@
 
 pub mod cli;
 mod control;
+mod credit;
 mod error;
 pub mod evaluation;
 pub mod export;
@@ -71,6 +72,9 @@ pub async fn execute(cli: Cli) -> Result<()> {
         }
         Command::Inspect(args) => {
             inspect::inspect(&view(&args.run, global).await?, args, global).await
+        }
+        Command::Credit(args) => {
+            credit::credit(&view(&args.run, global).await?, args, global).await
         }
         Command::Export(args) => export(args, global).await,
         Command::Digest { run } => {
