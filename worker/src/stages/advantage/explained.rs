@@ -643,3 +643,6 @@ fn range(all: &[f64]) -> (f64, f64) {
             (low.min(*x), high.max(*x))
         })
 }
+
+#[cfg(test)]
+mod tests;
