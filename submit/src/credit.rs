@@ -325,7 +325,7 @@ async fn of_candidates(view: &RunView, args: &CreditArgs, global: &Global) -> Re
     }
 }
 
-fn fate(fate: &Fate) -> String {
+pub(crate) fn fate(fate: &Fate) -> String {
     match fate {
         Fate::Kept => "kept: its advantage is 1 on every token it said".into(),
         Fate::BelowThreshold => "left: below the threshold".into(),

@@ -5,6 +5,7 @@
 //! output, progress and errors to standard error; each command ends with one of the exit codes of
 //! [`Exit`].
 
+mod api;
 pub mod cli;
 mod control;
 mod credit;
@@ -76,6 +77,7 @@ pub async fn execute(cli: Cli) -> Result<()> {
         Command::Credit(args) => {
             credit::credit(&view(&args.run, global).await?, args, global).await
         }
+        Command::View(args) => api::view(store(global).await?, args, global).await,
         Command::Export(args) => export(args, global).await,
         Command::Digest { run } => {
             let view = view(run, global).await?;
