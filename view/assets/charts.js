@@ -1,18 +1,27 @@
 // Charts as SVG: lines with bands over a shared axis, sparklines, dots of a group, bars of a stream.
 
-import { h, s, num, isNumber } from "./dom.js";
+import { h, s, fixed, num, isNumber } from "./dom.js";
 
 // Round numbers that cut a range into about `count` pieces.
-export function ticks(low, high, count) {
+export function ticks(low, high, count, least = 0) {
   if (!(high > low)) return [low];
   const raw = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((m) => m >= raw * 0.999);
+  const step = Math.max(least, [1, 2, 2.5, 5, 10].map((m) => m * power).find((m) => m >= raw * 0.999));
   const out = [];
   for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) {
     out.push(Math.abs(at) < step * 1e-9 ? 0 : at);
   }
   return out;
+}
+
+// How ticks at a distance are written: as many places as the distance has.
+function tickText(all) {
+  const step = all.length > 1 ? Math.abs(all[1] - all[0]) : Math.abs(all[0]) || 1;
+  if (step < 1e-4 || step >= 1e5) return (v) => num(v, 2);
+  let places = 0;
+  while (places < 5 && Math.abs(step * 10 ** places - Math.round(step * 10 ** places)) > 1e-6 * 10 ** places) places += 1;
+  return (v) => fixed(v, places);
 }
 
 function extent(values) {
@@ -22,23 +31,27 @@ function extent(values) {
 
 // A line chart. series: [{name, points: [[x, y, low?, high?]], mark, dots}]; all charts of a page
 // that share `cursor` show the same x under the pointer.
-export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat = num, yFormat = num, cursor, marks = [] }) {
+export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat, yFormat = num, cursor, whole, marks = [] }) {
   const [W, H, left, right, top, bottom] = [360, 178, 46, 10, 8, 24];
   const all = series.flatMap((one) => one.points);
-  const [x0, x1] = xRange ?? extent(all.map((p) => p[0]));
+  let [x0, x1] = xRange ?? extent(all.map((p) => p[0]));
+  if (series.some((one) => one.dots)) { const pad = (x1 - x0) * 0.03; x0 -= pad; x1 += pad; }
   let [y0, y1] = yRange ?? extent(all.flatMap((p) => [p[1], p[2], p[3]]));
   if (y0 === y1) { const pad = Math.abs(y0) * 0.1 || 0.5; y0 -= pad; y1 += pad; }
   else if (!yRange) { const pad = (y1 - y0) * 0.06; y0 -= y0 < 0 || y0 > pad ? pad : 0; y1 += pad; }
   const px = (x) => left + (x1 > x0 ? (x - x0) / (x1 - x0) : 0.5) * (W - left - right);
   const py = (y) => H - bottom - ((y - y0) / (y1 - y0)) * (H - top - bottom);
   const body = [];
-  for (const y of ticks(y0, y1, 4)) {
+  const [yTicks, xTicks] = [ticks(y0, y1, 4), ticks(x0, x1, 5, whole ? 1 : 0)];
+  const yText = tickText(yTicks);
+  const xText = xFormat ?? tickText(xTicks);
+  for (const y of yTicks) {
     body.push(s("line", { class: "grid", x1: left, x2: W - right, y1: py(y), y2: py(y) }));
-    body.push(s("text", { class: "tick", x: left - 6, y: py(y) + 3.5, "text-anchor": "end" }, yFormat(y)));
+    body.push(s("text", { class: "tick", x: left - 6, y: py(y) + 3.5, "text-anchor": "end" }, yText(y)));
   }
-  for (const x of ticks(x0, x1, 5)) {
+  for (const x of xTicks) {
     body.push(s("line", { class: "axis", x1: px(x), x2: px(x), y1: H - bottom, y2: H - bottom + 3 }));
-    body.push(s("text", { class: "tick", x: px(x), y: H - 8, "text-anchor": "middle" }, xFormat(x)));
+    body.push(s("text", { class: "tick", x: px(x), y: H - 8, "text-anchor": "middle" }, xText(x)));
   }
   body.push(s("line", { class: "axis", x1: left, x2: W - right, y1: H - bottom, y2: H - bottom }));
   for (const [x, text] of marks) {
@@ -48,7 +61,7 @@ export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat
     const points = one.points.filter((p) => isNumber(p[0]) && isNumber(p[1]));
     const kind = "series s" + (one.colour ?? at);
     const banded = points.filter((p) => isNumber(p[2]) && isNumber(p[3]));
-    if (banded.length > 1) {
+    if (banded.length > 1 && !one.dots) {
       const upper = banded.map((p) => px(p[0]) + "," + py(Math.min(p[3], Math.max(y1, p[3] > y1 ? y1 : p[3]))));
       const lower = banded.map((p) => px(p[0]) + "," + py(Math.max(p[2], p[2] < y0 ? y0 : p[2]))).reverse();
       body.push(s("polygon", { class: "band s" + (one.colour ?? at), points: upper.concat(lower).join(" ") }));
@@ -73,17 +86,18 @@ export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat
   const svg = s("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": title + " over " + xLabel + "; the same figures are in the table below" }, body);
   const showAt = (x) => {
     if (x === null) {
-      hair.setAttribute("x1", -9); hair.setAttribute("x2", -9);
+      hair.setAttribute("visibility", "hidden");
       const last = series.map((one) => one.points.filter((p) => isNumber(p[1])).at(-1)).filter(Boolean);
       read.replaceChildren(last.length ? yFormat(last[0][1]) : "–");
       return;
     }
+    hair.setAttribute("visibility", "visible");
     hair.setAttribute("x1", px(x)); hair.setAttribute("x2", px(x));
     const values = series.map((one) => {
       const near = one.points.filter((p) => isNumber(p[1])).sort((p, q) => Math.abs(p[0] - x) - Math.abs(q[0] - x))[0];
       return near ? yFormat(near[1]) : "–";
     });
-    read.replaceChildren(xFormat(x) + ": " + values.join("  "));
+    read.replaceChildren((xFormat ?? num)(x) + ": " + values.join("  "));
   };
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
@@ -144,6 +158,8 @@ export function groupDots(members, own, mean, std) {
   if (low === high) { low -= 0.5; high += 0.5; }
   const px = (v) => pad + ((v - low) / (high - low)) * (W - 2 * pad);
   const clip = (v) => Math.min(Math.max(px(v), 2), W - 2);
+  const distinct = [...new Set(scores)];
+  const labels = distinct.length <= 4 ? distinct : ticks(low, high, 4);
   const stack = new Map();
   const dots = members.map((m) => {
     const x = px(m.score);
@@ -157,7 +173,7 @@ export function groupDots(members, own, mean, std) {
   return s("svg", { class: "group-dots", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": "scores of the group: " + scores.join(" ") },
     isNumber(std) && std > 0 ? s("rect", { class: "std", x: clip(mean - std), y: 8, width: clip(mean + std) - clip(mean - std), height: 44 }) : null,
     s("line", { class: "axis", x1: pad, x2: W - pad, y1: 52, y2: 52 }),
-    ticks(low, high, 4).map((v) => s("text", { class: "tick", x: px(v), y: 66, "text-anchor": "middle" }, num(v))),
+    labels.map((v) => s("text", { class: "tick", x: px(v), y: 66, "text-anchor": "middle" }, num(v))),
     isNumber(mean) ? s("line", { class: "mean", x1: px(mean), x2: px(mean), y1: 6, y2: 56 }) : null,
     isNumber(mean) ? s("text", { class: "tick", x: px(mean) + 4, y: 13 }, "mean") : null,
     dots);

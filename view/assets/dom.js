@@ -121,7 +121,7 @@ export function episodeLink(run, row, query = {}) {
 }
 
 const OUTCOMES = {
-  solved: ["✓", "good"], failed: ["✕", "bad"], horizon: ["⧖", "bad"], length: ["⇥", "bad"],
+  solved: ["✓", "good"], failed: ["✕", "bad"], horizon: ["◷", "bad"], length: ["⇥", "bad"],
   env_fault: ["⚠", "warn"], cancelled: ["∅", "warn"],
 };
 

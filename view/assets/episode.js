@@ -106,7 +106,7 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
         neighbours(1) ? a(neighbours(1), "next ", h("kbd", {}, "n"), " →") : null)),
     facts([
       ["outcome", outcome(e.outcome)], ["reward", num(e.reward, 4)],
-      ["advantage", e.advantage === null ? null : h("b", { class: "signed " + (e.advantage < 0 ? "neg" : "pos") }, signed(e.advantage, 4))],
+      ["advantage", e.advantage === null ? null : h("b", { class: "signed " + direction(e.advantage) }, signed(e.advantage, 4))],
       ["turns", e.turns.length], ["tokens", `${flat.filter(([q, t]) => q.mask[t]).length} sampled of ${flat.length}`],
       ["from", a(link(["runs", run, "parts", ...part]), part.join("/"))], ["worker", e.worker && h("span", { title: e.worker }, shortName(e.worker))],
       ["slot", e.slot],
@@ -245,6 +245,10 @@ function groupCard(run, e, part, query) {
     table("Samples of " + e.task, [["sample", "n"], ["outcome"], ["reward", "n"], ["advantage", "n"], ["turns", "n"]], rows));
 }
 
+function direction(x) {
+  return x < 0 ? "neg" : x > 0 ? "pos" : "quiet";
+}
+
 // A fraction with a line.
 function over(top, bottom) {
   return h("span", { class: "fraction" }, h("span", {}, top), h("span", {}, bottom));
@@ -279,7 +283,7 @@ function explain(card, credit, e, flat, run) {
       steps.push(h("p", { class: "quiet" }, "The same for each of its ", mask.filter(Boolean).length, " sampled tokens."));
     } else {
       const own = (values) => values.map((v, t) => [t, v]).filter(([t]) => mask[t]).map(([, v], i) => [i, v]);
-      const chart = { title: "over its sampled tokens", xLabel: "sampled token", marks: [], unit: "" };
+      const chart = { title: "over its sampled tokens", xLabel: "sampled token", whole: true, marks: [], unit: "" };
       if (x.estimator === "remax") {
         steps.push(h("p", { class: "formula" }, h("i", {}, "A"), "ₜ = ", h("i", {}, "R"), "ₜ − ", digits(x.baseline)));
         steps.push(h("p", { class: "quiet" }, `ReMax: ${digits(x.baseline)} is the reward of the greedy episode of the task.`));
@@ -313,7 +317,7 @@ function explain(card, credit, e, flat, run) {
       `${m.loss_tokens} loss tokens in its denominator. `, a(link(["runs", run, "update", e.iteration]), "The update")));
   }
   const computed = credit.batch?.compared;
-  show(card, h("h2", {}, "Why ", credit.advantage === null ? "no advantage" : h("b", { class: "signed " + (credit.advantage < 0 ? "neg" : "pos") }, signed(credit.advantage, 4))),
+  show(card, h("h2", {}, "Why ", credit.advantage === null ? "no advantage" : h("b", { class: "signed " + direction(credit.advantage) }, signed(credit.advantage, 4))),
     steps,
     credit.bits ? h("p", { class: "bits" }, h("span", {}, "bits "), h("code", {}, credit.bits)) : null,
     seal(computed === "equal" ? true : computed === "differs" ? false : null, "batch.bin"),
@@ -342,13 +346,13 @@ export async function groupPage(root, [run, n, stage, p, group], query) {
     a(episodeLink(run, rows[i]), "sample " + e.sample), e.greedy ? " greedy" : "", h("br"), outcome(e.outcome), h("br"),
     h("span", { class: "meta" }, `reward ${num(e.reward)}`, e.advantage === null ? "" : `, advantage ${signed(e.advantage, 3)}`))));
   const body = Array.from({ length: most }, (_, turn) => h("tr", { class: turn === parts ? "parts" : null },
-    h("th", { scope: "row" }, turn + 1, turn === parts ? h("span", { class: "tag" }, "they part") : null),
+    h("th", { scope: "row" }, turn + 1, turn === parts ? h("span", { class: "tag" }, "differ from here") : null),
     all.map((e) => {
       const own = e.turns[turn];
       return h("td", { class: own && own.parse === "invalid" ? "invalid" : null }, own ? [h("code", {}, said(e, turn)), h("pre", {}, own.observation)] : "");
     })));
   show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, all[0]?.task ?? "Group", h("small", {}, ` group ${group}, iteration ${n}`))),
     h("details", { class: "card prompt" }, h("summary", {}, "Prompt"), h("pre", {}, all[0]?.prompt ?? "")),
-    h("p", { class: "quiet" }, parts < most ? `All do the same in the first ${parts} turns, and part in turn ${parts + 1}.` : "All did the same."),
+    h("p", { class: "quiet" }, parts === 0 && most > 0 ? "They differ from the first turn on." : parts < most ? `All do the same in the first ${parts} turns, and differ from turn ${parts + 1} on.` : "All did the same."),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Samples side by side" }, h("table", { class: "side-by-side" }, h("caption", { class: "quiet" }, "Action and answer of each sample, by turn"), h("thead", {}, head), h("tbody", {}, body))));
 }

@@ -27,7 +27,7 @@ const COLUMNS = [
   ["Tokens", 6, (row) => grouped(row.length), "n"],
   ["Least log-prob", 8, (row) => fixed(row.surprise, 2), "n"],
   ["Notes", 16, (row) => notes(row)],
-  ["Worker", 15, (row) => shortName(row.worker)],
+  ["Worker", null, (row) => shortName(row.worker)],
 ];
 
 function notes(row) {
@@ -47,7 +47,7 @@ export async function episodesPage(root, [run], query, go) {
   const scroller = h("div", { class: "list scroll", tabindex: "0", role: "region", "aria-label": "Episodes" },
     h("table", { class: "rows", "aria-rowcount": "-1" },
       h("caption", { class: "quiet" }, "Episodes of " + run),
-      h("thead", {}, h("tr", {}, COLUMNS.map(([name, width, , kind]) => h("th", { scope: "col", class: kind, $width: width + "ch" }, name)))),
+      h("thead", {}, h("tr", {}, COLUMNS.map(([name, width, , kind]) => h("th", { scope: "col", class: kind, $width: width && width + "ch" }, name)))),
       space));
   const tabs = h("div", { class: "presets", role: "group", "aria-label": "Presets" }, PRESETS.map(([key, text, title]) =>
     h("a", { href: link(["runs", run, "episodes"], { ...query, preset: key }), title, "aria-current": (query.preset ?? "") === key ? "true" : null }, text)));

@@ -39,6 +39,7 @@ export async function fleetPage(root, [run], query, go) {
         seen.slice(0, 500).map((bar) => [shortName(data.lanes[bar.lane]), bar.part, bar.attempt, bar.outcome, seconds(bar.start), seconds(bar.end - bar.start)])));
   };
 
+  const names = withoutPrefix(data.lanes);
   const paint = () => {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
@@ -62,7 +63,7 @@ export async function fleetPage(root, [run], query, go) {
       const y = TOP + lane * LANE;
       g.fillStyle = colour("--lane"); g.fillRect(left, y + 2, width - left - 8, LANE - 8);
       g.fillStyle = colour("--ink"); g.textAlign = "left";
-      g.fillText(left === LEFT ? shortName(name).slice(-24) : "w" + lane, 2, y + 16);
+      g.fillText(left === LEFT ? clipped(g, names[lane], left - 14) : "w" + lane, 2, y + 16);
     });
     g.save(); g.beginPath(); g.rect(left, 0, width - left - 8, height); g.clip();
     // Of bars within one pixel only the first is drawn, so that 100 000 take no longer than they can be seen.
@@ -81,11 +82,14 @@ export async function fleetPage(root, [run], query, go) {
       g.fillRect(x, y, w, LANE - 8);
       g.globalAlpha = 1;
       if (!sound) {
+        g.save();
         g.strokeStyle = colour("--bad"); g.lineWidth = 1;
         g.strokeRect(x + 0.5, y + 0.5, Math.max(w - 1, 1), LANE - 9);
+        g.beginPath(); g.rect(x, y, w, LANE - 8); g.clip();
         g.beginPath();
-        for (let d = -LANE; d < w; d += 5) { g.moveTo(Math.max(x, x + d), y + Math.max(0, -d)); g.lineTo(Math.min(x + w, x + d + LANE - 8), y + Math.min(LANE - 8, w - d)); }
+        for (let d = -LANE; d < w; d += 7) { g.moveTo(x + d, y); g.lineTo(x + d + LANE, y + LANE); }
         g.stroke();
+        g.restore();
         g.fillStyle = colour("--bad"); g.textAlign = "left";
         if (w > 26) g.fillText(bar.outcome, x + 2, y - 3);
       } else if (w > 7 * bar.stage.length + 8) {
@@ -137,6 +141,20 @@ export async function fleetPage(root, [run], query, go) {
   return () => { resized.disconnect(); document.removeEventListener("themechange", paint); };
 }
 
+// What names do not share; machine and namespace are the same for most.
+function withoutPrefix(names) {
+  let shared = names.length > 1 ? names[0] : "";
+  for (const name of names) while (!name.startsWith(shared)) shared = shared.slice(0, -1);
+  const cut = Math.max(shared.lastIndexOf(":"), shared.lastIndexOf("-")) + 1;
+  return names.map((name) => name.slice(cut));
+}
+
+function clipped(g, text, width) {
+  let cut = text;
+  while (cut.length > 4 && g.measureText(cut).width > width) cut = "…" + cut.slice(cut.startsWith("…") ? 2 : 1);
+  return cut;
+}
+
 function ledgerView(ledger, query, setPrice) {
   const price = Number(query.price);
   const money = (sec) => price > 0 ? " = " + num((sec / 3600) * price, 3) : "";
@@ -148,6 +166,7 @@ function ledgerView(ledger, query, setPrice) {
   return h("section", { "aria-label": "Ledger" }, h("h2", {}, "Ledger"),
     h("div", { class: "split", role: "img", "aria-label": `useful ${percent(t.useful_s / all, 1)}, lost ${percent(t.lost_s / all, 1)}, idle ${percent(t.idle_s / all, 1)}` },
       share(t.useful_s, "useful", "useful"), share(t.lost_s, "lost", "lost"), share(t.idle_s, "idle", "idle")),
+    h("p", { class: "quiet" }, "A killed worker says no more: its part counts as lost until another worker takes it up. Idle is the time between a worker's parts."),
     facts([["useful", seconds(t.useful_s) + money(t.useful_s)], ["lost", seconds(t.lost_s) + money(t.lost_s)], ["idle", seconds(t.idle_s) + money(t.idle_s)],
       ["solved episodes", ledger.solved_episodes], ["per solved episode", isNumber(ledger.worker_s_per_solved_episode) ? seconds(ledger.worker_s_per_solved_episode) + money(ledger.worker_s_per_solved_episode) : null]]),
     h("div", { class: "toolbar" }, h("label", { class: "choice" }, h("span", {}, "Price of a worker-hour"), h("input", { type: "number", min: "0", step: "any", value: query.price ?? "", onchange: (e) => setPrice(e.target.value) }))),

@@ -63,13 +63,13 @@ export async function runPage(root, [run], query, go) {
   const [answer, series] = await Promise.all([ask(runPath(run)), ask(runPath(run, "series"))]);
   const axis = AXES.find(([key]) => key === query.x) ?? AXES[0];
   const xOf = (n) => series.iterations.find((point) => point.iteration === n)?.[axis[0]];
-  const xFormat = axis[0].endsWith("_s") ? seconds : axis[0] === "iteration" ? num : (x) => x >= 1e6 ? num(x / 1e6) + "M" : x >= 1e3 ? num(x / 1e3) + "k" : num(x);
+  const xFormat = axis[0].endsWith("_s") ? seconds : axis[0] === "iteration" ? undefined : (x) => x >= 1e6 ? num(x / 1e6) + "M" : x >= 1e3 ? num(x / 1e3) + "k" : num(x);
   const cursor = sharedCursor();
   const points = series.iterations.filter((point) => point.iteration > 0 || series.planned === 0);
   const xs = series.iterations.map((point) => point[axis[0]]).filter(isNumber);
   const xRange = xs.length > 1 ? [Math.min(...xs), Math.max(...xs)] : undefined;
   const marks = isNumber(answer.forked_at) ? [[xOf(answer.forked_at) ?? answer.forked_at, "forked here"]] : [];
-  const common = { xLabel: axis[1], xFormat, cursor, marks, xRange };
+  const common = { xLabel: axis[1], xFormat, whole: axis[0] === "iteration", cursor, marks, xRange };
   const sets = [...new Set(series.evaluations.flatMap((e) => e.sets.map((one) => one?.set)).filter(Boolean))];
   const charts = [];
   if (sets.length) {
@@ -133,7 +133,7 @@ export async function updatePage(root, [run, n]) {
   const answer = await ask(runPath(run, "update", n));
   const steps = answer.minibatches ?? [];
   const point = (of) => steps.map((step, at) => [at + 1, of(step)]).filter((p) => isNumber(p[1]));
-  const common = { xLabel: "optimizer step", cursor: sharedCursor() };
+  const common = { xLabel: "optimizer step", whole: true, cursor: sharedCursor() };
   const settings = answer.settings ?? {};
   show(root,
     h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Update", h("small", {}, ` of iteration ${n}`))),

@@ -85,7 +85,7 @@ export async function pairPage(root, _, query) {
   const cell = (e, turn) => h("td", {}, e.turns[turn] ? [h("code", {}, said(e, turn)), h("pre", {}, e.turns[turn].observation)] : "");
   show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, x.task === y.task ? x.task : `${x.task} and ${y.task}`)),
     h("details", { class: "card prompt" }, h("summary", {}, "Prompt"), h("pre", {}, x.prompt)),
-    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Both episodes" }, h("table", { class: "side-by-side" }, h("caption", { class: "quiet" }, parts < most ? `They part in turn ${parts + 1}.` : "Both did the same."),
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Both episodes" }, h("table", { class: "side-by-side" }, h("caption", { class: "quiet" }, parts < most ? `They differ from turn ${parts + 1} on.` : "Both did the same."),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "turn"), head(x), head(y))),
       h("tbody", {}, Array.from({ length: most }, (_unused, turn) => h("tr", { class: turn === parts ? "parts" : null }, h("th", { scope: "row" }, turn + 1), cell(x, turn), cell(y, turn)))))));
 }
