@@ -35,7 +35,7 @@ export async function runsPage(root, _, query, go) {
     ];
   });
   show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Runs"), h("span", { class: "quiet" }, answer.store), compare),
-    rows.length ? table("Every run of this store", [["", "", ""], ["run"], ["state"], ["iteration"], ["success"], ["last", "n"], ["algorithm"], ["an iteration", "n"], ["worker time", "n"], ["last work", "n"]], rows, { class: "runs" })
+    rows.length ? table("Every run of this store", [["two"], ["run"], ["state"], ["iteration"], ["success"], ["last", "n"], ["algorithm"], ["an iteration", "n"], ["worker time", "n"], ["last work", "n"]], rows, { class: "runs" })
       : h("p", {}, "This store holds no run yet."));
 }
 
@@ -144,7 +144,7 @@ export async function updatePage(root, [run, n]) {
       lineChart({ ...common, title: "Gradient norm", series: [{ name: "before clipping", dots: true, points: point((x) => x.grad_norm) }] }),
       lineChart({ ...common, title: "Ratio", series: [{ name: "largest", dots: true, points: point((x) => x.metrics.ratio_max) }] }),
       lineChart({ ...common, title: "Clipped tokens", series: [{ name: "share", dots: true, points: point((x) => x.metrics.clip_fraction) }] })) : h("p", { class: "quiet" }, "The update is not committed yet."),
-    table("Minibatches", [["step", "n"], ["epoch", "n"], ["slots"], ["loss tokens", "n"], ["loss", "n"], ["gradient norm", "n"], ["scaled by", "n"], ["clipped", "n"], ["KL", "n"], [""]],
+    table("Minibatches", [["step", "n"], ["epoch", "n"], ["slots"], ["loss tokens", "n"], ["loss", "n"], ["gradient norm", "n"], ["scaled by", "n"], ["clipped", "n"], ["KL", "n"], ["note"]],
       steps.map((x, at) => [String(at + 1), x.epoch + 1, x.slots.length ? `${x.slots[0]}–${x.slots.at(-1)} (${x.slots.length})` : "–", grouped(x.denominator.loss_tokens), fixed(x.metrics.policy_loss, 5), fixed(x.grad_norm, 4), fixed(x.clip_scale, 3), percent(x.metrics.clip_fraction, 2), num(x.metrics.approx_kl), x.non_finite ? "not finite, skipped" : x.skipped ? "skipped" : ""])),
     table("Tokens that pull most: |advantage| · (1 − p), at the first step", [["pull", "n"], ["token"], ["advantage", "n"], ["p", "n"], ["episode"]],
       answer.tokens.map((t) => [fixed(t.pull, 3), h("code", {}, JSON.stringify(t.piece ?? t.id)), signed(t.advantage, 3), num(t.p), a(link(["runs", run, "episodes"], { iteration: n, stage: "rollout", group: t.group }), `group ${t.group} sample ${t.sample}, token ${t.token}`)])));

@@ -9,7 +9,7 @@ function square(run, cell) {
   const part = cell.part.split("/");
   const k = cell.greedy_k ?? cell.ks[0];
   return h("td", { class: "cell", "$--v": Math.round(cell.success * 100) + "%" },
-    h("a", { href: link(["runs", run, "episodes", ...part, k]), title: words, "aria-label": percent(cell.success) + ", " + words },
+    h("a", { href: link(["runs", run, "episodes", ...part, k]), title: words },
       h("span", { class: "share" }, fixed(cell.success, 2)), cell.greedy === null ? null : h("span", { class: "greedy" }, cell.greedy ? "✓" : "✕")));
 }
 
