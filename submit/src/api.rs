@@ -15,7 +15,7 @@ use crate::runs::{RunView, unknown};
 use crate::{Error, Exit, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_storage::{RunId, Store};
-use agentgym_view::{Ask, PartRef, Refusal, RefusalKind, ServerOptions, Source, bundle_page};
+use agentgym_view::{Ask, PartRef, Refusal, RefusalKind, Source, ViewerOptions, bundle_page};
 use bytes::Bytes;
 use known::Known;
 use rows::RowCache;
@@ -157,7 +157,7 @@ pub(crate) async fn view(store: Store, args: &ViewArgs, global: &Global) -> Resu
     if let Some(dir) = &args.bundle {
         return bundle(&reader, args.run.as_deref(), dir).await;
     }
-    let options = ServerOptions {
+    let options = ViewerOptions {
         host: args.host.clone(),
         port: args.port,
     };

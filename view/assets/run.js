@@ -87,7 +87,7 @@ export async function runPage(root, [run], query, go) {
     if (lines.length) charts.push(lineChart({ ...common, title, unit, series: lines, yRange }));
   }
   const status = answer.status;
-  const columns = [["iteration", "n"], ["success", "n"], ["reward", "n"], ["horizon", "n"], ["entropy", "n"], ["KL", "n"], ["clipped", "n"], ["grad norm", "n"], ["mixed groups", "n"], ["tokens", "n"], ["time", "n"], ["see"]];
+  const columns = [["iteration", "n"], ["success", "n"], ["reward", "n"], ["horizon", "n"], ["entropy", "n"], ["KL", "n"], ["clipped", "n"], ["grad norm", "n"], ["mixed groups", "n"], ["tokens", "n"], ["time", "n"], ["see", "w"]];
   const rows = points.map((p) => [
     String(p.iteration), fixed(p.success, 3) + (isNumber(p.success_within) ? " ±" + fixed(p.success_within, 2) : ""), fixed(p.reward, 3), num(p.horizon), fixed(p.entropy, 3),
     num(p["update.ppo_kl"]), percent(p["update.clip_fraction"], 2), fixed(p["update.grad_norm"], 3), num(p.groups_mixed), grouped(p.loss_tokens), seconds(p.wall_s),

@@ -16,7 +16,7 @@ mod server;
 
 pub use ask::{Ask, EpisodeFilter, PartRef};
 pub use assets::{asset, bundle_page};
-pub use server::{Server, ServerOptions, serve};
+pub use server::{Viewer, ViewerOptions, serve};
 
 use bytes::Bytes;
 use serde_json::{Value, json};

@@ -19,7 +19,7 @@ use tokio::net::TcpListener;
 
 /// Where a server listens.
 #[derive(Debug, Clone)]
-pub struct ServerOptions {
+pub struct ViewerOptions {
     /// Name or address; `127.0.0.1` for this machine alone.
     pub host: String,
     /// 0 for a free one.
@@ -28,7 +28,7 @@ pub struct ServerOptions {
 
 /// A server that listens.
 #[derive(Debug)]
-pub struct Server {
+pub struct Viewer {
     /// The address of its pages, with the token.
     pub url: String,
     /// Where it listens.
@@ -36,7 +36,7 @@ pub struct Server {
     task: tokio::task::JoinHandle<std::io::Result<()>>,
 }
 
-impl Server {
+impl Viewer {
     /// Serves until the server fails.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ struct App {
 ///
 /// # Errors
 /// The address cannot be had.
-pub async fn serve(source: Arc<dyn Source>, options: &ServerOptions) -> std::io::Result<Server> {
+pub async fn serve(source: Arc<dyn Source>, options: &ViewerOptions) -> std::io::Result<Viewer> {
     let listener = TcpListener::bind((options.host.as_str(), options.port)).await?;
     let address = listener.local_addr()?;
     let guard = Guard::new(&options.host, address.port())?;
@@ -79,7 +79,7 @@ pub async fn serve(source: Arc<dyn Source>, options: &ServerOptions) -> std::io:
         }
     });
     let task = tokio::spawn(async move { axum::serve(listener, router).await });
-    Ok(Server { url, address, task })
+    Ok(Viewer { url, address, task })
 }
 
 async fn handle(State(app): State<App>, request: Request) -> Response {

@@ -316,7 +316,7 @@ proptest! {
         let bits = |row: &[f64]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         for &estimator in AdvantageEstimator::ALL {
             let whole = estimate(estimator, &episodes, &options).unwrap();
-            for index in 0..episodes.len() {
+            for (index, mask) in masks.iter().enumerate() {
                 let one = explain(estimator, &episodes, &options, index).unwrap();
                 prop_assert_eq!(bits(&one.advantages), bits(&whole.advantages[index]), "{}", estimator);
                 prop_assert_eq!(bits(&one.returns), bits(&whole.returns[index]), "{}", estimator);
@@ -325,16 +325,16 @@ proptest! {
                     How::Grpo(c) => vec![match c.against.std {
                         Some(std) => (one.score - c.against.mean) / (std + c.against.epsilon),
                         None => one.score - c.against.mean,
-                    }; masks[index].len()],
+                    }; mask.len()],
                     How::Rloo(c) => vec![match c.against.leave_one_out {
                         Some(k) => (one.score - c.against.mean) * k as f64 / (k as f64 - 1.0),
                         None => one.score,
-                    }; masks[index].len()],
+                    }; mask.len()],
                     How::Remax { baseline } => one.returns.iter().map(|r| r - baseline).collect(),
                     How::ReinforcePlusPlus { whitening: w, .. } => one.returns.iter().map(|r| (r - w.mean) * w.scale).collect(),
                     How::Gae { raw, whitening: w, .. } => raw.iter().map(|r| (r - w.mean) * w.scale).collect(),
                 };
-                for (t, &kept) in masks[index].iter().enumerate() {
+                for (t, &kept) in mask.iter().enumerate() {
                     let expected = if kept { by_hand[t] } else { 0.0 };
                     prop_assert_eq!(one.advantages[t].to_bits(), expected.to_bits(), "{} token {}", estimator, t);
                 }
