@@ -156,7 +156,15 @@ fn every_run_answers_every_question() {
             let part = row["part"].as_str().unwrap();
             let place = format!("/parts/{part}/episodes/{}", row["k"]);
             let episode = of(&place);
-            for field in ["task", "group", "sample", "reward", "outcome", "slot", "advantage"] {
+            for field in [
+                "task",
+                "group",
+                "sample",
+                "reward",
+                "outcome",
+                "slot",
+                "advantage",
+            ] {
                 assert_eq!(episode[field], row[field], "{run} {place} {field}");
             }
             for sequence in episode["sequences"].as_array().unwrap() {
@@ -169,7 +177,9 @@ fn every_run_answers_every_question() {
             assert!(of(&format!("/parts/{part}"))["manifest"].is_object());
         }
     }
-    insta::assert_snapshot!(fields(&viewer.answer("runs/grpo/episodes?limit=1")["rows"][0]).join(" "));
+    insta::assert_snapshot!(
+        fields(&viewer.answer("runs/grpo/episodes?limit=1")["rows"][0]).join(" ")
+    );
     let episode = viewer.answer("runs/grpo/parts/1/rollout/0/episodes/0");
     insta::assert_snapshot!(fields(&episode).join(" "));
 }
@@ -179,7 +189,14 @@ fn every_run_answers_every_question() {
 fn credit_is_computed_anew_and_equals_what_was_recorded() {
     let runs = OldRuns::of(COMMIT);
     let viewer = Viewer::open(&runs);
-    for run in ["finished", "grpo", "critic", "lora", "filtered", "baselines"] {
+    for run in [
+        "finished",
+        "grpo",
+        "critic",
+        "lora",
+        "filtered",
+        "baselines",
+    ] {
         let output = submit(&runs, &["credit", run, "1"]);
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.contains("= batch.bin, bit for bit"), "{run}: {text}");
@@ -259,15 +276,50 @@ fn what_cannot_be_answered_is_said_in_one_line() {
     let viewer = Viewer::open(&runs);
     for (question, status, kind, said) in [
         ("runs/nobody", 404, "not_found", "holds baselines, critic"),
-        ("runs/..%2f..%2fetc%2fpasswd", 400, "bad_question", "is no name"),
+        (
+            "runs/..%2f..%2fetc%2fpasswd",
+            400,
+            "bad_question",
+            "is no name",
+        ),
         ("runs/%2e%2e", 400, "bad_question", "is no name"),
-        ("runs/grpo/parts/1/rollout/99", 404, "not_found", "not committed yet"),
+        (
+            "runs/grpo/parts/1/rollout/99",
+            404,
+            "not_found",
+            "not committed yet",
+        ),
         ("runs/grpo/parts/1/nonsense/0", 404, "not_found", "nonsense"),
-        ("runs/finished/parts/1/rollout/0/episodes/999", 404, "not_found", "has episodes 0 to"),
-        ("runs/finished/parts/1/update/0/episodes/0", 404, "not_found", "holds no episodes"),
-        ("runs/grpo/parts/1/rollout/0/episodes/0", 500, "damaged", "episodes.bin"),
-        ("runs/critic/parts/1/rollout/0/episodes/0", 500, "damaged", "episodes.bin"),
-        ("runs/finished/episodes?sort=luck", 400, "bad_question", "one of reward"),
+        (
+            "runs/finished/parts/1/rollout/0/episodes/999",
+            404,
+            "not_found",
+            "has episodes 0 to",
+        ),
+        (
+            "runs/finished/parts/1/update/0/episodes/0",
+            404,
+            "not_found",
+            "holds no episodes",
+        ),
+        (
+            "runs/grpo/parts/1/rollout/0/episodes/0",
+            500,
+            "damaged",
+            "episodes.bin",
+        ),
+        (
+            "runs/critic/parts/1/rollout/0/episodes/0",
+            500,
+            "damaged",
+            "episodes.bin",
+        ),
+        (
+            "runs/finished/episodes?sort=luck",
+            400,
+            "bad_question",
+            "one of reward",
+        ),
         ("compare?a=finished&b=nobody", 404, "not_found", "nobody"),
         ("events?run=..", 400, "bad_question", "is no name"),
     ] {
@@ -275,7 +327,10 @@ fn what_cannot_be_answered_is_said_in_one_line() {
         assert_eq!(refused.status, status, "{question}: {}", refused.body);
         let error = &refused.json()["error"];
         assert_eq!(error["kind"], kind, "{question}: {error}");
-        assert!(error["message"].as_str().unwrap().contains(said), "{question}: {error}");
+        assert!(
+            error["message"].as_str().unwrap().contains(said),
+            "{question}: {error}"
+        );
     }
     // The other runs are still there.
     assert!(viewer.answer("runs/finished/series")["iterations"].is_array());
@@ -284,7 +339,10 @@ fn what_cannot_be_answered_is_said_in_one_line() {
     let taken = submit(&runs, &["view", "--port", &port, "--no-open"]);
     let said = String::from_utf8(taken.stderr).unwrap();
     assert_eq!(taken.status.code(), Some(2), "{said}");
-    assert!(said.contains("is in use") && said.contains("--port 0"), "{said}");
+    assert!(
+        said.contains("is in use") && said.contains("--port 0"),
+        "{said}"
+    );
     let nothing = submit(&runs, &["view", "nobody", "--port", "0", "--no-open"]);
     assert_eq!(nothing.status.code(), Some(4));
 }

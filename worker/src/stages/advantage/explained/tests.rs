@@ -68,9 +68,15 @@ fn drawn() -> impl Strategy<Value = Vec<Drawn>> {
     prop::collection::vec((0usize..5, -1.0..1.0f64, streams), 8)
 }
 
+/// Overrides, the coefficient of a KL penalty, selected groups.
+type Shaping<'a> = (&'a [&'a str], Option<f64>, Option<Vec<u32>>);
+
+/// A plan with its overrides, and what is given to it.
+type Shaped = (String, Plan, Option<f64>, Option<Vec<u32>>);
+
 /// Every estimator under every shaping that it can be combined with.
-fn plans() -> Vec<(String, Plan, Option<f64>, Option<Vec<u32>>)> {
-    let shapings: [(&[&str], Option<f64>, Option<Vec<u32>>); 6] = [
+fn plans() -> Vec<Shaped> {
+    let shapings: [Shaping<'_>; 6] = [
         (&[], None, None),
         (&["algorithm.overlong=mask"], None, None),
         (
