@@ -8,6 +8,7 @@ use crate::runs::{RunView, newest_plan};
 use crate::status::{Status, status};
 use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;
+use agentgym_jobs::planner::Progress;
 use agentgym_storage::{AttemptRecord, Manifest, PartKey};
 use agentgym_worker::stages::credit::PlayedIteration;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -172,16 +173,28 @@ impl Known {
         Ok(found)
     }
 
-    /// Changes with every commit and every attempt.
+    /// Changes with every commit, and with every attempt at a part that can run.
     pub(super) async fn pulse(&self) -> Result<String> {
-        let commits = self.state.lock().await.manifests.len();
-        let attempts = self.attempts().await?;
-        let ended = |a: &AttemptRecord| usize::from(a.end.is_some());
-        let (mut begun, mut done) = (0, 0);
-        for all in attempts.values() {
-            begun += all.len();
-            done += all.iter().map(ended).sum::<usize>();
-        }
-        Ok(format!("{commits} commits, {begun} attempts, {done} ended"))
+        let (view, commits, slots) = {
+            let state = self.state.lock().await;
+            let mut progress = Progress::default();
+            for id in state.manifests.keys() {
+                progress.insert(*id);
+            }
+            let frontier = progress.frontier(&state.view.plan);
+            let slots = frontier
+                .runnable
+                .iter()
+                .map(|part| state.view.slot(part.id));
+            (state.view.clone(), progress.len(), slots.collect())
+        };
+        let attempts = view.store.attempts_of(&slots, BTreeMap::new()).await?;
+        let all = || attempts.values().flatten();
+        let ended = all().filter(|a| a.end.is_some()).count();
+        Ok(format!(
+            "revision {}, {commits} commits, {} attempts under way, {ended} ended",
+            view.plan.revision,
+            all().count()
+        ))
     }
 }
