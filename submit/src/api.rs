@@ -6,18 +6,20 @@ mod episodes;
 mod fleet;
 mod known;
 mod overview;
+mod refusals;
 mod rows;
 mod tasks;
 mod update;
 
 use crate::cli::{Global, ViewArgs};
 use crate::runs::{RunView, unknown};
-use crate::{Error, Exit, Result, text};
+use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_storage::{RunId, Store};
 use agentgym_view::{Ask, PartRef, Refusal, RefusalKind, Source, ViewerOptions, bundle_page};
 use bytes::Bytes;
 use known::Known;
+use refusals::refusal;
 use rows::RowCache;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -99,27 +101,6 @@ fn id(part: &PartRef) -> Result<PartId> {
         stage: Stage::from_str(&part.stage).map_err(Error::Missing)?,
         part: part.part,
     })
-}
-
-fn refusal(error: &Error) -> Refusal {
-    use agentgym_jobs::Error as Jobs;
-    use agentgym_storage::Error as Storage;
-    let kind = match error {
-        Error::Storage(e) | Error::Jobs(Jobs::Storage(e)) => match e {
-            Storage::Removed { .. } => RefusalKind::Expired,
-            Storage::NotFound { .. } | Storage::Damaged { .. } | Storage::Malformed { .. } => {
-                RefusalKind::Damaged
-            }
-            _ => RefusalKind::Unavailable,
-        },
-        Error::Jobs(Jobs::Payload { .. }) => RefusalKind::Damaged,
-        other => match other.exit() {
-            Exit::Run => RefusalKind::NotFound,
-            Exit::Config => RefusalKind::BadQuestion,
-            _ => RefusalKind::Unavailable,
-        },
-    };
-    Refusal::new(kind, error.to_string())
 }
 
 #[async_trait::async_trait]

@@ -38,8 +38,8 @@ export function start(...words) {
 }
 
 // A viewer of the store; its URL holds the token.
-export async function view() {
-  const child = spawn(join(PROGRAMS, "agentgym-submit"), ["view", "--port", "0", "--no-open", "--json"], { cwd: ROOT, env: environment });
+export async function view(of = store) {
+  const child = spawn(join(PROGRAMS, "agentgym-submit"), ["view", "--port", "0", "--no-open", "--json", "--store", of], { cwd: ROOT, env: environment });
   const line = await new Promise((found, failed) => {
     child.stdout.once("data", (data) => found(String(data)));
     child.once("exit", (code) => failed(new Error("the viewer ended with " + code)));

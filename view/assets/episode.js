@@ -280,6 +280,7 @@ function explain(card, credit, e, flat, run) {
       const formula = x.leave_one_out !== null ? [`(${top}) · `, over(x.leave_one_out, x.leave_one_out - 1)]
         : isNumber(x.std) ? over(top, `${digits(x.std)} + 10⁻⁶`) : top;
       steps.push(h("p", { class: "formula" }, h("i", {}, "A"), " = ", formula, " = ", h("b", {}, signed(x.advantage, 6))));
+      if (new Set(scores).size === 1 && scores.length > 1) steps.push(h("p", { class: "warn" }, "All members have the same score, so the group teaches nothing."));
       steps.push(h("p", { class: "quiet" }, "The same for each of its ", mask.filter(Boolean).length, " sampled tokens."));
     } else {
       const own = (values) => values.map((v, t) => [t, v]).filter(([t]) => mask[t]).map(([, v], i) => [i, v]);

@@ -18,7 +18,7 @@ const SORTS = [
 
 // name, width, cell, explanation
 const COLUMNS = [
-  ["Episode", 11, (row, run, query) => a(episodeLink(run, row, query), row.part.replace("/rollout/", "·r").replace("/evaluate_init/", "·i").replace("/evaluate/", "·e") + "·" + row.k)],
+  ["Episode", 18, (row, run, query) => a(episodeLink(run, row, query), `${row.iteration} · ${row.stage.replace("_", " ")} ${row.part.split("/")[2]} · ${row.k}`)],
   ["Task", 15, (row) => row.task],
   ["Outcome", 9, (row) => outcome(row.outcome)],
   ["Reward", 6, (row) => num(row.reward), "n"],
@@ -26,7 +26,7 @@ const COLUMNS = [
   ["Turns", 5, (row) => row.turns, "n"],
   ["Tokens", 6, (row) => grouped(row.length), "n"],
   ["Least log-prob", 8, (row) => fixed(row.surprise, 2), "n"],
-  ["Notes", 16, (row) => notes(row)],
+  ["Notes", 15, (row) => notes(row)],
   ["Worker", null, (row) => shortName(row.worker)],
 ];
 
@@ -38,6 +38,10 @@ function notes(row) {
   if (row.loops) all.push("loops");
   if (isNumber(row.mismatch) && row.mismatch > 0) all.push("Δ " + num(row.mismatch, 2));
   return all.join(", ");
+}
+
+export function damaged(all) {
+  return h("div", { class: "card bad" }, "Not in this list, since it cannot be read:", h("ul", {}, all.map((one) => h("li", {}, one))));
 }
 
 export async function episodesPage(root, [run], query, go) {
@@ -86,6 +90,7 @@ export async function episodesPage(root, [run], query, go) {
   count = answer.total;
   show(total, grouped(count), count === 1 ? " episode" : " episodes");
   total.title = Math.round(performance.now() - begun) + " ms";
+  if (answer.unreadable?.length) filters.before(damaged(answer.unreadable));
   if (count === 0) show(space, h("tr", {}, h("td", { colspan: COLUMNS.length }, "No episode fits these filters.")));
   else draw();
   scroller.querySelector("table").setAttribute("aria-rowcount", count + 1);

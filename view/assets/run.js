@@ -35,7 +35,7 @@ export async function runsPage(root, _, query, go) {
     ];
   });
   show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Runs"), h("span", { class: "quiet" }, answer.store), compare),
-    rows.length ? table("Every run of this store", [["two"], ["run"], ["state"], ["iteration"], ["success"], ["last", "n"], ["algorithm"], ["an iteration", "n"], ["worker time", "n"], ["last work", "n"]], rows, { class: "runs" })
+    rows.length ? table("Every run of this store", [["two"], ["run"], ["state"], ["iteration"], ["success"], ["latest", "n"], ["algorithm"], ["an iteration", "n"], ["worker time", "n"], ["last work", "n"]], rows, { class: "runs" })
       : h("p", {}, "This store holds no run yet."));
 }
 

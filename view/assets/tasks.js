@@ -2,6 +2,7 @@
 
 import { h, a, show, choice, facts, fixed, isNumber, link, num, percent, table } from "./dom.js";
 import { ask, runPath } from "./data.js";
+import { damaged } from "./episodes.js";
 
 function square(run, cell) {
   if (!cell || !isNumber(cell.success)) return h("td", { class: "cell none" }, "–");
@@ -32,6 +33,7 @@ export async function tasksPage(root, [run], query, go) {
   const labels = answer.evaluations.map((e, at) => [String(at), e.label ?? "iteration " + e.iteration]);
   const sign = (d) => !isNumber(d) ? "" : d > 0 ? h("span", { class: "pos" }, "▲ " + fixed(d, 2)) : d < 0 ? h("span", { class: "neg" }, "▼ " + fixed(-d, 2)) : "=";
   show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Tasks"), h("span", { class: "quiet" }, `${all.length} tasks, ${answer.samples} samples each`)),
+    answer.unreadable?.length ? damaged(answer.unreadable) : null,
     answer.tasks.length === 0 ? h("p", {}, "Nothing is evaluated yet.") : [
       h("div", { class: "toolbar" }, choice("From", labels, String(from), set("from")), choice("to", labels, String(to), set("to")),
         choice("Order", [["loss", "largest loss first"], ["gain", "largest gain first"], ["name", "as in the set"]], order, set("order")),

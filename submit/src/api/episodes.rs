@@ -19,7 +19,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter) -> Result<Value> {
     let plan = known.plan().await;
     let samples = plan.config.evaluation.samples;
-    let mut all = rows.of_run(known, |id| in_part(filter, id)).await?;
+    let index = rows.of_run(known, |id| in_part(filter, id)).await?;
+    let mut all = index.rows;
     let greedy: BTreeSet<(PartId, u32)> = all
         .iter()
         .filter(|l| l.part.stage.facts().evaluates && l.row.sample >= samples && l.row.success)
@@ -37,7 +38,7 @@ pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter)
     let next = filter.cursor + shown.len();
     Ok(json!({
         "run": plan.run.to_string(), "total": total, "rows": shown, "facets": facets,
-        "cursor": (next < total).then_some(next),
+        "cursor": (next < total).then_some(next), "unreadable": index.unreadable,
     }))
 }
 
@@ -198,6 +199,7 @@ pub(super) async fn episode(known: &Known, rows: &RowCache, id: PartId, k: u32) 
     });
     let siblings: Vec<Value> = listed
         .await?
+        .rows
         .iter()
         .filter(|l| {
             l.row.group == e.group && l.row.env == e.task.env && l.row.item == e.task.item_id

@@ -3,6 +3,7 @@
 //! a run.
 
 use super::known::Known;
+use super::refusals::refusal;
 use crate::records::episodes;
 use crate::runs::{RunView, cache_dir};
 use crate::{Result, text};
@@ -11,6 +12,7 @@ use agentgym_jobs::episode::{Episode, Finish, Outcome, Parse};
 use agentgym_jobs::pipeline::{PartId, Records, Stage};
 use agentgym_jobs::records::{Batch, BatchEpisode};
 use agentgym_storage::Manifest;
+use agentgym_view::RefusalKind;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -64,6 +66,14 @@ pub(super) struct Listed {
     pub(super) row: Row,
     pub(super) worker: String,
     pub(super) trained: Option<Trained>,
+}
+
+/// The episodes of some parts.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    pub(super) rows: Vec<Listed>,
+    /// What is damaged and therefore not among them.
+    pub(super) unreadable: Vec<String>,
 }
 
 /// Trained episodes of an iteration, by group and sample.
@@ -129,6 +139,23 @@ fn trained(slot: usize, e: &BatchEpisode) -> ((u32, u32), Trained) {
     ((e.group, e.sample), found)
 }
 
+impl Index {
+    /// What was read; what is damaged is noted, and does not hide the rest.
+    fn read<T>(&mut self, read: Result<T>) -> Result<Option<T>> {
+        match read {
+            Ok(found) => Ok(Some(found)),
+            Err(e) if refusal(&e).kind == RefusalKind::Damaged => {
+                let message = e.to_string();
+                if !self.unreadable.contains(&message) {
+                    self.unreadable.push(message);
+                }
+                Ok(None)
+            }
+            Err(e) => Err(e),
+        }
+    }
+}
+
 /// Reads JSON from the cache folder; what is not there or not readable is made anew.
 fn cached<T: DeserializeOwned>(digest: &str) -> Option<T> {
     let bytes = std::fs::read(cache_dir().join(FORM).join(digest)).ok()?;
@@ -191,12 +218,12 @@ impl RowCache {
         &self,
         known: &Known,
         wanted: impl Fn(PartId) -> bool,
-    ) -> Result<Vec<Listed>> {
+    ) -> Result<Index> {
         let view = known.view().await;
         let manifests = known.manifests().await;
         // A reward function writes the episodes anew.
         let rewarded = manifests.iter().any(|(id, _)| id.stage == Stage::Reward);
-        let mut out = Vec::new();
+        let mut out = Index::default();
         for (id, manifest) in &manifests {
             let has_episodes = id.stage.facts().records == Records::Episodes;
             if !has_episodes || (rewarded && id.stage == Stage::Rollout) || !wanted(*id) {
@@ -210,15 +237,18 @@ impl RowCache {
             let batch = manifests.iter().find(|(other, _)| *other == batch);
             let slots = match batch {
                 Some((_, batch)) if !id.stage.facts().evaluates => {
-                    Some(self.slots(&view, batch).await?)
+                    out.read(self.slots(&view, batch).await)?
                 }
                 _ => None,
             };
             let work = manifest.work.as_ref();
             let worker = work.map_or_else(String::new, |work| work.worker.clone());
-            for row in self.rows(&view, manifest).await?.iter() {
+            let Some(rows) = out.read(self.rows(&view, manifest).await)? else {
+                continue;
+            };
+            for row in rows.iter() {
                 let place = (row.group, row.sample);
-                out.push(Listed {
+                out.rows.push(Listed {
                     part: *id,
                     trained: slots.as_ref().and_then(|slots| slots.get(&place).copied()),
                     worker: worker.clone(),

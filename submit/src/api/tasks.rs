@@ -72,7 +72,7 @@ pub(super) async fn matrix(known: &Known, rows: &RowCache) -> Result<Value> {
     let plan = known.plan().await;
     let evaluation = &plan.config.evaluation;
     let all = rows.of_run(known, |id| id.stage.facts().evaluates).await?;
-    let cells = cells(&all, evaluation.samples);
+    let cells = cells(&all.rows, evaluation.samples);
     let places: BTreeSet<Place> = cells.values().flat_map(|by| by.keys().copied()).collect();
     let labels = known.state().await.book.evaluations(&plan);
     let evaluations = places.iter().map(|(iteration, after)| {
@@ -90,7 +90,7 @@ pub(super) async fn matrix(known: &Known, rows: &RowCache) -> Result<Value> {
         })
     });
     Ok(json!({
-        "run": plan.run.to_string(), "samples": evaluation.samples,
+        "run": plan.run.to_string(), "samples": evaluation.samples, "unreadable": all.unreadable,
         "evaluations": evaluations.collect::<Vec<_>>(), "tasks": tasks.collect::<Vec<_>>(),
     }))
 }
@@ -119,7 +119,7 @@ pub(super) fn side(text: &str) -> Result<(&str, Option<u32>)> {
 pub(super) async fn policy(known: &Known, rows: &RowCache, n: Option<u32>) -> Result<Policy> {
     let plan = known.plan().await;
     let all = rows.of_run(known, |id| id.stage.facts().evaluates).await?;
-    let cells = cells(&all, plan.config.evaluation.samples);
+    let cells = cells(&all.rows, plan.config.evaluation.samples);
     let places: BTreeSet<Place> = cells.values().flat_map(|by| by.keys().copied()).collect();
     let wanted = places
         .iter()
