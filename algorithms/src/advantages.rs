@@ -13,6 +13,7 @@
 //! was rewritten has several token sequences; pass them concatenated in chronological order.
 
 mod episode;
+mod explain;
 mod gae;
 mod group;
 mod reinforce_plus_plus;
@@ -24,12 +25,13 @@ use crate::error::{Error, all_finite, parameter};
 use crate::names::named;
 
 pub use episode::{AdvantageOptions, EpisodeTokens, TokenAdvantages};
+pub use explain::{Explanation, How, explain};
 pub use gae::{Gae, gae};
-pub use group::{grpo, rloo};
+pub use group::{Against, grpo, rloo};
 pub use reinforce_plus_plus::reinforce_plus_plus;
 pub use remax::remax;
 pub use rewards::{place_score, place_turn_rewards};
-pub use tokens::{broadcast, discounted_returns, whiten};
+pub use tokens::{Whitening, broadcast, discounted_returns, whiten};
 
 named! {
     /// Which estimator a run uses; the names are those of AgentGym-RL.

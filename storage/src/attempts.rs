@@ -270,8 +270,21 @@ impl Store {
     /// # Errors
     /// The store fails, or a record cannot be read.
     pub async fn all_attempts(&self, run: &RunId) -> Result<BTreeMap<PartKey, Vec<AttemptRecord>>> {
+        self.all_attempts_beside(run, BTreeMap::new()).await
+    }
+
+    /// The attempts of all parts of a run, with those `known` from an earlier call read only where
+    /// they may have changed, as in [`Store::attempts_of`].
+    ///
+    /// # Errors
+    /// The store fails, or a record cannot be read.
+    pub async fn all_attempts_beside(
+        &self,
+        run: &RunId,
+        known: BTreeMap<PartKey, Vec<AttemptRecord>>,
+    ) -> Result<BTreeMap<PartKey, Vec<AttemptRecord>>> {
         let listed = self.list_run(run, "attempts").await?;
-        self.read_attempts(listed, BTreeMap::new()).await
+        self.read_attempts(listed, known).await
     }
 
     async fn read_attempts(

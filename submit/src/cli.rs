@@ -129,6 +129,11 @@ pub enum Command {
     Fork(ForkArgs),
     /// Look inside a run, an iteration, a stage or a part
     Inspect(InspectArgs),
+    /// Why an episode's tokens train with their advantages: the formula and its numbers,
+    /// computed anew and compared with what the update read
+    Credit(CreditArgs),
+    /// Look at runs in a browser: episodes, curves, credit, workers; changes nothing
+    View(ViewArgs),
     /// Write an iteration as plain files (policies, optimizer, trajectories, minibatches),
     /// or a run's episodes as conversations to train on
     Export(ExportArgs),
@@ -248,6 +253,39 @@ pub struct InspectArgs {
     /// Show every token: id, text, masks, log-probs, advantage
     #[arg(long)]
     pub tokens: bool,
+}
+
+/// What to look at, and where.
+#[derive(Debug, Clone, Args)]
+pub struct ViewArgs {
+    /// Run id; without it, every run of the store
+    pub run: Option<String>,
+    /// Port to listen on; 0 for a free one
+    #[arg(long, default_value_t = 7576)]
+    pub port: u16,
+    /// Address to listen on; others than this machine's own make the data readable to everybody
+    /// who has the printed URL
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Only print the URL
+    #[arg(long)]
+    pub no_open: bool,
+    /// Write the run's pages into this folder instead, as one file that needs no server
+    #[arg(long, value_name = "DIR")]
+    pub bundle: Option<PathBuf>,
+}
+
+/// Whose credit.
+#[derive(Debug, Clone, Args)]
+pub struct CreditArgs {
+    /// Run id
+    pub run: String,
+    /// Iteration, from 1; 0 for the pairs of a preference run
+    pub iteration: u32,
+    /// The episode: group × n + sample, or GROUP/SAMPLE; the number of a pair. Without it, a line
+    /// for every episode
+    #[arg(long, value_name = "K")]
+    pub episode: Option<String>,
 }
 
 /// Inserts `run` if the first word is a config file and not a command.

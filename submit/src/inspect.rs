@@ -1,7 +1,7 @@
 //! `inspect RUN [ITERATION [STAGE [PART]]]`: from the whole run down to single tokens, as text or
 //! JSON. Everything shown is verified against the digests of its commit.
 
-mod screen;
+pub(crate) mod screen;
 
 use crate::cli::{Global, InspectArgs};
 use crate::metrics::{RunMetrics, read_row};

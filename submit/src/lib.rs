@@ -5,9 +5,11 @@
 //! output, progress and errors to standard error; each command ends with one of the exit codes of
 //! [`Exit`].
 
+mod api;
 mod claims;
 pub mod cli;
 mod control;
+mod credit;
 mod error;
 pub mod evaluation;
 pub mod export;
@@ -75,6 +77,10 @@ pub async fn execute(cli: Cli) -> Result<()> {
         Command::Inspect(args) => {
             inspect::inspect(&view(&args.run, global).await?, args, global).await
         }
+        Command::Credit(args) => {
+            credit::credit(&view(&args.run, global).await?, args, global).await
+        }
+        Command::View(args) => api::view(store(global).await?, args, global).await,
         Command::Export(args) => export(args, global).await,
         Command::Digest { run } => {
             let view = view(run, global).await?;

@@ -134,7 +134,7 @@ async fn kept(view: &RunView, manifest: &Manifest) -> Result<Vec<(Lineage, Episo
 }
 
 /// Adds the possible actions if the observations list them.
-fn list_actions(plan: &Plan, episodes: &mut [Episode]) {
+pub(crate) fn list_actions(plan: &Plan, episodes: &mut [Episode]) {
     let environments = plan.config.environments();
     for episode in episodes {
         let known = environments.get(&episode.task.env);

@@ -12,7 +12,7 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// Crates of this workspace that a crate may import: strictly downwards, and crates of the lowest
 /// layer do not import each other.
-const IMPORTS: [(&str, &[&str]); 11] = [
+const IMPORTS: [(&str, &[&str]); 12] = [
     (
         "agentgym-examples",
         &["algorithms", "envs", "jobs", "storage"],
@@ -23,6 +23,7 @@ const IMPORTS: [(&str, &[&str]); 11] = [
     ("agentgym-model", &[]),
     ("agentgym-envs", &["text"]),
     ("agentgym-queue", &["text"]),
+    ("agentgym-view", &[]),
     ("agentgym-jobs", &["algorithms", "envs", "storage", "text"]),
     (
         "agentgym-worker",
@@ -39,7 +40,7 @@ const IMPORTS: [(&str, &[&str]); 11] = [
     (
         "agentgym-submit",
         &[
-            "envs", "jobs", "model", "queue", "storage", "text", "worker",
+            "envs", "jobs", "model", "queue", "storage", "text", "view", "worker",
         ],
     ),
     (
@@ -59,7 +60,7 @@ const IMPORTS: [(&str, &[&str]); 11] = [
 ];
 
 /// Dependencies that only one crate may use (or those with a row), by name prefix.
-const OWNED: [(&str, &str); 20] = [
+const OWNED: [(&str, &str); 21] = [
     ("candle", "agentgym-model"),
     ("cudarc", "agentgym-model"),
     ("libloading", "agentgym-model"),
@@ -77,6 +78,7 @@ const OWNED: [(&str, &str); 20] = [
     ("serde-saphyr", "agentgym-jobs"),
     ("object_store", "agentgym-storage"),
     ("axum", "agentgym-envs"),
+    ("axum", "agentgym-view"),
     ("reqwest", "agentgym-envs"),
     // Preemption notices arrive over HTTP.
     ("reqwest", "agentgym-worker"),

@@ -38,3 +38,4 @@ mod shared_updates;
 mod strikes;
 mod verify;
 mod version;
+mod view;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-pub(crate) const CRATES: [&str; 9] = [
+pub(crate) const CRATES: [&str; 10] = [
     "algorithms",
     "envs",
     "jobs",
@@ -20,6 +20,7 @@ pub(crate) const CRATES: [&str; 9] = [
     "storage",
     "submit",
     "text",
+    "view",
     "worker",
 ];
 

@@ -20,6 +20,16 @@ mod sft;
 mod training;
 mod update;
 
+/// How the credit of an iteration's episodes came about, for `agentgym-submit credit`.
+pub mod credit {
+    pub use super::advantage::{
+        Difference, EpisodeCredit, EpisodeLine, Importance, KlShare, Member, MinibatchPlace,
+        PlayedIteration, PlayedPart,
+    };
+    pub use super::dpo::{Margin, margin};
+    pub use super::filter::{Candidate, Fate, candidates};
+}
+
 pub use play::EPISODES_PER_ROW;
 
 use crate::{Report, Result, StageContext};

@@ -31,6 +31,8 @@ pub(super) fn estimate(
 /// GAE of one episode before whitening.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gae {
+    /// `δ_t`, 0 outside the loss mask.
+    pub deltas: Vec<f64>,
     /// `A_t`, 0 outside the loss mask.
     pub advantages: Vec<f64>,
     /// `A_t + V_t`, 0 outside the loss mask.
@@ -57,15 +59,18 @@ pub fn gae(
     finite_where("value", values, loss_mask)?;
     let mut advantages = vec![0.0; rewards.len()];
     let mut returns = vec![0.0; rewards.len()];
+    let mut deltas = vec![0.0; rewards.len()];
     let (mut value_next, mut advantage_next) = (0.0, 0.0);
     for t in (0..rewards.len()).rev().filter(|&t| loss_mask[t]) {
         let delta = rewards[t] + gamma * value_next - values[t];
         advantage_next = delta + gamma * lam * advantage_next;
         value_next = values[t];
+        deltas[t] = delta;
         advantages[t] = advantage_next;
         returns[t] = advantage_next + values[t];
     }
     Ok(Gae {
+        deltas,
         advantages,
         returns,
     })

@@ -3,7 +3,8 @@
 use super::episode::{AdvantageOptions, EpisodeTokens, TokenAdvantages};
 use super::tokens::broadcast;
 use crate::error::{Error, all_finite};
-use crate::groups;
+use crate::groups::{self, Group};
+use serde::Serialize;
 
 /// Keeps GRPO's division defined where all scores of a group are equal.
 const GRPO_EPSILON: f64 = 1e-6;
@@ -54,6 +55,31 @@ fn by_score(
 pub fn grpo(scores: &[f64], groups: &[u64], norm_by_std: bool) -> Result<Vec<f64>, Error> {
     let mut advantages = vec![0.0; scores.len()];
     for group in groups::collect(scores, groups)? {
+        let against = Against::grpo(&group, norm_by_std)?;
+        for member in group.members {
+            advantages[member] = against.advantage(scores[member]);
+        }
+    }
+    Ok(advantages)
+}
+
+/// What a score is compared with inside its group.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Against {
+    /// Is subtracted from the score.
+    pub mean: f64,
+    /// Standard deviation of the group, if it is divided by.
+    pub std: Option<f64>,
+    /// What is added to the standard deviation.
+    pub epsilon: f64,
+    /// For a leave-one-out baseline, the size of the group: the difference is
+    /// multiplied by k / (k − 1).
+    pub leave_one_out: Option<usize>,
+}
+
+impl Against {
+    /// GRPO's comparison.
+    pub(super) fn grpo(group: &Group, norm_by_std: bool) -> Result<Self, Error> {
         let (mean, std) = if group.members.len() == 1 {
             (0.0, 1.0)
         } else {
@@ -64,12 +90,36 @@ pub fn grpo(scores: &[f64], groups: &[u64], norm_by_std: bool) -> Result<Vec<f64
             "mean or standard deviation of a group's scores",
             &[mean, std],
         )?;
-        let scale = if norm_by_std { std + GRPO_EPSILON } else { 1.0 };
-        for member in group.members {
-            advantages[member] = (scores[member] - mean) / scale;
+        Ok(Self {
+            mean,
+            std: norm_by_std.then_some(std),
+            epsilon: GRPO_EPSILON,
+            leave_one_out: None,
+        })
+    }
+
+    /// RLOO's comparison.
+    pub(super) fn rloo(group: &Group) -> Self {
+        let size = group.members.len();
+        Self {
+            mean: if size > 1 { group.mean } else { 0.0 },
+            std: None,
+            epsilon: 0.0,
+            leave_one_out: (size > 1).then_some(size),
         }
     }
-    Ok(advantages)
+
+    /// The advantage of a score.
+    pub fn advantage(&self, score: f64) -> f64 {
+        match (self.leave_one_out, self.std) {
+            (Some(size), _) => {
+                let size = size as f64;
+                (score - self.mean) * size / (size - 1.0)
+            }
+            (None, Some(std)) => (score - self.mean) / (std + self.epsilon),
+            (None, None) => score - self.mean,
+        }
+    }
 }
 
 /// RLOO: the score minus the mean of the *other* members, `A_i = (s_i − mean) · k / (k − 1)`
@@ -79,13 +129,9 @@ pub fn grpo(scores: &[f64], groups: &[u64], norm_by_std: bool) -> Result<Vec<f64
 pub fn rloo(scores: &[f64], groups: &[u64]) -> Result<Vec<f64>, Error> {
     let mut advantages = vec![0.0; scores.len()];
     for group in groups::collect(scores, groups)? {
-        let size = group.members.len() as f64;
-        for &member in &group.members {
-            advantages[member] = if size > 1.0 {
-                (scores[member] - group.mean) * size / (size - 1.0)
-            } else {
-                scores[member]
-            };
+        let against = Against::rloo(&group);
+        for member in group.members {
+            advantages[member] = against.advantage(scores[member]);
         }
     }
     Ok(advantages)

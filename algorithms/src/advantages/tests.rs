@@ -289,6 +289,59 @@ proptest! {
         prop_assert_eq!(inside(&whole.returns), alone.returns);
     }
 
+    /// An explanation ends in the bits of the estimator, whatever the estimator, the options, the
+    /// masks and the groups.
+    #[test]
+    fn an_explanation_ends_in_the_estimators_bits(
+        tokens in prop::collection::vec(
+            prop::collection::vec((any::<bool>(), -2.0..2.0f64, -1.0..1.0f64), 1..12), 1..9),
+        ids in prop::collection::vec(0u64..3, 9),
+        options in (0.0..=1.0f64, 0.0..=1.0f64, any::<bool>()),
+        baseline in -1.0..1.0f64,
+    ) {
+        type Token = (bool, f64, f64);
+        fn stream<T>(all: &[Vec<Token>], of: fn(&Token) -> T) -> Vec<Vec<T>> {
+            all.iter().map(|row| row.iter().map(of).collect()).collect()
+        }
+        let masks = stream(&tokens, |t| t.0);
+        let (rewards, values) = (stream(&tokens, |t| t.1), stream(&tokens, |t| t.2));
+        let episodes: Vec<EpisodeTokens<'_>> = (0..tokens.len()).map(|i| EpisodeTokens {
+            group: ids[i],
+            loss_mask: &masks[i],
+            rewards: &rewards[i],
+            values: Some(&values[i]),
+            baseline: Some(baseline),
+        }).collect();
+        let options = AdvantageOptions { gamma: options.0, lam: options.1, norm_by_std: options.2 };
+        let bits = |row: &[f64]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        for &estimator in AdvantageEstimator::ALL {
+            let whole = estimate(estimator, &episodes, &options).unwrap();
+            for (index, mask) in masks.iter().enumerate() {
+                let one = explain(estimator, &episodes, &options, index).unwrap();
+                prop_assert_eq!(bits(&one.advantages), bits(&whole.advantages[index]), "{}", estimator);
+                prop_assert_eq!(bits(&one.returns), bits(&whole.returns[index]), "{}", estimator);
+                // What is shown is enough to get there by hand.
+                let by_hand: Vec<f64> = match &one.how {
+                    How::Grpo(c) => vec![match c.against.std {
+                        Some(std) => (one.score - c.against.mean) / (std + c.against.epsilon),
+                        None => one.score - c.against.mean,
+                    }; mask.len()],
+                    How::Rloo(c) => vec![match c.against.leave_one_out {
+                        Some(k) => (one.score - c.against.mean) * k as f64 / (k as f64 - 1.0),
+                        None => one.score,
+                    }; mask.len()],
+                    How::Remax { baseline } => one.returns.iter().map(|r| r - baseline).collect(),
+                    How::ReinforcePlusPlus { whitening: w, .. } => one.returns.iter().map(|r| (r - w.mean) * w.scale).collect(),
+                    How::Gae { raw, whitening: w, .. } => raw.iter().map(|r| (r - w.mean) * w.scale).collect(),
+                };
+                for (t, &kept) in mask.iter().enumerate() {
+                    let expected = if kept { by_hand[t] } else { 0.0 };
+                    prop_assert_eq!(one.advantages[t].to_bits(), expected.to_bits(), "{} token {}", estimator, t);
+                }
+            }
+        }
+    }
+
     /// Whitening leaves mean 0 and variance 1.
     #[test]
     fn whitened_rows_are_standard(row in prop::collection::vec(-5.0..5.0f64, 3..50)) {

@@ -3,12 +3,13 @@
 
 use super::folder::unsaid;
 use crate::Result;
+use crate::credit::selected;
 use crate::records::{Content, Filter, ScoredEpisode, Slot, content, has, input, scored_json};
 use crate::runs::RunView;
 use crate::text::plain_zeros;
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Episodes};
-use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_jobs::pipeline::Stage;
 use agentgym_worker::stages::export::{importance_weights, standings};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -90,22 +91,4 @@ impl Played {
         let (group, sample) = (slot.episode.group, slot.episode.sample);
         self.beside.get(&(group, sample, sequence))
     }
-}
-
-/// The groups chosen by the last round of a filter.
-async fn selected(view: &RunView, n: u32) -> Result<Option<Vec<u32>>> {
-    if !view.plan.selects() {
-        return Ok(None);
-    }
-    let last = PartId {
-        iteration: n,
-        stage: Stage::Select,
-        part: view.plan.rollout_rounds() - 1,
-    };
-    let selection = view
-        .json(&view.committed(last).await?, "selection.json")
-        .await?;
-    let groups = selection["groups"].as_array().into_iter().flatten();
-    let numbers = groups.filter_map(Value::as_u64);
-    Ok(Some(numbers.map(|group| group as u32).collect()))
 }

@@ -55,6 +55,25 @@ impl Pieces {
         Ok(Self(Tokenizer::load(dir.path()).ok()))
     }
 
+    /// The text that each token adds. A character of several tokens stands with its last one.
+    pub(crate) fn texts(&self, ids: &[u32]) -> Vec<String> {
+        const TOKENS_MAX: usize = 4;
+        let Some(tokenizer) = &self.0 else {
+            return vec![String::new(); ids.len()];
+        };
+        let mut open = Vec::new();
+        let mut text = |id: u32| {
+            open.push(id);
+            let text = tokenizer.decode(&open, false);
+            if text.ends_with('\u{fffd}') && open.len() < TOKENS_MAX {
+                return String::new();
+            }
+            open.clear();
+            text
+        };
+        ids.iter().map(|id| text(*id)).collect()
+    }
+
     fn piece(&self, id: u32) -> String {
         match &self.0 {
             Some(tokenizer) => format!("{:?}", tokenizer.decode(&[id], false)),

@@ -7,6 +7,7 @@
 //! or tokens. No other slot moves, so every minibatch keeps its members (I8).
 
 mod credit;
+mod explained;
 mod scored;
 mod summary;
 
@@ -23,6 +24,10 @@ use agentgym_storage::Outputs;
 pub(super) use credit::scramble_key;
 use credit::{Credit, KlState};
 pub(super) use credit::{Given, behaviour, compared, is_masked};
+pub use explained::{
+    Difference, EpisodeCredit, EpisodeLine, Importance, KlShare, Member, MinibatchPlace,
+    PlayedIteration, PlayedPart,
+};
 use scored::join;
 use std::collections::BTreeMap;
 

@@ -214,6 +214,78 @@ fn example(
     })
 }
 
+/// The preference of a policy in one pair.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Margin {
+    /// The task of both answers.
+    pub item_id: String,
+    /// Rewards of the chosen and of the rejected answer, as the files give them.
+    pub rewards: [f64; 2],
+    /// Log-probs of the chosen and of the rejected answer under the reference, nats.
+    pub reference: [f64; 2],
+    /// The same under the policy.
+    pub policy: [f64; 2],
+    /// Policy tokens of both answers.
+    pub tokens: [usize; 2],
+    /// β.
+    pub beta: f64,
+    /// Which loss.
+    pub loss_type: String,
+    /// β · (policy − reference) of both answers.
+    pub implicit_rewards: [f64; 2],
+    /// Their difference, which the loss is a function of.
+    pub margin: f64,
+    /// The pair's loss.
+    pub loss: f64,
+    /// d loss / d log-prob of each token of the chosen answer; the rejected one has its negative.
+    pub coefficient: f64,
+}
+
+/// Scores pair `index` of the run under a policy and the reference; none if there is no such pair.
+///
+/// # Errors
+/// The stage's errors.
+pub async fn margin(
+    plan: &Plan,
+    inputs: &Inputs,
+    index: usize,
+    policy: &Policy,
+    reference: &Policy,
+) -> Result<Option<Margin>> {
+    let pairs = pairs(inputs).await?;
+    let Some(pair) = pairs.get(index) else {
+        return Ok(None);
+    };
+    let tick = || {};
+    let options = policy_options(plan, 1, &tick);
+    let of = |policy: &Policy| example(plan, pair, policy, &options);
+    let (ours, theirs) = (of(policy)?, of(reference)?);
+    let dpo = plan.config.dpo.loss()?;
+    let term = dpo.evaluate(
+        &DpoPair {
+            policy_chosen: ours.reference[0],
+            policy_rejected: ours.reference[1],
+            ref_chosen: theirs.reference[0],
+            ref_rejected: theirs.reference[1],
+        },
+        1,
+    )?;
+    let tokens = |at: usize| ours.answers[at].loss_mask.iter().filter(|m| **m).count();
+    Ok(Some(Margin {
+        item_id: pair.item_id.clone(),
+        rewards: [pair.chosen_reward, pair.rejected_reward],
+        reference: theirs.reference,
+        policy: ours.reference,
+        tokens: [tokens(0), tokens(1)],
+        beta: dpo.beta,
+        loss_type: dpo.loss.to_string(),
+        implicit_rewards: [term.chosen_reward, term.rejected_reward],
+        margin: term.chosen_reward - term.rejected_reward,
+        loss: term.loss,
+        coefficient: term.chosen_coefficient,
+    }))
+}
+
 /// One optimizer step.
 fn train(
     trainer: &mut Trainer,

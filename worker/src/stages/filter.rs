@@ -63,22 +63,14 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         true => before(&context.inputs).await?,
         false => Vec::new(),
     };
-    let mut played = Vec::new();
+    let mut parts = Vec::new();
     for part in 0..plan.rollout_parts() {
         let input = format!("rollout.{part}");
         let own = read::<Episodes>(&context.inputs, &input, artifact_names::EPISODES).await?;
-        played.extend(
-            own.into_vec()
-                .into_iter()
-                .enumerate()
-                .map(|(index, episode)| Kept {
-                    lineage: lineage(iteration, part, index as u32, &episode),
-                    episode,
-                }),
-        );
+        parts.push((part, own.into_vec()));
         context.beat.tick();
     }
-    played.sort_by_key(|k| (k.episode.group, k.episode.sample));
+    let played = played(iteration, parts);
     let all: Vec<&Episode> = played.iter().map(|k| &k.episode).collect();
     let (episodes, success_by_env) = (EpisodeSummary::of(&all), success_by_env(&all));
     pool.extend(played);
@@ -132,6 +124,110 @@ async fn before(inputs: &Inputs) -> Result<Vec<Kept>> {
         .collect())
 }
 
+/// What became of a candidate.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "fate", rename_all = "snake_case")]
+pub enum Fate {
+    /// The iteration trains on it.
+    Kept,
+    /// Its reward does not reach the threshold of its environment, or the environment failed.
+    BelowThreshold,
+    /// It has more tokens than `sft.max_length`.
+    TooLong,
+    /// Another one of its task is better, or the same.
+    Duplicate {
+        /// The ones of the task that were kept.
+        kept: Vec<Lineage>,
+    },
+}
+
+/// A candidate of a filter and what became of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Candidate {
+    /// Where it was played.
+    #[serde(flatten)]
+    pub lineage: Lineage,
+    /// Tokens of its longest sequence.
+    pub tokens: usize,
+    /// What became of it.
+    #[serde(flatten)]
+    pub fate: Fate,
+}
+
+/// The fate of every candidate of an iteration: of the trajectories kept before, then of the
+/// episodes of its parts. The kept ones are those of [`filter`].
+pub fn candidates(
+    plan: &Plan,
+    iteration: u32,
+    before: Vec<(Lineage, Episode)>,
+    parts: Vec<(u32, Vec<Episode>)>,
+) -> Vec<Candidate> {
+    let before = before.into_iter();
+    let mut pool: Vec<Kept> = before
+        .map(|(lineage, episode)| Kept { lineage, episode })
+        .collect();
+    pool.extend(played(iteration, parts));
+    let (options, tokens_max) = (&plan.config.agentevol, plan.config.sft.max_length);
+    let (kept, _) = filter(options, tokens_max, iteration, pool.clone());
+    let own = |k: &Kept| (k.lineage.iteration, k.lineage.part, k.lineage.episode);
+    let fate = |candidate: &Kept| {
+        if let Some(verdict) = verdict(options, tokens_max, iteration, candidate) {
+            return verdict;
+        }
+        let rivals = kept.iter();
+        let rivals = rivals.filter(|k| k.episode.task == candidate.episode.task);
+        match rivals.clone().any(|k| own(k) == own(candidate)) {
+            true => Fate::Kept,
+            false => Fate::Duplicate {
+                kept: rivals.map(|k| k.lineage.clone()).collect(),
+            },
+        }
+    };
+    pool.iter()
+        .map(|candidate| Candidate {
+            tokens: longest(&candidate.episode),
+            fate: fate(candidate),
+            lineage: candidate.lineage.clone(),
+        })
+        .collect()
+}
+
+/// The episodes of an iteration's parts, sorted by group and sample.
+fn played(iteration: u32, parts: Vec<(u32, Vec<Episode>)>) -> Vec<Kept> {
+    let of_part = |(part, episodes): (u32, Vec<Episode>)| {
+        let all = episodes.into_iter().enumerate();
+        all.map(move |(index, episode)| Kept {
+            lineage: lineage(iteration, part, index as u32, &episode),
+            episode,
+        })
+    };
+    let mut played: Vec<Kept> = parts.into_iter().flat_map(of_part).collect();
+    played.sort_by_key(|k| (k.episode.group, k.episode.sample));
+    played
+}
+
+fn longest(episode: &Episode) -> usize {
+    let lengths = episode.sequences.iter().map(|s| s.token_ids.len());
+    lengths.max().unwrap_or(0)
+}
+
+/// Why a candidate cannot be kept, whatever the others are.
+fn verdict(
+    options: &AgentEvol,
+    tokens_max: usize,
+    iteration: u32,
+    candidate: &Kept,
+) -> Option<Fate> {
+    let is_new = candidate.lineage.iteration == iteration;
+    if is_new && !options.keeps(&candidate.episode) {
+        Some(Fate::BelowThreshold)
+    } else if longest(&candidate.episode) > tokens_max {
+        Some(Fate::TooLong)
+    } else {
+        None
+    }
+}
+
 /// Filters `pool`, which is sorted: earlier trajectories, then this iteration's episodes.
 fn filter(
     options: &AgentEvol,
@@ -142,18 +238,12 @@ fn filter(
     let mut counts = Counts::default();
     let mut good = Vec::new();
     for candidate in pool {
-        let is_new = candidate.lineage.iteration == iteration;
-        let longest = candidate
-            .episode
-            .sequences
-            .iter()
-            .map(|s| s.token_ids.len());
-        if is_new && !options.keeps(&candidate.episode) {
-            counts.below_threshold += usize::from(candidate.episode.usable());
-        } else if longest.max().unwrap_or(0) > tokens_max {
-            counts.too_long += 1;
-        } else {
-            good.push(candidate);
+        match verdict(options, tokens_max, iteration, &candidate) {
+            Some(Fate::BelowThreshold) => {
+                counts.below_threshold += usize::from(candidate.episode.usable());
+            }
+            Some(_) => counts.too_long += 1,
+            None => good.push(candidate),
         }
     }
     let candidates = good.len();

@@ -61,14 +61,15 @@ pub(super) struct KlState {
 }
 
 /// An episode's streams with its sequences concatenated.
-struct Joined {
-    loss_mask: Vec<bool>,
-    rewards: Vec<f64>,
-    old_log_probs: Vec<f64>,
+pub(super) struct Joined {
+    pub(super) loss_mask: Vec<bool>,
+    /// With the KL penalty, if there is one.
+    pub(super) rewards: Vec<f64>,
+    pub(super) old_log_probs: Vec<f64>,
     /// Log-probs under the distribution that its tokens were sampled from.
     behaviour_log_probs: Vec<f64>,
-    ref_log_probs: Option<Vec<f64>>,
-    values: Option<Vec<f64>>,
+    pub(super) ref_log_probs: Option<Vec<f64>>,
+    pub(super) values: Option<Vec<f64>>,
 }
 
 impl Joined {
@@ -96,12 +97,20 @@ pub(in crate::stages) fn behaviour(sequence: &Sequence) -> Result<Vec<f64>> {
     Ok(behaviour_log_probs(&sampled, masses.as_deref())?)
 }
 
-impl Credit {
-    /// Credits the iteration's episodes, `all` sorted by (group, sample).
-    pub(super) fn assign(plan: &Plan, all: &[Scored], given: &Given) -> Result<Self> {
-        let config = &plan.config;
+/// The episodes that the estimator compares, with the rewards that it reads.
+pub(super) struct Prepared<'a> {
+    /// In the order of `all`.
+    pub(super) members: Vec<&'a Scored>,
+    /// Their scores before a KL penalty.
+    scores: Vec<f64>,
+    pub(super) joined: Vec<Joined>,
+    kl: Option<KlState>,
+}
+
+impl<'a> Prepared<'a> {
+    /// `all` is sorted by (group, sample).
+    pub(super) fn of(plan: &Plan, all: &'a [Scored], given: &Given) -> Result<Self> {
         let members = members(plan, all, given);
-        let ids: Vec<u64> = members.iter().map(|s| u64::from(s.episode.group)).collect();
         let rewards = Rewards::of(plan)?;
         let scores: Vec<f64> = members.iter().map(|s| rewards.score(&s.episode)).collect();
         let mut joined = members
@@ -112,38 +121,97 @@ impl Credit {
             Some(kl_coef) => Some(take_penalty(plan, &mut joined, kl_coef)?),
             None => None,
         };
-        let episodes: Vec<EpisodeTokens<'_>> = joined
-            .iter()
-            .zip(&members)
-            .map(|(joined, member)| EpisodeTokens {
-                group: u64::from(member.episode.group),
-                loss_mask: &joined.loss_mask,
-                rewards: &joined.rewards,
-                values: joined.values.as_deref(),
-                baseline: given.baselines.get(&member.episode.group).copied(),
-            })
-            .collect();
-        let options = AdvantageOptions {
-            gamma: config.algorithm.gamma,
-            lam: config.algorithm.lam,
-            norm_by_std: config.algorithm.norm_adv_by_std_in_grpo,
-        };
-        let mut found = estimate(config.algorithm.adv_estimator, &episodes, &options)?;
+        Ok(Self {
+            members,
+            scores,
+            joined,
+            kl,
+        })
+    }
+
+    /// As the estimator reads them.
+    pub(super) fn episodes(&self, given: &Given) -> Vec<EpisodeTokens<'_>> {
+        let both = self.joined.iter().zip(&self.members);
+        both.map(|(joined, member)| EpisodeTokens {
+            group: u64::from(member.episode.group),
+            loss_mask: &joined.loss_mask,
+            rewards: &joined.rewards,
+            values: joined.values.as_deref(),
+            baseline: given.baselines.get(&member.episode.group).copied(),
+        })
+        .collect()
+    }
+}
+
+/// The constants of the plan's estimator.
+pub(super) fn options(plan: &Plan) -> AdvantageOptions {
+    let algorithm = &plan.config.algorithm;
+    AdvantageOptions {
+        gamma: algorithm.gamma,
+        lam: algorithm.lam,
+        norm_by_std: algorithm.norm_adv_by_std_in_grpo,
+    }
+}
+
+/// The advantages of an episode's tokens, times the importance weights if there is a correction;
+/// also returns the weights of its policy tokens.
+pub(super) fn weighed(
+    plan: &Plan,
+    joined: &Joined,
+    advantages: &[f64],
+) -> Result<(Vec<f64>, Vec<f64>)> {
+    let (mut tokens, mut used) = (advantages.to_vec(), Vec::new());
+    if let Some(correction) = plan.config.importance_correction()? {
+        let weights = correction.weights(
+            &joined.old_log_probs,
+            &joined.behaviour_log_probs,
+            &joined.loss_mask,
+        )?;
+        for ((token, weight), _) in tokens
+            .iter_mut()
+            .zip(weights)
+            .zip(&joined.loss_mask)
+            .filter(|(_, kept)| **kept)
+        {
+            *token *= weight;
+            used.push(weight);
+        }
+    }
+    Ok((tokens, used))
+}
+
+impl Credit {
+    /// Credits the iteration's episodes, `all` sorted by (group, sample).
+    pub(super) fn assign(plan: &Plan, all: &[Scored], given: &Given) -> Result<Self> {
+        Self::of(plan, &Prepared::of(plan, all, given)?, given)
+    }
+
+    /// Credits the episodes that are compared.
+    pub(super) fn of(plan: &Plan, prepared: &Prepared<'_>, given: &Given) -> Result<Self> {
+        let config = &plan.config;
+        let Prepared {
+            members,
+            scores,
+            joined,
+            kl,
+        } = prepared;
+        let ids: Vec<u64> = members.iter().map(|s| u64::from(s.episode.group)).collect();
+        let estimator = config.algorithm.adv_estimator;
+        let mut found = estimate(estimator, &prepared.episodes(given), &options(plan))?;
         if config.algorithm.scramble_advantages {
             let trained = |index: &usize| !is_masked(plan, &members[*index].episode);
             let trained: Vec<usize> = (0..members.len()).filter(trained).collect();
             let key = scramble_key(config.run.seed, given.iteration);
-            scramble(&mut found.advantages, &joined, &trained, &key);
+            scramble(&mut found.advantages, joined, &trained, &key);
         }
 
         let slots = config.data.train_batch_size * config.actor_rollout_ref.rollout.n as usize;
         let mut batch: Vec<Option<BatchEpisode>> = vec![None; slots];
         let mut targets: Vec<Option<Vec<CriticSequence>>> = vec![None; slots];
-        let correction = config.importance_correction()?;
         let mut importance_weights = Vec::new();
         for ((member, joined), (advantages, returns)) in members
             .iter()
-            .zip(&joined)
+            .zip(joined)
             .zip(found.advantages.iter().zip(&found.returns))
         {
             // Its reward counts in the group's baseline; it is not trained on.
@@ -151,23 +219,8 @@ impl Credit {
                 continue;
             }
             let slot = slot_of(plan, member, given, &batch)?;
-            let mut tokens = advantages.clone();
-            if let Some(correction) = correction {
-                let weights = correction.weights(
-                    &joined.old_log_probs,
-                    &joined.behaviour_log_probs,
-                    &joined.loss_mask,
-                )?;
-                for ((token, weight), _) in tokens
-                    .iter_mut()
-                    .zip(weights)
-                    .zip(&joined.loss_mask)
-                    .filter(|(_, kept)| **kept)
-                {
-                    *token *= weight;
-                    importance_weights.push(weight);
-                }
-            }
+            let (tokens, weights) = weighed(plan, joined, advantages)?;
+            importance_weights.extend(weights);
             let advantage = episode_advantage(plan, advantages, &joined.loss_mask);
             batch[slot] = Some(entry(member, advantage, &tokens));
             targets[slot] = member.values.as_ref().map(|values| {
@@ -185,10 +238,10 @@ impl Credit {
         }
         Ok(Self {
             batch: Batch::V1(batch),
-            explained_variance: explained(&joined, &found.returns)?,
+            explained_variance: explained(joined, &found.returns)?,
             targets: config.has_critic().then_some(CriticTargets::V1(targets)),
-            groups: collect(&scores, &ids)?,
-            kl,
+            groups: collect(scores, &ids)?,
+            kl: kl.clone(),
             importance_weights,
         })
     }
@@ -314,7 +367,7 @@ fn slot_of(
 
 /// The episode's advantage as shown to users: the common one of all its tokens, or the mean over
 /// them.
-fn episode_advantage(plan: &Plan, advantages: &[f64], loss_mask: &[bool]) -> f64 {
+pub(super) fn episode_advantage(plan: &Plan, advantages: &[f64], loss_mask: &[bool]) -> f64 {
     let own: Vec<f64> = advantages
         .iter()
         .zip(loss_mask)

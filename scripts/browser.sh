@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Tests the viewer's pages in headless Chromium (tests/browser), with the programs in
+# target/release. What is missing is installed: Debian's chromium, node and npm; the two packages of
+# npm have locked versions and are used by these tests alone.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+missing=()
+command -v node >/dev/null 2>&1 || missing+=(nodejs)
+command -v npm >/dev/null 2>&1 || missing+=(npm)
+if [ -z "${AGENTGYM_BROWSER:-}" ] && ! command -v chromium >/dev/null 2>&1 &&
+  ! command -v google-chrome >/dev/null 2>&1; then
+  missing+=(chromium)
+fi
+if [ ${#missing[@]} -gt 0 ]; then
+  sudo=""
+  [ "$(id -u)" -eq 0 ] || sudo="sudo"
+  if ! command -v apt-get >/dev/null 2>&1; then
+    echo "browser: ${missing[*]} missing and no apt-get; install them, or set AGENTGYM_BROWSER to a Chromium" >&2
+    exit 1
+  fi
+  echo "browser: installing ${missing[*]}" >&2
+  $sudo apt-get update -qq >&2
+  $sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+fi
+cd tests/browser
+npm ci --no-audit --no-fund --silent
+npm test

@@ -1,0 +1,224 @@
+//! What the viewer's pages ask: each answer is one JSON document, computed from the plan, the
+//! commits and the attempt records, and verified against digests like everything else that this
+//! program shows. What is slow to read is kept by digest, so that it is read once.
+
+mod episodes;
+mod fleet;
+mod known;
+mod overview;
+mod refusals;
+mod rows;
+mod tasks;
+mod update;
+
+use crate::cli::{Global, ViewArgs};
+use crate::runs::{RunView, unknown};
+use crate::{Error, Result, text};
+use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_storage::{RunId, Store};
+use agentgym_view::{Ask, PartRef, Refusal, RefusalKind, Source, ViewerOptions, bundle_page};
+use bytes::Bytes;
+use known::Known;
+use refusals::refusal;
+use rows::RowCache;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+use tokio::sync::Mutex;
+
+/// Reads a store for the viewer.
+pub(crate) struct Reader {
+    store: Store,
+    runs: Mutex<BTreeMap<RunId, Arc<Known>>>,
+    rows: RowCache,
+}
+
+impl Reader {
+    pub(crate) fn new(store: Store) -> Self {
+        Self {
+            store,
+            runs: Mutex::default(),
+            rows: RowCache::default(),
+        }
+    }
+
+    /// A run as it is now.
+    async fn run(&self, name: &str) -> Result<Arc<Known>> {
+        let Ok(id) = RunId::from_str(name) else {
+            return Err(unknown(&self.store, name).await?);
+        };
+        let kept = self.runs.lock().await.get(&id).cloned();
+        let known = match kept {
+            Some(known) => known,
+            None => {
+                let view = RunView::open(&self.store, name).await?;
+                let known = Arc::new(Known::new(view));
+                let mut runs = self.runs.lock().await;
+                Arc::clone(runs.entry(id).or_insert(known))
+            }
+        };
+        known.refresh().await?;
+        Ok(known)
+    }
+
+    async fn read(&self, ask: &Ask) -> Result<Value> {
+        match ask {
+            Ask::Runs => overview::runs(self).await,
+            Ask::Run(run) => overview::run(&*self.run(run).await?).await,
+            Ask::Series(run) => overview::series(&*self.run(run).await?).await,
+            Ask::Episodes(run, filter) => {
+                episodes::list(&*self.run(run).await?, &self.rows, filter).await
+            }
+            Ask::Part(run, part) => overview::part(&*self.run(run).await?, id(part)?).await,
+            Ask::Episode(run, part, k) => {
+                let known = self.run(run).await?;
+                episodes::episode(&known, &self.rows, id(part)?, *k).await
+            }
+            Ask::Credit(run, part, k) => {
+                episodes::credit(&*self.run(run).await?, id(part)?, *k).await
+            }
+            Ask::Tasks(run) => tasks::matrix(&*self.run(run).await?, &self.rows).await,
+            Ask::Attempts(run) => fleet::attempts(&*self.run(run).await?).await,
+            Ask::Ledger(run) => fleet::ledger(&*self.run(run).await?).await,
+            Ask::Update(run, n) => update::update(&*self.run(run).await?, *n).await,
+            Ask::Compare(a, b) => {
+                let side = async |side: &str| {
+                    let (run, n) = tasks::side(side)?;
+                    let known = self.run(run).await?;
+                    tasks::policy(&known, &self.rows, n).await
+                };
+                Ok(tasks::compare(&side(a).await?, &side(b).await?))
+            }
+        }
+    }
+}
+
+fn id(part: &PartRef) -> Result<PartId> {
+    Ok(PartId {
+        iteration: part.iteration,
+        stage: Stage::from_str(&part.stage).map_err(Error::Missing)?,
+        part: part.part,
+    })
+}
+
+#[async_trait::async_trait]
+impl Source for Reader {
+    async fn answer(&self, ask: &Ask) -> Result<Bytes, Refusal> {
+        let mut answer = self.read(ask).await.map_err(|e| refusal(&e))?;
+        answer["version"] = json!(agentgym_view::API_VERSION);
+        Ok(Bytes::from(answer.to_string()))
+    }
+
+    async fn pulse(&self, run: Option<&str>) -> Result<String, Refusal> {
+        let counted = async {
+            match run {
+                Some(run) => self.run(run).await?.pulse().await,
+                None => {
+                    let mut all = String::new();
+                    for run in self.store.runs().await? {
+                        let commits = self.store.all_commits(&run).await?.len();
+                        all += &format!("{run} {commits}\n");
+                    }
+                    Ok(all)
+                }
+            }
+        };
+        counted.await.map_err(|e: Error| refusal(&e))
+    }
+}
+
+/// `view [RUN]`.
+pub(crate) async fn view(store: Store, args: &ViewArgs, global: &Global) -> Result<()> {
+    if let Some(run) = &args.run {
+        RunView::open(&store, run).await?;
+    }
+    let reader = Arc::new(Reader::new(store));
+    if let Some(dir) = &args.bundle {
+        return bundle(&reader, args.run.as_deref(), dir).await;
+    }
+    let options = ViewerOptions {
+        host: args.host.clone(),
+        port: args.port,
+    };
+    let server = agentgym_view::serve(reader, &options).await.map_err(|e| {
+        let (host, port) = (&args.host, args.port);
+        Error::Usage(match e.kind() {
+            std::io::ErrorKind::AddrInUse => format!(
+                "port {port} is in use; is a viewer open already? Give --port N, or --port 0 for a free one"
+            ),
+            _ => format!("cannot listen on {host} port {port}: {e}; give another --host or --port"),
+        })
+    })?;
+    let mut url = server.url.clone();
+    if let Some(run) = &args.run {
+        url += &format!("#/runs/{run}");
+    }
+    if global.json {
+        text::emit_json_line(&json!({"version": 1, "url": url}));
+    } else {
+        text::emit(&format!(
+            "{url}\nCtrl-C ends it; nothing is changed by looking."
+        ));
+    }
+    if !args.no_open && !global.json {
+        open_browser(&url);
+    }
+    tokio::select! {
+        ended = server.run() => ended.map_err(|e| Error::Usage(format!("the viewer ended: {e}"))),
+        _ = tokio::signal::ctrl_c() => Ok(()),
+    }
+}
+
+/// Asks the desktop for a browser; without one the printed URL has to do.
+fn open_browser(url: &str) {
+    let program = match cfg!(target_os = "macos") {
+        true => "open",
+        false => "xdg-open",
+    };
+    let silent = std::process::Stdio::null;
+    let mut command = std::process::Command::new(program);
+    let _ = command.arg(url).stdout(silent()).stderr(silent()).spawn();
+}
+
+/// Episodes of each iteration and evaluation that a bundle holds.
+const BUNDLED_EPISODES: usize = 400;
+
+/// Writes a run's pages as one file that needs no server.
+async fn bundle(reader: &Reader, run: Option<&str>, dir: &Path) -> Result<()> {
+    let run = run.ok_or_else(|| Error::Usage("--bundle needs a RUN".into()))?;
+    let mut answers = serde_json::Map::new();
+    let mut ask = async |question: String| -> Result<Value> {
+        let (path, query) = question.split_once('?').unwrap_or((&question, ""));
+        let parsed = Ask::parse(path, query).map_err(|e| Error::Usage(e.message))?;
+        let mut answer = reader.read(&parsed).await?;
+        answer["version"] = json!(agentgym_view::API_VERSION);
+        answers.insert(format!("/api/v1/{question}"), answer.clone());
+        Ok(answer)
+    };
+    for question in ["", "/series", "/tasks", "/attempts", "/ledger"] {
+        ask(format!("runs/{run}{question}")).await?;
+    }
+    let question = format!("runs/{run}/episodes?limit={BUNDLED_EPISODES}&sort=-iteration");
+    let listed = ask(question).await?;
+    for row in listed["rows"].as_array().into_iter().flatten() {
+        let (part, k) = (row["part"].as_str().unwrap_or_default(), &row["k"]);
+        let episode = format!("runs/{run}/parts/{part}/episodes/{k}");
+        ask(episode.clone()).await?;
+        if row["slot"].is_number() {
+            ask(format!("{episode}/credit")).await?;
+        }
+    }
+    std::fs::create_dir_all(dir).map_err(Error::local(dir))?;
+    let path = dir.join("index.html");
+    let page = bundle_page(&json!({"run": run, "answers": answers}));
+    text::replace(&path, page.as_bytes())?;
+    text::emit(&format!(
+        "{}: {} answers, {}",
+        path.display(),
+        answers.len(),
+        text::bytes(page.len() as u64)
+    ));
+    Ok(())
+}

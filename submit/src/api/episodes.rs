@@ -1,0 +1,351 @@
+//! Episodes: the list with its filters, one episode with every stream of its tokens, and why these
+//! have their advantages.
+
+use super::known::Known;
+use super::rows::{Listed, RowCache};
+use crate::records::{Filter, ScoredEpisode, content, list_actions};
+use crate::runs::RunView;
+use crate::{Error, Result};
+use agentgym_jobs::artifact_names;
+use agentgym_jobs::episode::Episode;
+use agentgym_jobs::pipeline::{PartId, Records, Stage};
+use agentgym_jobs::records::{Batch, BatchEpisode};
+use agentgym_storage::Manifest;
+use agentgym_view::EpisodeFilter;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The rows that a filter keeps, in its order, and how many there are.
+pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter) -> Result<Value> {
+    let plan = known.plan().await;
+    let samples = plan.config.evaluation.samples;
+    let index = rows.of_run(known, |id| in_part(filter, id)).await?;
+    let mut all = index.rows;
+    let greedy: BTreeSet<(PartId, u32)> = all
+        .iter()
+        .filter(|l| l.part.stage.facts().evaluates && l.row.sample >= samples && l.row.success)
+        .map(|l| (l.part, l.row.group))
+        .collect();
+    let facets = facets(&all);
+    all.retain(|l| keeps(filter, l, &greedy, samples));
+    if let Some(text) = &filter.text {
+        all = with_text(known, all, text).await?;
+    }
+    sort(filter, &mut all);
+    let total = all.len();
+    let page = all.iter().skip(filter.cursor).take(filter.limit);
+    let shown: Vec<Value> = page.map(row_json).collect();
+    let next = filter.cursor + shown.len();
+    Ok(json!({
+        "run": plan.run.to_string(), "total": total, "rows": shown, "facets": facets,
+        "cursor": (next < total).then_some(next), "unreadable": index.unreadable,
+    }))
+}
+
+/// Values to choose from.
+fn facets(all: &[Listed]) -> Value {
+    let set = |of: fn(&Listed) -> String| -> BTreeSet<String> { all.iter().map(of).collect() };
+    let iterations: BTreeSet<u32> = all.iter().map(|l| l.part.iteration).collect();
+    json!({
+        "env": set(|l| l.row.env.clone()), "outcome": set(|l| l.row.outcome.name().to_owned()),
+        "stage": set(|l| l.part.stage.name().to_owned()), "worker": set(|l| l.worker.clone()),
+        "iteration": iterations,
+    })
+}
+
+pub(super) fn row_json(l: &Listed) -> Value {
+    let row = &l.row;
+    json!({
+        "part": l.part.to_string(), "k": row.k, "iteration": l.part.iteration,
+        "stage": l.part.stage.name(), "env": row.env, "task": format!("{}_{}", row.env, row.item),
+        "group": row.group, "sample": row.sample, "outcome": row.outcome, "success": row.success,
+        "reward": row.reward, "turns": row.turns, "length": row.length, "invalid": row.invalid,
+        "normalised": row.normalised, "cut": row.cut, "loops": row.loops(),
+        "surprise": row.surprise, "worker": l.worker,
+        "slot": l.trained.map(|t| t.slot), "advantage": l.trained.map(|t| t.advantage),
+        "mismatch": l.trained.map(|t| t.mismatch),
+    })
+}
+
+/// What a filter says of the part, so that other parts need not be read.
+fn in_part(filter: &EpisodeFilter, id: PartId) -> bool {
+    let stage = filter.named.iter().filter(|(key, _)| key == "stage");
+    let iteration = filter.between.iter().filter(|(key, ..)| key == "iteration");
+    let n = f64::from(id.iteration);
+    stage.clone().all(|(_, name)| id.stage.name() == name)
+        && iteration
+            .clone()
+            .all(|(_, low, high)| (*low..=*high).contains(&n))
+}
+
+fn keeps(
+    filter: &EpisodeFilter,
+    l: &Listed,
+    greedy: &BTreeSet<(PartId, u32)>,
+    samples: u32,
+) -> bool {
+    let row = &l.row;
+    let named = |(key, value): &(String, String)| match key.as_str() {
+        "env" => row.env == *value,
+        "task" => format!("{}_{}", row.env, row.item) == *value,
+        "outcome" => row.outcome.name() == value,
+        "worker" => l.worker == *value,
+        "parse" => match value.as_str() {
+            "invalid" => row.invalid > 0,
+            "normalised" => row.normalised > 0,
+            _ => row.invalid == 0 && row.normalised == 0,
+        },
+        "finish" => (value == "length") == (row.cut > 0),
+        _ => true,
+    };
+    let between = |(key, low, high): &(String, f64, f64)| {
+        let value = match key.as_str() {
+            "reward" => Some(row.reward),
+            "advantage" => l.trained.map(|t| t.advantage),
+            "turns" => Some(f64::from(row.turns)),
+            "length" => Some(f64::from(row.length)),
+            "group" => Some(f64::from(row.group)),
+            _ => return true,
+        };
+        value.is_some_and(|value| (*low..=*high).contains(&value))
+    };
+    let preset = match filter.preset.as_deref() {
+        Some("loops") => row.loops(),
+        Some("unlucky") => {
+            !row.success && row.sample < samples && greedy.contains(&(l.part, row.group))
+        }
+        _ => true,
+    };
+    preset && filter.named.iter().all(named) && filter.between.iter().all(between)
+}
+
+/// The episodes in which a text occurs, in what was said, done or answered.
+async fn with_text(known: &Known, all: Vec<Listed>, text: &str) -> Result<Vec<Listed>> {
+    let wanted = text.to_lowercase();
+    let contains = |t: &str| t.to_lowercase().contains(&wanted);
+    let view = known.view().await;
+    let parts: BTreeSet<PartId> = all.iter().map(|l| l.part).collect();
+    let mut hits: BTreeSet<(PartId, u32)> = BTreeSet::new();
+    for id in parts {
+        let manifest = known.committed(id).await?;
+        let episodes = crate::records::episodes(&view, &manifest).await?;
+        for (k, e) in episodes.iter().enumerate() {
+            let turns = e.turns.iter();
+            let mut said = turns.flat_map(|t| [t.text.as_str(), t.observation.as_str()]);
+            if contains(&e.prompt) || said.any(contains) {
+                hits.insert((id, k as u32));
+            }
+        }
+    }
+    let kept = all.into_iter();
+    Ok(kept.filter(|l| hits.contains(&(l.part, l.row.k))).collect())
+}
+
+fn sort(filter: &EpisodeFilter, all: &mut [Listed]) {
+    let by = match (filter.sort.as_deref(), filter.preset.as_deref()) {
+        (Some(sort), _) => sort,
+        (None, Some("best")) => "-reward",
+        (None, Some("worst")) => "reward",
+        (None, _) => return,
+    };
+    let (descending, by) = match by.strip_prefix('-') {
+        Some(by) => (true, by),
+        None => (false, by),
+    };
+    let value = |l: &Listed| -> Option<f64> {
+        match by {
+            "reward" => Some(l.row.reward),
+            "advantage" => l.trained.map(|t| t.advantage.abs()),
+            "length" => Some(f64::from(l.row.length)),
+            "turns" => Some(f64::from(l.row.turns)),
+            "surprise" => l.row.surprise.map(f64::from),
+            "mismatch" => l.trained.map(|t| f64::from(t.mismatch)),
+            _ => Some(f64::from(l.part.iteration)),
+        }
+    };
+    // Those without the figure come last in both directions.
+    all.sort_by(|a, b| match (value(a), value(b)) {
+        (Some(a), Some(b)) if descending => b.total_cmp(&a),
+        (Some(a), Some(b)) => a.total_cmp(&b),
+        (a, b) => b.is_some().cmp(&a.is_some()),
+    });
+}
+
+fn no_episode(id: PartId, k: u32, all: usize) -> Error {
+    Error::Missing(format!(
+        "{id} has episodes 0 to {}, not {k}",
+        all.saturating_sub(1)
+    ))
+}
+
+/// One episode.
+pub(super) async fn episode(known: &Known, rows: &RowCache, id: PartId, k: u32) -> Result<Value> {
+    let (view, manifest) = (known.view().await, known.committed(id).await?);
+    if !matches!(id.stage.facts().records, Records::Episodes | Records::Kept) {
+        return Err(Error::Missing(format!("{id} holds no episodes")));
+    }
+    let mut all = crate::records::episodes(&view, &manifest).await?;
+    let count = all.len();
+    if k as usize >= count {
+        return Err(no_episode(id, k, count));
+    }
+    let mut one = vec![all.swap_remove(k as usize)];
+    list_actions(&view.plan, &mut one);
+    let e = one.remove(0);
+    let scored = scored(known, &view, id, &e).await?;
+    let trained = trained(known, &view, id, &e).await?;
+    let listed = rows.of_run(known, |part| {
+        part.iteration == id.iteration && part.stage == id.stage
+    });
+    let siblings: Vec<Value> = listed
+        .await?
+        .rows
+        .iter()
+        .filter(|l| {
+            l.row.group == e.group && l.row.env == e.task.env && l.row.item == e.task.item_id
+        })
+        .map(row_json)
+        .collect();
+    let pieces = known.pieces().await?;
+    let sequences: Vec<Value> = e
+        .sequences
+        .iter()
+        .enumerate()
+        .map(|(i, s)| {
+            let streams = scored.as_ref().map(|s| &s.streams);
+            let recorded = s.entropies.as_ref();
+            json!({
+                "ids": s.token_ids,
+                "pieces": pieces.texts(&s.token_ids),
+                "mask": s.loss_mask.iter().map(|m| u8::from(*m)).collect::<Vec<_>>(),
+                "sampled": rounded(Some(&s.sampled_log_probs)),
+                "entropies": rounded(streams.and_then(|s| s.entropies.get(i)).or(recorded)),
+                "old": rounded(streams.and_then(|s| s.old.get(i))),
+                "reference": rounded(streams.and_then(|s| s.reference.as_ref()).and_then(|r| r.get(i))),
+                "values": rounded(scored.as_ref().and_then(|s| s.values.as_ref()).and_then(|v| v.get(i))),
+                "advantages": trained.as_ref().and_then(|(_, t)| t.sequences.get(i)).map(|s| &s.advantages),
+            })
+        })
+        .collect();
+    let work = manifest.work.as_ref();
+    let stage_rollout = !id.stage.facts().evaluates;
+    Ok(json!({
+        "run": view.plan.run.to_string(), "part": id.to_string(), "k": k, "episodes": count,
+        "iteration": id.iteration, "stage": id.stage.name(),
+        "task": e.task.to_string(), "env": e.task.env, "item": e.task.item_id,
+        "group": e.group, "sample": e.sample, "outcome": e.outcome, "success": e.success,
+        "reward": e.reward, "fault": e.fault, "prompt": e.prompt,
+        "slot": trained.as_ref().map(|(slot, _)| slot),
+        "advantage": trained.as_ref().map(|(_, t)| t.advantage),
+        "greedy": !stage_rollout && e.sample >= view.plan.config.evaluation.samples,
+        "worker": work.map(|w| &w.worker), "attempt": manifest.attempt,
+        "turns": e.turns, "available": e.available_actions(), "summaries": e.summaries(),
+        "sequences": sequences, "siblings": siblings,
+    }))
+}
+
+/// Five decimals: what a picture can show. Exact values are in `inspect --json`.
+fn rounded(stream: Option<&Vec<f32>>) -> Value {
+    let Some(stream) = stream else {
+        return Value::Null;
+    };
+    let cut = stream.iter().map(|v| (f64::from(*v) * 1e5).round() / 1e5);
+    json!(cut.collect::<Vec<f64>>())
+}
+
+/// The streams that `log_probs` made for an episode of a rollout, once there.
+async fn scored(
+    known: &Known,
+    view: &RunView,
+    id: PartId,
+    e: &Episode,
+) -> Result<Option<ScoredEpisode>> {
+    let log_probs = PartId {
+        stage: Stage::LogProbs,
+        ..id
+    };
+    let Some(manifest) = training_commit(known, id, log_probs).await else {
+        return Ok(None);
+    };
+    let filter = Filter {
+        group: Some(e.group),
+        sample: Some(e.sample),
+    };
+    Ok(match content(view, &manifest, filter).await? {
+        crate::records::Content::LogProbs(mut all) => all.pop(),
+        _ => None,
+    })
+}
+
+/// A commit of the same iteration's training; none for an evaluation, or before it is there.
+async fn training_commit(
+    known: &Known,
+    id: PartId,
+    wanted: PartId,
+) -> Option<std::sync::Arc<Manifest>> {
+    if !matches!(id.stage, Stage::Rollout | Stage::Reward) {
+        return None;
+    }
+    let all: BTreeMap<_, _> = known.manifests().await.into_iter().collect();
+    all.get(&wanted).cloned()
+}
+
+/// The slot of an episode in the batch, if it is trained on.
+async fn trained(
+    known: &Known,
+    view: &RunView,
+    id: PartId,
+    e: &Episode,
+) -> Result<Option<(usize, BatchEpisode)>> {
+    let batch = PartId {
+        stage: Stage::Advantage,
+        part: 0,
+        ..id
+    };
+    let Some(manifest) = training_commit(known, id, batch).await else {
+        return Ok(None);
+    };
+    let Batch::V1(batch) = view.payload(&manifest, artifact_names::BATCH).await?;
+    let mut slots = batch.into_iter().enumerate();
+    Ok(slots.find_map(|(slot, entry)| {
+        let entry = entry?;
+        ((entry.group, entry.sample) == (e.group, e.sample)).then_some((slot, entry))
+    }))
+}
+
+/// Why the tokens of an episode have their advantages.
+pub(super) async fn credit(known: &Known, id: PartId, k: u32) -> Result<Value> {
+    let (view, manifest) = (known.view().await, known.committed(id).await?);
+    if !matches!(id.stage, Stage::Rollout | Stage::Reward) {
+        return Err(Error::Missing(format!(
+            "{id} is not trained on: only the episodes of a training iteration get advantages"
+        )));
+    }
+    let all = crate::records::episodes(&view, &manifest).await?;
+    let e = all
+        .get(k as usize)
+        .ok_or_else(|| no_episode(id, k, all.len()))?;
+    if view.plan.config.run.pipeline == agentgym_jobs::config::Pipeline::AgentEvol {
+        let (candidates, equal) = crate::credit::evolved(&view, id.iteration).await?;
+        let own = candidates.iter().find(|c| {
+            let l = &c.lineage;
+            (l.iteration, l.group, l.sample) == (id.iteration, e.group, e.sample)
+        });
+        return Ok(json!({
+            "pipeline": "agentevol", "candidate": own, "lineage_equal": equal,
+            "lines": own.map(|c| vec![crate::credit::fate(&c.fate)]),
+        }));
+    }
+    let (played, compared) = known.credit(id.iteration).await?;
+    let found = played.explain(&view.plan, e.group, e.sample);
+    let found = found
+        .map_err(crate::credit::failed)?
+        .ok_or_else(|| no_episode(id, k, all.len()))?;
+    let mut out = json!(found);
+    out["pipeline"] = json!("rl");
+    out["lines"] = json!(found.lines());
+    out["batch"] = compared.to_json();
+    out["bits"] = json!(found.advantage.map(|a| format!("{:016x}", a.to_bits())));
+    out["run"] = json!(view.plan.run.to_string());
+    Ok(out)
+}

@@ -1,0 +1,200 @@
+//! A run that somebody looks at: its commits, each read once, and what was computed from them.
+
+use crate::Result;
+use crate::credit::{Compared, compare, played};
+use crate::inspect::screen::Pieces;
+use crate::metrics::{Row, RunMetrics, read_row};
+use crate::runs::{RunView, newest_plan};
+use crate::status::{Status, status};
+use agentgym_jobs::pipeline::PartId;
+use agentgym_jobs::plan::Plan;
+use agentgym_jobs::planner::Progress;
+use agentgym_storage::{AttemptRecord, Manifest, PartKey};
+use agentgym_worker::stages::credit::PlayedIteration;
+use futures::{StreamExt, TryStreamExt, stream};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{Mutex, MutexGuard};
+
+/// Commits read concurrently.
+const READS_AT_ONCE: usize = 16;
+/// How long a listing is good for.
+const FRESH: Duration = Duration::from_millis(900);
+
+/// What is known of a run.
+pub(super) struct Known {
+    state: Mutex<State>,
+    pieces: Mutex<Option<Arc<Pieces>>>,
+    credit: Mutex<Option<(u32, Arc<PlayedIteration>, Compared)>>,
+    attempts: Mutex<BTreeMap<PartKey, Vec<AttemptRecord>>>,
+}
+
+/// The plan and the commits.
+pub(super) struct State {
+    pub(super) view: RunView,
+    pub(super) manifests: BTreeMap<PartId, Arc<Manifest>>,
+    pub(super) book: RunMetrics,
+    listed: Option<Instant>,
+}
+
+impl Known {
+    pub(super) fn new(view: RunView) -> Self {
+        Self {
+            state: Mutex::new(State {
+                view,
+                manifests: BTreeMap::new(),
+                book: RunMetrics::default(),
+                listed: None,
+            }),
+            pieces: Mutex::default(),
+            credit: Mutex::default(),
+            attempts: Mutex::default(),
+        }
+    }
+
+    /// Lists the commits and reads the new ones, unless that was just done.
+    pub(super) async fn refresh(&self) -> Result<()> {
+        let mut state = self.state.lock().await;
+        if state.listed.is_some_and(|at| at.elapsed() < FRESH) {
+            return Ok(());
+        }
+        let run = state.view.plan.run.clone();
+        if let Some(plan) = newest_plan(&state.view.store, &run).await?
+            && plan.revision != state.view.plan.revision
+        {
+            state.view.plan = Arc::new(plan);
+        }
+        let view = state.view.clone();
+        let commits = view.commits().await?;
+        let new = commits
+            .into_iter()
+            .filter(|id| !state.manifests.contains_key(id));
+        let new: Vec<PartId> = new.collect();
+        let read = |id: PartId| {
+            let view = view.clone();
+            async move {
+                let manifest = view.committed(id).await?;
+                // Metrics that cannot be read do not hide the rest: the part's page says why.
+                let row = match id.stage.facts().is_measured {
+                    true => read_row(&view, id, &manifest).await.ok(),
+                    false => None,
+                };
+                Ok::<_, crate::Error>((id, manifest, row))
+            }
+        };
+        let found: Vec<(PartId, Manifest, Option<Row>)> = stream::iter(new)
+            .map(read)
+            .buffer_unordered(READS_AT_ONCE)
+            .try_collect()
+            .await?;
+        for (id, manifest, row) in found {
+            state.manifests.insert(id, Arc::new(manifest));
+            if let Some(row) = row {
+                state.book.insert(id, row);
+            }
+        }
+        state.listed = Some(Instant::now());
+        Ok(())
+    }
+
+    pub(super) async fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().await
+    }
+
+    pub(super) async fn view(&self) -> RunView {
+        self.state.lock().await.view.clone()
+    }
+
+    pub(super) async fn plan(&self) -> Arc<Plan> {
+        Arc::clone(&self.state.lock().await.view.plan)
+    }
+
+    /// The commits so far, in the order of the run.
+    pub(super) async fn manifests(&self) -> Vec<(PartId, Arc<Manifest>)> {
+        let state = self.state.lock().await;
+        let all = state.manifests.iter();
+        all.map(|(id, manifest)| (*id, Arc::clone(manifest)))
+            .collect()
+    }
+
+    /// The commit of a part.
+    pub(super) async fn committed(&self, id: PartId) -> Result<Arc<Manifest>> {
+        let state = self.state.lock().await;
+        if let Some(manifest) = state.manifests.get(&id) {
+            return Ok(Arc::clone(manifest));
+        }
+        Ok(Arc::new(state.view.committed(id).await?))
+    }
+
+    /// The state of the run.
+    pub(super) async fn status(&self) -> Result<Status> {
+        status(&self.view().await).await
+    }
+
+    /// The tokenizer, which training never changes.
+    pub(super) async fn pieces(&self) -> Result<Arc<Pieces>> {
+        let view = self.view().await;
+        let mut pieces = self.pieces.lock().await;
+        if let Some(pieces) = &*pieces {
+            return Ok(Arc::clone(pieces));
+        }
+        // An expired policy leaves the ids.
+        let read = Pieces::of(&view).await.unwrap_or_else(|_| Pieces::none());
+        Ok(Arc::clone(pieces.insert(Arc::new(read))))
+    }
+
+    /// The credit of an iteration's episodes; the last iteration asked for is kept.
+    pub(super) async fn credit(&self, n: u32) -> Result<(Arc<PlayedIteration>, Compared)> {
+        let view = self.view().await;
+        let mut kept = self.credit.lock().await;
+        if let Some((known, played, compared)) = &*kept
+            && *known == n
+            && *compared != Compared::NotYet
+        {
+            return Ok((Arc::clone(played), compared.clone()));
+        }
+        let found = Arc::new(played(&view, n).await?);
+        let compared = compare(&view, n, &found).await?;
+        *kept = Some((n, Arc::clone(&found), compared.clone()));
+        Ok((found, compared))
+    }
+
+    /// Every attempt; records that were read before are not read again.
+    pub(super) async fn attempts(&self) -> Result<BTreeMap<PartKey, Vec<AttemptRecord>>> {
+        let view = self.view().await;
+        let mut kept = self.attempts.lock().await;
+        let known = std::mem::take(&mut *kept);
+        let found = view
+            .store
+            .all_attempts_beside(&view.plan.run, known)
+            .await?;
+        kept.clone_from(&found);
+        Ok(found)
+    }
+
+    /// Changes with every commit, and with every attempt at a part that can run.
+    pub(super) async fn pulse(&self) -> Result<String> {
+        let (view, commits, slots) = {
+            let state = self.state.lock().await;
+            let mut progress = Progress::default();
+            for id in state.manifests.keys() {
+                progress.insert(*id);
+            }
+            let frontier = progress.frontier(&state.view.plan);
+            let slots = frontier
+                .runnable
+                .iter()
+                .map(|part| state.view.slot(part.id));
+            (state.view.clone(), progress.len(), slots.collect())
+        };
+        let attempts = view.store.attempts_of(&slots, BTreeMap::new()).await?;
+        let all = || attempts.values().flatten();
+        let ended = all().filter(|a| a.end.is_some()).count();
+        Ok(format!(
+            "revision {}, {commits} commits, {} attempts under way, {ended} ended",
+            view.plan.revision,
+            all().count()
+        ))
+    }
+}

@@ -1,0 +1,261 @@
+//! A row per episode: the figures by which episodes are found. Rows are read from a commit once and
+//! kept under its artifacts' digest, in memory and in the cache folder. They are never an output of
+//! a run.
+
+use super::known::Known;
+use super::refusals::refusal;
+use crate::records::episodes;
+use crate::runs::{RunView, cache_dir};
+use crate::{Result, text};
+use agentgym_jobs::artifact_names;
+use agentgym_jobs::episode::{Episode, Finish, Outcome, Parse};
+use agentgym_jobs::pipeline::{PartId, Records, Stage};
+use agentgym_jobs::records::{Batch, BatchEpisode};
+use agentgym_storage::Manifest;
+use agentgym_view::RefusalKind;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use tokio::sync::Mutex;
+
+/// Changes with the form of the rows.
+const FORM: &str = "rows-1";
+/// Turns in a row that say the same, from which on an episode loops.
+const LOOP_TURNS: usize = 3;
+
+/// What one episode's record says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Row {
+    /// Place in the part.
+    pub(super) k: u32,
+    pub(super) env: String,
+    pub(super) item: i64,
+    pub(super) group: u32,
+    pub(super) sample: u32,
+    pub(super) outcome: Outcome,
+    pub(super) success: bool,
+    pub(super) reward: f64,
+    pub(super) turns: u32,
+    /// Sampled tokens.
+    pub(super) length: u32,
+    /// Turns without an action, and with one found after normalisation.
+    pub(super) invalid: u32,
+    pub(super) normalised: u32,
+    /// Turns that were cut.
+    pub(super) cut: u32,
+    /// Longest run of turns with the same action.
+    pub(super) repeats: u32,
+    /// Log-prob of the least likely sampled token.
+    pub(super) surprise: Option<f32>,
+}
+
+/// What the batch says of an episode.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(super) struct Trained {
+    pub(super) slot: usize,
+    pub(super) advantage: f64,
+    /// Largest |old − sampled log-prob|.
+    pub(super) mismatch: f32,
+}
+
+/// A row with where it was played and what became of it.
+#[derive(Debug, Clone)]
+pub(super) struct Listed {
+    pub(super) part: PartId,
+    pub(super) row: Row,
+    pub(super) worker: String,
+    pub(super) trained: Option<Trained>,
+}
+
+/// The episodes of some parts.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    pub(super) rows: Vec<Listed>,
+    /// What is damaged and therefore not among them.
+    pub(super) unreadable: Vec<String>,
+}
+
+/// Trained episodes of an iteration, by group and sample.
+type Slots = BTreeMap<(u32, u32), Trained>;
+
+/// Rows by digest.
+#[derive(Default)]
+pub(super) struct RowCache {
+    rows: Mutex<HashMap<String, Arc<Vec<Row>>>>,
+    slots: Mutex<HashMap<String, Arc<Slots>>>,
+}
+
+impl Row {
+    fn of(k: usize, e: &Episode) -> Self {
+        let turns = |wanted: Parse| e.turns.iter().filter(|t| t.parse == wanted).count() as u32;
+        let sampled = e.sequences.iter().flat_map(|s| {
+            let both = s.sampled_log_probs.iter().zip(&s.loss_mask);
+            both.filter_map(|(p, kept)| kept.then_some(*p))
+        });
+        let said = |t: &agentgym_jobs::episode::Turn| t.action.clone().unwrap_or(t.text.clone());
+        let same = e.turns.chunk_by(|a, b| said(a) == said(b)).map(<[_]>::len);
+        Self {
+            k: k as u32,
+            env: e.task.env.clone(),
+            item: e.task.item_id,
+            group: e.group,
+            sample: e.sample,
+            outcome: e.outcome,
+            success: e.success,
+            reward: e.reward,
+            turns: e.turns.len() as u32,
+            length: sampled.clone().count() as u32,
+            invalid: turns(Parse::Invalid),
+            normalised: turns(Parse::Normalised),
+            cut: e
+                .turns
+                .iter()
+                .filter(|t| t.finish == Finish::Length)
+                .count() as u32,
+            repeats: same.max().unwrap_or(0) as u32,
+            surprise: sampled.reduce(f32::min),
+        }
+    }
+
+    pub(super) fn loops(&self) -> bool {
+        self.repeats as usize >= LOOP_TURNS
+    }
+}
+
+fn trained(slot: usize, e: &BatchEpisode) -> ((u32, u32), Trained) {
+    let tokens = e.sequences.iter().flat_map(|s| {
+        let own = s.old_log_probs.iter().zip(&s.sequence.sampled_log_probs);
+        own.zip(&s.sequence.loss_mask)
+    });
+    let differences = tokens.filter(|(_, kept)| **kept);
+    let found = Trained {
+        slot,
+        advantage: e.advantage,
+        mismatch: differences
+            .map(|((a, b), _)| (a - b).abs())
+            .fold(0.0, f32::max),
+    };
+    ((e.group, e.sample), found)
+}
+
+impl Index {
+    /// What was read; what is damaged is noted, and does not hide the rest.
+    fn read<T>(&mut self, read: Result<T>) -> Result<Option<T>> {
+        match read {
+            Ok(found) => Ok(Some(found)),
+            Err(e) if refusal(&e).kind == RefusalKind::Damaged => {
+                let message = e.to_string();
+                if !self.unreadable.contains(&message) {
+                    self.unreadable.push(message);
+                }
+                Ok(None)
+            }
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// Reads JSON from the cache folder; what is not there or not readable is made anew.
+fn cached<T: DeserializeOwned>(digest: &str) -> Option<T> {
+    let bytes = std::fs::read(cache_dir().join(FORM).join(digest)).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+fn keep<T: Serialize>(digest: &str, value: &T) {
+    // A cache that cannot be written only costs time.
+    if let Ok(bytes) = serde_json::to_vec(value) {
+        let _ = text::replace(&cache_dir().join(FORM).join(digest), &bytes);
+    }
+}
+
+impl RowCache {
+    /// The rows of a commit with episodes.
+    pub(super) async fn rows(&self, view: &RunView, manifest: &Manifest) -> Result<Arc<Vec<Row>>> {
+        let artifact = manifest.output(artifact_names::EPISODES)?;
+        let digest = artifact.digest.to_string();
+        if let Some(rows) = self.rows.lock().await.get(&digest) {
+            return Ok(Arc::clone(rows));
+        }
+        let rows = match cached::<Vec<Row>>(&digest) {
+            Some(rows) => rows,
+            None => {
+                let all = episodes(view, manifest).await?;
+                let rows: Vec<Row> = all.iter().enumerate().map(|(k, e)| Row::of(k, e)).collect();
+                keep(&digest, &rows);
+                rows
+            }
+        };
+        let rows = Arc::new(rows);
+        let mut known = self.rows.lock().await;
+        Ok(Arc::clone(known.entry(digest).or_insert(rows)))
+    }
+
+    /// The episodes that an iteration trains on; none before its batch is there.
+    async fn slots(&self, view: &RunView, manifest: &Manifest) -> Result<Arc<Slots>> {
+        let digest = manifest.output(artifact_names::BATCH)?.digest.to_string();
+        if let Some(slots) = self.slots.lock().await.get(&digest) {
+            return Ok(Arc::clone(slots));
+        }
+        let pairs: Vec<((u32, u32), Trained)> = match cached(&digest) {
+            Some(pairs) => pairs,
+            None => {
+                let Batch::V1(batch) = view.payload(manifest, artifact_names::BATCH).await?;
+                let filled = batch.iter().enumerate();
+                let filled = filled.filter_map(|(slot, e)| Some(trained(slot, e.as_ref()?)));
+                let pairs = filled.collect();
+                keep(&digest, &pairs);
+                pairs
+            }
+        };
+        let slots = Arc::new(Slots::from_iter(pairs));
+        let mut known = self.slots.lock().await;
+        Ok(Arc::clone(known.entry(digest).or_insert(slots)))
+    }
+
+    /// Every episode of a run, in the order of the run, for the parts that `wanted` names.
+    pub(super) async fn of_run(
+        &self,
+        known: &Known,
+        wanted: impl Fn(PartId) -> bool,
+    ) -> Result<Index> {
+        let view = known.view().await;
+        let manifests = known.manifests().await;
+        // A reward function writes the episodes anew.
+        let rewarded = manifests.iter().any(|(id, _)| id.stage == Stage::Reward);
+        let mut out = Index::default();
+        for (id, manifest) in &manifests {
+            let has_episodes = id.stage.facts().records == Records::Episodes;
+            if !has_episodes || (rewarded && id.stage == Stage::Rollout) || !wanted(*id) {
+                continue;
+            }
+            let batch = PartId {
+                stage: Stage::Advantage,
+                part: 0,
+                ..*id
+            };
+            let batch = manifests.iter().find(|(other, _)| *other == batch);
+            let slots = match batch {
+                Some((_, batch)) if !id.stage.facts().evaluates => {
+                    out.read(self.slots(&view, batch).await)?
+                }
+                _ => None,
+            };
+            let work = manifest.work.as_ref();
+            let worker = work.map_or_else(String::new, |work| work.worker.clone());
+            let Some(rows) = out.read(self.rows(&view, manifest).await)? else {
+                continue;
+            };
+            for row in rows.iter() {
+                let place = (row.group, row.sample);
+                out.rows.push(Listed {
+                    part: *id,
+                    trained: slots.as_ref().and_then(|slots| slots.get(&place).copied()),
+                    worker: worker.clone(),
+                    row: row.clone(),
+                });
+            }
+        }
+        Ok(out)
+    }
+}

@@ -1,0 +1,249 @@
+// The viewer in a browser: every page, by keyboard, in light and dark, narrow, under hostile text,
+// live, and as a copy without a server.
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { readFileSync, writeFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { pathToFileURL } from "node:url";
+import { browser, clean, environmentThatSays, folder, open, run, settled, start, submit, view, visit } from "./kit.mjs";
+
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u001b]0;title\u0007\u001b[2J\u202egpj.exe\u2066\u009b31m</pre></textarea>";
+const PPO = "/runs/ppo/episodes/2/rollout/2/3";
+const PAGES = [
+  "/", "/runs/smoke", "/runs/ppo?x=time_s", "/runs/smoke/episodes", "/runs/smoke/episodes?preset=worst&stage=rollout", "/runs/smoke/episodes/1/rollout/0/1",
+  PPO + "?colour=advantage", "/runs/smoke/group/1/rollout/0/1", "/runs/smoke/tasks", "/runs/smoke/fleet?price=2", "/runs/smoke/update/1",
+  "/runs/smoke/parts/1/update/0", "/compare?a=smoke%3A0&b=smoke", "/pair?x=smoke/0/evaluate/0/0&y=smoke/4/evaluate/0/0", "/runs/nope", "/no/such/page", "/runs/h/episodes/1/rollout/0/0",
+];
+
+const TINY = `
+actor_rollout_ref:
+  model: {path: 'tiny?hidden=32&heads=2&kv_heads=1&layers=1&intermediate=64&vocab=400'}
+  actor: {ppo_mini_batch_size: 1}
+  rollout: {n: 2, max_tokens: 4, max_model_len: 2048, fault_retries: 0}
+  agentgym: {task_name: textcraft, env_addr: 'URL', max_retries: 1}
+data:
+  train_batch_size: 2
+  max_prompt_length: 1024
+  max_response_length: 1024
+  tasks: [{env: textcraft, ids: 0..4}]
+algorithm: {rounds_ctrl: {rounds: 2}}
+trainer: {total_training_steps: 1}
+jobs: {threads: 1, backoff_s: 0.05, failures_max: 1}
+run: {id: h}
+`;
+
+let chrome;
+let viewer;
+
+before(async () => {
+  run("--quiet", "configs/smoke.yaml", "run.id=smoke");
+  run("--quiet", "configs/ppo.yaml", "run.id=ppo");
+  const hostile = await environmentThatSays(HOSTILE);
+  writeFileSync(join(folder, "hostile.yaml"), TINY.replace("URL", hostile.url));
+  // Not spawnSync: the environment answers in this process.
+  const child = start("--quiet", join(folder, "hostile.yaml"));
+  await new Promise((done) => child.once("exit", done));
+  hostile.stop();
+  viewer = await view();
+  chrome = await browser();
+}, { timeout: 180000 });
+
+after(async () => {
+  await chrome?.close();
+  viewer?.stop();
+  clean();
+});
+
+async function violations(page) {
+  // The page's own policy lets no foreign script in; the tester's goes around it.
+  await page.evaluate(axe);
+  const found = await page.evaluate(() => globalThis.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"] }));
+  return found.violations.map((v) => `${v.id}: ${v.nodes.slice(0, 3).map((n) => n.target.join(" ") + " " + (n.any[0]?.message ?? "")).join(" | ")}`);
+}
+
+const expected = (note) => /Failed to load resource.*(404|400)/.test(note);
+
+for (const [name, options] of [["light", { colorScheme: "light" }], ["dark", { colorScheme: "dark" }], ["320 px", { viewport: { width: 320, height: 640 } }]]) {
+  test(`every page is whole and accessible: ${name}`, { timeout: 120000 }, async () => {
+    const page = await open(chrome, viewer, options);
+    const wrong = [];
+    for (const hash of PAGES) {
+      await visit(page, viewer, hash);
+      wrong.push(...(await violations(page)).map((one) => hash + " " + one));
+      const wide = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+      if (wide > 0) wrong.push(`${hash} is ${wide} px too wide`);
+      assert.ok((await page.title()).endsWith("agentgym"), hash);
+    }
+    assert.deepEqual(wrong, []);
+    assert.deepEqual(page.notes.filter((note) => !expected(note)), []);
+    await page.context().close();
+  });
+}
+
+test("an advantage is explained and equals the batch", async () => {
+  const page = await open(chrome, viewer);
+  await visit(page, viewer, PPO);
+  const why = page.locator(".why");
+  await why.getByText("equal to batch.bin bit for bit").waitFor();
+  const text = await why.innerText();
+  const said = JSON.parse(submit("credit", "ppo", "2", "--episode", "11", "--json"));
+  assert.match(text, /Whitened over the \d+ sampled tokens/);
+  assert.ok(text.includes(said.explanation.whitening.tokens), text);
+  const view64 = new DataView(new ArrayBuffer(8));
+  view64.setFloat64(0, said.advantage);
+  assert.ok(text.includes(view64.getBigUint64(0).toString(16).padStart(16, "0")), text);
+  await page.context().close();
+});
+
+test("everything can be done by keyboard", async () => {
+  const page = await open(chrome, viewer);
+  await visit(page, viewer, "/runs/smoke/episodes/1/rollout/0/1");
+  await page.keyboard.press("j");
+  assert.equal(await page.evaluate(() => document.activeElement.getAttribute("aria-label")), "Turn 1");
+  await page.keyboard.press("j");
+  assert.equal(await page.evaluate(() => document.activeElement.getAttribute("aria-label")), "Turn 2");
+  await page.keyboard.press("k");
+  assert.equal(await page.evaluate(() => document.activeElement.getAttribute("aria-label")), "Turn 1");
+  await page.keyboard.press("ArrowRight");
+  await page.keyboard.press("ArrowRight");
+  assert.match(await page.locator(".inspector").innerText(), /1, id \d+/);
+  await page.keyboard.press("n");
+  await page.waitForURL(/rollout\/0\/2/);
+  await settled(page);
+  await page.keyboard.press("p");
+  await page.waitForURL(/rollout\/0\/1/);
+  // From the top of any page, every control is reached by Tab and is seen when it has the focus.
+  for (const hash of ["/", "/runs/smoke/episodes", "/runs/smoke/fleet"]) {
+    await visit(page, viewer, hash);
+    const wanted = await page.evaluate(() => document.querySelectorAll("main a, main button, main select, main input, main summary, main canvas").length);
+    const seen = new Set();
+    for (let step = 0; step < wanted + 30; step += 1) {
+      await page.keyboard.press("Tab");
+      const at = await page.evaluate(() => {
+        const own = document.activeElement;
+        if (!own.closest("main")) return null;
+        const outline = getComputedStyle(own).outlineStyle;
+        return [[...document.querySelectorAll("main *")].indexOf(own), outline];
+      });
+      if (at) { seen.add(at[0]); assert.notEqual(at[1], "none", hash); }
+    }
+    assert.ok(seen.size >= Math.min(wanted, 20), `${hash}: ${seen.size} of ${wanted}`);
+  }
+  await visit(page, viewer, "/runs/smoke/fleet");
+  await page.locator("canvas").focus();
+  for (const key of ["+", "ArrowRight", "-", "0"]) await page.keyboard.press(key);
+  await page.context().close();
+});
+
+test("filters narrow the list, and the URL holds them", async () => {
+  const page = await open(chrome, viewer);
+  await visit(page, viewer, "/runs/smoke/episodes");
+  const all = await page.locator(".total").innerText();
+  await page.getByLabel("Outcome").selectOption("horizon");
+  await page.waitForURL(/outcome=horizon/);
+  await settled(page);
+  const some = await page.locator(".total").innerText();
+  assert.notEqual(some, all);
+  assert.ok(parseInt(some) > 0);
+  const outcomes = await page.locator("tbody .outcome").allInnerTexts();
+  assert.ok(outcomes.length > 0 && outcomes.every((text) => text.includes("horizon")), outcomes.join());
+  await page.reload();
+  await settled(page);
+  assert.equal(await page.locator(".total").innerText(), some);
+  await page.context().close();
+});
+
+test("hostile text stays text, and nothing leaves the origin", async () => {
+  const page = await open(chrome, viewer);
+  await visit(page, viewer, "/runs/h/episodes/1/rollout/0/0");
+  const text = await page.locator(".transcript").innerText();
+  assert.ok(text.includes("<script>alert(1)</script>"), text);
+  assert.ok(text.includes("␛]0;title␇␛[2J") && text.includes("⟨U+202E⟩gpj.exe⟨U+2066⟩⟨U+009B⟩31m"), text);
+  assert.equal(await page.locator("main script, main img").count(), 0);
+  assert.equal(await page.evaluate(() => /[\u001b\u009b\u202a-\u202e\u2066-\u2069]/.test(document.documentElement.textContent)), false);
+  await visit(page, viewer, "/runs/h/group/1/rollout/0/0");
+  assert.ok((await page.locator("main").innerText()).includes("onerror=alert(2)"));
+  assert.deepEqual(page.notes, []);
+  const csp = (await (await fetch(viewer.origin + "/", { headers: { authorization: "Bearer " + viewer.token } })).headers.get("content-security-policy"));
+  for (const rule of ["default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self' data:", "connect-src 'self'", "frame-ancestors 'none'"]) assert.ok(csp.includes(rule), csp);
+  const inline = await page.evaluate(() => { const s = document.createElement("script"); s.textContent = "window.ran = 1"; document.body.append(s); return window.ran; });
+  assert.equal(inline, undefined, "the policy stops an inline script");
+  await page.context().close();
+});
+
+test("a stranger is not let in", async () => {
+  const page = await (await chrome.newContext()).newPage();
+  assert.equal((await page.goto(viewer.origin + "/")).status(), 401);
+  assert.equal((await page.goto(viewer.origin + "/?token=" + "0".repeat(64))).status(), 401);
+  const own = await open(chrome, viewer);
+  assert.ok(!own.url().includes("token"), "the token leaves the address bar");
+  const [cookie] = await own.context().cookies();
+  assert.ok(cookie.httpOnly && cookie.sameSite === "Strict", JSON.stringify(cookie));
+  await own.context().close();
+  await page.context().close();
+});
+
+test("a run that goes on is followed", { timeout: 60000 }, async () => {
+  const page = await open(chrome, viewer);
+  const child = start("--quiet", "configs/smoke.yaml", "run.id=live", "run.seed=6");
+  const ended = new Promise((done) => child.once("exit", done));
+  try {
+    for (let tries = 0; tries < 50; tries += 1) {
+      await visit(page, viewer, "/runs/live");
+      if ((await page.locator("main h1").innerText()) === "live") break;
+      await page.waitForTimeout(200);
+    }
+    const done = () => page.locator("main progress").first().getAttribute("value").then(Number);
+    const first = await done();
+    await page.waitForFunction((known) => Number(document.querySelector("main progress")?.value) > known, first, { timeout: 20000 });
+    child.kill("SIGKILL");
+    await ended;
+    assert.ok((await done()) > first);
+  } finally {
+    child.kill("SIGKILL");
+  }
+  await page.context().close();
+});
+
+test("a damaged file is said to be damaged", async () => {
+  const part = JSON.parse(submit("inspect", "smoke", "3", "--json")).parts.find((p) => p.part === "3/rollout/1");
+  const episodes = part.manifest.outputs.find((o) => o.name === "episodes.bin");
+  const path = join(folder, "store", typeof episodes.key === "string" ? episodes.key : episodes.key.path);
+  const bytes = readFileSync(path);
+  bytes[bytes.length >> 1] ^= 1;
+  writeFileSync(path, bytes);
+  const page = await open(chrome, viewer);
+  await visit(page, viewer, "/runs/smoke/episodes/3/rollout/1/0");
+  const said = await page.locator("main").innerText();
+  assert.match(said, /cannot be shown/);
+  assert.match(said, /episodes\.bin/);
+  bytes[bytes.length >> 1] ^= 1;
+  writeFileSync(path, bytes);
+  await page.context().close();
+});
+
+test("a copy needs no server", async () => {
+  submit("view", "ppo", "--bundle", join(folder, "copy"));
+  const page = await (await chrome.newContext()).newPage();
+  const notes = [];
+  page.on("pageerror", (error) => notes.push(error.message));
+  page.on("request", (request) => { if (!request.url().startsWith("file:") && !request.url().startsWith("data:")) notes.push(request.url()); });
+  const file = pathToFileURL(join(folder, "copy/index.html")).href;
+  await page.goto(file);
+  await settled(page);
+  assert.equal(await page.locator("main h1").innerText(), "ppo");
+  assert.ok((await page.locator(".chart").count()) > 5);
+  await page.goto(file + "#" + PPO);
+  await settled(page);
+  await page.locator(".why").getByText("bit for bit").waitFor();
+  for (const hash of ["/runs/ppo/episodes", "/runs/ppo/tasks", "/runs/ppo/fleet"]) {
+    await page.goto(file + "#" + hash);
+    await settled(page);
+    assert.ok(!(await page.locator("main").innerText()).includes("cannot be shown"), hash);
+  }
+  assert.deepEqual(notes, []);
+  await page.context().close();
+});

@@ -1,0 +1,359 @@
+// An episode: its turns, the tokens with their streams, its group, and why it has this advantage.
+
+import { h, s, a, show, choice, episodeLink, exact, facts, fixed, isNumber, link, num, outcome, shortName, signed, table } from "./dom.js";
+import { askOnce, ask, runPath } from "./data.js";
+import { groupDots, tokenStrip, lineChart } from "./charts.js";
+
+// What tokens can be coloured by: key, name, of a token (or none), and whether it has two directions.
+const STREAMS = [
+  ["none", "nothing", () => null],
+  ["surprise", "−log-prob when sampled", (q, t) => q.mask[t] ? -q.sampled[t] : null],
+  ["entropy", "entropy", (q, t) => q.mask[t] ? q.entropies?.[t] : null],
+  ["advantage", "advantage", (q, t) => q.mask[t] ? q.advantages?.[t] : null, true],
+  ["mismatch", "old − sampled log-prob", (q, t) => q.mask[t] && q.old ? q.old[t] - q.sampled[t] : null, true],
+  ["kl", "log-prob − reference", (q, t) => q.mask[t] && q.reference ? q.old[t] - q.reference[t] : null, true],
+  ["value", "value", (q, t) => q.mask[t] ? q.values?.[t] : null, true],
+];
+// Tokens of one block; blocks out of view hold none.
+const BLOCK = 300;
+
+export async function episodePage(root, [run, n, stage, p, k], query, go) {
+  const part = [n, stage, p];
+  const question = runPath(run, "parts", ...part, "episodes", k);
+  const e = await askOnce(question);
+  const at = Number(k);
+  const available = STREAMS.filter(([key, , of]) => key === "none" || e.sequences.some((q) => q.mask.some((kept, t) => kept && isNumber(of(q, t)))));
+  const usual = e.advantage !== null && available.some(([key]) => key === "surprise") ? "surprise" : available.at(1)?.[0] ?? "none";
+  const colour = available.find(([key]) => key === (query.colour ?? usual)) ?? available[0];
+  const flat = flatten(e);
+  const scale = Math.max(1e-9, quantile(flat.map(([q, t]) => colour[2](q, t)).filter(isNumber).map(Math.abs), 0.99));
+
+  const inspector = h("section", { class: "card inspector", "aria-label": "Token", "aria-live": "polite" });
+  const why = h("section", { class: "card why", "aria-label": "Why this advantage" }, h("h2", {}, "Why this advantage"), h("p", { class: "quiet" }, "…"));
+  const spans = new Map();
+  const observers = [];
+  let strip;
+  const pick = (index, follow) => {
+    const [q, t, place] = flat[index] ?? [];
+    if (!q) return;
+    spans.get(root.picked)?.classList.remove("picked");
+    root.picked = index;
+    strip?.mark(index);
+    inspect(inspector, q, t, place, index);
+    if (follow) {
+      turns[place.turn]?.scrollIntoView({ block: "nearest" });
+      requestAnimationFrame(() => { fillAll(turns[place.turn]); spans.get(index)?.scrollIntoView({ block: "nearest" }); spans.get(index)?.classList.add("picked"); });
+    } else spans.get(index)?.classList.add("picked");
+  };
+  const draw = (indices) => indices.map((index) => {
+    const [q, t] = flat[index];
+    const v = colour[2](q, t);
+    const piece = q.pieces[t];
+    const text = piece === "" && !q.pieces.some((one) => one !== "") ? "‹" + q.ids[t] + "›" : piece;
+    const kind = q.mask[t] ? "t" : "t masked";
+    const strength = isNumber(v) ? Math.min(1, Math.abs(v) / scale) : 0;
+    const span = h("span", { class: kind + (isNumber(v) && strength > 0.02 ? (v < 0 ? " down" : colour[3] ? " up" : " size") : ""),
+      "data-i": index }, shownPiece(text));
+    if (strength > 0.02) span.style.setProperty("--v", (6 + 68 * strength).toFixed(0) + "%");
+    spans.set(index, span);
+    return span;
+  });
+  const lazy = (indices) => {
+    const block = h("span", { class: "block" });
+    block.indices = indices;
+    block.fill = () => { if (block.indices) { block.append(...draw(block.indices)); block.indices = null; } };
+    return block;
+  };
+  const tokens = (indices) => {
+    const all = [];
+    for (let from = 0; from < indices.length; from += BLOCK) all.push(lazy(indices.slice(from, from + BLOCK)));
+    const text = h("div", { class: "tokens" }, all);
+    const watch = new IntersectionObserver((entries) => entries.forEach((entry) => {
+      if (entry.isIntersecting) { entry.target.querySelectorAll(".block").forEach((b) => b.fill()); watch.unobserve(entry.target); }
+    }), { rootMargin: "600px" });
+    watch.observe(text);
+    observers.push(watch);
+    return text;
+  };
+  const fillAll = (element) => element?.querySelectorAll(".block").forEach((b) => b.fill());
+
+  const turns = e.turns.map((turn, index) => turnCard(e, turn, index, flat, tokens));
+  const strips = tokenStrip(flat.map(([q, t]) => colour[0] === "none" ? (q.mask[t] ? 1 : null) : colour[2](q, t)), {
+    turns: e.turns.map((_, index) => range(flat, index)), diverging: colour[3] ?? false,
+    label: colour[1] + " of every token, in order; the turns alternate", onpick: (index) => pick(index, true),
+  });
+  strip = strips;
+  const first = range(flat, -1);
+  const context = first[1] > first[0]
+    ? h("details", { class: "card prompt", open: e.turns.length < 40 }, h("summary", {}, h("h2", {}, "Prompt"), h("span", { class: "meta" }, (first[1] - first[0]) + " tokens, not trained on")), tokens(indices(first)))
+    : h("details", { class: "card prompt", open: true }, h("summary", {}, h("h2", {}, "Prompt")), h("pre", {}, e.prompt));
+  const neighbours = (step) => at + step >= 0 && at + step < e.episodes ? link(["runs", run, "episodes", ...part, at + step], query) : null;
+  const transcript = h("div", { class: "transcript", onclick: (event) => {
+    const index = event.target.dataset?.i;
+    if (index !== undefined) pick(Number(index), false);
+  }, onpointerover: (event) => {
+    const index = event.target.dataset?.i;
+    if (index !== undefined) { const [q, t, place] = flat[Number(index)]; inspect(inspector, q, t, place, Number(index)); }
+  } }, context, turns,
+  e.fault ? h("p", { class: "card warn" }, "The environment failed: ", e.fault) : null);
+
+  show(root,
+    h("div", { class: "head" },
+      h("h1", { tabindex: "-1" }, e.task, h("small", {}, ` group ${e.group} · sample ${e.sample}${e.greedy ? " · greedy" : ""}`)),
+      h("nav", { class: "steps", "aria-label": "Episodes of this part" },
+        neighbours(-1) ? a(neighbours(-1), "← previous ", h("kbd", {}, "p")) : null,
+        h("span", {}, `${at + 1} of ${e.episodes}`),
+        neighbours(1) ? a(neighbours(1), "next ", h("kbd", {}, "n"), " →") : null)),
+    facts([
+      ["outcome", outcome(e.outcome)], ["reward", num(e.reward, 4)],
+      ["advantage", e.advantage === null ? null : h("b", { class: "signed " + direction(e.advantage) }, signed(e.advantage, 4))],
+      ["turns", e.turns.length], ["tokens", `${flat.filter(([q, t]) => q.mask[t]).length} sampled of ${flat.length}`],
+      ["from", a(link(["runs", run, "parts", ...part]), part.join("/"))], ["worker", e.worker && h("span", { title: e.worker }, shortName(e.worker))],
+      ["slot", e.slot],
+    ]),
+    h("div", { class: "toolbar" },
+      choice("Colour tokens by", available.map(([key, text]) => [key, text]), colour[0], (value) => go(["runs", run, "episodes", ...part, k], { ...query, colour: value })),
+      legend(colour, scale),
+      h("span", { class: "keys quiet" }, h("kbd", {}, "j"), " ", h("kbd", {}, "k"), " turn  ", h("kbd", {}, "←"), " ", h("kbd", {}, "→"), " token")),
+    strips.svg,
+    h("div", { class: "columns" }, transcript,
+      h("aside", { class: "side" }, why, groupCard(run, e, part, query), inspector)));
+  show(inspector, h("h2", {}, "Token"), h("p", { class: "quiet" }, "Point at a token, or go through them with ← and →."));
+
+  if (e.stage === "rollout" || e.stage === "reward") {
+    askOnce(question + "/credit").then((credit) => explain(why, credit, e, flat, run), (error) => show(why, h("h2", {}, "Why this advantage"), h("p", { class: "warn" }, error.message)));
+  } else show(why, h("h2", {}, "Why no advantage"), h("p", {}, "An evaluation trains nothing."));
+
+  let turn = -1;
+  const keys = (event) => {
+    if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+    const goTurn = (step) => {
+      turn = Math.min(turns.length - 1, Math.max(0, turn + step));
+      turns[turn]?.focus({ preventScroll: true });
+      turns[turn]?.scrollIntoView({ block: "start" });
+    };
+    if (event.key === "j") goTurn(1);
+    else if (event.key === "k") goTurn(-1);
+    else if (event.key === "n" && neighbours(1)) location.hash = neighbours(1);
+    else if (event.key === "p" && neighbours(-1)) location.hash = neighbours(-1);
+    else if (event.key === "ArrowRight" || event.key === "ArrowLeft") {
+      if (event.target.closest(".scroll")) return;
+      pick(Math.min(flat.length - 1, Math.max(0, (root.picked ?? -1) + (event.key === "ArrowRight" ? 1 : -1))), true);
+      event.preventDefault();
+    }
+  };
+  document.addEventListener("keydown", keys);
+  root.picked = undefined;
+  return () => { document.removeEventListener("keydown", keys); observers.forEach((o) => o.disconnect()); };
+}
+
+// Every token in order of time: [sequence, token, {turn, role}].
+function flatten(e) {
+  const owner = e.sequences.map((q) => new Array(q.ids.length).fill(null));
+  e.turns.forEach((turn, index) => {
+    for (let t = turn.context[0]; t < turn.context[1]; t += 1) owner[turn.sequence][t] ??= { turn: index - 1, role: "context" };
+    for (let t = turn.policy[0]; t < turn.policy[1]; t += 1) owner[turn.sequence][t] = { turn: index, role: "policy" };
+  });
+  let last = { turn: -1, role: "context" };
+  return e.sequences.flatMap((q, i) => q.ids.map((_, t) => {
+    last = owner[i][t] ?? { turn: last.turn, role: "context" };
+    return [q, t, last];
+  }));
+}
+
+function range(flat, turn) {
+  const first = flat.findIndex(([, , place]) => place.turn === turn);
+  if (first < 0) return [0, 0];
+  let last = first;
+  while (last < flat.length && flat[last][2].turn === turn) last += 1;
+  return [first, last];
+}
+
+function indices([from, to]) {
+  return Array.from({ length: to - from }, (_, at) => from + at);
+}
+
+function quantile(values, share) {
+  const sorted = values.sort((x, y) => x - y);
+  return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] ?? 0;
+}
+
+// Line ends stay, and are seen.
+function shownPiece(text) {
+  return text.replaceAll("\n", "↵\n");
+}
+
+function legend(colour, scale) {
+  if (colour[0] === "none") return null;
+  const cell = (kind, share) => h("i", { class: kind, "$--v": 6 + 68 * share + "%" });
+  return h("span", { class: "scale", "aria-hidden": "true" },
+    colour[3] ? [MIN(scale), cell("down", 1), cell("down", 0.5), cell("down", 0.1), cell("up", 0.1), cell("up", 0.5), cell("up", 1), num(scale, 2)]
+      : ["0", cell("size", 0.1), cell("size", 0.4), cell("size", 0.7), cell("size", 1), num(scale, 2)]);
+}
+
+function MIN(scale) {
+  return num(-scale, 2);
+}
+
+function turnCard(e, turn, index, flat, tokens) {
+  const [from, to] = range(flat, index);
+  const own = indices([from, to]).filter((i) => flat[i][2].role === "policy");
+  const after = indices([from, to]).filter((i) => flat[i][2].role === "context");
+  const possible = e.available[index];
+  return h("article", { class: "turn card", tabindex: "-1", "aria-label": "Turn " + (index + 1) },
+    h("header", {}, h("h2", {}, "Turn " + (index + 1)),
+      h("span", { class: "meta" }, [
+        turn.parse === "clean" ? null : h("span", { class: "tag " + turn.parse }, turn.parse === "invalid" ? "no action found" : "action normalised"),
+        turn.finish === "length" ? h("span", { class: "tag invalid" }, "cut") : null,
+        `${own.length} tokens`, turn.reward === null ? "" : ` · reward ${num(turn.reward)}`, turn.done ? " · done" : "",
+      ])),
+    own.length ? tokens(own) : h("pre", {}, turn.text),
+    turn.action === null ? null : h("p", { class: "action" }, h("span", { class: "who" }, "sent"), h("code", {}, turn.action)),
+    h("div", { class: "observation" }, h("span", { class: "who" }, "answer"), h("pre", {}, turn.observation)),
+    after.length || possible
+      ? h("div", { class: "under" },
+        after.length ? h("details", {}, h("summary", {}, `${after.length} tokens that were not trained on`), tokens(after)) : null,
+        possible ? h("details", {}, h("summary", {}, possible.length + " possible actions"), h("ul", {}, possible.map((action) => h("li", {}, action)))) : null)
+      : null);
+}
+
+function inspect(card, q, t, place, index) {
+  const rows = [
+    ["token", `${index}, id ${q.ids[t]}`], ["text", h("code", {}, JSON.stringify(q.pieces[t]))],
+    ["from", q.mask[t] ? "the policy" : "outside, not trained on"], ["turn", place.turn < 0 ? "prompt" : place.turn + 1],
+  ];
+  if (q.mask[t]) {
+    const stream = (name, values, places = 4) => values && rows.push([name, fixed(values[t], places)]);
+    rows.push(["probability", num(Math.exp(q.sampled[t]), 4)]);
+    stream("log-prob, sampled", q.sampled); stream("log-prob, old", q.old); stream("log-prob, reference", q.reference);
+    stream("entropy", q.entropies); stream("value", q.values);
+    if (q.advantages) rows.push(["advantage", signed(q.advantages[t], 6)]);
+  }
+  show(card, h("h2", {}, "Token"), h("dl", { class: "pairs" }, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
+}
+
+function groupCard(run, e, part, query) {
+  const rows = e.siblings.map((row) => {
+    const cells = [
+      a(episodeLink(run, row, query), String(row.sample)), outcome(row.outcome), num(row.reward), signed(row.advantage, 4), row.turns,
+    ];
+    if (row.part === part.join("/") && row.k === e.k) cells.attributes = { class: "own", "aria-current": "true" };
+    return cells;
+  });
+  const compare = e.siblings.length > 1 ? a(link(["runs", run, "group", e.iteration, e.stage, e.siblings[0].part.split("/")[2], e.group]), "side by side") : null;
+  return h("section", { class: "card", "aria-label": "Group" }, h("h2", {}, "Group ", compare && h("small", {}, compare)),
+    table("Samples of " + e.task, [["sample", "n"], ["outcome"], ["reward", "n"], ["advantage", "n"], ["turns", "n"]], rows));
+}
+
+function direction(x) {
+  return x < 0 ? "neg" : x > 0 ? "pos" : "quiet";
+}
+
+// A fraction with a line.
+function over(top, bottom) {
+  return h("span", { class: "fraction" }, h("span", {}, top), h("span", {}, bottom));
+}
+
+function explain(card, credit, e, flat, run) {
+  if (credit.pipeline === "agentevol") {
+    const lines = credit.lines ?? ["It was no candidate."];
+    show(card, h("h2", {}, "Is it learnt?"), h("p", {}, lines), seal(credit.lineage_equal, "lineage.json"));
+    return;
+  }
+  const x = credit.explanation;
+  const steps = [];
+  const digits = (v) => exact(isNumber(v) && String(v).length > 12 ? Number(v.toPrecision(9)) : v);
+  if (credit.turn_rewards) steps.push(h("p", {}, "Turn rewards ", h("b", {}, credit.turn_rewards.map((r) => num(r)).join("  "))));
+  if (credit.kl) {
+    const sum = credit.kl.penalties.reduce((all, v) => all + v, 0);
+    steps.push(h("p", { class: "step" }, "Each token's reward takes −", h("i", {}, "β"), " · ", credit.kl.estimator, ", ", h("i", {}, "β"), " = ", exact(credit.kl.kl_coef),
+      `; mean ${num(credit.kl.kl, 4)} nats, in all ${num(sum, 4)}`));
+  }
+  if (x) {
+    const mask = credit.loss_mask;
+    if (x.estimator === "grpo" || x.estimator === "rloo") {
+      steps.push(groupDots(credit.members, credit.sample, x.mean, x.std));
+      const scores = credit.members.filter((m) => m.compared).map((m) => m.score);
+      steps.push(h("p", { class: "quiet" }, `${x.estimator.toUpperCase()}: scores of the group `, scores.map((v) => num(v)).join("  "),
+        isNumber(x.std) ? ` → mean ${num(x.mean, 4)}, std ${num(x.std, 4)}` : ` → mean ${num(x.mean, 4)}`));
+      const top = `${digits(x.score)} − ${digits(x.mean)}`;
+      const formula = x.leave_one_out !== null ? [`(${top}) · `, over(x.leave_one_out, x.leave_one_out - 1)]
+        : isNumber(x.std) ? over(top, `${digits(x.std)} + 10⁻⁶`) : top;
+      steps.push(h("p", { class: "formula" }, h("i", {}, "A"), " = ", formula, " = ", h("b", {}, signed(x.advantage, 6))));
+      if (new Set(scores).size === 1 && scores.length > 1) steps.push(h("p", { class: "warn" }, "All members have the same score, so the group teaches nothing."));
+      steps.push(h("p", { class: "quiet" }, "The same for each of its ", mask.filter(Boolean).length, " sampled tokens."));
+    } else {
+      const own = (values) => values.map((v, t) => [t, v]).filter(([t]) => mask[t]).map(([, v], i) => [i, v]);
+      const chart = { title: "over its sampled tokens", xLabel: "sampled token", whole: true, marks: [], unit: "" };
+      if (x.estimator === "remax") {
+        steps.push(h("p", { class: "formula" }, h("i", {}, "A"), "ₜ = ", h("i", {}, "R"), "ₜ − ", digits(x.baseline)));
+        steps.push(h("p", { class: "quiet" }, `ReMax: ${digits(x.baseline)} is the reward of the greedy episode of the task.`));
+        steps.push(lineChart({ ...chart, series: [{ name: "return R", points: own(x.returns) }, { name: "advantage A", points: own(x.advantages), dashed: true }] }));
+      } else {
+        const w = x.whitening;
+        if (x.estimator === "gae") {
+          steps.push(h("p", { class: "formula" }, h("i", {}, "δ"), "ₜ = ", h("i", {}, "r"), "ₜ + ", exact(x.gamma), h("i", {}, " V"), "ₜ′ − ", h("i", {}, "V"), "ₜ"));
+          steps.push(h("p", { class: "formula" }, h("i", {}, "Â"), "ₜ = ", h("i", {}, "δ"), "ₜ + ", exact(x.gamma * x.lam), h("i", {}, " Â"), "ₜ′"));
+          steps.push(lineChart({ ...chart, series: [{ name: "V", points: own(credit.values) }, { name: "δ", points: own(x.deltas) }, { name: "Â", points: own(x.raw), dashed: true }] }));
+        } else {
+          steps.push(h("p", { class: "formula" }, h("i", {}, "R"), "ₜ = ", h("i", {}, "r"), "ₜ + ", exact(x.gamma), h("i", {}, " R"), "ₜ′"));
+          steps.push(lineChart({ ...chart, series: [{ name: "return R", points: own(x.returns) }] }));
+        }
+        steps.push(h("p", { class: "formula" }, h("i", {}, "A"), "ₜ = ", over([h("i", {}, x.estimator === "gae" ? "Â" : "R"), "ₜ − ", digits(w.mean)], ["√(", digits(w.variance), " + 10⁻⁸)"])));
+        steps.push(h("p", { class: "quiet" }, `Whitened over the ${w.tokens} sampled tokens of all episodes of the iteration.`));
+      }
+    }
+  }
+  if (credit.scrambled) steps.push(h("p", { class: "warn" }, "A control then exchanged the advantages among episodes."));
+  if (credit.importance) {
+    const w = credit.importance.weights;
+    const cut = w.filter((v) => v >= credit.importance.threshold).length;
+    steps.push(h("p", { class: "step" }, `× importance weight min(exp(old − sampled), ${credit.importance.threshold}) by ${credit.importance.level}: `,
+      `${num(Math.min(...w), 4)} to ${num(Math.max(...w), 4)}, ${cut} of ${w.length} cut`));
+  }
+  if (credit.left_out) steps.push(h("p", { class: "warn" }, "Not trained on: ", credit.left_out, "."));
+  if (credit.minibatch) {
+    const m = credit.minibatch;
+    steps.push(h("p", { class: "quiet" }, `Slot ${credit.slot}, minibatch ${m.minibatch + 1} of ${m.of} (slots ${m.slots[0]} to ${m.slots[1] - 1}): `,
+      `${m.loss_tokens} loss tokens in its denominator. `, a(link(["runs", run, "update", e.iteration]), "The update")));
+  }
+  const computed = credit.batch?.compared;
+  show(card, h("h2", {}, "Why ", credit.advantage === null ? "no advantage" : h("b", { class: "signed " + direction(credit.advantage) }, signed(credit.advantage, 4))),
+    steps,
+    credit.bits ? h("p", { class: "bits" }, h("span", {}, "bits "), h("code", {}, credit.bits)) : null,
+    seal(computed === "equal" ? true : computed === "differs" ? false : null, "batch.bin"),
+    (credit.batch?.differences ?? []).map((d) => h("p", { class: "warn" }, `slot ${d.slot} ${d.what}: computed ${d.computed}, recorded ${d.recorded}`)));
+}
+
+function seal(equal, file) {
+  if (equal === null || equal === undefined) return h("p", { class: "quiet" }, file + " is not committed yet.");
+  return equal ? h("p", { class: "seal good" }, "✓ computed anew, equal to ", file, " bit for bit")
+    : h("p", { class: "seal bad" }, "✕ ", file, " is not what the plan, the episodes and their log-probs give");
+}
+
+// The samples of a task side by side, with the place where they part.
+export async function groupPage(root, [run, n, stage, p, group], query) {
+  const list = await ask(runPath(run, "episodes") + "?" + new URLSearchParams({ iteration: n, stage, group, limit: 64 }));
+  const set = stage.startsWith("evaluate") ? (row) => row.part === [n, stage, p].join("/") : () => true;
+  const rows = list.rows.filter(set);
+  const all = await Promise.all(rows.map((row) => askOnce(runPath(run, "parts", ...row.part.split("/"), "episodes", row.k))));
+  const said = (e, turn) => e.turns[turn] && (e.turns[turn].action ?? e.turns[turn].text);
+  const most = Math.max(0, ...all.map((e) => e.turns.length));
+  let parts = most;
+  for (let turn = 0; turn < most; turn += 1) {
+    if (new Set(all.map((e) => said(e, turn))).size > 1) { parts = turn; break; }
+  }
+  const head = h("tr", {}, h("th", { scope: "col" }, "turn"), all.map((e, i) => h("th", { scope: "col" },
+    a(episodeLink(run, rows[i]), "sample " + e.sample), e.greedy ? " greedy" : "", h("br"), outcome(e.outcome), h("br"),
+    h("span", { class: "meta" }, `reward ${num(e.reward)}`, e.advantage === null ? "" : `, advantage ${signed(e.advantage, 3)}`))));
+  const body = Array.from({ length: most }, (_, turn) => h("tr", { class: turn === parts ? "parts" : null },
+    h("th", { scope: "row" }, turn + 1, turn === parts ? h("span", { class: "tag" }, "differ from here") : null),
+    all.map((e) => {
+      const own = e.turns[turn];
+      return h("td", { class: own && own.parse === "invalid" ? "invalid" : null }, own ? [h("code", {}, said(e, turn)), h("pre", {}, own.observation)] : "");
+    })));
+  show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, all[0]?.task ?? "Group", h("small", {}, ` group ${group}, iteration ${n}`))),
+    h("details", { class: "card prompt" }, h("summary", {}, "Prompt"), h("pre", {}, all[0]?.prompt ?? "")),
+    h("p", { class: "quiet" }, parts === 0 && most > 0 ? "They differ from the first turn on." : parts < most ? `All do the same in the first ${parts} turns, and differ from turn ${parts + 1} on.` : "All did the same."),
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Samples side by side" }, h("table", { class: "side-by-side" }, h("caption", { class: "quiet" }, "Action and answer of each sample, by turn"), h("thead", {}, head), h("tbody", {}, body))));
+}

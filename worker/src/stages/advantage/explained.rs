@@ -1,0 +1,648 @@
+//! Why each token of an episode has its advantage, computed anew from the plan, the episodes and
+//! their log-probs, and never read from `batch.bin`: with the functions of the stage itself, so
+//! that the result is the stage's bit for bit, which [`PlayedIteration::differences`] checks.
+
+use super::credit::{
+    Credit, Given, Joined, Prepared, compared, episode_advantage, is_masked, options, weighed,
+};
+use super::scored::{Scored, join};
+use crate::rewards::Rewards;
+use crate::{Error, Result};
+use agentgym_algorithms::advantages::{Explanation, How, explain};
+use agentgym_algorithms::batches::minibatches;
+use agentgym_algorithms::kl::{masked_mean, penalty};
+use agentgym_jobs::episode::{Episode, Outcome};
+use agentgym_jobs::plan::Plan;
+use agentgym_jobs::records::{Batch, CriticTargets, EpisodeLogProbs};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The episodes of a rollout part, with what `log_probs` made of them.
+#[derive(Debug)]
+pub struct PlayedPart {
+    /// Number of the part.
+    pub part: u32,
+    /// Its episodes.
+    pub episodes: Vec<Episode>,
+    /// One entry per episode.
+    pub log_probs: Vec<EpisodeLogProbs>,
+    /// One entry per episode, if there is a critic.
+    pub values: Option<Vec<Vec<Vec<f32>>>>,
+    /// The greedy episodes of its tasks, if the estimator has them as baselines.
+    pub baselines: Vec<Episode>,
+}
+
+/// An iteration's episodes, as the estimator sees them.
+pub struct PlayedIteration {
+    all: Vec<Scored>,
+    given: Given,
+    credit: Credit,
+}
+
+/// A number of the recorded batch that is not the computed one.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Difference {
+    /// Slot of the batch.
+    pub slot: usize,
+    /// Which number of the slot.
+    pub what: String,
+    /// As computed.
+    pub computed: String,
+    /// As recorded.
+    pub recorded: String,
+}
+
+/// The credit of one episode.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EpisodeCredit {
+    /// The task played.
+    pub task: String,
+    /// Draw index.
+    pub group: u32,
+    /// Index in the group.
+    pub sample: u32,
+    /// Its place in the batch, if it is trained on.
+    pub slot: Option<usize>,
+    /// Why it is not trained on.
+    pub left_out: Option<&'static str>,
+    /// The reward that counts, before a KL penalty.
+    pub score: f64,
+    /// The reward of each turn, if turns are rewarded.
+    pub turn_rewards: Option<Vec<f64>>,
+    /// All episodes of its group.
+    pub members: Vec<Member>,
+    /// Reward per token, KL penalty included; sequences joined in time order.
+    pub rewards: Vec<f64>,
+    /// Whether the token was sampled, likewise.
+    pub loss_mask: Vec<bool>,
+    /// The critic's value per token, likewise.
+    pub values: Option<Vec<f64>>,
+    /// The KL penalty in these rewards.
+    pub kl: Option<KlShare>,
+    /// The estimator's formula; none for an episode that is not compared.
+    pub explanation: Option<Explanation>,
+    /// Whether a control has exchanged the advantages among episodes.
+    pub scrambled: bool,
+    /// The sampler correction.
+    pub importance: Option<Importance>,
+    /// The episode's advantage, as shown to people.
+    pub advantage: Option<f64>,
+    /// What each token trains with, by sequence; empty if not trained on.
+    pub advantages: Vec<Vec<f64>>,
+    /// The optimizer steps that read it.
+    pub minibatch: Option<MinibatchPlace>,
+}
+
+/// An episode's credit in one line.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EpisodeLine {
+    /// The task played.
+    pub task: String,
+    /// Draw index.
+    pub group: u32,
+    /// Index in the group.
+    pub sample: u32,
+    /// Why it ended.
+    pub outcome: Outcome,
+    /// The reward that counts.
+    pub score: f64,
+    /// Its place in the batch.
+    pub slot: Option<usize>,
+    /// As shown to people.
+    pub advantage: Option<f64>,
+    /// Why it is not trained on.
+    pub left_out: Option<&'static str>,
+}
+
+/// An episode of the same group.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Member {
+    /// Index in the group.
+    pub sample: u32,
+    /// Its reward.
+    pub score: f64,
+    /// Whether the estimator uses it.
+    pub compared: bool,
+}
+
+/// A KL penalty.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct KlShare {
+    /// Estimator of the divergence.
+    pub estimator: String,
+    /// Coefficient β of this iteration.
+    pub kl_coef: f64,
+    /// Mean over the episode's policy tokens, nats.
+    pub kl: Option<f64>,
+    /// What was added to each token's reward.
+    pub penalties: Vec<f64>,
+}
+
+/// Importance weights.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Importance {
+    /// By token or by episode.
+    pub level: String,
+    /// The largest weight.
+    pub threshold: f64,
+    /// One per policy token.
+    pub weights: Vec<f64>,
+}
+
+/// Which minibatch reads a slot.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MinibatchPlace {
+    /// 0-based.
+    pub minibatch: usize,
+    /// Minibatches of an epoch.
+    pub of: usize,
+    /// First slot and the one after the last.
+    pub slots: (usize, usize),
+    /// Policy tokens of the minibatch: the denominator of a mean over tokens.
+    pub loss_tokens: usize,
+}
+
+impl PlayedIteration {
+    /// An iteration of the plan. `kl_coef` is that of the penalty in this iteration's rewards,
+    /// `selected` the chosen groups in the order of their slots.
+    ///
+    /// # Errors
+    /// Episodes and log-probs that do not belong together, or the stage's errors.
+    pub fn new(
+        plan: &Plan,
+        iteration: u32,
+        parts: Vec<PlayedPart>,
+        kl_coef: Option<f64>,
+        selected: Option<Vec<u32>>,
+    ) -> Result<Self> {
+        let rewards = Rewards::of(plan)?;
+        let mut given = Given {
+            iteration,
+            kl_coef,
+            selected,
+            ..Given::default()
+        };
+        let mut all = Vec::new();
+        for part in parts {
+            let greedy = part.baselines.iter().filter(|e| e.usable());
+            let greedy = greedy.map(|e| (e.group, rewards.score(e)));
+            given.baselines.extend(greedy);
+            all.extend(join(part.part, part.episodes, part.log_probs, part.values)?);
+        }
+        all.sort_by_key(|s| (s.episode.group, s.episode.sample));
+        let credit = Credit::assign(plan, &all, &given)?;
+        Ok(Self { all, given, credit })
+    }
+
+    /// Group and sample of every episode, in that order.
+    pub fn episodes(&self) -> impl Iterator<Item = &Episode> {
+        self.all.iter().map(|s| &s.episode)
+    }
+
+    /// The credit of an episode; none if the iteration has no such episode.
+    ///
+    /// # Errors
+    /// The stage's errors.
+    pub fn explain(&self, plan: &Plan, group: u32, sample: u32) -> Result<Option<EpisodeCredit>> {
+        let own = |s: &&Scored| (s.episode.group, s.episode.sample) == (group, sample);
+        let Some(scored) = self.all.iter().find(own) else {
+            return Ok(None);
+        };
+        let (episode, config) = (&scored.episode, &plan.config);
+        let prepared = Prepared::of(plan, &self.all, &self.given)?;
+        let index = (prepared.members.iter())
+            .position(|m| (m.episode.group, m.episode.sample) == (group, sample));
+        let rewards = Rewards::of(plan)?;
+        let left_out = self.left_out(plan, episode, index.is_some());
+        let mut out = EpisodeCredit {
+            task: episode.task.to_string(),
+            group,
+            sample,
+            slot: None,
+            left_out,
+            score: rewards.score(episode),
+            turn_rewards: rewards.turns(episode),
+            members: self.members(plan, group, &rewards),
+            rewards: Vec::new(),
+            loss_mask: Vec::new(),
+            values: None,
+            kl: None,
+            explanation: None,
+            scrambled: config.algorithm.scramble_advantages,
+            importance: None,
+            advantage: None,
+            advantages: Vec::new(),
+            minibatch: None,
+        };
+        let Some(index) = index else {
+            return Ok(Some(out));
+        };
+        let joined = &prepared.joined[index];
+        out.rewards.clone_from(&joined.rewards);
+        out.loss_mask.clone_from(&joined.loss_mask);
+        out.values.clone_from(&joined.values);
+        out.kl = self.kl_share(plan, joined)?;
+        let estimator = config.algorithm.adv_estimator;
+        let episodes = prepared.episodes(&self.given);
+        let explanation = explain(estimator, &episodes, &options(plan), index)?;
+        if left_out.is_none() {
+            let (tokens, weights) = weighed(plan, joined, &explanation.advantages)?;
+            out.importance = config.importance_correction()?.map(|c| Importance {
+                level: c.level.to_string(),
+                threshold: c.threshold,
+                weights,
+            });
+            let mut rest = tokens.as_slice();
+            let cut = |length: usize| {
+                let (own, next) = rest.split_at(length);
+                rest = next;
+                own.to_vec()
+            };
+            let lengths = episode.sequences.iter().map(|s| s.token_ids.len());
+            out.advantages = lengths.map(cut).collect();
+            out.advantage = Some(episode_advantage(
+                plan,
+                &explanation.advantages,
+                &joined.loss_mask,
+            ));
+            self.place(plan, &mut out)?;
+        }
+        out.explanation = Some(explanation);
+        Ok(Some(out))
+    }
+
+    /// A line for every episode, by group and sample.
+    ///
+    /// # Errors
+    /// An environment without a spec.
+    pub fn overview(&self, plan: &Plan) -> Result<Vec<EpisodeLine>> {
+        let Batch::V1(batch) = &self.credit.batch;
+        let slots = batch.iter().enumerate();
+        let slots: BTreeMap<(u32, u32), (usize, f64)> = slots
+            .filter_map(|(slot, e)| {
+                e.as_ref()
+                    .map(|e| ((e.group, e.sample), (slot, e.advantage)))
+            })
+            .collect();
+        let rewards = Rewards::of(plan)?;
+        let all: Vec<&Episode> = self.episodes().collect();
+        let both = all.iter().zip(compared(plan, &all, &self.given));
+        let line = |(e, is_compared): (&&Episode, bool)| {
+            let place = slots.get(&(e.group, e.sample));
+            EpisodeLine {
+                task: e.task.to_string(),
+                group: e.group,
+                sample: e.sample,
+                outcome: e.outcome,
+                score: rewards.score(e),
+                slot: place.map(|(slot, _)| *slot),
+                advantage: place.map(|(_, advantage)| *advantage),
+                left_out: self.left_out(plan, e, is_compared),
+            }
+        };
+        Ok(both.map(line).collect())
+    }
+
+    fn members(&self, plan: &Plan, group: u32, rewards: &Rewards) -> Vec<Member> {
+        let episodes: Vec<&Episode> = self.episodes().collect();
+        let both = episodes
+            .iter()
+            .zip(compared(plan, &episodes, &self.given))
+            .filter(|(e, _)| e.group == group);
+        both.map(|(e, compared)| Member {
+            sample: e.sample,
+            score: rewards.score(e),
+            compared,
+        })
+        .collect()
+    }
+
+    fn left_out(&self, plan: &Plan, episode: &Episode, is_compared: bool) -> Option<&'static str> {
+        let estimator = plan.config.algorithm.adv_estimator;
+        let chosen = self.given.selected.as_ref();
+        if !episode.usable() {
+            Some("the environment failed, so there is no reward")
+        } else if chosen.is_some_and(|groups| !groups.contains(&episode.group)) {
+            Some("its group was not selected (algorithm.filter_groups)")
+        } else if !is_compared && estimator.needs_baseline() {
+            Some("the greedy episode of its task failed, so there is no baseline")
+        } else if !is_compared {
+            Some("it is the only one left in its group, so there is nothing to compare with")
+        } else if is_masked(plan, episode) {
+            Some(
+                "it ran out of rounds or tokens (algorithm.overlong: mask); it only counts in what others are compared with",
+            )
+        } else {
+            None
+        }
+    }
+
+    fn kl_share(&self, plan: &Plan, joined: &Joined) -> Result<Option<KlShare>> {
+        let (Some(kl_coef), Some(reference)) = (self.given.kl_coef, &joined.ref_log_probs) else {
+            return Ok(None);
+        };
+        let estimator = plan.config.algorithm.kl_penalty.value;
+        let (old, mask) = (&joined.old_log_probs, &joined.loss_mask);
+        Ok(Some(KlShare {
+            estimator: estimator.to_string(),
+            kl_coef,
+            kl: masked_mean(old, reference, mask, estimator)?,
+            penalties: penalty(old, reference, mask, estimator, kl_coef)?,
+        }))
+    }
+
+    /// Slot and minibatch; where a control has scrambled the advantages, also those.
+    fn place(&self, plan: &Plan, out: &mut EpisodeCredit) -> Result<()> {
+        let Batch::V1(batch) = &self.credit.batch;
+        let own = |entry: &Option<_>| {
+            let entry: &Option<agentgym_jobs::records::BatchEpisode> = entry;
+            (entry.as_ref()).is_some_and(|e| (e.group, e.sample) == (out.group, out.sample))
+        };
+        let Some(slot) = batch.iter().position(own) else {
+            return Err(Error::stage(format!(
+                "group {} sample {} is trained on but has no slot",
+                out.group, out.sample
+            )));
+        };
+        if let (true, Some(entry)) = (out.scrambled, &batch[slot]) {
+            out.advantage = Some(entry.advantage);
+            let rows = entry.sequences.iter();
+            out.advantages = rows.map(|s| s.advantages.clone()).collect();
+        }
+        let config = &plan.config;
+        let n = config.actor_rollout_ref.rollout.n as usize;
+        let ranges = minibatches(
+            config.data.train_batch_size,
+            config.actor_rollout_ref.actor.ppo_mini_batch_size,
+        )?;
+        let slots = |draws: &std::ops::Range<usize>| draws.start * n..draws.end * n;
+        let found = ranges.iter().position(|draws| slots(draws).contains(&slot));
+        out.minibatch = found.map(|minibatch| {
+            let slots = slots(&ranges[minibatch]);
+            let filled = batch[slots.clone()].iter().flatten();
+            let sequences = filled.flat_map(|e| &e.sequences);
+            MinibatchPlace {
+                minibatch,
+                of: ranges.len(),
+                slots: (slots.start, slots.end),
+                loss_tokens: sequences.map(|s| s.sequence.loss_tokens()).sum(),
+            }
+        });
+        out.slot = Some(slot);
+        Ok(())
+    }
+
+    /// Where the recorded batch (and the critic's targets) is not the computed one, bit for bit;
+    /// at most `limit` differences.
+    pub fn differences(
+        &self,
+        recorded: &Batch,
+        targets: Option<&CriticTargets>,
+        limit: usize,
+    ) -> Vec<Difference> {
+        let (Batch::V1(ours), Batch::V1(theirs)) = (&self.credit.batch, recorded);
+        let mut found = Found {
+            all: Vec::new(),
+            limit,
+        };
+        found.bits(0, "number of slots", &[ours.len()], &[theirs.len()]);
+        for (slot, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+            let filled = [usize::from(ours.is_some())];
+            found.bits(slot, "episodes", &filled, &[usize::from(theirs.is_some())]);
+            let (Some(ours), Some(theirs)) = (ours, theirs) else {
+                continue;
+            };
+            let whole = |e: &agentgym_jobs::records::BatchEpisode| {
+                [u64::from(e.group), u64::from(e.sample), e.reward.to_bits()]
+            };
+            found.bits(slot, "group, sample, reward", &whole(ours), &whole(theirs));
+            found.floats(slot, "advantage", &[ours.advantage], &[theirs.advantage]);
+            let lengths = [ours.sequences.len()];
+            found.bits(slot, "sequences", &lengths, &[theirs.sequences.len()]);
+            for (at, (a, b)) in ours.sequences.iter().zip(&theirs.sequences).enumerate() {
+                let of = |what: &str| format!("{what} of sequence {at}");
+                found.floats(slot, &of("advantage"), &a.advantages, &b.advantages);
+                let (x, y) = (&a.sequence, &b.sequence);
+                found.bits(slot, &of("token id"), &x.token_ids, &y.token_ids);
+                found.bits(slot, &of("loss mask"), &x.loss_mask, &y.loss_mask);
+                let (x, y) = (&x.sampled_log_probs, &y.sampled_log_probs);
+                found.narrow(slot, &of("sampled log-prob"), x, y);
+                let (x, y) = (&a.old_log_probs, &b.old_log_probs);
+                found.narrow(slot, &of("old log-prob"), x, y);
+                let (x, y) = (a.ref_log_probs.as_deref(), b.ref_log_probs.as_deref());
+                let (x, y) = (x.unwrap_or_default(), y.unwrap_or_default());
+                found.narrow(slot, &of("reference log-prob"), x, y);
+            }
+        }
+        if let (Some(CriticTargets::V1(ours)), Some(CriticTargets::V1(theirs))) =
+            (&self.credit.targets, targets)
+        {
+            for (slot, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+                let (ours, theirs) = (ours.iter().flatten(), theirs.iter().flatten());
+                for (at, (a, b)) in ours.zip(theirs).enumerate() {
+                    let of = |what: &str| format!("{what} of sequence {at}");
+                    found.floats(slot, &of("return"), &a.returns, &b.returns);
+                    found.narrow(slot, &of("value"), &a.values, &b.values);
+                }
+            }
+        }
+        found.all
+    }
+}
+
+/// Differences found so far.
+struct Found {
+    all: Vec<Difference>,
+    limit: usize,
+}
+
+impl Found {
+    fn floats(&mut self, slot: usize, what: &str, ours: &[f64], theirs: &[f64]) {
+        let same = |a: &f64, b: &f64| a.to_bits() == b.to_bits();
+        self.rows(slot, what, ours, theirs, same);
+    }
+
+    fn narrow(&mut self, slot: usize, what: &str, ours: &[f32], theirs: &[f32]) {
+        let same = |a: &f32, b: &f32| a.to_bits() == b.to_bits();
+        self.rows(slot, what, ours, theirs, same);
+    }
+
+    fn bits<T: PartialEq + std::fmt::Debug>(
+        &mut self,
+        slot: usize,
+        what: &str,
+        ours: &[T],
+        theirs: &[T],
+    ) {
+        self.rows(slot, what, ours, theirs, T::eq);
+    }
+
+    fn rows<T: std::fmt::Debug>(
+        &mut self,
+        slot: usize,
+        what: &str,
+        ours: &[T],
+        theirs: &[T],
+        same: impl Fn(&T, &T) -> bool,
+    ) {
+        let mut say = |what: String, computed: String, recorded: String| {
+            if self.all.len() < self.limit {
+                self.all.push(Difference {
+                    slot,
+                    what,
+                    computed,
+                    recorded,
+                });
+            }
+        };
+        if ours.len() != theirs.len() {
+            let lengths = (ours.len().to_string(), theirs.len().to_string());
+            say(format!("length of {what}"), lengths.0, lengths.1);
+        }
+        for (at, (a, b)) in ours.iter().zip(theirs).enumerate() {
+            if !same(a, b) {
+                say(
+                    format!("{what}, entry {at}"),
+                    format!("{a:?}"),
+                    format!("{b:?}"),
+                );
+            }
+        }
+    }
+}
+
+impl EpisodeCredit {
+    /// The formula in words and numbers, one step a line.
+    pub fn lines(&self) -> Vec<String> {
+        let mut out = vec![format!(
+            "{}  group {} sample {}  score {}",
+            self.task, self.group, self.sample, self.score
+        )];
+        if let Some(turns) = &self.turn_rewards {
+            out.push(format!("turn rewards {}", joined_numbers(turns)));
+        }
+        if let Some(kl) = &self.kl {
+            let sum: f64 = kl.penalties.iter().sum();
+            out.push(format!(
+                "KL penalty: each token's reward + (−{} · {}), mean {} over {} tokens; in all {sum}",
+                kl.kl_coef,
+                kl.estimator,
+                kl.kl.map_or_else(|| "–".into(), |kl| kl.to_string()),
+                self.policy_tokens(),
+            ));
+        }
+        if let Some(explanation) = &self.explanation {
+            out.extend(formula(explanation));
+        }
+        if self.scrambled {
+            out.push("a control then gave it the advantages of another episode (algorithm.scramble_advantages)".into());
+        }
+        if let Some(importance) = &self.importance {
+            let weights = &importance.weights;
+            let cut = weights.iter().filter(|w| **w >= importance.threshold);
+            let (low, high) = range(weights);
+            out.push(format!(
+                "× importance weight min(exp(old − sampled), {}) by {}: {low} to {high}, {} of {} cut",
+                importance.threshold,
+                importance.level,
+                cut.count(),
+                weights.len()
+            ));
+        }
+        match (self.left_out, self.advantage) {
+            (Some(why), _) => out.push(format!("not trained on: {why}")),
+            (None, Some(advantage)) => out.push(format!(
+                "advantage {advantage}{} (bits {:016x})",
+                match self.importance {
+                    Some(_) => " before importance weights",
+                    None => "",
+                },
+                advantage.to_bits()
+            )),
+            (None, None) => {}
+        }
+        if let (Some(slot), Some(place)) = (self.slot, &self.minibatch) {
+            out.push(format!(
+                "slot {slot}, minibatch {} of {} (slots {} to {}): {} loss tokens in its denominator",
+                place.minibatch + 1,
+                place.of,
+                place.slots.0,
+                place.slots.1.saturating_sub(1),
+                place.loss_tokens
+            ));
+        }
+        out
+    }
+
+    fn policy_tokens(&self) -> usize {
+        self.loss_mask.iter().filter(|kept| **kept).count()
+    }
+}
+
+fn formula(explanation: &Explanation) -> Vec<String> {
+    let score = explanation.score;
+    let whitened = |w: &agentgym_algorithms::advantages::Whitening| {
+        format!(
+            "whitened over {} policy tokens: (x − {}) / √({} + {})",
+            w.tokens, w.mean, w.variance, w.epsilon
+        )
+    };
+    match &explanation.how {
+        How::Grpo(c) => vec![
+            format!("GRPO: group scores {}", joined_numbers(&c.scores)),
+            match c.against.std {
+                Some(std) => format!(
+                    "({score} − {}) / ({std} + {}) = {}",
+                    c.against.mean, c.against.epsilon, c.advantage
+                ),
+                None => format!("{score} − {} = {}", c.against.mean, c.advantage),
+            },
+        ],
+        How::Rloo(c) => vec![
+            format!("RLOO: group scores {}", joined_numbers(&c.scores)),
+            match c.against.leave_one_out {
+                Some(k) => format!(
+                    "({score} − {}) · {k} / {} = {}",
+                    c.against.mean,
+                    k - 1,
+                    c.advantage
+                ),
+                None => format!("{score}"),
+            },
+        ],
+        How::Remax { baseline } => vec![format!(
+            "ReMax: return of the token − {baseline}, the reward of the greedy episode"
+        )],
+        How::ReinforcePlusPlus { gamma, whitening } => vec![
+            format!("REINFORCE++: R = r + {gamma} · R of the next policy token"),
+            whitened(whitening),
+        ],
+        How::Gae {
+            gamma,
+            lam,
+            whitening,
+            ..
+        } => vec![
+            format!(
+                "GAE: δ = r + {gamma} · V' − V, A = δ + {} · A' over policy tokens",
+                gamma * lam
+            ),
+            whitened(whitening),
+        ],
+    }
+}
+
+fn joined_numbers(all: &[f64]) -> String {
+    let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+    all.join(" ")
+}
+
+fn range(all: &[f64]) -> (f64, f64) {
+    all.iter()
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| {
+            (low.min(*x), high.max(*x))
+        })
+}
+
+#[cfg(test)]
+mod tests;
