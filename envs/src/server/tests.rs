@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::builtin;
+use crate::builtin::{self, RulesVersion};
 use crate::env::searchqa::Library;
 use crate::env::searchqa::server::Searchqa;
 use crate::env::textcraft::server::Textcraft;
@@ -376,7 +376,9 @@ async fn recorded_questions_are_answered_alike() {
 
 #[tokio::test]
 async fn the_maze_speaks_as_documented() {
-    let server = builtin::start("builtin:maze").await.expect("a port");
+    let server = builtin::start("builtin:maze", RulesVersion::default())
+        .await
+        .expect("a port");
     let url = &server.url;
     assert!(url.ends_with("/maze"), "{url}");
     let step = |action: &str| json!({"id": 0, "action": action});
@@ -437,7 +439,9 @@ async fn the_maze_speaks_as_documented() {
 
 #[tokio::test]
 async fn wordle_speaks_as_documented() {
-    let server = builtin::start("builtin:wordle").await.expect("a port");
+    let server = builtin::start("builtin:wordle", RulesVersion::default())
+        .await
+        .expect("a port");
     let url = &server.url;
     assert!(url.ends_with("/wordle"), "{url}");
     assert_eq!(post(url, "/create", json!({})).await, json!({"id": 0}));
@@ -514,7 +518,7 @@ fn same_babyai(found: &Value, recorded: &Value) -> bool {
 
 #[tokio::test]
 async fn recorded_rooms_are_answered_alike() {
-    let server = builtin::start("builtin:babyai?compat=original")
+    let server = builtin::start("builtin:babyai?compat=original", RulesVersion::default())
         .await
         .expect("a port");
     // Sessions that existed before the recording, which uses 0 and 3.

@@ -47,11 +47,14 @@ pub(crate) struct Desc {
     pub(crate) colour: Option<Colour>,
     pub(crate) side: Option<Side>,
     pub(crate) set: Vec<usize>,
+    /// Walls matched, too.
+    pub(crate) walls: bool,
 }
 
 impl Desc {
     fn words(&self) -> String {
-        let article = if self.set.len() == 1 { "the" } else { "a" };
+        let one = self.set.len() == 1 && !self.walls;
+        let article = if one { "the" } else { "a" };
         let colour = self
             .colour
             .map_or(String::new(), |c| format!("{} ", c.name()));

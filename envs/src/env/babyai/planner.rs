@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::BabyaiGame;
+use super::game::BabyaiGame;
 use super::grid::{Cell, Grid, Kind, Lock, Pos, beside};
 use super::mission::Task;
 use super::text::things_in_view;
@@ -81,30 +81,6 @@ fn path(grid: &Grid, target: Pos) -> Option<(u32, Vec<Pos>)> {
     None
 }
 
-/// Number of things that can be reached if doors are no obstacle.
-fn reachable(grid: &Grid) -> usize {
-    let mut seen = BTreeSet::from([grid.agent]);
-    let mut open = vec![grid.agent];
-    let mut things = 0;
-    while let Some(at) = open.pop() {
-        for to in (0..4).filter_map(|facing| beside(at, facing)) {
-            if grid.cell(to) == Cell::Wall || !seen.insert(to) {
-                continue;
-            }
-            match grid.thing_at(to) {
-                Some(thing) => {
-                    things += 1;
-                    if is_door(grid, thing) {
-                        open.push(to);
-                    }
-                }
-                None => open.push(to),
-            }
-        }
-    }
-    things
-}
-
 fn turn(grid: &Grid, to: Pos) -> Option<&'static str> {
     let wanted = (0..4).find(|facing| beside(grid.agent, *facing) == Some(to))?;
     match (wanted + 4 - grid.facing) % 4 {
@@ -150,7 +126,7 @@ impl Planner {
 
     /// Puts down the carried thing where it does not block the way.
     fn put_down(&mut self, grid: &Grid) -> Move {
-        let before = reachable(grid);
+        let before = grid.things_reached();
         let carried = grid.carrying.expect("something is carried");
         let near_door = |at: Pos| {
             (0..4)
@@ -174,7 +150,7 @@ impl Planner {
             for (_, spot) in spots.into_iter().take(40) {
                 let mut after = grid.clone();
                 after.set(spot, Cell::Thing(carried));
-                if strict && reachable(&after) < before + 1 {
+                if strict && after.things_reached() < before + 1 {
                     continue;
                 }
                 return match self.approach(grid, spot) {
@@ -365,14 +341,20 @@ impl Planner {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Compat, LEVELS};
+    use super::super::LEVELS;
+    use super::super::game::Rules;
     use super::*;
 
     /// Most texts before the player gives up.
     const TEXTS_MAX: usize = 600;
 
+    const RULES: Rules = Rules::Before {
+        compat: super::super::Compat::Fixed,
+        seed: 0,
+    };
+
     fn play(item: u64) -> Result<f64, String> {
-        let mut game = BabyaiGame::new(item, Compat::Fixed);
+        let mut game = BabyaiGame::new(item, RULES);
         let mut planner = Planner::default();
         let mut said = Vec::new();
         while said.len() < TEXTS_MAX && !game.last().done {
@@ -404,7 +386,7 @@ mod tests {
                 match play(item) {
                     Ok(_) => solved += 1,
                     Err(why) => {
-                        let mission = BabyaiGame::new(item, Compat::Fixed).mission().to_owned();
+                        let mission = BabyaiGame::new(item, RULES).mission().to_owned();
                         let why: String = why.chars().take(160).collect();
                         rest.push(format!("{item} {name} seed {seed}: {mission}: {why}"));
                     }

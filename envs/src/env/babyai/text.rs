@@ -45,8 +45,8 @@ pub(crate) fn things_in_view(grid: &Grid) -> Vec<Named> {
         .collect()
 }
 
-/// The view in words.
-pub(crate) fn describe(grid: &Grid) -> String {
+/// The view in words. `walls`: they are named even if none is in view.
+pub(crate) fn describe(grid: &Grid, walls: bool) -> String {
     let view = grid.view();
     let mut text = String::new();
     if view.is_empty() {
@@ -66,7 +66,7 @@ pub(crate) fn describe(grid: &Grid) -> String {
         };
         text.push_str(&format!("There is a {} {place}.  ", named.name));
     }
-    if view.iter().any(|seen| seen.cell == Cell::Wall) {
+    if walls || view.iter().any(|seen| seen.cell == Cell::Wall) {
         text.push_str("The room has walls around you. ");
     }
     let straight = view.iter().filter(|seen| seen.right == 0);
@@ -104,9 +104,9 @@ pub(crate) enum Action {
     Check,
 }
 
-/// The currently sensible actions, with their texts. `more`: also open boxes and close doors, which
-/// the original does not offer.
-pub(crate) fn actions(grid: &Grid, more: bool) -> Vec<(String, Action)> {
+/// The actions that have a name now, with their texts, whether or not they can be carried out.
+/// `more`: also open boxes and close doors; `toggle_last`: after the doors, not before them.
+pub(crate) fn actions(grid: &Grid, more: bool, toggle_last: bool) -> Vec<(String, Action)> {
     let named = things_in_view(grid);
     let kind = |named: &Named| grid.things[named.thing].kind;
     let mut actions = vec![
@@ -135,8 +135,12 @@ pub(crate) fn actions(grid: &Grid, more: bool) -> Vec<(String, Action)> {
     let is_door = |thing: usize| grid.things[thing].kind == Kind::Door;
     let is_open = |thing: usize| is_door(thing) && grid.things[thing].lock == Lock::Open;
     let toggles = |thing| is_door(thing) && grid.opens(thing) || more && (is_box || is_open(thing));
-    if ahead.is_some_and(toggles) {
-        actions.push(("toggle".to_owned(), Action::Primitive(Primitive::Toggle)));
+    let toggle = ahead.is_some_and(toggles).then(|| {
+        let action = Action::Primitive(Primitive::Toggle);
+        ("toggle".to_owned(), action)
+    });
+    if !toggle_last {
+        actions.extend(toggle.clone());
     }
     for named in named.iter().filter(|named| kind(named) == Kind::Door) {
         let (name, thing) = (&named.name, named.thing);
@@ -147,6 +151,9 @@ pub(crate) fn actions(grid: &Grid, more: bool) -> Vec<(String, Action)> {
                 Action::ToggleThrough(thing),
             ),
         });
+    }
+    if toggle_last {
+        actions.extend(toggle);
     }
     for named in &named {
         actions.push((format!("go to {}", named.name), Action::GoTo(named.thing)));
