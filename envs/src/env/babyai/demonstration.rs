@@ -8,7 +8,7 @@ use super::game::{BabyaiGame, Rules};
 use super::grid::{Kind, Lock};
 use super::mission::{Desc, Task};
 use super::planner::Planner;
-use super::text::{CHECK, things_in_view, way_to};
+use super::text::CHECK;
 use crate::demonstration::{Demonstration, Talk};
 use crate::draws::Draws;
 use crate::spec::first_message;
@@ -106,13 +106,13 @@ fn told(
 /// nothing.
 fn by_sight(game: &BabyaiGame) -> Option<String> {
     let grid = game.grid();
-    let seen = things_in_view(grid);
+    let seen = game.things_in_view();
     // The nearest reachable thing, with its name and whether it is already in front.
     let nearest = |is_wanted: &dyn Fn(usize) -> bool| {
         seen.iter()
             .filter(|named| is_wanted(named.thing))
             .find_map(|named| {
-                let way = way_to(grid, grid.things[named.thing].at?)?;
+                let way = game.way_to(named.thing)?;
                 Some((named.thing, named.name.as_str(), way.is_empty()))
             })
     };

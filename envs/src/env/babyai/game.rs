@@ -1,11 +1,11 @@
 //! An episode: the observation and the list of actions, what each action does, and what it earns.
 
 use super::before::{self, Compat};
-use super::grid::{Cell, Grid, Kind, Lock, Primitive};
+use super::grid::{Cell, Grid, Kind, Lock, Pos, Primitive};
 use super::level::{LEVELS, Level};
-use super::mission::Status;
-use super::original::{self, Verifier};
-use super::text::{Action, actions, describe, things_in_view, way_to};
+use super::mission::{Status, Wording};
+use super::original::{self, Verifier, Ways};
+use super::text::{Action, Named, Telling, actions, describe, things_in_view, way_to};
 use crate::draws::Draws;
 use crate::quantity::Quantity;
 use crate::task_index::TaskIndex;
@@ -52,6 +52,8 @@ pub struct BabyaiGame {
     judge: Judge,
     mission: String,
     pub(super) moves: u32,
+    /// The latest move is told to have completed the task.
+    completed: bool,
     last: BabyaiReply,
 }
 
@@ -90,12 +92,17 @@ impl BabyaiGame {
             Rules::AgentGym => Judge::AgentGym(Verifier::new(&level.grid, &level.goal)),
             Rules::Before { compat, .. } => Judge::Before(before::Judge::new(compat)),
         };
-        let mission = level.goal.words(!shows_more(&judge));
+        let mission = level.goal.words(match &judge {
+            Judge::AgentGym(_) => Wording::AgentGym,
+            Judge::Before(_) if shows_more(&judge) => Wording::Ordered,
+            Judge::Before(_) => Wording::Unordered,
+        });
         let mut game = Self {
             level,
             judge,
             mission,
             moves: 0,
+            completed: false,
             last: BabyaiReply {
                 observation: String::new(),
                 reward: 0.0,
@@ -105,9 +112,17 @@ impl BabyaiGame {
         };
         let (view, actions) = (game.view(), game.actions_line());
         game.last.observation = format!("Your goal: {}\n{view}\n{actions}", game.mission);
-        // The original's first picture still shows a thing that is carried from the start.
-        game.level.grid.lift_carried();
         game
+    }
+
+    /// What `GET /observation` shows: the original puts the goal before every observation.
+    pub(crate) fn shown(&self) -> String {
+        const START: &str = "Your goal: ";
+        let observation = &self.last.observation;
+        match self.is_original() && !observation.starts_with(START) {
+            true => format!("{START}{}\n{observation}", self.mission),
+            false => observation.clone(),
+        }
     }
 
     /// The first observation, or the result of the latest step.
@@ -133,23 +148,58 @@ impl BabyaiGame {
 
     /// The texts of the currently sensible actions.
     pub fn actions(&self) -> Vec<String> {
-        let named = self.named_actions().into_iter();
-        named
-            .filter(|(text, action)| !self.is_original() || self.plan(text, action).is_ok())
-            .map(|(text, _)| text)
-            .collect()
+        self.offered().into_iter().map(|(text, _)| text).collect()
     }
 
     pub(super) fn grid(&self) -> &Grid {
         &self.level.grid
     }
 
+    fn telling(&self) -> Telling {
+        match self.judge {
+            Judge::AgentGym(_) => Telling::AgentGym,
+            Judge::Before(_) => Telling::Before,
+        }
+    }
+
+    /// The things in view with their names.
+    pub(super) fn things_in_view(&self) -> Vec<Named> {
+        things_in_view(self.grid(), self.telling())
+    }
+
+    /// The listed actions. By the original's rules these are the ones that can be begun.
+    fn offered(&self) -> Vec<(String, Action)> {
+        let mut named = self.named_actions();
+        if self.is_original() {
+            let ways = self.ways();
+            named.retain(|(text, action)| self.plan(text, action, &*ways).is_ok());
+        }
+        named
+    }
+
+    /// Finds ways by the rules that are played by.
+    fn ways(&self) -> Box<dyn Fn(Pos) -> Option<Vec<Primitive>> + '_> {
+        let grid = self.grid();
+        match self.judge {
+            Judge::AgentGym(_) => {
+                let ways = Ways::new(grid);
+                Box::new(move |at| ways.to(at))
+            }
+            Judge::Before(_) => Box::new(move |at| way_to(grid, at)),
+        }
+    }
+
+    /// The moves that bring the agent in front of a thing.
+    pub(super) fn way_to(&self, thing: usize) -> Option<Vec<Primitive>> {
+        self.ways()(self.grid().things[thing].at?)
+    }
+
     fn named_actions(&self) -> Vec<(String, Action)> {
-        actions(self.grid(), shows_more(&self.judge), self.is_original())
+        actions(self.grid(), shows_more(&self.judge), self.telling())
     }
 
     fn view(&self) -> String {
-        describe(self.grid(), self.is_original())
+        describe(self.grid(), self.telling())
     }
 
     pub(super) fn actions_line(&self) -> String {
@@ -173,7 +223,7 @@ impl BabyaiGame {
             Err(format!("You can take the following actions: {all}"))
         } else {
             match found {
-                Some((_, action)) => self.plan(&text, action),
+                Some((_, action)) => self.plan(&text, action, &*self.ways()),
                 None => Err(self.refusal(&text)),
             }
         };
@@ -186,7 +236,7 @@ impl BabyaiGame {
             self.last.score += self.last.reward;
         }
         let view = moved.err().unwrap_or_else(|| {
-            let completed = match self.last.reward != 0.0 {
+            let completed = match self.completed {
                 true => "\n The task is completed.",
                 false => "",
             };
@@ -197,11 +247,15 @@ impl BabyaiGame {
     }
 
     /// The primitive moves of an action, or the text that says why there are none.
-    fn plan(&self, text: &str, action: &Action) -> Result<Vec<Primitive>, String> {
+    fn plan(
+        &self,
+        text: &str,
+        action: &Action,
+        ways: &dyn Fn(Pos) -> Option<Vec<Primitive>>,
+    ) -> Result<Vec<Primitive>, String> {
         let grid = self.grid();
         let way = |thing: usize, verb: &str| {
-            let at = grid.things[thing].at;
-            at.and_then(|at| way_to(grid, at)).ok_or_else(|| {
+            grid.things[thing].at.and_then(ways).ok_or_else(|| {
                 let name = text.strip_prefix(verb).unwrap_or(text).trim();
                 format!("You cannot {verb} {name}, as there is no path leading to it.")
             })
@@ -211,8 +265,14 @@ impl BabyaiGame {
             true => &[Primitive::Forward],
             false => &[Primitive::Forward, Primitive::Forward],
         };
+        // In front of a door the original tries, though it has no effect.
+        let is_blocked = match grid.cell(grid.front()) {
+            Cell::Empty => false,
+            Cell::Wall => true,
+            Cell::Thing(thing) => !(self.is_original() && grid.things[thing].kind == Kind::Door),
+        };
         match action {
-            Action::Primitive(Primitive::Drop) if grid.cell(grid.front()) != Cell::Empty => Err(
+            Action::Primitive(Primitive::Drop) if is_blocked => Err(
                 "You cannot drop the object, as there is already an object in front of you."
                     .to_owned(),
             ),
@@ -261,7 +321,8 @@ impl BabyaiGame {
             return "You cannot drop the object, as you are not carrying anything.".to_owned();
         }
         if let Some(name) = text.strip_prefix("go through ")
-            && let Some(named) = things_in_view(self.grid())
+            && let Some(named) = self
+                .things_in_view()
                 .iter()
                 .find(|named| named.name == name)
             && self.grid().things[named.thing].kind == Kind::Door
@@ -280,6 +341,8 @@ impl BabyaiGame {
         for primitive in plan {
             let carried_before = self.grid().carrying;
             let seen_before = self.grid().picture();
+            // The original's first picture still shows a thing that is carried from the start.
+            self.level.grid.lift_carried();
             let changed = self.level.grid.act(*primitive);
             self.moves += 1;
             let stops = match &mut self.judge {
@@ -287,16 +350,19 @@ impl BabyaiGame {
                     let (level, moves) = (&mut self.level, self.moves);
                     let worth = judge.judge(level, moves, *primitive, carried_before);
                     (self.last.reward, self.last.done) = (worth.reward, worth.done);
+                    self.completed = worth.reward != 0.0;
                     any |= changed;
                     !changed || worth.done || worth.reward != 0.0
                 }
                 Judge::AgentGym(verifier) => {
                     let Level { grid, goal, .. } = &mut self.level;
-                    let reached = verifier.verify(goal, grid, *primitive) == Status::Reached;
-                    self.last.reward = match reached {
-                        true => self.level.reward(self.moves),
-                        false => 0.0,
+                    let status = verifier.verify(goal, grid, *primitive);
+                    self.last.reward = match status {
+                        Status::Reached => self.level.reward(self.moves),
+                        Status::Going | Status::Failed => 0.0,
                     };
+                    // A mission that failed is "completed", too.
+                    self.completed = status != Status::Going;
                     self.last.done = self.last.reward > 0.5;
                     any = true;
                     // A turn between two equal sights counts as without effect.

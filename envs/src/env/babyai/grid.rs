@@ -4,8 +4,8 @@
 //! and walls and closed doors that hide what is behind them.
 
 /// Side of the square that the agent sees; the agent is in the middle of the nearest row.
-const VIEW: usize = 7;
-const MIDDLE: usize = VIEW / 2;
+pub(crate) const VIEW: usize = 7;
+pub(crate) const VIEW_MIDDLE: usize = VIEW / 2;
 
 /// Column and row.
 pub(crate) type Pos = (usize, usize);
@@ -342,6 +342,14 @@ impl Grid {
         }
     }
 
+    /// How many steps ahead of the agent a cell is, and how many to its right.
+    pub(crate) fn seen_from_agent(&self, (x, y): Pos) -> (isize, isize) {
+        let x = x as isize - self.agent.0 as isize;
+        let y = y as isize - self.agent.1 as isize;
+        let (forward, aside) = (STEPS[self.facing], STEPS[(self.facing + 1) % 4]);
+        (x * forward.0 + y * forward.1, x * aside.0 + y * aside.1)
+    }
+
     fn see_behind(&self, cell: Cell) -> bool {
         match cell {
             Cell::Empty => true,
@@ -358,10 +366,10 @@ impl Grid {
     fn lit(&self) -> [[bool; VIEW]; VIEW] {
         // Light spreads from the agent's cell, row by row, to both sides and ahead.
         let mut lit = [[false; VIEW]; VIEW];
-        lit[0][MIDDLE] = true;
+        lit[0][VIEW_MIDDLE] = true;
         for ahead in 0..VIEW {
             let spread = |from: usize, to: Option<usize>, lit: &mut [[bool; VIEW]; VIEW]| {
-                let here = match (ahead, from == MIDDLE) {
+                let here = match (ahead, from == VIEW_MIDDLE) {
                     // A carried thing does not block the view.
                     (0, true) => Cell::Empty,
                     _ => self.in_view(ahead, from),
@@ -387,7 +395,7 @@ impl Grid {
     }
 
     fn in_view(&self, ahead: usize, column: usize) -> Cell {
-        self.relative(ahead, column as isize - MIDDLE as isize)
+        self.relative(ahead, column as isize - VIEW_MIDDLE as isize)
     }
 
     /// The cells in view that are not empty, without the agent's own: from left to right, and in
@@ -398,7 +406,7 @@ impl Grid {
         all.filter(|(column, ahead)| lit[*ahead][*column])
             .map(|(column, ahead)| Seen {
                 ahead,
-                right: column as isize - MIDDLE as isize,
+                right: column as isize - VIEW_MIDDLE as isize,
                 cell: self.in_view(ahead, column),
             })
             .filter(|seen| seen.cell != Cell::Empty && seen.distance() > 0)
@@ -417,7 +425,7 @@ impl Grid {
         };
         let all = (0..VIEW).flat_map(|ahead| (0..VIEW).map(move |column| (ahead, column)));
         all.map(|(ahead, column)| match (ahead, column) {
-            (0, MIDDLE) => self.carrying.map_or(Pixel::Empty, looks),
+            (0, VIEW_MIDDLE) => self.carrying.map_or(Pixel::Empty, looks),
             _ if !lit[ahead][column] => Pixel::Unseen,
             _ => match self.in_view(ahead, column) {
                 Cell::Empty => Pixel::Empty,

@@ -86,6 +86,16 @@ pub(crate) enum Order {
     And,
 }
 
+/// Whether a mission says in which order its goals are to be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wording {
+    Ordered,
+    /// It does not, so the order is met by luck alone.
+    Unordered,
+    /// AgentGym's: "and" in place of the words that say it, but a comma before it is left.
+    AgentGym,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Goal {
     One(Task),
@@ -202,17 +212,17 @@ impl Goal {
         }
     }
 
-    /// The mission in words. The original hides the order, so it can only be met by luck.
-    pub(crate) fn words(&self, hide_order: bool) -> String {
+    /// The mission in words.
+    pub(crate) fn words(&self, wording: Wording) -> String {
         match self {
             Self::One(task) => task.words(),
             Self::Two { order, goals, .. } => {
-                let [first, second] = [0, 1].map(|at: usize| goals[at].words(hide_order));
-                match order {
-                    _ if hide_order => format!("{first} and {second}"),
-                    Order::Before => format!("{first}, then {second}"),
-                    Order::After => format!("{first} after you {second}"),
-                    Order::And => format!("{first} and {second}"),
+                let [first, second] = [0, 1].map(|at: usize| goals[at].words(wording));
+                match (order, wording) {
+                    (Order::Before, Wording::Ordered) => format!("{first}, then {second}"),
+                    (Order::After, Wording::Ordered) => format!("{first} after you {second}"),
+                    (Order::Before, Wording::AgentGym) => format!("{first}, and {second}"),
+                    _ => format!("{first} and {second}"),
                 }
             }
         }

@@ -6,8 +6,10 @@ mod levels;
 mod numpy;
 mod rooms;
 mod verify;
+mod ways;
 
 pub(super) use verify::Verifier;
+pub(super) use ways::Ways;
 
 use super::level::Level;
 use crate::quantity::Quantity;

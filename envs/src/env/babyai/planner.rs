@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::game::BabyaiGame;
 use super::grid::{Cell, Grid, Kind, Lock, Pos, beside};
 use super::mission::Task;
-use super::text::things_in_view;
+use super::text::Named;
 
 /// A subgoal that has to be done before the task; the most recent one is done first.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +29,8 @@ enum Move {
 /// Moves one step at a time towards the next task.
 #[derive(Default)]
 pub(super) struct Planner {
+    /// What is in view now.
+    seen: Vec<Named>,
     errands: Vec<Errand>,
 }
 
@@ -171,9 +173,7 @@ impl Planner {
         };
         match self.approach(grid, at) {
             Move::Arrived => {
-                let named = things_in_view(grid)
-                    .into_iter()
-                    .find(|named| named.thing == thing);
+                let named = self.seen.iter().find(|named| named.thing == thing);
                 named.map_or(Move::Stuck, |named| {
                     Move::Say(format!("pickup {}", named.name))
                 })
@@ -322,6 +322,7 @@ impl Planner {
 
     /// The next text, or `None` if the planner is stuck.
     pub(super) fn text(&mut self, game: &BabyaiGame) -> Option<String> {
+        self.seen = game.things_in_view();
         for _ in 0..60 {
             let grid = game.grid();
             let tasks = game.level.goal.open_tasks();

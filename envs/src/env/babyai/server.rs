@@ -87,7 +87,7 @@ impl Babyai {
             Some(game) => {
                 let last = game.last();
                 json!({
-                    "observation": last.observation,
+                    "observation": game.shown(),
                     "reward": number(last.reward),
                     "score": number(last.score),
                     "done": last.done,
