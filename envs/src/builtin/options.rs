@@ -15,15 +15,26 @@ pub enum RulesVersion {
     Two,
 }
 
+impl RulesVersion {
+    /// The rules with this number. `Err` says which there are.
+    pub fn of(number: u32) -> Result<Self, String> {
+        match number {
+            1 => Ok(Self::One),
+            2 => Ok(Self::Two),
+            _ => Err(format!(
+                "this program knows no rules {number} of the built-in games: give 1 or 2, or use \
+                 the program that made the plan"
+            )),
+        }
+    }
+}
+
 impl std::str::FromStr for RulesVersion {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "1" => Ok(Self::One),
-            "2" => Ok(Self::Two),
-            _ => Err(format!("rules {text:?} are not known: 1 or 2")),
-        }
+        let number = text.parse();
+        Self::of(number.map_err(|_| format!("rules {text:?} are not a number: give 1 or 2"))?)
     }
 }
 
