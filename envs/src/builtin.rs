@@ -18,6 +18,7 @@ use crate::env::{babyai, maze, searchqa, sokoban, textcraft, wordle};
 use crate::error::EnvError;
 use crate::server::{ServerHandle, ServerOptions, serve};
 use options::AddressOptions;
+pub use options::RulesVersion;
 pub use registered::{ArgumentError, Registered};
 use registered::{OpenSolver, Tasks};
 
@@ -121,10 +122,10 @@ impl BuiltinTasks {
 }
 
 /// Parses a built-in address; nothing is opened or started.
-pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
+pub fn parse(address: &str, rules: RulesVersion) -> Result<BuiltinAddress, EnvError> {
     let rest = address.strip_prefix(SCHEME).unwrap_or_default();
     let (name, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let mut options = AddressOptions::new(address, query);
+    let mut options = AddressOptions::new(address, query, rules);
     if !address.starts_with(SCHEME) {
         return Err(options.bad(format!("it does not begin with {SCHEME:?}")));
     }
@@ -150,8 +151,8 @@ pub fn parse(address: &str) -> Result<BuiltinAddress, EnvError> {
 }
 
 /// Starts the server that an address describes.
-pub async fn start(address: &str) -> Result<ServerHandle, EnvError> {
-    let BuiltinAddress { source, options } = parse(address)?;
+pub async fn start(address: &str, rules: RulesVersion) -> Result<ServerHandle, EnvError> {
+    let BuiltinAddress { source, options } = parse(address, rules)?;
     let told = |done: u64, total: u64| tracing::info!(done, total, "reading the corpus, bytes");
     let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     source.serve(local, options, told).await
@@ -165,6 +166,7 @@ mod tests {
     fn addresses_say_where_tasks_come_from() {
         assert!(is_builtin("builtin") && is_builtin("builtin:worlds?depths=2"));
         assert!(!is_builtin("http://builtin") && !is_builtin("builtins"));
+        let parse = |address: &str| super::parse(address, RulesVersion::default());
         let worlds = parse("builtin:worlds?depths=2-4&lines=6-9&ttl_s=7").expect("valid");
         let expected = textcraft::Worlds::new(2..=4, 6..=9).expect("possible");
         let expected = textcraft::Source::Worlds(expected);
@@ -221,7 +223,8 @@ mod tests {
             ("builtin:searchqa?uncased=a", "expected false or true"),
             ("builtin:maze?seed=1", "unknown option \"seed\""),
         ] {
-            let message = parse(address).expect_err(address).to_string();
+            let parsed = parse(address, RulesVersion::default());
+            let message = parsed.expect_err(address).to_string();
             assert!(message.contains(words), "{message}");
         }
     }

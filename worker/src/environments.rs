@@ -3,7 +3,7 @@
 //! what works with a built-in server works with a remote one.
 
 use crate::{Error, Result};
-use agentgym_envs::builtin;
+use agentgym_envs::builtin::{self, RulesVersion};
 use agentgym_envs::server::ServerHandle;
 use agentgym_envs::spec::{EnvSpec, spec};
 use agentgym_envs::{ClientOptions, EnvClient};
@@ -39,10 +39,21 @@ impl Environment {
     }
 }
 
+/// The rules that the built-in games of a plan are played by.
+///
+/// # Errors
+/// A plan of a later program.
+pub(crate) fn rules(plan: &Plan) -> Result<RulesVersion> {
+    let number = plan.config.actor_rollout_ref.agentgym.rules;
+    RulesVersion::of(number)
+        .map_err(|why| Error::stage(format!("actor_rollout_ref.agentgym.rules: {why}")))
+}
+
 /// Clients and built-in servers of one process.
 #[derive(Default)]
 pub struct Environments {
-    servers: Mutex<HashMap<String, ServerHandle>>,
+    /// By the rules of their games and their address.
+    servers: Mutex<HashMap<(u32, String), ServerHandle>>,
 }
 
 impl Environments {
@@ -61,7 +72,7 @@ impl Environments {
         })?;
         let spec = spec(&declared.task_name).map_err(|e| Error::stage(e.to_string()))?;
         let url = if builtin::is_builtin(&declared.env_addr) {
-            self.builtin_url(&declared.env_addr).await?
+            self.builtin_url(plan, &declared.env_addr).await?
         } else {
             declared.env_addr.clone()
         };
@@ -90,17 +101,19 @@ impl Environments {
         })
     }
 
-    async fn builtin_url(&self, address: &str) -> Result<String> {
+    async fn builtin_url(&self, plan: &Plan, address: &str) -> Result<String> {
+        let number = plan.config.actor_rollout_ref.agentgym.rules;
+        let key = (number, address.to_owned());
         let mut servers = self.servers.lock().await;
-        if let Some(server) = servers.get(address) {
+        if let Some(server) = servers.get(&key) {
             return Ok(server.url.clone());
         }
-        let server = builtin::start(address)
+        let server = builtin::start(address, rules(plan)?)
             .await
             .map_err(|e| Error::stage(e.to_string()))?;
         tracing::info!(address, url = %server.url, "started a built-in environment");
         let url = server.url.clone();
-        servers.insert(address.to_owned(), server);
+        servers.insert(key, server);
         Ok(url)
     }
 

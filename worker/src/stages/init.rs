@@ -11,6 +11,7 @@ mod data;
 use super::artifacts;
 use super::training::{upload_adapter, upload_critic, upload_policy};
 use crate::blocking::blocking;
+use crate::environments::rules;
 use crate::model_folder;
 use crate::policies::{ADAPTER, CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
@@ -266,7 +267,9 @@ fn corpus(plan: &Plan) -> Result<Vec<String>> {
             continue;
         }
         let bad = |e| Error::stage(format!("actor_rollout_ref.agentgym.envs.{name}: {e}"));
-        let source = builtin::parse(&declared.env_addr).map_err(bad)?.source;
+        let source = builtin::parse(&declared.env_addr, rules(plan)?)
+            .map_err(bad)?
+            .source;
         let Some(style) = source.corpus_style() else {
             continue;
         };

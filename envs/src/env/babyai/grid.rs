@@ -4,7 +4,8 @@
 //! and walls and closed doors that hide what is behind them.
 
 /// Side of the square that the agent sees; the agent is in the middle of the nearest row.
-const VIEW: usize = 7;
+pub(crate) const VIEW: usize = 7;
+pub(crate) const VIEW_MIDDLE: usize = VIEW / 2;
 
 /// Column and row.
 pub(crate) type Pos = (usize, usize);
@@ -115,6 +116,15 @@ impl Seen {
     }
 }
 
+/// How a cell looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pixel {
+    Unseen,
+    Empty,
+    Wall,
+    Thing(Kind, Colour, Lock),
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Grid {
     pub(crate) width: usize,
@@ -173,6 +183,27 @@ impl Grid {
         number
     }
 
+    /// Takes off the grid what is carried, where it still lies there.
+    pub(crate) fn lift_carried(&mut self) {
+        if let Some(thing) = self.carrying
+            && let Some(at) = self.things[thing].at.take()
+        {
+            self.set(at, Cell::Empty);
+        }
+    }
+
+    /// Puts a new thing into a box.
+    pub(crate) fn put_inside(&mut self, chest: usize, kind: Kind, colour: Colour) {
+        self.things[chest].inside = Some(self.things.len());
+        self.things.push(Thing {
+            kind,
+            colour,
+            lock: Lock::Open,
+            at: None,
+            inside: None,
+        });
+    }
+
     pub(crate) fn front(&self) -> Pos {
         // The agent is inside walls, so there is always a cell in front of it.
         beside(self.agent, self.facing).unwrap_or(self.agent)
@@ -207,6 +238,35 @@ impl Grid {
                 carried.kind == Kind::Key && carried.colour == self.things[door].colour
             }),
         }
+    }
+
+    /// Number of things that the agent can come to without moving any. Doors are no obstacles,
+    /// locked or not.
+    pub(crate) fn things_reached(&self) -> usize {
+        let mut seen = vec![false; self.width * self.height];
+        let mut open = vec![self.agent];
+        let mut things = 0;
+        while let Some(at) = open.pop() {
+            for to in (0..STEPS.len()).filter_map(|facing| beside(at, facing)) {
+                if self.cell(to) == Cell::Wall
+                    || std::mem::replace(&mut seen[to.1 * self.width + to.0], true)
+                {
+                    continue;
+                }
+                let thing = self.thing_at(to);
+                things += usize::from(thing.is_some());
+                if thing.is_none_or(|thing| self.things[thing].kind == Kind::Door) {
+                    open.push(to);
+                }
+            }
+        }
+        things
+    }
+
+    /// Whether the agent can come to everything without moving anything.
+    pub(crate) fn all_reachable(&self) -> bool {
+        let lying = self.things.iter().filter(|thing| thing.at.is_some());
+        self.things_reached() == lying.count()
     }
 
     /// Makes a move; returns whether anything changed.
@@ -282,6 +342,14 @@ impl Grid {
         }
     }
 
+    /// How many steps ahead of the agent a cell is, and how many to its right.
+    pub(crate) fn seen_from_agent(&self, (x, y): Pos) -> (isize, isize) {
+        let x = x as isize - self.agent.0 as isize;
+        let y = y as isize - self.agent.1 as isize;
+        let (forward, aside) = (STEPS[self.facing], STEPS[(self.facing + 1) % 4]);
+        (x * forward.0 + y * forward.1, x * aside.0 + y * aside.1)
+    }
+
     fn see_behind(&self, cell: Cell) -> bool {
         match cell {
             Cell::Empty => true,
@@ -293,20 +361,18 @@ impl Grid {
         }
     }
 
-    /// The cells in view that are not empty, without the agent's own: from left to right, and in
-    /// each column from the far end.
-    pub(crate) fn view(&self) -> Vec<Seen> {
-        let middle = (VIEW / 2) as isize;
-        let cell = |column: usize, ahead: usize| self.relative(ahead, column as isize - middle);
+    /// Which cells the agent sees: by their distance ahead and their column, the middle one being
+    /// the agent's.
+    fn lit(&self) -> [[bool; VIEW]; VIEW] {
         // Light spreads from the agent's cell, row by row, to both sides and ahead.
         let mut lit = [[false; VIEW]; VIEW];
-        lit[0][VIEW / 2] = true;
+        lit[0][VIEW_MIDDLE] = true;
         for ahead in 0..VIEW {
             let spread = |from: usize, to: Option<usize>, lit: &mut [[bool; VIEW]; VIEW]| {
-                let here = match (ahead, from == VIEW / 2) {
+                let here = match (ahead, from == VIEW_MIDDLE) {
                     // A carried thing does not block the view.
                     (0, true) => Cell::Empty,
-                    _ => cell(from, ahead),
+                    _ => self.in_view(ahead, from),
                 };
                 if !lit[ahead][from] || !self.see_behind(here) {
                     return;
@@ -325,15 +391,49 @@ impl Grid {
                 spread(column, column.checked_sub(1), &mut lit);
             }
         }
+        lit
+    }
+
+    fn in_view(&self, ahead: usize, column: usize) -> Cell {
+        self.relative(ahead, column as isize - VIEW_MIDDLE as isize)
+    }
+
+    /// The cells in view that are not empty, without the agent's own: from left to right, and in
+    /// each column from the far end.
+    pub(crate) fn view(&self) -> Vec<Seen> {
+        let lit = self.lit();
         let all = (0..VIEW).flat_map(|column| (0..VIEW).rev().map(move |ahead| (column, ahead)));
         all.filter(|(column, ahead)| lit[*ahead][*column])
             .map(|(column, ahead)| Seen {
                 ahead,
-                right: column as isize - middle,
-                cell: cell(column, ahead),
+                right: column as isize - VIEW_MIDDLE as isize,
+                cell: self.in_view(ahead, column),
             })
             .filter(|seen| seen.cell != Cell::Empty && seen.distance() > 0)
             .collect()
+    }
+
+    /// What the agent sees, as far as it can be told apart: for each cell whether it is seen, and
+    /// its kind, colour and lock. What is carried is seen in the agent's cell.
+    pub(crate) fn picture(&self) -> Vec<Pixel> {
+        let lit = self.lit();
+        let looks = |thing: usize| {
+            let Thing {
+                kind, colour, lock, ..
+            } = self.things[thing];
+            Pixel::Thing(kind, colour, lock)
+        };
+        let all = (0..VIEW).flat_map(|ahead| (0..VIEW).map(move |column| (ahead, column)));
+        all.map(|(ahead, column)| match (ahead, column) {
+            (0, VIEW_MIDDLE) => self.carrying.map_or(Pixel::Empty, looks),
+            _ if !lit[ahead][column] => Pixel::Unseen,
+            _ => match self.in_view(ahead, column) {
+                Cell::Empty => Pixel::Empty,
+                Cell::Wall => Pixel::Wall,
+                Cell::Thing(thing) => looks(thing),
+            },
+        })
+        .collect()
     }
 }
 

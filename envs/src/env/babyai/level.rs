@@ -1,8 +1,51 @@
-//! A level with its mission, and the parts that several kinds of levels share.
+//! A level: its name, its world and its mission.
 
-use super::build::{Build, Reject, RoomAt};
-use super::grid::{Grid, Kind};
-use super::mission::{Desc, Goal, Task, next};
+use super::grid::Grid;
+use super::mission::Goal;
+
+/// Names, in the order of the item ids.
+pub const LEVELS: [&str; 40] = [
+    "GoToRedBallGrey",
+    "GoToRedBall",
+    "GoToRedBallNoDists",
+    "GoToObjS6",
+    "GoToLocalS8N7",
+    "GoToObjMazeS7",
+    "GoToImpUnlock",
+    "GoToSeqS5R2",
+    "GoToRedBlueBall",
+    "GoToDoor",
+    "GoToObjDoor",
+    "Open",
+    "OpenRedDoor",
+    "OpenDoorLoc",
+    "OpenRedBlueDoorsDebug",
+    "OpenDoorsOrderN4Debug",
+    "Pickup",
+    "UnblockPickup",
+    "PickupLoc",
+    "PickupDistDebug",
+    "PickupAbove",
+    "PutNextLocalS6N4",
+    "PutNextS7N4Carrying",
+    "Unlock",
+    "UnlockLocalDist",
+    "KeyInBox",
+    "UnlockPickupDist",
+    "BlockedUnlockPickup",
+    "UnlockToUnlock",
+    "ActionObjDoor",
+    "FindObjS7",
+    "KeyCorridorS6R3",
+    "OneRoomS20",
+    "MoveTwoAcrossS8N9",
+    "SynthS5R2",
+    "SynthLoc",
+    "SynthSeq",
+    "MiniBossLevel",
+    "BossLevel",
+    "BossLevelNoUnlock",
+];
 
 /// A world and its mission.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,41 +56,9 @@ pub(crate) struct Level {
     pub(crate) moves_max: u32,
 }
 
-/// The default limit is the number of cells of all rooms, times the trips of the goal.
-pub(super) fn finished(build: Build<'_>, goal: Goal, moves_max: Option<u32>) -> Level {
-    let rooms = (build.columns * build.rows) as u32;
-    let each = (build.room_size * build.room_size) as u32 * rooms;
-    let moves_max = moves_max.unwrap_or(each * goal.trips());
-    Level {
-        grid: build.grid,
-        goal,
-        moves_max,
+impl Level {
+    /// What reaching the goal at this move is worth.
+    pub(crate) fn reward(&self, moves: u32) -> f64 {
+        1.0 - 0.9 * (f64::from(moves) / f64::from(self.moves_max))
     }
-}
-
-pub(super) fn put_next_task(build: &Build<'_>, moved: Desc, fixed: Desc) -> Result<Task, Reject> {
-    let overlap = moved.set.iter().any(|thing| fixed.set.contains(thing));
-    let done = |moved: &usize| {
-        fixed
-            .set
-            .iter()
-            .any(|fixed| next(&build.grid, *moved, *fixed))
-    };
-    if overlap || moved.set.iter().any(done) {
-        return Err(Reject);
-    }
-    Ok(Task::PutNext(moved, fixed))
-}
-
-/// Locks a random room, connects all rooms and puts the key in another room.
-pub(super) fn lock_a_room(build: &mut Build<'_>) -> Result<(RoomAt, usize), Reject> {
-    let room = build.any_room();
-    let colour = build.colour();
-    let door = build.add_any_door(room, colour, true)?;
-    build.locked = Some(room);
-    build.connect()?;
-    let others: Vec<RoomAt> = build.rooms().into_iter().filter(|r| *r != room).collect();
-    let place = build.pick(&others);
-    build.add(place, Kind::Key, colour)?;
-    Ok((room, door))
 }

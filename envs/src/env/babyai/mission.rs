@@ -47,11 +47,14 @@ pub(crate) struct Desc {
     pub(crate) colour: Option<Colour>,
     pub(crate) side: Option<Side>,
     pub(crate) set: Vec<usize>,
+    /// Walls matched, too.
+    pub(crate) walls: bool,
 }
 
 impl Desc {
     fn words(&self) -> String {
-        let article = if self.set.len() == 1 { "the" } else { "a" };
+        let one = self.set.len() == 1 && !self.walls;
+        let article = if one { "the" } else { "a" };
         let colour = self
             .colour
             .map_or(String::new(), |c| format!("{} ", c.name()));
@@ -81,6 +84,16 @@ pub(crate) enum Order {
     After,
     /// Any order.
     And,
+}
+
+/// Whether a mission says in which order its goals are to be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wording {
+    Ordered,
+    /// It does not, so the order is met by luck alone.
+    Unordered,
+    /// AgentGym's: "and" in place of the words that say it, but a comma before it is left.
+    AgentGym,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -199,17 +212,17 @@ impl Goal {
         }
     }
 
-    /// The mission in words. The original hides the order, so it can only be met by luck.
-    pub(crate) fn words(&self, hide_order: bool) -> String {
+    /// The mission in words.
+    pub(crate) fn words(&self, wording: Wording) -> String {
         match self {
             Self::One(task) => task.words(),
             Self::Two { order, goals, .. } => {
-                let [first, second] = [0, 1].map(|at: usize| goals[at].words(hide_order));
-                match order {
-                    _ if hide_order => format!("{first} and {second}"),
-                    Order::Before => format!("{first}, then {second}"),
-                    Order::After => format!("{first} after you {second}"),
-                    Order::And => format!("{first} and {second}"),
+                let [first, second] = [0, 1].map(|at: usize| goals[at].words(wording));
+                match (order, wording) {
+                    (Order::Before, Wording::Ordered) => format!("{first}, then {second}"),
+                    (Order::After, Wording::Ordered) => format!("{first} after you {second}"),
+                    (Order::Before, Wording::AgentGym) => format!("{first}, and {second}"),
+                    _ => format!("{first} and {second}"),
                 }
             }
         }

@@ -4,10 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::BabyaiGame;
+use super::game::BabyaiGame;
 use super::grid::{Cell, Grid, Kind, Lock, Pos, beside};
 use super::mission::Task;
-use super::text::things_in_view;
+use super::text::Named;
 
 /// A subgoal that has to be done before the task; the most recent one is done first.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +29,8 @@ enum Move {
 /// Moves one step at a time towards the next task.
 #[derive(Default)]
 pub(super) struct Planner {
+    /// What is in view now.
+    seen: Vec<Named>,
     errands: Vec<Errand>,
 }
 
@@ -81,30 +83,6 @@ fn path(grid: &Grid, target: Pos) -> Option<(u32, Vec<Pos>)> {
     None
 }
 
-/// Number of things that can be reached if doors are no obstacle.
-fn reachable(grid: &Grid) -> usize {
-    let mut seen = BTreeSet::from([grid.agent]);
-    let mut open = vec![grid.agent];
-    let mut things = 0;
-    while let Some(at) = open.pop() {
-        for to in (0..4).filter_map(|facing| beside(at, facing)) {
-            if grid.cell(to) == Cell::Wall || !seen.insert(to) {
-                continue;
-            }
-            match grid.thing_at(to) {
-                Some(thing) => {
-                    things += 1;
-                    if is_door(grid, thing) {
-                        open.push(to);
-                    }
-                }
-                None => open.push(to),
-            }
-        }
-    }
-    things
-}
-
 fn turn(grid: &Grid, to: Pos) -> Option<&'static str> {
     let wanted = (0..4).find(|facing| beside(grid.agent, *facing) == Some(to))?;
     match (wanted + 4 - grid.facing) % 4 {
@@ -150,7 +128,7 @@ impl Planner {
 
     /// Puts down the carried thing where it does not block the way.
     fn put_down(&mut self, grid: &Grid) -> Move {
-        let before = reachable(grid);
+        let before = grid.things_reached();
         let carried = grid.carrying.expect("something is carried");
         let near_door = |at: Pos| {
             (0..4)
@@ -174,7 +152,7 @@ impl Planner {
             for (_, spot) in spots.into_iter().take(40) {
                 let mut after = grid.clone();
                 after.set(spot, Cell::Thing(carried));
-                if strict && reachable(&after) < before + 1 {
+                if strict && after.things_reached() < before + 1 {
                     continue;
                 }
                 return match self.approach(grid, spot) {
@@ -195,9 +173,7 @@ impl Planner {
         };
         match self.approach(grid, at) {
             Move::Arrived => {
-                let named = things_in_view(grid)
-                    .into_iter()
-                    .find(|named| named.thing == thing);
+                let named = self.seen.iter().find(|named| named.thing == thing);
                 named.map_or(Move::Stuck, |named| {
                     Move::Say(format!("pickup {}", named.name))
                 })
@@ -346,6 +322,7 @@ impl Planner {
 
     /// The next text, or `None` if the planner is stuck.
     pub(super) fn text(&mut self, game: &BabyaiGame) -> Option<String> {
+        self.seen = game.things_in_view();
         for _ in 0..60 {
             let grid = game.grid();
             let tasks = game.level.goal.open_tasks();
@@ -365,14 +342,20 @@ impl Planner {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Compat, LEVELS};
+    use super::super::LEVELS;
+    use super::super::game::Rules;
     use super::*;
 
     /// Most texts before the player gives up.
     const TEXTS_MAX: usize = 600;
 
+    const RULES: Rules = Rules::Before {
+        compat: super::super::Compat::Fixed,
+        seed: 0,
+    };
+
     fn play(item: u64) -> Result<f64, String> {
-        let mut game = BabyaiGame::new(item, Compat::Fixed);
+        let mut game = BabyaiGame::new(item, RULES);
         let mut planner = Planner::default();
         let mut said = Vec::new();
         while said.len() < TEXTS_MAX && !game.last().done {
@@ -404,7 +387,7 @@ mod tests {
                 match play(item) {
                     Ok(_) => solved += 1,
                     Err(why) => {
-                        let mission = BabyaiGame::new(item, Compat::Fixed).mission().to_owned();
+                        let mission = BabyaiGame::new(item, RULES).mission().to_owned();
                         let why: String = why.chars().take(160).collect();
                         rest.push(format!("{item} {name} seed {seed}: {mission}: {why}"));
                     }

@@ -3,7 +3,7 @@
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use crate::env::babyai::{BabyaiGame, Compat};
+use crate::env::babyai::{BabyaiGame, Compat, Rules};
 use crate::server::http::{Answer, Asked, Refusal, Route, Routes, finished};
 use crate::server::options::ServerOptions;
 use crate::server::sessions::{Sessions, Table};
@@ -11,8 +11,7 @@ use crate::server::validation::{reset, step};
 use crate::task_index::TaskIndex;
 
 pub(crate) struct Babyai {
-    compat: Compat,
-    seed: u64,
+    rules: Rules,
     sessions: Sessions<Play>,
 }
 
@@ -30,18 +29,18 @@ fn number(value: f64) -> Value {
 }
 
 impl Babyai {
-    pub(crate) fn new(compat: Compat, seed: u64, options: &ServerOptions) -> Self {
+    pub(crate) fn new(rules: Rules, options: &ServerOptions) -> Self {
         Self {
-            compat,
-            seed,
+            rules,
             sessions: Sessions::new(options),
         }
     }
 
     fn reset(&self, asked: &Asked<'_>) -> Answer {
         let (id, item) = reset(&asked.fields()?, "id", "data_idx")?;
-        Ok(self.sessions.answer(&id, |play| {
-            match BabyaiGame::start(&item, self.seed, self.compat) {
+        Ok(self
+            .sessions
+            .answer(&id, |play| match BabyaiGame::start(&item, self.rules) {
                 Ok(game) => {
                     let last = play.game.insert(game).last();
                     json!({
@@ -53,8 +52,7 @@ impl Babyai {
                     })
                 }
                 Err(text) => json!({ "error": text }),
-            }
-        }))
+            }))
     }
 
     fn step(&self, asked: &Asked<'_>) -> Answer {
@@ -89,7 +87,7 @@ impl Babyai {
             Some(game) => {
                 let last = game.last();
                 json!({
-                    "observation": last.observation,
+                    "observation": game.shown(),
                     "reward": number(last.reward),
                     "score": number(last.score),
                     "done": last.done,
@@ -114,9 +112,15 @@ impl Babyai {
         Ok(json!(self.closed(&id)))
     }
 
+    /// Whether a session can be closed before its first reset.
+    fn closes_early(&self) -> bool {
+        let compat = Compat::Fixed;
+        matches!(self.rules, Rules::Before { compat: c, .. } if c == compat)
+    }
+
     fn closed(&self, id: &TaskIndex) -> bool {
         let may_close = self.sessions.with(id, |play| {
-            play.stuck |= self.compat == Compat::Original && play.game.is_none();
+            play.stuck |= !self.closes_early() && play.game.is_none();
             !play.stuck
         });
         may_close.unwrap_or(false) && self.sessions.close(id)

@@ -1,26 +1,37 @@
 //! Whole episodes: worlds, texts, rewards, and the quirks of the original.
 
+use super::game::{BabyaiGame, Rules};
+use super::grid::{Cell, Colour, Grid, Kind, Lock};
+use super::mission::Wording;
+use super::text::{Telling, describe};
 use super::*;
-use grid::{Colour, Kind};
+use crate::task_index::TaskIndex;
+
+const FIXED: Rules = before(Compat::Fixed, 0);
+const ORIGINAL: Rules = before(Compat::Original, 0);
+
+const fn before(compat: Compat, seed: u64) -> Rules {
+    Rules::Before { compat, seed }
+}
 
 #[test]
 fn worlds_are_functions_of_their_ids() {
     for item in 0..200 {
-        let game = BabyaiGame::new(item, Compat::Fixed);
-        let again = BabyaiGame::start(&TaskIndex::from(item as i64), 0, Compat::Fixed);
+        let game = BabyaiGame::new(item, FIXED);
+        let again = BabyaiGame::start(&TaskIndex::from(item as i64), FIXED);
         let again = again.expect("a world");
         assert_eq!(game.level, again.level, "{item}");
         assert!(
             game.last()
                 .observation
-                .starts_with(&format!("Your goal: {}\n", game.mission))
+                .starts_with(&format!("Your goal: {}\n", game.mission()))
         );
         // Other seeds give other worlds, as far as a small room allows.
-        let other = |step: u64| BabyaiGame::new(item + 40 * step, Compat::Fixed).level;
+        let other = |step: u64| BabyaiGame::new(item + 40 * step, FIXED).level;
         assert!((1..6).any(|step| other(step) != game.level), "{item}");
     }
-    let other = BabyaiGame::start(&TaskIndex::from(7), 1, Compat::Fixed).expect("a world");
-    assert_ne!(other.level, BabyaiGame::new(7, Compat::Fixed).level);
+    let other = BabyaiGame::start(&TaskIndex::from(7), before(Compat::Fixed, 1)).expect("a world");
+    assert_ne!(other.level, BabyaiGame::new(7, FIXED).level);
 }
 
 /// The documented move limits, by level; several values where they depend on the mission.
@@ -70,7 +81,7 @@ fn limits_of_moves_are_those_of_the_levels() {
     ];
     for item in 0..120 {
         let level = (item % 40) as usize;
-        let found = BabyaiGame::new(item, Compat::Fixed).level.moves_max;
+        let found = BabyaiGame::new(item, FIXED).level.moves_max;
         match expected[level] {
             // A multiple, depending on the trips of the mission.
             [] => assert_eq!(found % if level == 37 { 100 } else { 576 }, 0, "{level}"),
@@ -80,7 +91,11 @@ fn limits_of_moves_are_those_of_the_levels() {
 }
 
 fn small(lock: Lock) -> BabyaiGame {
-    let mut game = BabyaiGame::new(12, Compat::Fixed);
+    small_by(FIXED, lock)
+}
+
+fn small_by(rules: Rules, lock: Lock) -> BabyaiGame {
+    let mut game = BabyaiGame::new(12, rules);
     let mut grid = Grid::new(9, 5);
     for x in 0..9 {
         for y in 0..5 {
@@ -103,7 +118,7 @@ fn texts_are_the_documented_ones() {
         .grid
         .add(Kind::Key, Colour::Grey, Lock::Open, (2, 1));
     assert_eq!(
-        describe(game.grid()),
+        describe(game.grid(), Telling::Before),
         "In front of you in this room, you can see several objects: There is a grey key 1 1 \
          steps in front of you and 1 steps to your left.  There is a red locked door 1 right \
          in front of you 3 steps away.  The room has walls around you. You are not carrying \
@@ -166,6 +181,7 @@ fn a_success_is_worth_what_the_moves_leave() {
             colour: None,
             side: None,
             set: vec![0],
+            walls: false,
         },
         false,
     ));
@@ -183,15 +199,15 @@ fn a_success_is_worth_what_the_moves_leave() {
 
 #[test]
 fn the_originals_habits_can_be_had() {
-    let late = |compat| {
-        let mut game = small(Lock::Closed);
-        game.compat = compat;
+    let late = |rules| {
+        let mut game = small_by(rules, Lock::Closed);
         game.level.goal = mission::Goal::One(mission::Task::Open(
             mission::Desc {
                 kind: None,
                 colour: None,
                 side: None,
                 set: vec![0],
+                walls: false,
             },
             false,
         ));
@@ -201,21 +217,98 @@ fn the_originals_habits_can_be_had() {
         let again = game.step("nonsense").clone();
         (reply, again)
     };
-    let (reply, again) = late(Compat::Original);
+    let (reply, again) = late(ORIGINAL);
     assert!(!reply.done && reply.reward < 0.5 && reply.score == reply.reward);
     assert_eq!((again.score, again.done), (2.0 * reply.score, false));
-    let (reply, again) = late(Compat::Fixed);
+    let (reply, again) = late(FIXED);
     assert!(reply.done && reply.score == reply.reward);
     assert_eq!(again.score, reply.score);
 }
 
 #[test]
 fn an_episode_ends_at_its_limit_of_moves() {
-    let mut game = BabyaiGame::new(3, Compat::Fixed);
+    let mut game = BabyaiGame::new(3, FIXED);
     for turn in 1..=16 {
         assert_eq!(game.step("turn left").done, turn == 16);
     }
     assert_eq!(game.last().score, 0.0);
-    let mut original = BabyaiGame::new(3, Compat::Original);
+    let mut original = BabyaiGame::new(3, ORIGINAL);
     assert!((0..200).all(|_| !original.step("turn left").done));
+}
+
+/// What scripts/minigrid.sh compares of a world.
+fn world(game: &BabyaiGame) -> String {
+    let grid = game.grid();
+    let kind = |kind| match kind {
+        Kind::Door => 4,
+        Kind::Key => 5,
+        Kind::Ball => 6,
+        Kind::Box => 7,
+    };
+    let colour = |colour| {
+        Colour::ALL
+            .iter()
+            .position(|c| *c == colour)
+            .expect("one of them")
+    };
+    let cell = |at| match grid.cell(at) {
+        Cell::Empty => "1.0.0".to_owned(),
+        Cell::Wall => "2.5.0".to_owned(),
+        Cell::Thing(thing) => {
+            let thing = &grid.things[thing];
+            let lock = match (thing.kind, thing.lock) {
+                (Kind::Door, Lock::Closed) => 1,
+                (Kind::Door, Lock::Locked) => 2,
+                _ => 0,
+            };
+            format!("{}.{}.{lock}", kind(thing.kind), colour(thing.colour))
+        }
+    };
+    let all = (0..grid.width).flat_map(|x| (0..grid.height).map(move |y| (x, y)));
+    let cells: Vec<String> = all.map(cell).collect();
+    let carried = grid.carrying.map_or("nothing".to_owned(), |thing| {
+        let thing = &grid.things[thing];
+        format!("{} {}", kind(thing.kind), colour(thing.colour))
+    });
+    let (x, y) = grid.agent;
+    format!(
+        "{}\n{}\n{x} {y} {}\n{carried}\n{}",
+        game.level.goal.words(Wording::Ordered),
+        game.level.moves_max,
+        grid.facing,
+        cells.join(" ")
+    )
+}
+
+/// FNV-1a with 64 bits.
+fn digest(text: &str) -> String {
+    let fold = |state: u64, byte: u8| (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    format!("{:016x}", text.bytes().fold(0xcbf2_9ce4_8422_2325, fold))
+}
+
+/// The table is made by scripts/minigrid.sh from MiniGrid 2.3.1 itself.
+#[test]
+fn two_thousand_worlds_are_minigrids() {
+    let (mut compared, mut differ) = (0, Vec::new());
+    for (level, line) in include_str!("original/worlds.txt").lines().enumerate() {
+        let mut words = line.split(' ');
+        assert_eq!(words.next(), Some(LEVELS[level]));
+        for (seed, expected) in words.enumerate() {
+            let item = (level + seed * LEVELS.len()) as u64;
+            let mut game = BabyaiGame::new(item, Rules::AgentGym);
+            game.level.grid.lift_carried();
+            let found = world(&game);
+            compared += 1;
+            if digest(&found) != expected {
+                differ.push(format!("{} {seed}:\n{found}", LEVELS[level]));
+            }
+        }
+    }
+    assert_eq!(compared, 2000);
+    assert!(
+        differ.is_empty(),
+        "{} differ, as {}",
+        differ.len(),
+        differ[0]
+    );
 }

@@ -26,10 +26,23 @@ fn plain_name(grid: &Grid, thing: usize) -> String {
     format!("{} {lock}{}", thing.colour.name(), thing.kind.name())
 }
 
+/// How the things in view are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Telling {
+    /// Of two equally near, the one more straight ahead comes first; walls are named even if none
+    /// is in view.
+    AgentGym,
+    /// Of two equally near, the one more to the left comes first.
+    Before,
+}
+
 /// The things in view, nearest first, numbered among those of the same name.
-pub(crate) fn things_in_view(grid: &Grid) -> Vec<Named> {
+pub(crate) fn things_in_view(grid: &Grid, telling: Telling) -> Vec<Named> {
     let mut seen = grid.view();
-    seen.sort_by_key(Seen::distance);
+    match telling {
+        Telling::AgentGym => seen.sort_by_key(|seen| (seen.distance(), seen.right.abs())),
+        Telling::Before => seen.sort_by_key(Seen::distance),
+    }
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     seen.into_iter()
         .filter_map(|seen| {
@@ -46,7 +59,7 @@ pub(crate) fn things_in_view(grid: &Grid) -> Vec<Named> {
 }
 
 /// The view in words.
-pub(crate) fn describe(grid: &Grid) -> String {
+pub(crate) fn describe(grid: &Grid, telling: Telling) -> String {
     let view = grid.view();
     let mut text = String::new();
     if view.is_empty() {
@@ -54,7 +67,7 @@ pub(crate) fn describe(grid: &Grid) -> String {
     } else {
         text.push_str("In front of you in this room, you can see several objects: ");
     }
-    for named in things_in_view(grid) {
+    for named in things_in_view(grid, telling) {
         let Seen { ahead, right, .. } = named.seen;
         let place = match right {
             0 => format!("right in front of you {ahead} steps away"),
@@ -66,7 +79,8 @@ pub(crate) fn describe(grid: &Grid) -> String {
         };
         text.push_str(&format!("There is a {} {place}.  ", named.name));
     }
-    if view.iter().any(|seen| seen.cell == Cell::Wall) {
+    let walls = telling == Telling::AgentGym;
+    if walls || view.iter().any(|seen| seen.cell == Cell::Wall) {
         text.push_str("The room has walls around you. ");
     }
     let straight = view.iter().filter(|seen| seen.right == 0);
@@ -104,10 +118,10 @@ pub(crate) enum Action {
     Check,
 }
 
-/// The currently sensible actions, with their texts. `more`: also open boxes and close doors, which
-/// the original does not offer.
-pub(crate) fn actions(grid: &Grid, more: bool) -> Vec<(String, Action)> {
-    let named = things_in_view(grid);
+/// The actions that have a name now, with their texts, whether or not they can be carried out.
+/// `more`: also open boxes and close doors.
+pub(crate) fn actions(grid: &Grid, more: bool, telling: Telling) -> Vec<(String, Action)> {
+    let named = things_in_view(grid, telling);
     let kind = |named: &Named| grid.things[named.thing].kind;
     let mut actions = vec![
         ("turn left".to_owned(), Action::Primitive(Primitive::Left)),
@@ -135,8 +149,9 @@ pub(crate) fn actions(grid: &Grid, more: bool) -> Vec<(String, Action)> {
     let is_door = |thing: usize| grid.things[thing].kind == Kind::Door;
     let is_open = |thing: usize| is_door(thing) && grid.things[thing].lock == Lock::Open;
     let toggles = |thing| is_door(thing) && grid.opens(thing) || more && (is_box || is_open(thing));
-    if ahead.is_some_and(toggles) {
-        actions.push(("toggle".to_owned(), Action::Primitive(Primitive::Toggle)));
+    let toggle = ("toggle".to_owned(), Action::Primitive(Primitive::Toggle));
+    if telling == Telling::Before && ahead.is_some_and(toggles) {
+        actions.push(toggle.clone());
     }
     for named in named.iter().filter(|named| kind(named) == Kind::Door) {
         let (name, thing) = (&named.name, named.thing);
@@ -147,6 +162,9 @@ pub(crate) fn actions(grid: &Grid, more: bool) -> Vec<(String, Action)> {
                 Action::ToggleThrough(thing),
             ),
         });
+        if telling == Telling::AgentGym && ahead == Some(thing) && toggles(thing) {
+            actions.push(toggle.clone());
+        }
     }
     for named in &named {
         actions.push((format!("go to {}", named.name), Action::GoTo(named.thing)));

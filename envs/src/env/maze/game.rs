@@ -1,7 +1,9 @@
 //! The maze of LMRL-Gym that AgentGym serves: two T-shaped corridors, one below the other.
 //!
 //! A position is (row, column), both from 0 at the top left. A game's number is the index of its
-//! start among the free cells, row by row; the last one is the goal itself.
+//! start in a list of the free cells; the last one is the goal itself.
+
+use crate::builtin::options::RulesVersion;
 
 /// `#` is wall, `.` free, `G` the goal.
 const CELLS: [&str; 10] = [
@@ -21,6 +23,8 @@ const CELLS: [&str; 10] = [
 const MOVES_MAX: u32 = 50;
 
 type Position = (usize, usize);
+
+const GOAL: Position = (8, 6);
 
 /// Name, description and step of each direction, in the order of the observation.
 const DIRECTIONS: [(&str, &str, isize, isize); 4] = [
@@ -58,6 +62,38 @@ fn cell((row, column): Position) -> u8 {
     CELLS[row].as_bytes()[column]
 }
 
+/// Where the games of the original begin: along the two upper corridors, then down the left stem
+/// and up the right one.
+const STARTS: [Position; 26] = [
+    (1, 1),
+    (1, 2),
+    (1, 3),
+    (1, 4),
+    (1, 5),
+    (1, 7),
+    (1, 8),
+    (1, 9),
+    (1, 10),
+    (1, 11),
+    (2, 3),
+    (3, 3),
+    (4, 3),
+    (5, 3),
+    (5, 4),
+    (5, 5),
+    (5, 6),
+    (6, 6),
+    (7, 6),
+    (5, 7),
+    (5, 8),
+    (5, 9),
+    (4, 9),
+    (3, 9),
+    (2, 9),
+    GOAL,
+];
+
+/// The free cells row by row: where the games of the rules of before begin.
 fn free_cells() -> Vec<Position> {
     let all = (0..CELLS.len()).flat_map(|row| (0..CELLS[0].len()).map(move |column| (row, column)));
     all.filter(|at| cell(*at) != b'#').collect()
@@ -71,8 +107,11 @@ fn beside((row, column): Position, down: isize, right: isize) -> Position {
 
 impl Maze {
     /// The game with this number; negative numbers count from the end.
-    pub(crate) fn start(game: i64) -> Result<Self, NoGame> {
-        let cells = free_cells();
+    pub(crate) fn start(game: i64, rules: RulesVersion) -> Result<Self, NoGame> {
+        let cells = match rules {
+            RulesVersion::One => free_cells(),
+            RulesVersion::Two => STARTS.to_vec(),
+        };
         let count = cells.len() as i64;
         let index = if game < 0 { game + count } else { game };
         let index = usize::try_from(index).map_err(|_| NoGame::Unknown)?;
@@ -90,7 +129,6 @@ impl Maze {
 
     /// The observation at the current position.
     pub(crate) fn observation(&self) -> String {
-        let goal = free_cells().pop().expect("the maze has free cells");
         let walls: Vec<&str> = DIRECTIONS
             .iter()
             .filter(|(_, _, down, right)| cell(beside(self.at, *down, *right)) == b'#')
@@ -103,7 +141,7 @@ impl Maze {
         };
         format!(
             "The goal is at position {}, {}. Your current position is at position {}, {}. {walls}",
-            goal.0, goal.1, self.at.0, self.at.1
+            GOAL.0, GOAL.1, self.at.0, self.at.1
         )
     }
 
@@ -138,26 +176,39 @@ mod tests {
 
     use super::*;
 
+    fn start(game: i64) -> Result<Maze, NoGame> {
+        Maze::start(game, RulesVersion::Two)
+    }
+
+    /// Both orders have every free cell once, and the goal last.
+    #[test]
+    fn orders_differ_and_cells_do_not() {
+        let mut starts = STARTS.to_vec();
+        assert_eq!(starts.last(), free_cells().last());
+        assert_ne!(starts, free_cells());
+        starts.sort_unstable();
+        assert_eq!(starts, free_cells());
+        for game in 0..25 {
+            let before = Maze::start(game, RulesVersion::One).expect("a game");
+            assert_eq!(before.at, free_cells()[game as usize]);
+        }
+    }
+
     #[test]
     fn positions_and_walls_are_told_as_documented() {
         assert_eq!(
-            Maze::start(0).expect("a game").observation(),
+            start(0).expect("a game").observation(),
             "The goal is at position 8, 6. Your current position is at position 1, 1. There are \
              walls to your left, above you, below you."
         );
         let above = "There is a wall above you.";
-        assert!(
-            Maze::start(2)
-                .expect("a game")
-                .observation()
-                .ends_with(above)
-        );
+        assert!(start(2).expect("a game").observation().ends_with(above));
     }
 
     #[test]
     fn games_are_the_free_cells() {
         for game in 0..25 {
-            assert!(Maze::start(game).is_ok(), "{game}");
+            assert!(start(game).is_ok(), "{game}");
         }
         for (game, problem) in [
             (25, NoGame::OnGoal),
@@ -165,14 +216,14 @@ mod tests {
             (26, NoGame::Unknown),
             (-27, NoGame::Unknown),
         ] {
-            assert_eq!(Maze::start(game).err(), Some(problem), "{game}");
+            assert_eq!(start(game).err(), Some(problem), "{game}");
         }
-        assert!(Maze::start(-26).is_ok());
+        assert!(start(-26).is_ok());
     }
 
     /// The shortest solution, by breadth-first search over games.
     fn solve(game: i64) -> Vec<&'static str> {
-        let start = Maze::start(game).expect("a game");
+        let start = start(game).expect("a game");
         let mut ways = BTreeMap::from([(start.at, Vec::new())]);
         let mut open = VecDeque::from([start]);
         while let Some(maze) = open.pop_front() {
@@ -195,7 +246,7 @@ mod tests {
     #[test]
     fn every_game_can_be_won() {
         for game in 0..25 {
-            let mut maze = Maze::start(game).expect("a game");
+            let mut maze = start(game).expect("a game");
             let way = solve(game);
             let (last, before) = way.split_last().expect("a way");
             for action in before {
@@ -215,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_move_after_the_fiftieth_fails() {
-        let mut maze = Maze::start(0).expect("a game");
+        let mut maze = start(0).expect("a game");
         let before = maze.observation();
         for action in ["move right ", "MOVE RIGHT", "", "move left"]
             .iter()

@@ -3,6 +3,7 @@
 use axum::http::Method;
 use serde_json::{Value, json};
 
+use crate::builtin::options::RulesVersion;
 use crate::env::maze::game::{Maze, MazeReply, NoGame};
 use crate::server::http::{Answer, Asked, Refusal, Route, Routes, finished};
 use crate::server::options::ServerOptions;
@@ -10,6 +11,7 @@ use crate::server::sessions::{Sessions, Table};
 use crate::server::validation::{reset, step};
 
 pub(crate) struct MazeServer {
+    rules: RulesVersion,
     sessions: Sessions<Option<Play>>,
 }
 
@@ -20,8 +22,9 @@ struct Play {
 }
 
 impl MazeServer {
-    pub(crate) fn new(options: &ServerOptions) -> Self {
+    pub(crate) fn new(rules: RulesVersion, options: &ServerOptions) -> Self {
         Self {
+            rules,
             sessions: Sessions::new(options),
         }
     }
@@ -29,21 +32,26 @@ impl MazeServer {
     fn reset(&self, asked: &Asked<'_>) -> Answer {
         let (id, game) = reset(&asked.fields()?, "id", "game")?;
         let number = game.to_string().parse().unwrap_or(i64::MAX);
-        Ok(self.sessions.answer(&id, |play| match Maze::start(number) {
-            Ok(maze) => {
-                let observation = maze.observation();
-                let last = MazeReply {
-                    observation: observation.clone(),
-                    reward: 0.0,
-                    done: false,
-                };
-                *play = Some(Play { maze, last });
-                json!({ "observation": observation })
-            }
-            // The original asserts, without a message, that a game does not start at the goal.
-            Err(NoGame::OnGoal) => json!({"error": ""}),
-            Err(NoGame::Unknown) => json!({"error": format!("The game {game} is not valid.")}),
-        }))
+        Ok(self
+            .sessions
+            .answer(&id, |play| match Maze::start(number, self.rules) {
+                Ok(maze) => {
+                    let observation = maze.observation();
+                    let last = MazeReply {
+                        observation: observation.clone(),
+                        reward: 0.0,
+                        done: false,
+                    };
+                    *play = Some(Play { maze, last });
+                    json!({ "observation": observation })
+                }
+                // The original asserts, without a message, that a game does not start at the goal.
+                Err(NoGame::OnGoal) => json!({"error": ""}),
+                Err(NoGame::Unknown) if game.negative => {
+                    json!({"error": "list index out of range"})
+                }
+                Err(NoGame::Unknown) => json!({"error": format!("The game {game} is not valid.")}),
+            }))
     }
 
     fn step(&self, asked: &Asked<'_>) -> Answer {
@@ -74,8 +82,24 @@ impl MazeServer {
     }
 }
 
+/// The original writes a reward of 0 without a decimal point.
+fn number(reward: f64) -> Value {
+    if reward == 0.0 {
+        json!(0)
+    } else {
+        json!(reward)
+    }
+}
+
 fn shown(reply: &MazeReply) -> Value {
-    json!({"observation": reply.observation, "reward": reply.reward, "done": reply.done})
+    json!({"observation": reply.observation, "reward": number(reply.reward), "done": reply.done})
+}
+
+fn detailed(reply: &MazeReply) -> Value {
+    let mut detail = shown(reply);
+    detail["maze_name"] = json!("double_t_maze");
+    detail["deleted"] = json!(false);
+    detail
 }
 
 impl Routes for MazeServer {
@@ -98,7 +122,7 @@ impl Routes for MazeServer {
             Ok(json!(Maze::actions()))
         }),
         ("/maze/detail", Method::GET, |server, asked| {
-            server.queried(asked, "'goal_position'", shown)
+            server.queried(asked, "'goal_position'", detailed)
         }),
     ];
 

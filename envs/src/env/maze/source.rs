@@ -1,22 +1,22 @@
-//! The source of mazes: there is only one maze, so there are no options.
+//! The source of mazes: there is only one maze, whose items are in the order of the rules.
 
 use std::sync::Arc;
 
 use super::server::MazeServer;
 use super::spec::SPEC;
-use crate::builtin::options::AddressOptions;
-use crate::builtin::registered::{ArgumentError, BuiltIn, NoArguments, Progress, Tasks};
+use crate::builtin::options::{AddressOptions, RulesArgument, RulesVersion};
+use crate::builtin::registered::{ArgumentError, BuiltIn, Progress, Tasks};
 use crate::error::EnvError;
 use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
 
 #[derive(Debug)]
-pub(crate) struct Source;
+pub(crate) struct Source(RulesVersion);
 
 impl Tasks for Source {
     fn app(&self, options: &ServerOptions, _: Progress<'_>) -> Result<Arc<dyn App>, EnvError> {
-        Ok(Arc::new(MazeServer::new(options)))
+        Ok(Arc::new(MazeServer::new(self.0, options)))
     }
 }
 
@@ -25,13 +25,13 @@ impl BuiltIn for Source {
     const ABOUT: &'static str = "Serve the maze; the base URL for clients ends in /maze";
     const PORT: u16 = 36006;
     const ADDRESSES: &'static [&'static str] = &[":maze"];
-    type Arguments = NoArguments;
+    type Arguments = RulesArgument;
 
-    fn from_address(_: &str, _: &mut AddressOptions) -> Result<Self, EnvError> {
-        Ok(Self)
+    fn from_address(_: &str, options: &mut AddressOptions) -> Result<Self, EnvError> {
+        Ok(Self(options.rules()))
     }
 
-    fn from_arguments(_: NoArguments) -> Result<Self, ArgumentError> {
-        Ok(Self)
+    fn from_arguments(arguments: RulesArgument) -> Result<Self, ArgumentError> {
+        Ok(Self(arguments.rules))
     }
 }

@@ -120,6 +120,7 @@ pub struct AgentGym {
     pub style: Option<PromptText>,
     pub context_turns: Option<usize>,
     pub summary: Option<PromptText>,
+    pub rules: u32,
 }
 
 /// Instructions to the policy beside the environment's own text.

@@ -2,10 +2,11 @@
 //! one may be locked.
 
 use super::build::{Build, CARRIED, Reject, RoomAt};
-use super::grid::{Kind, Lock};
-use super::level::{Level, finished, lock_a_room, put_next_task};
-use super::mission::{Desc, Goal, Order, Side, Task};
+use super::parts::{finished, lock_a_room, put_next_task};
 use crate::draws::Draws;
+use crate::env::babyai::grid::{Kind, Lock};
+use crate::env::babyai::level::Level;
+use crate::env::babyai::mission::{Desc, Goal, Order, Side, Task};
 
 /// The levels whose missions are drawn from a grammar.
 pub(super) fn generated(number: usize, draws: &mut Draws) -> Result<Level, Reject> {

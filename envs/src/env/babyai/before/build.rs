@@ -3,9 +3,9 @@
 //! All draws come from one stream per world. A draw that cannot be satisfied rejects the whole
 //! attempt, and the next attempt continues in the stream.
 
-use super::grid::{Cell, Colour, Grid, Kind, Lock, Pos, STEPS, beside};
-use super::mission::{Desc, Side};
 use crate::draws::Draws;
+use crate::env::babyai::grid::{Cell, Colour, Grid, Kind, Lock, Pos, Thing, beside};
+use crate::env::babyai::mission::{Desc, Side};
 
 /// Tries per placement before an attempt is rejected.
 const TRIES: usize = 500;
@@ -263,7 +263,7 @@ impl<'a> Build<'a> {
                 return Err(Reject);
             }
             let (kind, colour) = (self.pick(&CARRIED), self.colour());
-            let alike = |thing: &super::grid::Thing| (thing.kind, thing.colour) == (kind, colour);
+            let alike = |thing: &Thing| (thing.kind, thing.colour) == (kind, colour);
             if unique && self.grid.things.iter().any(alike) {
                 continue;
             }
@@ -276,43 +276,8 @@ impl<'a> Build<'a> {
         Ok(added)
     }
 
-    /// Whether every thing can be reached without moving another one. Doors count as passable,
-    /// including locked ones.
-    pub(crate) fn all_reachable(&self) -> bool {
-        let grid = &self.grid;
-        let mut seen = vec![false; grid.width * grid.height];
-        let mut open = vec![grid.agent];
-        let mut found = 0;
-        while let Some(at) = open.pop() {
-            for facing in 0..STEPS.len() {
-                let Some(to) = beside(at, facing) else {
-                    continue;
-                };
-                let place = to.1 * grid.width + to.0;
-                if grid.cell(to) == Cell::Wall || std::mem::replace(&mut seen[place], true) {
-                    continue;
-                }
-                match grid.thing_at(to) {
-                    Some(thing) => {
-                        found += 1;
-                        if grid.things[thing].kind == Kind::Door {
-                            open.push(to);
-                        }
-                    }
-                    None => open.push(to),
-                }
-            }
-        }
-        found
-            == grid
-                .things
-                .iter()
-                .filter(|thing| thing.at.is_some())
-                .count()
-    }
-
     pub(crate) fn require_reachable(&self) -> Result<(), Reject> {
-        if self.all_reachable() {
+        if self.grid.all_reachable() {
             Ok(())
         } else {
             Err(Reject)
@@ -349,6 +314,7 @@ impl<'a> Build<'a> {
             colour,
             side,
             set,
+            walls: false,
         }
     }
 

@@ -1,60 +1,17 @@
-//! The forty levels, each with its layout, its things and its mission.
+//! The forty levels of the rules of before, each with its layout, its things and its mission.
 //!
-//! Sizes, numbers of things and move limits are those of the BabyAI levels of the same names. The
-//! worlds of a seed differ from the original's, which are drawn with NumPy.
+//! Sizes, numbers of things and move limits are those of the BabyAI levels of the same names; the
+//! worlds of a seed are our own.
 
 use super::build::{Build, Reject, RoomAt};
-use super::grid::{Colour, Grid, Kind, Lock};
-use super::level::{Level, finished, lock_a_room, put_next_task};
-use super::mission::{Desc, Goal, Order, Side, Task};
+use super::parts::{finished, lock_a_room, put_next_task};
 use crate::draws::Draws;
+use crate::env::babyai::grid::{Cell, Colour, Grid, Kind, Lock};
+use crate::env::babyai::level::{LEVELS, Level};
+use crate::env::babyai::mission::{Desc, Goal, Order, Side, Task};
 
 /// Attempts at a world; far more than any level needs.
 const ATTEMPTS_MAX: usize = 10_000;
-
-/// Names, in the order of the item ids.
-pub const LEVELS: [&str; 40] = [
-    "GoToRedBallGrey",
-    "GoToRedBall",
-    "GoToRedBallNoDists",
-    "GoToObjS6",
-    "GoToLocalS8N7",
-    "GoToObjMazeS7",
-    "GoToImpUnlock",
-    "GoToSeqS5R2",
-    "GoToRedBlueBall",
-    "GoToDoor",
-    "GoToObjDoor",
-    "Open",
-    "OpenRedDoor",
-    "OpenDoorLoc",
-    "OpenRedBlueDoorsDebug",
-    "OpenDoorsOrderN4Debug",
-    "Pickup",
-    "UnblockPickup",
-    "PickupLoc",
-    "PickupDistDebug",
-    "PickupAbove",
-    "PutNextLocalS6N4",
-    "PutNextS7N4Carrying",
-    "Unlock",
-    "UnlockLocalDist",
-    "KeyInBox",
-    "UnlockPickupDist",
-    "BlockedUnlockPickup",
-    "UnlockToUnlock",
-    "ActionObjDoor",
-    "FindObjS7",
-    "KeyCorridorS6R3",
-    "OneRoomS20",
-    "MoveTwoAcrossS8N9",
-    "SynthS5R2",
-    "SynthLoc",
-    "SynthSeq",
-    "MiniBossLevel",
-    "BossLevel",
-    "BossLevelNoUnlock",
-];
 
 /// The world of a level and a seed.
 pub(crate) fn level(number: usize, draws: &mut Draws) -> Level {
@@ -206,7 +163,7 @@ fn maze(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
         }
     };
     // Level 17 is about moving things out of the way; in the others nothing may block the way.
-    if build.all_reachable() == (number == 17) {
+    if build.grid.all_reachable() == (number == 17) {
         return Err(Reject);
     }
     Ok(finished(build, goal, None))
@@ -473,7 +430,7 @@ fn two_rooms(number: usize, draws: &mut Draws) -> Result<Level, Reject> {
     if let Goal::One(Task::PutNext(moved, _)) = &goal {
         let moved = moved.set[0];
         let at = build.grid.things[moved].at.take().ok_or(Reject)?;
-        build.grid.set(at, super::grid::Cell::Empty);
+        build.grid.set(at, Cell::Empty);
         build.grid.carrying = Some(moved);
     }
     Ok(finished(build, goal, Some(8 * cells)))
