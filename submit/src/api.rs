@@ -11,12 +11,13 @@ mod rows;
 mod tasks;
 mod update;
 
+use crate::claims;
 use crate::cli::{Global, ViewArgs};
 use crate::runs::{RunView, unknown};
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_storage::{RunId, Store};
-use agentgym_view::{Ask, PartRef, Refusal, RefusalKind, Source, ViewerOptions, bundle_page};
+use agentgym_view::{Ask, PartRef, Refusal, Source, ViewerOptions, bundle_page};
 use bytes::Bytes;
 use known::Known;
 use refusals::refusal;
@@ -31,14 +32,17 @@ use tokio::sync::Mutex;
 /// Reads a store for the viewer.
 pub(crate) struct Reader {
     store: Store,
+    /// Says where a run's queue is, if that is not beside the store.
+    global: Global,
     runs: Mutex<BTreeMap<RunId, Arc<Known>>>,
     rows: RowCache,
 }
 
 impl Reader {
-    pub(crate) fn new(store: Store) -> Self {
+    pub(crate) fn new(store: Store, global: &Global) -> Self {
         Self {
             store,
+            global: global.clone(),
             runs: Mutex::default(),
             rows: RowCache::default(),
         }
@@ -54,7 +58,8 @@ impl Reader {
             Some(known) => known,
             None => {
                 let view = RunView::open(&self.store, name).await?;
-                let known = Arc::new(Known::new(view));
+                let queue = claims::queue(&view, &self.global).await;
+                let known = Arc::new(Known::new(view, queue));
                 let mut runs = self.runs.lock().await;
                 Arc::clone(runs.entry(id).or_insert(known))
             }
@@ -134,7 +139,7 @@ pub(crate) async fn view(store: Store, args: &ViewArgs, global: &Global) -> Resu
     if let Some(run) = &args.run {
         RunView::open(&store, run).await?;
     }
-    let reader = Arc::new(Reader::new(store));
+    let reader = Arc::new(Reader::new(store, global));
     if let Some(dir) = &args.bundle {
         return bundle(&reader, args.run.as_deref(), dir).await;
     }

@@ -9,6 +9,7 @@ use crate::status::{Status, status};
 use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::planner::Progress;
+use agentgym_queue::Queue;
 use agentgym_storage::{AttemptRecord, Manifest, PartKey};
 use agentgym_worker::stages::credit::PlayedIteration;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -25,6 +26,7 @@ const FRESH: Duration = Duration::from_millis(900);
 /// What is known of a run.
 pub(super) struct Known {
     state: Mutex<State>,
+    queue: Option<Queue>,
     pieces: Mutex<Option<Arc<Pieces>>>,
     credit: Mutex<Option<(u32, Arc<PlayedIteration>, Compared)>>,
     attempts: Mutex<BTreeMap<PartKey, Vec<AttemptRecord>>>,
@@ -39,8 +41,9 @@ pub(super) struct State {
 }
 
 impl Known {
-    pub(super) fn new(view: RunView) -> Self {
+    pub(super) fn new(view: RunView, queue: Option<Queue>) -> Self {
         Self {
+            queue,
             state: Mutex::new(State {
                 view,
                 manifests: BTreeMap::new(),
@@ -129,7 +132,7 @@ impl Known {
 
     /// The state of the run.
     pub(super) async fn status(&self) -> Result<Status> {
-        status(&self.view().await).await
+        status(&self.view().await, self.queue.as_ref()).await
     }
 
     /// The tokenizer, which training never changes.
