@@ -16,7 +16,7 @@ use crate::runs::{RunView, unknown};
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_storage::{RunId, Store};
-use agentgym_view::{Ask, PartRef, Refusal, RefusalKind, Source, ViewerOptions, bundle_page};
+use agentgym_view::{Ask, PartRef, Refusal, Source, ViewerOptions, bundle_page};
 use bytes::Bytes;
 use known::Known;
 use refusals::refusal;

@@ -335,7 +335,10 @@ fn what_cannot_be_answered_is_said_in_one_line() {
     // What is damaged does not hide the rest of a list.
     let listed = viewer.answer("runs/grpo/episodes?limit=1000");
     let said = listed["unreadable"].as_array().unwrap();
-    assert!(said.len() == 1 && said[0].as_str().unwrap().contains("episodes.bin"), "{said:?}");
+    assert!(
+        said.len() == 1 && said[0].as_str().unwrap().contains("episodes.bin"),
+        "{said:?}"
+    );
     assert!(listed["total"].as_u64().unwrap() > 0);
     // The other runs are still there.
     assert!(viewer.answer("runs/finished/series")["iterations"].is_array());
