@@ -9,10 +9,10 @@ use agentgym_queue::{Job, Queue};
 
 /// Whether the attempt that began last is still somebody's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Claim {
-    /// A worker renews it.
+pub enum Liveness {
+    /// Its worker renews its claim.
     Held,
-    /// Nobody does: the worker has vanished, and the next one takes the part up.
+    /// Nobody holds the claim: the worker has vanished, and the next one takes the part up.
     Free,
     /// No queue was asked, or it does not answer.
     Unknown,
@@ -34,14 +34,14 @@ pub(crate) async fn queue(view: &RunView, global: &Global) -> Option<Queue> {
 }
 
 /// Whether somebody holds a part.
-pub(crate) async fn claim(view: &RunView, part: PartId, queue: Option<&Queue>) -> Claim {
+pub(crate) async fn claim(view: &RunView, part: PartId, queue: Option<&Queue>) -> Liveness {
     let Some(queue) = queue else {
-        return Claim::Unknown;
+        return Liveness::Unknown;
     };
     match queue.holder(&job(view, part)).await {
-        Ok(Some(_)) => Claim::Held,
-        Ok(None) => Claim::Free,
-        Err(_) => Claim::Unknown,
+        Ok(Some(_)) => Liveness::Held,
+        Ok(None) => Liveness::Free,
+        Err(_) => Liveness::Unknown,
     }
 }
 

@@ -4,7 +4,7 @@
 
 mod all;
 
-pub use crate::claims::Claim;
+pub use crate::claims::Liveness;
 use crate::runs::RunView;
 use crate::{Error, Result, claims, text};
 use agentgym_jobs::artifact_names;
@@ -30,7 +30,7 @@ pub enum State {
         /// Seconds since 1970 on the worker's clock.
         since_unix_s: u64,
         /// Whether the worker is still there.
-        claim: Claim,
+        claim: Liveness,
     },
     /// All inputs are there and no attempt has started.
     Runnable,
@@ -249,7 +249,7 @@ fn state(attempts: &[AttemptRecord]) -> State {
             attempt: last.number,
             worker: last.start.worker.clone(),
             since_unix_s: last.start.started_unix_s,
-            claim: Claim::Unknown,
+            claim: Liveness::Unknown,
         },
         _ => State::Runnable,
     }
@@ -329,7 +329,7 @@ impl Status {
             matches!(
                 s,
                 State::Running {
-                    claim: Claim::Free,
+                    claim: Liveness::Free,
                     ..
                 }
             )
@@ -377,10 +377,10 @@ impl Status {
                         _ => format!("begun {} ago", text::seconds(age)),
                     };
                     let (state, then) = match claim {
-                        Claim::Free => {
+                        Liveness::Free => {
                             ("lost", ", which has vanished; the next worker takes it up")
                         }
-                        Claim::Held | Claim::Unknown => ("running", ""),
+                        Liveness::Held | Liveness::Unknown => ("running", ""),
                     };
                     rows.push(format!(
                         "  {id}  {state}  attempt {attempt} by {}, {begun}{then}",
@@ -452,9 +452,9 @@ impl Status {
                     claim,
                 } => {
                     let (state, alive) = match claim {
-                        Claim::Held => ("running", Some(true)),
-                        Claim::Free => ("lost", Some(false)),
-                        Claim::Unknown => ("running", None),
+                        Liveness::Held => ("running", Some(true)),
+                        Liveness::Free => ("lost", Some(false)),
+                        Liveness::Unknown => ("running", None),
                     };
                     json!({"part": id.to_string(), "state": state, "attempt": attempt, "worker": worker,
                         "since_unix_s": since_unix_s, "worker_alive": alive})
@@ -527,7 +527,7 @@ mod tests {
             attempt: 2,
             worker: "host:1:ab".into(),
             since_unix_s: 1000,
-            claim: Claim::Held,
+            claim: Liveness::Held,
         };
         Status {
             run: "quick-1a2b".into(),
@@ -582,7 +582,7 @@ mod tests {
     fn a_part_without_its_worker_waits_for_another() {
         let mut status = sample();
         if let State::Running { claim, .. } = &mut status.in_flight[0].1 {
-            *claim = Claim::Free;
+            *claim = Liveness::Free;
         }
         insta::assert_snapshot!(status.render(1125), @r"
             run quick-1a2b  revision 1  iteration 2 of 20 done  31 of 250 parts committed
