@@ -177,11 +177,19 @@ fn every_run_answers_every_question() {
             assert!(of(&format!("/parts/{part}"))["manifest"].is_object());
         }
     }
-    insta::assert_snapshot!(
-        fields(&viewer.answer("runs/grpo/episodes?limit=1")["rows"][0]).join(" ")
+    // Fields may be added; a page or a script that reads one of these finds it.
+    let row = &viewer.answer("runs/grpo/episodes?limit=1")["rows"][0];
+    assert_eq!(
+        fields(row).join(" "),
+        "part k iteration stage env task group sample outcome success reward turns length invalid \
+         normalised cut loops surprise worker slot advantage mismatch"
     );
     let episode = viewer.answer("runs/grpo/parts/1/rollout/0/episodes/0");
-    insta::assert_snapshot!(fields(&episode).join(" "));
+    assert_eq!(
+        fields(&episode).join(" "),
+        "run part k episodes iteration stage task env item group sample outcome success reward fault \
+         prompt slot advantage greedy worker attempt turns available summaries sequences siblings version"
+    );
 }
 
 /// Every kind of credit: groups, a critic's values, a greedy baseline, selected groups, a filter.

@@ -24,6 +24,15 @@ function tickText(all) {
   return (v) => fixed(v, places);
 }
 
+// The same for seconds, in steps that clocks have.
+export function timeTicks(low, high, count) {
+  const steps = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
+  const step = steps.find((one) => one >= (high - low) / count) ?? 86400 * Math.ceil((high - low) / count / 86400);
+  const out = [];
+  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high; at += step) out.push(at);
+  return out;
+}
+
 function extent(values) {
   const all = values.filter(isNumber);
   return all.length ? [Math.min(...all), Math.max(...all)] : [0, 1];

@@ -18,15 +18,15 @@ const SORTS = [
 
 // name, width, cell, explanation
 const COLUMNS = [
-  ["Episode", 18, (row, run, query) => a(episodeLink(run, row, query), `${row.iteration} · ${row.stage.replace("_", " ")} ${row.part.split("/")[2]} · ${row.k}`)],
-  ["Task", 15, (row) => row.task],
-  ["Outcome", 9, (row) => outcome(row.outcome)],
-  ["Reward", 6, (row) => num(row.reward), "n"],
-  ["Advantage", 8, (row) => signed(row.advantage), "n"],
-  ["Turns", 5, (row) => row.turns, "n"],
-  ["Tokens", 6, (row) => grouped(row.length), "n"],
-  ["Least log-prob", 8, (row) => fixed(row.surprise, 2), "n"],
-  ["Notes", 15, (row) => notes(row)],
+  ["Episode", 158, (row, run, query) => a(episodeLink(run, row, query), `${row.iteration} · ${row.stage.replace("_", " ")} ${row.part.split("/")[2]} · ${row.k}`)],
+  ["Task", 150, (row) => row.task],
+  ["Outcome", 98, (row) => outcome(row.outcome)],
+  ["Reward", 72, (row) => num(row.reward), "n"],
+  ["Advantage", 92, (row) => signed(row.advantage), "n"],
+  ["Turns", 64, (row) => row.turns, "n"],
+  ["Tokens", 72, (row) => grouped(row.length), "n"],
+  ["Least log-prob", 112, (row) => fixed(row.surprise, 2), "n"],
+  ["Notes", 180, (row) => notes(row)],
   ["Worker", null, (row) => shortName(row.worker)],
 ];
 
@@ -51,7 +51,7 @@ export async function episodesPage(root, [run], query, go) {
   const scroller = h("div", { class: "list scroll", tabindex: "0", role: "region", "aria-label": "Episodes" },
     h("table", { class: "rows", "aria-rowcount": "-1" },
       h("caption", { class: "quiet" }, "Episodes of " + run),
-      h("thead", {}, h("tr", {}, COLUMNS.map(([name, width, , kind]) => h("th", { scope: "col", class: kind, $width: width && width + "ch" }, name)))),
+      h("thead", {}, h("tr", {}, COLUMNS.map(([name, width, , kind]) => h("th", { scope: "col", class: kind, $width: width && width + "px" }, name)))),
       space));
   const tabs = h("div", { class: "presets", role: "group", "aria-label": "Presets" }, PRESETS.map(([key, text, title]) =>
     h("a", { href: link(["runs", run, "episodes"], { ...query, preset: key }), title, "aria-current": (query.preset ?? "") === key ? "true" : null }, text)));

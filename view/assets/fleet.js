@@ -2,7 +2,7 @@
 
 import { h, a, show, bytes, facts, isNumber, link, num, percent, seconds, shortName, table } from "./dom.js";
 import { ask, runPath } from "./data.js";
-import { ticks } from "./charts.js";
+import { timeTicks } from "./charts.js";
 
 // Stage, colour, and a letter where a bar is wide enough.
 const STAGES = [
@@ -26,7 +26,7 @@ export async function fleetPage(root, [run], query, go) {
   const legend = h("ul", { class: "legend stages" }, stages.map((stage) => h("li", {}, h("i", { class: "stage g" + STAGES.indexOf(stage) }), stage.replace("_", " "))),
     h("li", {}, h("i", { class: "stage lost" }), "lost: killed, failed, drained, superseded"));
   const lost = bars.filter((bar) => !["committed", "open"].includes(bar.outcome));
-  show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Fleet"), h("span", { class: "quiet" }, `${data.lanes.length} workers, ${bars.length} attempts, ${lost.length} lost`)),
+  show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Fleet"), h("span", { class: "quiet" }, `${data.lanes.length} ${data.lanes.length === 1 ? "worker" : "workers"}, ${bars.length} attempts, ${lost.length} lost`)),
     legend, h("div", { class: "gantt-box card" }, canvas), read,
     h("details", { class: "card", ontoggle: (e) => { if (e.target.open) list(); } }, h("summary", {}, "These attempts as a table"), listed),
     lost.length ? table("Lost work", [["part"], ["attempt", "n"], ["worker"], ["how"], ["began", "n"], ["took", "n"], ["said"]],
@@ -55,7 +55,7 @@ export async function fleetPage(root, [run], query, go) {
     g.font = "11px system-ui, sans-serif";
     const px = (t) => left + ((t - view[0]) / (view[1] - view[0])) * (width - left - 8);
     g.fillStyle = colour("--quiet"); g.strokeStyle = colour("--line");
-    for (const t of ticks(view[0], view[1], Math.max(2, Math.floor(width / 130)))) {
+    for (const t of timeTicks(view[0], view[1], Math.max(2, Math.floor(width / 130)))) {
       g.beginPath(); g.moveTo(px(t), TOP - 6); g.lineTo(px(t), height - 18); g.stroke();
       g.textAlign = "center"; g.fillText(seconds(t), px(t), height - 5);
     }
@@ -160,7 +160,7 @@ function ledgerView(ledger, query, setPrice) {
   const money = (sec) => price > 0 ? " = " + num((sec / 3600) * price, 3) : "";
   const t = ledger.total;
   const all = t.useful_s + t.lost_s + t.idle_s;
-  const share = (v, kind, name) => h("span", { class: "share " + kind, "$flex-grow": Math.max(v / (all || 1), 0.002), title: `${name} ${seconds(v)}` });
+  const share = (v, kind, name) => v > 0 && h("span", { class: "share " + kind, "$flex-grow": Math.max(v / (all || 1), 0.002), title: `${name} ${seconds(v)}` });
   const line = (x, name) => [name, seconds(x.useful_s), seconds(x.lost_s), x.idle_s === undefined ? "–" : seconds(x.idle_s), x.attempts, x.lost_attempts, bytes(x.bytes)];
   const columns = (what) => [[what], ["useful", "n"], ["lost", "n"], ["idle", "n"], ["attempts", "n"], ["lost", "n"], ["written", "n"]];
   return h("section", { "aria-label": "Ledger" }, h("h2", {}, "Ledger"),
