@@ -22,6 +22,8 @@ RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --document-
 if command -v cargo-deny >/dev/null 2>&1; then
   cargo deny --offline check bans licenses sources
 fi
+# BabyAI's worlds against MiniGrid itself; the tests compare ours with the same table.
+scripts/minigrid.sh
 # Last, so that what a reader sees last is how the tests went, and which took longest.
 log="$(mktemp)"
 trap 'rm -f "$log"' EXIT
