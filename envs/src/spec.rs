@@ -6,6 +6,7 @@
 
 pub(crate) mod base;
 mod remote;
+mod tools;
 pub(crate) mod types;
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use agentgym_envs::spec::{EnvSpec, spec};
 use agentgym_envs::{ClientOptions, EnvClient};
 use agentgym_jobs::plan::Plan;
 use agentgym_text::without_secrets;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
@@ -18,6 +19,8 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 pub struct Environment {
     /// Its spec.
     pub spec: &'static EnvSpec,
+    /// Its instruction, as told by the plan's rules.
+    pub instruction: Cow<'static, str>,
     /// The client of its servers.
     pub client: EnvClient,
     /// Its URL.
@@ -93,6 +96,7 @@ impl Environments {
         });
         Ok(Environment {
             turns,
+            instruction: spec.told(rules(plan)?),
             spec,
             client,
             url: without_secrets(&url),

@@ -84,7 +84,7 @@ impl Player {
         tape: &mut Tape,
     ) -> Result<Episode, Interruption> {
         let environment = scene.environment;
-        let instruction = self.rules.gym.instruction_of(environment.spec.instruction);
+        let instruction = self.rules.gym.instruction_of(&environment.instruction);
         let first = match tape.opened() {
             Some(first) => first,
             None => {

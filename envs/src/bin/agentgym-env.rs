@@ -196,7 +196,7 @@ async fn run(matches: &ArgMatches) -> Result<ExitCode> {
             env,
         } => {
             let source = match env {
-                Some(address) => builtin::parse(&address)?.source,
+                Some(address) => builtin::parse(&address, RulesVersion::default())?.source,
                 None => {
                     BuiltinTasks::from_matches(TEXTCRAFT, own).map_err(anyhow::Error::from_boxed)?
                 }

@@ -10,6 +10,7 @@ use crate::parser::Parser;
 pub(crate) const COMMON: EnvSpec = EnvSpec {
     name: "",
     instruction: "",
+    tools: "",
     path_prefix: "",
     create_body: CreateBody::Nothing,
     id_key: "id",

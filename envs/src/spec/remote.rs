@@ -2,6 +2,7 @@
 //! listed come from the base value.
 
 use super::base::{COMMON, INDEXED};
+use super::tools;
 use super::types::{
     Actions, CreateBody, EnvSpec, ErrorShape, FirstObservation, Fixed, IdInReply, Items, Replay,
     RewardRule,
@@ -141,6 +142,7 @@ const WEATHER: EnvSpec = EnvSpec {
                   first message names. One call per turn, on the last line: Action: <tool> with \
                   Action Input: <arguments>. End with Action: finish with Action Input: \
                   {\"answer\": <answer>}.",
+    tools: tools::WEATHER,
     rounds_max: 10,
     items: Items::Within(0..343),
     ..TOOLS
@@ -151,6 +153,7 @@ const MOVIE: EnvSpec = EnvSpec {
     instruction: "Answer the question about films and people with the tools of a film database. \
                   One call per turn, on the last line: Action: <tool> with Action Input: \
                   <arguments>. End with Action: finish with Action Input: {\"answer\": <answer>}.",
+    tools: tools::MOVIE,
     rounds_max: 12,
     items: Items::Within(0..238),
     ..TOOLS
@@ -161,6 +164,7 @@ const ACADEMIA: EnvSpec = EnvSpec {
     instruction: "Answer the question about papers and authors with the tools of a citation \
                   graph. One call per turn, on the last line: Action: <tool> with Action Input: \
                   <arguments>. End with Action: finish with Action Input: {\"answer\": <answer>}.",
+    tools: tools::ACADEMIA,
     rounds_max: 12,
     items: Items::Within(0..20),
     ..TOOLS
@@ -171,6 +175,7 @@ const SHEET: EnvSpec = EnvSpec {
     instruction: "Change the spreadsheet as asked with the tools for sheets. One call per turn, \
                   on the last line: Action: <tool> with Action Input: <arguments>. End with \
                   Action: finish with Action Input: {}.",
+    tools: tools::SHEET,
     rounds_max: 15,
     items: Items::Within(0..20),
     ..TOOLS
@@ -181,6 +186,7 @@ const TODO: EnvSpec = EnvSpec {
     instruction: "Carry out the request about projects and tasks with the tools of a to-do list. \
                   One call per turn, on the last line: Action: <tool> with Action Input: \
                   <arguments>. End with Action: finish with Action Input: {\"answer\": <answer>}.",
+    tools: tools::TODO,
     rounds_max: 15,
     items: Items::Within(0..155),
     ..TOOLS

@@ -1,6 +1,7 @@
 //! Checks of the whole table of specs.
 
 use super::*;
+use crate::builtin::RulesVersion;
 
 #[test]
 fn an_unknown_name_lists_the_known_ones() {
@@ -46,6 +47,60 @@ fn every_environment_is_there_once_and_consistent() {
             spec.first_message("o")
         );
     }
+}
+
+/// The names are those of the servers (their sources, read on 2026-11-23); by the rules of before
+/// prompts have none.
+#[test]
+fn the_tools_are_told() {
+    for (env, names) in [
+        (
+            "weather",
+            "get_user_current_date get_user_current_location get_latitude_longitude \
+             get_historical_temp get_historical_rain get_historical_snow get_temp_forecast \
+             get_rain_forecast get_snow_forecast get_current_temp get_current_rain \
+             get_current_snow get_historical_air_quality_index get_current_air_quality_index \
+             get_air_quality_level get_distance get_elevation check_valid_actions finish",
+        ),
+        (
+            "movie",
+            "get_search_movie get_movie_details get_movie_production_companies \
+             get_movie_production_countries get_movie_keywords get_movie_cast get_movie_crew \
+             get_movie_alternative_titles get_movie_translation get_search_person \
+             get_person_details get_person_cast get_person_crew get_person_external_ids \
+             check_valid_actions finish",
+        ),
+        (
+            "academia",
+            "loadPaperNet loadAuthorNet neighbourCheck paperNodeCheck authorNodeCheck \
+             authorEdgeCheck finish",
+        ),
+        (
+            "sheet",
+            "open_sheet del_sheet get_all_values get_range_values get_cell_value update_cell \
+             update_range insert_rows insert_cols delete_batch_data update_cell_by_formula \
+             get_value_by_formula sort_sheet_by_col merge_cells freeze_data get_A1_annotation \
+             filter_cells update_note get_note finish",
+        ),
+        (
+            "todo",
+            "get_user_current_date get_user_current_location get_projects update_project \
+             get_tasks get_task_description get_task_duration complete_task delete_task \
+             update_task check_valid_actions finish",
+        ),
+    ] {
+        let spec = spec(env).expect("known");
+        let told = spec.told(RulesVersion::Two);
+        let is_part = |c: char| !c.is_alphanumeric() && c != '_';
+        let words: Vec<&str> = spec.tools.split(is_part).collect();
+        for name in names.split_whitespace() {
+            assert!(words.contains(&name), "{env}: {name}");
+        }
+        assert!(told.starts_with(spec.instruction) && told.ends_with(spec.tools));
+        assert_eq!(spec.told(RulesVersion::One), spec.instruction);
+    }
+    let maze = spec("maze").expect("known");
+    assert_eq!(maze.told(RulesVersion::Two), maze.instruction);
 }
 
 #[test]

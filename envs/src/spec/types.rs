@@ -1,7 +1,9 @@
 //! The properties of a server that the client has to know.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
+use crate::builtin::options::RulesVersion;
 use crate::parser::Parser;
 
 /// The body that `/create` needs.
@@ -178,6 +180,9 @@ pub struct EnvSpec {
     /// The instruction before the first observation, in our own words. It is short, since every
     /// episode spends tokens on it. A configuration may replace it.
     pub instruction: &'static str,
+    /// What may be called, where no reply of the server names it: told after the instruction, but
+    /// not by the rules of before, whose prompts went without.
+    pub tools: &'static str,
     /// Suffix of the base URL, where one process serves several environments.
     pub path_prefix: &'static str,
     /// Body of `/create`.
@@ -236,6 +241,14 @@ pub struct EnvSpec {
 }
 
 impl EnvSpec {
+    /// The instruction, with the tools where there are any.
+    pub fn told(&self, rules: RulesVersion) -> Cow<'static, str> {
+        match (rules, self.tools) {
+            (RulesVersion::One, _) | (_, "") => Cow::Borrowed(self.instruction),
+            (RulesVersion::Two, tools) => Cow::Owned(format!("{}\n\n{tools}", self.instruction)),
+        }
+    }
+
     /// The first user message of an episode: the instruction, a blank line, the observation.
     pub fn first_message(&self, observation: &str) -> String {
         first_message(self.instruction, observation)

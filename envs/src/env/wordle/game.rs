@@ -1,6 +1,8 @@
 //! Wordle as LMRL-Gym plays it: the hidden word is not fixed. Each guess draws a new one among the
 //! words consistent with all answers so far, so only the last remaining word is a certain win.
 
+use std::sync::Arc;
+
 use crate::draws::Draws;
 
 /// Our own word list.
@@ -14,6 +16,8 @@ pub(crate) const WORDS: [&str; 40] = [
 /// Guesses per game, including those that are not words.
 const GUESSES_MAX: usize = 6;
 
+pub(crate) const INVALID: &str = "invalid word";
+
 pub(crate) const OPENING: &str = "Let's start Wordle!";
 
 /// The result of a guess.
@@ -24,26 +28,67 @@ pub(crate) struct WordleReply {
     pub(crate) done: bool,
 }
 
+/// The words that can be guessed and hidden.
+#[derive(Debug)]
+pub(crate) struct Words(Vec<String>);
+
+impl Words {
+    /// Our own words.
+    pub(crate) fn own() -> Self {
+        Self(WORDS.map(str::to_owned).to_vec())
+    }
+
+    /// Reads a list, a word on each line. The error text says what is wrong.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let mut words: Vec<String> = Vec::new();
+        for (line, word) in text
+            .lines()
+            .enumerate()
+            .filter(|(_, word)| !word.is_empty())
+        {
+            if word.len() != 5 || !word.bytes().all(|letter| letter.is_ascii_lowercase()) {
+                return Err(format!(
+                    "line {} is {word:?}; give words of five letters from a to z, one on each line",
+                    line + 1
+                ));
+            }
+            words.push(word.to_owned());
+        }
+        if words.is_empty() {
+            return Err("has no words; give one on each line".to_owned());
+        }
+        words.sort_unstable();
+        words.dedup();
+        Ok(Self(words))
+    }
+}
+
 /// A game in progress.
 pub(crate) struct Wordle {
     draws: Draws,
-    left: Vec<&'static str>,
+    words: Arc<Words>,
+    /// Places in the list of words.
+    left: Vec<usize>,
     guesses: usize,
 }
 
 impl Wordle {
-    pub(crate) fn start(server_seed: u64, seed: &str) -> Self {
+    pub(crate) fn start(words: &Arc<Words>, server_seed: u64, seed: &str) -> Self {
         let parts: [&[u8]; 2] = [&server_seed.to_le_bytes(), seed.as_bytes()];
         Self {
             draws: Draws::new("wordle", &parts),
-            left: WORDS.to_vec(),
+            words: Arc::clone(words),
+            left: (0..words.0.len()).collect(),
             guesses: 0,
         }
     }
 
     /// The words consistent with all answers so far.
-    pub(crate) fn left(&self) -> &[&'static str] {
-        &self.left
+    pub(crate) fn left(&self) -> Vec<&str> {
+        self.left
+            .iter()
+            .map(|at| self.words.0[*at].as_str())
+            .collect()
     }
 
     /// Plays a guess: five letters, with or without white space between them.
@@ -51,18 +96,19 @@ impl Wordle {
         self.guesses += 1;
         let guess: String = guess.split_whitespace().collect();
         let last = self.guesses >= GUESSES_MAX;
-        if !WORDS.contains(&guess.as_str()) {
+        let words = Arc::clone(&self.words);
+        if words.0.binary_search(&guess).is_err() {
             return WordleReply {
-                observation: "invalid word".to_owned(),
+                observation: INVALID.to_owned(),
                 reward: 0.0,
                 done: last,
             };
         }
-        let hidden = self.left[self.draws.below(self.left.len())];
+        let hidden = words.0[self.left[self.draws.below(self.left.len())]].as_str();
         let colours = colours(&guess, hidden);
         // The drawn word is consistent with its own answer, so at least one word is left.
         self.left
-            .retain(|word| self::colours(&guess, word) == colours);
+            .retain(|word| self::colours(&guess, &words.0[*word]) == colours);
         let won = guess == hidden;
         let letters: Vec<String> = colours.iter().map(|c| char::from(*c).to_string()).collect();
         WordleReply {
@@ -90,6 +136,28 @@ fn colours(guess: &str, hidden: &str) -> [u8; 5] {
 mod tests {
     use super::*;
 
+    fn start(server_seed: u64, seed: &str) -> Wordle {
+        Wordle::start(&Arc::new(Words::own()), server_seed, seed)
+    }
+
+    #[test]
+    fn a_list_of_words_is_read_or_refused_by_its_line() {
+        let words = Words::parse("tulip\nbench\n\nbench\n").expect("a list");
+        assert_eq!(words.0, ["bench", "tulip"]);
+        let mut game = Wordle::start(&Arc::new(words), 0, "1");
+        assert_eq!(game.step("crane").observation, "invalid word");
+        assert_ne!(game.step("tulip").observation, "invalid word");
+        for (text, why) in [
+            ("", "has no words"),
+            ("bench\nstra\u{df}e\n", "line 2 is \"stra\u{df}e\""),
+            ("Bench", "line 1"),
+            ("benches", "line 1"),
+        ] {
+            let message = Words::parse(text).expect_err(text);
+            assert!(message.contains(why), "{message}");
+        }
+    }
+
     #[test]
     fn words_are_five_letters_in_order() {
         assert!(WORDS.is_sorted());
@@ -102,10 +170,10 @@ mod tests {
     fn a_player_of_fitting_words_always_wins_or_runs_out() {
         let mut won = 0;
         for seed in 0..200 {
-            let mut game = Wordle::start(0, &seed.to_string());
+            let mut game = start(0, &seed.to_string());
             for turn in 1..=6 {
-                let guess = game.left()[0];
-                let reply = game.step(guess);
+                let guess = game.left()[0].to_owned();
+                let reply = game.step(&guess);
                 assert_eq!(reply.done, reply.reward == 1.0 || turn == 6);
                 if reply.done {
                     assert_eq!(reply.reward == 1.0, reply.observation == "g g g g g\n");
@@ -121,7 +189,7 @@ mod tests {
     #[test]
     fn games_are_functions_of_their_seeds() {
         let play = |server: u64, seed: &str| {
-            let mut game = Wordle::start(server, seed);
+            let mut game = start(server, seed);
             let turns = ["c r a n e", "slate", "CRANE", "zzzzz", "", "honey"];
             turns.map(|guess| game.step(guess))
         };

@@ -1,15 +1,18 @@
 //! Wordle's routes.
 
+use std::sync::Arc;
+
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use crate::env::wordle::game::{OPENING, Wordle, WordleReply};
+use crate::env::wordle::game::{INVALID, OPENING, Wordle, WordleReply, Words};
 use crate::server::http::{Answer, Asked, Refusal, Route, Routes, finished};
 use crate::server::options::ServerOptions;
 use crate::server::sessions::{Sessions, Table};
 use crate::server::validation::{reset, step};
 
 pub(crate) struct WordleServer {
+    words: Arc<Words>,
     seed: u64,
     sessions: Sessions<Play>,
 }
@@ -17,14 +20,17 @@ pub(crate) struct WordleServer {
 /// A game, its latest reply, and the sum of rewards.
 struct Play {
     game: Wordle,
+    /// As it was given with the latest reset.
+    seed: Value,
     last: WordleReply,
     total: f64,
 }
 
 impl Play {
-    fn new(server_seed: u64, seed: &str) -> Self {
+    fn new(server: &WordleServer, seed: &str) -> Self {
         Self {
-            game: Wordle::start(server_seed, seed),
+            game: Wordle::start(&server.words, server.seed, seed),
+            seed: Value::Null,
             last: WordleReply {
                 observation: OPENING.to_owned(),
                 reward: 0.0,
@@ -36,8 +42,9 @@ impl Play {
 }
 
 impl WordleServer {
-    pub(crate) fn new(seed: u64, options: &ServerOptions) -> Self {
+    pub(crate) fn new(words: Words, seed: u64, options: &ServerOptions) -> Self {
         Self {
+            words: Arc::new(words),
             seed,
             sessions: Sessions::new(options),
         }
@@ -46,7 +53,8 @@ impl WordleServer {
     fn reset(&self, asked: &Asked<'_>) -> Answer {
         let (id, seed) = reset(&asked.fields()?, "id", "seed")?;
         Ok(self.sessions.answer(&id, |play| {
-            *play = Play::new(self.seed, &seed.to_string());
+            *play = Play::new(self, &seed.to_string());
+            play.seed = seed.as_u64().map_or(json!(seed.to_string()), Value::from);
             json!({"id": id.as_u64(), "observation": OPENING})
         }))
     }
@@ -61,7 +69,12 @@ impl WordleServer {
             play.last = play.game.step(action);
             play.total += play.last.reward;
             let last = &play.last;
-            json!({"observation": last.observation, "reward": last.reward, "done": last.done})
+            // A reward without a decimal point, but for what is not a word.
+            let reward = match last.observation == INVALID {
+                true => json!(last.reward),
+                false => json!(last.reward as u8),
+            };
+            json!({"observation": last.observation, "reward": reward, "done": last.done})
         }))
     }
 
@@ -81,7 +94,7 @@ impl Routes for WordleServer {
         }),
         // A game can be played without a reset; the session number is its seed.
         ("/wordle/create", Method::POST, |server, _| {
-            let play = |id| Play::new(server.seed, &format!("session {id}"));
+            let play = |id| Play::new(server, &format!("session {id}"));
             let opened = server.sessions.create(play, |id, _| json!({ "id": id }));
             opened.ok_or(Refusal::Full)
         }),
@@ -97,8 +110,10 @@ impl Routes for WordleServer {
             server.queried(asked, |play| {
                 json!({
                     "observation": play.last.observation,
-                    "reward": play.total,
+                    "reward": play.total as u8,
                     "done": play.last.done,
+                    "seed": play.seed,
+                    "deleted": false,
                 })
             })
         }),

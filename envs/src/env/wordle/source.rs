@@ -1,14 +1,17 @@
 //! Selects the games: from an address or the options of the subcommand.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
 
+use super::game::Words;
 use super::server::WordleServer;
 use super::spec::SPEC;
 use crate::builtin::options::AddressOptions;
 use crate::builtin::registered::{ArgumentError, BuiltIn, Progress, Tasks};
 use crate::error::EnvError;
+use crate::files::read_text;
 use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
@@ -19,11 +22,35 @@ pub(crate) struct Source {
     /// Mixed into every game.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// A list of words of five letters, one on each line, in place of our own forty.
+    #[arg(long, value_name = "FILE")]
+    words: Option<PathBuf>,
+}
+
+impl Source {
+    fn words(&self) -> Result<Words, EnvError> {
+        let Some(path) = &self.words else {
+            return Ok(Words::own());
+        };
+        let words = read_text(path).and_then(|text| Words::parse(&text));
+        words.map_err(|problem| EnvError::File {
+            path: path.clone(),
+            problem,
+        })
+    }
 }
 
 impl Tasks for Source {
+    fn check_files(&self) -> Result<(), EnvError> {
+        self.words().map(drop)
+    }
+
     fn app(&self, options: &ServerOptions, _: Progress<'_>) -> Result<Arc<dyn App>, EnvError> {
-        Ok(Arc::new(WordleServer::new(self.seed, options)))
+        Ok(Arc::new(WordleServer::new(
+            self.words()?,
+            self.seed,
+            options,
+        )))
     }
 }
 
@@ -35,8 +62,10 @@ impl BuiltIn for Source {
     type Arguments = Self;
 
     fn from_address(_: &str, options: &mut AddressOptions) -> Result<Self, EnvError> {
-        let seed = options.number("seed", 0)?;
-        Ok(Self { seed })
+        Ok(Self {
+            seed: options.number("seed", 0)?,
+            words: options.take("words").map(PathBuf::from),
+        })
     }
 
     fn from_arguments(arguments: Self) -> Result<Self, ArgumentError> {
