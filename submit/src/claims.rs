@@ -2,10 +2,12 @@
 //! worker that computes from one that has vanished.
 
 use crate::cli::Global;
-use crate::run;
 use crate::runs::RunView;
+use crate::{Error, Result};
 use agentgym_jobs::pipeline::PartId;
-use agentgym_queue::{Job, Queue};
+use agentgym_jobs::plan::Plan;
+use agentgym_queue::{Error as QueueError, Job, Queue, QueueOptions};
+use agentgym_storage::Store;
 
 /// Whether the attempt that began last is still somebody's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +20,25 @@ pub enum Liveness {
     Unknown,
 }
 
+/// Opens the queue of a run; without a URL the one beside its store.
+pub(crate) async fn open_queue(store: &Store, plan: &Plan, url: Option<String>) -> Result<Queue> {
+    let url = match url {
+        Some(url) => url,
+        None => {
+            agentgym_worker::default_queue_url(store).map_err(|e| Error::Usage(e.to_string()))?
+        }
+    };
+    let jobs = &plan.config.jobs;
+    let options = QueueOptions {
+        length_max: jobs.length_max,
+        ..QueueOptions::leasing(jobs.lease_ttl_s)
+    };
+    Queue::open(&url, options).await.map_err(|e| match e {
+        QueueError::Url { .. } | QueueError::Options(_) => Error::Usage(e.to_string()),
+        other => Error::Queue(other),
+    })
+}
+
 /// The queue of a run, if it exists: a read-only command must not create one.
 pub(crate) async fn queue(view: &RunView, global: &Global) -> Option<Queue> {
     let url = match &global.queue {
@@ -28,9 +49,7 @@ pub(crate) async fn queue(view: &RunView, global: &Global) -> Option<Queue> {
                 .then(|| format!("sqlite:{}", file.display()))?
         }
     };
-    run::open_queue(&view.store, &view.plan, Some(url))
-        .await
-        .ok()
+    open_queue(&view.store, &view.plan, Some(url)).await.ok()
 }
 
 /// Whether somebody holds a part.

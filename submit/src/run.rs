@@ -7,6 +7,7 @@ pub(crate) mod local;
 mod preflight;
 mod signals;
 
+use crate::claims::open_queue;
 use crate::cli::{ConfigArgs, ForkArgs, Global};
 use crate::metrics::played::before_and_after;
 use crate::metrics::summary;
@@ -15,7 +16,7 @@ use crate::{Error, Result, evaluation, existing_store, fork, text};
 use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::Device;
-use agentgym_queue::{Error as QueueError, Queue, QueueOptions};
+use agentgym_queue::Queue;
 use agentgym_storage::{Created, Store};
 use agentgym_text::has_secrets;
 use agentgym_worker::{Cause, ScratchFolder, WorkerOptions, run_worker};
@@ -223,24 +224,6 @@ pub(crate) fn metrics_dir(store: &Store, plan: &Plan) -> Option<PathBuf> {
     }
     let root = store.local_root()?;
     Some(root.join("exports").join(plan.run.to_string()))
-}
-
-pub(crate) async fn open_queue(store: &Store, plan: &Plan, url: Option<String>) -> Result<Queue> {
-    let url = match url {
-        Some(url) => url,
-        None => {
-            agentgym_worker::default_queue_url(store).map_err(|e| Error::Usage(e.to_string()))?
-        }
-    };
-    let jobs = &plan.config.jobs;
-    let options = QueueOptions {
-        length_max: jobs.length_max,
-        ..QueueOptions::leasing(jobs.lease_ttl_s)
-    };
-    Queue::open(&url, options).await.map_err(|e| match e {
-        QueueError::Url { .. } | QueueError::Options(_) => Error::Usage(e.to_string()),
-        other => Error::Queue(other),
-    })
 }
 
 async fn drive(

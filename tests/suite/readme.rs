@@ -11,13 +11,14 @@ use tempfile::TempDir;
 const CONFIG: &str = "configs/quickstart.yaml";
 
 /// Settings that shorten an iteration; the keys that decide what is kept are the quickstart's.
-const SHORT: [&str; 11] = [
+const SHORT: [&str; 12] = [
     "actor_rollout_ref.model.path=tiny?hidden=64&layers=1&vocab=512",
     "actor_rollout_ref.rollout.n=2",
     "actor_rollout_ref.rollout.max_tokens=4",
     "algorithm.rounds_ctrl.type=fixed",
     "algorithm.rounds_ctrl.rounds=1",
     "data.train_batch_size=4",
+    "data.tasks=[{env: worlds, ids: 0..1000}]",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "jobs.rollout_part_tasks=1",
     "evaluation.samples=1",
