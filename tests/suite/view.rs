@@ -215,7 +215,10 @@ fn credit_is_computed_anew_and_equals_what_was_recorded() {
         assert_eq!(said["explanation"], credit["explanation"], "{run}");
     }
     let text = String::from_utf8(submit(&runs, &["credit", "evolved", "1"]).stdout).unwrap();
-    assert!(text.contains("= lineage.json"), "{text}");
+    assert!(
+        text.contains("kept: its advantage is 1") && text.contains("left for"),
+        "{text}"
+    );
     let refused = submit(&runs, &["credit", "sft", "0"]);
     assert_eq!(refused.status.code(), Some(4));
 }
