@@ -17,7 +17,7 @@ use crate::runs::{RunView, unknown};
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_storage::{RunId, Store};
-use agentgym_view::{Ask, PartRef, Refusal, Source, ViewerOptions, bundle_page};
+use agentgym_view::{Answers, Ask, PartRef, Refusal, ViewerOptions, bundle_page};
 use bytes::Bytes;
 use known::Known;
 use refusals::refusal;
@@ -68,9 +68,23 @@ impl Reader {
         Ok(known)
     }
 
+    /// A line per run.
+    async fn every_run(&self) -> Result<Value> {
+        let mut all = Vec::new();
+        for run in self.store.runs().await? {
+            // One that cannot be read does not hide the others.
+            let read = async { overview::line(&*self.run(run.as_str()).await?).await };
+            all.push(match read.await {
+                Ok(line) => line,
+                Err(e) => json!({"run": run.to_string(), "error": e.to_string()}),
+            });
+        }
+        Ok(json!({"store": agentgym_text::without_secrets(self.store.url()), "runs": all}))
+    }
+
     async fn read(&self, ask: &Ask) -> Result<Value> {
         match ask {
-            Ask::Runs => overview::runs(self).await,
+            Ask::Runs => self.every_run().await,
             Ask::Run(run) => overview::run(&*self.run(run).await?).await,
             Ask::Series(run) => overview::series(&*self.run(run).await?).await,
             Ask::Episodes(run, filter) => {
@@ -109,7 +123,7 @@ fn id(part: &PartRef) -> Result<PartId> {
 }
 
 #[async_trait::async_trait]
-impl Source for Reader {
+impl Answers for Reader {
     async fn answer(&self, ask: &Ask) -> Result<Bytes, Refusal> {
         let mut answer = self.read(ask).await.map_err(|e| refusal(&e))?;
         answer["version"] = json!(agentgym_view::API_VERSION);

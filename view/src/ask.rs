@@ -1,9 +1,9 @@
 //! The questions that a URL can ask. Every piece of a path is parsed to a number or a name before
 //! anything is done with it; nothing of a URL is ever used as a key of the store or as a file name.
 
-use crate::{Refusal, RefusalKind};
+use crate::refusal::{Refusal, RefusalKind};
 
-/// A question to a [`crate::Source`].
+/// A question to a [`crate::Answers`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ask {
     /// Every run of the store.

@@ -1,7 +1,8 @@
 //! Tells open pages that something is new. Pages listen; the store is listed once every two
 //! seconds for each run that somebody looks at, however many pages do, and not at all without one.
 
-use crate::{Refusal, RefusalKind, Source};
+use crate::answers::Answers;
+use crate::refusal::{Refusal, RefusalKind};
 use futures::stream::{self, Stream};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +24,7 @@ impl News {
     /// What is new in a run, as a stream that ends with the listener.
     pub(crate) fn listen(
         &self,
-        source: &Arc<dyn Source>,
+        source: &Arc<dyn Answers>,
         run: Option<String>,
     ) -> Result<impl Stream<Item = String> + use<>, Refusal> {
         let mut topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,7 +54,7 @@ impl News {
 }
 
 /// Looks at the store for as long as somebody listens.
-async fn look(source: Arc<dyn Source>, run: Option<String>, topic: watch::Sender<String>) {
+async fn look(source: Arc<dyn Answers>, run: Option<String>, topic: watch::Sender<String>) {
     while topic.receiver_count() > 0 {
         match source.pulse(run.as_deref()).await {
             Ok(pulse) => {
@@ -75,7 +76,7 @@ async fn look(source: Arc<dyn Source>, run: Option<String>, topic: watch::Sender
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Ask;
+    use crate::ask::Ask;
     use bytes::Bytes;
     use futures::StreamExt;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -84,7 +85,7 @@ mod tests {
     struct Counting(AtomicUsize);
 
     #[async_trait::async_trait]
-    impl Source for Counting {
+    impl Answers for Counting {
         async fn answer(&self, _: &Ask) -> Result<Bytes, Refusal> {
             Ok(Bytes::new())
         }
@@ -98,7 +99,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_store_is_looked_at_once_for_all_pages_and_not_without_one() {
         let counting = Arc::new(Counting::default());
-        let source: Arc<dyn Source> = counting.clone();
+        let source: Arc<dyn Answers> = counting.clone();
         let news = News::default();
         let mut all: Vec<_> = (0..LISTENERS_MAX)
             .map(|_| Box::pin(news.listen(&source, Some("r".into())).unwrap()))

@@ -1,8 +1,11 @@
 //! The HTTP server.
 
+use crate::answers::Answers;
+use crate::ask::Ask;
+use crate::assets::asset;
 use crate::guard::{Denied, Guard, HEADERS};
 use crate::news::News;
-use crate::{Ask, Refusal, RefusalKind, Source, asset};
+use crate::refusal::{Refusal, RefusalKind};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
@@ -48,7 +51,7 @@ impl Viewer {
 
 #[derive(Clone)]
 struct App {
-    source: Arc<dyn Source>,
+    source: Arc<dyn Answers>,
     guard: Guard,
     news: News,
 }
@@ -57,7 +60,7 @@ struct App {
 ///
 /// # Errors
 /// The address cannot be had.
-pub async fn serve(source: Arc<dyn Source>, options: &ViewerOptions) -> std::io::Result<Viewer> {
+pub async fn serve(source: Arc<dyn Answers>, options: &ViewerOptions) -> std::io::Result<Viewer> {
     let listener = TcpListener::bind((options.host.as_str(), options.port)).await?;
     let address = listener.local_addr()?;
     let guard = Guard::new(&options.host, address.port())?;

@@ -1,6 +1,5 @@
-//! Runs, a run, its curves and a part's commit.
+//! A run, its curves and a part's commit.
 
-use super::Reader;
 use super::known::Known;
 use crate::metrics::Row;
 use crate::runs::stored_tree;
@@ -8,24 +7,8 @@ use crate::{Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use serde_json::{Map, Value, json};
 
-/// A line per run.
-pub(super) async fn runs(reader: &Reader) -> Result<Value> {
-    let mut all = Vec::new();
-    for run in reader.store.runs().await? {
-        // One that cannot be read does not hide the others.
-        let read = async {
-            let known = reader.run(run.as_str()).await?;
-            line(&known).await
-        };
-        all.push(match read.await {
-            Ok(line) => line,
-            Err(e) => json!({"run": run.to_string(), "error": e.to_string()}),
-        });
-    }
-    Ok(json!({"store": agentgym_text::without_secrets(reader.store.url()), "runs": all}))
-}
-
-async fn line(known: &Known) -> Result<Value> {
+/// A run in the list of all.
+pub(super) async fn line(known: &Known) -> Result<Value> {
     let status = known.status().await?;
     let state = known.state().await;
     let plan = &state.view.plan;

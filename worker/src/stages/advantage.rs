@@ -7,9 +7,11 @@
 //! or tokens. No other slot moves, so every minibatch keeps its members (I8).
 
 mod credit;
+mod differences;
 mod explained;
 mod scored;
 mod summary;
+mod words;
 
 use super::artifacts::{read, write};
 use super::select;
@@ -24,9 +26,10 @@ use agentgym_storage::Outputs;
 pub(super) use credit::scramble_key;
 use credit::{Credit, KlState};
 pub(super) use credit::{Given, behaviour, compared, is_masked};
+pub use differences::Difference;
 pub use explained::{
-    Difference, EpisodeCredit, EpisodeLine, Importance, KlShare, Member, MinibatchPlace,
-    PlayedIteration, PlayedPart,
+    EpisodeCredit, EpisodeLine, Importance, KlShare, Member, MinibatchPlace, PlayedIteration,
+    PlayedPart,
 };
 use scored::join;
 use std::collections::BTreeMap;

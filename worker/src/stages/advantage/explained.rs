@@ -5,10 +5,11 @@
 use super::credit::{
     Credit, Given, Joined, Prepared, compared, episode_advantage, is_masked, options, weighed,
 };
+use super::differences::{Difference, differences};
 use super::scored::{Scored, join};
 use crate::rewards::Rewards;
 use crate::{Error, Result};
-use agentgym_algorithms::advantages::{Explanation, How, explain};
+use agentgym_algorithms::advantages::{Explanation, explain};
 use agentgym_algorithms::batches::minibatches;
 use agentgym_algorithms::kl::{masked_mean, penalty};
 use agentgym_jobs::episode::{Episode, Outcome};
@@ -37,19 +38,6 @@ pub struct PlayedIteration {
     all: Vec<Scored>,
     given: Given,
     credit: Credit,
-}
-
-/// A number of the recorded batch that is not the computed one.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Difference {
-    /// Slot of the batch.
-    pub slot: usize,
-    /// Which number of the slot.
-    pub what: String,
-    /// As computed.
-    pub computed: String,
-    /// As recorded.
-    pub recorded: String,
 }
 
 /// The credit of one episode.
@@ -400,248 +388,9 @@ impl PlayedIteration {
         targets: Option<&CriticTargets>,
         limit: usize,
     ) -> Vec<Difference> {
-        let (Batch::V1(ours), Batch::V1(theirs)) = (&self.credit.batch, recorded);
-        let mut found = Found {
-            all: Vec::new(),
-            limit,
-        };
-        found.bits(0, "number of slots", &[ours.len()], &[theirs.len()]);
-        for (slot, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
-            let filled = [usize::from(ours.is_some())];
-            found.bits(slot, "episodes", &filled, &[usize::from(theirs.is_some())]);
-            let (Some(ours), Some(theirs)) = (ours, theirs) else {
-                continue;
-            };
-            let whole = |e: &agentgym_jobs::records::BatchEpisode| {
-                [u64::from(e.group), u64::from(e.sample), e.reward.to_bits()]
-            };
-            found.bits(slot, "group, sample, reward", &whole(ours), &whole(theirs));
-            found.floats(slot, "advantage", &[ours.advantage], &[theirs.advantage]);
-            let lengths = [ours.sequences.len()];
-            found.bits(slot, "sequences", &lengths, &[theirs.sequences.len()]);
-            for (at, (a, b)) in ours.sequences.iter().zip(&theirs.sequences).enumerate() {
-                let of = |what: &str| format!("{what} of sequence {at}");
-                found.floats(slot, &of("advantage"), &a.advantages, &b.advantages);
-                let (x, y) = (&a.sequence, &b.sequence);
-                found.bits(slot, &of("token id"), &x.token_ids, &y.token_ids);
-                found.bits(slot, &of("loss mask"), &x.loss_mask, &y.loss_mask);
-                let (x, y) = (&x.sampled_log_probs, &y.sampled_log_probs);
-                found.narrow(slot, &of("sampled log-prob"), x, y);
-                let (x, y) = (&a.old_log_probs, &b.old_log_probs);
-                found.narrow(slot, &of("old log-prob"), x, y);
-                let (x, y) = (a.ref_log_probs.as_deref(), b.ref_log_probs.as_deref());
-                let (x, y) = (x.unwrap_or_default(), y.unwrap_or_default());
-                found.narrow(slot, &of("reference log-prob"), x, y);
-            }
-        }
-        if let (Some(CriticTargets::V1(ours)), Some(CriticTargets::V1(theirs))) =
-            (&self.credit.targets, targets)
-        {
-            for (slot, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
-                let (ours, theirs) = (ours.iter().flatten(), theirs.iter().flatten());
-                for (at, (a, b)) in ours.zip(theirs).enumerate() {
-                    let of = |what: &str| format!("{what} of sequence {at}");
-                    found.floats(slot, &of("return"), &a.returns, &b.returns);
-                    found.narrow(slot, &of("value"), &a.values, &b.values);
-                }
-            }
-        }
-        found.all
+        let computed = (&self.credit.batch, self.credit.targets.as_ref());
+        differences(computed, (recorded, targets), limit)
     }
-}
-
-/// Differences found so far.
-struct Found {
-    all: Vec<Difference>,
-    limit: usize,
-}
-
-impl Found {
-    fn floats(&mut self, slot: usize, what: &str, ours: &[f64], theirs: &[f64]) {
-        let same = |a: &f64, b: &f64| a.to_bits() == b.to_bits();
-        self.rows(slot, what, ours, theirs, same);
-    }
-
-    fn narrow(&mut self, slot: usize, what: &str, ours: &[f32], theirs: &[f32]) {
-        let same = |a: &f32, b: &f32| a.to_bits() == b.to_bits();
-        self.rows(slot, what, ours, theirs, same);
-    }
-
-    fn bits<T: PartialEq + std::fmt::Debug>(
-        &mut self,
-        slot: usize,
-        what: &str,
-        ours: &[T],
-        theirs: &[T],
-    ) {
-        self.rows(slot, what, ours, theirs, T::eq);
-    }
-
-    fn rows<T: std::fmt::Debug>(
-        &mut self,
-        slot: usize,
-        what: &str,
-        ours: &[T],
-        theirs: &[T],
-        same: impl Fn(&T, &T) -> bool,
-    ) {
-        let mut say = |what: String, computed: String, recorded: String| {
-            if self.all.len() < self.limit {
-                self.all.push(Difference {
-                    slot,
-                    what,
-                    computed,
-                    recorded,
-                });
-            }
-        };
-        if ours.len() != theirs.len() {
-            let lengths = (ours.len().to_string(), theirs.len().to_string());
-            say(format!("length of {what}"), lengths.0, lengths.1);
-        }
-        for (at, (a, b)) in ours.iter().zip(theirs).enumerate() {
-            if !same(a, b) {
-                say(
-                    format!("{what}, entry {at}"),
-                    format!("{a:?}"),
-                    format!("{b:?}"),
-                );
-            }
-        }
-    }
-}
-
-impl EpisodeCredit {
-    /// The formula in words and numbers, one step a line.
-    pub fn lines(&self) -> Vec<String> {
-        let mut out = vec![format!(
-            "{}  group {} sample {}  score {}",
-            self.task, self.group, self.sample, self.score
-        )];
-        if let Some(turns) = &self.turn_rewards {
-            out.push(format!("turn rewards {}", joined_numbers(turns)));
-        }
-        if let Some(kl) = &self.kl {
-            let sum: f64 = kl.penalties.iter().sum();
-            out.push(format!(
-                "KL penalty: each token's reward + (−{} · {}), mean {} over {} tokens; in all {sum}",
-                kl.kl_coef,
-                kl.estimator,
-                kl.kl.map_or_else(|| "–".into(), |kl| kl.to_string()),
-                self.policy_tokens(),
-            ));
-        }
-        if let Some(explanation) = &self.explanation {
-            out.extend(formula(explanation));
-        }
-        if self.scrambled {
-            out.push("a control then gave it the advantages of another episode (algorithm.scramble_advantages)".into());
-        }
-        if let Some(importance) = &self.importance {
-            let weights = &importance.weights;
-            let cut = weights.iter().filter(|w| **w >= importance.threshold);
-            let (low, high) = range(weights);
-            out.push(format!(
-                "× importance weight min(exp(old − sampled), {}) by {}: {low} to {high}, {} of {} cut",
-                importance.threshold,
-                importance.level,
-                cut.count(),
-                weights.len()
-            ));
-        }
-        match (self.left_out, self.advantage) {
-            (Some(why), _) => out.push(format!("not trained on: {why}")),
-            (None, Some(advantage)) => out.push(format!(
-                "advantage {advantage}{} (bits {:016x})",
-                match self.importance {
-                    Some(_) => " before importance weights",
-                    None => "",
-                },
-                advantage.to_bits()
-            )),
-            (None, None) => {}
-        }
-        if let (Some(slot), Some(place)) = (self.slot, &self.minibatch) {
-            out.push(format!(
-                "slot {slot}, minibatch {} of {} (slots {} to {}): {} loss tokens in its denominator",
-                place.minibatch + 1,
-                place.of,
-                place.slots.0,
-                place.slots.1.saturating_sub(1),
-                place.loss_tokens
-            ));
-        }
-        out
-    }
-
-    fn policy_tokens(&self) -> usize {
-        self.loss_mask.iter().filter(|kept| **kept).count()
-    }
-}
-
-fn formula(explanation: &Explanation) -> Vec<String> {
-    let score = explanation.score;
-    let whitened = |w: &agentgym_algorithms::advantages::Whitening| {
-        format!(
-            "whitened over {} policy tokens: (x − {}) / √({} + {})",
-            w.tokens, w.mean, w.variance, w.epsilon
-        )
-    };
-    match &explanation.how {
-        How::Grpo(c) => vec![
-            format!("GRPO: group scores {}", joined_numbers(&c.scores)),
-            match c.against.std {
-                Some(std) => format!(
-                    "({score} − {}) / ({std} + {}) = {}",
-                    c.against.mean, c.against.epsilon, c.advantage
-                ),
-                None => format!("{score} − {} = {}", c.against.mean, c.advantage),
-            },
-        ],
-        How::Rloo(c) => vec![
-            format!("RLOO: group scores {}", joined_numbers(&c.scores)),
-            match c.against.leave_one_out {
-                Some(k) => format!(
-                    "({score} − {}) · {k} / {} = {}",
-                    c.against.mean,
-                    k - 1,
-                    c.advantage
-                ),
-                None => format!("{score}"),
-            },
-        ],
-        How::Remax { baseline } => vec![format!(
-            "ReMax: return of the token − {baseline}, the reward of the greedy episode"
-        )],
-        How::ReinforcePlusPlus { gamma, whitening } => vec![
-            format!("REINFORCE++: R = r + {gamma} · R of the next policy token"),
-            whitened(whitening),
-        ],
-        How::Gae {
-            gamma,
-            lam,
-            whitening,
-            ..
-        } => vec![
-            format!(
-                "GAE: δ = r + {gamma} · V' − V, A = δ + {} · A' over policy tokens",
-                gamma * lam
-            ),
-            whitened(whitening),
-        ],
-    }
-}
-
-fn joined_numbers(all: &[f64]) -> String {
-    let all: Vec<String> = all.iter().map(ToString::to_string).collect();
-    all.join(" ")
-}
-
-fn range(all: &[f64]) -> (f64, f64) {
-    all.iter()
-        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| {
-            (low.min(*x), high.max(*x))
-        })
 }
 
 #[cfg(test)]
