@@ -214,6 +214,14 @@ pub enum EnvError {
         /// What is wrong.
         problem: String,
     },
+    /// A list of words that cannot be read.
+    #[error("words: {path}: {problem}", path = path.display())]
+    Words {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A corpus, its index or a file of questions that cannot be read.
     #[error("corpus: {path}: {problem}", path = path.display())]
     Corpus {
@@ -277,6 +285,7 @@ impl EnvError {
             Self::UnknownSpec { .. }
             | Self::Address { .. }
             | Self::Recipes { .. }
+            | Self::Words { .. }
             | Self::Corpus { .. }
             | Self::Worlds(_)
             | Self::Bind { .. }

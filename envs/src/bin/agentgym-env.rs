@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::process::ExitCode;
 
-use agentgym_envs::builtin::{self, BuiltinTasks, Registered};
+use agentgym_envs::builtin::{self, BuiltinTasks, Registered, RulesVersion};
 use agentgym_envs::demonstration::Solver;
 use agentgym_envs::doctor::{DoctorOptions, Verdict, examine};
 use agentgym_envs::server::ServerOptions;
@@ -56,6 +56,9 @@ enum Tool {
         /// Where tasks come from, as in a config: builtin:babyai, builtin:searchqa?corpus=…
         #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["recipes", "worlds"])]
         env: Option<String>,
+        /// The rules of the games behind --env: 2, the original server's, or 1, those of before.
+        #[arg(long, default_value = "2", value_name = "VERSION")]
+        rules: RulesVersion,
     },
 }
 
@@ -194,9 +197,10 @@ async fn run(matches: &ArgMatches) -> Result<ExitCode> {
             instruction,
             style,
             env,
+            rules,
         } => {
             let source = match env {
-                Some(address) => builtin::parse(&address, RulesVersion::default())?.source,
+                Some(address) => builtin::parse(&address, rules)?.source,
                 None => {
                     BuiltinTasks::from_matches(TEXTCRAFT, own).map_err(anyhow::Error::from_boxed)?
                 }

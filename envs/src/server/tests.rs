@@ -554,6 +554,43 @@ async fn recorded_mazes_are_answered_alike() {
     assert_eq!(compared, 479);
 }
 
+/// The original's list is not recorded, and its hidden words are drawn by Python, so only colours and
+/// wins differ: games are played with the recorded guesses as words, and an answer to a word is
+/// compared by its shape.
+#[tokio::test]
+async fn recorded_guesses_are_answered_alike() {
+    let recorded = transcript("wordle").to_string();
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let guesses = recorded.split("\"action\":\"").skip(1).map(|rest| {
+        let guess = rest.split('"').next().expect("some");
+        guess.replace(' ', "")
+    });
+    let words: Vec<String> = guesses.filter(|guess| guess != "qqqqq").collect();
+    std::fs::write(file.path(), words.join("\n")).expect("written");
+    let address = format!("builtin:wordle?words={}", file.path().display());
+    let server = builtin::start(&address, RulesVersion::Two)
+        .await
+        .expect("a port");
+    let url = server.url.trim_end_matches("/wordle");
+    let earlier = |_| {
+        (
+            "seed_11",
+            json!({"method": "POST", "path": "/wordle/create"}),
+        )
+    };
+    let before: Vec<_> = (0..6).map(earlier).collect();
+    let (compared, differ) = differences(url, "wordle", &before).await;
+    let is_chance = |text: &String| {
+        let shape = |line: &str| line.contains(" b") || line.contains(" y") || line.contains(" g");
+        text.lines()
+            .skip(1)
+            .all(|line| shape(line) || line.contains("has finished"))
+    };
+    let others: Vec<&String> = differ.iter().filter(|text| !is_chance(text)).collect();
+    assert!(others.is_empty(), "{others:#?}");
+    assert_eq!(compared, 82);
+}
+
 /// Forty levels, three episodes each and more where there are doors, of up to twenty actions.
 #[tokio::test]
 async fn recorded_levels_are_answered_alike() {

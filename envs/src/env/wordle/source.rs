@@ -33,7 +33,7 @@ impl Source {
             return Ok(Words::own());
         };
         let words = read_text(path).and_then(|text| Words::parse(&text));
-        words.map_err(|problem| EnvError::File {
+        words.map_err(|problem| EnvError::Words {
             path: path.clone(),
             problem,
         })
