@@ -450,6 +450,25 @@ async fn a_second_worker_on_the_same_files_may_die() {
     made_good(&store, &struck).await;
 }
 
+/// A process that stands still for longer than `jobs.beat_timeout_s`, as on a laptop that was put to
+/// sleep, is no silent stage: it goes on where it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_stood_still_goes_on() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path();
+    let store = Store::open(&path.display().to_string()).await.unwrap();
+    let run = RunId::from_str(RUN).unwrap();
+    let bindings = [&SHORT[..], &["jobs.beat_timeout_s=3"]].concat();
+    let running = Running::start(submit(path, &bindings));
+    while store.all_commits(&run).await.unwrap().len() < 4 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    running.signal("STOP");
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    running.signal("CONT");
+    assert_eq!(running.wait(), Some(0));
+}
+
 /// A run that is cancelled while it works stops within a few parts on every worker, and continues
 /// elsewhere to the same bytes.
 #[tokio::test(flavor = "multi_thread")]

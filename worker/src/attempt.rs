@@ -12,6 +12,7 @@ use agentgym_storage::{
     AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, Committed, InputRef, Inputs, Journal,
     Manifest, Outputs, Store, Work,
 };
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -279,7 +280,8 @@ async fn make(
 }
 
 /// A silent stage cannot be stopped, since a compute thread cannot be killed: the process aborts,
-/// and the job is made again.
+/// and the job is made again. While the process itself stands still (stopped by a signal, its machine
+/// paused) nobody could report progress, so that time does not count.
 fn watch(beat: Beat, limit: Duration) -> impl Drop {
     struct Watch(tokio::task::JoinHandle<()>);
     impl Drop for Watch {
@@ -287,12 +289,20 @@ fn watch(beat: Beat, limit: Duration) -> impl Drop {
             self.0.abort();
         }
     }
+    const LOOKS_MISSED: u32 = 3;
     Watch(tokio::spawn(async move {
+        let pause = Duration::from_secs(1).min(limit / LOOKS_MISSED);
         loop {
-            tokio::time::sleep(Duration::from_secs(1).min(limit)).await;
+            let begun = Instant::now();
+            tokio::time::sleep(pause).await;
+            if begun.elapsed() > pause * LOOKS_MISSED {
+                beat.tick();
+            }
             if beat.silence() > limit {
-                tracing::error!(
-                    "no progress for {} s (jobs.beat_timeout_s): the process ends now; its job will be made again",
+                // The log is off unless asked for, and this must not happen without a word.
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "error: no progress for {} s (jobs.beat_timeout_s): the process ends now; its job will be made again",
                     limit.as_secs()
                 );
                 std::process::abort();
