@@ -10,14 +10,38 @@ use agentgym_queue::{Error as QueueError, Job, Queue, QueueOptions};
 use agentgym_storage::Store;
 
 /// Whether the attempt that began last is still somebody's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Liveness {
     /// Its worker renews its claim.
     Held,
     /// Nobody holds the claim: the worker has vanished, and the next one takes the part up.
     Free,
-    /// No queue was asked, or it does not answer.
-    Unknown,
+    /// No queue was asked, or it does not answer: which, in words.
+    Unknown(String),
+}
+
+impl Liveness {
+    /// An attempt of such a worker, in a word.
+    pub fn state(&self) -> &'static str {
+        match self {
+            Self::Free => "lost",
+            Self::Held | Self::Unknown(_) => "running",
+        }
+    }
+
+    /// Whether the worker is still there, if that is known.
+    pub fn is_alive(&self) -> Option<bool> {
+        match self {
+            Self::Held => Some(true),
+            Self::Free => Some(false),
+            Self::Unknown(_) => None,
+        }
+    }
+
+    /// Before a queue was asked.
+    pub fn unasked() -> Self {
+        Self::Unknown("no queue was asked".to_owned())
+    }
 }
 
 /// Opens the queue of a run; without a URL the one beside its store.
@@ -53,19 +77,19 @@ pub(crate) async fn queue(view: &RunView, global: &Global) -> Option<Queue> {
 }
 
 /// Whether somebody holds a part.
-pub(crate) async fn claim(view: &RunView, part: PartId, queue: Option<&Queue>) -> Liveness {
+pub(crate) async fn liveness(view: &RunView, part: PartId, queue: Option<&Queue>) -> Liveness {
     let Some(queue) = queue else {
-        return Liveness::Unknown;
+        return Liveness::unasked();
     };
     match queue.holder(&job(view, part)).await {
         Ok(Some(_)) => Liveness::Held,
         Ok(None) => Liveness::Free,
-        Err(_) => Liveness::Unknown,
+        Err(e) => Liveness::Unknown(e.to_string()),
     }
 }
 
 /// The job of a part.
-pub(crate) fn job(view: &RunView, part: PartId) -> Job {
+fn job(view: &RunView, part: PartId) -> Job {
     Job {
         run: view.plan.run.to_string(),
         iteration: part.iteration,

@@ -158,7 +158,7 @@ pub(crate) async fn status_again(
         out.failures.extend(failures(part.id, &attempts));
         let mut state = state(&attempts);
         if let State::Running { claim, .. } = &mut state {
-            *claim = claims::claim(view, part.id, queue).await;
+            *claim = claims::liveness(view, part.id, queue).await;
         }
         out.in_flight.push((part.id, state));
     }
@@ -249,7 +249,7 @@ fn state(attempts: &[AttemptRecord]) -> State {
             attempt: last.number,
             worker: last.start.worker.clone(),
             since_unix_s: last.start.started_unix_s,
-            claim: Liveness::Unknown,
+            claim: Liveness::unasked(),
         },
         _ => State::Runnable,
     }
@@ -376,12 +376,11 @@ impl Status {
                         0 => "begun nobody knows when".to_owned(),
                         _ => format!("begun {} ago", text::seconds(age)),
                     };
-                    let (state, then) = match claim {
-                        Liveness::Free => {
-                            ("lost", ", which has vanished; the next worker takes it up")
-                        }
-                        Liveness::Held | Liveness::Unknown => ("running", ""),
+                    let then = match claim {
+                        Liveness::Free => ", which has vanished; the next worker takes it up",
+                        Liveness::Held | Liveness::Unknown(_) => "",
                     };
+                    let state = claim.state();
                     rows.push(format!(
                         "  {id}  {state}  attempt {attempt} by {}, {begun}{then}",
                         visible_name(worker)

@@ -3,10 +3,11 @@
 //! the commits and the attempt records; the queue only adds which worker holds a part and how many
 //! jobs wait, and is optional.
 
+use crate::claims::{self, Liveness};
 use crate::cli::Global;
 use crate::runs::RunView;
 use crate::status::status;
-use crate::{Error, Result, claims, text};
+use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{Part, PartId, parts, policy_of};
 use agentgym_jobs::planner::Progress;
 use agentgym_queue::Queue;
@@ -251,17 +252,14 @@ impl Teller<'_> {
         let ago = crate::text::unix_now_s().saturating_sub(last.start.started_unix_s) as f64;
         let (worker, ago) = (visible_name(&last.start.worker), text::seconds(ago));
         let began = format!("attempt {} by {worker}, begun {ago} ago", last.number);
-        let Some(queue) = &self.queue else {
-            return format!(
-                "is at work ({began}), unless its worker has vanished: no queue was asked"
-            );
-        };
-        match queue.holder(&claims::job(self.view, id)).await {
-            Ok(Some(_)) => format!("is at work: {began}"),
-            Ok(None) => format!(
+        match claims::liveness(self.view, id, self.queue.as_ref()).await {
+            Liveness::Held => format!("is at work: {began}"),
+            Liveness::Free => format!(
                 "has lost its worker ({began}): its claim is free, and the next worker takes the part up"
             ),
-            Err(e) => format!("is at work ({began}), unless its worker has vanished: {e}"),
+            Liveness::Unknown(why) => {
+                format!("is at work ({began}), unless its worker has vanished: {why}")
+            }
         }
     }
 

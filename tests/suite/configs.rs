@@ -29,6 +29,11 @@ fn every_config_is_planned() {
             config.unused
         );
         let plan = Plan::new(config, Path::new(ROOT)).unwrap_or_else(|e| panic!("{name}: {e}"));
+        // docs/algorithms.md promises it.
+        assert!(
+            plan.config.actor_rollout_ref.actor.entropy_coeff >= 0.0,
+            "{name}: minimises the entropy, whatever the rewards"
+        );
         let stored = Plan::from_bytes(&plan.to_bytes()).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!(
             stored.identity, plan.identity,

@@ -1,6 +1,6 @@
 //! The status of a run as a JSON document.
 
-use super::{Liveness, State, Status};
+use super::{State, Status};
 use serde_json::{Value, json};
 
 impl Status {
@@ -15,15 +15,8 @@ impl Status {
                     worker,
                     since_unix_s,
                     claim,
-                } => {
-                    let (state, alive) = match claim {
-                        Liveness::Held => ("running", Some(true)),
-                        Liveness::Free => ("lost", Some(false)),
-                        Liveness::Unknown => ("running", None),
-                    };
-                    json!({"part": id.to_string(), "state": state, "attempt": attempt, "worker": worker,
-                        "since_unix_s": since_unix_s, "worker_alive": alive})
-                }
+                } => json!({"part": id.to_string(), "state": claim.state(), "attempt": attempt, "worker": worker,
+                    "since_unix_s": since_unix_s, "worker_alive": claim.is_alive()}),
                 State::Runnable => json!({"part": id.to_string(), "state": "runnable"}),
                 State::Waiting(missing) => {
                     let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
