@@ -45,15 +45,10 @@ pub fn scenes(
     if spec.name == "webarena" {
         return Ok(page::scenes(played));
     }
+    let row = builtin::ALL.iter().find(|row| row.spec.name == spec.name);
+    let row = row.ok_or_else(|| format!("{} is not a game of this program", spec.name))?;
     // Another server of the same kind may have the same tasks; the observations will tell.
-    let own = match spec.name {
-        "textcraft" => "builtin".to_owned(),
-        name => format!("builtin:{name}"),
-    };
-    let is_known = builtin::ALL.iter().any(|row| row.spec.name == spec.name);
-    if !is_known {
-        return Err(format!("{} is not a game of this program", spec.name));
-    }
+    let own = format!("builtin{}", row.addresses[0]);
     let address = match builtin::is_builtin(address) {
         true => address,
         false => &own,

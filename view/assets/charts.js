@@ -33,18 +33,23 @@ export function timeTicks(low, high, count) {
   return out;
 }
 
+// The greatest of many numbers, 0 of none; a call with each of them as an argument has its limits.
+export function greatest(values) {
+  return values.reduce((most, value) => Math.max(most, value), values[0] ?? 0);
+}
+
 function extent(values) {
   const all = values.filter(isNumber);
-  return all.length ? [Math.min(...all), Math.max(...all)] : [0, 1];
+  return all.length ? [-greatest(all.map((v) => -v)), greatest(all)] : [0, 1];
 }
 
 // A line chart. series: [{name, points: [[x, y, low?, high?]], mark, dots}]; all charts of a page
 // that share `cursor` show the same x under the pointer.
-export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat, yFormat = num, cursor, whole, marks = [] }) {
+export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat, yFormat = num, cursor, whole, marks = [], limits = [] }) {
   const [W, H, left, right, top, bottom] = [360, 178, 46, 10, 8, 24];
   const all = series.flatMap((one) => one.points);
   let [x0, x1] = xRange ?? extent(all.map((p) => p[0]));
-  if (series.some((one) => one.dots)) { const pad = (x1 - x0) * 0.03; x0 -= pad; x1 += pad; }
+  if (series.some((one) => one.dots)) { const pad = (x1 - x0) * 0.05; x0 -= pad; x1 += pad; }
   let [y0, y1] = yRange ?? extent(all.flatMap((p) => [p[1], p[2], p[3]]));
   if (y0 === y1) { const pad = Math.abs(y0) * 0.1 || 0.5; y0 -= pad; y1 += pad; }
   else if (!yRange) { const pad = (y1 - y0) * 0.06; y0 -= y0 < 0 || y0 > pad ? pad : 0; y1 += pad; }
@@ -65,6 +70,11 @@ export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat
   body.push(s("line", { class: "axis", x1: left, x2: W - right, y1: H - bottom, y2: H - bottom }));
   for (const [x, text] of marks) {
     body.push(s("line", { class: "mark", x1: px(x), x2: px(x), y1: top, y2: H - bottom }, s("title", {}, text)));
+  }
+  // A limit far off would leave nothing of the curve to see: it is drawn where it fits.
+  for (const [y, text] of limits.filter(([y]) => y >= y0 && y <= y1)) {
+    body.push(s("line", { class: "mark", x1: left, x2: W - right, y1: py(y), y2: py(y) }, s("title", {}, `${text} ${y}`)),
+      s("text", { class: "tick", x: W - right, y: py(y) - 3, "text-anchor": "end" }, text));
   }
   series.forEach((one, at) => {
     const points = one.points.filter((p) => isNumber(p[0]) && isNumber(p[1]));
@@ -97,7 +107,7 @@ export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat
     if (x === null) {
       hair.setAttribute("visibility", "hidden");
       const last = series.map((one) => one.points.filter((p) => isNumber(p[1])).at(-1)).filter(Boolean);
-      read.replaceChildren(last.length ? yFormat(last[0][1]) : "–");
+      read.replaceChildren(last.length === 1 ? yFormat(last[0][1]) : "");
       return;
     }
     hair.setAttribute("visibility", "visible");
@@ -125,6 +135,37 @@ export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat
     : null;
   return h("figure", { class: "chart" },
     h("figcaption", {}, h("b", {}, title), unit ? h("span", { class: "unit" }, unit) : null, read), svg, legend);
+}
+
+// Bars of ln ratio from −reach to reach, on a logarithmic count axis: most tokens hardly change.
+export function histogram({ title, unit, counts, reach, marks }) {
+  const [W, H, left, right, top, bottom] = [640, 190, 46, 10, 10, 34];
+  const most = Math.max(1, ...counts);
+  const span = Math.max(reach, 1e-9);
+  const px = (ln) => left + ((ln / span + 1) / 2) * (W - left - right);
+  const py = (count) => H - bottom - (count > 0 ? (Math.log10(count) + 0.3) / (Math.log10(most) + 0.3) : 0) * (H - top - bottom);
+  const wide = (W - left - right) / counts.length;
+  const body = [];
+  for (let count = 1; count <= most; count *= 10) {
+    body.push(s("line", { class: "grid", x1: left, x2: W - right, y1: py(count), y2: py(count) }), s("text", { class: "tick", x: left - 6, y: py(count) + 3.5, "text-anchor": "end" }, num(count)));
+  }
+  counts.forEach((count, at) => {
+    const middle = ((at + 0.5) / counts.length * 2 - 1) * span;
+    if (count > 0) body.push(s("rect", { class: "bar " + (Math.abs(middle) < span / counts.length ? "same" : middle < 0 ? "down" : "up"), x: left + at * wide + 0.5, y: py(count), width: wide - 1, height: H - bottom - py(count) }, s("title", {}, `ratio about ${num(Math.exp(middle), 4)}: ${count} tokens`)));
+  });
+  body.push(s("line", { class: "axis", x1: left, x2: W - right, y1: H - bottom, y2: H - bottom }));
+  for (const share of [-1, -0.5, 0, 0.5, 1]) body.push(s("text", { class: "tick", x: px(share * span), y: H - bottom + 14, "text-anchor": share < -0.9 ? "start" : share > 0.9 ? "end" : "middle" }, num(Math.exp(share * span), 3)));
+  body.push(s("text", { class: "tick", x: (left + W - right) / 2, y: H - 4, "text-anchor": "middle" }, "ratio, logarithmic"));
+  for (const [ratio, text] of marks) {
+    const ln = Math.log(ratio);
+    if (Math.abs(ln) <= span) body.push(s("line", { class: "mark", x1: px(ln), x2: px(ln), y1: top, y2: H - bottom }, s("title", {}, `${text} ${num(ratio)}`)), s("text", { class: "tick", x: px(ln) + 3, y: top + 8 }, `${text} ${num(ratio)}`));
+  }
+  const said = counts.map((count, at) => [count, ((at + 0.5) / counts.length * 2 - 1) * span]).filter(([count]) => count > 0);
+  return h("figure", { class: "chart histogram" }, h("figcaption", {}, h("b", {}, title), h("span", { class: "unit" }, unit)),
+    s("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": title + ", " + unit + "; the same figures are in the table below" }, body),
+    h("details", {}, h("summary", {}, "As a table"), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title },
+      h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "n" }, "ratio"), h("th", { scope: "col", class: "n" }, "tokens"))),
+        h("tbody", {}, said.map(([count, ln]) => h("tr", {}, h("td", { class: "n" }, num(Math.exp(ln), 4)), h("td", { class: "n" }, String(count)))))))));
 }
 
 // Shapes tell series apart without colour.
@@ -192,7 +233,7 @@ export function groupDots(members, own, mean, std) {
 export function tokenStrip(values, { turns, label, onpick, diverging }) {
   const W = 1000, H = 46;
   const known = values.filter(isNumber);
-  const size = Math.max(1e-9, ...known.map(Math.abs));
+  const size = Math.max(1e-9, greatest(known.map(Math.abs)));
   const bar = W / Math.max(values.length, 1);
   const base = diverging ? H / 2 : H - 2;
   const span = diverging ? H / 2 - 2 : H - 4;

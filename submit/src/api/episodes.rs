@@ -14,6 +14,7 @@ use agentgym_storage::Manifest;
 use agentgym_view::EpisodeFilter;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// The rows that a filter keeps, in its order, and how many there are.
 pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter) -> Result<Value> {
@@ -178,8 +179,12 @@ fn no_episode(id: PartId, k: u32, all: usize) -> Error {
     ))
 }
 
-/// One episode.
-pub(super) async fn episode(known: &Known, rows: &RowCache, id: PartId, k: u32) -> Result<Value> {
+/// An episode of a part, with the part's commit and its number of episodes.
+pub(super) async fn one(
+    known: &Known,
+    id: PartId,
+    k: u32,
+) -> Result<(Arc<Manifest>, usize, Episode)> {
     let (view, manifest) = (known.view().await, known.committed(id).await?);
     if !matches!(id.stage.facts().records, Records::Episodes | Records::Kept) {
         return Err(Error::Missing(format!("{id} holds no episodes")));
@@ -191,7 +196,13 @@ pub(super) async fn episode(known: &Known, rows: &RowCache, id: PartId, k: u32) 
     }
     let mut one = vec![all.swap_remove(k as usize)];
     list_actions(&view.plan, &mut one);
-    let e = one.remove(0);
+    Ok((manifest, count, one.remove(0)))
+}
+
+/// One episode.
+pub(super) async fn episode(known: &Known, rows: &RowCache, id: PartId, k: u32) -> Result<Value> {
+    let view = known.view().await;
+    let (manifest, count, e) = one(known, id, k).await?;
     let scored = scored(known, &view, id, &e).await?;
     let trained = trained(known, &view, id, &e).await?;
     let listed = rows.of_run(known, |part| {
@@ -278,11 +289,7 @@ async fn scored(
 }
 
 /// A commit of the same iteration's training; none for an evaluation, or before it is there.
-async fn training_commit(
-    known: &Known,
-    id: PartId,
-    wanted: PartId,
-) -> Option<std::sync::Arc<Manifest>> {
+async fn training_commit(known: &Known, id: PartId, wanted: PartId) -> Option<Arc<Manifest>> {
     if !matches!(id.stage, Stage::Rollout | Stage::Reward) {
         return None;
     }
@@ -311,6 +318,17 @@ async fn trained(
         let entry = entry?;
         ((entry.group, entry.sample) == (e.group, e.sample)).then_some((slot, entry))
     }))
+}
+
+/// Part and place of the episodes that an iteration trains on, by group and sample.
+pub(super) type Places = BTreeMap<(u32, u32), (PartId, u32)>;
+
+/// See [`Places`].
+pub(super) async fn places(known: &Known, rows: &RowCache, n: u32) -> Result<Places> {
+    let trained = |id: PartId| id.iteration == n && !id.stage.facts().evaluates;
+    let listed = rows.of_run(known, trained).await?.rows.into_iter();
+    let place = |l: Listed| ((l.row.group, l.row.sample), (l.part, l.row.k));
+    Ok(listed.map(place).collect())
 }
 
 /// Why the tokens of an episode have their advantages.
