@@ -158,7 +158,7 @@ export function histogram({ title, unit, counts, reach, marks }) {
   body.push(s("text", { class: "tick", x: (left + W - right) / 2, y: H - 4, "text-anchor": "middle" }, "ratio, logarithmic"));
   for (const [ratio, text] of marks) {
     const ln = Math.log(ratio);
-    if (Math.abs(ln) <= span) body.push(s("line", { class: "mark", x1: px(ln), x2: px(ln), y1: top, y2: H - bottom }, s("title", {}, `${text} ${num(ratio)}`)), s("text", { class: "tick", x: px(ln) + 3, y: top + 8 }, `${text} ${num(ratio)}`));
+    if (Math.abs(ln) <= span) body.push(s("line", { class: "mark", x1: px(ln), x2: px(ln), y1: top, y2: H - bottom }, s("title", {}, `${text} ${num(ratio)}`)), s("text", { class: "tick", x: px(ln) + 3, y: top + 8 }, `${text} ${num(ratio, 2)}`));
   }
   const said = counts.map((count, at) => [count, ((at + 0.5) / counts.length * 2 - 1) * span]).filter(([count]) => count > 0);
   return h("figure", { class: "chart histogram" }, h("figcaption", {}, h("b", {}, title), h("span", { class: "unit" }, unit)),

@@ -128,14 +128,18 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
         h("input", { type: "number", min: "0", step: "1", value: query.policy ?? "", onchange: (event) => go(["runs", run, "episodes", ...part, k], { ...query, policy: event.target.value, colour: event.target.value === "" ? "" : "rescored" }) })) : null,
       h("span", { class: "keys quiet" }, h("kbd", {}, "j"), " ", h("kbd", {}, "k"), " turn  ", h("kbd", {}, "←"), " ", h("kbd", {}, "→"), " token")),
     refused ? h("p", { class: "warn card" }, refused) : null,
-    strips.svg,
+    flat.length ? strips.svg : null,
     h("div", { class: "columns" }, transcript,
       h("aside", { class: "side" }, why, groupCard(run, e, part, query), inspector)));
   askOnce(question + "/scenes").then(({ scenes, why }) => {
     if (!scenes) { context.after(h("p", { class: "quiet no-scene" }, "No pictures of the environment: ", why, ".")); return; }
     const start = drawScene(scenes.start);
     if (start) context.after(h("section", { class: "card start", "aria-label": "The environment at the start" }, h("h2", {}, "Start"), start));
-    turns.forEach((card, index) => { const scene = drawScene(scenes.turns[index]); if (scene) card.querySelector("header").after(scene); });
+    // What stands beside the text, and the page that was acted on, come before it; the rest is what came of it.
+    turns.forEach((card, index) => {
+      const scene = drawScene(scenes.turns[index]);
+      if (scene) card.querySelector(["crafting", "passages"].includes(scenes.turns[index].kind) ? ".observation" : "header").after(scene);
+    });
   }, (error) => context.after(h("p", { class: "quiet no-scene" }, "No pictures of the environment: ", error.message)));
   show(inspector, h("h2", {}, "Token"), h("p", { class: "quiet" }, "Point at a token, or go through them with ← and →."));
 
