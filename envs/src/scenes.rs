@@ -5,30 +5,11 @@
 //! recorded text alone.
 
 mod page;
+mod played;
 
 use crate::builtin::{self, RulesVersion};
 use crate::spec::{EnvSpec, spec};
-use serde_json::Value;
-
-/// What an episode recorded of its environment.
-#[derive(Clone, Debug)]
-pub struct PlayedTask<'a> {
-    /// The task.
-    pub item_id: i64,
-    /// The first message; it ends with the first observation.
-    pub prompt: &'a str,
-    /// Of each turn the action that was sent, if any, and the observation.
-    pub turns: Vec<(Option<&'a str>, &'a str)>,
-}
-
-/// Pictures of an episode, as JSON objects whose `kind` says how they are drawn.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Scenes {
-    /// Before the first turn; none where each turn shows what it began with.
-    pub start: Option<Value>,
-    /// One per turn.
-    pub turns: Vec<Value>,
-}
+pub use played::{PlayedTask, Scenes};
 
 /// The pictures of an episode that was played on an environment of this kind, at this address and
 /// by these rules. Reads the files that the address names, and may take a while.

@@ -40,7 +40,7 @@ run: {id: h}
 const GAMES = ["babyai", "maze", "sokoban", "wordle", "searchqa"];
 const games = TINY.replace("{env: textcraft, ids: 0..4}", GAMES.map((name) => `{env: ${name}, ids: 0..1, share: ${1 / GAMES.length}}`).join(", "))
   .replace("task_name: textcraft, env_addr: 'URL'", "task_name: babyai, env_addr: 'builtin:babyai', envs: {" + GAMES.slice(1).map((name) => `${name}: {task_name: ${name}, env_addr: 'builtin:${name}'}`).join(", ") + "}")
-  .replace("train_batch_size: 2", "train_batch_size: 5").replace("id: h", "id: games").replace("vocab=400", "vocab=600");
+  .replace("train_batch_size: 2", "train_batch_size: 5").replace("jobs: {", "jobs: {rollout_part_tasks: 5, ").replace("id: h", "id: games").replace("vocab=400", "vocab=600");
 
 let chrome;
 let viewer;

@@ -1,6 +1,6 @@
 //! A web page as the accessibility tree that the policy was shown, and the node that it acted on.
 
-use super::{PlayedTask, Scenes};
+use super::played::{PlayedTask, Scenes};
 use serde_json::{Value, json};
 
 /// Actions whose first argument is a node's number.

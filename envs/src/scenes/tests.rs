@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::env::{babyai, textcraft};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Plays the actions in a game of this program, as an episode would record it.
 struct Recorded {
