@@ -108,14 +108,15 @@ const LONG = `
 actor_rollout_ref:
   model: {path: 'tiny?hidden=32&heads=2&kv_heads=1&layers=1&intermediate=64&vocab=400'}
   actor: {ppo_mini_batch_size: 1}
-  rollout: {n: 2, max_tokens: 1200, max_model_len: 60000}
-  agentgym: {task_name: textcraft, env_addr: builtin}
+  rollout: {n: 2, max_tokens: 900, max_model_len: 4000}
+  # A tiny model has 4096 positions, so the episode is one of many contexts.
+  agentgym: {task_name: textcraft, env_addr: builtin, context_turns: 2}
 data:
   train_batch_size: 1
-  max_prompt_length: 2000
-  max_response_length: 50000
+  max_prompt_length: 1000
+  max_response_length: 3000
   tasks: [{env: textcraft, ids: 0..1}]
-algorithm: {rounds_ctrl: {rounds: 400}}
+algorithm: {rounds_ctrl: {rounds: 26}}
 trainer: {total_training_steps: 1, test_freq: 0}
 run: {id: long}
 `;

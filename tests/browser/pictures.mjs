@@ -18,6 +18,9 @@ const answer = await ask(`runs/${run}/episodes?stage=rollout&sort=-iteration&adv
 const [row] = answer.rows.filter((one) => one.iteration === answer.rows[0].iteration).sort((x, y) => x.surprise - y.surprise);
 await visit(page, viewer, `/runs/${run}/episodes/${row.part}/${row.k}`);
 await page.locator(".seal").waitFor();
+await page.locator(".start .scene").waitFor();
+// The prompt would fill the picture.
+await page.locator(".prompt summary").click();
 await page.waitForTimeout(300);
 await page.screenshot({ path: join(to, "viewer-episode.png") });
 await chrome.close();

@@ -202,7 +202,7 @@ export function sparkline(points, dots, label, x1) {
 
 // The scores of a group on one axis: mean, one standard deviation, and the own one marked.
 export function groupDots(members, own, mean, std) {
-  const [W, H, pad] = [300, 74, 18];
+  const [W, pad] = [300, 18];
   const scores = members.filter((m) => m.compared).map((m) => m.score);
   let [low, high] = extent(scores.concat(isNumber(mean) ? [mean] : []));
   if (low === high) { low -= 0.5; high += 0.5; }
@@ -211,21 +211,25 @@ export function groupDots(members, own, mean, std) {
   const distinct = [...new Set(scores)];
   const labels = distinct.length <= 4 ? distinct : ticks(low, high, 4);
   const stack = new Map();
-  const dots = members.map((m) => {
-    const x = px(m.score);
-    const key = Math.round(x / 7);
+  const places = members.map((m) => {
+    const key = Math.round(px(m.score) / 7);
     const level = stack.get(key) ?? 0;
     stack.set(key, level + 1);
-    const y = 44 - level * 7;
-    const kind = "member" + (m.sample === own ? " own" : "") + (m.compared ? "" : " out");
-    return s("circle", { class: kind, cx: x, cy: y, r: m.sample === own ? 4.5 : 3.2 }, s("title", {}, `sample ${m.sample}: ${m.score}`));
+    return level;
   });
-  return s("svg", { class: "group-dots", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": "scores of the group: " + scores.join(" ") },
-    isNumber(std) && std > 0 ? s("rect", { class: "std", x: clip(mean - std), y: 8, width: clip(mean + std) - clip(mean - std), height: 44 }) : null,
-    s("line", { class: "axis", x1: pad, x2: W - pad, y1: 52, y2: 52 }),
-    labels.map((v) => s("text", { class: "tick", x: px(v), y: 66, "text-anchor": "middle" }, num(v))),
-    isNumber(mean) ? s("line", { class: "mean", x1: px(mean), x2: px(mean), y1: 6, y2: 56 }) : null,
-    isNumber(mean) ? s("text", { class: "tick", x: px(mean) + 4, y: 13 }, "mean") : null,
+  // Above the tallest stack there is room for the word.
+  const base = 30 + 7 * Math.max(3, ...stack.values());
+  const dots = members.map((m, at) => {
+    const kind = "member" + (m.sample === own ? " own" : "") + (m.compared ? "" : " out");
+    return s("circle", { class: kind, cx: px(m.score), cy: base - 8 - places[at] * 7, r: m.sample === own ? 4.5 : 3.2 }, s("title", {}, `sample ${m.sample}: ${m.score}`));
+  });
+  const right = isNumber(mean) && px(mean) > W / 2;
+  return s("svg", { class: "group-dots", viewBox: `0 0 ${W} ${base + 22}`, role: "img", "aria-label": "scores of the group: " + scores.join(" ") },
+    isNumber(std) && std > 0 ? s("rect", { class: "std", x: clip(mean - std), y: 8, width: clip(mean + std) - clip(mean - std), height: base - 8 }) : null,
+    s("line", { class: "axis", x1: pad, x2: W - pad, y1: base, y2: base }),
+    labels.map((v) => s("text", { class: "tick", x: px(v), y: base + 14, "text-anchor": "middle" }, num(v))),
+    isNumber(mean) ? s("line", { class: "mean", x1: px(mean), x2: px(mean), y1: 4, y2: base + 4 }) : null,
+    isNumber(mean) ? s("text", { class: "tick", x: px(mean) + (right ? -4 : 4), y: 12, "text-anchor": right ? "end" : "start" }, "mean") : null,
     dots);
 }
 

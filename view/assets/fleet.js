@@ -73,16 +73,17 @@ export async function fleetPage(root, [run], query, go) {
     g.save(); g.beginPath(); g.rect(left, 0, width - left - 8, height); g.clip();
     // Of bars within one pixel the first is drawn, and the first that was lost over it, so that 100 000
     // take no longer than they can be seen.
-    const drawn = new Set();
+    const wide = Math.ceil(width) + 1;
+    const drawn = new Uint8Array(2 * wide * data.lanes.length);
     for (const bar of bars) {
       if (bar.end < view[0] || bar.start > view[1]) continue;
       const x = px(bar.start);
       const w = Math.max(1, px(bar.end) - x);
       const sound = bar.outcome === "committed" || bar.outcome === "open";
       if (w < 1.5) {
-        const key = (bar.lane * 65536 + Math.floor(x)) * 2 + (sound ? 0 : 1);
-        if (drawn.has(key)) continue;
-        drawn.add(key);
+        const key = (bar.lane * wide + Math.min(wide - 1, Math.max(0, Math.floor(x)))) * 2 + (sound ? 0 : 1);
+        if (drawn[key]) continue;
+        drawn[key] = 1;
       }
       const y = TOP + bar.lane * LANE + 2;
       g.fillStyle = colour("--g" + Math.max(0, STAGES.indexOf(bar.stage)));

@@ -45,11 +45,13 @@ pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter)
 
 /// Values to choose from.
 fn facets(all: &[Listed]) -> Value {
-    let set = |of: fn(&Listed) -> String| -> BTreeSet<String> { all.iter().map(of).collect() };
+    fn set(all: &[Listed], of: fn(&Listed) -> &str) -> BTreeSet<&str> {
+        all.iter().map(of).collect()
+    }
     let iterations: BTreeSet<u32> = all.iter().map(|l| l.part.iteration).collect();
     json!({
-        "env": set(|l| l.row.env.clone()), "outcome": set(|l| l.row.outcome.name().to_owned()),
-        "stage": set(|l| l.part.stage.name().to_owned()), "worker": set(|l| l.worker.clone()),
+        "env": set(all, |l| &l.row.env), "outcome": set(all, |l| l.row.outcome.name()),
+        "stage": set(all, |l| l.part.stage.name()), "worker": set(all, |l| &l.worker),
         "iteration": iterations,
     })
 }
@@ -62,7 +64,7 @@ pub(super) fn row_json(l: &Listed) -> Value {
         "group": row.group, "sample": row.sample, "outcome": row.outcome, "success": row.success,
         "reward": row.reward, "turns": row.turns, "length": row.length, "invalid": row.invalid,
         "normalised": row.normalised, "cut": row.cut, "loops": row.loops(),
-        "surprise": row.surprise, "worker": l.worker,
+        "surprise": row.surprise, "worker": &*l.worker,
         "slot": l.trained.map(|t| t.slot), "advantage": l.trained.map(|t| t.advantage),
         "mismatch": l.trained.map(|t| t.mismatch),
     })
@@ -90,7 +92,7 @@ fn keeps(
         "env" => row.env == *value,
         "task" => format!("{}_{}", row.env, row.item) == *value,
         "outcome" => row.outcome.name() == value,
-        "worker" => l.worker == *value,
+        "worker" => *l.worker == **value,
         "parse" => match value.as_str() {
             "invalid" => row.invalid > 0,
             "normalised" => row.normalised > 0,

@@ -24,6 +24,12 @@ const READS_AT_ONCE: usize = 48;
 /// How long a listing is good for.
 const FRESH: Duration = Duration::from_millis(900);
 
+/// The same for the attempts of a finished run.
+const FINISHED: Duration = Duration::from_secs(60);
+
+/// Attempts by part.
+type Attempts = BTreeMap<PartKey, Vec<AttemptRecord>>;
+
 /// What is known of a run.
 pub(super) struct Known {
     state: Mutex<State>,
@@ -32,7 +38,7 @@ pub(super) struct Known {
     queue: Option<Queue>,
     pieces: Mutex<Option<Arc<Pieces>>>,
     credit: Mutex<Option<(u32, Arc<PlayedIteration>, Compared)>>,
-    attempts: Mutex<BTreeMap<PartKey, Vec<AttemptRecord>>>,
+    attempts: Mutex<Option<(Instant, Arc<Attempts>)>>,
     /// What is being read, for somebody who waits.
     pub(super) reading: Reading,
 }
@@ -180,16 +186,37 @@ impl Known {
     }
 
     /// Every attempt; records that were read before are not read again.
-    pub(super) async fn attempts(&self) -> Result<BTreeMap<PartKey, Vec<AttemptRecord>>> {
+    pub(super) async fn attempts(&self) -> Result<Arc<Attempts>> {
         let view = self.view().await;
         let mut kept = self.attempts.lock().await;
-        let known = std::mem::take(&mut *kept);
+        // A page asks for bars and costs at once; and a run with every commit gets no more attempts.
+        let patience = match self.is_finished().await {
+            true => FINISHED,
+            false => FRESH,
+        };
+        if let Some((listed, known)) = &*kept
+            && listed.elapsed() < patience
+        {
+            return Ok(Arc::clone(known));
+        }
+        let known = kept.take().map(|(_, known)| Arc::unwrap_or_clone(known));
+        let known = known.unwrap_or_default();
         let found = view
             .store
             .all_attempts_beside(&view.plan.run, known)
             .await?;
-        kept.clone_from(&found);
+        let found = Arc::new(found);
+        *kept = Some((Instant::now(), Arc::clone(&found)));
         Ok(found)
+    }
+
+    async fn is_finished(&self) -> bool {
+        let state = self.state.lock().await;
+        let mut progress = Progress::default();
+        for id in state.manifests.keys() {
+            progress.insert(*id);
+        }
+        progress.finished(&state.view.plan)
     }
 
     /// Changes with every commit, and with every attempt at a part that can run.

@@ -66,8 +66,8 @@ pub(super) struct Trained {
 #[derive(Debug, Clone)]
 pub(super) struct Listed {
     pub(super) part: PartId,
-    pub(super) row: Row,
-    pub(super) worker: String,
+    pub(super) row: Arc<Row>,
+    pub(super) worker: Arc<str>,
     pub(super) trained: Option<Trained>,
 }
 
@@ -79,13 +79,16 @@ pub(super) struct Index {
     pub(super) unreadable: Vec<String>,
 }
 
+/// The rows of a part; lists share them.
+type Rows = Arc<Vec<Arc<Row>>>;
+
 /// Trained episodes of an iteration, by group and sample.
 type Slots = BTreeMap<(u32, u32), Trained>;
 
 /// Rows by digest.
 #[derive(Default)]
 pub(super) struct RowCache {
-    rows: Mutex<HashMap<String, Arc<Vec<Row>>>>,
+    rows: Mutex<HashMap<String, Rows>>,
     slots: Mutex<HashMap<String, Arc<Slots>>>,
 }
 
@@ -174,7 +177,7 @@ fn keep<T: Serialize>(digest: &str, value: &T) {
 
 impl RowCache {
     /// The rows of a commit with episodes.
-    pub(super) async fn rows(&self, view: &RunView, manifest: &Manifest) -> Result<Arc<Vec<Row>>> {
+    pub(super) async fn rows(&self, view: &RunView, manifest: &Manifest) -> Result<Rows> {
         let artifact = manifest.output(artifact_names::EPISODES)?;
         let digest = artifact.digest.to_string();
         if let Some(rows) = self.rows.lock().await.get(&digest) {
@@ -189,7 +192,7 @@ impl RowCache {
                 rows
             }
         };
-        let rows = Arc::new(rows);
+        let rows: Rows = Arc::new(rows.into_iter().map(Arc::new).collect());
         let mut known = self.rows.lock().await;
         Ok(Arc::clone(known.entry(digest).or_insert(rows)))
     }
@@ -257,7 +260,7 @@ impl RowCache {
         for (id, manifest, slots, rows) in parts {
             let slots = slots.map(|slots| out.read(slots)).transpose()?.flatten();
             let work = manifest.work.as_ref();
-            let worker = work.map_or_else(String::new, |work| work.worker.clone());
+            let worker: Arc<str> = work.map_or("", |work| &work.worker).into();
             let Some(rows) = out.read(rows)? else {
                 continue;
             };
@@ -266,8 +269,8 @@ impl RowCache {
                 out.rows.push(Listed {
                     part: id,
                     trained: slots.as_ref().and_then(|slots| slots.get(&place).copied()),
-                    worker: worker.clone(),
-                    row: row.clone(),
+                    worker: Arc::clone(&worker),
+                    row: Arc::clone(row),
                 });
             }
         }
