@@ -133,7 +133,7 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
       h("aside", { class: "side" }, why, groupCard(run, e, part, query), inspector)));
   askOnce(question + "/scenes").then(({ scenes, why }) => {
     if (!scenes) { context.after(h("p", { class: "quiet no-scene" }, "No pictures of the environment: ", why, ".")); return; }
-    const start = drawScene(scenes.start);
+    const start = drawScene(scenes.start, true);
     if (start) context.after(h("section", { class: "card start", "aria-label": "The environment at the start" }, h("h2", {}, "Start"), start));
     // What stands beside the text, and the page that was acted on, come before it; the rest is what came of it.
     turns.forEach((card, index) => {

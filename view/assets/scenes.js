@@ -3,10 +3,11 @@
 
 import { h, s, isNumber } from "./dom.js";
 
-// The picture of a scene, or none for a kind that this page does not know.
-export function drawScene(scene) {
+// The picture of a scene, or none for a kind that this page does not know. What never changes is drawn at
+// the start alone.
+export function drawScene(scene, atStart) {
   const draw = { grid, crafting, guesses, passages, page: pageTree }[scene?.kind];
-  return draw ? h("div", { class: "scene " + scene.kind }, draw(scene)) : null;
+  return draw ? h("div", { class: "scene " + scene.kind }, draw(scene, atStart)) : null;
 }
 
 const CELL = 16;
@@ -61,7 +62,7 @@ function agent(scene) {
     : s("circle", { class: "agent", cx: x, cy: y, r: 5 });
 }
 
-function crafting(scene) {
+function crafting(scene, atStart) {
   const held = new Map(scene.held.map(([item, count]) => [item, count]));
   const enough = (node) => held.has(node.item) && Number(held.get(node.item)) >= node.count;
   const leaf = (node) => h("li", { class: enough(node) ? "has" : null },
@@ -71,7 +72,7 @@ function crafting(scene) {
   return [
     h("p", { class: "held" }, h("span", { class: "who" }, "holds"),
       scene.held.length ? scene.held.map(([item, count]) => h("span", { class: "item" }, `${count} ${item}`)) : h("span", { class: "quiet" }, "nothing")),
-    h("details", {}, h("summary", {}, "Recipes of ", scene.goal), h("ul", { class: "tree" }, leaf(scene.tree))),
+    atStart ? h("details", {}, h("summary", {}, "Recipes of ", scene.goal), h("ul", { class: "tree" }, leaf(scene.tree))) : null,
   ];
 }
 
