@@ -233,7 +233,11 @@ export function groupDots(members, own, mean, std) {
     dots);
 }
 
-// One thin bar per token of a stream; positive up, negative down. Returns the element and a marker.
+// Bars of a strip: more cannot be told apart, and take long to draw.
+const STRIP_BARS = 1000;
+
+// One thin bar per token of a stream, or for the largest of some of many; positive up, negative down.
+// Returns the element and a marker.
 export function tokenStrip(values, { turns, label, onpick, diverging }) {
   const W = 1000, H = 46;
   const known = values.filter(isNumber);
@@ -241,18 +245,23 @@ export function tokenStrip(values, { turns, label, onpick, diverging }) {
   const bar = W / Math.max(values.length, 1);
   const base = diverging ? H / 2 : H - 2;
   const span = diverging ? H / 2 - 2 : H - 4;
-  const bars = values.map((v, at) => {
-    if (!isNumber(v)) return null;
+  const each = Math.ceil(values.length / STRIP_BARS);
+  const wide = Math.max(bar * each * 0.86, 0.4).toFixed(2);
+  const paths = { up: [], down: [] };
+  for (let from = 0; from < values.length; from += each) {
+    let v = null;
+    for (let at = from; at < Math.min(from + each, values.length); at += 1) {
+      if (isNumber(values[at]) && (v === null || Math.abs(values[at]) > Math.abs(v))) v = values[at];
+    }
+    if (v === null) continue;
+    const falls = diverging && v < 0;
     const tall = Math.max(0.7, (Math.abs(v) / size) * span);
-    const y = diverging && v < 0 ? base : base - tall;
-    return `M${(at * bar).toFixed(2)} ${y.toFixed(2)}h${Math.max(bar * 0.86, 0.4).toFixed(2)}v${tall.toFixed(2)}h-${Math.max(bar * 0.86, 0.4).toFixed(2)}z`;
-  });
-  const up = bars.filter((d, at) => d && !(diverging && values[at] < 0)).join("");
-  const down = bars.filter((d, at) => d && diverging && values[at] < 0).join("");
+    paths[falls ? "down" : "up"].push(`M${(from * bar).toFixed(2)} ${(falls ? base : base - tall).toFixed(2)}h${wide}v${tall.toFixed(2)}h-${wide}z`);
+  }
   const marker = s("rect", { class: "marker", x: -9, y: 0, width: Math.max(bar, 2), height: H });
   const svg = s("svg", { class: "strip", viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
     turns.map((at, index) => s("rect", { class: "turn" + (index % 2), x: at[0] * bar, y: 0, width: Math.max((at[1] - at[0]) * bar, 0.5), height: H })),
-    s("path", { class: diverging ? "up" : "size", d: up }), s("path", { class: "down", d: down }), marker);
+    s("path", { class: diverging ? "up" : "size", d: paths.up.join("") }), s("path", { class: "down", d: paths.down.join("") }), marker);
   svg.addEventListener("click", (event) => {
     const box = svg.getBoundingClientRect();
     onpick(Math.min(values.length - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * values.length))));

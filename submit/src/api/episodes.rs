@@ -205,13 +205,13 @@ pub(super) async fn one(
 pub(super) async fn episode(known: &Known, rows: &RowCache, id: PartId, k: u32) -> Result<Value> {
     let view = known.view().await;
     let (manifest, count, e) = one(known, id, k).await?;
-    let scored = scored(known, &view, id, &e).await?;
-    let trained = trained(known, &view, id, &e).await?;
-    let listed = rows.of_run(known, |part| {
-        part.iteration == id.iteration && part.stage == id.stage
-    });
+    let alike = |part: PartId| part.iteration == id.iteration && part.stage == id.stage;
+    let (scored, trained, listed) = tokio::try_join!(
+        scored(known, &view, id, &e),
+        trained(known, &view, id, &e),
+        rows.of_run(known, alike)
+    )?;
     let siblings: Vec<Value> = listed
-        .await?
         .rows
         .iter()
         .filter(|l| {
