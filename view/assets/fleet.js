@@ -50,6 +50,8 @@ export async function fleetPage(root, [run], query, go) {
     };
     const ratio = window.devicePixelRatio || 1;
     const width = canvas.parentElement.clientWidth - 24;
+    // Not in the page yet; it is painted once it is.
+    if (width <= 0) return;
     const left = width < 480 ? 44 : LEFT;
     const height = TOP + LANE * data.lanes.length + 20;
     canvas.style.setProperty("width", width + "px");
