@@ -13,6 +13,7 @@ mod update;
 
 use crate::claims;
 use crate::cli::{Global, ViewArgs};
+use crate::run::signals::Interrupts;
 use crate::runs::{RunView, unknown};
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
@@ -186,7 +187,7 @@ pub(crate) async fn view(store: Store, args: &ViewArgs, global: &Global) -> Resu
     }
     tokio::select! {
         ended = server.run() => ended.map_err(|e| Error::Usage(format!("the viewer ended: {e}"))),
-        _ = tokio::signal::ctrl_c() => Ok(()),
+        () = Interrupts::listen().drain.cancelled_owned() => Ok(()),
     }
 }
 

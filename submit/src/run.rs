@@ -5,7 +5,7 @@ mod display;
 mod follow;
 pub(crate) mod local;
 mod preflight;
-mod signals;
+pub(crate) mod signals;
 
 use crate::claims::open_queue;
 use crate::cli::{ConfigArgs, ForkArgs, Global};
