@@ -54,6 +54,19 @@ pub enum AttemptOutcome {
     Cancelled,
 }
 
+impl AttemptOutcome {
+    /// As in records and documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Committed => "committed",
+            Self::Superseded => "superseded",
+            Self::Failed => "failed",
+            Self::Drained => "drained",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// The end record of an attempt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttemptEnd {

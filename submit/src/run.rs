@@ -347,6 +347,7 @@ fn start_workers(
             cache_dir: scratch.to_owned(),
             prefetch: true,
             drain_grace: agentgym_worker::DRAIN_GRACE,
+            meters: Default::default(),
         };
         workers.spawn(run_worker(
             options,

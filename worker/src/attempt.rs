@@ -160,6 +160,10 @@ pub(crate) async fn run(
                 manifest: Arc::clone(&manifest),
             });
             span.in_scope(|| tracing::info!("committed after {wall_s:.2} s"));
+            let none = serde_json::Map::new();
+            let stats = manifest.work.as_ref().map_or(&none, |work| &work.stats);
+            let meters = &bench.resources.meters;
+            meters.ended(&slot.stage, AttemptOutcome::Committed, wall_s, stats);
             return Ok((attempt.number, Ended::Committed(manifest)));
         }
         Ok((Committed::Superseded(first), own)) => (
@@ -188,6 +192,7 @@ pub(crate) async fn run(
         excused: matches!(&ended, Ended::Failed(e) if e.is_outage()),
         for_good: matches!(&ended, Ended::Failed(e) if e.is_for_good()),
     };
+    (bench.resources.meters).ended(&slot.stage, outcome, wall_s, &end.stats);
     let recorded = store.end_attempt(&slot, attempt.number, &end).await;
     span.in_scope(|| {
         match outcome {

@@ -8,6 +8,7 @@ mod prefetch;
 use crate::Cause;
 use crate::attempt::{self, AttemptContext, Ended};
 use crate::context::{Event, Resources};
+use crate::meters::Meters;
 use crate::run_state::RunState;
 use crate::stages::StageFunctions;
 use crate::{Error, Result, panics};
@@ -64,6 +65,8 @@ pub struct WorkerOptions {
     pub prefetch: bool,
     /// How long a drain waits for turns in progress.
     pub drain_grace: Duration,
+    /// What the process has done so far, for operators.
+    pub meters: Arc<Meters>,
 }
 
 struct Worker {
@@ -100,12 +103,20 @@ pub async fn run_worker(
         }
         name => Device::parse(name, options.dtype)?,
     };
+    let device_name = match options.device.as_str() {
+        "auto" if device.numeric_class().starts_with("cuda") => "cuda:0",
+        "auto" => "cpu",
+        name => name,
+    };
+    let device_name = device_name.to_owned();
+    (options.meters).worker(&options.name, &device_name, device.numeric_class());
     let resources = Arc::new(Resources {
         threads: device.threads(options.threads),
         device,
         policies: crate::policies::Policies::default(),
         critics: crate::policies::Critics::default(),
         environments: crate::environments::Environments::default(),
+        meters: Arc::clone(&options.meters),
         drain_grace: options.drain_grace,
     });
     let queue = options.queue.clone();
@@ -135,7 +146,7 @@ pub async fn run_worker(
     if let Some(run) = worker.options.run.clone() {
         panics::caught(worker.state(&run)).await?;
     }
-    tracing::info!(worker = %name, threads = worker.resources.threads, "ready");
+    tracing::info!(worker = %name, device = %device_name, numeric_class = %worker.resources.device.numeric_class(), threads = worker.resources.threads, "ready");
     let planner = tokio::spawn(Arc::clone(&worker).plan_now_and_then());
     let prefetch = tokio::spawn(Arc::clone(&worker).prefetch_now_and_then());
     let handler = {
@@ -216,8 +227,12 @@ impl Worker {
             }
         }
         let claim = match self.options.queue.claim(job, &self.options.name).await? {
-            Claim::Held(claim) => claim,
+            Claim::Held(claim) => {
+                self.options.meters.claim("held");
+                claim
+            }
             Claim::Taken { by } => {
+                self.options.meters.claim("taken");
                 tracing::debug!(part = %id, "held by {by}");
                 return Ok(Handled::Done);
             }
@@ -324,6 +339,7 @@ impl Worker {
     ) -> Result<(u32, Ended)> {
         let id = part.id;
         let running = Running::of(&self.running, id);
+        let making = self.options.meters.making(id.stage.name());
         let drain = self.drain.child_token();
         let bench = AttemptContext {
             store: &self.options.store,
@@ -346,6 +362,7 @@ impl Worker {
                     () = tokio::time::sleep(lease / 3) => {
                         // A lost claim costs at most double work; the first commit wins.
                         if let Err(e) = claim.renew().await {
+                            self.options.meters.claim("not_renewed");
                             tracing::debug!(part = %id, "claim not renewed: {e}");
                         }
                         let mut state = shared.lock().await;
@@ -359,7 +376,7 @@ impl Worker {
                 }
             }
         };
-        drop(running);
+        drop((running, making));
         shared.lock().await.learn_from(&own);
         ended
     }

@@ -2,7 +2,7 @@
 
 use super::known::Known;
 use crate::{Result, text};
-use agentgym_storage::{AttemptOutcome, AttemptRecord, PartKey};
+use agentgym_storage::{AttemptRecord, PartKey};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ async fn bars(known: &Known) -> Result<Vec<Bar>> {
             let start = record.start.started_unix_s as f64;
             let (outcome, end) = match (work, &record.end) {
                 (Some(work), _) => ("committed", Some(start + work.wall_s)),
-                (None, Some(end)) => (name(end.outcome), Some(start + end.wall_s)),
+                (None, Some(end)) => (end.outcome.name(), Some(start + end.wall_s)),
                 // Somebody else began or finished the part: this worker is gone.
                 (None, None) if next.is_some() || manifest.is_some() => ("killed", next),
                 (None, None) => ("open", None),
@@ -52,16 +52,6 @@ async fn bars(known: &Known) -> Result<Vec<Bar>> {
     }
     out.sort_by(|a, b| a.start.total_cmp(&b.start));
     Ok(out)
-}
-
-fn name(outcome: AttemptOutcome) -> &'static str {
-    match outcome {
-        AttemptOutcome::Committed => "committed",
-        AttemptOutcome::Superseded => "superseded",
-        AttemptOutcome::Failed => "failed",
-        AttemptOutcome::Drained => "drained",
-        AttemptOutcome::Cancelled => "cancelled",
-    }
 }
 
 fn message(record: &AttemptRecord) -> String {

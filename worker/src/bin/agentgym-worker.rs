@@ -8,10 +8,13 @@ use agentgym_model::Dtype;
 use agentgym_queue::{Error as QueueError, Queue, QueueOptions};
 use agentgym_storage::{RunId, Store};
 use agentgym_text::Visible;
-use agentgym_worker::{Cause, Cloud, Error, Event, ScratchFolder, WorkerOptions, run_worker};
+use agentgym_worker::{
+    Cause, Cloud, Error, Event, Meters, ScratchFolder, WorkerOptions, run_worker, serve_metrics,
+};
 use clap::Parser;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::sync::{Arc, LazyLock};
@@ -45,11 +48,11 @@ struct Arguments {
     stages: Vec<Stage>,
     /// cpu, cuda:N, or auto: the first GPU if it can be used, otherwise the CPU and a log line with
     /// the reason.
-    #[arg(long, default_value = "cpu")]
+    #[arg(long, env = "AGENTGYM_DEVICE", default_value = "cpu")]
     device: String,
     /// Element type of the operands of a GPU's matrix products: f32, or bf16, which is faster and
     /// less precise. It is part of the numeric class.
-    #[arg(long, default_value_t)]
+    #[arg(long, env = "AGENTGYM_DTYPE", default_value_t)]
     dtype: Dtype,
     /// Compute threads; default: all cores. A GPU uses one.
     #[arg(long)]
@@ -68,6 +71,13 @@ struct Arguments {
     /// Log one JSON object per line, with run, part and attempt as fields.
     #[arg(long)]
     log_json: bool,
+    /// Answer Prometheus at http://ADDRESS/metrics and a supervisor at http://ADDRESS/health, e.g.
+    /// 127.0.0.1:9464; port 0 takes a free one, which the log names.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
+    /// Let --metrics listen where other machines can read it.
+    #[arg(long, requires = "metrics")]
+    metrics_public: bool,
     /// End when the run is finished.
     #[arg(long, requires = "run")]
     exit_when_finished: bool,
@@ -162,6 +172,13 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
     if let Some(cloud) = arguments.preemption {
         tokio::spawn(agentgym_worker::drain_on_notice(cloud, drain.clone()));
     }
+    let meters = Arc::new(Meters::default());
+    if let Some(address) = arguments.metrics {
+        let told = (name.as_str(), Arc::clone(&meters));
+        let public = arguments.metrics_public;
+        let bound = serve_metrics(address, public, told, store.clone(), drain.clone()).await?;
+        tracing::info!("metrics at http://{bound}/metrics, health at http://{bound}/health");
+    }
     let (events, mut news) = tokio::sync::broadcast::channel(1024);
     let log = tokio::spawn(async move {
         use tokio::sync::broadcast::error::RecvError;
@@ -204,6 +221,7 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
         cache_dir: scratch.path().to_owned(),
         prefetch: true,
         drain_grace: agentgym_worker::grace_of(limit),
+        meters,
     };
     const INTERRUPTED: u8 = 130;
     let worked = tokio::select! {
