@@ -125,6 +125,7 @@ async fn play(
     let options = WorkerOptions {
         drain_grace: agentgym_worker::DRAIN_GRACE,
         meters: Default::default(),
+        machine: Default::default(),
         store: store.clone(),
         queue: queue.clone(),
         name: agentgym_worker::worker_name(0),
@@ -254,6 +255,7 @@ fn a_worker_with_panicking_stages() {
         let options = WorkerOptions {
             drain_grace: agentgym_worker::DRAIN_GRACE,
             meters: Default::default(),
+            machine: Default::default(),
             store: Store::open(&text("store")).await.unwrap(),
             queue: Queue::open(&text("queue"), lease).await.unwrap(),
             name: agentgym_worker::worker_name(0),

@@ -15,7 +15,7 @@ use crate::{Error, Result, panics};
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_model::{Device, Dtype};
 use agentgym_queue::{Claim, ClaimGuard, Gate, Handled, Job, Queue};
-use agentgym_storage::{RunId, Store};
+use agentgym_storage::{MachineFacts, RunId, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -65,6 +65,8 @@ pub struct WorkerOptions {
     pub prefetch: bool,
     /// How long a drain waits for turns in progress.
     pub drain_grace: Duration,
+    /// What its operator says of its machine; the device is filled in.
+    pub machine: MachineFacts,
     /// What the process has done so far, for operators.
     pub meters: Arc<Meters>,
 }
@@ -91,7 +93,7 @@ struct Worker {
 /// # Errors
 /// An unusable device, or a store that cannot be read at the start.
 pub async fn run_worker(
-    options: WorkerOptions,
+    mut options: WorkerOptions,
     events: broadcast::Sender<Event>,
     drain: CancellationToken,
 ) -> Result<()> {
@@ -109,6 +111,7 @@ pub async fn run_worker(
         name => name,
     };
     let device_name = device_name.to_owned();
+    options.machine.device.clone_from(&device_name);
     (options.meters).worker(&options.name, &device_name, device.numeric_class());
     let resources = Arc::new(Resources {
         threads: device.threads(options.threads),
@@ -346,6 +349,7 @@ impl Worker {
             resources: &self.resources,
             functions: &*self.options.functions,
             worker: &self.options.name,
+            machine: &self.options.machine,
             cache_dir: &self.options.cache_dir,
             events: &self.events,
             drain: &drain,

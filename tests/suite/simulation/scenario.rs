@@ -320,6 +320,7 @@ impl Scene {
             prefetch: false,
             drain_grace: agentgym_worker::DRAIN_GRACE,
             meters: Default::default(),
+            machine: Default::default(),
         }
     }
 

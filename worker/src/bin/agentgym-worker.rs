@@ -6,7 +6,7 @@
 use agentgym_jobs::pipeline::Stage;
 use agentgym_model::Dtype;
 use agentgym_queue::{Error as QueueError, Queue, QueueOptions};
-use agentgym_storage::{RunId, Store};
+use agentgym_storage::{MachineFacts, RunId, Store};
 use agentgym_text::Visible;
 use agentgym_worker::{
     Cause, Cloud, Error, Event, Meters, ScratchFolder, WorkerOptions, run_worker, serve_metrics,
@@ -61,6 +61,14 @@ struct Arguments {
     /// a fleet, and equal to jobs.lease_ttl_s of its runs.
     #[arg(long, default_value_t = QueueOptions::default().lease_ttl_s)]
     lease_ttl_s: u64,
+    /// Say something of this machine in the records of its attempts, e.g. --label gpu=H100; more
+    /// than once for several.
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    labels: Vec<(String, String)>,
+    /// What an hour of this worker costs, in a currency of your choice: `agentgym-submit ledger` adds
+    /// it up.
+    #[arg(long, value_name = "PER HOUR", value_parser = price, allow_negative_numbers = true)]
+    price: Option<f64>,
     /// Drain when this cloud announces a preemption of the machine: aws, gcp or azure.
     #[arg(long, value_name = "CLOUD")]
     preemption: Option<Cloud>,
@@ -88,6 +96,31 @@ fn version() -> &'static str {
     static VERSION: LazyLock<String> =
         LazyLock::new(|| format!("{} ({})", agentgym_worker::BUILD, agentgym_worker::FEATURES));
     &VERSION
+}
+
+/// Longest key and value of a label, in bytes.
+const LABEL_BYTES_MAX: usize = 200;
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text
+        .split_once('=')
+        .ok_or("write KEY=VALUE, e.g. gpu=H100")?;
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if key.is_empty() || !key.chars().all(fits) {
+        return Err("the key is made of letters, digits, -, _ and .".into());
+    }
+    if key.len().max(value.len()) > LABEL_BYTES_MAX {
+        return Err(format!(
+            "key and value have at most {LABEL_BYTES_MAX} bytes"
+        ));
+    }
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+fn price(text: &str) -> Result<f64, String> {
+    let price: Option<f64> = text.parse().ok();
+    let price = price.filter(|price| (0.0..=1e6).contains(price));
+    price.ok_or_else(|| "give the price of an hour as a number from 0 to 1000000, e.g. 2.10".into())
 }
 
 fn main() -> ExitCode {
@@ -222,6 +255,11 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
         prefetch: true,
         drain_grace: agentgym_worker::grace_of(limit),
         meters,
+        machine: MachineFacts {
+            device: String::new(),
+            labels: arguments.labels.into_iter().collect(),
+            price: arguments.price,
+        },
     };
     const INTERRUPTED: u8 = 130;
     let worked = tokio::select! {
