@@ -11,6 +11,7 @@ pub mod cli;
 mod control;
 mod credit;
 mod error;
+mod estimate;
 pub mod evaluation;
 pub mod export;
 mod fork;
@@ -18,6 +19,7 @@ mod inspect;
 pub mod keys_view;
 pub mod metrics;
 pub mod plan;
+mod questions;
 pub mod records;
 mod run;
 pub mod runs;
@@ -27,6 +29,7 @@ pub mod trajectories;
 mod verify;
 mod watch;
 pub mod why;
+mod workers;
 
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::Store;
@@ -35,6 +38,7 @@ use cli::{Cli, Command, Global};
 pub use error::{Error, Exit, Result};
 use runs::{DEFAULT_STORE, RunView, existing_store};
 use serde_json::json;
+use std::io::Write as _;
 
 /// Runs one command.
 ///
@@ -50,11 +54,22 @@ pub async fn execute(cli: Cli) -> Result<()> {
         Command::Plan(args) => plan(args, global),
         Command::Keys { filter } => {
             if global.json {
-                text::emit_json(&keys_view::to_json(filter.as_deref()));
+                text::emit_json(&json!({"keys": keys_view::to_json(filter.as_deref())}));
             } else {
                 text::emit(&keys_view::render(filter.as_deref()));
             }
             Ok(())
+        }
+        Command::Completions { shell } => {
+            // The only expected failure is a pipe closed by the reader.
+            let _ = std::io::stdout()
+                .lock()
+                .write_all(&cli::completions(*shell));
+            Ok(())
+        }
+        Command::Man { dir } => {
+            std::fs::create_dir_all(dir).map_err(Error::local(dir))?;
+            clap_mangen::generate_to(cli::grammar(), dir).map_err(Error::local(dir))
         }
         Command::Status { run: None } => status::all(&store(global).await?, global).await,
         Command::Status { run: Some(run) } => {
@@ -80,6 +95,12 @@ pub async fn execute(cli: Cli) -> Result<()> {
         Command::Credit(args) => {
             credit::credit(&view(&args.run, global).await?, args, global).await
         }
+        Command::Workers { run } => {
+            workers::workers(&store(global).await?, run.as_deref(), global).await
+        }
+        Command::Ledger { run } => questions::ledger(store(global).await?, run, global).await,
+        Command::Episodes(args) => questions::episodes(store(global).await?, args, global).await,
+        Command::Compare(args) => questions::compare(store(global).await?, args, global).await,
         Command::View(args) => api::view(store(global).await?, args, global).await,
         Command::Export(args) => export(args, global).await,
         Command::Digest { run } => {
@@ -87,7 +108,7 @@ pub async fn execute(cli: Cli) -> Result<()> {
             let (digest, commits) = view.store.run_digest(&view.plan.run).await?;
             if global.json {
                 text::emit_json(
-                    &json!({"run": run, "digest": digest.to_string(), "commits": commits}),
+                    &json!({"run": view.plan.run.to_string(), "digest": digest.to_string(), "commits": commits}),
                 );
             } else {
                 text::emit(&format!("{digest}  {commits} commits"));
@@ -174,9 +195,7 @@ async fn show_metrics(view: &RunView, global: &Global) -> Result<()> {
     let mut written = Vec::new();
     if let Some(dir) = run::metrics_dir(&view.store, &view.plan) {
         written = book.write(&dir, &view.plan.config.trainer)?;
-        if metrics::is_all(&view.plan) {
-            written.push(evaluation::write_items(view, &dir).await?);
-        }
+        written.extend(evaluation::write_items(view, &dir).await?);
     }
     if global.json {
         text::emit_json(&metrics::summary::report_json(&book, &view.plan));
