@@ -2,6 +2,7 @@
 //! codes, so they are defined in one place and never renumbered.
 
 use agentgym_worker::Cause;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// Shorthand for results of this crate.
@@ -128,6 +129,28 @@ fn when(cause: Cause) -> &'static str {
         Cause::Environment => "When the environment answers",
         Cause::Queue => "When the queue answers",
         Cause::Device => "When the GPU answers",
+    }
+}
+
+impl Exit {
+    /// Its name in documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Stopped => "stopped",
+            Self::Config => "config",
+            Self::Store => "store",
+            Self::Run => "run",
+            Self::Unreachable => "unreachable",
+            Self::Device => "device",
+            Self::Interrupted => "interrupted",
+        }
+    }
+
+    /// What `--json` prints, on standard error, for a command that ends so.
+    pub fn document(self, message: &str) -> Value {
+        let error = json!({"kind": self.name(), "exit": self as u8, "message": message});
+        crate::text::versioned(&json!({"error": error}))
     }
 }
 
