@@ -51,7 +51,7 @@ pub async fn execute(cli: Cli) -> Result<()> {
         Command::Eval(args) => run::eval(args, global).await,
         Command::Resume { run, overrides } => run::resume(run, overrides, global).await,
         Command::Fork(args) => run::fork(args, global).await,
-        Command::Plan(args) => plan(args, global),
+        Command::Plan(args) => plan(args, global).await,
         Command::Keys { filter } => {
             if global.json {
                 text::emit_json(&json!({"keys": keys_view::to_json(filter.as_deref())}));
@@ -120,7 +120,7 @@ pub async fn execute(cli: Cli) -> Result<()> {
     }
 }
 
-fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
+async fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
     let mut config = run::read_config(args, global)?;
     if config.evaluates_alone() {
         // Such a config is meant for `eval`: show what that would do.
@@ -130,7 +130,8 @@ fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
     let queue = (config.config.queue.url.as_deref()).map(without_secrets);
     let store = without_secrets(&config.config.storage.url);
     let view = plan::view::PlanView::new(&plan, &store, queue.as_deref(), &config.unused)
-        .with_notes(&config.notes);
+        .with_notes(&config.notes)
+        .with_measured(measured(&plan, global).await);
     if global.json {
         text::emit_json(&view.to_json());
     } else {
@@ -138,6 +139,32 @@ fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
     }
     run::local::look(&plan)?;
     view.check()
+}
+
+/// What runs of the plan's model took in its store. `plan` makes nothing and waits for nobody: a
+/// folder has to be there, another store has to be asked for with `--store` and to answer.
+async fn measured(plan: &Plan, global: &Global) -> Option<plan::measured::Measured> {
+    const PATIENCE: std::time::Duration = std::time::Duration::from_secs(20);
+    let url = &plan.config.storage.url;
+    if url.contains(':') && global.store.is_none() {
+        return None;
+    }
+    let read = async {
+        let store = existing_store(url).await?;
+        plan::measured::Measured::of(&store, plan).await
+    };
+    match tokio::time::timeout(PATIENCE, read).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(Error::Missing(_))) => None,
+        Ok(Err(e)) => {
+            text::tell(&format!("what runs took in the store cannot be read: {e}"));
+            None
+        }
+        Err(_) => {
+            text::tell("what runs took in the store cannot be read: it does not answer in 20 s");
+            None
+        }
+    }
 }
 
 async fn export(args: &cli::ExportArgs, global: &Global) -> Result<()> {

@@ -299,10 +299,10 @@ mod tests {
         a  r iteration 0  success 0.250
         b  r iteration 4  success 0.500
         4 tasks of both: 2 gained, 1 lost, 1 the same; exact sign test p = 1.0000
-          gained      a      b  change  part of b
+          gained      a      b  change     part of b
           w_2     0.000  1.000  +1.000  4/evaluate/0
           w_1     0.000  0.250  +0.250  4/evaluate/0
-          lost      a      b  change  part of b
+          lost      a      b  change     part of b
           w_3   0.500  0.250  -0.250  4/evaluate/0
         ");
     }

@@ -377,7 +377,7 @@ mod tests {
     const TEXT: &str = "
 run: {id: on}
 data: {tasks: [{env: textcraft, ids: 0..4}]}
-actor_rollout_ref: {actor: {use_kl_loss: yes}}
+actor_rollout_ref: {actor: {use_kl_loss: yes}, rollout: {n: 2}}
 evaluation: {sets: [{name: no, env: textcraft, ids: 4..8, apart: off}]}
 ";
 
