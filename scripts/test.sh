@@ -25,6 +25,8 @@ fi
 scripts/browser.sh
 # A worker asked as Prometheus asks it.
 scripts/promtool.sh
+# Every --json document against its schema.
+scripts/schema.sh
 # BabyAI's worlds against MiniGrid itself; the tests compare ours with the same table.
 scripts/minigrid.sh
 # Last, so that what a reader sees last is how the tests went, and which took longest.

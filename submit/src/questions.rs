@@ -154,10 +154,11 @@ pub(crate) async fn episodes(store: Store, args: &EpisodesArgs, global: &Global)
     }
     add("limit", &args.limit.to_string());
     let ask = parsed(&format!("runs/{}/episodes", args.run), &query)?;
-    show(store, &ask, global, episodes_text).await
+    let place = store.argument();
+    show(store, &ask, global, |found| episodes_text(found, &place)).await
 }
 
-fn episodes_text(found: &Value) -> String {
+fn episodes_text(found: &Value, store: &str) -> String {
     let rows: Vec<Vec<String>> = list(&found["rows"])
         .iter()
         .map(|row| {
@@ -202,7 +203,7 @@ fn episodes_text(found: &Value) -> String {
         let first = &list(&found["rows"])[0];
         let part = words(&first["part"]).replace('/', " ");
         out += &format!(
-            "in full: agentgym-submit inspect {} {part} --group {} --sample {}\n",
+            "in full: agentgym-submit inspect {} {part} --group {} --sample {} --store {store}\n",
             words(&found["run"]),
             first["group"],
             first["sample"]

@@ -63,7 +63,7 @@ fn work(plan: &Plan, stage: Stage, rounds: f64, parts: u64) -> f64 {
                 .sets
                 .iter()
                 .map(|set| set.ids.count("evaluation.sets"));
-            let tasks: u64 = tasks.map(|count| count.unwrap_or(0)).sum();
+            let tasks: usize = tasks.map(|count| count.unwrap_or(0)).sum();
             let each = f64::from(evaluation.samples) + f64::from(evaluation.greedy_beside());
             tasks as f64 * each * f64::from(evaluation.max_rounds)
         }
