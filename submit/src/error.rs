@@ -1,6 +1,7 @@
 //! How a command fails: one clear message and one stable exit code. Scripts branch on the exit
 //! codes, so they are defined in one place and never renumbered.
 
+use crate::documents::versioned;
 use agentgym_worker::Cause;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -150,7 +151,7 @@ impl Exit {
     /// What `--json` prints, on standard error, for a command that ends so.
     pub fn document(self, message: &str) -> Value {
         let error = json!({"kind": self.name(), "exit": self as u8, "message": message});
-        crate::text::versioned(&json!({"error": error}))
+        versioned(&json!({"error": error}))
     }
 }
 

@@ -13,7 +13,7 @@ const DONE_MAX: f64 = 0.9;
 
 /// What is known of the time that is left.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Estimate {
+pub struct TimeLeft {
     /// Seconds from one new policy to the next, at present.
     pub iteration_s: f64,
     /// Seconds until the last policy is committed.
@@ -33,7 +33,7 @@ pub(crate) fn wanted(plan: &Plan, latest: u32) -> std::ops::RangeInclusive<u32> 
 ///
 /// An iteration is taken to last in proportion to its horizon, as far as those that are known bear
 /// that out; where the horizon stays the same this is their mean.
-pub(crate) fn estimate(plan: &Plan, ended: &[(u32, f64)], now_unix_s: f64) -> Option<Estimate> {
+pub(crate) fn estimate(plan: &Plan, ended: &[(u32, f64)], now_unix_s: f64) -> Option<TimeLeft> {
     let (latest, last_end) = *ended.last()?;
     let spans = ended.windows(2).map(|pair| {
         let [(before, from), (n, to)] = [pair[0], pair[1]];
@@ -52,7 +52,7 @@ pub(crate) fn estimate(plan: &Plan, ended: &[(u32, f64)], now_unix_s: f64) -> Op
         let next = each(latest + 1);
         left_s -= (now_unix_s - last_end).clamp(0.0, DONE_MAX * next);
     }
-    Some(Estimate {
+    Some(TimeLeft {
         iteration_s: each((latest + 1).min(plan.iterations)),
         left_s: left_s.max(0.0),
     })
@@ -117,7 +117,7 @@ trainer: {total_epochs: 20}
             .collect()
     }
 
-    fn at(plan: &Plan, all: &[(u32, f64)], latest: u32, later_s: f64) -> Option<Estimate> {
+    fn at(plan: &Plan, all: &[(u32, f64)], latest: u32, later_s: f64) -> Option<TimeLeft> {
         let wanted = wanted(plan, latest);
         let known: Vec<_> = (all.iter().copied())
             .filter(|(n, _)| wanted.contains(n))

@@ -10,6 +10,7 @@ mod claims;
 pub mod cli;
 mod control;
 mod credit;
+mod documents;
 mod error;
 mod estimate;
 pub mod evaluation;
@@ -115,7 +116,7 @@ pub async fn execute(cli: Cli) -> Result<()> {
             }
             Ok(())
         }
-        Command::Verify { run } => verify::verify(&store(global).await?, run, global).await,
+        Command::Verify { run } => verify::verify(&bare_store(global).await?, run, global).await,
         Command::Metrics { run } => show_metrics(&view(run, global).await?, global).await,
     }
 }
@@ -238,7 +239,14 @@ async fn show_metrics(view: &RunView, global: &Global) -> Result<()> {
     Ok(())
 }
 
+/// The store of a command that reads: commits of one far away are kept here.
 async fn store(global: &Global) -> Result<Store> {
+    let store = bare_store(global).await?;
+    Ok(store.keeping_commits(&runs::cache_dir().join("commits")))
+}
+
+/// The store itself, for a command that has to see every byte of it.
+async fn bare_store(global: &Global) -> Result<Store> {
     existing_store(global.store.as_deref().unwrap_or(DEFAULT_STORE)).await
 }
 

@@ -6,7 +6,7 @@ mod all;
 mod document;
 
 pub use crate::claims::Liveness;
-pub use crate::estimate::Estimate;
+pub use crate::estimate::TimeLeft;
 use crate::estimate::{self, estimate};
 use crate::runs::RunView;
 use crate::{Error, Result, claims, text};
@@ -79,7 +79,7 @@ pub struct Status {
     /// Why the guard has paused the run.
     pub paused: Option<String>,
     /// How long the run still takes.
-    pub pace: Option<Estimate>,
+    pub pace: Option<TimeLeft>,
     /// Metrics of the last supervised part.
     pub fitted: Option<Fitted>,
     /// Every part is committed.
@@ -217,7 +217,7 @@ async fn fitted(view: &RunView, progress: &Progress) -> Result<Option<Fitted>> {
     }))
 }
 
-async fn pace(view: &RunView, latest: Option<u32>) -> Result<Option<Estimate>> {
+async fn pace(view: &RunView, latest: Option<u32>) -> Result<Option<TimeLeft>> {
     let Some(latest) = latest else {
         return Ok(None);
     };
@@ -501,7 +501,7 @@ mod tests {
             exhausted: None,
             on_hold: false,
             paused: None,
-            pace: Some(Estimate {
+            pace: Some(TimeLeft {
                 iteration_s: 31.0,
                 left_s: 558.0,
             }),

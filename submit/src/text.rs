@@ -1,5 +1,6 @@
 //! Text form of numbers and tables, the same in every command.
 
+use crate::documents::{laid_out, versioned};
 use crate::{Error, Result};
 use agentgym_text::{visible, visible_name};
 use serde_json::{Value, json};
@@ -30,74 +31,15 @@ fn write_out(text: &str) {
     let _ = write!(out, "{}{newline}", visible(text)).and_then(|()| out.flush());
 }
 
-/// Version of the documents that `--json` prints, of errors too, and of `schema/v1.json`. Fields may
-/// be added under a version; one that moves, goes or changes its meaning makes a new one.
-pub const JSON_VERSION: u32 = agentgym_view::API_VERSION;
-
 /// Prints a JSON document to standard output, with its version. Control characters are written as
 /// JSON escapes, so the value is the same.
 pub fn emit_json(value: &Value) {
-    let mut out = String::new();
-    lay_out(&versioned(value), 0, &mut out);
-    write_out(&out);
+    write_out(&laid_out(&versioned(value)));
 }
 
 /// [`emit_json`] on one line.
 pub fn emit_json_line(value: &Value) {
     write_out(&versioned(value).to_string());
-}
-
-/// The document with its version in front.
-pub(crate) fn versioned(document: &Value) -> Value {
-    let mut out = serde_json::Map::new();
-    out.insert("version".to_owned(), json!(JSON_VERSION));
-    match document {
-        Value::Object(fields) => out.extend(fields.clone()),
-        other => _ = out.insert("value".to_owned(), other.clone()),
-    }
-    Value::Object(out)
-}
-
-/// JSON for people and programs: a field a line, and lists of numbers or words on one line.
-fn lay_out(value: &Value, depth: usize, out: &mut String) {
-    const STEP: usize = 2;
-    let nested = |value: &Value| match value {
-        Value::Array(all) => !all.is_empty(),
-        Value::Object(all) => !all.is_empty(),
-        _ => false,
-    };
-    let line = |depth: usize, out: &mut String| {
-        out.push('\n');
-        out.extend(std::iter::repeat_n(' ', depth * STEP));
-    };
-    let separate = |index: usize, out: &mut String| {
-        if index > 0 {
-            out.push(',');
-        }
-        line(depth + 1, out);
-    };
-    match value {
-        Value::Array(all) if all.iter().any(nested) => {
-            out.push('[');
-            for (index, item) in all.iter().enumerate() {
-                separate(index, out);
-                lay_out(item, depth + 1, out);
-            }
-            line(depth, out);
-            out.push(']');
-        }
-        Value::Object(all) if !all.is_empty() => {
-            out.push('{');
-            for (index, (name, item)) in all.iter().enumerate() {
-                separate(index, out);
-                *out += &format!("{}: ", Value::from(name.as_str()));
-                lay_out(item, depth + 1, out);
-            }
-            line(depth, out);
-            out.push('}');
-        }
-        other => *out += &other.to_string(),
-    }
 }
 
 /// Breaks lines longer than `width`: between columns (two spaces) if possible, else between words.
@@ -367,37 +309,6 @@ mod tests {
                 assert!(text.lines().all(|l| l.chars().count() <= width), "{text}");
             }
         }
-    }
-
-    #[test]
-    fn a_document_has_a_version_and_short_lists() {
-        let document = json!({"ids": [1, 2, 3], "none": [], "rows": [{"a": null, "b": [0.5, -0.0]}], "text": "a\n\u{1b}"});
-        let mut out = String::new();
-        lay_out(&versioned(&document), 0, &mut out);
-        assert_eq!(
-            out,
-            r#"{
-  "version": 1,
-  "ids": [1,2,3],
-  "none": [],
-  "rows": [
-    {
-      "a": null,
-      "b": [0.5,-0.0]
-    }
-  ],
-  "text": "a\n\u001b"
-}"#
-        );
-        let read: Value = serde_json::from_str(&out).unwrap();
-        assert_eq!(read["rows"], document["rows"]);
-        assert_eq!(
-            versioned(&json!({"version": 1, "a": 2}))
-                .as_object()
-                .unwrap()
-                .len(),
-            2
-        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Follows a run to its end. Only commits count: events of the workers in this process make
 //! progress visible sooner, and a run whose workers are elsewhere is followed in the same way.
 
-use crate::estimate::{self, Estimate, estimate};
+use crate::estimate::{self, TimeLeft, estimate};
 use crate::metrics::RunMetrics;
 use crate::metrics::summary;
 use crate::run::display::Display;
@@ -335,7 +335,7 @@ impl Follower {
     }
 
     /// How long the run still takes.
-    fn left(&self) -> Option<Estimate> {
+    fn left(&self) -> Option<TimeLeft> {
         let plan = &self.view.plan;
         let latest = self.progress.latest_policy(plan)?;
         let ended = |n| {
