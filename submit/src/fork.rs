@@ -101,7 +101,8 @@ fn check(parent: &RunView, args: &ForkArgs) -> Result<()> {
         return Err(Error::Usage(format!(
             "run {} has no iterations to fork from; export its policy (`agentgym-submit export {} --iteration 0 \
              --to DIR`) and start a run with actor_rollout_ref.model.path=DIR/policy_after",
-            plan.run, plan.run
+            plan.run,
+            parent.arguments()
         )));
     }
     parent.iteration_parts(args.iteration)?;

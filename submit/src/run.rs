@@ -94,8 +94,9 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
             None => {
                 if let Some(parent) = &plan.config.run.fork.run {
                     return Err(Error::Usage(format!(
-                        "key `run.fork.run`: a fork is made by `agentgym-submit fork {parent} --iteration {}`, not by a config",
-                        plan.config.run.fork.iteration
+                        "key `run.fork.run`: a fork is made by `agentgym-submit fork {parent} --iteration {} --store {}`, not by a config",
+                        plan.config.run.fork.iteration,
+                        store.argument()
                     )));
                 }
                 local::check(&plan, &args.config)?;

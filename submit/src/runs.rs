@@ -243,3 +243,33 @@ pub(crate) fn stored_tree(plan: &Plan) -> serde_json::Value {
         serde_json::from_slice(&plan.to_bytes()).expect("a plan is written as JSON");
     file["config"].take()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_run_is_known_by_the_beginning_of_its_id() {
+        let store = Store::open("memory:").await.unwrap();
+        for run in ["quick-1a", "quick-1abc", "other"] {
+            let run: RunId = run.parse().unwrap();
+            store.put_plan(&run, 0, "{}".into()).await.unwrap();
+        }
+        let found = async |text: &str| match begins_with(&store, text).await {
+            Ok(run) => run.map_or_else(|| "none".to_owned(), |run| run.to_string()),
+            Err(e) => e.to_string(),
+        };
+        assert_eq!(found("o").await, "other");
+        assert_eq!(
+            found("quick-1a").await,
+            "quick-1a",
+            "a whole id comes first"
+        );
+        assert_eq!(found("quick-1ab").await, "quick-1abc");
+        for unknown in ["", "quicker", "ther"] {
+            assert_eq!(found(unknown).await, "none", "{unknown}");
+        }
+        let several = found("qui").await;
+        assert!(several.contains("quick-1a, quick-1abc"), "{several}");
+    }
+}
