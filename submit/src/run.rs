@@ -11,6 +11,7 @@ use crate::claims::open_queue;
 use crate::cli::{ConfigArgs, ForkArgs, Global};
 use crate::metrics::played::before_and_after;
 use crate::metrics::summary;
+use crate::plan::measured::Measured;
 use crate::plan::view::PlanView;
 use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan, stored_tree};
 use crate::{Error, Result, evaluation, existing_store, fork, text};
@@ -186,7 +187,8 @@ pub(crate) async fn fork(args: &ForkArgs, global: &Global) -> Result<()> {
     }
     let child = fork::fork(&parent, args, global_overrides(global), base()).await?;
     if args.dry_run {
-        show_fork(&parent, args, &child, global);
+        let measured = Measured::of(&store, &child).await?;
+        show_fork(&parent, args, (&child, measured), global);
         return Ok(());
     }
     let display = Display::new(global.quiet);
@@ -205,11 +207,16 @@ pub(crate) async fn fork(args: &ForkArgs, global: &Global) -> Result<()> {
 }
 
 /// `fork --dry-run`: the child's plan, and what it would take over.
-fn show_fork(parent: &RunView, args: &ForkArgs, child: &Plan, global: &Global) {
+fn show_fork(
+    parent: &RunView,
+    args: &ForkArgs,
+    (child, measured): (&Plan, Option<Measured>),
+    global: &Global,
+) {
     let taken: Vec<String> = adopted(child).iter().map(ToString::to_string).collect();
     let queue = child.config.queue.url.as_deref().map(without_secrets);
     let store = without_secrets(parent.store.url());
-    let view = PlanView::new(child, &store, queue.as_deref(), &[]);
+    let view = PlanView::new(child, &store, queue.as_deref(), &[]).with_measured(measured);
     let of = &parent.plan.run;
     if global.json {
         let mut document = view.to_json();
