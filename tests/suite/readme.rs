@@ -109,6 +109,11 @@ fn every_command_of_the_readme_works_on_its_run() {
         let log = folder.join(format!("{}.log", servers.len()));
         match line.split(' ').take(2).collect::<Vec<_>>()[..] {
             ["agentgym-worker", _] => servers.push(serving(typed(folder, &words), &log, "ready")),
+            // It serves until somebody ends it.
+            ["agentgym-submit", "view"] => {
+                words.extend(["--port=0", "--no-open"].map(str::to_owned));
+                drop(serving(typed(folder, &words), &log, "http://"));
+            }
             ["agentgym-env", "babyai"] => {
                 servers.push(serving(typed(folder, &words), &log, "listening on"));
             }

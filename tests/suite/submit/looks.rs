@@ -16,7 +16,6 @@ async fn every_look_at_a_finished_run_succeeds() {
         "workers handmade",
         "ledger handmade",
         "episodes handmade --best",
-        "compare handmade:0 handmade:1",
         "inspect handmade",
         "inspect handmade --json",
         "inspect handmade 0",
