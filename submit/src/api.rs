@@ -14,7 +14,7 @@ mod update;
 use crate::claims;
 use crate::cli::{Global, ViewArgs};
 use crate::run::signals::Interrupts;
-use crate::runs::{RunView, unknown};
+use crate::runs::RunView;
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_storage::{RunId, Store};
@@ -51,14 +51,15 @@ impl Reader {
 
     /// A run as it is now.
     async fn run(&self, name: &str) -> Result<Arc<Known>> {
-        let Ok(id) = RunId::from_str(name) else {
-            return Err(unknown(&self.store, name).await?);
+        let kept = match RunId::from_str(name) {
+            Ok(id) => self.runs.lock().await.get(&id).cloned(),
+            Err(_) => None,
         };
-        let kept = self.runs.lock().await.get(&id).cloned();
         let known = match kept {
             Some(known) => known,
             None => {
                 let view = RunView::open(&self.store, name).await?;
+                let id = view.plan.run.clone();
                 let queue = claims::queue(&view, &self.global).await;
                 let known = Arc::new(Known::new(view, queue));
                 let mut runs = self.runs.lock().await;
@@ -147,6 +148,13 @@ impl Answers for Reader {
         };
         counted.await.map_err(|e: Error| refusal(&e))
     }
+}
+
+/// The answer to one question, for the terminal: what a page shows, a command prints.
+pub(crate) async fn answer(store: Store, ask: &Ask, global: &Global) -> Result<Value> {
+    let mut answer = Reader::new(store, global).read(ask).await?;
+    answer["version"] = json!(agentgym_view::API_VERSION);
+    Ok(answer)
 }
 
 /// `view [RUN]`.

@@ -111,6 +111,10 @@ pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Res
             slots.retain(|s| filter.keeps(s.episode.group, s.episode.sample));
             Content::Batch(slots)
         }
+        // A fork takes over what it reads, which steps are not part of.
+        Records::Steps(file) if manifest.origin.is_some() && !has(manifest, file) => {
+            Content::Nothing
+        }
         Records::Steps(file) => Content::Update(plain_zeros(view.json(manifest, file).await?)),
         Records::Nothing => Content::Nothing,
     })

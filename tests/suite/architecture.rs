@@ -60,7 +60,7 @@ const IMPORTS: [(&str, &[&str]); 12] = [
 ];
 
 /// Dependencies that only one crate may use (or those with a row), by name prefix.
-const OWNED: [(&str, &str); 21] = [
+const OWNED: [(&str, &str); 23] = [
     ("candle", "agentgym-model"),
     ("cudarc", "agentgym-model"),
     ("libloading", "agentgym-model"),
@@ -79,6 +79,9 @@ const OWNED: [(&str, &str); 21] = [
     ("object_store", "agentgym-storage"),
     ("axum", "agentgym-envs"),
     ("axum", "agentgym-view"),
+    // The endpoint that Prometheus asks.
+    ("axum", "agentgym-worker"),
+    ("prometheus", "agentgym-worker"),
     ("reqwest", "agentgym-envs"),
     // Preemption notices arrive over HTTP.
     ("reqwest", "agentgym-worker"),

@@ -39,3 +39,4 @@ mod strikes;
 mod verify;
 mod version;
 mod view;
+mod workers;

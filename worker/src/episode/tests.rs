@@ -58,6 +58,7 @@ async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) ->
         rules,
         beat: beat(),
         env_us: AtomicU64::new(0),
+        meters: Default::default(),
         taken_up: AtomicU64::new(0),
         resumed: AtomicU64::new(0),
         cancel: CancellationToken::new(),
