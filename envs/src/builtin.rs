@@ -16,6 +16,7 @@ use std::sync::Arc;
 use crate::demonstration::Solver;
 use crate::env::{babyai, maze, searchqa, sokoban, textcraft, wordle};
 use crate::error::EnvError;
+use crate::replica::Replica;
 use crate::server::{ServerHandle, ServerOptions, serve};
 use options::AddressOptions;
 pub use options::RulesVersion;
@@ -87,6 +88,11 @@ impl BuiltinTasks {
     /// [`textcraft::Style`] and [`babyai::Play`]; SearchQA has only one style.
     pub fn solver(&self, style: &str) -> Result<Arc<dyn Solver>, EnvError> {
         self.open_solver(style)?()
+    }
+
+    /// A task to be played again and looked at. `Err`: why it cannot be.
+    pub(crate) fn replica(&self, item_id: i64) -> Result<Box<dyn Replica>, String> {
+        self.tasks.replica(item_id)
     }
 
     /// The style of the solutions in the text that a preset's tokenizer is trained on. `None`: the

@@ -18,6 +18,8 @@ mod files;
 mod http_client;
 pub mod parser;
 mod quantity;
+mod replica;
+mod scenes;
 pub mod server;
 pub mod spec;
 mod task_index;
@@ -27,6 +29,7 @@ pub use env::{babyai, searchqa, textcraft};
 pub use error::{Call, EnvError, FaultKind, Verdict};
 pub use http_client::{causes, excerpt, http_client};
 pub use parser::{Parsed, Parser};
+pub use scenes::{PlayedTask, Scenes, scenes};
 pub use server::{ServerHandle, ServerOptions};
 pub use spec::{EnvSpec, Replay, SuccessRule, spec};
 

@@ -6,8 +6,11 @@ mod episodes;
 mod fleet;
 mod known;
 mod overview;
+mod reading;
 mod refusals;
+mod rescore;
 mod rows;
+mod scenes;
 mod tasks;
 mod update;
 
@@ -18,7 +21,7 @@ use crate::runs::RunView;
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_storage::{RunId, Store};
-use agentgym_view::{Answers, Ask, PartRef, Refusal, ViewerOptions, bundle_page};
+use agentgym_view::{Answers, Ask, PartRef, Refusal, RefusalKind, ViewerOptions, bundle_page};
 use bytes::Bytes;
 use known::Known;
 use refusals::refusal;
@@ -28,7 +31,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::Mutex;
+
+/// Age of a listing that is good enough for a list of episodes: a filter is answered without the
+/// store.
+const LIST_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Reads a store for the viewer.
 pub(crate) struct Reader {
@@ -51,6 +59,12 @@ impl Reader {
 
     /// A run as it is now.
     async fn run(&self, name: &str) -> Result<Arc<Known>> {
+        self.run_within(name, Duration::ZERO).await
+    }
+
+    /// A run as it is now, or as it was this long ago at most: then it is listed again meanwhile,
+    /// for the next question.
+    async fn run_within(&self, name: &str, patience: Duration) -> Result<Arc<Known>> {
         let kept = match RunId::from_str(name) {
             Ok(id) => self.runs.lock().await.get(&id).cloned(),
             Err(_) => None,
@@ -66,8 +80,31 @@ impl Reader {
                 Arc::clone(runs.entry(id).or_insert(known))
             }
         };
-        known.refresh().await?;
-        Ok(known)
+        if known.age().await.is_some_and(|age| age < patience) {
+            let listing = Arc::clone(&known);
+            tokio::spawn(async move { listing.refresh().await });
+            return Ok(known);
+        }
+        let refreshed = known.refresh().await;
+        if refreshed
+            .as_ref()
+            .is_err_and(|e| refusal(e).kind == RefusalKind::NotFound)
+        {
+            // It has vanished; should it come back, it is read anew.
+            let id = known.plan().await.run.clone();
+            self.runs.lock().await.remove(&id);
+        }
+        refreshed.map(|()| known)
+    }
+
+    /// How far a read that another page waits for has come; asks the store nothing.
+    async fn progress(&self, name: &str) -> Value {
+        let known = match RunId::from_str(name) {
+            Ok(id) => self.runs.lock().await.get(&id).cloned(),
+            Err(_) => None,
+        };
+        let reading = known.map_or(Value::Null, |known| known.reading.to_json());
+        json!({"run": name, "reading": reading})
     }
 
     /// A line per run.
@@ -87,10 +124,12 @@ impl Reader {
     async fn read(&self, ask: &Ask) -> Result<Value> {
         match ask {
             Ask::Runs => self.every_run().await,
+            Ask::Progress(run) => Ok(self.progress(run).await),
             Ask::Run(run) => overview::run(&*self.run(run).await?).await,
             Ask::Series(run) => overview::series(&*self.run(run).await?).await,
             Ask::Episodes(run, filter) => {
-                episodes::list(&*self.run(run).await?, &self.rows, filter).await
+                let known = self.run_within(run, LIST_PATIENCE).await?;
+                episodes::list(&known, &self.rows, filter).await
             }
             Ask::Part(run, part) => overview::part(&*self.run(run).await?, id(part)?).await,
             Ask::Episode(run, part, k) => {
@@ -100,10 +139,17 @@ impl Reader {
             Ask::Credit(run, part, k) => {
                 episodes::credit(&*self.run(run).await?, id(part)?, *k).await
             }
+            Ask::Scenes(run, part, k) => {
+                scenes::scenes(&*self.run(run).await?, id(part)?, *k).await
+            }
             Ask::Tasks(run) => tasks::matrix(&*self.run(run).await?, &self.rows).await,
             Ask::Attempts(run) => fleet::attempts(&*self.run(run).await?).await,
             Ask::Ledger(run) => fleet::ledger(&*self.run(run).await?).await,
-            Ask::Update(run, n) => update::update(&*self.run(run).await?, *n).await,
+            Ask::Update(run, n) => update::update(&*self.run(run).await?, &self.rows, *n).await,
+            Ask::Ratios(run, n) => rescore::ratios(&*self.run(run).await?, &self.rows, *n).await,
+            Ask::Rescored(run, part, k, n) => {
+                rescore::episode(&*self.run(run).await?, id(part)?, *k, *n).await
+            }
             Ask::Compare(a, b) => {
                 let side = async |side: &str| {
                     let (run, n) = tasks::side(side)?;
@@ -234,6 +280,7 @@ async fn bundle(reader: &Reader, run: Option<&str>, dir: &Path) -> Result<()> {
         let (part, k) = (row["part"].as_str().unwrap_or_default(), &row["k"]);
         let episode = format!("runs/{run}/parts/{part}/episodes/{k}");
         ask(episode.clone()).await?;
+        ask(format!("{episode}/scenes")).await?;
         if row["slot"].is_number() {
             ask(format!("{episode}/credit")).await?;
         }

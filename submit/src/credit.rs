@@ -440,7 +440,7 @@ async fn of_pair(view: &RunView, args: &CreditArgs, global: &Global) -> Result<(
 }
 
 /// A policy with its adapter, if one is trained.
-async fn load_policy(view: &RunView, manifest: &Manifest) -> Result<Policy> {
+pub(crate) async fn load_policy(view: &RunView, manifest: &Manifest) -> Result<Policy> {
     let folder = async |manifest: &Manifest, prefix: &str| {
         let commit = vec![("commit".to_owned(), manifest.clone())];
         let inputs = Inputs::new(view.store.clone(), commit, cache_dir());

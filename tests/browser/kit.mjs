@@ -45,7 +45,7 @@ export async function view(of = store) {
     child.once("exit", (code) => failed(new Error("the viewer ended with " + code)));
   });
   const url = new URL(JSON.parse(line).url);
-  return { url, origin: url.origin, token: url.searchParams.get("token"), stop: () => child.kill() };
+  return { url, pid: child.pid, origin: url.origin, token: url.searchParams.get("token"), stop: () => child.kill() };
 }
 
 export async function browser() {

@@ -13,9 +13,10 @@ const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.mi
 const HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u001b]0;title\u0007\u001b[2J\u202egpj.exe\u2066\u009b31m</pre></textarea>";
 const PPO = "/runs/ppo/episodes/2/rollout/2/3";
 const PAGES = [
-  "/", "/runs/smoke", "/runs/ppo?x=time_s", "/runs/smoke/episodes", "/runs/smoke/episodes?preset=worst&stage=rollout", "/runs/smoke/episodes/1/rollout/0/1",
+  "/", "/runs/smoke", "/runs/ppo?x=cost", "/runs/smoke/episodes", "/runs/smoke/episodes?preset=worst&stage=rollout", "/runs/smoke/episodes/1/rollout/0/1",
   PPO + "?colour=advantage", "/runs/smoke/group/1/rollout/0/1", "/runs/smoke/tasks", "/runs/smoke/fleet?price=2", "/runs/smoke/update/1",
   "/runs/smoke/parts/1/update/0", "/compare?a=smoke%3A0&b=smoke", "/pair?x=smoke/0/evaluate/0/0&y=smoke/4/evaluate/0/0", "/runs/nope", "/no/such/page", "/runs/h/episodes/1/rollout/0/0",
+  "/runs/smoke/episodes/4/rollout/0/1?policy=4&colour=rescored", ...[0, 2, 4, 6, 8].map((k) => "/runs/games/episodes/1/rollout/0/" + k),
 ];
 
 const TINY = `
@@ -35,12 +36,20 @@ jobs: {threads: 1, backoff_s: 0.05, failures_max: 1}
 run: {id: h}
 `;
 
+// One task of each game.
+const GAMES = ["babyai", "maze", "sokoban", "wordle", "searchqa"];
+const games = TINY.replace("{env: textcraft, ids: 0..4}", GAMES.map((name) => `{env: ${name}, ids: 0..1, share: ${1 / GAMES.length}}`).join(", "))
+  .replace("task_name: textcraft, env_addr: 'URL'", "task_name: babyai, env_addr: 'builtin:babyai', envs: {" + GAMES.slice(1).map((name) => `${name}: {task_name: ${name}, env_addr: 'builtin:${name}'}`).join(", ") + "}")
+  .replace("train_batch_size: 2", "train_batch_size: 5").replace("jobs: {", "jobs: {rollout_part_tasks: 5, ").replace("id: h", "id: games").replace("vocab=400", "vocab=600");
+
 let chrome;
 let viewer;
 
 before(async () => {
   run("--quiet", "configs/smoke.yaml", "run.id=smoke");
   run("--quiet", "configs/ppo.yaml", "run.id=ppo");
+  writeFileSync(join(folder, "games.yaml"), games);
+  run("--quiet", join(folder, "games.yaml"));
   const hostile = await environmentThatSays(HOSTILE);
   writeFileSync(join(folder, "hostile.yaml"), TINY.replace("URL", hostile.url));
   // Not spawnSync: the environment answers in this process.
@@ -153,6 +162,56 @@ test("filters narrow the list, and the URL holds them", async () => {
   await page.reload();
   await settled(page);
   assert.equal(await page.locator(".total").innerText(), some);
+  await page.context().close();
+});
+
+test("an environment is drawn at every turn where it answers as it did, and else it is said why not", async () => {
+  const page = await open(chrome, viewer);
+  await visit(page, viewer, "/runs/smoke/episodes/1/rollout/0/1");
+  await page.locator(".start .scene.crafting").waitFor();
+  assert.equal(await page.locator(".turn .scene.crafting").count(), await page.locator(".turn").count());
+  await page.locator(".start summary").click();
+  assert.match(await page.locator(".start .tree").innerText(), /craft \d+ from/);
+  const kinds = new Set();
+  for (let k = 0; k < 2 * GAMES.length; k += 1) {
+    await visit(page, viewer, "/runs/games/episodes/1/rollout/0/" + k);
+    await page.locator(".start .scene").waitFor();
+    kinds.add((await page.locator(".start .scene").getAttribute("class")).split(" ")[1]);
+  }
+  assert.deepEqual([...kinds].sort(), ["grid", "guesses", "passages"]);
+  await visit(page, viewer, "/runs/h/episodes/1/rollout/0/0");
+  await page.locator(".no-scene").waitFor();
+  assert.match(await page.locator(".no-scene").innerText(), /begins otherwise than was recorded/);
+  assert.equal(await page.locator(".scene").count(), 0);
+  assert.deepEqual(page.notes, []);
+  await page.context().close();
+});
+
+test("an update is scored with the policy that it made", async () => {
+  const page = await open(chrome, viewer);
+  await visit(page, viewer, "/runs/smoke/update/4");
+  await page.getByRole("button", { name: /Score the batch/ }).click();
+  await page.locator(".histogram svg").first().waitFor();
+  assert.ok((await page.locator(".histogram .bar").count()) > 3);
+  assert.deepEqual(await violations(page), []);
+  // A token that pulls leads to itself in its episode.
+  const token = page.locator("main table").last().locator("tbody tr").first();
+  const wanted = (await token.locator("code").innerText());
+  await token.getByRole("link").click();
+  await page.waitForURL(/token=\d+/);
+  await settled(page);
+  await page.locator(".inspector dl").waitFor();
+  assert.ok((await page.locator(".inspector").innerText()).includes(wanted), wanted);
+  await page.getByLabel("Rescore with the policy of iteration").fill("4");
+  await page.getByLabel("Rescore with the policy of iteration").press("Enter");
+  await page.waitForURL(/policy=4/);
+  await settled(page);
+  assert.equal(await page.getByLabel("Colour tokens by").inputValue(), "rescored");
+  await page.getByLabel("Rescore with the policy of iteration").fill("99");
+  await page.getByLabel("Rescore with the policy of iteration").press("Enter");
+  await page.waitForURL(/policy=99/);
+  await settled(page);
+  assert.match(await page.locator("main").innerText(), /has iterations 0 to 4/);
   await page.context().close();
 });
 

@@ -7,8 +7,9 @@ use agentgym_tests::files::files_below;
 use agentgym_tests::program::{finish, program};
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Output, Stdio};
+use std::time::{Duration, Instant};
 
 const COMMIT: &str = "93d9dea";
 
@@ -57,11 +58,17 @@ fn submit(runs: &OldRuns, words: &[&str]) -> Output {
 
 impl Viewer {
     fn open(runs: &OldRuns) -> Self {
+        Self::of(runs, "store")
+    }
+
+    fn of(runs: &OldRuns, store: &str) -> Self {
         let mut command = program("agentgym-submit");
         command
-            .args(["view", "--port", "0", "--json", "--store", "store"])
+            .args(["view", "--port", "0", "--json", "--store", store])
             .current_dir(runs.path(""))
             .env("AGENTGYM_CACHE", runs.path("cache"))
+            .env("AWS_ACCESS_KEY_ID", "somebody")
+            .env("AWS_SECRET_ACCESS_KEY", "not-for-any-log-5")
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
@@ -175,6 +182,12 @@ fn every_run_answers_every_question() {
                 }
             }
             assert!(of(&format!("/parts/{part}"))["manifest"].is_object());
+            // The built-in game of these runs, played again, answers as it did for an older program.
+            let drawn = of(&format!("{place}/scenes"));
+            let turns = episode["turns"].as_array().unwrap().len();
+            let scenes = drawn["scenes"]["turns"].as_array();
+            assert_eq!(scenes.map(Vec::len), Some(turns), "{run} {place}: {drawn}");
+            assert_eq!(drawn["why"], Value::Null, "{run} {place}");
         }
     }
     // Fields may be added; a page or a script that reads one of these finds it.
@@ -221,6 +234,170 @@ fn credit_is_computed_anew_and_equals_what_was_recorded() {
     );
     let refused = submit(&runs, &["credit", "sft", "0"]);
     assert_eq!(refused.status.code(), Some(4));
+}
+
+/// What the update did: the steps, the tokens with their places, and the batch scored again.
+#[test]
+fn an_update_is_shown_and_its_policy_scores_its_batch() {
+    let runs = OldRuns::of(COMMIT);
+    let viewer = Viewer::open(&runs);
+    let update = viewer.answer("runs/grpo/update/1");
+    let token = &update["tokens"][0];
+    let place = format!(
+        "parts/{}/episodes/{}",
+        token["part"].as_str().unwrap(),
+        token["k"]
+    );
+    let episode = viewer.answer(&format!("runs/grpo/{place}"));
+    let at = (
+        token["sequence"].as_u64().unwrap(),
+        token["token"].as_u64().unwrap(),
+    );
+    let sequence = &episode["sequences"][at.0 as usize];
+    assert_eq!(sequence["ids"][at.1 as usize], token["id"]);
+    assert_eq!(sequence["advantages"][at.1 as usize], token["advantage"]);
+    // The sampler's own log-probs are used: no ratio to show.
+    assert_eq!(update["sampler"], Value::Null);
+
+    let scored = viewer.ask("runs/grpo/update/1/ratios");
+    let scored = match scored.status {
+        200 => scored.json(),
+        // Retention may have removed the policy of this iteration: then that is said.
+        _ => {
+            assert_eq!(
+                (scored.status, scored.json()["error"]["kind"].as_str()),
+                (410, Some("expired"))
+            );
+            return;
+        }
+    };
+    let histogram = &scored["histogram"];
+    let counts = histogram["counts"].as_array().unwrap().iter();
+    let all: u64 = counts.map(|c| c.as_u64().unwrap()).sum();
+    assert_eq!(Some(all), histogram["tokens"].as_u64());
+    assert!(
+        histogram["largest"].as_f64().unwrap() > 0.0,
+        "an update moves something"
+    );
+    // The policy that the episodes were sampled with gives them the log-probs that it gave them.
+    let before = viewer.answer(&format!("runs/grpo/{place}/rescored/0"));
+    let sampled = sequence["sampled"].as_array().unwrap();
+    for (t, wanted) in sampled.iter().enumerate() {
+        if sequence["mask"][t] == 1 {
+            let found = before["log_probs"][at.0 as usize][t].as_f64().unwrap();
+            assert!((found - wanted.as_f64().unwrap()).abs() < 1e-5, "token {t}");
+        }
+    }
+    let refused = viewer.ask(&format!("runs/grpo/{place}/rescored/99"));
+    assert_eq!(refused.status, 404, "{}", refused.body);
+}
+
+#[test]
+fn a_run_that_vanishes_is_said_to_be_gone_and_found_again_when_it_is_back() {
+    let runs = OldRuns::of(COMMIT);
+    let viewer = Viewer::open(&runs);
+    assert!(viewer.answer("runs/finished")["status"]["finished"] == true);
+    let (there, away) = (runs.path("store/runs/finished"), runs.path("finished-away"));
+    std::fs::rename(&there, &away).unwrap();
+    // A listing is good for a moment.
+    std::thread::sleep(Duration::from_millis(1100));
+    for question in [
+        "runs/finished",
+        "runs/finished/episodes",
+        "runs/finished/series",
+    ] {
+        let gone = viewer.ask(question);
+        assert_eq!(gone.status, 404, "{question}: {}", gone.body);
+        let said = gone.json()["error"]["message"].to_string();
+        assert!(
+            said.contains("finished") && said.contains("holds baselines"),
+            "{said}"
+        );
+    }
+    assert_eq!(viewer.ask("runs/grpo").status, 200);
+    std::fs::rename(&away, &there).unwrap();
+    assert_eq!(viewer.ask("runs/finished").status, 200);
+}
+
+#[test]
+fn one_stream_of_news_too_many_is_refused_and_a_place_that_is_left_is_free() {
+    let runs = OldRuns::of(COMMIT);
+    let viewer = Viewer::open(&runs);
+    let head = format!(
+        "GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nAuthorization: Bearer {}\r\n\r\n",
+        viewer.port, viewer.token
+    );
+    let listen = || {
+        let mut stream = TcpStream::connect(("127.0.0.1", viewer.port)).unwrap();
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut line = String::new();
+        let mut reader = BufReader::new(stream);
+        reader.read_line(&mut line).unwrap();
+        (reader, line)
+    };
+    let mut open: Vec<_> = (0..32).map(|_| listen()).collect();
+    assert!(open.iter().all(|(_, line)| line.contains("200")));
+    let refused = viewer.ask("events");
+    assert_eq!(refused.status, 503, "{}", refused.body);
+    let error = &refused.json()["error"];
+    assert_eq!(error["kind"], "too_many");
+    assert!(
+        error["message"].as_str().unwrap().contains("close some"),
+        "{error}"
+    );
+    // Questions are still answered.
+    assert_eq!(viewer.ask("runs").status, 200);
+    open.clear();
+    let begun = Instant::now();
+    while !listen().1.contains("200") {
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "no place became free"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// A server that refuses everybody everything.
+#[test]
+fn a_store_without_rights_is_said_to_refuse_and_no_key_is_told() {
+    let runs = OldRuns::of(COMMIT);
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let store = format!(
+        "s3://bucket/a?endpoint=http://{}",
+        server.local_addr().unwrap()
+    );
+    std::thread::spawn(move || {
+        for stream in server.incoming().flatten() {
+            std::thread::spawn(move || {
+                let mut reader = BufReader::new(stream.try_clone().unwrap());
+                let mut line = String::new();
+                while reader.read_line(&mut line).is_ok_and(|n| n > 2) {
+                    line.clear();
+                }
+                let body = "<Error><Code>AccessDenied</Code><Message>no</Message></Error>";
+                let answer = format!(
+                    "HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+                    body.len()
+                );
+                let mut stream = stream;
+                let _ = stream.write_all(answer.as_bytes());
+            });
+        }
+    });
+    let viewer = Viewer::of(&runs, &store);
+    for question in ["runs", "runs/r", "runs/r/episodes"] {
+        let refused = viewer.ask(question);
+        assert_eq!(refused.status, 502, "{question}: {}", refused.body);
+        let error = &refused.json()["error"];
+        assert_eq!(error["kind"], "unavailable");
+        let said = error["message"].as_str().unwrap();
+        assert!(
+            said.contains("403") || said.contains("AccessDenied"),
+            "{said}"
+        );
+        assert!(!said.contains("not-for-any-log-5"), "{said}");
+    }
 }
 
 #[test]
@@ -325,6 +502,19 @@ fn what_cannot_be_answered_is_said_in_one_line() {
             "one of reward",
         ),
         ("compare?a=finished&b=nobody", 404, "not_found", "nobody"),
+        (
+            "runs/finished/parts/1/rollout/0/episodes/999/scenes",
+            404,
+            "not_found",
+            "has episodes 0 to",
+        ),
+        ("runs/finished/update/999", 404, "not_found", "not 999"),
+        (
+            "runs/finished/parts/1/rollout/0/episodes/0/rescored/x",
+            400,
+            "bad_question",
+            "whole number",
+        ),
         ("events?run=..", 400, "bad_question", "is no name"),
     ] {
         let refused = viewer.ask(question);

@@ -33,18 +33,23 @@ export function timeTicks(low, high, count) {
   return out;
 }
 
+// The greatest of many numbers, 0 of none; a call with each of them as an argument has its limits.
+export function greatest(values) {
+  return values.reduce((most, value) => Math.max(most, value), values[0] ?? 0);
+}
+
 function extent(values) {
   const all = values.filter(isNumber);
-  return all.length ? [Math.min(...all), Math.max(...all)] : [0, 1];
+  return all.length ? [-greatest(all.map((v) => -v)), greatest(all)] : [0, 1];
 }
 
 // A line chart. series: [{name, points: [[x, y, low?, high?]], mark, dots}]; all charts of a page
 // that share `cursor` show the same x under the pointer.
-export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat, yFormat = num, cursor, whole, marks = [] }) {
+export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat, yFormat = num, cursor, whole, marks = [], limits = [] }) {
   const [W, H, left, right, top, bottom] = [360, 178, 46, 10, 8, 24];
   const all = series.flatMap((one) => one.points);
   let [x0, x1] = xRange ?? extent(all.map((p) => p[0]));
-  if (series.some((one) => one.dots)) { const pad = (x1 - x0) * 0.03; x0 -= pad; x1 += pad; }
+  if (series.some((one) => one.dots)) { const pad = (x1 - x0) * 0.05; x0 -= pad; x1 += pad; }
   let [y0, y1] = yRange ?? extent(all.flatMap((p) => [p[1], p[2], p[3]]));
   if (y0 === y1) { const pad = Math.abs(y0) * 0.1 || 0.5; y0 -= pad; y1 += pad; }
   else if (!yRange) { const pad = (y1 - y0) * 0.06; y0 -= y0 < 0 || y0 > pad ? pad : 0; y1 += pad; }
@@ -65,6 +70,11 @@ export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat
   body.push(s("line", { class: "axis", x1: left, x2: W - right, y1: H - bottom, y2: H - bottom }));
   for (const [x, text] of marks) {
     body.push(s("line", { class: "mark", x1: px(x), x2: px(x), y1: top, y2: H - bottom }, s("title", {}, text)));
+  }
+  // A limit far off would leave nothing of the curve to see: it is drawn where it fits.
+  for (const [y, text] of limits.filter(([y]) => y >= y0 && y <= y1)) {
+    body.push(s("line", { class: "mark", x1: left, x2: W - right, y1: py(y), y2: py(y) }, s("title", {}, `${text} ${y}`)),
+      s("text", { class: "tick", x: W - right, y: py(y) - 3, "text-anchor": "end" }, text));
   }
   series.forEach((one, at) => {
     const points = one.points.filter((p) => isNumber(p[0]) && isNumber(p[1]));
@@ -97,7 +107,7 @@ export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat
     if (x === null) {
       hair.setAttribute("visibility", "hidden");
       const last = series.map((one) => one.points.filter((p) => isNumber(p[1])).at(-1)).filter(Boolean);
-      read.replaceChildren(last.length ? yFormat(last[0][1]) : "–");
+      read.replaceChildren(last.length === 1 ? yFormat(last[0][1]) : "");
       return;
     }
     hair.setAttribute("visibility", "visible");
@@ -125,6 +135,37 @@ export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat
     : null;
   return h("figure", { class: "chart" },
     h("figcaption", {}, h("b", {}, title), unit ? h("span", { class: "unit" }, unit) : null, read), svg, legend);
+}
+
+// Bars of ln ratio from −reach to reach, on a logarithmic count axis: most tokens hardly change.
+export function histogram({ title, unit, counts, reach, marks }) {
+  const [W, H, left, right, top, bottom] = [640, 190, 46, 10, 10, 34];
+  const most = Math.max(1, ...counts);
+  const span = Math.max(reach, 1e-9);
+  const px = (ln) => left + ((ln / span + 1) / 2) * (W - left - right);
+  const py = (count) => H - bottom - (count > 0 ? (Math.log10(count) + 0.3) / (Math.log10(most) + 0.3) : 0) * (H - top - bottom);
+  const wide = (W - left - right) / counts.length;
+  const body = [];
+  for (let count = 1; count <= most; count *= 10) {
+    body.push(s("line", { class: "grid", x1: left, x2: W - right, y1: py(count), y2: py(count) }), s("text", { class: "tick", x: left - 6, y: py(count) + 3.5, "text-anchor": "end" }, num(count)));
+  }
+  counts.forEach((count, at) => {
+    const middle = ((at + 0.5) / counts.length * 2 - 1) * span;
+    if (count > 0) body.push(s("rect", { class: "bar " + (Math.abs(middle) < span / counts.length ? "same" : middle < 0 ? "down" : "up"), x: left + at * wide + 0.5, y: py(count), width: wide - 1, height: H - bottom - py(count) }, s("title", {}, `ratio about ${num(Math.exp(middle), 4)}: ${count} tokens`)));
+  });
+  body.push(s("line", { class: "axis", x1: left, x2: W - right, y1: H - bottom, y2: H - bottom }));
+  for (const share of [-1, -0.5, 0, 0.5, 1]) body.push(s("text", { class: "tick", x: px(share * span), y: H - bottom + 14, "text-anchor": share < -0.9 ? "start" : share > 0.9 ? "end" : "middle" }, num(Math.exp(share * span), 3)));
+  body.push(s("text", { class: "tick", x: (left + W - right) / 2, y: H - 4, "text-anchor": "middle" }, "ratio, logarithmic"));
+  for (const [ratio, text] of marks) {
+    const ln = Math.log(ratio);
+    if (Math.abs(ln) <= span) body.push(s("line", { class: "mark", x1: px(ln), x2: px(ln), y1: top, y2: H - bottom }, s("title", {}, `${text} ${num(ratio)}`)), s("text", { class: "tick", x: px(ln) + 3, y: top + 8 }, `${text} ${num(ratio, 2)}`));
+  }
+  const said = counts.map((count, at) => [count, ((at + 0.5) / counts.length * 2 - 1) * span]).filter(([count]) => count > 0);
+  return h("figure", { class: "chart histogram" }, h("figcaption", {}, h("b", {}, title), h("span", { class: "unit" }, unit)),
+    s("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": title + ", " + unit + "; the same figures are in the table below" }, body),
+    h("details", {}, h("summary", {}, "As a table"), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title },
+      h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "n" }, "ratio"), h("th", { scope: "col", class: "n" }, "tokens"))),
+        h("tbody", {}, said.map(([count, ln]) => h("tr", {}, h("td", { class: "n" }, num(Math.exp(ln), 4)), h("td", { class: "n" }, String(count)))))))));
 }
 
 // Shapes tell series apart without colour.
@@ -161,7 +202,7 @@ export function sparkline(points, dots, label, x1) {
 
 // The scores of a group on one axis: mean, one standard deviation, and the own one marked.
 export function groupDots(members, own, mean, std) {
-  const [W, H, pad] = [300, 74, 18];
+  const [W, pad] = [300, 18];
   const scores = members.filter((m) => m.compared).map((m) => m.score);
   let [low, high] = extent(scores.concat(isNumber(mean) ? [mean] : []));
   if (low === high) { low -= 0.5; high += 0.5; }
@@ -170,44 +211,57 @@ export function groupDots(members, own, mean, std) {
   const distinct = [...new Set(scores)];
   const labels = distinct.length <= 4 ? distinct : ticks(low, high, 4);
   const stack = new Map();
-  const dots = members.map((m) => {
-    const x = px(m.score);
-    const key = Math.round(x / 7);
+  const places = members.map((m) => {
+    const key = Math.round(px(m.score) / 7);
     const level = stack.get(key) ?? 0;
     stack.set(key, level + 1);
-    const y = 44 - level * 7;
-    const kind = "member" + (m.sample === own ? " own" : "") + (m.compared ? "" : " out");
-    return s("circle", { class: kind, cx: x, cy: y, r: m.sample === own ? 4.5 : 3.2 }, s("title", {}, `sample ${m.sample}: ${m.score}`));
+    return level;
   });
-  return s("svg", { class: "group-dots", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": "scores of the group: " + scores.join(" ") },
-    isNumber(std) && std > 0 ? s("rect", { class: "std", x: clip(mean - std), y: 8, width: clip(mean + std) - clip(mean - std), height: 44 }) : null,
-    s("line", { class: "axis", x1: pad, x2: W - pad, y1: 52, y2: 52 }),
-    labels.map((v) => s("text", { class: "tick", x: px(v), y: 66, "text-anchor": "middle" }, num(v))),
-    isNumber(mean) ? s("line", { class: "mean", x1: px(mean), x2: px(mean), y1: 6, y2: 56 }) : null,
-    isNumber(mean) ? s("text", { class: "tick", x: px(mean) + 4, y: 13 }, "mean") : null,
+  // Above the tallest stack there is room for the word.
+  const base = 30 + 7 * Math.max(3, ...stack.values());
+  const dots = members.map((m, at) => {
+    const kind = "member" + (m.sample === own ? " own" : "") + (m.compared ? "" : " out");
+    return s("circle", { class: kind, cx: px(m.score), cy: base - 8 - places[at] * 7, r: m.sample === own ? 4.5 : 3.2 }, s("title", {}, `sample ${m.sample}: ${m.score}`));
+  });
+  const right = isNumber(mean) && px(mean) > W / 2;
+  return s("svg", { class: "group-dots", viewBox: `0 0 ${W} ${base + 22}`, role: "img", "aria-label": "scores of the group: " + scores.join(" ") },
+    isNumber(std) && std > 0 ? s("rect", { class: "std", x: clip(mean - std), y: 8, width: clip(mean + std) - clip(mean - std), height: base - 8 }) : null,
+    s("line", { class: "axis", x1: pad, x2: W - pad, y1: base, y2: base }),
+    labels.map((v) => s("text", { class: "tick", x: px(v), y: base + 14, "text-anchor": "middle" }, num(v))),
+    isNumber(mean) ? s("line", { class: "mean", x1: px(mean), x2: px(mean), y1: 4, y2: base + 4 }) : null,
+    isNumber(mean) ? s("text", { class: "tick", x: px(mean) + (right ? -4 : 4), y: 12, "text-anchor": right ? "end" : "start" }, "mean") : null,
     dots);
 }
 
-// One thin bar per token of a stream; positive up, negative down. Returns the element and a marker.
+// Bars of a strip: more cannot be told apart, and take long to draw.
+const STRIP_BARS = 1000;
+
+// One thin bar per token of a stream, or for the largest of some of many; positive up, negative down.
+// Returns the element and a marker.
 export function tokenStrip(values, { turns, label, onpick, diverging }) {
   const W = 1000, H = 46;
   const known = values.filter(isNumber);
-  const size = Math.max(1e-9, ...known.map(Math.abs));
+  const size = Math.max(1e-9, greatest(known.map(Math.abs)));
   const bar = W / Math.max(values.length, 1);
   const base = diverging ? H / 2 : H - 2;
   const span = diverging ? H / 2 - 2 : H - 4;
-  const bars = values.map((v, at) => {
-    if (!isNumber(v)) return null;
+  const each = Math.ceil(values.length / STRIP_BARS);
+  const wide = Math.max(bar * each * 0.86, 0.4).toFixed(2);
+  const paths = { up: [], down: [] };
+  for (let from = 0; from < values.length; from += each) {
+    let v = null;
+    for (let at = from; at < Math.min(from + each, values.length); at += 1) {
+      if (isNumber(values[at]) && (v === null || Math.abs(values[at]) > Math.abs(v))) v = values[at];
+    }
+    if (v === null) continue;
+    const falls = diverging && v < 0;
     const tall = Math.max(0.7, (Math.abs(v) / size) * span);
-    const y = diverging && v < 0 ? base : base - tall;
-    return `M${(at * bar).toFixed(2)} ${y.toFixed(2)}h${Math.max(bar * 0.86, 0.4).toFixed(2)}v${tall.toFixed(2)}h-${Math.max(bar * 0.86, 0.4).toFixed(2)}z`;
-  });
-  const up = bars.filter((d, at) => d && !(diverging && values[at] < 0)).join("");
-  const down = bars.filter((d, at) => d && diverging && values[at] < 0).join("");
+    paths[falls ? "down" : "up"].push(`M${(from * bar).toFixed(2)} ${(falls ? base : base - tall).toFixed(2)}h${wide}v${tall.toFixed(2)}h-${wide}z`);
+  }
   const marker = s("rect", { class: "marker", x: -9, y: 0, width: Math.max(bar, 2), height: H });
   const svg = s("svg", { class: "strip", viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
     turns.map((at, index) => s("rect", { class: "turn" + (index % 2), x: at[0] * bar, y: 0, width: Math.max((at[1] - at[0]) * bar, 0.5), height: H })),
-    s("path", { class: diverging ? "up" : "size", d: up }), s("path", { class: "down", d: down }), marker);
+    s("path", { class: diverging ? "up" : "size", d: paths.up.join("") }), s("path", { class: "down", d: paths.down.join("") }), marker);
   svg.addEventListener("click", (event) => {
     const box = svg.getBoundingClientRect();
     onpick(Math.min(values.length - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * values.length))));

@@ -1,8 +1,9 @@
 // An episode: its turns, the tokens with their streams, its group, and why it has this advantage.
 
 import { h, s, a, show, choice, episodeLink, exact, facts, fixed, isNumber, link, num, outcome, shortName, signed, table } from "./dom.js";
-import { askOnce, ask, runPath } from "./data.js";
+import { askOnce, ask, bundledRun, runPath } from "./data.js";
 import { groupDots, tokenStrip, lineChart } from "./charts.js";
+import { drawScene } from "./scenes.js";
 
 // What tokens can be coloured by: key, name, of a token (or none), and whether it has two directions.
 const STREAMS = [
@@ -13,6 +14,7 @@ const STREAMS = [
   ["mismatch", "old − sampled log-prob", (q, t) => q.mask[t] && q.old ? q.old[t] - q.sampled[t] : null, true],
   ["kl", "log-prob − reference", (q, t) => q.mask[t] && q.reference ? q.old[t] - q.reference[t] : null, true],
   ["value", "value", (q, t) => q.mask[t] ? q.values?.[t] : null, true],
+  ["rescored", "rescored − old log-prob", (q, t) => q.mask[t] && q.rescored && q.old ? q.rescored[t] - q.old[t] : null, true],
 ];
 // Tokens of one block; blocks out of view hold none.
 const BLOCK = 300;
@@ -22,6 +24,14 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
   const question = runPath(run, "parts", ...part, "episodes", k);
   const e = await askOnce(question);
   const at = Number(k);
+  e.sequences.forEach((q) => { q.rescored = null; q.unread = !q.pieces.some((one) => one !== ""); });
+  let refused = null;
+  if (query.policy !== undefined && query.policy !== "") {
+    try {
+      const other = await askOnce(question + "/rescored/" + encodeURIComponent(query.policy));
+      e.sequences.forEach((q, i) => { q.rescored = other.log_probs[i]; });
+    } catch (error) { refused = error.message; }
+  }
   const available = STREAMS.filter(([key, , of]) => key === "none" || e.sequences.some((q) => q.mask.some((kept, t) => kept && isNumber(of(q, t)))));
   const usual = e.advantage !== null && available.some(([key]) => key === "surprise") ? "surprise" : available.at(1)?.[0] ?? "none";
   const colour = available.find(([key]) => key === (query.colour ?? usual)) ?? available[0];
@@ -42,14 +52,14 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
     inspect(inspector, q, t, place, index);
     if (follow) {
       turns[place.turn]?.scrollIntoView({ block: "nearest" });
-      requestAnimationFrame(() => { fillAll(turns[place.turn]); spans.get(index)?.scrollIntoView({ block: "nearest" }); spans.get(index)?.classList.add("picked"); });
+      requestAnimationFrame(() => { fillAll(turns[place.turn] ?? context); const own = spans.get(index); if (own?.closest("details")) own.closest("details").open = true; own?.scrollIntoView({ block: "nearest" }); own?.classList.add("picked"); });
     } else spans.get(index)?.classList.add("picked");
   };
   const draw = (indices) => indices.map((index) => {
     const [q, t] = flat[index];
     const v = colour[2](q, t);
     const piece = q.pieces[t];
-    const text = piece === "" && !q.pieces.some((one) => one !== "") ? "‹" + q.ids[t] + "›" : piece;
+    const text = piece === "" && q.unread ? "‹" + q.ids[t] + "›" : piece;
     const kind = q.mask[t] ? "t" : "t masked";
     const strength = isNumber(v) ? Math.min(1, Math.abs(v) / scale) : 0;
     const span = h("span", { class: kind + (isNumber(v) && strength > 0.02 ? (v < 0 ? " down" : colour[3] ? " up" : " size") : ""),
@@ -114,10 +124,23 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
     h("div", { class: "toolbar" },
       choice("Colour tokens by", available.map(([key, text]) => [key, text]), colour[0], (value) => go(["runs", run, "episodes", ...part, k], { ...query, colour: value })),
       legend(colour, scale),
+      e.sequences.some((q) => q.old) && !bundledRun ? h("label", { class: "choice" }, h("span", {}, "Rescore with the policy of iteration"),
+        h("input", { type: "number", min: "0", step: "1", value: query.policy ?? "", onchange: (event) => go(["runs", run, "episodes", ...part, k], { ...query, policy: event.target.value, colour: event.target.value === "" ? "" : "rescored" }) })) : null,
       h("span", { class: "keys quiet" }, h("kbd", {}, "j"), " ", h("kbd", {}, "k"), " turn  ", h("kbd", {}, "←"), " ", h("kbd", {}, "→"), " token")),
-    strips.svg,
+    refused ? h("p", { class: "warn card" }, refused) : null,
+    flat.length ? strips.svg : null,
     h("div", { class: "columns" }, transcript,
       h("aside", { class: "side" }, why, groupCard(run, e, part, query), inspector)));
+  askOnce(question + "/scenes").then(({ scenes, why }) => {
+    if (!scenes) { context.after(h("p", { class: "quiet no-scene" }, "No pictures of the environment: ", why, ".")); return; }
+    const start = drawScene(scenes.start, true);
+    if (start) context.after(h("section", { class: "card start", "aria-label": "The environment at the start" }, h("h2", {}, "Start"), start));
+    // What stands beside the text, and the page that was acted on, come before it; the rest is what came of it.
+    turns.forEach((card, index) => {
+      const scene = drawScene(scenes.turns[index]);
+      if (scene) card.querySelector(["crafting", "passages"].includes(scenes.turns[index].kind) ? ".observation" : "header").after(scene);
+    });
+  }, (error) => context.after(h("p", { class: "quiet no-scene" }, "No pictures of the environment: ", error.message)));
   show(inspector, h("h2", {}, "Token"), h("p", { class: "quiet" }, "Point at a token, or go through them with ← and →."));
 
   if (e.stage === "rollout" || e.stage === "reward") {
@@ -144,6 +167,7 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
   };
   document.addEventListener("keydown", keys);
   root.picked = undefined;
+  if (query.token !== undefined && flat[Number(query.token)]) requestAnimationFrame(() => setTimeout(() => pick(Number(query.token), true)));
   return () => { document.removeEventListener("keydown", keys); observers.forEach((o) => o.disconnect()); };
 }
 
@@ -226,6 +250,7 @@ function inspect(card, q, t, place, index) {
     const stream = (name, values, places = 4) => values && rows.push([name, fixed(values[t], places)]);
     rows.push(["probability", num(Math.exp(q.sampled[t]), 4)]);
     stream("log-prob, sampled", q.sampled); stream("log-prob, old", q.old); stream("log-prob, reference", q.reference);
+    if (q.rescored && q.old) { stream("log-prob, rescored", q.rescored); rows.push(["ratio", num(Math.exp(q.rescored[t] - q.old[t]), 4)]); }
     stream("entropy", q.entropies); stream("value", q.values);
     if (q.advantages) rows.push(["advantage", signed(q.advantages[t], 6)]);
   }
@@ -343,6 +368,12 @@ export async function groupPage(root, [run, n, stage, p, group], query) {
   for (let turn = 0; turn < most; turn += 1) {
     if (new Set(all.map((e) => said(e, turn))).size > 1) { parts = turn; break; }
   }
+  // What most samples do at a turn, the first of them where none is most.
+  const usual = (turn) => {
+    const counts = new Map();
+    for (const e of all) if (e.turns[turn]) counts.set(said(e, turn), (counts.get(said(e, turn)) ?? 0) + 1);
+    return [...counts].sort((x, y) => y[1] - x[1])[0]?.[0];
+  };
   const head = h("tr", {}, h("th", { scope: "col" }, "turn"), all.map((e, i) => h("th", { scope: "col" },
     a(episodeLink(run, rows[i]), "sample " + e.sample), e.greedy ? " greedy" : "", h("br"), outcome(e.outcome), h("br"),
     h("span", { class: "meta" }, `reward ${num(e.reward)}`, e.advantage === null ? "" : `, advantage ${signed(e.advantage, 3)}`))));
@@ -350,10 +381,11 @@ export async function groupPage(root, [run, n, stage, p, group], query) {
     h("th", { scope: "row" }, turn + 1, turn === parts ? h("span", { class: "tag" }, "differ from here") : null),
     all.map((e) => {
       const own = e.turns[turn];
-      return h("td", { class: own && own.parse === "invalid" ? "invalid" : null }, own ? [h("code", {}, said(e, turn)), h("pre", {}, own.observation)] : "");
+      const kind = [own?.parse === "invalid" ? "invalid" : "", own && turn >= parts && said(e, turn) !== usual(turn) ? "differs" : ""].join(" ").trim();
+      return h("td", { class: kind || null }, own ? [h("code", {}, said(e, turn)), h("pre", {}, own.observation)] : "");
     })));
   show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, all[0]?.task ?? "Group", h("small", {}, ` group ${group}, iteration ${n}`))),
     h("details", { class: "card prompt" }, h("summary", {}, "Prompt"), h("pre", {}, all[0]?.prompt ?? "")),
     h("p", { class: "quiet" }, parts === 0 && most > 0 ? "They differ from the first turn on." : parts < most ? `All do the same in the first ${parts} turns, and differ from turn ${parts + 1} on.` : "All did the same."),
-    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Samples side by side" }, h("table", { class: "side-by-side" }, h("caption", { class: "quiet" }, "Action and answer of each sample, by turn"), h("thead", {}, head), h("tbody", {}, body))));
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Samples side by side" }, h("table", { class: "side-by-side" }, h("caption", { class: "quiet" }, "Action and answer of each sample, by turn; ", h("span", { class: "differs" }, "marked"), ": not what most of them do"), h("thead", {}, head), h("tbody", {}, body))));
 }

@@ -2,7 +2,7 @@
 
 import { h, a, show, bytes, facts, isNumber, link, num, percent, seconds, shortName, table } from "./dom.js";
 import { ask, runPath } from "./data.js";
-import { timeTicks } from "./charts.js";
+import { greatest, timeTicks } from "./charts.js";
 
 // Stage, colour, and a letter where a bar is wide enough.
 const STAGES = [
@@ -17,7 +17,8 @@ export async function fleetPage(root, [run], query, go) {
   const bars = data.bars.map(([lane, start, end, part, attempt, outcome, message]) => ({ lane, start, end: end ?? data.now_s, part, attempt, outcome, message, stage: part.split("/")[1] }));
   const ends = bars.map((bar) => bar.outcome === "open" || bar.outcome === "killed" ? bar.start : bar.end);
   const open = bars.some((bar) => bar.outcome === "open");
-  const last = Math.max(1, open && data.now_s - Math.max(...ends, 0) < 600 ? data.now_s : Math.max(...ends, ...bars.filter((b) => b.outcome === "killed").map((b) => b.end)));
+  const begun = greatest(ends);
+  const last = Math.max(1, open && data.now_s - begun < 600 ? data.now_s : Math.max(begun, greatest(bars.filter((b) => b.outcome === "killed").map((b) => b.end))));
   let view = [Number(query.from ?? 0), Number(query.to ?? last * 1.01)];
   const canvas = h("canvas", { class: "gantt", tabindex: "0", role: "img", "aria-label": "Attempts by worker over time; the table below lists them. Plus and minus zoom, arrows move." });
   const read = h("p", { class: "read quiet", "aria-live": "polite" }, "Point at a bar. Scroll or + − zooms, drag or ← → moves, 0 shows all.");
@@ -42,9 +43,15 @@ export async function fleetPage(root, [run], query, go) {
   const names = withoutPrefix(data.lanes);
   const paint = () => {
     const style = getComputedStyle(document.documentElement);
-    const colour = (name) => style.getPropertyValue(name).trim();
+    const kept = new Map();
+    const colour = (name) => {
+      if (!kept.has(name)) kept.set(name, style.getPropertyValue(name).trim());
+      return kept.get(name);
+    };
     const ratio = window.devicePixelRatio || 1;
     const width = canvas.parentElement.clientWidth - 24;
+    // Not in the page yet; it is painted once it is.
+    if (width <= 0) return;
     const left = width < 480 ? 44 : LEFT;
     const height = TOP + LANE * data.lanes.length + 20;
     canvas.style.setProperty("width", width + "px");
@@ -66,22 +73,28 @@ export async function fleetPage(root, [run], query, go) {
       g.fillText(left === LEFT ? clipped(g, names[lane], left - 14) : "w" + lane, 2, y + 16);
     });
     g.save(); g.beginPath(); g.rect(left, 0, width - left - 8, height); g.clip();
-    // Of bars within one pixel only the first is drawn, so that 100 000 take no longer than they can be seen.
-    const drawn = new Map();
+    // Of bars within one pixel the first is drawn, and the first that was lost over it, so that 100 000
+    // take no longer than they can be seen.
+    const wide = Math.ceil(width) + 1;
+    const drawn = new Uint8Array(2 * wide * data.lanes.length);
     for (const bar of bars) {
       if (bar.end < view[0] || bar.start > view[1]) continue;
       const x = px(bar.start);
       const w = Math.max(1, px(bar.end) - x);
       const sound = bar.outcome === "committed" || bar.outcome === "open";
-      const key = bar.lane * 65536 + Math.floor(x);
-      if (w < 1.5 && sound && drawn.get(key)) continue;
-      drawn.set(key, true);
+      if (w < 1.5) {
+        const key = (bar.lane * wide + Math.min(wide - 1, Math.max(0, Math.floor(x)))) * 2 + (sound ? 0 : 1);
+        if (drawn[key]) continue;
+        drawn[key] = 1;
+      }
       const y = TOP + bar.lane * LANE + 2;
       g.fillStyle = colour("--g" + Math.max(0, STAGES.indexOf(bar.stage)));
       g.globalAlpha = bar.outcome === "open" ? 0.55 : sound ? 1 : 0.35;
       g.fillRect(x, y, w, LANE - 8);
       g.globalAlpha = 1;
-      if (!sound) {
+      if (!sound && w < 3) {
+        g.fillStyle = colour("--bad"); g.fillRect(x, y, w, LANE - 8);
+      } else if (!sound) {
         g.save();
         g.strokeStyle = colour("--bad"); g.lineWidth = 1;
         g.strokeRect(x + 0.5, y + 0.5, Math.max(w - 1, 1), LANE - 9);

@@ -1,7 +1,7 @@
 // Pages by their URL. Every state of a page is in the part after #.
 
 import { h, a, show, link } from "./dom.js";
-import { bundledRun, listen } from "./data.js";
+import { ask, bundledRun, listen, runPath } from "./data.js";
 import { episodesPage } from "./episodes.js";
 import { episodePage, groupPage } from "./episode.js";
 import { partPage, runPage, runsPage, updatePage } from "./run.js";
@@ -58,7 +58,7 @@ async function route(event, quiet) {
   let done = null;
   try {
     if (!page) throw new Error("There is no such page.");
-    const slow = setTimeout(() => { if (own === turn && !quiet) show(root, h("p", { class: "quiet" }, "Reading the store …")); }, 250);
+    const slow = setTimeout(() => { if (own === turn && !quiet) waiting(run ?? query.a?.split(":")[0], () => own === turn && root.hasAttribute("aria-busy")); }, 250);
     // Pages that fill themselves step by step are shown at once.
     done = await page[1](next, values, query, go).finally(() => clearTimeout(slow));
   } catch (error) {
@@ -73,6 +73,18 @@ async function route(event, quiet) {
   window.dispatchEvent(new Event("resize"));
   window.scrollTo(0, scroll);
   if (event && !quiet) next.querySelector("h1")?.focus({ preventScroll: true });
+}
+
+// Says how far the store has been read, for as long as a page waits.
+async function waiting(run, holds) {
+  const told = h("p", { class: "quiet reading", role: "status" }, "Reading the store …");
+  show(root, told);
+  while (run && !bundledRun && holds()) {
+    const { reading } = await ask(runPath(run, "progress")).catch(() => ({}));
+    if (!holds() || !told.isConnected) return;
+    if (reading) show(told, `Reading the store: ${reading.done} of ${reading.of} ${reading.what} `, h("progress", { max: reading.of, value: reading.done, "aria-label": "read so far" }));
+    await new Promise((done) => setTimeout(done, 300));
+  }
 }
 
 function frame(run, pieces) {
@@ -98,7 +110,7 @@ function follow(run, redraws) {
   let waiting = null;
   stop = listen(wanted || null, () => {
     waiting ??= setTimeout(() => { waiting = null; if (!document.hidden) route(null, true); }, 300);
-  }, (state) => { live.className = "live " + state; show(live, state === "live" ? "● live" : state === "lost" ? "○ reconnecting" : ""); });
+  }, (state) => { live.className = "live " + state; show(live, state === "live" ? "● connected" : state === "lost" ? "○ reconnecting" : ""); });
 }
 
 function themeButton() {

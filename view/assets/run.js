@@ -1,8 +1,8 @@
 // All runs; a run with its curves; an update.
 
 import { h, a, show, ago, bytes, choice, facts, fixed, grouped, isNumber, link, num, percent, seconds, signed, table } from "./dom.js";
-import { ask, askOnce, runPath } from "./data.js";
-import { lineChart, sharedCursor, sparkline } from "./charts.js";
+import { ask, askOnce, bundledRun, runPath } from "./data.js";
+import { histogram, lineChart, sharedCursor, sparkline } from "./charts.js";
 
 function state(status) {
   if (status.finished) return h("span", { class: "state good" }, "● finished");
@@ -57,18 +57,26 @@ const CURVES = [
   ["Supervised loss", "nats per token", [["sft", "sft.loss"], ["dpo", "dpo.loss"]]],
   ["Sampling speed", "tokens/s", [["", "tokens_per_s"]]],
 ];
-const AXES = [["iteration", "iteration"], ["sampled_tokens", "sampled tokens"], ["time_s", "time since start"], ["worker_s", "worker time"]];
+// Limits of the guard by the figure that they hold for.
+const LIMITS = { entropy: ["entropy_min", "entropy_max"], "update.grad_norm": ["grad_norm_max"] };
+const AXES = [["iteration", "iteration"], ["sampled_tokens", "sampled tokens"], ["time_s", "time since start"], ["worker_s", "worker time"], ["cost", "cost"]];
 
 export async function runPage(root, [run], query, go) {
   const [answer, series] = await Promise.all([ask(runPath(run)), ask(runPath(run, "series"))]);
   const axis = AXES.find(([key]) => key === query.x) ?? AXES[0];
+  const price = Number(query.price) > 0 ? Number(query.price) : 1;
+  for (const point of series.iterations) point.cost = point.worker_s / 3600 * price;
   const xOf = (n) => series.iterations.find((point) => point.iteration === n)?.[axis[0]];
-  const xFormat = axis[0].endsWith("_s") ? seconds : axis[0] === "iteration" ? undefined : (x) => x >= 1e6 ? num(x / 1e6) + "M" : x >= 1e3 ? num(x / 1e3) + "k" : num(x);
+  const xFormat = axis[0].endsWith("_s") ? seconds : axis[0] === "iteration" || axis[0] === "cost" ? undefined : (x) => x >= 1e6 ? num(x / 1e6) + "M" : x >= 1e3 ? num(x / 1e3) + "k" : num(x);
   const cursor = sharedCursor();
   const points = series.iterations.filter((point) => point.iteration > 0 || series.planned === 0);
   const xs = series.iterations.map((point) => point[axis[0]]).filter(isNumber);
   const xRange = xs.length > 1 ? [Math.min(...xs), Math.max(...xs)] : undefined;
   const marks = isNumber(answer.forked_at) ? [[xOf(answer.forked_at) ?? answer.forked_at, "forked here"]] : [];
+  const tripped = Number(/since iteration (\d+)/.exec(answer.status.paused ?? "")?.[1]);
+  if (isNumber(xOf(tripped))) marks.push([xOf(tripped), "the guard's limit is passed"]);
+  const guard = answer.config?.guard ?? {};
+  const limits = (key) => (LIMITS[key] ?? []).map((name) => [guard[name], "guard." + name]).filter(([limit]) => isNumber(limit));
   const common = { xLabel: axis[1], xFormat, whole: axis[0] === "iteration", cursor, marks, xRange };
   const sets = [...new Set(series.evaluations.flatMap((e) => e.sets.map((one) => one?.set)).filter(Boolean))];
   const charts = [];
@@ -84,9 +92,12 @@ export async function runPage(root, [run], query, go) {
       const within = key === "success" ? p.success_within : null;
       return isNumber(within) ? [p[axis[0]], p[key], p[key] - within, p[key] + within] : [p[axis[0]], p[key]];
     }) })).filter((one) => one.points.length && one.points.some((p) => p[1] !== 0));
-    if (lines.length) charts.push(lineChart({ ...common, title, unit, series: lines, yRange }));
+    if (lines.length) charts.push(lineChart({ ...common, title, unit, series: lines, yRange, limits: limits(all[0][1]) }));
   }
   const status = answer.status;
+  const parent = answer.config?.run?.fork?.run;
+  // The parent may be in no store that is open here.
+  const changes = parent && !bundledRun ? await ask(runPath(parent)).then((p) => differences(p.config, answer.config), () => null) : null;
   const columns = [["iteration", "n"], ["success", "n"], ["reward", "n"], ["horizon", "n"], ["entropy", "n"], ["KL", "n"], ["clipped", "n"], ["grad norm", "n"], ["mixed groups", "n"], ["tokens", "n"], ["time", "n"], ["see", "w"]];
   const rows = points.map((p) => [
     String(p.iteration), fixed(p.success, 3) + (isNumber(p.success_within) ? " ±" + fixed(p.success_within, 2) : ""), fixed(p.reward, 3), num(p.horizon), fixed(p.entropy, 3),
@@ -108,12 +119,33 @@ export async function runPage(root, [run], query, go) {
       ["plan revision", answer.revision], ["forked at", answer.forked_at],
     ]),
     status.finished ? null : h("p", { class: "waiting" }, "Waiting ", status.waiting, "."),
+    status.paused ? h("p", { class: "card bad" }, status.paused) : null,
     failures.length ? h("ul", { class: "warn" }, failures) : null,
-    h("div", { class: "toolbar" }, choice("Over", AXES, axis[0], (x) => go(["runs", run], { ...query, x: x === "iteration" ? "" : x }))),
+    h("div", { class: "toolbar" }, choice("Over", AXES, axis[0], (x) => go(["runs", run], { ...query, x: x === "iteration" ? "" : x })),
+      axis[0] === "cost" ? h("label", { class: "choice" }, h("span", {}, "Price of a worker-hour"),
+        h("input", { type: "number", min: "0", step: "any", value: price, onchange: (e) => go(["runs", run], { ...query, price: e.target.value }) })) : null),
     charts.length ? h("div", { class: "charts" }, charts) : h("p", { class: "quiet" }, "Nothing is measured yet."),
     evaluated.length ? table("Evaluations", [["policy"], ...sets.map((name) => [name, "n"]), ["all", "n"]], evaluated) : null,
     rows.length ? table("Iterations", columns, rows) : null,
+    changes ? configDiff("Config that differs from its parent's", parent, run, changes) : null,
     h("details", { class: "card" }, h("summary", {}, "Config"), h("pre", { class: "config" }, JSON.stringify(answer.config, null, 1))));
+}
+
+// Keys whose values differ, of two configs: [key, one, other].
+export function differences(one, other, prefix = "") {
+  const object = (v) => v !== null && typeof v === "object" && !Array.isArray(v);
+  const keys = [...new Set([...Object.keys(one ?? {}), ...Object.keys(other ?? {})])];
+  return keys.flatMap((key) => {
+    const [x, y] = [one?.[key], other?.[key]];
+    if (object(x) && object(y)) return differences(x, y, prefix + key + ".");
+    return JSON.stringify(x) === JSON.stringify(y) ? [] : [[prefix + key, x, y]];
+  });
+}
+
+export function configDiff(caption, one, other, all) {
+  const text = (v) => v === undefined ? "–" : JSON.stringify(v);
+  return all.length === 0 ? h("p", { class: "quiet" }, "Both configs are the same.")
+    : table(caption, [["key"], [one], [other]], all.map(([key, x, y]) => [h("code", {}, key), h("code", {}, text(x)), h("code", {}, text(y))]));
 }
 
 export async function partPage(root, [run, n, stage, p]) {
@@ -129,23 +161,62 @@ export async function partPage(root, [run, n, stage, p]) {
     pairs(answer.stats).length ? table("Measured by its worker", [["name"], ["value", "n"]], pairs(answer.stats)) : null);
 }
 
+// Where a token of a batch is looked at.
+function tokenLink(run, n, t) {
+  const words = `group ${t.group} sample ${t.sample}, token ${t.index}`;
+  return a(t.part ? link(["runs", run, "episodes", ...t.part.split("/"), t.k], { token: t.index, colour: "advantage" })
+    : link(["runs", run, "episodes"], { iteration: n, stage: "rollout", group: t.group }), words);
+}
+
+function tokenTable(caption, columns, rows) {
+  return table(caption, [...columns, ["episode", "w"]], rows);
+}
+
 export async function updatePage(root, [run, n]) {
   const answer = await ask(runPath(run, "update", n));
   const steps = answer.minibatches ?? [];
   const point = (of) => steps.map((step, at) => [at + 1, of(step)]).filter((p) => isNumber(p[1]));
   const common = { xLabel: "optimizer step", whole: true, cursor: sharedCursor() };
   const settings = answer.settings ?? {};
+  const piece = (t) => h("code", {}, JSON.stringify(t.piece ?? t.id));
+  const ratios = h("section", { "aria-label": "Ratios" });
+  const score = h("button", { type: "button", onclick: async () => {
+    score.disabled = true;
+    show(score, "Scoring …");
+    try {
+      const found = await askOnce(runPath(run, "update", n, "ratios"));
+      show(ratios, h("h2", {}, "What the update did to its tokens"), ratioView(found.histogram, found),
+        tokenTable("Tokens whose probability changed most", [["ratio", "n"], ["token"], ["advantage", "n"]],
+          found.tokens.map((t) => [num(t.ratio, 4), piece(t), signed(t.advantage, 3), tokenLink(run, n, t)])));
+    } catch (error) { show(ratios, h("p", { class: "warn card" }, error.message)); }
+  } }, "Score the batch with the policy that this update made");
+  show(ratios, bundledRun ? null : h("p", {}, score));
   show(root,
-    h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Update", h("small", {}, ` of iteration ${n}`))),
+    h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Update", h("small", {}, ` of iteration ${n}`)),
+      h("nav", { class: "steps", "aria-label": "Updates" }, Number(n) > 1 ? a(link(["runs", run, "update", Number(n) - 1]), "← previous") : null, a(link(["runs", run, "update", Number(n) + 1]), "next →"))),
     facts([["learning rate", num(settings.lr)], ["epochs", settings.ppo_epochs], ["clip", settings.loss ? `${settings.loss.clip.low} / ${settings.loss.clip.high}` : null],
       ["aggregation", settings.loss?.aggregation], ["entropy bonus", settings.loss ? num(settings.loss.entropy_coeff) : null], ["gradient clip", num(settings.grad_clip)]]),
     steps.length ? h("div", { class: "charts" },
-      lineChart({ ...common, title: "Loss", series: [{ name: "policy loss", dots: true, points: point((x) => x.metrics.policy_loss) }] }),
-      lineChart({ ...common, title: "Gradient norm", series: [{ name: "before clipping", dots: true, points: point((x) => x.grad_norm) }] }),
-      lineChart({ ...common, title: "Ratio", series: [{ name: "largest", dots: true, points: point((x) => x.metrics.ratio_max) }] }),
-      lineChart({ ...common, title: "Clipped tokens", series: [{ name: "share", dots: true, points: point((x) => x.metrics.clip_fraction) }] })) : h("p", { class: "quiet" }, "The update is not committed yet."),
-    table("Minibatches", [["step", "n"], ["epoch", "n"], ["slots"], ["loss tokens", "n"], ["loss", "n"], ["gradient norm", "n"], ["scaled by", "n"], ["clipped", "n"], ["KL", "n"], ["note"]],
-      steps.map((x, at) => [String(at + 1), x.epoch + 1, x.slots.length ? `${x.slots[0]}–${x.slots.at(-1)} (${x.slots.length})` : "–", grouped(x.denominator.loss_tokens), fixed(x.metrics.policy_loss, 5), fixed(x.grad_norm, 4), fixed(x.clip_scale, 3), percent(x.metrics.clip_fraction, 2), num(x.metrics.approx_kl), x.non_finite ? "not finite, skipped" : x.skipped ? "skipped" : ""])),
-    table("Tokens that pull most: |advantage| · (1 − p), at the first step", [["pull", "n"], ["token"], ["advantage", "n"], ["p", "n"], ["episode"]],
-      answer.tokens.map((t) => [fixed(t.pull, 3), h("code", {}, JSON.stringify(t.piece ?? t.id)), signed(t.advantage, 3), num(t.p), a(link(["runs", run, "episodes"], { iteration: n, stage: "rollout", group: t.group }), `group ${t.group} sample ${t.sample}, token ${t.token}`)])));
+      lineChart({ ...common, title: "Loss", unit: "policy", series: [{ dots: true, points: point((x) => x.metrics.policy_loss) }] }),
+      lineChart({ ...common, title: "Gradient norm", unit: "before clipping", series: [{ dots: true, points: point((x) => x.grad_norm) }],
+        limits: isNumber(settings.grad_clip) ? [[settings.grad_clip, "clipped above"]] : [] }),
+      lineChart({ ...common, title: "Largest ratio", unit: "new / old probability", series: [{ dots: true, points: point((x) => x.metrics.ratio_max) }] }),
+      lineChart({ ...common, title: "Clipped tokens", unit: "share", series: [{ dots: true, points: point((x) => x.metrics.clip_fraction) }] }),
+      lineChart({ ...common, title: "Step from the old policy", unit: "KL, nats", series: [{ dots: true, points: point((x) => x.metrics.approx_kl) }] }),
+      lineChart({ ...common, title: "Entropy", unit: "nats per token", series: [{ dots: true, points: point((x) => x.metrics.entropy) }] })) : h("p", { class: "quiet" }, "The update is not committed yet."),
+    ratios,
+    answer.sampler ? h("section", { "aria-label": "Sampler" }, h("h2", {}, "Sampler and trainer"), h("p", { class: "quiet" }, "Probability of each token as scored before the update, over the one that it was sampled with."), ratioView(answer.sampler, {})) : null,
+    table("Minibatches", [["step", "n"], ["epoch", "n"], ["slots", "w"], ["loss tokens", "n"], ["loss", "n"], ["gradient norm", "n"], ["scaled by", "n"], ["clipped", "n"], ["KL", "n"], ["note"]],
+      steps.map((x, at) => [String(at + 1), x.epoch + 1, x.slots.length ? `${x.slots[0]}–${x.slots.at(-1)} (${x.slots.length})` : "–", grouped(x.denominator.loss_tokens), num(x.metrics.policy_loss), fixed(x.grad_norm, 4), fixed(x.clip_scale, 3), percent(x.metrics.clip_fraction, 2), num(x.metrics.approx_kl), x.non_finite ? "not finite, skipped" : x.skipped ? "skipped" : ""])),
+    tokenTable("Tokens that pull most: |advantage| · (1 − p), at the first step", [["pull", "n"], ["token"], ["advantage", "n"], ["p", "n"]],
+      answer.tokens.map((t) => [fixed(t.pull, 3), piece(t), signed(t.advantage, 3), num(t.p), tokenLink(run, n, t)])));
+}
+
+// Ratios as bars, and in words.
+function ratioView(found, clip) {
+  return h("div", {},
+    facts([["tokens", grouped(found.tokens)], ["more likely", percent(found.risen, 1)], ["less likely", percent(found.fallen, 1)],
+      ["largest change", found.largest === 0 ? "none" : "× " + num(Math.exp(found.largest), 4)], ["KL", num(found.kl) + " nats per token"]]),
+    histogram({ title: "Ratio of probabilities", unit: "tokens by new / old", counts: found.counts, reach: found.reach,
+      marks: [[isNumber(clip.clip_low) ? 1 - clip.clip_low : null, "clip"], [isNumber(clip.clip_high) ? 1 + clip.clip_high : null, "clip"]].filter(([r]) => r > 0) }));
 }

@@ -3,6 +3,7 @@
 import { h, a, show, choice, facts, fixed, isNumber, link, num, percent, table } from "./dom.js";
 import { ask, runPath } from "./data.js";
 import { damaged } from "./episodes.js";
+import { configDiff, differences } from "./run.js";
 
 function square(run, cell) {
   if (!cell || !isNumber(cell.success)) return h("td", { class: "cell none" }, "–");
@@ -64,11 +65,13 @@ export async function comparePage(root, _, query) {
       x: [answer.a.run, row.a.part, row.a.greedy_k ?? row.a.ks[0]].join("/"), y: [answer.b.run, row.b.part, row.b.greedy_k ?? row.b.ks[0]].join("/") }), "both") : "",
   ]);
   const p = answer.p;
+  const [x, y] = answer.a.run === answer.b.run ? [] : await Promise.all([answer.a.run, answer.b.run].map((run) => ask(runPath(run))));
   show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Comparison")),
     facts([["a", name(answer.a)], ["success of a", percent(answer.a.success, 1)], ["b", name(answer.b)], ["success of b", percent(answer.b.success, 1)],
       ["tasks in both", answer.tasks], ["gained", answer.gained], ["lost", answer.lost], ["the same", answer.same], ["exact sign test", "p = " + num(p, 3)]]),
     h("p", {}, answer.tasks === 0 ? "No task was evaluated under both." : answer.gained + answer.lost === 0 ? "No task differs."
       : p < 0.05 ? `So uneven a change in ${answer.gained + answer.lost} tasks would be rare by chance.` : `A change like this in ${answer.gained + answer.lost} tasks may well be chance.`),
+    x && y ? configDiff("Config that differs", answer.a.run, answer.b.run, differences(x.config, y.config)) : null,
     table("Tasks by change", [["task"], ["a", "n"], ["b", "n"], ["change", "n"], ["see"]], rows));
 }
 

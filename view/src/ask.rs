@@ -10,6 +10,8 @@ pub enum Ask {
     Runs,
     /// A run's state, evaluations and config.
     Run(String),
+    /// How far the store has been read for it.
+    Progress(String),
     /// Its curves.
     Series(String),
     /// Its episodes.
@@ -20,6 +22,8 @@ pub enum Ask {
     Episode(String, PartRef, u32),
     /// Why its tokens have their advantages.
     Credit(String, PartRef, u32),
+    /// What its environment looked like at each turn.
+    Scenes(String, PartRef, u32),
     /// Tasks by evaluations.
     Tasks(String),
     /// Every attempt.
@@ -28,6 +32,10 @@ pub enum Ask {
     Ledger(String),
     /// The optimizer steps of an iteration.
     Update(String, u32),
+    /// How the probabilities of its tokens changed: its batch, scored with the policy it made.
+    Ratios(String, u32),
+    /// An episode, scored with the policy that an iteration made.
+    Rescored(String, PartRef, u32, u32),
     /// Two policies on the same tasks; each is `RUN` or `RUN:ITERATION`.
     Compare(String, String),
 }
@@ -117,11 +125,15 @@ impl Ask {
         let ask = match pieces.as_slice() {
             ["runs"] => Self::Runs,
             ["runs", run] => Self::Run(name("run", run)?),
+            ["runs", run, "progress"] => Self::Progress(name("run", run)?),
             ["runs", run, "series"] => Self::Series(name("run", run)?),
             ["runs", run, "tasks"] => Self::Tasks(name("run", run)?),
             ["runs", run, "attempts"] => Self::Attempts(name("run", run)?),
             ["runs", run, "ledger"] => Self::Ledger(name("run", run)?),
             ["runs", run, "update", n] => Self::Update(name("run", run)?, number("iteration", n)?),
+            ["runs", run, "update", n, "ratios"] => {
+                Self::Ratios(name("run", run)?, number("iteration", n)?)
+            }
             ["runs", run, "episodes"] => {
                 let filter = EpisodeFilter::of(&query)?;
                 return Ok(Self::Episodes(name("run", run)?, Box::new(filter)));
@@ -136,6 +148,25 @@ impl Ask {
             ["runs", run, "parts", n, stage, p, "episodes", k, "credit"] => {
                 let k = number("episode", k)?;
                 Self::Credit(name("run", run)?, part(n, stage, p)?, k)
+            }
+            ["runs", run, "parts", n, stage, p, "episodes", k, "scenes"] => {
+                let k = number("episode", k)?;
+                Self::Scenes(name("run", run)?, part(n, stage, p)?, k)
+            }
+            [
+                "runs",
+                run,
+                "parts",
+                n,
+                stage,
+                p,
+                "episodes",
+                k,
+                "rescored",
+                policy,
+            ] => {
+                let (k, policy) = (number("episode", k)?, number("policy", policy)?);
+                Self::Rescored(name("run", run)?, part(n, stage, p)?, k, policy)
             }
             ["compare"] => {
                 let side = |key: &str| {
@@ -295,7 +326,11 @@ mod tests {
         assert_eq!(parse("runs").unwrap(), Ask::Runs);
         assert_eq!(
             parse("runs/r-1/parts/3/rollout/1/episodes/7/credit").unwrap(),
-            Ask::Credit("r-1".into(), part, 7)
+            Ask::Credit("r-1".into(), part.clone(), 7)
+        );
+        assert_eq!(
+            parse("runs/r-1/parts/3/rollout/1/episodes/7/scenes").unwrap(),
+            Ask::Scenes("r-1".into(), part, 7)
         );
         assert_eq!(
             parse("compare?a=r%3A3&b=s").unwrap(),

@@ -8,7 +8,7 @@ type Asset = (&'static str, &'static str, &'static [u8]);
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Scripts, those that others import first: the order in which a bundle joins them.
-const SCRIPTS: [Asset; 9] = [
+const SCRIPTS: [Asset; 10] = [
     ("dom.js", SCRIPT, include_bytes!("../assets/dom.js")),
     ("data.js", SCRIPT, include_bytes!("../assets/data.js")),
     ("charts.js", SCRIPT, include_bytes!("../assets/charts.js")),
@@ -17,6 +17,7 @@ const SCRIPTS: [Asset; 9] = [
         SCRIPT,
         include_bytes!("../assets/episodes.js"),
     ),
+    ("scenes.js", SCRIPT, include_bytes!("../assets/scenes.js")),
     ("episode.js", SCRIPT, include_bytes!("../assets/episode.js")),
     ("run.js", SCRIPT, include_bytes!("../assets/run.js")),
     ("tasks.js", SCRIPT, include_bytes!("../assets/tasks.js")),

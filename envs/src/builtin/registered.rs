@@ -8,6 +8,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 use super::options::AddressOptions;
 use crate::demonstration::Solver;
 use crate::error::EnvError;
+use crate::replica::Replica;
 use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
@@ -41,6 +42,10 @@ pub(crate) trait Tasks: Debug + Send + Sync {
         let problem = "this environment has no solver; demonstrations for it come from a file";
         Err(problem.to_owned())
     }
+
+    /// A task to be played again and looked at. Reads the files that the tasks need. `Err`: why it
+    /// cannot be.
+    fn replica(&self, item_id: i64) -> Result<Box<dyn Replica>, String>;
 
     /// The style of the solutions in the text that a preset's tokenizer is trained on. `None`: the
     /// text contains none.

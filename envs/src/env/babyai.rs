@@ -11,6 +11,7 @@ mod level;
 mod mission;
 mod original;
 mod planner;
+mod scene;
 pub(crate) mod server;
 mod source;
 mod spec;

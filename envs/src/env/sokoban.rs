@@ -4,6 +4,7 @@ mod demonstration;
 mod game;
 mod generator;
 mod room;
+mod scene;
 mod server;
 mod source;
 mod spec;

@@ -10,6 +10,7 @@ mod demonstration;
 mod folder;
 mod game;
 mod player;
+mod scene;
 pub(crate) mod server;
 mod solver;
 mod source;

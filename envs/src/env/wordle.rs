@@ -1,6 +1,7 @@
 //! LMRL-Gym's Wordle.
 
 pub(crate) mod game;
+mod scene;
 pub(crate) mod server;
 mod source;
 mod spec;

@@ -14,6 +14,7 @@ use agentgym_storage::Manifest;
 use agentgym_view::EpisodeFilter;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// The rows that a filter keeps, in its order, and how many there are.
 pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter) -> Result<Value> {
@@ -44,11 +45,13 @@ pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter)
 
 /// Values to choose from.
 fn facets(all: &[Listed]) -> Value {
-    let set = |of: fn(&Listed) -> String| -> BTreeSet<String> { all.iter().map(of).collect() };
+    fn set(all: &[Listed], of: fn(&Listed) -> &str) -> BTreeSet<&str> {
+        all.iter().map(of).collect()
+    }
     let iterations: BTreeSet<u32> = all.iter().map(|l| l.part.iteration).collect();
     json!({
-        "env": set(|l| l.row.env.clone()), "outcome": set(|l| l.row.outcome.name().to_owned()),
-        "stage": set(|l| l.part.stage.name().to_owned()), "worker": set(|l| l.worker.clone()),
+        "env": set(all, |l| &l.row.env), "outcome": set(all, |l| l.row.outcome.name()),
+        "stage": set(all, |l| l.part.stage.name()), "worker": set(all, |l| &l.worker),
         "iteration": iterations,
     })
 }
@@ -61,7 +64,7 @@ pub(super) fn row_json(l: &Listed) -> Value {
         "group": row.group, "sample": row.sample, "outcome": row.outcome, "success": row.success,
         "reward": row.reward, "turns": row.turns, "length": row.length, "invalid": row.invalid,
         "normalised": row.normalised, "cut": row.cut, "loops": row.loops(),
-        "surprise": row.surprise, "worker": l.worker,
+        "surprise": row.surprise, "worker": &*l.worker,
         "slot": l.trained.map(|t| t.slot), "advantage": l.trained.map(|t| t.advantage),
         "mismatch": l.trained.map(|t| t.mismatch),
     })
@@ -89,7 +92,7 @@ fn keeps(
         "env" => row.env == *value,
         "task" => format!("{}_{}", row.env, row.item) == *value,
         "outcome" => row.outcome.name() == value,
-        "worker" => l.worker == *value,
+        "worker" => *l.worker == **value,
         "parse" => match value.as_str() {
             "invalid" => row.invalid > 0,
             "normalised" => row.normalised > 0,
@@ -178,8 +181,12 @@ fn no_episode(id: PartId, k: u32, all: usize) -> Error {
     ))
 }
 
-/// One episode.
-pub(super) async fn episode(known: &Known, rows: &RowCache, id: PartId, k: u32) -> Result<Value> {
+/// An episode of a part, with the part's commit and its number of episodes.
+pub(super) async fn one(
+    known: &Known,
+    id: PartId,
+    k: u32,
+) -> Result<(Arc<Manifest>, usize, Episode)> {
     let (view, manifest) = (known.view().await, known.committed(id).await?);
     if !matches!(id.stage.facts().records, Records::Episodes | Records::Kept) {
         return Err(Error::Missing(format!("{id} holds no episodes")));
@@ -191,14 +198,20 @@ pub(super) async fn episode(known: &Known, rows: &RowCache, id: PartId, k: u32) 
     }
     let mut one = vec![all.swap_remove(k as usize)];
     list_actions(&view.plan, &mut one);
-    let e = one.remove(0);
-    let scored = scored(known, &view, id, &e).await?;
-    let trained = trained(known, &view, id, &e).await?;
-    let listed = rows.of_run(known, |part| {
-        part.iteration == id.iteration && part.stage == id.stage
-    });
+    Ok((manifest, count, one.remove(0)))
+}
+
+/// One episode.
+pub(super) async fn episode(known: &Known, rows: &RowCache, id: PartId, k: u32) -> Result<Value> {
+    let view = known.view().await;
+    let (manifest, count, e) = one(known, id, k).await?;
+    let alike = |part: PartId| part.iteration == id.iteration && part.stage == id.stage;
+    let (scored, trained, listed) = tokio::try_join!(
+        scored(known, &view, id, &e),
+        trained(known, &view, id, &e),
+        rows.of_run(known, alike)
+    )?;
     let siblings: Vec<Value> = listed
-        .await?
         .rows
         .iter()
         .filter(|l| {
@@ -278,11 +291,7 @@ async fn scored(
 }
 
 /// A commit of the same iteration's training; none for an evaluation, or before it is there.
-async fn training_commit(
-    known: &Known,
-    id: PartId,
-    wanted: PartId,
-) -> Option<std::sync::Arc<Manifest>> {
+async fn training_commit(known: &Known, id: PartId, wanted: PartId) -> Option<Arc<Manifest>> {
     if !matches!(id.stage, Stage::Rollout | Stage::Reward) {
         return None;
     }
@@ -311,6 +320,17 @@ async fn trained(
         let entry = entry?;
         ((entry.group, entry.sample) == (e.group, e.sample)).then_some((slot, entry))
     }))
+}
+
+/// Part and place of the episodes that an iteration trains on, by group and sample.
+pub(super) type Places = BTreeMap<(u32, u32), (PartId, u32)>;
+
+/// See [`Places`].
+pub(super) async fn places(known: &Known, rows: &RowCache, n: u32) -> Result<Places> {
+    let trained = |id: PartId| id.iteration == n && !id.stage.facts().evaluates;
+    let listed = rows.of_run(known, trained).await?.rows.into_iter();
+    let place = |l: Listed| ((l.row.group, l.row.sample), (l.part, l.row.k));
+    Ok(listed.map(place).collect())
 }
 
 /// Why the tokens of an episode have their advantages.

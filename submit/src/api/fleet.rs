@@ -33,7 +33,7 @@ async fn bars(known: &Known) -> Result<Vec<Bar>> {
     let attempts = known.attempts().await?;
     let mut out = Vec::new();
     let state = known.state().await;
-    for (slot, all) in &attempts {
+    for (slot, all) in attempts.iter() {
         let id = crate::runs::part_id(slot);
         let manifest = id.and_then(|id| state.manifests.get(&id));
         for (at, record) in all.iter().enumerate() {

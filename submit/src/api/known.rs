@@ -1,10 +1,11 @@
 //! A run that somebody looks at: its commits, each read once, and what was computed from them.
 
+use super::reading::Reading;
 use crate::Result;
 use crate::credit::{Compared, compare, played};
 use crate::inspect::screen::Pieces;
 use crate::metrics::{Row, RunMetrics, read_row};
-use crate::runs::{RunView, newest_plan};
+use crate::runs::{RunView, newest_plan, unknown};
 use crate::status::{Status, status};
 use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;
@@ -19,17 +20,27 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Commits read concurrently.
-const READS_AT_ONCE: usize = 16;
+const READS_AT_ONCE: usize = 48;
 /// How long a listing is good for.
 const FRESH: Duration = Duration::from_millis(900);
+
+/// The same for the attempts of a finished run.
+const FINISHED: Duration = Duration::from_secs(60);
+
+/// Attempts by part.
+type Attempts = BTreeMap<PartKey, Vec<AttemptRecord>>;
 
 /// What is known of a run.
 pub(super) struct Known {
     state: Mutex<State>,
+    /// Held by the one that lists.
+    refreshing: Mutex<()>,
     queue: Option<Queue>,
     pieces: Mutex<Option<Arc<Pieces>>>,
     credit: Mutex<Option<(u32, Arc<PlayedIteration>, Compared)>>,
-    attempts: Mutex<BTreeMap<PartKey, Vec<AttemptRecord>>>,
+    attempts: Mutex<Option<(Instant, Arc<Attempts>)>>,
+    /// What is being read, for somebody who waits.
+    pub(super) reading: Reading,
 }
 
 /// The plan and the commits.
@@ -44,6 +55,7 @@ impl Known {
     pub(super) fn new(view: RunView, queue: Option<Queue>) -> Self {
         Self {
             queue,
+            refreshing: Mutex::default(),
             state: Mutex::new(State {
                 view,
                 manifests: BTreeMap::new(),
@@ -53,50 +65,60 @@ impl Known {
             pieces: Mutex::default(),
             credit: Mutex::default(),
             attempts: Mutex::default(),
+            reading: Reading::default(),
         }
     }
 
-    /// Lists the commits and reads the new ones, unless that was just done.
+    /// How long ago the commits were listed; `None` if they never were.
+    pub(super) async fn age(&self) -> Option<Duration> {
+        let state = self.state.lock().await;
+        state.listed.map(|at| at.elapsed())
+    }
+
+    /// Lists the commits and reads the new ones, unless that was just done. What is known already
+    /// can be asked meanwhile.
     pub(super) async fn refresh(&self) -> Result<()> {
-        let mut state = self.state.lock().await;
-        if state.listed.is_some_and(|at| at.elapsed() < FRESH) {
+        let _only_one = self.refreshing.lock().await;
+        if self.age().await.is_some_and(|age| age < FRESH) {
             return Ok(());
         }
-        let run = state.view.plan.run.clone();
-        if let Some(plan) = newest_plan(&state.view.store, &run).await?
-            && plan.revision != state.view.plan.revision
-        {
-            state.view.plan = Arc::new(plan);
+        let mut view = self.view().await;
+        let run = view.plan.run.clone();
+        let Some(plan) = newest_plan(&view.store, &run).await? else {
+            return Err(unknown(&view.store, run.as_str()).await?);
+        };
+        if plan.revision != view.plan.revision {
+            view.plan = Arc::new(plan);
         }
-        let view = state.view.clone();
-        let commits = view.commits().await?;
-        let new = commits
-            .into_iter()
-            .filter(|id| !state.manifests.contains_key(id));
-        let new: Vec<PartId> = new.collect();
+        let mut new = view.commits().await?;
+        {
+            let state = self.state.lock().await;
+            new.retain(|id| !state.manifests.contains_key(id));
+        }
+        let reading = self.reading.begin("commits", new.len());
         let read = |id: PartId| {
-            let view = view.clone();
+            let (view, reading) = (&view, &reading);
             async move {
                 let manifest = view.committed(id).await?;
                 // Metrics that cannot be read do not hide the rest: the part's page says why.
                 let row = match id.stage.facts().is_measured {
-                    true => read_row(&view, id, &manifest).await.ok(),
+                    true => read_row(view, id, &manifest).await.ok(),
                     false => None,
                 };
+                reading.step();
                 Ok::<_, crate::Error>((id, manifest, row))
             }
         };
-        let found: Vec<(PartId, Manifest, Option<Row>)> = stream::iter(new)
-            .map(read)
-            .buffer_unordered(READS_AT_ONCE)
-            .try_collect()
-            .await?;
+        let found = stream::iter(new).map(read).buffer_unordered(READS_AT_ONCE);
+        let found: Vec<(PartId, Manifest, Option<Row>)> = found.try_collect().await?;
+        let mut state = self.state.lock().await;
         for (id, manifest, row) in found {
             state.manifests.insert(id, Arc::new(manifest));
             if let Some(row) = row {
                 state.book.insert(id, row);
             }
         }
+        state.view = view;
         state.listed = Some(Instant::now());
         Ok(())
     }
@@ -164,16 +186,37 @@ impl Known {
     }
 
     /// Every attempt; records that were read before are not read again.
-    pub(super) async fn attempts(&self) -> Result<BTreeMap<PartKey, Vec<AttemptRecord>>> {
+    pub(super) async fn attempts(&self) -> Result<Arc<Attempts>> {
         let view = self.view().await;
         let mut kept = self.attempts.lock().await;
-        let known = std::mem::take(&mut *kept);
+        // A page asks for bars and costs at once; and a run with every commit gets no more attempts.
+        let patience = match self.is_finished().await {
+            true => FINISHED,
+            false => FRESH,
+        };
+        if let Some((listed, known)) = &*kept
+            && listed.elapsed() < patience
+        {
+            return Ok(Arc::clone(known));
+        }
+        let known = kept.take().map(|(_, known)| Arc::unwrap_or_clone(known));
+        let known = known.unwrap_or_default();
         let found = view
             .store
             .all_attempts_beside(&view.plan.run, known)
             .await?;
-        kept.clone_from(&found);
+        let found = Arc::new(found);
+        *kept = Some((Instant::now(), Arc::clone(&found)));
         Ok(found)
+    }
+
+    async fn is_finished(&self) -> bool {
+        let state = self.state.lock().await;
+        let mut progress = Progress::default();
+        for id in state.manifests.keys() {
+            progress.insert(*id);
+        }
+        progress.finished(&state.view.plan)
     }
 
     /// Changes with every commit, and with every attempt at a part that can run.

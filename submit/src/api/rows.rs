@@ -13,6 +13,7 @@ use agentgym_jobs::pipeline::{PartId, Records, Stage};
 use agentgym_jobs::records::{Batch, BatchEpisode};
 use agentgym_storage::Manifest;
 use agentgym_view::RefusalKind;
+use futures::{StreamExt, stream};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -21,6 +22,8 @@ use tokio::sync::Mutex;
 
 /// Changes with the form of the rows.
 const FORM: &str = "rows-1";
+/// Parts read at the same time. Each is whole in memory while it is.
+const PARTS_AT_ONCE: usize = 12;
 /// Turns in a row that say the same, from which on an episode loops.
 const LOOP_TURNS: usize = 3;
 
@@ -63,8 +66,8 @@ pub(super) struct Trained {
 #[derive(Debug, Clone)]
 pub(super) struct Listed {
     pub(super) part: PartId,
-    pub(super) row: Row,
-    pub(super) worker: String,
+    pub(super) row: Arc<Row>,
+    pub(super) worker: Arc<str>,
     pub(super) trained: Option<Trained>,
 }
 
@@ -76,13 +79,16 @@ pub(super) struct Index {
     pub(super) unreadable: Vec<String>,
 }
 
+/// The rows of a part; lists share them.
+type Rows = Arc<Vec<Arc<Row>>>;
+
 /// Trained episodes of an iteration, by group and sample.
 type Slots = BTreeMap<(u32, u32), Trained>;
 
 /// Rows by digest.
 #[derive(Default)]
 pub(super) struct RowCache {
-    rows: Mutex<HashMap<String, Arc<Vec<Row>>>>,
+    rows: Mutex<HashMap<String, Rows>>,
     slots: Mutex<HashMap<String, Arc<Slots>>>,
 }
 
@@ -171,7 +177,7 @@ fn keep<T: Serialize>(digest: &str, value: &T) {
 
 impl RowCache {
     /// The rows of a commit with episodes.
-    pub(super) async fn rows(&self, view: &RunView, manifest: &Manifest) -> Result<Arc<Vec<Row>>> {
+    pub(super) async fn rows(&self, view: &RunView, manifest: &Manifest) -> Result<Rows> {
         let artifact = manifest.output(artifact_names::EPISODES)?;
         let digest = artifact.digest.to_string();
         if let Some(rows) = self.rows.lock().await.get(&digest) {
@@ -186,7 +192,7 @@ impl RowCache {
                 rows
             }
         };
-        let rows = Arc::new(rows);
+        let rows: Rows = Arc::new(rows.into_iter().map(Arc::new).collect());
         let mut known = self.rows.lock().await;
         Ok(Arc::clone(known.entry(digest).or_insert(rows)))
     }
@@ -220,39 +226,51 @@ impl RowCache {
         wanted: impl Fn(PartId) -> bool,
     ) -> Result<Index> {
         let view = known.view().await;
-        let manifests = known.manifests().await;
+        let all = known.manifests().await;
         // A reward function writes the episodes anew.
-        let rewarded = manifests.iter().any(|(id, _)| id.stage == Stage::Reward);
-        let mut out = Index::default();
-        for (id, manifest) in &manifests {
+        let rewarded = all.iter().any(|(id, _)| id.stage == Stage::Reward);
+        let batches: BTreeMap<u32, Arc<Manifest>> = all
+            .iter()
+            .filter(|(id, _)| id.stage == Stage::Advantage && id.part == 0)
+            .map(|(id, batch)| (id.iteration, Arc::clone(batch)))
+            .collect();
+        let parts = all.into_iter().filter(|(id, _)| {
             let has_episodes = id.stage.facts().records == Records::Episodes;
-            if !has_episodes || (rewarded && id.stage == Stage::Rollout) || !wanted(*id) {
-                continue;
+            has_episodes && !(rewarded && id.stage == Stage::Rollout) && wanted(*id)
+        });
+        let parts: Vec<(PartId, Arc<Manifest>)> = parts.collect();
+        let reading = known.reading.begin("parts with episodes", parts.len());
+        let read = |(id, manifest): (PartId, Arc<Manifest>)| {
+            let (view, reading) = (&view, &reading);
+            let batch = batches.get(&id.iteration);
+            let batch = batch.filter(|_| !id.stage.facts().evaluates);
+            async move {
+                let slots = match batch {
+                    Some(batch) => Some(self.slots(view, batch).await),
+                    None => None,
+                };
+                let rows = self.rows(view, &manifest).await;
+                reading.step();
+                (id, manifest, slots, rows)
             }
-            let batch = PartId {
-                stage: Stage::Advantage,
-                part: 0,
-                ..*id
-            };
-            let batch = manifests.iter().find(|(other, _)| *other == batch);
-            let slots = match batch {
-                Some((_, batch)) if !id.stage.facts().evaluates => {
-                    out.read(self.slots(&view, batch).await)?
-                }
-                _ => None,
-            };
+        };
+        let parts = stream::iter(parts).map(read).buffered(PARTS_AT_ONCE);
+        let parts: Vec<_> = parts.collect().await;
+        let mut out = Index::default();
+        for (id, manifest, slots, rows) in parts {
+            let slots = slots.map(|slots| out.read(slots)).transpose()?.flatten();
             let work = manifest.work.as_ref();
-            let worker = work.map_or_else(String::new, |work| work.worker.clone());
-            let Some(rows) = out.read(self.rows(&view, manifest).await)? else {
+            let worker: Arc<str> = work.map_or("", |work| &work.worker).into();
+            let Some(rows) = out.read(rows)? else {
                 continue;
             };
             for row in rows.iter() {
                 let place = (row.group, row.sample);
                 out.rows.push(Listed {
-                    part: *id,
+                    part: id,
                     trained: slots.as_ref().and_then(|slots| slots.get(&place).copied()),
-                    worker: worker.clone(),
-                    row: row.clone(),
+                    worker: Arc::clone(&worker),
+                    row: Arc::clone(row),
                 });
             }
         }

@@ -1,6 +1,9 @@
 //! The optimizer steps of an iteration, and the tokens that pull most.
 
+use super::episodes::places;
 use super::known::Known;
+use super::rescore::{histogram, told};
+use super::rows::RowCache;
 use crate::Result;
 use crate::records::slots;
 use agentgym_jobs::artifact_names;
@@ -12,7 +15,7 @@ const TOKENS: usize = 40;
 
 /// Steps and tokens. A token's pull is |advantage| · (1 − p): how strongly the first step, at
 /// ratio 1, moves the logit of what was sampled, before the common denominator.
-pub(super) async fn update(known: &Known, n: u32) -> Result<Value> {
+pub(super) async fn update(known: &Known, rows: &RowCache, n: u32) -> Result<Value> {
     let view = known.view().await;
     view.iteration_parts(n)?;
     let batch = PartId {
@@ -27,15 +30,20 @@ pub(super) async fn update(known: &Known, n: u32) -> Result<Value> {
         // The update is still being computed.
         Err(_) => Value::Null,
     };
+    let filled = slots(&view, &batch).await?;
     let mut pulls = Vec::new();
-    for slot in slots(&view, &batch).await? {
+    let mut mismatches = Vec::new();
+    for slot in &filled {
         for (s, sequence) in slot.episode.sequences.iter().enumerate() {
             for (t, advantage) in sequence.advantages.iter().enumerate() {
-                if sequence.sequence.loss_mask[t] && *advantage != 0.0 {
-                    let p = f64::from(sequence.old_log_probs[t]).exp();
-                    let pull = advantage.abs() * (1.0 - p);
-                    let id = sequence.sequence.token_ids[t];
-                    pulls.push((pull, *advantage, p, id, (slot.slot, s, t)));
+                if !sequence.sequence.loss_mask[t] {
+                    continue;
+                }
+                let old = f64::from(sequence.old_log_probs[t]);
+                mismatches.push(old - f64::from(sequence.sequence.sampled_log_probs[t]));
+                if *advantage != 0.0 {
+                    let p = old.exp();
+                    pulls.push((advantage.abs() * (1.0 - p), p, slot, s, t));
                 }
             }
         }
@@ -43,16 +51,23 @@ pub(super) async fn update(known: &Known, n: u32) -> Result<Value> {
     pulls.sort_by(|a, b| b.0.total_cmp(&a.0));
     pulls.truncate(TOKENS);
     let pieces = known.pieces().await?;
-    let samples = view.plan.config.actor_rollout_ref.rollout.n as usize;
-    let tokens = pulls.iter().map(|(pull, advantage, p, id, (slot, s, t))| {
-        json!({
-            "pull": pull, "advantage": advantage, "p": p, "id": id,
-            "piece": pieces.texts(&[*id]).first(), "slot": slot, "sequence": s, "token": t,
-            "group": slot / samples, "sample": slot % samples,
-        })
+    let places = places(known, rows, n).await?;
+    let tokens = pulls.iter().map(|(pull, p, slot, s, t)| {
+        let sequence = &slot.episode.sequences[*s];
+        let id = sequence.sequence.token_ids[*t];
+        let mut out = told(&view, &places, slot, *s, *t);
+        out["pull"] = json!(pull);
+        out["advantage"] = json!(sequence.advantages[*t]);
+        out["p"] = json!(p);
+        out["id"] = json!(id);
+        out["piece"] = json!(pieces.texts(&[id]).first());
+        out
     });
+    let differs = mismatches.iter().any(|d| *d != 0.0);
     Ok(json!({
         "run": view.plan.run.to_string(), "iteration": n, "settings": steps["settings"],
-        "minibatches": steps["minibatches"], "tokens": tokens.collect::<Vec<_>>(),
+        "minibatches": steps["minibatches"],
+        // Old over sampled probability: 1 for every token where the sampler's log-probs are used.
+        "sampler": differs.then(|| histogram(&mismatches)), "tokens": tokens.collect::<Vec<_>>(),
     }))
 }

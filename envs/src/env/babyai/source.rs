@@ -6,16 +6,18 @@ use clap::Args;
 
 use super::before::Compat;
 use super::demonstration::{Play, demonstration};
-use super::game::Rules;
+use super::game::{BabyaiGame, Rules};
 use super::server::Babyai;
 use super::spec::SPEC;
 use crate::builtin::options::{AddressOptions, RulesArgument, RulesVersion};
 use crate::builtin::registered::{ArgumentError, BuiltIn, OpenSolver, Progress, Tasks};
 use crate::demonstration::{Demonstration, Solver};
 use crate::error::EnvError;
+use crate::replica::Replica;
 use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
+use crate::task_index::TaskIndex;
 
 /// Every world is a function of its id and these values.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +36,11 @@ impl Tasks for Source {
 
     fn corpus_style(&self) -> Option<&'static str> {
         Some("")
+    }
+
+    fn replica(&self, item_id: i64) -> Result<Box<dyn Replica>, String> {
+        let item = TaskIndex::from(item_id);
+        Ok(Box::new(BabyaiGame::start(&item, self.0)?))
     }
 }
 

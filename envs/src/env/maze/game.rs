@@ -122,6 +122,16 @@ impl Maze {
         Ok(Self { at, moves: 0 })
     }
 
+    /// Where the player and the goal are.
+    pub(super) fn places(&self) -> (Position, Position) {
+        (self.at, GOAL)
+    }
+
+    /// The maze's rows, with its walls as `#`.
+    pub(super) fn walls() -> Vec<String> {
+        CELLS.map(|row| row.replace('G', ".")).to_vec()
+    }
+
     /// All moves; they do not depend on the position.
     pub(crate) fn actions() -> [&'static str; 4] {
         ["move left", "move right", "move up", "move down"]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 
 use super::demonstration::demonstration;
+use super::scene::Desk;
 use super::server::Searchqa;
 use super::spec::SPEC;
 use super::{Library, TOP_K};
@@ -14,6 +15,7 @@ use crate::builtin::registered::{ArgumentError, BuiltIn, OpenSolver, Progress, T
 use crate::demonstration::{Demonstration, Solver};
 use crate::error::EnvError;
 use crate::files;
+use crate::replica::Replica;
 use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
@@ -82,6 +84,15 @@ impl Tasks for Source {
             let library = self.library(|_, _| {})?;
             Ok(Arc::new(KnowsTheAnswer(library)))
         }))
+    }
+
+    fn replica(&self, item_id: i64) -> Result<Box<dyn Replica>, String> {
+        // An index of files would be written beside them, and a large one takes minutes to read.
+        if self.corpus.is_some() {
+            return Err("its passages are in files, which are not opened for pictures".to_owned());
+        }
+        let library = self.library(|_, _| {}).map_err(|e| e.to_string())?;
+        Ok(Box::new(Desk::new(library, item_id)?))
     }
 }
 

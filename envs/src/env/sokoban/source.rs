@@ -15,6 +15,7 @@ use crate::builtin::options::AddressOptions;
 use crate::builtin::registered::{ArgumentError, BuiltIn, OpenSolver, Progress, Tasks};
 use crate::demonstration::{Demonstration, Solver};
 use crate::error::EnvError;
+use crate::replica::Replica;
 use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
@@ -57,6 +58,11 @@ impl Tasks for Source {
 
     fn corpus_style(&self) -> Option<&'static str> {
         Some("")
+    }
+
+    fn replica(&self, item_id: i64) -> Result<Box<dyn Replica>, String> {
+        let item = item_id.to_string();
+        Ok(Box::new(Sokoban::start(self.kind, self.seed, &item)))
     }
 }
 

@@ -42,6 +42,12 @@ impl Game {
         }
     }
 
+    /// The inventory, in the order of first possession.
+    pub(super) fn held(&self) -> impl Iterator<Item = (Name, String)> {
+        let held = self.held.iter();
+        held.map(|(name, count)| (*name, count.to_string()))
+    }
+
     /// Runs one command. `Err` is the text of the original's `{"error": …}` reply, which occurs
     /// only with numbers of more than 4300 digits.
     pub fn step(&mut self, action: &str) -> Result<StepReply, String> {

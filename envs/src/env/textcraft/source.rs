@@ -7,6 +7,7 @@ use clap::Args;
 
 use super::book::RecipeBook;
 use super::demonstration::{Style, demonstration};
+use super::scene::Bench;
 use super::server::Textcraft;
 use super::spec::SPEC;
 use super::task::Tasks;
@@ -18,6 +19,7 @@ use crate::builtin::registered::{self, ArgumentError, BuiltIn, OpenSolver, Progr
 use crate::demonstration::{Demonstration, Solver};
 use crate::error::EnvError;
 use crate::files;
+use crate::replica::Replica;
 use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
@@ -112,6 +114,11 @@ impl registered::Tasks for Source {
     /// initialised from a seed has never seen the goals that it will be asked for.
     fn corpus_style(&self) -> Option<&'static str> {
         matches!(self, Self::Worlds(_)).then_some("thought")
+    }
+
+    fn replica(&self, item_id: i64) -> Result<Box<dyn Replica>, String> {
+        let tasks = self.tasks().map_err(|e| e.to_string())?;
+        Ok(Box::new(Bench::new(tasks.world(item_id))))
     }
 }
 

@@ -5,13 +5,15 @@ use std::sync::Arc;
 
 use clap::Args;
 
-use super::game::Words;
+use super::game::{Wordle, Words};
+use super::scene::Board;
 use super::server::WordleServer;
 use super::spec::SPEC;
 use crate::builtin::options::AddressOptions;
 use crate::builtin::registered::{ArgumentError, BuiltIn, Progress, Tasks};
 use crate::error::EnvError;
 use crate::files::read_text;
+use crate::replica::Replica;
 use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
@@ -51,6 +53,12 @@ impl Tasks for Source {
             self.seed,
             options,
         )))
+    }
+
+    fn replica(&self, item_id: i64) -> Result<Box<dyn Replica>, String> {
+        let words = Arc::new(self.words().map_err(|e| e.to_string())?);
+        let game = Wordle::start(&words, self.seed, &item_id.to_string());
+        Ok(Box::new(Board::new(game)))
     }
 }
 

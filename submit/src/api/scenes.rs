@@ -1,0 +1,44 @@
+//! What an episode's environment looked like at each turn: its recorded actions are played again in
+//! a game of this program, and shown only if every answer is the recorded one.
+
+use super::episodes::one;
+use super::known::Known;
+use crate::{Error, Result};
+use agentgym_envs::builtin::RulesVersion;
+use agentgym_envs::{PlayedTask, Scenes, scenes as play_again};
+use agentgym_jobs::episode::Episode;
+use agentgym_jobs::pipeline::PartId;
+use agentgym_jobs::plan::Plan;
+use serde_json::{Value, json};
+
+/// The pictures of an episode, or why there are none.
+pub(super) async fn scenes(known: &Known, id: PartId, k: u32) -> Result<Value> {
+    let plan = known.plan().await;
+    let (_, _, e) = one(known, id, k).await?;
+    let run = plan.run.to_string();
+    // Files may have to be read, and some games take long to set up.
+    let drawn = tokio::task::spawn_blocking(move || drawn(&plan, &e)).await;
+    let drawn = drawn.map_err(|e| Error::Usage(format!("the game that was played again: {e}")))?;
+    let (scenes, why) = match drawn {
+        Ok(scenes) => (json!({"start": scenes.start, "turns": scenes.turns}), None),
+        Err(why) => (Value::Null, Some(why)),
+    };
+    Ok(json!({"run": run, "part": id.to_string(), "k": k, "scenes": scenes, "why": why}))
+}
+
+fn drawn(plan: &Plan, e: &Episode) -> Result<Scenes, String> {
+    let rules = RulesVersion::of(plan.config.actor_rollout_ref.agentgym.rules)?;
+    let environments = plan.config.environments();
+    let declared = environments
+        .get(&e.task.env)
+        .ok_or_else(|| format!("the plan has no environment {}", e.task.env))?;
+    let turns = e.turns.iter();
+    let played = PlayedTask {
+        item_id: e.task.item_id,
+        prompt: &e.prompt,
+        turns: turns
+            .map(|turn| (turn.action.as_deref(), turn.observation.as_str()))
+            .collect(),
+    };
+    play_again(&declared.task_name, &declared.env_addr, rules, &played)
+}
