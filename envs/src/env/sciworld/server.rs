@@ -42,6 +42,9 @@ const TASKS: [&str; 23] = [
     "identify-life-stages-2",
 ];
 
+/// Heap that a world is counted with: some 11 MB after a few steps were seen.
+const WORLD_MB: u64 = 16;
+
 /// The library's limit: an episode ends after more counted moves.
 const MOVES_MAX: i64 = 100;
 
@@ -124,11 +127,17 @@ impl Sciworld {
                 other => Err(format!("the simulator has {other:?} variations of {task}")),
             }
         });
+        // A world more than the heap holds would spoil all worlds of its process.
+        let worlds_max = processes * (launch.memory_mb / WORLD_MB);
+        let limits = ServerOptions {
+            sessions_max: options.sessions_max.min(worlds_max as usize),
+            ..options.clone()
+        };
         Ok(Self {
             variations: variations.collect::<Result<_, _>>()?,
             launch,
             simulators: Mutex::new(simulators),
-            sessions: Sessions::new(options),
+            sessions: Sessions::new(&limits),
             first_id: options.first_id,
             next_id: AtomicU64::new(options.first_id),
         })

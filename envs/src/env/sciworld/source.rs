@@ -27,7 +27,7 @@ pub(crate) struct Source {
     /// Java processes that the sessions are spread over; each steps one session at a time.
     #[arg(long, value_name = "NUMBER", default_value_t = PROCESSES, value_parser = clap::value_parser!(u64).range(1..=256))]
     processes: u64,
-    /// Heap of each Java process, in MB.
+    /// Heap of each Java process, in MB; 16 of them allow a session.
     #[arg(long, value_name = "MB", default_value_t = MEMORY_MB, value_parser = clap::value_parser!(u64).range(64..))]
     memory_mb: u64,
 }
