@@ -35,6 +35,8 @@ mod damaged;
 #[cfg(test)]
 #[path = "../../tests/mutations.rs"]
 mod mutations;
+#[cfg(test)]
+mod reach;
 
 /// Counts allocations: tests of the readers of untrusted bytes also check how much memory they
 /// allocate.
