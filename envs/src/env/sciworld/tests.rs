@@ -277,3 +277,57 @@ fn a_file_that_is_no_jar_is_named_with_what_java_says() {
         "{message}"
     );
 }
+
+/// Any template with any objects in view, twenty rounds: what chance earns, and how fast.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Java and scienceworld.jar: scripts/sciworld.sh runs it"]
+async fn a_random_policy_earns_little() {
+    use crate::draws::Draws;
+    const ITEMS: i64 = 92;
+    let server = server("").await;
+    let url = server.url.clone();
+    let ask = async |method: &str, path: String, body: Value| {
+        let mut request = json!({"method": method, "path": path});
+        if !body.is_null() {
+            request["json"] = body;
+        }
+        crate::server::sent(&url, &request).await.2
+    };
+    let opened = ask("POST", "/create".into(), Value::Null).await;
+    let id = opened["id"].as_u64().expect("a number");
+    let (mut solved, mut failed, mut score, mut steps) = (0, 0, 0, 0);
+    for number in 0..ITEMS {
+        let item = number * 4639 / ITEMS;
+        let mut draws = Draws::new("random policy", &[b"sciworld", &item.to_le_bytes()]);
+        ask("POST", "/reset".into(), json!({"id": id, "data_idx": item})).await;
+        let mut last = 0;
+        for _ in 0..20 {
+            let hint = ask("GET", format!("/action_hint?id={id}"), Value::Null).await;
+            let of = |key: &str| -> Vec<String> {
+                serde_json::from_value(hint[key].clone()).expect("a list of texts")
+            };
+            let (mut actions, objects) = (of("possible_actions"), of("possible_objects"));
+            // Begins the task anew.
+            actions.retain(|action| action != "reset task");
+            let mut action = actions[draws.below(actions.len())].clone();
+            while action.contains("OBJ") {
+                action = action.replacen("OBJ", &objects[draws.below(objects.len())], 1);
+            }
+            let reply = ask("POST", "/step".into(), json!({"id": id, "action": action})).await;
+            last = reply["score"].as_i64().expect("a number");
+            steps += 1;
+            if reply["done"] == true {
+                break;
+            }
+        }
+        solved += i32::from(last == 100);
+        failed += i32::from(last < 0);
+        score += last.max(0);
+    }
+    eprintln!(
+        "sciworld: random solves {solved} of {ITEMS}, fails {failed}, mean score without failures {:.1}, {steps} steps",
+        score as f64 / ITEMS as f64
+    );
+    assert!(solved <= 2 && failed > 0);
+    server.stop().await;
+}
