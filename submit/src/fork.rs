@@ -14,7 +14,7 @@ use crate::cli::ForkArgs;
 use crate::runs::{RunView, newest_plan, stored_tree};
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;
-use agentgym_jobs::config::{Pipeline, ResolvedConfig};
+use agentgym_jobs::config::{Config, Pipeline, ResolvedConfig};
 use agentgym_jobs::pipeline::{PartId, Stage, adopted, critic_of, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Artifact, AttemptStart, Committed, Key, Manifest, RunId, Store, Work};
@@ -152,6 +152,15 @@ fn plan(parent: &RunView, args: &ForkArgs, global: Vec<String>, base: &Path) -> 
     let head: String = of.run.as_str().chars().take(STEM_CHARS_MAX).collect();
     let stem = format!("{head}-at-{}", args.iteration);
     let config = ResolvedConfig::parse(&stem, &path, &text, &overrides)?;
+    let rules = |config: &Config| config.actor_rollout_ref.agentgym.rules;
+    let (own, given) = (rules(&of.config), rules(&config.config));
+    if own != given {
+        return Err(Error::Usage(format!(
+            "key `actor_rollout_ref.agentgym.rules`: run {} plays by rules {own}, and a fork by rules {given} would \
+             count two different games as one; leave the key out, or start a run of its own",
+            of.run
+        )));
+    }
     Ok(Plan::new(config, base)?.of_format(of.format))
 }
 

@@ -33,6 +33,7 @@ mod panics;
 mod places;
 mod published;
 mod readme;
+mod recipes;
 mod reward_function;
 mod shared_updates;
 mod strikes;

@@ -328,7 +328,7 @@ fn batch_line(slot: usize, episode: &BatchEpisode) -> String {
 }
 
 fn turns(episode: &Episode) -> String {
-    let mut out = indented("prompt", &episode.prompt);
+    let mut out = indented("prompt", &episode.told());
     let available = episode.available_actions();
     let summaries = episode.summaries();
     for (index, turn) in episode.turns.iter().enumerate() {
