@@ -11,6 +11,7 @@ use super::spec::SPEC;
 use crate::builtin::options::AddressOptions;
 use crate::builtin::registered::{ArgumentError, BuiltIn, Progress, Tasks};
 use crate::error::EnvError;
+use crate::replica::Replica;
 use crate::server::ServerOptions;
 use crate::server::http::App;
 use crate::spec::EnvSpec;
@@ -61,6 +62,10 @@ impl Tasks for Source {
         let server = Sciworld::start(launch, self.processes, options);
         let server = server.map_err(|problem| EnvError::Simulator { problem })?;
         Ok(Arc::new(server))
+    }
+
+    fn replica(&self, _: i64) -> Result<Box<dyn Replica>, String> {
+        Err("its simulator is a Java process, which is not started for pictures".to_owned())
     }
 }
 
