@@ -47,7 +47,11 @@ async fn random(name: &'static str, items: i64) -> (u32, u32) {
         .await
         .expect("a server");
     let known = spec(name).expect("known");
-    let client = EnvClient::new(known, &[server.url.clone()], ClientOptions::default());
+    let client = EnvClient::new(
+        known,
+        std::slice::from_ref(&server.url),
+        ClientOptions::default(),
+    );
     let client = client.expect("an address");
     let (mut solved, mut rounds) = (0, 0);
     for number in 0..items {

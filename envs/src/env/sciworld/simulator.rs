@@ -109,7 +109,7 @@ impl Simulator {
             _ => format!("{java} cannot be started: {error}"),
         })?;
         let out = child.stdout.take().map(BufReader::new);
-        let said = child.stderr.take().map(|stderr| heard(stderr));
+        let said = child.stderr.take().map(heard);
         let (sender, first) = mpsc::channel();
         // What the simulator prints later is read too: a full pipe would stop it.
         std::thread::spawn(move || {

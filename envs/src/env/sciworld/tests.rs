@@ -206,7 +206,11 @@ async fn the_recorded_sequence_solves_and_repeats_itself_among_others() {
         .collect();
     let server = server("").await;
     let known = spec("sciworld").expect("known");
-    let client = EnvClient::new(known, &[server.url.clone()], ClientOptions::default());
+    let client = EnvClient::new(
+        known,
+        std::slice::from_ref(&server.url),
+        ClientOptions::default(),
+    );
     let client = client.expect("an address");
     // At once, since steps at once are what the simulator itself does not bear.
     let plays = (0..6).map(|_| {
