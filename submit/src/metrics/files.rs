@@ -33,7 +33,7 @@ impl RunMetrics {
     }
 
     /// The same metrics as TensorBoard scalars; the step is the iteration. What an iteration comes
-    /// to has verl's names ([`totals`]); figures of single parts stand apart, under `parts/`.
+    /// to has verl's names; figures of single parts stand apart, under `parts/`.
     pub fn to_scalars(&self) -> Vec<Scalars> {
         let rows: Vec<_> = self.rows().collect();
         let last = |at: usize| {
