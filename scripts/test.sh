@@ -23,6 +23,10 @@ if command -v cargo-deny >/dev/null 2>&1; then
   cargo deny --offline check bans licenses sources
 fi
 scripts/browser.sh
+# A worker asked as Prometheus asks it.
+scripts/promtool.sh
+# Every --json document against its schema.
+scripts/schema.sh
 # BabyAI's worlds against MiniGrid itself; the tests compare ours with the same table.
 scripts/minigrid.sh
 # Last, so that what a reader sees last is how the tests went, and which took longest.

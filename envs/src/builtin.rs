@@ -4,7 +4,7 @@
 //! `builtin:worlds?depths=1-3&lines=4-8&words=lexicon` generated worlds, `builtin:folder?path=DIR`
 //! a folder of recipe files. The others: `builtin:babyai?compat=fixed&seed=0`, `builtin:maze`,
 //! `builtin:wordle?seed=0`, `builtin:searchqa?corpus=FILE&questions=FILE&top_k=3` (without files:
-//! our own passages), `builtin:sokoban?size=6`. Servers listen on a free loopback port and are used
+//! our own passages), `builtin:sokoban?size=6`, `builtin:sciworld?jar=FILE`. Servers listen on a free loopback port and are used
 //! over HTTP like any other.
 
 pub(crate) mod options;
@@ -14,7 +14,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use crate::demonstration::Solver;
-use crate::env::{babyai, maze, searchqa, sokoban, textcraft, wordle};
+use crate::env::{babyai, maze, sciworld, searchqa, sokoban, textcraft, wordle};
 use crate::error::EnvError;
 use crate::replica::Replica;
 use crate::server::{ServerHandle, ServerOptions, serve};
@@ -26,13 +26,14 @@ use registered::{OpenSolver, Tasks};
 const SCHEME: &str = "builtin";
 
 /// Every environment written in Rust.
-pub static ALL: [Registered; 6] = [
+pub static ALL: [Registered; 7] = [
     Registered::of::<textcraft::Source>(),
     Registered::of::<babyai::Source>(),
     Registered::of::<searchqa::Source>(),
     Registered::of::<maze::Source>(),
     Registered::of::<wordle::Source>(),
     Registered::of::<sokoban::Source>(),
+    Registered::of::<sciworld::Source>(),
 ];
 
 /// Whether an environment address denotes a built-in server.

@@ -12,6 +12,8 @@ mod inner;
 mod options;
 
 #[cfg(test)]
+mod originals;
+#[cfg(test)]
 mod playback;
 mod pool;
 mod session;

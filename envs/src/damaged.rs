@@ -11,6 +11,7 @@ use axum::extract::State;
 use axum::http::{Response, Uri};
 use serde_json::{Value, json};
 
+use crate::env::sciworld::Reply;
 use crate::mutations::{mutated, survives};
 use crate::spec::{EnvSpec, FirstObservation, IdInReply};
 use crate::{ClientOptions, EnvClient, builtin, spec};
@@ -159,5 +160,22 @@ fn addresses() {
             let _ = builtin::is_builtin(text);
             let _ = builtin::parse(text, Default::default());
         }
+    });
+}
+
+#[test]
+fn answers_of_a_gateway() {
+    let corpus: Vec<Vec<u8>> = [
+        "!ysa\\nb\\\\\n",
+        "!yi12\n",
+        "!yd0.5\n",
+        "!ybtrue\n",
+        "!yro7\n",
+        "!xsno\n",
+    ]
+    .map(|line| line.as_bytes().to_vec())
+    .into();
+    survives("gateway", &corpus, 4000, 1 << 20, |bytes| {
+        let _ = Reply::read(&String::from_utf8_lossy(bytes));
     });
 }

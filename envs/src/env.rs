@@ -3,6 +3,7 @@
 
 pub mod babyai;
 pub(crate) mod maze;
+pub(crate) mod sciworld;
 pub mod searchqa;
 pub(crate) mod sokoban;
 pub mod textcraft;

@@ -222,6 +222,12 @@ pub enum EnvError {
         /// What is wrong with it.
         problem: String,
     },
+    /// A simulator in a process of its own that cannot be started.
+    #[error("simulator: {problem}")]
+    Simulator {
+        /// What is wrong, and what to do.
+        problem: String,
+    },
     /// A corpus, its index or a file of questions that cannot be read.
     #[error("corpus: {path}: {problem}", path = path.display())]
     Corpus {
@@ -286,6 +292,7 @@ impl EnvError {
             | Self::Address { .. }
             | Self::Recipes { .. }
             | Self::Words { .. }
+            | Self::Simulator { .. }
             | Self::Corpus { .. }
             | Self::Worlds(_)
             | Self::Bind { .. }

@@ -1,7 +1,8 @@
 //! Environments: the HTTP behaviour of AgentGym's servers ([`mod@spec`]), the parsing of a model's
 //! text into an action ([`parser`]), a client for any such server ([`client`]), checks of such a
 //! server ([`doctor`]), environments written in Rust ([`textcraft`], [`babyai`], [`searchqa`],
-//! Sokoban, a maze, Wordle) with the same wire behaviour ([`server`]), starting them inside the
+//! Sokoban, a maze, Wordle, and ScienceWorld over its Java simulator) with the same wire behaviour
+//! ([`server`]), starting them inside the
 //! process ([`builtin`]), and solved tasks as conversations ([`mod@demonstration`]).
 //!
 //! Rollouts always use HTTP, even for a built-in server: there is one code path, the one used in
@@ -38,6 +39,8 @@ mod damaged;
 #[cfg(test)]
 #[path = "../../tests/mutations.rs"]
 mod mutations;
+#[cfg(test)]
+mod reach;
 
 /// Counts allocations: tests of the readers of untrusted bytes also check how much memory they
 /// allocate.

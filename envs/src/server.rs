@@ -10,6 +10,8 @@ pub(crate) mod sessions;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::{replay as sent, transcript as recorded};
 pub(crate) mod validation;
 
 use crate::error::EnvError;

@@ -7,6 +7,7 @@
 //! length stop.
 
 use crate::codec::Payload;
+use crate::config::OpeningTurn;
 use serde::{Deserialize, Serialize};
 
 /// One item of an environment's data set.
@@ -154,6 +155,10 @@ pub const AVAILABLE_ACTIONS: &str = "available_actions";
 /// there are none.
 pub const SUMMARIES: &str = "summaries";
 
+/// Entry of [`Episode::extra`]: the turns before the prompt, a JSON list of [`OpeningTurn`]; absent
+/// if the prompt is the first message.
+pub const OPENING: &str = "opening";
+
 /// The policy's summary before its context is cut.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextSummary {
@@ -182,7 +187,8 @@ pub struct Episode {
     pub success: bool,
     /// The environment's last reward.
     pub reward: f64,
-    /// The first message of the conversation (instruction and observation).
+    /// The message before the first reply: instruction and observation, or the observation alone
+    /// after an [`OPENING`].
     pub prompt: String,
     /// Token contexts.
     pub sequences: Vec<Sequence>,
@@ -203,6 +209,24 @@ impl Episode {
     /// The policy's own summaries, in order of time.
     pub fn summaries(&self) -> Vec<ContextSummary> {
         self.noted(SUMMARIES)
+    }
+
+    /// The turns before the prompt.
+    pub fn opening(&self) -> Vec<OpeningTurn> {
+        self.noted(OPENING)
+    }
+
+    /// All that stands before the first reply, for people.
+    pub fn told(&self) -> String {
+        let opening = self.opening();
+        if opening.is_empty() {
+            return self.prompt.clone();
+        }
+        let said = opening
+            .iter()
+            .map(|turn| format!("{}: {}", turn.from.name(), turn.value));
+        let prompt = format!("human: {}", self.prompt);
+        said.chain([prompt]).collect::<Vec<_>>().join("\n\n")
     }
 
     fn noted<T: serde::de::DeserializeOwned + Default>(&self, name: &str) -> T {

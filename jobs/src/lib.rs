@@ -14,6 +14,7 @@ pub mod episode;
 mod error;
 pub mod files;
 pub mod journal;
+mod opening;
 pub mod pipeline;
 pub mod plan;
 pub mod planner;

@@ -320,7 +320,8 @@ fn absorb_files(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
     absorb_item_files(config, base)?;
     crate::demonstration_files::absorb(config, base)?;
     crate::agenteval::absorb(config, base)?;
-    crate::prompts::absorb(config, base)
+    crate::prompts::absorb(config, base)?;
+    crate::opening::absorb(config, base)
 }
 
 fn absorb_item_files(config: &mut ResolvedConfig, base: &Path) -> Result<()> {

@@ -109,7 +109,8 @@ actor_rollout_ref: {rollout: {n: 2}}";
         plan.config
             .actor_rollout_ref
             .agentgym
-            .instruction_of("Craft.")
+            .opening_of("Craft.")
+            .1
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! It contains text. The sampled token ids are in the episode itself; a file of conversations can
 //! train another model with another tokenizer.
 
+use crate::config::{OpeningTurn, Speaker};
 use crate::episode::{Episode, Outcome};
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,17 @@ pub struct Line {
     pub loss: Option<bool>,
     /// The text.
     pub value: String,
+}
+
+impl Line {
+    /// A turn before the first observation, as AgentGym's files have it: not trained on.
+    pub fn of(turn: &OpeningTurn) -> Self {
+        Self {
+            from: turn.from.name().to_owned(),
+            loss: (turn.from == Speaker::Gpt).then_some(false),
+            value: turn.value.clone(),
+        }
+    }
 }
 
 /// A row of an AgentTraj-L file, with the fields that AgentGym's evaluators add.
@@ -43,7 +55,8 @@ impl Trajectory {
             loss,
             value: value.to_owned(),
         };
-        let mut conversations = vec![line("human", None, &episode.prompt)];
+        let mut conversations: Vec<Line> = episode.opening().iter().map(Line::of).collect();
+        conversations.push(line("human", None, &episode.prompt));
         for turn in &episode.turns {
             conversations.push(line("gpt", Some(true), &turn.text));
             conversations.push(line("human", None, &turn.observation));
@@ -131,5 +144,16 @@ mod tests {
             (&true.into(), &serde_json::Value::Null)
         );
         assert_eq!(lines[2]["value"], "Got 1 coal");
+        let turns = r#"[{"from": "human", "value": "Craft."}, {"from": "gpt", "value": "Yes."}]"#;
+        let opened = Episode {
+            extra: vec![(crate::episode::OPENING.to_owned(), turns.to_owned())],
+            ..episode
+        };
+        let told = "human: Craft.\n\ngpt: Yes.\n\nhuman: Goal: craft a torch.";
+        assert_eq!(opened.told(), told);
+        let row = serde_json::to_value(Trajectory::of(&opened)).unwrap();
+        assert_eq!(row["conversations"][1]["loss"], false);
+        assert_eq!(row["conversations"].as_array().unwrap().len(), 7);
+        assert_eq!(row["conversations"][2]["value"], "Goal: craft a torch.");
     }
 }

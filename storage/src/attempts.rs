@@ -15,26 +15,53 @@ const READS_AT_ONCE: usize = 16;
 /// Longest failure message kept, in bytes.
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
 
+/// What a worker runs on and what that costs, as its operator says. Records of older programs say
+/// nothing.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct MachineFacts {
+    /// `cpu` or `cuda:N`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub device: String,
+    /// Of the operator's choice.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Price of an hour, in the operator's currency.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price: Option<f64>,
+}
+
 /// The start record of an attempt.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct AttemptStart {
     /// Name of the worker process.
     pub worker: String,
     /// The worker's clock, for people.
     pub started_unix_s: u64,
+    /// The same in milliseconds; records of older programs have whole seconds alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_unix_ms: Option<u64>,
     /// Version of the program.
     pub code_version: String,
     /// Plan revision in force.
     pub plan_revision: u32,
+    /// Its machine.
+    #[serde(default, flatten)]
+    pub machine: MachineFacts,
+}
+
+impl AttemptStart {
+    /// When it began, in seconds since 1970 on the worker's clock, as exactly as it is known.
+    pub fn began_unix_s(&self) -> f64 {
+        let exact = self.started_unix_ms.map(|ms| ms as f64 / 1000.0);
+        exact.unwrap_or(self.started_unix_s as f64)
+    }
 }
 
 /// Stands in for a damaged start record.
 fn unknown_start() -> AttemptStart {
     AttemptStart {
         worker: NOBODY_KNOWN.to_owned(),
-        started_unix_s: 0,
-        code_version: String::new(),
-        plan_revision: 0,
+        ..AttemptStart::default()
     }
 }
 
@@ -52,6 +79,19 @@ pub enum AttemptOutcome {
     Drained,
     /// It was cancelled.
     Cancelled,
+}
+
+impl AttemptOutcome {
+    /// As in records and documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Committed => "committed",
+            Self::Superseded => "superseded",
+            Self::Failed => "failed",
+            Self::Drained => "drained",
+            Self::Cancelled => "cancelled",
+        }
+    }
 }
 
 /// The end record of an attempt.
@@ -397,5 +437,35 @@ fn attempted(key: &Key) -> Option<&PartKey> {
     match key {
         Key::AttemptStart { slot, .. } | Key::AttemptEnd { slot, .. } => Some(slot),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: &str = r#"{"version":1,"nonce":"n","worker":"w","started_unix_s":7,"code_version":"0.3.0","plan_revision":2}"#;
+
+    #[test]
+    fn records_of_older_programs_are_read_and_say_nothing_of_the_machine() {
+        let old: StartFile = serde_json::from_str(OLD).unwrap();
+        assert_eq!(old.start.machine, MachineFacts::default());
+        assert_eq!(old.start.began_unix_s(), 7.0);
+        assert_eq!(serde_json::to_string(&old).unwrap(), OLD);
+    }
+
+    #[test]
+    fn a_record_says_where_and_for_how_much() {
+        let mut file: StartFile = serde_json::from_str(OLD).unwrap();
+        file.start.started_unix_ms = Some(7_250);
+        file.start.machine = MachineFacts {
+            device: "cuda:0".into(),
+            labels: [("gpu".to_owned(), "H100".to_owned())].into(),
+            price: Some(2.1),
+        };
+        let text = serde_json::to_string(&file).unwrap();
+        let read: StartFile = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.start, file.start);
+        assert_eq!(read.start.began_unix_s(), 7.25);
     }
 }

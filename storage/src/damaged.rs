@@ -95,6 +95,7 @@ fn attempt_records() {
             started_unix_s: 1_700_000_000,
             code_version: "0.1.0".to_owned(),
             plan_revision: 2,
+            ..AttemptStart::default()
         };
         store.start_attempt(&slot(0), &start).await.unwrap();
         let end = AttemptEnd {

@@ -29,7 +29,7 @@ mod store;
 mod verify;
 
 pub use artifact::{Artifact, CHUNK_BYTES, Digest};
-pub use attempts::{AttemptEnd, AttemptOutcome, AttemptRecord, AttemptStart};
+pub use attempts::{AttemptEnd, AttemptOutcome, AttemptRecord, AttemptStart, MachineFacts};
 pub use error::{Error, Result, Verdict};
 pub use expire::Expired;
 pub use folder::LocalFolder;

@@ -2,15 +2,17 @@
 //! so a reader never sees a change.
 
 mod counters;
+mod kept;
 
 use crate::backend::{self, Backend};
 use crate::keys::{before_iteration, run_prefix};
 use crate::{Error, Key, Result, RunId};
 use bytes::Bytes;
-use counters::Counters;
 pub use counters::RequestCounts;
+use counters::{Counters, add};
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
+use kept::KeptCommits;
 use object_store::path::Path as ObjectPath;
 use object_store::{
     Error as BackendError, GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore,
@@ -20,7 +22,6 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -53,6 +54,7 @@ struct Inner {
     address: String,
     local_root: Option<PathBuf>,
     counters: Counters,
+    kept: Option<KeptCommits>,
 }
 
 /// How a create-only write ended.
@@ -109,11 +111,23 @@ impl Store {
             address: backend.address,
             local_root: backend.local_root,
             counters: Counters::default(),
+            kept: None,
         };
         Self {
             inner: Arc::new(inner),
             patience: None,
         }
+    }
+
+    /// The same store, which keeps the commits that a listing has named in a local folder. A local
+    /// store, and one of which there is a clone already, stay as they are.
+    #[must_use]
+    pub fn keeping_commits(mut self, folder: &Path) -> Self {
+        let is_far = self.local_root().is_none() && !self.url().starts_with("memory:");
+        if let (true, Some(inner)) = (is_far, Arc::get_mut(&mut self.inner)) {
+            inner.kept = Some(KeptCommits::new(folder.to_owned(), &inner.url));
+        }
+        self
     }
 
     /// The same store for callers that prefer waiting to failing: while it does not answer or is
@@ -280,15 +294,16 @@ impl Store {
         let (mut found, mut strange) = (Vec::new(), Vec::new());
         while let Some(meta) = objects.next().await {
             let meta = meta.map_err(|e| self.failed("list", path, &e))?;
+            if let Some(kept) = &self.inner.kept {
+                kept.listed(&meta);
+            }
             match Key::parse(meta.location.as_ref()) {
                 Ok(key) => found.push((key, meta.size)),
                 Err(_) => strange.push(meta.location.to_string()),
             }
         }
-        self.inner.counters.lists.fetch_add(
-            (found.len() as u64).div_ceil(LIST_PAGE).max(1),
-            Ordering::Relaxed,
-        );
+        let pages = (found.len() as u64).div_ceil(LIST_PAGE).max(1);
+        add(&self.inner.counters.lists, pages);
         found.sort_unstable();
         strange.sort_unstable();
         Ok((found, strange))
@@ -302,7 +317,7 @@ impl Store {
         let path = ObjectPath::from("runs");
         let found = self.inner.objects.list_with_delimiter(Some(&path)).await;
         let found = found.map_err(|e| self.failed("list", &path, &e))?;
-        self.inner.counters.lists.fetch_add(1, Ordering::Relaxed);
+        add(&self.inner.counters.lists, 1);
         let mut runs: Vec<RunId> = found
             .common_prefixes
             .iter()
@@ -327,8 +342,7 @@ impl Store {
         let Some(first) = paths.first() else {
             return Ok(());
         };
-        let deletes = &self.inner.counters.deletes;
-        deletes.fetch_add(paths.len() as u64, Ordering::Relaxed);
+        add(&self.inner.counters.deletes, paths.len() as u64);
         let doomed = stream::iter(paths.to_vec()).map(Ok).boxed();
         let mut answers = self.inner.objects.delete_stream(doomed);
         // A failed deletion does not stop the others.
@@ -364,11 +378,19 @@ impl Store {
     }
 
     pub(crate) async fn get_at(&self, path: &ObjectPath) -> Result<Option<Bytes>> {
-        self.persist(|| self.get_at_once(path)).await
+        let kept = self.inner.kept.as_ref();
+        if let Some(content) = kept.and_then(|kept| kept.get(path)) {
+            return Ok(Some(content));
+        }
+        let found = self.persist(|| self.get_at_once(path)).await?;
+        if let (Some(kept), Some(content)) = (kept, &found) {
+            kept.keep(path, content);
+        }
+        Ok(found)
     }
 
     async fn get_at_once(&self, path: &ObjectPath) -> Result<Option<Bytes>> {
-        self.inner.counters.gets.fetch_add(1, Ordering::Relaxed);
+        add(&self.inner.counters.gets, 1);
         let failed = |e| self.failed("read", path, &e);
         let found = match self.inner.objects.get(path).await {
             Ok(found) => found,
@@ -390,10 +412,7 @@ impl Store {
             });
         }
         let content = found.bytes().await.map_err(failed)?;
-        self.inner
-            .counters
-            .bytes_out
-            .fetch_add(content.len() as u64, Ordering::Relaxed);
+        add(&self.inner.counters.bytes_out, content.len() as u64);
         Ok(Some(content))
     }
 
@@ -405,7 +424,7 @@ impl Store {
 
     async fn get_range_once(&self, key: &Key, range: Range<u64>) -> Result<(u64, Bytes)> {
         let path = location(key)?;
-        self.inner.counters.gets.fetch_add(1, Ordering::Relaxed);
+        add(&self.inner.counters.gets, 1);
         let options = GetOptions {
             range: Some(GetRange::Bounded(range)),
             ..GetOptions::default()
@@ -419,10 +438,7 @@ impl Store {
             .map_err(failed)?;
         let size = found.meta.size;
         let content = found.bytes().await.map_err(failed)?;
-        self.inner
-            .counters
-            .bytes_out
-            .fetch_add(content.len() as u64, Ordering::Relaxed);
+        add(&self.inner.counters.bytes_out, content.len() as u64);
         Ok((size, content))
     }
 
@@ -433,7 +449,7 @@ impl Store {
 
     async fn size_once(&self, key: &Key) -> Result<u64> {
         let path = location(key)?;
-        self.inner.counters.gets.fetch_add(1, Ordering::Relaxed);
+        add(&self.inner.counters.gets, 1);
         let meta = self
             .inner
             .objects
@@ -454,11 +470,8 @@ impl Store {
     }
 
     pub(crate) fn count_put(&self, bytes: usize) {
-        self.inner.counters.puts.fetch_add(1, Ordering::Relaxed);
-        self.inner
-            .counters
-            .bytes_in
-            .fetch_add(bytes as u64, Ordering::Relaxed);
+        add(&self.inner.counters.puts, 1);
+        add(&self.inner.counters.bytes_in, bytes as u64);
     }
 
     pub(crate) fn failed(

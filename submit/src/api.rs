@@ -16,7 +16,8 @@ mod update;
 
 use crate::claims;
 use crate::cli::{Global, ViewArgs};
-use crate::runs::{RunView, unknown};
+use crate::run::signals::Interrupts;
+use crate::runs::RunView;
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_storage::{RunId, Store};
@@ -64,18 +65,19 @@ impl Reader {
     /// A run as it is now, or as it was this long ago at most: then it is listed again meanwhile,
     /// for the next question.
     async fn run_within(&self, name: &str, patience: Duration) -> Result<Arc<Known>> {
-        let Ok(id) = RunId::from_str(name) else {
-            return Err(unknown(&self.store, name).await?);
+        let kept = match RunId::from_str(name) {
+            Ok(id) => self.runs.lock().await.get(&id).cloned(),
+            Err(_) => None,
         };
-        let kept = self.runs.lock().await.get(&id).cloned();
         let known = match kept {
             Some(known) => known,
             None => {
                 let view = RunView::open(&self.store, name).await?;
+                let id = view.plan.run.clone();
                 let queue = claims::queue(&view, &self.global).await;
                 let known = Arc::new(Known::new(view, queue));
                 let mut runs = self.runs.lock().await;
-                Arc::clone(runs.entry(id.clone()).or_insert(known))
+                Arc::clone(runs.entry(id).or_insert(known))
             }
         };
         if known.age().await.is_some_and(|age| age < patience) {
@@ -89,6 +91,7 @@ impl Reader {
             .is_err_and(|e| refusal(e).kind == RefusalKind::NotFound)
         {
             // It has vanished; should it come back, it is read anew.
+            let id = known.plan().await.run.clone();
             self.runs.lock().await.remove(&id);
         }
         refreshed.map(|()| known)
@@ -193,6 +196,13 @@ impl Answers for Reader {
     }
 }
 
+/// The answer to one question, for the terminal: what a page shows, a command prints.
+pub(crate) async fn answer(store: Store, ask: &Ask, global: &Global) -> Result<Value> {
+    let mut answer = Reader::new(store, global).read(ask).await?;
+    answer["version"] = json!(agentgym_view::API_VERSION);
+    Ok(answer)
+}
+
 /// `view [RUN]`.
 pub(crate) async fn view(store: Store, args: &ViewArgs, global: &Global) -> Result<()> {
     if let Some(run) = &args.run {
@@ -231,7 +241,7 @@ pub(crate) async fn view(store: Store, args: &ViewArgs, global: &Global) -> Resu
     }
     tokio::select! {
         ended = server.run() => ended.map_err(|e| Error::Usage(format!("the viewer ended: {e}"))),
-        _ = tokio::signal::ctrl_c() => Ok(()),
+        () = Interrupts::listen().drain.cancelled_owned() => Ok(()),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::cli::Global;
 use crate::runs::RunView;
-use crate::{Error, Result};
+use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::plan::Plan;
 use agentgym_queue::{Error as QueueError, Job, Queue, QueueOptions};
@@ -40,7 +40,7 @@ impl Liveness {
 
     /// Before a queue was asked.
     pub fn unasked() -> Self {
-        Self::Unknown("no queue was asked".to_owned())
+        Self::Unknown("no queue answers".to_owned())
     }
 }
 
@@ -63,17 +63,34 @@ pub(crate) async fn open_queue(store: &Store, plan: &Plan, url: Option<String>) 
     })
 }
 
-/// The queue of a run, if it exists: a read-only command must not create one.
+/// The queue of a run, if it exists: a read-only command must not create one. One that does not
+/// answer is said, and hides nothing else.
 pub(crate) async fn queue(view: &RunView, global: &Global) -> Option<Queue> {
+    match try_queue(view, global).await {
+        Ok(queue) => queue,
+        Err(e) => {
+            text::tell(&format!("the queue cannot say who is alive: {e}"));
+            None
+        }
+    }
+}
+
+/// [`queue`] for a caller that asks again and again.
+pub(crate) async fn try_queue(view: &RunView, global: &Global) -> Result<Option<Queue>> {
     let url = match &global.queue {
         Some(url) => url.clone(),
         None => {
-            let file = view.store.local_root()?.join("queue.sqlite");
-            file.exists()
-                .then(|| format!("sqlite:{}", file.display()))?
+            let root = view.store.local_root();
+            let file = root.map(|root| root.join("queue.sqlite"));
+            match file.filter(|file| file.exists()) {
+                Some(file) => format!("sqlite:{}", file.display()),
+                None => return Ok(None),
+            }
         }
     };
-    open_queue(&view.store, &view.plan, Some(url)).await.ok()
+    open_queue(&view.store, &view.plan, Some(url))
+        .await
+        .map(Some)
 }
 
 /// Whether somebody holds a part.

@@ -3,7 +3,7 @@
 
 use agentgym_jobs::pipeline::PartId;
 use agentgym_model::Dtype;
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -35,6 +35,9 @@ fn version() -> &'static str {
     &VERSION
 }
 
+/// Heading of the options that every command takes, so that its own stand apart.
+const COMMON: &str = "Options of every command";
+
 /// Options that every command takes.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Global {
@@ -42,6 +45,7 @@ pub struct Global {
     #[arg(
         long,
         global = true,
+        help_heading = COMMON,
         env = "AGENTGYM_STORE",
         hide_env_values = true,
         value_name = "URL"
@@ -52,28 +56,30 @@ pub struct Global {
     #[arg(
         long,
         global = true,
+        help_heading = COMMON,
         env = "AGENTGYM_QUEUE",
         hide_env_values = true,
         value_name = "URL"
     )]
     pub queue: Option<String>,
     /// Where workers in this process compute: cpu, cuda:N, or auto for a GPU where there is one
-    #[arg(long, global = true, env = "AGENTGYM_DEVICE", default_value = "cpu")]
+    #[arg(long, global = true, help_heading = COMMON, env = "AGENTGYM_DEVICE", default_value = "cpu")]
     pub device: String,
     /// What a GPU's products read: f32, or bf16, which is faster and less exact
     #[arg(
         long,
         global = true,
+        help_heading = COMMON,
         env = "AGENTGYM_DTYPE",
         default_value_t,
         value_name = "TYPE"
     )]
     pub dtype: Dtype,
     /// Print one JSON document instead of text
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = COMMON)]
     pub json: bool,
     /// No progress, only results and errors
-    #[arg(long, short, global = true)]
+    #[arg(long, short, global = true, help_heading = COMMON)]
     pub quiet: bool,
 }
 
@@ -132,6 +138,20 @@ pub enum Command {
     /// Why an episode's tokens train with their advantages: the formula and its numbers,
     /// computed anew and compared with what the update read
     Credit(CreditArgs),
+    /// Who has worked on a run, or on every unfinished one: host, device, part, price
+    Workers {
+        /// Run id; without it, the workers of every unfinished run
+        run: Option<String>,
+    },
+    /// What a run has cost: useful, lost and idle time and money, by stage and worker
+    Ledger {
+        /// Run id
+        run: String,
+    },
+    /// List episodes: the best, the worst, or those that meet conditions
+    Episodes(EpisodesArgs),
+    /// Two policies on the same tasks: which were gained and lost, and an exact test
+    Compare(CompareArgs),
     /// Look at runs in a browser: episodes, curves, credit, workers; changes nothing
     View(ViewArgs),
     /// Write an iteration as plain files (policies, optimizer, trajectories, minibatches),
@@ -146,6 +166,17 @@ pub enum Command {
     Verify {
         /// Run id
         run: String,
+    },
+    /// Print a script that completes commands and options, for a shell to read
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// Write a man page for every command into a folder
+    Man {
+        /// The folder; made if missing
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
     },
     /// The table of config keys
     Keys {
@@ -181,6 +212,9 @@ pub struct ForkArgs {
     /// Leave the optimizer's state behind; needed where retention has removed it
     #[arg(long)]
     pub fresh_optimizer: bool,
+    /// Show what the fork would do, as `plan` does, and whether it can; writes and starts nothing
+    #[arg(long)]
+    pub dry_run: bool,
     /// What is to be different, e.g. actor_rollout_ref.actor.optim.lr=1e-5
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
@@ -255,6 +289,50 @@ pub struct InspectArgs {
     pub tokens: bool,
 }
 
+/// Which episodes.
+#[derive(Debug, Clone, Args)]
+pub struct EpisodesArgs {
+    /// Run id
+    pub run: String,
+    /// Highest reward first
+    #[arg(long, group = "preset")]
+    pub best: bool,
+    /// Lowest reward first
+    #[arg(long, group = "preset")]
+    pub worst: bool,
+    /// Failed samples of tasks that the greedy episode of the same evaluation solves
+    #[arg(long, group = "preset")]
+    pub unlucky: bool,
+    /// Episodes that say the same three turns in a row or more
+    #[arg(long, group = "preset")]
+    pub loops: bool,
+    /// Only where a field has this value: env, task, outcome, stage, worker, parse, finish; reward,
+    /// advantage, turns, length, iteration, group, each with _min and _max too. May be repeated
+    #[arg(long = "where", value_name = "KEY=VALUE")]
+    pub conditions: Vec<String>,
+    /// Only episodes in which this text was said or answered
+    #[arg(long)]
+    pub text: Option<String>,
+    /// Sort by reward, advantage, length, turns, surprise, mismatch or iteration; -reward for the
+    /// largest first
+    #[arg(long, value_name = "FIELD", allow_hyphen_values = true)]
+    pub sort: Option<String>,
+    /// How many to list
+    #[arg(long, default_value_t = 10, value_name = "ROWS")]
+    pub limit: u32,
+}
+
+/// Two policies.
+#[derive(Debug, Clone, Args)]
+pub struct CompareArgs {
+    /// RUN or RUN:ITERATION; without an iteration its last evaluation
+    #[arg(value_name = "A")]
+    pub a: String,
+    /// The other one
+    #[arg(value_name = "B")]
+    pub b: String,
+}
+
 /// What to look at, and where.
 #[derive(Debug, Clone, Args)]
 pub struct ViewArgs {
@@ -286,6 +364,64 @@ pub struct CreditArgs {
     /// for every episode
     #[arg(long, value_name = "K")]
     pub episode: Option<String>,
+}
+
+/// Commands by what they are for, as `--help` lists them.
+const GROUPS: [(&str, &[&str]); 5] = [
+    ("Run", &["run", "eval", "resume", "fork", "plan"]),
+    (
+        "Watch and steer",
+        &["status", "watch", "why", "workers", "cancel", "retry"],
+    ),
+    (
+        "Look inside",
+        &[
+            "view", "inspect", "episodes", "compare", "credit", "metrics", "ledger",
+        ],
+    ),
+    ("Keep and check", &["export", "digest", "verify"]),
+    ("Help", &["keys", "completions", "man", "help"]),
+];
+
+/// The grammar, with its commands in groups.
+pub fn grammar() -> clap::Command {
+    let grammar = Cli::command();
+    let mut list = String::new();
+    for (title, names) in GROUPS {
+        list += &format!("{title}:\n");
+        for name in names {
+            let about = grammar
+                .find_subcommand(name)
+                .and_then(clap::Command::get_about);
+            // clap makes `help` itself.
+            let about = about.map_or_else(|| "Help for a command".to_owned(), ToString::to_string);
+            list += &format!(
+                "  {name:<12} {}\n",
+                about.lines().next().unwrap_or_default()
+            );
+        }
+        list.push('\n');
+    }
+    grammar.help_template(format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{list}Options:\n{{options}}\n{{after-help}}"
+    ))
+}
+
+/// Parses a command line.
+///
+/// # Errors
+/// What clap says of it; asking for help is one too.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let mut grammar = grammar();
+    let matches = grammar.try_get_matches_from_mut(with_run(args))?;
+    Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut grammar))
+}
+
+/// The script with which a shell completes this program's commands.
+pub(crate) fn completions(shell: clap_complete::Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut grammar(), "agentgym-submit", &mut script);
+    script
 }
 
 /// Inserts `run` if the first word is a config file and not a command.
@@ -331,7 +467,53 @@ mod tests {
 
     #[test]
     fn the_grammar_is_sound() {
-        Cli::command().debug_assert();
+        grammar().debug_assert();
+    }
+
+    #[test]
+    fn every_command_is_in_one_group_of_the_help() {
+        let grouped: Vec<&str> = GROUPS
+            .iter()
+            .flat_map(|(_, names)| *names)
+            .copied()
+            .collect();
+        for command in Cli::command().get_subcommands() {
+            let name = command.get_name();
+            let count = grouped.iter().filter(|known| **known == name).count();
+            assert_eq!(count, 1, "{name}");
+        }
+        let help = super::parse(["agentgym-submit", "--help"].map(OsString::from));
+        let help = help.unwrap_err().to_string();
+        for said in [
+            "Look inside:",
+            "  episodes     List",
+            "--store <URL>",
+            "Exit codes",
+        ] {
+            assert!(help.contains(said), "{said} in {help}");
+        }
+        let help = super::parse(["agentgym-submit", "fork", "--help"].map(OsString::from));
+        let help = help.unwrap_err().to_string();
+        let (own, common) = help.split_once(COMMON).unwrap();
+        assert!(
+            own.contains("--dry-run") && !own.contains("--store"),
+            "{help}"
+        );
+        assert!(
+            common.contains("--store") && !common.contains("--dry-run"),
+            "{help}"
+        );
+    }
+
+    #[test]
+    fn shells_complete_every_command() {
+        use clap::ValueEnum as _;
+        for shell in clap_complete::Shell::value_variants() {
+            let script = String::from_utf8(completions(*shell)).unwrap();
+            for word in ["episodes", "ledger", "dry-run"] {
+                assert!(script.contains(word), "{shell}: {word}");
+            }
+        }
     }
 
     #[test]

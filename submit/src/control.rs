@@ -5,6 +5,7 @@
 use crate::cli::Global;
 use crate::runs::RunView;
 use crate::{Result, run, text};
+use agentgym_jobs::plan::Plan;
 use agentgym_storage::Store;
 use serde_json::json;
 
@@ -28,7 +29,7 @@ pub(crate) async fn cancel(store: &Store, name: &str, global: &Global) -> Result
             plan.config.jobs.lease_ttl_s.div_ceil(3) + 5
         ),
     };
-    tell(global, &said, &plan, !finished);
+    tell(global, &said, (store, &plan), !finished);
     Ok(())
 }
 
@@ -42,7 +43,7 @@ pub(crate) async fn retry(
     let view = RunView::open(store, name).await?;
     if view.progress().await?.finished(&view.plan) {
         let said = format!("run {name} is finished: there is nothing to try again");
-        tell(global, &said, &view.plan, false);
+        tell(global, &said, (store, &view.plan), false);
         return Ok(());
     }
     let before = view.plan.revision;
@@ -57,11 +58,11 @@ pub(crate) async fn retry(
             plan.revision
         )
     };
-    tell(global, &said, &plan, false);
+    tell(global, &said, (store, &plan), false);
     Ok(())
 }
 
-fn tell(global: &Global, said: &str, plan: &agentgym_jobs::plan::Plan, resumable: bool) {
+fn tell(global: &Global, said: &str, (store, plan): (&Store, &Plan), resumable: bool) {
     if global.json {
         text::emit_json(&json!({
             "run": plan.run.to_string(), "revision": plan.revision, "on_hold": plan.config.jobs.hold,
@@ -71,8 +72,9 @@ fn tell(global: &Global, said: &str, plan: &agentgym_jobs::plan::Plan, resumable
     text::emit(said);
     if resumable {
         text::emit(&format!(
-            "`agentgym-submit resume {0}` (or `retry {0}`, for workers elsewhere) carries on",
-            plan.run
+            "`agentgym-submit resume {0} --store {1}` (or `retry`, for workers elsewhere) carries on",
+            plan.run,
+            store.argument()
         ));
     }
 }

@@ -21,8 +21,6 @@ use agentgym_worker::stages::credit::{
 };
 use serde_json::{Value, json};
 
-/// Version of the JSON document.
-const VERSION: u32 = 1;
 /// Differences to the recorded batch that are listed.
 const DIFFERENCES_MAX: usize = 20;
 
@@ -109,9 +107,7 @@ async fn of_tokens(view: &RunView, args: &CreditArgs, global: &Global) -> Result
 }
 
 fn document(view: &RunView, iteration: u32, mut inner: Value) -> Value {
-    let mut out = json!({
-        "version": VERSION, "run": view.plan.run.to_string(), "iteration": iteration,
-    });
+    let mut out = json!({"run": view.plan.run.to_string(), "iteration": iteration});
     if let (Some(out), Some(inner)) = (out.as_object_mut(), inner.as_object_mut()) {
         out.append(inner);
     }

@@ -1,7 +1,9 @@
 //! How a command fails: one clear message and one stable exit code. Scripts branch on the exit
 //! codes, so they are defined in one place and never renumbered.
 
+use crate::documents::versioned;
 use agentgym_worker::Cause;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// Shorthand for results of this crate.
@@ -128,6 +130,28 @@ fn when(cause: Cause) -> &'static str {
         Cause::Environment => "When the environment answers",
         Cause::Queue => "When the queue answers",
         Cause::Device => "When the GPU answers",
+    }
+}
+
+impl Exit {
+    /// Its name in documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Stopped => "stopped",
+            Self::Config => "config",
+            Self::Store => "store",
+            Self::Run => "run",
+            Self::Unreachable => "unreachable",
+            Self::Device => "device",
+            Self::Interrupted => "interrupted",
+        }
+    }
+
+    /// What `--json` prints, on standard error, for a command that ends so.
+    pub fn document(self, message: &str) -> Value {
+        let error = json!({"kind": self.name(), "exit": self as u8, "message": message});
+        versioned(&json!({"error": error}))
     }
 }
 

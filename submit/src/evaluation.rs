@@ -113,18 +113,58 @@ pub fn report_json(book: &RunMetrics, plan: &Plan) -> Value {
     })
 }
 
-/// Writes the items of all sets, a line each, as `items.jsonl`.
-pub(crate) async fn write_items(view: &RunView, dir: &Path) -> Result<PathBuf> {
+/// Writes the items of all evaluations, a line each, as `items.jsonl`; `None` where nothing was
+/// evaluated. A run that trains evaluates several policies: its lines say which.
+pub(crate) async fn write_items(view: &RunView, dir: &Path) -> Result<Option<PathBuf>> {
     let mut lines = Vec::new();
-    for set in 0..view.plan.config.evaluation.sets.len() {
-        if let Some(manifest) = view.manifest(part(set)).await? {
-            lines.extend(view.bytes(&manifest, artifact_names::ITEMS).await?);
+    let alone = crate::metrics::is_all(&view.plan);
+    let commits = view.commits().await?;
+    for id in commits.into_iter().filter(|id| id.stage.facts().evaluates) {
+        let manifest = view.committed(id).await?;
+        // Programs before items had a file left none.
+        if !manifest
+            .outputs
+            .iter()
+            .any(|o| o.name == artifact_names::ITEMS)
+        {
+            continue;
         }
+        let items = view.bytes(&manifest, artifact_names::ITEMS).await?;
+        match alone {
+            true => lines.extend(items),
+            false => lines.extend(with_policy(id, &items)?),
+        }
+    }
+    if lines.is_empty() && !alone {
+        return Ok(None);
     }
     let path = dir.join(artifact_names::ITEMS);
     std::fs::create_dir_all(dir).map_err(Error::local(dir))?;
     crate::text::replace(&path, &lines)?;
-    Ok(path)
+    Ok(Some(path))
+}
+
+/// The lines of a set's items with the iteration and stage that evaluated them in front.
+fn with_policy(id: PartId, items: &[u8]) -> Result<Vec<u8>> {
+    let mut out = Vec::new();
+    let broken = |message: String| agentgym_jobs::Error::Payload {
+        what: format!("{} of {id}", artifact_names::ITEMS),
+        message,
+    };
+    for line in items
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+    {
+        let item: serde_json::Map<String, Value> =
+            serde_json::from_slice(line).map_err(|e| broken(format!("is not JSON: {e}")))?;
+        let mut whole = serde_json::Map::new();
+        whole.insert("iteration".to_owned(), json!(id.iteration));
+        whole.insert("stage".to_owned(), json!(id.stage.name()));
+        whole.extend(item);
+        out.extend(serde_json::to_vec(&whole).map_err(|e| broken(e.to_string()))?);
+        out.push(b'\n');
+    }
+    Ok(out)
 }
 
 #[cfg(test)]

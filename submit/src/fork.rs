@@ -14,7 +14,7 @@ use crate::cli::ForkArgs;
 use crate::runs::{RunView, newest_plan, stored_tree};
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;
-use agentgym_jobs::config::{Pipeline, ResolvedConfig};
+use agentgym_jobs::config::{Config, Pipeline, ResolvedConfig};
 use agentgym_jobs::pipeline::{PartId, Stage, adopted, critic_of, policy_of};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Artifact, AttemptStart, Committed, Key, Manifest, RunId, Store, Work};
@@ -48,7 +48,7 @@ const READ: [&str; 8] = [
     artifact_names::LINEAGE,
 ];
 
-/// Creates the child, or finds it; returns its plan.
+/// Creates the child, or finds it; returns its plan. A dry run finds out the same and writes nothing.
 ///
 /// # Errors
 /// The iteration cannot be forked, a key cannot be changed by a fork, or retention has removed a
@@ -78,7 +78,13 @@ pub(crate) async fn fork(
             child.run
         )));
     }
-    let manifests = take_over(parent, &child, args).await?;
+    let (manifests, needed) = take_over(parent, &child, args).await?;
+    if args.dry_run {
+        return Ok(child);
+    }
+    for (owner, keys) in needed {
+        parent.store.pin(&owner, &child.run, keys).await?;
+    }
     for manifest in manifests {
         commit(&parent.store, manifest).await?;
     }
@@ -95,7 +101,8 @@ fn check(parent: &RunView, args: &ForkArgs) -> Result<()> {
         return Err(Error::Usage(format!(
             "run {} has no iterations to fork from; export its policy (`agentgym-submit export {} --iteration 0 \
              --to DIR`) and start a run with actor_rollout_ref.model.path=DIR/policy_after",
-            plan.run, plan.run
+            plan.run,
+            parent.arguments()
         )));
     }
     parent.iteration_parts(args.iteration)?;
@@ -145,11 +152,27 @@ fn plan(parent: &RunView, args: &ForkArgs, global: Vec<String>, base: &Path) -> 
     let head: String = of.run.as_str().chars().take(STEM_CHARS_MAX).collect();
     let stem = format!("{head}-at-{}", args.iteration);
     let config = ResolvedConfig::parse(&stem, &path, &text, &overrides)?;
+    let rules = |config: &Config| config.actor_rollout_ref.agentgym.rules;
+    let (own, given) = (rules(&of.config), rules(&config.config));
+    if own != given {
+        return Err(Error::Usage(format!(
+            "key `actor_rollout_ref.agentgym.rules`: run {} plays by rules {own}, and a fork by rules {given} would \
+             count two different games as one; leave the key out, or start a run of its own",
+            of.run
+        )));
+    }
     Ok(Plan::new(config, base)?.of_format(of.format))
 }
 
-/// Pins the objects that the child needs; returns the child's commits.
-async fn take_over(parent: &RunView, child: &Plan, args: &ForkArgs) -> Result<Vec<Manifest>> {
+/// Objects that a child needs, by the run that they belong to.
+type Needed = BTreeMap<RunId, BTreeSet<Key>>;
+
+/// The child's commits, and the objects that must be pinned before these are written.
+async fn take_over(
+    parent: &RunView,
+    child: &Plan,
+    args: &ForkArgs,
+) -> Result<(Vec<Manifest>, Needed)> {
     let (n, plan) = (args.iteration, &parent.plan);
     let newest = [Some(policy_of(plan, n)), critic_of(plan, n)];
     let mut manifests = Vec::new();
@@ -167,7 +190,7 @@ async fn take_over(parent: &RunView, child: &Plan, args: &ForkArgs) -> Result<Ve
         };
         manifests.push(manifest.taken_over(child.run.clone(), is_read)?);
     }
-    let mut by_owner: BTreeMap<RunId, BTreeSet<Key>> = BTreeMap::new();
+    let mut by_owner = Needed::new();
     for artifact in manifests.iter().flat_map(|m| &m.outputs) {
         let owner = by_owner.entry(artifact.key.run().clone()).or_default();
         owner.insert(artifact.key.clone());
@@ -179,15 +202,12 @@ async fn take_over(parent: &RunView, child: &Plan, args: &ForkArgs) -> Result<Ve
     if !removed.is_empty() {
         return Err(gone(parent, args, &removed).await?);
     }
-    for (owner, keys) in by_owner {
-        parent.store.pin(&owner, &child.run, keys).await?;
-    }
     for manifest in &mut manifests {
         manifest.seed = child.config.run.seed;
         manifest.code_version = agentgym_worker::BUILD.to_owned();
         manifest.plan_revision = child.revision;
     }
-    Ok(manifests)
+    Ok((manifests, by_owner))
 }
 
 /// Checks that the part's id means the same in both plans.
@@ -276,6 +296,9 @@ async fn left(parent: &RunView) -> Result<Vec<u32>> {
     Ok(found.into_iter().map(|(iteration, _)| iteration).collect())
 }
 
+/// The worker of the parts that a fork took over: nobody made them anew.
+pub(crate) const FORK: &str = "fork";
+
 /// Commits a part that was taken over, if it is not committed yet.
 async fn commit(store: &Store, mut manifest: Manifest) -> Result<()> {
     let slot = manifest.slot();
@@ -284,10 +307,11 @@ async fn commit(store: &Store, mut manifest: Manifest) -> Result<()> {
     }
     let now = crate::text::unix_now_s();
     let start = AttemptStart {
-        worker: "fork".to_owned(),
+        worker: FORK.to_owned(),
         started_unix_s: now,
         code_version: agentgym_worker::BUILD.to_owned(),
         plan_revision: manifest.plan_revision,
+        ..AttemptStart::default()
     };
     let attempt = store.start_attempt(&slot, &start).await?;
     manifest.attempt = attempt.number;

@@ -5,11 +5,11 @@ pub(crate) mod screen;
 
 use crate::cli::{Global, InspectArgs};
 use crate::metrics::{RunMetrics, read_row};
-use crate::records::{Content, Filter, content};
+use crate::records::{Filter, content};
 use crate::runs::RunView;
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, Stage};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// Runs the command.
 pub(crate) async fn inspect(view: &RunView, args: &InspectArgs, global: &Global) -> Result<()> {
@@ -22,7 +22,7 @@ pub(crate) async fn inspect(view: &RunView, args: &InspectArgs, global: &Global)
         (None, _) => run(view, global).await,
         (Some(n), None) => iteration(view, n, global).await,
         (Some(n), Some(stage)) => {
-            let stage: Stage = stage.parse().map_err(Error::Usage)?;
+            let stage: Stage = stage.parse().map_err(Error::Missing)?;
             let mut ids = view.stage_parts(n, stage)?;
             if let Some(part) = args.part {
                 let last = ids.len() - 1;
@@ -159,6 +159,13 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
         sample: args.sample,
     };
     let mut documents = Vec::new();
+    let pieces = match args.tokens || (global.json && !args.jsonl) {
+        // Ids are shown even where the model's folder has expired.
+        true => screen::Pieces::of(view)
+            .await
+            .unwrap_or_else(|_| screen::Pieces::none()),
+        false => screen::Pieces::none(),
+    };
     for &id in ids {
         // A whole stage is shown even while some of its parts still run; a part asked for by number
         // must be committed.
@@ -183,7 +190,7 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
         if global.json {
             documents.push(json!({
                 "part": id.to_string(), "manifest": manifest, "metrics": row.metrics, "stats": row.stats,
-                "wall_s": row.wall_s, "records": content.to_json(),
+                "wall_s": row.wall_s, "records": pieces.beside(content.to_json()),
             }));
             continue;
         }
@@ -196,17 +203,12 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
             }
         }
         let brief = ids.len() > 1 && !args.tokens && args.group.is_none() && args.sample.is_none();
-        let pieces = if args.tokens && !matches!(content, Content::Nothing) {
-            screen::Pieces::of(view).await?
-        } else {
-            screen::Pieces::none()
-        };
         text::emit(&screen::body(&content, brief, args.tokens, &pieces));
     }
     if global.json && !args.jsonl {
         match (documents.len(), args.part) {
             (1, Some(_)) => text::emit_json(&documents.remove(0)),
-            _ => text::emit_json(&Value::Array(documents)),
+            _ => text::emit_json(&json!({"run": view.plan.run.to_string(), "parts": documents})),
         }
     }
     Ok(())

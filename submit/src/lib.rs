@@ -10,7 +10,9 @@ mod claims;
 pub mod cli;
 mod control;
 mod credit;
+mod documents;
 mod error;
+mod estimate;
 pub mod evaluation;
 pub mod export;
 mod fork;
@@ -18,6 +20,7 @@ mod inspect;
 pub mod keys_view;
 pub mod metrics;
 pub mod plan;
+mod questions;
 pub mod records;
 mod run;
 pub mod runs;
@@ -27,6 +30,7 @@ pub mod trajectories;
 mod verify;
 mod watch;
 pub mod why;
+mod workers;
 
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::Store;
@@ -35,6 +39,7 @@ use cli::{Cli, Command, Global};
 pub use error::{Error, Exit, Result};
 use runs::{DEFAULT_STORE, RunView, existing_store};
 use serde_json::json;
+use std::io::Write as _;
 
 /// Runs one command.
 ///
@@ -47,14 +52,25 @@ pub async fn execute(cli: Cli) -> Result<()> {
         Command::Eval(args) => run::eval(args, global).await,
         Command::Resume { run, overrides } => run::resume(run, overrides, global).await,
         Command::Fork(args) => run::fork(args, global).await,
-        Command::Plan(args) => plan(args, global),
+        Command::Plan(args) => plan(args, global).await,
         Command::Keys { filter } => {
             if global.json {
-                text::emit_json(&keys_view::to_json(filter.as_deref()));
+                text::emit_json(&json!({"keys": keys_view::to_json(filter.as_deref())}));
             } else {
                 text::emit(&keys_view::render(filter.as_deref()));
             }
             Ok(())
+        }
+        Command::Completions { shell } => {
+            // The only expected failure is a pipe closed by the reader.
+            let _ = std::io::stdout()
+                .lock()
+                .write_all(&cli::completions(*shell));
+            Ok(())
+        }
+        Command::Man { dir } => {
+            std::fs::create_dir_all(dir).map_err(Error::local(dir))?;
+            clap_mangen::generate_to(cli::grammar(), dir).map_err(Error::local(dir))
         }
         Command::Status { run: None } => status::all(&store(global).await?, global).await,
         Command::Status { run: Some(run) } => {
@@ -80,6 +96,12 @@ pub async fn execute(cli: Cli) -> Result<()> {
         Command::Credit(args) => {
             credit::credit(&view(&args.run, global).await?, args, global).await
         }
+        Command::Workers { run } => {
+            workers::workers(&store(global).await?, run.as_deref(), global).await
+        }
+        Command::Ledger { run } => questions::ledger(store(global).await?, run, global).await,
+        Command::Episodes(args) => questions::episodes(store(global).await?, args, global).await,
+        Command::Compare(args) => questions::compare(store(global).await?, args, global).await,
         Command::View(args) => api::view(store(global).await?, args, global).await,
         Command::Export(args) => export(args, global).await,
         Command::Digest { run } => {
@@ -87,19 +109,19 @@ pub async fn execute(cli: Cli) -> Result<()> {
             let (digest, commits) = view.store.run_digest(&view.plan.run).await?;
             if global.json {
                 text::emit_json(
-                    &json!({"run": run, "digest": digest.to_string(), "commits": commits}),
+                    &json!({"run": view.plan.run.to_string(), "digest": digest.to_string(), "commits": commits}),
                 );
             } else {
                 text::emit(&format!("{digest}  {commits} commits"));
             }
             Ok(())
         }
-        Command::Verify { run } => verify::verify(&store(global).await?, run, global).await,
+        Command::Verify { run } => verify::verify(&bare_store(global).await?, run, global).await,
         Command::Metrics { run } => show_metrics(&view(run, global).await?, global).await,
     }
 }
 
-fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
+async fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
     let mut config = run::read_config(args, global)?;
     if config.evaluates_alone() {
         // Such a config is meant for `eval`: show what that would do.
@@ -109,7 +131,8 @@ fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
     let queue = (config.config.queue.url.as_deref()).map(without_secrets);
     let store = without_secrets(&config.config.storage.url);
     let view = plan::view::PlanView::new(&plan, &store, queue.as_deref(), &config.unused)
-        .with_notes(&config.notes);
+        .with_notes(&config.notes)
+        .with_measured(measured(&plan, global).await);
     if global.json {
         text::emit_json(&view.to_json());
     } else {
@@ -117,6 +140,32 @@ fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
     }
     run::local::look(&plan)?;
     view.check()
+}
+
+/// What runs of the plan's model took in its store. `plan` makes nothing and waits for nobody: a
+/// folder has to be there, another store has to be asked for with `--store` and to answer.
+async fn measured(plan: &Plan, global: &Global) -> Option<plan::measured::Measured> {
+    const PATIENCE: std::time::Duration = std::time::Duration::from_secs(20);
+    let url = &plan.config.storage.url;
+    if url.contains(':') && global.store.is_none() {
+        return None;
+    }
+    let read = async {
+        let store = existing_store(url).await?;
+        plan::measured::Measured::of(&store, plan).await
+    };
+    match tokio::time::timeout(PATIENCE, read).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(Error::Missing(_))) => None,
+        Ok(Err(e)) => {
+            text::tell(&format!("what runs took in the store cannot be read: {e}"));
+            None
+        }
+        Err(_) => {
+            text::tell("what runs took in the store cannot be read: it does not answer in 20 s");
+            None
+        }
+    }
 }
 
 async fn export(args: &cli::ExportArgs, global: &Global) -> Result<()> {
@@ -174,9 +223,7 @@ async fn show_metrics(view: &RunView, global: &Global) -> Result<()> {
     let mut written = Vec::new();
     if let Some(dir) = run::metrics_dir(&view.store, &view.plan) {
         written = book.write(&dir, &view.plan.config.trainer)?;
-        if metrics::is_all(&view.plan) {
-            written.push(evaluation::write_items(view, &dir).await?);
-        }
+        written.extend(evaluation::write_items(view, &dir).await?);
     }
     if global.json {
         text::emit_json(&metrics::summary::report_json(&book, &view.plan));
@@ -192,7 +239,14 @@ async fn show_metrics(view: &RunView, global: &Global) -> Result<()> {
     Ok(())
 }
 
+/// The store of a command that reads: commits of one far away are kept here.
 async fn store(global: &Global) -> Result<Store> {
+    let store = bare_store(global).await?;
+    Ok(store.keeping_commits(&runs::cache_dir().join("commits")))
+}
+
+/// The store itself, for a command that has to see every byte of it.
+async fn bare_store(global: &Global) -> Result<Store> {
     existing_store(global.store.as_deref().unwrap_or(DEFAULT_STORE)).await
 }
 

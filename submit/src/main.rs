@@ -1,19 +1,24 @@
 //! The `agentgym-submit` program: parses arguments, runs one command, and turns its result into a
 //! message and an exit code.
 
-use agentgym_submit::cli::{Cli, with_run};
-use agentgym_submit::execute;
+use agentgym_submit::cli::parse;
 use agentgym_submit::text::tell;
+use agentgym_submit::{Exit, execute};
 use agentgym_text::Visible;
-use clap::Parser;
 use std::process::ExitCode;
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse_from(with_run(std::env::args_os())) {
+    let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
+        Err(e) if e.use_stderr() && std::env::args_os().any(|word| word == "--json") => {
+            let message = e.render().to_string();
+            let message = message.trim().trim_start_matches("error: ");
+            tell(&Exit::Config.document(message).to_string());
+            return ExitCode::from(Exit::Config as u8);
+        }
         Err(e) => {
             // If the pipe is closed, there is no reader for the message.
             let _ = e.print();
@@ -39,13 +44,17 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    let json = cli.global.json;
     let ended = runtime.block_on(execute(cli));
     // Compute threads cannot be stopped; their results are no longer needed.
     runtime.shutdown_background();
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            tell(&format!("error: {e}"));
+            match json {
+                true => tell(&e.exit().document(&e.to_string()).to_string()),
+                false => tell(&format!("error: {e}")),
+            }
             ExitCode::from(e.exit() as u8)
         }
     }

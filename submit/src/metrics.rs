@@ -71,6 +71,12 @@ pub struct Training {
     pub entropy: Option<f64>,
     /// Mean of old − new log-prob over the update's steps.
     pub kl: Option<f64>,
+    /// Policy loss of the update, or cross-entropy of an AgentEvol iteration.
+    pub loss: Option<f64>,
+    /// Divergence from the reference policy, where the loss or the reward uses it.
+    pub ref_kl: Option<f64>,
+    /// Global gradient norm before clipping.
+    pub grad_norm: Option<f64>,
     /// Mean reward.
     pub reward: Option<f64>,
     /// Horizon, in rounds.
@@ -294,6 +300,7 @@ impl RunMetrics {
                 .sum()
         };
         let update = self.of(iteration, Stage::Update).next();
+        let trained = self.of(iteration, last).last();
         let groups: Option<Vec<f64>> = ["groups_mixed", "groups_all_zero", "groups_all_one"]
             .iter()
             .map(|name| episodes.metric(name))
@@ -315,6 +322,9 @@ impl RunMetrics {
             signal: groups.map(|(mixed, all)| mixed / all),
             entropy: episodes.metric("entropy"),
             kl: update.and_then(|row| row.metric("ppo_kl")),
+            loss: trained.and_then(|row| row.metric("pg_loss").or(row.metric("loss"))),
+            ref_kl: episodes.metric("ref_kl"),
+            grad_norm: trained.and_then(|row| row.metric("grad_norm")),
             reward: episodes.metric("reward"),
             horizon: plan.rounds_max(iteration),
             rounds: episodes.metric("rounds_mean"),

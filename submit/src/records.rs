@@ -6,7 +6,7 @@ use crate::runs::{RunView, part_id};
 use crate::text::plain_zeros;
 use agentgym_envs::spec::spec;
 use agentgym_jobs::artifact_names;
-use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Episodes, Sequence};
+use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Episodes, OPENING, Sequence};
 use agentgym_jobs::pipeline::Records;
 use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{
@@ -110,6 +110,10 @@ pub async fn content(view: &RunView, manifest: &Manifest, filter: Filter) -> Res
             let mut slots = slots(view, manifest).await?;
             slots.retain(|s| filter.keeps(s.episode.group, s.episode.sample));
             Content::Batch(slots)
+        }
+        // A fork takes over what it reads, which steps are not part of.
+        Records::Steps(file) if manifest.origin.is_some() && !has(manifest, file) => {
+            Content::Nothing
         }
         Records::Steps(file) => Content::Update(plain_zeros(view.json(manifest, file).await?)),
         Records::Nothing => Content::Nothing,
@@ -304,7 +308,7 @@ fn bits(mask: &[bool]) -> Vec<u8> {
 }
 
 fn episode_json(episode: &Episode, sequences: Vec<Value>) -> Value {
-    json!({
+    let mut row = json!({
         "task": episode.task.to_string(),
         "env": episode.task.env,
         "item_id": episode.task.item_id,
@@ -318,7 +322,12 @@ fn episode_json(episode: &Episode, sequences: Vec<Value>) -> Value {
         "turns": episode.turns,
         "available_actions": available_json(episode),
         "sequences": sequences,
-    })
+    });
+    let opening = episode.opening();
+    if !opening.is_empty() {
+        row[OPENING] = json!(opening);
+    }
+    row
 }
 
 /// An episode with its recomputed streams.

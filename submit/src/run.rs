@@ -5,20 +5,23 @@ mod display;
 mod follow;
 pub(crate) mod local;
 mod preflight;
-mod signals;
+pub(crate) mod signals;
 
 use crate::claims::open_queue;
 use crate::cli::{ConfigArgs, ForkArgs, Global};
 use crate::metrics::played::before_and_after;
 use crate::metrics::summary;
+use crate::plan::measured::Measured;
+use crate::plan::view::PlanView;
 use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan, stored_tree};
 use crate::{Error, Result, evaluation, existing_store, fork, text};
 use agentgym_jobs::config::ResolvedConfig;
+use agentgym_jobs::pipeline::adopted;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::Device;
 use agentgym_queue::Queue;
 use agentgym_storage::{Created, Store};
-use agentgym_text::has_secrets;
+use agentgym_text::{has_secrets, without_secrets};
 use agentgym_worker::{Cause, ScratchFolder, WorkerOptions, run_worker};
 use display::Display;
 use follow::{Crew, End, Follower, worker_error};
@@ -92,8 +95,9 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
             None => {
                 if let Some(parent) = &plan.config.run.fork.run {
                     return Err(Error::Usage(format!(
-                        "key `run.fork.run`: a fork is made by `agentgym-submit fork {parent} --iteration {}`, not by a config",
-                        plan.config.run.fork.iteration
+                        "key `run.fork.run`: a fork is made by `agentgym-submit fork {parent} --iteration {} --store {}`, not by a config",
+                        plan.config.run.fork.iteration,
+                        store.argument()
                     )));
                 }
                 local::check(&plan, &args.config)?;
@@ -177,9 +181,16 @@ pub(crate) async fn fork(args: &ForkArgs, global: &Global) -> Result<()> {
     let url = global.store.as_deref().unwrap_or(DEFAULT_STORE);
     let store = existing_store(url).await?;
     let parent = RunView::open(&store, &args.run).await?;
-    check_device(&parent.plan, global)?;
-    store.probe().await?;
+    if !args.dry_run {
+        check_device(&parent.plan, global)?;
+        store.probe().await?;
+    }
     let child = fork::fork(&parent, args, global_overrides(global), base()).await?;
+    if args.dry_run {
+        let measured = Measured::of(&store, &child).await?;
+        show_fork(&parent, args, (&child, measured), global);
+        return Ok(());
+    }
     let display = Display::new(global.quiet);
     display.line(&format!(
         "run {} goes on from iteration {} of {}",
@@ -193,6 +204,36 @@ pub(crate) async fn fork(args: &ForkArgs, global: &Global) -> Result<()> {
         global,
     )
     .await
+}
+
+/// `fork --dry-run`: the child's plan, and what it would take over.
+fn show_fork(
+    parent: &RunView,
+    args: &ForkArgs,
+    (child, measured): (&Plan, Option<Measured>),
+    global: &Global,
+) {
+    let taken: Vec<String> = adopted(child).iter().map(ToString::to_string).collect();
+    let queue = child.config.queue.url.as_deref().map(without_secrets);
+    let store = without_secrets(parent.store.url());
+    let view = PlanView::new(child, &store, queue.as_deref(), &[]).with_measured(measured);
+    let of = &parent.plan.run;
+    if global.json {
+        let mut document = view.to_json();
+        document["fork"] = serde_json::json!({
+            "run": of.to_string(), "iteration": args.iteration, "takes_over": taken,
+            "fresh_optimizer": args.fresh_optimizer, "changed": args.overrides,
+        });
+        text::emit_json(&document);
+        return;
+    }
+    text::emit(&format!(
+        "{}fork        goes on from iteration {} of {of} and takes over {}\n\
+         nothing was written; without --dry-run it is made and begins",
+        view.render(),
+        args.iteration,
+        taken.join(", ")
+    ));
 }
 
 /// The same config with overrides.
@@ -267,10 +308,8 @@ async fn drive(
     let written = match &end {
         End::Finished => {
             let mut written = follower.write_metrics()?;
-            if let Some(dir) = metrics_dir(&store, &plan)
-                && crate::metrics::is_all(&plan)
-            {
-                written.push(evaluation::write_items(&look, &dir).await?);
+            if let Some(dir) = metrics_dir(&store, &plan) {
+                written.extend(evaluation::write_items(&look, &dir).await?);
             }
             written
         }
@@ -347,6 +386,8 @@ fn start_workers(
             cache_dir: scratch.to_owned(),
             prefetch: true,
             drain_grace: agentgym_worker::DRAIN_GRACE,
+            meters: Default::default(),
+            machine: Default::default(),
         };
         workers.spawn(run_worker(
             options,

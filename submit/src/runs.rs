@@ -49,21 +49,58 @@ pub(crate) async fn unknown(store: &Store, run: &str) -> Result<Error> {
     .into())
 }
 
+/// The one run that begins with this text; none for an empty one.
+///
+/// # Errors
+/// Several begin with it.
+pub(crate) async fn begins_with(store: &Store, text: &str) -> Result<Option<RunId>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let mut all = store.runs().await?;
+    if let Some(exact) = all.iter().find(|id| id.as_str() == text) {
+        return Ok(Some(exact.clone()));
+    }
+    all.retain(|id| id.as_str().starts_with(text));
+    if all.len() > 1 {
+        let names: Vec<String> = all.iter().map(ToString::to_string).collect();
+        return Err(Error::Missing(format!(
+            "several runs begin with `{text}`: {}; give more of the one that is meant",
+            names.join(", ")
+        )));
+    }
+    Ok(all.pop())
+}
+
 impl RunView {
-    /// Opens a run by its id.
+    /// Opens a run by its id, or by the beginning of it if no other run begins so.
     ///
     /// # Errors
-    /// An unknown run; the error lists the runs of the store.
+    /// An unknown run; the error lists the runs of the store. Several that begin so.
     pub async fn open(store: &Store, run: &str) -> Result<Self> {
-        if let Ok(id) = RunId::from_str(run)
-            && let Some(plan) = newest_plan(store, &id).await?
-        {
-            return Ok(Self {
+        let found = async |id: &RunId| {
+            let plan = newest_plan(store, id).await?;
+            Ok::<_, Error>(plan.map(|plan| Self {
                 store: store.clone(),
                 plan: Arc::new(plan),
-            });
+            }))
+        };
+        if let Ok(id) = RunId::from_str(run)
+            && let Some(view) = found(&id).await?
+        {
+            return Ok(view);
+        }
+        if let Some(id) = begins_with(store, run).await?
+            && let Some(view) = found(&id).await?
+        {
+            return Ok(view);
         }
         Err(unknown(store, run).await?)
+    }
+
+    /// The run as arguments of a command that can be pasted: its id and its store.
+    pub(crate) fn arguments(&self) -> String {
+        format!("{} --store {}", self.plan.run, self.store.argument())
     }
 
     /// The slot of a part, where its commit and attempts are stored.
@@ -101,7 +138,8 @@ impl RunView {
         self.manifest(id).await?.ok_or_else(|| {
             Error::Missing(format!(
                 "{id} of run {} is not committed yet; `agentgym-submit status {}` says what it waits for",
-                self.plan.run, self.plan.run
+                self.plan.run,
+                self.arguments()
             ))
         })
     }
@@ -204,4 +242,34 @@ pub(crate) fn stored_tree(plan: &Plan) -> serde_json::Value {
     let mut file: serde_json::Value =
         serde_json::from_slice(&plan.to_bytes()).expect("a plan is written as JSON");
     file["config"].take()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_run_is_known_by_the_beginning_of_its_id() {
+        let store = Store::open("memory:").await.unwrap();
+        for run in ["quick-1a", "quick-1abc", "other"] {
+            let run: RunId = run.parse().unwrap();
+            store.put_plan(&run, 0, "{}".into()).await.unwrap();
+        }
+        let found = async |text: &str| match begins_with(&store, text).await {
+            Ok(run) => run.map_or_else(|| "none".to_owned(), |run| run.to_string()),
+            Err(e) => e.to_string(),
+        };
+        assert_eq!(found("o").await, "other");
+        assert_eq!(
+            found("quick-1a").await,
+            "quick-1a",
+            "a whole id comes first"
+        );
+        assert_eq!(found("quick-1ab").await, "quick-1abc");
+        for unknown in ["", "quicker", "ther"] {
+            assert_eq!(found(unknown).await, "none", "{unknown}");
+        }
+        let several = found("qui").await;
+        assert!(several.contains("quick-1a, quick-1abc"), "{several}");
+    }
 }

@@ -6,6 +6,8 @@ mod all;
 mod document;
 
 pub use crate::claims::Liveness;
+pub use crate::estimate::TimeLeft;
+use crate::estimate::{self, estimate};
 use crate::runs::RunView;
 use crate::{Error, Result, claims, text};
 use agentgym_jobs::artifact_names;
@@ -54,6 +56,8 @@ pub struct Failure {
 pub struct Status {
     /// The run.
     pub run: String,
+    /// The run and its store as arguments of a command.
+    pub arguments: String,
     /// Newest plan revision.
     pub revision: u32,
     /// Planned iterations.
@@ -74,8 +78,8 @@ pub struct Status {
     pub on_hold: bool,
     /// Why the guard has paused the run.
     pub paused: Option<String>,
-    /// The recent speed of the run.
-    pub pace: Option<Pace>,
+    /// How long the run still takes.
+    pub pace: Option<TimeLeft>,
     /// Metrics of the last supervised part.
     pub fitted: Option<Fitted>,
     /// Every part is committed.
@@ -91,15 +95,6 @@ pub struct Fitted {
     pub loss: f64,
     /// Loss on held-out data.
     pub validation_loss: Option<f64>,
-}
-
-/// The mean over the last iterations, from the workers' clocks: for people only.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Pace {
-    /// Seconds from one new policy to the next.
-    pub iteration_s: f64,
-    /// Seconds until the last iteration is done at this pace.
-    pub left_s: f64,
 }
 
 /// State kept between repeated reads of a guarded run: the metrics of an iteration never change, so
@@ -127,6 +122,7 @@ pub(crate) async fn status_again(
     let finished = progress.finished(plan);
     let mut out = Status {
         run: plan.run.to_string(),
+        arguments: view.arguments(),
         revision: plan.revision,
         iterations: plan.iterations,
         latest: progress.latest_policy(plan),
@@ -221,26 +217,19 @@ async fn fitted(view: &RunView, progress: &Progress) -> Result<Option<Fitted>> {
     }))
 }
 
-async fn pace(view: &RunView, latest: Option<u32>) -> Result<Option<Pace>> {
-    const ITERATIONS: u32 = 5;
-    let plan = &view.plan;
-    let Some(latest) = latest.filter(|n| *n > 1) else {
+async fn pace(view: &RunView, latest: Option<u32>) -> Result<Option<TimeLeft>> {
+    let Some(latest) = latest else {
         return Ok(None);
     };
-    let first = latest.saturating_sub(ITERATIONS).max(1);
     let ended = async |n| {
-        let work = view.manifest(policy_of(plan, n)).await?;
+        let work = view.manifest(policy_of(&view.plan, n)).await?;
         let work = work.and_then(|manifest| manifest.work);
-        Ok::<_, Error>(work.map(|work| work.started_unix_s as f64 + work.wall_s))
+        Ok::<_, Error>(work.map(|work| (n, work.started_unix_s as f64 + work.wall_s)))
     };
-    let (Some(from), Some(to)) = (ended(first).await?, ended(latest).await?) else {
-        return Ok(None);
-    };
-    let iteration_s = (to - from).max(0.0) / f64::from(latest - first);
-    Ok(Some(Pace {
-        iteration_s,
-        left_s: iteration_s * f64::from(plan.iterations - latest),
-    }))
+    let all = estimate::wanted(&view.plan, latest).map(ended);
+    let all = futures::future::try_join_all(all).await?;
+    let ends: Vec<(u32, f64)> = all.into_iter().flatten().collect();
+    Ok(estimate(&view.plan, &ends, text::unix_now_s() as f64))
 }
 
 fn state(attempts: &[AttemptRecord]) -> State {
@@ -294,7 +283,7 @@ impl Status {
         if self.on_hold {
             return format!(
                 "waiting: for you, the run is on hold; `agentgym-submit resume {}` carries on",
-                self.run
+                self.arguments
             );
         }
         if let Some(message) = &self.paused {
@@ -303,7 +292,7 @@ impl Status {
         if let Some((part, exhausted)) = self.exhausted {
             return format!(
                 "waiting: for you, {part} {exhausted}; `agentgym-submit resume {}` tries again",
-                self.run
+                self.arguments
             );
         }
         let blocking = |s: &&(PartId, State)| s.0.stage.facts().blocks;
@@ -486,6 +475,7 @@ mod tests {
         };
         Status {
             run: "quick-1a2b".into(),
+            arguments: "quick-1a2b --store s3://b/p".into(),
             revision: 1,
             iterations: 20,
             latest: Some(2),
@@ -511,7 +501,7 @@ mod tests {
             exhausted: None,
             on_hold: false,
             paused: None,
-            pace: Some(Pace {
+            pace: Some(TimeLeft {
                 iteration_s: 31.0,
                 left_s: 558.0,
             }),
@@ -559,9 +549,9 @@ mod tests {
         status.in_flight.remove(0);
         insta::assert_snapshot!(status.waiting_line(), @"waiting: for a worker to take 3/rollout/1; then 3/log_probs");
         status.exhausted = Some((id(3, Stage::Rollout, 0), Exhausted::Failed(3)));
-        insta::assert_snapshot!(status.waiting_line(), @"waiting: for you, 3/rollout/0 failed 3 times; `agentgym-submit resume quick-1a2b` tries again");
+        insta::assert_snapshot!(status.waiting_line(), @"waiting: for you, 3/rollout/0 failed 3 times; `agentgym-submit resume quick-1a2b --store s3://b/p` tries again");
         status.on_hold = true;
-        insta::assert_snapshot!(status.waiting_line(), @"waiting: for you, the run is on hold; `agentgym-submit resume quick-1a2b` carries on");
+        insta::assert_snapshot!(status.waiting_line(), @"waiting: for you, the run is on hold; `agentgym-submit resume quick-1a2b --store s3://b/p` carries on");
         status.finished = true;
         insta::assert_snapshot!(status.waiting_line(), @"waiting: for nothing, every part is committed");
     }

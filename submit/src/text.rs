@@ -1,5 +1,6 @@
 //! Text form of numbers and tables, the same in every command.
 
+use crate::documents::{laid_out, versioned};
 use crate::{Error, Result};
 use agentgym_text::{visible, visible_name};
 use serde_json::{Value, json};
@@ -30,15 +31,15 @@ fn write_out(text: &str) {
     let _ = write!(out, "{}{newline}", visible(text)).and_then(|()| out.flush());
 }
 
-/// Prints a JSON document to standard output. Control characters are written as JSON escapes, so
-/// the value is the same.
-pub fn emit_json(value: &serde_json::Value) {
-    write_out(&format!("{value:#}"));
+/// Prints a JSON document to standard output, with its version. Control characters are written as
+/// JSON escapes, so the value is the same.
+pub fn emit_json(value: &Value) {
+    write_out(&laid_out(&versioned(value)));
 }
 
 /// [`emit_json`] on one line.
-pub fn emit_json_line(value: &serde_json::Value) {
-    write_out(&value.to_string());
+pub fn emit_json_line(value: &Value) {
+    write_out(&versioned(value).to_string());
 }
 
 /// Breaks lines longer than `width`: between columns (two spaces) if possible, else between words.

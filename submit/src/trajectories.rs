@@ -194,7 +194,8 @@ async fn parts(view: &RunView, wanted: &Wanted) -> Result<Vec<PartId>> {
             .map_or_else(String::new, |n| format!("iteration {n} of "));
         return Err(Error::Missing(format!(
             "{of}run {} has no committed part of stage {stage}; `agentgym-submit inspect {}` shows what there is",
-            view.plan.run, view.plan.run
+            view.plan.run,
+            view.arguments()
         )));
     }
     Ok(committed)

@@ -2,7 +2,7 @@
 //! changes nothing. Each finding is a line with the object's key and the remedy.
 
 use crate::cli::Global;
-use crate::runs::{part_id, unknown};
+use crate::runs::{begins_with, part_id, unknown};
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, parts};
 use agentgym_jobs::plan::Plan;
@@ -66,8 +66,8 @@ impl Report {
 /// # Errors
 /// An unknown run, a store that fails, or [`Error::NotWhole`].
 pub(crate) async fn verify(store: &Store, run: &str, global: &Global) -> Result<()> {
-    let known = store.runs().await?;
-    let Some(id) = known.into_iter().find(|id| id.as_str() == run) else {
+    // Not by its plan, which may be what is damaged.
+    let Some(id) = begins_with(store, run).await? else {
         return Err(unknown(store, run).await?);
     };
     let mut report = Report {
@@ -96,7 +96,7 @@ pub(crate) async fn verify(store: &Store, run: &str, global: &Global) -> Result<
     let faults = report.faults();
     if global.json {
         text::emit_json(&json!({
-            "run": run,
+            "run": id.to_string(),
             "store": store.url(),
             "whole": faults.is_none(),
             "plan_revisions": revisions,

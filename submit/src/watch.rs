@@ -20,11 +20,18 @@ pub(crate) async fn watch(store: &Store, run: &str, global: &Global) -> Result<(
     let mut drawn = 0;
     let mut last = None;
     let mut known = Known::default();
-    let mut queue = None;
+    let (mut queue, mut told) = (None, false);
     loop {
         let view = RunView::open(store, run).await?;
         if queue.is_none() {
-            queue = claims::queue(&view, global).await;
+            match claims::try_queue(&view, global).await {
+                Ok(found) => queue = found,
+                Err(e) if told => tracing::debug!("{e}"),
+                Err(e) => {
+                    text::tell(&format!("the queue cannot say who is alive: {e}"));
+                    told = true;
+                }
+            }
         }
         let status = status_again(&view, &mut known, queue.as_ref()).await?;
         let changed = last.as_ref() != Some(&status);
@@ -42,7 +49,7 @@ pub(crate) async fn watch(store: &Store, run: &str, global: &Global) -> Result<(
         } else if changed {
             text::emit(&status.render(crate::text::unix_now_s()));
         }
-        if let Some(end) = end(&status, store) {
+        if let Some(end) = end(&status) {
             return end;
         }
         last = Some(status);
@@ -50,7 +57,7 @@ pub(crate) async fn watch(store: &Store, run: &str, global: &Global) -> Result<(
     }
 }
 
-fn end(status: &Status, store: &Store) -> Option<Result<()>> {
+fn end(status: &Status) -> Option<Result<()>> {
     if status.finished {
         return Some(Ok(()));
     }
@@ -59,10 +66,6 @@ fn end(status: &Status, store: &Store) -> Option<Result<()>> {
         run: status.run.clone(),
         message,
         cause,
-        resume: format!(
-            "agentgym-submit resume {} --store {}",
-            status.run,
-            store.argument()
-        ),
+        resume: format!("agentgym-submit resume {}", status.arguments),
     }))
 }

@@ -204,7 +204,7 @@ impl Teller<'_> {
         if let Some(vanished @ Exhausted::Vanished(_)) = exhausted {
             return Ok(format!(
                 "{vanished}. When the cause is gone: `agentgym-submit retry {}`",
-                plan.run
+                self.view.arguments()
             ));
         }
         let Some(end) = &last.end else {
@@ -219,7 +219,8 @@ impl Teller<'_> {
             AttemptOutcome::Failed if exhausted.is_some() => format!(
                 "failed {failed} times, the most that jobs.failures_max allows; the last time: {}. When the cause is \
                  gone: `agentgym-submit retry {}`",
-                end.message, plan.run
+                end.message,
+                self.view.arguments()
             ),
             AttemptOutcome::Failed if end.excused => format!(
                 "could not be made, which does not count as a failure, and is tried again: {}",
@@ -270,7 +271,7 @@ impl Teller<'_> {
             return "the run is on hold (jobs.hold)".to_owned();
         }
         let Some(queue) = &self.queue else {
-            return "no queue was asked; give --queue URL".to_owned();
+            return "no queue answers; give --queue URL".to_owned();
         };
         let stage = id.stage.name();
         match queue.depth().await {

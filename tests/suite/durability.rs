@@ -21,9 +21,11 @@ pub(super) const RUN: &str = "smoke";
 
 /// A tiny Qwen3 in BabyAI's smallest rooms, with a warm start that is long enough for it to name
 /// visible things sometimes.
-const QWEN3: [&str; 9] = [
+const QWEN3: [&str; 10] = [
     "actor_rollout_ref.model.path=tiny?arch=qwen3&hidden=64&layers=2&vocab=512",
     "actor_rollout_ref.agentgym.envs.worlds={task_name: babyai, env_addr: 'builtin:babyai'}",
+    // By the rules of before a network this small earns both rewards within a group.
+    "actor_rollout_ref.agentgym.rules=1",
     "actor_rollout_ref.rollout.max_tokens=16",
     "actor_rollout_ref.rollout.temperature=0.7",
     "data.tasks=[{env: worlds, ids: '3..40003:40'}]",

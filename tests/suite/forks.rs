@@ -55,6 +55,13 @@ async fn a_fork_without_changes_repeats_its_parent_and_with_them_it_does_not() {
         store,
     );
     learnt_now(store, RUN);
+    let dry = ["--iteration", "3", "run.id=same", "--dry-run"];
+    let told = said(fork(store, &dry));
+    assert!(
+        told.contains("3/update/0") && told.contains("nothing was written"),
+        "{told}"
+    );
+    assert!(!store.join("runs/same").exists() && !store.join("runs/smoke/pins").exists());
     said(fork(store, &["--iteration", "3", "run.id=same"]));
     for part in [
         (4, "rollout", 1),
@@ -143,6 +150,11 @@ async fn a_fork_without_changes_repeats_its_parent_and_with_them_it_does_not() {
         &["--iteration", "3", "algorithm.adv_estimator=gae"],
         2,
         "critic",
+    );
+    refused(
+        &["--iteration", "3", "actor_rollout_ref.agentgym.rules=1"],
+        2,
+        "plays by rules 2, and a fork by rules 1",
     );
     refused(
         &["--iteration", "3", "run.id=other"],

@@ -232,6 +232,7 @@ fn paths_to_what_never_ends() {
     let keys = [
         ("actor_rollout_ref.agentgym.style", "@", ""),
         ("actor_rollout_ref.agentgym.summary", "@", ""),
+        ("actor_rollout_ref.agentgym.prompt", "@", ""),
         ("data.train_file", "@", "data.tasks=[]"),
         ("data.train_file", "[@]", "data.tasks=[]"),
         (

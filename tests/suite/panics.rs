@@ -124,6 +124,8 @@ async fn play(
     let (events, mut news) = broadcast::channel(100_000);
     let options = WorkerOptions {
         drain_grace: agentgym_worker::DRAIN_GRACE,
+        meters: Default::default(),
+        machine: Default::default(),
         store: store.clone(),
         queue: queue.clone(),
         name: agentgym_worker::worker_name(0),
@@ -252,6 +254,8 @@ fn a_worker_with_panicking_stages() {
         let lease = QueueOptions::leasing(told["lease_s"].as_u64().unwrap());
         let options = WorkerOptions {
             drain_grace: agentgym_worker::DRAIN_GRACE,
+            meters: Default::default(),
+            machine: Default::default(),
             store: Store::open(&text("store")).await.unwrap(),
             queue: Queue::open(&text("queue"), lease).await.unwrap(),
             name: agentgym_worker::worker_name(0),

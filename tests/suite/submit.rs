@@ -85,6 +85,7 @@ impl Scene {
             started_unix_s: 1_000_000,
             code_version: "test".into(),
             plan_revision: revision,
+            ..AttemptStart::default()
         };
         self.store
             .start_attempt(&self.slot(id), &start)

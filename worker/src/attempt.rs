@@ -10,7 +10,7 @@ use agentgym_jobs::pipeline::{Part, Stage};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{
     AttemptEnd, AttemptId, AttemptOutcome, AttemptStart, Committed, InputRef, Inputs, Journal,
-    Manifest, Outputs, Store, Work,
+    MachineFacts, Manifest, Outputs, Store, Work,
 };
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -27,6 +27,7 @@ pub(crate) struct AttemptContext<'a> {
     pub(crate) resources: &'a Arc<Resources>,
     pub(crate) functions: &'a dyn StageFunctions,
     pub(crate) worker: &'a str,
+    pub(crate) machine: &'a MachineFacts,
     pub(crate) cache_dir: &'a Path,
     pub(crate) events: &'a broadcast::Sender<Event>,
     pub(crate) drain: &'a CancellationToken,
@@ -107,9 +108,12 @@ pub(crate) async fn run(
         });
         inputs.push((input.name.clone(), (*manifest).clone()));
     }
+    let now = unix_now();
     let start = AttemptStart {
         worker: bench.worker.to_owned(),
-        started_unix_s: unix_now_s(),
+        started_unix_s: now.as_secs(),
+        started_unix_ms: u64::try_from(now.as_millis()).ok(),
+        machine: bench.machine.clone(),
         code_version: BUILD.to_owned(),
         plan_revision: state.plan.revision,
     };
@@ -160,6 +164,10 @@ pub(crate) async fn run(
                 manifest: Arc::clone(&manifest),
             });
             span.in_scope(|| tracing::info!("committed after {wall_s:.2} s"));
+            let none = serde_json::Map::new();
+            let stats = manifest.work.as_ref().map_or(&none, |work| &work.stats);
+            let meters = &bench.resources.meters;
+            meters.ended(&slot.stage, AttemptOutcome::Committed, wall_s, stats);
             return Ok((attempt.number, Ended::Committed(manifest)));
         }
         Ok((Committed::Superseded(first), own)) => (
@@ -188,6 +196,7 @@ pub(crate) async fn run(
         excused: matches!(&ended, Ended::Failed(e) if e.is_outage()),
         for_good: matches!(&ended, Ended::Failed(e) if e.is_for_good()),
     };
+    (bench.resources.meters).ended(&slot.stage, outcome, wall_s, &end.stats);
     let recorded = store.end_attempt(&slot, attempt.number, &end).await;
     span.in_scope(|| {
         match outcome {
@@ -335,9 +344,9 @@ impl Drop for Scratch {
     }
 }
 
-/// Seconds since 1970: for people only, never compared with another machine's clock.
-fn unix_now_s() -> u64 {
+/// Time since 1970: for people only, never compared with another machine's clock.
+fn unix_now() -> Duration {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |d| d.as_secs())
+        .unwrap_or_default()
 }

@@ -4,6 +4,7 @@
 use crate::Cause;
 use crate::busy::{Busy, BusyCall};
 use crate::environments::Environments;
+use crate::meters::Meters;
 use crate::policies::{Critics, Policies};
 use agentgym_jobs::pipeline::{Part, PartId};
 use agentgym_jobs::plan::Plan;
@@ -52,6 +53,8 @@ pub struct Resources {
     pub critics: Critics,
     /// Environment clients and built-in servers.
     pub environments: Environments,
+    /// What was done so far, for operators.
+    pub meters: Arc<Meters>,
     /// How long a drain waits for turns in progress.
     pub drain_grace: Duration,
 }

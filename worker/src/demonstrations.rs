@@ -192,7 +192,7 @@ const CANDIDATES_MAX: usize = 1000;
 /// It solves none of them; or, with `overlong` `refuse`, a solution has more than `tokens_max`
 /// tokens. The error message starts with `what`.
 pub(crate) fn solved(
-    (solver, instruction): (&dyn Solver, &str),
+    (solver, (opening, instruction)): (&dyn Solver, (&[Line], &str)),
     (ids, row): (&[i64], usize),
     policy: &Policy,
     what: &str,
@@ -201,7 +201,7 @@ pub(crate) fn solved(
     let candidates = ids[row..].iter().chain(&ids[..row]).take(CANDIDATES_MAX);
     let mut solutions = candidates
         .filter_map(|id| solver.demonstrate(*id, instruction))
-        .map(Conversation::from);
+        .map(|shown| Conversation::after(opening, shown));
     let found = match overlong {
         OverlongRows::Refuse => {
             let first = solutions.next();
@@ -218,18 +218,16 @@ pub(crate) fn solved(
     })
 }
 
-impl From<Demonstration> for Conversation {
-    fn from(shown: Demonstration) -> Self {
-        let lines = shown.conversations.into_iter();
-        let conversations = lines
-            .map(|line| Line {
-                from: line.from.to_owned(),
-                loss: line.loss,
-                value: line.value,
-            })
-            .collect();
+impl Conversation {
+    /// What was shown, after the turns that all conversations begin with.
+    pub(crate) fn after(opening: &[Line], shown: Demonstration) -> Self {
+        let lines = shown.conversations.into_iter().map(|line| Line {
+            from: line.from.to_owned(),
+            loss: line.loss,
+            value: line.value,
+        });
         Self {
-            conversations,
+            conversations: opening.iter().cloned().chain(lines).collect(),
             item_id: Some(shown.item_id),
         }
     }

@@ -21,7 +21,9 @@ use crate::turn_journal::Tape;
 use crate::{Error, Result};
 use agentgym_envs::spec::{Actions, first_message};
 use agentgym_envs::{EnvError, Session, StepOutput};
-use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Outcome, Parse, SUMMARIES, Turn};
+use agentgym_jobs::episode::{
+    AVAILABLE_ACTIONS, Episode, OPENING, Outcome, Parse, SUMMARIES, Turn,
+};
 use agentgym_jobs::journal::{Event, Step};
 use player::Interruption;
 pub(crate) use player::{Player, Request, Rules};
@@ -84,7 +86,7 @@ impl Player {
         tape: &mut Tape,
     ) -> Result<Episode, Interruption> {
         let environment = scene.environment;
-        let instruction = self.rules.gym.instruction_of(&environment.instruction);
+        let (opening, instruction) = self.rules.gym.opening_of(&environment.instruction);
         let first = match tape.opened() {
             Some(first) => first,
             None => {
@@ -97,7 +99,8 @@ impl Player {
         let prompt = first_message(&instruction, &first);
         let rounds_max = self.rules.rounds_max.min(environment.rounds_max);
         let turn_tokens_max = self.rules.turn_tokens_max.min(environment.turn_tokens_max);
-        let mut table = Transcript::start(self, request, &prompt, turn_tokens_max).await?;
+        let mut table =
+            Transcript::start(self, request, (&opening, &prompt), turn_tokens_max).await?;
         let mut turns: Vec<Turn> = Vec::new();
         let mut available: Vec<Option<Vec<String>>> = Vec::new();
         // The environment's latest reward and success. A reply that the client gave by itself says
@@ -171,6 +174,10 @@ impl Player {
         tape.over();
         let (sequences, summaries) = table.into_parts();
         let mut extra = extra(environment, available, turns.len());
+        if !opening.is_empty() {
+            let text = serde_json::to_string(&opening).expect("turns are plain JSON");
+            extra.push((OPENING.to_owned(), text));
+        }
         if !summaries.is_empty() {
             let text = serde_json::to_string(&summaries).expect("summaries are plain JSON");
             extra.push((SUMMARIES.to_owned(), text));

@@ -88,6 +88,7 @@ mod tests {
             started_unix_s: 1,
             code_version: "v".to_owned(),
             plan_revision,
+            ..AttemptStart::default()
         };
         let end = AttemptEnd {
             outcome: AttemptOutcome::Failed,

@@ -23,8 +23,17 @@ pub(crate) fn forget_peak() {
 
 /// The process's largest resident size since [`forget_peak`]; 0 if the system does not report it.
 pub(crate) fn peak_bytes() -> u64 {
+    of_process("VmHWM:")
+}
+
+/// The process's resident size; 0 if the system does not report it.
+pub(crate) fn resident_bytes() -> u64 {
+    of_process("VmRSS:")
+}
+
+fn of_process(figure: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    let line = status.lines().find_map(|l| l.strip_prefix(figure));
     line.and_then(|l| l.trim().strip_suffix("kB"))
         .and_then(|n| n.trim().parse::<u64>().ok())
         .unwrap_or(0)

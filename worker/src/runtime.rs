@@ -8,13 +8,14 @@ mod prefetch;
 use crate::Cause;
 use crate::attempt::{self, AttemptContext, Ended};
 use crate::context::{Event, Resources};
+use crate::meters::Meters;
 use crate::run_state::RunState;
 use crate::stages::StageFunctions;
 use crate::{Error, Result, panics};
 use agentgym_jobs::pipeline::{Part, PartId, Stage, parts};
 use agentgym_model::{Device, Dtype};
 use agentgym_queue::{Claim, ClaimGuard, Gate, Handled, Job, Queue};
-use agentgym_storage::{RunId, Store};
+use agentgym_storage::{MachineFacts, RunId, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -64,6 +65,10 @@ pub struct WorkerOptions {
     pub prefetch: bool,
     /// How long a drain waits for turns in progress.
     pub drain_grace: Duration,
+    /// What its operator says of its machine; the device is filled in.
+    pub machine: MachineFacts,
+    /// What the process has done so far, for operators.
+    pub meters: Arc<Meters>,
 }
 
 struct Worker {
@@ -88,7 +93,7 @@ struct Worker {
 /// # Errors
 /// An unusable device, or a store that cannot be read at the start.
 pub async fn run_worker(
-    options: WorkerOptions,
+    mut options: WorkerOptions,
     events: broadcast::Sender<Event>,
     drain: CancellationToken,
 ) -> Result<()> {
@@ -100,12 +105,21 @@ pub async fn run_worker(
         }
         name => Device::parse(name, options.dtype)?,
     };
+    let device_name = match options.device.as_str() {
+        "auto" if device.numeric_class().starts_with("cuda") => "cuda:0",
+        "auto" => "cpu",
+        name => name,
+    };
+    let device_name = device_name.to_owned();
+    options.machine.device.clone_from(&device_name);
+    (options.meters).worker(&options.name, &device_name, device.numeric_class());
     let resources = Arc::new(Resources {
         threads: device.threads(options.threads),
         device,
         policies: crate::policies::Policies::default(),
         critics: crate::policies::Critics::default(),
         environments: crate::environments::Environments::default(),
+        meters: Arc::clone(&options.meters),
         drain_grace: options.drain_grace,
     });
     let queue = options.queue.clone();
@@ -135,7 +149,7 @@ pub async fn run_worker(
     if let Some(run) = worker.options.run.clone() {
         panics::caught(worker.state(&run)).await?;
     }
-    tracing::info!(worker = %name, threads = worker.resources.threads, "ready");
+    tracing::info!(worker = %name, device = %device_name, numeric_class = %worker.resources.device.numeric_class(), threads = worker.resources.threads, "ready");
     let planner = tokio::spawn(Arc::clone(&worker).plan_now_and_then());
     let prefetch = tokio::spawn(Arc::clone(&worker).prefetch_now_and_then());
     let handler = {
@@ -216,8 +230,12 @@ impl Worker {
             }
         }
         let claim = match self.options.queue.claim(job, &self.options.name).await? {
-            Claim::Held(claim) => claim,
+            Claim::Held(claim) => {
+                self.options.meters.claim("held");
+                claim
+            }
             Claim::Taken { by } => {
+                self.options.meters.claim("taken");
                 tracing::debug!(part = %id, "held by {by}");
                 return Ok(Handled::Done);
             }
@@ -324,12 +342,14 @@ impl Worker {
     ) -> Result<(u32, Ended)> {
         let id = part.id;
         let running = Running::of(&self.running, id);
+        let making = self.options.meters.making(id.stage.name());
         let drain = self.drain.child_token();
         let bench = AttemptContext {
             store: &self.options.store,
             resources: &self.resources,
             functions: &*self.options.functions,
             worker: &self.options.name,
+            machine: &self.options.machine,
             cache_dir: &self.options.cache_dir,
             events: &self.events,
             drain: &drain,
@@ -346,6 +366,7 @@ impl Worker {
                     () = tokio::time::sleep(lease / 3) => {
                         // A lost claim costs at most double work; the first commit wins.
                         if let Err(e) = claim.renew().await {
+                            self.options.meters.claim("not_renewed");
                             tracing::debug!(part = %id, "claim not renewed: {e}");
                         }
                         let mut state = shared.lock().await;
@@ -359,7 +380,7 @@ impl Worker {
                 }
             }
         };
-        drop(running);
+        drop((running, making));
         shared.lock().await.learn_from(&own);
         ended
     }

@@ -36,12 +36,12 @@ pub enum How {
     Grpo(Compared),
     /// [`super::rloo`]: `(score − mean) · k / (k − 1)`.
     Rloo(Compared),
-    /// [`super::remax`]: return minus the greedy episode's reward.
+    /// [`fn@super::remax`]: return minus the greedy episode's reward.
     Remax {
         /// The greedy episode's reward.
         baseline: f64,
     },
-    /// [`super::reinforce_plus_plus`]: whitened discounted returns.
+    /// [`fn@super::reinforce_plus_plus`]: whitened discounted returns.
     ReinforcePlusPlus {
         /// Discount from one policy token to the next.
         gamma: f64,

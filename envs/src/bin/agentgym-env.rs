@@ -253,7 +253,10 @@ mod tests {
             let help = server.render_help().to_string();
             assert!(help.starts_with(row.about), "{help}");
             assert!(help.contains(&format!("[default: {}]", row.port)), "{help}");
-            let free = ["agentgym-env", row.spec.name, "--port", "0"];
+            let mut free = vec!["agentgym-env", row.spec.name, "--port", "0"];
+            if row.spec.name == "sciworld" {
+                free.extend(["--jar", "x.jar"]);
+            }
             assert!(command.clone().try_get_matches_from(free).is_ok());
         }
     }

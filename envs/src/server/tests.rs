@@ -54,7 +54,7 @@ fn client() -> reqwest::Client {
 }
 
 /// Sends a recorded request unchanged.
-async fn replay(url: &str, request: &Value) -> (u16, Option<String>, Value) {
+pub(crate) async fn replay(url: &str, request: &Value) -> (u16, Option<String>, Value) {
     send(&client(), url, request).await
 }
 
@@ -311,7 +311,7 @@ fn same_qa(corpus: &[String], found: &Value, recorded: &Value) -> bool {
     }
 }
 
-fn transcript(name: &str) -> Value {
+pub(crate) fn transcript(name: &str) -> Value {
     let path = fixtures().join(format!("transcripts/{name}.json"));
     serde_json::from_slice(&std::fs::read(path).expect("the transcript")).expect("JSON")
 }

@@ -1,6 +1,8 @@
 //! From YAML text and `key=value` overrides to a resolved [`Config`].
 
-use super::tree::{DEPTH_MAX, deeper_than, get, interpolate, remove, set, shown, yaml};
+use super::tree::{
+    DEPTH_MAX, deeper_than, get, interpolate, old_boolean, remove, set, shown, yaml,
+};
 use super::{Config, Pipeline, keys, upstream};
 use crate::error::beginning;
 use crate::{Error, Result};
@@ -67,6 +69,10 @@ impl ResolvedConfig {
         } else {
             yaml(text).map_err(&format)?
         };
+        // Deeper ones are refused below.
+        if !deeper_than(&given, DEPTH_MAX) {
+            read_booleans("", &mut given);
+        }
         match &given {
             Value::Object(_) => {}
             Value::Null if overrides.is_empty() => {
@@ -90,9 +96,11 @@ impl ResolvedConfig {
                     "an override is written key=value, e.g. run.seed=2",
                 )
             })?;
-            let value = yaml(value)
+            let mut value = yaml(value)
                 .map_err(|e| Error::value(key, format!("cannot read {value:?}: {e}")))?;
-            pairs.push((key.trim_start_matches('+').to_owned(), value));
+            let key = key.trim_start_matches('+');
+            read_booleans(key, &mut value);
+            pairs.push((key.to_owned(), value));
         }
         const PIPELINE: &str = "run.pipeline";
         let pipeline = pairs.iter().rev().find(|(key, _)| key == PIPELINE);
@@ -290,6 +298,35 @@ fn check_tree(path: &str, node: &Value, whole: &Value, unused: &mut Vec<String>)
     Ok(())
 }
 
+/// Turns words like `yes` and `off` into booleans where a key takes one; elsewhere they are text,
+/// such as a run that is called `n`.
+fn read_booleans(path: &str, node: &mut Value) {
+    /// Of an entry of `evaluation.sets`.
+    const APART: &str = "evaluation.sets.apart";
+    match node {
+        Value::String(word) => {
+            let takes = |key: &keys::KeySpec| {
+                key.kind == keys::Kind::Unused || matches!(key.default, "true" | "false")
+            };
+            if let Some(flag) = old_boolean(word)
+                && (path == APART || keys::find(path).is_some_and(takes))
+            {
+                *node = Value::Bool(flag);
+            }
+        }
+        Value::Array(all) => all.iter_mut().for_each(|one| read_booleans(path, one)),
+        Value::Object(all) => {
+            for (name, child) in all {
+                match path {
+                    "" => read_booleans(name, child),
+                    _ => read_booleans(&format!("{path}.{name}"), child),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
 /// Deserializes with the path of each value, so that an error can name the key.
 fn typed(tree: &Value) -> Result<Config> {
     serde_path_to_error::deserialize(tree).map_err(|e| {
@@ -330,5 +367,36 @@ fn wanted(expected: &str) -> &str {
         "a string" => "text (in quotes, if it looks like something else)",
         "a sequence" => "a list",
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "
+run: {id: on}
+data: {tasks: [{env: textcraft, ids: 0..4}]}
+actor_rollout_ref: {actor: {use_kl_loss: yes}, rollout: {n: 2}}
+evaluation: {sets: [{name: no, env: textcraft, ids: 4..8, apart: off}]}
+";
+
+    #[test]
+    fn yes_and_no_are_text_where_a_key_takes_text() {
+        let read = |overrides: &[&str]| {
+            let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+            ResolvedConfig::parse("x", Path::new("x.yaml"), TEXT, &overrides)
+        };
+        let config = read(&[]).unwrap().config;
+        assert_eq!(config.run.id.as_deref(), Some("on"));
+        assert!(config.actor_rollout_ref.actor.use_kl_loss);
+        let set = &config.evaluation.sets[0];
+        assert_eq!((set.name.as_str(), set.apart), ("no", false));
+        let config = read(&["run.id=n", "actor_rollout_ref.actor.use_kl_loss=off"]);
+        let config = config.unwrap().config;
+        assert_eq!(config.run.id.as_deref(), Some("n"));
+        assert!(!config.actor_rollout_ref.actor.use_kl_loss);
+        let wrong = read(&["run.seed=yes"]).unwrap_err().to_string();
+        assert!(wrong.contains("run.seed"), "{wrong}");
     }
 }

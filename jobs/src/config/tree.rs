@@ -11,10 +11,12 @@ pub(super) const DEPTH_MAX: usize = 64;
 /// Limit of the bytes that references may add: some hundred times a long config.
 const INSERTED_BYTES_MAX: usize = 4 << 20;
 
-/// Parses YAML. Error messages are the parser's, with the position in the text but without its
+/// Parses YAML. Only `true` and `false` are booleans: `n`, `on` or `yes` is text, as YAML 1.2 has it
+/// ([`old_boolean`] reads them where a key takes a boolean). Error messages are the parser's, with the position in the text but without its
 /// hints for programmers and source locations.
 pub(super) fn yaml(text: &str) -> Result<Value, String> {
-    serde_saphyr::from_str(text).map_err(|e| {
+    let options = serde_saphyr::options! { strict_booleans: true };
+    serde_saphyr::from_str_with_options(text, options).map_err(|e| {
         let said = e.to_string();
         let said = said.split("\n\nnote:").next().unwrap_or_default();
         let said = said
@@ -31,6 +33,16 @@ pub(super) fn yaml(text: &str) -> Result<Value, String> {
             ),
         }
     })
+}
+
+/// What YAML 1.1 takes this word for.
+pub(super) fn old_boolean(word: &str) -> Option<bool> {
+    let is = |words: [&str; 3]| words.iter().any(|w| word.eq_ignore_ascii_case(w));
+    match (is(["yes", "y", "on"]), is(["no", "n", "off"])) {
+        (true, _) => Some(true),
+        (_, true) => Some(false),
+        _ => None,
+    }
 }
 
 /// A value for a message, shortened.

@@ -29,6 +29,10 @@ pub struct RequestCounts {
     pub bytes_out: u64,
 }
 
+pub(super) fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}
+
 impl Counters {
     pub(super) fn read(&self) -> RequestCounts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

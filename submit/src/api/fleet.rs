@@ -1,8 +1,9 @@
 //! Who worked when on what, and what it cost. Times are the workers' clocks, for people.
 
 use super::known::Known;
+use crate::fork::FORK;
 use crate::{Result, text};
-use agentgym_storage::{AttemptOutcome, AttemptRecord, PartKey};
+use agentgym_storage::{AttemptRecord, PartKey};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -17,6 +18,14 @@ struct Bar {
     end: Option<f64>,
     outcome: &'static str,
     message: String,
+    /// What an hour of the worker costs, where its operator said so.
+    price: Option<f64>,
+}
+
+impl Bar {
+    fn seconds(&self) -> f64 {
+        self.end.map_or(0.0, |end| (end - self.start).max(0.0))
+    }
 }
 
 /// Every attempt, by start.
@@ -28,13 +37,13 @@ async fn bars(known: &Known) -> Result<Vec<Bar>> {
         let id = crate::runs::part_id(slot);
         let manifest = id.and_then(|id| state.manifests.get(&id));
         for (at, record) in all.iter().enumerate() {
-            let next = all.get(at + 1).map(|next| next.start.started_unix_s as f64);
+            let next = all.get(at + 1).map(|next| next.start.began_unix_s());
             let committed = manifest.filter(|m| m.attempt == record.number && m.origin.is_none());
             let work = committed.and_then(|m| m.work.as_ref());
-            let start = record.start.started_unix_s as f64;
+            let start = record.start.began_unix_s();
             let (outcome, end) = match (work, &record.end) {
                 (Some(work), _) => ("committed", Some(start + work.wall_s)),
-                (None, Some(end)) => (name(end.outcome), Some(start + end.wall_s)),
+                (None, Some(end)) => (end.outcome.name(), Some(start + end.wall_s)),
                 // Somebody else began or finished the part: this worker is gone.
                 (None, None) if next.is_some() || manifest.is_some() => ("killed", next),
                 (None, None) => ("open", None),
@@ -47,21 +56,12 @@ async fn bars(known: &Known) -> Result<Vec<Bar>> {
                 end,
                 outcome,
                 message: message(record),
+                price: record.start.machine.price,
             });
         }
     }
     out.sort_by(|a, b| a.start.total_cmp(&b.start));
     Ok(out)
-}
-
-fn name(outcome: AttemptOutcome) -> &'static str {
-    match outcome {
-        AttemptOutcome::Committed => "committed",
-        AttemptOutcome::Superseded => "superseded",
-        AttemptOutcome::Failed => "failed",
-        AttemptOutcome::Drained => "drained",
-        AttemptOutcome::Cancelled => "cancelled",
-    }
 }
 
 fn message(record: &AttemptRecord) -> String {
@@ -107,11 +107,20 @@ fn round(seconds: f64) -> f64 {
     (seconds * 1000.0).round() / 1000.0
 }
 
-/// Seconds of useful and lost work, and attempts.
+/// What an hour costs is known for some seconds only.
+const HOUR_S: f64 = 3600.0;
+
+/// Seconds of useful, lost and idle work, and what they cost.
 #[derive(Debug, Clone, Copy, Default)]
 struct Account {
     useful_s: f64,
     lost_s: f64,
+    idle_s: f64,
+    useful_cost: f64,
+    lost_cost: f64,
+    idle_cost: f64,
+    /// Seconds of workers without a price.
+    unpriced_s: f64,
     attempts: u32,
     lost: u32,
     bytes: u64,
@@ -119,65 +128,104 @@ struct Account {
 
 impl Account {
     fn add(&mut self, bar: &Bar, bytes: u64) {
-        let seconds = bar.end.map_or(0.0, |end| (end - bar.start).max(0.0));
         self.attempts += 1;
-        match bar.outcome {
+        let seconds = bar.seconds();
+        let (spent_s, cost) = match bar.outcome {
             "committed" => {
-                self.useful_s += seconds;
                 self.bytes += bytes;
+                (&mut self.useful_s, &mut self.useful_cost)
             }
-            "open" => {}
+            "open" => return,
             _ => {
-                self.lost_s += seconds;
                 self.lost += 1;
+                (&mut self.lost_s, &mut self.lost_cost)
             }
+        };
+        *spent_s += seconds;
+        match bar.price {
+            Some(price) => *cost += price * seconds / HOUR_S,
+            None => self.unpriced_s += seconds,
         }
+    }
+
+    fn idle(&mut self, seconds: f64, price: Option<f64>) {
+        self.idle_s += seconds;
+        match price {
+            Some(price) => self.idle_cost += price * seconds / HOUR_S,
+            None => self.unpriced_s += seconds,
+        }
+    }
+
+    fn spent_s(&self) -> f64 {
+        self.useful_s + self.lost_s + self.idle_s
+    }
+
+    /// `None` where no worker had a price.
+    fn cost(&self) -> Option<f64> {
+        let cost = self.useful_cost + self.lost_cost + self.idle_cost;
+        (self.unpriced_s < self.spent_s()).then_some(cost)
     }
 
     fn to_json(self, key: &str, name: &str) -> Value {
         json!({
             key: name, "useful_s": round(self.useful_s), "lost_s": round(self.lost_s),
             "attempts": self.attempts, "lost_attempts": self.lost, "bytes": self.bytes,
+            "useful_cost": self.cost().map(|_| self.useful_cost),
+            "lost_cost": self.cost().map(|_| self.lost_cost), "cost": self.cost(),
         })
     }
 }
 
-/// Worker-seconds by stage and by worker: useful, lost and idle; and per solved episode.
+/// A worker's account, with its first and last sign of life and its newest price.
+#[derive(Debug, Clone, Copy)]
+struct Lane {
+    account: Account,
+    first: f64,
+    last: f64,
+    price: Option<f64>,
+}
+
+/// Worker-seconds and money by stage and by worker: useful, lost and idle; and per solved episode.
+/// Idle is what lies between a worker's attempts.
 pub(super) async fn ledger(known: &Known) -> Result<Value> {
     let bars = bars(known).await?;
-    let (mut stages, mut workers) = (
-        BTreeMap::<String, Account>::new(),
-        BTreeMap::<String, (Account, f64, f64)>::new(),
-    );
+    let mut stages = BTreeMap::<String, Account>::new();
+    let mut lanes = BTreeMap::<String, Lane>::new();
     let mut total = Account::default();
     let state = known.state().await;
-    for bar in &bars {
+    // What a fork took over was made, and paid for, elsewhere.
+    let own = bars.iter().filter(|bar| bar.worker != FORK);
+    for bar in own {
         let id = crate::runs::part_id(&bar.slot);
         let manifest = id.and_then(|id| state.manifests.get(&id));
         let bytes = manifest.map_or(0, |m| m.outputs.iter().map(|o| o.size).sum());
-        stages
-            .entry(bar.slot.stage.clone())
-            .or_default()
-            .add(bar, bytes);
+        let stage = stages.entry(bar.slot.stage.clone()).or_default();
+        stage.add(bar, bytes);
         total.add(bar, bytes);
         let end = bar.end.unwrap_or(bar.start);
-        let entry = workers.entry(bar.worker.clone());
-        let (account, first, last) = entry.or_insert((Account::default(), bar.start, end));
-        account.add(bar, bytes);
-        *first = first.min(bar.start);
-        *last = last.max(end);
+        let lane = lanes.entry(bar.worker.clone()).or_insert(Lane {
+            account: Account::default(),
+            first: bar.start,
+            last: end,
+            price: None,
+        });
+        lane.account.add(bar, bytes);
+        lane.first = lane.first.min(bar.start);
+        lane.last = lane.last.max(end);
+        lane.price = bar.price.or(lane.price);
     }
-    let mut idle = 0.0;
-    let workers: Vec<Value> = workers
-        .iter()
-        .map(|(name, (account, first, last))| {
-            let own = (last - first - account.useful_s - account.lost_s).max(0.0);
-            idle += own;
-            let mut line = account.to_json("worker", name);
-            line["idle_s"] = json!(round(own));
-            line
-        })
-        .collect();
+    let mut workers = Vec::new();
+    for (name, lane) in &mut lanes {
+        let account = &mut lane.account;
+        let idle = (lane.last - lane.first - account.spent_s()).max(0.0);
+        account.idle(idle, lane.price);
+        total.idle(idle, lane.price);
+        let mut line = account.to_json("worker", name);
+        line["idle_s"] = json!(round(idle));
+        line["idle_cost"] = json!(account.cost().map(|_| account.idle_cost));
+        line["price"] = json!(lane.price);
+        workers.push(line);
+    }
     let solved: f64 = state
         .book
         .rows()
@@ -188,13 +236,59 @@ pub(super) async fn ledger(known: &Known) -> Result<Value> {
         .filter_map(|(_, row)| Some(row.metric("success")? * row.metric("episodes")?))
         .sum();
     let solved = solved.round();
-    let spent = total.useful_s + total.lost_s + idle;
     let stages: Vec<Value> = stages.iter().map(|(n, a)| a.to_json("stage", n)).collect();
     let mut sum = total.to_json("stage", "all");
-    sum["idle_s"] = json!(round(idle));
+    sum["idle_s"] = json!(round(total.idle_s));
+    sum["idle_cost"] = json!(total.cost().map(|_| total.idle_cost));
+    sum["unpriced_s"] = json!(round(total.unpriced_s));
+    let per_solved = |spent: f64| (solved > 0.0).then(|| spent / solved);
     Ok(json!({
         "run": state.view.plan.run.to_string(), "total": sum, "stages": stages, "workers": workers,
         "solved_episodes": solved,
-        "worker_s_per_solved_episode": (solved > 0.0).then(|| round(spent / solved)),
+        "worker_s_per_solved_episode": per_solved(total.spent_s()).map(round),
+        "cost_per_solved_episode": total.cost().and_then(per_solved),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bar(outcome: &'static str, seconds: f64, price: Option<f64>) -> Bar {
+        Bar {
+            slot: PartKey {
+                run: "r".parse().unwrap(),
+                iteration: 1,
+                stage: "rollout".into(),
+                part: 0,
+            },
+            attempt: 1,
+            worker: "w".into(),
+            start: 100.0,
+            end: (outcome != "open").then_some(100.0 + seconds),
+            outcome,
+            message: String::new(),
+            price,
+        }
+    }
+
+    #[test]
+    fn seconds_become_money_only_where_a_price_is_known() {
+        let mut account = Account::default();
+        account.add(&bar("committed", 1800.0, None), 10);
+        assert_eq!((account.useful_s, account.cost()), (1800.0, None));
+        account.add(&bar("committed", 3600.0, Some(2.0)), 5);
+        account.add(&bar("killed", 1800.0, Some(2.0)), 5);
+        account.add(&bar("open", 0.0, Some(2.0)), 0);
+        account.idle(900.0, Some(4.0));
+        assert_eq!((account.attempts, account.lost, account.bytes), (4, 1, 15));
+        assert_eq!((account.useful_cost, account.lost_cost), (2.0, 1.0));
+        assert_eq!((account.idle_cost, account.cost()), (1.0, Some(4.0)));
+        assert_eq!(account.unpriced_s, 1800.0);
+        let line = account.to_json("stage", "rollout");
+        assert_eq!(
+            (&line["cost"], &line["lost_attempts"]),
+            (&json!(4.0), &json!(1))
+        );
+    }
 }

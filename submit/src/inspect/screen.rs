@@ -19,6 +19,14 @@ const LINE_MAX: usize = 160;
 #[derive(Debug, Default)]
 pub(crate) struct Pieces(Option<Tokenizer>);
 
+/// The sequences of a record that has any.
+fn sequences(record: &mut Value) -> impl Iterator<Item = &mut Value> {
+    let all = record.get_mut("sequences").and_then(Value::as_array_mut);
+    all.into_iter()
+        .flatten()
+        .filter(|s| s["token_ids"].is_array())
+}
+
 impl Pieces {
     /// No tokenizer: ids only.
     pub(crate) fn none() -> Self {
@@ -72,6 +80,19 @@ impl Pieces {
             text
         };
         ids.iter().map(|id| text(*id)).collect()
+    }
+
+    /// The records with the text of every token beside its id, where there is a tokenizer.
+    pub(crate) fn beside(&self, mut records: Vec<Value>) -> Vec<Value> {
+        if self.0.is_some() {
+            for sequence in records.iter_mut().flat_map(sequences) {
+                let ids = sequence["token_ids"].as_array().into_iter().flatten();
+                let ids = ids.filter_map(|id| u32::try_from(id.as_u64()?).ok());
+                let texts = self.texts(&ids.collect::<Vec<_>>());
+                sequence["pieces"] = texts.into();
+            }
+        }
+        records
     }
 
     fn piece(&self, id: u32) -> String {
@@ -307,7 +328,7 @@ fn batch_line(slot: usize, episode: &BatchEpisode) -> String {
 }
 
 fn turns(episode: &Episode) -> String {
-    let mut out = indented("prompt", &episode.prompt);
+    let mut out = indented("prompt", &episode.told());
     let available = episode.available_actions();
     let summaries = episode.summaries();
     for (index, turn) in episode.turns.iter().enumerate() {

@@ -7,6 +7,7 @@ use crate::metrics::{Row, RunMetrics};
 use crate::text::replace;
 use crate::{Error, Result};
 use agentgym_jobs::config::Trainer;
+use agentgym_jobs::pipeline::{PartId, Stage};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
@@ -31,20 +32,29 @@ impl RunMetrics {
             .collect()
     }
 
-    /// The same metrics as TensorBoard scalars; the step is the iteration.
+    /// The same metrics as TensorBoard scalars; the step is the iteration. What an iteration comes
+    /// to has verl's names; figures of single parts stand apart, under `parts/`.
     pub fn to_scalars(&self) -> Vec<Scalars> {
-        self.rows()
-            .flat_map(|(id, row)| {
-                let head = match (&row.set, id.stage) {
-                    (Some(set), stage) => format!("{stage}/{set}"),
-                    (None, stage) if id.part > 0 => format!("{stage}/part_{}", id.part),
-                    (None, stage) => stage.name().to_owned(),
-                };
+        let rows: Vec<_> = self.rows().collect();
+        let last = |at: usize| {
+            let next = rows.get(at + 1);
+            next.is_none_or(|(next, _)| (next.iteration, next.stage) != of_stage(rows[at].0))
+        };
+        rows.iter()
+            .enumerate()
+            .flat_map(|(at, (id, row))| {
+                let (head, stats) = heads(id, row);
                 let mut values = Vec::new();
                 flatten(&head, &row.metrics, &mut values);
-                flatten(&format!("stats/{head}"), &row.stats, &mut values);
-                if let Some(wall_s) = row.wall_s {
-                    values.push((format!("stats/{head}/wall_s"), wall_s));
+                flatten(&stats, &row.stats, &mut values);
+                values.extend(row.wall_s.map(|wall_s| (format!("{stats}/wall_s"), wall_s)));
+                match (id.stage, &row.set) {
+                    (Stage::Update, _) if last(at) => values.extend(self.totals(id.iteration)),
+                    (Stage::Evaluate, Some(set)) => {
+                        let reward = row.metric("reward");
+                        values.extend(reward.map(|v| (format!("val/test_score/{set}"), v)));
+                    }
+                    _ => {}
                 }
                 let whole = Scalars {
                     wall_time_s: row.ended_unix_s(),
@@ -56,6 +66,43 @@ impl RunMetrics {
                 curve(row).filter(move |_| first).chain([whole])
             })
             .collect()
+    }
+
+    /// What an iteration comes to, under the names that verl gives such figures. Of several parts:
+    /// the mean of their metrics, the sum of their tokens, and the time from the first one's start
+    /// to the last one's end.
+    fn totals(&self, iteration: u32) -> Vec<(String, f64)> {
+        let mut out = Vec::new();
+        for (tag, stage, name) in VERL {
+            let found = self.of(iteration, stage).filter_map(|row| row.metric(name));
+            let found: Vec<f64> = found.collect();
+            if !found.is_empty() {
+                out.push((
+                    tag.to_owned(),
+                    found.iter().sum::<f64>() / found.len() as f64,
+                ));
+            }
+        }
+        let tokens = |row: &Row| row.stats.get("sampled_tokens").and_then(Value::as_f64);
+        let tokens: Option<f64> = self.of(iteration, Stage::Rollout).map(tokens).sum();
+        out.extend(tokens.map(|sum| ("perf/total_num_tokens".to_owned(), sum)));
+        for (tag, stages) in [
+            ("timing_s/gen", &[Stage::Rollout][..]),
+            ("timing_s/old_log_prob", &[Stage::LogProbs]),
+            ("timing_s/update_critic", &[Stage::CriticUpdate]),
+            ("timing_s/update_actor", &[Stage::Gradient, Stage::Update]),
+            ("timing_s/step", &[Stage::Rollout, Stage::Update]),
+        ] {
+            let rows = || stages.iter().flat_map(|stage| self.of(iteration, *stage));
+            let begun = rows()
+                .map(|row| row.started_unix_s as f64)
+                .fold(f64::INFINITY, f64::min);
+            let ended = rows().map(Row::ended_unix_s).fold(0.0, f64::max);
+            if begun.is_finite() {
+                out.push((tag.to_owned(), (ended - begun).max(0.0)));
+            }
+        }
+        out
     }
 
     /// Writes `metrics.jsonl` and TensorBoard events below `dir`.
@@ -74,6 +121,63 @@ impl RunMetrics {
         }
         Ok(written)
     }
+}
+
+/// verl's names, and which metric of which stage they are here.
+const VERL: [(&str, Stage, &str); 18] = [
+    ("critic/score/mean", Stage::Advantage, "reward"),
+    (
+        "response_length/mean",
+        Stage::Advantage,
+        "response_length_mean",
+    ),
+    ("prompt_length/mean", Stage::Advantage, "prompt_length_mean"),
+    ("actor/entropy", Stage::Advantage, "entropy"),
+    ("actor/reward_kl_penalty", Stage::Advantage, "kl_in_reward"),
+    ("actor/reward_kl_penalty_coeff", Stage::Advantage, "kl_coef"),
+    (
+        "critic/vf_explained_var",
+        Stage::Advantage,
+        "explained_variance",
+    ),
+    ("actor/pg_loss", Stage::Update, "pg_loss"),
+    ("actor/kl_loss", Stage::Update, "kl_loss"),
+    ("actor/pg_clipfrac", Stage::Update, "clip_fraction"),
+    ("actor/ppo_kl", Stage::Update, "ppo_kl"),
+    ("actor/grad_norm", Stage::Update, "grad_norm"),
+    ("actor/lr", Stage::Update, "lr"),
+    ("critic/vf_loss", Stage::CriticUpdate, "vf_loss"),
+    (
+        "critic/vf_clipfrac",
+        Stage::CriticUpdate,
+        "vf_clip_fraction",
+    ),
+    ("critic/values/mean", Stage::CriticUpdate, "value_mean"),
+    ("critic/grad_norm", Stage::CriticUpdate, "grad_norm"),
+    ("critic/lr", Stage::CriticUpdate, "lr"),
+];
+
+fn of_stage(id: &PartId) -> (u32, Stage) {
+    (id.iteration, id.stage)
+}
+
+/// Under which names the metrics and the stats of a part stand.
+fn heads(id: &PartId, row: &Row) -> (String, String) {
+    // Stages that are cut into parts for speed; a part alone says little.
+    let is_cut = matches!(
+        id.stage,
+        Stage::Rollout | Stage::Reward | Stage::LogProbs | Stage::Gradient
+    );
+    let head = match (&row.set, id.stage) {
+        (Some(set), stage) => format!("{stage}/{set}"),
+        (None, stage) if is_cut || id.part > 0 => {
+            let head = format!("parts/{stage}/{}", id.part);
+            return (head.clone(), format!("{head}/stats"));
+        }
+        (None, stage) => stage.name().to_owned(),
+    };
+    let stats = format!("stats/{head}");
+    (head, stats)
 }
 
 /// TensorBoard names a run after its folder: project and experiment, if set.
@@ -153,7 +257,6 @@ fn extend_or_replace(path: &Path, content: &[u8]) -> Result<()> {
 mod tests {
     use super::*;
     use agentgym_jobs::config::ResolvedConfig;
-    use agentgym_jobs::pipeline::{PartId, Stage};
 
     fn row(json: Value) -> Row {
         let Value::Object(metrics) = json else {
@@ -191,6 +294,53 @@ mod tests {
                 "advantage/ok",
                 "stats/advantage/wall_s"
             ]
+        );
+    }
+
+    #[test]
+    fn an_iteration_has_verl_s_names_and_parts_stand_apart() {
+        let mut book = RunMetrics::default();
+        for part in 0..2 {
+            let mut played = row(json!({}));
+            played.stats.insert("sampled_tokens".into(), json!(30));
+            played.started_unix_s = 100 + u64::from(part);
+            book.insert(id(2, Stage::Rollout, part), played);
+        }
+        book.insert(
+            id(2, Stage::Advantage, 0),
+            row(json!({"reward": 0.25, "entropy": 1.5})),
+        );
+        let mut update = row(json!({"pg_loss": 0.5, "grad_norm": 2.0}));
+        update.started_unix_s = 110;
+        book.insert(id(2, Stage::Update, 0), update);
+        let mut evaluated = row(json!({"reward": 0.75}));
+        evaluated.set = Some("easy".into());
+        book.insert(id(2, Stage::Evaluate, 0), evaluated);
+        let all: Vec<(String, f64)> = book
+            .to_scalars()
+            .into_iter()
+            .flat_map(|s| s.values)
+            .collect();
+        let value = |tag: &str| all.iter().find(|(known, _)| known == tag).map(|(_, v)| *v);
+        for (tag, expected) in [
+            ("critic/score/mean", 0.25),
+            ("actor/entropy", 1.5),
+            ("actor/pg_loss", 0.5),
+            ("actor/grad_norm", 2.0),
+            ("perf/total_num_tokens", 60.0),
+            ("timing_s/gen", 3.0),
+            ("timing_s/step", 12.0),
+            ("val/test_score/easy", 0.75),
+            ("parts/rollout/1/stats/sampled_tokens", 30.0),
+        ] {
+            assert_eq!(value(tag), Some(expected), "{tag}");
+        }
+        assert_eq!(value("critic/vf_loss"), None, "there is no critic");
+        let apart = |tag: &&(String, f64)| tag.0.contains("rollout");
+        assert!(
+            all.iter()
+                .filter(apart)
+                .all(|(tag, _)| tag.starts_with("parts/"))
         );
     }
 

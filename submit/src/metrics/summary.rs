@@ -122,6 +122,7 @@ pub fn report(book: &RunMetrics, plan: &Plan) -> String {
     let training: Vec<Training> = (1..=plan.iterations)
         .filter_map(|i| book.training(plan, i))
         .collect();
+    out += &training_table(&training);
     if !training.is_empty() {
         let series = [
             Series {
@@ -146,6 +147,11 @@ pub fn report(book: &RunMetrics, plan: &Plan) -> String {
             out.push('\n');
         }
         out += &plot(&series, &horizon, plan.iterations, PLOT_SIZE);
+        let solved = |series: &Series| series.points.iter().any(|(_, success)| *success > 0.0);
+        if !series.iter().any(solved) {
+            out += "no episode was solved, which is why the plot is empty: where every reward is the same there is \
+                    nothing to learn from. Try easier tasks, or a warm start (sft.sources)\n";
+        }
     }
     let (recorded, checked) = book.recorded_parts(plan);
     if recorded > 0 {
@@ -160,6 +166,44 @@ pub fn report(book: &RunMetrics, plan: &Plan) -> String {
         );
     }
     out
+}
+
+/// Loss, KL, entropy and gradient norm by iteration: the first, the last, and evenly spaced ones
+/// between them; all of them are in metrics.jsonl and `--json`.
+fn training_table(training: &[Training]) -> String {
+    const LINES_MAX: usize = 12;
+    let every = training.len().div_ceil(LINES_MAX).max(1);
+    let shown = training
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| at.is_multiple_of(every) || at + 1 == training.len());
+    let number = |value: Option<f64>| match value {
+        None => "–".to_owned(),
+        Some(value) if value != 0.0 && value.abs() < 0.001 => format!("{value:.2e}"),
+        Some(value) => format!("{value:.4}"),
+    };
+    let rows: Vec<Vec<String>> = shown
+        .map(|(_, t)| {
+            let mut cells = vec![t.iteration.to_string(), text::share(t.success)];
+            cells.push(text::share(t.reward));
+            cells.extend([t.loss, t.kl, t.ref_kl, t.entropy, t.grad_norm].map(number));
+            cells
+        })
+        .collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let head = [
+        "iteration",
+        "success",
+        "reward",
+        "loss",
+        "kl",
+        "ref kl",
+        "entropy",
+        "grad norm",
+    ];
+    format!("training by iteration\n{}", text::table(&head, &rows))
 }
 
 /// The validation loss by optimizer step: the first, the last and the lowest point of the curve,
@@ -246,6 +290,7 @@ pub fn report_json(book: &RunMetrics, plan: &Plan) -> Value {
             json!({
                 "iteration": t.iteration, "success": t.success, "success_within": t.success_within, "reward": t.reward,
                 "horizon": t.horizon, "signal": t.signal, "entropy": t.entropy, "kl": t.kl,
+                "loss": t.loss, "ref_kl": t.ref_kl, "grad_norm": t.grad_norm,
                 "rounds_mean": t.rounds, "kept": t.kept, "tokens_per_s": t.tokens_per_s, "wall_s": t.wall_s,
             })
         })
@@ -337,6 +382,9 @@ evaluation:
             signal: Some(0.40625),
             entropy: Some(0.1234),
             kl: Some(0.00056),
+            loss: Some(0.5),
+            ref_kl: None,
+            grad_norm: Some(1.25),
             reward: Some(0.25),
             horizon: 10,
             rounds: Some(8.25),

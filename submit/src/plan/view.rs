@@ -1,6 +1,7 @@
 //! `plan run.yaml`: what the run would do, on one screen, before anything is written or started. ≤
 //! marks an upper bound.
 
+use crate::plan::measured::Measured;
 use crate::plan::memory::{Memory, check_fits};
 use crate::plan::model_size::{self, ModelSize};
 use crate::plan::parts::Counted;
@@ -27,6 +28,7 @@ pub struct PlanView<'a> {
     queue: String,
     unused: &'a [String],
     notes: &'a [String],
+    measured: Option<Measured>,
 }
 
 impl<'a> PlanView<'a> {
@@ -42,6 +44,7 @@ impl<'a> PlanView<'a> {
             queue: queue.unwrap_or("beside the store").to_owned(),
             unused,
             notes: &[],
+            measured: None,
         }
     }
 
@@ -60,6 +63,12 @@ impl<'a> PlanView<'a> {
     /// Adds notes on keys of AgentGym-RL that behave differently here.
     pub fn with_notes(mut self, notes: &'a [String]) -> Self {
         self.notes = notes;
+        self
+    }
+
+    /// Adds what runs of this model took.
+    pub fn with_measured(mut self, measured: Option<Measured>) -> Self {
+        self.measured = measured;
         self
     }
 
@@ -203,6 +212,13 @@ impl<'a> PlanView<'a> {
             }
             Err(_) => line("bytes", "unknown without the model".into()),
         }
+        line(
+            "time",
+            match &self.measured {
+                Some(measured) => measured.text(config.jobs.workers),
+                None => "not known: no measured run of this model was found; a store that is no folder is asked with --store".into(),
+            },
+        );
         let sessions = sessions_text(plan);
         if !sessions.is_empty() {
             line("sessions", sessions);
@@ -379,7 +395,7 @@ impl<'a> PlanView<'a> {
             "tasks": plan.tasks.len(), "sequences_per_iteration": sequences(plan),
             "tokens_per_sequence_max": tokens_max(plan), "minibatches": plan.minibatches(), "optimizer_steps_per_iteration": steps_per_iteration(plan),
             "parts": counted.all, "stages": stages, "horizon": horizon, "evaluations": self.evaluations(),
-            "sizes": sizes, "not_used": self.unused, "notes": self.notes, "kl": self.kl_text(),
+            "sizes": sizes, "measured": self.measured.as_ref().map(Measured::to_json), "not_used": self.unused, "notes": self.notes, "kl": self.kl_text(),
         })
     }
 }
@@ -438,6 +454,7 @@ jobs: {rollout_part_tasks: 2}
             parts       283 jobs in all; at the start 1 init, 1 evaluate_init, 2 sft, 1 evaluate; each iteration 4 rollout (2 tasks each), 4 log_probs, 1 advantage, 1 update, ≤ 1 evaluate, 1 expire
             bytes       each iteration policy 822 kB, optimizer 1.6 MB, records ≤ 1.0 MB; kept ≤ 33 MB
             memory      each worker, 2 threads: ≤ 200 MB in sft, 65 MB in rollout, 99 MB in log_probs, 132 MB in update, 163 MB in evaluate
+            time        not known: no measured run of this model was found; a store that is no folder is asked with --store
             place       store data, queue redis://h, 1 worker in this process
             not used    trainer.nnodes
         ");

@@ -55,12 +55,12 @@ struct Part {
 }
 
 /// The run as a whole.
+#[derive(Default)]
 struct Run {
-    begun: Instant,
-    /// Parts that were committed when this process started.
-    before: Option<u64>,
     committed: u64,
     total: u64,
+    /// Seconds that were left, and when that was said.
+    left: Option<(Instant, f64)>,
 }
 
 struct Bars {
@@ -85,12 +85,7 @@ impl Display {
             failure: String::new(),
             spoke: Cell::new(Instant::now()),
             parts: BTreeMap::new(),
-            run: Run {
-                begun: Instant::now(),
-                before: None,
-                committed: 0,
-                total: 0,
-            },
+            run: Run::default(),
         }
     }
 
@@ -122,10 +117,16 @@ impl Display {
         }
     }
 
-    /// Committed parts, of the run and of the first iteration in flight.
-    pub(crate) fn progress(&mut self, run: (u64, u64), iteration: (u32, u64, u64), rate: &str) {
-        self.run.before.get_or_insert(run.0);
+    /// Committed parts, of the run and of the first iteration in flight, and the seconds left.
+    pub(crate) fn progress(
+        &mut self,
+        run: (u64, u64),
+        iteration: (u32, u64, u64),
+        rate: &str,
+        left_s: Option<f64>,
+    ) {
         (self.run.committed, self.run.total) = run;
+        self.run.left = left_s.map(|left_s| (Instant::now(), left_s));
         if let Form::Bars(bars) = &self.form {
             bars.iteration.set_length(iteration.2);
             bars.iteration.set_position(iteration.1);
@@ -230,13 +231,7 @@ impl Display {
         };
         bars.run.set_length(self.run.total);
         bars.run.set_position(self.run.committed);
-        let in_flight: f64 = self.parts.values().map(Part::share).sum();
-        let mut words = vec![format!(
-            "{} of {} parts",
-            self.run.committed, self.run.total
-        )];
-        words.extend(self.run.left_s(in_flight).map(left));
-        bars.run.set_message(words.join("  "));
+        bars.run.set_message(self.run.words());
     }
 
     fn bar(&self, part: PartId) -> Option<ProgressBar> {
@@ -276,11 +271,6 @@ impl Part {
         }
     }
 
-    /// Share done; 0 if unknown.
-    fn share(&self) -> f64 {
-        self.done as f64 / (self.total as f64).max(1.0)
-    }
-
     /// Seconds left at the rate so far.
     fn left_s(&self) -> Option<f64> {
         let (at, done) = self.first?;
@@ -289,9 +279,11 @@ impl Part {
         Some(at.elapsed().as_secs_f64() / made as f64 * todo as f64)
     }
 
-    /// `120 of 500 optimizer steps  loss 0.412  4 800 tokens/s  3 min 20 s left`.
+    /// `120 of 500 optimizer steps  3 min 20 s left  loss 0.412  4 800 tokens/s`: a narrow terminal
+    /// cuts the end.
     fn words(&self) -> String {
         let mut words = vec![format!("{} of {} {}", self.done, self.total, self.note)];
+        words.extend(self.left_s().map(left));
         let known = self.figures.iter().filter(|(_, value)| *value > 0.0);
         words.extend(known.map(|(name, value)| {
             if name.ends_with("/s") {
@@ -300,7 +292,6 @@ impl Part {
                 format!("{name} {value:.3}")
             }
         }));
-        words.extend(self.left_s().map(left));
         words.join("  ")
     }
 
@@ -314,14 +305,14 @@ impl Part {
 }
 
 impl Run {
-    /// Seconds left at the rate of this process; `None` while that is not meaningful yet.
-    fn left_s(&self, in_flight: f64) -> Option<f64> {
-        const MADE_MIN: f64 = 0.1;
-        let done = self.committed as f64 + in_flight;
-        let made = done - self.before? as f64;
-        let todo = self.total as f64 - done;
-        let means_something = made >= MADE_MIN && made >= 0.01 * self.total as f64 && todo > 0.0;
-        means_something.then(|| self.begun.elapsed().as_secs_f64() / made * todo)
+    /// `31 of 250 parts  9 min 18 s left`.
+    fn words(&self) -> String {
+        let mut words = vec![format!("{} of {} parts", self.committed, self.total)];
+        let left_s = self
+            .left
+            .map(|(told, left_s)| left_s - told.elapsed().as_secs_f64());
+        words.extend(left_s.filter(|_| self.committed < self.total).map(left));
+        words.join("  ")
     }
 }
 
@@ -349,10 +340,16 @@ impl Bars {
     }
 }
 
+/// Columns of a bar's name; `  100/critic_update/12` fits.
+const NAME_COLUMNS: usize = 22;
+/// Columns of the bar itself.
+const BAR_COLUMNS: usize = 10;
+
 /// One style for all bars, so that they align; the message takes the rest of the line and is cut
 /// there.
 fn style() -> ProgressStyle {
-    ProgressStyle::with_template("{prefix:<18.18} {bar:20} {wide_msg}")
+    let template = format!("{{prefix:<{NAME_COLUMNS}!}} {{bar:{BAR_COLUMNS}}} {{wide_msg}}");
+    ProgressStyle::with_template(&template)
         .expect("the template is a constant and valid")
         .progress_chars("━╸─")
 }
@@ -400,7 +397,7 @@ mod tests {
         part.first = Some((Instant::now().checked_sub(hour).unwrap(), 100));
         display.event(&progress(300));
         assert!(
-            words(&display).ends_with("  1 h 00 min left"),
+            words(&display).contains("  1 h 00 min left  "),
             "{}",
             words(&display)
         );
@@ -409,19 +406,40 @@ mod tests {
     }
 
     #[test]
-    fn the_run_ends_at_the_rate_of_this_process() {
-        let run = |before, committed| Run {
-            begun: Instant::now()
-                .checked_sub(Duration::from_secs(100))
-                .unwrap(),
-            before,
-            committed,
-            total: 50,
+    fn the_time_left_is_seen_at_80_columns() {
+        let room = 80 - NAME_COLUMNS - BAR_COLUMNS - 2;
+        let mut part = Part::new(None);
+        (part.done, part.total, part.note) = (480, 500, "optimizer steps".into());
+        part.figures = vec![("loss", 0.4125), ("tokens/s", 4800.4)];
+        let ago = Instant::now().checked_sub(Duration::from_secs(36_000));
+        part.first = Some((ago.unwrap(), 100));
+        let words = part.words();
+        let seen: String = words.chars().take(room).collect();
+        assert!(
+            seen.contains(" min left") || seen.contains(" s left"),
+            "{words}"
+        );
+        let run = Run {
+            committed: 12_345,
+            total: 99_999,
+            left: Some((Instant::now(), 359_999.0)),
         };
-        let left = run(Some(20), 30).left_s(0.0).unwrap();
-        assert!((left - 200.0).abs() < 1.0, "{left}");
-        assert_eq!(run(Some(20), 20).left_s(0.05), None);
-        assert_eq!(run(None, 20).left_s(0.5), None);
-        assert_eq!(run(Some(20), 50).left_s(0.0), None);
+        let words = run.words();
+        assert!(words.ends_with("99 h 59 min left"), "{words}");
+        assert!(words.chars().count() <= room, "{words}");
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_finished_run() {
+        let mut run = Run {
+            committed: 20,
+            total: 50,
+            left: Some((Instant::now(), 200.0)),
+        };
+        assert!(run.words().ends_with("left"), "{}", run.words());
+        run.committed = 50;
+        assert_eq!(run.words(), "50 of 50 parts");
+        run.left = None;
+        assert_eq!(run.words(), "50 of 50 parts");
     }
 }

@@ -1,6 +1,7 @@
 //! Follows a run to its end. Only commits count: events of the workers in this process make
 //! progress visible sooner, and a run whose workers are elsewhere is followed in the same way.
 
+use crate::estimate::{self, TimeLeft, estimate};
 use crate::metrics::RunMetrics;
 use crate::metrics::summary;
 use crate::run::display::Display;
@@ -252,7 +253,14 @@ impl Follower {
         if !news.is_empty() {
             self.write_metrics()?;
         }
-        for (key, line) in news {
+        // Of several iterations at once, the last one says what is left.
+        let left = self.left().filter(|estimate| estimate.left_s > 0.0);
+        let latest = self.progress.latest_policy(&self.view.plan);
+        let latest = latest.map(|n| policy_of(&self.view.plan, n));
+        for (key, mut line) in news {
+            if let (Some(left), true) = (left, latest == Some(key)) {
+                line += &format!("  about {} left", text::seconds(left.left_s));
+            }
             self.told.insert(key);
             self.display.line(&line);
         }
@@ -317,11 +325,25 @@ impl Follower {
         {
             self.rate = format!("{} tokens/s", text::count(rate.round() as u64));
         }
+        let left_s = self.left().map(|estimate| estimate.left_s);
         self.display.progress(
             (self.progress.len() as u64, self.part_total),
             (current, done, all.len() as u64),
             &self.rate,
+            left_s,
         );
+    }
+
+    /// How long the run still takes.
+    fn left(&self) -> Option<TimeLeft> {
+        let plan = &self.view.plan;
+        let latest = self.progress.latest_policy(plan)?;
+        let ended = |n| {
+            let row = self.book.row(policy_of(plan, n))?;
+            row.wall_s.map(|_| (n, row.ended_unix_s()))
+        };
+        let ended: Vec<_> = estimate::wanted(plan, latest).filter_map(ended).collect();
+        estimate(plan, &ended, text::unix_now_s() as f64)
     }
 
     /// Writes the metrics so far.

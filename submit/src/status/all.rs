@@ -5,7 +5,7 @@ use crate::cli::Global;
 use crate::runs::RunView;
 use crate::{Result, claims, text};
 use agentgym_storage::Store;
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// One line per run of a store.
 pub(crate) async fn all(store: &Store, global: &Global) -> Result<()> {
@@ -44,7 +44,7 @@ pub(crate) async fn all(store: &Store, global: &Global) -> Result<()> {
         documents.push(status.to_json());
     }
     if global.json {
-        text::emit_json(&Value::Array(documents));
+        text::emit_json(&json!({"runs": documents}));
     } else if rows.is_empty() {
         text::emit(&format!("no runs in the store at {}", store.url()));
     } else {

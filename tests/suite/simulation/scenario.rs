@@ -319,6 +319,8 @@ impl Scene {
             cache_dir: self.cache_dir.clone(),
             prefetch: false,
             drain_grace: agentgym_worker::DRAIN_GRACE,
+            meters: Default::default(),
+            machine: Default::default(),
         }
     }
 

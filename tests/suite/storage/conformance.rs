@@ -138,6 +138,7 @@ async fn attempts_race(store: &Store) {
         started_unix_s: 1,
         code_version: "0".into(),
         plan_revision: 2,
+        ..AttemptStart::default()
     };
     let mut racers = JoinSet::new();
     for _ in 0..8 {

@@ -312,6 +312,7 @@ async fn attempts(bench: Bench) {
         started_unix_s: 1,
         code_version: "v".to_owned(),
         plan_revision,
+        ..AttemptStart::default()
     };
     let failed = AttemptEnd {
         outcome: AttemptOutcome::Failed,

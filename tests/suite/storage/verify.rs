@@ -28,6 +28,7 @@ async fn commit(store: &Store, slot: &PartKey, pieces: &[Bytes]) -> Manifest {
         started_unix_s: 0,
         code_version: "test".into(),
         plan_revision: 0,
+        ..AttemptStart::default()
     };
     let attempt = store.start_attempt(slot, &start).await.unwrap();
     let mut outputs = Outputs::new(store.clone(), slot.clone(), attempt.clone());

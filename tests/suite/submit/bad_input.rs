@@ -114,7 +114,7 @@ async fn bad_input_ends_with_a_message_and_a_code() {
         (
             "no such stage",
             "inspect handmade 1 rolout".into(),
-            Exit::Config,
+            Exit::Run,
             "rollout",
         ),
         (

@@ -77,7 +77,7 @@ async fn a_part_is_followed_to_what_it_waits_for() {
     assert!(text.contains("a worker to take 0/init/0"), "{text}");
     let text = shown(None).await;
     assert!(text.contains("0/init/0  running  attempt 1"), "{text}");
-    says(&lines(&scene, None, None).await, "no queue was asked");
+    says(&lines(&scene, None, None).await, "no queue answers");
 
     scene
         .end(init, 1, AttemptOutcome::Failed, "no such folder")

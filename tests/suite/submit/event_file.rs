@@ -147,10 +147,14 @@ fn expected(lines: &str) -> BTreeMap<Place, (f64, f32)> {
     for line in lines.lines() {
         let row: Value = serde_json::from_str(line).unwrap();
         let stage = row["stage"].as_str().unwrap();
-        let head = match (&row["set"], row["part"].as_u64().unwrap()) {
-            (Value::String(set), _) => format!("{stage}/{set}"),
-            (_, 0) => stage.to_owned(),
-            (_, part) => format!("{stage}/part_{part}"),
+        let cut = ["rollout", "reward", "log_probs", "gradient"].contains(&stage);
+        let (head, stats) = match (&row["set"], row["part"].as_u64().unwrap()) {
+            (Value::String(set), _) => (format!("{stage}/{set}"), format!("stats/{stage}/{set}")),
+            (_, 0) if !cut => (stage.to_owned(), format!("stats/{stage}")),
+            (_, part) => {
+                let head = format!("parts/{stage}/{part}");
+                (head.clone(), format!("{head}/stats"))
+            }
         };
         let wall_s = row["wall_s"].as_f64().unwrap_or(0.0);
         let time = row["started_unix_s"].as_f64().unwrap() + wall_s;
@@ -163,10 +167,10 @@ fn expected(lines: &str) -> BTreeMap<Place, (f64, f32)> {
             add(&row["iteration"], format!("{head}/{name}"), number);
         }
         for (name, number) in leaves(&row["stats"]) {
-            add(&row["iteration"], format!("stats/{head}/{name}"), number);
+            add(&row["iteration"], format!("{stats}/{name}"), number);
         }
         if row["wall_s"].is_number() {
-            add(&row["iteration"], format!("stats/{head}/wall_s"), wall_s);
+            add(&row["iteration"], format!("{stats}/wall_s"), wall_s);
         }
         for point in row["metrics"]["curve"].as_array().into_iter().flatten() {
             for (name, number) in leaves(point).into_iter().filter(|(name, _)| name != "step") {
@@ -228,7 +232,37 @@ async fn another_reader_finds_the_figures_of_metrics_jsonl_in_the_event_file() {
     for tag in ["sft_steps/loss", "evaluate/easy/success", "update/lr"] {
         assert!(expected.keys().any(|(_, known)| known == tag), "{tag}");
     }
+    // What an iteration comes to has verl's names.
+    let is_total = |(_, tag): &Place| {
+        let groups = [
+            "actor",
+            "critic",
+            "perf",
+            "timing_s",
+            "val",
+            "prompt_length",
+            "response_length",
+        ];
+        groups.contains(&tag.split('/').next().unwrap())
+    };
+    let (totals, found): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        found.into_iter().partition(|(place, _)| is_total(place));
     assert_eq!(found, expected);
+    for (total, own) in [
+        ("actor/pg_loss", "update/pg_loss"),
+        ("actor/grad_norm", "update/grad_norm"),
+        ("critic/score/mean", "advantage/reward"),
+        ("val/test_score/easy", "evaluate/easy/reward"),
+    ] {
+        let of = |all: &BTreeMap<Place, (f64, f32)>, wanted: &str| -> Vec<(i64, f32)> {
+            let found = all.iter().filter(|((_, tag), _)| tag == wanted);
+            found
+                .map(|((step, _), (_, value))| (*step, *value))
+                .collect()
+        };
+        assert!(!of(&totals, total).is_empty(), "{total}");
+        assert_eq!(of(&totals, total), of(&found, own), "{total}");
+    }
 
     // The reader detects any single damaged byte.
     for at in (0..bytes.len()).step_by(97) {

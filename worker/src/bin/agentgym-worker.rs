@@ -6,12 +6,15 @@
 use agentgym_jobs::pipeline::Stage;
 use agentgym_model::Dtype;
 use agentgym_queue::{Error as QueueError, Queue, QueueOptions};
-use agentgym_storage::{RunId, Store};
+use agentgym_storage::{MachineFacts, RunId, Store};
 use agentgym_text::Visible;
-use agentgym_worker::{Cause, Cloud, Error, Event, ScratchFolder, WorkerOptions, run_worker};
+use agentgym_worker::{
+    Cause, Cloud, Error, Event, Meters, ScratchFolder, WorkerOptions, run_worker, serve_metrics,
+};
 use clap::Parser;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::sync::{Arc, LazyLock};
@@ -45,11 +48,11 @@ struct Arguments {
     stages: Vec<Stage>,
     /// cpu, cuda:N, or auto: the first GPU if it can be used, otherwise the CPU and a log line with
     /// the reason.
-    #[arg(long, default_value = "cpu")]
+    #[arg(long, env = "AGENTGYM_DEVICE", default_value = "cpu")]
     device: String,
     /// Element type of the operands of a GPU's matrix products: f32, or bf16, which is faster and
     /// less precise. It is part of the numeric class.
-    #[arg(long, default_value_t)]
+    #[arg(long, env = "AGENTGYM_DTYPE", default_value_t)]
     dtype: Dtype,
     /// Compute threads; default: all cores. A GPU uses one.
     #[arg(long)]
@@ -58,6 +61,14 @@ struct Arguments {
     /// a fleet, and equal to jobs.lease_ttl_s of its runs.
     #[arg(long, default_value_t = QueueOptions::default().lease_ttl_s)]
     lease_ttl_s: u64,
+    /// Say something of this machine in the records of its attempts, e.g. --label gpu=H100; more
+    /// than once for several.
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    labels: Vec<(String, String)>,
+    /// What an hour of this worker costs, in a currency of your choice: `agentgym-submit ledger` adds
+    /// it up.
+    #[arg(long, value_name = "PER HOUR", value_parser = price, allow_negative_numbers = true)]
+    price: Option<f64>,
     /// Drain when this cloud announces a preemption of the machine: aws, gcp or azure.
     #[arg(long, value_name = "CLOUD")]
     preemption: Option<Cloud>,
@@ -68,6 +79,13 @@ struct Arguments {
     /// Log one JSON object per line, with run, part and attempt as fields.
     #[arg(long)]
     log_json: bool,
+    /// Answer Prometheus at http://ADDRESS/metrics and a supervisor at http://ADDRESS/health, e.g.
+    /// 127.0.0.1:9464; port 0 takes a free one, which the log names.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
+    /// Let --metrics listen where other machines can read it.
+    #[arg(long, requires = "metrics")]
+    metrics_public: bool,
     /// End when the run is finished.
     #[arg(long, requires = "run")]
     exit_when_finished: bool,
@@ -78,6 +96,31 @@ fn version() -> &'static str {
     static VERSION: LazyLock<String> =
         LazyLock::new(|| format!("{} ({})", agentgym_worker::BUILD, agentgym_worker::FEATURES));
     &VERSION
+}
+
+/// Longest key and value of a label, in bytes.
+const LABEL_BYTES_MAX: usize = 200;
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text
+        .split_once('=')
+        .ok_or("write KEY=VALUE, e.g. gpu=H100")?;
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if key.is_empty() || !key.chars().all(fits) {
+        return Err("the key is made of letters, digits, -, _ and .".into());
+    }
+    if key.len().max(value.len()) > LABEL_BYTES_MAX {
+        return Err(format!(
+            "key and value have at most {LABEL_BYTES_MAX} bytes"
+        ));
+    }
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+fn price(text: &str) -> Result<f64, String> {
+    let price: Option<f64> = text.parse().ok();
+    let price = price.filter(|price| (0.0..=1e6).contains(price));
+    price.ok_or_else(|| "give the price of an hour as a number from 0 to 1000000, e.g. 2.10".into())
 }
 
 fn main() -> ExitCode {
@@ -162,6 +205,13 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
     if let Some(cloud) = arguments.preemption {
         tokio::spawn(agentgym_worker::drain_on_notice(cloud, drain.clone()));
     }
+    let meters = Arc::new(Meters::default());
+    if let Some(address) = arguments.metrics {
+        let told = (name.as_str(), Arc::clone(&meters));
+        let public = arguments.metrics_public;
+        let bound = serve_metrics(address, public, told, store.clone(), drain.clone()).await?;
+        tracing::info!("metrics at http://{bound}/metrics, health at http://{bound}/health");
+    }
     let (events, mut news) = tokio::sync::broadcast::channel(1024);
     let log = tokio::spawn(async move {
         use tokio::sync::broadcast::error::RecvError;
@@ -204,6 +254,12 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
         cache_dir: scratch.path().to_owned(),
         prefetch: true,
         drain_grace: agentgym_worker::grace_of(limit),
+        meters,
+        machine: MachineFacts {
+            device: String::new(),
+            labels: arguments.labels.into_iter().collect(),
+            price: arguments.price,
+        },
     };
     const INTERRUPTED: u8 = 130;
     let worked = tokio::select! {

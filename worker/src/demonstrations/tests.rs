@@ -140,7 +140,7 @@ fn a_solver_shows_what_an_episode_looks_like() {
         .source;
     for style in ["", "thought,once,refusals=100"] {
         let solver = source.solver(style).unwrap();
-        let conversation = Conversation::from(solver.demonstrate(5, "Craft.").unwrap());
+        let conversation = Conversation::after(&[], solver.demonstrate(5, "Craft.").unwrap());
         assert!(
             conversation.conversations[0]
                 .value
@@ -170,7 +170,7 @@ fn a_solution_that_is_too_long_gives_way_or_is_refused() {
     let solver = source.solver("").unwrap();
     let ids: Vec<i64> = (0..60).collect();
     let tokens = |id: i64| {
-        let shown = Conversation::from(solver.demonstrate(id, "Craft.").unwrap());
+        let shown = Conversation::after(&[], solver.demonstrate(id, "Craft.").unwrap());
         shown.tokens(&policy, "x").unwrap().token_ids
     };
     let longest = (0..60).max_by_key(|id| tokens(*id).len()).unwrap();
@@ -179,7 +179,7 @@ fn a_solution_that_is_too_long_gives_way_or_is_refused() {
         let row = longest as usize;
         let limit = (tokens_max, overlong);
         solved(
-            (&*solver, "Craft."),
+            (&*solver, (&[], "Craft.")),
             (&ids, row),
             &policy,
             "source row 7",

@@ -3,6 +3,7 @@
 
 use crate::decoder::Decoder;
 use crate::environments::Environment;
+use crate::meters::Meters;
 use crate::{Beat, Error};
 use agentgym_envs::EnvError;
 use agentgym_jobs::config::AgentGym;
@@ -30,6 +31,8 @@ pub(crate) struct Player {
     pub(crate) beat: Beat,
     /// Microseconds inside environment calls, summed over episodes.
     pub(crate) env_us: AtomicU64,
+    /// Each of these calls, for operators.
+    pub(crate) meters: Arc<Meters>,
     /// How often an episode continued in a fresh session.
     pub(crate) taken_up: AtomicU64,
     /// Episodes of earlier attempts that continued in a fresh session.

@@ -50,6 +50,7 @@ impl<'a> EnvironmentClock<'a> {
         self.player
             .env_us
             .fetch_add(took.as_micros() as u64, Ordering::Relaxed);
+        (self.player.meters).env_call(self.environment, took.as_secs_f64());
         self.player.beat.tick();
         answer.map_err(|tokio::time::error::Elapsed { .. }| {
             Interruption::Fault(format!(

@@ -6,11 +6,12 @@ use crate::Beat;
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::environments::Environments;
 use crate::stages::testing::{plan, policy};
-use agentgym_jobs::config::PromptText;
+use agentgym_jobs::config::{Opening, OpeningTurn, PromptText, Speaker};
 use agentgym_jobs::episode::{Finish, Sequence, Task};
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
-use agentgym_model::{ComputeOptions, Policy, Sampling, ScoreRequest, score};
+use agentgym_jobs::trajectory::Trajectory;
+use agentgym_model::{ComputeOptions, Message, Policy, Role, Sampling, ScoreRequest, score};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,6 +59,7 @@ async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) ->
         rules,
         beat: beat(),
         env_us: AtomicU64::new(0),
+        meters: Default::default(),
         taken_up: AtomicU64::new(0),
         resumed: AtomicU64::new(0),
         cancel: CancellationToken::new(),
@@ -390,6 +392,54 @@ async fn a_limited_context_has_a_sequence_for_every_turn_beyond_it() {
         player.begin(&request(3, 2)).await.unwrap()
     };
     assert_eq!(play(Some(3)).await, play(None).await);
+}
+
+/// An episode may begin with turns that nobody samples. Its prompt has the ids of the whole
+/// conversation rendered at once, and those that a demonstration with the same turns has.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_opening_is_context_and_the_observation_a_message_of_its_own() {
+    let turn = |from, value: &str| OpeningTurn {
+        from,
+        value: value.to_owned(),
+    };
+    let turns = vec![
+        turn(Speaker::Human, "Rules: {instruction}"),
+        turn(Speaker::Gpt, "Yes <|im_end|> sure."),
+    ];
+    let player = player(&plan(&[]), 1, |rules| {
+        rules.gym.prompt = Opening::Read {
+            name: "turns.json".to_owned(),
+            turns: turns.clone(),
+        };
+        rules.gym.instruction = Some("Craft.".to_owned());
+    })
+    .await;
+    let episode = player.begin(&request(3, 1)).await.unwrap();
+    episode.check().unwrap();
+    assert!(episode.prompt.starts_with("Crafting commands:"));
+    let opening = episode.opening();
+    assert_eq!(opening[0].value, "Rules: Craft.");
+    assert_eq!(opening[1], turns[1]);
+    let (from, to) = episode.turns[0].context;
+    let sequence = &episode.sequences[0];
+    assert!(from == 0 && sequence.loss_mask[..to as usize].iter().all(|mask| !mask));
+    let policy = &player.policy;
+    let messages = [
+        Message::new(Role::User, &opening[0].value),
+        Message::new(Role::Assistant, &opening[1].value),
+        Message::new(Role::User, &episode.prompt),
+    ];
+    let whole = (policy.chat()).prompt_ids(policy.tokenizer(), &messages);
+    assert_eq!(sequence.token_ids[..to as usize], whole.unwrap());
+    let told = serde_json::to_vec(&[Trajectory::of(&episode)]).unwrap();
+    let told = crate::demonstrations::parse_file("x", &told).unwrap();
+    let encoded = told[0].tokens(policy, "x").unwrap();
+    assert_eq!(
+        encoded.token_ids[..to as usize],
+        sequence.token_ids[..to as usize]
+    );
+    assert!(encoded.loss_mask[..to as usize].iter().all(|mask| !mask));
+    assert!(encoded.loss_mask[to as usize]);
 }
 
 /// After a number of turns, or when the window is full, the policy writes a summary. The summary is

@@ -17,6 +17,7 @@ use crate::blocking::blocking;
 use crate::decoder::Sequence as Seat;
 use crate::turn_journal::Tape;
 use crate::{Error, Result};
+use agentgym_jobs::config::OpeningTurn;
 use agentgym_jobs::episode::{ContextSummary, Finish, Parse, Sequence, Turn};
 use agentgym_jobs::journal::{Event, RecordedMessage};
 use agentgym_model::{Message, Policy, Role};
@@ -73,17 +74,15 @@ impl Transcript {
     pub(super) async fn start(
         player: &Player,
         request: &Request,
-        prompt: &str,
+        (opening, prompt): (&[OpeningTurn], &str),
         turn_tokens_max: usize,
     ) -> Result<Self> {
         let rules = &player.rules;
-        let message = Message {
-            role: Role::User,
-            content: prompt.to_owned(),
-        };
         let ids_max = rules.prompt_tokens_max.max(rules.context_tokens_max);
+        let mut told: Vec<String> = opening.iter().map(|turn| turn.value.clone()).collect();
+        told.push(prompt.to_owned());
         let ids = off_thread(player, prompt.len(), move |policy| {
-            (policy.chat()).prompt_ids_within(policy.tokenizer(), &[message], ids_max)
+            prompt_ids(policy, &told, ids_max)
         });
         let Some(ids) = ids.await? else {
             return Err(Error::stage(format!(
@@ -430,6 +429,34 @@ impl Transcript {
         };
         Ok((message, done.entropies))
     }
+}
+
+/// Ids of the messages before the first reply, the human's and the policy's in turn, each appended
+/// like a turn of the episode. `None` if their length alone shows more than `ids_max` of them.
+fn prompt_ids(
+    policy: &Policy,
+    messages: &[String],
+    ids_max: usize,
+) -> agentgym_model::Result<Option<Vec<u32>>> {
+    let (chat, tokenizer) = (policy.chat(), policy.tokenizer());
+    let mut ids = Vec::new();
+    for (index, text) in messages.iter().enumerate() {
+        let left = ids_max.saturating_sub(ids.len());
+        let more = match index {
+            0 => chat.prompt_ids_within(tokenizer, &[Message::new(Role::User, text)], left)?,
+            _ if index % 2 == 1 => {
+                let mut reply = tokenizer.encode_ordinary(text)?;
+                reply.push(chat.end_of_turn_id(tokenizer)?);
+                Some(reply)
+            }
+            _ => chat.observation_ids_within(tokenizer, true, text, left)?,
+        };
+        let Some(more) = more else {
+            return Ok(None);
+        };
+        ids.extend(more);
+    }
+    Ok(Some(ids))
 }
 
 /// Processes a text of this many bytes on a blocking thread, so that other episodes do not wait.

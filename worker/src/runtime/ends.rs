@@ -20,6 +20,7 @@ impl Worker {
         if error.is_internal() {
             tracing::error!("{message}");
         }
+        self.options.meters.in_trouble(&message);
         let _ = self.events.send(Event::Waiting { message });
         let Some(run) = self.options.run.as_ref() else {
             return;
@@ -41,6 +42,7 @@ impl Worker {
     }
 
     pub(super) fn out_of_trouble(&self) {
+        self.options.meters.out_of_trouble();
         *held(&self.trouble) = None;
     }
 

@@ -148,6 +148,7 @@ mod tests {
             policies: crate::policies::Policies::default(),
             critics: crate::policies::Critics::default(),
             environments: crate::environments::Environments::default(),
+            meters: Default::default(),
             drain_grace: crate::DRAIN_GRACE,
         };
         assert!(fetch(&resources, &inputs, &manifest).await.unwrap());

@@ -155,7 +155,7 @@ pub struct Candidate {
 }
 
 /// The fate of every candidate of an iteration: of the trajectories kept before, then of the
-/// episodes of its parts. The kept ones are those of [`filter`].
+/// episodes of its parts. The kept ones are those that the stage keeps.
 pub fn candidates(
     plan: &Plan,
     iteration: u32,

@@ -8,6 +8,7 @@
 use super::artifacts;
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::episode::{Player, Request, Rules};
+use crate::meters::FaultsSeen;
 use crate::policies::POLICY;
 use crate::turn_journal::TurnJournal;
 use crate::{Error, Report, Result, StageContext, panics};
@@ -112,6 +113,7 @@ pub(super) async fn all(
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut environments = tokio::time::interval(TROUBLE_EVERY);
     environments.tick().await;
+    let mut faults_seen = FaultsSeen::new();
     let mut failure: Option<Error> = None;
     let (cancel, grace) = (context.cancel.clone(), context.resources.drain_grace);
     let out_of_time = async {
@@ -129,7 +131,10 @@ pub(super) async fn all(
             _ = interval.tick() => {
                 journal.save(context, sampled, false).await?;
             }
-            _ = environments.tick() => tell_trouble(context, &player),
+            _ = environments.tick() => {
+                tell_trouble(context, &player);
+                count_faults(&player, &mut faults_seen);
+            }
             ended = playing.join_next() => match ended {
                 None => break,
                 Some(Ok(Ok(episode))) => {
@@ -157,6 +162,7 @@ pub(super) async fn all(
         }
     }
     playing.shutdown().await;
+    count_faults(&player, &mut faults_seen);
     if let Some(error) = failure {
         journal.save(context, sampled, true).await?;
         journal.report(sampled(), &mut context.measured);
@@ -213,6 +219,13 @@ fn tell_trouble(context: &StageContext, player: &Player) {
     }
 }
 
+fn count_faults(player: &Player, seen: &mut FaultsSeen) {
+    for (name, environment) in &player.environments {
+        let counters = environment.client.counters();
+        player.meters.env_faults(name, &counters, seen);
+    }
+}
+
 /// Faults are excluded and counted. An environment that fails every episode of several tasks is
 /// broken, and continuing would leave nothing to train on.
 fn refuse_if_all_failed(player: &Player, episodes: &[Episode]) -> Result<()> {
@@ -261,6 +274,7 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
         rules,
         beat: context.beat.clone(),
         env_us: AtomicU64::new(0),
+        meters: Arc::clone(&resources.meters),
         taken_up: AtomicU64::new(0),
         resumed: AtomicU64::new(0),
         cancel: context.cancel.clone(),

@@ -62,6 +62,7 @@ impl Bench {
                 policies: Default::default(),
                 critics: Default::default(),
                 environments: Default::default(),
+                meters: Default::default(),
                 drain_grace: crate::DRAIN_GRACE,
             }),
             cache: tempfile::tempdir().unwrap(),

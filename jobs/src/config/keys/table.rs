@@ -190,6 +190,8 @@ pub const KEYS: &[KeySpec] = &[
         .within(whole(1, MILLION, ANY)),
     bind("actor_rollout_ref.agentgym.timeout", "300", "seconds one environment call may take").within(seconds(0.001)),
     id("actor_rollout_ref.agentgym.instruction", "null", "first lines of every prompt; default: the environment's own"),
+    option("actor_rollout_ref.agentgym.prompt", "own",
+        "how a conversation begins. own: instruction and first observation in one message; agentgym: the instruction, an assent, then the observation; or a file of such turns"),
     option("actor_rollout_ref.agentgym.style", "null", "how to answer: plain, react, plan, reflect or another file of prompts/, or a path"),
     option("actor_rollout_ref.agentgym.context_turns", "null", "turns before the present one that the policy sees besides the prompt; null: all")
         .within(whole(1, MILLION, "null is all of them")),

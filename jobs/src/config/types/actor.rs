@@ -120,6 +120,7 @@ pub struct AgentGym {
     pub style: Option<PromptText>,
     pub context_turns: Option<usize>,
     pub summary: Option<PromptText>,
+    pub prompt: Opening,
     pub rules: u32,
 }
 
@@ -138,9 +139,75 @@ pub enum PromptText {
     },
 }
 
+/// How a conversation begins.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Opening {
+    /// As given: `own`, `agentgym`, or a file. In a plan only `own`: the instruction and the first
+    /// observation are one message.
+    Named(String),
+    /// As a plan holds it: turns before the first observation, which is a message of its own.
+    Read {
+        /// As it was given.
+        name: String,
+        /// In turn human and gpt; `{instruction}` stands for the environment's own text.
+        turns: Vec<OpeningTurn>,
+    },
+}
+
+impl Opening {
+    /// The name of the default.
+    pub const OWN: &str = "own";
+}
+
+/// A message before the first observation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpeningTurn {
+    /// Who says it.
+    pub from: Speaker,
+    /// The text.
+    pub value: String,
+}
+
+/// Whose message it is, in the words of AgentGym's trajectory files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Speaker {
+    /// The environment.
+    #[serde(alias = "user")]
+    Human,
+    /// The policy.
+    #[serde(alias = "assistant")]
+    Gpt,
+}
+
+impl Speaker {
+    /// The word in a trajectory file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Human => "human",
+            Self::Gpt => "gpt",
+        }
+    }
+}
+
 impl AgentGym {
-    /// The first lines of every prompt, where the environment's own are `own`.
-    pub fn instruction_of(&self, own: &str) -> String {
+    /// How a conversation begins where the environment's own text is `own`: the turns before the
+    /// first observation, and the text at the head of the observation's message.
+    pub fn opening_of(&self, own: &str) -> (Vec<OpeningTurn>, String) {
+        let own = self.instruction_of(own);
+        let Opening::Read { turns, .. } = &self.prompt else {
+            return (Vec::new(), own);
+        };
+        let told = |turn: &OpeningTurn| OpeningTurn {
+            from: turn.from,
+            value: turn.value.replace("{instruction}", &own),
+        };
+        (turns.iter().map(told).collect(), String::new())
+    }
+
+    /// The environment's own text `own` in its style.
+    fn instruction_of(&self, own: &str) -> String {
         let own = self.instruction.as_deref().unwrap_or(own);
         match &self.style {
             Some(PromptText::Read { text, .. }) => text.replace("{instruction}", own),

@@ -4,7 +4,7 @@
 //! sampled.
 
 use super::held_out::{held_out, split_key};
-use crate::demonstrations::{Conversation, Encoded, parse_file, solved};
+use crate::demonstrations::{Conversation, Encoded, Line, parse_file, solved};
 use crate::environments::rules;
 use crate::stages::artifacts::read;
 use crate::{Error, Result};
@@ -63,7 +63,8 @@ pub(super) enum Content {
     Solver {
         solver: Arc<dyn Solver>,
         ids: Vec<i64>,
-        instruction: String,
+        /// The turns and the text that conversations begin with.
+        head: (Vec<Line>, String),
     },
     /// Sampled sequences, whose tokens are never encoded again (I6).
     Sampled(Vec<Encoded>),
@@ -92,14 +93,10 @@ impl Content {
         match self {
             Self::File(rows) => Self::File(those(rows, keeps, side)),
             Self::Sampled(rows) => Self::Sampled(those(rows, keeps, side)),
-            Self::Solver {
-                solver,
-                ids,
-                instruction,
-            } => Self::Solver {
+            Self::Solver { solver, ids, head } => Self::Solver {
                 solver: Arc::clone(solver),
                 ids: those(ids, keeps, side),
-                instruction: instruction.clone(),
+                head: head.clone(),
             },
         }
     }
@@ -404,10 +401,16 @@ impl Source {
             Content::Solver {
                 solver,
                 ids,
-                instruction,
+                head: (opening, instruction),
             } => {
                 let limit = (tokens_max, overlong);
-                solved((&**solver, instruction), (ids, row), policy, &what, limit)
+                solved(
+                    (&**solver, (opening, instruction)),
+                    (ids, row),
+                    policy,
+                    &what,
+                    limit,
+                )
             }
         }
     }
@@ -480,10 +483,10 @@ fn solver(
         .and_then(|address| address.source.solver(style.unwrap_or_default()))
         .map_err(|e| Error::stage(format!("{key}: {e}")))?;
     let gym = &plan.config.actor_rollout_ref.agentgym;
-    let instruction = gym.instruction_of(known.instruction);
+    let (opening, instruction) = gym.opening_of(known.instruction);
     Ok(Content::Solver {
         solver,
         ids,
-        instruction,
+        head: (opening.iter().map(Line::of).collect(), instruction),
     })
 }

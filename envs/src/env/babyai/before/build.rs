@@ -25,7 +25,7 @@ pub(crate) struct Build<'a> {
     pub(crate) room_size: usize,
     pub(crate) columns: usize,
     pub(crate) rows: usize,
-    /// By room: the door (or opening) on each side, in the order of [`STEPS`].
+    /// By room: the door (or opening) on each side, in the order of [`super::super::grid::STEPS`].
     doors: Vec<[Option<Opening>; 4]>,
     /// The room behind a locked door.
     pub(crate) locked: Option<RoomAt>,

@@ -1,0 +1,14 @@
+//! ScienceWorld: AgentGym's routes over the simulator of PyPI's scienceworld, a Java program.
+
+mod gateway;
+mod server;
+mod simulator;
+mod source;
+mod spec;
+
+pub(crate) use source::Source;
+
+#[cfg(test)]
+pub(crate) use gateway::Reply;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! Selects the simulator: from an address or the options of the subcommand.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+
+use super::server::Sciworld;
+use super::simulator::{Launch, VERSION};
+use super::spec::SPEC;
+use crate::builtin::options::AddressOptions;
+use crate::builtin::registered::{ArgumentError, BuiltIn, Progress, Tasks};
+use crate::error::EnvError;
+use crate::replica::Replica;
+use crate::server::ServerOptions;
+use crate::server::http::App;
+use crate::spec::EnvSpec;
+
+/// Where Java and the simulator are.
+#[derive(Args, Debug)]
+pub(crate) struct Source {
+    /// scienceworld.jar of scienceworld 1.2.3, inside the wheel on PyPI (scripts/sciworld.sh gets it).
+    #[arg(long, value_name = "FILE")]
+    jar: PathBuf,
+    /// The Java program.
+    #[arg(long, value_name = "PROGRAM", default_value = JAVA)]
+    java: PathBuf,
+    /// Java processes that the sessions are spread over; each steps one session at a time.
+    #[arg(long, value_name = "NUMBER", default_value_t = PROCESSES, value_parser = clap::value_parser!(u64).range(1..=256))]
+    processes: u64,
+    /// Heap of each Java process, in MB; 16 of them allow a session.
+    #[arg(long, value_name = "MB", default_value_t = MEMORY_MB, value_parser = clap::value_parser!(u64).range(64..))]
+    memory_mb: u64,
+}
+
+const JAVA: &str = "java";
+const PROCESSES: u64 = 1;
+const MEMORY_MB: u64 = 512;
+
+impl Tasks for Source {
+    fn check_files(&self) -> Result<(), EnvError> {
+        let problem = match std::fs::metadata(&self.jar) {
+            Ok(found) if found.is_file() => return Ok(()),
+            Ok(_) => "is no file".to_owned(),
+            Err(error) => format!("cannot be read: {error}"),
+        };
+        Err(EnvError::Simulator {
+            problem: format!(
+                "{} {problem}; give scienceworld.jar of scienceworld {VERSION} from PyPI",
+                self.jar.display()
+            ),
+        })
+    }
+
+    fn app(&self, options: &ServerOptions, _: Progress<'_>) -> Result<Arc<dyn App>, EnvError> {
+        self.check_files()?;
+        let launch = Launch {
+            java: self.java.clone(),
+            jar: self.jar.clone(),
+            memory_mb: self.memory_mb,
+        };
+        let server = Sciworld::start(launch, self.processes, options);
+        let server = server.map_err(|problem| EnvError::Simulator { problem })?;
+        Ok(Arc::new(server))
+    }
+
+    fn replica(&self, _: i64) -> Result<Box<dyn Replica>, String> {
+        Err("its simulator is a Java process, which is not started for pictures".to_owned())
+    }
+}
+
+impl BuiltIn for Source {
+    const SPEC: &'static EnvSpec = &SPEC;
+    const ABOUT: &'static str = "Serve ScienceWorld with its own simulator, which needs Java";
+    const PORT: u16 = 36003;
+    const ADDRESSES: &'static [&'static str] = &[":sciworld"];
+    type Arguments = Self;
+
+    fn from_address(_: &str, options: &mut AddressOptions) -> Result<Self, EnvError> {
+        let jar = options.take("jar").ok_or_else(|| {
+            options.bad(format!(
+                "option \"jar\" is needed: scienceworld.jar of scienceworld {VERSION} from PyPI"
+            ))
+        })?;
+        Ok(Self {
+            jar: jar.into(),
+            java: options
+                .take("java")
+                .unwrap_or_else(|| JAVA.to_owned())
+                .into(),
+            processes: options.read("processes", "1", "1 to 256", |text| {
+                text.parse()
+                    .ok()
+                    .filter(|number| (1..=256).contains(number))
+            })?,
+            memory_mb: options.read("memory_mb", "512", "a number of at least 64", |text| {
+                text.parse().ok().filter(|number| *number >= 64)
+            })?,
+        })
+    }
+
+    fn from_arguments(arguments: Self) -> Result<Self, ArgumentError> {
+        Ok(arguments)
+    }
+}

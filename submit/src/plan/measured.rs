@@ -1,0 +1,352 @@
+//! How long a run will take and what it will cost, from what runs of the same model took in the same
+//! store: seconds of work by stage, in proportion to the work that the plan asks for. Without such
+//! runs nothing is said.
+
+use crate::Result;
+use crate::plan::parts::Counted;
+use crate::plan::sizes::sequences;
+use crate::runs::RunView;
+use crate::text;
+use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_jobs::plan::Plan;
+use agentgym_storage::{Manifest, Store};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Runs that are looked at, of those with the same model.
+const RUNS_MAX: usize = 5;
+/// Commits read of each stage of a run: its newest ones.
+const COMMITS_MAX: usize = 8;
+const HOUR_S: f64 = 3600.0;
+
+/// What a plan will take.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measured {
+    /// Seconds of a worker by stage.
+    by_stage: BTreeMap<Stage, f64>,
+    /// Stages of the plan that no run has had.
+    unmeasured: Vec<Stage>,
+    /// The runs that were measured.
+    runs: Vec<String>,
+    /// The class of their workers.
+    numeric_class: String,
+    /// Price of an hour of these workers, where they said it.
+    price: Option<f64>,
+}
+
+/// Seconds and work of commits, by numeric class and stage.
+#[derive(Debug, Default)]
+struct Seen {
+    spent: BTreeMap<(String, Stage), (f64, f64)>,
+    runs: Vec<String>,
+    /// Prices, weighed by seconds.
+    priced: (f64, f64),
+}
+
+/// The work of one part of a stage, in units of that stage: what is sampled or trained on grows with
+/// episodes and their horizon.
+fn work(plan: &Plan, stage: Stage, rounds: f64, parts: u64) -> f64 {
+    let config = &plan.config;
+    let epochs = match stage {
+        Stage::Update | Stage::Gradient | Stage::CriticUpdate => {
+            f64::from(config.actor_rollout_ref.actor.ppo_epochs)
+        }
+        _ => 1.0,
+    };
+    let whole = match stage {
+        Stage::Init | Stage::Expire => return 1.0,
+        Stage::Sft => f64::from(plan.sft_steps_of(0).max(1)) * config.sft.batch_size as f64,
+        Stage::Dpo => f64::from(config.dpo.steps) * config.dpo.batch_size as f64,
+        Stage::Evaluate | Stage::EvaluateInit => {
+            let evaluation = &config.evaluation;
+            let tasks = evaluation
+                .sets
+                .iter()
+                .map(|set| set.ids.count("evaluation.sets"));
+            let tasks: usize = tasks.map(|count| count.unwrap_or(0)).sum();
+            let each = f64::from(evaluation.samples) + f64::from(evaluation.greedy_beside());
+            tasks as f64 * each * f64::from(evaluation.max_rounds)
+        }
+        _ => sequences(plan) as f64 * rounds * epochs,
+    };
+    whole / parts.max(1) as f64
+}
+
+/// Parts of every stage, and in how many iterations.
+fn stages(plan: &Plan) -> BTreeMap<Stage, (u64, u64)> {
+    let counted = Counted::of(plan);
+    let start = counted
+        .start
+        .iter()
+        .map(|(stage, parts)| (*stage, (*parts, 0)));
+    let mut all: BTreeMap<Stage, (u64, u64)> = start.collect();
+    for (stage, (parts, iterations)) in &counted.each {
+        let entry = all.entry(*stage).or_insert((*parts, 0));
+        entry.0 = entry.0.max(*parts);
+        entry.1 += iterations;
+    }
+    // What iteration 0 has is made once more than the iterations after it have it.
+    for stage in counted.start.keys() {
+        if let Some(entry) = all.get_mut(stage) {
+            entry.1 += 1;
+        }
+    }
+    all
+}
+
+impl Seen {
+    fn add(&mut self, plan: &Plan, id: PartId, manifest: &Manifest, parts: u64) {
+        let Some(done) = manifest.work.as_ref().filter(|_| manifest.origin.is_none()) else {
+            return;
+        };
+        let rounds = f64::from(plan.rounds_max(id.iteration.max(1)));
+        let key = (manifest.numeric_class.clone(), id.stage);
+        let entry = self.spent.entry(key).or_default();
+        entry.0 += done.wall_s;
+        entry.1 += work(plan, id.stage, rounds, parts);
+        let run = plan.run.to_string();
+        if !self.runs.contains(&run) {
+            self.runs.push(run);
+        }
+    }
+
+    /// What the plan takes at these rates; the class that worked longest counts.
+    fn scaled(self, plan: &Plan) -> Option<Measured> {
+        let mut classes: BTreeMap<&str, f64> = BTreeMap::new();
+        for ((class, _), (seconds, _)) in &self.spent {
+            *classes.entry(class).or_default() += seconds;
+        }
+        let (class, _) = classes.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+        let class = class.to_owned();
+        let iterations = f64::from(plan.iterations.max(1));
+        let rounds: f64 = (1..=plan.iterations)
+            .map(|n| f64::from(plan.rounds_max(n)))
+            .sum();
+        let rounds = rounds / iterations;
+        let (mut by_stage, mut unmeasured) = (BTreeMap::new(), Vec::new());
+        for (stage, (parts, times)) in stages(plan) {
+            match self.spent.get(&(class.clone(), stage)) {
+                Some((seconds, done)) if *done > 0.0 => {
+                    let todo = work(plan, stage, rounds, parts) * (parts * times) as f64;
+                    by_stage.insert(stage, seconds / done * todo);
+                }
+                _ => unmeasured.push(stage),
+            }
+        }
+        let (paid, priced_s) = self.priced;
+        Some(Measured {
+            by_stage,
+            unmeasured,
+            runs: self.runs,
+            numeric_class: class,
+            price: (priced_s > 0.0).then(|| paid / priced_s),
+        })
+    }
+}
+
+impl Measured {
+    /// Reads what runs of the plan's model took in a store; `None` if there are none.
+    ///
+    /// # Errors
+    /// The store cannot be read. A run that cannot is left out.
+    pub(crate) async fn of(store: &Store, plan: &Plan) -> Result<Option<Self>> {
+        let mut seen = Seen::default();
+        for run in store.runs().await? {
+            if seen.runs.len() == RUNS_MAX {
+                break;
+            }
+            let Ok(view) = RunView::open(store, run.as_str()).await else {
+                continue;
+            };
+            let path = |plan: &Plan| plan.config.actor_rollout_ref.model.path.clone();
+            if path(&view.plan) == path(plan) {
+                look(&view, &mut seen).await?;
+            }
+        }
+        Ok(seen.scaled(plan))
+    }
+
+    fn worker_s(&self) -> f64 {
+        self.by_stage.values().sum()
+    }
+
+    fn cost(&self) -> Option<f64> {
+        self.price.map(|price| price * self.worker_s() / HOUR_S)
+    }
+
+    /// One line.
+    pub(crate) fn text(&self, workers: usize) -> String {
+        const SHARE_MIN: f64 = 0.01;
+        let all = self.worker_s();
+        let mut shares: Vec<(&Stage, f64)> = self
+            .by_stage
+            .iter()
+            .map(|(stage, s)| (stage, s / all.max(1e-9)))
+            .collect();
+        shares.sort_by(|a, b| b.1.total_cmp(&a.1));
+        shares.retain(|(_, share)| *share >= SHARE_MIN);
+        let shares = shares
+            .iter()
+            .map(|(stage, share)| format!("{stage} {:.0} %", 100.0 * share));
+        let mut out = format!("about {} of a worker", text::seconds(all));
+        if workers > 1 {
+            let least = text::seconds(all / workers as f64);
+            out += &format!(", at least {least} with {workers}");
+        }
+        if let Some(cost) = self.cost() {
+            let price = self.price.unwrap_or_default();
+            out += &format!(", {cost:.2} in money at {price:.2} an hour");
+        }
+        out += &format!(
+            " ({}), by what {} of this model took in this store on {}",
+            shares.collect::<Vec<_>>().join(", "),
+            text::many(self.runs.len() as u64, "run"),
+            self.numeric_class
+        );
+        if !self.unmeasured.is_empty() {
+            let names: Vec<&str> = self.unmeasured.iter().map(|stage| stage.name()).collect();
+            out += &format!("; without {}, which none of them had", names.join(", "));
+        }
+        out
+    }
+
+    pub(crate) fn to_json(&self) -> Value {
+        let by_stage: serde_json::Map<String, Value> = self
+            .by_stage
+            .iter()
+            .map(|(stage, s)| (stage.name().to_owned(), json!(s)))
+            .collect();
+        let unmeasured: Vec<&str> = self.unmeasured.iter().map(|stage| stage.name()).collect();
+        json!({
+            "worker_s": self.worker_s(), "by_stage_s": by_stage, "unmeasured": unmeasured,
+            "runs": self.runs, "numeric_class": self.numeric_class, "price": self.price,
+            "cost": self.cost(),
+        })
+    }
+}
+
+/// Reads the newest commits of every stage of a run.
+async fn look(view: &RunView, seen: &mut Seen) -> Result<()> {
+    let plan = &view.plan;
+    let parts = stages(plan);
+    let mut newest: BTreeMap<Stage, Vec<PartId>> = BTreeMap::new();
+    for id in view.commits().await? {
+        newest.entry(id.stage).or_default().push(id);
+    }
+    for (stage, mut ids) in newest {
+        ids.sort_unstable();
+        let of_stage = parts.get(&stage).map_or(1, |(parts, _)| *parts);
+        for (at, id) in ids.into_iter().rev().take(COMMITS_MAX).enumerate() {
+            let Some(manifest) = view.manifest(id).await? else {
+                continue;
+            };
+            seen.add(plan, id, &manifest, of_stage);
+            if at > 0 {
+                continue;
+            }
+            // Prices of a stage's workers hardly differ: one record of each.
+            let attempts = view.store.attempts(&view.slot(id)).await?;
+            let own = attempts
+                .iter()
+                .find(|attempt| attempt.number == manifest.attempt);
+            if let (Some(price), Some(done)) =
+                (own.and_then(|own| own.start.machine.price), &manifest.work)
+            {
+                seen.priced.0 += price * done.wall_s;
+                seen.priced.1 += done.wall_s;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agentgym_jobs::config::ResolvedConfig;
+    use agentgym_storage::{AttemptId, Work};
+    use std::path::Path;
+
+    fn plan(overrides: &[&str]) -> Plan {
+        let text = "
+run: {id: r}
+data: {tasks: [{env: textcraft, ids: 0..8}], train_batch_size: 4}
+actor_rollout_ref: {rollout: {n: 2}}
+trainer: {total_training_steps: 10}
+";
+        let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+        let config = ResolvedConfig::parse("x", Path::new("x.yaml"), text, &overrides).unwrap();
+        Plan::new(config, Path::new("")).unwrap()
+    }
+
+    /// Every part of the first two iterations took `seconds`.
+    fn seen(plan: &Plan, seconds: f64) -> Seen {
+        let mut seen = Seen::default();
+        let parts = stages(plan);
+        for n in 0..=2 {
+            for part in agentgym_jobs::pipeline::parts(plan, n) {
+                let view_slot = agentgym_storage::PartKey {
+                    run: plan.run.clone(),
+                    iteration: n,
+                    stage: part.id.stage.name().to_owned(),
+                    part: part.id.part,
+                };
+                let work = Work {
+                    worker: "w".into(),
+                    started_unix_s: 0,
+                    wall_s: seconds,
+                    stats: serde_json::Map::new(),
+                };
+                let manifest = Manifest {
+                    work: Some(work),
+                    numeric_class: "cpu".into(),
+                    ..Manifest::new(view_slot, AttemptId::new(1), vec![])
+                };
+                seen.add(plan, part.id, &manifest, parts[&part.id.stage].0);
+            }
+        }
+        seen
+    }
+
+    #[test]
+    fn a_run_like_the_measured_one_takes_what_that_took() {
+        let plan = plan(&[]);
+        let made = 1
+            + (1..=10)
+                .map(|n| agentgym_jobs::pipeline::parts(&plan, n).len())
+                .sum::<usize>();
+        let measured = seen(&plan, 3.0).scaled(&plan).unwrap();
+        assert_eq!(measured.unmeasured, []);
+        let expected = 3.0 * made as f64;
+        let off = (measured.worker_s() - expected).abs();
+        assert!(
+            off < 1e-6,
+            "{} for {expected}: {measured:?}",
+            measured.worker_s()
+        );
+        assert_eq!(measured.cost(), None);
+    }
+
+    #[test]
+    fn more_samples_take_longer_and_what_nobody_did_is_named() {
+        let (small, mut large) = (plan(&[]), plan(&["actor_rollout_ref.rollout.n=4"]));
+        let once = seen(&small, 3.0).scaled(&small).unwrap();
+        let mut twice = seen(&small, 3.0);
+        twice.priced = (4.0, 2.0);
+        let twice = twice.scaled(&large).unwrap();
+        let ratio = |stage| twice.by_stage[&stage] / once.by_stage[&stage];
+        assert!((ratio(Stage::Rollout) - 2.0).abs() < 1e-9);
+        assert!((ratio(Stage::Update) - 2.0).abs() < 1e-9);
+        let cost = twice.worker_s() / HOUR_S * 2.0;
+        assert!((twice.cost().unwrap() - cost).abs() < 1e-9);
+        large = plan(&["evaluation.sets=[{name: s, env: textcraft, ids: 8..9}]"]);
+        let told = seen(&small, 3.0).scaled(&large).unwrap();
+        assert!(told.unmeasured.contains(&Stage::Evaluate), "{told:?}");
+        assert!(
+            told.text(2).contains("without evaluate"),
+            "{}",
+            told.text(2)
+        );
+        assert_eq!(Seen::default().scaled(&small), None);
+    }
+}

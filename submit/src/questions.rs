@@ -1,0 +1,338 @@
+//! The viewer's questions on the terminal: `ledger`, `episodes` and `compare`. The answers are the
+//! documents that the pages draw, computed in one place ([`crate::api`]); here they become tables.
+
+use crate::api::answer;
+use crate::cli::{CompareArgs, EpisodesArgs, Global};
+use crate::{Error, Result, text};
+use agentgym_storage::Store;
+use agentgym_view::Ask;
+use serde_json::Value;
+
+/// Tasks that a comparison names on each side.
+const TASKS_MAX: usize = 20;
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
+fn words(value: &Value) -> &str {
+    value.as_str().unwrap_or("–")
+}
+
+fn figure(value: &Value) -> String {
+    text::share(value.as_f64())
+}
+
+fn money(value: &Value) -> String {
+    value
+        .as_f64()
+        .map_or_else(|| "–".to_owned(), |cost| format!("{cost:.2}"))
+}
+
+fn spent(value: &Value) -> String {
+    match value.as_f64() {
+        None => "–".to_owned(),
+        Some(0.0) => "0 s".to_owned(),
+        Some(seconds) => text::seconds(seconds),
+    }
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn parsed(path: &str, query: &[(String, String)]) -> Result<Ask> {
+    let mut encoded = url::form_urlencoded::Serializer::new(String::new());
+    encoded.extend_pairs(query);
+    Ask::parse(path, &encoded.finish()).map_err(|e| Error::Usage(e.message))
+}
+
+async fn show(
+    store: Store,
+    ask: &Ask,
+    global: &Global,
+    render: impl FnOnce(&Value) -> String,
+) -> Result<()> {
+    let found = answer(store, ask, global).await?;
+    match global.json {
+        true => text::emit_json(&found),
+        false => text::emit(&render(&found)),
+    }
+    Ok(())
+}
+
+/// `ledger RUN`.
+pub(crate) async fn ledger(store: Store, run: &str, global: &Global) -> Result<()> {
+    show(store, &Ask::Ledger(run.to_owned()), global, ledger_text).await
+}
+
+fn ledger_text(found: &Value) -> String {
+    let total = &found["total"];
+    let priced = !total["cost"].is_null();
+    let row = |line: &Value, name: &str| {
+        let mut cells = vec![
+            words(&line[name]).to_owned(),
+            number(&line["attempts"]).to_string(),
+            number(&line["lost_attempts"]).to_string(),
+            spent(&line["useful_s"]),
+            spent(&line["lost_s"]),
+            spent(&line["idle_s"]),
+        ];
+        if priced {
+            cells.extend(["useful_cost", "lost_cost", "idle_cost"].map(|key| money(&line[key])));
+        }
+        cells
+    };
+    let table = |name: &str, lines: &[&Value]| {
+        let mut head = vec![name, "attempts", "lost", "useful", "lost time", "idle"];
+        if priced {
+            head.extend(["cost", "lost cost", "idle cost"]);
+        }
+        let rows: Vec<Vec<String>> = lines.iter().map(|line| row(line, name)).collect();
+        text::table(&head, &rows)
+    };
+    let mut stages: Vec<&Value> = list(&found["stages"]).iter().collect();
+    stages.push(total);
+    let workers: Vec<&Value> = list(&found["workers"]).iter().collect();
+    let mut out = format!("run {}\n", words(&found["run"]));
+    out += &table("stage", &stages);
+    out += &table("worker", &workers);
+    out += &format!(
+        "solved episodes trained on: {}",
+        number(&found["solved_episodes"])
+    );
+    if let Some(each) = found["worker_s_per_solved_episode"].as_f64() {
+        out += &format!("; {} of a worker for each", text::seconds(each));
+    }
+    if let Some(each) = found["cost_per_solved_episode"].as_f64() {
+        out += &format!(", {each:.4} in money");
+    }
+    out.push('\n');
+    let unpriced = number(&total["unpriced_s"]);
+    if !priced {
+        out += "no worker has said what it costs; `agentgym-worker --price` does\n";
+    } else if unpriced > 0.0 {
+        out += &format!(
+            "{} are of workers without a price, and in no cost\n",
+            text::seconds(unpriced)
+        );
+    }
+    out
+}
+
+/// `episodes RUN`.
+pub(crate) async fn episodes(store: Store, args: &EpisodesArgs, global: &Global) -> Result<()> {
+    let mut query = Vec::new();
+    let mut add = |key: &str, value: &str| query.push((key.to_owned(), value.to_owned()));
+    let presets = [
+        (args.best, "best"),
+        (args.worst, "worst"),
+        (args.unlucky, "unlucky"),
+        (args.loops, "loops"),
+    ];
+    for (_, name) in presets.iter().filter(|(asked, _)| *asked) {
+        add("preset", name);
+    }
+    for condition in &args.conditions {
+        let (key, value) = condition.split_once('=').ok_or_else(|| {
+            Error::Usage(format!(
+                "--where {condition}: write KEY=VALUE, e.g. env=textcraft or reward_max=0.5"
+            ))
+        })?;
+        if matches!(key, "preset" | "sort" | "cursor" | "limit") {
+            return Err(Error::Usage(format!(
+                "--where {key}: this is an option of its own"
+            )));
+        }
+        add(key, value);
+    }
+    if let Some(text) = &args.text {
+        add("text", text);
+    }
+    if let Some(sort) = &args.sort {
+        add("sort", sort);
+    }
+    add("limit", &args.limit.to_string());
+    let ask = parsed(&format!("runs/{}/episodes", args.run), &query)?;
+    let place = store.argument();
+    show(store, &ask, global, |found| episodes_text(found, &place)).await
+}
+
+fn episodes_text(found: &Value, store: &str) -> String {
+    let rows: Vec<Vec<String>> = list(&found["rows"])
+        .iter()
+        .map(|row| {
+            let flags = [("loops", "loops"), ("cut", "cut"), ("invalid", "no action")];
+            let of = |key: &str| match &row[key] {
+                Value::Bool(flag) => *flag,
+                count => number(count) > 0.0,
+            };
+            let flags: Vec<&str> = flags
+                .iter()
+                .filter(|(key, _)| of(key))
+                .map(|(_, w)| *w)
+                .collect();
+            vec![
+                format!("{}/{}", words(&row["part"]), row["k"]),
+                words(&row["task"]).to_owned(),
+                format!("{}/{}", row["group"], row["sample"]),
+                words(&row["outcome"]).to_owned(),
+                figure(&row["reward"]),
+                figure(&row["advantage"]),
+                row["turns"].to_string(),
+                row["length"].to_string(),
+                flags.join(", "),
+            ]
+        })
+        .collect();
+    let total = number(&found["total"]) as u64;
+    let mut out = format!("{} of {}\n", rows.len(), text::many(total, "episode"));
+    if !rows.is_empty() {
+        let head = [
+            "episode",
+            "task",
+            "group",
+            "outcome",
+            "reward",
+            "advantage",
+            "turns",
+            "tokens",
+            "notes",
+        ];
+        out += &text::table(&head, &rows);
+        let first = &list(&found["rows"])[0];
+        let part = words(&first["part"]).replace('/', " ");
+        out += &format!(
+            "in full: agentgym-submit inspect {} {part} --group {} --sample {} --store {store}\n",
+            words(&found["run"]),
+            first["group"],
+            first["sample"]
+        );
+    }
+    for message in list(&found["unreadable"]) {
+        out += &format!(
+            "not among them, since it cannot be read: {}\n",
+            words(message)
+        );
+    }
+    out
+}
+
+/// `compare A B`.
+pub(crate) async fn compare(store: Store, args: &CompareArgs, global: &Global) -> Result<()> {
+    let sides = [("a", &args.a), ("b", &args.b)];
+    let query = sides.map(|(key, side)| (key.to_owned(), side.clone()));
+    let ask = parsed("compare", &query)?;
+    show(store, &ask, global, compare_text).await
+}
+
+fn compare_text(found: &Value) -> String {
+    let side = |key: &str| {
+        let side = &found[key];
+        format!(
+            "{key}  {} iteration {}  success {}\n",
+            words(&side["run"]),
+            side["iteration"],
+            figure(&side["success"])
+        )
+    };
+    let count = |key: &str| number(&found[key]) as u64;
+    let mut out = side("a") + &side("b");
+    if count("tasks") == 0 {
+        return out + "no task was evaluated by both: nothing can be compared\n";
+    }
+    out += &format!(
+        "{} of both: {} gained, {} lost, {} the same; exact sign test p = {:.4}\n",
+        text::many(count("tasks"), "task"),
+        count("gained"),
+        count("lost"),
+        count("same"),
+        number(&found["p"])
+    );
+    for (word, sign) in [("gained", 1.0), ("lost", -1.0)] {
+        let mut rows: Vec<&Value> = list(&found["rows"])
+            .iter()
+            .filter(|row| number(&row["change"]) * sign > 0.0)
+            .collect();
+        let size = |row: &Value| number(&row["change"]).abs();
+        rows.sort_by(|x, y| size(y).total_cmp(&size(x)));
+        if rows.is_empty() {
+            continue;
+        }
+        let lines: Vec<Vec<String>> = rows
+            .iter()
+            .take(TASKS_MAX)
+            .map(|row| {
+                vec![
+                    words(&row["task"]).to_owned(),
+                    figure(&row["a"]["success"]),
+                    figure(&row["b"]["success"]),
+                    format!("{:+.3}", number(&row["change"])),
+                    words(&row["b"]["part"]).to_owned(),
+                ]
+            })
+            .collect();
+        out += &text::table(&[word, "a", "b", "change", "part of b"], &lines);
+        if rows.len() > TASKS_MAX {
+            out += &format!(
+                "  and {} more; --json has them all\n",
+                rows.len() - TASKS_MAX
+            );
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn tasks_gained_and_lost_are_named_by_size() {
+        let row = |task: &str, a: f64, b: f64| json!({"task": task, "a": {"success": a}, "b": {"success": b, "part": "4/evaluate/0"}, "change": b - a});
+        let found = json!({
+            "a": {"run": "r", "iteration": 0, "success": 0.25}, "b": {"run": "r", "iteration": 4, "success": 0.5},
+            "tasks": 4, "gained": 2, "lost": 1, "same": 1, "p": 1.0,
+            "rows": [row("w_1", 0.0, 0.25), row("w_2", 0.0, 1.0), row("w_3", 0.5, 0.25), row("w_4", 0.5, 0.5)],
+        });
+        insta::assert_snapshot!(compare_text(&found), @r"
+        a  r iteration 0  success 0.250
+        b  r iteration 4  success 0.500
+        4 tasks of both: 2 gained, 1 lost, 1 the same; exact sign test p = 1.0000
+          gained      a      b  change     part of b
+          w_2     0.000  1.000  +1.000  4/evaluate/0
+          w_1     0.000  0.250  +0.250  4/evaluate/0
+          lost      a      b  change     part of b
+          w_3   0.500  0.250  -0.250  4/evaluate/0
+        ");
+    }
+
+    #[test]
+    fn a_ledger_without_prices_says_so() {
+        let total = json!({"stage": "all", "attempts": 3, "lost_attempts": 1, "useful_s": 12.0, "lost_s": 4.0, "idle_s": 1.0, "cost": null, "unpriced_s": 17.0});
+        let mut found = json!({"run": "r", "total": total, "stages": [], "workers": [], "solved_episodes": 4.0, "worker_s_per_solved_episode": 4.25, "cost_per_solved_episode": null});
+        let told = ledger_text(&found);
+        assert!(told.contains("no worker has said what it costs"), "{told}");
+        assert!(told.contains("4.2 s of a worker for each"), "{told}");
+        found["total"]["cost"] = json!(0.5);
+        let told = ledger_text(&found);
+        assert!(
+            told.contains("lost cost") && told.contains("in no cost"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn a_condition_is_a_field_with_a_value() {
+        let asked = |key: &str, value: &str| {
+            parsed("runs/r/episodes", &[(key.to_owned(), value.to_owned())])
+        };
+        let Ask::Episodes(_, filter) = asked("text", "a b&c=d%20").unwrap() else {
+            panic!("these are episodes");
+        };
+        assert_eq!(filter.text.as_deref(), Some("a b&c=d%20"));
+        let wrong = asked("colour", "red").unwrap_err().to_string();
+        assert!(wrong.contains("cannot be filtered by `colour`"), "{wrong}");
+    }
+}
