@@ -23,16 +23,23 @@ fi
 echo "$jar"
 [ "${1:-}" = --test ] || exit 0
 if ! command -v java > /dev/null; then
-  echo "sciworld: no java is here; install one (Debian: apt-get install default-jre-headless)" >&2
-  exit 1
+  if ! command -v apt-get > /dev/null; then
+    echo "sciworld: no java is here, and no apt-get; install Java 11 or later" >&2
+    exit 1
+  fi
+  echo "sciworld: installing Debian's default-jre-headless" >&2
+  sudo=""
+  [ "$(id -u)" -eq 0 ] || sudo="sudo"
+  $sudo apt-get update -qq >&2
+  $sudo apt-get install -y -qq --no-install-recommends default-jre-headless >&2
 fi
-SCIENCEWORLD_JAR="$jar" cargo test --workspace --lib sciworld -- --include-ignored --nocapture
+SCIENCEWORLD_JAR="$jar" cargo test --release --workspace --lib sciworld -- --include-ignored --nocapture
 
 # No Java process may be left, whatever ends its server.
-cargo build --workspace --bin agentgym-env
+cargo build --release --workspace --bins
 for signal in TERM KILL; do
   out="$(mktemp)"
-  "$target/debug/agentgym-env" sciworld --jar "$jar" --port 0 > "$out" &
+  "$target/release/agentgym-env" sciworld --jar "$jar" --port 0 > "$out" &
   server=$!
   until grep -q listening "$out"; do
     kill -0 "$server"

@@ -29,6 +29,8 @@ scripts/promtool.sh
 scripts/schema.sh
 # BabyAI's worlds against MiniGrid itself; the tests compare ours with the same table.
 scripts/minigrid.sh
+# ScienceWorld by its own simulator, as recorded; no Java process outlives its server.
+scripts/sciworld.sh --test
 # Last, so that what a reader sees last is how the tests went, and which took longest.
 log="$(mktemp)"
 trap 'rm -f "$log"' EXIT

@@ -34,7 +34,8 @@ pub fn scenes(
         true => address,
         false => &own,
     };
-    let tasks = builtin::parse(address, rules).map_err(|e| e.to_string())?;
+    let tasks = builtin::parse(address, rules);
+    let tasks = tasks.map_err(|e| format!("{} is not played again: {e}", spec.name))?;
     let mut game = tasks.source.replica(played.item_id)?;
     if !begins(spec, played.prompt, &game.first()) {
         return Err("the game that is played again begins otherwise than was recorded".to_owned());

@@ -144,7 +144,8 @@ fn one_answer_that_differs_hides_all_pictures_and_is_named() {
         let played = recorded.played(item);
         scenes(kind, address, RulesVersion::Two, &played).expect_err(kind)
     };
-    assert!(why("sciworld", "http://h:1", 4).contains("is not a game of this program"));
+    assert!(why("webshop", "http://h:1", 4).contains("is not a game of this program"));
+    assert!(why("sciworld", "http://h:1", 4).contains("\"jar\" is needed"));
     assert!(why("maze", "builtin:maze", 99).contains("no maze 99"));
     let files = "builtin:searchqa?corpus=a&questions=b";
     assert!(why("searchqa", files, 0).contains("passages are in files"));
