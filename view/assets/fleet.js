@@ -14,7 +14,11 @@ const LEFT = 150;
 
 export async function fleetPage(root, [run], query, go) {
   const [data, ledger] = await Promise.all([ask(runPath(run, "attempts")), ask(runPath(run, "ledger"))]);
-  const bars = data.bars.map(([lane, start, end, part, attempt, outcome, message]) => ({ lane, start, end: end ?? data.now_s, part, attempt, outcome, message, stage: part.split("/")[1] }));
+  const bars = data.bars.map(([lane, start, end, part, attempt, outcome, message]) => {
+    const stage = part.split("/")[1];
+    // When a worker that was killed last went is not known: such a bar is as long as the ledger counts it.
+    return { lane, start, end: end ?? (outcome === "open" ? data.now_s : start), part, attempt, outcome, message, stage, hue: Math.max(0, STAGES.indexOf(stage)) };
+  });
   const ends = bars.map((bar) => bar.outcome === "open" || bar.outcome === "killed" ? bar.start : bar.end);
   const open = bars.some((bar) => bar.outcome === "open");
   const begun = greatest(ends);
@@ -41,24 +45,26 @@ export async function fleetPage(root, [run], query, go) {
   };
 
   const names = withoutPrefix(data.lanes);
+  // Names as they fit, and the hatches, are kept between frames.
+  const fitting = new Map();
+  const hatches = new Map();
   const paint = () => {
     const style = getComputedStyle(document.documentElement);
-    const kept = new Map();
-    const colour = (name) => {
-      if (!kept.has(name)) kept.set(name, style.getPropertyValue(name).trim());
-      return kept.get(name);
-    };
+    const colour = (name) => style.getPropertyValue(name).trim();
     const ratio = window.devicePixelRatio || 1;
     const width = canvas.parentElement.clientWidth - 24;
     // Not in the page yet; it is painted once it is.
     if (width <= 0) return;
     const left = width < 480 ? 44 : LEFT;
     const height = TOP + LANE * data.lanes.length + 20;
-    canvas.style.setProperty("width", width + "px");
-    canvas.style.setProperty("height", height + "px");
-    canvas.width = width * ratio; canvas.height = height * ratio;
+    if (canvas.width !== Math.floor(width * ratio) || canvas.height !== Math.floor(height * ratio)) {
+      canvas.style.setProperty("width", width + "px");
+      canvas.style.setProperty("height", height + "px");
+      canvas.width = width * ratio; canvas.height = height * ratio;
+    }
     const g = canvas.getContext("2d");
-    g.scale(ratio, ratio);
+    g.setTransform(ratio, 0, 0, ratio, 0, 0);
+    g.clearRect(0, 0, width + 1, height + 1);
     g.font = "11px system-ui, sans-serif";
     const px = (t) => left + ((t - view[0]) / (view[1] - view[0])) * (width - left - 8);
     g.fillStyle = colour("--quiet"); g.strokeStyle = colour("--line");
@@ -66,55 +72,25 @@ export async function fleetPage(root, [run], query, go) {
       g.beginPath(); g.moveTo(px(t), TOP - 6); g.lineTo(px(t), height - 18); g.stroke();
       g.textAlign = "center"; g.fillText(seconds(t), px(t), height - 5);
     }
-    data.lanes.forEach((name, lane) => {
-      const y = TOP + lane * LANE;
-      g.fillStyle = colour("--lane"); g.fillRect(left, y + 2, width - left - 8, LANE - 8);
-      g.fillStyle = colour("--ink"); g.textAlign = "left";
-      g.fillText(left === LEFT ? clipped(g, names[lane], left - 14) : "w" + lane, 2, y + 16);
+    g.textAlign = "left";
+    const [lane, ink] = [colour("--lane"), colour("--ink")];
+    names.forEach((name, at) => {
+      const y = TOP + at * LANE;
+      g.fillStyle = lane; g.fillRect(left, y + 2, width - left - 8, LANE - 8);
+      if (!fitting.has(name)) fitting.set(name, clipped(g, name, LEFT - 14));
+      g.fillStyle = ink;
+      g.fillText(left === LEFT ? fitting.get(name) : "w" + at, 2, y + 16);
     });
     g.save(); g.beginPath(); g.rect(left, 0, width - left - 8, height); g.clip();
-    // Of bars within one pixel the first is drawn, and the first that was lost over it, so that 100 000
-    // take no longer than they can be seen.
-    const wide = Math.ceil(width) + 1;
-    const drawn = new Uint8Array(2 * wide * data.lanes.length);
-    for (const bar of bars) {
-      if (bar.end < view[0] || bar.start > view[1]) continue;
-      const x = px(bar.start);
-      const w = Math.max(1, px(bar.end) - x);
-      const sound = bar.outcome === "committed" || bar.outcome === "open";
-      if (w < 1.5) {
-        const key = (bar.lane * wide + Math.min(wide - 1, Math.max(0, Math.floor(x)))) * 2 + (sound ? 0 : 1);
-        if (drawn[key]) continue;
-        drawn[key] = 1;
-      }
-      const y = TOP + bar.lane * LANE + 2;
-      g.fillStyle = colour("--g" + Math.max(0, STAGES.indexOf(bar.stage)));
-      g.globalAlpha = bar.outcome === "open" ? 0.55 : sound ? 1 : 0.35;
-      g.fillRect(x, y, w, LANE - 8);
-      g.globalAlpha = 1;
-      if (!sound && w < 3) {
-        g.fillStyle = colour("--bad"); g.fillRect(x, y, w, LANE - 8);
-      } else if (!sound) {
-        g.save();
-        g.strokeStyle = colour("--bad"); g.lineWidth = 1;
-        g.strokeRect(x + 0.5, y + 0.5, Math.max(w - 1, 1), LANE - 9);
-        g.beginPath(); g.rect(x, y, w, LANE - 8); g.clip();
-        g.beginPath();
-        for (let d = -LANE; d < w; d += 7) { g.moveTo(x + d, y); g.lineTo(x + d + LANE, y + LANE); }
-        g.stroke();
-        g.restore();
-        g.fillStyle = colour("--bad"); g.textAlign = "left";
-        if (w > 26) g.fillText(bar.outcome, x + 2, y - 3);
-      } else if (w > 7 * bar.stage.length + 8) {
-        g.fillStyle = colour("--on-bar"); g.textAlign = "left";
-        g.fillText(bar.stage.replace("_", " "), x + 4, y + 15);
-      }
-    }
+    paintBars(g, bars, { px, view, left, width, lanes: data.lanes.length, colour, ratio, hatches });
     g.restore();
     canvas.px = px;
     canvas.time = (x) => view[0] + ((x - left) / (width - left - 8)) * (view[1] - view[0]);
   };
-  const move = (from, to) => { view = [from, to]; paint(); };
+  // However often something moves, a frame is painted once.
+  let due = 0;
+  const repaint = () => { due ||= requestAnimationFrame(() => { due = 0; paint(); }); };
+  const move = (from, to) => { view = [from, to]; repaint(); };
   const zoom = (at, by) => move(at - (at - view[0]) * by, at + (view[1] - at) * by);
   const under = (event) => {
     const box = canvas.getBoundingClientRect();
@@ -151,7 +127,119 @@ export async function fleetPage(root, [run], query, go) {
   resized.observe(canvas.parentElement);
   document.addEventListener("themechange", paint);
   paint();
-  return () => { resized.disconnect(); document.removeEventListener("themechange", paint); };
+  return () => { cancelAnimationFrame(due); resized.disconnect(); document.removeEventListener("themechange", paint); };
+}
+
+// The bars in view. Those narrower than `SINGLE` pixels are merged by lane and pixel, a stage and what was
+// lost apart; wider ones end where the picture does, so that no zoom makes them longer. Colours
+// change as seldom as possible, and lost work is hatched once per stretch of a lane: 100 000 bars take no
+// longer than they can be seen.
+const SINGLE = 3;
+function paintBars(g, bars, { px, view, left, width, lanes, colour, ratio, hatches }) {
+  const wide = Math.ceil(width) + 2;
+  const [sound, lost] = [new Uint8Array(wide * lanes), new Uint8Array(wide * lanes)];
+  const full = [];
+  for (const bar of bars) {
+    if (bar.end < view[0] || bar.start > view[1]) continue;
+    const from = Math.max(left - 2, px(bar.start));
+    const to = Math.min(width, px(bar.end));
+    const kept = bar.outcome === "committed" || bar.outcome === "open";
+    if (to - from >= SINGLE) { full.push({ bar, from, to, kept }); continue; }
+    const cells = kept ? sound : lost;
+    const first = bar.lane * wide + Math.floor(from);
+    const end = bar.lane * wide + Math.max(Math.floor(from) + 1, Math.round(to));
+    for (let cell = first; cell < end; cell += 1) cells[cell] ||= bar.hue + 1;
+  }
+  const fills = new Map();
+  const add = (hue, alpha, lane, from, to) => {
+    const key = hue * 4 + ALPHAS.indexOf(alpha);
+    if (!fills.has(key)) fills.set(key, []);
+    fills.get(key).push([lane, from, to]);
+  };
+  const stretches = [];
+  for (let lane = 0; lane < lanes; lane += 1) {
+    for (const [hue, from, to] of runs(sound, lane * wide, wide)) add(hue - 1, 1, lane, from, to);
+    for (const [hue, from, to] of runs(lost, lane * wide, wide)) { add(hue - 1, 0.35, lane, from, to); stretches.push([lane, from, to]); }
+  }
+  for (const { bar, from, to, kept } of full) {
+    add(bar.hue, bar.outcome === "open" ? 0.55 : kept ? 1 : 0.35, bar.lane, from, to);
+    if (!kept) stretches.push([bar.lane, from, to]);
+  }
+  const tall = LANE - 8;
+  const top = (lane) => TOP + lane * LANE + 2;
+  for (const [key, rects] of fills) {
+    g.fillStyle = colour("--g" + (key >> 2));
+    g.globalAlpha = ALPHAS[key & 3];
+    for (const [lane, from, to] of rects) g.fillRect(from, top(lane), to - from, tall);
+  }
+  g.globalAlpha = 1;
+  const bad = colour("--bad");
+  const whole = joined(stretches);
+  for (const dense of [true, false]) {
+    g.fillStyle = hatch(g, bad, dense, ratio, hatches);
+    for (const [lane, from, to] of whole) if (to - from < 2 * SINGLE === dense) g.fillRect(from, top(lane), to - from, tall);
+  }
+  g.fillStyle = bad;
+  for (const [lane, from, to] of whole) {
+    if (to - from < 2 * SINGLE) continue;
+    const y = top(lane);
+    g.fillRect(from, y, to - from, 1); g.fillRect(from, y + tall - 1, to - from, 1); g.fillRect(to - 1, y, 1, tall);
+  }
+  // A label that would lie on the one before is left out.
+  const free = new Float64Array(lanes);
+  for (const { bar, from, to, kept } of full) {
+    if (kept) continue;
+    g.fillRect(from, top(bar.lane), 1, tall);
+    if (to - from <= 26 || from < free[bar.lane]) continue;
+    g.fillText(bar.outcome, Math.max(from, left) + 2, top(bar.lane) - 3);
+    free[bar.lane] = from + 7 * bar.outcome.length;
+  }
+  g.fillStyle = colour("--on-bar");
+  for (const { bar, from, to, kept } of full) if (kept && to - from > 7 * bar.stage.length + 8) g.fillText(bar.stage.replace("_", " "), Math.max(from, left) + 4, top(bar.lane) + 15);
+}
+
+// How opaque lost, open and sound work is.
+const ALPHAS = [0.35, 0.55, 1];
+
+// Neighbours of one value in a lane's pixels: value, first pixel, the pixel after the last.
+function* runs(cells, base, wide) {
+  for (let at = 0; at < wide;) {
+    const value = cells[base + at];
+    let end = at + 1;
+    while (end < wide && cells[base + end] === value) end += 1;
+    if (value) yield [value, at, end];
+    at = end;
+  }
+}
+
+// Stretches of lanes, those that touch made one.
+function joined(stretches) {
+  const out = [];
+  for (const [lane, from, to] of stretches.sort((x, y) => x[0] - y[0] || x[1] - y[1])) {
+    const before = out.at(-1);
+    if (before && before[0] === lane && from <= before[2] + 0.5) before[2] = Math.max(before[2], to);
+    else out.push([lane, from, to]);
+  }
+  return out;
+}
+
+// The pattern of lost work; what is too narrow for lines at a distance gets close ones.
+function hatch(g, colour, dense, ratio, made) {
+  const key = [colour, dense, ratio].join();
+  if (!made.has(key)) {
+    const size = Math.round((dense ? 4 : 7) * ratio);
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = size;
+    const on = tile.getContext("2d");
+    on.strokeStyle = colour; on.lineWidth = (dense ? 1.6 : 1) * ratio;
+    on.beginPath();
+    for (const by of [-size, 0, size]) { on.moveTo(by - 1, -1); on.lineTo(by + size + 1, size + 1); }
+    on.stroke();
+    const pattern = g.createPattern(tile, "repeat");
+    pattern.setTransform(new DOMMatrix().scale(1 / ratio));
+    made.set(key, pattern);
+  }
+  return made.get(key);
 }
 
 // What names do not share; machine and namespace are the same for most.
