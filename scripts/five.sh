@@ -4,11 +4,12 @@
 # Redis and an S3 server, one of which gets SIGKILL in the middle of a rollout. A row holds what both
 # runs were seen to do; an environment that fails has a row that says so, and then the exit code is 1.
 #
-# It needs redis-server (scripts/setup.sh), Java and Python with pip (scripts/sciworld.sh). BIN names a
+# `scripts/five.sh [ENVIRONMENT…]` plays all, or those that are named. It needs redis-server (scripts/setup.sh), Java and Python with pip (scripts/sciworld.sh). BIN names a
 # folder with built programs; then only the test around them is built, and lightly.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
+export AGENTGYM_WORLDS="$*"
 SCIENCEWORLD_JAR="$(scripts/sciworld.sh)"
 export SCIENCEWORLD_JAR
 if [ -n "${BIN:-}" ]; then
