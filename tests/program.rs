@@ -10,16 +10,13 @@ pub fn workspace() -> PathBuf {
     tests.parent().unwrap_or(tests).to_owned()
 }
 
-/// A program of this workspace, run from the workspace's folder.
+/// A program of this workspace, run from the workspace's folder. `AGENTGYM_PROGRAMS` names another
+/// folder with built programs than the test's own.
 ///
 /// # Panics
 /// If it is not built: `cargo test` alone does not build binaries.
 pub fn program(name: &str) -> Command {
-    let test = std::env::current_exe().expect("a test knows its own path");
-    let folder = test
-        .ancestors()
-        .nth(2)
-        .expect("tests lie in <target>/<profile>/deps");
+    let folder = std::env::var_os("AGENTGYM_PROGRAMS").map_or_else(built, PathBuf::from);
     let path = folder.join(name);
     assert!(
         path.exists(),
@@ -32,6 +29,15 @@ pub fn program(name: &str) -> Command {
         .env_remove("AGENTGYM_STORE")
         .env_remove("AGENTGYM_QUEUE");
     command
+}
+
+/// The folder in which cargo puts the programs.
+fn built() -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows its own path");
+    let folder = test.ancestors().nth(2);
+    folder
+        .expect("tests lie in <target>/<profile>/deps")
+        .to_owned()
 }
 
 /// Runs a program to its end.

@@ -41,3 +41,4 @@ mod verify;
 mod version;
 mod view;
 mod workers;
+mod worlds;

@@ -122,7 +122,7 @@ async fn parts_of(store: &Store, run: &RunId, running: &mut Running) -> usize {
     (0..=plan.iterations).map(|n| parts(&plan, n).len()).sum()
 }
 
-async fn is_under_way(store: &Store, strike: &Strike) -> bool {
+pub(crate) async fn is_under_way(store: &Store, strike: &Strike) -> bool {
     let attempts = store.attempts(&strike.slot).await.unwrap();
     let own = attempts.iter().find(|a| a.number == strike.attempt);
     let has_ended = own.is_none_or(|own| own.end.is_some());
