@@ -22,7 +22,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const LEASE_S: u64 = 2;
+const LEASE_S: u64 = 5;
 /// Delay of every answer while a worker is to be killed: rollouts then last long enough to be hit.
 const DELAY: Duration = Duration::from_millis(150);
 /// How long a request of a stopped worker may still take effect.
@@ -158,20 +158,20 @@ const WORLDS: [World; 8] = [
         server: Server::Recorded,
         model: "tiny?layers=2&vocab=640",
         shown: Shown::Recorded(&[
-            ("webarena-more.json", "episode_right", 4),
-            ("webarena-more.json", "episode_wrong", 4),
+            ("webarena-more.json", "episode_right", 3),
+            ("webarena-more.json", "episode_wrong", 3),
         ]),
         short: &[
             "data.tasks=[{env: webarena, ids: 0..1}]",
             "data.train_batch_size=4",
             "data.max_prompt_length=1024",
             "data.max_response_length=4096",
-            "actor_rollout_ref.rollout={n: 4, max_tokens: 96, max_model_len: 6144, fault_retries: 0}",
+            "actor_rollout_ref.rollout={n: 4, temperature: 0.5, max_tokens: 96, max_model_len: 6144, fault_retries: 0}",
             "actor_rollout_ref.agentgym.max_retries=1",
             "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-            "algorithm.rounds_ctrl.rounds=[2, 4]",
+            "algorithm.rounds_ctrl.rounds=[2, 3]",
             "jobs.rollout_part_tasks=1",
-            "sft={steps: 80, batch_size: 2, lr: 3e-3, warmup_steps: 5}",
+            "sft={steps: 110, batch_size: 2, lr: 3e-3, warmup_steps: 5}",
         ],
     },
 ];
