@@ -24,4 +24,4 @@ cargo test "${profile[@]}" --workspace --test suite --no-run
 echo "\`scripts/five.sh\`, $(date -u +%F):"
 echo
 cargo test --quiet "${profile[@]}" --workspace --test suite -- --ignored --exact --nocapture \
-  worlds::five_environments_survive_a_kill_and_learn_from_both_outcomes | grep '^|'
+  worlds::five_environments_survive_a_kill_and_learn_from_both_outcomes | grep --line-buffered "^|" || exit 1

@@ -424,7 +424,10 @@ async fn seen(world: &World) -> String {
         seen.solved,
         seen.episodes,
         seen.excluded,
-        struck.slot,
+        struck
+            .slot
+            .to_string()
+            .trim_start_matches(&format!("{RUN}/")),
         stats["taken_up_tokens"],
         &found[..12],
         begun.elapsed().as_secs_f64()
