@@ -4,6 +4,7 @@
 # npm have locked versions and are used by these tests alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/common.sh
 missing=()
 command -v node >/dev/null 2>&1 || missing+=(nodejs)
 command -v npm >/dev/null 2>&1 || missing+=(npm)
@@ -12,15 +13,7 @@ if [ -z "${AGENTGYM_BROWSER:-}" ] && ! command -v chromium >/dev/null 2>&1 &&
   missing+=(chromium)
 fi
 if [ ${#missing[@]} -gt 0 ]; then
-  sudo=""
-  [ "$(id -u)" -eq 0 ] || sudo="sudo"
-  if ! command -v apt-get >/dev/null 2>&1; then
-    echo "browser: ${missing[*]} missing and no apt-get; install them, or set AGENTGYM_BROWSER to a Chromium" >&2
-    exit 1
-  fi
-  echo "browser: installing ${missing[*]}" >&2
-  $sudo apt-get update -qq >&2
-  $sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+  packages browser "install them, or set AGENTGYM_BROWSER to a Chromium" "${missing[@]}"
 fi
 cd tests/browser
 npm ci --no-audit --no-fund --silent

@@ -6,6 +6,7 @@
 # BIN names a folder with a built agentgym-env; SECONDS_EACH how long each number of clients plays.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/common.sh
 bin="${BIN:-${CARGO_TARGET_DIR:-target}/release}"
 [ -x "$bin/agentgym-env" ] || {
   cargo build --workspace --release
@@ -27,10 +28,7 @@ for name in "${names[@]}"; do
   out="$(mktemp)"
   "$bin/agentgym-env" "$name" "${options[@]}" > "$out" &
   server=$!
-  until grep -q listening "$out"; do
-    kill -0 "$server"
-    sleep 0.2
-  done
+  listening "$server" "$out"
   url="$(awk '/listening/ { print $3 }' "$out")"
   report="$("$bin/agentgym-env" doctor "$url" --task "$name" --clients 1,8 --leaks 20 \
     --measure-s "${SECONDS_EACH:-5}" 2> /dev/null)" || true

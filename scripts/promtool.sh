@@ -5,17 +5,10 @@
 # which is installed if it is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/common.sh
 programs="$(cd "${AGENTGYM_PROGRAMS:-target/release}" && pwd)"
 if ! command -v promtool >/dev/null 2>&1; then
-  sudo=""
-  [ "$(id -u)" -eq 0 ] || sudo="sudo"
-  if ! command -v apt-get >/dev/null 2>&1; then
-    echo "promtool: missing, and no apt-get; install Prometheus' promtool" >&2
-    exit 1
-  fi
-  echo "promtool: installing Debian's prometheus" >&2
-  $sudo apt-get update -qq >&2
-  $sudo apt-get install -y -qq --no-install-recommends prometheus >&2
+  packages promtool "install Prometheus' promtool" prometheus
 fi
 scratch="$(mktemp -d)"
 worker=""

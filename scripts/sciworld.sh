@@ -4,6 +4,7 @@
 # Java process outlives its server. Needs Python with pip, and for the tests Java (11 or later).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/common.sh
 target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
 folder="$target/scienceworld-1.2.3"
 jar="$folder/scienceworld.jar"
@@ -23,15 +24,7 @@ fi
 echo "$jar"
 [ "${1:-}" = --test ] || exit 0
 if ! command -v java > /dev/null; then
-  if ! command -v apt-get > /dev/null; then
-    echo "sciworld: no java is here, and no apt-get; install Java 11 or later" >&2
-    exit 1
-  fi
-  echo "sciworld: installing Debian's default-jre-headless" >&2
-  sudo=""
-  [ "$(id -u)" -eq 0 ] || sudo="sudo"
-  $sudo apt-get update -qq >&2
-  $sudo apt-get install -y -qq --no-install-recommends default-jre-headless >&2
+  packages sciworld "install Java 11 or later" default-jre-headless
 fi
 SCIENCEWORLD_JAR="$jar" cargo test --release --workspace --lib sciworld -- --include-ignored --nocapture
 
@@ -41,10 +34,7 @@ for signal in TERM KILL; do
   out="$(mktemp)"
   "$target/release/agentgym-env" sciworld --jar "$jar" --port 0 > "$out" &
   server=$!
-  until grep -q listening "$out"; do
-    kill -0 "$server"
-    sleep 0.2
-  done
+  listening "$server" "$out"
   java_process="$(pgrep -P "$server" java)"
   kill -"$signal" "$server"
   for _ in $(seq 50); do
