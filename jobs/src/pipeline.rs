@@ -115,6 +115,15 @@ fn planned(plan: &Plan, iteration: u32) -> Vec<Part> {
     parts.list
 }
 
+/// The part whose output is the batch that `iteration` trains on.
+pub fn batch_of(iteration: u32) -> PartId {
+    PartId {
+        iteration,
+        stage: Stage::Advantage,
+        part: 0,
+    }
+}
+
 /// The part whose output is the policy *after* `iteration`.
 pub fn policy_of(plan: &Plan, iteration: u32) -> PartId {
     match (iteration, plan.dpo_parts()) {

@@ -14,7 +14,6 @@ mod scenes;
 mod tasks;
 mod update;
 
-use crate::claims;
 use crate::cli::{Global, ViewArgs};
 use crate::run::signals::Interrupts;
 use crate::runs::RunView;
@@ -74,8 +73,7 @@ impl Reader {
             None => {
                 let view = RunView::open(&self.store, name).await?;
                 let id = view.plan.run.clone();
-                let queue = claims::queue(&view, &self.global).await;
-                let known = Arc::new(Known::new(view, queue));
+                let known = Arc::new(Known::new(view, &self.global));
                 let mut runs = self.runs.lock().await;
                 Arc::clone(runs.entry(id).or_insert(known))
             }

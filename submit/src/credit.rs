@@ -11,7 +11,7 @@ use crate::{Error, Result, text};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::episode::{Episode, Episodes};
-use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, parts, policy_of, reference_of};
+use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, batch_of, parts, policy_of, reference_of};
 use agentgym_jobs::records::{Batch, CriticTargets, LogProbs, Values};
 use agentgym_jobs::trajectory::Lineage;
 use agentgym_model::{Adapter, Device, Policy};
@@ -242,12 +242,7 @@ pub(crate) async fn selected(view: &RunView, n: u32) -> Result<Option<Vec<u32>>>
 
 /// Compares the recorded batch with the computed one.
 pub(crate) async fn compare(view: &RunView, n: u32, played: &PlayedIteration) -> Result<Compared> {
-    let id = PartId {
-        iteration: n,
-        stage: Stage::Advantage,
-        part: 0,
-    };
-    let Some(manifest) = view.manifest(id).await? else {
+    let Some(manifest) = view.manifest(batch_of(n)).await? else {
         return Ok(Compared::NotYet);
     };
     let batch: Batch = view.payload(&manifest, artifact_names::BATCH).await?;

@@ -29,7 +29,9 @@ use crate::text::plain_zeros;
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::Pipeline;
-use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, critic_of, policy_of, reference_of};
+use agentgym_jobs::pipeline::{
+    BASE_PART, PartId, Stage, batch_of, critic_of, policy_of, reference_of,
+};
 use agentgym_storage::Manifest;
 use episodes::Played;
 pub use folder::Exported;
@@ -168,12 +170,7 @@ async fn update(
     let before = view.committed(policy_of(&view.plan, n - 1)).await?;
     policy(view, &before, (to, "before", adapter_alone), out).await?;
     origin["optimizer_before"] = json!(optimizer(view, &before, Stage::Update, "", to, out).await?);
-    let batch = PartId {
-        iteration: n,
-        stage: Stage::Advantage,
-        part: 0,
-    };
-    let batch = view.committed(batch).await?;
+    let batch = view.committed(batch_of(n)).await?;
     if has(&batch, artifact_names::KL) {
         origin["kl"] = view.json(&batch, artifact_names::KL).await?;
     }

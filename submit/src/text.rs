@@ -206,6 +206,12 @@ pub fn seconds(value: f64) -> String {
     }
 }
 
+/// What so many seconds cost at the price of an hour.
+pub(crate) fn cost(hourly: f64, seconds: f64) -> f64 {
+    const HOUR_S: f64 = 3600.0;
+    hourly * seconds / HOUR_S
+}
+
 /// A share or a reward with three decimals, `–` if there is none.
 pub fn share(value: Option<f64>) -> String {
     value.map_or_else(|| "–".to_owned(), |v| format!("{v:.3}"))

@@ -8,7 +8,7 @@ use crate::runs::RunView;
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::Episode;
-use agentgym_jobs::pipeline::{PartId, Records, Stage};
+use agentgym_jobs::pipeline::{PartId, Records, Stage, batch_of};
 use agentgym_jobs::records::{Batch, BatchEpisode};
 use agentgym_storage::Manifest;
 use agentgym_view::EpisodeFilter;
@@ -295,8 +295,7 @@ async fn training_commit(known: &Known, id: PartId, wanted: PartId) -> Option<Ar
     if !matches!(id.stage, Stage::Rollout | Stage::Reward) {
         return None;
     }
-    let all: BTreeMap<_, _> = known.manifests().await.into_iter().collect();
-    all.get(&wanted).cloned()
+    known.state().await.manifests.get(&wanted).cloned()
 }
 
 /// The slot of an episode in the batch, if it is trained on.
@@ -306,12 +305,7 @@ async fn trained(
     id: PartId,
     e: &Episode,
 ) -> Result<Option<(usize, BatchEpisode)>> {
-    let batch = PartId {
-        stage: Stage::Advantage,
-        part: 0,
-        ..id
-    };
-    let Some(manifest) = training_commit(known, id, batch).await else {
+    let Some(manifest) = training_commit(known, id, batch_of(id.iteration)).await else {
         return Ok(None);
     };
     let Batch::V1(batch) = view.payload(&manifest, artifact_names::BATCH).await?;

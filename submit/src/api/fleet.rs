@@ -5,7 +5,7 @@ use crate::fork::FORK;
 use crate::{Result, text};
 use agentgym_storage::{AttemptRecord, PartKey};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// One attempt on a worker's lane.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,11 +73,10 @@ fn message(record: &AttemptRecord) -> String {
 pub(super) async fn attempts(known: &Known) -> Result<Value> {
     let bars = bars(known).await?;
     let begun = bars.first().map_or(0.0, |bar| bar.start);
-    let mut lanes: Vec<&str> = Vec::new();
-    let mut rows = Vec::new();
+    let (mut lanes, mut rows) = (Vec::new(), Vec::new());
+    let mut lane_of: HashMap<&str, usize> = HashMap::new();
     for bar in &bars {
-        let lane = lanes.iter().position(|lane| *lane == bar.worker);
-        let lane = lane.unwrap_or_else(|| {
+        let lane = *lane_of.entry(&bar.worker).or_insert_with(|| {
             lanes.push(&bar.worker);
             lanes.len() - 1
         });
@@ -106,9 +105,6 @@ pub(super) async fn attempts(known: &Known) -> Result<Value> {
 fn round(seconds: f64) -> f64 {
     (seconds * 1000.0).round() / 1000.0
 }
-
-/// What an hour costs is known for some seconds only.
-const HOUR_S: f64 = 3600.0;
 
 /// Seconds of useful, lost and idle work, and what they cost.
 #[derive(Debug, Clone, Copy, Default)]
@@ -143,7 +139,7 @@ impl Account {
         };
         *spent_s += seconds;
         match bar.price {
-            Some(price) => *cost += price * seconds / HOUR_S,
+            Some(price) => *cost += text::cost(price, seconds),
             None => self.unpriced_s += seconds,
         }
     }
@@ -151,7 +147,7 @@ impl Account {
     fn idle(&mut self, seconds: f64, price: Option<f64>) {
         self.idle_s += seconds;
         match price {
-            Some(price) => self.idle_cost += price * seconds / HOUR_S,
+            Some(price) => self.idle_cost += text::cost(price, seconds),
             None => self.unpriced_s += seconds,
         }
     }

@@ -2,6 +2,8 @@
 
 use super::reading::Reading;
 use crate::Result;
+use crate::claims;
+use crate::cli::Global;
 use crate::credit::{Compared, compare, played};
 use crate::inspect::screen::Pieces;
 use crate::metrics::{Row, RunMetrics, read_row};
@@ -17,7 +19,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 /// Commits read concurrently.
 const READS_AT_ONCE: usize = 48;
@@ -35,7 +37,10 @@ pub(super) struct Known {
     state: Mutex<State>,
     /// Held by the one that lists.
     refreshing: Mutex<()>,
-    queue: Option<Queue>,
+    /// Says where the queue is, if that is not beside the store.
+    global: Global,
+    /// Opened by the first question for who is alive.
+    queue: OnceCell<Option<Queue>>,
     pieces: Mutex<Option<Arc<Pieces>>>,
     credit: Mutex<Option<(u32, Arc<PlayedIteration>, Compared)>>,
     attempts: Mutex<Option<(Instant, Arc<Attempts>)>>,
@@ -52,9 +57,10 @@ pub(super) struct State {
 }
 
 impl Known {
-    pub(super) fn new(view: RunView, queue: Option<Queue>) -> Self {
+    pub(super) fn new(view: RunView, global: &Global) -> Self {
         Self {
-            queue,
+            global: global.clone(),
+            queue: OnceCell::new(),
             refreshing: Mutex::default(),
             state: Mutex::new(State {
                 view,
@@ -154,7 +160,10 @@ impl Known {
 
     /// The state of the run.
     pub(super) async fn status(&self) -> Result<Status> {
-        status(&self.view().await, self.queue.as_ref()).await
+        let view = self.view().await;
+        let open = || claims::queue(&view, &self.global);
+        let queue = self.queue.get_or_init(open).await;
+        status(&view, queue.as_ref()).await
     }
 
     /// The tokenizer, which training never changes.

@@ -10,7 +10,7 @@ use crate::records::{Slot, slots};
 use crate::runs::RunView;
 use crate::{Error, Result, text};
 use agentgym_jobs::episode::Sequence;
-use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
+use agentgym_jobs::pipeline::{PartId, Stage, batch_of, policy_of};
 use agentgym_model::{ComputeOptions, ScoreRequest, score};
 use serde_json::{Value, json};
 
@@ -22,6 +22,15 @@ const BARS: usize = 61;
 const REACH_MAX: f64 = 2.0;
 /// Tokens listed.
 const TOKENS: usize = 20;
+
+/// What iteration `n` trains on.
+pub(super) async fn batch(known: &Known, n: u32) -> Result<(RunView, Vec<Slot>)> {
+    let view = known.view().await;
+    view.iteration_parts(n)?;
+    let batch = known.committed(batch_of(n)).await?;
+    let filled = slots(&view, &batch).await?;
+    Ok((view, filled))
+}
 
 /// The log-probs of sequences under the policy that iteration `n` made.
 async fn scored(known: &Known, n: u32, sequences: Vec<Sequence>) -> Result<Vec<Vec<f32>>> {
@@ -77,15 +86,7 @@ pub(super) async fn episode(known: &Known, id: PartId, k: u32, n: u32) -> Result
 /// The ratios of new to old probability over the batch of iteration `n`, under the policy that its
 /// update made.
 pub(super) async fn ratios(known: &Known, rows: &RowCache, n: u32) -> Result<Value> {
-    let view = known.view().await;
-    view.iteration_parts(n)?;
-    let batch = PartId {
-        iteration: n,
-        stage: Stage::Advantage,
-        part: 0,
-    };
-    let batch = known.committed(batch).await?;
-    let filled = slots(&view, &batch).await?;
+    let (view, filled) = batch(known, n).await?;
     let sequences = filled.iter().flat_map(|slot| &slot.episode.sequences);
     let sequences = sequences.map(|s| s.sequence.clone()).collect();
     let new = scored(known, n, sequences).await?;

@@ -2,12 +2,11 @@
 
 use super::episodes::places;
 use super::known::Known;
-use super::rescore::{histogram, told};
+use super::rescore::{batch, histogram, told};
 use super::rows::RowCache;
 use crate::Result;
-use crate::records::slots;
 use agentgym_jobs::artifact_names;
-use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
+use agentgym_jobs::pipeline::policy_of;
 use serde_json::{Value, json};
 
 /// Tokens listed.
@@ -16,21 +15,13 @@ const TOKENS: usize = 40;
 /// Steps and tokens. A token's pull is |advantage| · (1 − p): how strongly the first step, at
 /// ratio 1, moves the logit of what was sampled, before the common denominator.
 pub(super) async fn update(known: &Known, rows: &RowCache, n: u32) -> Result<Value> {
-    let view = known.view().await;
-    view.iteration_parts(n)?;
-    let batch = PartId {
-        iteration: n,
-        stage: Stage::Advantage,
-        part: 0,
-    };
-    let batch = known.committed(batch).await?;
+    let (view, filled) = batch(known, n).await?;
     let made = policy_of(&view.plan, n);
     let steps = match known.committed(made).await {
         Ok(manifest) => view.json(&manifest, artifact_names::UPDATE).await?,
         // The update is still being computed.
         Err(_) => Value::Null,
     };
-    let filled = slots(&view, &batch).await?;
     let mut pulls = Vec::new();
     let mut mismatches = Vec::new();
     for slot in &filled {

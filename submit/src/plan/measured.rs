@@ -17,7 +17,6 @@ use std::collections::BTreeMap;
 const RUNS_MAX: usize = 5;
 /// Commits read of each stage of a run: its newest ones.
 const COMMITS_MAX: usize = 8;
-const HOUR_S: f64 = 3600.0;
 
 /// What a plan will take.
 #[derive(Debug, Clone, PartialEq)]
@@ -171,7 +170,7 @@ impl Measured {
     }
 
     fn cost(&self) -> Option<f64> {
-        self.price.map(|price| price * self.worker_s() / HOUR_S)
+        self.price.map(|price| text::cost(price, self.worker_s()))
     }
 
     /// One line.
@@ -337,7 +336,7 @@ trainer: {total_training_steps: 10}
         let ratio = |stage| twice.by_stage[&stage] / once.by_stage[&stage];
         assert!((ratio(Stage::Rollout) - 2.0).abs() < 1e-9);
         assert!((ratio(Stage::Update) - 2.0).abs() < 1e-9);
-        let cost = twice.worker_s() / HOUR_S * 2.0;
+        let cost = twice.worker_s() / 3600.0 * 2.0;
         assert!((twice.cost().unwrap() - cost).abs() < 1e-9);
         large = plan(&["evaluation.sets=[{name: s, env: textcraft, ids: 8..9}]"]);
         let told = seen(&small, 3.0).scaled(&large).unwrap();
