@@ -1,14 +1,14 @@
 // How fast the viewer is: `node measure.mjs STORE RUN`, a finished quickstart. It serves the store
 // from an S3 server that answers 30 ms late, looks at it in headless Chromium, and prints a line
 // per target of the viewer. Beside it, in stores of its own: an episode of 32 000 tokens, made by a
-// tiny model, and 100 000 attempts. Nothing is written to STORE.
+// tiny model, 100 000 attempts, and a run that is killed while it is looked at. Nothing is written to STORE.
 
-import { cpSync, linkSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { cpSync, existsSync, linkSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
 
 process.env.AWS_ACCESS_KEY_ID ??= "anybody";
 process.env.AWS_SECRET_ACCESS_KEY ??= "anything";
-const { browser, clean, folder, open, run: runConfig, settled, view, visit } = await import("./kit.mjs");
+const { browser, clean, folder, open, run: runConfig, settled, start, view, visit } = await import("./kit.mjs");
 const { slowS3 } = await import("./s3.mjs");
 
 const [store, run] = process.argv.slice(2);
@@ -198,9 +198,61 @@ async function gantt(chrome) {
   rmSync(many, { recursive: true, force: true });
 }
 
+// A run whose process is killed every four seconds and started again, seen through the slow server.
+async function live(chrome) {
+  const own = join(folder, "live");
+  const commits = join(own, "runs/live/commits");
+  const work = () => start("--quiet", "configs/smoke.yaml", "run.id=live", "trainer.total_training_steps=60", "--store", own);
+  const count = () => (existsSync(commits) ? readdirSync(commits, { recursive: true }).filter((name) => name.endsWith(".json")).length : 0);
+  let child = work();
+  while (count() < 12) await new Promise((done) => setTimeout(done, 50));
+  const server = await slowS3(own, DELAY_MS, true);
+  const viewer = await view(server.url);
+  const page = await open(chrome, viewer);
+  say("live: run page, cold", await timed(() => visit(page, viewer, "/runs/live")), 5000);
+  await page.goto(viewer.origin + "/#/no/such/page");
+  await settled(page);
+  say("live: run page, warm", await timed(() => visit(page, viewer, "/runs/live")), 1000);
+  const [made, shown] = [new Map(), new Map()];
+  const [begun, before] = [performance.now(), server.requests];
+  let kills = 0;
+  while (performance.now() - begun < 30000) {
+    if (performance.now() - begun > 4000 * (kills + 1)) {
+      const ended = new Promise((done) => child.once("exit", done));
+      child.kill("SIGKILL");
+      await ended;
+      kills += 1;
+      child = work();
+    }
+    const now = performance.now();
+    const [written, drawn] = [count(), Number(await page.locator("main progress").first().getAttribute("value"))];
+    if (!made.has(written)) made.set(written, now);
+    if (!shown.has(drawn)) shown.set(drawn, now);
+    await page.waitForTimeout(20);
+  }
+  say("live: requests a second while it is looked at", (server.requests - before) / 30, null, (x) => x.toFixed(1));
+  const late = [];
+  for (const [n, at] of made) {
+    const seen = Math.min(...[...shown].filter(([value]) => value >= n).map(([, time]) => time));
+    if (Number.isFinite(seen)) late.push(Math.max(0, seen - at));
+  }
+  late.sort((x, y) => x - y);
+  say(`live: from a commit to the page, half of ${late.length}, ${kills} kills`, late[late.length >> 1], null);
+  say("live: the latest", late.at(-1), null);
+  say("live: memory, largest", peak(viewer), 200e6, megabytes);
+  await page.context().close();
+  await new Promise((done) => setTimeout(done, 3000));
+  const quiet = server.requests;
+  await new Promise((done) => setTimeout(done, 6000));
+  say("live: requests to the store in 6 s without a tab", server.requests - quiet, 0, String);
+  child.kill("SIGKILL");
+  viewer.stop();
+  server.stop();
+}
+
 const chrome = await browser();
 try {
-  for (const part of [overS3, longEpisode, gantt]) await part(chrome);
+  for (const part of [overS3, live, longEpisode, gantt]) await part(chrome);
 } finally {
   await chrome.close();
   clean();

@@ -1,5 +1,5 @@
 // An S3 server over a folder, to be read from: GET, HEAD and LIST, every answer later than it could
-// be. It asks nobody who they are and writes nothing; the project's own server, for its tests of
+// be. Names are listed once, or at each LIST where the folder is `live`. It asks nobody who they are and writes nothing; the project's own server, for its tests of
 // commits, is tests/s3.rs.
 
 import { createServer } from "node:http";
@@ -49,7 +49,7 @@ function listing(keys, query) {
     + [...folders].map((folder) => `<CommonPrefixes><Prefix>${escaped(folder)}</Prefix></CommonPrefixes>`).join("") + "</ListBucketResult>";
 }
 
-export async function slowS3(folder, delayMs) {
+export async function slowS3(folder, delayMs, live = false) {
   const keys = keysBelow(folder);
   const server = createServer((request, response) => {
     request.resume();
@@ -61,7 +61,7 @@ export async function slowS3(folder, delayMs) {
     const key = decodeURIComponent(url.pathname).replace(new RegExp(`^/${BUCKET}/?`), "");
     if (request.method !== "GET" && request.method !== "HEAD") { response.writeHead(403).end(); return; }
     if (key === "") {
-      response.writeHead(200, { "content-type": "application/xml" }).end(listing(keys, url.searchParams));
+      response.writeHead(200, { "content-type": "application/xml" }).end(listing(live ? keysBelow(folder) : keys, url.searchParams));
       return;
     }
     const path = join(folder, key);
