@@ -64,6 +64,7 @@ said compare 0 compare r:0 r:2
 said credit 0 credit r 1
 said credit@episode 0 credit r 1 --episode 0
 said keys 0 keys rollout
+said view_bundle 0 view r --bundle "$scratch/bundle"
 "$program" view r --json --no-open --port 0 >"$scratch/view" 2>/dev/null &
 viewer=$!
 for _ in $(seq 100); do

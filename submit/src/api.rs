@@ -203,12 +203,14 @@ pub(crate) async fn answer(store: Store, ask: &Ask, global: &Global) -> Result<V
 
 /// `view [RUN]`.
 pub(crate) async fn view(store: Store, args: &ViewArgs, global: &Global) -> Result<()> {
-    if let Some(run) = &args.run {
-        RunView::open(&store, run).await?;
+    match &args.run {
+        Some(run) => drop(RunView::open(&store, run).await?),
+        // A store that cannot be read is refused here, and not by every page.
+        None => drop(store.runs().await?),
     }
     let reader = Arc::new(Reader::new(store, global));
     if let Some(dir) = &args.bundle {
-        return bundle(&reader, args.run.as_deref(), dir).await;
+        return bundle(&reader, args.run.as_deref(), dir, global.json).await;
     }
     let options = ViewerOptions {
         host: args.host.clone(),
@@ -258,7 +260,7 @@ fn open_browser(url: &str) {
 const BUNDLED_EPISODES: usize = 400;
 
 /// Writes a run's pages as one file that needs no server.
-async fn bundle(reader: &Reader, run: Option<&str>, dir: &Path) -> Result<()> {
+async fn bundle(reader: &Reader, run: Option<&str>, dir: &Path, json: bool) -> Result<()> {
     let run = run.ok_or_else(|| Error::Usage("--bundle needs a RUN".into()))?;
     let mut answers = serde_json::Map::new();
     let mut ask = async |question: String| -> Result<Value> {
@@ -287,11 +289,14 @@ async fn bundle(reader: &Reader, run: Option<&str>, dir: &Path) -> Result<()> {
     let path = dir.join("index.html");
     let page = bundle_page(&json!({"run": run, "answers": answers}));
     text::replace(&path, page.as_bytes())?;
-    text::emit(&format!(
-        "{}: {} answers, {}",
-        path.display(),
-        answers.len(),
-        text::bytes(page.len() as u64)
-    ));
+    let (file, count, bytes) = (path.display().to_string(), answers.len(), page.len());
+    if json {
+        text::emit_json_line(
+            &json!({"version": 1, "file": file, "answers": count, "bytes": bytes}),
+        );
+    } else {
+        let size = text::bytes(bytes as u64);
+        text::emit(&format!("{file}: {count} answers, {size}"));
+    }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! have their advantages.
 
 use super::known::Known;
-use super::rows::{Listed, RowCache};
+use super::rows::{Listed, PARTS_AT_ONCE, RowCache};
 use crate::records::{Filter, ScoredEpisode, content, list_actions};
 use crate::runs::RunView;
 use crate::{Error, Result};
@@ -12,6 +12,7 @@ use agentgym_jobs::pipeline::{PartId, Records, Stage, batch_of};
 use agentgym_jobs::records::{Batch, BatchEpisode};
 use agentgym_storage::Manifest;
 use agentgym_view::EpisodeFilter;
+use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -128,18 +129,23 @@ async fn with_text(known: &Known, all: Vec<Listed>, text: &str) -> Result<Vec<Li
     let contains = |t: &str| t.to_lowercase().contains(&wanted);
     let view = known.view().await;
     let parts: BTreeSet<PartId> = all.iter().map(|l| l.part).collect();
-    let mut hits: BTreeSet<(PartId, u32)> = BTreeSet::new();
-    for id in parts {
-        let manifest = known.committed(id).await?;
-        let episodes = crate::records::episodes(&view, &manifest).await?;
-        for (k, e) in episodes.iter().enumerate() {
-            let turns = e.turns.iter();
-            let mut said = turns.flat_map(|t| [t.text.as_str(), t.observation.as_str()]);
-            if contains(&e.prompt) || said.any(contains) {
-                hits.insert((id, k as u32));
-            }
+    let search = |id: PartId| {
+        let (view, contains) = (&view, &contains);
+        async move {
+            let manifest = known.committed(id).await?;
+            let episodes = crate::records::episodes(view, &manifest).await?;
+            let said = |e: &Episode| {
+                let turns = e.turns.iter();
+                let mut said = turns.flat_map(|t| [t.text.as_str(), t.observation.as_str()]);
+                contains(&e.prompt) || said.any(contains)
+            };
+            let found = episodes.iter().enumerate().filter(|(_, e)| said(e));
+            Ok::<_, Error>(found.map(|(k, _)| (id, k as u32)).collect::<Vec<_>>())
         }
-    }
+    };
+    let found = stream::iter(parts).map(search).buffered(PARTS_AT_ONCE);
+    let found: Vec<Vec<(PartId, u32)>> = found.try_collect().await?;
+    let hits: BTreeSet<(PartId, u32)> = found.into_iter().flatten().collect();
     let kept = all.into_iter();
     Ok(kept.filter(|l| hits.contains(&(l.part, l.row.k))).collect())
 }

@@ -23,7 +23,7 @@ use tokio::sync::Mutex;
 /// Changes with the form of the rows.
 const FORM: &str = "rows-1";
 /// Parts read at the same time. Each is whole in memory while it is.
-const PARTS_AT_ONCE: usize = 12;
+pub(super) const PARTS_AT_ONCE: usize = 12;
 /// Turns in a row that say the same, from which on an episode loops.
 const LOOP_TURNS: usize = 3;
 

@@ -49,7 +49,10 @@ impl RunMetrics {
                 flatten(&stats, &row.stats, &mut values);
                 values.extend(row.wall_s.map(|wall_s| (format!("{stats}/wall_s"), wall_s)));
                 match (id.stage, &row.set) {
-                    (Stage::Update, _) if last(at) => values.extend(self.totals(id.iteration)),
+                    // AgentEvol's iterations end in sft; a warm start is none of theirs.
+                    (Stage::Update, _) | (Stage::Sft, _) if id.iteration > 0 && last(at) => {
+                        values.extend(self.totals(id.iteration));
+                    }
                     (Stage::Evaluate, Some(set)) => {
                         let reward = row.metric("reward");
                         values.extend(reward.map(|v| (format!("val/test_score/{set}"), v)));
@@ -90,8 +93,14 @@ impl RunMetrics {
             ("timing_s/gen", &[Stage::Rollout][..]),
             ("timing_s/old_log_prob", &[Stage::LogProbs]),
             ("timing_s/update_critic", &[Stage::CriticUpdate]),
-            ("timing_s/update_actor", &[Stage::Gradient, Stage::Update]),
-            ("timing_s/step", &[Stage::Rollout, Stage::Update]),
+            (
+                "timing_s/update_actor",
+                &[Stage::Gradient, Stage::Update, Stage::Sft],
+            ),
+            (
+                "timing_s/step",
+                &[Stage::Rollout, Stage::Update, Stage::Sft],
+            ),
         ] {
             let rows = || stages.iter().flat_map(|stage| self.of(iteration, *stage));
             let begun = rows()
@@ -124,7 +133,7 @@ impl RunMetrics {
 }
 
 /// verl's names, and which metric of which stage they are here.
-const VERL: [(&str, Stage, &str); 18] = [
+const VERL: [(&str, Stage, &str); 22] = [
     ("critic/score/mean", Stage::Advantage, "reward"),
     (
         "response_length/mean",
@@ -155,6 +164,15 @@ const VERL: [(&str, Stage, &str); 18] = [
     ("critic/values/mean", Stage::CriticUpdate, "value_mean"),
     ("critic/grad_norm", Stage::CriticUpdate, "grad_norm"),
     ("critic/lr", Stage::CriticUpdate, "lr"),
+    // AgentEvol: the exploration, and what verl's SFT trainer calls its loss.
+    ("critic/score/mean", Stage::Select, "reward"),
+    (
+        "response_length/mean",
+        Stage::Select,
+        "response_length_mean",
+    ),
+    ("prompt_length/mean", Stage::Select, "prompt_length_mean"),
+    ("train/loss", Stage::Sft, "loss"),
 ];
 
 fn of_stage(id: &PartId) -> (u32, Stage) {
@@ -342,6 +360,21 @@ mod tests {
                 .filter(apart)
                 .all(|(tag, _)| tag.starts_with("parts/"))
         );
+    }
+
+    #[test]
+    fn an_iteration_of_agentevol_has_them_too() {
+        let mut book = RunMetrics::default();
+        book.insert(id(1, Stage::Select, 0), row(json!({"reward": 0.5})));
+        for (part, loss) in [(0, 2.0), (1, 1.0)] {
+            book.insert(id(1, Stage::Sft, part), row(json!({"loss": loss})));
+        }
+        let scalars = book.to_scalars();
+        let last = scalars.last().expect("a part");
+        for (tag, expected) in [("critic/score/mean", 0.5), ("train/loss", 1.5)] {
+            let found = last.values.iter().find(|(known, _)| known == tag);
+            assert_eq!(found.map(|(_, v)| *v), Some(expected), "{tag}");
+        }
     }
 
     #[test]
