@@ -43,6 +43,9 @@ ROWS = {
                                              "sft.warmup_steps=50", "sft.min_lr_ratio=0.1", "sft.max_length=2048",
                                              "jobs.sft_part_steps=580"]),
 }
+for name, config in (("babyai", "configs/babyai.yaml"), ("mixed", "configs/mixed.yaml")):
+    ROWS[name] = (config, [])
+    ROWS[f"{name}, scrambled"] = (config, SCRAMBLED)
 for name, overrides in ESTIMATORS.items():
     ROWS[name] = (ALGORITHMS, overrides)
     ROWS[f"{name}, scrambled"] = (ALGORITHMS, [*overrides, *SCRAMBLED])
@@ -67,11 +70,12 @@ def said(*arguments, **options):
 
 
 def played(row, seed, design, store):
-    """First and last evaluation of a run, and the numeric class in which the last was made."""
+    """Evaluations of the start (after a warm start) and of the end, and the numeric class of the last."""
     config, overrides = ROWS[row]
     run = "".join(c if c.isalnum() else "-" for c in row) + f"{'-design' if design else ''}-s{seed}"
     report = said(config, f"run.id={run}", f"run.seed={seed}", *sets(design), *overrides, "--json", "--store", store)
-    first, last = report["evaluations"][0], report["evaluations"][-1]
+    first = [found for found in report["evaluations"] if found["iteration"] == 0][-1]
+    last = report["evaluations"][-1]
     made = said("inspect", run, str(last["iteration"]), "evaluate", "0", "--json", "--store", store)
     return first, last, made["manifest"]["numeric_class"]
 
@@ -115,14 +119,17 @@ def main():
         config, overrides = ROWS[row]
         print(f"\n{row}: `agentgym-submit {' '.join([config, *overrides])} run.seed=N`\n")
         runs = [played(row, seed, options.design, options.store) for seed in seeds]
-        names = list(runs[0][0]["sets"])
-        print(f"| policy | {' | '.join(names)} | all worlds |\n|---|{'---|' * (len(names) + 1)}")
-        for seed, run in zip(seeds, runs):
-            for label, at in ((f"start, seed {seed}", 0), (f"end, seed {seed}", 1)):
-                cells = [cell(run[at]["sets"][name]) for name in names]
-                print(f"| {label} | {' | '.join(cells)} | {cell(run[at]['all'])} |")
-        for label, at in (("start, mean", 0), ("end, mean", 1)):
-            print(f"| {label} | {' | '.join(mean_cell(runs, at, name) for name in [*names, 'all'])} |")
+        names = [*runs[0][0]["sets"], "all"]
+        policies = [(f"{label}, seed {seed}", [run], at) for seed, run in zip(seeds, runs)
+                    for label, at in (("start", 0), ("end", 1))]
+        policies += [("start, mean", runs, 0), ("end, mean", runs, 1)]
+        lines = [["policy", *(label for label, _, _ in policies)]]
+        for name in names:
+            label = "all worlds" if name == "all" else name
+            lines.append([label, *(mean_cell(group, at, name) for _, group, at in policies)])
+        # A policy is a row, unless there are too many sets for the columns of a page.
+        lines = list(zip(*lines)) if len(names) <= 6 else lines
+        print("\n".join(f"| {' | '.join(line)} |" for line in [lines[0], ["---"] * len(lines[0]), *lines[1:]]))
         classes = ", ".join(sorted({run[2] for run in runs}))
         print(f"\nGain in points over all worlds: {gain(runs, 'success')} at temperature 1, "
               f"{gain(runs, 'success_greedy')} greedy; numeric class {classes}.", flush=True)

@@ -315,10 +315,10 @@ pub struct EpisodesArgs {
     pub text: Option<String>,
     /// Sort by reward, advantage, length, turns, surprise, mismatch or iteration; -reward for the
     /// largest first
-    #[arg(long, value_name = "FIELD", allow_hyphen_values = true)]
+    #[arg(long, value_name = "FIELD", allow_hyphen_values = true, conflicts_with_all = ["best", "worst"])]
     pub sort: Option<String>,
     /// How many to list
-    #[arg(long, default_value_t = 10, value_name = "ROWS")]
+    #[arg(long, default_value_t = 10, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
 }
 

@@ -159,6 +159,7 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
         sample: args.sample,
     };
     let mut documents = Vec::new();
+    let mut kept = 0;
     let pieces = match args.tokens || (global.json && !args.jsonl) {
         // Ids are shown even where the model's folder has expired.
         true => screen::Pieces::of(view)
@@ -180,6 +181,20 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
             None => view.committed(id).await?,
         };
         let content = content(view, &manifest, filter).await?;
+        let asked = [
+            (args.tokens, "--tokens"),
+            (args.group.is_some(), "--group"),
+            (args.sample.is_some(), "--sample"),
+        ];
+        if let Some((_, option)) = asked.iter().find(|(asked, _)| *asked)
+            && content.episodes().is_none()
+        {
+            return Err(Error::Usage(format!(
+                "{option} is for stages with episodes, which {} is not; leave it out",
+                id.stage
+            )));
+        }
+        kept += content.episodes().unwrap_or(1);
         if args.jsonl {
             for record in content.to_json() {
                 text::emit(&record.to_string());
@@ -197,13 +212,19 @@ async fn parts(view: &RunView, ids: &[PartId], args: &InspectArgs, global: &Glob
         text::emit(&screen::head(id, &manifest, &row));
         if manifest.attempt > 1 {
             let attempts = view.store.attempts(&view.slot(id)).await?;
-            let sampling = screen::sampling(&attempts, &manifest, &row);
-            if !sampling.is_empty() {
-                text::emit(&sampling);
-            }
+            text::emit(&screen::attempts(&attempts, &manifest, &row));
         }
         let brief = ids.len() > 1 && !args.tokens && args.group.is_none() && args.sample.is_none();
         text::emit(&screen::body(&content, brief, args.tokens, &pieces));
+    }
+    if kept == 0 && (args.group.is_some() || args.sample.is_some()) {
+        let named =
+            |what: &str, n: Option<u32>| n.map_or(String::new(), |n| format!(" {what} {n}"));
+        return Err(Error::Missing(format!(
+            "no episode there has{}{}; without these options all are shown, each with its group and sample",
+            named("group", args.group),
+            named("sample", args.sample)
+        )));
     }
     if global.json && !args.jsonl {
         match (documents.len(), args.part) {

@@ -3,10 +3,11 @@
 
 use crate::api::answer;
 use crate::cli::{CompareArgs, EpisodesArgs, Global};
+use crate::workers::short_worker;
 use crate::{Error, Result, text};
 use agentgym_storage::Store;
 use agentgym_view::Ask;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Tasks that a comparison names on each side.
 const TASKS_MAX: usize = 20;
@@ -23,10 +24,16 @@ fn figure(value: &Value) -> String {
     text::share(value.as_f64())
 }
 
+/// Money with three digits that say something, and at least cents.
 fn money(value: &Value) -> String {
-    value
-        .as_f64()
-        .map_or_else(|| "–".to_owned(), |cost| format!("{cost:.2}"))
+    match value.as_f64() {
+        None => "–".to_owned(),
+        Some(0.0) => "0".to_owned(),
+        Some(cost) => {
+            let digits = 2 - cost.abs().log10().floor() as i32;
+            format!("{cost:.*}", digits.clamp(2, 9) as usize)
+        }
+    }
 }
 
 fn spent(value: &Value) -> String {
@@ -70,23 +77,26 @@ fn ledger_text(found: &Value) -> String {
     let total = &found["total"];
     let priced = !total["cost"].is_null();
     let row = |line: &Value, name: &str| {
+        let who = words(&line[name]);
         let mut cells = vec![
-            words(&line[name]).to_owned(),
-            number(&line["attempts"]).to_string(),
-            number(&line["lost_attempts"]).to_string(),
+            match name {
+                "worker" => short_worker(who),
+                _ => who.to_owned(),
+            },
+            format!("{} of {}", line["lost_attempts"], line["attempts"]),
             spent(&line["useful_s"]),
             spent(&line["lost_s"]),
             spent(&line["idle_s"]),
         ];
         if priced {
-            cells.extend(["useful_cost", "lost_cost", "idle_cost"].map(|key| money(&line[key])));
+            cells.extend(["cost", "lost_cost"].map(|key| money(&line[key])));
         }
         cells
     };
     let table = |name: &str, lines: &[&Value]| {
-        let mut head = vec![name, "attempts", "lost", "useful", "lost time", "idle"];
+        let mut head = vec![name, "lost", "useful", "lost time", "idle"];
         if priced {
-            head.extend(["cost", "lost cost", "idle cost"]);
+            head.extend(["cost", "of it lost"]);
         }
         let rows: Vec<Vec<String>> = lines.iter().map(|line| row(line, name)).collect();
         text::table(&head, &rows)
@@ -105,7 +115,7 @@ fn ledger_text(found: &Value) -> String {
         out += &format!("; {} of a worker for each", text::seconds(each));
     }
     if let Some(each) = found["cost_per_solved_episode"].as_f64() {
-        out += &format!(", {each:.4} in money");
+        out += &format!(", {} in money", money(&json!(each)));
     }
     out.push('\n');
     let unpriced = number(&total["unpriced_s"]);
@@ -223,10 +233,11 @@ pub(crate) async fn compare(store: Store, args: &CompareArgs, global: &Global) -
     let sides = [("a", &args.a), ("b", &args.b)];
     let query = sides.map(|(key, side)| (key.to_owned(), side.clone()));
     let ask = parsed("compare", &query)?;
-    show(store, &ask, global, compare_text).await
+    let place = store.argument();
+    show(store, &ask, global, |found| compare_text(found, &place)).await
 }
 
-fn compare_text(found: &Value) -> String {
+fn compare_text(found: &Value, store: &str) -> String {
     let side = |key: &str| {
         let side = &found[key];
         format!(
@@ -242,12 +253,16 @@ fn compare_text(found: &Value) -> String {
         return out + "no task was evaluated by both: nothing can be compared\n";
     }
     out += &format!(
-        "{} of both: {} gained, {} lost, {} the same; exact sign test p = {:.4}\n",
+        "{} of both: {} gained, {} lost, {} the same; exact sign test p = {}\n\
+         success is that of the samples; greedy episodes are not among them\n",
         text::many(count("tasks"), "task"),
         count("gained"),
         count("lost"),
         count("same"),
-        number(&found["p"])
+        match number(&found["p"]) {
+            p if p < 1e-3 => format!("{p:.1e}"),
+            p => format!("{p:.4}"),
+        }
     );
     for (word, sign) in [("gained", 1.0), ("lost", -1.0)] {
         let mut rows: Vec<&Value> = list(&found["rows"])
@@ -279,6 +294,16 @@ fn compare_text(found: &Value) -> String {
                 rows.len() - TASKS_MAX
             );
         }
+        for key in ["a", "b"] {
+            let cell = &rows[0][key];
+            out += &format!(
+                "{} of {key} in full: agentgym-submit inspect {} {} --group {} --store {store}\n",
+                words(&rows[0]["task"]),
+                words(&found[key]["run"]),
+                words(&cell["part"]).replace('/', " "),
+                cell["group"]
+            );
+        }
     }
     out
 }
@@ -286,26 +311,37 @@ fn compare_text(found: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn tasks_gained_and_lost_are_named_by_size() {
-        let row = |task: &str, a: f64, b: f64| json!({"task": task, "a": {"success": a}, "b": {"success": b, "part": "4/evaluate/0"}, "change": b - a});
+        let row = |task: &str, a: f64, b: f64| json!({"task": task, "a": {"success": a, "part": "0/evaluate/0", "group": 2}, "b": {"success": b, "part": "4/evaluate/0", "group": 2}, "change": b - a});
         let found = json!({
             "a": {"run": "r", "iteration": 0, "success": 0.25}, "b": {"run": "r", "iteration": 4, "success": 0.5},
             "tasks": 4, "gained": 2, "lost": 1, "same": 1, "p": 1.0,
             "rows": [row("w_1", 0.0, 0.25), row("w_2", 0.0, 1.0), row("w_3", 0.5, 0.25), row("w_4", 0.5, 0.5)],
         });
-        insta::assert_snapshot!(compare_text(&found), @r"
+        insta::assert_snapshot!(compare_text(&found, "s"), @r"
         a  r iteration 0  success 0.250
         b  r iteration 4  success 0.500
         4 tasks of both: 2 gained, 1 lost, 1 the same; exact sign test p = 1.0000
+        success is that of the samples; greedy episodes are not among them
           gained      a      b  change     part of b
           w_2     0.000  1.000  +1.000  4/evaluate/0
           w_1     0.000  0.250  +0.250  4/evaluate/0
+        w_2 of a in full: agentgym-submit inspect r 0 evaluate 0 --group 2 --store s
+        w_2 of b in full: agentgym-submit inspect r 4 evaluate 0 --group 2 --store s
           lost      a      b  change     part of b
           w_3   0.500  0.250  -0.250  4/evaluate/0
+        w_3 of a in full: agentgym-submit inspect r 0 evaluate 0 --group 2 --store s
+        w_3 of b in full: agentgym-submit inspect r 4 evaluate 0 --group 2 --store s
         ");
+    }
+
+    #[test]
+    fn money_keeps_three_digits_that_say_something() {
+        let shown = [0.0, 12.3456, 1.5, 0.0301, 0.000_277_4].map(|cost| money(&json!(cost)));
+        assert_eq!(shown, ["0", "12.35", "1.50", "0.0301", "0.000277"]);
+        assert_eq!(money(&Value::Null), "–");
     }
 
     #[test]
@@ -318,7 +354,7 @@ mod tests {
         found["total"]["cost"] = json!(0.5);
         let told = ledger_text(&found);
         assert!(
-            told.contains("lost cost") && told.contains("in no cost"),
+            told.contains("of it lost") && told.contains("in no cost"),
             "{told}"
         );
     }

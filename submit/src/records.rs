@@ -241,6 +241,17 @@ pub async fn input_commit(
 }
 
 impl Content {
+    /// How many episodes there are, for stages that have some.
+    pub(crate) fn episodes(&self) -> Option<usize> {
+        match self {
+            Self::Episodes(list) => Some(list.len()),
+            Self::Kept(list) => Some(list.len()),
+            Self::LogProbs(list) => Some(list.len()),
+            Self::Batch(list) => Some(list.len()),
+            Self::Update(_) | Self::Nothing => None,
+        }
+    }
+
     /// One JSON value per record.
     pub fn to_json(&self) -> Vec<Value> {
         let mut number = 0;

@@ -20,6 +20,8 @@ struct Line {
     attempt: u32,
     /// Its parts that are not committed, and whether somebody renews their claims.
     open: Vec<(PartId, Option<bool>)>,
+    /// Its newest attempt has no end, and another one took its part over.
+    replaced: bool,
     /// When it was last heard of, seconds since 1970 on its own clock.
     seen_unix_s: f64,
 }
@@ -28,6 +30,7 @@ impl Line {
     fn state(&self) -> &'static str {
         let alive = |wanted| self.open.iter().any(|(_, alive)| *alive == wanted);
         match self.open.is_empty() {
+            true if self.replaced => "vanished",
             true => "idle",
             false if alive(Some(true)) || alive(None) => "at work",
             false => "lost",
@@ -50,7 +53,7 @@ impl Line {
         })
     }
 
-    fn row(&self, now: f64) -> Vec<String> {
+    fn row(&self, now: f64, with_program: bool) -> Vec<String> {
         let machine = &self.start.machine;
         let labels = machine
             .labels
@@ -61,8 +64,8 @@ impl Line {
             true => text::seconds((now - self.seen_unix_s).max(0.0)),
             false => "–".to_owned(),
         };
-        vec![
-            host(&self.start.worker).to_owned(),
+        let mut row = vec![
+            short_worker(&self.start.worker),
             dash(&machine.device),
             self.state().to_owned(),
             self.part.to_string(),
@@ -71,14 +74,27 @@ impl Line {
                 .price
                 .map_or_else(|| "–".to_owned(), |price| format!("{price}")),
             dash(&labels.collect::<Vec<_>>().join(" ")),
-            dash(&self.start.code_version),
-            visible_name(&self.start.worker).to_string(),
-        ]
+        ];
+        row.extend(with_program.then(|| dash(&self.start.code_version)));
+        row
     }
 }
 
 fn named(text: &str) -> Option<&str> {
     Some(text).filter(|text| !text.is_empty())
+}
+
+/// A worker as the tables name it, `host:pid/index`; --json has the whole name.
+pub(crate) fn short_worker(worker: &str) -> String {
+    let pieces: Vec<&str> = worker.split(':').collect();
+    let short = match pieces[..] {
+        [_, pid, start] => {
+            let index = start.split_once('/').map_or("0", |(_, index)| index);
+            format!("{}:{pid}/{index}", host(worker))
+        }
+        _ => worker.to_owned(),
+    };
+    visible_name(&short)
 }
 
 /// The host in a worker's name, `host-boot-namespace:pid:start/index`.
@@ -133,19 +149,26 @@ pub(crate) async fn workers(store: &Store, run: Option<&str>, global: &Global) -
         return Ok(());
     }
     let now = text::unix_now_s() as f64;
-    let rows: Vec<Vec<String>> = lines.iter().map(|line| line.row(now)).collect();
-    let head = [
-        "host",
+    let programs: BTreeSet<&str> = (lines.iter())
+        .map(|line| line.start.code_version.as_str())
+        .collect();
+    let one = programs.len() == 1;
+    let rows: Vec<Vec<String>> = lines.iter().map(|line| line.row(now, !one)).collect();
+    let mut head = vec![
+        "worker",
         "device",
         "state",
         "part",
         "seen before",
         "price/h",
         "labels",
-        "program",
-        "worker",
     ];
-    text::emit(&text::table(&head, &rows));
+    head.extend((!one).then_some("program"));
+    let mut out = text::table(&head, &rows);
+    if let Some(program) = programs.first().filter(|_| one) {
+        out += &format!("all of them by {}\n", named(program).unwrap_or("–"));
+    }
+    text::emit(&out);
     Ok(())
 }
 
@@ -169,12 +192,14 @@ async fn of_run(view: &RunView, global: &Global) -> Result<Vec<Line>> {
                 part,
                 attempt: record.number,
                 open: Vec::new(),
+                replaced: false,
                 seen_unix_s: 0.0,
             });
             line.seen_unix_s = line.seen_unix_s.max(ended.unwrap_or(began));
             if began >= line.start.began_unix_s() {
                 line.start = record.start.clone();
                 (line.part, line.attempt) = (part, record.number);
+                line.replaced = ended.is_none() && at + 1 < all.len();
             }
             // A later attempt means that this one is over.
             if ended.is_none() && at + 1 == all.len() && !committed.contains(&part) {
@@ -211,6 +236,9 @@ mod tests {
         assert_eq!(host("gpu-box-1a2b3c4d-4026531836:812:99/0"), "gpu-box");
         assert_eq!(host("box-1a2b3c4d-4026531836:812:99"), "box");
         assert_eq!(host("worker-a"), "worker-a");
+        let whole = "gpu-box-1a2b3c4d-4026531836:812:99/3";
+        assert_eq!(short_worker(whole), "gpu-box:812/3");
+        assert_eq!(short_worker("worker-a"), "worker-a");
         assert_eq!(host(""), "");
     }
 
@@ -223,9 +251,12 @@ mod tests {
             part,
             attempt: 1,
             open: vec![],
+            replaced: false,
             seen_unix_s: 0.0,
         };
         assert_eq!(line.state(), "idle");
+        line.replaced = true;
+        assert_eq!(line.state(), "vanished");
         for (alive, state) in [
             (None, "at work"),
             (Some(true), "at work"),

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Clone, Default)]
 struct Cell {
     part: Option<PartId>,
+    group: u32,
     /// Place in the part and success, of each usable sample.
     samples: Vec<(u32, bool)>,
     greedy: Option<(u32, bool)>,
@@ -29,7 +30,7 @@ impl Cell {
 
     fn to_json(&self) -> Value {
         json!({
-            "part": self.part.map(|id| id.to_string()), "success": self.success(),
+            "part": self.part.map(|id| id.to_string()), "group": self.group, "success": self.success(),
             "n": self.samples.len(), "reward": self.reward / self.samples.len().max(1) as f64,
             "ks": self.samples.iter().map(|(k, _)| k).collect::<Vec<_>>(),
             "greedy": self.greedy.map(|(_, solved)| solved), "greedy_k": self.greedy.map(|(k, _)| k),
@@ -53,7 +54,7 @@ fn cells(all: &[Listed], samples: u32) -> BTreeMap<Task, BTreeMap<Place, Cell>> 
         );
         let task = (id.part, row.env.clone(), row.item);
         let cell = out.entry(task).or_default().entry(place).or_default();
-        cell.part = Some(id);
+        (cell.part, cell.group) = (Some(id), row.group);
         let usable = !matches!(row.outcome.name(), "env_fault" | "cancelled");
         match (usable, row.sample < samples) {
             (true, true) => {

@@ -5,6 +5,7 @@ use crate::metrics::Row;
 use crate::records::Content;
 use crate::runs::RunView;
 use crate::text;
+use crate::workers::short_worker;
 use agentgym_jobs::episode::{ContextSummary, Episode, Finish, Parse, Sequence};
 use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::records::BatchEpisode;
@@ -135,25 +136,26 @@ pub(crate) fn head(id: PartId, manifest: &Manifest, row: &Row) -> String {
     out
 }
 
-/// For a part that needed more than one attempt: the tokens that each attempt sampled, and what
-/// became of them. Empty for stages that sample nothing.
-pub(crate) fn sampling(attempts: &[AttemptRecord], manifest: &Manifest, row: &Row) -> String {
-    let Some(twice) = row.stats.get("sampled_twice_tokens") else {
-        return String::new();
-    };
+/// For a part that needed more than one attempt: whose each was, how it ended and, where tokens are
+/// sampled, how many and what became of them.
+pub(crate) fn attempts(attempts: &[AttemptRecord], manifest: &Manifest, row: &Row) -> String {
+    let twice = row.stats.get("sampled_twice_tokens");
     let tokens = |stats: &serde_json::Map<String, Value>| {
         let of = |name: &str| stats.get(name).and_then(Value::as_u64).unwrap_or_default();
-        format!(
-            "{} tokens taken up, {} sampled, {} journalled",
-            of("taken_up_tokens"),
-            of("sampled_tokens"),
-            of("journalled_tokens")
-        )
+        match twice {
+            None => String::new(),
+            Some(_) => format!(
+                ": {} tokens taken up, {} sampled, {} journalled",
+                of("taken_up_tokens"),
+                of("sampled_tokens"),
+                of("journalled_tokens")
+            ),
+        }
     };
     let mut out = String::new();
     for attempt in attempts.iter().filter(|a| a.number < manifest.attempt) {
         let how = match &attempt.end {
-            None => "no end is on record".to_owned(),
+            None => "vanished, no end is on record".to_owned(),
             Some(end) => {
                 let outcome = match end.outcome {
                     AttemptOutcome::Committed => "committed",
@@ -162,17 +164,23 @@ pub(crate) fn sampling(attempts: &[AttemptRecord], manifest: &Manifest, row: &Ro
                     AttemptOutcome::Drained => "drained",
                     AttemptOutcome::Cancelled => "cancelled",
                 };
-                format!("{outcome}: {}", tokens(&end.stats))
+                format!("{outcome}{}", tokens(&end.stats))
             }
         };
-        out += &format!("  attempt {}  {how}\n", attempt.number);
+        let worker = short_worker(&attempt.start.worker);
+        out += &format!("  attempt {}  {worker}  {how}\n", attempt.number);
     }
+    let worker = manifest.work.as_ref().map(|work| &*work.worker);
+    let worker = worker.map_or_else(String::new, |name| short_worker(name) + "  ");
     out += &format!(
-        "  attempt {}  committed: {}; {twice} known to be sampled twice\n",
+        "  attempt {}  {worker}committed{}",
         manifest.attempt,
         tokens(&row.stats)
     );
-    out
+    if let Some(twice) = twice {
+        out += &format!("; {twice} known to be sampled twice");
+    }
+    out + "\n"
 }
 
 fn figure(name: &str, value: &Value) -> String {

@@ -370,10 +370,13 @@ mod tests {
             book.insert(id(1, Stage::Sft, part), row(json!({"loss": loss})));
         }
         let scalars = book.to_scalars();
-        let last = scalars.last().expect("a part");
+        let values = || scalars.iter().flat_map(|s| &s.values);
         for (tag, expected) in [("critic/score/mean", 0.5), ("train/loss", 1.5)] {
-            let found = last.values.iter().find(|(known, _)| known == tag);
-            assert_eq!(found.map(|(_, v)| *v), Some(expected), "{tag}");
+            let found: Vec<f64> = values()
+                .filter(|(t, _)| t == tag)
+                .map(|(_, v)| *v)
+                .collect();
+            assert_eq!(found, [expected], "{tag}");
         }
     }
 
