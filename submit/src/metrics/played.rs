@@ -1,4 +1,4 @@
-//! One task as the first and the last evaluated policy play it, side by side.
+//! One task as the policy that training began with and the last one play it, side by side.
 
 use crate::metrics::RunMetrics;
 use crate::runs::RunView;
@@ -14,7 +14,7 @@ const COLUMN: usize = 37;
 /// Turns shown of each.
 const TURNS_MAX: usize = 8;
 
-/// Of the first evaluation set with such a task, the one that the first policy failed and the last
+/// Of the first evaluation set with such a task, the one that the start failed and the last
 /// one solved in the fewest turns of both: what each did. Empty where there is none. What cannot be
 /// read is said: the run is none the less finished.
 pub async fn before_and_after(view: &RunView, book: &RunMetrics) -> String {
@@ -24,12 +24,14 @@ pub async fn before_and_after(view: &RunView, book: &RunMetrics) -> String {
 
 async fn found(view: &RunView, book: &RunMetrics) -> Result<String> {
     let evaluations = book.evaluations(&view.plan);
-    let (Some(first), Some(last)) = (evaluations.first(), evaluations.last()) else {
+    let Some((last, earlier)) = evaluations.split_last() else {
         return Ok(String::new());
     };
-    if evaluations.len() < 2 || metrics::is_all(&view.plan) {
+    // After a warm start, if there was one.
+    let start = earlier.iter().rfind(|row| row.iteration == 0);
+    let Some(first) = start.filter(|_| !metrics::is_all(&view.plan)) else {
         return Ok(String::new());
-    }
+    };
     let sets = &view.plan.config.evaluation.sets;
     for (part, set) in sets.iter().enumerate() {
         let mut both = Vec::new();
@@ -77,7 +79,9 @@ fn learnt<'a>(
 
 fn side_by_side(set: &str, columns: [(&str, &Episode); 2]) -> String {
     let (_, before) = columns[0];
-    let goal = before.prompt.lines().rfind(|line| !line.trim().is_empty());
+    let lines = || before.prompt.lines().filter(|line| !line.trim().is_empty());
+    let names_goal = |line: &&str| line.to_lowercase().contains("goal:");
+    let goal = lines().rfind(names_goal).or(lines().last());
     let mut out = format!(
         "a task of {set} before and after, item {}: {}\n",
         before.task.item_id,
@@ -182,5 +186,12 @@ mod tests {
         assert!(learnt(&after, &before, 2).is_none(), "nothing was learnt");
         let whole = side_by_side("worlds", [("before", &before[0]), ("after", two)]);
         assert!(whole.contains("… 1 turn more"), "{whole}");
+        let mut listed = before[0].clone();
+        listed.prompt = "Your goal: open the door.\nAvailable actions: [\"left\"]".into();
+        let whole = side_by_side("rooms", [("before", &listed), ("after", two)]);
+        assert!(
+            whole.contains("item 70: Your goal: open the door."),
+            "{whole}"
+        );
     }
 }
