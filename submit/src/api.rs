@@ -142,7 +142,7 @@ impl Reader {
             }
             Ask::Tasks(run) => tasks::matrix(&*self.run(run).await?, &self.rows).await,
             Ask::Attempts(run) => fleet::attempts(&*self.run(run).await?).await,
-            Ask::Ledger(run) => fleet::ledger(&*self.run(run).await?).await,
+            Ask::Ledger(run, price) => fleet::ledger(&*self.run(run).await?, *price).await,
             Ask::Update(run, n) => update::update(&*self.run(run).await?, &self.rows, *n).await,
             Ask::Ratios(run, n) => rescore::ratios(&*self.run(run).await?, &self.rows, *n).await,
             Ask::Rescored(run, part, k, n) => {

@@ -294,10 +294,10 @@ pub struct InspectArgs {
 pub struct EpisodesArgs {
     /// Run id
     pub run: String,
-    /// Highest reward first
+    /// Highest reward first; of equal ones the newest and shortest
     #[arg(long, group = "preset")]
     pub best: bool,
-    /// Lowest reward first
+    /// Lowest reward first; of equal ones the newest, most spoilt and longest
     #[arg(long, group = "preset")]
     pub worst: bool,
     /// Failed samples of tasks that the greedy episode of the same evaluation solves
@@ -306,8 +306,8 @@ pub struct EpisodesArgs {
     /// Episodes that say the same three turns in a row or more
     #[arg(long, group = "preset")]
     pub loops: bool,
-    /// Only where a field has this value: env, task, outcome, stage, worker, parse, finish; reward,
-    /// advantage, turns, length, iteration, group, each with _min and _max too. May be repeated
+    /// Only where a field has this value: env, task, outcome, stage, worker, parse, finish, greedy; reward,
+    /// advantage, turns, length, iteration, group, sample, each with _min and _max too. May be repeated
     #[arg(long = "where", value_name = "KEY=VALUE")]
     pub conditions: Vec<String>,
     /// Only episodes in which this text was said or answered
@@ -364,6 +364,9 @@ pub struct CreditArgs {
     /// for every episode
     #[arg(long, value_name = "K")]
     pub episode: Option<String>,
+    /// The tokens that pull most on the update's first step, |advantage| × weight × (1 − p)
+    #[arg(long, conflicts_with = "episode")]
+    pub pull: bool,
 }
 
 /// Commands by what they are for, as `--help` lists them.

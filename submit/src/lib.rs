@@ -93,6 +93,9 @@ pub async fn execute(cli: Cli) -> Result<()> {
         Command::Inspect(args) => {
             inspect::inspect(&view(&args.run, global).await?, args, global).await
         }
+        Command::Credit(args) if args.pull => {
+            questions::pull(store(global).await?, &args.run, args.iteration, global).await
+        }
         Command::Credit(args) => {
             credit::credit(&view(&args.run, global).await?, args, global).await
         }

@@ -70,7 +70,13 @@ async fn show(
 
 /// `ledger RUN`.
 pub(crate) async fn ledger(store: Store, run: &str, global: &Global) -> Result<()> {
-    show(store, &Ask::Ledger(run.to_owned()), global, ledger_text).await
+    show(
+        store,
+        &Ask::Ledger(run.to_owned(), None),
+        global,
+        ledger_text,
+    )
+    .await
 }
 
 fn ledger_text(found: &Value) -> String {
@@ -107,6 +113,24 @@ fn ledger_text(found: &Value) -> String {
     let mut out = format!("run {}\n", words(&found["run"]));
     out += &table("stage", &stages);
     out += &table("worker", &workers);
+    let lost: Vec<Vec<String>> = list(&found["lost"])
+        .iter()
+        .map(|line| {
+            vec![
+                words(&line["part"]).to_owned(),
+                line["attempt"].to_string(),
+                short_worker(words(&line["worker"])),
+                words(&line["outcome"]).to_owned(),
+                spent(&line["lost_s"]),
+                money(&line["lost_cost"]),
+            ]
+        })
+        .collect();
+    if !lost.is_empty() {
+        let head = ["lost part", "attempt", "worker", "how", "time", "cost"];
+        out += &text::table(&head, &lost);
+        out += "lost time ends with the next attempt's start; turns that this took up from a journal are in it\n";
+    }
     out += &format!(
         "solved episodes trained on: {}",
         number(&found["solved_episodes"])
@@ -128,6 +152,57 @@ fn ledger_text(found: &Value) -> String {
         );
     }
     out
+}
+
+/// `credit RUN N --pull`.
+pub(crate) async fn pull(store: Store, run: &str, n: u32, global: &Global) -> Result<()> {
+    let ask = Ask::Update(run.to_owned(), n);
+    let found = answer(store, &ask, global).await?;
+    let found = json!({
+        "run": found["run"], "iteration": n, "aggregation": found["settings"]["loss"]["aggregation"],
+        "tokens": found["tokens"],
+    });
+    match global.json {
+        true => text::emit_json(&found),
+        false => text::emit(&pull_text(&found)),
+    }
+    Ok(())
+}
+
+fn pull_text(found: &Value) -> String {
+    let small = |value: &Value| format!("{:.2e}", number(value));
+    let rows: Vec<Vec<String>> = list(&found["tokens"])
+        .iter()
+        .map(|token| {
+            vec![
+                small(&token["pull"]),
+                match token["piece"].as_str() {
+                    Some(piece) => format!("{piece:?}"),
+                    None => token["id"].to_string(),
+                },
+                format!("{:+.4}", number(&token["advantage"])),
+                small(&token["weight"]),
+                small(&token["p"]),
+                match token["part"].as_str() {
+                    Some(part) => format!("{part}/{}", token["k"]),
+                    None => "–".to_owned(),
+                },
+                format!("{}/{}", token["group"], token["sample"]),
+                token["index"].to_string(),
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        return "no token has an advantage\n".to_owned();
+    }
+    let head = [
+        "pull", "token", "A", "weight", "p", "episode", "group", "at token",
+    ];
+    format!(
+        "|A| · weight · (1 − p) at the update's first step; weight by {}\n{}",
+        found["aggregation"].as_str().unwrap_or("loss_agg_mode"),
+        text::table(&head, &rows)
+    )
 }
 
 /// `episodes RUN`.
@@ -172,7 +247,12 @@ fn episodes_text(found: &Value, store: &str) -> String {
     let rows: Vec<Vec<String>> = list(&found["rows"])
         .iter()
         .map(|row| {
-            let flags = [("loops", "loops"), ("cut", "cut"), ("invalid", "no action")];
+            let flags = [
+                ("loops", "loops"),
+                ("cut", "cut"),
+                ("invalid", "no action"),
+                ("normalised", "normalised"),
+            ];
             let of = |key: &str| match &row[key] {
                 Value::Bool(flag) => *flag,
                 count => number(count) > 0.0,
@@ -185,7 +265,10 @@ fn episodes_text(found: &Value, store: &str) -> String {
             vec![
                 format!("{}/{}", words(&row["part"]), row["k"]),
                 words(&row["task"]).to_owned(),
-                format!("{}/{}", row["group"], row["sample"]),
+                match row["greedy"] {
+                    Value::Bool(true) => format!("{}/greedy", row["group"]),
+                    _ => format!("{}/{}", row["group"], row["sample"]),
+                },
                 words(&row["outcome"]).to_owned(),
                 figure(&row["reward"]),
                 figure(&row["advantage"]),

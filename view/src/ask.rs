@@ -28,8 +28,8 @@ pub enum Ask {
     Tasks(String),
     /// Every attempt.
     Attempts(String),
-    /// What it cost.
-    Ledger(String),
+    /// What it cost; with a price of a worker-hour for workers whose operators named none.
+    Ledger(String, Option<f64>),
     /// The optimizer steps of an iteration.
     Update(String, u32),
     /// How the probabilities of its tokens changed: its batch, scored with the policy it made.
@@ -55,10 +55,10 @@ pub struct PartRef {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct EpisodeFilter {
     /// Equal to one of these, by field: `env`, `task`, `outcome`, `stage`, `worker`, `parse`,
-    /// `finish`.
+    /// `finish`, `greedy`.
     pub named: Vec<(String, String)>,
     /// Between two numbers, both inclusive, by field: `reward`, `advantage`, `turns`, `length`,
-    /// `iteration`, `group`.
+    /// `iteration`, `group`, `sample`.
     pub between: Vec<(String, f64, f64)>,
     /// Contains this text.
     pub text: Option<String>,
@@ -73,17 +73,22 @@ pub struct EpisodeFilter {
 }
 
 /// Fields that are compared as names.
-const NAMED: [&str; 7] = [
-    "env", "task", "outcome", "stage", "worker", "parse", "finish",
+const NAMED: [&str; 8] = [
+    "env", "task", "outcome", "stage", "worker", "parse", "finish", "greedy",
 ];
+/// The values of fields that have a few fixed ones.
+const PARSES: [&str; 3] = ["clean", "normalised", "invalid"];
+const FINISHES: [&str; 2] = ["eos", "length"];
+const YES_NO: [&str; 2] = ["true", "false"];
 /// Fields that are compared as numbers: `x`, `x_min`, `x_max`.
-const NUMBERS: [&str; 6] = [
+const NUMBERS: [&str; 7] = [
     "reward",
     "advantage",
     "turns",
     "length",
     "iteration",
     "group",
+    "sample",
 ];
 const PRESETS: [&str; 4] = ["best", "worst", "unlucky", "loops"];
 const SORTS: [&str; 7] = [
@@ -129,7 +134,9 @@ impl Ask {
             ["runs", run, "series"] => Self::Series(name("run", run)?),
             ["runs", run, "tasks"] => Self::Tasks(name("run", run)?),
             ["runs", run, "attempts"] => Self::Attempts(name("run", run)?),
-            ["runs", run, "ledger"] => Self::Ledger(name("run", run)?),
+            ["runs", run, "ledger"] => {
+                return Ok(Self::Ledger(name("run", run)?, price(&query)?));
+            }
             ["runs", run, "update", n] => Self::Update(name("run", run)?, number("iteration", n)?),
             ["runs", run, "update", n, "ratios"] => {
                 Self::Ratios(name("run", run)?, number("iteration", n)?)
@@ -208,7 +215,14 @@ impl EpisodeFilter {
                 "cursor" => out.cursor = number("cursor", value)? as usize,
                 "limit" => out.limit = (number("limit", value)? as usize).min(LIMIT_MAX),
                 _ if NAMED.contains(&key.as_str()) => {
-                    out.named.push((key.clone(), short(key, value)?));
+                    match key.as_str() {
+                        _ if value.is_empty() => continue,
+                        "parse" => one_of(key, value, &PARSES)?,
+                        "finish" => one_of(key, value, &FINISHES)?,
+                        "greedy" => one_of(key, value, &YES_NO)?,
+                        _ => short(key, value)?,
+                    };
+                    out.named.push((key.clone(), value.clone()));
                 }
                 _ if NUMBERS.contains(&plain) => {
                     let parsed: Result<f64, _> = value.parse();
@@ -245,6 +259,24 @@ fn one_of(what: &str, value: &str, known: &[&str]) -> Result<String, Refusal> {
             shown(value),
             known.join(", ")
         ))),
+    }
+}
+
+/// The `price` of a query that has nothing else.
+fn price(query: &[(String, String)]) -> Result<Option<f64>, Refusal> {
+    match query {
+        [] => Ok(None),
+        [(key, value)] if key == "price" => {
+            let price = value.parse().ok();
+            let price = price.filter(|price: &f64| price.is_finite() && *price >= 0.0);
+            price.map(Some).ok_or_else(|| {
+                bad(format!(
+                    "price={}: give the price of a worker-hour as a number, e.g. 2.10",
+                    shown(value)
+                ))
+            })
+        }
+        [(key, _), ..] => Err(bad(format!("this question takes no `{}`", shown(key)))),
     }
 }
 
@@ -369,8 +401,13 @@ mod tests {
             ),
             ("runs/r/episodes?reward=NaN", "give a number"),
             ("runs/r/episodes?sort=luck", "one of reward"),
+            ("runs/r/episodes?greedy=perhaps", "one of true, false"),
+            ("runs/r/episodes?parse=bad", "one of clean"),
             ("runs/r/episodes?preset=%1b[2J", "one of best"),
             ("runs/r/series?x=1", "takes no `x`"),
+            ("runs/r/ledger?x=1", "takes no `x`"),
+            ("runs/r/ledger?price=-1", "price of a worker-hour"),
+            ("runs/r/ledger?price=xyz", "price of a worker-hour"),
             ("runs/%zz", "percent-encoded"),
             ("runs/%ff", "percent-encoded"),
             ("compare?a=r", "needs b"),

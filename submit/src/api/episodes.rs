@@ -7,10 +7,12 @@ use crate::records::{Filter, ScoredEpisode, content, list_actions};
 use crate::runs::RunView;
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;
-use agentgym_jobs::episode::Episode;
+use agentgym_jobs::episode::{Episode, Outcome};
 use agentgym_jobs::pipeline::{PartId, Records, Stage, batch_of};
+use agentgym_jobs::plan::Plan;
 use agentgym_jobs::records::{Batch, BatchEpisode};
 use agentgym_storage::Manifest;
+use agentgym_text::visible_name;
 use agentgym_view::EpisodeFilter;
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
@@ -20,12 +22,13 @@ use std::sync::Arc;
 /// The rows that a filter keeps, in its order, and how many there are.
 pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter) -> Result<Value> {
     let plan = known.plan().await;
+    possible(filter, &plan)?;
     let samples = plan.config.evaluation.samples;
     let index = rows.of_run(known, |id| in_part(filter, id)).await?;
     let mut all = index.rows;
     let greedy: BTreeSet<(PartId, u32)> = all
         .iter()
-        .filter(|l| l.part.stage.facts().evaluates && l.row.sample >= samples && l.row.success)
+        .filter(|l| is_greedy(l, samples) && l.row.success)
         .map(|l| (l.part, l.row.group))
         .collect();
     let facets = facets(&all);
@@ -36,12 +39,50 @@ pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter)
     sort(filter, &mut all);
     let total = all.len();
     let page = all.iter().skip(filter.cursor).take(filter.limit);
-    let shown: Vec<Value> = page.map(row_json).collect();
+    let shown: Vec<Value> = page.map(|l| row_json(l, samples)).collect();
     let next = filter.cursor + shown.len();
     Ok(json!({
         "run": plan.run.to_string(), "total": total, "rows": shown, "facets": facets,
         "cursor": (next < total).then_some(next), "unreadable": index.unreadable,
     }))
+}
+
+/// Refuses values that no episode of the run can have.
+fn possible(filter: &EpisodeFilter, plan: &Plan) -> Result<()> {
+    let stages = Stage::ALL
+        .iter()
+        .filter(|stage| stage.facts().records == Records::Episodes);
+    let outcomes = Outcome::ALL.map(|outcome| outcome.name().to_owned());
+    let fields = [
+        ("env", plan.config.environments().into_keys().collect()),
+        (
+            "stage",
+            stages.map(|stage| stage.name().to_owned()).collect(),
+        ),
+        ("outcome", Vec::from(outcomes)),
+    ];
+    for (key, value) in &filter.named {
+        let field = fields.iter().find(|(field, _)| field == key);
+        if let Some((_, known)) =
+            field.filter(|(_, known): &&(_, Vec<String>)| !known.contains(value))
+        {
+            return Err(Error::Usage(format!(
+                "{key}={}: no episode of this run can have that; it is one of {}",
+                visible_name(value),
+                known.join(", ")
+            )));
+        }
+    }
+    let iterations = filter.between.iter().filter(|(key, ..)| key == "iteration");
+    for (_, low, high) in iterations {
+        if *low > f64::from(plan.iterations) || *high < 0.0 {
+            return Err(Error::Usage(format!(
+                "iteration: this run has iterations 0 to {}",
+                plan.iterations
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Values to choose from.
@@ -57,18 +98,23 @@ fn facets(all: &[Listed]) -> Value {
     })
 }
 
-pub(super) fn row_json(l: &Listed) -> Value {
+/// `samples` are those of an evaluation; what comes after them is greedy.
+pub(super) fn row_json(l: &Listed, samples: u32) -> Value {
     let row = &l.row;
     json!({
         "part": l.part.to_string(), "k": row.k, "iteration": l.part.iteration,
         "stage": l.part.stage.name(), "env": row.env, "task": format!("{}_{}", row.env, row.item),
-        "group": row.group, "sample": row.sample, "outcome": row.outcome, "success": row.success,
+        "group": row.group, "sample": row.sample, "greedy": is_greedy(l, samples), "outcome": row.outcome, "success": row.success,
         "reward": row.reward, "turns": row.turns, "length": row.length, "invalid": row.invalid,
         "normalised": row.normalised, "cut": row.cut, "loops": row.loops(),
         "surprise": row.surprise, "worker": &*l.worker,
         "slot": l.trained.map(|t| t.slot), "advantage": l.trained.map(|t| t.advantage),
         "mismatch": l.trained.map(|t| t.mismatch),
     })
+}
+
+fn is_greedy(l: &Listed, samples: u32) -> bool {
+    l.part.stage.facts().evaluates && l.row.sample >= samples
 }
 
 /// What a filter says of the part, so that other parts need not be read.
@@ -100,6 +146,7 @@ fn keeps(
             _ => row.invalid == 0 && row.normalised == 0,
         },
         "finish" => (value == "length") == (row.cut > 0),
+        "greedy" => (value == "true") == is_greedy(l, samples),
         _ => true,
     };
     let between = |(key, low, high): &(String, f64, f64)| {
@@ -109,6 +156,7 @@ fn keeps(
             "turns" => Some(f64::from(row.turns)),
             "length" => Some(f64::from(row.length)),
             "group" => Some(f64::from(row.group)),
+            "sample" => Some(f64::from(row.sample)),
             _ => return true,
         };
         value.is_some_and(|value| (*low..=*high).contains(&value))
@@ -153,8 +201,7 @@ async fn with_text(known: &Known, all: Vec<Listed>, text: &str) -> Result<Vec<Li
 fn sort(filter: &EpisodeFilter, all: &mut [Listed]) {
     let by = match (filter.sort.as_deref(), filter.preset.as_deref()) {
         (Some(sort), _) => sort,
-        (None, Some("best")) => "-reward",
-        (None, Some("worst")) => "reward",
+        (None, Some(preset @ ("best" | "worst"))) => return extremes(preset == "best", all),
         (None, _) => return,
     };
     let (descending, by) = match by.strip_prefix('-') {
@@ -177,6 +224,23 @@ fn sort(filter: &EpisodeFilter, all: &mut [Listed]) {
         (Some(a), Some(b)) if descending => b.total_cmp(&a),
         (Some(a), Some(b)) => a.total_cmp(&b),
         (a, b) => b.is_some().cmp(&a.is_some()),
+    });
+}
+
+/// Of equal rewards: the newest first; then, of the worst, those with most turns without an action or cut
+/// and the longest, of the best the shortest.
+fn extremes(best: bool, all: &mut [Listed]) {
+    all.sort_by(|a, b| {
+        let reward = a.row.reward.total_cmp(&b.row.reward);
+        let newest = b.part.iteration.cmp(&a.part.iteration);
+        let spoilt = |l: &Listed| l.row.invalid + l.row.cut;
+        let length = a.row.length.cmp(&b.row.length);
+        match best {
+            true => reward.reverse().then(newest).then(length),
+            false => (reward.then(newest))
+                .then(spoilt(b).cmp(&spoilt(a)))
+                .then(length.reverse()),
+        }
     });
 }
 
@@ -223,7 +287,7 @@ pub(super) async fn episode(known: &Known, rows: &RowCache, id: PartId, k: u32) 
         .filter(|l| {
             l.row.group == e.group && l.row.env == e.task.env && l.row.item == e.task.item_id
         })
-        .map(row_json)
+        .map(|l| row_json(l, view.plan.config.evaluation.samples))
         .collect();
     let pieces = known.pieces().await?;
     let sequences: Vec<Value> = e

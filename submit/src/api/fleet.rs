@@ -20,16 +20,26 @@ struct Bar {
     message: String,
     /// What an hour of the worker costs, where its operator said so.
     price: Option<f64>,
+    labels: BTreeMap<String, String>,
 }
 
 impl Bar {
     fn seconds(&self) -> f64 {
         self.end.map_or(0.0, |end| (end - self.start).max(0.0))
     }
+
+    fn cost(&self) -> Option<f64> {
+        self.price.map(|price| text::cost(price, self.seconds()))
+    }
+
+    fn part(&self) -> String {
+        let slot = &self.slot;
+        format!("{}/{}/{}", slot.iteration, slot.stage, slot.part)
+    }
 }
 
-/// Every attempt, by start.
-async fn bars(known: &Known) -> Result<Vec<Bar>> {
+/// Every attempt, by start. `price` is that of workers whose operators named none.
+async fn bars(known: &Known, price: Option<f64>) -> Result<Vec<Bar>> {
     let attempts = known.attempts().await?;
     let mut out = Vec::new();
     let state = known.state().await;
@@ -56,7 +66,8 @@ async fn bars(known: &Known) -> Result<Vec<Bar>> {
                 end,
                 outcome,
                 message: message(record),
-                price: record.start.machine.price,
+                price: record.start.machine.price.or(price),
+                labels: record.start.machine.labels.clone(),
             });
         }
     }
@@ -71,7 +82,7 @@ fn message(record: &AttemptRecord) -> String {
 
 /// The Gantt chart's data: lanes by worker, and bars as arrays.
 pub(super) async fn attempts(known: &Known) -> Result<Value> {
-    let bars = bars(known).await?;
+    let bars = bars(known, None).await?;
     let begun = bars.first().map_or(0.0, |bar| bar.start);
     let (mut lanes, mut rows) = (Vec::new(), Vec::new());
     let mut lane_of: HashMap<&str, usize> = HashMap::new();
@@ -80,16 +91,12 @@ pub(super) async fn attempts(known: &Known) -> Result<Value> {
             lanes.push(&bar.worker);
             lanes.len() - 1
         });
-        let part = format!(
-            "{}/{}/{}",
-            bar.slot.iteration, bar.slot.stage, bar.slot.part
-        );
         let end = bar.end.map(|end| round(end - begun));
         rows.push(json!([
             lane,
             round(bar.start - begun),
             end,
-            part,
+            bar.part(),
             bar.attempt,
             bar.outcome,
             bar.message
@@ -138,8 +145,8 @@ impl Account {
             }
         };
         *spent_s += seconds;
-        match bar.price {
-            Some(price) => *cost += text::cost(price, seconds),
+        match bar.cost() {
+            Some(spent) => *cost += spent,
             None => self.unpriced_s += seconds,
         }
     }
@@ -172,26 +179,27 @@ impl Account {
     }
 }
 
-/// A worker's account, with its first and last sign of life and its newest price.
-#[derive(Debug, Clone, Copy)]
+/// A worker's account, with its first and last sign of life, its newest price and its labels.
+#[derive(Debug, Clone)]
 struct Lane {
     account: Account,
     first: f64,
     last: f64,
     price: Option<f64>,
+    labels: BTreeMap<String, String>,
 }
 
 /// Worker-seconds and money by stage and by worker: useful, lost and idle; and per solved episode.
-/// Idle is what lies between a worker's attempts.
-pub(super) async fn ledger(known: &Known) -> Result<Value> {
-    let bars = bars(known).await?;
+/// Idle is what lies between a worker's attempts. `price` is that of workers whose operators named none.
+pub(super) async fn ledger(known: &Known, price: Option<f64>) -> Result<Value> {
+    let bars = bars(known, price).await?;
     let mut stages = BTreeMap::<String, Account>::new();
     let mut lanes = BTreeMap::<String, Lane>::new();
     let mut total = Account::default();
     let state = known.state().await;
     // What a fork took over was made, and paid for, elsewhere.
-    let own = bars.iter().filter(|bar| bar.worker != FORK);
-    for bar in own {
+    let own = || bars.iter().filter(|bar| bar.worker != FORK);
+    for bar in own() {
         let id = crate::runs::part_id(&bar.slot);
         let manifest = id.and_then(|id| state.manifests.get(&id));
         let bytes = manifest.map_or(0, |m| m.outputs.iter().map(|o| o.size).sum());
@@ -204,11 +212,13 @@ pub(super) async fn ledger(known: &Known) -> Result<Value> {
             first: bar.start,
             last: end,
             price: None,
+            labels: BTreeMap::new(),
         });
         lane.account.add(bar, bytes);
         lane.first = lane.first.min(bar.start);
         lane.last = lane.last.max(end);
         lane.price = bar.price.or(lane.price);
+        lane.labels.clone_from(&bar.labels);
     }
     let mut workers = Vec::new();
     for (name, lane) in &mut lanes {
@@ -220,6 +230,7 @@ pub(super) async fn ledger(known: &Known) -> Result<Value> {
         line["idle_s"] = json!(round(idle));
         line["idle_cost"] = json!(account.cost().map(|_| account.idle_cost));
         line["price"] = json!(lane.price);
+        line["labels"] = json!(lane.labels);
         workers.push(line);
     }
     let solved: f64 = state
@@ -237,9 +248,17 @@ pub(super) async fn ledger(known: &Known) -> Result<Value> {
     sum["idle_s"] = json!(round(total.idle_s));
     sum["idle_cost"] = json!(total.cost().map(|_| total.idle_cost));
     sum["unpriced_s"] = json!(round(total.unpriced_s));
+    let is_lost = |bar: &&Bar| !matches!(bar.outcome, "committed" | "open");
+    let lost = own().filter(is_lost).map(|bar| {
+        json!({
+            "part": bar.part(), "attempt": bar.attempt, "worker": bar.worker, "outcome": bar.outcome,
+            "lost_s": round(bar.seconds()), "lost_cost": bar.cost(), "message": bar.message,
+        })
+    });
     let per_solved = |spent: f64| (solved > 0.0).then(|| spent / solved);
     Ok(json!({
         "run": state.view.plan.run.to_string(), "total": sum, "stages": stages, "workers": workers,
+        "lost": lost.collect::<Vec<_>>(),
         "solved_episodes": solved,
         "worker_s_per_solved_episode": per_solved(total.spent_s()).map(round),
         "cost_per_solved_episode": total.cost().and_then(per_solved),
@@ -265,6 +284,7 @@ mod tests {
             outcome,
             message: String::new(),
             price,
+            labels: BTreeMap::new(),
         }
     }
 

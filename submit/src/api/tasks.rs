@@ -33,6 +33,7 @@ impl Cell {
             "part": self.part.map(|id| id.to_string()), "group": self.group, "success": self.success(),
             "n": self.samples.len(), "reward": self.reward / self.samples.len().max(1) as f64,
             "ks": self.samples.iter().map(|(k, _)| k).collect::<Vec<_>>(),
+            "solved": self.samples.iter().map(|(_, solved)| solved).collect::<Vec<_>>(),
             "greedy": self.greedy.map(|(_, solved)| solved), "greedy_k": self.greedy.map(|(k, _)| k),
         })
     }

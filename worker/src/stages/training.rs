@@ -7,11 +7,14 @@ pub(super) mod units;
 use crate::memory;
 use crate::policies::{ADAPTER, CRITIC, POLICY, Policies};
 use crate::{Beat, Error, Result, StageContext};
-use agentgym_algorithms::losses::Denominator;
+use agentgym_algorithms::batches::minibatches;
+use agentgym_algorithms::losses::{Aggregation, Denominator};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
+use agentgym_jobs::records::{Batch, BatchEpisode};
 use agentgym_model::{AdamW, ComputeOptions, Critic, Policy, Trainer};
 use agentgym_storage::{Artifact, LocalFolder, Outputs};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
@@ -245,6 +248,41 @@ pub(super) fn denominators(loss_tokens: &[Vec<usize>], micro: Option<usize>) -> 
     (0..loss_tokens.len())
         .map(|slot| all[slot / micro])
         .collect()
+}
+
+/// The loss tokens of each sequence, by slot.
+pub(super) fn loss_tokens(batch: &[Option<BatchEpisode>], slots: Range<usize>) -> Vec<Vec<usize>> {
+    let of = |slot: usize| {
+        let episode = batch.get(slot).and_then(Option::as_ref);
+        let sequences = episode.map_or(&[][..], |e| e.sequences.as_slice());
+        sequences.iter().map(|s| s.sequence.loss_tokens()).collect()
+    };
+    slots.map(of).collect()
+}
+
+/// What each token of each sequence of a slot weighs in the policy's loss, by `loss_agg_mode`.
+///
+/// # Errors
+/// A config that the stage refuses too.
+pub fn token_weights(plan: &Plan, batch: &Batch) -> Result<Vec<Vec<f64>>> {
+    let Batch::V1(batch) = batch;
+    let actor = &plan.config.actor_rollout_ref.actor;
+    let n = plan.config.actor_rollout_ref.rollout.n as usize;
+    let aggregation = plan.config.actor_loss()?.aggregation;
+    let by_micro_batch = aggregation == Aggregation::MicroBatchMean;
+    let micro = actor.ppo_micro_batch_size.filter(|_| by_micro_batch);
+    let ranges = minibatches(plan.config.data.train_batch_size, actor.ppo_mini_batch_size)?;
+    let mut out = Vec::new();
+    for draws in ranges {
+        let counts = loss_tokens(batch, draws.start * n..draws.end * n);
+        let sizes = denominators(&counts, micro);
+        let weights = counts.iter().zip(sizes).map(|(counts, size)| {
+            let weigh = |count: &usize| aggregation.token_weight(size, *count);
+            counts.iter().map(weigh).collect()
+        });
+        out.extend(weights);
+    }
+    Ok(out)
 }
 
 #[cfg(test)]

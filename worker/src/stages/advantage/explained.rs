@@ -8,6 +8,7 @@ use super::credit::{
 use super::differences::{Difference, differences};
 use super::scored::{Scored, join};
 use crate::rewards::Rewards;
+use crate::stages::training::{loss_tokens, token_weights};
 use crate::{Error, Result};
 use agentgym_algorithms::advantages::{Explanation, explain};
 use agentgym_algorithms::batches::minibatches;
@@ -146,8 +147,14 @@ pub struct MinibatchPlace {
     pub of: usize,
     /// First slot and the one after the last.
     pub slots: (usize, usize),
-    /// Policy tokens of the minibatch: the denominator of a mean over tokens.
+    /// `loss_agg_mode`.
+    pub aggregation: String,
+    /// Policy tokens of the minibatch.
     pub loss_tokens: usize,
+    /// Sequences of the minibatch that have any.
+    pub sequences: usize,
+    /// What each token of the episode weighs in the loss, by sequence.
+    pub weights: Vec<f64>,
 }
 
 impl PlayedIteration {
@@ -365,15 +372,19 @@ impl PlayedIteration {
         )?;
         let slots = |draws: &std::ops::Range<usize>| draws.start * n..draws.end * n;
         let found = ranges.iter().position(|draws| slots(draws).contains(&slot));
+        let weights = token_weights(plan, &self.credit.batch)?.swap_remove(slot);
+        let aggregation = config.actor_loss()?.aggregation.to_string();
         out.minibatch = found.map(|minibatch| {
             let slots = slots(&ranges[minibatch]);
-            let filled = batch[slots.clone()].iter().flatten();
-            let sequences = filled.flat_map(|e| &e.sequences);
+            let counts = loss_tokens(batch, slots.clone()).concat();
             MinibatchPlace {
                 minibatch,
                 of: ranges.len(),
                 slots: (slots.start, slots.end),
-                loss_tokens: sequences.map(|s| s.sequence.loss_tokens()).sum(),
+                aggregation,
+                loss_tokens: counts.iter().sum(),
+                sequences: counts.iter().filter(|count| **count > 0).count(),
+                weights,
             }
         });
         out.slot = Some(slot);

@@ -55,12 +55,22 @@ impl EpisodeCredit {
         }
         if let (Some(slot), Some(place)) = (self.slot, &self.minibatch) {
             out.push(format!(
-                "slot {slot}, minibatch {} of {} (slots {} to {}): {} loss tokens in its denominator",
+                "slot {slot}, minibatch {} of {} (slots {} to {}): {} over {} loss tokens in {} sequences, so that each of its \
+                 tokens weighs {}",
                 place.minibatch + 1,
                 place.of,
                 place.slots.0,
                 place.slots.1.saturating_sub(1),
-                place.loss_tokens
+                place.aggregation,
+                place.loss_tokens,
+                place.sequences,
+                match &place.weights[..] {
+                    [one] => format!("{one:.3e}"),
+                    all => {
+                        let all: Vec<String> = all.iter().map(|w| format!("{w:.3e}")).collect();
+                        format!("{}, by sequence", all.join(", "))
+                    }
+                }
             ));
         }
         out

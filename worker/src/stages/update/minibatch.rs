@@ -9,7 +9,7 @@ use super::steps::{Place, Settings, Step};
 use crate::Result;
 use crate::stages::training::step::{say_if_skipped, with_sums};
 use crate::stages::training::units::{Size, Units};
-use crate::stages::training::{denominators, wide};
+use crate::stages::training::{denominators, loss_tokens, wide};
 use agentgym_algorithms::losses::{ActorLoss, ActorSums, ActorTokens, Denominator};
 use agentgym_jobs::records::{BatchEpisode, BatchSequence};
 use agentgym_model::{
@@ -59,14 +59,7 @@ impl<'a> Minibatch<'a> {
             .filter(|(_, s)| every_token_pulls || s.advantages.iter().any(|a| *a != 0.0))
             .collect();
         let requests: Vec<_> = members.iter().map(|(_, s)| request(s)).collect();
-        let loss_tokens: Vec<Vec<usize>> = slots
-            .map(|slot| {
-                let episode = batch.get(slot).and_then(Option::as_ref);
-                let sequences = episode.map_or(&[][..], |e| e.sequences.as_slice());
-                sequences.iter().map(|s| s.sequence.loss_tokens()).collect()
-            })
-            .collect();
-        let by_slot = denominators(&loss_tokens, settings.micro_batch_size);
+        let by_slot = denominators(&loss_tokens(batch, slots), settings.micro_batch_size);
         Ok(Self {
             denominators: members
                 .iter()
