@@ -14,7 +14,7 @@ const HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u001b]0;t
 const PPO = "/runs/ppo/episodes/2/rollout/2/3";
 const PAGES = [
   "/", "/runs/smoke", "/runs/ppo?x=cost", "/runs/smoke/episodes", "/runs/smoke/episodes?preset=worst&stage=rollout", "/runs/smoke/episodes/1/rollout/0/1",
-  PPO + "?colour=advantage", "/runs/smoke/group/1/rollout/0/1", "/runs/smoke/tasks", "/runs/smoke/fleet?price=2", "/runs/smoke/update/1",
+  PPO + "?colour=advantage", "/runs/smoke/group/1/rollout/0/1", "/runs/smoke/tasks", "/runs/smoke/fleet?price=2", "/runs/smoke/update", "/runs/smoke/update/1", "/runs/smoke/tasks?from=17", PPO + "?token=99999",
   "/runs/smoke/parts/1/update/0", "/compare?a=smoke%3A0&b=smoke", "/pair?x=smoke/0/evaluate/0/0&y=smoke/4/evaluate/0/0", "/runs/nope", "/no/such/page", "/runs/h/episodes/1/rollout/0/0",
   "/runs/smoke/episodes/4/rollout/0/1?policy=4&colour=rescored", ...[0, 2, 4, 6, 8].map((k) => "/runs/games/episodes/1/rollout/0/" + k),
 ];
@@ -165,6 +165,59 @@ test("filters narrow the list, and the URL holds them", async () => {
   await page.context().close();
 });
 
+test("a list is gone through in its own order", async () => {
+  const page = await open(chrome, viewer);
+  const list = await (await fetch(viewer.origin + "/api/v1/runs/smoke/episodes?preset=worst&stage=rollout", { headers: { authorization: "Bearer " + viewer.token } })).json();
+  await visit(page, viewer, "/runs/smoke/episodes?preset=worst&stage=rollout");
+  assert.match(await page.getByLabel("Order").evaluate((all) => all.selectedOptions[0].textContent), /newest, most spoilt/);
+  await page.locator("tbody tr th a").first().click();
+  for (const [at, row] of [...list.rows.slice(0, 3).entries()]) {
+    await page.waitForURL((url) => url.hash.startsWith(`#/runs/smoke/episodes/${row.part}/${row.k}?`));
+    await settled(page);
+    assert.ok((await page.locator("nav.steps").innerText()).includes(`${at + 1} of ${list.total} listed`));
+    await page.keyboard.press("n");
+  }
+  await page.context().close();
+});
+
+test("two evaluations of a task are shown by episodes that differ as it did", async () => {
+  const page = await open(chrome, viewer);
+  const ask = async (question) => (await fetch(viewer.origin + "/api/v1/" + question, { headers: { authorization: "Bearer " + viewer.token } })).json();
+  const tasks = await ask("runs/smoke/tasks");
+  const changed = tasks.tasks.filter((task) => task.cells[0].success !== task.cells.at(-1).success);
+  assert.ok(changed.length > 0, "some task changed");
+  await visit(page, viewer, "/runs/smoke/tasks");
+  for (const task of changed) {
+    const row = page.locator("tbody tr").filter({ has: page.locator("th", { hasText: new RegExp(`^${task.task}$`) }) });
+    const pair = new URLSearchParams((await row.getByRole("link", { name: "both" }).getAttribute("href")).split("?")[1]);
+    const solved = [];
+    for (const side of ["x", "y"]) {
+      const [run, n, stage, part, k] = pair.get(side).split("/");
+      solved.push((await ask(`runs/${run}/parts/${n}/${stage}/${part}/episodes/${k}`)).success);
+    }
+    const gained = task.cells.at(-1).success > task.cells[0].success;
+    assert.deepEqual(solved, [!gained, gained], task.task);
+  }
+  await page.context().close();
+});
+
+test("money is the ledger's, in every table", async () => {
+  const page = await open(chrome, viewer);
+  const ledger = await (await fetch(viewer.origin + "/api/v1/runs/smoke/ledger?price=3.6", { headers: { authorization: "Bearer " + viewer.token } })).json();
+  const spent = ledger.total.useful_s + ledger.total.lost_s + ledger.total.idle_s;
+  assert.ok(Math.abs(ledger.total.cost - spent / 1000) < 1e-6, JSON.stringify(ledger.total));
+  await visit(page, viewer, "/runs/smoke/fleet");
+  assert.equal(await page.getByRole("columnheader", { name: "cost" }).count(), 0, "nobody named a price");
+  await page.getByLabel(/Price of a worker-hour/).fill("3.6");
+  await page.getByLabel(/Price of a worker-hour/).press("Enter");
+  await page.waitForURL(/price=3.6/);
+  await settled(page);
+  assert.equal(await page.getByRole("columnheader", { name: "cost", exact: true }).count(), 2);
+  await visit(page, viewer, "/runs/smoke/fleet?price=much");
+  assert.match(await page.locator("main").innerText(), /price of a worker-hour as a number/);
+  await page.context().close();
+});
+
 test("an environment is drawn at every turn where it answers as it did, and else it is said why not", async () => {
   const page = await open(chrome, viewer);
   await visit(page, viewer, "/runs/smoke/episodes/1/rollout/0/1");
@@ -202,6 +255,12 @@ test("an update is scored with the policy that it made", async () => {
   await settled(page);
   await page.locator(".inspector dl").waitFor();
   assert.ok((await page.locator(".inspector").innerText()).includes(wanted), wanted);
+  // It lies in the window, also after the pictures of the environment came in.
+  await page.locator(".start .scene").waitFor();
+  await page.locator(".t.picked").waitFor();
+  await page.waitForTimeout(300);
+  const box = await page.locator(".t.picked").boundingBox();
+  assert.ok(box.y >= 0 && box.y + box.height <= 900, JSON.stringify(box));
   await page.getByLabel("Rescore with the policy of iteration").fill("4");
   await page.getByLabel("Rescore with the policy of iteration").press("Enter");
   await page.waitForURL(/policy=4/);

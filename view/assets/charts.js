@@ -51,7 +51,8 @@ export function lineChart({ title, unit, series, xLabel, xRange, yRange, xFormat
   let [x0, x1] = xRange ?? extent(all.map((p) => p[0]));
   if (series.some((one) => one.dots)) { const pad = (x1 - x0) * 0.05; x0 -= pad; x1 += pad; }
   let [y0, y1] = yRange ?? extent(all.flatMap((p) => [p[1], p[2], p[3]]));
-  if (y0 === y1) { const pad = Math.abs(y0) * 0.1 || 0.5; y0 -= pad; y1 += pad; }
+  if (y0 === 0 && y1 === 0) y1 = 1;
+  else if (y0 === y1) { const pad = Math.abs(y0) * 0.1 || 0.5; y0 -= pad; y1 += pad; }
   else if (!yRange) { const pad = (y1 - y0) * 0.06; y0 -= y0 < 0 || y0 > pad ? pad : 0; y1 += pad; }
   const px = (x) => left + (x1 > x0 ? (x - x0) / (x1 - x0) : 0.5) * (W - left - right);
   const py = (y) => H - bottom - ((y - y0) / (y1 - y0)) * (H - top - bottom);

@@ -43,7 +43,7 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
   const spans = new Map();
   const observers = [];
   let strip;
-  const pick = (index, follow) => {
+  const pick = (index, follow, far = false) => {
     const [q, t, place] = flat[index] ?? [];
     if (!q) return;
     spans.get(root.picked)?.classList.remove("picked");
@@ -52,7 +52,7 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
     inspect(inspector, q, t, place, index);
     if (follow) {
       turns[place.turn]?.scrollIntoView({ block: "nearest" });
-      requestAnimationFrame(() => { fillAll(turns[place.turn] ?? context); const own = spans.get(index); if (own?.closest("details")) own.closest("details").open = true; own?.scrollIntoView({ block: "nearest" }); own?.classList.add("picked"); });
+      requestAnimationFrame(() => { fillAll(turns[place.turn] ?? context); const own = spans.get(index); if (own?.closest("details")) own.closest("details").open = true; own?.scrollIntoView({ block: far ? "center" : "nearest" }); own?.classList.add("picked"); });
     } else spans.get(index)?.classList.add("picked");
   };
   const draw = (indices) => indices.map((index) => {
@@ -97,7 +97,16 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
   const context = first[1] > first[0]
     ? h("details", { class: "card prompt", open: e.turns.length < 40 }, h("summary", {}, h("h2", {}, "Prompt"), h("span", { class: "meta" }, (first[1] - first[0]) + " tokens, not trained on")), tokens(indices(first)))
     : h("details", { class: "card prompt", open: true }, h("summary", {}, h("h2", {}, "Prompt")), h("pre", {}, e.prompt));
-  const neighbours = (step) => at + step >= 0 && at + step < e.episodes ? link(["runs", run, "episodes", ...part, at + step], query) : null;
+  // The list that one came from, else the part.
+  const place = Number(query.at);
+  const listed = query.from !== undefined && Number.isInteger(place) && !bundledRun
+    ? await ask(runPath(run, "episodes") + "?" + new URLSearchParams([...new URLSearchParams(query.from), ["cursor", Math.max(0, place - 1)], ["limit", 3]])).catch(() => null) : null;
+  const { token: _, ...rest } = query;
+  const neighbours = (step) => {
+    if (!listed) return at + step >= 0 && at + step < e.episodes ? link(["runs", run, "episodes", ...part, at + step], rest) : null;
+    const row = place + step < 0 ? null : listed.rows[place + step - Math.max(0, place - 1)];
+    return row ? episodeLink(run, row, { ...rest, at: place + step }) : null;
+  };
   const transcript = h("div", { class: "transcript", onclick: (event) => {
     const index = event.target.dataset?.i;
     if (index !== undefined) pick(Number(index), false);
@@ -110,9 +119,9 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
   show(root,
     h("div", { class: "head" },
       h("h1", { tabindex: "-1" }, e.task, h("small", {}, ` group ${e.group} · sample ${e.sample}${e.greedy ? " · greedy" : ""}`)),
-      h("nav", { class: "steps", "aria-label": "Episodes of this part" },
+      h("nav", { class: "steps", "aria-label": listed ? "Episodes of the list" : "Episodes of this part" },
         neighbours(-1) ? a(neighbours(-1), "← previous ", h("kbd", {}, "p")) : null,
-        h("span", {}, `${at + 1} of ${e.episodes}`),
+        h("span", {}, listed ? `${place + 1} of ${listed.total} listed` : `${at + 1} of ${e.episodes} in its part`),
         neighbours(1) ? a(neighbours(1), "next ", h("kbd", {}, "n"), " →") : null)),
     facts([
       ["outcome", outcome(e.outcome)], ["reward", num(e.reward, 4)],
@@ -131,7 +140,7 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
     flat.length ? strips.svg : null,
     h("div", { class: "columns" }, transcript,
       h("aside", { class: "side" }, why, groupCard(run, e, part, query), inspector)));
-  askOnce(question + "/scenes").then(({ scenes, why }) => {
+  const drawn = askOnce(question + "/scenes").then(({ scenes, why }) => {
     if (!scenes) { context.after(h("p", { class: "quiet no-scene" }, "No pictures of the environment: ", why, ".")); return; }
     const start = drawScene(scenes.start, true);
     if (start) context.after(h("section", { class: "card start", "aria-label": "The environment at the start" }, h("h2", {}, "Start"), start));
@@ -167,7 +176,10 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
   };
   document.addEventListener("keydown", keys);
   root.picked = undefined;
-  if (query.token !== undefined && flat[Number(query.token)]) requestAnimationFrame(() => setTimeout(() => pick(Number(query.token), true)));
+  // Pictures of the environment move the text, so they come first.
+  const wanted = query.token === undefined ? null : Number(query.token);
+  if (wanted !== null && flat[wanted]) drawn.then(() => requestAnimationFrame(() => setTimeout(() => pick(wanted, true, true))));
+  else if (wanted !== null) show(inspector, h("h2", {}, "Token"), h("p", { class: "warn" }, `There is no token ${query.token}; they are numbered 0 to ${flat.length - 1}.`));
   return () => { document.removeEventListener("keydown", keys); observers.forEach((o) => o.disconnect()); };
 }
 
@@ -260,7 +272,7 @@ function inspect(card, q, t, place, index) {
 function groupCard(run, e, part, query) {
   const rows = e.siblings.map((row) => {
     const cells = [
-      a(episodeLink(run, row, query), String(row.sample)), outcome(row.outcome), num(row.reward), signed(row.advantage, 4), row.turns,
+      h("span", {}, a(episodeLink(run, row), String(row.sample)), row.greedy ? " greedy" : ""), outcome(row.outcome), num(row.reward), signed(row.advantage, 4), row.turns,
     ];
     if (row.part === part.join("/") && row.k === e.k) cells.attributes = { class: "own", "aria-current": "true" };
     return cells;
@@ -340,7 +352,7 @@ function explain(card, credit, e, flat, run) {
   if (credit.minibatch) {
     const m = credit.minibatch;
     steps.push(h("p", { class: "quiet" }, `Slot ${credit.slot}, minibatch ${m.minibatch + 1} of ${m.of} (slots ${m.slots[0]} to ${m.slots[1] - 1}): `,
-      `${m.loss_tokens} loss tokens in its denominator. `, a(link(["runs", run, "update", e.iteration]), "The update")));
+      `${m.aggregation} over ${m.loss_tokens} loss tokens in ${m.sequences} sequences, so that each of its tokens weighs ${m.weights.map((w) => num(w)).join(", ")}. `, a(link(["runs", run, "update", e.iteration]), "The update")));
   }
   const computed = credit.batch?.compared;
   show(card, h("h2", {}, "Why ", credit.advantage === null ? "no advantage" : h("b", { class: "signed " + direction(credit.advantage) }, signed(credit.advantage, 4))),
@@ -368,11 +380,14 @@ export async function groupPage(root, [run, n, stage, p, group], query) {
   for (let turn = 0; turn < most; turn += 1) {
     if (new Set(all.map((e) => said(e, turn))).size > 1) { parts = turn; break; }
   }
-  // What most samples do at a turn, the first of them where none is most.
+  // What a sample is marked against: the greedy one, else what most do, if more do it than anything else.
+  const greedy = all.find((e) => e.greedy);
   const usual = (turn) => {
+    if (greedy) return said(greedy, turn);
     const counts = new Map();
     for (const e of all) if (e.turns[turn]) counts.set(said(e, turn), (counts.get(said(e, turn)) ?? 0) + 1);
-    return [...counts].sort((x, y) => y[1] - x[1])[0]?.[0];
+    const [one, two] = [...counts].sort((x, y) => y[1] - x[1]);
+    return one && one[1] > (two?.[1] ?? 0) ? one[0] : undefined;
   };
   const head = h("tr", {}, h("th", { scope: "col" }, "turn"), all.map((e, i) => h("th", { scope: "col" },
     a(episodeLink(run, rows[i]), "sample " + e.sample), e.greedy ? " greedy" : "", h("br"), outcome(e.outcome), h("br"),
@@ -381,11 +396,11 @@ export async function groupPage(root, [run, n, stage, p, group], query) {
     h("th", { scope: "row" }, turn + 1, turn === parts ? h("span", { class: "tag" }, "differ from here") : null),
     all.map((e) => {
       const own = e.turns[turn];
-      const kind = [own?.parse === "invalid" ? "invalid" : "", own && turn >= parts && said(e, turn) !== usual(turn) ? "differs" : ""].join(" ").trim();
+      const kind = [own?.parse === "invalid" ? "invalid" : "", own && turn >= parts && ![said(e, turn), undefined].includes(usual(turn)) ? "differs" : ""].join(" ").trim();
       return h("td", { class: kind || null }, own ? [h("code", {}, said(e, turn)), h("pre", {}, own.observation)] : "");
     })));
   show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, all[0]?.task ?? "Group", h("small", {}, ` group ${group}, iteration ${n}`))),
     h("details", { class: "card prompt" }, h("summary", {}, "Prompt"), h("pre", {}, all[0]?.prompt ?? "")),
     h("p", { class: "quiet" }, parts === 0 && most > 0 ? "They differ from the first turn on." : parts < most ? `All do the same in the first ${parts} turns, and differ from turn ${parts + 1} on.` : "All did the same."),
-    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Samples side by side" }, h("table", { class: "side-by-side" }, h("caption", { class: "quiet" }, "Action and answer of each sample, by turn; ", h("span", { class: "differs" }, "marked"), ": not what most of them do"), h("thead", {}, head), h("tbody", {}, body))));
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Samples side by side" }, h("table", { class: "side-by-side" }, h("caption", { class: "quiet" }, "Action and answer of each sample, by turn; ", h("span", { class: "differs" }, "marked"), greedy ? ": not what the greedy sample does" : ": not what most of them do; no mark where none is most"), h("thead", {}, head), h("tbody", {}, body))));
 }

@@ -16,9 +16,12 @@ const SORTS = [
   ["surprise", "surprise, least likely token first"], ["-mismatch", "mismatch of sampling and scoring"], ["-iteration", "newest first"],
 ];
 
-// name, width, cell, explanation
+// What the order is where none is chosen.
+const ORDERS = { best: "reward, newest, shortest", worst: "reward, newest, most spoilt, longest" };
+
+// name, width, cell, class, title of a cell
 const COLUMNS = [
-  ["Episode", 158, (row, run, query) => a(episodeLink(run, row, query), `${row.iteration} · ${row.stage.replace("_", " ")} ${row.part.split("/")[2]} · ${row.k}`)],
+  ["Episode", 196, (row, run, query) => a(episodeLink(run, row, query), `${row.iteration} · ${row.stage.replace("_", " ")} ${row.part.split("/")[2]} · ${row.k}`)],
   ["Task", 150, (row) => row.task],
   ["Outcome", 98, (row) => outcome(row.outcome)],
   ["Reward", 72, (row) => num(row.reward), "n"],
@@ -26,12 +29,14 @@ const COLUMNS = [
   ["Turns", 64, (row) => row.turns, "n"],
   ["Tokens", 72, (row) => grouped(row.length), "n"],
   ["Least log-prob", 112, (row) => fixed(row.surprise, 2), "n"],
-  ["Notes", 180, (row) => notes(row)],
-  ["Worker", null, (row) => shortName(row.worker)],
+  ["Notes", 236, (row) => notes(row)],
+  ["Worker", null, (row) => shortName(row.worker), null, (row) => row.worker],
 ];
 
+const NOTES = "unparsed: turns without an action. normalised: turns whose action was cleaned before it was sent. cut: turns that ended at the limit of tokens. loops: three turns or more in a row do the same. Δ: largest difference of sampled and scored log-prob.";
+
 function notes(row) {
-  const all = [];
+  const all = row.greedy ? ["greedy"] : [];
   if (row.invalid) all.push(row.invalid + " unparsed");
   if (row.normalised) all.push(row.normalised + " normalised");
   if (row.cut) all.push(row.cut + " cut");
@@ -51,12 +56,14 @@ export async function episodesPage(root, [run], query, go) {
   const scroller = h("div", { class: "list scroll", tabindex: "0", role: "region", "aria-label": "Episodes" },
     h("table", { class: "rows", "aria-rowcount": "-1" },
       h("caption", { class: "quiet" }, "Episodes of " + run),
-      h("thead", {}, h("tr", {}, COLUMNS.map(([name, width, , kind]) => h("th", { scope: "col", class: kind, $width: width && width + "px" }, name)))),
+      h("thead", {}, h("tr", {}, COLUMNS.map(([name, width, , kind]) => h("th", { scope: "col", class: kind, $width: width && width + "px", title: name === "Notes" ? NOTES : null }, name)))),
       space));
   const tabs = h("div", { class: "presets", role: "group", "aria-label": "Presets" }, PRESETS.map(([key, text, title]) =>
     h("a", { href: link(["runs", run, "episodes"], { ...query, preset: key }), title, "aria-current": (query.preset ?? "") === key ? "true" : null }, text)));
   show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Episodes"), total), tabs, filters, scroller);
 
+  // The episode's page goes through this list.
+  const listed = new URLSearchParams(query).toString();
   const set = (key) => (value) => go(["runs", run, "episodes"], { ...query, [key]: value });
   const pages = new Map();
   let count = 0;
@@ -76,8 +83,8 @@ export async function episodesPage(root, [run], query, go) {
       const loaded = page(Math.floor(at / PAGE));
       const row = Array.isArray(loaded) ? loaded[at % PAGE] : null;
       rows.push(row
-        ? h("tr", { "aria-rowindex": at + 2 }, COLUMNS.map(([, , cell, kind], i) =>
-          h(i === 0 ? "th" : "td", { class: kind, scope: i === 0 ? "row" : null }, cell(row, run, {}))))
+        ? h("tr", { "aria-rowindex": at + 2 }, COLUMNS.map(([name, , cell, kind, title], i) =>
+          h(i === 0 ? "th" : "td", { class: kind, scope: i === 0 ? "row" : null, title: title ? title(row) : name === "Notes" ? notes(row) : null }, cell(row, run, { from: listed, at }))))
         : h("tr", { class: "loading" }, h("td", { colspan: COLUMNS.length }, "…")));
     }
     const gap = (lines) => lines > 0 ? h("tr", { class: "gap", "aria-hidden": "true", $height: lines * ROW + "px" }, h("td", { colspan: COLUMNS.length })) : null;
@@ -103,12 +110,13 @@ export async function episodesPage(root, [run], query, go) {
   const facets = answer.facets;
   show(filters,
     h("label", { class: "choice wide" }, h("span", {}, "Text"), h("input", { type: "search", value: query.text ?? "", placeholder: "in what was said, done or answered", onchange: (e) => set("text")(e.target.value) })),
-    choice("Order", SORTS, query.sort ?? "", set("sort")),
+    choice("Order", [["", ORDERS[query.preset] ?? "as played"], ...SORTS.slice(1)], query.sort ?? "", set("sort")),
     choice("Iteration", some(facets.iteration, "every"), query.iteration ?? "", set("iteration")),
     choice("Stage", some(facets.stage, "every"), query.stage ?? "", set("stage")),
     choice("Environment", some(facets.env, "every"), query.env ?? "", set("env")),
     choice("Outcome", some(facets.outcome, "any"), query.outcome ?? "", set("outcome")),
     choice("Parse", [["", "any"], ["clean", "clean"], ["normalised", "normalised"], ["invalid", "unparsed"]], query.parse ?? "", set("parse")),
+    choice("Sampling", [["", "any"], ["true", "greedy"], ["false", "sampled"]], query.greedy ?? "", set("greedy")),
     choice("Finish", [["", "any"], ["eos", "by itself"], ["length", "cut"]], query.finish ?? "", set("finish")),
     h("details", { open: ["reward_min", "reward_max", "advantage_min", "turns_min", "task", "group", "worker"].some((k) => query[k]) },
       h("summary", {}, "More"),

@@ -1,19 +1,22 @@
 // Who worked when on what: a lane per worker. And what it cost.
 
 import { h, a, show, bytes, facts, isNumber, link, num, percent, seconds, shortName, table } from "./dom.js";
-import { ask, runPath } from "./data.js";
+import { ask, bundledRun, runPath } from "./data.js";
 import { greatest, timeTicks } from "./charts.js";
 
 // Stage, colour, and a letter where a bar is wide enough.
 const STAGES = [
   "rollout", "log_probs", "advantage", "update", "critic_update", "gradient", "evaluate", "evaluate_init", "sft", "dpo", "init", "expire", "reward", "select", "filter",
 ];
-const LANE = 30;
+const LANE = 34;
+// Above a bar there is room for its label.
+const OVER = 11;
+const TALL = LANE - OVER - 3;
 const TOP = 22;
 const LEFT = 150;
 
 export async function fleetPage(root, [run], query, go) {
-  const [data, ledger] = await Promise.all([ask(runPath(run, "attempts")), ask(runPath(run, "ledger"))]);
+  const [data, ledger] = await Promise.all([ask(runPath(run, "attempts")), ask(runPath(run, "ledger") + (query.price && !bundledRun ? "?" + new URLSearchParams({ price: query.price }) : ""))]);
   const bars = data.bars.map(([lane, start, end, part, attempt, outcome, message]) => {
     const stage = part.split("/")[1];
     // When a worker that was killed last went is not known: such a bar is as long as the ledger counts it.
@@ -34,8 +37,9 @@ export async function fleetPage(root, [run], query, go) {
   show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Fleet"), h("span", { class: "quiet" }, `${data.lanes.length} ${data.lanes.length === 1 ? "worker" : "workers"}, ${bars.length} attempts, ${lost.length} lost`)),
     legend, h("div", { class: "gantt-box card" }, canvas), read,
     h("details", { class: "card", ontoggle: (e) => { if (e.target.open) list(); } }, h("summary", {}, "These attempts as a table"), listed),
-    lost.length ? table("Lost work", [["part"], ["attempt", "n"], ["worker"], ["how"], ["began", "n"], ["took", "n"], ["said"]],
-      lost.slice(0, 300).map((bar) => [a(link(["runs", run, "parts", ...bar.part.split("/")]), bar.part), bar.attempt, shortName(data.lanes[bar.lane]), bar.outcome, seconds(bar.start), seconds(bar.end - bar.start), bar.message.slice(0, 300)])) : null,
+    ledger.lost.length ? table("Lost work", [["part"], ["attempt", "n"], ["worker"], ["how"], ["took", "n"], ["cost", "n"], ["said"]],
+      ledger.lost.slice(0, 300).map((x) => [a(link(["runs", run, "parts", ...x.part.split("/")]), x.part), x.attempt, h("span", { title: x.worker }, shortName(x.worker)), x.outcome,
+        seconds(x.lost_s), num(x.lost_cost), x.message.slice(0, 300) || (x.outcome === "killed" ? "nothing: it vanished" : "")])) : null,
     ledgerView(ledger, query, (price) => go(["runs", run, "fleet"], { ...query, price })));
   const list = () => {
     const seen = bars.filter((bar) => bar.end >= view[0] && bar.start <= view[1]);
@@ -76,10 +80,10 @@ export async function fleetPage(root, [run], query, go) {
     const [lane, ink] = [colour("--lane"), colour("--ink")];
     names.forEach((name, at) => {
       const y = TOP + at * LANE;
-      g.fillStyle = lane; g.fillRect(left, y + 2, width - left - 8, LANE - 8);
+      g.fillStyle = lane; g.fillRect(left, y + OVER, width - left - 8, TALL);
       if (!fitting.has(name)) fitting.set(name, clipped(g, name, LEFT - 14));
       g.fillStyle = ink;
-      g.fillText(left === LEFT ? fitting.get(name) : "w" + at, 2, y + 16);
+      g.fillText(left === LEFT ? fitting.get(name) : "w" + at, 2, y + OVER + 14);
     });
     g.save(); g.beginPath(); g.rect(left, 0, width - left - 8, height); g.clip();
     paintBars(g, bars, { px, view, left, width, lanes: data.lanes.length, colour, ratio, hatches });
@@ -165,8 +169,8 @@ function paintBars(g, bars, { px, view, left, width, lanes, colour, ratio, hatch
     add(bar.hue, bar.outcome === "open" ? 0.55 : kept ? 1 : 0.35, bar.lane, from, to);
     if (!kept) stretches.push([bar.lane, from, to]);
   }
-  const tall = LANE - 8;
-  const top = (lane) => TOP + lane * LANE + 2;
+  const tall = TALL;
+  const top = (lane) => TOP + lane * LANE + OVER;
   for (const [key, rects] of fills) {
     g.fillStyle = colour("--g" + (key >> 2));
     g.globalAlpha = ALPHAS[key & 3];
@@ -191,11 +195,11 @@ function paintBars(g, bars, { px, view, left, width, lanes, colour, ratio, hatch
     if (kept) continue;
     g.fillRect(from, top(bar.lane), 1, tall);
     if (to - from <= 26 || from < free[bar.lane]) continue;
-    g.fillText(bar.outcome, Math.max(from, left) + 2, top(bar.lane) - 3);
+    g.fillText(bar.outcome, Math.max(from, left) + 2, top(bar.lane) - 2);
     free[bar.lane] = from + 7 * bar.outcome.length;
   }
   g.fillStyle = colour("--on-bar");
-  for (const { bar, from, to, kept } of full) if (kept && to - from > 7 * bar.stage.length + 8) g.fillText(bar.stage.replace("_", " "), Math.max(from, left) + 4, top(bar.lane) + 15);
+  for (const { bar, from, to, kept } of full) if (kept && to - from > 7 * bar.stage.length + 8) g.fillText(bar.stage.replace("_", " "), Math.max(from, left) + 4, top(bar.lane) + 14);
 }
 
 // How opaque lost, open and sound work is.
@@ -257,20 +261,22 @@ function clipped(g, text, width) {
 }
 
 function ledgerView(ledger, query, setPrice) {
-  const price = Number(query.price);
-  const money = (sec) => price > 0 ? " = " + num((sec / 3600) * price, 3) : "";
   const t = ledger.total;
+  const priced = isNumber(t.cost);
+  const money = (cost) => isNumber(cost) ? " = " + num(cost) : "";
   const all = t.useful_s + t.lost_s + t.idle_s;
   const share = (v, kind, name) => v > 0 && h("span", { class: "share " + kind, "$flex-grow": Math.max(v / (all || 1), 0.002), title: `${name} ${seconds(v)}` });
-  const line = (x, name) => [name, seconds(x.useful_s), seconds(x.lost_s), x.idle_s === undefined ? "–" : seconds(x.idle_s), x.attempts, x.lost_attempts, bytes(x.bytes)];
-  const columns = (what) => [[what], ["useful", "n"], ["lost", "n"], ["idle", "n"], ["attempts", "n"], ["lost", "n"], ["written", "n"]];
+  const line = (x, name) => [name, seconds(x.useful_s), seconds(x.lost_s), x.idle_s === undefined ? "–" : seconds(x.idle_s), x.attempts, x.lost_attempts, bytes(x.bytes), ...(priced ? [num(x.cost), num(x.lost_cost)] : [])];
+  const columns = (what) => [[what], ["useful", "n"], ["lost", "n"], ["idle", "n"], ["attempts", "n"], ["lost", "n"], ["written", "n"], ...(priced ? [["cost", "n"], ["of it lost", "n"]] : [])];
+  const labels = (x) => Object.entries(x.labels).map(([key, value]) => key + "=" + value).join(" ");
   return h("section", { "aria-label": "Ledger" }, h("h2", {}, "Ledger"),
     h("div", { class: "split", role: "img", "aria-label": `useful ${percent(t.useful_s / all, 1)}, lost ${percent(t.lost_s / all, 1)}, idle ${percent(t.idle_s / all, 1)}` },
       share(t.useful_s, "useful", "useful"), share(t.lost_s, "lost", "lost"), share(t.idle_s, "idle", "idle")),
-    h("p", { class: "quiet" }, "A killed worker says no more: its part counts as lost until another worker takes it up. Idle is the time between a worker's parts."),
-    facts([["useful", seconds(t.useful_s) + money(t.useful_s)], ["lost", seconds(t.lost_s) + money(t.lost_s)], ["idle", seconds(t.idle_s) + money(t.idle_s)],
-      ["solved episodes", ledger.solved_episodes], ["per solved episode", isNumber(ledger.worker_s_per_solved_episode) ? seconds(ledger.worker_s_per_solved_episode) + money(ledger.worker_s_per_solved_episode) : null]]),
-    h("div", { class: "toolbar" }, h("label", { class: "choice" }, h("span", {}, "Price of a worker-hour"), h("input", { type: "number", min: "0", step: "any", value: query.price ?? "", onchange: (e) => setPrice(e.target.value) }))),
+    h("p", { class: "quiet" }, "A killed worker says no more: its part counts as lost until another worker takes it up, also what that one took up from a journal. Idle is the time between a worker's parts."),
+    facts([["useful", seconds(t.useful_s) + money(t.useful_cost)], ["lost", seconds(t.lost_s) + money(t.lost_cost)], ["idle", seconds(t.idle_s) + money(t.idle_cost)], ["cost", priced ? num(t.cost) : null],
+      ["solved episodes", ledger.solved_episodes], ["per solved episode", isNumber(ledger.worker_s_per_solved_episode) ? seconds(ledger.worker_s_per_solved_episode) + money(ledger.cost_per_solved_episode) : null],
+      ["of workers without a price", t.unpriced_s > 0 ? seconds(t.unpriced_s) + (priced ? ", in no cost" : "") : null]]),
+    (t.unpriced_s > 0 || query.price) && !bundledRun ? h("div", { class: "toolbar" }, h("label", { class: "choice" }, h("span", {}, "Price of a worker-hour, where the worker named none"), h("input", { type: "number", min: "0", step: "any", value: query.price ?? "", onchange: (e) => setPrice(e.target.value) }))) : null,
     table("By stage", columns("stage"), ledger.stages.map((x) => line(x, x.stage))),
-    table("By worker", columns("worker"), ledger.workers.map((x) => line(x, x.worker))));
+    table("By worker", [...columns("worker"), ["price", "n"], ["labels"]], ledger.workers.map((x) => [...line(x, h("span", { title: x.worker }, shortName(x.worker))), num(x.price), labels(x)])));
 }

@@ -4,7 +4,7 @@ import { h, a, show, link } from "./dom.js";
 import { ask, bundledRun, listen, runPath } from "./data.js";
 import { episodesPage } from "./episodes.js";
 import { episodePage, groupPage } from "./episode.js";
-import { partPage, runPage, runsPage, updatePage } from "./run.js";
+import { partPage, runPage, runsPage, updatePage, updatesPage } from "./run.js";
 import { comparePage, pairPage, tasksPage } from "./tasks.js";
 import { fleetPage } from "./fleet.js";
 
@@ -17,12 +17,13 @@ const PAGES = [
   [["runs", "*", "group", "*", "*", "*", "*"], groupPage, (run, n, stage, p, g) => `Group ${g} · ${run}`, false],
   [["runs", "*", "tasks"], tasksPage, (run) => "Tasks · " + run, true],
   [["runs", "*", "fleet"], fleetPage, (run) => "Fleet · " + run, true],
+  [["runs", "*", "update"], updatesPage, (run) => "Updates · " + run, true],
   [["runs", "*", "update", "*"], updatePage, (run, n) => `Update ${n} · ${run}`, false],
   [["runs", "*", "parts", "*", "*", "*"], partPage, (run, n, stage, p) => `${n}/${stage}/${p} · ${run}`, false],
   [["compare"], comparePage, () => "Comparison", false],
   [["pair"], pairPage, () => "Two episodes", false],
 ];
-const TABS = [["", "Overview"], ["episodes", "Episodes"], ["tasks", "Tasks"], ["fleet", "Fleet & ledger"]];
+const TABS = [["", "Overview"], ["episodes", "Episodes"], ["tasks", "Tasks"], ["update", "Updates"], ["fleet", "Fleet & ledger"]];
 
 const root = h("main", { id: "page", tabindex: "-1" });
 const crumbs = h("nav", { class: "crumbs", "aria-label": "Where you are" });
@@ -51,7 +52,9 @@ async function route(event, quiet) {
   const values = page ? page[0].flatMap((name, at) => (name === "*" ? [pieces[at]] : [])) : [];
   const run = pieces[0] === "runs" ? pieces[1] : null;
   document.title = (page ? page[2](...values) : "Not found") + " — agentgym";
-  frame(run, pieces);
+  // Pages about two policies or episodes stand among the tasks of the first one's run.
+  const first = pieces[0] === "pair" ? query.x?.split("/")[0] : pieces[0] === "compare" ? query.a?.split(":")[0] : null;
+  frame(run ?? first, run ? pieces.slice(2) : ["tasks"]);
   follow(run, page?.[3]);
   if (!quiet) root.setAttribute("aria-busy", "true");
   const next = h("div", { class: "page" });
@@ -87,9 +90,8 @@ async function waiting(run, holds) {
   }
 }
 
-function frame(run, pieces) {
+function frame(run, place) {
   const trail = [bundledRun ? null : a("#/", "Runs"), run ? a(link(["runs", run]), run) : null];
-  const place = pieces.slice(2);
   if (place[0] === "episodes" && place.length > 1) trail.push(a(link(["runs", run, "episodes"], { iteration: place[1], stage: place[2] }), `iteration ${place[1]}`), `${place[2]} ${place[3]} · ${place[4]}`);
   else if (place.length > 1) trail.push(place.join(" "));
   show(crumbs, trail.filter(Boolean).flatMap((one, at) => (at ? [h("span", { "aria-hidden": "true" }, "›"), one] : [one])));

@@ -44,7 +44,7 @@ const CURVES = [
   ["Success in training", "share of episodes", [["", "success"]], [0, 1]],
   ["Reward", "mean", [["", "reward"]]],
   ["Rounds", "", [["played, mean", "rounds_mean"], ["horizon", "horizon"]]],
-  ["Entropy", "nats per token", [["", "entropy"]]],
+  ["Entropy", "nats, mean of the sampled tokens", [["", "entropy"]]],
   ["Step from the old policy", "KL, nats", [["", "update.ppo_kl"]]],
   ["KL to the reference", "nats", [["", "ref_kl"]]],
   ["Clipped tokens", "share", [["", "update.clip_fraction"]]],
@@ -59,13 +59,14 @@ const CURVES = [
 ];
 // Limits of the guard by the figure that they hold for.
 const LIMITS = { entropy: ["entropy_min", "entropy_max"], "update.grad_norm": ["grad_norm_max"] };
-const AXES = [["iteration", "iteration"], ["sampled_tokens", "sampled tokens"], ["time_s", "time since start"], ["worker_s", "worker time"], ["cost", "cost"]];
+const AXES = [["iteration", "iteration"], ["sampled_tokens", "sampled tokens"], ["time_s", "time since start"], ["worker_s", "worker time"], ["cost", "cost of useful time"]];
 
 export async function runPage(root, [run], query, go) {
   const [answer, series] = await Promise.all([ask(runPath(run)), ask(runPath(run, "series"))]);
   const axis = AXES.find(([key]) => key === query.x) ?? AXES[0];
   const price = Number(query.price) > 0 ? Number(query.price) : 1;
-  for (const point of series.iterations) point.cost = point.worker_s / 3600 * price;
+  const unpriced = series.iterations.some((point) => !isNumber(point.cost));
+  for (const point of series.iterations) point.cost ??= point.worker_s / 3600 * price;
   const xOf = (n) => series.iterations.find((point) => point.iteration === n)?.[axis[0]];
   const xFormat = axis[0].endsWith("_s") ? seconds : axis[0] === "iteration" || axis[0] === "cost" ? undefined : (x) => x >= 1e6 ? num(x / 1e6) + "M" : x >= 1e3 ? num(x / 1e3) + "k" : num(x);
   const cursor = sharedCursor();
@@ -106,7 +107,7 @@ export async function runPage(root, [run], query, go) {
   ]);
   const evaluated = series.evaluations.map((e) => [e.label, ...sets.map((name) => {
     const one = e.sets.find((found) => found?.set === name);
-    return one ? [percent(one.success, 1), h("span", { class: "meta" }, ` [${fixed(one.low, 2)}, ${fixed(one.high, 2)}]`, isNumber(one.greedy) ? ` greedy ${percent(one.greedy, 1)}` : "")] : "–";
+    return one ? [percent(one.success, 1), h("br"), h("span", { class: "meta" }, `[${fixed(one.low, 2)}, ${fixed(one.high, 2)}]`, isNumber(one.greedy) ? ` greedy ${percent(one.greedy, 1)}` : "")] : "–";
   }), percent(e.overall?.success, 1)]);
   const failures = status.failures.map((f) => h("li", {}, `${f.part} attempt ${f.attempt}: ${f.message}`));
   show(root,
@@ -122,7 +123,7 @@ export async function runPage(root, [run], query, go) {
     status.paused ? h("p", { class: "card bad" }, status.paused) : null,
     failures.length ? h("ul", { class: "warn" }, failures) : null,
     h("div", { class: "toolbar" }, choice("Over", AXES, axis[0], (x) => go(["runs", run], { ...query, x: x === "iteration" ? "" : x })),
-      axis[0] === "cost" ? h("label", { class: "choice" }, h("span", {}, "Price of a worker-hour"),
+      axis[0] === "cost" && unpriced ? h("label", { class: "choice" }, h("span", {}, "Price of a worker-hour"),
         h("input", { type: "number", min: "0", step: "any", value: price, onchange: (e) => go(["runs", run], { ...query, price: e.target.value }) })) : null),
     charts.length ? h("div", { class: "charts" }, charts) : h("p", { class: "quiet" }, "Nothing is measured yet."),
     evaluated.length ? table("Evaluations", [["policy"], ...sets.map((name) => [name, "n"]), ["all", "n"]], evaluated) : null,
@@ -172,6 +173,15 @@ function tokenTable(caption, columns, rows) {
   return table(caption, [...columns, ["episode", "w"]], rows);
 }
 
+export async function updatesPage(root, [run]) {
+  const series = await ask(runPath(run, "series"));
+  const made = series.iterations.filter((p) => isNumber(p["update.grad_norm"])).reverse();
+  show(root, h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Updates"), h("span", { class: "quiet" }, "An update's page has its steps and the tokens that pull most.")),
+    made.length === 0 ? h("p", {}, "No update is committed yet.")
+      : table("Updates, newest first", [["iteration"], ["policy loss", "n"], ["gradient norm", "n"], ["clipped", "n"], ["KL", "n"], ["learning rate", "n"]],
+        made.map((p) => [a(link(["runs", run, "update", p.iteration]), String(p.iteration)), num(p["update.pg_loss"]), fixed(p["update.grad_norm"], 4), percent(p["update.clip_fraction"], 2), num(p["update.ppo_kl"]), num(p["update.lr"])])));
+}
+
 export async function updatePage(root, [run, n]) {
   const answer = await ask(runPath(run, "update", n));
   const steps = answer.minibatches ?? [];
@@ -193,7 +203,7 @@ export async function updatePage(root, [run, n]) {
   show(ratios, bundledRun ? null : h("p", {}, score));
   show(root,
     h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Update", h("small", {}, ` of iteration ${n}`)),
-      h("nav", { class: "steps", "aria-label": "Updates" }, Number(n) > 1 ? a(link(["runs", run, "update", Number(n) - 1]), "← previous") : null, a(link(["runs", run, "update", Number(n) + 1]), "next →"))),
+      h("nav", { class: "steps", "aria-label": "Updates" }, Number(n) > 1 ? a(link(["runs", run, "update", Number(n) - 1]), "← previous") : null, Number(n) < answer.newest ? a(link(["runs", run, "update", Number(n) + 1]), "next →") : null)),
     facts([["learning rate", num(settings.lr)], ["epochs", settings.ppo_epochs], ["clip", settings.loss ? `${settings.loss.clip.low} / ${settings.loss.clip.high}` : null],
       ["aggregation", settings.loss?.aggregation], ["entropy bonus", settings.loss ? num(settings.loss.entropy_coeff) : null], ["gradient clip", num(settings.grad_clip)]]),
     steps.length ? h("div", { class: "charts" },
@@ -203,13 +213,14 @@ export async function updatePage(root, [run, n]) {
       lineChart({ ...common, title: "Largest ratio", unit: "new / old probability", series: [{ dots: true, points: point((x) => x.metrics.ratio_max) }] }),
       lineChart({ ...common, title: "Clipped tokens", unit: "share", series: [{ dots: true, points: point((x) => x.metrics.clip_fraction) }] }),
       lineChart({ ...common, title: "Step from the old policy", unit: "KL, nats", series: [{ dots: true, points: point((x) => x.metrics.approx_kl) }] }),
-      lineChart({ ...common, title: "Entropy", unit: "nats per token", series: [{ dots: true, points: point((x) => x.metrics.entropy) }] })) : h("p", { class: "quiet" }, "The update is not committed yet."),
+      lineChart({ ...common, title: "Entropy", unit: "nats, weighted as the loss is; 0 where nothing pulls", series: [{ dots: true, points: point((x) => x.metrics.entropy) }] })) : h("p", { class: "quiet" }, "The update is not committed yet."),
     ratios,
     answer.sampler ? h("section", { "aria-label": "Sampler" }, h("h2", {}, "Sampler and trainer"), h("p", { class: "quiet" }, "Probability of each token as scored before the update, over the one that it was sampled with."), ratioView(answer.sampler, {})) : null,
     table("Minibatches", [["step", "n"], ["epoch", "n"], ["slots", "w"], ["loss tokens", "n"], ["loss", "n"], ["gradient norm", "n"], ["scaled by", "n"], ["clipped", "n"], ["KL", "n"], ["note"]],
       steps.map((x, at) => [String(at + 1), x.epoch + 1, x.slots.length ? `${x.slots[0]}–${x.slots.at(-1)} (${x.slots.length})` : "–", grouped(x.denominator.loss_tokens), num(x.metrics.policy_loss), fixed(x.grad_norm, 4), fixed(x.clip_scale, 3), percent(x.metrics.clip_fraction, 2), num(x.metrics.approx_kl), x.non_finite ? "not finite, skipped" : x.skipped ? "skipped" : ""])),
-    tokenTable("Tokens that pull most: |advantage| · (1 − p), at the first step", [["pull", "n"], ["token"], ["advantage", "n"], ["p", "n"]],
-      answer.tokens.map((t) => [fixed(t.pull, 3), piece(t), signed(t.advantage, 3), num(t.p), tokenLink(run, n, t)])));
+    tokenTable("Tokens that pull most: |advantage| · weight · (1 − p), at the first step", [["pull", "n"], ["token"], ["advantage", "n"], ["weight", "n"], ["p", "n"]],
+      answer.tokens.map((t) => [num(t.pull), piece(t), signed(t.advantage, 3), num(t.weight), num(t.p), tokenLink(run, n, t)])),
+    h("p", { class: "quiet" }, `The size of the derivative of the policy's loss with respect to the logit of what was sampled, where the ratio is 1. The weight is what ${settings.loss?.aggregation ?? "loss_agg_mode"} gives a token of its sequence in its minibatch.`));
 }
 
 // Ratios as bars, and in words.

@@ -8,7 +8,7 @@ use crate::records::Slot;
 use crate::runs::RunView;
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;
-use agentgym_jobs::pipeline::policy_of;
+use agentgym_jobs::pipeline::{Stage, policy_of};
 use agentgym_jobs::records::Batch;
 use agentgym_worker::stages::credit::token_weights;
 use serde_json::{Value, json};
@@ -71,9 +71,15 @@ pub(super) async fn update(known: &Known, rows: &RowCache, n: u32) -> Result<Val
         out["piece"] = json!(pieces.texts(&[id]).first());
         out
     });
+    let state = known.state().await;
+    let newest = state
+        .manifests
+        .keys()
+        .filter(|id| id.stage == Stage::Advantage);
+    let newest = newest.map(|id| id.iteration).max();
     let differs = mismatches.iter().any(|d| *d != 0.0);
     Ok(json!({
-        "run": view.plan.run.to_string(), "iteration": n, "settings": steps["settings"],
+        "run": view.plan.run.to_string(), "iteration": n, "newest": newest, "settings": steps["settings"],
         "minibatches": steps["minibatches"],
         // Old over sampled probability: 1 for every token where the sampler's log-probs are used.
         "sampler": differs.then(|| histogram(&mismatches)), "tokens": tokens.collect::<Vec<_>>(),
