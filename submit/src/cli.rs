@@ -364,7 +364,7 @@ pub struct CreditArgs {
     /// for every episode
     #[arg(long, value_name = "K")]
     pub episode: Option<String>,
-    /// The tokens that pull most on the update's first step, |advantage| × weight × (1 − p)
+    /// The tokens that pull most on the update's first step, |∂loss/∂log p| · (1 − p)
     #[arg(long, conflicts_with = "episode")]
     pub pull: bool,
 }

@@ -160,7 +160,7 @@ pub(crate) async fn pull(store: Store, run: &str, n: u32, global: &Global) -> Re
     let found = answer(store, &ask, global).await?;
     let found = json!({
         "run": found["run"], "iteration": n, "aggregation": found["settings"]["loss"]["aggregation"],
-        "tokens": found["tokens"],
+        "kl_loss": found["settings"]["loss"]["kl"].is_object(), "tokens": found["tokens"],
     });
     match global.json {
         true => text::emit_json(&found),
@@ -169,39 +169,55 @@ pub(crate) async fn pull(store: Store, run: &str, n: u32, global: &Global) -> Re
     Ok(())
 }
 
+/// Characters of a token's text.
+const PIECE_MAX: usize = 14;
+
 fn pull_text(found: &Value) -> String {
     let small = |value: &Value| format!("{:.2e}", number(value));
     let rows: Vec<Vec<String>> = list(&found["tokens"])
         .iter()
         .map(|token| {
+            let place = match token["part"].as_str() {
+                Some(part) => format!("{part}/{}", token["k"]),
+                None => format!("{}/{}", token["group"], token["sample"]),
+            };
+            let piece = match token["piece"].as_str() {
+                Some(piece) => format!("{piece:?}"),
+                None => format!("id {}", token["id"]),
+            };
             vec![
                 small(&token["pull"]),
-                match token["piece"].as_str() {
-                    Some(piece) => format!("{piece:?}"),
-                    None => token["id"].to_string(),
-                },
-                format!("{:+.4}", number(&token["advantage"])),
+                format!("{:+.3}", number(&token["advantage"])),
                 small(&token["weight"]),
-                small(&token["p"]),
-                match token["part"].as_str() {
-                    Some(part) => format!("{part}/{}", token["k"]),
-                    None => "–".to_owned(),
+                match number(&token["p"]) {
+                    p if p < 1e-3 => format!("{p:.0e}"),
+                    p => format!("{p:.4}"),
                 },
-                format!("{}/{}", token["group"], token["sample"]),
+                place,
+                (token["turn"].as_u64()).map_or_else(|| "–".into(), |turn| (turn + 1).to_string()),
                 token["index"].to_string(),
+                match piece.chars().count() > PIECE_MAX {
+                    true => piece.chars().take(PIECE_MAX - 1).chain(['…']).collect(),
+                    false => piece,
+                },
             ]
         })
         .collect();
     if rows.is_empty() {
-        return "no token has an advantage\n".to_owned();
+        return "no token pulls: none has an advantage\n".to_owned();
     }
     let head = [
-        "pull", "token", "A", "weight", "p", "episode", "group", "at token",
+        "pull", "A", "weight", "p", "episode", "turn", "token", "text",
     ];
     format!(
-        "|A| · weight · (1 − p) at the update's first step; weight by {}\n{}",
+        "{}pull = |∂loss/∂log p| · (1 − p) where the policy is still the old one;\n\
+         ∂loss/∂log p = −A · weight{}; weight: {}'s\n",
+        text::table(&head, &rows),
+        match found["kl_loss"].as_bool() {
+            Some(true) => " + the KL term's",
+            _ => "",
+        },
         found["aggregation"].as_str().unwrap_or("loss_agg_mode"),
-        text::table(&head, &rows)
     )
 }
 
@@ -278,8 +294,19 @@ fn episodes_text(found: &Value, store: &str) -> String {
             ]
         })
         .collect();
-    let total = number(&found["total"]) as u64;
-    let mut out = format!("{} of {}\n", rows.len(), text::many(total, "episode"));
+    let count = |key: &str| number(&found[key]) as u64;
+    let mut out = format!(
+        "{} of {}",
+        rows.len(),
+        text::many(count("total"), "episode")
+    );
+    if count("total") < count("of") {
+        out += &format!(", of {} in all", count("of"));
+    }
+    out.push('\n');
+    for message in list(&found["absent"]) {
+        out += &format!("{}\n", words(message));
+    }
     if !rows.is_empty() {
         let head = [
             "episode",
@@ -453,5 +480,45 @@ mod tests {
         assert_eq!(filter.text.as_deref(), Some("a b&c=d%20"));
         let wrong = asked("colour", "red").unwrap_err().to_string();
         assert!(wrong.contains("cannot be filtered by `colour`"), "{wrong}");
+    }
+
+    #[test]
+    fn lost_attempts_are_named_and_tables_keep_80_columns() {
+        let worker = "gpu-box-d08d2c76-4026531836:2143:5300419/0";
+        let total = json!({"stage": "all", "attempts": 3, "lost_attempts": 1, "useful_s": 12345.0, "lost_s": 4.0, "idle_s": 1.0, "cost": 0.5, "lost_cost": 0.00222, "unpriced_s": 0.0});
+        let lost = json!({"part": "12/log_probs/7", "attempt": 1, "worker": worker, "outcome": "superseded", "lost_s": 4.0, "lost_cost": 0.00222, "message": ""});
+        let found = json!({"run": "r", "total": total, "stages": [], "workers": [], "lost": [lost], "solved_episodes": 4.0});
+        let told = ledger_text(&found);
+        let line = told.lines().find(|line| line.contains("12/log_probs/7"));
+        let line = line.unwrap_or_else(|| panic!("{told}"));
+        assert!(
+            line.contains("gpu-box:2143/0") && line.ends_with("0.00222"),
+            "{told}"
+        );
+        let token = json!({"pull": 2.5e-4, "advantage": -1.25, "weight": 2.5e-4, "slope": 3.1e-4, "p": 0.2, "part": "12/rollout/7", "k": 63,
+            "group": 31, "sample": 7, "index": 12345, "turn": 18, "id": 9, "piece": " incomprehensible\n"});
+        let told = pull_text(
+            &json!({"tokens": [token], "aggregation": "seq_mean_token_mean", "kl_loss": true}),
+        );
+        assert!(
+            told.contains("12/rollout/7/63    19  12345  \" incomprehen…"),
+            "{told}"
+        );
+        assert!(told.contains("KL term") && told.contains("seq_mean_token_mean's"));
+        for line in told.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_value_that_no_episode_has_is_answered_with_those_that_there_are() {
+        let told = episodes_text(
+            &json!({"run": "r", "total": 0, "of": 28255, "rows": [], "absent": ["no episode has task=x: there are a_1"]}),
+            "s",
+        );
+        assert_eq!(
+            told,
+            "0 of 0 episodes, of 28255 in all\nno episode has task=x: there are a_1\n"
+        );
     }
 }

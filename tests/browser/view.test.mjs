@@ -3,18 +3,18 @@
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { readFileSync, writeFileSync } from "node:fs";
+import { existsSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
-import { browser, clean, environmentThatSays, folder, open, run, settled, start, submit, view, visit } from "./kit.mjs";
+import { browser, clean, environmentThatSays, folder, open, run, settled, start, store, submit, view, visit } from "./kit.mjs";
 
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u001b]0;title\u0007\u001b[2J\u202egpj.exe\u2066\u009b31m</pre></textarea>";
 const PPO = "/runs/ppo/episodes/2/rollout/2/3";
 const PAGES = [
   "/", "/runs/smoke", "/runs/ppo?x=cost", "/runs/smoke/episodes", "/runs/smoke/episodes?preset=worst&stage=rollout", "/runs/smoke/episodes/1/rollout/0/1",
-  PPO + "?colour=advantage", "/runs/smoke/group/1/rollout/0/1", "/runs/smoke/tasks", "/runs/smoke/fleet?price=2", "/runs/smoke/update", "/runs/smoke/update/1", "/runs/smoke/tasks?from=17", PPO + "?token=99999",
+  PPO + "?colour=advantage", "/runs/smoke/group/1/rollout/0/1", "/runs/smoke/tasks", "/runs/smoke/fleet?price=2", "/runs/spot/fleet", "/runs/smoke/episodes?task=nosuch", "/runs/smoke/update", "/runs/smoke/update/1", "/runs/smoke/tasks?from=17", PPO + "?token=99999",
   "/runs/smoke/parts/1/update/0", "/compare?a=smoke%3A0&b=smoke", "/pair?x=smoke/0/evaluate/0/0&y=smoke/4/evaluate/0/0", "/runs/nope", "/no/such/page", "/runs/h/episodes/1/rollout/0/0",
   "/runs/smoke/episodes/4/rollout/0/1?policy=4&colour=rescored", ...[0, 2, 4, 6, 8].map((k) => "/runs/games/episodes/1/rollout/0/" + k),
 ];
@@ -42,6 +42,28 @@ const games = TINY.replace("{env: textcraft, ids: 0..4}", GAMES.map((name) => `{
   .replace("task_name: textcraft, env_addr: 'URL'", "task_name: babyai, env_addr: 'builtin:babyai', envs: {" + GAMES.slice(1).map((name) => `${name}: {task_name: ${name}, env_addr: 'builtin:${name}'}`).join(", ") + "}")
   .replace("train_batch_size: 2", "train_batch_size: 5").replace("jobs: {", "jobs: {rollout_part_tasks: 5, ").replace("id: h", "id: games").replace("vocab=400", "vocab=600");
 
+// A run whose first process was killed at work. Both had workers with prices, as --price records them.
+async function killed() {
+  const words = ["--quiet", "configs/smoke.yaml", "run.id=spot"];
+  const child = start(...words);
+  const ended = new Promise((done) => child.once("exit", done));
+  const begun = join(store, "runs/spot/attempts/00000001/rollout");
+  while (!existsSync(begun) && child.exitCode === null) await new Promise((done) => setTimeout(done, 20));
+  child.kill("SIGKILL");
+  await ended;
+  // The queue is a hint; without it nobody waits for the dead worker's lease.
+  for (const name of readdirSync(store).filter((name) => name.startsWith("queue."))) rmSync(join(store, name));
+  run(...words);
+  const attempts = join(store, "runs/spot/attempts");
+  const records = readdirSync(attempts, { recursive: true }).filter((name) => name.endsWith("start.json")).sort().map((name) => join(attempts, name));
+  const first = JSON.parse(readFileSync(records[0])).worker.split("/")[0];
+  for (const file of records) {
+    const record = JSON.parse(readFileSync(file));
+    const own = record.worker.split("/")[0] === first;
+    writeFileSync(file, JSON.stringify({ ...record, price: own ? 2 : 0.7, labels: { gpu: own ? "A" : "B" } }));
+  }
+}
+
 let chrome;
 let viewer;
 
@@ -56,6 +78,7 @@ before(async () => {
   const child = start("--quiet", join(folder, "hostile.yaml"));
   await new Promise((done) => child.once("exit", done));
   hostile.stop();
+  await killed();
   viewer = await view();
   chrome = await browser();
 }, { timeout: 180000 });
@@ -215,6 +238,79 @@ test("money is the ledger's, in every table", async () => {
   assert.equal(await page.getByRole("columnheader", { name: "cost", exact: true }).count(), 2);
   await visit(page, viewer, "/runs/smoke/fleet?price=much");
   assert.match(await page.locator("main").innerText(), /price of a worker-hour as a number/);
+  await page.context().close();
+});
+
+// The rows of a table, by their columns' names.
+async function rowsOf(page, caption) {
+  return page.locator("table").filter({ has: page.locator("caption", { hasText: new RegExp(`^${caption}`) }) }).evaluate((table) => {
+    const head = [...table.querySelectorAll("thead th")].map((cell) => cell.innerText);
+    return [...table.querySelectorAll("tbody tr")].map((row) => Object.fromEntries([...row.children].map((cell, at) => [head[at], cell.innerText])));
+  });
+}
+
+// Whether a page shows a number, with as many digits as it shows.
+function shows(text, value) {
+  const shown = Number(text.replaceAll("\u2212", "-"));
+  return text !== "" && Math.abs(shown - value) <= 0.006 * Math.abs(value);
+}
+
+test("recorded prices are the page's money, as on the terminal", async () => {
+  const said = JSON.parse(submit("ledger", "spot", "--json"));
+  assert.ok(said.lost.length > 0 && said.total.lost_cost > 0, JSON.stringify(said.total));
+  const page = await open(chrome, viewer);
+  await visit(page, viewer, "/runs/spot/fleet");
+  for (const [caption, name, all] of [["By stage", "stage", said.stages], ["By worker", "worker", said.workers]]) {
+    const rows = await rowsOf(page, caption);
+    assert.equal(rows.length, all.length);
+    all.forEach((one, at) => {
+      assert.ok(shows(rows[at].cost, one.cost) && shows(rows[at]["of it lost"], one.lost_cost), `${one[name]}: ${JSON.stringify(rows[at])}`);
+    });
+  }
+  const workers = await rowsOf(page, "By worker");
+  assert.deepEqual(workers.map((row) => row.labels + " " + row.price), said.workers.map((w) => `gpu=${w.labels.gpu} ${w.price}`));
+  const lost = await rowsOf(page, "Lost work");
+  said.lost.forEach((one, at) => assert.ok(lost[at].part === one.part && shows(lost[at].cost, one.lost_cost) && lost[at].said !== "", JSON.stringify(lost[at])));
+  assert.ok(shows((await page.getByText("per solved episode").locator("..").innerText()).split("= ")[1], said.cost_per_solved_episode));
+  assert.equal(await page.getByLabel(/Price of a worker-hour/).count(), 0, "every worker named a price");
+  // What a curve over cost ends at is the ledger's useful money.
+  const series = await (await fetch(viewer.origin + "/api/v1/runs/spot/series", { headers: { authorization: "Bearer " + viewer.token } })).json();
+  assert.ok(Math.abs(series.iterations.at(-1).cost - said.total.useful_cost) < 1e-9);
+  await visit(page, viewer, "/runs/spot?x=cost");
+  assert.match(await page.locator("main").innerText(), /Lost and idle time is not in it/);
+  await visit(page, viewer, "/runs/smoke?x=cost");
+  assert.match(await page.locator("main").innerText(), /No worker said what it costs/);
+  await visit(page, viewer, "/runs/smoke?x=cost&price=2");
+  assert.ok((await page.locator(".chart").count()) > 5);
+  await visit(page, viewer, "/runs/smoke?x=cost&price=xyz");
+  assert.match(await page.locator("main").innerText(), /price of a worker-hour as a number/);
+  assert.deepEqual(page.notes.filter((note) => !expected(note)), []);
+  await page.context().close();
+});
+
+test("a token's pull is what the terminal says, and its row says where it is", async () => {
+  const said = JSON.parse(submit("credit", "smoke", "4", "--pull", "--json"));
+  const page = await open(chrome, viewer);
+  await visit(page, viewer, "/runs/smoke/update/4");
+  const rows = await rowsOf(page, "Tokens that pull most");
+  assert.equal(rows.length, said.tokens.length);
+  said.tokens.forEach((token, at) => {
+    assert.ok(shows(rows[at].pull, token.pull) && shows(rows[at].weight, token.weight), JSON.stringify([rows[at], token]));
+    assert.ok(Math.abs(token.pull - Math.abs(token.slope) * (1 - token.p)) < 1e-12);
+    assert.ok(rows[at].episode.includes(`turn ${token.turn + 1}, token ${token.index}`), rows[at].episode);
+  });
+  await page.context().close();
+});
+
+test("a filter that nothing passes says what there is", async () => {
+  const page = await open(chrome, viewer);
+  await visit(page, viewer, "/runs/smoke/episodes?task=nosuch");
+  assert.match(await page.locator(".total").innerText(), /^0 of [\d\u202f]+ episodes$/);
+  const told = await page.locator("td.none").innerText();
+  assert.match(told, /no episode has task=nosuch: there are textcraft_\d+, .*more/);
+  assert.ok(submit("episodes", "smoke", "--where", "task=nosuch").includes("no episode has task=nosuch: there are textcraft_"));
+  await visit(page, viewer, "/runs/smoke/episodes?outcome=bad");
+  assert.match(await page.locator("main").innerText(), /outcome=bad: no episode of this run can have that; it is one of solved/);
   await page.context().close();
 });
 

@@ -16,6 +16,10 @@ const STREAMS = [
   ["value", "value", (q, t) => q.mask[t] ? q.values?.[t] : null, true],
   ["rescored", "rescored − old log-prob", (q, t) => q.mask[t] && q.rescored && q.old ? q.rescored[t] - q.old[t] : null, true],
 ];
+// What a turn's tags say.
+const INVALID = "The environment's parser found no action in what the policy said; what was sent instead, if anything, stands below.";
+const NORMALISED = "The action was not written as the environment wants it: it was cleaned before it was sent.";
+const CUT = "The turn ended at the limit of tokens, not by itself.";
 // Tokens of one block; blocks out of view hold none.
 const BLOCK = 300;
 
@@ -239,8 +243,8 @@ function turnCard(e, turn, index, flat, tokens) {
   return h("article", { class: "turn card", tabindex: "-1", "aria-label": "Turn " + (index + 1) },
     h("header", {}, h("h2", {}, "Turn " + (index + 1)),
       h("span", { class: "meta" }, [
-        turn.parse === "clean" ? null : h("span", { class: "tag " + turn.parse }, turn.parse === "invalid" ? "no action found" : "action normalised"),
-        turn.finish === "length" ? h("span", { class: "tag invalid" }, "cut") : null,
+        turn.parse === "clean" ? null : h("span", { class: "tag " + turn.parse, title: turn.parse === "invalid" ? INVALID : NORMALISED }, turn.parse === "invalid" ? "no action found" : "action normalised"),
+        turn.finish === "length" ? h("span", { class: "tag invalid", title: CUT }, "cut") : null,
         `${own.length} tokens`, turn.reward === null ? "" : ` · reward ${num(turn.reward)}`, turn.done ? " · done" : "",
       ])),
     own.length ? tokens(own) : h("pre", {}, turn.text),

@@ -95,10 +95,10 @@ export async function episodesPage(root, [run], query, go) {
   const answer = await ask(question(0));
   pages.set(0, answer.rows);
   count = answer.total;
-  show(total, grouped(count), count === 1 ? " episode" : " episodes");
+  show(total, grouped(count), count < answer.of ? " of " + grouped(answer.of) : "", (count < answer.of ? answer.of : count) === 1 ? " episode" : " episodes");
   total.title = Math.round(performance.now() - begun) + " ms";
   if (answer.unreadable?.length) filters.before(damaged(answer.unreadable));
-  if (count === 0) show(space, h("tr", {}, h("td", { colspan: COLUMNS.length }, "No episode fits these filters.")));
+  if (count === 0) show(space, h("tr", {}, h("td", { colspan: COLUMNS.length, class: "none" }, "No episode fits these filters", answer.absent.length ? ": " + answer.absent.join("; ") : "", ".")));
   else draw();
   scroller.querySelector("table").setAttribute("aria-rowcount", count + 1);
   scroller.addEventListener("scroll", () => requestAnimationFrame(draw), { passive: true });

@@ -1,8 +1,9 @@
 // Who worked when on what: a lane per worker. And what it cost.
 
 import { h, a, show, bytes, facts, isNumber, link, num, percent, seconds, shortName, table } from "./dom.js";
-import { ask, bundledRun, runPath } from "./data.js";
+import { ask, runPath } from "./data.js";
 import { greatest, timeTicks } from "./charts.js";
+import { priceField, priceOf } from "./run.js";
 
 // Stage, colour, and a letter where a bar is wide enough.
 const STAGES = [
@@ -16,7 +17,7 @@ const TOP = 22;
 const LEFT = 150;
 
 export async function fleetPage(root, [run], query, go) {
-  const [data, ledger] = await Promise.all([ask(runPath(run, "attempts")), ask(runPath(run, "ledger") + (query.price && !bundledRun ? "?" + new URLSearchParams({ price: query.price }) : ""))]);
+  const [data, ledger] = await Promise.all([ask(runPath(run, "attempts")), ask(runPath(run, "ledger") + priceOf(query))]);
   const bars = data.bars.map(([lane, start, end, part, attempt, outcome, message]) => {
     const stage = part.split("/")[1];
     // When a worker that was killed last went is not known: such a bar is as long as the ledger counts it.
@@ -276,7 +277,7 @@ function ledgerView(ledger, query, setPrice) {
     facts([["useful", seconds(t.useful_s) + money(t.useful_cost)], ["lost", seconds(t.lost_s) + money(t.lost_cost)], ["idle", seconds(t.idle_s) + money(t.idle_cost)], ["cost", priced ? num(t.cost) : null],
       ["solved episodes", ledger.solved_episodes], ["per solved episode", isNumber(ledger.worker_s_per_solved_episode) ? seconds(ledger.worker_s_per_solved_episode) + money(ledger.cost_per_solved_episode) : null],
       ["of workers without a price", t.unpriced_s > 0 ? seconds(t.unpriced_s) + (priced ? ", in no cost" : "") : null]]),
-    (t.unpriced_s > 0 || query.price) && !bundledRun ? h("div", { class: "toolbar" }, h("label", { class: "choice" }, h("span", {}, "Price of a worker-hour, where the worker named none"), h("input", { type: "number", min: "0", step: "any", value: query.price ?? "", onchange: (e) => setPrice(e.target.value) }))) : null,
+    h("div", { class: "toolbar" }, priceField(t.unpriced_s, query, setPrice)),
     table("By stage", columns("stage"), ledger.stages.map((x) => line(x, x.stage))),
     table("By worker", [...columns("worker"), ["price", "n"], ["labels"]], ledger.workers.map((x) => [...line(x, h("span", { title: x.worker }, shortName(x.worker))), num(x.price), labels(x)])));
 }

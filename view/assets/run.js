@@ -61,12 +61,20 @@ const CURVES = [
 const LIMITS = { entropy: ["entropy_min", "entropy_max"], "update.grad_norm": ["grad_norm_max"] };
 const AXES = [["iteration", "iteration"], ["sampled_tokens", "sampled tokens"], ["time_s", "time since start"], ["worker_s", "worker time"], ["cost", "cost of useful time"]];
 
+// A price in the URL is for workers that named none; the server does the sums.
+export function priceOf(query) {
+  return query.price && !bundledRun ? "?" + new URLSearchParams({ price: query.price }) : "";
+}
+
+export function priceField(unpriced, query, set) {
+  return (unpriced > 0 || query.price) && !bundledRun ? h("label", { class: "choice" }, h("span", {}, "Price of a worker-hour, where the worker named none"),
+    h("input", { type: "number", min: "0", step: "any", value: query.price ?? "", onchange: (e) => set(e.target.value) })) : null;
+}
+
 export async function runPage(root, [run], query, go) {
-  const [answer, series] = await Promise.all([ask(runPath(run)), ask(runPath(run, "series"))]);
+  const [answer, series] = await Promise.all([ask(runPath(run)), ask(runPath(run, "series") + priceOf(query))]);
   const axis = AXES.find(([key]) => key === query.x) ?? AXES[0];
-  const price = Number(query.price) > 0 ? Number(query.price) : 1;
-  const unpriced = series.iterations.some((point) => !isNumber(point.cost));
-  for (const point of series.iterations) point.cost ??= point.worker_s / 3600 * price;
+  const free = axis[0] === "cost" && !series.iterations.some((point) => isNumber(point.cost));
   const xOf = (n) => series.iterations.find((point) => point.iteration === n)?.[axis[0]];
   const xFormat = axis[0].endsWith("_s") ? seconds : axis[0] === "iteration" || axis[0] === "cost" ? undefined : (x) => x >= 1e6 ? num(x / 1e6) + "M" : x >= 1e3 ? num(x / 1e3) + "k" : num(x);
   const cursor = sharedCursor();
@@ -123,9 +131,11 @@ export async function runPage(root, [run], query, go) {
     status.paused ? h("p", { class: "card bad" }, status.paused) : null,
     failures.length ? h("ul", { class: "warn" }, failures) : null,
     h("div", { class: "toolbar" }, choice("Over", AXES, axis[0], (x) => go(["runs", run], { ...query, x: x === "iteration" ? "" : x })),
-      axis[0] === "cost" && unpriced ? h("label", { class: "choice" }, h("span", {}, "Price of a worker-hour"),
-        h("input", { type: "number", min: "0", step: "any", value: price, onchange: (e) => go(["runs", run], { ...query, price: e.target.value }) })) : null),
-    charts.length ? h("div", { class: "charts" }, charts) : h("p", { class: "quiet" }, "Nothing is measured yet."),
+      axis[0] === "cost" ? priceField(series.unpriced_s, query, (price) => go(["runs", run], { ...query, price })) : null,
+      axis[0] === "cost" ? h("span", { class: "quiet" }, "Lost and idle time is not in it; ", a(link(["runs", run, "fleet"], { price: query.price }), "the ledger"), " has both.",
+        series.unpriced_s > 0 && !free ? ` ${seconds(series.unpriced_s)} are of workers without a price, and in no cost.` : "") : null),
+    free ? h("p", { class: "quiet" }, "No worker said what it costs (agentgym-worker --price): give a price.")
+      : charts.length ? h("div", { class: "charts" }, charts) : h("p", { class: "quiet" }, "Nothing is measured yet."),
     evaluated.length ? table("Evaluations", [["policy"], ...sets.map((name) => [name, "n"]), ["all", "n"]], evaluated) : null,
     rows.length ? table("Iterations", columns, rows) : null,
     changes ? configDiff("Config that differs from its parent's", parent, run, changes) : null,
@@ -164,7 +174,7 @@ export async function partPage(root, [run, n, stage, p]) {
 
 // Where a token of a batch is looked at.
 function tokenLink(run, n, t) {
-  const words = `group ${t.group} sample ${t.sample}, token ${t.index}`;
+  const words = `group ${t.group} sample ${t.sample}, ` + (isNumber(t.turn) ? `turn ${t.turn + 1}, ` : "") + `token ${t.index}`;
   return a(t.part ? link(["runs", run, "episodes", ...t.part.split("/"), t.k], { token: t.index, colour: "advantage" })
     : link(["runs", run, "episodes"], { iteration: n, stage: "rollout", group: t.group }), words);
 }
@@ -218,9 +228,10 @@ export async function updatePage(root, [run, n]) {
     answer.sampler ? h("section", { "aria-label": "Sampler" }, h("h2", {}, "Sampler and trainer"), h("p", { class: "quiet" }, "Probability of each token as scored before the update, over the one that it was sampled with."), ratioView(answer.sampler, {})) : null,
     table("Minibatches", [["step", "n"], ["epoch", "n"], ["slots", "w"], ["loss tokens", "n"], ["loss", "n"], ["gradient norm", "n"], ["scaled by", "n"], ["clipped", "n"], ["KL", "n"], ["note"]],
       steps.map((x, at) => [String(at + 1), x.epoch + 1, x.slots.length ? `${x.slots[0]}–${x.slots.at(-1)} (${x.slots.length})` : "–", grouped(x.denominator.loss_tokens), num(x.metrics.policy_loss), fixed(x.grad_norm, 4), fixed(x.clip_scale, 3), percent(x.metrics.clip_fraction, 2), num(x.metrics.approx_kl), x.non_finite ? "not finite, skipped" : x.skipped ? "skipped" : ""])),
-    tokenTable("Tokens that pull most: |advantage| · weight · (1 − p), at the first step", [["pull", "n"], ["token"], ["advantage", "n"], ["weight", "n"], ["p", "n"]],
-      answer.tokens.map((t) => [num(t.pull), piece(t), signed(t.advantage, 3), num(t.weight), num(t.p), tokenLink(run, n, t)])),
-    h("p", { class: "quiet" }, `The size of the derivative of the policy's loss with respect to the logit of what was sampled, where the ratio is 1. The weight is what ${settings.loss?.aggregation ?? "loss_agg_mode"} gives a token of its sequence in its minibatch.`));
+    tokenTable("Tokens that pull most: |∂loss/∂log p| · (1 − p), at the first step", [["pull", "n"], ["token"], ["advantage", "n"], ["weight", "n"], ["∂loss/∂log p", "n"], ["p", "n"]],
+      answer.tokens.map((t) => [num(t.pull), piece(t), signed(t.advantage, 3), num(t.weight), num(t.slope), num(t.p), tokenLink(run, n, t)])),
+    h("p", { class: "quiet" }, "The size of the loss's derivative with respect to the logit of what was sampled, where the policy is still the old one. ∂loss/∂log p is −advantage · weight",
+      settings.loss?.kl ? ", and the KL term's beside it" : "", `. The weight is what ${settings.loss?.aggregation ?? "loss_agg_mode"} gives a token of its sequence in its minibatch; importance weights are in the advantage already; tokens that were not sampled have none.`));
 }
 
 // Ratios as bars, and in words.

@@ -28,7 +28,7 @@ pub mod credit {
     };
     pub use super::dpo::{Margin, margin};
     pub use super::filter::{Candidate, Fate, candidates};
-    pub use super::training::token_weights;
+    pub use super::training::{log_prob_slopes, token_weights};
 }
 
 pub use play::EPISODES_PER_ROW;

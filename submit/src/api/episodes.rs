@@ -32,6 +32,7 @@ pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter)
         .map(|l| (l.part, l.row.group))
         .collect();
     let facets = facets(&all);
+    let (of, absent) = (all.len(), absent(filter, &all));
     all.retain(|l| keeps(filter, l, &greedy, samples));
     if let Some(text) = &filter.text {
         all = with_text(known, all, text).await?;
@@ -42,8 +43,8 @@ pub(super) async fn list(known: &Known, rows: &RowCache, filter: &EpisodeFilter)
     let shown: Vec<Value> = page.map(|l| row_json(l, samples)).collect();
     let next = filter.cursor + shown.len();
     Ok(json!({
-        "run": plan.run.to_string(), "total": total, "rows": shown, "facets": facets,
-        "cursor": (next < total).then_some(next), "unreadable": index.unreadable,
+        "run": plan.run.to_string(), "total": total, "of": of, "absent": absent, "rows": shown,
+        "facets": facets, "cursor": (next < total).then_some(next), "unreadable": index.unreadable,
     }))
 }
 
@@ -85,6 +86,46 @@ fn possible(filter: &EpisodeFilter, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
+/// Values of a filter's message.
+const VALUES_MAX: usize = 8;
+
+/// Filters whose value no episode has, with the values that there are.
+fn absent(filter: &EpisodeFilter, all: &[Listed]) -> Vec<String> {
+    let mut out = Vec::new();
+    for (key, value) in &filter.named {
+        let of = |l: &Listed| match key.as_str() {
+            "env" => l.row.env.clone(),
+            "task" => task(l),
+            "outcome" => l.row.outcome.name().to_owned(),
+            "worker" => l.worker.to_string(),
+            _ => value.clone(),
+        };
+        if all.iter().any(|l| of(l) == *value) {
+            continue;
+        }
+        let values: BTreeSet<String> = all.iter().map(of).collect();
+        let mut known: Vec<String> = values.iter().map(|v| visible_name(v)).collect();
+        let more = known.len().saturating_sub(VALUES_MAX);
+        known.truncate(VALUES_MAX);
+        if more > 0 {
+            known.push(format!("{more} more"));
+        }
+        let known = match known.is_empty() {
+            true => "there is no episode yet".to_owned(),
+            false => format!("there are {}", known.join(", ")),
+        };
+        out.push(format!(
+            "no episode has {key}={}: {known}",
+            visible_name(value)
+        ));
+    }
+    out
+}
+
+fn task(l: &Listed) -> String {
+    format!("{}_{}", l.row.env, l.row.item)
+}
+
 /// Values to choose from.
 fn facets(all: &[Listed]) -> Value {
     fn set(all: &[Listed], of: fn(&Listed) -> &str) -> BTreeSet<&str> {
@@ -103,7 +144,7 @@ pub(super) fn row_json(l: &Listed, samples: u32) -> Value {
     let row = &l.row;
     json!({
         "part": l.part.to_string(), "k": row.k, "iteration": l.part.iteration,
-        "stage": l.part.stage.name(), "env": row.env, "task": format!("{}_{}", row.env, row.item),
+        "stage": l.part.stage.name(), "env": row.env, "task": task(l),
         "group": row.group, "sample": row.sample, "greedy": is_greedy(l, samples), "outcome": row.outcome, "success": row.success,
         "reward": row.reward, "turns": row.turns, "length": row.length, "invalid": row.invalid,
         "normalised": row.normalised, "cut": row.cut, "loops": row.loops(),
@@ -137,7 +178,7 @@ fn keeps(
     let row = &l.row;
     let named = |(key, value): &(String, String)| match key.as_str() {
         "env" => row.env == *value,
-        "task" => format!("{}_{}", row.env, row.item) == *value,
+        "task" => task(l) == *value,
         "outcome" => row.outcome.name() == value,
         "worker" => *l.worker == **value,
         "parse" => match value.as_str() {
@@ -432,4 +473,73 @@ pub(super) async fn credit(known: &Known, id: PartId, k: u32) -> Result<Value> {
     out["bits"] = json!(found.advantage.map(|a| format!("{:016x}", a.to_bits())));
     out["run"] = json!(view.plan.run.to_string());
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::rows::Row;
+    use agentgym_jobs::pipeline::PartId;
+
+    fn listed(iteration: u32, item: i64, reward: f64, invalid: u32, length: u32) -> Listed {
+        Listed {
+            part: PartId {
+                iteration,
+                stage: Stage::Rollout,
+                part: 0,
+            },
+            row: Arc::new(Row {
+                k: 0,
+                env: "maze".into(),
+                item,
+                group: 0,
+                sample: 0,
+                outcome: Outcome::Failed,
+                success: false,
+                reward,
+                turns: 1,
+                length,
+                invalid,
+                normalised: 0,
+                cut: 0,
+                repeats: 1,
+                surprise: None,
+            }),
+            worker: "w".into(),
+            trained: None,
+        }
+    }
+
+    #[test]
+    fn of_equal_rewards_the_worst_is_the_newest_most_spoilt_and_longest() {
+        let mut all = vec![
+            listed(1, 0, 0.0, 9, 90),
+            listed(2, 1, 0.0, 0, 10),
+            listed(2, 2, 1.0, 0, 5),
+            listed(2, 3, 0.0, 0, 20),
+            listed(2, 4, 0.0, 1, 1),
+        ];
+        let order = |all: &[Listed]| all.iter().map(|l| l.row.item).collect::<Vec<_>>();
+        extremes(false, &mut all);
+        assert_eq!(order(&all), [4, 3, 1, 0, 2]);
+        extremes(true, &mut all);
+        assert_eq!(order(&all), [2, 4, 1, 3, 0]);
+    }
+
+    #[test]
+    fn a_value_that_no_episode_has_is_told_those_that_there_are() {
+        let all: Vec<Listed> = (0..10).map(|at| listed(1, at, 0.0, 0, 1)).collect();
+        let filter = |key: &str, value: &str| EpisodeFilter {
+            named: vec![(key.to_owned(), value.to_owned())],
+            ..EpisodeFilter::default()
+        };
+        assert_eq!(absent(&filter("task", "maze_3"), &all), [""; 0]);
+        assert_eq!(
+            absent(&filter("task", "nosuch"), &all),
+            [
+                "no episode has task=nosuch: there are maze_0, maze_1, maze_2, maze_3, maze_4, maze_5, \
+                 maze_6, maze_7, 2 more"
+            ]
+        );
+    }
 }

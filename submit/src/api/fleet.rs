@@ -3,6 +3,7 @@
 use super::known::Known;
 use crate::fork::FORK;
 use crate::{Result, text};
+use agentgym_jobs::pipeline::PartId;
 use agentgym_storage::{AttemptRecord, PartKey};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
@@ -36,6 +37,21 @@ impl Bar {
         let slot = &self.slot;
         format!("{}/{}/{}", slot.iteration, slot.stage, slot.part)
     }
+}
+
+/// What an hour of the worker of each part's commit costs, where its operator said so, else `price`.
+pub(super) async fn prices(known: &Known, price: Option<f64>) -> Result<HashMap<PartId, f64>> {
+    let attempts = known.attempts().await?;
+    let state = known.state().await;
+    let committed = attempts.iter().filter_map(|(slot, all)| {
+        let id = crate::runs::part_id(slot)?;
+        let manifest = state.manifests.get(&id)?;
+        let own = all
+            .iter()
+            .find(|record| record.number == manifest.attempt && manifest.origin.is_none())?;
+        Some((id, own.start.machine.price.or(price)?))
+    });
+    Ok(committed.collect())
 }
 
 /// Every attempt, by start. `price` is that of workers whose operators named none.

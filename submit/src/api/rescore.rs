@@ -98,7 +98,7 @@ pub(super) async fn ratios(known: &Known, rows: &RowCache, n: u32) -> Result<Val
     largest.sort_by(|a, b| b.log_ratio.abs().total_cmp(&a.log_ratio.abs()));
     largest.truncate(TOKENS);
     let tokens = largest.iter().map(|token| {
-        let mut out = told(&view, &places, token.slot, token.sequence, token.token);
+        let mut out = told(&places, token.slot, token.sequence, token.token);
         let id = token.id();
         out["ratio"] = json!(token.log_ratio.exp());
         out["advantage"] = json!(token.advantage());
@@ -157,20 +157,13 @@ fn compared<'a>(filled: &'a [Slot], new: &[Vec<f32>]) -> Vec<Token<'a>> {
 }
 
 /// Where a token of a slot is: its episode's place in the run, and its place there.
-pub(super) fn told(
-    view: &RunView,
-    places: &Places,
-    slot: &Slot,
-    sequence: usize,
-    token: usize,
-) -> Value {
+pub(super) fn told(places: &Places, slot: &Slot, sequence: usize, token: usize) -> Value {
     let before = slot.episode.sequences.iter().take(sequence);
     let before: usize = before.map(|s| s.sequence.token_ids.len()).sum();
-    let samples = view.plan.config.actor_rollout_ref.rollout.n as usize;
     let place = places.get(&(slot.episode.group, slot.episode.sample));
     json!({
         "slot": slot.slot, "sequence": sequence, "token": token, "index": before + token,
-        "group": slot.slot / samples, "sample": slot.slot % samples,
+        "group": slot.episode.group, "sample": slot.episode.sample,
         "part": place.map(|(part, _)| part.to_string()), "k": place.map(|(_, k)| k),
     })
 }

@@ -4,31 +4,36 @@ use super::episodes::places;
 use super::known::Known;
 use super::rescore::{batch, histogram, told};
 use super::rows::RowCache;
-use crate::records::Slot;
-use crate::runs::RunView;
+use crate::records::{Slot, episodes};
 use crate::{Error, Result};
 use agentgym_jobs::artifact_names;
-use agentgym_jobs::pipeline::{Stage, policy_of};
+use agentgym_jobs::episode::{Episode, Turn};
+use agentgym_jobs::pipeline::{PartId, Stage, policy_of};
 use agentgym_jobs::records::Batch;
-use agentgym_worker::stages::credit::token_weights;
+use agentgym_worker::stages::credit::{log_prob_slopes, token_weights};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// Tokens listed.
 const TOKENS: usize = 40;
 
-/// What each token of each sequence of a slot weighs in the loss.
-fn weights(view: &RunView, filled: &[Slot]) -> Result<Vec<Vec<f64>>> {
+/// The batch as the update reads it, by slot.
+fn as_batch(filled: &[Slot]) -> Batch {
     let mut batch = vec![None; filled.iter().map(|slot| slot.slot + 1).max().unwrap_or(0)];
     for slot in filled {
         batch[slot.slot] = Some(slot.episode.clone());
     }
-    let weights = token_weights(&view.plan, &Batch::V1(batch));
-    weights.map_err(|e| Error::Usage(format!("weighing the tokens of the batch: {e}")))
+    Batch::V1(batch)
 }
 
-/// Steps and tokens. A token's pull is |advantage| · weight · (1 − p), the size of the derivative of the
-/// policy's loss with respect to the logit of what was sampled, at the first step, where the ratio is 1.
-/// The weight is what `loss_agg_mode` gives a token of its sequence in its minibatch.
+fn unweighed(error: agentgym_worker::Error) -> Error {
+    Error::Usage(format!("weighing the tokens of the batch: {error}"))
+}
+
+/// Steps and tokens. A token's pull is |slope| · (1 − p). Its slope is the derivative of the loss with
+/// respect to its log-prob as the first step has it, where the ratio is 1: − advantage · weight, and
+/// the KL term's where there is one. The weight is what `loss_agg_mode` gives a token of its sequence.
+/// 1 − p is the derivative of the log-prob with respect to the logit of what was sampled.
 pub(super) async fn update(known: &Known, rows: &RowCache, n: u32) -> Result<Value> {
     let (view, filled) = batch(known, n).await?;
     let made = policy_of(&view.plan, n);
@@ -37,20 +42,21 @@ pub(super) async fn update(known: &Known, rows: &RowCache, n: u32) -> Result<Val
         // The update is still being computed.
         Err(_) => Value::Null,
     };
-    let weights = weights(&view, &filled)?;
+    let recorded = as_batch(&filled);
+    let weights = token_weights(&view.plan, &recorded).map_err(unweighed)?;
+    let slopes = log_prob_slopes(&view.plan, &recorded).map_err(unweighed)?;
     let mut pulls = Vec::new();
     let mut mismatches = Vec::new();
     for slot in &filled {
         for (s, sequence) in slot.episode.sequences.iter().enumerate() {
-            for (t, advantage) in sequence.advantages.iter().enumerate() {
+            for (t, slope) in slopes[slot.slot][s].iter().enumerate() {
                 if !sequence.sequence.loss_mask[t] {
                     continue;
                 }
                 let old = f64::from(sequence.old_log_probs[t]);
                 mismatches.push(old - f64::from(sequence.sequence.sampled_log_probs[t]));
-                if *advantage != 0.0 {
-                    let (p, weight) = (old.exp(), weights[slot.slot][s]);
-                    pulls.push((advantage.abs() * weight * (1.0 - p), weight, slot, s, t));
+                if *slope != 0.0 {
+                    pulls.push((slope.abs() * (1.0 - old.exp()), *slope, slot, s, t));
                 }
             }
         }
@@ -59,13 +65,34 @@ pub(super) async fn update(known: &Known, rows: &RowCache, n: u32) -> Result<Val
     pulls.truncate(TOKENS);
     let pieces = known.pieces().await?;
     let places = places(known, rows, n).await?;
-    let tokens = pulls.iter().map(|(pull, weight, slot, s, t)| {
+    let mut played = BTreeMap::<PartId, Vec<Episode>>::new();
+    for (_, _, slot, ..) in &pulls {
+        let place = places.get(&(slot.episode.group, slot.episode.sample));
+        if let Some((part, _)) = place.filter(|(part, _)| !played.contains_key(part)) {
+            let manifest = known.committed(*part).await?;
+            // Of a part that cannot be read, no turn is named.
+            let all = episodes(&view, &manifest).await.unwrap_or_default();
+            played.insert(*part, all);
+        }
+    }
+    let turn = |slot: &Slot, s: usize, t: usize| {
+        let (part, k) = places.get(&(slot.episode.group, slot.episode.sample))?;
+        let turns = &played.get(part)?.get(*k as usize)?.turns;
+        let owns = |turn: &Turn| {
+            let (from, to) = turn.policy;
+            turn.sequence as usize == s && (from as usize..to as usize).contains(&t)
+        };
+        turns.iter().position(owns)
+    };
+    let tokens = pulls.iter().map(|(pull, slope, slot, s, t)| {
         let sequence = &slot.episode.sequences[*s];
         let id = sequence.sequence.token_ids[*t];
-        let mut out = told(&view, &places, slot, *s, *t);
+        let mut out = told(&places, slot, *s, *t);
+        out["turn"] = json!(turn(slot, *s, *t));
         out["pull"] = json!(pull);
         out["advantage"] = json!(sequence.advantages[*t]);
-        out["weight"] = json!(weight);
+        out["weight"] = json!(weights[slot.slot][*s]);
+        out["slope"] = json!(slope);
         out["p"] = json!(f64::from(sequence.old_log_probs[*t]).exp());
         out["id"] = json!(id);
         out["piece"] = json!(pieces.texts(&[id]).first());

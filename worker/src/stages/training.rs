@@ -8,10 +8,10 @@ use crate::memory;
 use crate::policies::{ADAPTER, CRITIC, POLICY, Policies};
 use crate::{Beat, Error, Result, StageContext};
 use agentgym_algorithms::batches::minibatches;
-use agentgym_algorithms::losses::{Aggregation, Denominator};
+use agentgym_algorithms::losses::{ActorLoss, ActorTokens, Aggregation, Denominator};
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
-use agentgym_jobs::records::{Batch, BatchEpisode};
+use agentgym_jobs::records::{Batch, BatchEpisode, BatchSequence};
 use agentgym_model::{AdamW, ComputeOptions, Critic, Policy, Trainer};
 use agentgym_storage::{Artifact, LocalFolder, Outputs};
 use std::ops::Range;
@@ -260,34 +260,77 @@ pub(super) fn loss_tokens(batch: &[Option<BatchEpisode>], slots: Range<usize>) -
     slots.map(of).collect()
 }
 
+/// The denominator of each slot's tokens, over the minibatches that the plan cuts.
+fn slot_denominators(plan: &Plan, batch: &[Option<BatchEpisode>]) -> Result<Vec<Denominator>> {
+    let actor = &plan.config.actor_rollout_ref.actor;
+    let n = plan.config.actor_rollout_ref.rollout.n as usize;
+    let by_micro_batch = plan.config.actor_loss()?.aggregation == Aggregation::MicroBatchMean;
+    let micro = actor.ppo_micro_batch_size.filter(|_| by_micro_batch);
+    let mut out = Vec::new();
+    for draws in minibatches(plan.config.data.train_batch_size, actor.ppo_mini_batch_size)? {
+        let counts = loss_tokens(batch, draws.start * n..draws.end * n);
+        out.extend(denominators(&counts, micro));
+    }
+    Ok(out)
+}
+
 /// What each token of each sequence of a slot weighs in the policy's loss, by `loss_agg_mode`.
 ///
 /// # Errors
 /// A config that the stage refuses too.
 pub fn token_weights(plan: &Plan, batch: &Batch) -> Result<Vec<Vec<f64>>> {
     let Batch::V1(batch) = batch;
-    let actor = &plan.config.actor_rollout_ref.actor;
-    let n = plan.config.actor_rollout_ref.rollout.n as usize;
     let aggregation = plan.config.actor_loss()?.aggregation;
-    let by_micro_batch = aggregation == Aggregation::MicroBatchMean;
-    let micro = actor.ppo_micro_batch_size.filter(|_| by_micro_batch);
-    let ranges = minibatches(plan.config.data.train_batch_size, actor.ppo_mini_batch_size)?;
-    let mut out = Vec::new();
-    for draws in ranges {
-        let counts = loss_tokens(batch, draws.start * n..draws.end * n);
-        let sizes = denominators(&counts, micro);
-        let weights = counts.iter().zip(sizes).map(|(counts, size)| {
-            let weigh = |count: &usize| aggregation.token_weight(size, *count);
-            counts.iter().map(weigh).collect()
-        });
-        out.extend(weights);
-    }
-    Ok(out)
+    let sizes = slot_denominators(plan, batch)?;
+    let counts = loss_tokens(batch, 0..sizes.len());
+    let weigh = |(counts, size): (&Vec<usize>, Denominator)| {
+        let weights = counts.iter().map(|n| aggregation.token_weight(size, *n));
+        weights.collect()
+    };
+    Ok(counts.iter().zip(sizes).map(weigh).collect())
+}
+
+/// The derivative of the loss with respect to each token's log-prob, by slot and sequence, where the
+/// policy is still the old one: what the first step back-propagates. The entropy's own derivative is
+/// not in it.
+///
+/// # Errors
+/// A config or a batch that the stage refuses too.
+pub fn log_prob_slopes(plan: &Plan, batch: &Batch) -> Result<Vec<Vec<Vec<f64>>>> {
+    let Batch::V1(batch) = batch;
+    let loss = plan.config.actor_loss()?;
+    let sizes = slot_denominators(plan, batch)?;
+    batch
+        .iter()
+        .zip(sizes)
+        .map(|(episode, size)| {
+            let sequences = episode.iter().flat_map(|episode| &episode.sequences);
+            sequences.map(|s| slopes(&loss, s, size)).collect()
+        })
+        .collect()
+}
+
+fn slopes(loss: &ActorLoss, sequence: &BatchSequence, size: Denominator) -> Result<Vec<f64>> {
+    let old = wide(&sequence.old_log_probs);
+    let reference = sequence.ref_log_probs.as_deref().map(wide);
+    let tokens = ActorTokens {
+        log_probs: &old,
+        // Their values change no derivative by a log-prob.
+        entropies: &vec![0.0; old.len()],
+        old_log_probs: &old,
+        ref_log_probs: reference.as_deref(),
+        advantages: &sequence.advantages,
+        loss_mask: &sequence.sequence.loss_mask,
+    };
+    Ok(loss.evaluate(&tokens, size)?.coefficients.log_probs)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use agentgym_algorithms::kl::KlEstimator;
+    use agentgym_algorithms::losses::KlLoss;
+    use agentgym_jobs::episode::Sequence;
 
     #[test]
     fn slots_weigh_by_minibatch_or_by_their_micro_batch() {
@@ -304,5 +347,39 @@ mod tests {
             .map(|d| (d.loss_tokens, d.micro_batches))
             .collect();
         assert_eq!(counts, [(3, 2), (3, 2), (7, 2), (7, 2)]);
+    }
+
+    /// Two sequences of 2 and 1 loss tokens: each token of the first weighs 1 / (2 · 2). By hand:
+    /// −A · weight, and coef · weight · (log p − reference) of the k2 estimator.
+    #[test]
+    fn a_slope_is_what_the_first_step_back_propagates() {
+        let sequence = BatchSequence {
+            sequence: Sequence {
+                token_ids: vec![7, 8, 9],
+                loss_mask: vec![false, true, true],
+                sampled_log_probs: vec![0.0, -1.0, -0.5],
+                log_kept_mass: None,
+                entropies: None,
+            },
+            old_log_probs: vec![0.0, -1.0, -0.5],
+            ref_log_probs: Some(vec![0.0, -1.25, -0.5]),
+            advantages: vec![0.0, 2.0, -2.0],
+        };
+        let mut loss = ActorLoss {
+            aggregation: Aggregation::SeqMeanTokenMean,
+            ..ActorLoss::default()
+        };
+        let size = Denominator::of([2, 1]);
+        let near = |found: Vec<f64>, wanted: [f64; 3]| {
+            let apart = found.iter().zip(wanted).map(|(a, b)| (a - b).abs());
+            assert!(apart.fold(0.0, f64::max) < 1e-12, "{found:?} {wanted:?}");
+        };
+        near(slopes(&loss, &sequence, size).unwrap(), [0.0, -0.5, 0.5]);
+        loss.kl = Some(KlLoss {
+            estimator: KlEstimator::K2,
+            coef: 0.5,
+        });
+        let with_kl = [0.0, -0.5 + 0.5 * 0.25 * 0.25, 0.5];
+        near(slopes(&loss, &sequence, size).unwrap(), with_kl);
     }
 }
