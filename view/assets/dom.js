@@ -100,8 +100,10 @@ export function ago(unix, now = Date.now() / 1000) {
   return unix > 0 ? seconds(Math.max(0, now - unix)) + " ago" : "–";
 }
 
-// Worker names are long; their start says the machine, their end the process.
+// A worker as the terminal's tables name it, `host:pid/index`; its whole name is host-boot-namespace:pid:start/index.
 export function shortName(name) {
+  const [, host, pid, index] = /^(.+)-[^-]*-[^-:]*:(\d+):[^/]*(?:\/(\d+))?$/.exec(name) ?? [];
+  if (host) return `${host}:${pid}/${index ?? 0}`;
   return name.length > 26 ? name.slice(0, 12) + "…" + name.slice(-12) : name;
 }
 

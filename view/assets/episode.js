@@ -56,7 +56,7 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
     inspect(inspector, q, t, place, index);
     if (follow) {
       turns[place.turn]?.scrollIntoView({ block: "nearest" });
-      requestAnimationFrame(() => { fillAll(turns[place.turn] ?? context); const own = spans.get(index); if (own?.closest("details")) own.closest("details").open = true; own?.scrollIntoView({ block: far ? "center" : "nearest" }); own?.classList.add("picked"); });
+      requestAnimationFrame(() => { fillAll(turns[place.turn] ?? context); const own = spans.get(index); if (own?.closest("details")) own.closest("details").open = true; own?.classList.add("picked"); if (far && own) centre(own); else own?.scrollIntoView({ block: "nearest" }); });
     } else spans.get(index)?.classList.add("picked");
   };
   const draw = (indices) => indices.map((index) => {
@@ -156,8 +156,9 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
   }, (error) => context.after(h("p", { class: "quiet no-scene" }, "No pictures of the environment: ", error.message)));
   show(inspector, h("h2", {}, "Token"), h("p", { class: "quiet" }, "Point at a token, or go through them with ← and →."));
 
+  let credited = null;
   if (e.stage === "rollout" || e.stage === "reward") {
-    askOnce(question + "/credit").then((credit) => explain(why, credit, e, flat, run), (error) => show(why, h("h2", {}, "Why this advantage"), h("p", { class: "warn" }, error.message)));
+    credited = askOnce(question + "/credit").then((credit) => explain(why, credit, e, flat, run), (error) => show(why, h("h2", {}, "Why this advantage"), h("p", { class: "warn" }, error.message)));
   } else show(why, h("h2", {}, "Why no advantage"), h("p", {}, "An evaluation trains nothing."));
 
   let turn = -1;
@@ -180,11 +181,21 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
   };
   document.addEventListener("keydown", keys);
   root.picked = undefined;
-  // Pictures of the environment move the text, so they come first.
+  // Pictures of the environment move the text, and on a narrow screen the explanation does, so they come first.
   const wanted = query.token === undefined ? null : Number(query.token);
-  if (wanted !== null && flat[wanted]) drawn.then(() => requestAnimationFrame(() => setTimeout(() => pick(wanted, true, true))));
+  if (wanted !== null && flat[wanted]) Promise.all([drawn, credited]).then(() => requestAnimationFrame(() => setTimeout(() => pick(wanted, true, true))));
   else if (wanted !== null) show(inspector, h("h2", {}, "Token"), h("p", { class: "warn" }, `There is no token ${query.token}; they are numbered 0 to ${flat.length - 1}.`));
   return () => { document.removeEventListener("keydown", keys); observers.forEach((o) => o.disconnect()); };
+}
+
+// Brings an element to the middle, again as long as text above it is still being filled in.
+function centre(element, tries = 12) {
+  element.scrollIntoView({ block: "center" });
+  const [top, scrolled] = [element.getBoundingClientRect().top, window.scrollY];
+  setTimeout(() => {
+    const moved = Math.abs(element.getBoundingClientRect().top - top) > 2 && window.scrollY === scrolled;
+    if (tries > 0 && element.isConnected && moved) centre(element, tries - 1);
+  }, 100);
 }
 
 // Every token in order of time: [sequence, token, {turn, role}].

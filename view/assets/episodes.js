@@ -29,7 +29,7 @@ const COLUMNS = [
   ["Turns", 64, (row) => row.turns, "n"],
   ["Tokens", 72, (row) => grouped(row.length), "n"],
   ["Least log-prob", 112, (row) => fixed(row.surprise, 2), "n"],
-  ["Notes", 236, (row) => notes(row)],
+  ["Notes", 262, (row) => notes(row)],
   ["Worker", null, (row) => shortName(row.worker), null, (row) => row.worker],
 ];
 

@@ -49,7 +49,7 @@ export async function fleetPage(root, [run], query, go) {
         seen.slice(0, 500).map((bar) => [shortName(data.lanes[bar.lane]), bar.part, bar.attempt, bar.outcome, seconds(bar.start), seconds(bar.end - bar.start)])));
   };
 
-  const names = withoutPrefix(data.lanes);
+  const names = data.lanes.map(shortName);
   // Names as they fit, and the hatches, are kept between frames.
   const fitting = new Map();
   const hatches = new Map();
@@ -245,14 +245,6 @@ function hatch(g, colour, dense, ratio, made) {
     made.set(key, pattern);
   }
   return made.get(key);
-}
-
-// What names do not share; machine and namespace are the same for most.
-function withoutPrefix(names) {
-  let shared = names.length > 1 ? names[0] : "";
-  for (const name of names) while (!name.startsWith(shared)) shared = shared.slice(0, -1);
-  const cut = Math.max(shared.lastIndexOf(":"), shared.lastIndexOf("-")) + 1;
-  return names.map((name) => name.slice(cut));
 }
 
 function clipped(g, text, width) {
