@@ -42,6 +42,8 @@ pub(crate) struct InferenceServer {
     beat: Beat,
     cancel: CancellationToken,
     sampled_tokens: AtomicU64,
+    /// How many of them a later probe has confirmed.
+    confirmed_tokens: AtomicU64,
     busy_us: AtomicU64,
     reading: Mutex<Option<Reading>>,
 }
@@ -87,6 +89,7 @@ impl InferenceServer {
             beat,
             cancel,
             sampled_tokens: AtomicU64::new(0),
+            confirmed_tokens: AtomicU64::new(0),
             busy_us: AtomicU64::new(0),
             reading: Mutex::new(None),
         };
@@ -145,13 +148,21 @@ impl InferenceServer {
         })
     }
 
-    /// Whether the server is seen to serve the policy now; false if it cannot be asked now.
+    /// Whether what it has generated so far is seen to be the policy's: the server still serves it.
+    /// False if it cannot be asked now.
     ///
     /// # Errors
     /// It serves another policy, or answers what cannot be used.
     pub(crate) async fn confirm(&self) -> Result<bool> {
+        let sampled = self.sampled_tokens();
+        if sampled == self.confirmed_tokens.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
         match self.look().await {
-            Ok(Seen::Right(_)) => Ok(true),
+            Ok(Seen::Right(_)) => {
+                (self.confirmed_tokens).store(sampled, Ordering::Relaxed);
+                Ok(true)
+            }
             Ok(Seen::Wrong(why)) => Err(self.failed(&format!(
                 "it no longer serves {}: {why}. What it generated since it last did is left out",
                 self.policy
@@ -332,6 +343,6 @@ impl Waits<'_> {
 }
 
 #[cfg(test)]
-mod double;
+pub(crate) mod double;
 #[cfg(test)]
 mod tests;

@@ -332,4 +332,4 @@ fn word(value: &Value) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -62,11 +62,12 @@ impl Opened {
             stage: Stage::Rollout,
             part: 0,
         };
+        let policy = policy();
         let served = Served {
             config: &self.config,
             probe: self.probe.clone(),
             policy: "the policy of 1/update/0".to_owned(),
-            text: policy().text(),
+            text: policy.text(),
             distance_max: 0.5,
             context_tokens: self.context_tokens,
         };
@@ -200,7 +201,9 @@ async fn a_server_of_another_policy_is_waited_for_and_one_that_changes_is_refuse
     let (server, ()) = tokio::join!(opened.open(), later);
     let server = server.unwrap();
     assert_eq!(server.reading().unwrap().tells_apart(), Some(true));
+    server.generate(&[9], 2, sampled()).await.unwrap();
     assert!(server.confirm().await.unwrap());
+    server.generate(&[9], 2, sampled()).await.unwrap();
     double.serve(Policy::clone(&before));
     let error = server.confirm().await.unwrap_err().to_string();
     assert!(error.contains("no longer serves"), "{error}");

@@ -132,14 +132,18 @@ pub(super) async fn all(
                 failure = Some(Error::Cancelled);
                 break;
             }
-            _ = interval.tick() => match player.engine.confirm().await {
-                Ok(true) => journal.save(context, sampled, false).await?,
-                Ok(false) => {}
-                Err(error) => {
-                    failure = Some(error);
-                    break;
+            _ = interval.tick() => {
+                journal.collect();
+                match player.engine.confirm().await {
+                    Ok(true) => journal.write(context, sampled, false).await?,
+                    // It stays collected.
+                    Ok(false) => {}
+                    Err(error) => {
+                        failure = Some(error);
+                        break;
+                    }
                 }
-            },
+            }
             _ = environments.tick() => {
                 tell_trouble(context, &player);
                 count_faults(&player, &mut faults_seen);
@@ -174,8 +178,9 @@ pub(super) async fn all(
     count_faults(&player, &mut faults_seen);
     if let Some(error) = failure {
         // What cannot be seen to be the policy's own is left out, and sampled again.
+        journal.collect();
         if matches!(player.engine.confirm().await, Ok(true)) {
-            journal.save(context, sampled, true).await?;
+            journal.write(context, sampled, true).await?;
         }
         journal.report(sampled(), &mut context.measured);
         return Err(error);
