@@ -24,3 +24,5 @@ pub const UPDATE: &str = "update.json";
 pub const CRITIC_UPDATE: &str = "critic_update.json";
 /// Evaluated items, one per line.
 pub const ITEMS: &str = "items.jsonl";
+/// What tells a server that serves this policy from one that serves another.
+pub const PROBE: &str = "probe.json";

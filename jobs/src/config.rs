@@ -6,6 +6,7 @@ mod agentevol;
 mod algorithm;
 mod check;
 mod dpo;
+mod engine;
 pub mod keys;
 pub(crate) mod names;
 mod read;

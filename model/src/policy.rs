@@ -7,16 +7,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use serde_json::Value;
-
 use crate::compute::Network;
 use crate::cpu::network::rope_table;
 use crate::folder::weights::weight_files;
 use crate::gpu::{self, Gpu};
+use crate::policy_text::{PolicyText, no_template};
 use crate::spare::Spare;
 use crate::{Adapter, Chat, Device, Error, ModelConfig, Parameter, Result, Tokenizer, Weights};
-
-const GENERATION_CONFIG: &str = "generation_config.json";
 
 /// An immutable policy; a clone shares everything.
 #[derive(Debug, Clone)]
@@ -27,11 +24,7 @@ pub struct Policy {
     weights: Weights,
     adapted: Option<Arc<Adapted>>,
     network: Arc<Network>,
-    tokenizer: Arc<Tokenizer>,
-    chat: Arc<Chat>,
-    /// `generation_config.json`, kept byte by byte.
-    generation: Option<Arc<[u8]>>,
-    eos_ids: Arc<[u32]>,
+    text: PolicyText,
 }
 
 /// An adapter and the weights without it.
@@ -72,19 +65,9 @@ impl Policy {
     /// Reads a policy's folder or a critic's.
     pub(crate) fn load_any(dir: &Path, device: &Device) -> Result<Self> {
         let config = ModelConfig::load(dir)?;
-        let tokenizer = Tokenizer::load(dir)?;
-        let chat = Chat::load(dir)?.ok_or_else(|| no_template(dir))?;
-        let path = dir.join(GENERATION_CONFIG);
-        let generation = crate::folder::files::read_if_there(&path)?.map(Into::into);
+        let text = PolicyText::read(dir, &config)?;
         let weights = Weights::load(dir, &config)?;
-        Self::assemble(
-            (config, weights),
-            tokenizer,
-            chat,
-            generation,
-            dir,
-            device.clone(),
-        )
+        Self::assemble((config, weights), text, device.clone())
     }
 
     /// A policy of new weights. Messages end with `config`'s `eos_token_id`.
@@ -94,35 +77,16 @@ impl Policy {
         tokenizer: Tokenizer,
         chat: Chat,
     ) -> Result<Self> {
-        Self::assemble(
-            (config, weights),
-            tokenizer,
-            chat,
-            None,
-            Path::new("new policy"),
-            Device::cpu(),
-        )
+        let dir = Path::new("new policy");
+        let text = PolicyText::of(&config, (tokenizer, chat), None, dir)?;
+        Self::assemble((config, weights), text, Device::cpu())
     }
 
     fn assemble(
         (config, weights): (ModelConfig, Weights),
-        tokenizer: Tokenizer,
-        chat: Chat,
-        generation: Option<Arc<[u8]>>,
-        dir: &Path,
+        text: PolicyText,
         device: Device,
     ) -> Result<Self> {
-        if tokenizer.vocab_size() > config.vocab_size {
-            return Err(Error::Tokenizer {
-                path: dir.join("tokenizer.json"),
-                message: format!(
-                    "has {} ids, the model only {}; they do not belong together",
-                    tokenizer.vocab_size(),
-                    config.vocab_size
-                ),
-            });
-        }
-        let eos_ids = eos_ids(&config, generation.as_deref(), dir)?;
         let network = Network::new(&config, rope_table(&config), &weights, None, &device)?;
         Ok(Policy {
             device,
@@ -130,10 +94,7 @@ impl Policy {
             weights,
             adapted: None,
             network: Arc::new(network),
-            tokenizer: Arc::new(tokenizer),
-            chat: Arc::new(chat),
-            generation,
-            eos_ids: eos_ids.into(),
+            text,
         })
     }
 
@@ -292,23 +253,23 @@ impl Policy {
         std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
         let config = dir.join("config.json");
         std::fs::write(&config, self.config.to_text()).map_err(Error::io(&config))?;
-        if let Some(bytes) = &self.generation {
-            let path = dir.join(GENERATION_CONFIG);
-            std::fs::write(&path, bytes).map_err(Error::io(&path))?;
-        }
-        self.tokenizer.save(dir)?;
-        self.chat.save(dir)?;
+        self.text.save(dir)?;
         self.weights.save(dir)
+    }
+
+    /// What the folder says of text.
+    pub fn text(&self) -> &PolicyText {
+        &self.text
     }
 
     /// The tokenizer of the folder.
     pub fn tokenizer(&self) -> &Tokenizer {
-        &self.tokenizer
+        self.text.tokenizer()
     }
 
     /// The chat template of the folder.
     pub fn chat(&self) -> &Chat {
-        &self.chat
+        self.text.chat()
     }
 
     /// The model's sizes.
@@ -323,7 +284,7 @@ impl Policy {
 
     /// Ids that end the policy's message.
     pub fn eos_ids(&self) -> &[u32] {
-        &self.eos_ids
+        self.text.eos_ids()
     }
 
     /// The number of parameters, as scalars.
@@ -346,43 +307,4 @@ fn is_critic(dir: &Path) -> Error {
         path: dir.join("config.json"),
         message: "is a critic's: it gives values and cannot generate".to_owned(),
     }
-}
-
-fn no_template(dir: &Path) -> Error {
-    Error::Template {
-        path: dir.join("chat_template.jinja"),
-        message: "the folder has no chat template; take an instruct model or add the file"
-            .to_owned(),
-    }
-}
-
-/// `eos_token_id` of generation_config.json, else of config.json: a number or a list.
-fn eos_ids(config: &ModelConfig, generation: Option<&[u8]>, dir: &Path) -> Result<Vec<u32>> {
-    let bad = |message: String| Error::Json {
-        path: dir.join(GENERATION_CONFIG),
-        message,
-    };
-    let generation: Value = match generation {
-        Some(bytes) => serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?,
-        None => Value::Null,
-    };
-    let ids = match generation
-        .get("eos_token_id")
-        .or(config.raw("eos_token_id"))
-    {
-        None | Some(Value::Null) => Vec::new(),
-        Some(Value::Array(ids)) => ids.clone(),
-        Some(id) => vec![id.clone()],
-    };
-    ids.iter()
-        .map(
-            |id| match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
-                Some(id) if (id as usize) < config.vocab_size => Ok(id),
-                _ => Err(bad(format!(
-                    "eos_token_id {id} is no id of a vocabulary of {}",
-                    config.vocab_size
-                ))),
-            },
-        )
-        .collect()
 }

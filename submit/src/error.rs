@@ -128,6 +128,7 @@ fn when(cause: Cause) -> &'static str {
         Cause::Config => "When the files are in order",
         Cause::Store => "When the store is in order",
         Cause::Environment => "When the environment answers",
+        Cause::Server => "When the inference server answers as it should",
         Cause::Queue => "When the queue answers",
         Cause::Device => "When the GPU answers",
     }
@@ -173,7 +174,7 @@ impl Error {
                 Cause::Part | Cause::Hold => Exit::Stopped,
                 Cause::Config => Exit::Config,
                 Cause::Store => Exit::Store,
-                Cause::Environment | Cause::Queue => Exit::Unreachable,
+                Cause::Environment | Cause::Server | Cause::Queue => Exit::Unreachable,
                 Cause::Device => Exit::Device,
             },
             Self::Worker(_) => Exit::Stopped,

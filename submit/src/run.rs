@@ -339,7 +339,7 @@ async fn drive(
             Ok(())
         }
         End::Stopped(message, cause) => {
-            if matches!(cause, Cause::Part | Cause::Environment) {
+            if matches!(cause, Cause::Part | Cause::Environment | Cause::Server) {
                 // Remote workers report only what happened; the preflight check finds out why.
                 preflight::environments(&plan, &resume).await?;
             }

@@ -15,6 +15,7 @@ mod bad_input;
 mod configs;
 mod dependencies;
 mod durability;
+mod engines;
 mod environments;
 mod evaluation;
 mod evidence;

@@ -1,7 +1,8 @@
-//! Damaged or malicious training files: readers reject them by row or read them, and do nothing
-//! else.
+//! Damaged or malicious training files, and answers of inference servers: readers reject them or read
+//! them, and do nothing else.
 
 use crate::demonstrations::parse_file;
+use crate::inference::dialect::tests::{are_refused_or_read, good_answers};
 use crate::mutations::survives;
 use crate::pairs;
 use std::path::Path;
@@ -32,5 +33,12 @@ fn trajectories() {
                 assert_eq!(pairs.len(), counts.pairs);
             }
         }
+    });
+}
+
+#[test]
+fn answers_of_servers() {
+    survives("answers", &good_answers(), 4000, 64 << 20, |bytes| {
+        assert!(are_refused_or_read(bytes));
     });
 }

@@ -16,6 +16,9 @@ pub enum Error {
     /// The environment cannot be played at all.
     #[error("{0}")]
     Environment(String),
+    /// The inference server cannot be used.
+    #[error("{0}")]
+    Server(String),
     /// A stage cannot work with its inputs or its config.
     #[error("{0}")]
     Stage(String),
@@ -93,6 +96,7 @@ impl Error {
             Self::Storage(_) | Self::Jobs(agentgym_jobs::Error::Storage(_)) => Cause::Store,
             Self::Queue(_) => Cause::Queue,
             Self::Environment(_) => Cause::Environment,
+            Self::Server(_) => Cause::Server,
             Self::Model(e) if matches!(**e, agentgym_model::Error::DeviceLost { .. }) => {
                 Cause::Device
             }
@@ -137,7 +141,7 @@ impl Error {
     pub fn verdict(&self) -> Verdict {
         match self {
             Self::Storage(e) => e.verdict(),
-            Self::Environment(_) => Verdict::Wait(Duration::from_secs(5)),
+            Self::Environment(_) | Self::Server(_) => Verdict::Wait(Duration::from_secs(5)),
             Self::Jobs(agentgym_jobs::Error::Storage(e)) => e.verdict(),
             Self::Queue(_) | Self::Io { .. } | Self::Cancelled => Verdict::Retry,
             Self::Model(e) if e.verdict() == agentgym_model::Verdict::Retry => Verdict::Retry,
@@ -176,6 +180,8 @@ pub enum Cause {
     Store,
     /// An environment.
     Environment,
+    /// The inference server that generates.
+    Server,
     /// The queue.
     Queue,
     /// The worker's GPU, which no longer responds.

@@ -18,6 +18,7 @@ mod episode;
 mod error;
 mod exhausted;
 mod guard;
+mod inference;
 mod memory;
 mod meters;
 mod metrics;
@@ -25,7 +26,9 @@ mod model_folder;
 mod pairs;
 mod panics;
 mod policies;
+mod policy_sync;
 mod preemption;
+mod probe;
 mod process;
 mod retention;
 mod rewards;
@@ -33,6 +36,7 @@ mod run_state;
 mod runtime;
 mod scratch;
 pub mod stages;
+mod turn_engine;
 pub mod turn_journal;
 
 pub use build::{BUILD, FEATURES};
@@ -47,6 +51,7 @@ pub use memory::machine_bytes;
 pub use meters::Meters;
 pub use model_folder::{MADE, class_made_in, model_folder};
 pub use policies::RESIDENT_POLICIES;
+pub use policy_sync::{SyncOptions, sync_policies};
 pub use preemption::{Cloud, drain_on_notice};
 pub use process::{
     DRAIN_GRACE, cores, default_queue_url, drain_on_signal, grace_of, out_of_time, worker_name,

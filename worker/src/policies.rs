@@ -19,6 +19,9 @@ pub(crate) const CRITIC: &str = "critic";
 /// Prefix of an adapter's artifacts.
 pub(crate) const ADAPTER: &str = "adapter";
 
+/// The input that holds the model below an adapter, where another part made it.
+pub(crate) const BASE: &str = "base";
+
 /// Policies that a worker keeps in memory: the iteration's policy, the reference, and the one under
 /// evaluation.
 pub const RESIDENT_POLICIES: usize = 3;

@@ -13,6 +13,7 @@ mod filter;
 mod init;
 mod log_probs;
 mod play;
+mod probes;
 mod reward;
 mod rollout;
 mod select;

@@ -56,6 +56,8 @@ pub struct TurnJournal {
     sampled_before: u64,
     /// The count in the last segment of this attempt.
     sampled_told: u64,
+    /// What [`Self::collect`] has taken over, and its tokens.
+    collected: (Vec<(Record, usize)>, u64),
     shared: Arc<Shared>,
 }
 
@@ -139,6 +141,7 @@ impl TurnJournal {
             finished,
             sampled_before,
             sampled_told: 0,
+            collected: Default::default(),
             shared: Arc::new(Mutex::new(state)),
         })
     }
@@ -165,8 +168,15 @@ impl TurnJournal {
         }
     }
 
-    /// Writes the events recorded since the last call. `sampled_tokens` is the attempt's count of
-    /// sampled tokens so far; the `last` segment of an attempt records it even without new events.
+    /// Takes over the events recorded so far, for the next [`Self::write`].
+    pub fn collect(&mut self) {
+        let mut state = held(&self.shared);
+        state.latest.clear();
+        self.collected.0.append(&mut state.unsaved);
+        self.collected.1 += std::mem::take(&mut state.unsaved_tokens);
+    }
+
+    /// [`Self::collect`] and [`Self::write`].
     ///
     /// # Errors
     /// The store fails.
@@ -176,12 +186,22 @@ impl TurnJournal {
         sampled_tokens: impl Fn() -> u64,
         last: bool,
     ) -> Result<()> {
-        let (records, tokens) = {
-            let mut state = held(&self.shared);
-            state.latest.clear();
-            let tokens = std::mem::take(&mut state.unsaved_tokens);
-            (std::mem::take(&mut state.unsaved), tokens)
-        };
+        self.collect();
+        self.write(context, sampled_tokens, last).await
+    }
+
+    /// Writes the collected events. `sampled_tokens` is the attempt's count of
+    /// sampled tokens so far; the `last` segment of an attempt records it even without new events.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn write(
+        &mut self,
+        context: &mut StageContext,
+        sampled_tokens: impl Fn() -> u64,
+        last: bool,
+    ) -> Result<()> {
+        let (records, tokens) = std::mem::take(&mut self.collected);
         // Read after taking the records, so that it covers every recorded token.
         let sampled_tokens = sampled_tokens();
         if records.is_empty() && !(last && sampled_tokens > self.sampled_told) {

@@ -2,6 +2,7 @@
 //! come out even, names that nothing declares. All of it is checked before
 //! anything runs, and each message names the key.
 
+use super::engine;
 use super::keys::limits::{LISTED_MAX, TASKS_MAX};
 use super::names;
 use super::types::{Config, Ids, Pipeline, SftSource};
@@ -31,6 +32,7 @@ const TOKENS_MAX: usize = 100_000_000;
 /// names were accepted once, only what whoever reads it relies on.
 pub(super) fn check(config: &Config, stored: bool) -> Result<()> {
     combinations(config)?;
+    engine::check(config)?;
     reward_function(config)?;
     adapter(config)?;
     arithmetic(config)?;

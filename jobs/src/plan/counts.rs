@@ -1,7 +1,7 @@
 //! Counts by iteration: rounds of rollouts, parts, optimizer steps.
 
 use super::{InitRole, Plan};
-use crate::config::{KlCtrlType, Numerics, Pipeline};
+use crate::config::{KlCtrlType, Numerics, Pipeline, RolloutEngine};
 use crate::episode::Task;
 
 impl Plan {
@@ -37,6 +37,13 @@ impl Plan {
             && config.algorithm.lag == 0
             && rollout.top_k <= 0
             && rollout.top_p >= 1.0
+    }
+
+    /// True if an inference server generates the rollouts.
+    pub fn generates_by_server(&self) -> bool {
+        let config = &self.config;
+        config.run.pipeline == Pipeline::Rl
+            && config.actor_rollout_ref.rollout.engine == RolloutEngine::Server
     }
 
     /// True if this part of `log_probs` is scored: to get the numbers, or to check those recorded.

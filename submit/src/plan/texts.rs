@@ -27,6 +27,24 @@ pub(crate) fn tasks_text(plan: &Plan) -> String {
     told.collect::<Vec<_>>().join(", ")
 }
 
+/// Which server generates, and what is done about its numbers.
+pub(crate) fn engine_text(plan: &Plan) -> String {
+    let config = &plan.config;
+    let server = &config.actor_rollout_ref.rollout.server;
+    let correction = &config.algorithm.rollout_correction.rollout_is;
+    format!(
+        "rollouts by the {} server at {}, whose policy is probed; tokens weighed ({}), paused beyond a \
+         difference of {} nats; evaluations by our own engine",
+        server.dialect.map_or("unknown", |dialect| dialect.name()),
+        without_secrets(server.url.as_deref().unwrap_or_default()),
+        correction
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
+        config.guard.mismatch_max.unwrap_or(f64::INFINITY),
+    )
+}
+
 /// The optimizer steps of an iteration.
 pub(crate) fn steps_text(plan: &Plan) -> String {
     let config = &plan.config;

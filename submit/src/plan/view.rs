@@ -6,7 +6,9 @@ use crate::plan::memory::{Memory, check_fits};
 use crate::plan::model_size::{self, ModelSize};
 use crate::plan::parts::Counted;
 use crate::plan::sizes::{Sizes, narrow, sequences, steps_per_iteration, tokens_max};
-use crate::plan::texts::{horizons, sessions_text, sft_text, some_of, steps_text, tasks_text};
+use crate::plan::texts::{
+    engine_text, horizons, sessions_text, sft_text, some_of, steps_text, tasks_text,
+};
 use crate::text::{bytes, count, many};
 use agentgym_jobs::config::{Numerics, Pipeline};
 use agentgym_jobs::plan::Plan;
@@ -263,6 +265,9 @@ impl<'a> PlanView<'a> {
                 format!("from {function} at {}", without_secrets(url)),
             );
         }
+        if plan.generates_by_server() {
+            line("engine", engine_text(plan));
+        }
         if config.run.pipeline == Pipeline::Rl {
             line("kl", self.kl_text());
         }
@@ -458,6 +463,25 @@ jobs: {rollout_part_tasks: 2}
             place       store data, queue redis://h, 1 worker in this process
             not used    trainer.nnodes
         ");
+    }
+
+    #[test]
+    fn a_server_and_what_corrects_for_it_are_said() {
+        let given = [
+            "actor_rollout_ref.rollout.engine=server",
+            "actor_rollout_ref.rollout.server={url: 'http://host:8000', dialect: vllm}",
+            "run.numerics=any",
+            "algorithm.rollout_correction.rollout_is=token",
+            "guard.mismatch_max=0.25",
+        ];
+        let (plan, unused) = plan(TEXT, &given);
+        let screen = PlanView::new(&plan, "data", None, &unused).render();
+        let line = screen.lines().find(|line| line.starts_with("engine"));
+        assert_eq!(
+            line.unwrap(),
+            "engine      rollouts by the vllm server at http://host:8000, whose policy is probed; tokens weighed \
+             (token), paused beyond a difference of 0.25 nats; evaluations by our own engine"
+        );
     }
 
     #[test]

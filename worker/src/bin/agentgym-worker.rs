@@ -9,13 +9,15 @@ use agentgym_queue::{Error as QueueError, Queue, QueueOptions};
 use agentgym_storage::{MachineFacts, RunId, Store};
 use agentgym_text::Visible;
 use agentgym_worker::{
-    Cause, Cloud, Error, Event, Meters, ScratchFolder, WorkerOptions, run_worker, serve_metrics,
+    Cause, Cloud, Error, Event, Meters, ScratchFolder, SyncOptions, WorkerOptions, run_worker,
+    serve_metrics, sync_policies,
 };
 use clap::Parser;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -26,8 +28,10 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Leases jobs of the runs in a store and makes their parts.
 #[derive(Parser)]
-#[command(name = "agentgym-worker", version = version())]
+#[command(name = "agentgym-worker", version = version(), args_conflicts_with_subcommands = true)]
 struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Store of the runs: a folder or s3://bucket/prefix.
     #[arg(
         long,
@@ -91,12 +95,53 @@ struct Arguments {
     exit_when_finished: bool,
 }
 
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Beside an inference server: keeps it at the policy that a run's next rollouts need
+    /// (docs/engines.md).
+    PolicySync(PolicySync),
+}
+
+#[derive(clap::Args)]
+struct PolicySync {
+    /// Store of the run: a folder or s3://bucket/prefix.
+    #[arg(
+        long,
+        env = "AGENTGYM_STORE",
+        hide_env_values = true,
+        default_value = "agentgym-data"
+    )]
+    store: String,
+    /// The run.
+    #[arg(long)]
+    run: RunId,
+    /// Where policies are put; the server is started on the folder `current` below it.
+    #[arg(long)]
+    folder: PathBuf,
+    /// Address of the server here; default: that of the plan.
+    #[arg(long)]
+    url: Option<String>,
+    /// Has the server load the folder `current`, or starts it anew, where it has no route for that;
+    /// sh runs it, with AGENTGYM_POLICY_FOLDER and AGENTGYM_POLICY.
+    #[arg(long)]
+    command: Option<String>,
+    /// Seconds that the server may take to serve a policy that it was told to load.
+    #[arg(long, default_value_t = 600)]
+    patience_s: u64,
+    /// End after the first policy.
+    #[arg(long)]
+    once: bool,
+}
+
 /// The output of `--version` after the name.
 fn version() -> &'static str {
     static VERSION: LazyLock<String> =
         LazyLock::new(|| format!("{} ({})", agentgym_worker::BUILD, agentgym_worker::FEATURES));
     &VERSION
 }
+
+/// The exit code of a drain.
+const INTERRUPTED: u8 = 130;
 
 /// Longest key and value of a label, in bytes.
 const LABEL_BYTES_MAX: usize = 200;
@@ -149,7 +194,12 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let ended = runtime.block_on(work(arguments));
+    let ended = runtime.block_on(async {
+        match arguments.command {
+            Some(Command::PolicySync(given)) => keep_in_step(given).await,
+            None => work(arguments).await,
+        }
+    });
     // Do not wait for a compute thread that is still running.
     runtime.shutdown_background();
     match ended {
@@ -181,8 +231,27 @@ fn code_of(cause: Cause) -> u8 {
         Cause::Part | Cause::Hold => 1,
         Cause::Config => 2,
         Cause::Store => 3,
-        Cause::Queue | Cause::Environment => 5,
+        Cause::Queue | Cause::Environment | Cause::Server => 5,
         Cause::Device => 6,
+    }
+}
+
+/// Ends by itself when the run is over.
+async fn keep_in_step(given: PolicySync) -> agentgym_worker::Result<ExitCode> {
+    let drain = CancellationToken::new();
+    tokio::spawn(agentgym_worker::drain_on_signal(drain.clone()));
+    let options = SyncOptions {
+        store: Store::open(&given.store).await?,
+        run: given.run,
+        folder: given.folder,
+        url: given.url,
+        command: given.command,
+        patience: Duration::from_secs(given.patience_s),
+        once: given.once,
+    };
+    match sync_policies(&options, &drain).await {
+        Err(Error::Cancelled) => Ok(ExitCode::from(INTERRUPTED)),
+        other => other.map(|()| ExitCode::SUCCESS),
     }
 }
 
@@ -261,7 +330,6 @@ async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
             price: arguments.price,
         },
     };
-    const INTERRUPTED: u8 = 130;
     let worked = tokio::select! {
         worked = run_worker(options, events, drain.clone()) => worked,
         () = agentgym_worker::out_of_time(&drain, limit) => return Ok(ExitCode::from(INTERRUPTED)),

@@ -1,14 +1,14 @@
 //! The inputs of the episode loop: the policy, the environments and the limits of a part, and the
 //! episode to play.
 
-use crate::decoder::Decoder;
 use crate::environments::Environment;
 use crate::meters::Meters;
+use crate::turn_engine::TurnEngine;
 use crate::{Beat, Error};
 use agentgym_envs::EnvError;
 use agentgym_jobs::config::AgentGym;
 use agentgym_jobs::episode::{Episode, Outcome, Task};
-use agentgym_model::{Policy, Sampling};
+use agentgym_model::{PolicyText, Sampling};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -17,12 +17,12 @@ use tokio_util::sync::CancellationToken;
 
 /// What all episodes of a part share.
 pub(crate) struct Player {
-    /// The policy that plays.
-    pub(crate) policy: Arc<Policy>,
+    /// Tokenizer and template of the policy that plays.
+    pub(crate) text: PolicyText,
     /// The iteration that made it.
     pub(crate) policy_iteration: u32,
     /// Samples from the policy.
-    pub(crate) decoder: Arc<Decoder>,
+    pub(crate) engine: TurnEngine,
     /// By name in the plan.
     pub(crate) environments: BTreeMap<String, Environment>,
     /// Limits.

@@ -6,6 +6,7 @@ use crate::Beat;
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::environments::Environments;
 use crate::stages::testing::{plan, policy};
+use crate::turn_engine::TurnEngine;
 use agentgym_jobs::config::{Opening, OpeningTurn, PromptText, Speaker};
 use agentgym_jobs::episode::{Finish, Sequence, Task};
 use agentgym_jobs::pipeline::{PartId, Stage};
@@ -52,8 +53,8 @@ async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) ->
     };
     change(&mut rules);
     Player {
-        decoder: Decoder::start(&policy, options, &beat()).unwrap(),
-        policy,
+        engine: TurnEngine::Own(Decoder::start(&policy, options, &beat()).unwrap()),
+        text: policy.text().clone(),
         policy_iteration: 4,
         environments: BTreeMap::from([("textcraft".to_owned(), environment)]),
         rules,
@@ -112,9 +113,9 @@ async fn mask_and_spans_say_who_produced_what() {
                 let ids = &sequence.token_ids[turn.policy.0 as usize..end];
                 let ended = turn.finish == Finish::Eos;
                 ends.push(ended);
-                assert_eq!(player.policy.eos_ids().contains(ids.last().unwrap()), ended);
+                assert_eq!(player.text.eos_ids().contains(ids.last().unwrap()), ended);
                 let text = player
-                    .policy
+                    .text
                     .tokenizer()
                     .decode(&ids[..ids.len() - usize::from(ended)], true);
                 assert_eq!(text, turn.text);
@@ -133,7 +134,7 @@ async fn mask_and_spans_say_who_produced_what() {
 }
 
 /// Scoring a sequence gives the log-probs and entropies of its sampling, bit for bit.
-fn assert_scored_as_sampled(player: &Player, sequence: &Sequence) {
+fn assert_scored_as_sampled(sequence: &Sequence) {
     let requests = [ScoreRequest {
         token_ids: &sequence.token_ids,
         loss_mask: &sequence.loss_mask,
@@ -144,7 +145,7 @@ fn assert_scored_as_sampled(player: &Player, sequence: &Sequence) {
         beat: &|| {},
         ..Default::default()
     };
-    let scores = score(&player.policy, &requests, 1.0, &options).unwrap();
+    let scores = score(&policy(), &requests, 1.0, &options).unwrap();
     assert_eq!(scores[0].log_probs, sequence.sampled_log_probs);
     assert_eq!(Some(&scores[0].entropies), sequence.entropies.as_ref());
 }
@@ -154,7 +155,7 @@ async fn scoring_gives_the_sampled_log_probs_and_entropies_bit_for_bit() {
     let player = player(&plan(&[]), 2, |_| {}).await;
     let episode = player.begin(&request(7, 1)).await.unwrap();
     let sequence = &episode.sequences[0];
-    assert_scored_as_sampled(&player, sequence);
+    assert_scored_as_sampled(sequence);
 }
 
 /// Log-probs are those of the full distribution; the probability mass that a cut kept is recorded
@@ -174,7 +175,7 @@ async fn what_a_cut_left_is_recorded_where_the_plan_knows_of_it() {
     cut.check().unwrap();
     assert!(cut.sequences.len() > 1);
     for sequence in &mut cut.sequences {
-        assert_scored_as_sampled(&now, sequence);
+        assert_scored_as_sampled(sequence);
         let masses = sequence.log_kept_mass.take().unwrap();
         for (mass, sampled) in masses.iter().zip(&sequence.loss_mask) {
             // Of the hundreds of ids of a random model, 20 hold only a part of the mass.
@@ -367,7 +368,7 @@ async fn a_limited_context_has_a_sequence_for_every_turn_beyond_it() {
         };
         let first = &episode.turns[0];
         let prompt = ids(first, first.context);
-        let chat = player.policy.chat();
+        let chat = player.text.chat();
         let mut told = Vec::new();
         for (index, turn) in episode.turns.iter().enumerate() {
             assert_eq!(turn.sequence as usize, index.saturating_sub(limit));
@@ -375,7 +376,7 @@ async fn a_limited_context_has_a_sequence_for_every_turn_beyond_it() {
             let before = told[index.saturating_sub(limit)..].concat();
             assert_eq!(own, [prompt.clone(), before].concat(), "turn {index}");
             let ended = turn.finish == Finish::Eos;
-            let tokenizer = player.policy.tokenizer();
+            let tokenizer = player.text.tokenizer();
             let bridge = chat.observation_ids(tokenizer, ended, &turn.observation);
             told.push([ids(turn, turn.policy), bridge.unwrap()].concat());
         }
@@ -383,7 +384,7 @@ async fn a_limited_context_has_a_sequence_for_every_turn_beyond_it() {
         let sampled: u32 = episode.turns.iter().map(|t| t.policy.1 - t.policy.0).sum();
         assert_eq!(loss, sampled as usize, "every sampled id counts once");
         for sequence in &episode.sequences {
-            assert_scored_as_sampled(&player, sequence);
+            assert_scored_as_sampled(sequence);
         }
     }
     // A window that is never exceeded changes nothing.
@@ -423,7 +424,7 @@ async fn an_opening_is_context_and_the_observation_a_message_of_its_own() {
     let (from, to) = episode.turns[0].context;
     let sequence = &episode.sequences[0];
     assert!(from == 0 && sequence.loss_mask[..to as usize].iter().all(|mask| !mask));
-    let policy = &player.policy;
+    let policy = &policy();
     let messages = [
         Message::new(Role::User, &opening[0].value),
         Message::new(Role::Assistant, &opening[1].value),
@@ -476,7 +477,7 @@ async fn a_summary_ends_a_sequence_and_begins_the_next() {
             }
             None => assert!(!found.is_empty(), "the window is full at last"),
         }
-        let (chat, tokenizer) = (player.policy.chat(), player.policy.tokenizer());
+        let (chat, tokenizer) = (player.text.chat(), player.text.tokenizer());
         let ids = |sequence: u32, (from, to): (u32, u32)| {
             episode.sequences[sequence as usize].token_ids[from as usize..to as usize].to_vec()
         };
@@ -497,7 +498,7 @@ async fn a_summary_ends_a_sequence_and_begins_the_next() {
             let whole = &episode.sequences[index];
             assert_eq!(whole.token_ids.len(), summary.policy.1 as usize);
             sampled += own.len() as u32;
-            let ended = player.policy.eos_ids().contains(own.last().unwrap());
+            let ended = player.text.eos_ids().contains(own.last().unwrap());
             let text = tokenizer.decode(&own[..own.len() - usize::from(ended)], true);
             assert_eq!(summary.text, text);
             let Some(next) = episode.turns.get(summary.turns as usize) else {
@@ -512,20 +513,11 @@ async fn a_summary_ends_a_sequence_and_begins_the_next() {
         assert_eq!(loss, sampled as usize, "every sampled id counts once");
         for sequence in &episode.sequences {
             assert!(sequence.token_ids.len() <= prompt.len() + tokens);
-            assert_scored_as_sampled(&player, sequence);
+            assert_scored_as_sampled(sequence);
         }
         // Its random numbers are its own: the same episode again, on one thread.
         let again = Player {
-            decoder: Decoder::start(
-                &player.policy,
-                DecoderOptions {
-                    threads: 1,
-                    rows: 8,
-                    cache_tokens: 100_000,
-                },
-                &beat(),
-            )
-            .unwrap(),
+            engine: alone(&policy()),
             ..player
         };
         assert_eq!(again.begin(&request(3, 1)).await.unwrap(), episode);
@@ -541,20 +533,30 @@ async fn able_player(change: impl FnOnce(&mut Rules)) -> Player {
         change(rules);
     })
     .await;
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/base");
-    player.policy = Arc::new(Policy::load(&folder, &agentgym_model::Device::cpu()).unwrap());
+    player.text = able_policy().text().clone();
     afresh(player)
 }
 
-/// The same player with a decoder that has sampled nothing yet.
-fn afresh(player: Player) -> Player {
+fn able_policy() -> Policy {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/base");
+    Policy::load(&folder, &agentgym_model::Device::cpu()).unwrap()
+}
+
+/// Engines on one thread that have sampled nothing yet.
+fn alone(policy: &Policy) -> TurnEngine {
     let options = DecoderOptions {
         threads: 1,
         rows: 8,
         cache_tokens: 100_000,
     };
+    let policy = Arc::new(policy.clone());
+    TurnEngine::Own(Decoder::start(&policy, options, &beat()).unwrap())
+}
+
+/// The same player with engines that have sampled nothing yet.
+fn afresh(player: Player) -> Player {
     Player {
-        decoder: Decoder::start(&player.policy, options, &beat()).unwrap(),
+        engine: alone(&able_policy()),
         taken_up: AtomicU64::new(0),
         resumed: AtomicU64::new(0),
         ..player
@@ -596,14 +598,14 @@ async fn an_episode_goes_on_from_wherever_its_tape_ends() {
             let whole = player.play(&request, &mut tape).await.unwrap();
             let (events, _) = tape.news();
             rewards.push(whole.reward);
-            assert_eq!(player.decoder.sampled_tokens(), tokens(&events), "{what}");
+            assert_eq!(player.engine.sampled_tokens(), tokens(&events), "{what}");
             for cut in 0..=events.len() {
                 player = afresh(player);
                 let mut tape = Tape::holding(&events[..cut]);
                 let again = player.play(&request, &mut tape).await.unwrap();
                 assert_eq!(again, whole, "{what}, cut before event {cut}");
                 assert_eq!(tape.news(), (events[cut..].to_vec(), 0), "{what} {cut}");
-                assert_eq!(player.decoder.sampled_tokens(), tokens(&events[cut..]));
+                assert_eq!(player.engine.sampled_tokens(), tokens(&events[cut..]));
                 // A session is opened only if a call is still needed.
                 let resumed = player.resumed.load(Ordering::Relaxed);
                 let asks = |e: &Event| matches!(e, Event::Step(_) | Event::Actions(_));
@@ -686,7 +688,7 @@ async fn a_wrong_record_is_played_over() {
         let again = player.play(&request, &mut tape).await.unwrap();
         assert_eq!(again, whole, "{what}");
         assert_eq!(tape.news().1, anew, "{what}");
-        assert!(player.decoder.sampled_tokens() > 0, "{what}");
+        assert!(player.engine.sampled_tokens() > 0, "{what}");
     }
 }
 
@@ -710,7 +712,7 @@ async fn an_environment_without_replay_plays_open_episodes_anew() {
         assert_eq!(player.play(&request, &mut tape).await.unwrap(), whole);
         let sampled = if anew == 1 { tokens(&events) } else { 0 };
         assert_eq!(
-            (tape.news().1, player.decoder.sampled_tokens()),
+            (tape.news().1, player.engine.sampled_tokens()),
             (anew, sampled)
         );
     }

@@ -14,14 +14,13 @@
 
 use super::player::{Player, Request};
 use crate::blocking::blocking;
-use crate::decoder::Sequence as Seat;
+use crate::turn_engine::{TurnAsk, TurnSeat};
 use crate::turn_journal::Tape;
 use crate::{Error, Result};
 use agentgym_jobs::config::OpeningTurn;
 use agentgym_jobs::episode::{ContextSummary, Finish, Parse, Sequence, Turn};
 use agentgym_jobs::journal::{Event, RecordedMessage};
-use agentgym_model::{Message, Policy, Role};
-use std::sync::Arc;
+use agentgym_model::{Message, PolicyText, Role};
 use tokio::sync::Semaphore;
 
 /// Added to the turn number to select the random numbers of a summary.
@@ -37,8 +36,8 @@ static LONG_TEXT: Semaphore = Semaphore::const_new(1);
 pub(super) struct Transcript {
     /// In time order; the last one grows.
     sequences: Vec<Sequence>,
-    /// The decoder's handle of the last sequence.
-    seat: Seat,
+    /// Where the last sequence is generated.
+    seat: TurnSeat,
     /// Where the context of the next message begins: after the last message.
     said: usize,
     /// Tokens of the last sequence that the engine has. Fewer than `said` if an earlier attempt
@@ -112,7 +111,7 @@ impl Transcript {
         }
         let mut transcript = Self {
             sequences: vec![Sequence::default()],
-            seat: player.decoder.open((request.group, request.sample)),
+            seat: player.engine.open((request.group, request.sample)),
             said: 0,
             given: 0,
             tokens_max,
@@ -199,7 +198,7 @@ impl Transcript {
         let ids = self.ids(player, ended, &last.observation).await?;
         if let Some(ask) = self.summary.clone() {
             let due = (self.context_turns).is_some_and(|limit| self.turns_here >= limit);
-            let policy = &player.policy;
+            let policy = &player.text;
             let alone = (policy.chat()).observation_ids(policy.tokenizer(), ended, &ask)?;
             // After another reply there must still be room for the request and the summary.
             let reserve = 2 * self.turn_tokens_max + alone.len();
@@ -331,7 +330,7 @@ impl Transcript {
         tape: &mut Tape,
         number: u32,
     ) -> Result<Option<Sampled>> {
-        let policy = &player.policy;
+        let policy = &player.text;
         let start = self.len();
         let room = self.tokens_max.saturating_sub(start);
         if room == 0 {
@@ -341,7 +340,7 @@ impl Transcript {
         // A greedy baseline is never scored.
         let entropies = player.rules.records_entropies && !request.sampling.greedy;
         let recorded = tape.message(|said, own| {
-            let vocabulary = policy.config().vocab_size;
+            let vocabulary = policy.vocab_size();
             let length = said.token_ids.len();
             said.number == number
                 && (1..=tokens_max).contains(&length)
@@ -397,7 +396,7 @@ impl Transcript {
     /// Samples a message with the engine, which keeps the sampled tokens; the next request appends
     /// after them. Also the entropy of each token.
     async fn sampled(
-        &mut self,
+        &self,
         player: &Player,
         request: &Request,
         number: u32,
@@ -406,20 +405,16 @@ impl Transcript {
         if player.cancel.is_cancelled() {
             return Err(Error::Cancelled);
         }
-        let given = self.given;
-        let append = self.current().token_ids[given..].to_vec();
-        let done = self
-            .seat
-            .turn(agentgym_model::GenerationRequest {
-                sequence: self.seat.id(),
-                append,
-                stream: request.stream,
-                turn: number,
-                sampling: request.sampling,
-                tokens_max,
-                stop_ids: player.policy.eos_ids().to_vec(),
-            })
-            .await?;
+        let asked = self.seat.turn(TurnAsk {
+            known: self.sequences.last().map_or(&[], |s| &s.token_ids),
+            given: self.given,
+            stream: request.stream,
+            number,
+            sampling: request.sampling,
+            tokens_max,
+            stop_ids: player.text.eos_ids(),
+        });
+        let done = asked.await?;
         let message = RecordedMessage {
             number,
             ended: done.finish == agentgym_model::FinishReason::Eos,
@@ -434,7 +429,7 @@ impl Transcript {
 /// Ids of the messages before the first reply, the human's and the policy's in turn, each appended
 /// like a turn of the episode. `None` if their length alone shows more than `ids_max` of them.
 fn prompt_ids(
-    policy: &Policy,
+    policy: &PolicyText,
     messages: &[String],
     ids_max: usize,
 ) -> agentgym_model::Result<Option<Vec<u32>>> {
@@ -463,14 +458,14 @@ fn prompt_ids(
 async fn off_thread<T: Send + 'static>(
     player: &Player,
     bytes: usize,
-    work: impl FnOnce(&Policy) -> agentgym_model::Result<T> + Send + 'static,
+    work: impl FnOnce(&PolicyText) -> agentgym_model::Result<T> + Send + 'static,
 ) -> Result<T> {
     let alone = match bytes > KEPT_WHOLE {
         // The semaphore is never closed.
         true => LONG_TEXT.acquire().await.ok(),
         false => None,
     };
-    let policy = Arc::clone(&player.policy);
+    let policy = player.text.clone();
     blocking(move || {
         // Held while the work runs, even if the caller no longer waits for it.
         let _alone = alone;

@@ -21,8 +21,8 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 impl Worker {
     /// Fetches policies ahead, as long as the worker lives.
     pub(super) async fn prefetch_now_and_then(self: Arc<Self>) {
-        let plays = self.options.stages.is_empty() || self.options.stages.contains(&Stage::Rollout);
-        if !self.options.prefetch || !plays || self.options.store.local_root().is_some() {
+        let loads = self.makes(Stage::Rollout) || self.makes(Stage::LogProbs);
+        if !self.options.prefetch || !loads || self.options.store.local_root().is_some() {
             return;
         }
         let mut fetched: BTreeMap<RunId, u32> = BTreeMap::new();
@@ -47,6 +47,10 @@ impl Worker {
         }
     }
 
+    fn makes(&self, stage: Stage) -> bool {
+        self.options.stages.is_empty() || self.options.stages.contains(&stage)
+    }
+
     /// Fetches the newest announced policy, if it is newer than `known`.
     async fn prefetch(
         &self,
@@ -56,7 +60,12 @@ impl Worker {
         let (mut own, first) = {
             let mut state = shared.lock().await;
             let first = state.first_iteration();
-            if state.is_over || state.on_hold() {
+            // Where a server generates, scoring is the first to need the weights.
+            let first_to_load = match state.plan.generates_by_server() {
+                true => Stage::LogProbs,
+                false => Stage::Rollout,
+            };
+            if state.is_over || state.on_hold() || !self.makes(first_to_load) {
                 return Ok(None);
             }
             (state.view(), first)

@@ -1,9 +1,11 @@
 //! Reads inputs and writes outputs of stages: payloads, and models, which are taken from memory if
 //! they are there.
 
-use crate::{Result, StageContext};
+use crate::blocking::blocking;
+use crate::policies::{BASE, POLICY};
+use crate::{Error, Result, StageContext};
 use agentgym_jobs::codec::{Payload, decode, encode};
-use agentgym_model::{Critic, Policy};
+use agentgym_model::{Critic, Policy, PolicyText};
 use agentgym_storage::{Inputs, Outputs};
 use bytes::Bytes;
 use std::sync::Arc;
@@ -21,10 +23,36 @@ pub(super) async fn policy(context: &StageContext, input: &str) -> Result<Arc<Po
         .await
 }
 
+/// The text side of an input's policy. Its weights are not fetched.
+pub(super) async fn policy_text(context: &StageContext, input: &str) -> Result<PolicyText> {
+    let base = match context.plan.has_adapter() {
+        true => base_of(context, input),
+        false => input,
+    };
+    let folder = context.scratch.join("policy-text");
+    let failed = |source| Error::Io {
+        what: format!("cannot write into {}", folder.display()),
+        source,
+    };
+    tokio::fs::create_dir_all(&folder).await.map_err(failed)?;
+    for artifact in context.inputs.artifacts(base)? {
+        let name = artifact.name.strip_prefix(POLICY);
+        let Some(name) = name.and_then(|name| name.strip_prefix('/')) else {
+            continue;
+        };
+        if name.contains(".safetensors") {
+            continue;
+        }
+        let bytes = context.inputs.bytes(base, &artifact.name).await?;
+        let written = tokio::fs::write(folder.join(name), bytes).await;
+        written.map_err(failed)?;
+    }
+    blocking(move || Ok(PolicyText::load(&folder)?)).await
+}
+
 /// The input that holds the base model below the adapter of `input`: `init` commits both in one
 /// part.
 pub(super) fn base_of<'a>(context: &StageContext, input: &'a str) -> &'a str {
-    const BASE: &str = "base";
     match context.inputs.names().any(|name| name == BASE) {
         true => BASE,
         false => input,

@@ -8,8 +8,8 @@
 
 mod data;
 
-use super::artifacts;
 use super::training::{upload_adapter, upload_critic, upload_policy};
+use super::{artifacts, probes};
 use crate::blocking::blocking;
 use crate::environments::rules;
 use crate::model_folder;
@@ -171,14 +171,18 @@ async fn policy(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
     let files = upload_policy(outputs, &folder).await?;
     let mut report = Report::default();
     report.set("parameters", policy.parameter_count());
+    let policy = Arc::new(policy);
+    if adapted.is_none() {
+        probes::write(context, outputs, &policy, None).await?;
+    }
     if let Some(adapted) = adapted {
         let trained = adapted.trained_weights().parameter_count();
         report.set("adapter_parameters", trained);
         let policies = &context.resources.policies;
         let adapted = Arc::new(adapted);
+        probes::write(context, outputs, &adapted, None).await?;
         upload_adapter(policies, outputs, &files, &context.scratch, adapted).await?;
     }
-    let policy = Arc::new(policy);
     data::write(context, outputs, &policy).await?;
     context.resources.policies.insert(&files, policy).await;
     Ok(report)

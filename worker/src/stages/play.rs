@@ -5,15 +5,19 @@
 //! in time. The next attempt continues from the journal; what it samples again is the same, token
 //! for token (I7).
 
-use super::artifacts;
+use super::{artifacts, probes};
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::episode::{Player, Request, Rules};
+use crate::inference::{InferenceServer, Served};
 use crate::meters::FaultsSeen;
 use crate::policies::POLICY;
+use crate::turn_engine::TurnEngine;
 use crate::turn_journal::TurnJournal;
 use crate::{Error, Report, Result, StageContext, panics};
 use agentgym_envs::FaultKind;
 use agentgym_jobs::episode::{Episode, Episodes, Outcome};
+use agentgym_jobs::pipeline::{PartId, Stage};
+use agentgym_model::PolicyText;
 use agentgym_storage::Outputs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -83,7 +87,7 @@ pub(super) async fn all(
     let replayed_count = finished.len();
 
     let episodes = todo.iter();
-    (player.decoder).expect(episodes.map(|(request, _)| (request.group, request.sample)));
+    (player.engine).expect(episodes.map(|(request, _)| (request.group, request.sample)));
 
     let jobs = &context.plan.config.jobs;
     let rows = jobs
@@ -121,7 +125,7 @@ pub(super) async fn all(
         tokio::time::sleep(grace).await;
     };
     tokio::pin!(out_of_time);
-    let sampled = || player.decoder.sampled_tokens();
+    let sampled = || player.engine.sampled_tokens();
     loop {
         tokio::select! {
             () = &mut out_of_time => {
@@ -129,7 +133,16 @@ pub(super) async fn all(
                 break;
             }
             _ = interval.tick() => {
-                journal.save(context, sampled, false).await?;
+                journal.collect();
+                match player.engine.confirm().await {
+                    Ok(true) => journal.write(context, sampled, false).await?,
+                    // It stays collected.
+                    Ok(false) => {}
+                    Err(error) => {
+                        failure = Some(error);
+                        break;
+                    }
+                }
             }
             _ = environments.tick() => {
                 tell_trouble(context, &player);
@@ -146,7 +159,7 @@ pub(super) async fn all(
                 // The worker drains: the other episodes finish their turns.
                 Some(Ok(Err(Error::Cancelled))) => failure = Some(Error::Cancelled),
                 // The other episodes may finish: their results are not lost.
-                Some(Ok(Err(error @ Error::Environment(_)))) => {
+                Some(Ok(Err(error @ (Error::Environment(_) | Error::Server(_))))) => {
                     failure.get_or_insert(error);
                 }
                 Some(Ok(Err(error))) => {
@@ -164,18 +177,24 @@ pub(super) async fn all(
     playing.shutdown().await;
     count_faults(&player, &mut faults_seen);
     if let Some(error) = failure {
-        journal.save(context, sampled, true).await?;
+        // What cannot be seen to be the policy's own is left out, and sampled again.
+        journal.collect();
+        if matches!(player.engine.confirm().await, Ok(true)) {
+            journal.write(context, sampled, true).await?;
+        }
         journal.report(sampled(), &mut context.measured);
         return Err(error);
     }
 
+    if sampled() > 0 {
+        player.engine.confirmed().await?;
+    }
     let episodes: Vec<Episode> = finished.into_values().collect();
     refuse_if_all_failed(&player, &episodes)?;
     let mut report = Report::default();
     report.tokens("sampled", sampled(), start.elapsed().as_secs_f64());
     journal.report(sampled(), &mut report);
-    report.set("prompt_tokens_shared", player.decoder.shared_tokens());
-    report.set("policy_s", player.decoder.busy_s());
+    player.engine.report(&mut report);
     report.set("env_s", player.env_us.load(Ordering::Relaxed) as f64 / 1e6);
     report.set("episodes_replayed", replayed_count);
     environment_report(&player, &mut report);
@@ -247,7 +266,6 @@ fn refuse_if_all_failed(player: &Player, episodes: &[Episode]) -> Result<()> {
 
 async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> Result<Arc<Player>> {
     let (plan, resources) = (&context.plan, &context.resources);
-    let policy = super::artifacts::policy(context, POLICY).await?;
     let mut environments = BTreeMap::new();
     for request in requests {
         let name = &request.task.env;
@@ -255,21 +273,16 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
             environments.insert(name.clone(), resources.environments.open(plan, name).await?);
         }
     }
-    let options = DecoderOptions {
-        threads: resources.threads,
-        rows: plan.config.jobs.decode_rows,
-        cache_tokens: plan.config.jobs.cache_tokens,
-    };
-    let decoder = Decoder::start(&policy, options, &context.beat)?;
     let source = context
         .part
         .inputs
         .iter()
         .find(|input| input.name == POLICY);
+    let (text, engine) = engine(context, &rules, source.map(|input| input.from)).await?;
     Ok(Arc::new(Player {
-        policy,
+        text,
         policy_iteration: source.map_or(0, |input| input.from.iteration),
-        decoder,
+        engine,
         environments,
         rules,
         beat: context.beat.clone(),
@@ -279,6 +292,39 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
         resumed: AtomicU64::new(0),
         cancel: context.cancel.clone(),
     }))
+}
+
+/// Who generates, and the text side of the policy `from`. Evaluations are played by our own engine: one
+/// may lag behind training, and a server has one policy at a time.
+async fn engine(
+    context: &StageContext,
+    rules: &Rules,
+    from: Option<PartId>,
+) -> Result<(PolicyText, TurnEngine)> {
+    let (plan, resources) = (&context.plan, &context.resources);
+    if context.part.id.stage == Stage::Rollout && plan.generates_by_server() {
+        let text = artifacts::policy_text(context, POLICY).await?;
+        let both = rules.prompt_tokens_max + rules.response_tokens_max;
+        let served = Served {
+            config: &plan.config.actor_rollout_ref.rollout.server,
+            probe: probes::of(context).await?,
+            policy: from.map_or_else(|| POLICY.to_owned(), |from| format!("the policy of {from}")),
+            text: &text,
+            distance_max: plan.config.guard.mismatch_max.unwrap_or(f64::MAX),
+            context_tokens: rules.context_tokens_max.min(both),
+        };
+        let opened = InferenceServer::open(served, context.beat.clone(), context.cancel.clone());
+        let server = opened.await?;
+        return Ok((text, TurnEngine::Server(server)));
+    }
+    let policy = artifacts::policy(context, POLICY).await?;
+    let options = DecoderOptions {
+        threads: resources.threads,
+        rows: plan.config.jobs.decode_rows,
+        cache_tokens: plan.config.jobs.cache_tokens,
+    };
+    let decoder = Decoder::start(&policy, options, &context.beat)?;
+    Ok((policy.text().clone(), TurnEngine::Own(decoder)))
 }
 
 /// Writes episodes; rejects an inconsistent one.

@@ -1,6 +1,8 @@
 //! The stages in order, as a worker would run them: a small run on a memory store, with the
 //! built-in environment behind loopback HTTP.
 
+mod server;
+
 use super::testing::plan_of;
 use crate::context::{Beat, Event, Resources};
 use crate::{Error, Report, StageContext, stages};

@@ -134,6 +134,10 @@ pub(super) async fn upload(
 ) -> Result<()> {
     let (policies, adapted) = (&context.resources.policies, policy.adapter().is_some());
     let policy = Arc::new(policy);
+    if context.plan.generates_by_server() {
+        let before = super::artifacts::policy(context, POLICY).await?;
+        super::probes::write(context, outputs, &policy, Some(before)).await?;
+    }
     if adapted {
         let base = context
             .inputs

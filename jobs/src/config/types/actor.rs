@@ -105,6 +105,54 @@ pub struct Rollout {
     pub fault_retries: u32,
     pub record_entropies: bool,
     pub exclude: Vec<(u32, u32, u32)>,
+    pub engine: RolloutEngine,
+    pub server: RolloutServer,
+}
+
+/// Who generates the rollouts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RolloutEngine {
+    /// This program, exactly.
+    Own,
+    /// An inference server.
+    Server,
+}
+
+/// Where the inference server of [`RolloutEngine::Server`] is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RolloutServer {
+    pub url: Option<String>,
+    pub dialect: Option<ServerDialect>,
+    pub model: Option<String>,
+    pub timeout_s: f64,
+    pub patience_s: f64,
+}
+
+/// The routes and bodies of an inference server that takes and gives token ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ServerDialect {
+    /// vLLM's tokens in, tokens out.
+    Vllm,
+    /// SGLang's own generate route.
+    Sglang,
+    /// llama.cpp's completion.
+    LlamaCpp,
+    /// OpenAI's completions with ids as prompt.
+    Openai,
+}
+
+impl ServerDialect {
+    /// The word in a config.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::LlamaCpp => "llama_cpp",
+            Self::Openai => "openai",
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,0 +1,135 @@
+//! What a policy's folder says of text: tokenizer, chat template and the ids that end a message.
+//! Who lets a server generate needs these alone, and no weights.
+
+use crate::folder::files::read_if_there;
+use crate::{Chat, Error, ModelConfig, Result, Tokenizer};
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+
+const GENERATION_CONFIG: &str = "generation_config.json";
+
+/// The text side of a policy; a clone shares everything.
+#[derive(Debug, Clone)]
+pub struct PolicyText {
+    tokenizer: Arc<Tokenizer>,
+    chat: Arc<Chat>,
+    /// `generation_config.json`, kept byte by byte.
+    generation: Option<Arc<[u8]>>,
+    eos_ids: Arc<[u32]>,
+    vocab_size: usize,
+}
+
+impl PolicyText {
+    /// Reads it from a policy's folder, in which there need be no weights.
+    ///
+    /// # Errors
+    /// A file that is missing or damaged, or files that do not belong together.
+    pub fn load(dir: &Path) -> Result<Self> {
+        Self::read(dir, &ModelConfig::load(dir)?)
+    }
+
+    /// [`PolicyText::load`] for a config that was read.
+    pub(crate) fn read(dir: &Path, config: &ModelConfig) -> Result<Self> {
+        let tokenizer = Tokenizer::load(dir)?;
+        let chat = Chat::load(dir)?.ok_or_else(|| no_template(dir))?;
+        let generation = read_if_there(&dir.join(GENERATION_CONFIG))?;
+        Self::of(config, (tokenizer, chat), generation.map(Into::into), dir)
+    }
+
+    /// The text side of a model with this config.
+    pub(crate) fn of(
+        config: &ModelConfig,
+        (tokenizer, chat): (Tokenizer, Chat),
+        generation: Option<Arc<[u8]>>,
+        dir: &Path,
+    ) -> Result<Self> {
+        if tokenizer.vocab_size() > config.vocab_size {
+            return Err(Error::Tokenizer {
+                path: dir.join("tokenizer.json"),
+                message: format!(
+                    "has {} ids, the model only {}; they do not belong together",
+                    tokenizer.vocab_size(),
+                    config.vocab_size
+                ),
+            });
+        }
+        let eos_ids = eos_ids(config, generation.as_deref(), dir)?;
+        Ok(Self {
+            tokenizer: Arc::new(tokenizer),
+            chat: Arc::new(chat),
+            generation,
+            eos_ids: eos_ids.into(),
+            vocab_size: config.vocab_size,
+        })
+    }
+
+    /// The tokenizer of the folder.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The chat template of the folder.
+    pub fn chat(&self) -> &Chat {
+        &self.chat
+    }
+
+    /// Ids that end the policy's message.
+    pub fn eos_ids(&self) -> &[u32] {
+        &self.eos_ids
+    }
+
+    /// The number of ids that the model knows.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Writes its files into a policy's folder, `config.json` apart.
+    pub(crate) fn save(&self, dir: &Path) -> Result<()> {
+        if let Some(bytes) = &self.generation {
+            let path = dir.join(GENERATION_CONFIG);
+            std::fs::write(&path, bytes).map_err(Error::io(&path))?;
+        }
+        self.tokenizer.save(dir)?;
+        self.chat.save(dir)
+    }
+}
+
+pub(crate) fn no_template(dir: &Path) -> Error {
+    Error::Template {
+        path: dir.join("chat_template.jinja"),
+        message: "the folder has no chat template; take an instruct model or add the file"
+            .to_owned(),
+    }
+}
+
+/// `eos_token_id` of generation_config.json, else of config.json: a number or a list.
+fn eos_ids(config: &ModelConfig, generation: Option<&[u8]>, dir: &Path) -> Result<Vec<u32>> {
+    let bad = |message: String| Error::Json {
+        path: dir.join(GENERATION_CONFIG),
+        message,
+    };
+    let generation: Value = match generation {
+        Some(bytes) => serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?,
+        None => Value::Null,
+    };
+    let ids = match generation
+        .get("eos_token_id")
+        .or(config.raw("eos_token_id"))
+    {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(ids)) => ids.clone(),
+        Some(id) => vec![id.clone()],
+    };
+    ids.iter()
+        .map(
+            |id| match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
+                Some(id) if (id as usize) < config.vocab_size => Ok(id),
+                _ => Err(bad(format!(
+                    "eos_token_id {id} is no id of a vocabulary of {}",
+                    config.vocab_size
+                ))),
+            },
+        )
+        .collect()
+}

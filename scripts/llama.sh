@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# A server that is not ours, for `actor_rollout_ref.rollout.engine: server`: llama.cpp's, from PyPI's
+# xllamacpp, on a policy folder that PyPI's gguf has converted (tools/llama_server.py), in a virtual
+# environment with the pinned packages.
+#
+#   scripts/llama.sh serve FOLDER PORT     # serves a policy folder; SIGHUP: reads it again
+#   scripts/llama.sh test                  # a TextCraft run learns from it, kills included
+#
+# Needs a Python of 3.10 or later with venv; PYTHON names one that is not in the path. BIN names a folder
+# with built programs for `test`; else they are built.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python="${PYTHON:-python3}"
+if ! "$python" -c 'import sys, venv; sys.exit(sys.version_info[:2] < (3, 10))' 2>/dev/null; then
+  echo "llama: no Python of 3.10 or later with venv is here; install one, or name it with PYTHON=…" >&2
+  exit 1
+fi
+# Kept between runs: fetching the packages takes longer than a test.
+venv="$(realpath -m "${CARGO_TARGET_DIR:-target}")/xllamacpp-2026.10"
+if [ ! -e "$venv/complete" ]; then
+  "$python" -m venv --clear "$venv"
+  # All of them by name: nothing is left to be resolved.
+  if ! "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+    xllamacpp==2026.10.11549 gguf==0.19.0 numpy==2.2.6 pyyaml==6.0.4 requests==2.34.2 tqdm==4.70.1 \
+    urllib3==2.8.0 idna==3.20 charset_normalizer==3.5.3 certifi==2026.10.19.post1 >&2; then
+    echo "llama: the pinned packages do not install on $("$python" --version)" >&2
+    exit 1
+  fi
+  touch "$venv/complete"
+fi
+if [ "${1:-}" != test ]; then
+  exec "$venv/bin/python" tools/llama_server.py "$@"
+fi
+export AGENTGYM_LLAMA_PYTHON="$venv/bin/python"
+if [ -n "${BIN:-}" ]; then
+  AGENTGYM_PROGRAMS="$(realpath "$BIN")"
+  export AGENTGYM_PROGRAMS
+  profile=()
+else
+  profile=(--release)
+  cargo build --release --workspace --bins
+fi
+cargo test "${profile[@]}" --workspace --test suite --quiet -- --ignored --exact --nocapture \
+  engines::a_run_learns_from_a_server_that_is_not_ours

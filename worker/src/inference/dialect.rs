@@ -1,0 +1,335 @@
+//! What inference servers want to be asked and how they answer: a row for each kind. Everything here
+//! is a pure function on JSON, and an answer is used only if it is wholly what was asked for.
+
+use agentgym_jobs::config::ServerDialect;
+use serde_json::{Value, json};
+
+/// A message that a server is to generate.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ask<'a> {
+    /// All ids before it.
+    pub(crate) prompt: &'a [u32],
+    /// Most ids of it.
+    pub(crate) tokens_max: usize,
+    /// The likeliest id each time; else sampled at temperature 1, without a cut.
+    pub(crate) greedy: bool,
+    /// Servers may sample the same again for the same seed; nothing relies on it.
+    pub(crate) seed: u32,
+    /// Ids that end it.
+    pub(crate) stop_ids: &'a [u32],
+}
+
+/// A message that a server has generated.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Answer {
+    /// Its ids, a sampled stop id included.
+    pub(crate) token_ids: Vec<u32>,
+    /// Log-probs of the whole distribution, one for each id.
+    pub(crate) log_probs: Vec<f32>,
+    /// The last id is a stop id.
+    pub(crate) ended: bool,
+}
+
+/// What an answer says, before it is compared with what was asked.
+#[derive(Debug, Default)]
+struct Said {
+    token_ids: Option<Vec<u32>>,
+    log_probs: Option<Vec<f64>>,
+    /// The ids that the log-probs belong to.
+    scored_ids: Option<Vec<u32>>,
+    prompt_ids: Option<Vec<u32>>,
+    prompt_tokens: Option<u64>,
+    /// `stop`, `length`, or what the server calls something else.
+    finish: String,
+}
+
+/// How a message is asked for.
+pub(crate) fn generate_route(dialect: ServerDialect) -> &'static str {
+    match dialect {
+        ServerDialect::Vllm => "/inference/v1/generate",
+        ServerDialect::Sglang => "/generate",
+        ServerDialect::LlamaCpp => "/completion",
+        ServerDialect::Openai => "/v1/completions",
+    }
+}
+
+/// Where the longest context is told, and under which pointers.
+pub(crate) fn context_route(dialect: ServerDialect) -> (&'static str, &'static [&'static str]) {
+    match dialect {
+        ServerDialect::Vllm | ServerDialect::Openai => ("/v1/models", &["/data/0/max_model_len"]),
+        ServerDialect::Sglang => ("/get_server_info", &["/context_length"]),
+        ServerDialect::LlamaCpp => ("/props", &["/default_generation_settings/n_ctx"]),
+    }
+}
+
+/// How a server is made to read the policy in a folder again: routes and bodies, one after another.
+/// Empty where it has to be started anew.
+pub(crate) fn reload_routes(dialect: ServerDialect, folder: &str) -> Vec<(&'static str, Value)> {
+    match dialect {
+        // With VLLM_SERVER_DEV_MODE=1; it reads the folder again that it was started with.
+        ServerDialect::Vllm => vec![
+            ("/collective_rpc", json!({"method": "reload_weights"})),
+            ("/reset_prefix_cache?reset_running_requests=true", json!({})),
+        ],
+        ServerDialect::Sglang => vec![(
+            "/update_weights_from_disk",
+            json!({"model_path": folder, "flush_cache": true}),
+        )],
+        ServerDialect::LlamaCpp | ServerDialect::Openai => vec![],
+    }
+}
+
+/// The body of the request for a message; `model` is the policy's name there.
+pub(crate) fn body(dialect: ServerDialect, ask: &Ask<'_>, model: Option<&str>) -> Value {
+    let temperature = if ask.greedy { 0.0 } else { 1.0 };
+    let (prompt, stop) = (ask.prompt, ask.stop_ids);
+    let mut body = match dialect {
+        ServerDialect::Vllm => json!({
+            "token_ids": prompt,
+            "stream": false,
+            "sampling_params": {
+                "max_tokens": ask.tokens_max, "temperature": temperature, "top_p": 1.0, "top_k": 0,
+                "min_p": 0.0, "seed": ask.seed, "logprobs": 1, "stop_token_ids": stop,
+                "skip_special_tokens": false,
+            },
+        }),
+        ServerDialect::Sglang => json!({
+            "input_ids": prompt,
+            "stream": false,
+            "return_logprob": true,
+            "logprob_start_len": -1,
+            "sampling_params": {
+                "max_new_tokens": ask.tokens_max, "temperature": temperature, "top_p": 1.0, "top_k": -1,
+                "min_p": 0.0, "stop_token_ids": stop, "skip_special_tokens": false, "no_stop_trim": true,
+            },
+        }),
+        // Its other samplers are on unless the list leaves them out.
+        ServerDialect::LlamaCpp => json!({
+            "prompt": prompt,
+            "stream": false,
+            "n_predict": ask.tokens_max,
+            "temperature": temperature,
+            "samplers": ["temperature"],
+            "seed": ask.seed,
+            "n_probs": 1,
+            "return_tokens": true,
+            "cache_prompt": true,
+        }),
+        // The three last are vLLM's; a server without them gives texts alone, which is refused.
+        ServerDialect::Openai => json!({
+            "prompt": prompt,
+            "stream": false,
+            "max_tokens": ask.tokens_max,
+            "temperature": temperature,
+            "top_p": 1.0,
+            "seed": ask.seed,
+            "logprobs": 1,
+            "return_token_ids": true,
+            "return_tokens_as_token_ids": true,
+            "stop_token_ids": stop,
+        }),
+    };
+    let names_it = matches!(dialect, ServerDialect::Vllm | ServerDialect::Openai);
+    if let Some(model) = model.filter(|_| names_it) {
+        body["model"] = model.into();
+    }
+    body
+}
+
+/// The message in an answer, if it is what was asked for.
+///
+/// # Errors
+/// What is wrong with the answer.
+pub(crate) fn read(
+    dialect: ServerDialect,
+    ask: &Ask<'_>,
+    answer: &Value,
+    vocab_size: usize,
+) -> Result<Answer, String> {
+    let said = match dialect {
+        ServerDialect::Vllm => vllm(answer),
+        ServerDialect::Sglang => sglang(answer),
+        ServerDialect::LlamaCpp => llama_cpp(answer),
+        ServerDialect::Openai => openai(answer),
+    };
+    checked(ask, said, vocab_size)
+}
+
+fn vllm(answer: &Value) -> Said {
+    let choice = &answer["choices"][0];
+    let scored = choice["logprobs"]["content"].as_array();
+    let all = |pick: &dyn Fn(&Value) -> Option<f64>| scored?.iter().map(pick).collect();
+    Said {
+        token_ids: ids(&choice["token_ids"]),
+        log_probs: all(&|entry| entry["logprob"].as_f64()),
+        scored_ids: scored
+            .and_then(|all| all.iter().map(|entry| numbered(&entry["token"])).collect()),
+        prompt_ids: ids(&answer["prompt_token_ids"]),
+        prompt_tokens: None,
+        finish: word(&choice["finish_reason"]),
+    }
+}
+
+fn sglang(answer: &Value) -> Said {
+    let meta = &answer["meta_info"];
+    // [log-prob, id, text or null] each.
+    let scored = meta["output_token_logprobs"].as_array();
+    let ids_of = || scored?.iter().map(|entry| id(&entry[1])).collect();
+    let scored_ids: Option<Vec<u32>> = ids_of();
+    Said {
+        token_ids: ids(&answer["output_ids"]).or_else(|| scored_ids.clone()),
+        log_probs: scored.and_then(|all| all.iter().map(|entry| entry[0].as_f64()).collect()),
+        scored_ids,
+        prompt_ids: None,
+        prompt_tokens: meta["prompt_tokens"].as_u64(),
+        finish: word(&meta["finish_reason"]["type"]),
+    }
+}
+
+fn llama_cpp(answer: &Value) -> Said {
+    let scored = answer["completion_probabilities"].as_array();
+    Said {
+        token_ids: ids(&answer["tokens"]),
+        log_probs: scored
+            .and_then(|all| all.iter().map(|entry| entry["logprob"].as_f64()).collect()),
+        scored_ids: scored.and_then(|all| all.iter().map(|entry| id(&entry["id"])).collect()),
+        prompt_ids: ids(&answer["prompt"]),
+        prompt_tokens: answer["tokens_evaluated"].as_u64(),
+        finish: match answer["stop_type"].as_str() {
+            Some("eos") => "stop".to_owned(),
+            Some("limit") => "length".to_owned(),
+            _ => word(&answer["stop_type"]),
+        },
+    }
+}
+
+fn openai(answer: &Value) -> Said {
+    let choice = &answer["choices"][0];
+    let scored = &choice["logprobs"];
+    let tokens = scored["tokens"].as_array();
+    let scored_ids: Option<Vec<u32>> =
+        tokens.and_then(|tokens| tokens.iter().map(numbered).collect());
+    Said {
+        token_ids: ids(&choice["token_ids"]).or_else(|| scored_ids.clone()),
+        log_probs: scored["token_logprobs"]
+            .as_array()
+            .and_then(|all| all.iter().map(Value::as_f64).collect()),
+        scored_ids,
+        prompt_ids: ids(&choice["prompt_token_ids"]),
+        prompt_tokens: answer["usage"]["prompt_tokens"].as_u64(),
+        finish: word(&choice["finish_reason"]),
+    }
+}
+
+fn checked(ask: &Ask<'_>, said: Said, vocab_size: usize) -> Result<Answer, String> {
+    let own = ask.prompt.len();
+    if let Some(read) = said.prompt_ids.filter(|read| read != ask.prompt) {
+        let at = read.iter().zip(ask.prompt).take_while(|(a, b)| a == b);
+        return Err(format!(
+            "it answers a prompt of other ids than were sent: {} instead of {own}, the first {} are the same",
+            read.len(),
+            at.count()
+        ));
+    }
+    if let Some(read) = said.prompt_tokens.filter(|read| *read != own as u64) {
+        return Err(format!(
+            "it has read {read} ids of a prompt of {own}; an id that is put in front of every prompt must be \
+             switched off there"
+        ));
+    }
+    let Some(mut token_ids) = said.token_ids else {
+        return Err(
+            "it gives texts and no token ids; encoding them again would give other ids than were sampled"
+                .to_owned(),
+        );
+    };
+    let Some(log_probs) = said.log_probs else {
+        return Err("it gives no log-probs, or some that are no numbers".to_owned());
+    };
+    if token_ids.is_empty() {
+        return Err("it has generated no ids".to_owned());
+    }
+    if log_probs.len() != token_ids.len() {
+        return Err(format!(
+            "{} log-probs for {} ids",
+            log_probs.len(),
+            token_ids.len()
+        ));
+    }
+    if said.scored_ids.is_some_and(|scored| scored != token_ids) {
+        return Err("its log-probs belong to other ids than it gives".to_owned());
+    }
+    if let Some(id) = token_ids.iter().find(|id| **id as usize >= vocab_size) {
+        return Err(format!(
+            "the id {id}, where the policy has {vocab_size}; it serves a model of another vocabulary"
+        ));
+    }
+    // Rounding may put the log-prob of what is certain a little above 0.
+    const ROUNDING: f64 = 1e-3;
+    let wrong = |log_prob: &&f64| !(**log_prob <= ROUNDING && log_prob.is_finite());
+    if let Some(wrong) = log_probs.iter().find(wrong) {
+        return Err(format!("a log-prob of {wrong}"));
+    }
+    // A server that does not know every stop id goes on after it. What it sampled before is the
+    // same message.
+    let end = token_ids.iter().position(|id| ask.stop_ids.contains(id));
+    if let Some(end) = end {
+        token_ids.truncate(end + 1);
+    }
+    let length = token_ids.len();
+    if length > ask.tokens_max {
+        return Err(format!(
+            "{length} ids, where {} were allowed",
+            ask.tokens_max
+        ));
+    }
+    match (end, said.finish.as_str()) {
+        (Some(_), _) => {}
+        (None, "length") if length == ask.tokens_max => {}
+        (None, "length") => {
+            return Err(format!(
+                "it ends after {length} of {} ids behind a prompt of {own}: its context is shorter than \
+                 actor_rollout_ref.rollout.max_model_len; start it with a longer one, or lower the key in a run \
+                 of its own",
+                ask.tokens_max
+            ));
+        }
+        (None, finish) => {
+            return Err(format!(
+                "it ends a message ({finish}) without giving an id that ends one ({:?})",
+                ask.stop_ids
+            ));
+        }
+    }
+    let mut log_probs: Vec<f32> = log_probs.iter().map(|p| *p as f32).collect();
+    log_probs.truncate(length);
+    Ok(Answer {
+        token_ids,
+        log_probs,
+        ended: end.is_some(),
+    })
+}
+
+fn id(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|id| u32::try_from(id).ok())
+}
+
+fn ids(value: &Value) -> Option<Vec<u32>> {
+    value.as_array()?.iter().map(id).collect()
+}
+
+/// `token_id:123`, as vLLM writes an id where OpenAI has a text.
+fn numbered(value: &Value) -> Option<u32> {
+    value.as_str()?.strip_prefix("token_id:")?.parse().ok()
+}
+
+fn word(value: &Value) -> String {
+    match value {
+        Value::String(word) => word.chars().take(40).collect(),
+        Value::Null => "no reason given".to_owned(),
+        _ => "a reason that is no word".to_owned(),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,154 @@
+//! Who answers a turn: this process's own engines, or an inference server. The episode loop asks
+//! either in the same way, with all ids before a message, and gets its ids and their log-probs.
+
+use crate::Result;
+use crate::context::Report;
+use crate::decoder::{Decoder, Sequence};
+use crate::inference::InferenceServer;
+use agentgym_model::{Generation, GenerationRequest, Sampling};
+use std::sync::Arc;
+
+/// A way to generate.
+pub(crate) enum TurnEngine {
+    /// In this process, exactly.
+    Own(Arc<Decoder>),
+    /// By a server.
+    Server(Arc<InferenceServer>),
+}
+
+/// An episode's place in its engine. Dropping it frees what the engine keeps of the sequence.
+pub(crate) enum TurnSeat {
+    Own(Sequence),
+    Server(Arc<InferenceServer>),
+}
+
+/// A message that the policy is to say.
+pub(crate) struct TurnAsk<'a> {
+    /// All ids before it.
+    pub(crate) known: &'a [u32],
+    /// How many of them the seat was given before.
+    pub(crate) given: usize,
+    /// Random key of the episode.
+    pub(crate) stream: [u8; 32],
+    /// With the token's index it selects the random number.
+    pub(crate) number: u32,
+    /// How ids are chosen.
+    pub(crate) sampling: Sampling,
+    /// Most ids.
+    pub(crate) tokens_max: usize,
+    /// Ids that end it.
+    pub(crate) stop_ids: &'a [u32],
+}
+
+impl TurnEngine {
+    /// Announces the episodes, group and sample each, that are going to begin.
+    pub(crate) fn expect(&self, episodes: impl Iterator<Item = (u32, u32)>) {
+        if let Self::Own(decoder) = self {
+            decoder.expect(episodes);
+        }
+    }
+
+    /// A seat for an episode that begins.
+    pub(crate) fn open(&self, episode: (u32, u32)) -> TurnSeat {
+        match self {
+            Self::Own(decoder) => TurnSeat::Own(decoder.open(episode)),
+            Self::Server(server) => TurnSeat::Server(Arc::clone(server)),
+        }
+    }
+
+    /// Whether all that was generated so far is the policy's; false if that cannot be seen now.
+    ///
+    /// # Errors
+    /// It is another policy's.
+    pub(crate) async fn confirm(&self) -> Result<bool> {
+        match self {
+            Self::Own(_) => Ok(true),
+            Self::Server(server) => server.confirm().await,
+        }
+    }
+
+    /// [`TurnEngine::confirm`], until it can be seen.
+    ///
+    /// # Errors
+    /// It is another policy's, or the patience with a server is over.
+    pub(crate) async fn confirmed(&self) -> Result<()> {
+        match self {
+            Self::Own(_) => Ok(()),
+            Self::Server(server) => server.confirmed().await,
+        }
+    }
+
+    /// Tokens sampled so far.
+    pub(crate) fn sampled_tokens(&self) -> u64 {
+        match self {
+            Self::Own(decoder) => decoder.sampled_tokens(),
+            Self::Server(server) => server.sampled_tokens(),
+        }
+    }
+
+    /// Figures of the engine.
+    pub(crate) fn report(&self, report: &mut Report) {
+        match self {
+            Self::Own(decoder) => {
+                report.set("prompt_tokens_shared", decoder.shared_tokens());
+                report.set("policy_s", decoder.busy_s());
+            }
+            Self::Server(server) => {
+                report.set("policy_s", server.busy_s());
+                if let Some(reading) = server.reading() {
+                    report.set("probe_distance", reading.distance);
+                    report.set("probe_separation", reading.separation);
+                    report.set("probe_tells_apart", reading.tells_apart());
+                }
+            }
+        }
+    }
+}
+
+impl TurnSeat {
+    /// A seat for another sequence of the same episode.
+    pub(crate) fn another(&self) -> Self {
+        match self {
+            Self::Own(sequence) => Self::Own(sequence.another()),
+            Self::Server(server) => Self::Server(Arc::clone(server)),
+        }
+    }
+
+    /// The policy's message.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub(crate) async fn turn(&self, ask: TurnAsk<'_>) -> Result<Generation> {
+        match self {
+            Self::Own(sequence) => {
+                let request = GenerationRequest {
+                    sequence: sequence.id(),
+                    append: ask.known[ask.given..].to_vec(),
+                    stream: ask.stream,
+                    turn: ask.number,
+                    sampling: ask.sampling,
+                    tokens_max: ask.tokens_max,
+                    stop_ids: ask.stop_ids.to_vec(),
+                };
+                sequence.turn(request).await
+            }
+            // Nothing is kept there that an earlier attempt would have had to send: a message is
+            // asked for with all ids before it, recorded ones as they are.
+            Self::Server(server) => {
+                let drawn = (ask.sampling, seed(&ask));
+                server.generate(ask.known, ask.tokens_max, drawn).await
+            }
+        }
+    }
+}
+
+/// A seed of the episode's own random key and the turn.
+fn seed(ask: &TurnAsk<'_>) -> u32 {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&ask.stream);
+    hasher.update(&ask.number.to_le_bytes());
+    let hash = hasher.finalize();
+    let head: [u8; 4] = std::array::from_fn(|byte| hash.as_bytes()[byte]);
+    // Some servers take it as a signed number, and the largest as none.
+    u32::from_le_bytes(head) >> 1
+}
