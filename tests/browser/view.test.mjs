@@ -81,7 +81,7 @@ before(async () => {
   await killed();
   viewer = await view();
   chrome = await browser();
-}, { timeout: 180000 });
+}, { timeout: 300000 });
 
 after(async () => {
   await chrome?.close();
