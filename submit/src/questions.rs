@@ -295,13 +295,13 @@ fn episodes_text(found: &Value, store: &str) -> String {
         })
         .collect();
     let count = |key: &str| number(&found[key]) as u64;
-    let mut out = format!(
-        "{} of {}",
-        rows.len(),
-        text::many(count("total"), "episode")
-    );
-    if count("total") < count("of") {
-        out += &format!(", of {} in all", count("of"));
+    let (total, all) = (count("total"), count("of"));
+    let mut out = match total {
+        0 => format!("0 of {}", text::many(all, "episode")),
+        _ => format!("{} of {}", rows.len(), text::many(total, "episode")),
+    };
+    if 0 < total && total < all {
+        out += &format!(", of {} in all", text::count(all));
     }
     out.push('\n');
     for message in list(&found["absent"]) {
@@ -513,12 +513,12 @@ mod tests {
     #[test]
     fn a_value_that_no_episode_has_is_answered_with_those_that_there_are() {
         let told = episodes_text(
-            &json!({"run": "r", "total": 0, "of": 28255, "rows": [], "absent": ["no episode has task=x: there are a_1"]}),
+            &json!({"run": "r", "total": 0, "of": 255, "rows": [], "absent": ["no episode has task=x: there are a_1"]}),
             "s",
         );
         assert_eq!(
             told,
-            "0 of 0 episodes, of 28255 in all\nno episode has task=x: there are a_1\n"
+            "0 of 255 episodes\nno episode has task=x: there are a_1\n"
         );
     }
 }

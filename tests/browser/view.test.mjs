@@ -81,7 +81,7 @@ before(async () => {
   await killed();
   viewer = await view();
   chrome = await browser();
-}, { timeout: 180000 });
+}, { timeout: 300000 });
 
 after(async () => {
   await chrome?.close();
@@ -268,7 +268,7 @@ test("recorded prices are the page's money, as on the terminal", async () => {
     });
   }
   const workers = await rowsOf(page, "By worker");
-  assert.deepEqual(workers.map((row) => row.labels + " " + row.price), said.workers.map((w) => `gpu=${w.labels.gpu} ${w.price}`));
+  said.workers.forEach((one, at) => assert.ok(workers[at].labels === "gpu=" + one.labels.gpu && shows(workers[at].price, one.price), JSON.stringify(workers[at])));
   const lost = await rowsOf(page, "Lost work");
   said.lost.forEach((one, at) => assert.ok(lost[at].part === one.part && shows(lost[at].cost, one.lost_cost) && lost[at].said !== "", JSON.stringify(lost[at])));
   assert.ok(shows((await page.getByText("per solved episode").locator("..").innerText()).split("= ")[1], said.cost_per_solved_episode));
@@ -294,7 +294,13 @@ test("a token's pull is what the terminal says, and its row says where it is", a
   await visit(page, viewer, "/runs/smoke/update/4");
   const rows = await rowsOf(page, "Tokens that pull most");
   assert.equal(rows.length, said.tokens.length);
+  // The weight is that of the denominators which the update recorded.
+  const { minibatches } = await (await fetch(viewer.origin + "/api/v1/runs/smoke/update/4", { headers: { authorization: "Bearer " + viewer.token } })).json();
+  assert.deepEqual([said.aggregation, said.kl_loss], ["token_mean", false]);
   said.tokens.forEach((token, at) => {
+    const own = minibatches.find((one) => one.epoch === 0 && one.slots.includes(token.slot));
+    assert.ok(Math.abs(token.weight * own.denominator.loss_tokens - 1) < 1e-9, JSON.stringify(token));
+    assert.ok(Math.abs(token.slope / (token.advantage * token.weight) + 1) < 1e-9, JSON.stringify(token));
     assert.ok(shows(rows[at].pull, token.pull) && shows(rows[at].weight, token.weight), JSON.stringify([rows[at], token]));
     assert.ok(Math.abs(token.pull - Math.abs(token.slope) * (1 - token.p)) < 1e-12);
     assert.ok(rows[at].episode.includes(`turn ${token.turn + 1}, token ${token.index}`), rows[at].episode);
