@@ -4,10 +4,9 @@
 # environment with the pinned packages.
 #
 #   scripts/llama.sh serve FOLDER PORT     # serves a policy folder; SIGHUP: reads it again
-#   scripts/llama.sh test                  # a TextCraft run learns from it, kills included
+#   scripts/llama.sh convert FOLDER FILE   # writes the GGUF alone
 #
-# Needs a Python of 3.10 or later with venv; PYTHON names one that is not in the path. BIN names a folder
-# with built programs for `test`; else they are built.
+# Needs a Python of 3.10 or later with venv; PYTHON names one that is not in the path.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python="${PYTHON:-python3}"
@@ -28,17 +27,4 @@ if [ ! -e "$venv/complete" ]; then
   fi
   touch "$venv/complete"
 fi
-if [ "${1:-}" != test ]; then
-  exec "$venv/bin/python" tools/llama_server.py "$@"
-fi
-export AGENTGYM_LLAMA_PYTHON="$venv/bin/python"
-if [ -n "${BIN:-}" ]; then
-  AGENTGYM_PROGRAMS="$(realpath "$BIN")"
-  export AGENTGYM_PROGRAMS
-  profile=()
-else
-  profile=(--release)
-  cargo build --release --workspace --bins
-fi
-cargo test "${profile[@]}" --workspace --test suite --quiet -- --ignored --exact --nocapture \
-  engines::a_run_learns_from_a_server_that_is_not_ours
+exec "$venv/bin/python" tools/llama_server.py "$@"

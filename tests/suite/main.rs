@@ -15,7 +15,6 @@ mod bad_input;
 mod configs;
 mod dependencies;
 mod durability;
-mod engines;
 mod environments;
 mod evaluation;
 mod evidence;
