@@ -109,11 +109,11 @@ async fn what_passes_is_asked_again_and_what_lasts_is_an_error_at_once() {
     let policy = policy();
     let probe = Probe::of(&policy, None, 1).unwrap();
     let dialect = ServerDialect::Vllm;
-    let double = Double::start(dialect, Policy::clone(&policy)).await;
-    let server = Opened::new(config(&double.url, dialect), probe)
-        .open()
-        .await
-        .unwrap();
+    let positions = policy.config().max_position_embeddings;
+    let double = Double::with(dialect, Policy::clone(&policy), positions, None).await;
+    let mut opened = Opened::new(config(&double.url, dialect), probe);
+    opened.context_tokens = positions;
+    let server = opened.open().await.unwrap();
     let passing = [
         Fault::Status(429, Some("0.1")),
         Fault::Status(529, None),
@@ -148,7 +148,9 @@ async fn what_passes_is_asked_again_and_what_lasts_is_an_error_at_once() {
     let error = server.generate(&long, 4, sampled()).await.unwrap_err();
     assert!(error.to_string().contains("prompt of 5000 ids"), "{error}");
     // A prompt that leaves less room than the turn may take.
-    let error = server.generate(&long[..4095], 1000, sampled()).await;
+    let error = server
+        .generate(&long[..positions - 1], 1000, sampled())
+        .await;
     match error {
         Ok(said) => assert_eq!(said.finish, FinishReason::Eos),
         Err(error) => assert!(error.to_string().contains("context is shorter"), "{error}"),
