@@ -264,7 +264,7 @@ pub(crate) mod tests {
         let parameters = policy.weights().iter().map(|(name, parameter)| {
             let values = parameter.numbers().iter().enumerate();
             let step = |at: usize| {
-                if (at * 31 + at / 7 + seed * 13) % 3 == 0 {
+                if (at * 31 + at / 7 + seed * 13).is_multiple_of(3) {
                     size
                 } else {
                     -size

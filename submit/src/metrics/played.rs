@@ -81,7 +81,7 @@ fn side_by_side(set: &str, columns: [(&str, &Episode); 2]) -> String {
     let (_, before) = columns[0];
     let lines = || before.prompt.lines().filter(|line| !line.trim().is_empty());
     let names_goal = |line: &&str| line.to_lowercase().contains("goal:");
-    let goal = lines().rfind(names_goal).or(lines().last());
+    let goal = lines().rfind(names_goal).or_else(|| lines().next_back());
     let mut out = format!(
         "a task of {set} before and after, item {}: {}\n",
         before.task.item_id,
