@@ -264,8 +264,12 @@ impl<'a> Rooms<'a> {
         self.connect(room, side, Way::NoWall);
     }
 
-    /// Places the agent in a room, not in front of a thing.
+    /// Places the agent in a room, not in front of a thing. Where that is not possible the original
+    /// looks for ever; here the world is made anew.
     pub(super) fn place_agent(&mut self, room: RoomAt) -> Result<(), Retry> {
+        if self.is_beset(room) {
+            return Err(Retry);
+        }
         loop {
             self.grid.agent = self.place(room, None)?;
             self.grid.facing = self.random.between(0, 4);
@@ -273,6 +277,24 @@ impl<'a> Rooms<'a> {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether a room has free cells, but none of them a side without a thing.
+    fn is_beset(&mut self, (column, row): RoomAt) -> bool {
+        let step = self.size - 1;
+        let cells = (column * step..=column * step + step)
+            .flat_map(|x| (row * step..=row * step + step).map(move |y| (x, y)));
+        let grid = &mut self.grid;
+        let mut free: Vec<Pos> = cells.filter(|at| grid.cell(*at) == Cell::Empty).collect();
+        let found = free.len();
+        free.retain(|at| {
+            grid.agent = *at;
+            (0..4).any(|facing| {
+                grid.facing = facing;
+                grid.thing_at(grid.front()).is_none()
+            })
+        });
+        found > 0 && free.is_empty()
     }
 
     pub(super) fn place_agent_anywhere(&mut self) -> Result<(), Retry> {
