@@ -203,10 +203,8 @@ pub(crate) async fn answer(store: Store, ask: &Ask, global: &Global) -> Result<V
 
 /// `view [RUN]`.
 pub(crate) async fn view(store: Store, args: &ViewArgs, global: &Global) -> Result<()> {
-    match &args.run {
-        Some(run) => drop(RunView::open(&store, run).await?),
-        // A store that cannot be read is refused here, and not by every page.
-        None => drop(store.runs().await?),
+    if let Some(run) = &args.run {
+        RunView::open(&store, run).await?;
     }
     let reader = Arc::new(Reader::new(store, global));
     if let Some(dir) = &args.bundle {

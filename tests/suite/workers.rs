@@ -95,8 +95,8 @@ fn a_worker_that_dies_or_stands_still_is_named_within_a_lease_and_has_a_price() 
     let labelled = of("7");
     assert_eq!(labelled["price"], 3.6, "{workers}");
     assert_eq!(labelled["device"], "cpu", "{workers}");
-    // Its part is another one's by now.
-    assert_eq!(labelled["state"], "idle", "{workers}");
+    // Its part is another one's by now, and nothing was heard of it since.
+    assert_eq!(labelled["state"], "vanished", "{workers}");
     let states: Vec<&str> = workers["workers"]
         .as_array()
         .unwrap()
