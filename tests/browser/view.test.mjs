@@ -47,7 +47,7 @@ async function killed() {
   const words = ["--quiet", "configs/smoke.yaml", "run.id=spot"];
   const child = start(...words);
   const ended = new Promise((done) => child.once("exit", done));
-  const begun = join(store, "runs/spot/attempts/00000001/rollout");
+  const begun = join(store, "runs/spot/attempts/00000000/sft");
   while (!existsSync(begun) && child.exitCode === null) await new Promise((done) => setTimeout(done, 20));
   child.kill("SIGKILL");
   await ended;
