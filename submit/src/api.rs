@@ -124,7 +124,7 @@ impl Reader {
             Ask::Runs => self.every_run().await,
             Ask::Progress(run) => Ok(self.progress(run).await),
             Ask::Run(run) => overview::run(&*self.run(run).await?).await,
-            Ask::Series(run, price) => overview::series(&*self.run(run).await?, *price).await,
+            Ask::Series(run) => overview::series(&*self.run(run).await?).await,
             Ask::Episodes(run, filter) => {
                 let known = self.run_within(run, LIST_PATIENCE).await?;
                 episodes::list(&known, &self.rows, filter).await

@@ -76,6 +76,19 @@ export async function visit(page, viewer, hash) {
   await settled(page);
 }
 
+// What the data API answers.
+export async function answer(viewer, question) {
+  const headers = { authorization: "Bearer " + viewer.token };
+  return (await fetch(viewer.origin + "/api/v1/" + question, { headers })).json();
+}
+
+// Kills a process and waits until it is gone.
+export async function kill(child) {
+  const ended = new Promise((done) => child.once("exit", done));
+  child.kill("SIGKILL");
+  await ended;
+}
+
 export async function settled(page) {
   await page.waitForFunction(() => document.querySelector("main h1") && !document.querySelector("main[aria-busy]"), null, { timeout: 20000 });
 }

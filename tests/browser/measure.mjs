@@ -8,7 +8,7 @@ import { join, resolve } from "node:path";
 
 process.env.AWS_ACCESS_KEY_ID ??= "anybody";
 process.env.AWS_SECRET_ACCESS_KEY ??= "anything";
-const { browser, clean, folder, open, run: runConfig, settled, start, view, visit } = await import("./kit.mjs");
+const { browser, clean, folder, kill, open, run: runConfig, settled, start, view, visit } = await import("./kit.mjs");
 const { slowS3 } = await import("./s3.mjs");
 
 const [store, run] = process.argv.slice(2);
@@ -64,7 +64,8 @@ async function overS3(chrome) {
   // A page of its own, before anything of the store is read.
   await page.goto(viewer.origin + "/#/no/such/page");
   await page.reload();
-  say("first paint", await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0].startTime), 300);
+  const paint = await page.waitForFunction(() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime);
+  say("first paint", await paint.jsonValue(), 300);
   let told = "";
   const watching = setInterval(async () => {
     const text = await page.locator(".reading").innerText({ timeout: 50 }).catch(() => "");
@@ -218,9 +219,7 @@ async function live(chrome) {
   let kills = 0;
   while (performance.now() - begun < 30000) {
     if (performance.now() - begun > 4000 * (kills + 1)) {
-      const ended = new Promise((done) => child.once("exit", done));
-      child.kill("SIGKILL");
-      await ended;
+      await kill(child);
       kills += 1;
       child = work();
     }

@@ -7,7 +7,7 @@ import { existsSync, readFileSync, readdirSync, rmSync, writeFileSync } from "no
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
-import { browser, clean, environmentThatSays, folder, open, run, settled, start, store, submit, view, visit } from "./kit.mjs";
+import { answer, browser, clean, environmentThatSays, folder, kill, open, run, settled, start, store, submit, view, visit } from "./kit.mjs";
 
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u001b]0;title\u0007\u001b[2J\u202egpj.exe\u2066\u009b31m</pre></textarea>";
@@ -46,11 +46,10 @@ const games = TINY.replace("{env: textcraft, ids: 0..4}", GAMES.map((name) => `{
 async function killed() {
   const words = ["--quiet", "configs/smoke.yaml", "run.id=spot"];
   const child = start(...words);
-  const ended = new Promise((done) => child.once("exit", done));
   const begun = join(store, "runs/spot/attempts/00000000/sft");
-  while (!existsSync(begun) && child.exitCode === null) await new Promise((done) => setTimeout(done, 20));
-  child.kill("SIGKILL");
-  await ended;
+  const isBegun = () => existsSync(begun) && readdirSync(begun, { recursive: true }).some((name) => name.endsWith("start.json"));
+  while (!isBegun() && child.exitCode === null) await new Promise((done) => setTimeout(done, 20));
+  await kill(child);
   // The queue is a hint; without it nobody waits for the dead worker's lease.
   for (const name of readdirSync(store).filter((name) => name.startsWith("queue."))) rmSync(join(store, name));
   run(...words);
@@ -190,7 +189,7 @@ test("filters narrow the list, and the URL holds them", async () => {
 
 test("a list is gone through in its own order", async () => {
   const page = await open(chrome, viewer);
-  const list = await (await fetch(viewer.origin + "/api/v1/runs/smoke/episodes?preset=worst&stage=rollout", { headers: { authorization: "Bearer " + viewer.token } })).json();
+  const list = await answer(viewer, "runs/smoke/episodes?preset=worst&stage=rollout");
   await visit(page, viewer, "/runs/smoke/episodes?preset=worst&stage=rollout");
   assert.match(await page.getByLabel("Order").evaluate((all) => all.selectedOptions[0].textContent), /newest, most spoilt/);
   await page.locator("tbody tr th a").first().click();
@@ -205,8 +204,7 @@ test("a list is gone through in its own order", async () => {
 
 test("two evaluations of a task are shown by episodes that differ as it did", async () => {
   const page = await open(chrome, viewer);
-  const ask = async (question) => (await fetch(viewer.origin + "/api/v1/" + question, { headers: { authorization: "Bearer " + viewer.token } })).json();
-  const tasks = await ask("runs/smoke/tasks");
+  const tasks = await answer(viewer, "runs/smoke/tasks");
   const changed = tasks.tasks.filter((task) => task.cells[0].success !== task.cells.at(-1).success);
   assert.ok(changed.length > 0, "some task changed");
   await visit(page, viewer, "/runs/smoke/tasks");
@@ -216,7 +214,7 @@ test("two evaluations of a task are shown by episodes that differ as it did", as
     const solved = [];
     for (const side of ["x", "y"]) {
       const [run, n, stage, part, k] = pair.get(side).split("/");
-      solved.push((await ask(`runs/${run}/parts/${n}/${stage}/${part}/episodes/${k}`)).success);
+      solved.push((await answer(viewer, `runs/${run}/parts/${n}/${stage}/${part}/episodes/${k}`)).success);
     }
     const gained = task.cells.at(-1).success > task.cells[0].success;
     assert.deepEqual(solved, [!gained, gained], task.task);
@@ -226,7 +224,7 @@ test("two evaluations of a task are shown by episodes that differ as it did", as
 
 test("money is the ledger's, in every table", async () => {
   const page = await open(chrome, viewer);
-  const ledger = await (await fetch(viewer.origin + "/api/v1/runs/smoke/ledger?price=3.6", { headers: { authorization: "Bearer " + viewer.token } })).json();
+  const ledger = await answer(viewer, "runs/smoke/ledger?price=3.6");
   const spent = ledger.total.useful_s + ledger.total.lost_s + ledger.total.idle_s;
   assert.ok(Math.abs(ledger.total.cost - spent / 1000) < 1e-6, JSON.stringify(ledger.total));
   await visit(page, viewer, "/runs/smoke/fleet");
@@ -274,8 +272,8 @@ test("recorded prices are the page's money, as on the terminal", async () => {
   assert.ok(shows((await page.getByText("per solved episode").locator("..").innerText()).split("= ")[1], said.cost_per_solved_episode));
   assert.equal(await page.getByLabel(/Price of a worker-hour/).count(), 0, "every worker named a price");
   // What a curve over cost ends at is the ledger's useful money.
-  const series = await (await fetch(viewer.origin + "/api/v1/runs/spot/series", { headers: { authorization: "Bearer " + viewer.token } })).json();
-  assert.ok(Math.abs(series.iterations.at(-1).cost - said.total.useful_cost) < 1e-9);
+  const useful = said.iterations.reduce((sum, one) => sum + one.useful_cost, 0);
+  assert.ok(Math.abs(useful - said.total.useful_cost) < 1e-9);
   await visit(page, viewer, "/runs/spot?x=cost");
   assert.match(await page.locator("main").innerText(), /Lost and idle time is not in it/);
   await visit(page, viewer, "/runs/smoke?x=cost");
@@ -295,7 +293,7 @@ test("a token's pull is what the terminal says, and its row says where it is", a
   const rows = await rowsOf(page, "Tokens that pull most");
   assert.equal(rows.length, said.tokens.length);
   // The weight is that of the denominators which the update recorded.
-  const { minibatches } = await (await fetch(viewer.origin + "/api/v1/runs/smoke/update/4", { headers: { authorization: "Bearer " + viewer.token } })).json();
+  const { minibatches } = await answer(viewer, "runs/smoke/update/4");
   assert.deepEqual([said.aggregation, said.kl_loss], ["token_mean", false]);
   said.tokens.forEach((token, at) => {
     const own = minibatches.find((one) => one.epoch === 0 && one.slots.includes(token.slot));

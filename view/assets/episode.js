@@ -143,7 +143,7 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
     refused ? h("p", { class: "warn card" }, refused) : null,
     flat.length ? strips.svg : null,
     h("div", { class: "columns" }, transcript,
-      h("aside", { class: "side" }, why, groupCard(run, e, part, query), inspector)));
+      h("aside", { class: "side" }, why, groupCard(run, e, part), inspector)));
   const drawn = askOnce(question + "/scenes").then(({ scenes, why }) => {
     if (!scenes) { context.after(h("p", { class: "quiet no-scene" }, "No pictures of the environment: ", why, ".")); return; }
     const start = drawScene(scenes.start, true);
@@ -284,7 +284,7 @@ function inspect(card, q, t, place, index) {
   show(card, h("h2", {}, "Token"), h("dl", { class: "pairs" }, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
 }
 
-function groupCard(run, e, part, query) {
+function groupCard(run, e, part) {
   const rows = e.siblings.map((row) => {
     const cells = [
       h("span", {}, a(episodeLink(run, row), String(row.sample)), row.greedy ? " greedy" : ""), outcome(row.outcome), num(row.reward), signed(row.advantage, 4), row.turns,

@@ -72,9 +72,16 @@ export function priceField(unpriced, query, set) {
 }
 
 export async function runPage(root, [run], query, go) {
-  const [answer, series] = await Promise.all([ask(runPath(run)), ask(runPath(run, "series") + priceOf(query))]);
+  const [answer, series] = await Promise.all([ask(runPath(run)), ask(runPath(run, "series"))]);
   const axis = AXES.find(([key]) => key === query.x) ?? AXES[0];
-  const free = axis[0] === "cost" && !series.iterations.some((point) => isNumber(point.cost));
+  // Money takes a look at every attempt, so only who asks for it waits for that.
+  const ledger = axis[0] === "cost" ? await ask(runPath(run, "ledger") + priceOf(query)) : null;
+  const free = ledger !== null && !isNumber(ledger.total.cost);
+  if (ledger && !free) {
+    let spent = 0;
+    const costs = new Map(ledger.iterations.map((one) => [one.iteration, spent += one.useful_cost ?? 0]));
+    for (const point of series.iterations) point.cost = costs.get(point.iteration);
+  }
   const xOf = (n) => series.iterations.find((point) => point.iteration === n)?.[axis[0]];
   const xFormat = axis[0].endsWith("_s") ? seconds : axis[0] === "iteration" || axis[0] === "cost" ? undefined : (x) => x >= 1e6 ? num(x / 1e6) + "M" : x >= 1e3 ? num(x / 1e3) + "k" : num(x);
   const cursor = sharedCursor();
@@ -131,9 +138,9 @@ export async function runPage(root, [run], query, go) {
     status.paused ? h("p", { class: "card bad" }, status.paused) : null,
     failures.length ? h("ul", { class: "warn" }, failures) : null,
     h("div", { class: "toolbar" }, choice("Over", AXES, axis[0], (x) => go(["runs", run], { ...query, x: x === "iteration" ? "" : x })),
-      axis[0] === "cost" ? priceField(series.unpriced_s, query, (price) => go(["runs", run], { ...query, price })) : null,
-      axis[0] === "cost" ? h("span", { class: "quiet" }, "Lost and idle time is not in it; ", a(link(["runs", run, "fleet"], { price: query.price }), "the ledger"), " has both.",
-        series.unpriced_s > 0 && !free ? ` ${seconds(series.unpriced_s)} are of workers without a price, and in no cost.` : "") : null),
+      ledger ? priceField(ledger.total.unpriced_s, query, (price) => go(["runs", run], { ...query, price })) : null,
+      ledger ? h("span", { class: "quiet" }, "Lost and idle time is not in it; ", a(link(["runs", run, "fleet"], { price: query.price }), "the ledger"), " has both.",
+        ledger.total.unpriced_s > 0 && !free ? ` ${seconds(ledger.total.unpriced_s)} are of workers without a price, and in no cost.` : "") : null),
     free ? h("p", { class: "quiet" }, "No worker said what it costs (agentgym-worker --price): give a price.")
       : charts.length ? h("div", { class: "charts" }, charts) : h("p", { class: "quiet" }, "Nothing is measured yet."),
     evaluated.length ? table("Evaluations", [["policy"], ...sets.map((name) => [name, "n"]), ["all", "n"]], evaluated) : null,

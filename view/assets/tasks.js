@@ -24,10 +24,9 @@ function square(run, cell) {
 export async function tasksPage(root, [run], query, go) {
   const answer = await ask(runPath(run, "tasks"));
   const last = answer.evaluations.length - 1;
-  const numbered = (text, usual) => Number.isInteger(Number(text ?? usual)) && Number(text ?? usual) >= 0 && Number(text ?? usual) <= last;
-  const odd = [query.from, query.to].filter((text) => last >= 0 && !numbered(text, 0));
-  const from = numbered(query.from, 0) ? Number(query.from ?? 0) : 0;
-  const to = numbered(query.to, last) ? Number(query.to ?? last) : last;
+  const odd = [query.from, query.to].filter((text) => text !== undefined && last >= 0 && !(Number(text) in answer.evaluations));
+  const place = (text, usual) => text === undefined || odd.includes(text) ? usual : Number(text);
+  const [from, to] = [place(query.from, 0), place(query.to, last)];
   const change = (task) => {
     const [x, y] = [task.cells[from]?.success, task.cells[to]?.success];
     return isNumber(x) && isNumber(y) ? y - x : null;

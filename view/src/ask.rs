@@ -12,8 +12,8 @@ pub enum Ask {
     Run(String),
     /// How far the store has been read for it.
     Progress(String),
-    /// Its curves; with a price of a worker-hour for workers whose operators named none.
-    Series(String, Option<f64>),
+    /// Its curves.
+    Series(String),
     /// Its episodes.
     Episodes(String, Box<EpisodeFilter>),
     /// A part's commit.
@@ -131,9 +131,7 @@ impl Ask {
             ["runs"] => Self::Runs,
             ["runs", run] => Self::Run(name("run", run)?),
             ["runs", run, "progress"] => Self::Progress(name("run", run)?),
-            ["runs", run, "series"] => {
-                return Ok(Self::Series(name("run", run)?, price(&query)?));
-            }
+            ["runs", run, "series"] => Self::Series(name("run", run)?),
             ["runs", run, "tasks"] => Self::Tasks(name("run", run)?),
             ["runs", run, "attempts"] => Self::Attempts(name("run", run)?),
             ["runs", run, "ledger"] => {
@@ -408,7 +406,7 @@ mod tests {
             ("runs/r/episodes?preset=%1b[2J", "one of best"),
             ("runs/r/series?x=1", "takes no `x`"),
             ("runs/r/ledger?x=1", "takes no `x`"),
-            ("runs/r/series?price=xyz", "price of a worker-hour"),
+            ("runs/r/series?price=2", "takes no `price`"),
             ("runs/r/ledger?price=-1", "price of a worker-hour"),
             ("runs/r/ledger?price=xyz", "price of a worker-hour"),
             ("runs/%zz", "percent-encoded"),

@@ -3,7 +3,6 @@
 use super::known::Known;
 use crate::fork::FORK;
 use crate::{Result, text};
-use agentgym_jobs::pipeline::PartId;
 use agentgym_storage::{AttemptRecord, PartKey};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
@@ -37,21 +36,6 @@ impl Bar {
         let slot = &self.slot;
         format!("{}/{}/{}", slot.iteration, slot.stage, slot.part)
     }
-}
-
-/// What an hour of the worker of each part's commit costs, where its operator said so, else `price`.
-pub(super) async fn prices(known: &Known, price: Option<f64>) -> Result<HashMap<PartId, f64>> {
-    let attempts = known.attempts().await?;
-    let state = known.state().await;
-    let committed = attempts.iter().filter_map(|(slot, all)| {
-        let id = crate::runs::part_id(slot)?;
-        let manifest = state.manifests.get(&id)?;
-        let own = all
-            .iter()
-            .find(|record| record.number == manifest.attempt && manifest.origin.is_none())?;
-        Some((id, own.start.machine.price.or(price)?))
-    });
-    Ok(committed.collect())
 }
 
 /// Every attempt, by start. `price` is that of workers whose operators named none.
@@ -210,6 +194,7 @@ struct Lane {
 pub(super) async fn ledger(known: &Known, price: Option<f64>) -> Result<Value> {
     let bars = bars(known, price).await?;
     let mut stages = BTreeMap::<String, Account>::new();
+    let mut iterations = BTreeMap::<u32, Account>::new();
     let mut lanes = BTreeMap::<String, Lane>::new();
     let mut total = Account::default();
     let state = known.state().await;
@@ -221,6 +206,8 @@ pub(super) async fn ledger(known: &Known, price: Option<f64>) -> Result<Value> {
         let bytes = manifest.map_or(0, |m| m.outputs.iter().map(|o| o.size).sum());
         let stage = stages.entry(bar.slot.stage.clone()).or_default();
         stage.add(bar, bytes);
+        let iteration = iterations.entry(bar.slot.iteration).or_default();
+        iteration.add(bar, bytes);
         total.add(bar, bytes);
         let end = bar.end.unwrap_or(bar.start);
         let lane = lanes.entry(bar.worker.clone()).or_insert(Lane {
@@ -264,6 +251,10 @@ pub(super) async fn ledger(known: &Known, price: Option<f64>) -> Result<Value> {
     sum["idle_s"] = json!(round(total.idle_s));
     sum["idle_cost"] = json!(total.cost().map(|_| total.idle_cost));
     sum["unpriced_s"] = json!(round(total.unpriced_s));
+    let iterations = iterations.iter().map(|(n, account)| {
+        let cost = account.cost().map(|_| account.useful_cost);
+        json!({"iteration": n, "useful_s": round(account.useful_s), "useful_cost": cost})
+    });
     let is_lost = |bar: &&Bar| !matches!(bar.outcome, "committed" | "open");
     let lost = own().filter(is_lost).map(|bar| {
         json!({
@@ -274,7 +265,7 @@ pub(super) async fn ledger(known: &Known, price: Option<f64>) -> Result<Value> {
     let per_solved = |spent: f64| (solved > 0.0).then(|| spent / solved);
     Ok(json!({
         "run": state.view.plan.run.to_string(), "total": sum, "stages": stages, "workers": workers,
-        "lost": lost.collect::<Vec<_>>(),
+        "lost": lost.collect::<Vec<_>>(), "iterations": iterations.collect::<Vec<_>>(),
         "solved_episodes": solved,
         "worker_s_per_solved_episode": per_solved(total.spent_s()).map(round),
         "cost_per_solved_episode": total.cost().and_then(per_solved),

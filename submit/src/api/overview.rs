@@ -1,6 +1,5 @@
 //! A run, its curves and a part's commit.
 
-use super::fleet::prices;
 use super::known::Known;
 use crate::metrics::Row;
 use crate::runs::stored_tree;
@@ -50,31 +49,22 @@ pub(super) async fn run(known: &Known) -> Result<Value> {
     Ok(out)
 }
 
-/// Figures by iteration, and what each evaluation found. `price` is that of workers whose operators named none.
-pub(super) async fn series(known: &Known, price: Option<f64>) -> Result<Value> {
-    let prices = prices(known, price).await?;
+/// Figures by iteration, and what each evaluation found.
+pub(super) async fn series(known: &Known) -> Result<Value> {
     let state = known.state().await;
     let (plan, book) = (&state.view.plan, &state.book);
     let works = state.manifests.values().filter_map(|m| m.work.as_ref());
     let begun = works.map(|w| w.started_unix_s).min().unwrap_or(0) as f64;
     let (mut sampled, mut worker_s) = (0.0, 0.0);
-    // Of committed attempts: the ledger's useful time. Those of workers without a price are in no cost.
-    let (mut cost, mut unpriced_s) = (0.0, 0.0);
     let mut iterations = Vec::new();
     for n in 0..=plan.iterations {
         let mut point = Map::new();
         let mut ended = 0.0_f64;
         let mut any = false;
-        for (id, manifest) in state.manifests.iter().filter(|(id, _)| id.iteration == n) {
+        for (_, manifest) in state.manifests.iter().filter(|(id, _)| id.iteration == n) {
             any = true;
             let Some(work) = &manifest.work else { continue };
             worker_s += work.wall_s;
-            match prices.get(id) {
-                Some(price) => cost += text::cost(*price, work.wall_s),
-                None if manifest.origin.is_none() => unpriced_s += work.wall_s,
-                // A fork's parent paid for it.
-                None => {}
-            }
             ended = ended.max(work.started_unix_s as f64 + work.wall_s);
             let tokens = work.stats.get("sampled_tokens").and_then(Value::as_f64);
             if !manifest.stage.starts_with("evaluate") {
@@ -102,7 +92,6 @@ pub(super) async fn series(known: &Known, price: Option<f64>) -> Result<Value> {
         point.insert("time_s".into(), json!((ended - begun).max(0.0)));
         point.insert("sampled_tokens".into(), json!(sampled));
         point.insert("worker_s".into(), json!(worker_s));
-        point.insert("cost".into(), json!((!prices.is_empty()).then_some(cost)));
         iterations.push(Value::Object(point));
     }
     let evaluations: Vec<Value> = book
@@ -133,7 +122,7 @@ pub(super) async fn series(known: &Known, price: Option<f64>) -> Result<Value> {
         .collect();
     Ok(json!({
         "run": plan.run.to_string(), "begun_unix_s": begun, "planned": plan.iterations,
-        "iterations": iterations, "evaluations": evaluations, "unpriced_s": unpriced_s,
+        "iterations": iterations, "evaluations": evaluations,
     }))
 }
 

@@ -32,14 +32,8 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Store of the runs: a folder or s3://bucket/prefix.
-    #[arg(
-        long,
-        env = "AGENTGYM_STORE",
-        hide_env_values = true,
-        default_value = "agentgym-data"
-    )]
-    store: String,
+    #[command(flatten)]
+    place: Place,
     /// sqlite:FILE or redis://…; default: the SQLite file next to a folder store. Pass a URL with a
     /// password in AGENTGYM_QUEUE, since every user of the machine can see command lines.
     #[arg(long, env = "AGENTGYM_QUEUE", hide_env_values = true)]
@@ -95,6 +89,18 @@ struct Arguments {
     exit_when_finished: bool,
 }
 
+#[derive(clap::Args)]
+struct Place {
+    /// Store of the runs: a folder or s3://bucket/prefix.
+    #[arg(
+        long,
+        env = "AGENTGYM_STORE",
+        hide_env_values = true,
+        default_value = "agentgym-data"
+    )]
+    store: String,
+}
+
 #[derive(clap::Subcommand)]
 enum Command {
     /// Beside an inference server: keeps it at the policy that a run's next rollouts need
@@ -104,14 +110,8 @@ enum Command {
 
 #[derive(clap::Args)]
 struct PolicySync {
-    /// Store of the run: a folder or s3://bucket/prefix.
-    #[arg(
-        long,
-        env = "AGENTGYM_STORE",
-        hide_env_values = true,
-        default_value = "agentgym-data"
-    )]
-    store: String,
+    #[command(flatten)]
+    place: Place,
     /// The run.
     #[arg(long)]
     run: RunId,
@@ -241,7 +241,7 @@ async fn keep_in_step(given: PolicySync) -> agentgym_worker::Result<ExitCode> {
     let drain = CancellationToken::new();
     tokio::spawn(agentgym_worker::drain_on_signal(drain.clone()));
     let options = SyncOptions {
-        store: Store::open(&given.store).await?,
+        store: Store::open(&given.place.store).await?,
         run: given.run,
         folder: given.folder,
         url: given.url,
@@ -256,7 +256,7 @@ async fn keep_in_step(given: PolicySync) -> agentgym_worker::Result<ExitCode> {
 }
 
 async fn work(arguments: Arguments) -> agentgym_worker::Result<ExitCode> {
-    let store = Store::open(&arguments.store).await?;
+    let store = Store::open(&arguments.place.store).await?;
     store.probe().await?;
     let url = match arguments.queue {
         Some(url) => url,

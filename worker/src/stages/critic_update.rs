@@ -6,17 +6,14 @@ use super::artifacts::{self, read};
 use super::training::step::{say_if_skipped, with_sums};
 use super::training::units::{Size, TrainedTokens, UnitRule, Units};
 use super::training::{
-    ADAM_EPS, Brakes, OPTIMIZER, Workbench, denominators, optimizer_of, options, upload_critic,
-    wide,
+    ADAM_EPS, Brakes, OPTIMIZER, Workbench, denominators, loss_tokens, micro_batch_size,
+    minibatch_slots, optimizer_of, options, upload_critic, wide,
 };
 use crate::blocking::blocking;
 use crate::metrics::{self, mean, write_json};
 use crate::policies::CRITIC;
 use crate::{Error, Report, Result, StageContext};
-use agentgym_algorithms::batches::minibatches;
-use agentgym_algorithms::losses::{
-    Aggregation, Denominator, ValueLoss, ValueMetrics, ValueSums, ValueTokens,
-};
+use agentgym_algorithms::losses::{Denominator, ValueLoss, ValueMetrics, ValueSums, ValueTokens};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
@@ -114,20 +111,15 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let mut trainer = trainer(&critic, &settings, folder)?;
         let start = Instant::now();
         let (mut steps, mut size) = (Vec::new(), Size::default());
-        let ranges = minibatches(
-            plan.config.data.train_batch_size,
-            plan.config.critic.ppo_mini_batch_size,
-        )?;
-        let total = u64::from(settings.ppo_epochs) * ranges.len() as u64;
+        let minibatches = minibatch_slots(&plan, plan.config.critic.ppo_mini_batch_size)?;
+        let total = u64::from(settings.ppo_epochs) * minibatches.len() as u64;
         let tick = || work.beat.tick();
         let checkpointed = plan.config.critic.model.enable_gradient_checkpointing;
         let options = options(&plan, work.threads, checkpointed, &tick);
-        let n = plan.config.actor_rollout_ref.rollout.n as usize;
         for epoch in 0..settings.ppo_epochs {
-            for (index, draws) in ranges.iter().enumerate() {
+            for (index, slots) in minibatches.iter().enumerate() {
                 work.check_cancelled()?;
-                let slots = draws.start * n..draws.end * n;
-                let minibatch = Minibatch::new(&batch, &targets, slots, &settings)?;
+                let minibatch = Minibatch::new(&batch, &targets, slots.clone(), &settings)?;
                 size += minibatch.size();
                 let _call = work.beat.busy();
                 let step = minibatch.train(&mut trainer, &settings, (epoch, index), &options);
@@ -173,7 +165,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
 fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
     let critic = &plan.config.critic;
     let loss = plan.config.value_loss();
-    let by_micro_batch = loss.aggregation == Aggregation::MicroBatchMean;
+    let micro_batch_size = micro_batch_size(loss.aggregation, critic.ppo_micro_batch_size);
     Ok(Settings {
         iteration,
         lr: critic.optim.learning_rate(plan.iterations)?.at(iteration),
@@ -185,7 +177,7 @@ fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
         loss,
         ppo_epochs: critic.ppo_epochs,
         units: UnitRule::of(&plan.config),
-        micro_batch_size: critic.ppo_micro_batch_size.filter(|_| by_micro_batch),
+        micro_batch_size,
     })
 }
 
@@ -239,14 +231,8 @@ impl<'a> Minibatch<'a> {
         settings: &Settings,
     ) -> Result<Self> {
         let episode = |slot: usize| batch.get(slot).and_then(Option::as_ref);
-        let loss_tokens: Vec<Vec<usize>> = slots
-            .clone()
-            .map(|slot| {
-                let sequences = episode(slot).map_or(&[][..], |e| e.sequences.as_slice());
-                sequences.iter().map(|s| s.sequence.loss_tokens()).collect()
-            })
-            .collect();
-        let by_slot = denominators(&loss_tokens, settings.micro_batch_size);
+        let counts = loss_tokens(batch, slots.clone());
+        let by_slot = denominators(&counts, settings.micro_batch_size);
         let (mut members, mut filled) = (Vec::new(), Vec::new());
         for (slot, denominator) in slots.zip(by_slot) {
             let Some(episode) = episode(slot) else {
@@ -280,7 +266,7 @@ impl<'a> Minibatch<'a> {
         let requests: Vec<_> = members.iter().map(Member::request).collect();
         Ok(Self {
             slots: filled,
-            denominator: Denominator::of(loss_tokens.concat()),
+            denominator: Denominator::of(counts.concat()),
             units: settings.units.cut(&requests, 1)?,
             members,
         })

@@ -264,18 +264,27 @@ pub(super) fn loss_tokens(batch: &[Option<BatchEpisode>], slots: Range<usize>) -
     slots.map(of).collect()
 }
 
-/// The denominator of each slot's tokens, over the minibatches that the plan cuts.
+/// The slots of each minibatch of so many tasks.
+pub(super) fn minibatch_slots(plan: &Plan, tasks: usize) -> Result<Vec<Range<usize>>> {
+    let n = plan.config.actor_rollout_ref.rollout.n as usize;
+    let draws = minibatches(plan.config.data.train_batch_size, tasks)?;
+    let slots = draws.into_iter().map(|d| d.start * n..d.end * n);
+    Ok(slots.collect())
+}
+
+/// Slots of a micro-batch, where these weigh.
+pub(super) fn micro_batch_size(by: Aggregation, configured: Option<usize>) -> Option<usize> {
+    configured.filter(|_| by == Aggregation::MicroBatchMean)
+}
+
+/// The denominator of each slot's tokens, over the minibatches of the actor.
 fn slot_denominators(plan: &Plan, batch: &[Option<BatchEpisode>]) -> Result<Vec<Denominator>> {
     let actor = &plan.config.actor_rollout_ref.actor;
-    let n = plan.config.actor_rollout_ref.rollout.n as usize;
-    let by_micro_batch = plan.config.actor_loss()?.aggregation == Aggregation::MicroBatchMean;
-    let micro = actor.ppo_micro_batch_size.filter(|_| by_micro_batch);
-    let mut out = Vec::new();
-    for draws in minibatches(plan.config.data.train_batch_size, actor.ppo_mini_batch_size)? {
-        let counts = loss_tokens(batch, draws.start * n..draws.end * n);
-        out.extend(denominators(&counts, micro));
-    }
-    Ok(out)
+    let aggregation = plan.config.actor_loss()?.aggregation;
+    let micro = micro_batch_size(aggregation, actor.ppo_micro_batch_size);
+    let minibatches = minibatch_slots(plan, actor.ppo_mini_batch_size)?.into_iter();
+    let sizes = minibatches.flat_map(|slots| denominators(&loss_tokens(batch, slots), micro));
+    Ok(sizes.collect())
 }
 
 /// What each token of each sequence of a slot weighs in the policy's loss, by `loss_agg_mode`.

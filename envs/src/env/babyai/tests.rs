@@ -322,8 +322,6 @@ const ORIGINALS_SUCCESSES: [u32; 40] = [
     0, 14, 12, 0, 13, 0, 9, 7, 5, 4, 4, 0,
 ];
 
-/// The same episodes here, two to each of the original's, differ from it by chance alone: level by
-/// level and in all.
 /// MiniGrid 2.3.1 does not return from these (seen for 20 s each): in a room of theirs every free cell is
 /// beset by things.
 #[test]
@@ -341,6 +339,8 @@ fn a_world_whose_agent_has_no_place_is_made_anew() {
     }
 }
 
+/// The same episodes here, two to each of the original's, differ from it by chance alone: level by
+/// level and in all.
 #[test]
 fn a_random_policy_succeeds_as_often_as_on_the_original() {
     const TIMES: u64 = 2;

@@ -8,10 +8,9 @@ use super::credit::{
 use super::differences::{Difference, differences};
 use super::scored::{Scored, join};
 use crate::rewards::Rewards;
-use crate::stages::training::{loss_tokens, token_weights};
+use crate::stages::training::{loss_tokens, minibatch_slots, token_weights};
 use crate::{Error, Result};
 use agentgym_algorithms::advantages::{Explanation, explain};
-use agentgym_algorithms::batches::minibatches;
 use agentgym_algorithms::kl::{masked_mean, penalty};
 use agentgym_jobs::episode::{Episode, Outcome};
 use agentgym_jobs::plan::Plan;
@@ -365,21 +364,17 @@ impl PlayedIteration {
             out.advantages = rows.map(|s| s.advantages.clone()).collect();
         }
         let config = &plan.config;
-        let n = config.actor_rollout_ref.rollout.n as usize;
-        let ranges = minibatches(
-            config.data.train_batch_size,
-            config.actor_rollout_ref.actor.ppo_mini_batch_size,
-        )?;
-        let slots = |draws: &std::ops::Range<usize>| draws.start * n..draws.end * n;
-        let found = ranges.iter().position(|draws| slots(draws).contains(&slot));
+        let tasks = config.actor_rollout_ref.actor.ppo_mini_batch_size;
+        let minibatches = minibatch_slots(plan, tasks)?;
+        let found = minibatches.iter().position(|slots| slots.contains(&slot));
         let weights = token_weights(plan, &self.credit.batch)?.swap_remove(slot);
         let aggregation = config.actor_loss()?.aggregation.to_string();
         out.minibatch = found.map(|minibatch| {
-            let slots = slots(&ranges[minibatch]);
+            let slots = minibatches[minibatch].clone();
             let counts = loss_tokens(batch, slots.clone()).concat();
             MinibatchPlace {
                 minibatch,
-                of: ranges.len(),
+                of: minibatches.len(),
                 slots: (slots.start, slots.end),
                 aggregation,
                 loss_tokens: counts.iter().sum(),

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::stages::testing::{episode, plan, policy};
+use agentgym_algorithms::losses::Aggregation;
 use agentgym_jobs::episode::Outcome;
 use agentgym_jobs::records::BatchSequence;
 

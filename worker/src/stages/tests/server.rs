@@ -69,6 +69,18 @@ impl Served {
         policy.with_adapter(adapter).unwrap()
     }
 
+    /// The first rollout part; the server serves the policy that it wants.
+    async fn first_rollout(&self) -> Part {
+        for part in parts(&self.bench.plan, 0) {
+            self.bench.make(&part).await;
+        }
+        self.double.serve(self.policy(0).await);
+        let mut planned = parts(&self.bench.plan, 1).into_iter();
+        planned
+            .find(|part| part.id.stage == Stage::Rollout)
+            .unwrap()
+    }
+
     async fn attempt(&self, part: &Part) -> crate::Result<()> {
         let events = broadcast::channel(64).0;
         let attempt = self.bench.attempt(part, CancellationToken::new(), events);
@@ -154,15 +166,7 @@ async fn a_run_learns_from_a_server_that_must_serve_its_policy() {
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_crash_no_turn_is_asked_for_again() {
     let run = Served::new(&["sft.steps=0", "jobs.rollout_part_tasks=4"]).await;
-    for part in parts(&run.bench.plan, 0) {
-        run.bench.make(&part).await;
-    }
-    run.double.serve(run.policy(0).await);
-    let planned = parts(&run.bench.plan, 1);
-    let part = planned
-        .iter()
-        .find(|part| part.id.stage == Stage::Rollout)
-        .unwrap();
+    let part = &run.first_rollout().await;
     run.double.allow(9);
     let killed = tokio::time::timeout(Duration::from_secs(4), run.attempt(part)).await;
     assert!(killed.is_err(), "it waits for the tenth message");
@@ -205,15 +209,7 @@ async fn what_was_sampled_around_a_change_of_policies_is_left_out() {
         "jobs.journal_interval_s=600",
     ])
     .await;
-    for part in parts(&run.bench.plan, 0) {
-        run.bench.make(&part).await;
-    }
-    run.double.serve(run.policy(0).await);
-    let planned = parts(&run.bench.plan, 1);
-    let part = planned
-        .iter()
-        .find(|part| part.id.stage == Stage::Rollout)
-        .unwrap();
+    let part = &run.first_rollout().await;
     run.double.allow(9);
     let swap = async {
         tokio::time::sleep(Duration::from_secs(3)).await;

@@ -1,10 +1,9 @@
 //! The optimizer steps of an update, their shared settings, and the record of each.
 
 use crate::Result;
-use crate::stages::training::ADAM_EPS;
 use crate::stages::training::units::UnitRule;
-use agentgym_algorithms::batches::minibatches;
-use agentgym_algorithms::losses::{ActorLoss, ActorMetrics, Aggregation, Denominator};
+use crate::stages::training::{ADAM_EPS, micro_batch_size, minibatch_slots};
+use agentgym_algorithms::losses::{ActorLoss, ActorMetrics, Denominator};
 use agentgym_jobs::plan::Plan;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -65,17 +64,14 @@ pub(super) struct Place {
 
 /// The optimizer steps of an update, in order.
 pub(super) fn places(plan: &Plan, epochs: u32) -> Result<Vec<Place>> {
-    let n = plan.config.actor_rollout_ref.rollout.n as usize;
-    let ranges = minibatches(
-        plan.config.data.train_batch_size,
-        plan.config.actor_rollout_ref.actor.ppo_mini_batch_size,
-    )?;
+    let tasks = plan.config.actor_rollout_ref.actor.ppo_mini_batch_size;
+    let minibatches = minibatch_slots(plan, tasks)?;
     let epoch = |epoch| {
-        let ranges = ranges.iter().enumerate();
-        ranges.map(move |(minibatch, draws)| Place {
+        let minibatches = minibatches.iter().cloned().enumerate();
+        minibatches.map(move |(minibatch, slots)| Place {
             epoch,
             minibatch,
-            slots: draws.start * n..draws.end * n,
+            slots,
         })
     };
     Ok((0..epochs).flat_map(epoch).collect())
@@ -88,7 +84,7 @@ pub(super) fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
         &config.actor_rollout_ref.actor.optim,
     );
     let loss = config.actor_loss()?;
-    let by_micro_batch = loss.aggregation == Aggregation::MicroBatchMean;
+    let micro_batch_size = micro_batch_size(loss.aggregation, actor.ppo_micro_batch_size);
     Ok(Settings {
         iteration,
         lr: optim.learning_rate(plan.iterations)?.at(iteration),
@@ -105,6 +101,6 @@ pub(super) fn settings(plan: &Plan, iteration: u32) -> Result<Settings> {
         },
         units: UnitRule::of(config),
         decay_excludes_norms_and_biases: optim.decay_excludes_norms_and_biases,
-        micro_batch_size: actor.ppo_micro_batch_size.filter(|_| by_micro_batch),
+        micro_batch_size,
     })
 }

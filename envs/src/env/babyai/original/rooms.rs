@@ -280,21 +280,15 @@ impl<'a> Rooms<'a> {
     }
 
     /// Whether a room has free cells, but none of them a side without a thing.
-    fn is_beset(&mut self, (column, row): RoomAt) -> bool {
+    fn is_beset(&self, (column, row): RoomAt) -> bool {
         let step = self.size - 1;
-        let cells = (column * step..=column * step + step)
-            .flat_map(|x| (row * step..=row * step + step).map(move |y| (x, y)));
-        let grid = &mut self.grid;
-        let mut free: Vec<Pos> = cells.filter(|at| grid.cell(*at) == Cell::Empty).collect();
-        let found = free.len();
-        free.retain(|at| {
-            grid.agent = *at;
-            (0..4).any(|facing| {
-                grid.facing = facing;
-                grid.thing_at(grid.front()).is_none()
-            })
-        });
-        found > 0 && free.is_empty()
+        let mut free = (column * step..=column * step + step)
+            .flat_map(|x| (row * step..=row * step + step).map(move |y| (x, y)))
+            .filter(|at| self.grid.cell(*at) == Cell::Empty)
+            .peekable();
+        let has_thing = |at| self.grid.thing_at(at).is_some();
+        let is_beset = |at| (0..4).all(|side| beside(at, side).is_some_and(has_thing));
+        free.peek().is_some() && free.all(is_beset)
     }
 
     pub(super) fn place_agent_anywhere(&mut self) -> Result<(), Retry> {
