@@ -47,11 +47,7 @@ impl Weights<'_> {
 /// Element `at` of each row.
 #[inline(always)]
 fn numbers<const R: usize, const N: usize>(rows: [&[f32; N]; R], at: usize) -> [f32; R] {
-    let mut numbers = [0.0; R];
-    for (number, row) in numbers.iter_mut().zip(rows) {
-        *number = row[at];
-    }
-    numbers
+    rows.map(|row| row[at])
 }
 
 /// The first `R` vectors.
@@ -216,13 +212,13 @@ fn spread_columns<S: Simd, const R: usize, const C: usize>(
     column: usize,
     (registers, target): (usize, &mut [S::f32s]),
 ) {
+    // By index: a copy of slices would leave them in memory instead of registers, and a chain of
+    // iterators may stay a call.
     let mut rows = [[simd.splat_f32s(0.0); C]; R];
-    for (row, vector) in rows.iter_mut().zip(vectors) {
-        let vector = &S::as_simd_f32s(vector).0[column..column + C];
-        // `copy_from_slice` would leave it in memory instead of registers.
-        #[expect(clippy::manual_memcpy)]
+    for r in 0..R {
+        let vector = &S::as_simd_f32s(&vectors[r]).0[column..column + C];
         for c in 0..C {
-            row[c] = vector[c];
+            rows[r][c] = vector[c];
         }
     }
     let blocks = target.chunks_mut(BLOCK * registers);
@@ -231,12 +227,13 @@ fn spread_columns<S: Simd, const R: usize, const C: usize>(
         let lines = lines.chunks_exact_mut(registers);
         for (j, line) in lines.enumerate().take(BLOCK.min(count - block * BLOCK)) {
             let mut factors = [simd.splat_f32s(0.0); R];
-            for (r, factor) in numbers(weights, j % BLOCK).into_iter().enumerate() {
-                factors[r] = simd.splat_f32s(factor);
+            for r in 0..R {
+                factors[r] = simd.splat_f32s(weights[r][j % BLOCK]);
             }
-            for (c, sum) in line[column..column + C].iter_mut().enumerate() {
+            let line = &mut line[column..column + C];
+            for c in 0..C {
                 for r in 0..R {
-                    *sum = simd.mul_add_f32s(factors[r], rows[r][c], *sum);
+                    line[c] = simd.mul_add_f32s(factors[r], rows[r][c], line[c]);
                 }
             }
         }
