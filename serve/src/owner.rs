@@ -15,10 +15,10 @@ use tokio::sync::{mpsc as channel, oneshot, watch};
 
 /// Tokens that are scored between two steps.
 const SCORED_TOKENS: usize = 4096;
+/// Ids that are told together to those who do not watch.
+const TOLD_TOGETHER: usize = 32;
 /// Finished sequences that stay: the next turn of a conversation begins with one.
 const KEPT_MAX: usize = 64;
-/// Known tokens (prefill) of a step.
-const PREFILL_TOKENS: usize = 512;
 
 /// What happens to a message.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ impl Owner {
     /// Starts the thread. The receiver changes when the thread has ended early.
     pub(crate) fn start(
         policy: Policy,
-        rows: usize,
+        options: EngineOptions,
         threads: usize,
     ) -> std::io::Result<(Self, watch::Receiver<bool>)> {
         let (commands, receiver) = mpsc::channel();
@@ -90,7 +90,7 @@ impl Owner {
         let ended = Arc::new(OnceLock::new());
         let why = Arc::clone(&ended);
         let work = move || {
-            let mut thread = Thread::new(policy, rows, threads);
+            let mut thread = Thread::new(policy, options, threads);
             let run = catch_unwind(AssertUnwindSafe(|| thread.run(&receiver)));
             let found = match run {
                 Ok(Ok(())) => return,
@@ -193,12 +193,7 @@ struct Thread {
 }
 
 impl Thread {
-    fn new(policy: Policy, rows: usize, threads: usize) -> Self {
-        let options = EngineOptions {
-            rows_max: rows,
-            prefill_chunk: PREFILL_TOKENS,
-            ..EngineOptions::default()
-        };
+    fn new(policy: Policy, options: EngineOptions, threads: usize) -> Self {
         Self {
             engine: Engine::new(policy.clone(), options),
             policy,
@@ -249,15 +244,18 @@ impl Thread {
         }
     }
 
-    /// Tells those who watch what was drawn, and all whose message has ended.
+    /// Tells what was drawn, and whose message has ended.
     fn tell(&mut self, done: Vec<Generation>) {
-        for (number, open) in self.open.iter_mut().filter(|(_, open)| open.watched) {
+        for (number, open) in &mut self.open {
+            // The rest of the work on ids goes on beside the engine's.
+            let wanted = if open.watched { 1 } else { TOLD_TOGETHER };
+            if (self.engine.drawn(*number, open.told + wanted - 1).next()).is_none() {
+                continue;
+            }
             let drawn: Vec<_> = self.engine.drawn(*number, open.told).collect();
             open.told += drawn.len();
-            if !drawn.is_empty() {
-                // Who has gone says so by a command of their own.
-                let _ = open.events.send(Ok(Event::Drawn(drawn)));
-            }
+            // Who has gone says so by a command of their own.
+            let _ = open.events.send(Ok(Event::Drawn(drawn)));
         }
         for message in done {
             let Some(open) = self.open.remove(&message.sequence) else {

@@ -88,6 +88,12 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let json = [(header::CONTENT_TYPE, "application/json")];
         let mut response = (self.status, json, self.document().to_string()).into_response();
+        // What is left of a body is not read, so the connection can serve no more.
+        let unread = [StatusCode::PAYLOAD_TOO_LARGE, StatusCode::REQUEST_TIMEOUT];
+        if unread.contains(&self.status) {
+            let close = header::HeaderValue::from_static("close");
+            response.headers_mut().insert(header::CONNECTION, close);
+        }
         let passes = [
             StatusCode::TOO_MANY_REQUESTS,
             StatusCode::SERVICE_UNAVAILABLE,

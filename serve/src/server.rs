@@ -5,6 +5,7 @@ use crate::owner::Owner;
 use crate::refusal::Refusal;
 use crate::reply::{Reply, ServedPolicy, Serving, events};
 use crate::spelling::Special;
+use agentgym_model::EngineOptions;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
@@ -29,6 +30,8 @@ const BODY_BYTES_MAX: usize = 8 << 20;
 const BODIES_MAX: usize = 32;
 /// How long a body may take to arrive.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
+/// Known tokens (prefill) of a step.
+const PREFILL_TOKENS: usize = 512;
 /// How long connections may take to close once everything is answered.
 const CLOSING: Duration = Duration::from_secs(5);
 
@@ -41,6 +44,8 @@ pub struct ServeOptions {
     pub rows: usize,
     /// Sequences that may wait for a row or to be scored.
     pub waiting: usize,
+    /// Tokens whose keys and values are kept over all sequences.
+    pub cache_tokens: usize,
     /// Threads that score.
     pub threads: usize,
     /// What clients send as bearer, if anything.
@@ -76,9 +81,13 @@ struct App {
 pub async fn start(served: ServedPolicy, options: &ServeOptions) -> std::io::Result<PolicyServer> {
     let listener = TcpListener::bind(options.address).await?;
     let address = listener.local_addr()?;
-    let rows = options.rows.max(1);
-    let (owner, ended) = Owner::start(served.policy.clone(), rows, options.threads.max(1))?;
-    let places_max = rows + options.waiting;
+    let places_max = options.rows.max(1) + options.waiting;
+    let engine = EngineOptions {
+        rows_max: options.rows,
+        cache_tokens_max: options.cache_tokens,
+        prefill_chunk: PREFILL_TOKENS,
+    };
+    let (owner, ended) = Owner::start(served.policy.clone(), engine, options.threads.max(1))?;
     let context = served.policy.config().max_position_embeddings;
     let serving = Serving {
         special: Special::of(served.policy.tokenizer()),

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 /// Most bytes of a character, less one: bytes at the end that may belong to one that is not complete.
 const OPEN_MAX: usize = 3;
-/// Ids after which a window that never comes to a clean border is cut, and how many of it stay.
+/// Ids after which a window that never comes to a clean border is cut, and how many of it stay. One
+/// that does is cut at that many.
 const WINDOW_MAX: usize = 64;
 const WINDOW_KEPT: usize = 8;
 
@@ -50,9 +51,11 @@ impl Spelling {
             added.push_str(&rest[..rest.len() - open]);
             self.told.push_str(&added);
             if open == 0 {
-                self.window.drain(..self.border);
+                if self.window.len() >= WINDOW_KEPT {
+                    self.window.drain(..self.border);
+                    self.told = tokenizer.decode(&self.window, false);
+                }
                 self.border = self.window.len();
-                self.told = tokenizer.decode(&self.window, false);
             }
         }
         if self.window.len() > WINDOW_MAX {

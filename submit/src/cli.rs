@@ -371,6 +371,9 @@ pub struct ServeArgs {
     /// Sequences that are generated at once
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub rows: u32,
+    /// Tokens whose keys and values are kept; a sequence needs as many as its prompt and max_tokens
+    #[arg(long, default_value_t = 65536, value_name = "TOKENS")]
+    pub cache_tokens: u32,
     /// Sequences that may wait; further requests are told to come again
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=65536))]
     pub waiting: u32,
@@ -405,7 +408,10 @@ const GROUPS: [(&str, &[&str]); 5] = [
             "view", "inspect", "episodes", "compare", "credit", "metrics", "ledger",
         ],
     ),
-    ("Use, keep and check", &["serve", "export", "digest", "verify"]),
+    (
+        "Use, keep and check",
+        &["serve", "export", "digest", "verify"],
+    ),
     ("Help", &["keys", "completions", "man", "help"]),
 ];
 

@@ -49,6 +49,7 @@ pub(crate) async fn serve(run: Option<RunView>, args: &ServeArgs, global: &Globa
         address: args.addr,
         rows: args.rows as usize,
         waiting: args.waiting as usize,
+        cache_tokens: args.cache_tokens as usize,
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         key,
     };

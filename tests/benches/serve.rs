@@ -109,6 +109,7 @@ async fn main() -> anyhow::Result<()> {
         address: "127.0.0.1:0".parse()?,
         rows: SEQUENCES,
         waiting: SEQUENCES,
+        cache_tokens: EngineOptions::default().cache_tokens_max,
         threads: 1,
         key: None,
     };

@@ -262,11 +262,7 @@ async fn a_run_is_served_and_scores_as_inspect_shows() {
             let found = &answer["choices"][0]["logprobs"]["token_logprobs"];
             let recorded = floats(&sequence["sampled_log_probs"]);
             let mask = sequence["loss_mask"].as_array().unwrap();
-            for (at, recorded) in recorded
-                .iter()
-                .enumerate()
-                .filter(|(at, _)| mask[*at] == true)
-            {
+            for (at, recorded) in recorded.iter().enumerate().filter(|(at, _)| mask[*at] == 1) {
                 assert_eq!(found[at].as_f64().unwrap() as f32, *recorded, "{at}");
                 compared += 1;
             }

@@ -35,7 +35,7 @@ async fn what_makes_no_sense_is_refused_with_the_field_to_blame() {
         (json!({"prompt": long}), "prompt"),
         (json!({"prompt": long[..4090], "max_tokens": 7}), "prompt"),
         (
-            json!({"prompt": [long, [5]].concat(), "max_tokens": 0, "echo": true, "logprobs": 0}),
+            json!({"prompt": vec![5; 4097], "max_tokens": 0, "echo": true, "logprobs": 0}),
             "prompt",
         ),
         (json!({"prompt": "a", "max_tokens": 0}), "max_tokens"),

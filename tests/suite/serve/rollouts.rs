@@ -27,12 +27,13 @@ struct Supervisor {
 
 impl Supervisor {
     fn of(folder: PathBuf, port: u16) -> Self {
-        let (over, server) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let over = Arc::new(AtomicBool::new(false));
+        let server: Arc<Mutex<Option<Running>>> = Arc::default();
         let (ends, own) = (Arc::clone(&over), Arc::clone(&server));
         let thread = std::thread::spawn(move || {
             let current = folder.join("current");
             while !ends.load(Ordering::SeqCst) {
-                let mut server: std::sync::MutexGuard<'_, Option<Running>> = own.lock().unwrap();
+                let mut server = own.lock().unwrap();
                 let runs = server.as_mut().is_some_and(|server| !server.has_ended());
                 if !runs && current.join("config.json").exists() {
                     let mut command = program("agentgym-submit");
@@ -106,7 +107,7 @@ async fn a_run_is_played_by_a_server_that_is_killed_and_a_worker_that_is() {
     let supervisor = Supervisor::of(served.clone(), port);
     let url = format!("actor_rollout_ref.rollout.server.url=http://127.0.0.1:{port}");
     let keys = [
-        &url,
+        &*url,
         "actor_rollout_ref.rollout.server.dialect=openai",
         "actor_rollout_ref.rollout.n=4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
