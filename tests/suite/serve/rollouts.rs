@@ -4,6 +4,7 @@
 
 use crate::durability::{said, submit_to};
 use agentgym_storage::{PartKey, Store};
+use agentgym_tests::files::files_below;
 use agentgym_tests::fleet::in_flight;
 use agentgym_tests::ports::free_port;
 use agentgym_tests::program::{Running, program};
@@ -69,21 +70,23 @@ impl Drop for Supervisor {
     }
 }
 
-/// Waits until a worker is in the middle of a rollout part of an iteration; which, and whose attempt.
+/// Waits until a worker is in the middle of the rollout part of an iteration, some of which a server
+/// has said and the journal holds; which, and whose attempt.
 async fn playing(store: &Store, worker: &mut Running, iteration: u32) -> (PartKey, u32) {
     let begun = Instant::now();
     let run = RUN.parse().unwrap();
+    let root = store.local_root().unwrap().to_owned();
+    let journal = format!("runs/{RUN}/journal/{iteration:08}/rollout");
+    let journal = root.join(journal);
     loop {
         assert!(begun.elapsed() < PATIENCE && !worker.has_ended());
-        if let Some((slot, attempt)) = in_flight(store, &run, worker.id()).await
+        if journal.exists()
+            && files_below(&journal).len() > 1
+            && let Some((slot, attempt)) = in_flight(store, &run, worker.id()).await
             && slot.stage == "rollout"
             && slot.iteration == iteration
         {
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            let committed = store.manifest(&slot).await.unwrap().is_some();
-            if !committed {
-                return (slot, attempt.number);
-            }
+            return (slot, attempt.number);
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -109,13 +112,16 @@ async fn a_run_is_played_by_a_server_that_is_killed_and_a_worker_that_is() {
     let keys = [
         &*url,
         "actor_rollout_ref.rollout.server.dialect=openai",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "data.train_batch_size=4",
+        "actor_rollout_ref.rollout.n=16",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "data.train_batch_size=8",
         "trainer.total_training_steps=3",
         "evaluation.sets=[]",
         "jobs.lease_ttl_s=2",
         "jobs.threads=1",
+        // One part that takes a second or two, and is journalled meanwhile.
+        "jobs.rollout_part_tasks=8",
+        "jobs.journal_interval_s=0.2",
     ];
     let store_url = store_folder.display().to_string();
     let start = || {
