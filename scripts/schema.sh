@@ -68,11 +68,14 @@ said keys 0 keys rollout
 said view_bundle 0 view r --bundle "$scratch/bundle"
 "$program" view r --json --no-open --port 0 >"$scratch/view" 2>/dev/null &
 viewer=$!
+"$program" serve r --json --addr 127.0.0.1:0 >"$scratch/serve" 2>/dev/null &
+viewer="$viewer $!"
 for _ in $(seq 100); do
-  [ ! -s "$scratch/view" ] || break
+  [ ! -s "$scratch/view" ] || [ ! -s "$scratch/serve" ] || break
   sleep 0.1
 done
 cp "$scratch/view" "$scratch/said/view.json"
+cp "$scratch/serve" "$scratch/said/serve.json"
 said usage 2 statsu
 said config 2 plan configs/smoke.yaml data.train_batch_size=many
 said run 4 status nobody

@@ -1,4 +1,5 @@
 //! Batched generation.
 
 pub(crate) mod engine;
+pub(crate) mod likeliest;
 pub(crate) mod request;

@@ -38,6 +38,7 @@ pub use folder::rope::{Rope, RopeScaling};
 pub use folder::tokenizer::Tokenizer;
 pub use folder::weights::{Weights, parameter_shapes};
 pub use generate::engine::{Engine, EngineOptions, EngineStats};
+pub use generate::likeliest::likeliest;
 pub use generate::request::{FinishReason, Generation, GenerationRequest};
 pub use kernels::key_values::BLOCK as CACHE_BLOCK;
 pub use parallel::ComputeOptions;

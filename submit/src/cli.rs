@@ -5,6 +5,7 @@ use agentgym_jobs::pipeline::PartId;
 use agentgym_model::Dtype;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
@@ -154,6 +155,8 @@ pub enum Command {
     Compare(CompareArgs),
     /// Look at runs in a browser: episodes, curves, credit, workers; changes nothing
     View(ViewArgs),
+    /// Talk to a policy, or have it judged: OpenAI's HTTP API over our engine
+    Serve(ServeArgs),
     /// Write an iteration as plain files (policies, optimizer, trajectories, minibatches),
     /// or a run's episodes as conversations to train on
     Export(ExportArgs),
@@ -353,6 +356,29 @@ pub struct ViewArgs {
     pub bundle: Option<PathBuf>,
 }
 
+/// Which policy, and where.
+#[derive(Debug, Clone, Args)]
+pub struct ServeArgs {
+    /// Run id, or the folder of a model
+    #[arg(value_name = "RUN|FOLDER")]
+    pub policy: String,
+    /// Of a run: the iteration that made the policy; 0 is the start policy [default: the newest]
+    #[arg(long)]
+    pub iteration: Option<u32>,
+    /// Address and port to listen on; port 0 for a free one
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDRESS:PORT")]
+    pub addr: SocketAddr,
+    /// Sequences that are generated at once
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub rows: u32,
+    /// Tokens whose keys and values are kept; a sequence needs as many as its prompt and max_tokens
+    #[arg(long, default_value_t = 65536, value_name = "TOKENS")]
+    pub cache_tokens: u32,
+    /// Sequences that may wait; further requests are told to come again
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=65536))]
+    pub waiting: u32,
+}
+
 /// Whose credit.
 #[derive(Debug, Clone, Args)]
 pub struct CreditArgs {
@@ -382,7 +408,10 @@ const GROUPS: [(&str, &[&str]); 5] = [
             "view", "inspect", "episodes", "compare", "credit", "metrics", "ledger",
         ],
     ),
-    ("Keep and check", &["export", "digest", "verify"]),
+    (
+        "Use, keep and check",
+        &["serve", "export", "digest", "verify"],
+    ),
     ("Help", &["keys", "completions", "man", "help"]),
 ];
 

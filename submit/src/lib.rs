@@ -24,6 +24,7 @@ mod questions;
 pub mod records;
 mod run;
 pub mod runs;
+mod serve;
 pub mod status;
 pub mod text;
 pub mod trajectories;
@@ -106,6 +107,13 @@ pub async fn execute(cli: Cli) -> Result<()> {
         Command::Episodes(args) => questions::episodes(store(global).await?, args, global).await,
         Command::Compare(args) => questions::compare(store(global).await?, args, global).await,
         Command::View(args) => api::view(store(global).await?, args, global).await,
+        Command::Serve(args) => {
+            let run = match serve::is_folder(&args.policy)? {
+                true => None,
+                false => Some(view(&args.policy, global).await?),
+            };
+            serve::serve(run, args, global).await
+        }
         Command::Export(args) => export(args, global).await,
         Command::Digest { run } => {
             let view = view(run, global).await?;

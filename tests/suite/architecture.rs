@@ -13,7 +13,7 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// Crates of this workspace that a crate may import: strictly downwards, and crates of the lowest
 /// layer do not import each other.
-const IMPORTS: [(&str, &[&str]); 12] = [
+const IMPORTS: [(&str, &[&str]); 13] = [
     (
         "agentgym-examples",
         &["algorithms", "envs", "jobs", "storage"],
@@ -25,6 +25,7 @@ const IMPORTS: [(&str, &[&str]); 12] = [
     ("agentgym-envs", &["text"]),
     ("agentgym-queue", &["text"]),
     ("agentgym-view", &[]),
+    ("agentgym-serve", &["model"]),
     ("agentgym-jobs", &["algorithms", "envs", "storage", "text"]),
     (
         "agentgym-worker",
@@ -41,7 +42,7 @@ const IMPORTS: [(&str, &[&str]); 12] = [
     (
         "agentgym-submit",
         &[
-            "envs", "jobs", "model", "queue", "storage", "text", "view", "worker",
+            "envs", "jobs", "model", "queue", "serve", "storage", "text", "view", "worker",
         ],
     ),
     (
@@ -52,6 +53,7 @@ const IMPORTS: [(&str, &[&str]); 12] = [
             "jobs",
             "model",
             "queue",
+            "serve",
             "storage",
             "submit",
             "text",
@@ -61,7 +63,7 @@ const IMPORTS: [(&str, &[&str]); 12] = [
 ];
 
 /// Dependencies that only one crate may use (or those with a row), by name prefix.
-const OWNED: [(&str, &str); 23] = [
+const OWNED: [(&str, &str); 24] = [
     ("candle", "agentgym-model"),
     ("cudarc", "agentgym-model"),
     ("libloading", "agentgym-model"),
@@ -80,6 +82,7 @@ const OWNED: [(&str, &str); 23] = [
     ("object_store", "agentgym-storage"),
     ("axum", "agentgym-envs"),
     ("axum", "agentgym-view"),
+    ("axum", "agentgym-serve"),
     // The endpoint that Prometheus asks.
     ("axum", "agentgym-worker"),
     ("prometheus", "agentgym-worker"),

@@ -35,6 +35,7 @@ mod published;
 mod readme;
 mod recipes;
 mod reward_function;
+mod serve;
 mod shared_updates;
 mod strikes;
 mod verify;

@@ -112,6 +112,10 @@ fn every_command_of_the_readme_works_on_its_run() {
             ["agentgym-env", "babyai"] => {
                 servers.push(serving(typed(folder, &words), &log, "listening on"));
             }
+            ["agentgym-submit", "serve"] => {
+                words.extend(["--addr", "127.0.0.1:0"].map(str::to_owned));
+                servers.push(serving(typed(folder, &words), &log, "/v1 serves"));
+            }
             ["agentgym-submit", "view"] => {
                 words.extend(["--no-open", "--port", "0"].map(str::to_owned));
                 servers.push(serving(typed(folder, &words), &log, "token="));

@@ -188,6 +188,14 @@ impl Engine {
         self.running.retain(|&running| running != sequence);
     }
 
+    /// The ids that an open turn has drawn so far, from number `from` on, and their log-probs.
+    pub fn drawn(&self, sequence: u64, from: usize) -> impl Iterator<Item = (u32, f32)> + '_ {
+        let open = (self.sequences.get(&sequence)).and_then(|known| known.active.as_ref());
+        let drawn = open.and_then(|open| open.drawn.get(from..));
+        let drawn = drawn.unwrap_or_default().iter();
+        drawn.map(|drawn| (drawn.id, drawn.log_prob))
+    }
+
     /// Whether no turn is open.
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.running.is_empty()

@@ -8,7 +8,7 @@ use crate::batch::Batch;
 use crate::cpu::network::Cache;
 use crate::{
     ALL_LINEAR, ComputeOptions, Engine, EngineOptions, FinishReason, Generation, GenerationRequest,
-    LoraOptions, Policy, Sampling, ScoreRequest, Scores, TrainSequence, score,
+    LoraOptions, Policy, Sampling, ScoreRequest, Scores, TrainSequence, likeliest, score,
 };
 
 const LENGTHS: [usize; 12] = [1, 2, 17, 40, 63, 64, 65, 90, 128, 129, 200, 33];
@@ -338,6 +338,57 @@ fn recorded_log_probs_are_scored(
             .collect();
         assert_eq!(scored, recorded, "sequence {sequence}");
     }
+}
+
+/// The same ids, and the same bits of their log-probs; across chunks too.
+#[test]
+fn the_likeliest_ids_are_those_that_greedy_generation_takes() {
+    for policy in policies() {
+        let ids = &sequences(policy.config().vocab_size, &[300], 9)[0].token_ids;
+        for temperature in [1.0, 0.7] {
+            let found = likeliest(&policy, ids, temperature).unwrap();
+            assert_eq!(found.len(), 299);
+            let mut engine = Engine::new(policy.clone(), EngineOptions::default());
+            let lengths = [1, 2, 64, 200, 255, 256, 257, 299];
+            for length in lengths {
+                let turn = GenerationRequest {
+                    sequence: length as u64,
+                    append: ids[..length].to_vec(),
+                    stream: [0; 32],
+                    turn: 0,
+                    sampling: Sampling {
+                        temperature,
+                        greedy: true,
+                        ..Sampling::default()
+                    },
+                    tokens_max: 2,
+                    stop_ids: Vec::new(),
+                };
+                engine.submit(turn).unwrap();
+            }
+            let mut drawn = BTreeMap::new();
+            while !engine.is_idle() {
+                for done in engine.step().unwrap() {
+                    drawn.insert(done.sequence, (done.token_ids[0], done.log_probs[0]));
+                }
+                // An open turn shows what it has drawn.
+                for length in lengths.map(|length| length as u64) {
+                    if let Some(first) = engine.drawn(length, 0).next() {
+                        assert_eq!(first, found[length as usize - 1]);
+                    }
+                    assert_eq!(engine.drawn(length, 1).count(), 0);
+                }
+            }
+            for length in lengths {
+                assert_eq!(drawn[&(length as u64)], found[length - 1], "{length}");
+            }
+        }
+    }
+    let policy = tiny_policy();
+    assert!(likeliest(&policy, &[], 1.0).unwrap().is_empty());
+    assert!(likeliest(&policy, &[1], 1.0).unwrap().is_empty());
+    assert!(likeliest(&policy, &[1, u32::MAX], 1.0).is_err());
+    assert!(likeliest(&policy, &[1, 2], 0.0).is_err());
 }
 
 #[test]

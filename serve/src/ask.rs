@@ -1,0 +1,333 @@
+//! What a request asks for, checked before it takes a place: whatever is wrong with it, or could never
+//! be done, is said at once.
+
+use crate::fields::{Fields, ids};
+use crate::refusal::Refusal;
+use agentgym_model::{Message, Policy, Role, Sampling};
+use serde_json::Value;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Choices of a prompt.
+const CHOICES_MAX: i64 = 128;
+/// Stop texts, and bytes of each.
+const STOPS_MAX: usize = 16;
+const STOP_BYTES_MAX: usize = 1024;
+/// The smallest temperature above 0: logits divided by it are still numbers.
+const TEMPERATURE_MIN: f64 = 1e-3;
+/// The length of a completion of which nothing is said, as OpenAI has it.
+const TOKENS_DEFAULT: usize = 16;
+
+/// Fields that both kinds of requests have.
+const BOTH: [&str; 15] = [
+    "model",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "n",
+    "logprobs",
+    "stream",
+    "stream_options",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+];
+
+/// Which of OpenAI's two forms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    Completion,
+    Chat,
+}
+
+/// A request.
+#[derive(Debug)]
+pub(crate) struct Ask {
+    pub(crate) form: Form,
+    /// When it came, in seconds since 1970.
+    pub(crate) created: u64,
+    /// Ids of each prompt.
+    pub(crate) prompts: Vec<Vec<u32>>,
+    /// Choices for each prompt.
+    pub(crate) n: usize,
+    /// 0: nothing is generated.
+    pub(crate) tokens_max: usize,
+    pub(crate) sampling: Sampling,
+    /// Of this and the choice's number all random numbers are made.
+    pub(crate) seed: [u8; 32],
+    /// Texts that end a message and are not part of it.
+    pub(crate) stops: Vec<String>,
+    /// Ids that end it.
+    pub(crate) stop_ids: Vec<u32>,
+    pub(crate) log_probs: bool,
+    /// With the likeliest id beside each.
+    pub(crate) likeliest: bool,
+    /// The prompt is part of the answer.
+    pub(crate) echo: bool,
+    pub(crate) stream: bool,
+    /// A stream ends with the counts.
+    pub(crate) counts: bool,
+    /// Tokens are written as `token_id:N`.
+    pub(crate) as_ids: bool,
+    /// The ids of the prompt are part of the answer.
+    pub(crate) prompt_ids: bool,
+}
+
+impl Ask {
+    /// Reads a body that was posted to a completion's or a chat's route.
+    pub(crate) fn read(
+        form: Form,
+        body: &[u8],
+        (policy, name): (&Policy, &str),
+    ) -> Result<Self, Refusal> {
+        let own: &[&str] = match form {
+            Form::Completion => &["prompt", "echo"],
+            Form::Chat => &["messages", "max_completion_tokens", "top_logprobs"],
+        };
+        let fields = Fields::read(body, &[&BOTH, own].concat())?;
+        let asked = fields.get("model").map(|model| model.as_str());
+        if asked.is_some_and(|model| model != Some(name)) {
+            let message = format!("the policy here is {name:?}; GET /v1/models names it too");
+            return Err(Refusal::no_model(message));
+        }
+        let (log_probs, likeliest) = log_probs(form, &fields)?;
+        let options = match fields.get("stream_options") {
+            None => None,
+            Some(options) => Some((options.as_object()).ok_or_else(|| {
+                Refusal::bad("stream_options", "stream_options must be an object")
+            })?),
+        };
+        let given = |name: &str| fields.whole(name, 0..=i64::from(u32::MAX));
+        let tokens_max = match given("max_completion_tokens")? {
+            Some(most) => Some(most as usize),
+            None => given("max_tokens")?.map(|most| most as usize),
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let mut ask = Self {
+            form,
+            created: now.map_or(0, |now| now.as_secs()),
+            prompts: Vec::new(),
+            n: fields.whole("n", 1..=CHOICES_MAX)?.unwrap_or(1) as usize,
+            tokens_max: 0,
+            sampling: sampling(&fields)?,
+            seed: seed(&fields)?,
+            stops: stops(&fields)?,
+            stop_ids: fields.ids("stop_token_ids")?,
+            log_probs,
+            likeliest,
+            echo: fields.flag("echo")?,
+            stream: fields.flag("stream")?,
+            counts: options.is_some_and(|all| all.get("include_usage") == Some(&Value::Bool(true))),
+            as_ids: fields.flag("return_tokens_as_token_ids")?,
+            prompt_ids: fields.flag("return_token_ids")?,
+        };
+        if !fields.flag("ignore_eos")? {
+            ask.stop_ids.extend_from_slice(policy.eos_ids());
+            let end = policy.chat().end_of_turn_id(policy.tokenizer());
+            ask.stop_ids.extend(end.ok().filter(|_| form == Form::Chat));
+        }
+        ask.prompts = match form {
+            Form::Completion => prompts(&fields, policy)?,
+            Form::Chat => vec![conversation(&fields, policy)?],
+        };
+        ask.measure(tokens_max, policy)?;
+        Ok(ask)
+    }
+
+    /// Checks lengths and ids, and decides how long a message may become.
+    fn measure(&mut self, wanted: Option<usize>, policy: &Policy) -> Result<(), Refusal> {
+        let context = policy.config().max_position_embeddings;
+        let vocabulary = policy.config().vocab_size;
+        let field = match self.form {
+            Form::Completion => "prompt",
+            Form::Chat => "messages",
+        };
+        if wanted == Some(0) && !self.echo {
+            let message = "max_tokens of 0 needs echo, which scores the prompt";
+            return Err(Refusal::bad("max_tokens", message));
+        }
+        for prompt in &self.prompts {
+            if prompt.is_empty() {
+                return Err(Refusal::bad(field, "a prompt has no ids"));
+            }
+            if let Some(id) = prompt.iter().find(|id| **id as usize >= vocabulary) {
+                let message = format!("the id {id} is outside the vocabulary of {vocabulary}");
+                return Err(Refusal::bad(field, message));
+            }
+            // Where no length is asked for, one more has to fit.
+            let length = prompt.len();
+            if length + wanted.unwrap_or(1) > context {
+                return Err(too_long(field, context, length, wanted.unwrap_or(1)));
+            }
+        }
+        // The engine ends a message at the end of the context.
+        self.tokens_max = wanted.unwrap_or(match self.form {
+            Form::Completion => TOKENS_DEFAULT,
+            Form::Chat => context,
+        });
+        Ok(())
+    }
+
+    /// Whether prompts are scored.
+    pub(crate) fn scores(&self) -> bool {
+        self.echo && self.log_probs
+    }
+
+    /// Sequences that the engine has to do with.
+    pub(crate) fn places(&self) -> usize {
+        let generated = match self.tokens_max {
+            0 => 0,
+            _ => self.prompts.len() * self.n,
+        };
+        let scored = if self.scores() { self.prompts.len() } else { 0 };
+        (generated + scored).max(1)
+    }
+
+    /// The random key of a choice.
+    pub(crate) fn stream_key(&self, choice: usize) -> [u8; 32] {
+        *blake3::keyed_hash(&self.seed, &(choice as u64).to_le_bytes()).as_bytes()
+    }
+}
+
+fn too_long(field: &str, context: usize, length: usize, wanted: usize) -> Refusal {
+    let message = format!(
+        "the policy reads {context} ids; the prompt has {length}, and {wanted} more are to fit behind it"
+    );
+    Refusal::too_long(field, message)
+}
+
+fn sampling(fields: &Fields) -> Result<Sampling, Refusal> {
+    let top_p = fields.number("top_p", 1.0, 0.0..=1.0)?;
+    if top_p == 0.0 {
+        return Err(Refusal::bad("top_p", "top_p must be above 0"));
+    }
+    let temperature = fields.number("temperature", 1.0, 0.0..=100.0)?;
+    if temperature > 0.0 && temperature < TEMPERATURE_MIN {
+        let message = format!("temperature must be 0 or at least {TEMPERATURE_MIN}");
+        return Err(Refusal::bad("temperature", message));
+    }
+    // Both -1 and 0 switch it off.
+    let top_k = fields.whole("top_k", -1..=i64::from(u32::MAX))?;
+    Ok(Sampling {
+        temperature,
+        top_k: top_k.unwrap_or(0).max(0) as usize,
+        top_p,
+        greedy: false,
+    })
+}
+
+/// The key of a seed, else of what the system calls random.
+fn seed(fields: &Fields) -> Result<[u8; 32], Refusal> {
+    let mut key = [0; 32];
+    match fields.whole("seed", i64::MIN..=i64::MAX)? {
+        Some(seed) => Ok(*blake3::hash(&seed.to_le_bytes()).as_bytes()),
+        None => match getrandom::fill(&mut key) {
+            Ok(()) => Ok(key),
+            Err(e) => Err(Refusal::failed(format!("no random numbers: {e}"))),
+        },
+    }
+}
+
+fn stops(fields: &Fields) -> Result<Vec<String>, Refusal> {
+    let stops = fields.texts("stop")?;
+    if stops.len() > STOPS_MAX || stops.iter().any(|stop| stop.len() > STOP_BYTES_MAX) {
+        let message = format!("up to {STOPS_MAX} texts of up to {STOP_BYTES_MAX} bytes");
+        return Err(Refusal::bad("stop", message));
+    }
+    Ok(stops)
+}
+
+/// Whether log-probs are asked for, and the likeliest ids beside them.
+fn log_probs(form: Form, fields: &Fields) -> Result<(bool, bool), Refusal> {
+    match form {
+        Form::Completion => {
+            let most = match fields.get("logprobs") {
+                Some(Value::Bool(wanted)) => wanted.then_some(0),
+                _ => fields.whole("logprobs", 0..=1)?,
+            };
+            Ok((most.is_some(), most == Some(1)))
+        }
+        Form::Chat => {
+            let wanted = fields.flag("logprobs")?;
+            fields.whole("top_logprobs", 0..=0)?;
+            Ok((wanted, false))
+        }
+    }
+}
+
+/// A text, a list of texts, ids, or a list of lists of ids.
+fn prompts(fields: &Fields, policy: &Policy) -> Result<Vec<Vec<u32>>, Refusal> {
+    let wrong = || {
+        let message = "prompt must be a text, a list of texts, a list of ids or a list of these";
+        Refusal::bad("prompt", message)
+    };
+    let encoded = |text: &str| {
+        let ids = policy.tokenizer().encode(text);
+        ids.map_err(|e| Refusal::bad("prompt", e.to_string()))
+    };
+    match fields.get("prompt") {
+        Some(Value::String(text)) => Ok(vec![encoded(text)?]),
+        Some(Value::Array(all)) if all.first().is_some_and(Value::is_number) => {
+            Ok(vec![ids(all).ok_or_else(wrong)?])
+        }
+        Some(Value::Array(all)) if !all.is_empty() => {
+            let one = |value: &Value| match value {
+                Value::String(text) => encoded(text),
+                Value::Array(all) => ids(all).ok_or_else(wrong),
+                _ => Err(wrong()),
+            };
+            all.iter().map(one).collect()
+        }
+        _ => Err(wrong()),
+    }
+}
+
+/// The ids of a conversation, by the policy's own template.
+fn conversation(fields: &Fields, policy: &Policy) -> Result<Vec<u32>, Refusal> {
+    let bad = |message: String| Refusal::bad("messages", message);
+    let Some(Value::Array(all)) = fields.get("messages") else {
+        return Err(bad("messages must be a list of messages".to_owned()));
+    };
+    let messages: Result<Vec<Message>, Refusal> = all.iter().map(message).collect();
+    let messages = messages?;
+    if messages.is_empty() {
+        return Err(bad("messages must not be empty".to_owned()));
+    }
+    let context = policy.config().max_position_embeddings;
+    let ids = policy
+        .chat()
+        .prompt_ids_within(policy.tokenizer(), &messages, context)
+        .map_err(|e| bad(e.to_string()))?;
+    ids.ok_or_else(|| {
+        let message = format!("the policy reads {context} ids, and the conversation has more");
+        Refusal::too_long("messages", message)
+    })
+}
+
+fn message(value: &Value) -> Result<Message, Refusal> {
+    let bad = |message: &str| Refusal::bad("messages", message);
+    let role = match value["role"].as_str() {
+        Some("system" | "developer") => Role::System,
+        Some("user") => Role::User,
+        Some("assistant") => Role::Assistant,
+        _ => {
+            return Err(bad(
+                "the role of a message must be system, developer, user or assistant",
+            ));
+        }
+    };
+    let part = |part: &Value| match part["type"].as_str() {
+        Some("text") => part["text"].as_str().map(str::to_owned),
+        _ => None,
+    };
+    let content = match &value["content"] {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(parts) => parts.iter().map(part).collect(),
+        _ => None,
+    };
+    let content = content.ok_or_else(|| bad("the content of a message must be text"))?;
+    Ok(Message::new(role, content))
+}

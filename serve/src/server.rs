@@ -1,0 +1,315 @@
+//! The HTTP server: who may ask, how much at once, and how it ends.
+
+use crate::ask::{Ask, Form};
+use crate::owner::Owner;
+use crate::refusal::Refusal;
+use crate::reply::{Reply, ServedPolicy, Serving, events};
+use crate::spelling::Special;
+use agentgym_model::EngineOptions;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::response::sse::{KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::serve::ListenerExt;
+use bytes::Bytes;
+use futures::StreamExt;
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+
+/// Largest body. A conversation of the longest context is far below it.
+const BODY_BYTES_MAX: usize = 8 << 20;
+/// Bodies that are read and encoded at once.
+const BODIES_MAX: usize = 32;
+/// How long a body may take to arrive.
+const BODY_PATIENCE: Duration = Duration::from_secs(30);
+/// Known tokens (prefill) of a step.
+const PREFILL_TOKENS: usize = 512;
+/// How long connections may take to close once everything is answered.
+const CLOSING: Duration = Duration::from_secs(5);
+
+/// Where a server listens, and how much it takes on.
+#[derive(Debug, Clone)]
+pub struct ServeOptions {
+    /// The address; port 0 for a free one.
+    pub address: SocketAddr,
+    /// Sequences that are generated at once.
+    pub rows: usize,
+    /// Sequences that may wait for a row or to be scored.
+    pub waiting: usize,
+    /// Tokens whose keys and values are kept over all sequences.
+    pub cache_tokens: usize,
+    /// Threads that score.
+    pub threads: usize,
+    /// What clients send as bearer, if anything.
+    pub key: Option<String>,
+}
+
+/// A server that listens.
+pub struct PolicyServer {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Ids of the longest sequence.
+    pub context: usize,
+    app: Arc<App>,
+    close: oneshot::Sender<()>,
+    task: tokio::task::JoinHandle<std::io::Result<()>>,
+    ended: watch::Receiver<bool>,
+}
+
+struct App {
+    serving: Arc<Serving>,
+    /// One for each sequence that is under way or waits.
+    places: Arc<Semaphore>,
+    places_max: usize,
+    bodies: Semaphore,
+    leaving: AtomicBool,
+    key: Option<String>,
+}
+
+/// Starts a server.
+///
+/// # Errors
+/// The address cannot be had, or no thread can be started.
+pub async fn start(served: ServedPolicy, options: &ServeOptions) -> std::io::Result<PolicyServer> {
+    let listener = TcpListener::bind(options.address).await?;
+    let address = listener.local_addr()?;
+    let places_max = options.rows.max(1) + options.waiting;
+    let engine = EngineOptions {
+        rows_max: options.rows,
+        cache_tokens_max: options.cache_tokens,
+        prefill_chunk: PREFILL_TOKENS,
+    };
+    let (owner, ended) = Owner::start(served.policy.clone(), engine, options.threads.max(1))?;
+    let context = served.policy.config().max_position_embeddings;
+    let serving = Serving {
+        special: Special::of(served.policy.tokenizer()),
+        served,
+        owner,
+        answers: AtomicUsize::new(0),
+    };
+    let app = Arc::new(App {
+        serving: Arc::new(serving),
+        places: Arc::new(Semaphore::new(places_max)),
+        places_max,
+        bodies: Semaphore::new(BODIES_MAX),
+        leaving: AtomicBool::new(false),
+        key: options.key.clone(),
+    });
+    let router = axum::Router::new().fallback(handle);
+    let router = router.with_state(Arc::clone(&app));
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "cannot switch off delayed sending");
+        }
+    });
+    let (close, closed) = oneshot::channel::<()>();
+    let server = axum::serve(listener, router).with_graceful_shutdown(async {
+        let _ = closed.await;
+    });
+    Ok(PolicyServer {
+        address,
+        context,
+        app,
+        close,
+        task: tokio::spawn(async move { server.await }),
+        ended,
+    })
+}
+
+impl PolicyServer {
+    /// Serves until `drain` is over, and answers then what it has taken on. New requests are refused
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// Why the engine or the server ended before.
+    pub async fn run(mut self, drain: impl Future<Output = ()>) -> Result<(), String> {
+        let (app, owner) = (&self.app, &self.app.serving.owner);
+        tokio::select! {
+            () = drain => {}
+            ended = &mut self.task => {
+                let why = ended.map_err(std::io::Error::other).and_then(|ended| ended);
+                return Err(why.map_or_else(|e| e.to_string(), |()| "it was closed".to_owned()));
+            }
+            () = over(&mut self.ended) => {}
+        }
+        app.leaving.store(true, Ordering::SeqCst);
+        if owner.ended().is_none() {
+            // Free places are all that is left once everything is answered.
+            let all = u32::try_from(app.places_max).unwrap_or(u32::MAX);
+            tokio::select! {
+                _ = app.places.acquire_many(all) => {}
+                () = over(&mut self.ended) => {}
+            }
+        }
+        let _ = self.close.send(());
+        // What a client does not read is not waited for.
+        let _ = tokio::time::timeout(CLOSING, &mut self.task).await;
+        match owner.ended() {
+            None => Ok(()),
+            Some(why) => Err(why.to_owned()),
+        }
+    }
+}
+
+/// Until the engine has ended.
+async fn over(ended: &mut watch::Receiver<bool>) {
+    let _ = ended.wait_for(|ended| *ended).await;
+}
+
+async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    match answered(&app, &parts, body).await {
+        Ok(response) => response,
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+async fn answered(app: &Arc<App>, parts: &Parts, body: Body) -> Result<Response, Refusal> {
+    // Programs send none; a page of some site in a browser does, and may not use what listens here.
+    if parts.headers.contains_key(header::ORIGIN) {
+        let message = "pages in a browser may not ask: requests with the header Origin are refused";
+        return Err(Refusal::status(StatusCode::FORBIDDEN, message));
+    }
+    let path = parts.uri.path();
+    if path == "/health" && parts.method == Method::GET {
+        return health(app);
+    }
+    check_key(app, &parts.headers)?;
+    let form = match path {
+        "/v1/completions" => Form::Completion,
+        "/v1/chat/completions" => Form::Chat,
+        _ => return models(app, parts),
+    };
+    if parts.method != Method::POST {
+        return Err(wrong_method(path, "POST"));
+    }
+    if app.leaving.load(Ordering::SeqCst) {
+        return Err(Refusal::leaving());
+    }
+    let ask = read(app, form, body).await?;
+    let held = take_places(app, ask.places())?;
+    let streams = ask.stream;
+    let (reply, seats) = Reply::begin(Arc::clone(&app.serving), ask, held).await?;
+    if !streams {
+        return Ok(document(&reply.whole(seats).await?));
+    }
+    let events = events(reply, seats).map(Ok::<_, Infallible>);
+    let sse = Sse::new(events).keep_alive(KeepAlive::default());
+    Ok(sse.into_response())
+}
+
+fn wrong_method(path: &str, method: &str) -> Refusal {
+    let message = format!("{path} takes {method} alone");
+    Refusal::status(StatusCode::METHOD_NOT_ALLOWED, message)
+}
+
+fn health(app: &App) -> Result<Response, Refusal> {
+    if app.serving.owner.ended().is_some() {
+        return Err(app.serving.owner.gone());
+    }
+    match app.leaving.load(Ordering::SeqCst) {
+        true => Err(Refusal::leaving()),
+        false => Ok(document(&json!({"status": "ok"}))),
+    }
+}
+
+fn models(app: &App, parts: &Parts) -> Result<Response, Refusal> {
+    let path = parts.uri.path();
+    let name = &app.serving.served.name;
+    let config = app.serving.served.policy.config();
+    let model = json!({
+        "id": name, "object": "model", "created": 0, "owned_by": "agentgym",
+        "max_model_len": config.max_position_embeddings,
+    });
+    let found = match path.strip_prefix("/v1/models") {
+        Some("" | "/") => json!({"object": "list", "data": [model]}),
+        Some(one) if one.strip_prefix('/') == Some(name) => model,
+        Some(_) => return Err(Refusal::no_model(format!("the policy here is {name:?}"))),
+        None => {
+            let message = format!(
+                "there is no {path}; there are /v1/completions, /v1/chat/completions, /v1/models and /health"
+            );
+            return Err(Refusal::status(StatusCode::NOT_FOUND, message));
+        }
+    };
+    match parts.method == Method::GET {
+        true => Ok(document(&found)),
+        false => Err(wrong_method(path, "GET")),
+    }
+}
+
+/// Whether the request has the key, in a time that does not depend on where it differs.
+fn check_key(app: &App, headers: &HeaderMap) -> Result<(), Refusal> {
+    let Some(key) = &app.key else {
+        return Ok(());
+    };
+    let given = headers.get(header::AUTHORIZATION);
+    let given = given.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let given = given.unwrap_or_default();
+    let differ = (given.iter().zip(key.as_bytes())).fold(0, |all, (x, y)| all | (x ^ y));
+    match given.len() == key.len() && differ == 0 {
+        true => Ok(()),
+        false => {
+            let message = "this server wants its key, as bearer";
+            Err(Refusal::status(StatusCode::UNAUTHORIZED, message))
+        }
+    }
+}
+
+/// Reads a body, and what it asks for.
+async fn read(app: &App, form: Form, body: Body) -> Result<Ask, Refusal> {
+    let reading = async {
+        let permit = app.bodies.acquire().await;
+        let body = to_bytes(body, BODY_BYTES_MAX).await;
+        (permit, body)
+    };
+    let slow = || Refusal::status(StatusCode::REQUEST_TIMEOUT, "the body does not arrive");
+    let (_permit, body) =
+        (tokio::time::timeout(BODY_PATIENCE, reading).await).map_err(|_| slow())?;
+    let body: Bytes = body.map_err(|e| {
+        let message =
+            format!("the body cannot be read, or has more than {BODY_BYTES_MAX} bytes: {e}");
+        Refusal::status(StatusCode::PAYLOAD_TOO_LARGE, message)
+    })?;
+    let serving = Arc::clone(&app.serving);
+    let read = move || {
+        let served = &serving.served;
+        Ask::read(form, &body, (&served.policy, &served.name))
+    };
+    let read = tokio::task::spawn_blocking(read).await;
+    read.map_err(|e| Refusal::failed(format!("reading the request: {e}")))?
+}
+
+/// Takes places for sequences, until the permit is dropped.
+fn take_places(app: &App, places: usize) -> Result<OwnedSemaphorePermit, Refusal> {
+    if places > app.places_max {
+        let most = app.places_max;
+        let message = format!(
+            "{places} sequences (prompts times n, and each prompt that is scored), where this server takes \
+             up to {most} at once; ask for fewer"
+        );
+        return Err(Refusal::bad("", message));
+    }
+    let wanted = u32::try_from(places).unwrap_or(u32::MAX);
+    let taken = Arc::clone(&app.places).try_acquire_many_owned(wanted);
+    taken.map_err(|_| match app.leaving.load(Ordering::SeqCst) {
+        true => Refusal::leaving(),
+        false => Refusal::full(format!(
+            "all {} places are taken, or too few are free for {places} sequences",
+            app.places_max
+        )),
+    })
+}
+
+fn document(content: &Value) -> Response {
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    (StatusCode::OK, json, content.to_string()).into_response()
+}
