@@ -217,6 +217,7 @@ fn spread_columns<S: Simd, const R: usize, const C: usize>(
     let mut rows = [[simd.splat_f32s(0.0); C]; R];
     for r in 0..R {
         let vector = &S::as_simd_f32s(&vectors[r]).0[column..column + C];
+        #[expect(clippy::manual_memcpy)]
         for c in 0..C {
             rows[r][c] = vector[c];
         }

@@ -113,7 +113,16 @@ impl Client {
             return Err(Failure::Passing("it gave the request up".to_owned(), None));
         }
         let read = dialect::read(self.dialect, ask, &answer, vocab_size);
-        read.map_err(Failure::Lasting)
+        let mut answer = read.map_err(Failure::Lasting)?;
+        for at in std::mem::take(&mut answer.unsaid) {
+            let before = [ask.prompt, &answer.token_ids[..at]].concat();
+            let end = ask.stop_ids.first().copied().unwrap_or_default();
+            let body = dialect::distribution_body(&before, end, vocab_size);
+            let all = self.post(route, &body).await?;
+            let told = dialect::told(&all, before.len(), answer.token_ids[at]);
+            answer.log_probs[at] = told.map_err(Failure::Lasting)?;
+        }
+        Ok(answer)
     }
 
     /// The longest context, where the server tells it.

@@ -3,6 +3,7 @@
 
 use agentgym_jobs::config::ServerDialect;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 /// A message that a server is to generate.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +27,8 @@ pub(crate) struct Answer {
     pub(crate) token_ids: Vec<u32>,
     /// Log-probs of the whole distribution, one for each id.
     pub(crate) log_probs: Vec<f32>,
+    /// Places whose log-prob was left out and is to be asked for ([`distribution_body`]).
+    pub(crate) unsaid: Vec<usize>,
     /// The last id is a stop id.
     pub(crate) ended: bool,
 }
@@ -35,6 +38,8 @@ pub(crate) struct Answer {
 struct Said {
     token_ids: Option<Vec<u32>>,
     log_probs: Option<Vec<f64>>,
+    /// Places that have none; the number there is not to be read.
+    unsaid: BTreeSet<usize>,
     /// The ids that the log-probs belong to.
     scored_ids: Option<Vec<u32>>,
     prompt_ids: Option<Vec<u32>>,
@@ -165,8 +170,8 @@ fn vllm(answer: &Value) -> Said {
         scored_ids: scored
             .and_then(|all| all.iter().map(|entry| numbered(&entry["token"])).collect()),
         prompt_ids: ids(&answer["prompt_token_ids"]),
-        prompt_tokens: None,
         finish: word(&choice["finish_reason"]),
+        ..Said::default()
     }
 }
 
@@ -180,19 +185,32 @@ fn sglang(answer: &Value) -> Said {
         token_ids: ids(&answer["output_ids"]).or_else(|| scored_ids.clone()),
         log_probs: scored.and_then(|all| all.iter().map(|entry| entry[0].as_f64()).collect()),
         scored_ids,
-        prompt_ids: None,
         prompt_tokens: meta["prompt_tokens"].as_u64(),
         finish: word(&meta["finish_reason"]["type"]),
+        ..Said::default()
     }
 }
 
+/// It leaves out the log-prob of an id that ends within a character, and the list if nothing is left.
 fn llama_cpp(answer: &Value) -> Said {
-    let scored = answer["completion_probabilities"].as_array();
+    let entries = answer["completion_probabilities"].as_array();
+    let entry = |entry: &Value| Some((id(&entry["id"])?, entry["logprob"].as_f64()?));
+    let scored: Option<Vec<(u32, f64)>> =
+        entries.map_or(Some(Vec::new()), |all| all.iter().map(entry).collect());
+    let token_ids = ids(&answer["tokens"]);
+    let laid = (token_ids.as_deref().zip(scored.as_deref())).and_then(|(ids, all)| laid(ids, all));
+    let (log_probs, unsaid, scored_ids) = match laid {
+        Some((log_probs, unsaid)) => (Some(log_probs), unsaid, None),
+        None => {
+            let (ids, log_probs) = scored.into_iter().flatten().unzip();
+            (Some(log_probs), BTreeSet::new(), Some(ids))
+        }
+    };
     Said {
-        token_ids: ids(&answer["tokens"]),
-        log_probs: scored
-            .and_then(|all| all.iter().map(|entry| entry["logprob"].as_f64()).collect()),
-        scored_ids: scored.and_then(|all| all.iter().map(|entry| id(&entry["id"])).collect()),
+        token_ids,
+        log_probs,
+        unsaid,
+        scored_ids,
         prompt_ids: ids(&answer["prompt"]),
         prompt_tokens: answer["tokens_evaluated"].as_u64(),
         finish: match answer["stop_type"].as_str() {
@@ -200,6 +218,67 @@ fn llama_cpp(answer: &Value) -> Said {
             Some("limit") => "length".to_owned(),
             _ => word(&answer["stop_type"]),
         },
+    }
+}
+
+/// Log-probs in the places of their ids, and the places that have none. A log-prob has a place if
+/// every way to lay all of them along the ids, in their order, puts it there; none if there is no way.
+fn laid(ids: &[u32], scored: &[(u32, f64)]) -> Option<(Vec<f64>, BTreeSet<usize>)> {
+    let mut first = Vec::with_capacity(scored.len());
+    let mut places = 0..ids.len();
+    for (id, _) in scored {
+        first.push(places.find(|at| ids[*at] == *id)?);
+    }
+    let mut places = (0..ids.len()).rev();
+    let mut unsaid: BTreeSet<usize> = (0..ids.len()).collect();
+    let mut log_probs = vec![0.0; ids.len()];
+    for ((id, log_prob), first) in scored.iter().zip(first).rev() {
+        let last = places.find(|at| ids[*at] == *id)?;
+        if first == last {
+            log_probs[last] = *log_prob;
+            unsaid.remove(&last);
+        }
+    }
+    Some((log_probs, unsaid))
+}
+
+/// Has llama.cpp tell the log-probs of all ids behind a prompt: `end`, which ends a character and the
+/// message, is forced, since the log-probs are those before anything is forced.
+pub(crate) fn distribution_body(prompt: &[u32], end: u32, vocab_size: usize) -> Value {
+    const CERTAIN: f64 = 1e6;
+    json!({
+        "prompt": prompt,
+        "stream": false,
+        "n_predict": 1,
+        "temperature": 0.0,
+        "samplers": ["temperature"],
+        "logit_bias": [[end, CERTAIN]],
+        "n_probs": vocab_size,
+        "return_tokens": true,
+        "cache_prompt": true,
+    })
+}
+
+/// What the answer to [`distribution_body`] says of an id behind a prompt of so many ids.
+///
+/// # Errors
+/// It says nothing of it, or has read another prompt.
+pub(crate) fn told(answer: &Value, prompt_tokens: usize, of: u32) -> Result<f32, String> {
+    let read = &answer["tokens_evaluated"];
+    if *read != prompt_tokens {
+        return Err(format!(
+            "it has read {read} ids of a prompt of {prompt_tokens}"
+        ));
+    }
+    let all = answer["completion_probabilities"][0]["top_logprobs"].as_array();
+    let found = all.and_then(|all| all.iter().find(|entry| id(&entry["id"]) == Some(of)));
+    let log_prob = found.and_then(|entry| entry["logprob"].as_f64());
+    match log_prob.filter(|log_prob| is_log_prob(*log_prob)) {
+        Some(log_prob) => Ok(log_prob as f32),
+        None => Err(format!(
+            "it gives no log-prob of the id {of}, which ends within a character, with the log-probs of all ids \
+             behind the {prompt_tokens} before it either"
+        )),
     }
 }
 
@@ -214,6 +293,7 @@ fn openai(answer: &Value) -> Said {
         log_probs: scored["token_logprobs"]
             .as_array()
             .and_then(|all| all.iter().map(Value::as_f64).collect()),
+        unsaid: BTreeSet::new(),
         scored_ids,
         prompt_ids: ids(&choice["prompt_token_ids"]),
         prompt_tokens: answer["usage"]["prompt_tokens"].as_u64(),
@@ -264,10 +344,7 @@ fn checked(ask: &Ask<'_>, said: Said, vocab_size: usize) -> Result<Answer, Strin
             "the id {id}, where the policy has {vocab_size}; it serves a model of another vocabulary"
         ));
     }
-    // Rounding may put the log-prob of what is certain a little above 0.
-    const ROUNDING: f64 = 1e-3;
-    let wrong = |log_prob: &&f64| !(**log_prob <= ROUNDING && log_prob.is_finite());
-    if let Some(wrong) = log_probs.iter().find(wrong) {
+    if let Some(wrong) = log_probs.iter().find(|log_prob| !is_log_prob(**log_prob)) {
         return Err(format!("a log-prob of {wrong}"));
     }
     // A server that does not know every stop id goes on after it. What it sampled before is the
@@ -306,8 +383,15 @@ fn checked(ask: &Ask<'_>, said: Said, vocab_size: usize) -> Result<Answer, Strin
     Ok(Answer {
         token_ids,
         log_probs,
+        unsaid: said.unsaid.into_iter().filter(|at| *at < length).collect(),
         ended: end.is_some(),
     })
+}
+
+fn is_log_prob(number: f64) -> bool {
+    // Rounding may put the log-prob of what is certain a little above 0.
+    const ROUNDING: f64 = 1e-3;
+    number <= ROUNDING && number.is_finite()
 }
 
 fn id(value: &Value) -> Option<u32> {

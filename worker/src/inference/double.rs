@@ -2,13 +2,17 @@
 //! server would not understand, generates with a real policy, and fails when it is told to.
 
 use agentgym_jobs::config::ServerDialect;
-use agentgym_model::{Engine, EngineOptions, FinishReason, GenerationRequest, Policy, Sampling};
+use agentgym_model::{
+    ComputeOptions, Engine, EngineOptions, FinishReason, GenerationRequest, Policy, Sampling,
+    ScoreRequest, score,
+};
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Semaphore;
 
@@ -35,6 +39,8 @@ struct Inner {
     policy: Mutex<Policy>,
     faults: Mutex<VecDeque<Fault>>,
     asked: Mutex<Vec<Vec<u32>>>,
+    /// Requests with a forced id.
+    forced: AtomicUsize,
     /// A message takes one of these; probes need none.
     allowed: Semaphore,
     key: Option<&'static str>,
@@ -61,6 +67,7 @@ impl Double {
             policy: Mutex::new(policy),
             faults: Mutex::default(),
             asked: Mutex::default(),
+            forced: AtomicUsize::new(0),
             allowed: Semaphore::new(Semaphore::MAX_PERMITS),
             key,
         });
@@ -95,6 +102,11 @@ impl Double {
     /// Prompts that were answered so far, those of probes left out.
     pub(crate) fn take_asked(&self) -> Vec<Vec<u32>> {
         std::mem::take(&mut *held(&self.state.asked))
+    }
+
+    /// Requests for the log-probs of all ids so far.
+    pub(crate) fn forced(&self) -> usize {
+        self.state.forced.load(Ordering::Relaxed)
     }
 }
 
@@ -166,6 +178,9 @@ fn is_probe(body: &Value) -> bool {
 
 impl Inner {
     fn generate(&self, path: &str, body: &Value, fewer: bool) -> Result<Value, String> {
+        if body.get("logit_bias").is_some() {
+            return self.distribution(path, body);
+        }
         let asked = self.understood(path, body)?;
         if asked.prompt.len() >= self.context {
             return Err(format!("{} ids exceed the context", asked.prompt.len()));
@@ -201,7 +216,49 @@ impl Inner {
             log_probs.pop();
         }
         let ended = done.finish == FinishReason::Eos;
-        Ok(self.said(&asked.prompt, &done.token_ids, &log_probs, ended))
+        let mut said = self.said(&asked.prompt, &done.token_ids, &log_probs, ended);
+        if self.dialect == ServerDialect::LlamaCpp && !fewer {
+            leave_out_halves(&mut said, &policy, &done.token_ids);
+        }
+        Ok(said)
+    }
+
+    /// llama.cpp with a forced id: the log-probs of all ids, as before it was forced.
+    fn distribution(&self, path: &str, body: &Value) -> Result<Value, String> {
+        self.forced.fetch_add(1, Ordering::Relaxed);
+        let policy = held(&self.policy).clone();
+        let size = policy.config().vocab_size;
+        let mut plain = body.clone();
+        let forced = plain["logit_bias"].take();
+        plain
+            .as_object_mut()
+            .ok_or("no object")?
+            .remove("logit_bias");
+        plain["n_probs"] = 1.into();
+        plain["seed"] = 0.into();
+        let asked = self.understood(path, &plain)?;
+        let end = policy.eos_ids()[0];
+        if self.dialect != ServerDialect::LlamaCpp || forced != json!([[end, 1e6]]) {
+            return Err("an id is forced".to_owned());
+        }
+        if body["n_probs"] != size || body["n_predict"] != 1 || body.get("seed").is_some() {
+            return Err("not the log-probs of all ids".to_owned());
+        }
+        let of = |id: u32| -> Result<Value, String> {
+            let ids = [asked.prompt.as_slice(), &[id]].concat();
+            let loss_mask: Vec<bool> = (0..ids.len()).map(|at| at > 0).collect();
+            let request = ScoreRequest {
+                token_ids: &ids,
+                loss_mask: &loss_mask,
+            };
+            let scores = score(&policy, &[request], 1.0, &ComputeOptions::default());
+            let log_prob = scores.map_err(|e| e.to_string())?[0].log_probs[ids.len() - 1];
+            Ok(json!({"id": id, "logprob": log_prob}))
+        };
+        let all: Result<Vec<Value>, String> = (0..size as u32).map(of).collect();
+        let mut said = self.said(&asked.prompt, &[end], &[0.0], true);
+        said["completion_probabilities"][0]["top_logprobs"] = all?.into();
+        Ok(said)
     }
 
     /// The request, if it is one that the server understands.
@@ -365,6 +422,21 @@ impl Inner {
                 "usage": {"prompt_tokens": prompt.len()},
             }),
         }
+    }
+}
+
+/// llama.cpp says nothing of an id behind which the text ends within a character, and leaves the list
+/// out if it is empty.
+fn leave_out_halves(said: &mut Value, policy: &Policy, ids: &[u32]) {
+    let whole = |at: usize| {
+        let text = policy.tokenizer().decode(&ids[..=at], false);
+        !text.ends_with(char::REPLACEMENT_CHARACTER)
+    };
+    let entries = said["completion_probabilities"].as_array_mut().unwrap();
+    let mut at = 0..;
+    entries.retain(|_| at.next().is_some_and(whole));
+    if entries.is_empty() {
+        (said.as_object_mut().unwrap()).remove("completion_probabilities");
     }
 }
 

@@ -104,6 +104,27 @@ async fn each_dialect_gives_the_policys_own_numbers() {
     }
 }
 
+/// A policy that knows nothing writes bytes that are no text, and llama.cpp says nothing of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn log_probs_that_a_server_leaves_out_are_asked_for() {
+    let policy = policy();
+    let probe = Probe::of(&policy, None, 1).unwrap();
+    let double = Double::start(ServerDialect::LlamaCpp, Policy::clone(&policy)).await;
+    let opened = Opened::new(config(&double.url, ServerDialect::LlamaCpp), probe);
+    let server = opened.open().await.unwrap();
+    let before = double.forced();
+    let prompt = [9, 10, 11, 12];
+    for seed in 0..4 {
+        let said = server.generate(&prompt, 12, (Sampling::default(), seed));
+        let said = said.await.unwrap();
+        let scored = crate::probe::tests::scored(&policy, &prompt, &said.token_ids);
+        for (a, b) in said.log_probs.iter().zip(scored) {
+            assert!((a - b).abs() < 1e-5, "{a} {b}");
+        }
+    }
+    assert!(double.forced() > before, "none was left out");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_passes_is_asked_again_and_what_lasts_is_an_error_at_once() {
     let policy = policy();

@@ -84,12 +84,17 @@ fn ids_and_log_probs_are_taken_as_they_are() {
 
 #[test]
 fn whatever_is_not_what_was_asked_for_is_named() {
-    for dialect in ALL {
+    for dialect in ALL
+        .into_iter()
+        .filter(|dialect| *dialect != ServerDialect::LlamaCpp)
+    {
         let fewer = refused(dialect, &answer(dialect, &[8, 9, 2], &[-0.5, -1.0], "stop"));
         assert!(
             fewer.contains("2 log-probs for 3 ids"),
             "{dialect:?}: {fewer}"
         );
+    }
+    for dialect in ALL {
         let short = refused(dialect, &answer(dialect, &[8, 9], &[-0.5, -1.0], "length"));
         assert!(short.contains("context is shorter"), "{short}");
         let endless = refused(dialect, &answer(dialect, &[8, 9], &[-0.5, -1.0], "stop"));
@@ -140,6 +145,65 @@ fn a_prompt_that_was_read_otherwise_is_named() {
     echoed["prompt_token_ids"] = json!([5, 6, 8]);
     let said = refused(ServerDialect::Vllm, &echoed);
     assert!(said.contains("the first 2"), "{said}");
+}
+
+/// llama.cpp says nothing of ids that end within a character. What is left has its place only where
+/// there is no other for it.
+#[test]
+fn log_probs_that_are_left_out_are_known_by_their_places() {
+    let of = |ids: &[u32], scored: &[(u32, f64)]| laid(ids, scored).map(|(_, unsaid)| unsaid);
+    let set = |places: &[usize]| Some(places.iter().copied().collect());
+    assert_eq!(of(&[8, 9, 2], &[(8, -0.5), (2, -0.1)]), set(&[1]));
+    assert_eq!(of(&[8, 9, 2], &[]), set(&[0, 1, 2]));
+    // Either 8 may be meant, and the 9 is between them.
+    assert_eq!(of(&[8, 9, 8], &[(8, -0.5)]), set(&[0, 1, 2]));
+    assert_eq!(of(&[8, 8, 2], &[(8, -0.5), (8, -0.5), (2, -0.1)]), set(&[]));
+    assert_eq!(of(&[8, 9], &[(9, -0.5), (8, -0.5)]), None);
+    assert_eq!(of(&[8], &[(8, -0.5), (8, -0.5)]), None);
+    let mut halves = answer(
+        ServerDialect::LlamaCpp,
+        &[8, 9, 2],
+        &[-0.5, -1.0, -0.1],
+        "stop",
+    );
+    let entries = halves["completion_probabilities"].as_array_mut().unwrap();
+    entries.remove(1);
+    let message = read(ServerDialect::LlamaCpp, &ask(), &halves, VOCABULARY).unwrap();
+    assert_eq!(
+        (message.unsaid, message.token_ids),
+        (vec![1], vec![8, 9, 2])
+    );
+    assert_eq!((message.log_probs[0], message.log_probs[2]), (-0.5, -0.1));
+    let other = answer(ServerDialect::LlamaCpp, &[8, 9, 2], &[-0.5; 3], "stop");
+    let mut other = other;
+    other["tokens"] = json!([8, 7, 2]);
+    let said = refused(ServerDialect::LlamaCpp, &other);
+    assert!(said.contains("other ids than it gives"), "{said}");
+}
+
+#[test]
+fn a_forced_answer_tells_the_log_prob_of_any_id() {
+    let body = distribution_body(&PROMPT, 2, VOCABULARY);
+    assert_eq!(
+        (&body["n_probs"], &body["logit_bias"]),
+        (&json!(VOCABULARY), &json!([[2, 1e6]]))
+    );
+    let mut answer = json!({"tokens": [2], "tokens_evaluated": 3, "completion_probabilities": [
+        {"id": 2, "logprob": -9.0, "top_logprobs": [{"id": 8, "logprob": -0.25}, {"id": 9, "logprob": 0.5}]},
+    ]});
+    assert_eq!(told(&answer, 3, 8), Ok(-0.25));
+    assert!(
+        told(&answer, 3, 9)
+            .unwrap_err()
+            .contains("no log-prob of the id 9")
+    );
+    assert!(
+        told(&answer, 3, 7)
+            .unwrap_err()
+            .contains("no log-prob of the id 7")
+    );
+    answer["tokens_evaluated"] = 4.into();
+    assert!(told(&answer, 3, 8).unwrap_err().contains("read 4 ids"));
 }
 
 /// What OpenAI itself answers: texts.
