@@ -83,9 +83,10 @@ mod tests {
     #[test]
     fn shards_hold_as_much_as_they_may_and_no_tensor_is_cut() {
         assert_eq!(cut(&[4, 4, 2, 9, 1, 1], 8), [0..2, 2..3, 3..4, 4..6]);
-        assert_eq!(cut(&[4, 4], 8), [0..2]);
+        let alone = |sizes: &[usize], all| cut(sizes, 8).into_iter().eq(std::iter::once(all));
+        assert!(alone(&[4, 4], 0..2));
+        assert!(alone(&[], 0..0));
         assert_eq!(cut(&[4, 4], 1), [0..1, 1..2]);
-        assert_eq!(cut(&[], 8), [0..0]);
         assert_eq!(cut(&[0, 0, 9, 0], 8), [0..2, 2..3, 3..4]);
     }
 }
