@@ -56,6 +56,12 @@ said digest 0 digest r
 said verify 0 verify r
 said export 0 export r --iteration 2 --to "$scratch/export"
 said export_trajectories 0 export r --trajectories "$scratch/trajectories.json"
+said check_model 0 check-model models/base
+mkdir "$scratch/other"
+cp models/base/model.safetensors "$scratch/other"
+printf '{"model_type": "gemma", "architectures": ["GemmaForCausalLM"], "num_hidden_layers": 2}' \
+  >"$scratch/other/config.json"
+said check_model@other 2 check-model "$scratch/other"
 said workers 0 workers r
 said workers@all 0 workers
 said ledger 0 ledger r

@@ -1,4 +1,4 @@
-//! The number formats that a GPU computes with.
+//! The number formats that a GPU computes with, and in which weights are written for other programs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,6 +19,22 @@ pub enum Dtype {
 impl Dtype {
     /// All formats.
     pub const ALL: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
+
+    /// Its name in a `config.json`.
+    pub(crate) fn in_full(self) -> &'static str {
+        match self {
+            Dtype::F32 => "float32",
+            Dtype::Bf16 => "bfloat16",
+        }
+    }
+
+    /// Bytes of a number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::Bf16 => 2,
+        }
+    }
 }
 
 impl fmt::Display for Dtype {

@@ -33,9 +33,12 @@ pub use folder::adapter::{ALL_LINEAR, Adapter, LORA_MODULES, LoraOptions, factor
 pub use folder::chat::{Bridge, Chat, Message, Role};
 pub use folder::config::ModelConfig;
 pub use folder::family::Architecture;
+pub use folder::layout::Layout;
 pub use folder::parameter::Parameter;
 pub use folder::rope::{Rope, RopeScaling};
+pub use folder::shards::SHARD_BYTES_MAX;
 pub use folder::tokenizer::Tokenizer;
+pub use folder::weight_files::WeightsOnDisk;
 pub use folder::weights::{Weights, parameter_shapes};
 pub use generate::engine::{Engine, EngineOptions, EngineStats};
 pub use generate::likeliest::likeliest;

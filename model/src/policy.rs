@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use crate::compute::Network;
 use crate::cpu::network::rope_table;
-use crate::folder::weights::weight_files;
+use crate::dtype::Dtype;
+use crate::folder::weight_files::WeightFiles;
 use crate::gpu::{self, Gpu};
 use crate::policy_text::{PolicyText, no_template};
 use crate::spare::Spare;
@@ -45,10 +46,11 @@ impl Policy {
     }
 
     /// Checks whether a folder holds a policy that [`Policy::load`] could read, without reading
-    /// its weights or its vocabulary.
+    /// the numbers of its weights or its vocabulary.
     ///
     /// # Errors
-    /// The errors of `load` for the config and the chat template, or a missing file.
+    /// The errors of `load` for the config and the chat template, or a file that is missing or cut
+    /// off.
     pub fn check(dir: &Path) -> Result<ModelConfig> {
         let config = ModelConfig::load(dir)?;
         if config.value_head {
@@ -56,9 +58,7 @@ impl Policy {
         }
         crate::folder::files::open(&dir.join("tokenizer.json"))?;
         Chat::load(dir)?.ok_or_else(|| no_template(dir))?;
-        for file in weight_files(dir)? {
-            crate::folder::files::open(&file)?;
-        }
+        WeightFiles::open(dir)?.check_types()?;
         Ok(config)
     }
 
@@ -134,7 +134,7 @@ impl Policy {
     #[must_use]
     pub fn saying_float32(self) -> Self {
         Policy {
-            config: Arc::new(self.config.saying_float32()),
+            config: Arc::new(self.config.saying(Dtype::F32)),
             ..self
         }
     }

@@ -8,6 +8,7 @@ mod folders;
 mod golden;
 mod golden_lora;
 mod invariance;
+mod layouts;
 mod oracle;
 mod sharing;
 mod training;

@@ -3,6 +3,7 @@
 
 use agentgym_jobs::pipeline::PartId;
 use agentgym_model::Dtype;
+use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -66,7 +67,8 @@ pub struct Global {
     /// Where workers in this process compute: cpu, cuda:N, or auto for a GPU where there is one
     #[arg(long, global = true, help_heading = COMMON, env = "AGENTGYM_DEVICE", default_value = "cpu")]
     pub device: String,
-    /// What a GPU's products read: f32, or bf16, which is faster and less exact
+    /// What a GPU's products read: f32, or bf16, which is faster and less exact. Given to export:
+    /// the number format of the weights that it writes
     #[arg(
         long,
         global = true,
@@ -160,6 +162,11 @@ pub enum Command {
     /// Write an iteration as plain files (policies, optimizer, trajectories, minibatches),
     /// or a run's episodes as conversations to train on
     Export(ExportArgs),
+    /// What a model's folder holds, whether it is whole, and what can be done with it here
+    CheckModel {
+        /// A folder in Hugging Face's layout, or the hub id of a model in the hub tools' cache
+        folder: String,
+    },
     /// The digest of everything a run has committed
     Digest {
         /// Run id
@@ -246,6 +253,22 @@ pub struct ExportArgs {
     /// Also the reference policy, from which divergences are measured
     #[arg(long, conflicts_with = "trajectories")]
     pub reference: bool,
+    /// Also the optimizer's state after the iteration
+    #[arg(long, conflicts_with = "trajectories")]
+    pub optimizer: bool,
+    /// Most bytes of a weight file, such as 500MB or 2GiB; larger models are written as shards
+    /// with an index [default: 4GB]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        conflicts_with = "trajectories",
+        value_parser = crate::text::bytes_of
+    )]
+    pub shard_size: Option<usize>,
+    /// `--dtype`, where it was given: f32 or bf16 [default: trainer.save_dtype]. Its environment
+    /// variable is about computing and does not count here.
+    #[arg(skip)]
+    pub save_dtype: Option<Dtype>,
     /// Instead: a new JSON file for the episodes of the run, or of --iteration, in
     /// AgentTraj-L's format, which sft and dpo runs read
     #[arg(long, value_name = "FILE")]
@@ -410,7 +433,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ),
     (
         "Use, keep and check",
-        &["serve", "export", "digest", "verify"],
+        &["serve", "export", "check-model", "digest", "verify"],
     ),
     ("Help", &["keys", "completions", "man", "help"]),
 ];
@@ -446,7 +469,12 @@ pub fn grammar() -> clap::Command {
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
     let mut grammar = grammar();
     let matches = grammar.try_get_matches_from_mut(with_run(args))?;
-    Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut grammar))
+    let mut cli = Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut grammar))?;
+    let given = matches.value_source("dtype") == Some(ValueSource::CommandLine);
+    if let Command::Export(args) = &mut cli.command {
+        args.save_dtype = given.then_some(cli.global.dtype);
+    }
+    Ok(cli)
 }
 
 /// The script with which a shell completes this program's commands.
@@ -563,6 +591,30 @@ mod tests {
             assert_eq!(args.config, PathBuf::from("configs/a.yaml"), "{line}");
             assert_eq!(args.overrides, ["run.seed=2", "data.seed=3"], "{line}");
         }
+    }
+
+    #[test]
+    fn export_takes_the_number_format_from_its_own_line_alone() {
+        for (line, expected) in [
+            ("agentgym-submit export r --iteration 1 --to d", None),
+            (
+                "agentgym-submit export r --iteration 1 --to d --dtype bf16",
+                Some(Dtype::Bf16),
+            ),
+            (
+                "agentgym-submit --dtype f32 export r --iteration 1 --to d",
+                Some(Dtype::F32),
+            ),
+        ] {
+            let cli = super::parse(line.split(' ').map(OsString::from)).unwrap();
+            let Command::Export(args) = cli.command else {
+                panic!("{line} is not an export");
+            };
+            assert_eq!(args.save_dtype, expected, "{line}");
+        }
+        let line = "agentgym-submit export r --iteration 1 --to d --shard-size 500apples";
+        let error = parse(line).unwrap_err().to_string();
+        assert!(error.contains("500MB"), "{error}");
     }
 
     #[test]

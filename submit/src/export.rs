@@ -5,6 +5,7 @@
 //! policy_before/     the folder the update started from
 //! optimizer_before/  AdamW state; absent if the update started with a fresh optimizer
 //! policy_after/      the folder it wrote
+//! optimizer_after/   on request: the AdamW state beside it
 //! episodes.jsonl     one rollout episode per line, including those not trained on
 //! trajectories.jsonl one sequence of the batch per line, by slot
 //! update.json        minibatches in order: slots, hyper-parameters, metrics
@@ -18,10 +19,14 @@
 //! If an adapter is trained, `adapter_before/` and `adapter_after/` hold it in PEFT's layout, the
 //! optimizer state is the adapter's, and the policies are the base with the adapter merged;
 //! `--adapter` leaves the policies out.
+//!
+//! Weights are copied as they were committed, in f32, unless bf16 (`--dtype`, `trainer.save_dtype`) or
+//! smaller files (`--shard-size`) are asked for; the adapter and the optimizer's state are always f32.
 
 mod episodes;
 mod folder;
 mod lessons;
+mod wanted;
 
 use crate::records::{Slot, batch_json, has, input, slots};
 use crate::runs::RunView;
@@ -35,18 +40,13 @@ use agentgym_jobs::pipeline::{
 use agentgym_storage::Manifest;
 use episodes::Played;
 pub use folder::Exported;
-use folder::{check_free, folder, policy, write};
+use folder::{check_free, folder, model, policy, write};
 use serde_json::{Value, json};
 use std::path::Path;
+pub use wanted::Wanted;
 
-/// Options of an export.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Wanted {
-    /// If the run trains an adapter: export only the adapter, not the policies.
-    pub adapter_alone: bool,
-    /// Also export the reference policy.
-    pub reference: bool,
-}
+/// Folder of the optimizer's state among a commit's artifacts.
+const OPTIMIZER: &str = "optimizer";
 
 /// Exports iteration `n` into the folder `to`: all of it or nothing.
 ///
@@ -68,6 +68,12 @@ pub async fn export(view: &RunView, n: u32, to: &Path, wanted: Wanted) -> Result
         )));
     }
     let after = view.committed(policy_of(&view.plan, n)).await?;
+    if wanted.optimizer && !keeps_optimizer(&after) {
+        return Err(Error::Usage(format!(
+            "iteration {n} of run {} was made by {}, which has no optimizer state; leave --optimizer out",
+            view.plan.run, after.stage
+        )));
+    }
     check_free(to)?;
     let parent = match to.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -99,7 +105,7 @@ async fn write_all(
     to: &Path,
     out: &mut Exported,
 ) -> Result<()> {
-    let (plan, adapter_alone) = (&view.plan, wanted.adapter_alone);
+    let plan = &view.plan;
     let (config, rollout) = (&plan.config, &plan.config.actor_rollout_ref.rollout);
     let mut origin = json!({
         "run": plan.run.to_string(),
@@ -118,17 +124,22 @@ async fn write_all(
         "train_batch_size": config.data.train_batch_size,
         "actor": config.actor_rollout_ref.actor,
         "algorithm": config.algorithm,
+        "save_dtype": wanted.dtype(plan).to_string(),
     });
     if plan.has_adapter() {
         origin["model"] = json!(config.actor_rollout_ref.model);
     }
-    policy(view, after, (to, "after", adapter_alone), out).await?;
+    policy(view, after, (to, "after", wanted), out).await?;
+    if wanted.optimizer {
+        folder(view, after, OPTIMIZER, &to.join("optimizer_after"), out).await?;
+    }
     if plan.needs_reference() {
         let reference = reference_of(plan);
         origin["reference"] = json!(reference.to_string());
         if wanted.reference {
             let commit = view.committed(reference).await?;
-            folder(view, &commit, "policy", &to.join("reference"), out).await?;
+            let place = to.join("reference");
+            model(view, &commit, "policy", (&place, wanted), out).await?;
         }
     }
     // The starting iteration of a fork was made by its parent.
@@ -136,7 +147,7 @@ async fn write_all(
     match config.run.pipeline {
         _ if !own => {}
         _ if n == 0 => {
-            lessons::warm_start(view, (to, adapter_alone), &mut origin, out).await?;
+            lessons::warm_start(view, (to, wanted), &mut origin, out).await?;
         }
         Pipeline::AgentEvol => {
             let filter = PartId {
@@ -148,11 +159,11 @@ async fn write_all(
             let lineage = view.bytes(&kept, artifact_names::LINEAGE).await?;
             write(to, artifact_names::LINEAGE, &lineage, out)?;
             let base = view.committed(BASE_PART).await?;
-            policy(view, &base, (to, "before", adapter_alone), out).await?;
+            policy(view, &base, (to, "before", wanted), out).await?;
             lessons::sft(view, n, Some(kept), to, out).await?;
             origin["optimizer_before"] = json!("fresh");
         }
-        _ => update(view, (n, adapter_alone), after, (to, &mut origin), out).await?,
+        _ => update(view, (n, wanted), after, (to, &mut origin), out).await?,
     }
     origin["removed"] = json!(out.removed);
     origin["unwritten"] = json!(out.unwritten);
@@ -162,13 +173,13 @@ async fn write_all(
 /// An iteration of reinforcement learning.
 async fn update(
     view: &RunView,
-    (n, adapter_alone): (u32, bool),
+    (n, wanted): (u32, Wanted),
     after: &Manifest,
     (to, origin): (&Path, &mut Value),
     out: &mut Exported,
 ) -> Result<()> {
     let before = view.committed(policy_of(&view.plan, n - 1)).await?;
-    policy(view, &before, (to, "before", adapter_alone), out).await?;
+    policy(view, &before, (to, "before", wanted), out).await?;
     origin["optimizer_before"] = json!(optimizer(view, &before, Stage::Update, "", to, out).await?);
     let batch = view.committed(batch_of(n)).await?;
     if has(&batch, artifact_names::KL) {
@@ -188,7 +199,7 @@ async fn update(
     if let Some(id) = critic_of(&view.plan, n) {
         origin["critic"] = json!(view.plan.config.critic);
         let after = view.committed(id).await?;
-        origin["critic_optimizer_before"] = json!(critic(view, &after, to, out).await?);
+        origin["critic_optimizer_before"] = json!(critic(view, &after, (to, wanted), out).await?);
     }
     Ok(())
 }
@@ -204,19 +215,21 @@ async fn optimizer(
     out: &mut Exported,
 ) -> Result<&'static str> {
     // The optimizer state is carried over only within a phase, and a fork may have dropped it.
-    let kept = before
-        .outputs
-        .iter()
-        .any(|o| o.name.starts_with("optimizer/"));
-    if before.stage != made_by.name() || !kept {
+    if before.stage != made_by.name() || !keeps_optimizer(before) {
         return Ok("fresh");
     }
     let name = format!("{model}optimizer_before");
-    folder(view, before, "optimizer", &to.join(&name), out).await?;
+    folder(view, before, OPTIMIZER, &to.join(&name), out).await?;
     Ok(match out.removed.contains(&name) {
         true => "carried on, and removed by retention since",
         false => "carried on",
     })
+}
+
+/// Whether a commit has an optimizer's state, or had it before retention removed it.
+fn keeps_optimizer(commit: &Manifest) -> bool {
+    let mut outputs = commit.outputs.iter();
+    outputs.any(|o| o.name.starts_with("optimizer/"))
 }
 
 /// Exports a stage's record of its steps.
@@ -239,12 +252,17 @@ fn jsonl(lines: &[Value]) -> String {
 async fn critic(
     view: &RunView,
     after: &Manifest,
-    to: &Path,
+    (to, wanted): (&Path, Wanted),
     out: &mut Exported,
 ) -> Result<&'static str> {
     let before = input(view, after, "critic").await?;
-    folder(view, after, "critic", &to.join("critic_after"), out).await?;
-    folder(view, &before, "critic", &to.join("critic_before"), out).await?;
+    for (commit, name) in [(after, "critic_after"), (&before, "critic_before")] {
+        model(view, commit, "critic", (&to.join(name), wanted), out).await?;
+    }
+    if wanted.optimizer && keeps_optimizer(after) {
+        let place = to.join("critic_optimizer_after");
+        folder(view, after, OPTIMIZER, &place, out).await?;
+    }
     record(view, after, artifact_names::CRITIC_UPDATE, to, out).await?;
     optimizer(view, &before, Stage::CriticUpdate, "critic_", to, out).await
 }

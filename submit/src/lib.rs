@@ -6,6 +6,7 @@
 //! [`Exit`].
 
 mod api;
+mod check_model;
 mod claims;
 pub mod cli;
 mod control;
@@ -115,6 +116,7 @@ pub async fn execute(cli: Cli) -> Result<()> {
             serve::serve(run, args, global).await
         }
         Command::Export(args) => export(args, global).await,
+        Command::CheckModel { folder } => check_model::check_model(folder, global),
         Command::Digest { run } => {
             let view = view(run, global).await?;
             let (digest, commits) = view.store.run_digest(&view.plan.run).await?;
@@ -205,6 +207,9 @@ async fn export(args: &cli::ExportArgs, global: &Global) -> Result<()> {
     let wanted = export::Wanted {
         adapter_alone: args.adapter,
         reference: args.reference,
+        optimizer: args.optimizer,
+        dtype: args.save_dtype,
+        shard_bytes_max: args.shard_size,
     };
     let exported = export::export(&view, iteration, to, wanted).await?;
     if global.json {

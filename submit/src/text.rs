@@ -170,6 +170,37 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
+/// The bytes of a size such as `500MB`: units as `transformers` reads them, MB a million bytes and
+/// MiB 2^20.
+///
+/// # Errors
+/// What a size looks like.
+pub(crate) fn bytes_of(size: &str) -> Result<usize, String> {
+    const UNITS: [(&str, u64); 7] = [
+        ("KIB", 1 << 10),
+        ("MIB", 1 << 20),
+        ("GIB", 1 << 30),
+        ("KB", 1_000),
+        ("MB", 1_000_000),
+        ("GB", 1_000_000_000),
+        ("B", 1),
+    ];
+    let upper = size.trim().to_ascii_uppercase();
+    let split = UNITS
+        .iter()
+        .find_map(|(unit, bytes)| Some((upper.strip_suffix(unit)?, *bytes)));
+    let (number, unit) = split.unwrap_or((&upper, 1));
+    let number = number.trim();
+    let digits = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+    let bytes = digits.then(|| number.parse::<u64>().ok()?.checked_mul(unit));
+    let bytes = bytes
+        .flatten()
+        .and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| {
+        format!("{size:?} is no size of a file; give a whole number and a unit, such as 500MB, 4GB or 2GiB")
+    })
+}
+
 /// `12 345 678`.
 pub fn count(value: u64) -> String {
     let digits = value.to_string();
@@ -328,5 +359,32 @@ mod tests {
             init              0.1
             iteration 10     0.25
         ");
+    }
+
+    #[test]
+    fn sizes_are_read_as_transformers_reads_them() {
+        for (size, bytes) in [
+            ("500MB", 500_000_000),
+            ("2GiB", 2 << 30),
+            ("3 kb", 3000),
+            ("7", 7),
+            ("1b", 1),
+        ] {
+            assert_eq!(bytes_of(size), Ok(bytes), "{size}");
+        }
+        for size in [
+            "",
+            "MB",
+            "0",
+            "0GB",
+            "-1GB",
+            "1.5GB",
+            "500 apples",
+            "99999999999GB",
+            "+5MB",
+        ] {
+            let why = bytes_of(size).unwrap_err();
+            assert!(why.contains("500MB"), "{size}: {why}");
+        }
     }
 }

@@ -7,6 +7,7 @@ mod layout;
 mod lessons;
 mod qwen2;
 mod recompute;
+mod saved;
 mod supervised;
 mod update;
 

@@ -12,6 +12,7 @@ mod submit;
 
 mod architecture;
 mod bad_input;
+mod check_model;
 mod configs;
 mod dependencies;
 mod durability;

@@ -30,6 +30,12 @@ pub fn model_folder(path: &str) -> Result<PathBuf, String> {
     }
     let looked = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let looked = looked.display();
+    if folder.exists() && path.ends_with(".gguf") {
+        return Err(format!(
+            "{looked} is a GGUF file, a format that is not read; give the folder of the model that it was \
+             made from, with config.json and model.safetensors"
+        ));
+    }
     if folder.exists() {
         return Err(format!(
             "{looked} is a file; give the folder that holds config.json and model.safetensors"

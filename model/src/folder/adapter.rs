@@ -11,6 +11,7 @@
 use crate::folder::names::ADAPTER_CONFIG;
 use crate::folder::names::FACTOR_A;
 use crate::folder::names::FACTOR_B;
+use crate::folder::tensor_file::TensorFile;
 use crate::folder::weights::read_tensors;
 use crate::kernels::matmul::{View, matmul};
 use crate::tiny_words::Choices;
@@ -173,7 +174,9 @@ impl Adapter {
         let path = dir.join(WEIGHTS);
         let (mut shapes, mut parameters) = (options.shapes(config), BTreeMap::new());
         let source = "adapter_config.json on this base";
-        read_tensors(&path, &mut shapes, source, &|_| false, &mut parameters)?;
+        let mut take = |name, parameter| drop(parameters.insert(name, parameter));
+        let mut file = TensorFile::open(&path)?;
+        read_tensors(&mut file, &mut shapes, source, &|_| false, &mut take)?;
         match shapes.into_keys().next() {
             None => Ok(Adapter {
                 options,

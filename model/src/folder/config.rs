@@ -2,6 +2,7 @@
 //! checked on reading, with every other key kept so that saving gives the file
 //! back. An architecture that would be computed wrongly is refused by name.
 
+use crate::dtype::Dtype;
 use crate::folder::family::Architecture;
 use crate::folder::reader::Reader;
 use crate::folder::rope::Rope;
@@ -57,6 +58,12 @@ impl ModelConfig {
                     .to_owned(),
             });
         }
+        if !path.exists()
+            && let Some(message) = crate::folder::files::other_format(dir)
+        {
+            let path = dir.to_owned();
+            return Err(Error::Unsupported { path, message });
+        }
         let text = crate::folder::files::read(&path)?;
         let raw = serde_json::from_slice(&text).map_err(|e| Error::Json {
             path: path.clone(),
@@ -111,9 +118,9 @@ impl ModelConfig {
         Self::from_json(raw, path)
     }
 
-    /// The same model with float32 as the dtype in its file, since models are always saved in
-    /// float32 and `transformers` loads the dtype that the file names.
-    pub(crate) fn saying_float32(&self) -> Self {
+    /// The same model with the dtype of its weights in its file, since `transformers` loads the
+    /// dtype that the file names.
+    pub(crate) fn saying(&self, dtype: Dtype) -> Self {
         let mut config = self.clone();
         // Versions before 5 read `torch_dtype`, and later ones still do.
         let given: Vec<&str> = ["dtype", "torch_dtype"]
@@ -126,7 +133,7 @@ impl ModelConfig {
             given
         };
         for key in keys {
-            config.raw.insert(key.into(), json!("float32"));
+            config.raw.insert(key.into(), json!(dtype.in_full()));
         }
         config
     }
@@ -385,7 +392,7 @@ mod tests {
     fn what_is_saved_says_float32_under_the_keys_it_has() {
         let said = |keys: &str| {
             let text = GOOD.replace("\"odd key\": [1]", keys);
-            let raw = parse(&text).unwrap().saying_float32().raw;
+            let raw = parse(&text).unwrap().saying(Dtype::F32).raw;
             ["dtype", "torch_dtype"].map(|key| raw.get(key).cloned())
         };
         let float32 = || Some(json!("float32"));

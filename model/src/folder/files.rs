@@ -22,6 +22,30 @@ pub(crate) fn open(path: &Path) -> Result<File> {
     }
 }
 
+/// Weights in formats that are not read here, by how their files' names begin and end.
+const OTHER_FORMATS: [(&str, &str, &str); 3] = [
+    ("", ".gguf", "GGUF"),
+    ("pytorch_model", ".bin", "PyTorch's pickles"),
+    ("consolidated", ".pth", "PyTorch's pickles"),
+];
+
+/// What to say of a folder that has weights in another format alone.
+pub(crate) fn other_format(dir: &Path) -> Option<String> {
+    let entries = std::fs::read_dir(dir).ok()?.flatten();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort_unstable();
+    names.iter().find_map(|name| {
+        let is = |start: &str, end: &str| name.starts_with(start) && name.ends_with(end);
+        let (.., format) = (OTHER_FORMATS.iter()).find(|(start, end, _)| is(start, end))?;
+        Some(format!(
+            "holds {name}, weights in the format {format}, which is not read; give a folder with \
+             config.json and model.safetensors"
+        ))
+    })
+}
+
 /// Reads a file whole.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();

@@ -10,6 +10,13 @@ pub(crate) const HEAD_WEIGHT: &str = "score.weight";
 
 pub(crate) const HEAD_BIAS: &str = "score.bias";
 
+/// The weights in one file; or the index of several.
+pub(crate) const MODEL: &str = "model.safetensors";
+
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+
+pub(crate) const CONFIG: &str = "config.json";
+
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
 
 pub(crate) const FACTOR_A: &str = ".lora_A.weight";

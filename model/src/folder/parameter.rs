@@ -84,8 +84,19 @@ pub(crate) fn numbers(dtype: safetensors::Dtype, data: &[u8]) -> Result<Vec<f32>
             .map(|bits| f32::from_bits(u32::from(bits) << 16))
             .collect()),
         safetensors::Dtype::F16 => Ok(halves().map(|bits| f16::from_bits(bits).to_f32()).collect()),
-        other => Err(format!(
-            "has type {other:?}; f32, f16 and bf16 are supported"
-        )),
+        other => Err(unsupported(other)),
     }
+}
+
+/// Refuses a type that [`numbers`] does not read.
+pub(crate) fn check_type(dtype: safetensors::Dtype) -> Result<(), String> {
+    use safetensors::Dtype::{BF16, F16, F32};
+    match dtype {
+        F32 | BF16 | F16 => Ok(()),
+        other => Err(unsupported(other)),
+    }
+}
+
+fn unsupported(dtype: safetensors::Dtype) -> String {
+    format!("has type {dtype:?}; f32, f16 and bf16 are supported")
 }

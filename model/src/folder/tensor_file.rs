@@ -11,7 +11,7 @@ use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensorError};
 use serde_json::{Map, Value, json};
 
-use crate::folder::parameter::{Parameter, is_dense, transpose};
+use crate::folder::parameter::{is_dense, transpose};
 use crate::{Error, Result};
 
 /// Bytes of the header's length, which is at the start of a file.
@@ -19,6 +19,8 @@ const LENGTH_BYTES: usize = 8;
 /// `safetensors` refuses larger headers too.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 const F32_BYTES: usize = 4;
+/// How the text begins that stands in the place of a file which Git LFS has not fetched.
+const GIT_LFS: &[u8; LENGTH_BYTES] = b"version ";
 
 /// One tensor as the file will hold it.
 pub(crate) struct Entry<'a> {
@@ -88,34 +90,65 @@ pub(crate) fn check_finite(name: &str, numbers: &[f32]) -> Result<()> {
     })
 }
 
+/// A tensor as a file's header lists it.
+pub(crate) struct Listed {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: usize,
+}
+
 /// Writes one file, tensor by tensor, so that at most one of them is copied in memory.
 pub(crate) fn save(
     path: &Path,
     entries: &BTreeMap<String, Entry<'_>>,
     metadata: &[(&str, String)],
 ) -> Result<()> {
+    let listed = entries.iter().map(|(name, entry)| Listed {
+        name: name.clone(),
+        dtype: Dtype::F32,
+        shape: entry.shape.clone(),
+        bytes: entry.numbers.len() * F32_BYTES,
+    });
+    write(
+        path,
+        &listed.collect::<Vec<_>>(),
+        metadata,
+        |tensor, file| match entries.get(&tensor.name) {
+            Some(entry) => entry.write(file).map_err(Error::io(path)),
+            None => Ok(()),
+        },
+    )
+}
+
+/// Writes one file of `tensors`, sorted by name; `data` writes the bytes of one of them.
+pub(crate) fn write(
+    path: &Path,
+    tensors: &[Listed],
+    metadata: &[(&str, String)],
+    mut data: impl FnMut(&Listed, &mut BufWriter<File>) -> Result<()>,
+) -> Result<()> {
     let mut header = Map::new();
     let metadata: BTreeMap<_, _> = metadata.iter().cloned().collect();
     header.insert("__metadata__".to_owned(), json!(metadata));
     let mut start = 0;
-    for (name, entry) in entries {
-        let end = start + entry.numbers.len() * F32_BYTES;
-        let info = json!({"dtype": "F32", "shape": entry.shape, "data_offsets": [start, end]});
-        header.insert(name.clone(), info);
+    for tensor in tensors {
+        let end = start + tensor.bytes;
+        let info =
+            json!({"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, end]});
+        header.insert(tensor.name.clone(), info);
         start = end;
     }
     let mut header = Value::Object(header).to_string().into_bytes();
     header.resize(header.len().next_multiple_of(LENGTH_BYTES), b' ');
-    let write = || {
-        let mut file = BufWriter::new(File::create(path)?);
-        file.write_all(&(header.len() as u64).to_le_bytes())?;
-        file.write_all(&header)?;
-        for entry in entries.values() {
-            entry.write(&mut file)?;
-        }
-        file.flush()
-    };
-    write().map_err(Error::io(path))
+    let mut file = BufWriter::new(File::create(path).map_err(Error::io(path))?);
+    (file.write_all(&(header.len() as u64).to_le_bytes()))
+        .and_then(|()| file.write_all(&header))
+        .map_err(Error::io(path))?;
+    for tensor in tensors {
+        data(tensor, &mut file)?;
+    }
+    file.flush().map_err(Error::io(path))
 }
 
 /// A file whose tensors are read one at a time.
@@ -134,13 +167,23 @@ impl TensorFile {
             path: path.to_owned(),
             source,
         };
-        let mut file = File::open(path).map_err(Error::io(path))?;
+        let damaged = |message: String| Error::Unsupported {
+            path: path.to_owned(),
+            message,
+        };
+        let mut file = crate::folder::files::open(path)?;
         let length = file.metadata().map_err(Error::io(path))?.len();
         let mut size = [0; LENGTH_BYTES];
         if length < LENGTH_BYTES as u64 {
             return Err(unreadable(SafeTensorError::HeaderTooSmall));
         }
         file.read_exact(&mut size).map_err(Error::io(path))?;
+        if &size == GIT_LFS {
+            return Err(damaged(
+                "is a pointer of Git LFS, not the file itself; fetch it with `git lfs pull`"
+                    .to_owned(),
+            ));
+        }
         let size = u64::from_le_bytes(size);
         if size > HEADER_BYTES_MAX {
             return Err(unreadable(SafeTensorError::HeaderTooLarge));
@@ -151,10 +194,22 @@ impl TensorFile {
         }
         let mut header = vec![0; size as usize];
         file.read_exact(&mut header).map_err(Error::io(path))?;
-        let header: Metadata = serde_json::from_slice(&header)
-            .map_err(|e| unreadable(SafeTensorError::InvalidHeaderDeserialization(e)))?;
-        if start.checked_add(header.data_len() as u64) != Some(length) {
-            return Err(unreadable(SafeTensorError::MetadataIncompleteBuffer));
+        let header: Metadata =
+            serde_json::from_slice(&header).map_err(|e| match unknown_type(&header) {
+                Some((tensor, message)) => Error::Tensor {
+                    path: path.to_owned(),
+                    tensor,
+                    message,
+                },
+                None => unreadable(SafeTensorError::InvalidHeaderDeserialization(e)),
+            })?;
+        let expected = start.checked_add(header.data_len() as u64);
+        if expected != Some(length) {
+            let expected = expected.map_or("more".to_owned(), |bytes| bytes.to_string());
+            return Err(damaged(format!(
+                "has {length} bytes, by its header {expected}: it was cut off, or is still being \
+                 written; copy it again"
+            )));
         }
         Ok(TensorFile {
             path: path.to_owned(),
@@ -162,6 +217,11 @@ impl TensorFile {
             header,
             start,
         })
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Sorted, so that of several bad tensors the same one is reported every time.
@@ -183,6 +243,12 @@ impl TensorFile {
         Some((info.dtype, &info.shape))
     }
 
+    /// How many bytes a tensor has.
+    pub(crate) fn bytes_of(&self, name: &str) -> usize {
+        let info = self.header.info(name);
+        info.map_or(0, |info| info.data_offsets.1 - info.data_offsets.0)
+    }
+
     /// The bytes of a tensor; none where there is no such tensor.
     pub(crate) fn read(&mut self, name: &str) -> Result<Vec<u8>> {
         let Some(info) = self.header.info(name) else {
@@ -199,60 +265,19 @@ impl TensorFile {
     }
 }
 
-/// Writes `<stem>.safetensors`, or numbered shards and their index where the
-/// tensors exceed `shard_bytes_max`.
-pub(crate) fn save_sharded<'a>(
-    dir: &Path,
-    stem: &str,
-    shard_bytes_max: usize,
-    tensors: impl Iterator<Item = (&'a str, &'a Parameter)>,
-) -> Result<()> {
-    let mut shards: Vec<Vec<(&str, &Parameter)>> = vec![Vec::new()];
-    let (mut shard_bytes, mut total) = (0, 0);
-    for (name, tensor) in tensors {
-        let bytes = tensor.numbers().len() * 4;
-        if shard_bytes > 0 && shard_bytes + bytes > shard_bytes_max {
-            shards.push(Vec::new());
-            shard_bytes = 0;
+/// The first tensor of a header whose type `safetensors` does not know, and what to say of it.
+fn unknown_type(header: &[u8]) -> Option<(String, String)> {
+    let header: Map<String, Value> = serde_json::from_slice(header).ok()?;
+    header.into_iter().find_map(|(name, info)| {
+        let found = info.get("dtype")?.clone();
+        match serde_json::from_value::<Dtype>(found.clone()) {
+            Ok(_) => None,
+            Err(_) => Some((
+                name,
+                format!("has type {found}; f32, f16 and bf16 are supported"),
+            )),
         }
-        shard_bytes += bytes;
-        total += bytes;
-        shards
-            .last_mut()
-            .expect("there is a first shard")
-            .push((name, tensor));
-    }
-    let format = [("format", "pt".to_owned())];
-    let write = |file: &str, shard: &[(&'a str, &'a Parameter)]| {
-        let mut entries = BTreeMap::new();
-        for (name, tensor) in shard {
-            let entry = entry(name, tensor.shape().to_vec(), tensor.numbers());
-            entry.check_finite(name)?;
-            entries.insert((*name).to_owned(), entry);
-        }
-        save(&dir.join(file), &entries, &format)
-    };
-    if let [shard] = shards.as_slice() {
-        return write(&format!("{stem}.safetensors"), shard);
-    }
-    let mut map = BTreeMap::new();
-    for (number, shard) in shards.iter().enumerate() {
-        let file = format!(
-            "{stem}-{:05}-of-{:05}.safetensors",
-            number + 1,
-            shards.len()
-        );
-        write(&file, shard)?;
-        map.extend(
-            shard
-                .iter()
-                .map(|(name, _)| ((*name).to_owned(), file.clone())),
-        );
-    }
-    let index = serde_json::json!({"metadata": {"total_size": total}, "weight_map": map});
-    let path = dir.join(format!("{stem}.safetensors.index.json"));
-    let text = serde_json::to_string_pretty(&index).expect("a JSON value serialises");
-    std::fs::write(&path, text + "\n").map_err(Error::io(&path))
+    })
 }
 
 #[cfg(test)]

@@ -8,15 +8,14 @@ use crate::folder::parameter::Parameter;
 use crate::folder::parameter::is_dense;
 use crate::folder::parameter::numbers;
 use crate::folder::parameter::transpose;
+use crate::folder::shards::SHARD_BYTES_MAX;
 use crate::folder::tensor_file::TensorFile;
+use crate::folder::weight_files::WeightFiles;
 use crate::spare::Spare;
 use crate::{Error, ModelConfig, Result};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-
-/// A weight file is split above this many bytes.
-const SHARD_BYTES_MAX: usize = 4_000_000_000;
 
 /// Parameters of one model, immutable; numbers are shared, so a clone is cheap.
 #[derive(Debug, Clone, PartialEq)]
@@ -102,22 +101,41 @@ impl Weights {
     /// Reads `model.safetensors`, or the shards that `model.safetensors.index.json`
     /// names, in f32, f16 or bf16, and checks names, shapes and numbers.
     pub fn load(dir: &Path, config: &ModelConfig) -> Result<Self> {
-        let mut shapes = parameter_shapes(config);
         let mut parameters = BTreeMap::new();
-        let files = weight_files(dir)?;
+        Self::read(dir, config, &mut |name, parameter| {
+            parameters.insert(name, parameter);
+        })?;
+        Ok(Weights { parameters })
+    }
+
+    /// Reads all that [`Weights::load`] would, one parameter in memory at a time.
+    ///
+    /// # Errors
+    /// Those of `load`.
+    pub fn check(dir: &Path, config: &ModelConfig) -> Result<()> {
+        Self::read(dir, config, &mut |_, _| ())
+    }
+
+    /// Gives each parameter that [`Weights::load`] would read to `take`, in no particular order.
+    fn read(
+        dir: &Path,
+        config: &ModelConfig,
+        take: &mut dyn FnMut(String, Parameter),
+    ) -> Result<()> {
+        let mut shapes = parameter_shapes(config);
         // The files of a tied model or a critic may hold a head that is not used.
         let skip = |name: &str| name == HEAD && (config.tie_word_embeddings || config.value_head);
-        for path in &files {
-            read_tensors(path, &mut shapes, "config.json", &skip, &mut parameters)?;
+        let mut files = WeightFiles::open(dir)?.into_files();
+        for file in &mut files {
+            read_tensors(file, &mut shapes, "config.json", &skip, take)?;
         }
-        match shapes.into_iter().next() {
-            None => Ok(Weights { parameters }),
-            Some((name, _)) => Err(Error::Tensor {
+        match shapes.into_keys().next() {
+            None => Ok(()),
+            Some(tensor) => Err(Error::Tensor {
                 path: files
-                    .into_iter()
-                    .next_back()
-                    .unwrap_or_else(|| dir.to_owned()),
-                tensor: name,
+                    .last()
+                    .map_or_else(|| dir.to_owned(), |file| file.path().to_owned()),
+                tensor,
                 message: "is missing".to_owned(),
             }),
         }
@@ -130,25 +148,24 @@ impl Weights {
 
     /// [`Weights::save`] with another stem than `model`.
     pub(crate) fn save_as(&self, dir: &Path, stem: &str) -> Result<()> {
-        crate::folder::tensor_file::save_sharded(dir, stem, SHARD_BYTES_MAX, self.iter())
+        crate::folder::shards::save(dir, stem, SHARD_BYTES_MAX, self.iter())
     }
 }
 
-/// Adds a file's tensors to `parameters` and takes their names out of `shapes`,
-/// the in-memory shapes that `source` gives. Unknown names, other shapes and
+/// Gives a file's tensors to `take` and takes their names out of `shapes`, the in-memory shapes that `source` gives. Unknown names, other shapes and
 /// numbers that are not finite are refused.
 pub(crate) fn read_tensors(
-    path: &Path,
+    file: &mut TensorFile,
     shapes: &mut BTreeMap<String, Vec<usize>>,
     source: &str,
     skip: &dyn Fn(&str) -> bool,
-    parameters: &mut BTreeMap<String, Parameter>,
+    take: &mut dyn FnMut(String, Parameter),
 ) -> Result<()> {
-    let mut file = TensorFile::open(path)?;
+    let path = file.path().to_owned();
     for name in file.names() {
         let name = name.as_str();
         let bad = |message: String| Error::Tensor {
-            path: path.to_owned(),
+            path: path.clone(),
             tensor: name.to_owned(),
             message,
         };
@@ -175,32 +192,7 @@ pub(crate) fn read_tensors(
             true => transpose(&numbers, expected[0], expected[1]),
             false => numbers,
         };
-        parameters.insert(name.to_owned(), Parameter::new(shape, numbers));
+        take(name.to_owned(), Parameter::new(shape, numbers));
     }
     Ok(())
-}
-
-/// The weight files, as listed by the index where there is one.
-pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
-    let index = dir.join("model.safetensors.index.json");
-    if !index.exists() {
-        return Ok(vec![dir.join("model.safetensors")]);
-    }
-    let bad = |message: String| Error::Json {
-        path: index.clone(),
-        message,
-    };
-    let text = crate::folder::files::read(&index)?;
-    let value: serde_json::Value = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
-    let map = value
-        .get("weight_map")
-        .and_then(|map| map.as_object())
-        .ok_or_else(|| bad("has no weight_map".to_owned()))?;
-    let mut names: Vec<&str> = map.values().filter_map(|name| name.as_str()).collect();
-    names.sort_unstable();
-    names.dedup();
-    if names.iter().any(|name| name.contains(['/', '\\'])) {
-        return Err(bad("names a file outside the folder".to_owned()));
-    }
-    Ok(names.into_iter().map(|name| dir.join(name)).collect())
 }

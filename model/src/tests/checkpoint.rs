@@ -9,12 +9,12 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use crate::{Device, Policy, Result, TinyShape, tiny_text};
 
 /// Type, shape and bytes of each tensor of a file.
-type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+pub(super) type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-const NORM: &str = "model.norm.weight";
-const UP: &str = "model.layers.1.mlp.up_proj.weight";
+pub(super) const NORM: &str = "model.norm.weight";
+pub(super) const UP: &str = "model.layers.1.mlp.up_proj.weight";
 
-fn policy(tied: bool) -> Policy {
+pub(super) fn policy(tied: bool) -> Policy {
     let shape = TinyShape {
         hidden: 32,
         layers: 2,
@@ -29,11 +29,11 @@ fn policy(tied: bool) -> Policy {
     shape.policy(11, tokenizer).unwrap()
 }
 
-fn load(dir: &Path) -> Result<Policy> {
+pub(super) fn load(dir: &Path) -> Result<Policy> {
     Policy::load(dir, &Device::cpu())
 }
 
-fn read(path: &Path) -> Tensors {
+pub(super) fn read(path: &Path) -> Tensors {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     file.iter()
@@ -44,7 +44,7 @@ fn read(path: &Path) -> Tensors {
         .collect()
 }
 
-fn write(path: &Path, tensors: &Tensors) {
+pub(super) fn write(path: &Path, tensors: &Tensors) {
     let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
         (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
     });
@@ -63,7 +63,7 @@ fn changed(tied: bool, change: impl FnOnce(&mut Tensors)) -> Result<Policy> {
 }
 
 /// The weights as a file holds them.
-fn saved(policy: &Policy) -> Tensors {
+pub(super) fn saved(policy: &Policy) -> Tensors {
     let dir = tempfile::tempdir().unwrap();
     policy.save(dir.path()).unwrap();
     read(&dir.path().join("model.safetensors"))

@@ -1,5 +1,7 @@
-//! The folder that an export writes: plain files, and artifact folders as they were committed.
+//! The folder that an export writes: plain files, artifact folders as they were committed, and models
+//! in the wanted format.
 
+use super::wanted::Wanted;
 use crate::runs::{RunView, cache_dir};
 use crate::{Error, Result};
 use agentgym_jobs::pipeline::BASE_PART;
@@ -37,7 +39,7 @@ pub(super) fn unsaid(error: agentgym_worker::Error) -> Error {
 pub(super) async fn policy(
     view: &RunView,
     manifest: &Manifest,
-    (to, when, adapter_alone): (&Path, &str, bool),
+    (to, when, wanted): (&Path, &str, Wanted),
     out: &mut Exported,
 ) -> Result<()> {
     let (policy, adapter) = (format!("policy_{when}"), format!("adapter_{when}"));
@@ -50,14 +52,15 @@ pub(super) async fn policy(
         std::fs::write(&path, format!("{made:#}\n")).map_err(Error::local(&path))
     };
     if !view.plan.has_adapter() {
-        folder(view, manifest, "policy", &to.join(&policy), out).await?;
+        let place = to.join(&policy);
+        model(view, manifest, "policy", (&place, wanted), out).await?;
         return match out.removed.contains(&policy) {
             true => Ok(()),
             false => say_made(&to.join(policy)),
         };
     }
     folder(view, manifest, "adapter", &to.join(&adapter), out).await?;
-    if adapter_alone {
+    if wanted.adapter_alone {
         return Ok(());
     }
     if out.removed.contains(&adapter) {
@@ -69,7 +72,16 @@ pub(super) async fn policy(
     let merge = || {
         let base = Policy::load(base.path(), &Device::cpu())?;
         let adapter = Adapter::load(&to.join(&adapter), base.config())?;
-        base.with_adapter(adapter)?.save(&to.join(&policy))
+        let merged = base.with_adapter(adapter)?;
+        let Some(layout) = wanted.layout(&view.plan) else {
+            return merged.save(&to.join(&policy));
+        };
+        let exact = to.join(format!("{policy}_exact"));
+        merged.save(&exact)?;
+        layout.write(&exact, &to.join(&policy))?;
+        // Left behind, it would only be in the way: the export's folder is new.
+        let _ = std::fs::remove_dir_all(&exact);
+        Ok(())
     };
     merge().map_err(|e| Error::Usage(format!("merging {adapter}: {e}")))?;
     say_made(&to.join(&policy))?;
@@ -114,17 +126,50 @@ pub(super) async fn folder(
     to: &Path,
     out: &mut Exported,
 ) -> Result<()> {
+    if let Some(local) = fetched(view, manifest, prefix, to, out).await? {
+        copy_files(local.path(), to)?;
+    }
+    Ok(())
+}
+
+/// [`folder`] for a model, in the wanted format.
+pub(super) async fn model(
+    view: &RunView,
+    manifest: &Manifest,
+    prefix: &str,
+    (to, wanted): (&Path, Wanted),
+    out: &mut Exported,
+) -> Result<()> {
+    let Some(local) = fetched(view, manifest, prefix, to, out).await? else {
+        return Ok(());
+    };
+    match wanted.layout(&view.plan) {
+        None => copy_files(local.path(), to),
+        Some(layout) => layout
+            .write(local.path(), to)
+            .map_err(|e| Error::Usage(format!("writing {}: {e}", to.display()))),
+    }
+}
+
+/// A verified artifact folder and its name in the list of what is written, or a note that retention
+/// removed it.
+async fn fetched(
+    view: &RunView,
+    manifest: &Manifest,
+    prefix: &str,
+    to: &Path,
+    out: &mut Exported,
+) -> Result<Option<LocalFolder>> {
     let name = to.file_name().unwrap_or_default().to_string_lossy();
     match inputs(view, manifest).folder(INPUT, prefix).await {
         Ok(local) => {
-            copy_files(local.path(), to)?;
             out.names.push(format!("{name}/"));
-            Ok(())
+            Ok(Some(local))
         }
         // Export the rest: records are never removed.
         Err(agentgym_storage::Error::Removed { .. }) => {
             out.removed.push(name.into_owned());
-            Ok(())
+            Ok(None)
         }
         Err(e) => Err(e.into()),
     }

@@ -3,6 +3,7 @@
 //! stages' own functions recompute them.
 
 use super::folder::{Exported, INPUT, inputs, policy, unsaid, write};
+use super::wanted::Wanted;
 use crate::runs::{RunView, cache_dir};
 use crate::{Error, Result};
 use agentgym_jobs::pipeline::{BASE_PART, PartId, Stage, reference_of};
@@ -15,7 +16,7 @@ use std::path::Path;
 /// The training phases of iteration 0, each with the policy it starts from.
 pub(super) async fn warm_start(
     view: &RunView,
-    (to, adapter_alone): (&Path, bool),
+    (to, wanted): (&Path, Wanted),
     origin: &mut Value,
     out: &mut Exported,
 ) -> Result<()> {
@@ -24,7 +25,7 @@ pub(super) async fn warm_start(
         return Ok(());
     }
     let mut before = view.committed(BASE_PART).await?;
-    policy(view, &before, (to, "before", adapter_alone), out).await?;
+    policy(view, &before, (to, "before", wanted), out).await?;
     let sft_parts = plan.sft_parts(0);
     if sft_parts > 0 {
         sft(view, 0, None, to, out).await?;
@@ -37,7 +38,7 @@ pub(super) async fn warm_start(
                 ..BASE_PART
             };
             before = view.committed(last).await?;
-            policy(view, &before, (to, "between", adapter_alone), out).await?;
+            policy(view, &before, (to, "between", wanted), out).await?;
         }
         let init = vec![("init".to_owned(), view.committed(BASE_PART).await?)];
         let init = Inputs::new(view.store.clone(), init, cache_dir());

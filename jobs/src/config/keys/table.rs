@@ -320,6 +320,7 @@ pub const KEYS: &[KeySpec] = &[
     id("trainer.total_epochs", "1", "passes over the data").within(whole(1, MILLION, STEPS)),
     bind("trainer.save_freq", "25", "every so many iterations the policy is kept for good; 0 or -1: the first and the last alone")
         .within(whole(0, u32::MAX as u64, ANY)),
+    bind("trainer.save_dtype", "f32", "number format of the weights that `export` writes: f32 or bf16, each number rounded; what the run itself keeps and goes on from is f32"),
     id("trainer.test_freq", "10", "evaluate every so many iterations; 0 or -1: only at start and end").within(whole(0, u32::MAX as u64, ANY)),
     option("trainer.critic_warmup", "0", "first iterations that train the critic alone").within(whole(0, u32::MAX as u64, ANY)),
     bind("trainer.project_name", "agentgym", "folder of TensorBoard's events, with experiment_name below it; the run's own name is run.id"),

@@ -74,11 +74,21 @@ pub struct Guard {
     pub mismatch_max: Option<f64>,
 }
 
+/// The number format of weights in folders that are written for people; the run's own artifacts are
+/// always f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SaveDtype {
+    F32,
+    Bf16,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Trainer {
     pub total_training_steps: Option<u32>,
     pub total_epochs: u32,
     pub save_freq: u32,
+    pub save_dtype: SaveDtype,
     pub test_freq: u32,
     pub critic_warmup: u32,
     pub project_name: String,
