@@ -89,12 +89,30 @@ impl Client {
         format!("the {} server at {}", self.dialect.name(), self.shown)
     }
 
-    /// A message, checked against what was asked.
+    /// A message, checked against what was asked. A server that ends messages with other ids than the
+    /// policy does is asked to go on.
     pub(crate) async fn generate(
         &self,
         ask: &Ask<'_>,
         vocab_size: usize,
     ) -> Result<Answer, Failure> {
+        let mut answer = self.part(ask, vocab_size).await?;
+        while answer.goes_on {
+            let so_far = [ask.prompt, &answer.token_ids].concat();
+            let rest = Ask {
+                prompt: &so_far,
+                tokens_max: ask.tokens_max - answer.token_ids.len(),
+                ..*ask
+            };
+            let next = self.part(&rest, vocab_size).await?;
+            answer.token_ids.extend(next.token_ids);
+            answer.log_probs.extend(next.log_probs);
+            (answer.ended, answer.goes_on) = (next.ended, next.goes_on);
+        }
+        Ok(answer)
+    }
+
+    async fn part(&self, ask: &Ask<'_>, vocab_size: usize) -> Result<Answer, Failure> {
         let body = dialect::body(self.dialect, ask, self.model.as_deref());
         let route = dialect::generate_route(self.dialect);
         let answer = self

@@ -31,6 +31,8 @@ pub(crate) struct Answer {
     pub(crate) unsaid: Vec<usize>,
     /// The last id is a stop id.
     pub(crate) ended: bool,
+    /// The server ends messages with its last id, and the policy does not: the message goes on.
+    pub(crate) goes_on: bool,
 }
 
 /// What an answer says, before it is compared with what was asked.
@@ -46,6 +48,8 @@ struct Said {
     prompt_tokens: Option<u64>,
     /// `stop`, `length`, or what the server calls something else.
     finish: String,
+    /// The id that ended it is surely among its ids.
+    end_is_said: bool,
 }
 
 /// How a message is asked for.
@@ -198,6 +202,7 @@ fn llama_cpp(answer: &Value) -> Said {
     let scored: Option<Vec<(u32, f64)>> =
         entries.map_or(Some(Vec::new()), |all| all.iter().map(entry).collect());
     let token_ids = ids(&answer["tokens"]);
+    let given = token_ids.as_ref().map(|ids| ids.len() as u64);
     let laid = (token_ids.as_deref().zip(scored.as_deref())).and_then(|(ids, all)| laid(ids, all));
     let (log_probs, unsaid, scored_ids) = match laid {
         Some((log_probs, unsaid)) => (Some(log_probs), unsaid, None),
@@ -218,6 +223,7 @@ fn llama_cpp(answer: &Value) -> Said {
             Some("limit") => "length".to_owned(),
             _ => word(&answer["stop_type"]),
         },
+        end_is_said: given.is_some() && answer["tokens_predicted"].as_u64() == given,
     }
 }
 
@@ -293,11 +299,11 @@ fn openai(answer: &Value) -> Said {
         log_probs: scored["token_logprobs"]
             .as_array()
             .and_then(|all| all.iter().map(Value::as_f64).collect()),
-        unsaid: BTreeSet::new(),
         scored_ids,
         prompt_ids: ids(&choice["prompt_token_ids"]),
         prompt_tokens: answer["usage"]["prompt_tokens"].as_u64(),
         finish: word(&choice["finish_reason"]),
+        ..Said::default()
     }
 }
 
@@ -360,8 +366,10 @@ fn checked(ask: &Ask<'_>, said: Said, vocab_size: usize) -> Result<Answer, Strin
             ask.tokens_max
         ));
     }
+    let goes_on = end.is_none() && said.finish == "stop" && said.end_is_said;
     match (end, said.finish.as_str()) {
         (Some(_), _) => {}
+        (None, "stop") if goes_on => {}
         (None, "length") if length == ask.tokens_max => {}
         (None, "length") => {
             return Err(format!(
@@ -385,6 +393,7 @@ fn checked(ask: &Ask<'_>, said: Said, vocab_size: usize) -> Result<Answer, Strin
         log_probs,
         unsaid: said.unsaid.into_iter().filter(|at| *at < length).collect(),
         ended: end.is_some(),
+        goes_on: goes_on && length < ask.tokens_max,
     })
 }
 

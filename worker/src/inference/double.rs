@@ -44,6 +44,7 @@ struct Inner {
     /// A message takes one of these; probes need none.
     allowed: Semaphore,
     key: Option<&'static str>,
+    foreign_ends: Vec<u32>,
 }
 
 fn held<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -61,7 +62,11 @@ impl Double {
         context: usize,
         key: Option<&'static str>,
     ) -> Self {
+        // A quarter of all, so that a test of a few messages meets them.
+        let others = (0..policy.config().vocab_size as u32).step_by(4);
+        let foreign_ends = others.filter(|id| !policy.eos_ids().contains(id)).collect();
         let state = Arc::new(Inner {
+            foreign_ends,
             dialect,
             context,
             policy: Mutex::new(policy),
@@ -200,7 +205,11 @@ impl Inner {
                 ..Sampling::default()
             },
             tokens_max: asked.tokens_max.min(room),
-            stop_ids: policy.eos_ids().to_vec(),
+            stop_ids: match self.dialect {
+                // Ids that other models end messages with are ends to it in every model.
+                ServerDialect::LlamaCpp => [policy.eos_ids(), &self.foreign_ends].concat(),
+                _ => policy.eos_ids().to_vec(),
+            },
         };
         engine.submit(request).map_err(|e| e.to_string())?;
         let done = loop {
@@ -414,7 +423,7 @@ impl Inner {
                     .map(|(p, id)| json!({"id": id, "logprob": p}));
                 let scored: Vec<Value> = scored.collect();
                 json!({"content": "", "tokens": ids, "prompt": "", "tokens_evaluated": prompt.len(),
-                    "stop_type": if ended { "eos" } else { "limit" }, "completion_probabilities": scored})
+                    "tokens_predicted": ids.len(), "stop_type": if ended { "eos" } else { "limit" }, "completion_probabilities": scored})
             }
             ServerDialect::Openai => json!({
                 "choices": [{"text": "", "finish_reason": finish, "token_ids": ids,

@@ -98,7 +98,10 @@ async fn each_dialect_gives_the_policys_own_numbers() {
         for (a, b) in said.log_probs.iter().zip(scored) {
             assert!((a - b).abs() < 1e-5, "{dialect:?}: {a} {b}");
         }
-        assert_eq!(double.take_asked(), [prompt.to_vec()]);
+        let asked = double.take_asked();
+        assert_eq!(asked[0], prompt);
+        // llama.cpp's ends are not the policy's alone: what was said is sent to be gone on with.
+        assert!(dialect == ServerDialect::LlamaCpp || asked.len() == 1);
         assert_eq!(server.sampled_tokens(), said.token_ids.len() as u64);
         assert!(server.confirm().await.unwrap());
     }

@@ -181,6 +181,27 @@ fn log_probs_that_are_left_out_are_known_by_their_places() {
     assert!(said.contains("other ids than it gives"), "{said}");
 }
 
+/// Ids that end the messages of other models are ends to llama.cpp in every model.
+#[test]
+fn an_end_that_is_none_of_the_policys_is_no_end() {
+    let mut early = answer(ServerDialect::LlamaCpp, &[8, 9], &[-0.5, -1.0], "stop");
+    let said = refused(ServerDialect::LlamaCpp, &early);
+    assert!(
+        said.contains("without giving an id that ends one"),
+        "{said}"
+    );
+    early["tokens_predicted"] = 2.into();
+    let message = read(ServerDialect::LlamaCpp, &ask(), &early, VOCABULARY).unwrap();
+    assert_eq!((message.ended, message.goes_on), (false, true));
+    let mut full = answer(ServerDialect::LlamaCpp, &[8; 4], &[-0.5; 4], "stop");
+    full["tokens_predicted"] = 4.into();
+    let message = read(ServerDialect::LlamaCpp, &ask(), &full, VOCABULARY).unwrap();
+    assert_eq!((message.ended, message.goes_on), (false, false));
+    // The id that ended it was left out: what follows would not be its own.
+    early["tokens_predicted"] = 3.into();
+    refused(ServerDialect::LlamaCpp, &early);
+}
+
 #[test]
 fn a_forced_answer_tells_the_log_prob_of_any_id() {
     let body = distribution_body(&PROMPT, 2, VOCABULARY);
