@@ -37,38 +37,29 @@ pub fn report(book: &RunMetrics, plan: &Plan) -> String {
     head.extend(greedy.then(|| "greedy".to_owned()));
     head.extend(["rounds", "env faults"].map(String::from));
     let chat = plan.evaluates_by_chat();
-    head.extend(
-        (chat
-            .then_some(["tokens in", "tokens out", "cost"])
-            .into_iter()
-            .flatten())
-        .map(String::from),
-    );
+    if chat {
+        head.extend(["tokens in", "tokens out", "cost"].map(String::from));
+    }
     let mut table = Vec::new();
     for (name, row) in rows(book, plan) {
-        let line = |name: &str, score: &Value, greedy_success: Option<f64>| {
+        let line = |name: &str, score: &Value, greedy_success: Option<f64>, of: Option<&Row>| {
             let mut cells = vec![name.to_owned(), items(score), mean_estimate(&score["avg"])];
             cells.extend(ks.iter().map(|k| estimate(&score["pass"][k.to_string()])));
             cells.extend(greedy.then(|| text::share(greedy_success)));
             let rounds = score["rounds_mean"].as_f64();
             cells.push(rounds.map_or_else(|| "–".into(), |r| format!("{r:.1}")));
             cells.push(estimate(&score["fault_rate"]));
-            cells
-        };
-        // A set is asked for as a whole: its categories have no costs of their own.
-        let whole = |mut cells: Vec<String>| {
-            cells.extend(chat.then(|| spent(row)).into_iter().flatten());
-            cells
-        };
-        let part = |mut cells: Vec<String>| {
-            cells.resize(head.len(), String::new());
+            // A set is asked for as a whole: its categories have no costs of their own.
+            if chat {
+                cells.extend(of.map_or_else(Default::default, spent));
+            }
             cells
         };
         let score = |name: &str| row.metrics.get(name).unwrap_or(&Value::Null);
-        let greedy = row.metric("success_greedy");
-        table.push(whole(line(name, score("score"), greedy)));
+        let greedily = row.metric("success_greedy");
+        table.push(line(name, score("score"), greedily, Some(row)));
         for (category, found) in score("categories").as_object().into_iter().flatten() {
-            table.push(part(line(&format!("  {category}"), found, None)));
+            table.push(line(&format!("  {category}"), found, None, None));
         }
     }
     if table.is_empty() {
@@ -85,7 +76,7 @@ pub fn report(book: &RunMetrics, plan: &Plan) -> String {
 }
 
 /// What is evaluated: the model of a config, or that of a chat API.
-fn model(plan: &Plan) -> String {
+pub(crate) fn model(plan: &Plan) -> String {
     let actor = &plan.config.actor_rollout_ref;
     match plan.evaluates_by_chat() {
         false => actor.model.path.clone(),

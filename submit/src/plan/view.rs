@@ -339,10 +339,10 @@ impl<'a> PlanView<'a> {
                 format!("{} ({tasks} tasks{categories})", set.name)
             })
             .collect();
-        line("evaluate", sets.join(", "));
         if self.plan.evaluates_by_chat() {
             line("engine", chat_text(self.plan));
         }
+        line("evaluate", sets.join(", "));
         let greedy = match evaluation.greedy_beside() {
             0 => "",
             _ => " + 1 greedy",
