@@ -51,7 +51,8 @@ pub fn report(book: &RunMetrics, plan: &Plan) -> String {
             cells.push(estimate(&score["fault_rate"]));
             // A set is asked for as a whole: its categories have no costs of their own.
             if chat {
-                cells.extend(of.map_or_else(Default::default, spent));
+                let none = || ["–"; 3].map(String::from);
+                cells.extend(of.map_or_else(none, spent));
             }
             cells
         };
@@ -302,7 +303,13 @@ evaluation:
             "chat_tokens_out": 789, "chat_cost": 0.25,
         });
         let (book, plan) = book_of(&chat, all);
-        insta::assert_snapshot!(report(&book, &plan), @"");
+        insta::assert_snapshot!(report(&book, &plan), @"
+        some-model of the chat API at https://host/v1 at temperature 1, at most 15 rounds; mean with 95 % interval
+          set    items      avg@4                pass@1                pass@4  rounds            env faults  tokens in  tokens out    cost
+          real       3  0.500 [–]  0.500 [0.250, 1.000]  1.000 [0.500, 1.000]     6.2  0.000 [0.000, 1.000]    123 456         789  0.2500
+            d1       2  0.750 [–]  0.750 [0.375, 1.000]  1.000 [0.500, 1.000]     6.2  0.000 [0.000, 1.000]          –           –       –
+            d2  0 of 1          –                     –                     –       –                     –          –           –       –
+        ");
         let json = report_json(&book, &plan);
         assert_eq!(json["sets"]["real"]["usage"]["tokens_in"], 123_456);
         assert_eq!(json["sets"]["real"]["usage"]["cost"], 0.25);
