@@ -76,7 +76,7 @@ pub enum Event {
     /// The policy sampled a message, and the entropy of each of its tokens is recorded too.
     MessageWithEntropies(RecordedMessage, Vec<f32>),
     /// A chat API answered with a message.
-    Told(RecordedMessage, Told),
+    Told(RecordedMessage, Box<Told>),
 }
 
 impl Event {

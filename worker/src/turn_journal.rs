@@ -379,7 +379,7 @@ impl Tape {
         passes: impl Fn(&RecordedMessage) -> bool,
     ) -> Option<(RecordedMessage, Told)> {
         let said = self.next(|event| match event {
-            Event::Told(said, told) if passes(&said) => Ok((said, told)),
+            Event::Told(said, told) if passes(&said) => Ok((said, *told)),
             other => Err(other),
         })?;
         self.take_up(said.0.token_ids.len());

@@ -440,7 +440,7 @@ impl Transcript {
             None => {
                 let (message, _, told) = self.sampled(player, request, number, tokens_max).await?;
                 let told = told.unwrap_or_default();
-                tape.record(Event::Told(message.clone(), told.clone()));
+                tape.record(Event::Told(message.clone(), Box::new(told.clone())));
                 (message, told)
             }
         };

@@ -17,6 +17,9 @@ const KEY: &str = "sk-very-secret-key";
 /// The next answer: a status, headers and a body; or a turn, if there is none left.
 type Scripted = (u16, Vec<(&'static str, String)>, String);
 
+/// The same as it is written in a test.
+type Answer<'a> = (u16, &'a [(&'static str, &'a str)], &'a str);
+
 #[derive(Default)]
 struct Inner {
     script: Mutex<VecDeque<Scripted>>,
@@ -122,7 +125,7 @@ impl Double {
         Self { url, inner }
     }
 
-    fn then(&self, answers: &[(u16, &[(&'static str, &str)], &str)]) {
+    fn then(&self, answers: &[Answer<'_>]) {
         let answers = answers.iter().map(|(status, headers, body)| {
             let headers = headers.iter().map(|(k, v)| (*k, (*v).to_owned()));
             (*status, headers.collect(), (*body).to_owned())
