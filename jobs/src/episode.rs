@@ -89,6 +89,10 @@ pub enum Parse {
     Invalid,
 }
 
+/// In the place of a log-prob that nobody gave: not a number, which readers show as none. These bits,
+/// so that equal episodes are equal bytes.
+pub const NO_LOG_PROB: f32 = f32::from_bits(0x7fc0_0000);
+
 /// The tokens of one context; an episode has several sequences if its context is rewritten. Every
 /// vector has one entry per token.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -97,7 +101,8 @@ pub struct Sequence {
     pub token_ids: Vec<u32>,
     /// True where the policy sampled the id.
     pub loss_mask: Vec<bool>,
-    /// Log-prob at sampling time, temperature included; 0 where the mask is false.
+    /// Log-prob at sampling time, temperature included; 0 where the mask is false, [`NO_LOG_PROB`]
+    /// where a chat API said the token.
     pub sampled_log_probs: Vec<f32>,
     /// Log of the probability mass that top_k and top_p kept, in nats; 0 where the mask is false.
     /// `None` if nothing was cut. Whether it is stored depends on the container: episodes store it

@@ -31,6 +31,16 @@ pub struct RecordedMessage {
     pub ended: bool,
 }
 
+/// What a chat API said in a message. The message's ids are the text's in the run's own tokenizer, and
+/// its log-probs are [`crate::episode::NO_LOG_PROB`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// The text, as it was answered.
+    pub text: String,
+    /// Tokens that the API has read and written for it, where it says so.
+    pub usage: Option<(u64, u64)>,
+}
+
 /// The environment's answer to a message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
@@ -65,15 +75,17 @@ pub enum Event {
     Over,
     /// The policy sampled a message, and the entropy of each of its tokens is recorded too.
     MessageWithEntropies(RecordedMessage, Vec<f32>),
+    /// A chat API answered with a message.
+    Told(RecordedMessage, Box<Told>),
 }
 
 impl Event {
     /// Number of tokens sampled for the event.
     pub fn sampled_tokens(&self) -> u64 {
         match self {
-            Self::Message(message) | Self::MessageWithEntropies(message, _) => {
-                message.token_ids.len() as u64
-            }
+            Self::Message(message)
+            | Self::MessageWithEntropies(message, _)
+            | Self::Told(message, _) => message.token_ids.len() as u64,
             _ => 0,
         }
     }

@@ -216,10 +216,11 @@ impl Plan {
     fn identity_differences(&self, other: &Value) -> Vec<(&'static str, Value, Value)> {
         let mine = ResolvedConfig::leaves(&self.tree, keys::Kind::Identity);
         let theirs = ResolvedConfig::leaves(other, keys::Kind::Identity);
+        // A key may be an identity key in one of them alone.
+        let other = |key: &str| theirs.iter().find(|(path, _)| *path == key);
         mine.into_iter()
-            .zip(theirs)
-            .filter(|(a, b)| a != b)
-            .map(|((k, a), (_, b))| (k, a, b))
+            .map(|(k, a)| (k, a, other(k).map_or(Value::Null, |(_, b)| b.clone())))
+            .filter(|(_, a, b)| a != b)
             .collect()
     }
 }

@@ -8,6 +8,7 @@ use crate::{Error, Result, text};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_jobs::plan::Plan;
+use agentgym_text::without_secrets;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -35,21 +36,31 @@ pub fn report(book: &RunMetrics, plan: &Plan) -> String {
     let greedy = evaluation.greedy_beside() > 0;
     head.extend(greedy.then(|| "greedy".to_owned()));
     head.extend(["rounds", "env faults"].map(String::from));
+    let chat = plan.evaluates_by_chat();
+    if chat {
+        head.extend(["tokens in", "tokens out", "cost"].map(String::from));
+    }
     let mut table = Vec::new();
     for (name, row) in rows(book, plan) {
-        let line = |name: &str, score: &Value, greedy_success: Option<f64>| {
+        let line = |name: &str, score: &Value, greedy_success: Option<f64>, of: Option<&Row>| {
             let mut cells = vec![name.to_owned(), items(score), mean_estimate(&score["avg"])];
             cells.extend(ks.iter().map(|k| estimate(&score["pass"][k.to_string()])));
             cells.extend(greedy.then(|| text::share(greedy_success)));
             let rounds = score["rounds_mean"].as_f64();
             cells.push(rounds.map_or_else(|| "–".into(), |r| format!("{r:.1}")));
             cells.push(estimate(&score["fault_rate"]));
+            // A set is asked for as a whole: its categories have no costs of their own.
+            if chat {
+                let none = || ["–"; 3].map(String::from);
+                cells.extend(of.map_or_else(none, spent));
+            }
             cells
         };
         let score = |name: &str| row.metrics.get(name).unwrap_or(&Value::Null);
-        table.push(line(name, score("score"), row.metric("success_greedy")));
+        let greedily = row.metric("success_greedy");
+        table.push(line(name, score("score"), greedily, Some(row)));
         for (category, found) in score("categories").as_object().into_iter().flatten() {
-            table.push(line(&format!("  {category}"), found, None));
+            table.push(line(&format!("  {category}"), found, None, None));
         }
     }
     if table.is_empty() {
@@ -58,11 +69,42 @@ pub fn report(book: &RunMetrics, plan: &Plan) -> String {
     let head: Vec<&str> = head.iter().map(String::as_str).collect();
     format!(
         "{} at temperature {}, at most {} rounds; mean with 95 % interval\n{}",
-        plan.config.actor_rollout_ref.model.path,
+        model(plan),
         evaluation.temperature,
         evaluation.max_rounds,
         text::table(&head, &table)
     )
+}
+
+/// What is evaluated: the model of a config, or that of a chat API.
+pub(crate) fn model(plan: &Plan) -> String {
+    let actor = &plan.config.actor_rollout_ref;
+    match plan.evaluates_by_chat() {
+        false => actor.model.path.clone(),
+        true => format!(
+            "{} of the chat API at {}",
+            actor.rollout.server.model.as_deref().unwrap_or_default(),
+            without_secrets(actor.rollout.server.url.as_deref().unwrap_or_default())
+        ),
+    }
+}
+
+/// What an API read, wrote and costs for a set; `≥` where some answers did not say what they took.
+fn spent(row: &Row) -> [String; 3] {
+    let number = |name: &str| row.stats.get(name).and_then(Value::as_u64);
+    let more = match number("chat_answers_uncounted") {
+        Some(0) => "",
+        _ => "≥ ",
+    };
+    let tokens = |name: &str| {
+        number(name).map_or_else(|| "–".to_owned(), |n| format!("{more}{}", text::count(n)))
+    };
+    let cost = row.stats.get("chat_cost").and_then(Value::as_f64);
+    [
+        tokens("chat_tokens_in"),
+        tokens("chat_tokens_out"),
+        cost.map_or_else(|| "–".to_owned(), |cost| format!("{cost:.4}")),
+    ]
 }
 
 /// `90`, or `88 of 90` if environment faults spoiled every sample of two items.
@@ -99,15 +141,23 @@ pub fn report_json(book: &RunMetrics, plan: &Plan) -> Value {
     let sets: serde_json::Map<String, Value> = rows(book, plan)
         .map(|(name, row)| {
             let field = |name: &str| row.metrics.get(name).cloned().unwrap_or(Value::Null);
-            let set = json!({
+            let mut set = json!({
                 "env": field("env"), "score": field("score"), "categories": field("categories"),
                 "success_greedy": field("success_greedy"), "outcomes": field("sampled")["outcomes"],
             });
+            if plan.evaluates_by_chat() {
+                let stat = |name: &str| row.stats.get(name).cloned().unwrap_or(Value::Null);
+                set["usage"] = json!({
+                    "answers": stat("chat_answers"), "answers_uncounted": stat("chat_answers_uncounted"),
+                    "tokens_in": stat("chat_tokens_in"), "tokens_out": stat("chat_tokens_out"),
+                    "cost": stat("chat_cost"),
+                });
+            }
             (name.to_owned(), set)
         })
         .collect();
     json!({
-        "run": plan.run.to_string(), "model": plan.config.actor_rollout_ref.model.path,
+        "run": plan.run.to_string(), "model": model(plan),
         "samples": evaluation.samples, "temperature": evaluation.temperature,
         "max_rounds": evaluation.max_rounds, "sets": sets,
     })
@@ -173,6 +223,10 @@ mod tests {
     use agentgym_jobs::config::ResolvedConfig;
 
     fn book() -> (RunMetrics, Plan) {
+        book_of(&[], json!({}))
+    }
+
+    fn book_of(overrides: &[&str], stats: Value) -> (RunMetrics, Plan) {
         let text = "
 run: {pipeline: eval, id: e}
 actor_rollout_ref: {model: {path: models/base}}
@@ -184,7 +238,8 @@ evaluation:
     - {name: real, env: textcraft, ids: 0..3, categories: {d1: [0, 1], d2: [2]}}
     - {name: other, env: textcraft, ids: 5..6}
 ";
-        let config = ResolvedConfig::parse("x", Path::new("x.yaml"), text, &[]).unwrap();
+        let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+        let config = ResolvedConfig::parse("x", Path::new("x.yaml"), text, &overrides).unwrap();
         let plan = Plan::new(config, Path::new("")).unwrap();
         let estimate = |mean: f64| json!({"mean": mean, "low": mean / 2.0, "high": 1.0, "of": 2});
         let score = |items: u64, lost: u64, mean: f64| {
@@ -199,12 +254,13 @@ evaluation:
             "categories": {"d1": score(2, 0, 0.75), "d2": {"items": 1, "items_lost": 1}},
             "sampled": {"outcomes": {"solved": 6}},
         });
-        let Value::Object(metrics) = metrics else {
+        let (Value::Object(metrics), Value::Object(stats)) = (metrics, stats) else {
             unreachable!()
         };
         let mut book = RunMetrics::default();
         let row = Row {
             metrics,
+            stats,
             ..Row::default()
         };
         book.insert(part(0), row);
@@ -233,5 +289,34 @@ evaluation:
         assert_eq!(json["sets"]["real"]["score"]["pass"]["1"]["mean"], 0.5);
         assert_eq!(json["sets"]["real"]["outcomes"]["solved"], 6);
         assert!(json["sets"].get("other").is_none(), "not committed yet");
+    }
+
+    /// The same columns and what it cost; where some answers did not say what they took, no cost.
+    #[test]
+    fn a_chat_api_has_costs_beside_the_same_columns() {
+        let chat = [
+            "actor_rollout_ref.rollout.engine=chat",
+            "actor_rollout_ref.rollout.server={url: 'https://host/v1', model: some-model}",
+        ];
+        let all = json!({
+            "chat_answers": 40, "chat_answers_uncounted": 0, "chat_tokens_in": 123_456,
+            "chat_tokens_out": 789, "chat_cost": 0.25,
+        });
+        let (book, plan) = book_of(&chat, all);
+        insta::assert_snapshot!(report(&book, &plan), @"
+        some-model of the chat API at https://host/v1 at temperature 1, at most 15 rounds; mean with 95 % interval
+          set    items      avg@4                pass@1                pass@4  rounds            env faults  tokens in  tokens out    cost
+          real       3  0.500 [–]  0.500 [0.250, 1.000]  1.000 [0.500, 1.000]     6.2  0.000 [0.000, 1.000]    123 456         789  0.2500
+            d1       2  0.750 [–]  0.750 [0.375, 1.000]  1.000 [0.500, 1.000]     6.2  0.000 [0.000, 1.000]          –           –       –
+            d2  0 of 1          –                     –                     –       –                     –          –           –       –
+        ");
+        let json = report_json(&book, &plan);
+        assert_eq!(json["sets"]["real"]["usage"]["tokens_in"], 123_456);
+        assert_eq!(json["sets"]["real"]["usage"]["cost"], 0.25);
+        let some = json!({"chat_answers_uncounted": 1, "chat_tokens_in": 5, "chat_tokens_out": 6, "chat_cost": null});
+        let (book, plan) = book_of(&chat, some);
+        let row = book.row(part(0)).unwrap();
+        assert_eq!(spent(row), ["≥ 5", "≥ 6", "–"]);
+        assert!(report(&book, &plan).starts_with("some-model of the chat API at https://"));
     }
 }

@@ -1,6 +1,7 @@
 //! `agentgym-submit serve` as a client meets it: a real process and real HTTP. What it answers is
 //! compared with what the engine, scoring and `inspect` give for the same ids, bit for bit.
 
+mod evaluations;
 mod limits;
 mod rollouts;
 mod server;

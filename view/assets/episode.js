@@ -8,7 +8,7 @@ import { drawScene } from "./scenes.js";
 // What tokens can be coloured by: key, name, of a token (or none), and whether it has two directions.
 const STREAMS = [
   ["none", "nothing", () => null],
-  ["surprise", "−log-prob when sampled", (q, t) => q.mask[t] ? -q.sampled[t] : null],
+  ["surprise", "−log-prob when sampled", (q, t) => q.mask[t] && isNumber(q.sampled[t]) ? -q.sampled[t] : null],
   ["entropy", "entropy", (q, t) => q.mask[t] ? q.entropies?.[t] : null],
   ["advantage", "advantage", (q, t) => q.mask[t] ? q.advantages?.[t] : null, true],
   ["mismatch", "old − sampled log-prob", (q, t) => q.mask[t] && q.old ? q.old[t] - q.sampled[t] : null, true],
@@ -275,8 +275,10 @@ function inspect(card, q, t, place, index) {
   ];
   if (q.mask[t]) {
     const stream = (name, values, places = 4) => values && rows.push([name, fixed(values[t], places)]);
-    rows.push(["probability", num(Math.exp(q.sampled[t]), 4)]);
-    stream("log-prob, sampled", q.sampled); stream("log-prob, old", q.old); stream("log-prob, reference", q.reference);
+    // A chat API gives texts alone.
+    if (isNumber(q.sampled[t])) { rows.push(["probability", num(Math.exp(q.sampled[t]), 4)]); stream("log-prob, sampled", q.sampled); }
+    else rows.push(["probability", "not known"]);
+    stream("log-prob, old", q.old); stream("log-prob, reference", q.reference);
     if (q.rescored && q.old) { stream("log-prob, rescored", q.rescored); rows.push(["ratio", num(Math.exp(q.rescored[t] - q.old[t]), 4)]); }
     stream("entropy", q.entropies); stream("value", q.values);
     if (q.advantages) rows.push(["advantage", signed(q.advantages[t], 6)]);

@@ -14,6 +14,7 @@
 mod player;
 mod scene;
 mod take_up;
+mod texts;
 mod transcript;
 
 use crate::environments::Environment;
@@ -42,6 +43,10 @@ impl Player {
             match self.attempt(request, tape).await {
                 Ok(episode) => return Ok(episode),
                 Err(Interruption::Error(error)) => return Err(error),
+                Err(Interruption::Spoiled(why)) => {
+                    tracing::warn!(task = %request.task, sample = request.sample, why, "an episode is left out");
+                    return Ok(request.spoiled(why));
+                }
                 Err(Interruption::Unreachable(error)) => {
                     return Err(Error::Environment(error.to_string()));
                 }

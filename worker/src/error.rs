@@ -19,6 +19,9 @@ pub enum Error {
     /// The inference server cannot be used.
     #[error("{0}")]
     Server(String),
+    /// The policy gave no message, for a reason that is not its own: the episode is left out.
+    #[error("{0}")]
+    NoMessage(String),
     /// A stage cannot work with its inputs or its config.
     #[error("{0}")]
     Stage(String),
@@ -149,6 +152,7 @@ impl Error {
             Self::Internal(_) => Verdict::Retry,
             Self::Diverged { .. }
             | Self::Unequal { .. }
+            | Self::NoMessage(_)
             | Self::Stage(_)
             | Self::Algorithm(_)
             | Self::Model(_)

@@ -6,26 +6,28 @@
 //! assumed to serve the policy of the part: what it generates is journalled and committed only between
 //! two probes that found this policy ([`crate::probe`]).
 
+pub(crate) mod chat;
 pub(crate) mod client;
 pub(crate) mod dialect;
+pub(crate) mod http;
+mod patience;
 
 use crate::probe::{Probe, Reading};
-use crate::{Beat, Error, Result};
+use crate::{Beat, Result};
 use agentgym_jobs::config::RolloutServer;
 use agentgym_model::{FinishReason, Generation, PolicyText, Sampling};
-use client::{Client, Failure};
+use client::Client;
 use dialect::Ask;
 use futures::stream::{self, StreamExt};
+use http::Failure;
+use patience::Patience;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Prompts of a probe that are asked at once.
 const PROBES_AT_ONCE: usize = 8;
-/// Between two looks at a server that is away or serves another policy; doubles.
-const PAUSE_FIRST: Duration = Duration::from_millis(250);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The seed of an ask for the likeliest id, which needs none.
 const NO_SEED: u32 = 0;
 
@@ -38,9 +40,8 @@ pub(crate) struct InferenceServer {
     text: PolicyText,
     /// `guard.mismatch_max`.
     distance_max: f64,
-    patience: Duration,
+    patience: Patience,
     beat: Beat,
-    cancel: CancellationToken,
     sampled_tokens: AtomicU64,
     /// How many of them a later probe has confirmed.
     confirmed_tokens: AtomicU64,
@@ -78,24 +79,24 @@ impl InferenceServer {
         beat: Beat,
         cancel: CancellationToken,
     ) -> Result<Arc<Self>> {
-        let patience = Duration::try_from_secs_f64(served.config.patience_s);
+        let client = Client::new(served.config)?;
+        let seconds = served.config.patience_s;
         let server = Self {
-            client: Client::new(served.config)?,
+            patience: Patience::new(client.name(), seconds, &beat, cancel),
+            client,
             probe: served.probe,
             policy: served.policy,
             text: served.text.clone(),
             distance_max: served.distance_max,
-            patience: patience.unwrap_or(Duration::MAX),
             beat,
-            cancel,
             sampled_tokens: AtomicU64::new(0),
             confirmed_tokens: AtomicU64::new(0),
             busy_us: AtomicU64::new(0),
             reading: Mutex::new(None),
         };
-        let told = server.patiently(|| server.client.context_max()).await?;
+        let told = server.patience.ask(|| server.client.context_max()).await?;
         if let Some(told) = told.filter(|told| *told < served.context_tokens as u64) {
-            return Err(server.failed(&format!(
+            return Err(server.patience.failed(&format!(
                 "its context holds {told} tokens, an episode of this run up to {} \
                  (actor_rollout_ref.rollout.max_model_len, data.max_prompt_length and \
                  data.max_response_length); start it with a longer one",
@@ -126,8 +127,10 @@ impl InferenceServer {
         };
         let start = Instant::now();
         let call = self.beat.busy();
-        let answer = self.patiently(|| self.client.generate(&ask, self.text.vocab_size()));
-        let answer = self.alive_during(answer).await?;
+        let answer = self
+            .patience
+            .ask(|| self.client.generate(&ask, self.text.vocab_size()));
+        let answer = self.patience.alive_during(answer).await?;
         drop(call);
         let tokens = answer.token_ids.len() as u64;
         // For a killed process, this is the only record of what it had sampled.
@@ -163,12 +166,12 @@ impl InferenceServer {
                 (self.confirmed_tokens).store(sampled, Ordering::Relaxed);
                 Ok(true)
             }
-            Ok(Seen::Wrong(why)) => Err(self.failed(&format!(
+            Ok(Seen::Wrong(why)) => Err(self.patience.failed(&format!(
                 "it no longer serves {}: {why}. What it generated since it last did is left out",
                 self.policy
             ))),
             Err(Failure::Passing(..)) => Ok(false),
-            Err(Failure::Lasting(why)) => Err(self.failed(&why)),
+            Err(Failure::Lasting(why)) => Err(self.patience.failed(&why)),
         }
     }
 
@@ -177,7 +180,7 @@ impl InferenceServer {
     /// # Errors
     /// As before, and the patience is over.
     pub(crate) async fn confirmed(&self) -> Result<()> {
-        let mut waits = self.waits();
+        let mut waits = self.patience.waits();
         while !self.confirm().await? {
             waits
                 .next("it cannot be asked which policy it serves")
@@ -203,13 +206,13 @@ impl InferenceServer {
 
     /// Asks until the server serves the policy.
     async fn awaited(&self) -> Result<Reading> {
-        let mut waits = self.waits();
+        let mut waits = self.patience.waits();
         loop {
             let why = match self.look().await {
                 Ok(Seen::Right(reading)) => return Ok(reading),
                 Ok(Seen::Wrong(why)) => format!("it does not serve {}: {why}", self.policy),
                 Err(Failure::Passing(why, _)) => why,
-                Err(Failure::Lasting(why)) => return Err(self.failed(&why)),
+                Err(Failure::Lasting(why)) => return Err(self.patience.failed(&why)),
             };
             waits.next(&why).await?;
         }
@@ -250,48 +253,6 @@ impl InferenceServer {
         Ok((answer.token_ids[0], answer.log_probs[0]))
     }
 
-    /// Asks as long as there is patience.
-    async fn patiently<T, F: Future<Output = Result<T, Failure>>>(
-        &self,
-        mut ask: impl FnMut() -> F,
-    ) -> Result<T> {
-        let mut waits = self.waits();
-        loop {
-            match ask().await {
-                Ok(answer) => return Ok(answer),
-                Err(Failure::Lasting(why)) => return Err(self.failed(&why)),
-                Err(Failure::Passing(why, pause)) => {
-                    waits.pause = pause.unwrap_or(waits.pause);
-                    waits.next(&why).await?;
-                }
-            }
-        }
-    }
-
-    /// Ticks while a request is under way: its own limit is `server.timeout_s`.
-    async fn alive_during<T>(&self, work: impl Future<Output = T>) -> T {
-        const EVERY: Duration = Duration::from_secs(1);
-        tokio::pin!(work);
-        loop {
-            tokio::select! {
-                done = &mut work => return done,
-                () = tokio::time::sleep(EVERY) => self.beat.tick(),
-            }
-        }
-    }
-
-    fn waits(&self) -> Waits<'_> {
-        Waits {
-            server: self,
-            since: Instant::now(),
-            pause: PAUSE_FIRST,
-        }
-    }
-
-    fn failed(&self, why: &str) -> Error {
-        Error::Server(format!("{}: {why}", self.client.name()))
-    }
-
     /// Says whether the probe can tell this policy from the one before.
     fn say(&self, reading: &Reading) {
         let (name, policy, distance) = (self.client.name(), &self.policy, reading.distance);
@@ -310,35 +271,6 @@ impl InferenceServer {
                  differs by {before:.1e}: which of the two it serves cannot be told"
             ),
         }
-    }
-}
-
-/// The waits for a server, until the patience is over.
-struct Waits<'a> {
-    server: &'a InferenceServer,
-    since: Instant,
-    pause: Duration,
-}
-
-impl Waits<'_> {
-    async fn next(&mut self, why: &str) -> Result<()> {
-        let server = self.server;
-        if self.since.elapsed() + self.pause > server.patience {
-            return Err(server.failed(&format!(
-                "{why}; waited {:.0} s (actor_rollout_ref.rollout.server.patience_s, which \
-                 `agentgym-submit resume` may change, as the address)",
-                self.since.elapsed().as_secs_f64()
-            )));
-        }
-        server.beat.tick();
-        let told = format!("{}: {why}; it is asked again", server.client.name());
-        server.beat.waiting(told);
-        tokio::select! {
-            () = server.cancel.cancelled() => return Err(Error::Cancelled),
-            () = tokio::time::sleep(self.pause) => {}
-        }
-        self.pause = PAUSE_MAX.min(self.pause * 2);
-        Ok(())
     }
 }
 

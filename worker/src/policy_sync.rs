@@ -8,7 +8,8 @@
 //! since a worker asks the server itself.
 
 use crate::blocking::blocking;
-use crate::inference::client::{Client, Failure};
+use crate::inference::client::Client;
+use crate::inference::http::Failure;
 use crate::inference::{InferenceServer, Served};
 use crate::policies::{BASE, POLICY, Policies};
 use crate::probe::Probe;

@@ -1,11 +1,14 @@
-//! Who answers a turn: this process's own engines, or an inference server. The episode loop asks
-//! either in the same way, with all ids before a message, and gets its ids and their log-probs.
+//! Who answers a turn: this process's own engines, an inference server, or a chat API. The episode loop
+//! asks each in the same way, with all that was said before a message, and gets its ids and their
+//! log-probs; of a chat API also the text, which its ids only stand for.
 
 use crate::Result;
 use crate::context::Report;
 use crate::decoder::{Decoder, Sequence};
 use crate::inference::InferenceServer;
-use agentgym_model::{Generation, GenerationRequest, Sampling};
+use crate::inference::chat::ChatServer;
+use agentgym_jobs::journal::Told;
+use agentgym_model::{Generation, GenerationRequest, Message, Sampling};
 use std::sync::Arc;
 
 /// A way to generate.
@@ -14,18 +17,23 @@ pub(crate) enum TurnEngine {
     Own(Arc<Decoder>),
     /// By a server.
     Server(Arc<InferenceServer>),
+    /// By a chat API.
+    Chat(Arc<ChatServer>),
 }
 
 /// An episode's place in its engine. Dropping it frees what the engine keeps of the sequence.
 pub(crate) enum TurnSeat {
     Own(Sequence),
     Server(Arc<InferenceServer>),
+    Chat(Arc<ChatServer>),
 }
 
 /// A message that the policy is to say.
 pub(crate) struct TurnAsk<'a> {
     /// All ids before it.
     pub(crate) known: &'a [u32],
+    /// The same as messages, for a chat API.
+    pub(crate) messages: &'a [Message],
     /// How many of them the seat was given before.
     pub(crate) given: usize,
     /// Random key of the episode.
@@ -53,6 +61,19 @@ impl TurnEngine {
         match self {
             Self::Own(decoder) => TurnSeat::Own(decoder.open(episode)),
             Self::Server(server) => TurnSeat::Server(Arc::clone(server)),
+            Self::Chat(server) => TurnSeat::Chat(Arc::clone(server)),
+        }
+    }
+
+    /// True if it takes and gives texts.
+    pub(crate) fn is_chat(&self) -> bool {
+        matches!(self, Self::Chat(_))
+    }
+
+    /// An answer of a chat API is part of an episode: one just given, or a journalled one.
+    pub(crate) fn count(&self, told: &Told) {
+        if let Self::Chat(server) = self {
+            server.count(told.usage);
         }
     }
 
@@ -62,7 +83,7 @@ impl TurnEngine {
     /// It is another policy's.
     pub(crate) async fn confirm(&self) -> Result<bool> {
         match self {
-            Self::Own(_) => Ok(true),
+            Self::Own(_) | Self::Chat(_) => Ok(true),
             Self::Server(server) => server.confirm().await,
         }
     }
@@ -73,7 +94,7 @@ impl TurnEngine {
     /// It is another policy's, or the patience with a server is over.
     pub(crate) async fn confirmed(&self) -> Result<()> {
         match self {
-            Self::Own(_) => Ok(()),
+            Self::Own(_) | Self::Chat(_) => Ok(()),
             Self::Server(server) => server.confirmed().await,
         }
     }
@@ -83,6 +104,7 @@ impl TurnEngine {
         match self {
             Self::Own(decoder) => decoder.sampled_tokens(),
             Self::Server(server) => server.sampled_tokens(),
+            Self::Chat(server) => server.sampled_tokens(),
         }
     }
 
@@ -93,6 +115,7 @@ impl TurnEngine {
                 report.set("prompt_tokens_shared", decoder.shared_tokens());
                 report.set("policy_s", decoder.busy_s());
             }
+            Self::Chat(server) => server.report(report),
             Self::Server(server) => {
                 report.set("policy_s", server.busy_s());
                 if let Some(reading) = server.reading() {
@@ -111,14 +134,15 @@ impl TurnSeat {
         match self {
             Self::Own(sequence) => Self::Own(sequence.another()),
             Self::Server(server) => Self::Server(Arc::clone(server)),
+            Self::Chat(server) => Self::Chat(Arc::clone(server)),
         }
     }
 
-    /// The policy's message.
+    /// The policy's message, and what a chat API said in it.
     ///
     /// # Errors
     /// The engine's.
-    pub(crate) async fn turn(&self, ask: TurnAsk<'_>) -> Result<Generation> {
+    pub(crate) async fn turn(&self, ask: TurnAsk<'_>) -> Result<(Generation, Option<Told>)> {
         match self {
             Self::Own(sequence) => {
                 let request = GenerationRequest {
@@ -130,13 +154,19 @@ impl TurnSeat {
                     tokens_max: ask.tokens_max,
                     stop_ids: ask.stop_ids.to_vec(),
                 };
-                sequence.turn(request).await
+                Ok((sequence.turn(request).await?, None))
             }
             // Nothing is kept there that an earlier attempt would have had to send: a message is
             // asked for with all ids before it, recorded ones as they are.
             Self::Server(server) => {
                 let drawn = (ask.sampling, seed(&ask));
-                server.generate(ask.known, ask.tokens_max, drawn).await
+                let said = server.generate(ask.known, ask.tokens_max, drawn).await?;
+                Ok((said, None))
+            }
+            Self::Chat(server) => {
+                let said = server.say(ask.messages, ask.tokens_max, ask.sampling);
+                let (said, told) = said.await?;
+                Ok((said, Some(told)))
             }
         }
     }

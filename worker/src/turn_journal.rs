@@ -11,7 +11,7 @@ use crate::{Report, Result, StageContext};
 use agentgym_jobs::codec::{Payload as _, decode, encode, kind};
 use agentgym_jobs::episode::{Episode, Episodes, Sequence, Task};
 use agentgym_jobs::journal::{
-    Event, History, Link, Record, RecordedMessage, Segment, SegmentV1, Step, beginning, link,
+    Event, History, Link, Record, RecordedMessage, Segment, SegmentV1, Step, Told, beginning, link,
 };
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
@@ -369,10 +369,26 @@ impl Tape {
             }
             other => Err(other),
         })?;
-        let tokens = said.0.token_ids.len() as u64;
-        self.tokens += tokens;
-        held(&self.shared).taken_up_tokens += tokens;
+        self.take_up(said.0.token_ids.len());
         Some(said)
+    }
+
+    /// A chat API's next message, if the recorded one passes `passes`.
+    pub fn told(
+        &mut self,
+        passes: impl Fn(&RecordedMessage) -> bool,
+    ) -> Option<(RecordedMessage, Told)> {
+        let said = self.next(|event| match event {
+            Event::Told(said, told) if passes(&said) => Ok((said, *told)),
+            other => Err(other),
+        })?;
+        self.take_up(said.0.token_ids.len());
+        Some(said)
+    }
+
+    fn take_up(&mut self, tokens: usize) {
+        self.tokens += tokens as u64;
+        held(&self.shared).taken_up_tokens += tokens as u64;
     }
 
     /// The possible actions, if they are recorded.

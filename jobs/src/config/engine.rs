@@ -1,12 +1,26 @@
-//! What a run must say that lets an inference server generate: where it is, and how training takes
-//! into account that its numbers are not ours.
+//! What a run must say that lets a server generate: where it is, and how training takes into account
+//! that an inference server's numbers are not ours. A chat API has none, and plays evaluations alone.
 
+use super::keys::{KeySpec, Kind};
+use super::tree::get;
 use super::types::{Config, Numerics, Pipeline, RolloutEngine};
 use crate::{Error, Result};
+use serde_json::Value;
 
 const ENGINE: &str = "actor_rollout_ref.rollout.engine";
 const URL: &str = "actor_rollout_ref.rollout.server.url";
+const MODEL: &str = "actor_rollout_ref.rollout.server.model";
 const DIALECT: &str = "actor_rollout_ref.rollout.server.dialect";
+
+/// What changing a key does to a run with this config. The model of a chat API is what is evaluated:
+/// another one is another run, while an inference server's is a name for the run's own policy.
+pub(super) fn kind_in(tree: &Value, key: &KeySpec) -> Kind {
+    let is_chat = || get(tree, ENGINE).is_some_and(|engine| engine == "chat");
+    match key.path {
+        MODEL if is_chat() => Kind::Identity,
+        _ => key.kind,
+    }
+}
 
 /// Everything that is missing is named at once.
 pub(super) fn check(config: &Config) -> Result<()> {
@@ -20,6 +34,9 @@ pub(super) fn check(config: &Config) -> Result<()> {
                 format!("is not used where {ENGINE} is own; set that to server, or leave this out"),
             )),
         };
+    }
+    if rollout.engine == RolloutEngine::Chat {
+        return chat(config);
     }
     match config.run.pipeline {
         Pipeline::Rl => {}
@@ -70,6 +87,77 @@ pub(super) fn check(config: &Config) -> Result<()> {
             ),
         ));
     }
+    address(config)
+}
+
+/// A chat API takes and gives texts: no ids, no log-probs.
+fn chat(config: &Config) -> Result<()> {
+    let (rollout, algorithm) = (&config.actor_rollout_ref.rollout, &config.algorithm);
+    let (server, gym) = (&rollout.server, &config.actor_rollout_ref.agentgym);
+    if config.run.pipeline != Pipeline::Eval {
+        return Err(Error::value(
+            ENGINE,
+            "chat is for `agentgym-submit eval` alone (run.pipeline=eval): training needs token ids and \
+             log-probs, and a chat API gives texts. rl runs take own or server, agentevol, sft and dpo runs own",
+        ));
+    }
+    let wanted = [
+        (server.url.is_none(), "server.url=http://…"),
+        (server.model.is_none(), "server.model=NAME"),
+    ];
+    let missing: Vec<&str> = wanted
+        .iter()
+        .filter_map(|(is_missing, what)| is_missing.then_some(*what))
+        .collect();
+    if !missing.is_empty() {
+        return Err(Error::value(
+            ENGINE,
+            format!(
+                "chat asks a model of an API by name; set also actor_rollout_ref.rollout.{}",
+                missing.join(" and actor_rollout_ref.rollout.")
+            ),
+        ));
+    }
+    let guard = &config.guard;
+    let useless = [
+        (server.dialect.is_some(), DIALECT),
+        (rollout.top_k > 0, "actor_rollout_ref.rollout.top_k"),
+        (
+            algorithm.rollout_correction.rollout_is.is_some(),
+            "algorithm.rollout_correction.rollout_is",
+        ),
+        (guard.mismatch_max.is_some(), "guard.mismatch_max"),
+        (guard.entropy_min.is_some(), "guard.entropy_min"),
+        (guard.entropy_max.is_some(), "guard.entropy_max"),
+        (
+            gym.context_turns.is_some(),
+            "actor_rollout_ref.agentgym.context_turns",
+        ),
+        (
+            gym.summary_request().is_some(),
+            "actor_rollout_ref.agentgym.summary",
+        ),
+    ];
+    if let Some((_, key)) = useless.iter().find(|(is_set, _)| *is_set) {
+        return Err(Error::value(
+            *key,
+            format!(
+                "cannot be kept where {ENGINE} is chat: its requests are the whole conversation with \
+                 temperature, top_p and a limit of tokens, and its answers have no log-probs; leave it out"
+            ),
+        ));
+    }
+    if server.price_input.is_some() != server.price_output.is_some() {
+        return Err(Error::value(
+            "actor_rollout_ref.rollout.server.price_input",
+            "a price needs the other one too: give price_input and price_output, or neither",
+        ));
+    }
+    address(config)
+}
+
+fn address(config: &Config) -> Result<()> {
+    let server = &config.actor_rollout_ref.rollout.server;
     let url = server.url.as_deref().unwrap_or_default();
     if !(url.starts_with("http://") || url.starts_with("https://")) || url.contains(['?', '#']) {
         return Err(Error::value(
@@ -128,6 +216,88 @@ mod tests {
         assert!(
             said.contains("server.url") && said.contains("own"),
             "{said}"
+        );
+    }
+
+    const CHAT: [&str; 4] = [
+        "run.pipeline=eval",
+        "actor_rollout_ref.rollout.engine=chat",
+        "actor_rollout_ref.rollout.server.url=https://host/v1",
+        "actor_rollout_ref.rollout.server.model=m",
+    ];
+
+    fn evaluated(overrides: &[&str]) -> Option<String> {
+        let sets = ["evaluation.sets=[{name: x, env: textcraft, ids: 0..3}]"];
+        refused(&[&CHAT[..], &sets, overrides].concat())
+    }
+
+    #[test]
+    fn a_chat_api_is_for_evaluations_and_has_no_log_probs() {
+        assert_eq!(evaluated(&[]), None);
+        for pipeline in ["rl", "agentevol", "sft", "dpo"] {
+            let said = evaluated(&[&format!("run.pipeline={pipeline}")]).unwrap();
+            assert!(
+                said.contains("agentgym-submit eval") && said.contains("own or server"),
+                "{said}"
+            );
+        }
+        for (change, key) in [
+            ("actor_rollout_ref.rollout.server.url=null", "server.url"),
+            (
+                "actor_rollout_ref.rollout.server.model=null",
+                "server.model",
+            ),
+            ("actor_rollout_ref.rollout.server.url=host", "http://"),
+            ("actor_rollout_ref.rollout.server.dialect=vllm", "dialect"),
+            (
+                "actor_rollout_ref.rollout.server.price_input=1",
+                "price_output",
+            ),
+            (
+                "actor_rollout_ref.rollout.server.concurrent=0",
+                "concurrent",
+            ),
+            ("actor_rollout_ref.rollout.top_k=5", "top_k"),
+            (
+                "algorithm.rollout_correction.rollout_is=token",
+                "rollout_is",
+            ),
+            ("guard.mismatch_max=0.5", "mismatch_max"),
+            ("guard.entropy_min=0.1", "entropy_min"),
+            (
+                "actor_rollout_ref.agentgym.context_turns=2",
+                "context_turns",
+            ),
+        ] {
+            let said = evaluated(&[change]).unwrap();
+            assert!(said.contains(key), "{change}: {said}");
+        }
+    }
+
+    /// What an API is asked for is what is evaluated; where it is asked may change.
+    #[test]
+    fn another_model_of_an_api_is_another_run() {
+        let plan = |overrides: &[&str]| {
+            let text = "{evaluation: {sets: [{name: x, env: textcraft, ids: 0..3}]}}";
+            let all = [&CHAT[..], overrides].concat();
+            let all: Vec<String> = all.iter().map(|o| (*o).to_owned()).collect();
+            let read = ResolvedConfig::parse("x", Path::new("x.yaml"), text, &all).unwrap();
+            crate::plan::Plan::new(read, Path::new("")).unwrap()
+        };
+        let first = plan(&[]);
+        let elsewhere = plan(&["actor_rollout_ref.rollout.server.url=http://other"]);
+        assert_eq!(first.identity, elsewhere.identity);
+        assert!(!first.same_bindings(&elsewhere));
+        let other = "actor_rollout_ref.rollout.server.model=n";
+        assert_ne!(first.identity, plan(&[other]).identity);
+        let own = [
+            "actor_rollout_ref.rollout.engine=own",
+            "actor_rollout_ref.rollout.server.url=null",
+        ];
+        let named = |model: &str| plan(&[&own[..], &[model]].concat()).identity;
+        assert_eq!(
+            named(other),
+            named("actor_rollout_ref.rollout.server.model=null")
         );
     }
 }

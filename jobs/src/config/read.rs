@@ -194,7 +194,7 @@ impl ResolvedConfig {
     pub fn leaves(tree: &Value, kind: keys::Kind) -> Vec<(&'static str, Value)> {
         let mut out: Vec<_> = keys::KEYS
             .iter()
-            .filter(|key| key.kind == kind)
+            .filter(|key| super::engine::kind_in(tree, key) == kind)
             .filter_map(|key| get(tree, key.path).map(|value| (key.path, value.clone())))
             .collect();
         out.sort_by_key(|(path, _)| *path);

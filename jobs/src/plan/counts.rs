@@ -46,6 +46,13 @@ impl Plan {
             && config.actor_rollout_ref.rollout.engine == RolloutEngine::Server
     }
 
+    /// True if a chat API plays the evaluations.
+    pub fn evaluates_by_chat(&self) -> bool {
+        let config = &self.config;
+        config.run.pipeline == Pipeline::Eval
+            && config.actor_rollout_ref.rollout.engine == RolloutEngine::Chat
+    }
+
     /// True if this part of `log_probs` is scored: to get the numbers, or to check those recorded.
     /// Of any run of consecutive parts that share is checked, to within one.
     pub fn scores_again(&self, iteration: u32, part: u32) -> bool {

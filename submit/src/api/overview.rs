@@ -27,7 +27,7 @@ pub(super) async fn line(known: &Known) -> Result<Value> {
     Ok(json!({
         "run": plan.run.to_string(), "pipeline": plan.config.run.pipeline,
         "estimator": plan.config.algorithm.adv_estimator,
-        "model": plan.config.actor_rollout_ref.model.path,
+        "model": crate::evaluation::model(plan),
         "iterations": plan.iterations, "status": status.to_json(),
         "training": trained, "evaluations": evaluated,
         "worker_s": works().map(|w| w.wall_s).sum::<f64>(), "workers": workers.len(),

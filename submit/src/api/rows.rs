@@ -99,6 +99,8 @@ impl Row {
             let both = s.sampled_log_probs.iter().zip(&s.loss_mask);
             both.filter_map(|(p, kept)| kept.then_some(*p))
         });
+        // A chat API gives none.
+        let known = sampled.clone().filter(|p| !p.is_nan());
         let said = |t: &agentgym_jobs::episode::Turn| t.action.clone().unwrap_or(t.text.clone());
         let same = e.turns.chunk_by(|a, b| said(a) == said(b)).map(<[_]>::len);
         Self {
@@ -111,7 +113,7 @@ impl Row {
             success: e.success,
             reward: e.reward,
             turns: e.turns.len() as u32,
-            length: sampled.clone().count() as u32,
+            length: sampled.count() as u32,
             invalid: turns(Parse::Invalid),
             normalised: turns(Parse::Normalised),
             cut: e
@@ -120,7 +122,7 @@ impl Row {
                 .filter(|t| t.finish == Finish::Length)
                 .count() as u32,
             repeats: same.max().unwrap_or(0) as u32,
-            surprise: sampled.reduce(f32::min),
+            surprise: known.reduce(f32::min),
         }
     }
 

@@ -406,7 +406,7 @@ fn token_table(sequence: &Sequence, streams: &[(&str, Vec<f64>)], pieces: &Piece
         .map(|t| {
             let trained = sequence.loss_mask[t];
             let number = |v: Option<&f64>| match v {
-                Some(v) if trained => format!("{v:.4}"),
+                Some(v) if trained && !v.is_nan() => format!("{v:.4}"),
                 _ => "·".to_owned(),
             };
             let mut row = vec![

@@ -157,8 +157,15 @@ impl Measured {
             let Ok(view) = RunView::open(store, run.as_str()).await else {
                 continue;
             };
-            let path = |plan: &Plan| plan.config.actor_rollout_ref.model.path.clone();
-            if path(&view.plan) == path(plan) {
+            // What plays: a model, or one of a chat API.
+            let played = |plan: &Plan| {
+                let actor = &plan.config.actor_rollout_ref;
+                let api = plan
+                    .evaluates_by_chat()
+                    .then(|| actor.rollout.server.model.clone());
+                (actor.model.path.clone(), api)
+            };
+            if played(&view.plan) == played(plan) {
                 look(&view, &mut seen).await?;
             }
         }

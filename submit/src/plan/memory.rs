@@ -127,7 +127,7 @@ impl Memory {
         };
         let counted = Counted::of(plan);
         let has = |stage: &Stage| match stage {
-            Stage::Evaluate => evaluated_sequences(plan) > 0,
+            Stage::Evaluate => evaluated_sequences(plan) > 0 && !plan.evaluates_by_chat(),
             _ => counted.has(*stage),
         };
         let stages = ESTIMATED.into_iter().filter(has);

@@ -27,6 +27,25 @@ pub(crate) fn tasks_text(plan: &Plan) -> String {
     told.collect::<Vec<_>>().join(", ")
 }
 
+/// Which API plays the evaluations, and what is not known of its answers.
+pub(crate) fn chat_text(plan: &Plan) -> String {
+    let actor = &plan.config.actor_rollout_ref;
+    let server = &actor.rollout.server;
+    let price = match server.price_input.zip(server.price_output) {
+        None => "no price given".to_owned(),
+        Some((input, output)) => {
+            format!("{input} per million tokens in, {output} per million out")
+        }
+    };
+    format!(
+        "{} of the chat API at {}, ≤ {} at once; {price}; its texts are recorded as ids of {}, without log-probs",
+        server.model.as_deref().unwrap_or_default(),
+        without_secrets(server.url.as_deref().unwrap_or_default()),
+        many(server.concurrent as u64, "request"),
+        actor.model.path,
+    )
+}
+
 /// Which server generates, and what is done about its numbers.
 pub(crate) fn engine_text(plan: &Plan) -> String {
     let config = &plan.config;

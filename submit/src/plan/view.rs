@@ -7,7 +7,7 @@ use crate::plan::model_size::{self, ModelSize};
 use crate::plan::parts::Counted;
 use crate::plan::sizes::{Sizes, narrow, sequences, steps_per_iteration, tokens_max};
 use crate::plan::texts::{
-    engine_text, horizons, sessions_text, sft_text, some_of, steps_text, tasks_text,
+    chat_text, engine_text, horizons, sessions_text, sft_text, some_of, steps_text, tasks_text,
 };
 use crate::text::{bytes, count, many};
 use agentgym_jobs::config::{Numerics, Pipeline};
@@ -175,6 +175,8 @@ impl<'a> PlanView<'a> {
         self.render_evaluation(&mut line);
         line("parts", Counted::of(plan).text(plan));
         match &self.model {
+            // What an API takes is not this machine's.
+            Ok(_) if plan.evaluates_by_chat() => {}
             Ok(model) => {
                 let s = Sizes::new(plan, model);
                 let (policy, optimizer) = (bytes(s.policy), bytes(s.optimizer));
@@ -337,6 +339,9 @@ impl<'a> PlanView<'a> {
                 format!("{} ({tasks} tasks{categories})", set.name)
             })
             .collect();
+        if self.plan.evaluates_by_chat() {
+            line("engine", chat_text(self.plan));
+        }
         line("evaluate", sets.join(", "));
         let greedy = match evaluation.greedy_beside() {
             0 => "",
@@ -482,6 +487,24 @@ jobs: {rollout_part_tasks: 2}
             "engine      rollouts by the vllm server at http://host:8000, whose policy is probed; tokens weighed \
              (token), paused beyond a difference of 0.25 nats; evaluations by our own engine"
         );
+    }
+
+    #[test]
+    fn a_chat_api_and_what_it_costs_are_said() {
+        let given = [
+            "run.pipeline=eval",
+            "actor_rollout_ref.rollout.engine=chat",
+            "actor_rollout_ref.rollout.server={url: 'https://host/v1', model: m, price_input: 0.5, price_output: 2}",
+        ];
+        let (plan, unused) = plan(TEXT, &given);
+        let screen = PlanView::new(&plan, "data", None, &unused).render();
+        let line = screen.lines().find(|line| line.starts_with("engine"));
+        assert_eq!(
+            line.unwrap(),
+            "engine      m of the chat API at https://host/v1, ≤ 8 requests at once; 0.5 per million tokens in, 2 per \
+             million out; its texts are recorded as ids of tiny?hidden=64&layers=2&vocab=512, without log-probs"
+        );
+        assert!(!screen.contains("memory"), "{screen}");
     }
 
     #[test]

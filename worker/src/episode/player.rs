@@ -84,7 +84,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// The record of an episode that failed because of the environment.
+    /// The record of an episode that the environment, or a chat API, has spoiled.
     pub(crate) fn spoiled(&self, fault: String) -> Episode {
         Episode {
             task: self.task.clone(),
@@ -110,12 +110,17 @@ pub(super) enum Interruption {
     Fault(String),
     /// The environment's replay differs from what an earlier attempt recorded.
     Differs(String),
+    /// The policy gave no message, and would give none if it were played again.
+    Spoiled(String),
     /// A failure outside the environment.
     Error(Error),
 }
 
 impl From<Error> for Interruption {
     fn from(error: Error) -> Self {
-        Self::Error(error)
+        match error {
+            Error::NoMessage(why) => Self::Spoiled(why),
+            error => Self::Error(error),
+        }
     }
 }

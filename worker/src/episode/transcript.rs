@@ -13,25 +13,17 @@
 //! observation.
 
 use super::player::{Player, Request};
-use crate::blocking::blocking;
+use super::texts::{KEPT_WHOLE, off_thread, prompt_ids};
 use crate::turn_engine::{TurnAsk, TurnSeat};
 use crate::turn_journal::Tape;
 use crate::{Error, Result};
 use agentgym_jobs::config::OpeningTurn;
 use agentgym_jobs::episode::{ContextSummary, Finish, Parse, Sequence, Turn};
-use agentgym_jobs::journal::{Event, RecordedMessage};
-use agentgym_model::{Message, PolicyText, Role};
-use tokio::sync::Semaphore;
+use agentgym_jobs::journal::{Event, RecordedMessage, Told};
+use agentgym_model::{Message, Role};
 
 /// Added to the turn number to select the random numbers of a summary.
 const SUMMARY: u32 = 1 << 31;
-
-/// An observation up to this many bytes is always kept whole.
-const KEPT_WHOLE: usize = 1 << 20;
-
-/// Encoding takes hundreds of bytes of memory per byte of text, so a process encodes one text
-/// longer than [`KEPT_WHOLE`] at a time.
-static LONG_TEXT: Semaphore = Semaphore::const_new(1);
 
 pub(super) struct Transcript {
     /// In time order; the last one grows.
@@ -57,6 +49,8 @@ pub(super) struct Transcript {
     summaries: Vec<ContextSummary>,
     /// Turns sampled in the last sequence.
     turns_here: usize,
+    /// The conversation so far, where a chat API is asked.
+    messages: Vec<Message>,
 }
 
 /// A message that the policy sampled, and its place in the last sequence.
@@ -69,6 +63,9 @@ struct Sampled {
     ended: bool,
 }
 
+/// A message, its entropies where they are recorded, and what a chat API said in it.
+type Spoken = (RecordedMessage, Option<Vec<f32>>, Option<Told>);
+
 impl Transcript {
     pub(super) async fn start(
         player: &Player,
@@ -80,6 +77,12 @@ impl Transcript {
         let ids_max = rules.prompt_tokens_max.max(rules.context_tokens_max);
         let mut told: Vec<String> = opening.iter().map(|turn| turn.value.clone()).collect();
         told.push(prompt.to_owned());
+        let messages = match player.engine.is_chat() {
+            true => (told.iter().enumerate())
+                .map(|(at, text)| Message::new([Role::User, Role::Assistant][at % 2], text))
+                .collect(),
+            false => Vec::new(),
+        };
         let ids = off_thread(player, prompt.len(), move |policy| {
             prompt_ids(policy, &told, ids_max)
         });
@@ -122,6 +125,7 @@ impl Transcript {
             summary: rules.gym.summary_request().map(str::to_owned),
             summaries: Vec::new(),
             turns_here: 0,
+            messages,
         };
         transcript.append_context(&ids);
         if transcript.context_turns.is_some() || transcript.summary.is_some() {
@@ -195,6 +199,10 @@ impl Transcript {
         (turns, last): (u32, &Turn),
     ) -> Result<bool> {
         let ended = last.finish == Finish::Eos;
+        if player.engine.is_chat() {
+            let observation = Message::new(Role::User, last.observation.as_str());
+            self.messages.push(observation);
+        }
         let ids = self.ids(player, ended, &last.observation).await?;
         if let Some(ask) = self.summary.clone() {
             let due = (self.context_turns).is_some_and(|limit| self.turns_here >= limit);
@@ -337,31 +345,11 @@ impl Transcript {
             return Ok(None);
         }
         let tokens_max = room.min(self.turn_tokens_max);
-        // A greedy baseline is never scored.
-        let entropies = player.rules.records_entropies && !request.sampling.greedy;
-        let recorded = tape.message(|said, own| {
-            let vocabulary = policy.vocab_size();
-            let length = said.token_ids.len();
-            said.number == number
-                && (1..=tokens_max).contains(&length)
-                && said.log_probs.len() == length
-                && (said.log_kept_masses.as_ref()).is_none_or(|masses| masses.len() == length)
-                && own.map(<[f32]>::len) == entropies.then_some(length)
-                && said.token_ids.iter().all(|id| (*id as usize) < vocabulary)
-        });
-        let (message, entropies) = match recorded {
-            Some(recorded) => recorded,
-            None => {
-                let (message, own) = self.sampled(player, request, number, tokens_max).await?;
-                let own = entropies.then_some(own);
-                tape.record(match own.clone() {
-                    Some(own) => Event::MessageWithEntropies(message.clone(), own),
-                    None => Event::Message(message.clone()),
-                });
-                self.given = start + message.token_ids.len();
-                (message, own)
-            }
+        let message = match player.engine.is_chat() {
+            true => self.told(player, request, tape, (number, tokens_max)).await,
+            false => self.said(player, request, tape, (number, tokens_max)).await,
         };
+        let (message, entropies, told) = message?;
         let context = self.said;
         let sequence = self.current();
         sequence.token_ids.extend_from_slice(&message.token_ids);
@@ -383,30 +371,98 @@ impl Transcript {
             }
         }
         self.said = end;
-        let text_ids = &message.token_ids[..message.token_ids.len() - usize::from(message.ended)];
+        let text = match told {
+            Some(told) => told.text,
+            None => {
+                let text = message.token_ids.len() - usize::from(message.ended);
+                (policy.tokenizer()).decode(&message.token_ids[..text], true)
+            }
+        };
+        if player.engine.is_chat() {
+            self.messages
+                .push(Message::new(Role::Assistant, text.as_str()));
+        }
         Ok(Some(Sampled {
             context: (context as u32, start as u32),
             policy: (start as u32, end as u32),
-            text: policy.tokenizer().decode(text_ids, true),
+            text,
             token_ids: message.token_ids,
             ended: message.ended,
         }))
     }
 
+    /// A message with its entropies: the recorded one, or else a sampled one.
+    async fn said(
+        &mut self,
+        player: &Player,
+        request: &Request,
+        tape: &mut Tape,
+        (number, tokens_max): (u32, usize),
+    ) -> Result<Spoken> {
+        // A greedy baseline is never scored.
+        let entropies = player.rules.records_entropies && !request.sampling.greedy;
+        let vocabulary = player.text.vocab_size();
+        let recorded = tape.message(|said, own| {
+            let length = said.token_ids.len();
+            said.number == number
+                && (1..=tokens_max).contains(&length)
+                && said.log_probs.len() == length
+                && (said.log_kept_masses.as_ref()).is_none_or(|masses| masses.len() == length)
+                && own.map(<[f32]>::len) == entropies.then_some(length)
+                && said.token_ids.iter().all(|id| (*id as usize) < vocabulary)
+        });
+        if let Some((message, own)) = recorded {
+            return Ok((message, own, None));
+        }
+        let (message, own, _) = self.sampled(player, request, number, tokens_max).await?;
+        let own = entropies.then_some(own);
+        tape.record(match own.clone() {
+            Some(own) => Event::MessageWithEntropies(message.clone(), own),
+            None => Event::Message(message.clone()),
+        });
+        self.given = self.len() + message.token_ids.len();
+        Ok((message, own, None))
+    }
+
+    /// A message with its text: the recorded one, or else what a chat API says now. Its ids are our
+    /// record of it and may be more than the API was allowed of its own.
+    async fn told(
+        &mut self,
+        player: &Player,
+        request: &Request,
+        tape: &mut Tape,
+        (number, tokens_max): (u32, usize),
+    ) -> Result<Spoken> {
+        let recorded =
+            tape.told(|said| said.number == number && said.log_probs.len() == said.token_ids.len());
+        let (message, told) = match recorded {
+            Some(recorded) => recorded,
+            None => {
+                let (message, _, told) = self.sampled(player, request, number, tokens_max).await?;
+                let told = told.unwrap_or_default();
+                tape.record(Event::Told(message.clone(), Box::new(told.clone())));
+                (message, told)
+            }
+        };
+        player.engine.count(&told);
+        Ok((message, None, Some(told)))
+    }
+
     /// Samples a message with the engine, which keeps the sampled tokens; the next request appends
-    /// after them. Also the entropy of each token.
+    /// after them. Also the entropy of each token, and what a chat API said.
     async fn sampled(
         &self,
         player: &Player,
         request: &Request,
         number: u32,
         tokens_max: usize,
-    ) -> Result<(RecordedMessage, Vec<f32>)> {
+    ) -> Result<(RecordedMessage, Vec<f32>, Option<Told>)> {
         if player.cancel.is_cancelled() {
             return Err(Error::Cancelled);
         }
         let asked = self.seat.turn(TurnAsk {
             known: self.sequences.last().map_or(&[], |s| &s.token_ids),
+            messages: &self.messages,
             given: self.given,
             stream: request.stream,
             number,
@@ -414,7 +470,7 @@ impl Transcript {
             tokens_max,
             stop_ids: player.text.eos_ids(),
         });
-        let done = asked.await?;
+        let (done, told) = asked.await?;
         let message = RecordedMessage {
             number,
             ended: done.finish == agentgym_model::FinishReason::Eos,
@@ -422,54 +478,6 @@ impl Transcript {
             log_probs: done.log_probs,
             log_kept_masses: done.log_kept_masses,
         };
-        Ok((message, done.entropies))
+        Ok((message, done.entropies, told))
     }
-}
-
-/// Ids of the messages before the first reply, the human's and the policy's in turn, each appended
-/// like a turn of the episode. `None` if their length alone shows more than `ids_max` of them.
-fn prompt_ids(
-    policy: &PolicyText,
-    messages: &[String],
-    ids_max: usize,
-) -> agentgym_model::Result<Option<Vec<u32>>> {
-    let (chat, tokenizer) = (policy.chat(), policy.tokenizer());
-    let mut ids = Vec::new();
-    for (index, text) in messages.iter().enumerate() {
-        let left = ids_max.saturating_sub(ids.len());
-        let more = match index {
-            0 => chat.prompt_ids_within(tokenizer, &[Message::new(Role::User, text)], left)?,
-            _ if index % 2 == 1 => {
-                let mut reply = tokenizer.encode_ordinary(text)?;
-                reply.push(chat.end_of_turn_id(tokenizer)?);
-                Some(reply)
-            }
-            _ => chat.observation_ids_within(tokenizer, true, text, left)?,
-        };
-        let Some(more) = more else {
-            return Ok(None);
-        };
-        ids.extend(more);
-    }
-    Ok(Some(ids))
-}
-
-/// Processes a text of this many bytes on a blocking thread, so that other episodes do not wait.
-async fn off_thread<T: Send + 'static>(
-    player: &Player,
-    bytes: usize,
-    work: impl FnOnce(&PolicyText) -> agentgym_model::Result<T> + Send + 'static,
-) -> Result<T> {
-    let alone = match bytes > KEPT_WHOLE {
-        // The semaphore is never closed.
-        true => LONG_TEXT.acquire().await.ok(),
-        false => None,
-    };
-    let policy = player.text.clone();
-    blocking(move || {
-        // Held while the work runs, even if the caller no longer waits for it.
-        let _alone = alone;
-        Ok(work(&policy)?)
-    })
-    .await
 }

@@ -1,46 +1,22 @@
-//! Requests to an inference server. What may be over in a moment (it is away, too busy, restarting, or
-//! behind a proxy that answers with a page of its own) is asked again; what another request would not
-//! change is an error at once.
+//! What an inference server is asked, in its dialect.
 
 use super::dialect::{self, Answer, Ask};
+use super::http::{Failure, Http, KEY_VARIABLE};
 use crate::{Error, Result};
-use agentgym_envs::{causes, excerpt, http_client};
+use agentgym_envs::excerpt;
 use agentgym_jobs::config::{RolloutServer, ServerDialect};
-use agentgym_text::without_secrets;
 use reqwest::Method;
-use reqwest::redirect::Policy as Redirects;
 use serde_json::Value;
-use std::time::Duration;
-
-/// The key of a server that wants one. It is in no plan and in no message.
-pub(crate) const KEY_VARIABLE: &str = "AGENTGYM_SERVER_KEY";
 
 /// Largest answer that is read.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Longest pause that a server may ask for.
-const PAUSE_MAX: Duration = Duration::from_secs(120);
-
-/// Why a request brought nothing.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Failure {
-    /// Another request may succeed, after the pause if the server named one.
-    Passing(String, Option<Duration>),
-    /// It is no use to ask again.
-    Lasting(String),
-}
-
 /// A server, and how it is spoken to.
 #[derive(Debug)]
 pub(crate) struct Client {
-    http: reqwest::Client,
-    url: String,
-    /// Without secrets, for messages.
-    shown: String,
+    http: Http,
     dialect: ServerDialect,
     model: Option<String>,
-    key: Option<String>,
-    timeout_s: f64,
 }
 
 impl Client {
@@ -65,28 +41,20 @@ impl Client {
         timeout_s: f64,
         key: Option<String>,
     ) -> Result<Self> {
-        let timeout = Duration::try_from_secs_f64(timeout_s).unwrap_or(Duration::from_secs(300));
-        let http = http_client()
-            .timeout(timeout)
-            .connect_timeout(timeout.min(Duration::from_secs(10)))
-            // A key must not be sent to whoever a server names.
-            .redirect(Redirects::none())
-            .build()
-            .map_err(|e| Error::Server(format!("no HTTP client: {}", causes(&e))))?;
         Ok(Self {
-            http,
-            url: url.trim_end_matches('/').to_owned(),
-            shown: without_secrets(url).trim_end_matches('/').to_owned(),
+            http: Http::to(url, key, timeout_s, ANSWER_BYTES_MAX)?,
             dialect,
             model,
-            key: key.filter(|key| !key.is_empty()),
-            timeout_s,
         })
     }
 
     /// The server, for messages.
     pub(crate) fn name(&self) -> String {
-        format!("the {} server at {}", self.dialect.name(), self.shown)
+        format!(
+            "the {} server at {}",
+            self.dialect.name(),
+            self.http.shown()
+        )
     }
 
     /// A message, checked against what was asked. A server that ends messages with other ids than the
@@ -116,6 +84,7 @@ impl Client {
         let body = dialect::body(self.dialect, ask, self.model.as_deref());
         let route = dialect::generate_route(self.dialect);
         let answer = self
+            .http
             .post(route, &body)
             .await
             .map_err(|failure| match failure {
@@ -146,7 +115,7 @@ impl Client {
     /// The longest context, where the server tells it.
     pub(crate) async fn context_max(&self) -> Result<Option<u64>, Failure> {
         let (route, pointers) = dialect::context_route(self.dialect);
-        let answer = match self.send(Method::GET, route, None).await {
+        let answer = match self.http.send(Method::GET, route, None).await {
             Ok(answer) => answer,
             // Not every version has the route.
             Err(Failure::Lasting(_)) => return Ok(None),
@@ -160,7 +129,7 @@ impl Client {
     pub(crate) async fn reload(&self, folder: &str) -> Result<bool, Failure> {
         let routes = dialect::reload_routes(self.dialect, folder);
         for (route, body) in &routes {
-            let answer = self.post(route, body).await?;
+            let answer = self.http.post(route, body).await?;
             if answer["success"] == false {
                 return Err(Failure::Lasting(format!(
                     "{route} failed: {}",
@@ -169,59 +138,5 @@ impl Client {
             }
         }
         Ok(!routes.is_empty())
-    }
-
-    async fn post(&self, route: &str, body: &Value) -> Result<Value, Failure> {
-        self.send(Method::POST, route, Some(body)).await
-    }
-
-    async fn send(
-        &self,
-        method: Method,
-        route: &str,
-        body: Option<&Value>,
-    ) -> Result<Value, Failure> {
-        let passing = |text: String| Failure::Passing(text, None);
-        let failed = |e: reqwest::Error| match e.is_timeout() {
-            true => passing(format!(
-                "no answer in {} s (actor_rollout_ref.rollout.server.timeout_s)",
-                self.timeout_s
-            )),
-            false => passing(format!("no connection ({})", causes(&e))),
-        };
-        let mut request = self.http.request(method, format!("{}{route}", self.url));
-        if let Some(body) = body {
-            request = request.json(body);
-        }
-        if let Some(key) = &self.key {
-            request = request.bearer_auth(key);
-        }
-        let mut response = request.send().await.map_err(failed)?;
-        let status = response.status().as_u16();
-        let pause = (response.headers().get("retry-after"))
-            .and_then(|value| value.to_str().ok()?.trim().parse::<f64>().ok())
-            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-            .map(|pause| pause.min(PAUSE_MAX));
-        let mut bytes = Vec::new();
-        while let Some(piece) = response.chunk().await.map_err(failed)? {
-            if bytes.len() + piece.len() > ANSWER_BYTES_MAX {
-                let text = format!("{route} answers with more than {ANSWER_BYTES_MAX} bytes");
-                return Err(Failure::Lasting(text));
-            }
-            bytes.extend_from_slice(&piece);
-        }
-        let found = || format!("{route} answers {status}: {}", excerpt(&bytes));
-        match status {
-            // vLLM's development routes answer with nothing.
-            200..=299 if bytes.is_empty() => Ok(Value::Null),
-            200..=299 => serde_json::from_slice(&bytes)
-                .map_err(|e| passing(format!("no JSON ({e}) in its answer: {}", excerpt(&bytes)))),
-            408 | 429 | 500..=599 => Err(Failure::Passing(found(), pause)),
-            401 | 403 => Err(Failure::Lasting(format!(
-                "{}; set {KEY_VARIABLE} to its key",
-                found()
-            ))),
-            _ => Err(Failure::Lasting(found())),
-        }
     }
 }

@@ -2,11 +2,12 @@
 
 use super::double::{Double, Fault};
 use super::*;
-use crate::Cause;
 use crate::stages::testing::policy;
+use crate::{Cause, Error};
 use agentgym_jobs::config::ServerDialect;
 use agentgym_jobs::pipeline::{PartId, Stage};
 use agentgym_model::{Parameter, Policy, Weights};
+use std::time::Duration;
 
 const ALL: [ServerDialect; 4] = [
     ServerDialect::Vllm,
@@ -22,6 +23,9 @@ fn config(url: &str, dialect: ServerDialect) -> RolloutServer {
         model: Some("m".to_owned()),
         timeout_s: 20.0,
         patience_s: 20.0,
+        concurrent: 8,
+        price_input: None,
+        price_output: None,
     }
 }
 
@@ -275,7 +279,7 @@ async fn a_short_context_and_a_missing_key_are_named_before_anything_is_played()
     };
     let refused = server(None).generate(&ask, 512).await.unwrap_err();
     assert!(
-        format!("{refused:?}").contains(client::KEY_VARIABLE),
+        format!("{refused:?}").contains(http::KEY_VARIABLE),
         "{refused:?}"
     );
     let wrong = server(Some("ajar")).generate(&ask, 512).await.unwrap_err();

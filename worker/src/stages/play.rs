@@ -8,6 +8,7 @@
 use super::{artifacts, probes};
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::episode::{Player, Request, Rules};
+use crate::inference::chat::ChatServer;
 use crate::inference::{InferenceServer, Served};
 use crate::meters::FaultsSeen;
 use crate::policies::POLICY;
@@ -294,8 +295,8 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
     }))
 }
 
-/// Who generates, and the text side of the policy `from`. Evaluations are played by our own engine: one
-/// may lag behind training, and a server has one policy at a time.
+/// Who generates, and the text side of the policy `from`. Evaluations of a run that trains are played by
+/// our own engine: one may lag behind, and a server has one policy at a time.
 async fn engine(
     context: &StageContext,
     rules: &Rules,
@@ -316,6 +317,14 @@ async fn engine(
         let opened = InferenceServer::open(served, context.beat.clone(), context.cancel.clone());
         let server = opened.await?;
         return Ok((text, TurnEngine::Server(server)));
+    }
+    if plan.evaluates_by_chat() {
+        // The weights are not used: the tokenizer makes the record.
+        let text = artifacts::policy_text(context, POLICY).await?;
+        let config = &plan.config.actor_rollout_ref.rollout.server;
+        let (beat, cancel) = (context.beat.clone(), context.cancel.clone());
+        let server = ChatServer::open(config, &text, beat, cancel)?;
+        return Ok((text, TurnEngine::Chat(server)));
     }
     let policy = artifacts::policy(context, POLICY).await?;
     let options = DecoderOptions {

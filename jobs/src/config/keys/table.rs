@@ -70,6 +70,7 @@ const DECAY: &str = "more turns weights around in a step";
 const SHARE: &str = "a share";
 const FACTOR: &str = "more drowns everything else";
 const NORM: &str = "as good as no clipping";
+const PRICE: &str = "a thousand of any currency for a token";
 const COLDEST: &str = "less is as good as greedy, and its inverse soon no number in f32";
 
 /// All keys, sorted by section. A key whose value is a list or a map of
@@ -179,12 +180,18 @@ pub const KEYS: &[KeySpec] = &[
         .within(whole(0, MILLION, ANY)),
     option("actor_rollout_ref.rollout.record_entropies", "true", "rollouts record entropies beside log-probs, and what scoring them would give again is taken from there; see algorithm.verify_log_probs").older("false"),
     option("actor_rollout_ref.rollout.exclude", "[]", "training episodes not to play, [iteration, group, sample] each: as if the environment had spoiled them"),
-    option("actor_rollout_ref.rollout.engine", "own", "who generates rollouts. own: this program, exactly; server: an inference server, see actor_rollout_ref.rollout.server and docs/engines.md"),
+    option("actor_rollout_ref.rollout.engine", "own", "who generates rollouts. own: this program, exactly; server: an inference server, see actor_rollout_ref.rollout.server and docs/engines.md; chat: a chat-completions API, for `agentgym-submit eval` alone"),
     bind("actor_rollout_ref.rollout.server.url", "null", "address of that server, e.g. http://127.0.0.1:8000; its key, where it wants one, is in AGENTGYM_SERVER_KEY of each worker"),
     bind("actor_rollout_ref.rollout.server.dialect", "null", "what it speaks: vllm, sglang, llama_cpp, or openai (completions with ids as prompt)"),
-    bind("actor_rollout_ref.rollout.server.model", "null", "the name of the policy in requests to it, where it wants one"),
+    bind("actor_rollout_ref.rollout.server.model", "null", "the name of the policy in requests to it, where it wants one; with chat it is always sent, and another one makes another run"),
     bind("actor_rollout_ref.rollout.server.timeout_s", "300", "a request to it that takes longer has failed").within(seconds(0.001)),
     bind("actor_rollout_ref.rollout.server.patience_s", "600", "how long it may be away, too busy, or serve another policy before the attempt of the part fails").within(seconds(0.0)),
+    bind("actor_rollout_ref.rollout.server.concurrent", "8", "with chat: most requests of a part that are under way at once")
+        .within(whole(1, 10_000, "each is a connection")),
+    bind("actor_rollout_ref.rollout.server.price_input", "null", "with chat: price of a million tokens that it reads; give both prices or none")
+        .within(real(0.0, 1e9, PRICE)),
+    bind("actor_rollout_ref.rollout.server.price_output", "null", "with chat: price of a million tokens that it writes, in the same currency")
+        .within(real(0.0, 1e9, PRICE)),
     // environments
     id("actor_rollout_ref.agentgym.task_name", "textcraft", "environment of data.train_file"),
     bind("actor_rollout_ref.agentgym.env_addr", "builtin", "URL of its server, or builtin"),

@@ -117,9 +117,11 @@ pub enum RolloutEngine {
     Own,
     /// An inference server.
     Server,
+    /// A chat-completions API, in evaluations.
+    Chat,
 }
 
-/// Where the inference server of [`RolloutEngine::Server`] is.
+/// Where the server of [`RolloutEngine::Server`] or [`RolloutEngine::Chat`] is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RolloutServer {
     pub url: Option<String>,
@@ -127,6 +129,9 @@ pub struct RolloutServer {
     pub model: Option<String>,
     pub timeout_s: f64,
     pub patience_s: f64,
+    pub concurrent: usize,
+    pub price_input: Option<f64>,
+    pub price_output: Option<f64>,
 }
 
 /// The routes and bodies of an inference server that takes and gives token ids.
