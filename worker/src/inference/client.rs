@@ -105,7 +105,7 @@ impl Client {
             let before = [ask.prompt, &answer.token_ids[..at]].concat();
             let end = ask.stop_ids.first().copied().unwrap_or_default();
             let body = dialect::distribution_body(&before, end, vocab_size);
-            let all = self.post(route, &body).await?;
+            let all = self.http.post(route, &body).await?;
             let told = dialect::told(&all, before.len(), answer.token_ids[at]);
             answer.log_probs[at] = told.map_err(Failure::Lasting)?;
         }
