@@ -44,7 +44,7 @@ struct Inner {
     /// A message takes one of these; probes need none.
     allowed: Semaphore,
     key: Option<&'static str>,
-    foreign_ends: Vec<u32>,
+    foreign_ends: Mutex<Vec<u32>>,
 }
 
 fn held<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -62,11 +62,8 @@ impl Double {
         context: usize,
         key: Option<&'static str>,
     ) -> Self {
-        // A quarter of all, so that a test of a few messages meets them.
-        let others = (0..policy.config().vocab_size as u32).step_by(4);
-        let foreign_ends = others.filter(|id| !policy.eos_ids().contains(id)).collect();
         let state = Arc::new(Inner {
-            foreign_ends,
+            foreign_ends: Mutex::default(),
             dialect,
             context,
             policy: Mutex::new(policy),
@@ -91,6 +88,11 @@ impl Double {
     /// Serves another policy from now on.
     pub(crate) fn serve(&self, policy: Policy) {
         *held(&self.state.policy) = policy;
+    }
+
+    /// Ends messages with these ids too, as llama.cpp with those that end other models'.
+    pub(crate) fn ends_with(&self, ids: impl Iterator<Item = u32>) {
+        held(&self.state.foreign_ends).extend(ids);
     }
 
     /// Fails so often, once for each.
@@ -205,11 +207,7 @@ impl Inner {
                 ..Sampling::default()
             },
             tokens_max: asked.tokens_max.min(room),
-            stop_ids: match self.dialect {
-                // Ids that other models end messages with are ends to it in every model.
-                ServerDialect::LlamaCpp => [policy.eos_ids(), &self.foreign_ends].concat(),
-                _ => policy.eos_ids().to_vec(),
-            },
+            stop_ids: [policy.eos_ids(), &held(&self.foreign_ends)].concat(),
         };
         engine.submit(request).map_err(|e| e.to_string())?;
         let done = loop {

@@ -102,10 +102,7 @@ async fn each_dialect_gives_the_policys_own_numbers() {
         for (a, b) in said.log_probs.iter().zip(scored) {
             assert!((a - b).abs() < 1e-5, "{dialect:?}: {a} {b}");
         }
-        let asked = double.take_asked();
-        assert_eq!(asked[0], prompt);
-        // llama.cpp's ends are not the policy's alone: what was said is sent to be gone on with.
-        assert!(dialect == ServerDialect::LlamaCpp || asked.len() == 1);
+        assert_eq!(double.take_asked(), [prompt.to_vec()]);
         assert_eq!(server.sampled_tokens(), said.token_ids.len() as u64);
         assert!(server.confirm().await.unwrap());
     }
@@ -130,6 +127,32 @@ async fn log_probs_that_a_server_leaves_out_are_asked_for() {
         }
     }
     assert!(double.forced() > before, "none was left out");
+}
+
+/// llama.cpp ends messages with ids that end other models'. The message goes on behind them, with the
+/// log-probs that it has as a whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_goes_on_behind_ends_that_the_policy_does_not_have() {
+    let policy = policy();
+    let probe = Probe::of(&policy, None, 1).unwrap();
+    let double = Double::start(ServerDialect::LlamaCpp, Policy::clone(&policy)).await;
+    let opened = Opened::new(config(&double.url, ServerDialect::LlamaCpp), probe);
+    let server = opened.open().await.unwrap();
+    // Every other id, so that a few messages meet many.
+    let all = (0..policy.config().vocab_size as u32).step_by(2);
+    double.ends_with(all.filter(|id| !policy.eos_ids().contains(id)));
+    let prompt = [9, 10, 11, 12];
+    let said = server.generate(&prompt, 12, sampled()).await.unwrap();
+    assert!(said.finish == FinishReason::Eos || said.token_ids.len() == 12);
+    let scored = crate::probe::tests::scored(&policy, &prompt, &said.token_ids);
+    for (a, b) in said.log_probs.iter().zip(scored) {
+        assert!((a - b).abs() < 1e-5, "{a} {b}");
+    }
+    let asked = double.take_asked();
+    assert!(asked.len() > 1, "no end was met");
+    for (prompt_again, before) in asked[1..].iter().zip(&asked) {
+        assert!(prompt_again.starts_with(before) && prompt_again.len() > before.len());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
