@@ -72,8 +72,8 @@ impl InferenceServer {
     /// Waits until the server serves the policy, and says how well that can be told.
     ///
     /// # Errors
-    /// [`Error::Server`]: it answers what cannot be used, its context is too short, or the patience is
-    /// over. [`Error::Cancelled`].
+    /// [`crate::Error::Server`]: it answers what cannot be used, its context is too short, or the patience is
+    /// over. [`crate::Error::Cancelled`].
     pub(crate) async fn open(
         served: Served<'_>,
         beat: Beat,
