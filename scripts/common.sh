@@ -23,3 +23,17 @@ listening() {
     sleep 0.2
   done
 }
+
+# environment SCRIPT FOLDER PYTHON WORDS…: a virtual environment with the pinned packages that the words
+# for `pip install` name, made once: fetching them takes longer than what they are for.
+environment() {
+  local script="$1" folder="$2" python="$3"
+  shift 3
+  [ ! -e "$folder/complete" ] || return 0
+  "$python" -m venv --clear "$folder"
+  if ! "$folder/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: "$@" >&2; then
+    echo "$script: the pinned packages do not install on $("$python" --version)" >&2
+    exit 1
+  fi
+  touch "$folder/complete"
+}

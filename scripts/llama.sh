@@ -9,22 +9,15 @@
 # Needs a Python of 3.10 or later with venv; PYTHON names one that is not in the path.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/common.sh
 python="${PYTHON:-python3}"
 if ! "$python" -c 'import sys, venv; sys.exit(sys.version_info[:2] < (3, 10))' 2>/dev/null; then
   echo "llama: no Python of 3.10 or later with venv is here; install one, or name it with PYTHON=…" >&2
   exit 1
 fi
-# Kept between runs: fetching the packages takes longer than a test.
 venv="$(realpath -m "${CARGO_TARGET_DIR:-target}")/xllamacpp-2026.10"
-if [ ! -e "$venv/complete" ]; then
-  "$python" -m venv --clear "$venv"
-  # All of them by name: nothing is left to be resolved.
-  if ! "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-    xllamacpp==2026.10.11549 gguf==0.19.0 numpy==2.2.6 pyyaml==6.0.4 requests==2.34.2 tqdm==4.70.1 \
-    urllib3==2.8.0 idna==3.20 charset_normalizer==3.5.3 certifi==2026.10.19.post1 >&2; then
-    echo "llama: the pinned packages do not install on $("$python" --version)" >&2
-    exit 1
-  fi
-  touch "$venv/complete"
-fi
+# All of them by name: nothing is left to be resolved.
+environment llama "$venv" "$python" --no-deps \
+  xllamacpp==2026.10.11549 gguf==0.19.0 numpy==2.2.6 pyyaml==6.0.4 requests==2.34.2 tqdm==4.70.1 \
+  urllib3==2.8.0 idna==3.20 charset_normalizer==3.5.3 certifi==2026.10.19.post1
 exec "$venv/bin/python" tools/llama_server.py "$@"

@@ -5,6 +5,7 @@
 # wheels; PYTHON names one that is not in the path.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/common.sh
 python=""
 for candidate in ${PYTHON:-} python3 python3.12 python3.11 python3.10 python3.9 \
   "$HOME"/.pyenv/versions/3.{12,11,10,9}.*/bin/python3; do
@@ -18,17 +19,9 @@ if [ -z "$python" ]; then
   echo "minigrid: no Python of 3.9 to 3.12 is here; install one, or name it with PYTHON=…" >&2
   exit 1
 fi
-# Kept between runs: fetching the packages takes longer than comparing.
 venv="${CARGO_TARGET_DIR:-target}/minigrid-2.3.1"
-if [ ! -e "$venv/complete" ]; then
-  "$python" -m venv --clear "$venv"
-  # All of them by name: nothing is left to be resolved.
-  if ! "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-    minigrid==2.3.1 gymnasium==0.29.1 numpy==1.26.4 pygame==2.6.1 \
-    cloudpickle==3.1.3 Farama-Notifications==0.0.6 typing_extensions==4.16.0 >&2; then
-    echo "minigrid: the pinned packages do not install on $("$python" --version)" >&2
-    exit 1
-  fi
-  touch "$venv/complete"
-fi
+# All of them by name: nothing is left to be resolved.
+environment minigrid "$venv" "$python" --no-deps \
+  minigrid==2.3.1 gymnasium==0.29.1 numpy==1.26.4 pygame==2.6.1 \
+  cloudpickle==3.1.3 Farama-Notifications==0.0.6 typing_extensions==4.16.0
 PYGAME_HIDE_SUPPORT_PROMPT=1 "$venv/bin/python" tools/minigrid_worlds.py "$@"

@@ -7,26 +7,19 @@
 # Needs a Python of 3.11 or later with venv; PYTHON names one that is not in the path.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/common.sh
 python="${PYTHON:-python3}"
 if ! "$python" -c 'import sys, venv; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null; then
   echo "openai: no Python of 3.11 or later with venv is here; install one, or name it with PYTHON=…" >&2
   exit 1
 fi
 program="$(cd "${AGENTGYM_PROGRAMS:-target/release}" && pwd)/agentgym-submit"
-# Kept between runs: fetching the packages takes longer than asking.
 venv="${CARGO_TARGET_DIR:-target}/openai-3.57.0"
-if [ ! -e "$venv/complete" ]; then
-  "$python" -m venv --clear "$venv"
-  # All of them by name: nothing is left to be resolved.
-  if ! "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-    openai==3.57.0 httpx2==2.16.2 httpcore2==2.16.2 h11==0.16.0 anyio==4.16.0 sniffio==1.3.1 idna==3.20 \
-    truststore==0.10.5 jiter==0.19.0 pydantic==2.14.4 pydantic_core==2.50.5 annotated-types==0.8.0 \
-    typing-inspection==0.4.5 typing_extensions==4.16.0 >&2; then
-    echo "openai: the pinned packages do not install on $("$python" --version)" >&2
-    exit 1
-  fi
-  touch "$venv/complete"
-fi
+# All of them by name: nothing is left to be resolved.
+environment openai "$venv" "$python" --no-deps \
+  openai==3.57.0 httpx2==2.16.2 httpcore2==2.16.2 h11==0.16.0 anyio==4.16.0 sniffio==1.3.1 idna==3.20 \
+  truststore==0.10.5 jiter==0.19.0 pydantic==2.14.4 pydantic_core==2.50.5 annotated-types==0.8.0 \
+  typing-inspection==0.4.5 typing_extensions==4.16.0
 scratch="$(mktemp -d)"
 server=""
 trap 'kill $server 2>/dev/null || true; rm -rf "$scratch"' EXIT

@@ -6,17 +6,12 @@
 # a Python that has torch and transformers already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/common.sh
 program="$(cd "${AGENTGYM_PROGRAMS:-target/release}" && pwd)/agentgym-submit"
 python="${PYTHON:-}"
 if [ -z "$python" ]; then
-  # Kept between runs: fetching the packages takes longer than comparing.
   venv="${CARGO_TARGET_DIR:-target}/transformers-5.24.0"
-  if [ ! -e "$venv/complete" ]; then
-    python3 -m venv --clear "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: \
-      torch==2.15.0 transformers==5.24.0 >&2
-    touch "$venv/complete"
-  fi
+  environment transformers "$venv" python3 torch==2.15.0 transformers==5.24.0
   python="$venv/bin/python"
 fi
 scratch="$(mktemp -d)"

@@ -18,7 +18,8 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+    /// A status of HTTP that needs no more.
+    pub(crate) fn status(status: StatusCode, message: impl Into<String>) -> Self {
         Self {
             status,
             message: message.into(),
@@ -31,7 +32,7 @@ impl Refusal {
     pub(crate) fn bad(param: &str, message: impl Into<String>) -> Self {
         Self {
             param: (!param.is_empty()).then(|| param.to_owned()),
-            ..Self::new(StatusCode::BAD_REQUEST, message)
+            ..Self::status(StatusCode::BAD_REQUEST, message)
         }
     }
 
@@ -43,34 +44,29 @@ impl Refusal {
         }
     }
 
-    /// A status of HTTP that needs no more.
-    pub(crate) fn status(status: StatusCode, message: impl Into<String>) -> Self {
-        Self::new(status, message)
-    }
-
     /// There is no such policy here.
     pub(crate) fn no_model(message: impl Into<String>) -> Self {
         Self {
             param: Some("model".to_owned()),
             code: Some("model_not_found"),
-            ..Self::new(StatusCode::NOT_FOUND, message)
+            ..Self::status(StatusCode::NOT_FOUND, message)
         }
     }
 
     /// There is no room now; there will be.
     pub(crate) fn full(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::TOO_MANY_REQUESTS, message)
+        Self::status(StatusCode::TOO_MANY_REQUESTS, message)
     }
 
     /// The server is about to end.
     pub(crate) fn leaving() -> Self {
         let message = "the server ends as soon as it has answered what it is at";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+        Self::status(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 
     /// The engine failed.
     pub(crate) fn failed(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+        Self::status(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
     /// The document that says so.

@@ -8,14 +8,13 @@ use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::policy_of;
 use agentgym_model::{Device, Policy};
 use agentgym_serve::{ServeOptions, ServedPolicy, start};
+use agentgym_worker::SERVER_KEY_VARIABLE as KEY_VARIABLE;
 use serde_json::json;
 use std::path::Path;
 
-/// What clients have to send as bearer, if it is set; the worker sends it under the same name.
-const KEY_VARIABLE: &str = "AGENTGYM_SERVER_KEY";
-
 /// Runs the command; without a run it is a folder that is served.
 pub(crate) async fn serve(run: Option<RunView>, args: &ServeArgs, global: &Global) -> Result<()> {
+    // What clients have to send as bearer, if it is set: workers send it.
     let key = std::env::var(KEY_VARIABLE)
         .ok()
         .filter(|key| !key.is_empty());

@@ -47,6 +47,7 @@ pub use endpoint::serve_metrics;
 pub use error::{Cause, Error, Result};
 pub use exhausted::{Exhausted, counted_failures};
 pub use guard::{check as guard_verdict, is_guarded};
+pub use inference::http::KEY_VARIABLE as SERVER_KEY_VARIABLE;
 pub use memory::machine_bytes;
 pub use meters::Meters;
 pub use model_folder::{MADE, class_made_in, model_folder};

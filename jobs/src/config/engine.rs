@@ -75,15 +75,12 @@ pub(super) fn check(config: &Config) -> Result<()> {
             "actor_rollout_ref.rollout.server.url=http://…",
         ),
     ];
-    let missing = wanted.iter().filter(|(is_missing, _)| *is_missing);
-    let missing: Vec<&str> = missing.map(|(_, what)| *what).collect();
-    if !missing.is_empty() {
+    if let Some(missing) = missing(&wanted, "; ") {
         return Err(Error::value(
             ENGINE,
             format!(
                 "a server's numbers are not ours, so that training must correct for them and stop where they \
-                 are too far off; set also {}",
-                missing.join("; ")
+                 are too far off; set also {missing}"
             ),
         ));
     }
@@ -102,20 +99,19 @@ fn chat(config: &Config) -> Result<()> {
         ));
     }
     let wanted = [
-        (server.url.is_none(), "server.url=http://…"),
-        (server.model.is_none(), "server.model=NAME"),
+        (
+            server.url.is_none(),
+            "actor_rollout_ref.rollout.server.url=http://…",
+        ),
+        (
+            server.model.is_none(),
+            "actor_rollout_ref.rollout.server.model=NAME",
+        ),
     ];
-    let missing: Vec<&str> = wanted
-        .iter()
-        .filter_map(|(is_missing, what)| is_missing.then_some(*what))
-        .collect();
-    if !missing.is_empty() {
+    if let Some(missing) = missing(&wanted, " and ") {
         return Err(Error::value(
             ENGINE,
-            format!(
-                "chat asks a model of an API by name; set also actor_rollout_ref.rollout.{}",
-                missing.join(" and actor_rollout_ref.rollout.")
-            ),
+            format!("chat asks a model of an API by name; set also {missing}"),
         ));
     }
     let guard = &config.guard;
@@ -154,6 +150,13 @@ fn chat(config: &Config) -> Result<()> {
         ));
     }
     address(config)
+}
+
+/// What is to be given of what is wanted, in one text.
+fn missing(wanted: &[(bool, &str)], between: &str) -> Option<String> {
+    let missing = wanted.iter().filter(|(is_missing, _)| *is_missing);
+    let missing: Vec<&str> = missing.map(|(_, what)| *what).collect();
+    (!missing.is_empty()).then(|| missing.join(between))
 }
 
 fn address(config: &Config) -> Result<()> {

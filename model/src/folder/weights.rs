@@ -152,8 +152,8 @@ impl Weights {
     }
 }
 
-/// Gives a file's tensors to `take` and takes their names out of `shapes`, the in-memory shapes that `source` gives. Unknown names, other shapes and
-/// numbers that are not finite are refused.
+/// Gives a file's tensors to `take` and takes their names out of `shapes`, the in-memory shapes that
+/// `source` gives. Unknown names, other shapes and numbers that are not finite are refused.
 pub(crate) fn read_tensors(
     file: &mut TensorFile,
     shapes: &mut BTreeMap<String, Vec<usize>>,

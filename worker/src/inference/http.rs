@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::time::Duration;
 
 /// The key of a server that wants one. It is in no plan and in no message.
-pub(crate) const KEY_VARIABLE: &str = "AGENTGYM_SERVER_KEY";
+pub const KEY_VARIABLE: &str = "AGENTGYM_SERVER_KEY";
 
 /// Longest pause that a server may ask for.
 const PAUSE_MAX: Duration = Duration::from_secs(120);
