@@ -89,8 +89,12 @@ export async function kill(child) {
   await ended;
 }
 
+// Waits until the page that the URL names is drawn: not the one before it, whose URL has just changed.
 export async function settled(page) {
-  await page.waitForFunction(() => document.querySelector("main h1") && !document.querySelector("main[aria-busy]"), null, { timeout: 20000 });
+  await page.waitForFunction(() => {
+    const main = document.querySelector("main");
+    return main?.dataset.shows === location.hash && !main.hasAttribute("aria-busy") && main.querySelector("h1");
+  }, null, { timeout: 20000 });
 }
 
 // A TextCraft server whose every answer is `text`.

@@ -1,6 +1,6 @@
 // An S3 server over a folder, to be read from: GET, HEAD and LIST, every answer later than it could
-// be. Names are listed once, or at each LIST where the folder is `live`. It asks nobody who they are and writes nothing; the project's own server, for its tests of
-// commits, is tests/s3.rs.
+// be. Names are listed once, or at each LIST where the folder is `live`. It asks nobody who they are
+// and writes nothing; the project's own server, for its tests of commits, is tests/s3.rs.
 
 import { createServer } from "node:http";
 import { existsSync, readdirSync, readFileSync, statSync } from "node:fs";
@@ -8,13 +8,16 @@ import { join } from "node:path";
 
 const BUCKET = "bucket";
 
-// Every file below a folder, as sorted keys with sizes.
+// Every file below a folder, as sorted keys with sizes. What a run removes meanwhile is left out.
 function keysBelow(folder) {
   const out = [];
+  const unlessGone = (read) => { try { return read(); } catch (error) { if (error.code === "ENOENT") return null; throw error; } };
   const walk = (below) => {
-    for (const entry of readdirSync(join(folder, below), { withFileTypes: true })) {
+    for (const entry of unlessGone(() => readdirSync(join(folder, below), { withFileTypes: true })) ?? []) {
       const key = below ? below + "/" + entry.name : entry.name;
-      if (entry.isDirectory()) walk(key); else out.push([key, statSync(join(folder, key)).size]);
+      if (entry.isDirectory()) { walk(key); continue; }
+      const size = unlessGone(() => statSync(join(folder, key)).size);
+      if (size !== null) out.push([key, size]);
     }
   };
   walk("");

@@ -46,6 +46,7 @@ function go(path, query) {
 
 async function route(event, quiet) {
   const own = ++turn;
+  const asked = location.hash;
   let [pieces, query] = parse();
   if (bundledRun && pieces.length === 0) pieces = ["runs", bundledRun];
   const page = PAGES.find(([shape]) => shape.length === pieces.length && shape.every((name, at) => name === "*" || name === pieces[at]));
@@ -72,6 +73,8 @@ async function route(event, quiet) {
   leave = done;
   const scroll = quiet ? window.scrollY : 0;
   root.removeAttribute("aria-busy");
+  // The URL changes before its event arrives: what is shown says of which URL it is.
+  root.dataset.shows = asked;
   root.replaceChildren(next);
   window.dispatchEvent(new Event("resize"));
   window.scrollTo(0, scroll);
