@@ -73,8 +73,24 @@ async fn busy(fleet: &Fleet, store: &Store) -> usize {
     }
 }
 
-/// First rapid kills, under which only safety can be required; then kills in the middle of a part
-/// each. Two users follow the run, so there are two planners.
+/// Waits until the run has so many commits.
+async fn committed(store: &Store, wanted: usize) {
+    let begun = Instant::now();
+    while store
+        .all_commits(&RUN.parse().unwrap())
+        .await
+        .unwrap()
+        .len()
+        < wanted
+    {
+        assert!(begun.elapsed() < LONG, "nothing is committed");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Rapid kills, under which only safety can be required, kills in the middle of a part, and a queue
+/// that is started anew and wiped: one of them after every second commit. Two users follow the run,
+/// so there are two planners.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fleet_under_fire_ends_equal() {
     let folder = TempDir::new().unwrap();
@@ -83,19 +99,23 @@ async fn a_fleet_under_fire_ends_equal() {
         Running::start(fleet.submit(&SMALL)),
         Running::start(fleet.submit(&SMALL)),
     ];
-    let mut fire = Chance::new(97);
-    for shot in 0..30 {
-        let pause = Duration::from_millis(30 + fire.up_to(220));
-        tokio::time::sleep(pause).await;
-        fleet.replace(shot % 3);
-    }
     let store = store(&fleet).await;
-    nothing_finished_was_redone(&store).await;
+    let mut fire = Chance::new(97);
     let mut struck = Vec::new();
-    for shot in 0..6 {
+    for shot in 0..9 {
+        // About thirty parts, so that some are left behind the last shot at any speed.
+        committed(&store, 2 * shot).await;
         match shot {
-            2 => fleet.redis.restart(),
-            4 => _ = fleet.redis.command(&[b"FLUSHALL"]),
+            0 | 3 | 6 => {
+                for rapid in 0..10 {
+                    let pause = Duration::from_millis(30 + fire.up_to(220));
+                    tokio::time::sleep(pause).await;
+                    fleet.replace(rapid % 3);
+                }
+                nothing_finished_was_redone(&store).await;
+            }
+            4 => fleet.redis.restart(),
+            7 => _ = fleet.redis.command(&[b"FLUSHALL"]),
             _ => {
                 let (victim, new) = (busy(&fleet, &store).await, fleet.worker(&[]));
                 let victim = std::mem::replace(&mut fleet.workers[victim], new);
@@ -205,16 +225,7 @@ async fn a_store_that_is_away_is_no_failure() {
     let store = store(&fleet).await;
     let begun = Instant::now();
     for commits in [3, 12] {
-        while store
-            .all_commits(&RUN.parse().unwrap())
-            .await
-            .unwrap()
-            .len()
-            < commits
-        {
-            assert!(begun.elapsed() < LONG, "nothing is committed");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        committed(&store, commits).await;
         fleet.s3.set_away(true);
         tokio::time::sleep(Duration::from_secs(12)).await;
         fleet.s3.set_away(false);

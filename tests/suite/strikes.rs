@@ -88,23 +88,23 @@ pub(crate) async fn strike(
     loop {
         assert!(begun.elapsed() < PATIENCE, "no part is under way");
         assert!(!running.has_ended(), "it ended before it was struck");
-        let Some((slot, attempt)) = in_flight(store, &run, running.id()).await else {
+        if in_flight(store, &run, running.id()).await.is_none() {
             tokio::time::sleep(Duration::from_millis(3)).await;
             continue;
-        };
+        }
         tokio::time::sleep(wait).await;
-        // Stopped first, so that the attempt cannot end between the check and the kill.
+        // Stopped first, so that the attempt cannot end between the check and the kill. Reading a
+        // store may take longer than a part: what counts is the attempt in which it stands still.
         running.signal("STOP");
         if store.local_root().is_none() {
             tokio::time::sleep(ON_ITS_WAY).await;
         }
-        let (slot, attempt) = (slot, attempt.number);
-        let hit = Strike { slot, attempt };
-        if is_under_way(store, &hit).await {
+        if let Some((slot, attempt)) = in_flight(store, &run, running.id()).await {
             running.kill();
-            return hit;
+            let attempt = attempt.number;
+            return Strike { slot, attempt };
         }
-        // The attempt had already ended; the next one is hit earlier.
+        // It was between two attempts; the next one is hit earlier.
         running.signal("CONT");
         wait /= 2;
     }
