@@ -4,13 +4,13 @@
 //! The script runs again when one of these sources changes, and after `+dirty` at the next commit;
 //! only this crate and those above it are then compiled again. A commit that changes no source does
 //! not change the program, so the earlier name stays. `agentgym-submit` uses the same file and has
-//! one more crate.
+//! three more crates.
 
 use std::path::Path;
 use std::process::Command;
 
 /// The crates whose sources are compared, from the bottom up.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 11] = [
     "algorithms",
     "text",
     "envs",
@@ -19,6 +19,8 @@ const CRATES: [&str; 9] = [
     "queue",
     "jobs",
     "worker",
+    "view",
+    "serve",
     "submit",
 ];
 

@@ -170,6 +170,19 @@ pub enum Command {
         /// A folder in Hugging Face's layout, or the hub id of a model in the hub tools' cache
         folder: String,
     },
+    /// Fetch a model from the Hugging Face hub into the cache of the hub's tools, where runs find it by
+    /// its id (only in programs built with the feature `hub`)
+    Pull {
+        /// Id of the model, such as Qwen/Qwen2.5-0.5B-Instruct
+        #[arg(value_name = "OWNER/NAME")]
+        id: String,
+        /// Branch, tag or commit [default: main]
+        #[arg(long)]
+        revision: Option<String>,
+    },
+    /// Write a model's folder to a repository of the Hugging Face hub (only in programs built with the
+    /// feature `hub`)
+    Push(PushArgs),
     /// The digest of everything a run has committed
     Digest {
         /// Run id
@@ -291,6 +304,22 @@ pub struct ExportArgs {
         allow_negative_numbers = true
     )]
     pub reward_min: Option<f64>,
+}
+
+/// What to write to the hub.
+#[derive(Debug, Clone, Args)]
+pub struct PushArgs {
+    /// The folder of a model, as `export` writes it
+    pub folder: PathBuf,
+    /// The repository; made if missing
+    #[arg(long, value_name = "OWNER/NAME")]
+    pub to: String,
+    /// If it is made, everybody sees it [default: private]
+    #[arg(long)]
+    pub public: bool,
+    /// Message of the commit
+    #[arg(long, default_value = "A policy trained with agentgym-submit")]
+    pub message: String,
 }
 
 /// What to look at.

@@ -37,6 +37,7 @@ use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::{
     BASE_PART, PartId, Stage, batch_of, critic_of, policy_of, reference_of,
 };
+use agentgym_model::Dtype;
 use agentgym_storage::Manifest;
 use episodes::Played;
 pub use folder::Exported;
@@ -65,6 +66,17 @@ pub async fn export(view: &RunView, n: u32, to: &Path, wanted: Wanted) -> Result
         return Err(Error::Usage(format!(
             "run {} trains no adapter (actor_rollout_ref.model.lora_rank is 0); leave --adapter out",
             view.plan.run
+        )));
+    }
+    let for_models = [
+        (wanted.dtype == Some(Dtype::Bf16), "--dtype bf16"),
+        (wanted.shard_bytes_max.is_some(), "--shard-size"),
+    ];
+    let useless = for_models.iter().find(|(is_set, _)| *is_set);
+    if let Some((_, option)) = useless.filter(|_| !wanted.models()) {
+        return Err(Error::Usage(format!(
+            "{option} is for the weights of models, and --adapter alone writes none: an adapter is one file in \
+             f32. Leave one of the two out"
         )));
     }
     let after = view.committed(policy_of(&view.plan, n)).await?;

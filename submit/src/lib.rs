@@ -17,6 +17,7 @@ mod estimate;
 pub mod evaluation;
 pub mod export;
 mod fork;
+mod hub;
 mod inspect;
 pub mod keys_view;
 pub mod metrics;
@@ -29,6 +30,7 @@ mod serve;
 pub mod status;
 pub mod text;
 pub mod trajectories;
+mod transfer;
 mod verify;
 mod watch;
 pub mod why;
@@ -117,6 +119,8 @@ pub async fn execute(cli: Cli) -> Result<()> {
         }
         Command::Export(args) => export(args, global).await,
         Command::CheckModel { folder } => check_model::check_model(folder, global),
+        Command::Pull { id, revision } => hub::pull(id, revision.as_deref(), global).await,
+        Command::Push(args) => hub::push(args, global).await,
         Command::Digest { run } => {
             let view = view(run, global).await?;
             let (digest, commits) = view.store.run_digest(&view.plan.run).await?;

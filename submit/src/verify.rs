@@ -3,21 +3,14 @@
 
 use crate::cli::Global;
 use crate::runs::{begins_with, part_id, unknown};
+use crate::transfer::Transfer;
 use crate::{Error, Result, text};
 use agentgym_jobs::pipeline::{PartId, parts};
 use agentgym_jobs::plan::Plan;
-use agentgym_storage::{BytesRead, Fault, Finding, Key, PartKey, Planned, RunId, Store, Verified};
-use indicatif::{ProgressBar, ProgressStyle};
+use agentgym_storage::{Fault, Finding, Key, PartKey, Planned, RunId, Store, Verified};
+use indicatif::ProgressBar;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
-use std::io::IsTerminal as _;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-
-/// Time between progress updates: on a terminal, and elsewhere.
-const BAR_EVERY: Duration = Duration::from_millis(200);
-const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// Findings so far: printed at once, or collected for the single document of `--json`.
 #[derive(Default)]
@@ -74,25 +67,17 @@ pub(crate) async fn verify(store: &Store, run: &str, global: &Global) -> Result<
         is_json: global.json,
         ..Report::default()
     };
-    if !global.quiet && std::io::stderr().is_terminal() {
-        report.bar = Some(bar());
-    }
+    let transfer = Transfer::new("verify", global);
+    report.bar.clone_from(&transfer.bar);
     let plans = plans(store, &id, &mut report).await?;
     let revisions = plans.len();
     let mut known = Known::new(plans);
-    let read = BytesRead::default();
-    let bar = report.bar.clone();
     let verified = {
         let mut planned = |slot: &PartKey| known.planned(slot);
         let mut told = |finding: Finding| report.take(&finding);
-        tokio::select! {
-            verified = store.verify(&id, &mut planned, &read, &mut told) => verified?,
-            never = follow(&read, bar.as_ref(), global.quiet) => match never {},
-        }
+        let verifying = store.verify(&id, &mut planned, &transfer.bytes, &mut told);
+        transfer.during(verifying).await?
     };
-    if let Some(bar) = &bar {
-        bar.finish_and_clear();
-    }
     let faults = report.faults();
     if global.json {
         text::emit_json(&json!({
@@ -252,30 +237,6 @@ impl Known {
                     false => Planned::Made,
                 }
             }
-        }
-    }
-}
-
-fn bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("verify  {wide_bar}  {bytes} of {total_bytes}")
-        .expect("the template is well formed");
-    ProgressBar::new(0).with_style(style)
-}
-
-/// Shows progress until dropped.
-async fn follow(read: &BytesRead, bar: Option<&ProgressBar>, quiet: bool) -> Infallible {
-    let mut tick = tokio::time::interval(if bar.is_some() { BAR_EVERY } else { LINE_EVERY });
-    tick.tick().await;
-    loop {
-        tick.tick().await;
-        let done = read.done.load(Ordering::Relaxed);
-        let listed = read.listed.load(Ordering::Relaxed);
-        if let Some(bar) = bar {
-            bar.set_length(listed);
-            bar.set_position(done);
-        } else if !quiet {
-            let (done, listed) = (text::bytes(done), text::bytes(listed));
-            text::tell(&format!("verify: read {done} of {listed}"));
         }
     }
 }

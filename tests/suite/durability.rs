@@ -268,13 +268,14 @@ async fn a_qwen3_survives_kills() {
 async fn an_adapter_survives_kills_and_is_exported() {
     let folder = survives("configs/lora.yaml", &[], 41, 5).await;
     let store = folder.path();
-    let export = |to: &Path, more: &[&str]| {
+    let exporting = |to: &Path, more: &[&str]| {
         let mut command = program("agentgym-submit");
         let store = store.display().to_string();
         command.args(["export", RUN, "--iteration", "3", "--store", &store]);
         command.arg("--to").arg(to).args(more);
-        said(command)
+        command
     };
+    let export = |to: &Path, more: &[&str]| said(exporting(to, more));
     let (both, alone) = (folder.path().join("both"), folder.path().join("alone"));
     export(&both, &[]);
     export(&alone, &["--adapter"]);
@@ -286,6 +287,11 @@ async fn an_adapter_survives_kills_and_is_exported() {
     assert!(base.weights() != merged.weights());
     assert!(both.join("adapter_before").exists() && both.join("optimizer_before").exists());
     assert!(!alone.join("policy_after").exists());
+    for option in ["--dtype=bf16", "--shard-size=1MB"] {
+        let refused = finish(exporting(&folder.path().join("no"), &["--adapter", option]));
+        assert_eq!(refused.status.code(), Some(2), "{option}");
+        assert!(!folder.path().join("no").exists());
+    }
 }
 
 /// Preferences: pairs, their order and the optimizer's state survive.

@@ -20,8 +20,16 @@ pub struct Wanted {
 }
 
 impl Wanted {
+    /// Whether a model is written at all. Adapters are written as they were committed, in f32.
+    pub(super) fn models(&self) -> bool {
+        !self.adapter_alone || self.reference
+    }
+
     /// The format of the weights.
     pub(super) fn dtype(&self, plan: &Plan) -> Dtype {
+        if !self.models() {
+            return Dtype::F32;
+        }
         self.dtype.unwrap_or(match plan.config.trainer.save_dtype {
             SaveDtype::F32 => Dtype::F32,
             SaveDtype::Bf16 => Dtype::Bf16,
