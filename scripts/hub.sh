@@ -60,8 +60,8 @@ PY
 folder="$("$program" --quiet pull them/base)"
 for file in "$folder"/*; do cmp "$file" "models/base/$(basename "$file")"; done
 [ -e "$folder/model.safetensors" ]
-"$program" check-model them/base >&2
-"$program" plan configs/smoke.yaml actor_rollout_ref.model.path=them/base >&2
+"$program" check-model them/base >"$scratch/checked"
+"$program" plan configs/smoke.yaml actor_rollout_ref.model.path=them/base >"$scratch/planned"
 # A second one asks for nothing that is here, and the hub's own client finds it in the cache too.
 "$program" --quiet pull them/base
 "$venv/bin/python" - them/base <<'PY'
@@ -72,13 +72,13 @@ PY
 HF_TOKEN=secret "$program" --quiet pull private/base
 
 refused 2 "no id of a model" pull base
-refused 2 "no such model" pull them/nothing
+HF_TOKEN=secret refused 2 "no such model" pull them/nothing
 refused 2 "no such revision" pull them/base --revision nothing
 refused 2 "no config.json" pull bare/base
 refused 2 "HF_TOKEN" pull private/other
 refused 5 "redirects to another host" pull elsewhere/base
 refused 5 "redirects to another host" pull stored/base
-refused 5 "429" pull limited/base
+refused 5 "Rate limited" pull limited/base
 refused 2 "HF_TOKEN" push models/base --to me/other
 refused 2 "no config.json" push docs --to me/other
 HF_TOKEN=secret refused 2 "does not permit" push models/base --to forbidden/base

@@ -52,6 +52,7 @@ mod linked {
     const READ: [&str; 4] = ["*.json", "*.safetensors", "*.jinja", "*.txt"];
     /// Where the hub keeps large files, beside the host that is asked.
     const STORES: [&str; 2] = ["huggingface.co", "hf.co"];
+    const NO_MODEL: &str = "there is no such model, or it is private";
     const REDIRECTS_MAX: usize = 5;
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -173,9 +174,18 @@ mod linked {
         /// The failure in the words of this program.
         fn said(&self, id: &str, error: HFError) -> Error {
             let what = match &error {
-                HFError::RepoNotFound { .. } => Some("there is no such model, or it is private"),
+                HFError::RepoNotFound { .. } => Some(NO_MODEL),
+                // The crate asks for a revision first; the hub says what it did not find.
+                HFError::RevisionNotFound { context, .. }
+                    if context.as_ref().and_then(|c| c.error_code.as_deref())
+                        == Some("RepoNotFound") =>
+                {
+                    Some(NO_MODEL)
+                }
                 HFError::RevisionNotFound { .. } => Some("the model has no such revision"),
-                HFError::AuthRequired { .. } => Some("it wants a token, or another one"),
+                HFError::AuthRequired { .. } => {
+                    Some("there is no such model, or it wants a token, or another one")
+                }
                 HFError::Forbidden { .. } => Some("the token does not permit it"),
                 _ => None,
             };

@@ -56,7 +56,7 @@ pub fn model_folder(path: &str) -> Result<PathBuf, String> {
     snapshot.ok_or_else(|| {
         format!(
             "there is no folder {looked} (relative paths start at the current folder), and no copy of a hub \
-             model of this name in {}; fetch it with `hf download {path}`, or give the folder",
+             model of this name in {}; fetch it with `agentgym-submit pull {path}` or `hf download {path}`, or give the folder",
             cache.display()
         )
     })
