@@ -10,6 +10,7 @@ mod bf16;
 mod kernels;
 mod learning;
 mod policies;
+mod products;
 #[cfg(feature = "cuda")]
 mod refusals;
 mod steps;
