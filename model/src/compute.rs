@@ -15,8 +15,8 @@ use std::sync::Arc;
 use self::on_gpu::OnGpu;
 use crate::cpu::network;
 use crate::cpu::network::Numbers;
-use crate::kernels::pointwise::RopeTable;
 use crate::gpu::Gpu;
+use crate::kernels::pointwise::RopeTable;
 use crate::{Adapter, Device, ModelConfig, Result, Weights, gpu};
 
 /// A model's network; a clone shares its parameters.
@@ -78,7 +78,10 @@ impl Network {
     pub(crate) fn cache(&self) -> Cache {
         let host = &self.host;
         match &self.gpu {
-            Some(_) => Cache::Gpu(gpu::Cache::new(host.layers.len(), host.kv_heads * host.width)),
+            Some(_) => Cache::Gpu(gpu::Cache::new(
+                host.layers.len(),
+                host.kv_heads * host.width,
+            )),
             None => Cache::Host(self.host.cache()),
         }
     }

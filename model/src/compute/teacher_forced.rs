@@ -233,17 +233,9 @@ impl TeacherForced {
                 tape,
                 hidden,
             } => {
-                let (targets, scale) = (&self.targets, inverse_temperature(temperature));
+                let head = (self.targets.as_slice(), inverse_temperature(temperature));
                 let (batch, gradients) = (&self.batch, &mut gradients.gpu);
-                return network.backward(
-                    batch,
-                    *tape,
-                    &hidden,
-                    targets,
-                    scale,
-                    coefficients,
-                    gradients,
-                );
+                return network.backward(batch, *tape, &hidden, head, coefficients, gradients);
             }
         };
         let gradients = &mut gradients.host;

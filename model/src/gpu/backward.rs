@@ -37,8 +37,7 @@ impl Network {
         batch: &Batch,
         tape: Tape,
         hidden: &Operands,
-        targets: &[u32],
-        inverse_temperature: f32,
+        (targets, inverse_temperature): (&[u32], f32),
         by: &Streams,
         gradients: &mut Gradients,
     ) -> Result<()> {
@@ -287,7 +286,9 @@ impl Linear {
             let weight = self.dense().columns(part.first, part.width);
             by_x.add_times_transposed(grad, weight, number > 0)?;
             match &part.learns {
-                Learning::All => x.derive_weight(grad, &format!("{}.weight", part.name), gradients)?,
+                Learning::All => {
+                    x.derive_weight(grad, &format!("{}.weight", part.name), gradients)?
+                }
                 Learning::Factors(factors) => {
                     factors.derive(x, grad, (self.inner, part.width), gradients)?;
                 }
@@ -304,7 +305,11 @@ impl Linear {
         }
         for (part, grad) in self.parts.iter().zip(grads) {
             if matches!(part.learns, Learning::All) {
-                tape::add(gradients, &format!("{}.bias", part.name), grad.column_sums()?)?;
+                tape::add(
+                    gradients,
+                    &format!("{}.bias", part.name),
+                    grad.column_sums()?,
+                )?;
             }
         }
         Ok(())

@@ -53,7 +53,9 @@ impl Compiler {
     /// The compiler's messages.
     pub(super) fn code(&self, program: &str, capability: (i32, i32)) -> Result<Vec<u8>, String> {
         let key = format!("{:?} {capability:?} {OPTIONS:?}\n{program}", self.version);
-        kept(cache().as_deref(), &key, || self.compile(program, capability))
+        kept(cache().as_deref(), &key, || {
+            self.compile(program, capability)
+        })
     }
 
     /// The same, compiled in any case.
@@ -120,7 +122,11 @@ fn answer(status: c_int) -> Result<(), String> {
 
 /// The folder of compiled kernels: the named one, or one among the user's caches.
 fn cache() -> Option<PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let folder = |name: &str| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
     let own = || {
         let caches = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
         Some(caches?.join("agentgym").join("kernels"))
@@ -143,7 +149,10 @@ fn kept(
     };
     let name = blake3::hash(key.as_bytes()).to_hex();
     let path = folder.join(format!("{name}.cubin"));
-    if let Some((digest, code)) = std::fs::read(&path).ok().as_deref().and_then(|f| f.split_at_checked(DIGEST))
+    if let Some((digest, code)) = std::fs::read(&path)
+        .ok()
+        .as_deref()
+        .and_then(|f| f.split_at_checked(DIGEST))
         && blake3::hash(code).as_bytes() == digest
     {
         return Ok(code.to_vec());
@@ -199,8 +208,10 @@ mod tests {
         );
         // A product and a sum stay two instructions.
         let apart = "extern \"C\" __global__ void k(float* x) { x[0] = x[1] * x[2] + x[3]; }";
-        let together = "extern \"C\" __global__ void k(float* x) { x[0] = fmaf(x[1], x[2], x[3]); }";
-        let [apart, together] = [apart, together].map(|text| compiler.compile(text, (9, 0)).unwrap());
+        let together =
+            "extern \"C\" __global__ void k(float* x) { x[0] = fmaf(x[1], x[2], x[3]); }";
+        let [apart, together] =
+            [apart, together].map(|text| compiler.compile(text, (9, 0)).unwrap());
         assert_ne!(apart, together, "the compiler contracts");
     }
 

@@ -225,7 +225,9 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
 
 /// The environment, without what is no text.
 fn variables() -> impl Iterator<Item = (String, String)> {
-    let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    let text = |(name, value): (OsString, OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
     std::env::vars_os().filter_map(text)
 }
 
@@ -409,7 +411,10 @@ impl Backend for Cuda {
         self.enter()?;
         self.give_freed_memory_back()?;
         let asked = driver::mem_get_info();
-        asked.map_or_else(|e| Err(self.failed("asking for its memory", e)), |(free, _)| Ok(free))
+        asked.map_or_else(
+            |e| Err(self.failed("asking for its memory", e)),
+            |(free, _)| Ok(free),
+        )
     }
 
     fn zero(&self, address: u64, bytes: usize) -> Result<()> {

@@ -157,12 +157,19 @@ fn library(dtype: Dtype) -> &'static Library {
             // Without the sanitizer's own library, which linking with its option would add.
             let compiled = folder.path().join("kernels.o");
             let mut build = Command::new(&compiler);
-            build.args(COMPILING).args(["-DACCESSES", "-w", "-fsanitize=thread", "-c", "-o"]);
+            build
+                .args(COMPILING)
+                .args(["-DACCESSES", "-w", "-fsanitize=thread", "-c", "-o"]);
             let status = build.arg(&compiled).arg(&source).status();
             assert!(status.is_ok_and(|status| status.success()), "kernels.cpp");
-            command.args(["-shared", "-o"]).args([&object, &compiled, &runtime]);
+            command
+                .args(["-shared", "-o"])
+                .args([&object, &compiled, &runtime]);
         } else {
-            command.args(COMPILING).args(["-shared", "-o"]).args([&object, &source]);
+            command
+                .args(COMPILING)
+                .args(["-shared", "-o"])
+                .args([&object, &source]);
         }
         let output = command
             .output()
@@ -198,7 +205,12 @@ fn mutated(program: &str, mutant: &str) -> String {
     let (from, to) = change.split_once(" =>").expect("from => to");
     let number: usize = number.parse().expect("a number");
     let (at, _) = program.match_indices(from).nth(number).expect("it occurs");
-    format!("{}{}{}", &program[..at], to.trim_start(), &program[at + from.len()..])
+    format!(
+        "{}{}{}",
+        &program[..at],
+        to.trim_start(),
+        &program[at + from.len()..]
+    )
 }
 
 /// What every GPU allows of a launch.
@@ -295,8 +307,13 @@ impl Emulator {
 
     /// Tells the kernels' library what is allocated.
     fn tell_memory(&self) {
-        let range = |(&begin, held): (&u64, &Box<[u8]>)| [begin, begin + (held.len() - 2 * GUARD) as u64];
-        let ranges: Vec<[u64; 2]> = self.memory().iter().map(range).collect();
+        let memory = self.memory();
+        let length = |held: &[u8]| (held.len() - 2 * GUARD) as u64;
+        let ranges = memory
+            .iter()
+            .map(|(&begin, held)| [begin, begin + length(held)]);
+        let ranges: Vec<[u64; 2]> = ranges.collect();
+        drop(memory);
         type Tell = unsafe extern "C" fn(*const [u64; 2], usize);
         // SAFETY: the library is compiled with this function, and the ranges outlive the launch's
         // checks, since they are leaked: this is for a run of a few minutes.

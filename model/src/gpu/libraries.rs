@@ -213,12 +213,23 @@ mod tests {
             let status = command.arg(folder.path().join(name)).arg(source).status();
             assert!(status.unwrap().success());
         };
-        let others = ["CreateProgram", "DestroyProgram", "CompileProgram", "GetCUBINSize"];
+        let others = [
+            "CreateProgram",
+            "DestroyProgram",
+            "CompileProgram",
+            "GetCUBINSize",
+        ];
         let more = ["GetCUBIN", "GetProgramLogSize", "GetProgramLog"];
-        let others = others.iter().chain(&more).map(|name| format!("void nvrtc{name}() {{}}\n"));
+        let others = others
+            .iter()
+            .chain(&more)
+            .map(|name| format!("void nvrtc{name}() {{}}\n"));
         let version =
             "int nvrtcVersion(int* major, int* minor) { *major = 13; *minor = 7; return 0; }";
-        build(COMPILER, &format!("{}{version}", others.collect::<String>()));
+        build(
+            COMPILER,
+            &format!("{}{version}", others.collect::<String>()),
+        );
         let places = Places::new(Some(folder.path().to_owned()));
         let missing = places.open_compiler().map(|_| ()).unwrap_err();
         assert!(

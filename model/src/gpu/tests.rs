@@ -5,6 +5,7 @@
 
 use std::sync::OnceLock;
 
+mod accesses;
 mod attention;
 mod bf16;
 mod kernels;

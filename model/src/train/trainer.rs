@@ -407,11 +407,7 @@ impl<'a, M: Head> Pass<'a, M> {
     /// Computes the sum of a run of units; `None` where nothing contributes. Also returns how many
     /// tokens went through. Where the device's memory is full the run is computed from its first
     /// unit again.
-    fn run(
-        &self,
-        own: Range<usize>,
-        room: &Room<'_>,
-    ) -> Result<(Option<UnitGradients>, usize)> {
+    fn run(&self, own: Range<usize>, room: &Room<'_>) -> Result<(Option<UnitGradients>, usize)> {
         let gpu = self.model.network().gpu();
         // Requested once, even if a unit is computed again.
         let mut asked = BTreeMap::new();

@@ -89,7 +89,8 @@ impl GpuMemory {
 
     /// `<stage>_gpu_memory_bytes`
     pub(crate) fn json(&self) -> impl Iterator<Item = (String, u64)> {
-        let row = |(stage, most): &(Stage, u64)| (format!("{}_gpu_memory_bytes", stage.name()), *most);
+        let row =
+            |(stage, most): &(Stage, u64)| (format!("{}_gpu_memory_bytes", stage.name()), *most);
         self.0.iter().map(row)
     }
 }
@@ -161,8 +162,10 @@ mod tests {
     use agentgym_jobs::config::ResolvedConfig;
     use std::path::Path;
 
-    const B3: &str = "tiny?hidden=2048&layers=36&heads=16&kv_heads=2&intermediate=11008&vocab=151936";
-    const B7: &str = "tiny?hidden=3584&layers=28&heads=28&kv_heads=4&intermediate=18944&vocab=152064";
+    const B3: &str =
+        "tiny?hidden=2048&layers=36&heads=16&kv_heads=2&intermediate=11008&vocab=151936";
+    const B7: &str =
+        "tiny?hidden=3584&layers=28&heads=28&kv_heads=4&intermediate=18944&vocab=152064";
 
     fn plan(model: &str, overrides: &[&str]) -> (Plan, ModelSize) {
         let mut overrides: Vec<String> = overrides.iter().map(|&o| o.to_owned()).collect();

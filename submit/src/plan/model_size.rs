@@ -3,7 +3,8 @@
 
 use agentgym_jobs::config::Model;
 use agentgym_model::{
-    DeviceFootprint, Dtype, Footprint, LoraOptions, ModelConfig, TinyShape, factor_names, parameter_shapes,
+    DeviceFootprint, Dtype, Footprint, LoraOptions, ModelConfig, TinyShape, factor_names,
+    parameter_shapes,
 };
 use agentgym_worker::model_folder;
 

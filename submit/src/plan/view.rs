@@ -1,8 +1,8 @@
 //! `plan run.yaml`: what the run would do, on one screen, before anything is written or started. ≤
 //! marks an upper bound.
 
-use crate::plan::measured::Measured;
 use crate::plan::device::{self, Gpu, GpuMemory};
+use crate::plan::measured::Measured;
 use crate::plan::memory::{Memory, check_fits};
 use crate::plan::model_size::{self, ModelSize};
 use crate::plan::parts::Counted;
@@ -97,7 +97,9 @@ impl<'a> PlanView<'a> {
     pub fn check(&self) -> crate::Result<()> {
         match &self.model {
             Ok(model) if self.plan.config.jobs.workers > 0 => {
-                let gpu = self.gpu.map(|gpu| device::check_fits(self.plan, model, gpu));
+                let gpu = self
+                    .gpu
+                    .map(|gpu| device::check_fits(self.plan, model, gpu));
                 let fits = check_fits(self.plan, model, self.machine).and(gpu.unwrap_or(Ok(())));
                 fits.map_err(|why| {
                     crate::Error::Usage(format!("key `actor_rollout_ref.model.path`: {why}"))

@@ -62,7 +62,8 @@ bool allocated(uintptr_t at, unsigned bytes) {
 void access(const void* pointer, unsigned bytes, bool writes) {
     State& s = state;
     const uintptr_t at = (uintptr_t)pointer;
-    if (!s.on || s.stack.has(at) || s.own.has(at)) return;
+    // A single byte is the compiler's: whether a thread_local is there.
+    if (!s.on || bytes == 1 || s.stack.has(at) || s.own.has(at)) return;
     s.on = false;
     const bool shared = s.dynamic.has(at) || s.statics.has(at);
     if (!shared && !allocated(at, bytes)) complain("an access out of range", NOBODY);

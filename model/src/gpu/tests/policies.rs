@@ -9,8 +9,8 @@ use crate::tests::{
 };
 use crate::{
     ALL_LINEAR, AdamW, ComputeOptions, Critic, Device, Dtype, Engine, EngineOptions, Generation,
-    GenerationRequest, Gradients, LoraOptions, PartialSum, Policy, Sampling, ScoreRequest, Scores, Trainer,
-    Unit, UnitCoefficients, UnitStreams, partial_gradients, score, values,
+    GenerationRequest, Gradients, LoraOptions, PartialSum, Policy, Sampling, ScoreRequest, Scores,
+    Trainer, Unit, UnitCoefficients, UnitStreams, partial_gradients, score, values,
 };
 
 pub(super) const TEMPERATURE: f64 = 0.8;
@@ -309,14 +309,8 @@ fn runs_of_units_are_the_processors_sums_however_they_are_dealt() {
         for shards in [2, 3, 12] {
             let shares = (0..shards).map(|shard| {
                 let own = crate::shard_of_units(units.len(), shard, shards);
-                let share = partial_gradients(
-                    &on_gpu,
-                    &units,
-                    own,
-                    TEMPERATURE,
-                    &coefficients,
-                    &options,
-                );
+                let share =
+                    partial_gradients(&on_gpu, &units, own, TEMPERATURE, &coefficients, &options);
                 share.unwrap().0
             });
             assert!(PartialSum::whole(shares).unwrap() == found, "{shards}");

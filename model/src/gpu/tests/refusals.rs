@@ -114,14 +114,21 @@ fn libraries_of_another_version_in_the_loaders_path_are_not_called() {
     let [loader, libraries] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let (loader, libraries) = (loader.path(), libraries.path());
     build(loader, &[DRIVER], 13);
-    build(loader, &["libcublas.so", "libnvrtc.so", "libcublas.so.12"], 12);
+    build(
+        loader,
+        &["libcublas.so", "libnvrtc.so", "libcublas.so.12"],
+        12,
+    );
     build(libraries, &LIBRARIES, 13);
     let found = line("says_what_is_chosen", loader, libraries, &[]);
     assert_eq!(found, "computing on cuda:0 (Fake GPU, CUDA 13.7) in f32");
     // Nor are those that have the right name and another version.
     build(libraries, &["libcublas.so.13"], 12);
     let found = line("says_what_is_chosen", loader, libraries, &[]);
-    assert!(found.contains("the cuBLAS that is found is of CUDA 12"), "{found}");
+    assert!(
+        found.contains("the cuBLAS that is found is of CUDA 12"),
+        "{found}"
+    );
 }
 
 /// Memory is full (2), a kernel's address is wrong (700); a product lacks memory (3, or 14, as a
@@ -134,7 +141,10 @@ fn a_call_that_fails_is_tried_again_and_a_device_is_lost_only_if_it_says_so() {
     build(folder, &LIBRARIES, 13);
     let answers = |variables: &[(&str, &str)]| {
         let found = line("says_what_calls_answer", folder, folder, variables);
-        found.strip_prefix("computing on a fake: ").unwrap().to_owned()
+        found
+            .strip_prefix("computing on a fake: ")
+            .unwrap()
+            .to_owned()
     };
     let lost = ("FAKE_SYNC", "700");
     for (variables, expected) in [

@@ -4,9 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::policies::{
-    TEMPERATURE, coefficients, generate, many_units, scores, turns, units,
-};
+use super::policies::{TEMPERATURE, coefficients, generate, many_units, scores, turns, units};
 use crate::gpu::emulator::{Limits, Order, limited};
 use crate::tests::{SHAPES, random_adapter, random_policy, requests, sequences};
 use crate::{
@@ -96,7 +94,9 @@ fn caches_take_three_quarters_of_the_memory_that_is_free() {
     // Two layers of two key heads of 16, keys and values in f32.
     let token = 2 * 2 * 32 * 4;
     let room = |tokens: usize| {
-        limits.bytes.store(limits.peak.load(Relaxed) + 4 * tokens * token, Relaxed);
+        limits
+            .bytes
+            .store(limits.peak.load(Relaxed) + 4 * tokens * token, Relaxed);
         options.on_device_of(&gpu).unwrap()
     };
     assert_eq!(room(100_000).cache_tokens_max, 300_000);
@@ -191,7 +191,10 @@ fn a_policy_that_nothing_computes_with_gives_way() {
     let requests = requests(&sequences);
     let (roomy, limits) = on_limited(&one);
     let own = limits.peak.load(Relaxed);
-    let expected = [scores(&roomy, &requests, 64), scores(&on_limited(&other).0, &requests, 64)];
+    let expected = [
+        scores(&roomy, &requests, 64),
+        scores(&on_limited(&other).0, &requests, 64),
+    ];
     let scoring = limits.peak.load(Relaxed) - own;
     assert!(scoring < own / 2, "{scoring} {own}");
     let (one, limits) = on_limited(&one);
@@ -203,7 +206,9 @@ fn a_policy_that_nothing_computes_with_gives_way() {
     }
     // While one generates, it stays.
     let mut engine = crate::Engine::new(one.clone(), EngineOptions::default());
-    engine.submit(turns(one.config().vocab_size)[0].clone()).unwrap();
+    engine
+        .submit(turns(one.config().vocab_size)[0].clone())
+        .unwrap();
     engine.step().unwrap();
     let full = crate::score(&other, &requests, 1.0, &ComputeOptions::default());
     assert!(matches!(full, Err(Error::DeviceFull { .. })));
@@ -217,15 +222,19 @@ fn training_takes_the_memory_that_is_counted() {
     let adapter = random_adapter(&dense, options.clone(), 9);
     let adapted = dense.with_adapter(adapter).unwrap();
     for (policy, adapter) in [(dense, None), (adapted, Some(options))] {
-        for (dtype, checkpointed) in
-            Dtype::ALL.into_iter().flat_map(|dtype| [false, true].map(|c| (dtype, c)))
+        for (dtype, checkpointed) in Dtype::ALL
+            .into_iter()
+            .flat_map(|dtype| [false, true].map(|c| (dtype, c)))
         {
             let footprint = DeviceFootprint::of(policy.config(), adapter.as_ref(), dtype);
             let counted = footprint.training(500, checkpointed);
             let limits = Arc::<Limits>::default();
             limits.bytes.store(counted as usize, Relaxed);
             let gpu = limited(Order::Ascending, dtype, Arc::clone(&limits));
-            let mut trainer = Trainer::new(policy.on(&Device::of(gpu.clone())).unwrap(), AdamW::default());
+            let mut trainer = Trainer::new(
+                policy.on(&Device::of(gpu.clone())).unwrap(),
+                AdamW::default(),
+            );
             let sequences = sequences(policy.config().vocab_size, &[500; 3], 4);
             let unit = |sequence: &TrainSequence| Unit {
                 sequences: vec![sequence.clone()],
