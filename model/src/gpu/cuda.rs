@@ -1,18 +1,20 @@
 //! [`Backend`] on an NVIDIA GPU: the driver's API for memory and launches, cuBLAS for products,
 //! everything on one stream.
 
+mod class;
 mod lane;
 mod product;
 
+use self::class::{Decides, numeric_class, variables};
 use self::lane::{Lane, WORKSPACE_BYTES, described, driver_failed};
-use super::backend::{Backend, Gpu, Launch, Product, TILE};
+use super::backend::{Backend, Gpu, Launch, Product};
 use super::compiler::{self, Compiler};
 use super::{kernels, libraries, tiles};
 use crate::{Dtype, Error, Result};
 use cudarc::driver::{result as driver, sys};
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ffi::{CString, OsString, c_int, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::sync::Mutex;
 
 /// CUDA of driver 580, the oldest that runs CUDA 13's libraries.
@@ -92,43 +94,6 @@ pub(super) fn memory(number: usize) -> Result<u64, String> {
     // SAFETY: the device was just found.
     let bytes = unsafe { driver::device::total_mem(device) };
     Ok(bytes.map_err(driver_failed)? as u64)
-}
-
-/// All that decides bits besides the device's model and the kernels.
-struct Decides {
-    capability: (i32, i32),
-    multiprocessors: i32,
-    nvrtc: (c_int, c_int),
-    cublas: c_int,
-}
-
-/// Variables by which a user may change what cuBLAS computes.
-fn of_products(variable: &str) -> bool {
-    variable.starts_with("CUBLAS") || variable == "NVIDIA_TF32_OVERRIDE"
-}
-
-/// The order of additions above the kernels: 2 adds gradients up in runs of units.
-const ORDER: u32 = 2;
-
-fn numeric_class(
-    (model, dtype, program): (&str, Dtype, &str),
-    decides: &Decides,
-    environment: impl Iterator<Item = (String, String)>,
-) -> String {
-    let Decides {
-        capability,
-        multiprocessors,
-        nvrtc,
-        cublas,
-    } = decides;
-    let variables: BTreeMap<_, _> = environment.filter(|(name, _)| of_products(name)).collect();
-    let options = compiler::OPTIONS;
-    let decides = format!(
-        "{model} {capability:?} {multiprocessors} nvrtc {nvrtc:?} {options:?} cublas {cublas} \
-         {variables:?} tile {TILE} order {ORDER}\n{program}"
-    );
-    let hash = blake3::hash(decides.as_bytes()).to_hex();
-    format!("cuda-{dtype}-{}", &hash[..16])
 }
 
 /// Opens GPU `number`; its products have operands of `dtype`.
@@ -221,14 +186,6 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
             recording: Mutex::default(),
         }))
     }
-}
-
-/// The environment, without what is no text.
-fn variables() -> impl Iterator<Item = (String, String)> {
-    let text = |(name, value): (OsString, OsString)| {
-        Some((name.into_string().ok()?, value.into_string().ok()?))
-    };
-    std::env::vars_os().filter_map(text)
 }
 
 /// Refuses a library of another CUDA version.
@@ -517,39 +474,5 @@ impl Backend for Cuda {
         // SAFETY: the recording is from `record`, and freed once; if it is executing, the driver
         // frees it afterwards.
         let _ = unsafe { driver::graph::exec_destroy(recording as sys::CUgraphExec) };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_that_decides_bits_is_in_the_numeric_class() {
-        let class = |decides: &Decides, variables: &[(&str, &str)]| {
-            let text = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-            let what = ("Fake GPU", Dtype::Bf16, "kernels");
-            numeric_class(what, decides, variables.iter().map(text))
-        };
-        let decides = |multiprocessors, cublas| Decides {
-            capability: (9, 0),
-            multiprocessors,
-            nvrtc: (13, 0),
-            cublas,
-        };
-        let (own, none) = (decides(132, 130_000), &[][..]);
-        let known = class(&own, none);
-        assert!(known.starts_with("cuda-bf16-"), "{known}");
-        for other in [
-            class(&decides(114, 130_000), none),
-            class(&decides(132, 130_001), none),
-            class(&own, &[("NVIDIA_TF32_OVERRIDE", "1")]),
-            class(&own, &[("NVIDIA_TF32_OVERRIDE", "0")]),
-            class(&own, &[("CUBLAS_EMULATION_STRATEGY", "eager")]),
-            class(&own, &[("CUBLASLT_HEURISTICS_CACHE_CAPACITY", "1")]),
-        ] {
-            assert_ne!(other, known);
-        }
-        assert_eq!(class(&own, &[("PATH", "/bin"), ("CUDA_HOME", "/x")]), known);
     }
 }

@@ -177,6 +177,7 @@ mod tests {
               rollout: {n: 4, max_model_len: 2048}
               agentgym: {task_name: textcraft, env_addr: builtin}
             data: {train_batch_size: 16, max_prompt_length: 1024, max_response_length: 1024, tasks: [{env: textcraft, ids: 0..16}]}
+            evaluation: {sets: [{name: all, env: textcraft, ids: 0..8}]}
             trainer: {total_training_steps: 1}
         ";
         let config =
