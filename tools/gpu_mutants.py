@@ -2,13 +2,12 @@
 """Puts faults into the GPU's kernels, one at a time, and shows what finds each: `results` are the
 model's tests on the emulated device, in two orders of threads; `accesses` looks at every load and store.
 
-    tools/gpu_mutants.py MODEL-TESTS [--write]
+    tools/gpu_mutants.py MODEL-TESTS
 
 MODEL-TESTS is the test program of agentgym-model (`cargo test --release -p agentgym-model --lib
---no-run` says where it is). With --write the table in docs/gpu.md is replaced.
+--no-run` says where it is).
 """
 import argparse
-import datetime
 import os
 import pathlib
 import subprocess
@@ -60,7 +59,6 @@ def outcome(tests, arguments, environment):
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("tests")
-    options.add_argument("--write", action="store_true")
     options = options.parse_args()
     text = source()
     barriers = [(f"barrier {n + 1} of {text.count(BARRIER)} is missing", n, BARRIER, "")
@@ -72,7 +70,7 @@ def main():
         "accesses": (["gpu::tests::accesses::small_shapes_compute", "--include-ignored"],
                      {"AGENTGYM_EMULATOR_ACCESSES": "1"}),
     }
-    rows = ["| Fault | results | accesses |", "|---|---|---|"]
+    print("| Fault | results | accesses |\n|---|---|---|")
     faults = [("none", None, None, None), *MUTANTS, *barriers]
     for name, number, before, after in faults:
         found = []
@@ -80,15 +78,7 @@ def main():
             if number is not None:
                 environment = {**environment, "AGENTGYM_EMULATOR_MUTANT": f"{number}: {before} =>{after}"}
             found.append("found" if outcome(options.tests, arguments, environment) else "")
-        rows.append(f"| {name} | {' | '.join(found)} |")
-        print(rows[-1], flush=True)
-    if options.write:
-        path = ROOT / "docs/gpu.md"
-        before, rest = path.read_text().split("<!-- mutants -->\n", 1)
-        after = rest.split("<!-- end of mutants -->\n", 1)[1]
-        day = datetime.date.today().isoformat()
-        table = "\n".join([f"By `tools/gpu_mutants.py` on {day}:", "", *rows, ""])
-        path.write_text(f"{before}<!-- mutants -->\n{table}<!-- end of mutants -->\n{after}")
+        print(f"| {name} | {' | '.join(found)} |", flush=True)
 
 
 if __name__ == "__main__":

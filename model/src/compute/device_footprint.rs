@@ -11,7 +11,7 @@ const NUMBER: u128 = 4;
 /// units, and one that waits for it. Others wait in host memory where the device is full.
 const GRADIENTS: u128 = 2;
 
-/// Counts of bytes, of which measured peaks are 0.9 to 1.0.
+/// Counts of bytes, of which measured peaks are 0.89 to 1.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceFootprint {
     layers: u128,
