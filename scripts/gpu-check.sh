@@ -5,7 +5,7 @@
 #                                         information, for a machine without Rust
 #   scripts/gpu-check.sh SECTION…         runs sections with what is packed in target/gpu-check:
 #     tests       the model's tests, the GPU in the emulated device's place
-#     agree       how far scored log-probabilities are from sampled ones
+#     agree       whether scored log-probabilities are the sampled ones, bit for bit
 #     speed       decoding, scoring and training beside what the GPU can do
 #                 (OPERATIONS_BF16, OPERATIONS_F32, BYTES)
 #     torch       the same work by PyTorch and transformers, in turns
@@ -90,7 +90,7 @@ section() {
     agree)
       for dtype in $DTYPES; do
         echo "$dtype"
-        speed "$dtype" --prompt 200 --sampled 100 agree-1 agree-32
+        speed "$dtype" --prompt 200 --sampled 100 agree-1 agree-32 agree-128 agree-200
       done
       ;;
     speed)

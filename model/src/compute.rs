@@ -3,15 +3,19 @@
 
 pub(crate) mod decode;
 pub(crate) mod device;
+pub(crate) mod device_footprint;
 pub(crate) mod fit;
 pub(crate) mod footprint;
 pub(crate) mod gradient_tree;
+mod on_gpu;
 pub(crate) mod teacher_forced;
 
 use std::sync::Arc;
 
+use self::on_gpu::OnGpu;
 use crate::cpu::network;
 use crate::cpu::network::Numbers;
+use crate::gpu::Gpu;
 use crate::kernels::pointwise::RopeTable;
 use crate::{Adapter, Device, ModelConfig, Result, Weights, gpu};
 
@@ -21,7 +25,7 @@ pub(crate) struct Network {
     /// On the CPU: sizes, names and all numbers. In training a GPU's numbers are newer.
     pub(crate) host: network::Network,
     /// The same on the GPU, where one computes instead.
-    pub(crate) gpu: Option<Arc<gpu::Network>>,
+    gpu: Option<OnGpu>,
 }
 
 impl Network {
@@ -36,16 +40,48 @@ impl Network {
     ) -> Result<Self> {
         let host = network::Network::new(config, rope, weights, adapter)?;
         let gpu = match device.gpu() {
-            Some(gpu) => Some(Arc::new(gpu::Network::upload(gpu, &host)?)),
+            Some(gpu) => Some(OnGpu::upload(gpu, &host)?),
             None => None,
         };
         Ok(Network { host, gpu })
     }
 
+    /// The network in the GPU's memory, if a GPU computes; it stays there while this is held.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub(crate) fn on_gpu(&self) -> Result<Option<Arc<gpu::Network>>> {
+        let found = self.gpu.as_ref().map(|own| own.network(&self.host));
+        found.transpose()
+    }
+
+    /// Makes the network on the GPU take over what was trained there.
+    pub(crate) fn renew_on_gpu(&mut self, trained: &gpu::Trained) -> Result<()> {
+        match &mut self.gpu {
+            Some(own) => own.renewed(&self.host, trained),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes over the network on the GPU of `other`, whose numbers this one has in host memory.
+    pub(crate) fn take_from_gpu(&mut self, other: &Network) {
+        self.gpu = other.gpu.as_ref().map(OnGpu::fetched);
+    }
+
+    /// Bytes that keys and values of a token take on a GPU, in all layers.
+    pub(crate) fn cache_token_bytes(&self, gpu: &Gpu) -> usize {
+        let host = &self.host;
+        gpu::Cache::token_bytes(gpu, host.layers.len(), host.kv_heads * host.width)
+    }
+
     /// An empty cache for one sequence.
     pub(crate) fn cache(&self) -> Cache {
+        let host = &self.host;
         match &self.gpu {
-            Some(network) => Cache::Gpu(network.cache()),
+            Some(_) => Cache::Gpu(gpu::Cache::new(
+                host.layers.len(),
+                host.kv_heads * host.width,
+            )),
             None => Cache::Host(self.host.cache()),
         }
     }

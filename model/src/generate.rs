@@ -3,3 +3,4 @@
 pub(crate) mod engine;
 pub(crate) mod likeliest;
 pub(crate) mod request;
+pub(crate) mod room;

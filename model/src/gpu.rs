@@ -21,6 +21,8 @@ mod cache;
 mod compiler;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod functions;
 mod head;
 #[cfg(any(test, feature = "cuda"))]
 mod kernels;
@@ -47,13 +49,22 @@ mod tests;
 
 use crate::Dtype;
 
-pub(crate) use backend::Gpu;
+pub(crate) use backend::{Gpu, Idle, TILE};
 pub(crate) use cache::Cache;
+pub(crate) use head::CHUNK_ROWS;
 pub(crate) use matrix::{Matrix, Operands};
 pub(crate) use network::Network;
 pub(crate) use optimizer::{Trained, norm};
 pub(crate) use steps::Steps;
 pub(crate) use tape::{Gradients, Tape};
+
+/// Bytes of the memory of GPU `number`, if it is here.
+pub(crate) fn memory(number: usize) -> Option<u64> {
+    #[cfg(feature = "cuda")]
+    return cuda::memory(number).ok();
+    #[cfg(not(feature = "cuda"))]
+    return (number, None).1;
+}
 
 /// Opens GPU `number`; its products have operands of `dtype`.
 ///

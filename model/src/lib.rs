@@ -23,8 +23,9 @@ mod train;
 
 pub use batch::ScoreRequest;
 pub use compute::device::Device;
+pub use compute::device_footprint::DeviceFootprint;
 pub use compute::footprint::Footprint;
-pub use compute::gradient_tree::PartialSum;
+pub use compute::gradient_tree::{PartialSum, shard_of_units};
 pub use cpu::adamw::{AdamW, AdamWState, StepReport};
 pub use cpu::gradients::Gradients;
 pub use dtype::Dtype;
@@ -43,6 +44,7 @@ pub use folder::weights::{Weights, parameter_shapes};
 pub use generate::engine::{Engine, EngineOptions, EngineStats};
 pub use generate::likeliest::likeliest;
 pub use generate::request::{FinishReason, Generation, GenerationRequest};
+pub use generate::room::GPU_PREFILL_TOKENS;
 pub use kernels::key_values::BLOCK as CACHE_BLOCK;
 pub use parallel::ComputeOptions;
 pub use policy::Policy;

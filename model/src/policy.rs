@@ -194,16 +194,14 @@ impl Policy {
         };
         let mut policy = here.with_trained(weights)?;
         policy.device = self.device.clone();
-        Arc::make_mut(&mut policy.network).gpu = self.network.gpu.clone();
+        Arc::make_mut(&mut policy.network).take_from_gpu(&self.network);
         Ok(policy)
     }
 
     /// Makes the network on the GPU take over what was trained there. Of the CPU's
     /// numbers only those that it computes with itself are updated: a critic's head.
     pub(crate) fn renew_on_gpu(&mut self, trained: &gpu::Trained) -> Result<()> {
-        if let Some(network) = &mut Arc::make_mut(&mut self.network).gpu {
-            Arc::make_mut(network).renew(trained)?;
-        }
+        Arc::make_mut(&mut self.network).renew_on_gpu(trained)?;
         let heads = [HEAD_WEIGHT, HEAD_BIAS];
         trained.fetch(&mut self.weights, |name| heads.contains(&name))
     }

@@ -87,6 +87,9 @@ pub async fn start(served: ServedPolicy, options: &ServeOptions) -> std::io::Res
         cache_tokens_max: options.cache_tokens,
         prefill_chunk: PREFILL_TOKENS,
     };
+    let engine = engine
+        .on_device_of(&served.policy)
+        .map_err(std::io::Error::other)?;
     let (owner, ended) = Owner::start(served.policy.clone(), engine, options.threads.max(1))?;
     let context = served.policy.config().max_position_embeddings;
     let serving = Serving {

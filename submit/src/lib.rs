@@ -148,6 +148,7 @@ async fn plan(args: &cli::ConfigArgs, global: &Global) -> Result<()> {
     let queue = (config.config.queue.url.as_deref()).map(without_secrets);
     let store = without_secrets(&config.config.storage.url);
     let view = plan::view::PlanView::new(&plan, &store, queue.as_deref(), &config.unused)
+        .with_device(&global.device, global.dtype)
         .with_notes(&config.notes)
         .with_measured(measured(&plan, global).await);
     if global.json {

@@ -11,6 +11,7 @@ use crate::claims::open_queue;
 use crate::cli::{ConfigArgs, ForkArgs, Global};
 use crate::metrics::played::before_and_after;
 use crate::metrics::summary;
+use crate::plan::device::Gpu;
 use crate::plan::measured::Measured;
 use crate::plan::view::PlanView;
 use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan, stored_tree};
@@ -100,7 +101,8 @@ pub(crate) async fn run(args: &ConfigArgs, global: &Global) -> Result<()> {
                         store.argument()
                     )));
                 }
-                local::check(&plan, &args.config)?;
+                let gpu = Gpu::of(&global.device, global.dtype);
+                local::check(&plan, &args.config, gpu)?;
                 Plan::new(config.clone(), base())?
             }
             Some(stored) => {
@@ -216,7 +218,9 @@ fn show_fork(
     let taken: Vec<String> = adopted(child).iter().map(ToString::to_string).collect();
     let queue = child.config.queue.url.as_deref().map(without_secrets);
     let store = without_secrets(parent.store.url());
-    let view = PlanView::new(child, &store, queue.as_deref(), &[]).with_measured(measured);
+    let view = PlanView::new(child, &store, queue.as_deref(), &[])
+        .with_device(&global.device, global.dtype)
+        .with_measured(measured);
     let of = &parent.plan.run;
     if global.json {
         let mut document = view.to_json();

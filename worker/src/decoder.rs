@@ -167,14 +167,12 @@ impl Decoder {
         let threads = (0..options.threads.max(1))
             .map(|index| {
                 let (commands, receiver) = mpsc::channel();
-                let engine = Engine::new(
-                    Policy::clone(policy),
-                    EngineOptions {
-                        rows_max: options.rows,
-                        cache_tokens_max: options.cache_tokens,
-                        prefill_chunk: PREFILL_CHUNK_TOKENS,
-                    },
-                );
+                let engine = EngineOptions {
+                    rows_max: options.rows,
+                    cache_tokens_max: options.cache_tokens,
+                    prefill_chunk: PREFILL_CHUNK_TOKENS,
+                };
+                let engine = Engine::new(Policy::clone(policy), engine.on_device_of(policy)?);
                 let (counts, beat) = (Arc::clone(&counts), beat.clone());
                 let ended = Ended::default();
                 let why = Arc::clone(&ended);

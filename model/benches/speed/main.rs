@@ -5,7 +5,8 @@
 //! [--seconds 3] [--prompt TOKENS] [--sampled TOKENS] [--sequences COUNT] [--length TOKENS]
 //! [--checkpointed] [--json] [--trajectories FILE] [--unit-tokens 2048] [CASE…]`; cases are `decode-ROWS`, `prompt`, `score`, `train`, `save`
 //! and `load`; `group-N` and `apart-N` prefill and sample N answers to one prompt and to N prompts;
-//! `agree-ROWS` compares scored log-probs with those from decoding the same tokens; `share-KIND`
+//! `agree-ROWS` compares scored log-probs with those from decoding the same tokens, and fails where
+//! one has other bits; `share-KIND`
 //! compares training and scoring with common beginnings computed once and for each sequence, and
 //! `peak-shared` and `peak-apart` make one training step each (module `sharing`).
 //! With `--features cuda`, `--device cuda:0 [--dtype bf16]` measures a GPU, driven by one thread;
@@ -245,8 +246,17 @@ fn trained(
     })
 }
 
-/// Largest and mean difference of sampled and scored log-probabilities, nats.
-fn agreement(policy: &Policy, rows: usize, (prompt, sampled): (usize, usize)) -> (f64, f64) {
+/// How far sampled log-probabilities are from scored ones.
+struct Agreement {
+    /// Nats.
+    largest: f64,
+    mean: f64,
+    /// How many have other bits, of how many.
+    differing: usize,
+    of: usize,
+}
+
+fn agreement(policy: &Policy, rows: usize, (prompt, sampled): (usize, usize)) -> Agreement {
     let options = EngineOptions {
         rows_max: rows,
         ..EngineOptions::default()
@@ -276,17 +286,22 @@ fn agreement(policy: &Policy, rows: usize, (prompt, sampled): (usize, usize)) ->
         })
         .collect();
     let scored = score(policy, &requests, 1.0, &ComputeOptions::default()).expect("runs");
-    let differences: Vec<f64> = (scored.iter().zip(&drawn))
+    let pairs: Vec<(f32, f32)> = (scored.iter().zip(&drawn))
         .flat_map(|(scored, drawn)| scored.log_probs[prompt..].iter().zip(drawn))
-        .map(|(scored, drawn)| f64::from((scored - drawn).abs()))
+        .map(|(scored, drawn)| (*scored, *drawn))
         .collect();
+    let difference = |(scored, drawn): &(f32, f32)| f64::from((scored - drawn).abs());
+    let differences: Vec<f64> = pairs.iter().map(difference).collect();
+    let differ = |(scored, drawn): &&(f32, f32)| scored.to_bits() != drawn.to_bits();
     // `total_cmp` orders NaN as the largest.
     let largest = (differences.iter().copied().max_by(f64::total_cmp)).expect("some are sampled");
     assert!(largest.is_finite(), "a log-probability is no number");
-    (
+    Agreement {
         largest,
-        differences.iter().sum::<f64>() / differences.len() as f64,
-    )
+        mean: differences.iter().sum::<f64>() / differences.len() as f64,
+        differing: pairs.iter().filter(differ).count(),
+        of: pairs.len(),
+    }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -354,21 +369,31 @@ fn main() -> Result<(), Box<dyn Error>> {
         );
     }
     let (prompt, sampled) = setting.decode;
+    let mut disagreeing = 0;
     // Tokens that a token attends to on average: those before it and itself.
     let (decoding, packed) = (prompt + sampled / 2, setting.sequences.1 / 2);
     for case in cases {
         let (name, kind) = case.split_once('-').unwrap_or((&case, ""));
         let rows: usize = kind.parse().unwrap_or(0);
         if name == "agree" && rows > 0 {
-            let (largest, mean) = agreement(&policy, rows, setting.decode);
+            let Agreement {
+                largest,
+                mean,
+                differing,
+                of,
+            } = agreement(&policy, rows, setting.decode);
+            disagreeing += differing;
             match json {
                 true => println!(
                     "{}",
                     serde_json::json!({"case": case, "shape": shape, "largest": largest,
-                        "mean": mean})
+                        "mean": mean, "differing": differing, "of": of})
                 ),
                 false => {
-                    println!("{shape:<5} {case:<10} largest {largest:.2e}, mean {mean:.2e} nats")
+                    println!(
+                        "{shape:<5} {case:<10} {differing} of {of} differ, largest {largest:.2e}, mean \
+                         {mean:.2e} nats"
+                    )
                 }
             }
             continue;
@@ -473,5 +498,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             );
         }
     }
-    Ok(())
+    match disagreeing {
+        0 => Ok(()),
+        _ => Err(format!("{disagreeing} sampled log-probabilities are not the scored ones").into()),
+    }
 }

@@ -7,16 +7,17 @@ use crate::compute::{Cache, Network};
 use crate::cpu::network::Numbers;
 use crate::gpu;
 use crate::sampler::{Draw, Drawn};
+use std::sync::Arc;
 
 /// Raw logits, a row for each sequence whose next token is wanted.
-pub(crate) enum Logits<'a> {
+pub(crate) enum Logits {
     Host {
         rows: Vec<f32>,
         vocabulary: usize,
     },
     Gpu {
         rows: gpu::Matrix,
-        network: &'a gpu::Network,
+        network: Arc<gpu::Network>,
     },
 }
 
@@ -25,6 +26,8 @@ pub(crate) enum Logits<'a> {
 pub(crate) struct Decoder {
     /// [`Network::generating_head`]
     head: Numbers,
+    /// From the first step on, as its recorded steps refer to it.
+    on_gpu: Option<Arc<gpu::Network>>,
     steps: gpu::Steps,
 }
 
@@ -32,6 +35,7 @@ impl Decoder {
     pub(crate) fn new(network: &Network) -> Self {
         Decoder {
             head: network.generating_head(),
+            on_gpu: None,
             steps: gpu::Steps::default(),
         }
     }
@@ -48,14 +52,17 @@ impl Decoder {
 
     /// Runs a batch of segments, each with its cache, through `network`, which must be the one of
     /// [`Decoder::new`], and returns the logits that follow `rows`.
-    pub(crate) fn next_token<'a>(
+    pub(crate) fn next_token(
         &mut self,
-        network: &'a Network,
+        network: &Network,
         batch: &Batch,
         rows: &[u32],
         caches: &mut [&mut Cache],
-    ) -> Result<Logits<'a>> {
-        let Some(on_gpu) = &network.gpu else {
+    ) -> Result<Logits> {
+        if self.on_gpu.is_none() {
+            self.on_gpu = network.on_gpu()?;
+        }
+        let Some(on_gpu) = &self.on_gpu else {
             let mut own: Vec<_> = (caches.iter_mut())
                 .filter_map(|cache| match cache {
                     Cache::Host(cache) => Some(cache),
@@ -77,12 +84,12 @@ impl Decoder {
         let hidden = self.steps.hidden(on_gpu, batch, rows, &mut pages)?;
         Ok(Logits::Gpu {
             rows: on_gpu.logits(&hidden)?,
-            network: on_gpu,
+            network: Arc::clone(on_gpu),
         })
     }
 }
 
-impl Logits<'_> {
+impl Logits {
     /// An id for each row.
     pub(crate) fn draw(&self, draws: &[Draw<'_>]) -> Result<Vec<Drawn>> {
         match self {

@@ -73,6 +73,16 @@ impl Device {
         }
     }
 
+    /// Bytes of the memory of the GPU that a name means in [`Device::parse`]; `None` where there is
+    /// none, or it cannot be asked. Nothing is opened on it.
+    pub fn memory(name: &str) -> Option<u64> {
+        let number = match name {
+            "auto" => 0,
+            name => name.strip_prefix("cuda:")?.parse().ok()?,
+        };
+        gpu::memory(number)
+    }
+
     /// The class of devices within which equal inputs give bit-identical results.
     pub fn numeric_class(&self) -> &str {
         self.0.as_ref().map_or(CPU_CLASS, Gpu::numeric_class)

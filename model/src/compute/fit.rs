@@ -24,23 +24,33 @@ pub(crate) fn halving<T, R>(
     }
 }
 
-/// Computes a unit, checkpointed (the argument) where the options say so or the device's memory
-/// has no room for more; the gradients are the same.
+/// Makes room on the device, where there is something to put elsewhere; says whether there was.
+pub(crate) type Room<'a> = dyn Fn() -> Result<bool> + 'a;
+
+/// Computes a run of units, checkpointed (the argument) where the options say so. Where the device's
+/// memory is full it makes room, then checkpoints; the gradients are the same.
 pub(crate) fn where_it_fits<T>(
     gpu: Option<&Gpu>,
     options: &ComputeOptions<'_>,
-    mut unit: impl FnMut(bool) -> Result<T>,
+    room: &Room<'_>,
+    mut run: impl FnMut(bool) -> Result<T>,
 ) -> Result<T> {
     let Some(gpu) = gpu else {
-        return unit(options.checkpointed);
+        return run(options.checkpointed);
     };
-    let checkpointed = options.checkpointed || gpu.keeps_inputs_alone();
-    match unit(checkpointed) {
-        Err(error) if error.is_device_full() && !checkpointed => {
-            gpu.make_do(&error);
-            gpu.keep_inputs_alone();
-            unit(true)
+    loop {
+        let checkpointed = options.checkpointed || gpu.keeps_inputs_alone();
+        match run(checkpointed) {
+            Err(error) if error.is_device_full() => {
+                if !room()? {
+                    if checkpointed {
+                        return Err(error);
+                    }
+                    gpu.keep_inputs_alone();
+                }
+                gpu.make_do(&error);
+            }
+            done => return done,
         }
-        done => done,
     }
 }

@@ -4,15 +4,17 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use safetensors::Dtype;
 
+use crate::compute::fit::Room;
 use crate::cpu::gradients::Gradients;
 use crate::folder::parameter::numbers;
 use crate::folder::tensor_file::{self, TensorFile};
 use crate::gpu::{self, Gpu};
 use crate::parallel::{self, ComputeOptions};
+use crate::spare::Spare;
 use crate::{Error, Result};
 
 /// Gradients on the device that computed them: a GPU's stay in its memory until the units
@@ -35,14 +37,31 @@ impl Gradients {
 }
 
 impl UnitGradients {
-    fn add(&mut self, other: Self) -> Result<()> {
-        self.host.add(other.host);
+    /// None yet; those of the CPU take their memory from `spare`.
+    pub(crate) fn new(spare: &Arc<Spare>) -> Self {
+        UnitGradients {
+            host: Gradients::new(spare),
+            gpu: gpu::Gradients::default(),
+        }
+    }
+
+    /// What one has on the device is added there: in either place the sum has the same bits.
+    fn add(&mut self, mut other: Self) -> Result<()> {
         for (name, gradient) in other.gpu {
+            if let Some(own) = self.host.remove(&name) {
+                gradient.add(&gradient.gpu().upload(&own)?)?;
+            }
             match self.gpu.get(&name) {
                 Some(own) => own.add(&gradient)?,
                 None => {
                     self.gpu.insert(name, gradient);
                 }
+            }
+        }
+        for (name, gradient) in other.host.drain() {
+            match self.gpu.get(&name) {
+                Some(own) => own.add(&own.gpu().upload(&gradient)?)?,
+                None => self.host.add_one(&name, gradient),
             }
         }
         Ok(())
@@ -67,52 +86,117 @@ impl From<Gradients> for UnitGradients {
     }
 }
 
-/// The gradient of a minibatch, summed over its `count` units, and the total of
-/// the tokens that `unit` reports for its forward passes.
+/// Most runs of a minibatch on a GPU.
+const RUNS_MAX: usize = 8;
+
+/// The units of a minibatch, in runs whose gradients are added one after another. A run is a node of
+/// the tree; on the CPU, a unit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Units {
+    count: usize,
+    /// A run's level in the tree.
+    level: u32,
+}
+
+impl Units {
+    pub(crate) fn apart(count: usize) -> Self {
+        Units { count, level: 0 }
+    }
+
+    /// At most [`RUNS_MAX`] runs: a device's memory has little room for sums beside the one that is
+    /// under way.
+    pub(crate) fn in_runs(count: usize) -> Self {
+        let mut units = Units::apart(count);
+        while units.runs() > RUNS_MAX {
+            units.level += 1;
+        }
+        units
+    }
+
+    fn runs(self) -> usize {
+        self.count.div_ceil(1 << self.level)
+    }
+
+    /// The runs that make up `some` units.
+    ///
+    /// # Errors
+    /// They begin or end inside of a run.
+    fn runs_of(self, some: &Range<usize>) -> Result<Range<usize>> {
+        let bound = |unit: usize| match unit == self.count {
+            true => Some(self.runs()),
+            false => (unit.is_multiple_of(1 << self.level)).then_some(unit >> self.level),
+        };
+        match (bound(some.start), bound(some.end)) {
+            (Some(start), Some(end)) => Ok(start..end),
+            _ => Err(Error::Request(format!(
+                "units {some:?} of {} are no whole runs",
+                self.count
+            ))),
+        }
+    }
+
+    fn of_run(self, run: usize) -> Range<usize> {
+        run << self.level..((run + 1) << self.level).min(self.count)
+    }
+}
+
+/// The units of a minibatch of `count` that shard number `shard` of `shards` computes: whole runs,
+/// on every device, so that different ones may share a minibatch.
+pub fn shard_of_units(count: usize, shard: usize, shards: usize) -> Range<usize> {
+    let units = Units::in_runs(count);
+    let bound = |shard| units.of_run(units.runs() * shard / shards).start.min(count);
+    bound(shard)..bound(shard + 1)
+}
+
+/// The gradient of a minibatch, summed over its units, and the total of the tokens that `run`
+/// reports for its forward passes.
 pub(crate) fn over_units(
     options: &ComputeOptions<'_>,
-    count: usize,
-    unit: impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync,
+    units: Units,
+    run: impl Fn(Range<usize>, &Room<'_>) -> Result<(Option<UnitGradients>, usize)> + Sync,
 ) -> Result<(Gradients, usize)> {
-    let (sum, tokens) = over_some_units(options, count, 0..count, unit)?;
+    let (sum, tokens) = over_some_units(options, units, 0..units.count, run)?;
     Ok((PartialSum::whole([sum])?, tokens))
 }
 
 /// The same, left on the device that computed it.
 pub(crate) fn over_units_in_place(
     options: &ComputeOptions<'_>,
-    count: usize,
-    unit: impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync,
+    units: Units,
+    run: impl Fn(Range<usize>, &Room<'_>) -> Result<(Option<UnitGradients>, usize)> + Sync,
 ) -> Result<(UnitGradients, usize)> {
-    let (tree, tokens) = add_units(options, count, 0..count, unit)?;
+    let (tree, tokens) = add_units(options, units, 0..units.count, run)?;
     Ok((tree.into_root(), tokens))
 }
 
-/// The same over some of the minibatch's `count` units.
+/// The same over some of the minibatch's units.
 pub(crate) fn over_some_units(
     options: &ComputeOptions<'_>,
-    count: usize,
-    units: Range<usize>,
-    unit: impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync,
+    units: Units,
+    some: Range<usize>,
+    run: impl Fn(Range<usize>, &Room<'_>) -> Result<(Option<UnitGradients>, usize)> + Sync,
 ) -> Result<(PartialSum, usize)> {
-    let (tree, tokens) = add_units(options, count, units, unit)?;
+    let (tree, tokens) = add_units(options, units, some, run)?;
     Ok((tree.into_sum()?, tokens))
 }
 
 fn add_units(
     options: &ComputeOptions<'_>,
-    count: usize,
-    units: Range<usize>,
-    unit: impl Fn(usize) -> Result<(Option<UnitGradients>, usize)> + Sync,
+    units: Units,
+    some: Range<usize>,
+    run: impl Fn(Range<usize>, &Room<'_>) -> Result<(Option<UnitGradients>, usize)> + Sync,
 ) -> Result<(GradientTree, usize)> {
-    let tree = GradientTree::new(count);
-    let tokens = parallel::map(options, units.len(), |item| {
-        let number = units.start + item;
-        let (gradients, tokens) = unit(number).map_err(|error| match error {
-            Error::Request(message) => Error::Request(format!("unit {number}: {message}")),
-            other => other,
-        })?;
-        tree.add((0, number), gradients)?;
+    let tree = GradientTree::new(units.count);
+    let runs = units.runs_of(&some)?;
+    // A run says itself that it is alive, after each unit.
+    let options = ComputeOptions {
+        beat: &|| (),
+        ..*options
+    };
+    let tokens = parallel::map(&options, runs.len(), |item| {
+        let number = runs.start + item;
+        let (gradients, tokens) = run(units.of_run(number), &|| tree.park())?;
+        tree.add((units.level, number), gradients)?;
         Ok(tokens)
     })?;
     Ok((tree, tokens.into_iter().sum()))
@@ -122,7 +206,8 @@ fn add_units(
 type Node = (u32, usize);
 
 /// Sums the units' gradients as they arrive, in any order, always along the same
-/// tree. If T threads take the units in order, it holds O(T + log units) gradient sets.
+/// tree. If T threads take the units in order, it holds O(T + log units) gradient sets; on a
+/// device, which may have room for few, some of them in host memory.
 struct GradientTree {
     units: usize,
     waiting: Mutex<BTreeMap<Node, Option<UnitGradients>>>,
@@ -165,6 +250,21 @@ impl GradientTree {
             level += 1;
             index /= 2;
         }
+    }
+
+    /// Moves what waits on a device into host memory, which takes longer than leaving it there;
+    /// says whether there was anything.
+    fn park(&self) -> Result<bool> {
+        let mut waiting = self.waiting.lock().expect("no thread panics holding this");
+        let mut any = false;
+        for sum in waiting.values_mut().flatten() {
+            if !sum.gpu.is_empty() {
+                any = true;
+                let on_device = std::mem::take(sum);
+                *sum = on_device.fetch()?.into();
+            }
+        }
+        Ok(any)
     }
 
     /// The sum of all units, each of which was added.

@@ -6,12 +6,10 @@ use crate::batch::ScoreRequest;
 use crate::batch::Streams;
 use crate::compute::Network;
 use crate::compute::gradient_tree::UnitGradients;
-use crate::cpu::gradients::Gradients;
 use crate::cpu::network;
 use crate::cpu::tape::Tape;
 use crate::kernels::head::{Head, inverse_temperature};
 use crate::prefix_tree::PrefixTree;
-use crate::spare::Spare;
 use crate::{Error, Result, gpu};
 use std::sync::Arc;
 
@@ -131,7 +129,7 @@ impl TeacherForced {
 
     /// Log-probabilities and entropies at `temperature`.
     pub(crate) fn forward(&self, network: &Network, temperature: f64) -> Result<Streams> {
-        if let Some(network) = &network.gpu {
+        if let Some(network) = network.on_gpu()? {
             let hidden = network.hidden(&self.batch, &self.rows, None)?;
             return network.predict(&hidden, &self.targets, inverse_temperature(temperature));
         }
@@ -147,13 +145,13 @@ impl TeacherForced {
         temperature: f64,
         checkpointed: bool,
     ) -> Result<(Streams, Recorded)> {
-        if let Some(network) = &network.gpu {
+        if let Some(network) = network.on_gpu()? {
             let mut tape = gpu::Tape::new(checkpointed);
             let hidden = network.hidden(&self.batch, &self.rows, Some(&mut tape))?;
             let scale = inverse_temperature(temperature);
             let streams = network.predict(&hidden, &self.targets, scale)?;
             let recorded = Recorded::Gpu {
-                network: Arc::clone(network),
+                network,
                 tape: Box::new(tape),
                 hidden,
             };
@@ -169,7 +167,7 @@ impl TeacherForced {
 
     /// The hidden states that predict the masked tokens: the input of a value head.
     pub(crate) fn states(&self, network: &Network) -> Result<Vec<f32>> {
-        match &network.gpu {
+        match network.on_gpu()? {
             Some(network) => network.states(&self.batch, &self.rows, None),
             None => Ok(network.host.hidden(&self.batch, &self.rows, None, None)),
         }
@@ -181,10 +179,10 @@ impl TeacherForced {
         network: &Network,
         checkpointed: bool,
     ) -> Result<(Vec<f32>, RecordedStates)> {
-        if let Some(network) = &network.gpu {
+        if let Some(network) = network.on_gpu()? {
             let mut tape = gpu::Tape::new(checkpointed);
             let states = network.states(&self.batch, &self.rows, Some(&mut tape))?;
-            let recorded = RecordedStates::Gpu(Arc::clone(network), Box::new(tape));
+            let recorded = RecordedStates::Gpu(network, Box::new(tape));
             return Ok((states, recorded));
         }
         let mut tape = Tape::new(checkpointed);
@@ -194,7 +192,8 @@ impl TeacherForced {
         Ok((states, RecordedStates::Host(tape)))
     }
 
-    /// Adds the derivative of every parameter but the head, given the derivative by the states.
+    /// Adds the derivative of every parameter but the head to `gradients`, given the derivative by the
+    /// states; on the CPU, where that of no other unit is in them.
     pub(crate) fn backward_states(
         &self,
         network: &Network,
@@ -216,17 +215,17 @@ impl TeacherForced {
         }
     }
 
-    /// The derivative of a loss by every trained parameter, given its derivatives `coefficients`
-    /// by the streams; a tied head's is part of the embedding's.
+    /// Adds the derivative of a loss by every trained parameter to `gradients`, given its derivatives
+    /// `coefficients` by the streams; a tied head's is part of the embedding's. On the CPU that of no
+    /// other unit is in them.
     pub(crate) fn backward(
         &self,
         network: &Network,
         temperature: f64,
         recorded: Recorded,
         coefficients: &Streams,
-        spare: &Arc<Spare>,
-    ) -> Result<UnitGradients> {
-        let mut gradients = Gradients::new(spare);
+        gradients: &mut UnitGradients,
+    ) -> Result<()> {
         let (tape, hidden) = match recorded {
             Recorded::Host { tape, hidden } => (tape, hidden),
             Recorded::Gpu {
@@ -234,15 +233,12 @@ impl TeacherForced {
                 tape,
                 hidden,
             } => {
-                let (targets, scale) = (&self.targets, inverse_temperature(temperature));
-                let gpu =
-                    network.backward(&self.batch, *tape, &hidden, targets, scale, coefficients)?;
-                return Ok(UnitGradients {
-                    gpu,
-                    ..UnitGradients::default()
-                });
+                let head = (self.targets.as_slice(), inverse_temperature(temperature));
+                let (batch, gradients) = (&self.batch, &mut gradients.gpu);
+                return network.backward(batch, *tape, &hidden, head, coefficients, gradients);
             }
         };
+        let gradients = &mut gradients.host;
         let Streams {
             log_probs,
             entropies,
@@ -254,8 +250,8 @@ impl TeacherForced {
         if let Some(by_head) = by_head {
             gradients.insert(network.head_name(), by_head);
         }
-        network.backward(&self.batch, &self.rows, tape, &grad, &mut gradients);
-        Ok(gradients.into())
+        network.backward(&self.batch, &self.rows, tape, &grad, gradients);
+        Ok(())
     }
 
     fn head<'a>(&'a self, network: &'a network::Network, temperature: f64) -> Head<'a> {

@@ -175,6 +175,13 @@ impl AdamWState {
         })
     }
 
+    /// Frees the moments, which are elsewhere from now on.
+    pub(crate) fn forget_moments(&mut self) {
+        for moments in self.moments.values_mut() {
+            (moments.first, moments.second) = (Vec::new(), Vec::new());
+        }
+    }
+
     /// The same step count with other numbers in the moments.
     pub(crate) fn with_moments(
         &self,

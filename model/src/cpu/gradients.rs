@@ -68,17 +68,18 @@ impl Gradients {
             .sqrt()
     }
 
-    pub(crate) fn add(&mut self, other: Gradients) {
-        for (name, gradient) in other.by_name {
-            match self.by_name.get_mut(&name) {
-                Some(own) => {
-                    add_assign(own, &gradient);
-                    self.spare.give(gradient);
-                }
-                None => {
-                    self.by_name.insert(name, gradient);
-                }
+    pub(crate) fn add_one(&mut self, name: &str, gradient: Vec<f32>) {
+        match self.by_name.get_mut(name) {
+            Some(own) => {
+                add_assign(own, &gradient);
+                self.spare.give(gradient);
             }
+            None => self.insert(name, gradient),
         }
+    }
+
+    /// Takes out all gradients.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = (String, Vec<f32>)> {
+        std::mem::take(&mut self.by_name).into_iter()
     }
 }

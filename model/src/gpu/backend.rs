@@ -3,8 +3,8 @@
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::{Dtype, Error, Result};
 
@@ -29,6 +29,9 @@ pub(crate) trait Backend: Debug + Send + Sync {
 
     /// Frees memory after all work called for so far, which may still use it.
     fn free(&self, address: u64);
+
+    /// Bytes that are free, once freed memory that is kept is given back.
+    fn free_bytes(&self) -> Result<usize>;
 
     /// Fills with zeros.
     fn zero(&self, address: u64, bytes: usize) -> Result<()>;
@@ -150,12 +153,21 @@ impl Element for Operand {
 #[derive(Debug, Clone)]
 pub(crate) struct Gpu(Arc<dyn Backend>, Arc<Lacks>);
 
-/// What a device had no memory for so far, or does not support.
+/// What a device had no memory for so far, or does not support; and what may leave its memory.
 #[derive(Debug, Default)]
 struct Lacks {
     said: AtomicBool,
     layers: AtomicBool,
     steps: AtomicBool,
+    /// While steps are recorded nothing leaves.
+    recording: AtomicBool,
+    idle: Mutex<Vec<Weak<dyn Idle>>>,
+}
+
+/// What is on a device, and in host memory too.
+pub(crate) trait Idle: Debug + Send + Sync {
+    /// Frees its memory on the device if nothing computes with it; says whether it did.
+    fn leave(&self) -> bool;
 }
 
 impl Gpu {
@@ -176,6 +188,24 @@ impl Gpu {
         self.0.dtype()
     }
 
+    /// Asks something to leave from now on where memory is full.
+    pub(crate) fn may_leave<T: Idle + 'static>(&self, idle: &Arc<T>) {
+        let weak = Arc::downgrade(idle);
+        let mut all = self.1.idle.lock().expect("no thread panics holding this");
+        all.retain(|other| other.strong_count() > 0);
+        all.push(weak);
+    }
+
+    /// Makes all leave that may; says whether any did.
+    fn clear_idle(&self) -> bool {
+        if self.1.recording.load(Ordering::Relaxed) {
+            return false;
+        }
+        let all = self.1.idle.lock().expect("no thread panics holding this");
+        let all: Vec<_> = all.iter().filter_map(Weak::upgrade).collect();
+        all.iter().filter(|idle| idle.leave()).count() > 0
+    }
+
     /// Logs once that work is done in smaller portions from now on.
     pub(crate) fn make_do(&self, error: &Error) {
         if !self.1.said.swap(true, Ordering::Relaxed) {
@@ -184,6 +214,11 @@ impl Gpu {
                  at once, which takes longer and changes no result"
             );
         }
+    }
+
+    /// Bytes of its memory that nothing takes.
+    pub(crate) fn free_bytes(&self) -> Result<usize> {
+        self.0.free_bytes()
     }
 
     /// Makes training use checkpointing from now on: the activations do not fit.
@@ -209,7 +244,11 @@ impl Gpu {
     /// Uninitialised memory for `length` elements.
     pub(crate) fn buffer<T: Element>(&self, length: usize) -> Result<Buffer<T>> {
         // An empty allocation has no address of its own.
-        let address = self.0.allocate(T::size(self.dtype()) * length.max(1))?;
+        let bytes = T::size(self.dtype()) * length.max(1);
+        let address = match self.0.allocate(bytes) {
+            Err(error) if error.is_device_full() && self.clear_idle() => self.0.allocate(bytes)?,
+            other => other?,
+        };
         Ok(Buffer {
             gpu: self.clone(),
             address,
@@ -248,7 +287,10 @@ impl Gpu {
 
     /// Records `work`, which must neither upload nor download.
     pub(crate) fn record(&self, mut work: impl FnMut() -> Result<()>) -> Result<Recording> {
-        let number = self.0.record(&mut work)?;
+        self.1.recording.store(true, Ordering::Relaxed);
+        let recorded = self.0.record(&mut work);
+        self.1.recording.store(false, Ordering::Relaxed);
+        let number = recorded?;
         Ok(Recording {
             gpu: self.clone(),
             number,
@@ -339,6 +381,14 @@ impl<T: Element> Buffer<T> {
     /// Bytes of `count` elements.
     pub(crate) fn bytes(&self, count: usize) -> usize {
         T::size(self.gpu.dtype()) * count
+    }
+
+    /// Fills the elements from `first` on with zeros.
+    pub(crate) fn clear_from(&self, first: usize) -> Result<()> {
+        match self.bytes(self.length - first) {
+            0 => Ok(()),
+            bytes => self.gpu.0.zero(self.address_at(first), bytes),
+        }
     }
 
     /// Another buffer with the same content.

@@ -19,6 +19,7 @@ use crate::gpu::tape::Gradients;
 use crate::gpu::tape::Kept;
 use crate::gpu::tape::LayerTape;
 use crate::gpu::tape::Tape;
+use crate::gpu::tape::{self};
 use std::collections::BTreeMap;
 
 /// A packed batch of whole sequences, and the blocks of attention's derivative.
@@ -28,28 +29,31 @@ struct Packed<'a> {
 }
 
 impl Network {
-    /// The derivative by every trained parameter, given those by the streams that
+    /// Adds the derivative by every trained parameter to `gradients`, given those by the streams that
     /// [`Network::predict`] computed from `hidden`; a tied head's is part of the embedding's.
+    /// After an error `gradients` are of no use.
     pub(crate) fn backward(
         &self,
         batch: &Batch,
         tape: Tape,
         hidden: &Operands,
-        targets: &[u32],
-        inverse_temperature: f32,
+        (targets, inverse_temperature): (&[u32], f32),
         by: &Streams,
-    ) -> Result<Gradients> {
-        let (grad, by_head) = self.predict_backward(hidden, targets, inverse_temperature, by)?;
-        let mut gradients = Gradients::new();
-        if let Some(by_head) = by_head {
-            let name = match self.head().transposed {
-                true => EMBEDDING,
-                false => HEAD,
-            };
-            gradients.insert(name.to_owned(), by_head);
-        }
-        self.backward_states(batch, tape, grad, &mut gradients)?;
-        Ok(gradients)
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let by_weight = match self.adapted {
+            true => None,
+            false => {
+                let name = match self.head().transposed {
+                    true => EMBEDDING,
+                    false => HEAD,
+                };
+                let length = self.hidden * self.vocabulary;
+                Some(tape::sum_to_add_to(gradients, &self.gpu, name, length)?)
+            }
+        };
+        let grad = self.predict_backward(hidden, targets, inverse_temperature, by, by_weight)?;
+        self.backward_states(batch, tape, grad, gradients)
     }
 
     /// The same without the head, given the derivative by the hidden states.
@@ -75,6 +79,7 @@ impl Network {
             (&mut by_last, false),
             gradients,
         )?;
+        drop(grad);
         let mut grad = by_last;
         let mut wanted = Some(rows.wanted());
         for (number, kept) in tape.layers.into_iter().enumerate().rev() {
@@ -88,12 +93,9 @@ impl Network {
             grad = self.layer_backward(layer, &packed, wanted, tape, grad, gradients)?;
         }
         if !self.adapted {
-            let by_embedding = match gradients.remove(EMBEDDING) {
-                Some(by_head) => by_head,
-                None => self.gpu.zeros(self.embedding.length())?,
-            };
-            self.add_by_embedding(batch, &grad, &by_embedding)?;
-            gradients.insert(EMBEDDING.to_owned(), by_embedding);
+            let length = self.embedding.length();
+            let sum = tape::sum_to_add_to(gradients, &self.gpu, EMBEDDING, length)?;
+            self.add_by_embedding(batch, &grad, sum)?;
         }
         Ok(())
     }
@@ -252,7 +254,7 @@ impl Network {
         Ok([by_queries, by_keys, by_values])
     }
 
-    /// Records the derivative by a norm's weight; the one by its input is written to, or
+    /// Adds the derivative by a norm's weight; the one by its input is written to, or
     /// added to, `by_x`.
     fn norm_backward(
         &self,
@@ -263,15 +265,15 @@ impl Network {
         gradients: &mut Gradients,
     ) -> Result<()> {
         let by_weight = x.norm_backward(&norm.weight, grad, self.eps, by_x, accumulate)?;
-        if !self.adapted {
-            gradients.insert(norm.name.clone(), by_weight);
+        match self.adapted {
+            true => Ok(()),
+            false => tape::add(gradients, &norm.name, by_weight),
         }
-        Ok(())
     }
 }
 
 impl Linear {
-    /// Records the derivatives by the trained parameters, given those by the output of each layer;
+    /// Adds the derivatives by the trained parameters, given those by the output of each layer;
     /// returns the one by the input.
     fn backward(
         &self,
@@ -285,7 +287,7 @@ impl Linear {
             by_x.add_times_transposed(grad, weight, number > 0)?;
             match &part.learns {
                 Learning::All => {
-                    gradients.insert(format!("{}.weight", part.name), x.weight_gradient(grad)?);
+                    x.derive_weight(grad, &format!("{}.weight", part.name), gradients)?
                 }
                 Learning::Factors(factors) => {
                     factors.derive(x, grad, (self.inner, part.width), gradients)?;
@@ -296,14 +298,18 @@ impl Linear {
         Ok(by_x)
     }
 
-    /// Records the derivatives by the biases, if there are any and they are trained.
+    /// Adds the derivatives by the biases, if there are any and they are trained.
     fn derive_biases(&self, grads: &[Matrix], gradients: &mut Gradients) -> Result<()> {
         if self.bias.is_none() {
             return Ok(());
         }
         for (part, grad) in self.parts.iter().zip(grads) {
             if matches!(part.learns, Learning::All) {
-                gradients.insert(format!("{}.bias", part.name), grad.column_sums()?);
+                tape::add(
+                    gradients,
+                    &format!("{}.bias", part.name),
+                    grad.column_sums()?,
+                )?;
             }
         }
         Ok(())
@@ -311,7 +317,7 @@ impl Linear {
 }
 
 impl Factors {
-    /// s·xᵀ·(g·Bᵀ) by A and s·(x·A)ᵀ·g by B, as in `crate::cpu::backward`.
+    /// Adds xᵀ·(s·g·Bᵀ), the derivative by A, and (s·x·A)ᵀ·g, the one by B.
     fn derive(
         &self,
         x: &Operands,
@@ -321,15 +327,10 @@ impl Factors {
     ) -> Result<()> {
         let by_middle = grad.times_transposed(Dense::new(&self.b, self.rank, width))?;
         let middle = x.times(Dense::new(&self.a, inner, self.rank))?;
-        let (by_middle, middle) = (by_middle.operands()?, middle.operands()?);
-        let [by_a, by_b] = [
-            x.weight_gradient(&by_middle)?,
-            middle.weight_gradient(grad)?,
-        ];
-        for (name, gradient) in self.names.iter().zip([by_a, by_b]) {
-            gradient.scale(self.scale)?;
-            gradients.insert(name.clone(), gradient);
-        }
-        Ok(())
+        by_middle.scale(self.scale)?;
+        middle.scale(self.scale)?;
+        let [a, b] = &self.names;
+        x.derive_weight(&by_middle.operands()?, a, gradients)?;
+        middle.operands()?.derive_weight(grad, b, gradients)
     }
 }

@@ -30,13 +30,18 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    pub(super) fn new(layers: usize, kv_width: usize) -> Self {
+    pub(crate) fn new(layers: usize, kv_width: usize) -> Self {
         Cache {
             layers,
             kv_width,
             length: 0,
             pages: Vec::new(),
         }
+    }
+
+    /// Bytes of a token's keys and values in all layers.
+    pub(crate) fn token_bytes(gpu: &Gpu, layers: usize, kv_width: usize) -> usize {
+        layers * 2 * kv_width * Operand::size(gpu.dtype())
     }
 
     /// Tokens held.

@@ -1,13 +1,16 @@
 //! [`Backend`] on an NVIDIA GPU: the driver's API for memory and launches, cuBLAS for products,
 //! everything on one stream.
 
+mod class;
 mod lane;
+mod product;
 
+use self::class::{Decides, numeric_class, variables};
 use self::lane::{Lane, WORKSPACE_BYTES, described, driver_failed};
-use super::backend::{Backend, Gpu, Launch, Product, TILE};
-use super::{compiler, kernels, libraries, tiles};
+use super::backend::{Backend, Gpu, Launch, Product};
+use super::compiler::{self, Compiler};
+use super::{kernels, libraries, tiles};
 use crate::{Dtype, Error, Result};
-use cudarc::cublas::{result as cublas, sys as cublas_sys};
 use cudarc::driver::{result as driver, sys};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -51,11 +54,8 @@ unsafe impl Send for Cuda {}
 // SAFETY: as for `lane::Blas`.
 unsafe impl Sync for Cuda {}
 
-/// Opens GPU `number`; its products have operands of `dtype`.
-///
-/// # Errors
-/// Why it cannot be used, as a clause for a message.
-pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
+/// The driver's device, and the version of its CUDA.
+fn found(number: usize) -> Result<(sys::CUdevice, c_int), String> {
     libraries::open_driver()?;
     let failed = driver_failed;
     driver::init().map_err(|e| match e.0 {
@@ -82,7 +82,27 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
             ));
         }
     };
-    let device = driver::device::get(ordinal).map_err(failed)?;
+    Ok((driver::device::get(ordinal).map_err(failed)?, version))
+}
+
+/// Bytes of the memory of GPU `number`.
+///
+/// # Errors
+/// Why it cannot be asked, as a clause for a message.
+pub(super) fn memory(number: usize) -> Result<u64, String> {
+    let (device, _) = found(number)?;
+    // SAFETY: the device was just found.
+    let bytes = unsafe { driver::device::total_mem(device) };
+    Ok(bytes.map_err(driver_failed)? as u64)
+}
+
+/// Opens GPU `number`; its products have operands of `dtype`.
+///
+/// # Errors
+/// Why it cannot be used, as a clause for a message.
+pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
+    let (device, version) = found(number)?;
+    let failed = driver_failed;
     let model = driver::device::get_name(device).map_err(failed)?;
     let attribute = |attribute| {
         // SAFETY: the device was just found.
@@ -99,11 +119,18 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
             capability.0, capability.1, CAPABILITY_MIN.0, CAPABILITY_MIN.1
         ));
     }
-    libraries::open_toolkit()?;
-    let (major, minor) = compiler::version()?;
+    if attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
+        return Err(format!(
+            "the {model} has no memory pools, from which its memory is taken: a virtual GPU may lack them"
+        ));
+    }
+    let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    let (products, compiler) = libraries::open_toolkit()?;
+    let compiler = Compiler::new(compiler)?;
+    let (major, minor) = compiler.version;
     right_version("NVRTC", major)?;
     let program = compiler::program(dtype);
-    let code = compiler::compile(&program, capability)?;
+    let code = compiler.code(&program, capability)?;
     // SAFETY: handles are used in the order the driver requires: context, then what is in it.
     unsafe {
         let context = driver::primary_ctx::retain(device).map_err(failed)?;
@@ -135,16 +162,21 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
             functions.insert(name.to_owned(), function);
         }
         let workspace = driver::malloc_sync(WORKSPACE_BYTES).map_err(failed)?;
-        let [doing, writing] = [Lane::new(workspace)?, Lane::new(workspace)?];
+        let [doing, writing] = [
+            Lane::new(products, workspace)?,
+            Lane::new(products, workspace)?,
+        ];
         let blas_version = doing.version()?;
         right_version("cuBLAS", blas_version / 10_000)?;
-        let decides = format!(
-            "{model} {capability:?} nvrtc {major}.{minor} cublas {blas_version} tile {TILE}\n{program}"
-        );
-        let hash = blake3::hash(decides.as_bytes()).to_hex();
+        let decides = Decides {
+            capability,
+            multiprocessors,
+            nvrtc: compiler.version,
+            cublas: blas_version,
+        };
         Ok(Gpu::new(Cuda {
             name: format!("cuda:{number} ({model}, CUDA {major}.{minor})"),
-            numeric_class: format!("cuda-{dtype}-{}", &hash[..16]),
+            numeric_class: numeric_class((&model, dtype, &program), &decides, variables()),
             dtype,
             device,
             context,
@@ -156,7 +188,7 @@ pub(super) fn open(number: usize, dtype: Dtype) -> Result<Gpu, String> {
     }
 }
 
-/// Refuses a library of another CUDA version, which the loader may find by an unversioned name.
+/// Refuses a library of another CUDA version.
 fn right_version(product: &str, major: c_int) -> Result<(), String> {
     match major {
         CUDA_MAJOR => Ok(()),
@@ -191,14 +223,29 @@ impl Cuda {
             | Answer::CUDA_ERROR_NOT_FOUND
             | Answer::CUDA_ERROR_NOT_SUPPORTED
             | Answer::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => Error::Device { name, message },
-            // Every other error is sticky: all later calls return it.
+            // A sticky error is the answer to every later call too.
+            _ if !self.records() && self.check_alive().is_ok() => Error::Device { name, message },
             _ => Error::DeviceLost { name, message },
         }
     }
 
+    /// Waits for all work: whether the device still answers.
+    fn check_alive(&self) -> Result<()> {
+        // SAFETY: the stream is alive.
+        unsafe { driver::stream::synchronize(self.doing.stream) }.map_err(|e| Error::DeviceLost {
+            name: self.name.clone(),
+            message: described(e),
+        })
+    }
+
+    /// Whether this thread's calls are recorded.
+    fn records(&self) -> bool {
+        RECORDS.get()
+    }
+
     /// The lane of this thread's calls.
     fn lane(&self) -> &Lane {
-        match RECORDS.get() {
+        match self.records() {
             true => &self.writing,
             false => &self.doing,
         }
@@ -209,12 +256,12 @@ impl Cuda {
     fn with_room<T>(
         &self,
         what: &str,
-        work: impl Fn() -> Result<T, driver::DriverError>,
+        mut work: impl FnMut() -> Result<T, driver::DriverError>,
     ) -> Result<T> {
         let full = |e: &driver::DriverError| e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
         let done = match work() {
             // Returning memory waits for the stream, which cannot be recorded.
-            Err(e) if full(&e) && !RECORDS.get() => {
+            Err(e) if full(&e) && !self.records() => {
                 self.give_freed_memory_back()?;
                 work()
             }
@@ -271,7 +318,7 @@ impl Cuda {
 
     /// Refuses copies from and to the CPU while recording: they access memory at once.
     fn not_recording(&self) -> Result<()> {
-        match RECORDS.get() {
+        match self.records() {
             true => Err(Error::Device {
                 name: self.name.clone(),
                 message: "a copy from or to the processor cannot be recorded".to_owned(),
@@ -315,6 +362,16 @@ impl Backend for Cuda {
         let _ = self.enter();
         // SAFETY: the address is from `allocate`, and freed once, in the stream's order.
         let _ = unsafe { driver::free_async(address, self.lane().stream) };
+    }
+
+    fn free_bytes(&self) -> Result<usize> {
+        self.enter()?;
+        self.give_freed_memory_back()?;
+        let asked = driver::mem_get_info();
+        asked.map_or_else(
+            |e| Err(self.failed("asking for its memory", e)),
+            |(free, _)| Ok(free),
+        )
     }
 
     fn zero(&self, address: u64, bytes: usize) -> Result<()> {
@@ -363,78 +420,26 @@ impl Backend for Cuda {
             .map(|value| std::ptr::from_mut(value).cast())
             .collect();
         let size = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
-        // SAFETY: arguments fit the kernel, which the emulated device checks in tests; the driver
-        // reads them before it returns.
-        unsafe {
-            driver::launch_kernel(
-                function,
-                (size(launch.grid.0), size(launch.grid.1), 1),
-                (launch.block, 1, 1),
-                size(launch.shared * size_of::<f32>()),
-                self.lane().stream,
-                &mut pointers,
-            )
-        }
-        .map_err(|e| self.failed(launch.kernel, e))
+        let mut run = || {
+            // SAFETY: arguments fit the kernel, which the emulated device checks in tests; the driver
+            // reads them before it returns.
+            unsafe {
+                driver::launch_kernel(
+                    function,
+                    (size(launch.grid.0), size(launch.grid.1), 1),
+                    (launch.block, 1, 1),
+                    size(launch.shared * size_of::<f32>()),
+                    self.lane().stream,
+                    &mut pointers,
+                )
+            }
+        };
+        self.with_room(launch.kernel, &mut run)
     }
 
     fn multiply(&self, product: &Product) -> Result<()> {
-        use cublas_sys::cublasOperation_t::{CUBLAS_OP_N, CUBLAS_OP_T};
         self.enter()?;
-        let &Product {
-            a, b, c, m, k, n, ..
-        } = product;
-        let int = |size: usize| c_int::try_from(size).expect("sizes of a model fit");
-        let (alpha, beta) = (1.0_f32, f32::from(u8::from(product.accumulate)));
-        let operands = match self.dtype {
-            Dtype::F32 => cublas_sys::cudaDataType_t::CUDA_R_32F,
-            Dtype::Bf16 => cublas_sys::cudaDataType_t::CUDA_R_16BF,
-        };
-        let operation = |transposed| if transposed { CUBLAS_OP_T } else { CUBLAS_OP_N };
-        // cuBLAS is column-major, where cᵀ = bᵀ · aᵀ has the bytes of the row-major product.
-        let leading_a = if product.a_transposed { m } else { k };
-        let blas = self
-            .lane()
-            .blas
-            .lock()
-            .expect("no thread panics holding this");
-        // SAFETY: buffers hold as many numbers as the sizes say.
-        unsafe {
-            cublas::gemm_ex(
-                blas.0,
-                operation(product.b_transposed),
-                operation(product.a_transposed),
-                int(n),
-                int(m),
-                int(k),
-                (&raw const alpha).cast(),
-                b as *const c_void,
-                operands,
-                int(product.b_stride),
-                a as *const c_void,
-                operands,
-                int(leading_a),
-                (&raw const beta).cast(),
-                c as *mut c_void,
-                cublas_sys::cudaDataType_t::CUDA_R_32F,
-                int(n),
-                // Also for f32 operands: no TF32.
-                cublas_sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
-                cublas_sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
-            )
-        }
-        .map_err(|e| {
-            use cublas_sys::cublasStatus_t as Answer;
-            let message = format!("a product of {m}×{k}×{n} failed: {:?}", e.0);
-            let name = self.name.clone();
-            match e.0 {
-                Answer::CUBLAS_STATUS_ALLOC_FAILED => Error::DeviceFull { name, message },
-                Answer::CUBLAS_STATUS_EXECUTION_FAILED
-                | Answer::CUBLAS_STATUS_INTERNAL_ERROR
-                | Answer::CUBLAS_STATUS_MAPPING_ERROR => Error::DeviceLost { name, message },
-                _ => Error::Device { name, message },
-            }
-        })
+        self.product(product)
     }
 
     fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<u64> {

@@ -4,15 +4,16 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use libloading::Library;
 
-use super::backend::{Argument, Backend, Element as _, Gpu, Launch, Operand, Product};
+use super::backend::{Argument, Backend, Element as _, Gpu, Launch, Operand, Product, TILE};
 use super::kernels;
+use super::tiles::SHARED_MAX;
 use crate::kernels::matmul::{View, matmul};
 use crate::{Dtype, Error, Result};
 
@@ -134,25 +135,43 @@ fn library(dtype: Dtype) -> &'static Library {
         let object = folder.path().join("kernels.so");
         let program = kernels::program(include_str!("emulator/device.h"), dtype);
         let faults = include_str!("emulator/faults.cu");
+        let program = match std::env::var("AGENTGYM_EMULATOR_MUTANT") {
+            Ok(mutant) => mutated(&program, &mutant),
+            Err(_) => program,
+        };
         let names = kernels::names_in(&program).chain(kernels::names_in(faults));
         let entries: String = names.map(|name| format!("EMULATE({name})\n")).collect();
         let text = format!("{program}\n{faults}\n{entries}");
         std::fs::write(&source, text).expect("a writable temporary folder");
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-        let output = Command::new(&compiler)
-            .args([
-                "-std=c++17",
-                "-O2",
-                // One-instruction multiply-adds, and only where the kernels contain them.
-                "-march=native",
-                "-ffp-contract=off",
-                "-U_FORTIFY_SOURCE",
-                "-Wall",
-                "-shared",
-                "-fPIC",
-                "-o",
-            ])
-            .args([&object, &source])
+        let mut command = Command::new(&compiler);
+        if looks_at_accesses() {
+            let runtime = folder.path().join("accesses.o");
+            let accesses = folder.path().join("accesses.cpp");
+            let text = include_str!("emulator/accesses.cpp");
+            std::fs::write(&accesses, text).expect("a writable temporary folder");
+            let mut build = Command::new(&compiler);
+            build.args(["-std=c++17", "-O2", "-fPIC", "-c", "-o"]);
+            let status = build.arg(&runtime).arg(&accesses).status();
+            assert!(status.is_ok_and(|status| status.success()), "accesses.cpp");
+            // Without the sanitizer's own library, which linking with its option would add.
+            let compiled = folder.path().join("kernels.o");
+            let mut build = Command::new(&compiler);
+            build
+                .args(COMPILING)
+                .args(["-DACCESSES", "-w", "-fsanitize=thread", "-c", "-o"]);
+            let status = build.arg(&compiled).arg(&source).status();
+            assert!(status.is_ok_and(|status| status.success()), "kernels.cpp");
+            command
+                .args(["-shared", "-o"])
+                .args([&object, &compiled, &runtime]);
+        } else {
+            command
+                .args(COMPILING)
+                .args(["-shared", "-o"])
+                .args([&object, &source]);
+        }
+        let output = command
             .output()
             .unwrap_or_else(|e| panic!("the kernels' tests need a C++ compiler: {compiler}: {e}"));
         let complaint = String::from_utf8_lossy(&output.stderr);
@@ -162,9 +181,58 @@ fn library(dtype: Dtype) -> &'static Library {
     })
 }
 
+/// Options of the compiler.
+const COMPILING: [&str; 7] = [
+    "-std=c++17",
+    "-O2",
+    // One-instruction multiply-adds, and only where the kernels contain them.
+    "-march=native",
+    "-ffp-contract=off",
+    "-U_FORTIFY_SOURCE",
+    "-Wall",
+    "-fPIC",
+];
+
+/// Whether every load and store is looked at, which takes ten times as long.
+fn looks_at_accesses() -> bool {
+    std::env::var_os("AGENTGYM_EMULATOR_ACCESSES").is_some()
+}
+
+/// The program with a fault: `from => to`, once and for the occurrence with this number, as in
+/// `3: __syncthreads(); =>`.
+fn mutated(program: &str, mutant: &str) -> String {
+    let (number, change) = mutant.split_once(": ").expect("a number");
+    let (from, to) = change.split_once(" =>").expect("from => to");
+    let number: usize = number.parse().expect("a number");
+    let (at, _) = program.match_indices(from).nth(number).expect("it occurs");
+    format!(
+        "{}{}{}",
+        &program[..at],
+        to.trim_start(),
+        &program[at + from.len()..]
+    )
+}
+
+/// What every GPU allows of a launch.
+fn is_allowed(launch: &Launch<'_>) -> bool {
+    let (x, y) = launch.grid;
+    // More shared memory is asked for the kernels of attention alone.
+    let shared = match launch.kernel.starts_with("attend") {
+        true => SHARED_MAX,
+        false => 48 * 1024 / size_of::<f32>(),
+    };
+    launch.block <= 1024 && x < 1 << 31 && y < 1 << 16 && launch.shared <= shared
+}
+
 impl Emulator {
     fn memory(&self) -> MutexGuard<'_, BTreeMap<u64, Box<[u8]>>> {
         self.memory.lock().expect("no thread panics holding this")
+    }
+
+    /// Bytes of all allocations.
+    fn held(&self) -> usize {
+        let memory = self.memory();
+        memory.values().map(|held| held.len() - 2 * GUARD).sum()
     }
 
     /// Records the call if a recording is in progress; returns whether one is.
@@ -237,6 +305,39 @@ impl Emulator {
         })
     }
 
+    /// Tells the kernels' library what is allocated.
+    fn tell_memory(&self) {
+        let memory = self.memory();
+        let length = |held: &[u8]| (held.len() - 2 * GUARD) as u64;
+        let ranges = memory
+            .iter()
+            .map(|(&begin, held)| [begin, begin + length(held)]);
+        let ranges: Vec<[u64; 2]> = ranges.collect();
+        drop(memory);
+        type Tell = unsafe extern "C" fn(*const [u64; 2], usize);
+        // SAFETY: the library is compiled with this function, and the ranges outlive the launch's
+        // checks, since they are leaked: this is for a run of a few minutes.
+        unsafe {
+            let tell = library(self.dtype).get::<Tell>(b"emulate_memory");
+            let ranges = ranges.leak();
+            tell.expect("it is compiled in")(ranges.as_ptr(), ranges.len());
+        }
+    }
+
+    /// What an access of the last launch did wrong.
+    fn complaint(&self) -> Option<String> {
+        if !looks_at_accesses() {
+            return None;
+        }
+        // SAFETY: the library is compiled with this function, which returns a text of its own.
+        let text = unsafe {
+            let ask = library(self.dtype)
+                .get::<unsafe extern "C" fn() -> *const c_char>(b"emulate_complaint");
+            CStr::from_ptr(ask.expect("it is compiled in")())
+        };
+        (!text.is_empty()).then(|| text.to_string_lossy().into_owned())
+    }
+
     /// Refuses everything once the device is lost.
     fn alive(&self) -> Result<()> {
         match self.limits.launches.load(Ordering::Relaxed) {
@@ -285,10 +386,7 @@ impl Backend for Emulator {
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.alive()?;
-        let held = |memory: &BTreeMap<u64, Box<[u8]>>| -> usize {
-            memory.values().map(|held| held.len() - 2 * GUARD).sum()
-        };
-        let wanted = held(&self.memory()) + bytes;
+        let wanted = self.held() + bytes;
         if wanted > self.limits.bytes.load(Ordering::Relaxed) {
             self.limits.refused.fetch_add(1, Ordering::Relaxed);
             return Err(Error::DeviceFull {
@@ -316,6 +414,11 @@ impl Backend for Emulator {
             return;
         }
         self.release(address);
+    }
+
+    fn free_bytes(&self) -> Result<usize> {
+        self.alive()?;
+        Ok(self.limits.bytes.load(Ordering::Relaxed) - self.held())
     }
 
     fn zero(&self, address: u64, bytes: usize) -> Result<()> {
@@ -377,6 +480,12 @@ impl Backend for Emulator {
             self.limits.launches.fetch_sub(1, Ordering::Relaxed);
             self.alive()?;
         }
+        if !is_allowed(launch) {
+            return Err(Self::wrong(format!("no GPU launches {launch:?}")));
+        }
+        if looks_at_accesses() {
+            self.tell_memory();
+        }
         let name = format!("emulate_{}", launch.kernel);
         // SAFETY: every symbol of this prefix is made by EMULATE with this signature.
         let entry = unsafe { library(self.dtype).get::<Entry>(name.as_bytes()) };
@@ -414,7 +523,13 @@ impl Backend for Emulator {
             0 if !self.freed_memory_is_as_it_was() => Err(Self::wrong(format!(
                 "{kernel} wrote into memory that was freed"
             ))),
-            0 => Ok(()),
+            0 => match self.complaint() {
+                None => Ok(()),
+                Some(complaint) => Err(Self::wrong(format!("{kernel}: {complaint}"))),
+            },
+            3 => Err(Self::wrong(format!(
+                "{kernel} reads a vector at an address that is no multiple of its size"
+            ))),
             1 => Err(Self::wrong(format!(
                 "{kernel} takes other arguments than {letters:?}"
             ))),
@@ -440,6 +555,11 @@ impl Backend for Emulator {
             0 => 0,
             rows => (rows - 1) * product.b_stride + b_width,
         };
+        // The library may lose the rest of sums over rows (facebookexperimental/triton#2767).
+        if product.a_transposed && k % TILE != 0 {
+            let message = format!("a product sums {k} rows, which are no whole tiles");
+            return Err(Self::wrong(message));
+        }
         let (a, mut b) = (self.operands(a, m * k)?, self.operands(b, stored)?);
         if product.b_stride > b_width {
             let rows = b.chunks(product.b_stride);

@@ -12,7 +12,7 @@ use crate::sampler::{Draw, Drawn};
 const THREADS: u32 = 256;
 
 /// Rows whose logits are held at a time.
-const CHUNK_ROWS: usize = 8 * TILE;
+pub(crate) const CHUNK_ROWS: usize = 8 * TILE;
 
 impl Network {
     /// Raw logits of hidden states.
@@ -51,20 +51,17 @@ impl Network {
         Ok(streams)
     }
 
-    /// Derivatives of a loss by hidden states and, where it is trained, by the head's weight as
-    /// stored, given the loss's derivatives `by` by the streams.
+    /// The derivative of a loss by hidden states, given the loss's derivatives `by` by the streams.
+    /// Adds the one by the head's weight as stored to `by_weight`.
     pub(super) fn predict_backward(
         &self,
         hidden: &Operands,
         targets: &[u32],
         inverse_temperature: f32,
         by: &Streams,
-    ) -> Result<(Matrix, Option<Buffer>)> {
+        by_weight: Option<&Buffer>,
+    ) -> Result<Matrix> {
         let by_hidden: Matrix = self.gpu.matrix(hidden.rows(), hidden.width())?;
-        let by_weight = match self.adapted {
-            true => None,
-            false => Some(self.gpu.zeros(self.hidden * self.vocabulary)?),
-        };
         for (chunk, targets) in targets.chunks(CHUNK_ROWS).enumerate() {
             let first = chunk * CHUNK_ROWS;
             let part = hidden.part(first, targets.len())?;
@@ -86,14 +83,14 @@ impl Network {
             let rows = targets.length();
             self.through_vocabulary("distribution_backward", rows, &arguments)?;
             by_hidden.set_part(first, &by_logits.times_transposed(self.head())?)?;
-            if let Some(by_weight) = &by_weight {
+            if let Some(by_weight) = by_weight {
                 match self.head().transposed {
                     true => by_logits.add_weight_gradient(&part, by_weight, true)?,
                     false => part.add_weight_gradient(&by_logits, by_weight, true)?,
                 }
             }
         }
-        Ok((by_hidden, by_weight))
+        Ok(by_hidden)
     }
 
     /// Draws an id from every row of logits, and gives its log-probability.

@@ -1,14 +1,14 @@
 //! CUDA's libraries, opened on demand. The program does not link them, so it starts without
-//! them; `cudarc` looks each up by its name, and panics if it is missing. They are therefore
-//! opened here first, by path where the loader does not find them: an open library is found
-//! by its name from then on.
+//! them. `cudarc` looks the driver up by its name, and panics if it is missing, so that it is opened
+//! here first; cuBLAS and NVRTC are called through the handles that are opened here.
 
-use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use super::functions::{Compiling, Products};
 
 /// The environment variable that names a folder to search before all others.
 pub(super) const FOLDER_VARIABLE: &str = "AGENTGYM_CUDA_LIBS";
@@ -39,17 +39,18 @@ pub(super) fn open_driver() -> Result<(), String> {
 ///
 /// # Errors
 /// One is not found; the message names it and the places that were searched.
-pub(super) fn open_toolkit() -> Result<(), String> {
+pub(super) fn open_toolkit() -> Result<(Products, Compiling), String> {
     let places = Places::new(named_folder());
-    for name in PRODUCTS {
-        places.open(name, "cuBLAS")?;
-    }
-    places.open_compiler()
+    let [core, products] = PRODUCTS.map(|name| places.open(name, "cuBLAS"));
+    core?;
+    // SAFETY: it was opened by cuBLAS' name, and is never closed.
+    let products = unsafe { Products::of(&products?.library) }?;
+    Ok((products, places.open_compiler()?))
 }
 
 /// Opens the compiler of kernels alone.
 #[cfg(test)]
-pub(super) fn open_compiler() -> Result<(), String> {
+pub(super) fn open_compiler() -> Result<Compiling, String> {
     Places::new(named_folder()).open_compiler()
 }
 
@@ -64,7 +65,7 @@ struct Places {
     before_loader: usize,
 }
 
-/// A library that is open for as long as the process is: `cudarc` finds it by its name.
+/// A library that is open for as long as the process is.
 struct Opened {
     library: ManuallyDrop<Library>,
     /// `None` where the loader found it.
@@ -111,16 +112,13 @@ impl Places {
 
     /// Opens the compiler, and the file of built-in functions that it loads by a name with its own
     /// minor version, from the compiler's folder.
-    fn open_compiler(&self) -> Result<(), String> {
+    fn open_compiler(&self) -> Result<Compiling, String> {
         let compiler = self.open(COMPILER, "NVRTC")?;
+        // SAFETY: it was opened by NVRTC's name, and is never closed.
+        let calls = unsafe { Compiling::of(&compiler.library) }?;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: the function is NVRTC's and has this signature in every version; it only writes
-        // both numbers.
-        let status = unsafe {
-            type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
-            let version = compiler.library.get::<Version>(b"nvrtcVersion");
-            version.map_err(|e| format!("NVRTC: {e}"))?(&raw mut major, &raw mut minor)
-        };
+        // SAFETY: only both numbers are written.
+        let status = unsafe { (calls.nvrtcVersion)(&raw mut major, &raw mut minor) };
         if status != 0 {
             return Err(format!("NVRTC: does not tell its version: {status}"));
         }
@@ -135,7 +133,8 @@ impl Places {
             },
         };
         let name = format!("libnvrtc-builtins.so.{major}.{minor}");
-        places.open(&name, "NVRTC").map(|_| ())
+        places.open(&name, "NVRTC")?;
+        Ok(calls)
     }
 }
 
@@ -214,36 +213,33 @@ mod tests {
             let status = command.arg(folder.path().join(name)).arg(source).status();
             assert!(status.unwrap().success());
         };
+        let others = [
+            "CreateProgram",
+            "DestroyProgram",
+            "CompileProgram",
+            "GetCUBINSize",
+        ];
+        let more = ["GetCUBIN", "GetProgramLogSize", "GetProgramLog"];
+        let others = others
+            .iter()
+            .chain(&more)
+            .map(|name| format!("void nvrtc{name}() {{}}\n"));
         let version =
             "int nvrtcVersion(int* major, int* minor) { *major = 13; *minor = 7; return 0; }";
-        build(COMPILER, version);
+        build(
+            COMPILER,
+            &format!("{}{version}", others.collect::<String>()),
+        );
         let places = Places::new(Some(folder.path().to_owned()));
-        let missing = places.open_compiler().unwrap_err();
+        let missing = places.open_compiler().map(|_| ()).unwrap_err();
         assert!(
             missing.contains("libnvrtc-builtins.so.13.7 is neither"),
             "{missing}"
         );
         build("libnvrtc-builtins.so.13.0", "int other;");
-        assert_eq!(places.open_compiler().unwrap_err(), missing);
+        assert_eq!(places.open_compiler().map(|_| ()).unwrap_err(), missing);
         build("libnvrtc-builtins.so.13.7", "int own;");
         places.open_compiler().unwrap();
-    }
-
-    #[test]
-    fn what_was_opened_is_what_is_called() {
-        use crate::gpu::compiler;
-        use cudarc::cublas::sys::{cublasGetProperty, libraryPropertyType_t::MAJOR_VERSION};
-        if let Err(why) = open_toolkit() {
-            println!("not run: {why}");
-            return;
-        }
-        let mut major = 0;
-        // SAFETY: only the number is written.
-        let status = unsafe { cublasGetProperty(MAJOR_VERSION, &mut major) };
-        status.result().unwrap();
-        // With cuBLAS loaded, calls of the compiler must still reach the compiler.
-        compiler::compile(&compiler::program(crate::Dtype::F32), (9, 0)).unwrap();
-        assert_eq!((major, compiler::version().unwrap().0), (13, 13));
     }
 
     #[test]

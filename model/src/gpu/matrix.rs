@@ -175,6 +175,16 @@ impl<T: Element> Matrix<T> {
         self.rows * self.width
     }
 
+    /// Rows with their padding to whole tiles.
+    pub(super) fn padded(&self) -> usize {
+        self.rows.next_multiple_of(TILE)
+    }
+
+    /// Fills the rows past the last with zeros.
+    pub(super) fn clear_padding(&self) -> Result<()> {
+        self.numbers.clear_from(self.count())
+    }
+
     /// The address of a row.
     pub(super) fn row_address(&self, row: usize) -> u64 {
         self.numbers.address_at(row * self.width)
@@ -276,6 +286,12 @@ impl Matrix {
         let arguments = [from, rows.pointer(), to, int(self.width)];
         self.gpu().rows("scatter_rows", self.rows, &arguments)?;
         Ok(matrix)
+    }
+
+    /// self *= factor.
+    pub(crate) fn scale(&self, factor: f32) -> Result<()> {
+        let arguments = [self.pointer(), Argument::Float(factor)];
+        self.gpu().each("scale", self.count(), &arguments)
     }
 
     /// Sums of the columns.
@@ -443,11 +459,5 @@ impl Buffer {
     pub(crate) fn add(&self, x: &Buffer) -> Result<()> {
         let arguments = pointers([self, x]);
         self.gpu().each("add_assign", self.length(), &arguments)
-    }
-
-    /// self *= factor.
-    pub(crate) fn scale(&self, factor: f32) -> Result<()> {
-        let arguments = [self.pointer(), Argument::Float(factor)];
-        self.gpu().each("scale", self.length(), &arguments)
     }
 }

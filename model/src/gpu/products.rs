@@ -2,6 +2,7 @@
 
 use super::backend::{Buffer, Operand, Product, TILE};
 use super::matrix::{Matrix, Operands};
+use super::tape::{self, Gradients};
 use crate::Result;
 
 /// A dense weight, `[inner, width]` as in [`crate::Weights`], or stored transposed.
@@ -116,19 +117,23 @@ impl Operands {
         Ok(y)
     }
 
-    /// `to` (+)= selfᵀ · grad: the derivative by a product's weight.
+    /// `to` (+)= selfᵀ · grad: the derivative by a product's weight. The sums go over whole tiles of
+    /// rows: of sums whose length is no multiple of its blocks' a library was seen to lose terms
+    /// (facebookexperimental/triton#2767).
     pub(crate) fn add_weight_gradient(
         &self,
         grad: &Operands,
         to: &Buffer,
         accumulate: bool,
     ) -> Result<()> {
+        self.clear_padding()?;
+        grad.clear_padding()?;
         self.gpu().multiply(&Product {
             a: self.address(),
             b: grad.address(),
             c: to.address(),
             m: self.width(),
-            k: self.rows(),
+            k: self.padded(),
             n: grad.width(),
             a_transposed: true,
             b_transposed: false,
@@ -137,10 +142,15 @@ impl Operands {
         })
     }
 
-    /// selfᵀ · grad.
-    pub(crate) fn weight_gradient(&self, grad: &Operands) -> Result<Buffer> {
-        let by_weight = self.gpu().buffer(self.width() * grad.width())?;
-        self.add_weight_gradient(grad, &by_weight, false)?;
-        Ok(by_weight)
+    /// Adds selfᵀ · grad to the gradient of a weight.
+    pub(crate) fn derive_weight(
+        &self,
+        grad: &Operands,
+        name: &str,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let length = self.width() * grad.width();
+        let (sum, begun) = tape::sum(gradients, self.gpu(), name, length)?;
+        self.add_weight_gradient(grad, sum, begun)
     }
 }

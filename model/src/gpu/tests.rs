@@ -5,11 +5,13 @@
 
 use std::sync::OnceLock;
 
+mod accesses;
 mod attention;
 mod bf16;
 mod kernels;
 mod learning;
 mod policies;
+mod products;
 #[cfg(feature = "cuda")]
 mod refusals;
 mod steps;

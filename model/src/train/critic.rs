@@ -9,17 +9,14 @@
 use crate::batch::ScoreRequest;
 use crate::compute::gradient_tree::UnitGradients;
 use crate::compute::teacher_forced::{RecordedStates, TeacherForced, check_sequence};
-use crate::cpu::gradients::Gradients;
 use crate::folder::names::HEAD_BIAS;
 use crate::folder::names::HEAD_WEIGHT;
 use crate::parallel::ComputeOptions;
-use crate::spare::Spare;
 use crate::train::score::together;
 use crate::train::trainer::{Head, Trainable};
 use crate::{Device, Error, Parameter, Policy, Result, Weights, parameter_shapes};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 
 /// An immutable critic; a clone shares everything.
 #[derive(Debug, Clone)]
@@ -211,14 +208,11 @@ impl Head for Critic {
         (): (),
         (states, tape): Self::Recorded,
         by_value: &Vec<f32>,
-        spare: &Arc<Spare>,
-    ) -> Result<UnitGradients> {
-        let mut gradients = Gradients::new(spare);
+        gradients: &mut UnitGradients,
+    ) -> Result<()> {
         let (by_states, by_weight, by_bias) = self.head()?.backward(&states, by_value);
-        gradients.insert(HEAD_WEIGHT, by_weight);
-        gradients.insert(HEAD_BIAS, vec![by_bias]);
-        let mut gradients = UnitGradients::from(gradients);
-        forced.backward_states(self.model.network(), tape, &by_states, &mut gradients)?;
-        Ok(gradients)
+        gradients.host.add_one(HEAD_WEIGHT, by_weight);
+        gradients.host.add_one(HEAD_BIAS, vec![by_bias]);
+        forced.backward_states(self.model.network(), tape, &by_states, gradients)
     }
 }

@@ -18,7 +18,7 @@ use crate::{Error, Policy, Result};
 pub(crate) struct Learner {
     model: Policy,
     options: AdamW,
-    /// For a model on a GPU only the number of steps is current after the first step.
+    /// For a model on a GPU only the number of steps and the shapes are here after the first step.
     state: AdamWState,
     on_gpu: Option<gpu::Trained>,
     /// Whether the GPU's weights are newer than the CPU's.
@@ -146,6 +146,7 @@ impl Learner {
                 let (model, state) = (&self.model, &self.state);
                 let weights = model.trained_weights();
                 let uploaded = gpu::Trained::upload(gpu, weights, state, model.adapted_bases())?;
+                self.state.forget_moments();
                 self.on_gpu.insert(uploaded)
             }
         };

@@ -5,10 +5,10 @@
 
 use crate::batch::ScoreRequest;
 use crate::batch::Streams;
-use crate::compute::fit::where_it_fits;
+use crate::compute::fit::{Room, where_it_fits};
 use crate::compute::footprint::Footprint;
 use crate::compute::gradient_tree::{
-    PartialSum, UnitGradients, over_some_units, over_units, over_units_in_place,
+    PartialSum, UnitGradients, Units, over_some_units, over_units, over_units_in_place,
 };
 use crate::compute::teacher_forced::{Recorded, TeacherForced, check_sequence, check_temperature};
 use crate::cpu::adamw::{AdamW, StepReport};
@@ -17,6 +17,8 @@ use crate::parallel::ComputeOptions;
 use crate::spare::Spare;
 use crate::train::learner::Learner;
 use crate::{Error, Policy, Result};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::path::Path;
@@ -114,15 +116,15 @@ pub(crate) trait Head: Trainable {
         coefficients: &Self::Coefficients,
     ) -> Result<Option<Self::Gathered>>;
 
-    /// The gradients of a unit.
+    /// Adds the gradients of a unit to `gradients`, which are of no use after an error.
     fn backward(
         &self,
         forced: &TeacherForced,
         settings: Self::Settings,
         recorded: Self::Recorded,
         coefficients: &Self::Gathered,
-        spare: &Arc<Spare>,
-    ) -> Result<UnitGradients>;
+        gradients: &mut UnitGradients,
+    ) -> Result<()>;
 }
 
 impl Trainable for Policy {
@@ -183,15 +185,10 @@ impl Head for Policy {
         temperature: f64,
         recorded: Recorded,
         coefficients: &Streams,
-        spare: &Arc<Spare>,
-    ) -> Result<UnitGradients> {
-        forced.backward(
-            Policy::network(self),
-            temperature,
-            recorded,
-            coefficients,
-            spare,
-        )
+        gradients: &mut UnitGradients,
+    ) -> Result<()> {
+        let network = Policy::network(self);
+        forced.backward(network, temperature, recorded, coefficients, gradients)
     }
 }
 
@@ -254,9 +251,11 @@ impl<M: Head> Trainer<M> {
         coefficients: &Coefficients<'_, M>,
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
-        let pass = self.pass(units, settings, coefficients, options)?;
-        let unit = |number| pass.unit(number);
-        let (gradients, tokens) = over_units_in_place(options, units.len(), unit)?;
+        let (gradients, tokens) = {
+            // Afterwards it no longer shares the network, which the step overwrites.
+            let pass = self.pass(units, settings, coefficients, options)?;
+            over_units_in_place(options, pass.units(), |own, room| pass.run(own, room))?
+        };
         let report = self.learner.step(gradients, lr, options)?;
         Ok(StepReport { tokens, ..report })
     }
@@ -274,7 +273,7 @@ impl<M: Head> Trainer<M> {
         options: &ComputeOptions<'_>,
     ) -> Result<(Gradients, usize)> {
         let pass = self.pass(units, settings, coefficients, options)?;
-        over_units(options, units.len(), |number| pass.unit(number))
+        over_units(options, pass.units(), |own, room| pass.run(own, room))
     }
 
     fn pass<'a>(
@@ -348,7 +347,7 @@ impl Trainer {
 
 /// The gradients of `some` of a minibatch's units, and how many tokens went through
 /// a forward pass. `units` are those of the whole minibatch, so that results of
-/// several workers fit into the same sum.
+/// several workers fit into the same sum; `some` are those of [`crate::shard_of_units`].
 ///
 /// # Errors
 /// As [`Trainer::step`].
@@ -362,7 +361,7 @@ pub fn partial_gradients(
 ) -> Result<(PartialSum, usize)> {
     let (policy, spare) = (policy.clone(), Arc::default());
     let pass = Pass::new(policy, units, temperature, coefficients, options, spare)?;
-    over_some_units(options, units.len(), some, |number| pass.unit(number))
+    over_some_units(options, pass.units(), some, |own, room| pass.run(own, room))
 }
 
 /// Forward and backward over the units of a minibatch.
@@ -396,46 +395,83 @@ impl<'a, M: Head> Pass<'a, M> {
         })
     }
 
-    /// Computes unit `number`: forward, the caller's coefficients, backward; `None` where nothing
-    /// contributes. Also returns how many tokens went through.
-    fn unit(&self, number: usize) -> Result<(Option<UnitGradients>, usize)> {
-        let (policy, unit) = (self.model.network(), &self.units[number]);
+    /// The minibatch's units, in the runs of the device.
+    fn units(&self) -> Units {
+        let count = self.units.len();
+        match self.model.network().gpu() {
+            Some(_) => Units::in_runs(count),
+            None => Units::apart(count),
+        }
+    }
+
+    /// Computes the sum of a run of units; `None` where nothing contributes. Also returns how many
+    /// tokens went through. Where the device's memory is full the run is computed from its first
+    /// unit again.
+    fn run(&self, own: Range<usize>, room: &Room<'_>) -> Result<(Option<UnitGradients>, usize)> {
+        let gpu = self.model.network().gpu();
+        // Requested once, even if a unit is computed again.
+        let mut asked = BTreeMap::new();
+        where_it_fits(gpu, self.options, room, |checkpointed| {
+            let mut sum = None;
+            let mut tokens = 0;
+            for number in own.clone() {
+                let done = self.unit(number, checkpointed, &mut asked, &mut sum);
+                tokens += done.map_err(|error| match error {
+                    Error::Request(message) => Error::Request(format!("unit {number}: {message}")),
+                    other => other,
+                })?;
+            }
+            Ok((sum, tokens))
+        })
+    }
+
+    /// Computes a unit: forward, the caller's coefficients, backward, which adds to `sum`. Returns how
+    /// many tokens went through.
+    fn unit(
+        &self,
+        number: usize,
+        checkpointed: bool,
+        asked: &mut BTreeMap<usize, Option<M::Gathered>>,
+        sum: &mut Option<UnitGradients>,
+    ) -> Result<usize> {
+        let unit = &self.units[number];
+        let forced = self.forced(unit)?;
+        if unit.skip || forced.is_empty() {
+            return Ok(0);
+        }
+        let (model, settings) = (&self.model, self.settings);
+        if model.network().gpu().is_none() {
+            let (tokens, sequences) = (forced.tokens(), unit.sequences.len());
+            let footprint = Footprint::of(model.network().config());
+            footprint.check_unit(tokens, sequences, self.options)?;
+        }
+        let (streams, recorded) = model.forward(&forced, settings, checkpointed)?;
+        let coefficients = match asked.entry(number) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let coefficients = (self.coefficients)(number, &streams);
+                new.insert(M::gather(&forced, &coefficients)?)
+            }
+        };
+        if let Some(coefficients) = coefficients {
+            let sum = sum.get_or_insert_with(|| UnitGradients::new(&self.spare));
+            model.backward(&forced, settings, recorded, coefficients, sum)?;
+        }
+        (self.options.beat)();
+        Ok(forced.tokens())
+    }
+
+    /// The sequences of a unit, checked.
+    fn forced(&self, unit: &Unit) -> Result<TeacherForced> {
         let requests = unit.sequences.iter().map(TrainSequence::request);
+        let network = self.model.network().network();
         for (number, request) in requests.clone().enumerate() {
-            let network = policy.network();
             check_sequence(network, network.vocabulary(), &request)
                 .map_err(|message| Error::Request(format!("sequence {number}: {message}")))?;
         }
-        let forced = match unit.share_prefixes {
+        Ok(match unit.share_prefixes {
             true => TeacherForced::shared(requests),
             false => TeacherForced::apart(requests),
-        };
-        if unit.skip || forced.is_empty() {
-            return Ok((None, 0));
-        }
-        if policy.gpu().is_none() {
-            let (tokens, sequences) = (forced.tokens(), unit.sequences.len());
-            Footprint::of(policy.config()).check_unit(tokens, sequences, self.options)?;
-        }
-        // Requested once, even if the unit is computed again.
-        let mut asked = None;
-        let (model, settings) = (&self.model, self.settings);
-        let gradients = where_it_fits(policy.gpu(), self.options, |checkpointed| {
-            let (streams, recorded) = model.forward(&forced, settings, checkpointed)?;
-            let coefficients = match &asked {
-                Some(coefficients) => coefficients,
-                None => {
-                    let coefficients = (self.coefficients)(number, &streams);
-                    asked.insert(M::gather(&forced, &coefficients)?)
-                }
-            };
-            let Some(coefficients) = coefficients else {
-                return Ok(None);
-            };
-            let spare = &self.spare;
-            let gradients = model.backward(&forced, settings, recorded, coefficients, spare)?;
-            Ok(Some(gradients))
-        })?;
-        Ok((gradients, forced.tokens()))
+        })
     }
 }

@@ -38,7 +38,7 @@ const PREFILL_TOKENS: u128 = agentgym_worker::PREFILL_CHUNK_TOKENS as u128;
 const EPISODES_PER_ROW: u128 = agentgym_worker::stages::EPISODES_PER_ROW as u128;
 
 /// Stages with an estimate, in the order in which `plan` names them.
-const ESTIMATED: [Stage; 7] = [
+pub(super) const ESTIMATED: [Stage; 7] = [
     Stage::Sft,
     Stage::Dpo,
     Stage::Rollout,
@@ -125,13 +125,16 @@ impl Memory {
                 work.resident(iterations + 1) + F32 * work.decoding(sequences)
             }
         };
-        let counted = Counted::of(plan);
-        let has = |stage: &Stage| match stage {
-            Stage::Evaluate => evaluated_sequences(plan) > 0 && !plan.evaluates_by_chat(),
-            _ => counted.has(*stage),
-        };
-        let stages = ESTIMATED.into_iter().filter(has);
+        let stages = ESTIMATED.into_iter().filter(|stage| has(plan, *stage));
         Self(stages.map(|stage| (stage, narrow(most(stage)))).collect())
+    }
+}
+
+/// Whether the plan has an estimated stage.
+pub(super) fn has(plan: &Plan, stage: Stage) -> bool {
+    match stage {
+        Stage::Evaluate => evaluated_sequences(plan) > 0 && !plan.evaluates_by_chat(),
+        _ => Counted::of(plan).has(stage),
     }
 }
 
@@ -167,7 +170,7 @@ pub(crate) fn check_fits(plan: &Plan, model: &ModelSize, machine: u64) -> Result
 }
 
 /// A model that is trained.
-struct Trained {
+pub(super) struct Trained {
     /// Parameters of one copy in memory, without what copies share.
     copy: u128,
     /// Parameters that the optimizer updates.
@@ -179,10 +182,10 @@ struct Trained {
 }
 
 /// All counts are numbers of f32 values, except where a function says bytes.
-struct Work<'a> {
-    plan: &'a Plan,
-    model: &'a ModelSize,
-    threads: u128,
+pub(super) struct Work<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) model: &'a ModelSize,
+    pub(super) threads: u128,
 }
 
 impl Work<'_> {
@@ -207,14 +210,14 @@ impl Work<'_> {
         }
     }
 
-    fn policy(&self) -> Trained {
+    pub(super) fn policy(&self) -> Trained {
         let actor = &self.plan.config.actor_rollout_ref.actor;
         let steps = u128::from(self.plan.minibatches()) * u128::from(actor.ppo_epochs);
         self.policy_on(self.episodes(actor.ppo_mini_batch_size), steps)
     }
 
     /// The policy in the supervised steps.
-    fn taught(&self) -> Trained {
+    pub(super) fn taught(&self) -> Trained {
         let (config, evol) = (&self.plan.config, Pipeline::AgentEvol);
         let sft = &config.sft;
         let steps = match config.run.pipeline == evol {
@@ -228,7 +231,7 @@ impl Work<'_> {
     }
 
     /// The policy in DPO's steps: the answers of a pair stay together.
-    fn preferring(&self) -> Trained {
+    pub(super) fn preferring(&self) -> Trained {
         let dpo = &self.plan.config.dpo;
         let pieces = (dpo.batch_size as u128, 2 * dpo.max_length as u128);
         self.policy_on(pieces, dpo.steps.into())
@@ -250,7 +253,7 @@ impl Work<'_> {
 
     /// The critic, assumed to be the policy's trunk with a head of one column; a critic with its
     /// own model may differ.
-    fn value_model(&self) -> Trained {
+    pub(super) fn value_model(&self) -> Trained {
         let config = &self.plan.config;
         let size = config.critic.ppo_mini_batch_size;
         let batches = config.data.train_batch_size.div_ceil(size);
@@ -273,7 +276,7 @@ impl Work<'_> {
     }
 
     /// Sequences of a rollout part.
-    fn part_sequences(&self) -> u128 {
+    pub(super) fn part_sequences(&self) -> u128 {
         let config = &self.plan.config;
         let tasks = config
             .jobs
@@ -286,26 +289,46 @@ impl Work<'_> {
     /// KV caches of the episodes in flight on every thread, one step of the rows, and their logits;
     /// plus the transposed copy of a tied head, shared by all threads.
     fn decoding(&self, sequences: u128) -> u128 {
-        let (jobs, m) = (&self.plan.config.jobs, self.model);
-        let own = sequences.div_ceil(self.threads);
-        let rows = own.min(jobs.decode_rows as u128);
-        let episodes = own.min(rows * EPISODES_PER_ROW);
-        let longest = u128::from(tokens_max(self.plan)).next_multiple_of(CACHE_BLOCK);
-        let tokens = (episodes * longest).min(jobs.cache_tokens as u128 + longest);
+        let m = self.model;
+        let (rows, tokens) = self.rows(sequences);
         let cache = tokens * m.footprint.cache();
         let step = (PREFILL_TOKENS + rows) * m.footprint.forward();
         m.head_copy + self.threads * (cache + step + rows * m.vocabulary)
     }
 
+    /// The rows that a thread decodes at once, and the tokens of its caches.
+    pub(super) fn rows(&self, sequences: u128) -> (u128, u128) {
+        let jobs = &self.plan.config.jobs;
+        let own = sequences.div_ceil(self.threads);
+        let rows = own.min(jobs.decode_rows as u128);
+        let episodes = own.min(rows * EPISODES_PER_ROW);
+        let longest = u128::from(tokens_max(self.plan)).next_multiple_of(CACHE_BLOCK);
+        let tokens = (episodes * longest).min(jobs.cache_tokens as u128 + longest);
+        (rows, tokens)
+    }
+
     /// One pack per thread, one layer at a time, and a chunk of logits.
     fn scoring(&self) -> u128 {
+        let all = self.part_sequences() * u128::from(tokens_max(self.plan));
+        let footprint = self.model.footprint;
+        self.threads * (self.pack() * footprint.forward() + footprint.head_chunk())
+            + all * RECORD_BYTES_PER_TOKEN / F32
+    }
+
+    /// Tokens that a thread scores together.
+    pub(super) fn pack(&self) -> u128 {
         let longest = u128::from(tokens_max(self.plan));
         let pack = (self.plan.config.jobs.pack_tokens as u128).max(longest);
         let all = self.part_sequences() * longest;
-        let footprint = self.model.footprint;
-        let tokens = pack.min(all.div_ceil(self.threads).max(longest));
-        self.threads * (tokens * footprint.forward() + footprint.head_chunk())
-            + all * RECORD_BYTES_PER_TOKEN / F32
+        pack.min(all.div_ceil(self.threads).max(longest))
+    }
+
+    /// Tokens of the largest unit, and whether its layers are computed twice.
+    pub(super) fn unit(&self, trained: &Trained) -> (u128, bool) {
+        let limit = self.plan.config.jobs.unit_tokens as u128;
+        let (pieces, piece) = trained.pieces;
+        let tokens = limit.max(piece).min(pieces * piece);
+        (tokens, trained.checkpointed)
     }
 
     /// AdamW's moments, the policy of the previous step, one gradient per thread and per level of
@@ -315,7 +338,7 @@ impl Work<'_> {
     fn training(&self, trained: &Trained) -> u128 {
         let limit = self.plan.config.jobs.unit_tokens as u128;
         let (pieces, piece) = trained.pieces;
-        let unit = limit.max(piece).min(pieces * piece);
+        let (unit, _) = self.unit(trained);
         let units = pieces.div_ceil((limit / piece.max(1)).max(1)).max(1);
         let threads = self.threads.min(units);
         let levels = u128::from(units.next_power_of_two().trailing_zeros());

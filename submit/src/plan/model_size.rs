@@ -3,7 +3,8 @@
 
 use agentgym_jobs::config::Model;
 use agentgym_model::{
-    Footprint, LoraOptions, ModelConfig, TinyShape, factor_names, parameter_shapes,
+    DeviceFootprint, Dtype, Footprint, LoraOptions, ModelConfig, TinyShape, factor_names,
+    parameter_shapes,
 };
 use agentgym_worker::model_folder;
 
@@ -18,6 +19,9 @@ pub struct ModelSize {
     pub adapter_rank: Option<usize>,
     /// What computations add.
     pub footprint: Footprint,
+    /// The same with everything else on a GPU, in each type of operands: of the policy, and of a critic
+    /// on its trunk.
+    on_gpu: [[DeviceFootprint; Dtype::ALL.len()]; 2],
     /// Number of token ids.
     pub vocabulary: u128,
     /// Numbers in the transposed copy of a tied head, which exists next to the embedding while the
@@ -29,6 +33,18 @@ pub struct ModelSize {
     pub merged: u128,
     /// Parameters without the output head: a critic has one more column.
     pub trunk: u128,
+}
+
+impl ModelSize {
+    /// What the policy takes on a GPU.
+    pub fn on_gpu(&self, dtype: Dtype) -> DeviceFootprint {
+        self.on_gpu[0][dtype as usize]
+    }
+
+    /// What a critic takes there; a head of one column counts as the policy's.
+    pub fn critic_on_gpu(&self, dtype: Dtype) -> DeviceFootprint {
+        self.on_gpu[1][dtype as usize]
+    }
 }
 
 /// The size of `actor_rollout_ref.model`, or why it cannot be determined here.
@@ -48,7 +64,10 @@ pub fn of(model: &Model) -> Result<ModelSize, String> {
     let parameters = count(&shapes);
     let head = config.vocab_size as u128 * config.hidden_size as u128;
     let tied = config.tie_word_embeddings;
+    let on_gpu = [adapter.as_ref(), None]
+        .map(|adapter| Dtype::ALL.map(|dtype| DeviceFootprint::of(&config, adapter, dtype)));
     Ok(ModelSize {
+        on_gpu,
         parameters,
         trained: factors.as_ref().map_or(parameters, count),
         adapter_rank: adapter.map(|adapter| adapter.rank()),

@@ -1,6 +1,7 @@
 //! `plan run.yaml`: what the run would do, on one screen, before anything is written or started. ≤
 //! marks an upper bound.
 
+use crate::plan::device::{self, Gpu, GpuMemory};
 use crate::plan::measured::Measured;
 use crate::plan::memory::{Memory, check_fits};
 use crate::plan::model_size::{self, ModelSize};
@@ -12,7 +13,7 @@ use crate::plan::texts::{
 use crate::text::{bytes, count, many};
 use agentgym_jobs::config::{Numerics, Pipeline};
 use agentgym_jobs::plan::Plan;
-use agentgym_model::Device;
+use agentgym_model::{Device, Dtype};
 use agentgym_text::without_secrets;
 use agentgym_worker::{class_made_in, model_folder};
 use serde_json::{Value, json};
@@ -26,6 +27,8 @@ pub struct PlanView<'a> {
     threads: u64,
     /// Memory of this machine in bytes.
     machine: u64,
+    /// What the workers compute on, if it is no processor.
+    gpu: Option<Gpu>,
     store: String,
     queue: String,
     unused: &'a [String],
@@ -42,6 +45,7 @@ impl<'a> PlanView<'a> {
             model: model_size::of(&plan.config.actor_rollout_ref.model),
             threads: plan.config.jobs.threads.unwrap_or(cores) as u64,
             machine: agentgym_worker::machine_bytes(),
+            gpu: None,
             store: store.to_owned(),
             queue: queue.unwrap_or("beside the store").to_owned(),
             unused,
@@ -80,6 +84,12 @@ impl<'a> PlanView<'a> {
         self
     }
 
+    /// Counts the memory of a GPU too, for workers with this `--device` and `--dtype`.
+    pub fn with_device(mut self, device: &str, dtype: Dtype) -> Self {
+        self.gpu = Gpu::of(device, dtype);
+        self
+    }
+
     /// Checks that the plan can run on this machine, if workers are to be started here.
     ///
     /// # Errors
@@ -87,7 +97,11 @@ impl<'a> PlanView<'a> {
     pub fn check(&self) -> crate::Result<()> {
         match &self.model {
             Ok(model) if self.plan.config.jobs.workers > 0 => {
-                check_fits(self.plan, model, self.machine).map_err(|why| {
+                let gpu = self
+                    .gpu
+                    .map(|gpu| device::check_fits(self.plan, model, gpu));
+                let fits = check_fits(self.plan, model, self.machine).and(gpu.unwrap_or(Ok(())));
+                fits.map_err(|why| {
                     crate::Error::Usage(format!("key `actor_rollout_ref.model.path`: {why}"))
                 })
             }
@@ -213,6 +227,10 @@ impl<'a> PlanView<'a> {
                         memory.text()
                     ),
                 );
+                if let Some(gpu) = self.gpu {
+                    let memory = GpuMemory::new(plan, model, gpu.dtype);
+                    line("gpu memory", memory.text(plan, gpu));
+                }
             }
             Err(_) => line("bytes", "unknown without the model".into()),
         }
@@ -393,6 +411,11 @@ impl<'a> PlanView<'a> {
             });
             for (name, most) in Memory::new(plan, m, self.threads).json() {
                 sizes[name] = json!(most);
+            }
+            if let Some(gpu) = self.gpu {
+                for (name, most) in GpuMemory::new(plan, m, gpu.dtype).json() {
+                    sizes[name] = json!(most);
+                }
             }
             sizes
         });

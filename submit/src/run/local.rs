@@ -2,6 +2,7 @@
 //! training files, addresses of built-in environments. An existing run has already read them and
 //! can resume on a machine without them.
 
+use crate::plan::device::{self, Gpu};
 use crate::plan::memory;
 use crate::plan::model_size;
 use crate::{Error, Result};
@@ -17,11 +18,11 @@ use std::path::{Path, PathBuf};
 ///
 /// # Errors
 /// The first key whose model or file is missing or cannot be used.
-pub(crate) fn check(plan: &Plan, config: &Path) -> Result<()> {
+pub(crate) fn check(plan: &Plan, config: &Path, gpu: Option<Gpu>) -> Result<()> {
     named(plan)?;
     match plan.config.jobs.workers {
         0 => Ok(()),
-        _ => models(plan, config),
+        _ => models(plan, config, gpu),
     }
 }
 
@@ -167,7 +168,7 @@ fn usable(role: InitRole, path: &str) -> Result<(), String> {
     .map_err(|e| model_size::told(&e))
 }
 
-fn models(plan: &Plan, config: &Path) -> Result<()> {
+fn models(plan: &Plan, config: &Path, gpu: Option<Gpu>) -> Result<()> {
     let model = &plan.config.actor_rollout_ref.model;
     model_size::adapter_of(model).map_err(|why| {
         let key = match model.lora_adapter_path {
@@ -178,8 +179,10 @@ fn models(plan: &Plan, config: &Path) -> Result<()> {
     })?;
     for (role, key, path) in model_paths(plan) {
         let fits = || match role {
-            InitRole::Policy => model_size::of(model)
-                .and_then(|size| memory::check_fits(plan, &size, agentgym_worker::machine_bytes())),
+            InitRole::Policy => model_size::of(model).and_then(|size| {
+                memory::check_fits(plan, &size, agentgym_worker::machine_bytes())?;
+                gpu.map_or(Ok(()), |gpu| device::check_fits(plan, &size, gpu))
+            }),
             InitRole::Reference | InitRole::Critic => Ok(()),
         };
         usable(role, path).and_then(|()| fits()).map_err(|why| {

@@ -3,11 +3,16 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 
-use cudarc::cublas::{result as cublas, sys as cublas_sys};
 use cudarc::driver::{result as driver, sys};
+
+use crate::gpu::functions::Products;
 
 /// Bytes of cuBLAS's scratch memory, given to it so that the size is the same on every machine.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// `CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION`: if the library ever sums partial results of a
+/// bf16 product, it must do so in f32.
+const MATH_MODE: c_int = 16;
 
 /// A stream, and a cuBLAS handle for it.
 #[derive(Debug)]
@@ -18,7 +23,10 @@ pub(super) struct Lane {
 }
 
 #[derive(Debug)]
-pub(super) struct Blas(pub(super) cublas_sys::cublasHandle_t);
+pub(super) struct Blas {
+    pub(super) calls: Products,
+    pub(super) handle: *mut c_void,
+}
 
 impl Lane {
     /// cuBLAS takes its scratch memory from `workspace`. Two lanes may share it, since only one of
@@ -26,24 +34,20 @@ impl Lane {
     ///
     /// # Errors
     /// The driver's or the library's error, as a clause for a message.
-    pub(super) unsafe fn new(workspace: sys::CUdeviceptr) -> Result<Self, String> {
-        let failed = |e: cublas::CublasError| format!("cuBLAS answers {:?}", e.0);
+    pub(super) unsafe fn new(calls: Products, workspace: sys::CUdeviceptr) -> Result<Self, String> {
+        let mut handle = std::ptr::null_mut();
         // SAFETY: the caller's context is current, and the workspace is alive and has this size.
         unsafe {
             let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking)
                 .map_err(driver_failed)?;
-            let handle = cublas::create_handle().map_err(failed)?;
-            cublas::set_stream(handle, stream.cast()).map_err(failed)?;
-            // If the library ever sums partial results of a bf16 product, it must do so in f32.
-            let mode = cublas_sys::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
-            let set = cublas_sys::cublasSetMathMode(handle, mode);
-            set.result().map_err(failed)?;
-            let to = workspace as *mut c_void;
-            let set = cublas_sys::cublasSetWorkspace_v2(handle, to, WORKSPACE_BYTES);
-            set.result().map_err(failed)?;
+            answered((calls.cublasCreate_v2)(&raw mut handle))?;
+            answered((calls.cublasSetStream_v2)(handle, stream.cast()))?;
+            answered((calls.cublasSetMathMode)(handle, MATH_MODE))?;
+            let set = calls.cublasSetWorkspace_v2;
+            answered(set(handle, workspace as *mut c_void, WORKSPACE_BYTES))?;
             Ok(Lane {
                 stream,
-                blas: Mutex::new(Blas(handle)),
+                blas: Mutex::new(Blas { calls, handle }),
             })
         }
     }
@@ -53,9 +57,15 @@ impl Lane {
         let mut version = 0;
         let blas = self.blas.lock().expect("no thread panics holding this");
         // SAFETY: only the version is written.
-        let asked = unsafe { cublas_sys::cublasGetVersion_v2(blas.0, &mut version) };
-        let answer = asked.result().map(|()| version);
-        answer.map_err(|e| format!("cuBLAS answers {:?}", e.0))
+        answered(unsafe { (blas.calls.cublasGetVersion_v2)(blas.handle, &raw mut version) })?;
+        Ok(version)
+    }
+}
+
+fn answered(status: c_int) -> Result<(), String> {
+    match status {
+        0 => Ok(()),
+        other => Err(format!("cuBLAS answers {other}")),
     }
 }
 

@@ -1,11 +1,13 @@
 // The part of CUDA C that the kernels use, for the host's C++ compiler: what a kernel computes
 // can be tested on a machine without a GPU. The threads of a block are coroutines of one
 // operating-system thread, switched at barriers. They run in ascending or in descending
-// order, so a missing barrier shows as a difference between the two.
+// order, so a missing barrier shows as a difference between the two. With ACCESSES, `accesses.cpp`
+// looks at every load and store too.
 
 #include <cmath>
 #include <csetjmp>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -13,18 +15,48 @@
 #include <utility>
 #include <vector>
 #include <ucontext.h>
+#ifdef ACCESSES
+#include <link.h>
+#endif
 
 #define __global__
 #define __device__ inline
 #define __shared__ static thread_local
 #define UNROLL
 #define __syncthreads() emulator::barrier()
-#define DYNAMIC_SHARED(name) float* name = emulator::dynamic_shared.data()
+#define DYNAMIC_SHARED(name) float* name = emulator::shared_memory()
+#define ALIGNED(at, bytes) emulator::check_aligned((uintptr_t)(at) % (bytes))
 
 struct Index {
     unsigned x, y;
 };
-static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
+static thread_local struct {
+    Index thread, block, threads, blocks;
+    bool misaligned;
+} emulated;
+#define threadIdx emulated.thread
+#define blockIdx emulated.block
+#define blockDim emulated.threads
+#define gridDim emulated.blocks
+
+#ifdef ACCESSES
+#define UNSEEN __attribute__((no_sanitize("thread"), noinline))
+extern "C" {
+void accesses_launch(const void* memory, size_t memories);
+void accesses_own(const void* begin, const void* end, const void* statics, const void* statics_end);
+void accesses_block(int block, const void* begin, const void* end);
+void accesses_barrier();
+void accesses_enter(int thread, const void* begin, const void* end);
+void accesses_leave();
+const char* accesses_complaint();
+}
+#else
+#define UNSEEN
+static inline void accesses_block(int, const void*, const void*) {}
+static inline void accesses_barrier() {}
+static inline void accesses_enter(int, const void*, const void*) {}
+static inline void accesses_leave() {}
+#endif
 
 static inline float __uint_as_float(unsigned bits) {
     float x;
@@ -63,17 +95,26 @@ static thread_local std::vector<float> dynamic_shared;
 static thread_local void (*body)(void**);
 static thread_local void** body_arguments;
 
+const size_t STACK = 1 << 16;
+
+UNSEEN static float* shared_memory() { return dynamic_shared.data(); }
+
+static inline void check_aligned(size_t rest) { emulated.misaligned |= rest != 0; }
+
 // Leaves the thread that runs; the scheduler comes back to it. (`_setjmp` asks the system for
 // nothing, `swapcontext` would on every switch.)
-static void leave(State state) {
+UNSEEN static void leave(State state) {
+    accesses_leave();
     Coroutine& own = coroutines[threadIdx.x];
     own.state = state;
     if (_setjmp(own.at) == 0) _longjmp(scheduler, 1);
+    const char* stack = coroutines[threadIdx.x].stack.get();
+    accesses_enter(threadIdx.x, stack, stack + STACK);
 }
 
 static void barrier() { leave(State::waiting); }
 
-static void run_threads() {
+UNSEEN static void run_threads() {
     leave(State::done);
     for (;;) {
         body(body_arguments);
@@ -83,12 +124,11 @@ static void run_threads() {
 
 // Gives a coroutine a stack and runs it to its first leave.
 static void start(Coroutine& coroutine) {
-    const size_t size = 1 << 16;
     ucontext_t entry;
-    coroutine.stack.reset(new char[size]);
+    coroutine.stack.reset(new char[STACK]);
     getcontext(&entry);
     entry.uc_stack.ss_sp = coroutine.stack.get();
-    entry.uc_stack.ss_size = size;
+    entry.uc_stack.ss_size = STACK;
     entry.uc_link = nullptr;
     makecontext(&entry, run_threads, 0);
     if (_setjmp(scheduler) == 0) setcontext(&entry);
@@ -110,8 +150,11 @@ static bool run_to_barrier(bool descending) {
 static bool run_block(bool descending) {
     // What was left by the block before is nothing to rely on.
     for (float& x : dynamic_shared) x = std::numeric_limits<float>::quiet_NaN();
+    const float* shared = dynamic_shared.data();
+    accesses_block(blockIdx.y * gridDim.x + blockIdx.x, shared, shared + dynamic_shared.size());
     do {
         if (!run_to_barrier(descending)) return false;
+        accesses_barrier();
     } while (coroutines[0].state == State::waiting);
     return true;
 }
@@ -134,10 +177,10 @@ template <> struct Letter<unsigned long long> { static const char value = 'q'; }
 
 template <auto kernel, typename... P> struct Entry;
 template <typename... P, void (*kernel)(P...)> struct Entry<kernel, std::tuple<P...>> {
-    template <size_t... I> static void call(void** values, std::index_sequence<I...>) {
+    template <size_t... I> UNSEEN static void call(void** values, std::index_sequence<I...>) {
         kernel(*(P*)values[I]...);
     }
-    static void run(void** values) { call(values, std::index_sequence_for<P...>()); }
+    UNSEEN static void run(void** values) { call(values, std::index_sequence_for<P...>()); }
     static bool takes(const char* letters) {
         const char own[] = {Letter<P>::value..., 0};
         return strcmp(own, letters) == 0;
@@ -145,7 +188,32 @@ template <typename... P, void (*kernel)(P...)> struct Entry<kernel, std::tuple<P
 };
 template <typename... P> std::tuple<P...> parameters(void (*)(P...));
 
-enum Outcome { ok = 0, wrong_arguments = 1, divergent_barrier = 2 };
+enum Outcome { ok = 0, wrong_arguments = 1, divergent_barrier = 2, misaligned = 3 };
+
+#ifdef ACCESSES
+// Where this module keeps what is thread_local, static shared memory among it.
+static int find_statics(dl_phdr_info* module, size_t, void* found) {
+    const char* own = (const char*)&emulated;
+    for (int i = 0; i < module->dlpi_phnum; ++i) {
+        const auto& part = module->dlpi_phdr[i];
+        const char* begin = (const char*)module->dlpi_tls_data;
+        if (part.p_type != PT_TLS || !begin || own < begin || own >= begin + part.p_memsz) continue;
+        ((const char**)found)[0] = begin;
+        ((const char**)found)[1] = begin + part.p_memsz;
+        return 1;
+    }
+    return 0;
+}
+
+extern "C" void emulate_memory(const void* ranges, size_t count) {
+    const char* statics[2] = {nullptr, nullptr};
+    dl_iterate_phdr(find_statics, statics);
+    accesses_own(&emulated, &emulated + 1, statics[0], statics[1]);
+    accesses_launch(ranges, count);
+}
+
+extern "C" const char* emulate_complaint() { return accesses_complaint(); }
+#endif
 
 template <auto kernel>
 int launch(void** values, const char* letters, unsigned grid_x, unsigned grid_y, unsigned block,
@@ -154,6 +222,7 @@ int launch(void** values, const char* letters, unsigned grid_x, unsigned grid_y,
     if (!Own::takes(letters)) return wrong_arguments;
     body = Own::run;
     body_arguments = values;
+    emulated.misaligned = false;
     blockDim = {block, 1};
     gridDim = {grid_x, grid_y};
     prepare(block);
@@ -166,7 +235,7 @@ int launch(void** values, const char* letters, unsigned grid_x, unsigned grid_y,
             return divergent_barrier;
         }
     }
-    return ok;
+    return emulated.misaligned ? misaligned : ok;
 }
 
 }  // namespace emulator

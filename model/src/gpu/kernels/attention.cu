@@ -158,7 +158,6 @@ __device__ void merge_span(const Shared<Chunks, Own>& shared,
                 all[chunk][p][c] =
                     Merged::sum(all[chunk][p][c], factor, sums[chunk][p][c], other_factor);
     }
-    __syncthreads();
 }
 
 __device__ float log_sum_of(float max, float total) { return __fadd_rn(max, logf(total)); }

@@ -23,7 +23,11 @@ template <typename Number> struct alignas(4 * sizeof(Number)) Four {
     Number x[4];
 };
 
-__device__ Four<float> four(const float* at) { return *(const Four<float>*)at; }
+// Four numbers at an address that is a multiple of their size.
+template <typename Number> __device__ Four<Number> four(const Number* at) {
+    ALIGNED(at, sizeof(Four<Number>));
+    return *(const Four<Number>*)at;
+}
 
 template <typename Pointer> struct Pointed;
 template <typename Number> struct Pointed<const Number*> { typedef Number Type; };
@@ -40,7 +44,7 @@ __device__ void load_rows(float* to, int rows, int width, float scale, Where whe
         Four<float> own = {{0.0f, 0.0f, 0.0f, 0.0f}};
         if (from && column < width) {
             if (width % 4 == 0) {
-                const Four<Number> read = *(const Four<Number>*)(from + column);
+                const Four<Number> read = four(from + column);
                 UNROLL
                 for (int c = 0; c < 4; ++c) own.x[c] = __fmul_rn(number(read.x[c]), scale);
             } else {
@@ -48,7 +52,9 @@ __device__ void load_rows(float* to, int rows, int width, float scale, Where whe
                     own.x[c] = __fmul_rn(number(from[column + c]), scale);
             }
         }
-        *(Four<float>*)(to + row * stride_of<Chunks>() + column) = own;
+        float* const place = to + row * stride_of<Chunks>() + column;
+        ALIGNED(place, sizeof own);
+        *(Four<float>*)place = own;
     }
 }
 

@@ -212,9 +212,56 @@ fn launch(
     })
 }
 
+/// The same where every access is looked at, in a process of its own.
+#[test]
+fn faulty_accesses_are_found() {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args([
+        "--exact",
+        "gpu::tests::kernels::says_what_accesses_are_wrong",
+    ]);
+    command.args(["--ignored", "--nocapture"]);
+    let output = command.env("AGENTGYM_EMULATOR_ACCESSES", "1").output();
+    let text = String::from_utf8(output.unwrap().stdout).unwrap();
+    for expected in [
+        "add_assign: done",
+        "lacks_a_barrier: a race with",
+        "writes_twice: a race with a write",
+        "reads_past_the_end: an access out of range",
+        "takes_over: a read of shared memory that the block did not write",
+        "meets_other_blocks: a race with a",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+}
+
+#[test]
+#[ignore = "the other process of the test above"]
+fn says_what_accesses_are_wrong() {
+    let gpu = emulated(Order::Ascending, Dtype::F32);
+    let x = gpu.upload(&[1.0_f32; 128]).unwrap();
+    x.add(&x).unwrap();
+    println!("add_assign: done");
+    for (kernel, blocks) in [
+        ("lacks_a_barrier", 1),
+        ("writes_twice", 1),
+        ("takes_over", 2),
+        ("meets_other_blocks", 2),
+    ] {
+        let done = launch(&gpu, kernel, (blocks, 1), 64, &[x.pointer()]);
+        println!("{}", done.unwrap_err());
+    }
+    let last = x.pointer_at(64);
+    let done = launch(&gpu, "reads_past_the_end", (1, 1), 64, &[last]);
+    println!("{}", done.unwrap_err());
+}
+
 /// The emulator must detect these faults.
 #[test]
 fn faulty_kernels_and_launches_are_found() {
+    if std::env::var_os("AGENTGYM_EMULATOR_ACCESSES").is_some() {
+        return;
+    }
     let faulty = |order: Order, kernel: &'static str| {
         let gpu = emulated(order, Dtype::F32);
         let x = gpu.upload(&[1.0_f32; 64]).unwrap();
@@ -227,6 +274,15 @@ fn faulty_kernels_and_launches_are_found() {
     assert!(found.contains("not all threads reach a barrier"), "{found}");
     let found = complaint("writes_past_the_end");
     assert!(found.contains("wrote outside of its buffers"), "{found}");
+    let found = complaint("reads_a_crooked_vector");
+    assert!(found.contains("no multiple of its size"), "{found}");
+    let gpu = emulated(Order::Ascending, Dtype::F32);
+    for (grid, block) in [((1, 1), 2048), ((1, 1 << 16), 64), ((1 << 31, 1), 64)] {
+        let found = launch(&gpu, "scale", grid, block, &[])
+            .unwrap_err()
+            .to_string();
+        assert!(found.contains("no GPU launches"), "{found}");
+    }
     let found = complaint("scale");
     assert!(found.contains("takes other arguments"), "{found}");
     let found = complaint("no_such_kernel");

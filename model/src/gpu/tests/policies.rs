@@ -9,8 +9,8 @@ use crate::tests::{
 };
 use crate::{
     ALL_LINEAR, AdamW, ComputeOptions, Critic, Device, Dtype, Engine, EngineOptions, Generation,
-    GenerationRequest, Gradients, LoraOptions, Policy, Sampling, ScoreRequest, Scores, Trainer,
-    Unit, UnitCoefficients, UnitStreams, score, values,
+    GenerationRequest, Gradients, LoraOptions, PartialSum, Policy, Sampling, ScoreRequest, Scores,
+    Trainer, Unit, UnitCoefficients, UnitStreams, partial_gradients, score, values,
 };
 
 pub(super) const TEMPERATURE: f64 = 0.8;
@@ -250,6 +250,20 @@ pub(super) fn units(policy: &Policy) -> Vec<Unit> {
         .collect()
 }
 
+/// Units of one sequence each.
+pub(super) fn many_units(policy: &Policy, count: usize) -> Vec<Unit> {
+    let lengths: Vec<usize> = (0..count).map(|number| 10 + number % 7).collect();
+    let sequences = sequences(policy.config().vocab_size, &lengths, 4);
+    sequences
+        .chunks(1)
+        .map(|sequences| Unit {
+            sequences: sequences.to_vec(),
+            skip: false,
+            share_prefixes: false,
+        })
+        .collect()
+}
+
 /// Different for every token; unit 1 contributes nothing.
 pub(super) fn coefficients(unit: usize, streams: &UnitStreams) -> UnitCoefficients {
     let fill = |streams: &[Vec<f32>], factor: f64| {
@@ -274,6 +288,36 @@ fn gradients(policy: &Policy, checkpointed: bool) -> Gradients {
         .gradients(&units, TEMPERATURE, &coefficients, &options)
         .unwrap())
     .0
+}
+
+/// Many units are added up in runs; shards of a minibatch give the same bits, on any number of
+/// workers.
+#[test]
+fn runs_of_units_are_the_processors_sums_however_they_are_dealt() {
+    let some = trained().into_iter().step_by(5).collect();
+    for (operands, policy) in in_both_types(some) {
+        let units = many_units(&policy, 19);
+        let options = ComputeOptions::default();
+        let gradients = |policy: &Policy| {
+            let trainer = Trainer::new(policy.clone(), AdamW::default());
+            let found = trainer.gradients(&units, TEMPERATURE, &coefficients, &options);
+            found.unwrap().0
+        };
+        let on_gpu = operands.policy(&policy);
+        let found = gradients(&on_gpu);
+        operands.assert_gradients_near(&found, &gradients(&policy));
+        for shards in [2, 3, 12] {
+            let shares = (0..shards).map(|shard| {
+                let own = crate::shard_of_units(units.len(), shard, shards);
+                let share =
+                    partial_gradients(&on_gpu, &units, own, TEMPERATURE, &coefficients, &options);
+                share.unwrap().0
+            });
+            assert!(PartialSum::whole(shares).unwrap() == found, "{shards}");
+        }
+        let torn = partial_gradients(&on_gpu, &units, 1..4, TEMPERATURE, &coefficients, &options);
+        assert!(torn.unwrap_err().to_string().contains("no whole runs"));
+    }
 }
 
 /// Policies of which all parameters are trained, or only an adapter's factors.

@@ -4,10 +4,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::policies::{TEMPERATURE, coefficients, generate, scores, turns, units};
+use super::policies::{TEMPERATURE, coefficients, generate, many_units, scores, turns, units};
 use crate::gpu::emulator::{Limits, Order, limited};
-use crate::tests::{SHAPES, random_policy, requests, sequences};
-use crate::{AdamW, ComputeOptions, Device, Dtype, EngineOptions, Error, Policy, Trainer, Verdict};
+use crate::tests::{SHAPES, random_adapter, random_policy, requests, sequences};
+use crate::{
+    ALL_LINEAR, AdamW, ComputeOptions, Device, DeviceFootprint, Dtype, EngineOptions, Error,
+    LoraOptions, Policy, TrainSequence, Trainer, Unit, Verdict,
+};
 
 /// A policy on a device with limits.
 fn on_limited(policy: &Policy) -> (Policy, Arc<Limits>) {
@@ -82,6 +85,25 @@ fn a_device_that_cannot_record_gives_the_same_turns() {
     assert!(done[0] == done[1] && done[0] == done[2]);
 }
 
+#[test]
+fn caches_take_three_quarters_of_the_memory_that_is_free() {
+    let policy = random_policy(SHAPES[4], 7);
+    let options = EngineOptions::default();
+    assert_eq!(options.on_device_of(&policy).unwrap(), options);
+    let (gpu, limits) = on_limited(&policy);
+    // Two layers of two key heads of 16, keys and values in f32.
+    let token = 2 * 2 * 32 * 4;
+    let room = |tokens: usize| {
+        limits
+            .bytes
+            .store(limits.peak.load(Relaxed) + 4 * tokens * token, Relaxed);
+        options.on_device_of(&gpu).unwrap()
+    };
+    assert_eq!(room(100_000).cache_tokens_max, 300_000);
+    assert_eq!(room(100).cache_tokens_max, options.cache_tokens_max);
+    assert_eq!(room(1).prefill_chunk, crate::GPU_PREFILL_TOKENS);
+}
+
 /// In any kind of step: ordinary, recorded or replayed.
 #[test]
 fn a_device_lost_while_it_generates_ends_that() {
@@ -134,6 +156,126 @@ fn gradients_with_less_memory_are_the_same() {
         Ok(found)
     });
     assert!(made_do >= 1, "{made_do}");
+}
+
+/// However many units a minibatch has, two gradients of the parameters' size are room enough:
+/// others wait in host memory, and nothing else is made do without.
+#[test]
+fn two_gradients_are_room_enough_for_any_number_of_units() {
+    let policy = random_policy(SHAPES[5], 7);
+    let gradients = |policy: &Policy, count: usize| {
+        let trainer = Trainer::new(policy.clone(), AdamW::default());
+        let units = many_units(policy, count);
+        let options = ComputeOptions::default();
+        let found = trainer.gradients(&units, TEMPERATURE, &coefficients, &options);
+        found.unwrap().0
+    };
+    let (alone, limits) = on_limited(&policy);
+    gradients(&alone, 1);
+    let one = limits.peak.load(Relaxed);
+    let set = size_of::<f32>() * policy.parameter_count();
+    for count in [8, 27] {
+        let (tight, limits) = on_limited(&policy);
+        limits.bytes.store(one + set + set / 16, Relaxed);
+        let found = gradients(&tight, count);
+        assert!(!tight.gpu().unwrap().keeps_inputs_alone(), "{count}");
+        assert!(found == gradients(&on_limited(&policy).0, count), "{count}");
+    }
+}
+
+/// Of two policies that do not fit into memory together, the one that computes does.
+#[test]
+fn a_policy_that_nothing_computes_with_gives_way() {
+    let [one, other] = [7, 8].map(|seed| random_policy(SHAPES[3], seed));
+    let sequences = sequences(one.config().vocab_size, &[20], 2);
+    let requests = requests(&sequences);
+    let (roomy, limits) = on_limited(&one);
+    let own = limits.peak.load(Relaxed);
+    let expected = [
+        scores(&roomy, &requests, 64),
+        scores(&on_limited(&other).0, &requests, 64),
+    ];
+    let scoring = limits.peak.load(Relaxed) - own;
+    assert!(scoring < own / 2, "{scoring} {own}");
+    let (one, limits) = on_limited(&one);
+    limits.bytes.store(own + own / 2, Relaxed);
+    let other = other.on(&gpu_of(&one)).unwrap();
+    for _ in 0..2 {
+        assert!(scores(&one, &requests, 64) == expected[0]);
+        assert!(scores(&other, &requests, 64) == expected[1]);
+    }
+    // While one generates, it stays.
+    let mut engine = crate::Engine::new(one.clone(), EngineOptions::default());
+    engine
+        .submit(turns(one.config().vocab_size)[0].clone())
+        .unwrap();
+    engine.step().unwrap();
+    let full = crate::score(&other, &requests, 1.0, &ComputeOptions::default());
+    assert!(matches!(full, Err(Error::DeviceFull { .. })));
+}
+
+/// Training takes what is counted, whatever waits in host memory where there is no more.
+#[test]
+fn training_takes_the_memory_that_is_counted() {
+    let dense = random_policy(SHAPES[3], 7);
+    let options = LoraOptions::new(4, 8.0, [ALL_LINEAR]).unwrap();
+    let adapter = random_adapter(&dense, options.clone(), 9);
+    let adapted = dense.with_adapter(adapter).unwrap();
+    for (policy, adapter) in [(dense, None), (adapted, Some(options))] {
+        for (dtype, checkpointed) in Dtype::ALL
+            .into_iter()
+            .flat_map(|dtype| [false, true].map(|c| (dtype, c)))
+        {
+            let footprint = DeviceFootprint::of(policy.config(), adapter.as_ref(), dtype);
+            let counted = footprint.training(500, checkpointed);
+            let limits = Arc::<Limits>::default();
+            limits.bytes.store(counted as usize, Relaxed);
+            let gpu = limited(Order::Ascending, dtype, Arc::clone(&limits));
+            let mut trainer = Trainer::new(
+                policy.on(&Device::of(gpu.clone())).unwrap(),
+                AdamW::default(),
+            );
+            let sequences = sequences(policy.config().vocab_size, &[500; 3], 4);
+            let unit = |sequence: &TrainSequence| Unit {
+                sequences: vec![sequence.clone()],
+                ..Unit::default()
+            };
+            let units: Vec<Unit> = sequences.iter().map(unit).collect();
+            let options = ComputeOptions {
+                checkpointed,
+                ..ComputeOptions::default()
+            };
+            for _ in 0..2 {
+                let step = trainer.step(&units, TEMPERATURE, 1e-2, &coefficients, &options);
+                step.unwrap();
+            }
+            assert!(checkpointed || !gpu.keeps_inputs_alone(), "{dtype}");
+            let share = limits.peak.load(Relaxed) as f64 / counted as f64;
+            println!("{dtype} checkpointed {checkpointed}: {share:.3} of {counted}");
+            assert!((0.89..=1.0).contains(&share), "{share}");
+        }
+    }
+}
+
+/// A second step needs no more than the first: the weights are overwritten where they are.
+#[test]
+fn steps_overwrite_a_network_that_nobody_else_has() {
+    let policy = random_policy(SHAPES[3], 7);
+    let (gpu, limits) = on_limited(&policy);
+    let mut trainer = Trainer::new(gpu, AdamW::default());
+    let mut peaks = [0; 3];
+    for peak in &mut peaks {
+        let units = many_units(&policy, 1);
+        let options = ComputeOptions::default();
+        let step = trainer.step(&units, TEMPERATURE, 1e-2, &coefficients, &options);
+        step.unwrap();
+        *peak = limits.peak.swap(0, Relaxed);
+    }
+    // Numbers, two moments, a gradient, and the network; and what the unit takes.
+    let set = size_of::<f32>() * policy.parameter_count();
+    assert!(peaks[2] < 6 * set, "{peaks:?} {set}");
+    let folder = tempfile::tempdir().unwrap();
+    trainer.save_optimizer(folder.path()).unwrap();
 }
 
 /// The first step copies a network that is shared, the second writes into its copy.

@@ -11,7 +11,7 @@ use crate::stages::training::policy_options;
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::records::{Batch, GradientShard};
-use agentgym_model::Trainer;
+use agentgym_model::{Trainer, shard_of_units};
 use agentgym_storage::Outputs;
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,8 +37,7 @@ pub(crate) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
         let start = Instant::now();
         let places = places(&plan, settings.ppo_epochs)?;
         let minibatch = Minibatch::new(&batch, places[step].slots.clone(), &settings)?;
-        let bound = |shard| minibatch.units.len() * shard / shards;
-        let own = bound(shard)..bound(shard + 1);
+        let own = shard_of_units(minibatch.units.len(), shard, shards);
         let tick = || beat.tick();
         let call = beat.busy();
         let options = policy_options(&plan, threads, &tick);
