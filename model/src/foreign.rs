@@ -37,7 +37,23 @@ pub struct ForeignModel {
     pub parameters: u64,
     /// Longest conversation that candle computes as the model's authors do.
     pub positions: usize,
+    /// The files that it is read from.
+    pub files: Vec<String>,
 }
+
+/// Files of a folder besides the weights.
+const BESIDE: [&str; 10] = [
+    "config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "model.safetensors.index.json",
+];
 
 /// Where a model comes from.
 enum Source {
@@ -70,6 +86,33 @@ impl Source {
         }
     }
 
+    /// The files of the weights.
+    fn files(&self) -> Vec<String> {
+        let name = |path: &Path| {
+            path.file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+        };
+        match self {
+            Self::Folder(_, weights) => weights.paths().filter_map(name).collect(),
+            Self::File(file) => name(file.path()).into_iter().collect(),
+        }
+    }
+
+    /// Refuses conversations that are longer than candle computes.
+    fn check_context(&self, dir: &Path, context: usize) -> Result<()> {
+        let Reach { positions, why, .. } = self.reach();
+        match context > *positions {
+            false => Ok(()),
+            true => Err(Error::Unsupported {
+                path: dir.to_owned(),
+                message: format!(
+                    "its conversations have at most {positions} ids ({why}), and those of the run may have {context}; set \
+                     actor_rollout_ref.rollout.max_model_len={positions}"
+                ),
+            }),
+        }
+    }
+
     fn network(self, context: usize) -> Result<Network> {
         match self {
             Self::File(file) => file.network(context),
@@ -98,28 +141,27 @@ impl std::fmt::Debug for ForeignPolicy {
 }
 
 impl ForeignPolicy {
-    /// Checks whether a folder holds a model that [`ForeignPolicy::load`] could read, without reading the
-    /// numbers of its weights.
+    /// Checks whether a folder holds a model that [`ForeignPolicy::load`] could read for conversations of
+    /// that many ids, without reading the numbers of its weights. Also its text side.
     ///
     /// # Errors
     /// What candle does not compute, a file that is missing or damaged, or files that do not belong together.
-    pub fn check(dir: &Path) -> Result<ForeignModel> {
-        let (source, _) = Source::open(dir)?;
-        let positions = source.reach().positions;
-        Ok(match source {
-            Source::Folder(described, weights) => ForeignModel {
-                family: described.name(),
-                gguf: false,
-                parameters: weights.parameters(),
-                positions,
-            },
-            Source::File(file) => ForeignModel {
-                family: file.architecture,
-                gguf: true,
-                parameters: file.parameters,
-                positions,
-            },
-        })
+    pub fn check(dir: &Path, context: usize) -> Result<(ForeignModel, PolicyText)> {
+        let (source, text) = Source::open(dir)?;
+        source.check_context(dir, context)?;
+        let beside = BESIDE.into_iter().filter(|name| dir.join(name).is_file());
+        let (family, parameters) = match &source {
+            Source::Folder(described, weights) => (described.name(), weights.parameters()),
+            Source::File(file) => (file.architecture, file.parameters),
+        };
+        let found = ForeignModel {
+            family,
+            gguf: matches!(source, Source::File(_)),
+            parameters,
+            positions: source.reach().positions,
+            files: beside.map(str::to_owned).chain(source.files()).collect(),
+        };
+        Ok((found, text))
     }
 
     /// Reads a folder, for conversations of at most `context` ids.
@@ -129,17 +171,8 @@ impl ForeignPolicy {
     /// conversations.
     pub fn load(dir: &Path, context: usize) -> Result<Self> {
         let (source, text) = Source::open(dir)?;
+        source.check_context(dir, context)?;
         let mut reach = source.reach().clone();
-        if context > reach.positions {
-            return Err(Error::Unsupported {
-                path: dir.to_owned(),
-                message: format!(
-                    "its conversations have at most {} ids ({}), and those of the run may have {context}; set \
-                     actor_rollout_ref.rollout.max_model_len={}",
-                    reach.positions, reach.why, reach.positions
-                ),
-            });
-        }
         reach.positions = context;
         // Headers that contradict themselves make candle divide by zero.
         let built = catch_unwind(AssertUnwindSafe(|| source.network(context)));

@@ -49,6 +49,8 @@ pub struct Resources {
     pub device: agentgym_model::Device,
     /// Policies in memory, by digest.
     pub policies: Policies,
+    /// The model that candle evaluates, in memory.
+    pub foreign: crate::candle_engine::Kept,
     /// Critics in memory, by digest.
     pub critics: Critics,
     /// Environment clients and built-in servers.

@@ -154,6 +154,11 @@ impl WeightFiles {
             .sum()
     }
 
+    /// Where the files are.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(TensorFile::path)
+    }
+
     /// The files.
     pub(crate) fn into_files(self) -> Vec<TensorFile> {
         self.files

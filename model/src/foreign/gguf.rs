@@ -115,6 +115,11 @@ impl GgufFile {
         Ok(found)
     }
 
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn bad(&self, message: String) -> Error {
         Error::Unsupported {
             path: self.path.clone(),

@@ -344,14 +344,26 @@ fn a_gguf_file_of_another_vocabulary_or_kind_is_refused() {
 #[test]
 fn headers_say_what_a_folder_holds() {
     for name in CANDLE_FAMILIES {
-        let found = ForeignPolicy::check(&fixture(name)).unwrap();
+        let (found, _) = ForeignPolicy::check(&fixture(name), 3000).unwrap();
         assert_eq!((found.family, found.gguf), (name, false));
         assert!(found.parameters > 10_000, "{found:?}");
-        assert_eq!(found.positions, if name == "gemma2" { 3000 } else { 4096 });
+        let positions = if name == "gemma2" { 3000 } else { 4096 };
+        assert_eq!(found.positions, positions);
+        let files = [
+            "config.json",
+            "generation_config.json",
+            "chat_template.jinja",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "model.safetensors",
+        ];
+        assert_eq!(found.files, files);
     }
-    let found = ForeignPolicy::check(&fixture("llama-q8-gguf")).unwrap();
+    let (found, text) = ForeignPolicy::check(&fixture("llama-q8-gguf"), 1).unwrap();
     assert_eq!(
         (found.family, found.gguf, found.positions),
         ("llama", true, 2048)
     );
+    assert_eq!(found.files.last().map(String::as_str), Some("model.gguf"));
+    assert_eq!(text.eos_ids(), [2], "as the file says");
 }
