@@ -67,7 +67,7 @@ impl Source {
         let file = gguf::find(dir)?;
         let file = file.filter(|_| !has_config || WeightFiles::open(dir).is_err());
         if let Some(path) = file {
-            let file = GgufFile::open(&path)?;
+            let file = guarded(&path, || GgufFile::open(&path))?;
             let text = PolicyText::read_for(dir, file.vocab_size, file.end().as_ref())?;
             file.check_vocabulary(text.tokenizer())?;
             return Ok((Self::File(Box::new(file)), text));
@@ -174,14 +174,7 @@ impl ForeignPolicy {
         source.check_context(dir, context)?;
         let mut reach = source.reach().clone();
         reach.positions = context;
-        // Headers that contradict themselves make candle divide by zero.
-        let built = catch_unwind(AssertUnwindSafe(|| source.network(context)));
-        let network = built.unwrap_or_else(|_| {
-            Err(Error::Candle {
-                path: dir.to_owned(),
-                message: "it cannot build a network of these sizes; see the log above, and copy the folder again".to_owned(),
-            })
-        })?;
+        let network = guarded(dir, || source.network(context))?;
         Ok(Self {
             folder: dir.to_owned(),
             text,
@@ -304,6 +297,18 @@ impl Conversation {
         self.run.extend_from_slice(ids);
         Ok(logits)
     }
+}
+
+/// Runs candle's readers. Sizes that contradict each other make them overflow or divide by zero.
+fn guarded<T>(path: &Path, read: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
+        Err(Error::Candle {
+            path: path.to_owned(),
+            message:
+                "there is no network of these sizes; see the log above, and copy the model again"
+                    .to_owned(),
+        })
+    })
 }
 
 /// All tensors of a folder, in f32.

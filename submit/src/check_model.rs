@@ -43,8 +43,8 @@ struct Found {
     chat_template: bool,
     /// Why it cannot be a policy, although its network is computed.
     missing: Vec<String>,
-    /// What candle evaluates, of a model that is not computed here; or why it does not.
-    candle: Option<Result<ForeignModel, String>>,
+    /// What candle evaluates, of a model that is not computed here.
+    candle: Option<ForeignModel>,
 }
 
 /// Prints what is found in the folder.
@@ -54,7 +54,10 @@ struct Found {
 pub(crate) fn check_model(path: &str, global: &Global) -> Result<()> {
     let folder = model_folder(path).map_err(Error::Usage)?;
     let found = match ForeignPolicy::check(&folder, 0) {
-        Ok((file, text)) if file.gguf => Found::of_file(&folder, file, &text),
+        Ok((file, text)) if file.gguf => {
+            by_candle(&folder).map_err(|e| Error::Usage(told(&e)))?;
+            Found::of_file(&folder, file, &text)
+        }
         _ => Found::read(&folder).map_err(|e| Error::Usage(told(&e)))?,
     };
     let memory = found.memory();
@@ -63,14 +66,21 @@ pub(crate) fn check_model(path: &str, global: &Global) -> Result<()> {
         false => text::emit(&found.screen(memory.as_ref())),
     }
     let why = match (&found.config, &found.candle) {
-        (Err(_), Some(Ok(_))) => None,
-        (Err(_), Some(Err(why))) | (Err(why), None) => Some(why),
+        (Err(_), Some(_)) => None,
+        (Err(why), None) => Some(why),
         (Ok(_), _) => found.missing.first(),
     };
     match why {
         None => Ok(()),
         Some(why) => Err(Error::Usage(why.clone())),
     }
+}
+
+/// Reads a model as candle would, its weights too.
+fn by_candle(folder: &Path) -> Result<ForeignModel, agentgym_model::Error> {
+    let (model, _) = ForeignPolicy::check(folder, 0)?;
+    ForeignPolicy::load(folder, model.positions.min(16))?;
+    Ok(model)
 }
 
 fn candle_json(model: &ForeignModel) -> Value {
@@ -115,8 +125,7 @@ impl Found {
         found.read_text()?;
         let named = found.raw.get("model_type").and_then(Value::as_str);
         if found.config.is_err() && named.is_some_and(|name| CANDLE_FAMILIES.contains(&name)) {
-            let candle = ForeignPolicy::check(folder, 0).map(|(model, _)| model);
-            found.candle = Some(candle.map_err(|e| e.to_string()));
+            found.candle = by_candle(folder).map_err(|e| found.add(&e)).ok();
         }
         if let Ok(config) = &found.config {
             Weights::check(folder, config)?;
@@ -140,7 +149,14 @@ impl Found {
             tokenizer_ids: Some(text.tokenizer().vocab_size()),
             chat_template: true,
             missing: Vec::new(),
-            candle: Some(Ok(file)),
+            candle: Some(file),
+        }
+    }
+
+    /// Adds why candle does not compute it either.
+    fn add(&mut self, candle: &agentgym_model::Error) {
+        if let Err(why) = &mut self.config {
+            *why += &format!("; candle does not compute this one: {candle}");
         }
     }
 
@@ -193,7 +209,7 @@ impl Found {
             ("score", whole),
             ("train", whole),
             ("lora", policy),
-            ("evaluate", policy || matches!(self.candle, Some(Ok(_)))),
+            ("evaluate", policy || self.candle.is_some()),
         ]
     }
 
@@ -206,7 +222,7 @@ impl Found {
                 sizes.sum::<usize>() as u64
             }
             Err(_) => match &self.candle {
-                Some(Ok(model)) => model.parameters,
+                Some(model) => model.parameters,
                 _ => self.weights.numbers.values().sum(),
             },
         }
@@ -273,7 +289,7 @@ impl Found {
             "why_not": self.config.as_ref().err().into_iter().chain(&self.missing).collect::<Vec<_>>(),
             "families": Architecture::ALL.map(Architecture::model_type),
         });
-        if let Some(Ok(model)) = &self.candle {
+        if let Some(model) = &self.candle {
             out["candle"] = candle_json(model);
         }
         out["memory"] = memory.map_or(Value::Null, MemoryOf::json);
@@ -286,7 +302,7 @@ impl Found {
         line("folder", self.folder.display().to_string());
         let named = self.raw.get("model_type").and_then(Value::as_str);
         let role = match (&self.config, self.is_critic()) {
-            (Err(_), _) if matches!(self.candle, Some(Ok(_))) => "computed by candle",
+            (Err(_), _) if self.candle.is_some() => "computed by candle",
             (Err(_), _) => "not computed here",
             (_, true) => "a critic",
             (_, false) => "a policy",
@@ -323,7 +339,7 @@ impl Found {
         line(
             "can",
             match (&self.candle, can.is_empty()) {
-                (Some(Ok(_)), _) => EVALUATE.to_owned(),
+                (Some(_), _) => EVALUATE.to_owned(),
                 (_, false) => can.join(", "),
                 (_, true) => format!(
                     "nothing here; families that train: {}; that candle evaluates: {}",

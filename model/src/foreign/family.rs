@@ -391,6 +391,8 @@ fn reach(family: Family, reader: &Reader<'_>) -> Result<Reach> {
     let positions = reader.size(POSITIONS)?;
     let window = match reader.raw.get(WINDOW) {
         None | Some(Value::Null) => None,
+        // As mixtures of experts without one are saved.
+        Some(none) if none == 0 => None,
         Some(_) => Some(reader.size(WINDOW)?),
     };
     let of = |positions: usize, key: &str, chunks| Reach {

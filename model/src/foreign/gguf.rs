@@ -19,6 +19,7 @@ pub(super) const ARCHITECTURES: [&str; 3] = ["llama", "phi3", "qwen3"];
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const EMBEDDING: &str = "token_embd.weight";
+const LAYERS_MAX: f64 = 4096.0;
 /// Of a hundred tokens, how many may be spelled otherwise than in the tokenizer: programs that write
 /// such files rename unused ones.
 const OTHER_SPELLINGS_MAX: usize = 1;
@@ -148,8 +149,17 @@ impl GgufFile {
         }
     }
 
-    /// Refuses what candle would compute otherwise than the file's authors.
+    /// Refuses what candle would compute otherwise than the file's authors, and sizes beyond any model,
+    /// for which it would take memory before it reads a weight.
     fn check(&self) -> Result<()> {
+        for (key, most) in [("block_count", LAYERS_MAX), ("expert_count", 1)] {
+            if let Some(found) = self.number(key).filter(|found| *found > most) {
+                return Err(self.bad(format!(
+                    "{} is {found}; candle computes at most {most} in GGUF files",
+                    self.key(key)
+                )));
+            }
+        }
         let scaling = self.content.metadata.get(&self.key("rope.scaling.type"));
         let scaling = scaling
             .and_then(|kind| kind.to_string().ok())
