@@ -57,7 +57,7 @@ const BESIDE: [&str; 10] = [
 
 /// Where a model comes from.
 enum Source {
-    Folder(Described, WeightFiles),
+    Folder(Box<Described>, WeightFiles),
     File(Box<GgufFile>),
 }
 
@@ -76,7 +76,7 @@ impl Source {
         let weights = WeightFiles::open(dir)?;
         weights.check_types()?;
         let text = PolicyText::read_for(dir, described.vocab_size, described.end.as_ref())?;
-        Ok((Self::Folder(described, weights), text))
+        Ok((Self::Folder(Box::new(described), weights), text))
     }
 
     fn reach(&self) -> &Reach {

@@ -152,7 +152,7 @@ impl GgufFile {
     /// Refuses what candle would compute otherwise than the file's authors, and sizes beyond any model,
     /// for which it would take memory before it reads a weight.
     fn check(&self) -> Result<()> {
-        for (key, most) in [("block_count", LAYERS_MAX), ("expert_count", 1)] {
+        for (key, most) in [("block_count", LAYERS_MAX), ("expert_count", 1.0)] {
             if let Some(found) = self.number(key).filter(|found| *found > most) {
                 return Err(self.bad(format!(
                     "{} is {found}; candle computes at most {most} in GGUF files",
