@@ -2,57 +2,14 @@
 //! one job of a thread that computes one conversation at a time; a seat keeps its conversation's cache
 //! from turn to turn. What a turn draws depends on its ids and its random key alone (I7).
 
-use crate::blocking::blocking;
-use crate::policies::{POLICY, fingerprint};
 use crate::{Beat, Error, Result, panics};
-use agentgym_model::{Conversation, Device, ForeignPolicy, Generation, GenerationRequest};
-use agentgym_storage::Inputs;
+use agentgym_model::{Conversation, ForeignPolicy, Generation, GenerationRequest};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokio::sync::oneshot;
-
-/// The model that this worker evaluated last, by its files and its longest conversation.
-#[derive(Default)]
-pub struct Kept(tokio::sync::Mutex<Option<(blake3::Hash, usize, Arc<ForeignPolicy>)>>);
-
-impl Kept {
-    /// The model of an input, for conversations of at most `context` ids.
-    ///
-    /// # Errors
-    /// A worker on a GPU; a damaged artifact, or a folder that candle cannot compute.
-    pub(crate) async fn get(
-        &self,
-        device: &Device,
-        inputs: &Inputs,
-        input: &str,
-        context: usize,
-    ) -> Result<Arc<ForeignPolicy>> {
-        if device.numeric_class() != Device::cpu().numeric_class() {
-            return Err(Error::stage(format!(
-                "actor_rollout_ref.rollout.engine is candle, which computes on the processor alone here, and this worker \
-                 is on a GPU ({}); start it with --device cpu",
-                device.numeric_class()
-            )));
-        }
-        let key = fingerprint(POLICY, inputs.artifacts(input)?);
-        // Held while loading, so that two attempts do not load it twice.
-        let mut kept = self.0.lock().await;
-        if let Some((of, length, policy)) = kept.as_ref()
-            && (*of, *length) == (key, context)
-        {
-            return Ok(Arc::clone(policy));
-        }
-        *kept = None;
-        let folder = inputs.folder(input, POLICY).await?;
-        let policy = blocking(move || Ok(ForeignPolicy::load(folder.path(), context)?));
-        let policy = Arc::new(policy.await?);
-        *kept = Some((key, context, Arc::clone(&policy)));
-        Ok(policy)
-    }
-}
 
 /// A model and the threads that compute it.
 pub(crate) struct CandleEngine {

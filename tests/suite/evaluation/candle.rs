@@ -65,7 +65,8 @@ fn other_families_play_to_the_same_bytes_twice() {
             assert!(sampled > 100, "{name}: {sampled}");
             (told, sampled)
         });
-        assert_eq!(one, two, "{name}");
+        let digest = |told: &Value| told["digest"].clone();
+        assert_eq!((digest(&one.0), one.1), (digest(&two.0), two.1), "{name}");
         assert_eq!(one.0["sets"]["near"]["score"]["items"], 4, "{name}");
         assert!(
             one.0["model"].as_str().unwrap().ends_with("by candle,"),
@@ -133,7 +134,7 @@ fn what_candle_does_not_evaluate_is_named_before_anything_runs() {
         ),
         (
             "actor_rollout_ref.model.path=models/base",
-            &["\"qwen2\"", "engine own computes qwen2"],
+            &["model_type", "engine own computes qwen2"],
         ),
         (
             "actor_rollout_ref.rollout.engine=own",
