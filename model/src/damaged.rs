@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::folder::chat::Chat;
 use crate::folder::tensor_file::TensorFile;
 use crate::mutations::survives;
-use crate::{LoraOptions, Message, ModelConfig, Role, Tokenizer, parameter_shapes};
+use crate::{ForeignPolicy, LoraOptions, Message, ModelConfig, Role, Tokenizer, parameter_shapes};
 use serde_json::Value as Json;
 
 fn fixtures() -> PathBuf {
@@ -45,6 +45,29 @@ fn configs() {
             }
         },
     );
+}
+
+#[test]
+fn gguf_files_and_configs_for_candle() {
+    for (folder, name, cases) in [
+        ("phi3-gguf", "model.gguf", 300),
+        ("llama-q8-gguf", "model.gguf", 300),
+        ("gemma3_text", "config.json", 600),
+        ("qwen3_moe", "config.json", 600),
+    ] {
+        let from = fixtures().join("candle").join(folder);
+        let dir = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(&from).unwrap().flatten() {
+            std::fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+        }
+        let corpus = [std::fs::read(from.join(name)).unwrap()];
+        survives(folder, &corpus, cases, 64 << 20, |bytes| {
+            std::fs::write(dir.path().join(name), bytes).unwrap();
+            if let Ok(policy) = ForeignPolicy::load(dir.path(), 64) {
+                assert!(policy.text().vocab_size() > 0);
+            }
+        });
+    }
 }
 
 #[test]

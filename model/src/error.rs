@@ -31,6 +31,14 @@ pub enum Error {
         /// What was found and what is supported.
         message: String,
     },
+    /// Candle, which computes the families that this crate does not, cannot read or run a model.
+    #[error("{path}: candle: {message}")]
+    Candle {
+        /// The file.
+        path: PathBuf,
+        /// Its message, and what to do.
+        message: String,
+    },
     /// A tensor is missing, has another shape, or holds a number that is not finite.
     #[error("{path}: tensor {tensor}: {message}")]
     Tensor {

@@ -9,7 +9,7 @@ pub(crate) mod files;
 pub(crate) mod layout;
 pub(crate) mod names;
 pub(crate) mod parameter;
-mod reader;
+pub(crate) mod reader;
 pub(crate) mod rope;
 pub(crate) mod shards;
 pub(crate) mod tensor_file;

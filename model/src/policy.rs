@@ -12,7 +12,7 @@ use crate::cpu::network::rope_table;
 use crate::dtype::Dtype;
 use crate::folder::weight_files::WeightFiles;
 use crate::gpu::{self, Gpu};
-use crate::policy_text::{PolicyText, no_template};
+use crate::policy_text::{END_KEY, PolicyText, no_template};
 use crate::spare::Spare;
 use crate::{Adapter, Chat, Device, Error, ModelConfig, Parameter, Result, Tokenizer, Weights};
 
@@ -78,7 +78,8 @@ impl Policy {
         chat: Chat,
     ) -> Result<Self> {
         let dir = Path::new("new policy");
-        let text = PolicyText::of(&config, (tokenizer, chat), None, dir)?;
+        let ids = (config.vocab_size, config.raw(END_KEY));
+        let text = PolicyText::of(ids, (tokenizer, chat), None, dir)?;
         Self::assemble((config, weights), text, Device::cpu())
     }
 

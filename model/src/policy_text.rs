@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 const GENERATION_CONFIG: &str = "generation_config.json";
+pub(crate) const END_KEY: &str = "eos_token_id";
 
 /// The text side of a policy; a clone shares everything.
 #[derive(Debug, Clone)]
@@ -31,36 +32,42 @@ impl PolicyText {
 
     /// [`PolicyText::load`] for a config that was read.
     pub(crate) fn read(dir: &Path, config: &ModelConfig) -> Result<Self> {
+        Self::read_for(dir, config.vocab_size, config.raw(END_KEY))
+    }
+
+    /// [`PolicyText::load`] for a model of that many ids, whose messages end with `end` where
+    /// `generation_config.json` says nothing of it.
+    pub(crate) fn read_for(dir: &Path, vocab_size: usize, end: Option<&Value>) -> Result<Self> {
         let tokenizer = Tokenizer::load(dir)?;
         let chat = Chat::load(dir)?.ok_or_else(|| no_template(dir))?;
         let generation = read_if_there(&dir.join(GENERATION_CONFIG))?;
-        Self::of(config, (tokenizer, chat), generation.map(Into::into), dir)
+        let generation = generation.map(Into::into);
+        Self::of((vocab_size, end), (tokenizer, chat), generation, dir)
     }
 
-    /// The text side of a model with this config.
+    /// The text side of a model of that many ids.
     pub(crate) fn of(
-        config: &ModelConfig,
+        (vocab_size, end): (usize, Option<&Value>),
         (tokenizer, chat): (Tokenizer, Chat),
         generation: Option<Arc<[u8]>>,
         dir: &Path,
     ) -> Result<Self> {
-        if tokenizer.vocab_size() > config.vocab_size {
+        if tokenizer.vocab_size() > vocab_size {
             return Err(Error::Tokenizer {
                 path: dir.join("tokenizer.json"),
                 message: format!(
-                    "has {} ids, the model only {}; they do not belong together",
+                    "has {} ids, the model only {vocab_size}; they do not belong together",
                     tokenizer.vocab_size(),
-                    config.vocab_size
                 ),
             });
         }
-        let eos_ids = eos_ids(config, generation.as_deref(), dir)?;
+        let eos_ids = eos_ids((vocab_size, end), generation.as_deref(), dir)?;
         Ok(Self {
             tokenizer: Arc::new(tokenizer),
             chat: Arc::new(chat),
             generation,
             eos_ids: eos_ids.into(),
-            vocab_size: config.vocab_size,
+            vocab_size,
         })
     }
 
@@ -104,7 +111,11 @@ pub(crate) fn no_template(dir: &Path) -> Error {
 }
 
 /// `eos_token_id` of generation_config.json, else of config.json: a number or a list.
-fn eos_ids(config: &ModelConfig, generation: Option<&[u8]>, dir: &Path) -> Result<Vec<u32>> {
+fn eos_ids(
+    (vocab_size, end): (usize, Option<&Value>),
+    generation: Option<&[u8]>,
+    dir: &Path,
+) -> Result<Vec<u32>> {
     let bad = |message: String| Error::Json {
         path: dir.join(GENERATION_CONFIG),
         message,
@@ -113,10 +124,7 @@ fn eos_ids(config: &ModelConfig, generation: Option<&[u8]>, dir: &Path) -> Resul
         Some(bytes) => serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?,
         None => Value::Null,
     };
-    let ids = match generation
-        .get("eos_token_id")
-        .or(config.raw("eos_token_id"))
-    {
+    let ids = match generation.get(END_KEY).or(end) {
         None | Some(Value::Null) => Vec::new(),
         Some(Value::Array(ids)) => ids.clone(),
         Some(id) => vec![id.clone()],
@@ -124,10 +132,9 @@ fn eos_ids(config: &ModelConfig, generation: Option<&[u8]>, dir: &Path) -> Resul
     ids.iter()
         .map(
             |id| match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
-                Some(id) if (id as usize) < config.vocab_size => Ok(id),
+                Some(id) if (id as usize) < vocab_size => Ok(id),
                 _ => Err(bad(format!(
-                    "eos_token_id {id} is no id of a vocabulary of {}",
-                    config.vocab_size
+                    "eos_token_id {id} is no id of a vocabulary of {vocab_size}"
                 ))),
             },
         )

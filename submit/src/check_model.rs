@@ -10,8 +10,8 @@ use crate::{Error, Result, text};
 use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{
-    Architecture, Chat, Dtype, ModelConfig, PolicyText, Tokenizer, Weights, WeightsOnDisk,
-    parameter_shapes,
+    Architecture, CANDLE_FAMILIES, Chat, Dtype, ForeignModel, ForeignPolicy, ModelConfig,
+    PolicyText, Tokenizer, Weights, WeightsOnDisk, parameter_shapes,
 };
 use agentgym_worker::model_folder;
 use serde_json::{Map, Value, json};
@@ -43,6 +43,8 @@ struct Found {
     chat_template: bool,
     /// Why it cannot be a policy, although its network is computed.
     missing: Vec<String>,
+    /// What candle evaluates, of a model that is not computed here.
+    candle: Option<ForeignModel>,
 }
 
 /// Prints what is found in the folder.
@@ -51,23 +53,44 @@ struct Found {
 /// A folder that is damaged, or holds a model that cannot be used here.
 pub(crate) fn check_model(path: &str, global: &Global) -> Result<()> {
     let folder = model_folder(path).map_err(Error::Usage)?;
-    let found = Found::read(&folder).map_err(|e| Error::Usage(told(&e)))?;
+    let found = match ForeignPolicy::check(&folder, 0) {
+        Ok((file, text)) if file.gguf => {
+            by_candle(&folder).map_err(|e| Error::Usage(told(&e)))?;
+            Found::of_file(&folder, file, &text)
+        }
+        _ => Found::read(&folder).map_err(|e| Error::Usage(told(&e)))?,
+    };
     let memory = found.memory();
     match global.json {
         true => text::emit_json(&found.json(memory.as_ref())),
         false => text::emit(&found.screen(memory.as_ref())),
     }
-    let mut why = found
-        .config
-        .as_ref()
-        .err()
-        .into_iter()
-        .chain(&found.missing);
-    match why.next() {
+    let why = match (&found.config, &found.candle) {
+        (Err(_), Some(_)) => None,
+        (Err(why), None) => Some(why),
+        (Ok(_), _) => found.missing.first(),
+    };
+    match why {
         None => Ok(()),
         Some(why) => Err(Error::Usage(why.clone())),
     }
 }
+
+/// Reads a model as candle would, its weights too.
+fn by_candle(folder: &Path) -> Result<ForeignModel, agentgym_model::Error> {
+    let (model, _) = ForeignPolicy::check(folder, 0)?;
+    ForeignPolicy::load(folder, model.positions.min(16))?;
+    Ok(model)
+}
+
+fn candle_json(model: &ForeignModel) -> Value {
+    json!({
+        "family": model.family, "gguf": model.gguf, "parameters": model.parameters, "positions": model.positions,
+    })
+}
+
+/// What is done with a model that candle computes.
+const EVALUATE: &str = "evaluate, by candle on the processor: `agentgym-submit eval` with actor_rollout_ref.rollout.engine=candle";
 
 /// What a `config.json` says; nothing where it is none.
 fn said(path: &Path) -> Map<String, Value> {
@@ -97,12 +120,44 @@ impl Found {
             tokenizer_ids: None,
             chat_template: false,
             missing: Vec::new(),
+            candle: None,
         };
         found.read_text()?;
+        let named = found.raw.get("model_type").and_then(Value::as_str);
+        if found.config.is_err() && named.is_some_and(|name| CANDLE_FAMILIES.contains(&name)) {
+            found.candle = by_candle(folder).map_err(|e| found.add(&e)).ok();
+        }
         if let Ok(config) = &found.config {
             Weights::check(folder, config)?;
         }
         Ok(found)
+    }
+
+    /// What a GGUF file holds, with the text side beside it.
+    fn of_file(folder: &Path, file: ForeignModel, text: &PolicyText) -> Self {
+        let name = file.files.last().cloned().unwrap_or_default();
+        let bytes = std::fs::metadata(folder.join(&name)).map_or(0, |found| found.len());
+        Self {
+            folder: folder.to_owned(),
+            raw: Map::from_iter([("model_type".to_owned(), json!(file.family))]),
+            config: Err(format!("{name}: GGUF files are evaluated, and not trained")),
+            weights: WeightsOnDisk {
+                files: vec![name],
+                bytes,
+                numbers: Default::default(),
+            },
+            tokenizer_ids: Some(text.tokenizer().vocab_size()),
+            chat_template: true,
+            missing: Vec::new(),
+            candle: Some(file),
+        }
+    }
+
+    /// Adds why candle does not compute it either.
+    fn add(&mut self, candle: &agentgym_model::Error) {
+        if let Err(why) = &mut self.config {
+            *why += &format!("; candle does not compute this one: {candle}");
+        }
     }
 
     /// Reads the tokenizer and the chat template. Those of a model that is not computed here are not
@@ -144,8 +199,9 @@ impl Found {
         self.config.as_ref().is_ok_and(|config| config.value_head)
     }
 
-    /// What the program can do with it, by name: generate, score, train, and train an adapter.
-    fn supported(&self) -> [(&'static str, bool); 4] {
+    /// What the program can do with it, by name: generate, score, train, and train an adapter; and play
+    /// evaluations.
+    fn supported(&self) -> [(&'static str, bool); 5] {
         let whole = self.config.is_ok() && self.missing.is_empty();
         let policy = whole && !self.is_critic();
         [
@@ -153,6 +209,7 @@ impl Found {
             ("score", whole),
             ("train", whole),
             ("lora", policy),
+            ("evaluate", policy || self.candle.is_some()),
         ]
     }
 
@@ -164,7 +221,10 @@ impl Found {
                 let sizes = shapes.values().map(|shape| shape.iter().product::<usize>());
                 sizes.sum::<usize>() as u64
             }
-            Err(_) => self.weights.numbers.values().sum(),
+            Err(_) => match &self.candle {
+                Some(model) => model.parameters,
+                _ => self.weights.numbers.values().sum(),
+            },
         }
     }
 
@@ -229,6 +289,9 @@ impl Found {
             "why_not": self.config.as_ref().err().into_iter().chain(&self.missing).collect::<Vec<_>>(),
             "families": Architecture::ALL.map(Architecture::model_type),
         });
+        if let Some(model) = &self.candle {
+            out["candle"] = candle_json(model);
+        }
         out["memory"] = memory.map_or(Value::Null, MemoryOf::json);
         out
     }
@@ -239,6 +302,7 @@ impl Found {
         line("folder", self.folder.display().to_string());
         let named = self.raw.get("model_type").and_then(Value::as_str);
         let role = match (&self.config, self.is_critic()) {
+            (Err(_), _) if self.candle.is_some() => "computed by candle",
             (Err(_), _) => "not computed here",
             (_, true) => "a critic",
             (_, false) => "a policy",
@@ -274,11 +338,13 @@ impl Found {
         let can: Vec<&str> = can.map(|(what, _)| what).collect();
         line(
             "can",
-            match can.is_empty() {
-                false => can.join(", "),
-                true => format!(
-                    "nothing here; families that train: {}",
-                    Architecture::ALL.map(Architecture::model_type).join(", ")
+            match (&self.candle, can.is_empty()) {
+                (Some(_), _) => EVALUATE.to_owned(),
+                (_, false) => can.join(", "),
+                (_, true) => format!(
+                    "nothing here; families that train: {}; that candle evaluates: {}",
+                    Architecture::ALL.map(Architecture::model_type).join(", "),
+                    CANDLE_FAMILIES.join(", ")
                 ),
             },
         );

@@ -80,6 +80,7 @@ pub fn report(book: &RunMetrics, plan: &Plan) -> String {
 pub(crate) fn model(plan: &Plan) -> String {
     let actor = &plan.config.actor_rollout_ref;
     match plan.evaluates_by_chat() {
+        false if plan.evaluates_by_candle() => format!("{}, by candle,", actor.model.path),
         false => actor.model.path.clone(),
         true => format!(
             "{} of the chat API at {}",
@@ -289,6 +290,12 @@ evaluation:
         assert_eq!(json["sets"]["real"]["score"]["pass"]["1"]["mean"], 0.5);
         assert_eq!(json["sets"]["real"]["outcomes"]["solved"], 6);
         assert!(json["sets"].get("other").is_none(), "not committed yet");
+        let (book, plan) = book_of(&["actor_rollout_ref.rollout.engine=candle"], json!({}));
+        let said = report(&book, &plan);
+        assert!(
+            said.starts_with("models/base, by candle, at temperature 1"),
+            "{said}"
+        );
     }
 
     /// The same columns and what it cost; where some answers did not say what they took, no cost.

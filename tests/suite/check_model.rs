@@ -107,6 +107,33 @@ fn other_families_are_told_with_those_that_train() {
 }
 
 #[test]
+fn families_that_candle_evaluates_are_told_with_the_engine() {
+    let fixtures = workspace().join("tests/fixtures/candle");
+    for (name, family, gguf) in [
+        ("phi3", "phi3", false),
+        ("qwen3_moe", "qwen3_moe", false),
+        ("llama-q8-gguf", "llama", true),
+    ] {
+        let (document, code, message) = check(&fixtures.join(name));
+        assert_eq!(code, Some(0), "{message}");
+        let found = document.unwrap();
+        assert_eq!(supported(&found), [false; 4]);
+        assert_eq!(found["supported"]["evaluate"], true);
+        assert_eq!(found["candle"]["family"], family);
+        assert_eq!(found["candle"]["gguf"], gguf);
+        assert_eq!(found["parameters"], found["candle"]["parameters"]);
+        assert!(!found["why_not"][0].as_str().unwrap().is_empty());
+        let mut command = program("agentgym-submit");
+        command.arg("check-model").arg(fixtures.join(name));
+        let screen = String::from_utf8(finish(command).stdout).unwrap();
+        assert!(
+            screen.contains(family) && screen.contains("engine=candle"),
+            "{screen}"
+        );
+    }
+}
+
+#[test]
 fn what_is_missing_beside_the_weights_is_told() {
     for (file, word) in [
         ("tokenizer.json", "tokenizer.json is missing"),

@@ -1,6 +1,8 @@
 //! `agentgym-submit eval` as a user runs it: test files with categories, a run that is killed
 //! half-way, and a table whose figures follow from the items.
 
+mod candle;
+
 use agentgym_tests::files::files_below;
 use agentgym_tests::program::{Running, finish, program};
 use serde_json::Value;

@@ -5,7 +5,7 @@ use crate::Cause;
 use crate::busy::{Busy, BusyCall};
 use crate::environments::Environments;
 use crate::meters::Meters;
-use crate::policies::{Critics, Policies};
+use crate::policies::{Critics, ForeignModel, Policies};
 use agentgym_jobs::pipeline::{Part, PartId};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Inputs, Journal, Manifest};
@@ -49,6 +49,8 @@ pub struct Resources {
     pub device: agentgym_model::Device,
     /// Policies in memory, by digest.
     pub policies: Policies,
+    /// The model that candle evaluates, in memory.
+    pub foreign: ForeignModel,
     /// Critics in memory, by digest.
     pub critics: Critics,
     /// Environment clients and built-in servers.

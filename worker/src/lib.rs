@@ -9,6 +9,7 @@ mod attempt;
 mod blocking;
 mod build;
 mod busy;
+mod candle_engine;
 mod context;
 mod decoder;
 mod demonstrations;

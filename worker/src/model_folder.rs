@@ -32,8 +32,9 @@ pub fn model_folder(path: &str) -> Result<PathBuf, String> {
     let looked = looked.display();
     if folder.exists() && path.ends_with(".gguf") {
         return Err(format!(
-            "{looked} is a GGUF file, a format that is not read; give the folder of the model that it was \
-             made from, with config.json and model.safetensors"
+            "{looked} is a GGUF file, and no folder; give the folder of the model that it was \
+             made from, with config.json and model.safetensors; or, for actor_rollout_ref.rollout.engine=candle, \
+             the folder that holds this file alone and the tokenizer of that model"
         ));
     }
     if folder.exists() {

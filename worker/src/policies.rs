@@ -2,9 +2,9 @@
 //! not by its commit: a policy that was just trained here is not read back from the store, and two
 //! commits with equal bytes share one copy.
 
-use crate::Result;
 use crate::blocking::blocking;
-use agentgym_model::{Adapter, Critic, Device, Policy};
+use crate::{Error, Result};
+use agentgym_model::{Adapter, Critic, Device, ForeignPolicy, Policy};
 use agentgym_storage::{Artifact, Inputs};
 use std::path::Path;
 use std::sync::Arc;
@@ -156,6 +156,46 @@ impl Policies {
         let key = fingerprint_adapted(base, artifacts);
         kept.retain(|(k, _)| *k != key);
         remember(&mut kept, key, policy, Policy::KEPT + 1);
+    }
+}
+
+/// The model that this worker evaluated last, by its files and its longest conversation.
+#[derive(Default)]
+pub struct ForeignModel(Mutex<Option<(blake3::Hash, usize, Arc<ForeignPolicy>)>>);
+
+impl ForeignModel {
+    /// The model of an input, for conversations of at most `context` ids.
+    ///
+    /// # Errors
+    /// A worker on a GPU; a damaged artifact, or a folder that candle cannot compute.
+    pub(crate) async fn get(
+        &self,
+        device: &Device,
+        inputs: &Inputs,
+        input: &str,
+        context: usize,
+    ) -> Result<Arc<ForeignPolicy>> {
+        if device.numeric_class() != Device::cpu().numeric_class() {
+            return Err(Error::stage(format!(
+                "actor_rollout_ref.rollout.engine is candle, which computes on the processor alone here, and this worker \
+                 is on a GPU ({}); start it with --device cpu",
+                device.numeric_class()
+            )));
+        }
+        let key = fingerprint(POLICY, inputs.artifacts(input)?);
+        // Held while loading, so that two attempts do not load it twice.
+        let mut kept = self.0.lock().await;
+        if let Some((of, length, policy)) = kept.as_ref()
+            && (*of, *length) == (key, context)
+        {
+            return Ok(Arc::clone(policy));
+        }
+        *kept = None;
+        let folder = inputs.folder(input, POLICY).await?;
+        let policy = blocking(move || Ok(ForeignPolicy::load(folder.path(), context)?));
+        let policy = Arc::new(policy.await?);
+        *kept = Some((key, context, Arc::clone(&policy)));
+        Ok(policy)
     }
 }
 

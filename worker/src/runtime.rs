@@ -117,6 +117,7 @@ pub async fn run_worker(
         threads: device.threads(options.threads),
         device,
         policies: crate::policies::Policies::default(),
+        foreign: Default::default(),
         critics: crate::policies::Critics::default(),
         environments: crate::environments::Environments::default(),
         meters: Arc::clone(&options.meters),

@@ -1,8 +1,9 @@
-//! Who answers a turn: this process's own engines, an inference server, or a chat API. The episode loop
+//! Who answers a turn: this process's own engines, candle, an inference server, or a chat API. The episode loop
 //! asks each in the same way, with all that was said before a message, and gets its ids and their
 //! log-probs; of a chat API also the text, which its ids only stand for.
 
 use crate::Result;
+use crate::candle_engine::{CandleEngine, CandleSeat};
 use crate::context::Report;
 use crate::decoder::{Decoder, Sequence};
 use crate::inference::InferenceServer;
@@ -15,6 +16,8 @@ use std::sync::Arc;
 pub(crate) enum TurnEngine {
     /// In this process, exactly.
     Own(Arc<Decoder>),
+    /// In this process, by candle.
+    Candle(Arc<CandleEngine>),
     /// By a server.
     Server(Arc<InferenceServer>),
     /// By a chat API.
@@ -24,6 +27,7 @@ pub(crate) enum TurnEngine {
 /// An episode's place in its engine. Dropping it frees what the engine keeps of the sequence.
 pub(crate) enum TurnSeat {
     Own(Sequence),
+    Candle(CandleSeat),
     Server(Arc<InferenceServer>),
     Chat(Arc<ChatServer>),
 }
@@ -32,6 +36,8 @@ pub(crate) enum TurnSeat {
 pub(crate) struct TurnAsk<'a> {
     /// All ids before it.
     pub(crate) known: &'a [u32],
+    /// Of each of them, whether the policy said it in this sequence.
+    pub(crate) sampled: &'a [bool],
     /// The same as messages, for a chat API.
     pub(crate) messages: &'a [Message],
     /// How many of them the seat was given before.
@@ -60,8 +66,18 @@ impl TurnEngine {
     pub(crate) fn open(&self, episode: (u32, u32)) -> TurnSeat {
         match self {
             Self::Own(decoder) => TurnSeat::Own(decoder.open(episode)),
+            Self::Candle(engine) => TurnSeat::Candle(engine.open()),
             Self::Server(server) => TurnSeat::Server(Arc::clone(server)),
             Self::Chat(server) => TurnSeat::Chat(Arc::clone(server)),
+        }
+    }
+
+    /// Episodes that are played at once: `rows` on each of `threads`, or as many as candle computes
+    /// one by one.
+    pub(crate) fn rows(&self, rows: usize, threads: usize) -> usize {
+        match self {
+            Self::Candle(_) => threads,
+            _ => rows.saturating_mul(threads),
         }
     }
 
@@ -83,7 +99,7 @@ impl TurnEngine {
     /// It is another policy's.
     pub(crate) async fn confirm(&self) -> Result<bool> {
         match self {
-            Self::Own(_) | Self::Chat(_) => Ok(true),
+            Self::Own(_) | Self::Candle(_) | Self::Chat(_) => Ok(true),
             Self::Server(server) => server.confirm().await,
         }
     }
@@ -94,7 +110,7 @@ impl TurnEngine {
     /// It is another policy's, or the patience with a server is over.
     pub(crate) async fn confirmed(&self) -> Result<()> {
         match self {
-            Self::Own(_) | Self::Chat(_) => Ok(()),
+            Self::Own(_) | Self::Candle(_) | Self::Chat(_) => Ok(()),
             Self::Server(server) => server.confirmed().await,
         }
     }
@@ -103,6 +119,7 @@ impl TurnEngine {
     pub(crate) fn sampled_tokens(&self) -> u64 {
         match self {
             Self::Own(decoder) => decoder.sampled_tokens(),
+            Self::Candle(engine) => engine.sampled_tokens(),
             Self::Server(server) => server.sampled_tokens(),
             Self::Chat(server) => server.sampled_tokens(),
         }
@@ -115,6 +132,7 @@ impl TurnEngine {
                 report.set("prompt_tokens_shared", decoder.shared_tokens());
                 report.set("policy_s", decoder.busy_s());
             }
+            Self::Candle(engine) => report.set("policy_s", engine.busy_s()),
             Self::Chat(server) => server.report(report),
             Self::Server(server) => {
                 report.set("policy_s", server.busy_s());
@@ -133,6 +151,7 @@ impl TurnSeat {
     pub(crate) fn another(&self) -> Self {
         match self {
             Self::Own(sequence) => Self::Own(sequence.another()),
+            Self::Candle(seat) => Self::Candle(seat.another()),
             Self::Server(server) => Self::Server(Arc::clone(server)),
             Self::Chat(server) => Self::Chat(Arc::clone(server)),
         }
@@ -145,16 +164,13 @@ impl TurnSeat {
     pub(crate) async fn turn(&self, ask: TurnAsk<'_>) -> Result<(Generation, Option<Told>)> {
         match self {
             Self::Own(sequence) => {
-                let request = GenerationRequest {
-                    sequence: sequence.id(),
-                    append: ask.known[ask.given..].to_vec(),
-                    stream: ask.stream,
-                    turn: ask.number,
-                    sampling: ask.sampling,
-                    tokens_max: ask.tokens_max,
-                    stop_ids: ask.stop_ids.to_vec(),
-                };
+                let request = ask.request(sequence.id(), ask.given);
                 Ok((sequence.turn(request).await?, None))
+            }
+            // It finds by itself what it has run.
+            Self::Candle(seat) => {
+                let said = seat.turn(ask.request(0, 0), ask.sampled.to_vec());
+                Ok((said.await?, None))
             }
             // Nothing is kept there that an earlier attempt would have had to send: a message is
             // asked for with all ids before it, recorded ones as they are.
@@ -168,6 +184,21 @@ impl TurnSeat {
                 let (said, told) = said.await?;
                 Ok((said, Some(told)))
             }
+        }
+    }
+}
+
+impl TurnAsk<'_> {
+    /// For an engine in this process that has the first `given` ids of the sequence.
+    fn request(&self, sequence: u64, given: usize) -> GenerationRequest {
+        GenerationRequest {
+            sequence,
+            append: self.known[given..].to_vec(),
+            stream: self.stream,
+            turn: self.number,
+            sampling: self.sampling,
+            tokens_max: self.tokens_max,
+            stop_ids: self.stop_ids.to_vec(),
         }
     }
 }

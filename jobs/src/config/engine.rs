@@ -10,6 +10,8 @@ use serde_json::Value;
 const ENGINE: &str = "actor_rollout_ref.rollout.engine";
 const URL: &str = "actor_rollout_ref.rollout.server.url";
 const MODEL: &str = "actor_rollout_ref.rollout.server.model";
+const RANK: &str = "actor_rollout_ref.model.lora_rank";
+const ADAPTER: &str = "actor_rollout_ref.model.lora_adapter_path";
 const DIALECT: &str = "actor_rollout_ref.rollout.server.dialect";
 
 /// What changing a key does to a run with this config. The model of a chat API is what is evaluated:
@@ -26,13 +28,23 @@ pub(super) fn kind_in(tree: &Value, key: &KeySpec) -> Kind {
 pub(super) fn check(config: &Config) -> Result<()> {
     let (rollout, algorithm) = (&config.actor_rollout_ref.rollout, &config.algorithm);
     let server = &rollout.server;
-    if rollout.engine == RolloutEngine::Own {
-        return match (&server.url, server.dialect) {
-            (None, None) => Ok(()),
-            (url, _) => Err(Error::value(
-                if url.is_some() { URL } else { DIALECT },
-                format!("is not used where {ENGINE} is own; set that to server, or leave this out"),
-            )),
+    let in_process = match rollout.engine {
+        RolloutEngine::Own => Some("own"),
+        RolloutEngine::Candle => Some("candle"),
+        RolloutEngine::Server | RolloutEngine::Chat => None,
+    };
+    if let Some(engine) = in_process {
+        if server.url.is_some() || server.dialect.is_some() {
+            return Err(Error::value(
+                if server.url.is_some() { URL } else { DIALECT },
+                format!(
+                    "is not used where {ENGINE} is {engine}; set that to server, or leave this out"
+                ),
+            ));
+        }
+        return match rollout.engine {
+            RolloutEngine::Candle => candle(config),
+            _ => Ok(()),
         };
     }
     if rollout.engine == RolloutEngine::Chat {
@@ -85,6 +97,27 @@ pub(super) fn check(config: &Config) -> Result<()> {
         ));
     }
     address(config)
+}
+
+/// Candle plays what it cannot train.
+fn candle(config: &Config) -> Result<()> {
+    if config.run.pipeline != Pipeline::Eval {
+        return Err(Error::value(
+            ENGINE,
+            "candle is for `agentgym-submit eval` alone (run.pipeline=eval): families that it computes and this program \
+             does not are not trained. qwen2, qwen3, llama and mistral train, by engine own (or server, in rl runs)",
+        ));
+    }
+    let model = &config.actor_rollout_ref.model;
+    match model.has_adapter() {
+        false => Ok(()),
+        true => Err(Error::value(
+            if model.lora_rank > 0 { RANK } else { ADAPTER },
+            format!(
+                "cannot be kept where {ENGINE} is candle, which adds no adapter to a model; leave it out"
+            ),
+        )),
+    }
 }
 
 /// A chat API takes and gives texts: no ids, no log-probs.
@@ -274,6 +307,49 @@ mod tests {
         ] {
             let said = evaluated(&[change]).unwrap();
             assert!(said.contains(key), "{change}: {said}");
+        }
+    }
+
+    #[test]
+    fn candle_is_for_evaluations_of_a_whole_model() {
+        let candle = |overrides: &[&str]| {
+            let sets = "evaluation.sets=[{name: x, env: textcraft, ids: 0..3}]";
+            let all = [
+                "run.pipeline=eval",
+                "actor_rollout_ref.rollout.engine=candle",
+                sets,
+            ];
+            refused(&[&all[..], overrides].concat())
+        };
+        assert_eq!(candle(&[]), None);
+        assert_eq!(candle(&["actor_rollout_ref.rollout.top_k=5"]), None);
+        for pipeline in ["rl", "agentevol", "sft", "dpo"] {
+            let said = candle(&[&format!("run.pipeline={pipeline}")]).unwrap();
+            for word in [
+                "rollout.engine",
+                "agentgym-submit eval",
+                "qwen2, qwen3, llama and mistral",
+            ] {
+                assert!(said.contains(word), "{pipeline}: {said}");
+            }
+        }
+        for (change, word) in [
+            ("actor_rollout_ref.model.lora_rank=4", "lora_rank"),
+            (
+                "actor_rollout_ref.model.lora_adapter_path=x",
+                "lora_adapter_path",
+            ),
+            (
+                "actor_rollout_ref.rollout.server.url=http://x",
+                "server.url",
+            ),
+            ("actor_rollout_ref.rollout.server.dialect=vllm", "dialect"),
+        ] {
+            let said = candle(&[change]).unwrap();
+            assert!(
+                said.contains(word) && said.contains("candle"),
+                "{change}: {said}"
+            );
         }
     }
 

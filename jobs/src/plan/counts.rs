@@ -53,6 +53,21 @@ impl Plan {
             && config.actor_rollout_ref.rollout.engine == RolloutEngine::Chat
     }
 
+    /// True if candle plays the evaluations.
+    pub fn evaluates_by_candle(&self) -> bool {
+        let config = &self.config;
+        config.run.pipeline == Pipeline::Eval
+            && config.actor_rollout_ref.rollout.engine == RolloutEngine::Candle
+    }
+
+    /// Most ids of a conversation.
+    pub fn context_tokens(&self) -> usize {
+        let (data, rollout) = (&self.config.data, &self.config.actor_rollout_ref.rollout);
+        let prompt = data.max_prompt_length.min(rollout.prompt_length);
+        let response = data.max_response_length.min(rollout.response_length);
+        rollout.max_model_len.min(prompt.saturating_add(response))
+    }
+
     /// True if this part of `log_probs` is scored: to get the numbers, or to check those recorded.
     /// Of any run of consecutive parts that share is checked, to within one.
     pub fn scores_again(&self, iteration: u32, part: u32) -> bool {

@@ -3,7 +3,7 @@
 //! back. An architecture that would be computed wrongly is refused by name.
 
 use crate::dtype::Dtype;
-use crate::folder::family::Architecture;
+use crate::folder::family::{Architecture, CANDLE_FAMILIES};
 use crate::folder::reader::Reader;
 use crate::folder::rope::Rope;
 use crate::kernels::key_values::HEAD_WIDTH_MAX;
@@ -183,8 +183,15 @@ impl Reader<'_> {
         let Some(architecture) = found else {
             let kind = named.map_or("missing".to_owned(), |name| format!("{name:?}"));
             let which = names.next().map(|name| format!(" (architecture {name})"));
+            let candle = match named.is_some_and(|name| CANDLE_FAMILIES.contains(&name)) {
+                true => {
+                    ". Of this one `agentgym-submit eval` plays evaluations with \
+                         actor_rollout_ref.rollout.engine=candle; it is not trained"
+                }
+                false => "",
+            };
             return Err(self.unsupported(format!(
-                "model_type is {kind}{}, which is not supported; known are {}",
+                "model_type is {kind}{}, which is not supported; known are {}{candle}",
                 which.unwrap_or_default(),
                 known()
             )));
@@ -479,6 +486,7 @@ mod tests {
             "GemmaForCausalLM",
             "Qwen2ForCausalLM",
             "MistralForCausalLM",
+            "engine=candle",
         ] {
             assert!(message.contains(word), "{message}");
         }

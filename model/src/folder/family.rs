@@ -13,6 +13,16 @@ pub enum Architecture {
     Mistral,
 }
 
+/// The families that are not computed here, and that the engine candle evaluates, by `model_type`.
+pub const CANDLE_FAMILIES: [&str; 6] = [
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "qwen2_moe",
+    "qwen3_moe",
+];
+
 /// The differences of a family. Defaults for missing keys are those of `transformers`.
 pub(crate) struct Facts {
     /// `model_type` of a `config.json`.

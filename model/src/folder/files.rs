@@ -41,7 +41,11 @@ pub(crate) fn other_format(dir: &Path) -> Option<String> {
         let (.., format) = (OTHER_FORMATS.iter()).find(|(start, end, _)| is(start, end))?;
         Some(format!(
             "holds {name}, weights in the format {format}, which is not read; give a folder with \
-             config.json and model.safetensors"
+             config.json and model.safetensors{}",
+            match *format {
+                "GGUF" => ", or evaluate it with actor_rollout_ref.rollout.engine=candle",
+                _ => "",
+            }
         ))
     })
 }

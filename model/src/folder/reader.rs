@@ -7,27 +7,27 @@ use serde_json::{Map, Value};
 use crate::{Error, Result};
 
 /// Reads values of a `config.json`; its errors name the file.
-pub(super) struct Reader<'a> {
-    pub(super) raw: &'a Map<String, Value>,
-    pub(super) path: &'a Path,
+pub(crate) struct Reader<'a> {
+    pub(crate) raw: &'a Map<String, Value>,
+    pub(crate) path: &'a Path,
 }
 
 impl Reader<'_> {
-    pub(super) fn bad(&self, message: String) -> Error {
+    pub(crate) fn bad(&self, message: String) -> Error {
         Error::Json {
             path: self.path.to_owned(),
             message,
         }
     }
 
-    pub(super) fn unsupported(&self, message: String) -> Error {
+    pub(crate) fn unsupported(&self, message: String) -> Error {
         Error::Unsupported {
             path: self.path.to_owned(),
             message,
         }
     }
 
-    pub(super) fn number(&self, key: &str) -> Result<Option<f64>> {
+    pub(crate) fn number(&self, key: &str) -> Result<Option<f64>> {
         match self.raw.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => match value.as_f64() {
@@ -37,7 +37,7 @@ impl Reader<'_> {
         }
     }
 
-    pub(super) fn size(&self, key: &str) -> Result<usize> {
+    pub(crate) fn size(&self, key: &str) -> Result<usize> {
         match self.raw.get(key).map(|value| (value, value.as_u64())) {
             Some((_, Some(size))) if size > 0 => Ok(size as usize),
             Some((value, _)) => Err(self.bad(format!(
@@ -48,7 +48,7 @@ impl Reader<'_> {
     }
 
     /// A switch; absent and null are `false`, as in `transformers`.
-    pub(super) fn switch(&self, key: &str) -> Result<bool> {
+    pub(crate) fn switch(&self, key: &str) -> Result<bool> {
         match self.raw.get(key) {
             None | Some(Value::Null) => Ok(false),
             Some(value) => value

@@ -153,6 +153,11 @@ impl Tokenizer {
         self.parsing.token_to_id(token)
     }
 
+    /// The spelling of an id in the vocabulary.
+    pub(crate) fn id_to_token(&self, id: u32) -> Option<String> {
+        self.parsing.id_to_token(id)
+    }
+
     /// Special tokens and their ids, by spelling.
     pub fn special_tokens(&self) -> &BTreeMap<String, u32> {
         &self.special

@@ -143,6 +143,22 @@ impl WeightFiles {
         Ok(())
     }
 
+    /// Numbers of all tensors.
+    pub(crate) fn parameters(&self) -> u64 {
+        let infos = self
+            .places
+            .iter()
+            .filter_map(|(name, &at)| self.files[at].info(name));
+        infos
+            .map(|(_, shape)| shape.iter().product::<usize>() as u64)
+            .sum()
+    }
+
+    /// Where the files are.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(TensorFile::path)
+    }
+
     /// The files.
     pub(crate) fn into_files(self) -> Vec<TensorFile> {
         self.files

@@ -268,16 +268,7 @@ impl Engine {
                     let Active { turn, drawn } =
                         sequence.active.take().expect("the turn is still there");
                     self.running.retain(|&running| running != number);
-                    let each = |of: fn(&Drawn) -> f32| drawn.iter().map(of).collect();
-                    done.push(Generation {
-                        sequence: number,
-                        token_ids: drawn.iter().map(|drawn| drawn.id).collect(),
-                        log_probs: each(|drawn| drawn.log_prob),
-                        entropies: each(|drawn| drawn.entropy),
-                        log_kept_masses: (turn.sampling.cuts())
-                            .then(|| each(|drawn| drawn.log_kept_mass)),
-                        finish,
-                    });
+                    done.push(Generation::of(&turn, &drawn, finish));
                 }
             }
             self.sequences.insert(number, sequence);

@@ -1,6 +1,7 @@
 //! A request for a generation, and its result.
 
 use crate::Sampling;
+use crate::sampler::Drawn;
 
 /// One message that the policy is to generate.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,4 +49,19 @@ pub struct Generation {
     pub log_kept_masses: Option<Vec<f32>>,
     /// Why it ended.
     pub finish: FinishReason,
+}
+
+impl Generation {
+    /// The answer to `request` by what was drawn for it.
+    pub(crate) fn of(request: &GenerationRequest, drawn: &[Drawn], finish: FinishReason) -> Self {
+        let each = |of: fn(&Drawn) -> f32| drawn.iter().map(of).collect();
+        Self {
+            sequence: request.sequence,
+            token_ids: drawn.iter().map(|drawn| drawn.id).collect(),
+            log_probs: each(|drawn| drawn.log_prob),
+            entropies: each(|drawn| drawn.entropy),
+            log_kept_masses: (request.sampling.cuts()).then(|| each(|drawn| drawn.log_kept_mass)),
+            finish,
+        }
+    }
 }

@@ -5,7 +5,9 @@ use crate::text::{count, many};
 use agentgym_envs::builtin::{self, RulesVersion};
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::plan::Plan;
+use agentgym_model::ForeignPolicy;
 use agentgym_text::without_secrets;
+use agentgym_worker::model_folder;
 
 /// The number of an iteration's tasks per environment, and where it runs.
 pub(crate) fn tasks_text(plan: &Plan) -> String {
@@ -44,6 +46,25 @@ pub(crate) fn chat_text(plan: &Plan) -> String {
         many(server.concurrent as u64, "request"),
         actor.model.path,
     )
+}
+
+/// What candle evaluates.
+pub(crate) fn candle_text(plan: &Plan) -> String {
+    let path = &plan.config.actor_rollout_ref.model.path;
+    let found = model_folder(path).and_then(|folder| {
+        ForeignPolicy::check(&folder, plan.context_tokens()).map_err(|e| e.to_string())
+    });
+    match found {
+        Ok((found, _)) => {
+            let parameters = count(found.parameters);
+            let file = if found.gguf { " in a GGUF file" } else { "" };
+            format!(
+                "{path}, {}{file}, {parameters} parameters, by candle on the processor",
+                found.family
+            )
+        }
+        Err(why) => format!("{path}: {why}"),
+    }
 }
 
 /// Which server generates, and what is done about its numbers.

@@ -8,7 +8,8 @@ use crate::plan::model_size::{self, ModelSize};
 use crate::plan::parts::Counted;
 use crate::plan::sizes::{Sizes, narrow, sequences, steps_per_iteration, tokens_max};
 use crate::plan::texts::{
-    chat_text, engine_text, horizons, sessions_text, sft_text, some_of, steps_text, tasks_text,
+    candle_text, chat_text, engine_text, horizons, sessions_text, sft_text, some_of, steps_text,
+    tasks_text,
 };
 use crate::text::{bytes, count, many};
 use agentgym_jobs::config::{Numerics, Pipeline};
@@ -158,6 +159,7 @@ impl<'a> PlanView<'a> {
                         self.made_elsewhere().unwrap_or_default()
                     )
                 }
+                Err(_) if plan.evaluates_by_candle() => candle_text(plan),
                 Err(why) => format!("{path}: {why}"),
             },
         );
@@ -191,6 +193,7 @@ impl<'a> PlanView<'a> {
         match &self.model {
             // What an API takes is not this machine's.
             Ok(_) if plan.evaluates_by_chat() => {}
+            _ if plan.evaluates_by_candle() => {}
             Ok(model) => {
                 let s = Sizes::new(plan, model);
                 let (policy, optimizer) = (bytes(s.policy), bytes(s.optimizer));

@@ -5,12 +5,12 @@
 use crate::plan::device::{self, Gpu};
 use crate::plan::memory;
 use crate::plan::model_size;
-use crate::{Error, Result};
+use crate::{Error, Result, text};
 use agentgym_envs::builtin::{self, RulesVersion};
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::files::{self, TRAJECTORIES_BYTES_MAX};
 use agentgym_jobs::plan::{InitRole, Plan};
-use agentgym_model::{LoraOptions, Policy, TinyShape};
+use agentgym_model::{ForeignPolicy, LoraOptions, Policy, TinyShape};
 use agentgym_worker::model_folder;
 use std::path::{Path, PathBuf};
 
@@ -36,7 +36,7 @@ pub(crate) fn look(plan: &Plan) -> Result<()> {
         let found = match TinyShape::preset(path) {
             // It may exist where the workers run.
             Ok(None) if model_folder(path).is_err() => Ok(()),
-            _ => usable(role, path),
+            _ => usable(plan, role, path),
         };
         found.map_err(|why| Error::Usage(format!("key `{key}`: {why}")))?;
     }
@@ -155,7 +155,10 @@ fn model_paths(plan: &Plan) -> Vec<(InitRole, &'static str, &str)> {
 }
 
 /// Whether a worker could load the model; uses the worker's own reader.
-fn usable(role: InitRole, path: &str) -> Result<(), String> {
+fn usable(plan: &Plan, role: InitRole, path: &str) -> Result<(), String> {
+    if plan.evaluates_by_candle() {
+        return candle(plan, path);
+    }
     if TinyShape::preset(path)?.is_some() {
         return model_size::config(path).map(drop);
     }
@@ -166,6 +169,27 @@ fn usable(role: InitRole, path: &str) -> Result<(), String> {
         InitRole::Critic => return model_size::config(path).map(drop),
     }
     .map_err(|e| model_size::told(&e))
+}
+
+/// Whether candle could compute the model.
+fn candle(plan: &Plan, path: &str) -> Result<(), String> {
+    let folder = model_folder(path)?;
+    let found = ForeignPolicy::check(&folder, plan.context_tokens());
+    let (found, _) = found.map_err(|e| model_size::told(&e))?;
+    let (bytes, machine) = (
+        found.parameters.saturating_mul(4),
+        agentgym_worker::machine_bytes(),
+    );
+    match found.gguf || bytes <= machine {
+        true => Ok(()),
+        false => Err(format!(
+            "candle computes its {} parameters in f32, {}, and this machine has {}; give a GGUF file of it, or a larger \
+             machine",
+            found.parameters,
+            text::bytes(bytes),
+            text::bytes(machine)
+        )),
+    }
 }
 
 fn models(plan: &Plan, config: &Path, gpu: Option<Gpu>) -> Result<()> {
@@ -179,21 +203,24 @@ fn models(plan: &Plan, config: &Path, gpu: Option<Gpu>) -> Result<()> {
     })?;
     for (role, key, path) in model_paths(plan) {
         let fits = || match role {
+            _ if plan.evaluates_by_candle() => Ok(()),
             InitRole::Policy => model_size::of(model).and_then(|size| {
                 memory::check_fits(plan, &size, agentgym_worker::machine_bytes())?;
                 gpu.map_or(Ok(()), |gpu| device::check_fits(plan, &size, gpu))
             }),
             InitRole::Reference | InitRole::Critic => Ok(()),
         };
-        usable(role, path).and_then(|()| fits()).map_err(|why| {
-            let hint = found_above(config, path).map_or_else(String::new, |folder| {
-                format!(
-                    ". It is in {0}: run the command there, or give {key}={0}/{path}",
-                    folder.display()
-                )
-            });
-            Error::Usage(format!("key `{key}`: {why}{hint}"))
-        })?;
+        usable(plan, role, path)
+            .and_then(|()| fits())
+            .map_err(|why| {
+                let hint = found_above(config, path).map_or_else(String::new, |folder| {
+                    format!(
+                        ". It is in {0}: run the command there, or give {key}={0}/{path}",
+                        folder.display()
+                    )
+                });
+                Error::Usage(format!("key `{key}`: {why}{hint}"))
+            })?;
     }
     Ok(())
 }

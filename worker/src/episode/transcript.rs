@@ -462,6 +462,7 @@ impl Transcript {
         }
         let asked = self.seat.turn(TurnAsk {
             known: self.sequences.last().map_or(&[], |s| &s.token_ids),
+            sampled: self.sequences.last().map_or(&[], |s| &s.loss_mask),
             messages: &self.messages,
             given: self.given,
             stream: request.stream,

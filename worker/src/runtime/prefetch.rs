@@ -155,6 +155,7 @@ mod tests {
             threads: 1,
             device: agentgym_model::Device::cpu(),
             policies: crate::policies::Policies::default(),
+            foreign: Default::default(),
             critics: crate::policies::Critics::default(),
             environments: crate::environments::Environments::default(),
             meters: Default::default(),

@@ -21,7 +21,7 @@ use agentgym_jobs::config::History;
 use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::random::{Purpose, StreamKey, head};
 use agentgym_model::{
-    Adapter, Critic, Device, LoraOptions, Policy, TinyShape, tiny_text, tiny_words,
+    Adapter, Critic, Device, ForeignPolicy, LoraOptions, Policy, TinyShape, tiny_text, tiny_words,
 };
 use agentgym_storage::Outputs;
 use std::path::PathBuf;
@@ -47,6 +47,9 @@ const WORD_WEIGHT: usize = 60;
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
     let roles = context.plan.init_roles();
     match roles.get(context.part.id.part as usize) {
+        Some(InitRole::Policy) if context.plan.evaluates_by_candle() => {
+            foreign(context, outputs).await
+        }
         Some(InitRole::Policy) => policy(context, outputs).await,
         Some(InitRole::Reference) => reference(context, outputs).await,
         Some(InitRole::Critic) => critic(context, outputs).await,
@@ -185,6 +188,29 @@ async fn policy(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
     }
     data::write(context, outputs, &policy).await?;
     context.resources.policies.insert(&files, policy).await;
+    Ok(report)
+}
+
+/// The files of a model that candle evaluates, as they are.
+async fn foreign(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
+    let plan = Arc::clone(&context.plan);
+    let path = &plan.config.actor_rollout_ref.model.path;
+    let folder = local_folder(KEY, path)?;
+    let (found, text) = blocking({
+        let (folder, tokens) = (folder.clone(), plan.context_tokens());
+        move || Ok(ForeignPolicy::check(&folder, tokens)?)
+    })
+    .await?;
+    if plan.config.actor_rollout_ref.rollout.history == History::Template {
+        text.chat().check(text.tokenizer())?;
+    }
+    for name in &found.files {
+        let (kept, from) = (format!("{POLICY}/{name}"), folder.join(name));
+        outputs.file(&kept, POLICY, &from).await?;
+        context.beat.tick();
+    }
+    let mut report = Report::default();
+    report.set("parameters", found.parameters);
     Ok(report)
 }
 

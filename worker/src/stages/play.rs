@@ -6,6 +6,7 @@
 //! for token (I7).
 
 use super::{artifacts, probes};
+use crate::candle_engine::CandleEngine;
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::episode::{Player, Request, Rules};
 use crate::inference::chat::ChatServer;
@@ -91,9 +92,8 @@ pub(super) async fn all(
     (player.engine).expect(episodes.map(|(request, _)| (request.group, request.sample)));
 
     let jobs = &context.plan.config.jobs;
-    let rows = jobs
-        .decode_rows
-        .saturating_mul(context.resources.threads.max(1));
+    let threads = context.resources.threads.max(1);
+    let rows = player.engine.rows(jobs.decode_rows, threads);
     let places = rows.saturating_mul(EPISODES_PER_ROW).min(todo.len());
     let places = Arc::new(Semaphore::new(places.max(1)));
     let mut playing = JoinSet::new();
@@ -279,7 +279,7 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
         .inputs
         .iter()
         .find(|input| input.name == POLICY);
-    let (text, engine) = engine(context, &rules, source.map(|input| input.from)).await?;
+    let (text, engine) = engine(context, source.map(|input| input.from)).await?;
     Ok(Arc::new(Player {
         text,
         policy_iteration: source.map_or(0, |input| input.from.iteration),
@@ -297,22 +297,17 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
 
 /// Who generates, and the text side of the policy `from`. Evaluations of a run that trains are played by
 /// our own engine: one may lag behind, and a server has one policy at a time.
-async fn engine(
-    context: &StageContext,
-    rules: &Rules,
-    from: Option<PartId>,
-) -> Result<(PolicyText, TurnEngine)> {
+async fn engine(context: &StageContext, from: Option<PartId>) -> Result<(PolicyText, TurnEngine)> {
     let (plan, resources) = (&context.plan, &context.resources);
     if context.part.id.stage == Stage::Rollout && plan.generates_by_server() {
         let text = artifacts::policy_text(context, POLICY).await?;
-        let both = rules.prompt_tokens_max + rules.response_tokens_max;
         let served = Served {
             config: &plan.config.actor_rollout_ref.rollout.server,
             probe: probes::of(context).await?,
             policy: from.map_or_else(|| POLICY.to_owned(), |from| format!("the policy of {from}")),
             text: &text,
             distance_max: plan.config.guard.mismatch_max.unwrap_or(f64::MAX),
-            context_tokens: rules.context_tokens_max.min(both),
+            context_tokens: plan.context_tokens(),
         };
         let opened = InferenceServer::open(served, context.beat.clone(), context.cancel.clone());
         let server = opened.await?;
@@ -325,6 +320,14 @@ async fn engine(
         let (beat, cancel) = (context.beat.clone(), context.cancel.clone());
         let server = ChatServer::open(config, &text, beat, cancel)?;
         return Ok((text, TurnEngine::Chat(server)));
+    }
+    if plan.evaluates_by_candle() {
+        let (device, tokens) = (&resources.device, plan.context_tokens());
+        let policy = (resources.foreign).get(device, &context.inputs, POLICY, tokens);
+        let policy = policy.await?;
+        let text = policy.text().clone();
+        let engine = CandleEngine::start(policy, resources.threads, context.beat.clone())?;
+        return Ok((text, TurnEngine::Candle(engine)));
     }
     let policy = artifacts::policy(context, POLICY).await?;
     let options = DecoderOptions {

@@ -62,6 +62,7 @@ impl Bench {
                 threads,
                 device: Device::cpu(),
                 policies: Default::default(),
+                foreign: Default::default(),
                 critics: Default::default(),
                 environments: Default::default(),
                 meters: Default::default(),

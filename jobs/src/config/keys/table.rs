@@ -180,7 +180,7 @@ pub const KEYS: &[KeySpec] = &[
         .within(whole(0, MILLION, ANY)),
     option("actor_rollout_ref.rollout.record_entropies", "true", "rollouts record entropies beside log-probs, and what scoring them would give again is taken from there; see algorithm.verify_log_probs").older("false"),
     option("actor_rollout_ref.rollout.exclude", "[]", "training episodes not to play, [iteration, group, sample] each: as if the environment had spoiled them"),
-    option("actor_rollout_ref.rollout.engine", "own", "who generates rollouts. own: this program, exactly; server: an inference server, see actor_rollout_ref.rollout.server and docs/engines.md; chat: a chat-completions API, for `agentgym-submit eval` alone"),
+    option("actor_rollout_ref.rollout.engine", "own", "who generates rollouts. own: this program, exactly; server: an inference server, see actor_rollout_ref.rollout.server and docs/engines.md; chat: a chat-completions API, candle: families that this program does not train, both for `agentgym-submit eval` alone"),
     bind("actor_rollout_ref.rollout.server.url", "null", "address of that server, e.g. http://127.0.0.1:8000; its key, where it wants one, is in AGENTGYM_SERVER_KEY of each worker"),
     bind("actor_rollout_ref.rollout.server.dialect", "null", "what it speaks: vllm, sglang, llama_cpp, or openai (completions with ids as prompt)"),
     bind("actor_rollout_ref.rollout.server.model", "null", "the name of the policy in requests to it, where it wants one; with chat it is always sent, and another one makes another run"),

@@ -119,6 +119,8 @@ pub enum RolloutEngine {
     Server,
     /// A chat-completions API, in evaluations.
     Chat,
+    /// candle-transformers, in evaluations of families that this program does not compute.
+    Candle,
 }
 
 /// Where the server of [`RolloutEngine::Server`] or [`RolloutEngine::Chat`] is.

@@ -1,0 +1,174 @@
+//! Evaluations by candle: families that no network of ours computes play a built-in environment, to
+//! the same bytes however often and by however many threads, killed in the middle too.
+
+use super::{attempts, said};
+use agentgym_tests::files::files_below;
+use agentgym_tests::program::{Running, finish, program, workspace};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const CONFIG: &str = "
+run: {id: judged}
+actor_rollout_ref:
+  rollout: {engine: candle, max_tokens: 40, max_model_len: 2000}
+  agentgym: {task_name: textcraft, env_addr: 'builtin?distractors=4'}
+data: {max_prompt_length: 1500, max_response_length: 500}
+evaluation:
+  samples: 2
+  max_rounds: 4
+  sets: [{name: near, env: textcraft, ids: [1, 7, 13, 19]}]
+";
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn model(name: &str) -> String {
+    let folder = workspace().join("tests/fixtures/candle").join(name);
+    folder.display().to_string()
+}
+
+fn eval(folder: &Path, name: &str, more: &[&str]) -> Command {
+    let config = folder.join("eval.yaml");
+    std::fs::write(&config, CONFIG).unwrap();
+    let mut command = program("agentgym-submit");
+    command
+        .arg("eval")
+        .arg(config)
+        .args(["--quiet", "--json", "--store"])
+        .arg(folder.join("store"))
+        .arg(format!("actor_rollout_ref.model.path={}", model(name)))
+        .args(more);
+    command
+}
+
+fn report(folder: &Path, name: &str, more: &[&str]) -> Value {
+    serde_json::from_str(&said(eval(folder, name, more))).unwrap()
+}
+
+/// What the evaluation's commit says it took.
+fn stats(folder: &Path) -> Value {
+    let commit = folder.join("store/runs/judged/commits/00000000/evaluate/000000.json");
+    let commit: Value = serde_json::from_slice(&std::fs::read(commit).unwrap()).unwrap();
+    commit["work"]["stats"].clone()
+}
+
+#[test]
+fn other_families_play_to_the_same_bytes_twice() {
+    for name in ["gemma", "phi3", "qwen2_moe", "llama-gguf"] {
+        let [one, two] = ["1", "2"].map(|threads| {
+            let folder = TempDir::new().unwrap();
+            let threads = format!("jobs.threads={threads}");
+            let told = report(folder.path(), name, &[&threads]);
+            let sampled = stats(folder.path())["sampled_tokens"].as_u64().unwrap();
+            assert!(sampled > 100, "{name}: {sampled}");
+            (told, sampled)
+        });
+        let digest = |told: &Value| told["digest"].clone();
+        assert_eq!((digest(&one.0), one.1), (digest(&two.0), two.1), "{name}");
+        assert_eq!(one.0["sets"]["near"]["score"]["items"], 4, "{name}");
+        assert!(
+            one.0["model"].as_str().unwrap().ends_with("by candle,"),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_killed_evaluation_by_candle_samples_no_journalled_turn_again() {
+    const MORE: [&str; 2] = ["evaluation.samples=12", "jobs.threads=1"];
+    let (whole, broken) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let undisturbed = report(whole.path(), "phi3", &MORE);
+    let all = stats(whole.path())["sampled_tokens"].as_u64().unwrap();
+    let interval = [&MORE[..], &["jobs.journal_interval_s=0.1"]].concat();
+    let segments = || {
+        let runs = broken.path().join("store/runs");
+        let files = runs.is_dir().then(|| files_below(&runs));
+        let files = files.into_iter().flatten();
+        files
+            .filter(|file| file.iter().any(|piece| piece == "journal"))
+            .count()
+    };
+    for _ in 0..2 {
+        let (before, begun) = (segments(), Instant::now());
+        let mut running = Running::start(eval(broken.path(), "phi3", &interval));
+        while segments() < before + 2 && !running.has_ended() {
+            assert!(begun.elapsed() < PATIENCE);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        running.kill();
+    }
+    assert!(attempts(broken.path(), "start.json") > attempts(broken.path(), "end.json"));
+    let taken_up = report(broken.path(), "phi3", &MORE);
+    assert_eq!(taken_up["digest"], undisturbed["digest"]);
+    let stats = stats(broken.path());
+    let of = |name: &str| stats[name].as_u64().unwrap();
+    assert!(of("taken_up_tokens") > 0, "{stats}");
+    assert_eq!(of("sampled_tokens") + of("taken_up_tokens"), all, "{stats}");
+}
+
+#[test]
+fn what_candle_does_not_evaluate_is_named_before_anything_runs() {
+    let folder = TempDir::new().unwrap();
+    let copy = TempDir::new().unwrap();
+    for file in std::fs::read_dir(model("phi3")).unwrap().flatten() {
+        std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    }
+    let config = std::fs::read_to_string(copy.path().join("config.json")).unwrap();
+    std::fs::write(
+        copy.path().join("config.json"),
+        config.replace("\"phi3\"", "\"rwkv\""),
+    )
+    .unwrap();
+    let unknown = format!("actor_rollout_ref.model.path={}", copy.path().display());
+    for (change, words) in [
+        (
+            unknown.as_str(),
+            &[
+                "rwkv",
+                "gemma3_text",
+                "engine own computes qwen2",
+                "model.path",
+            ][..],
+        ),
+        (
+            "actor_rollout_ref.model.path=models/base",
+            &["model_type", "engine own computes qwen2"],
+        ),
+        (
+            "actor_rollout_ref.rollout.engine=own",
+            &["phi3", "engine=candle"],
+        ),
+        (
+            "run.pipeline=rl",
+            &["agentgym-submit eval", "qwen2, qwen3, llama and mistral"],
+        ),
+    ] {
+        let mut command = eval(folder.path(), "phi3", &[change]);
+        if change.starts_with("run.pipeline") {
+            command = program("agentgym-submit");
+            command
+                .arg("plan")
+                .arg(folder.path().join("eval.yaml"))
+                .arg(change);
+        }
+        let output = finish(command);
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{change}: {complaint}");
+        for word in words {
+            assert!(complaint.contains(word), "{change}: {word}: {complaint}");
+        }
+    }
+    let longer = [
+        "actor_rollout_ref.rollout.max_model_len=9000",
+        "data.max_prompt_length=4000",
+        "data.max_response_length=4000",
+        "actor_rollout_ref.rollout.prompt_length=4000",
+        "actor_rollout_ref.rollout.response_length=4000",
+    ];
+    let output = finish(eval(folder.path(), "phi3", &longer));
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(complaint.contains("max_model_len=4096"), "{complaint}");
+    assert!(!folder.path().join("store").exists(), "a store was made");
+}
