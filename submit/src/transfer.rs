@@ -6,6 +6,7 @@ use agentgym_storage::BytesRead;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::convert::Infallible;
 use std::io::IsTerminal as _;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ pub(crate) struct Transfer {
     command: &'static str,
     quiet: bool,
     pub(crate) bar: Option<ProgressBar>,
-    pub(crate) bytes: BytesRead,
+    pub(crate) bytes: Arc<BytesRead>,
 }
 
 impl Transfer {
@@ -30,7 +31,7 @@ impl Transfer {
             command,
             quiet: global.quiet,
             bar: seen.then(|| ProgressBar::new(0).with_style(style)),
-            bytes: BytesRead::default(),
+            bytes: Arc::default(),
         }
     }
 

@@ -19,6 +19,8 @@ mod episode;
 mod error;
 mod exhausted;
 mod guard;
+#[cfg(feature = "hub")]
+pub mod hub;
 mod inference;
 mod memory;
 mod meters;

@@ -20,7 +20,15 @@ pub(super) const GROUPS: [(&str, &[&str]); 5] = [
     ),
     (
         "Use, keep and check",
-        &["serve", "export", "check-model", "digest", "verify"],
+        &[
+            "serve",
+            "export",
+            "check-model",
+            "pull",
+            "push",
+            "digest",
+            "verify",
+        ],
     ),
     ("Help", &["keys", "completions", "man", "help"]),
 ];
