@@ -7,9 +7,9 @@ use agentgym_jobs::config::keys::KEYS;
 use agentgym_tests::program::{finish, program, workspace};
 use std::process::{Command, Output};
 
-/// The address space that the program reserves before it reads anything (it starts with 100 MB but
-/// not with 90), plus 200 MB.
-const ADDRESSES_KB: u32 = 100_000 + 200_000;
+/// The address space that the program reserves before it reads anything (`keys` peaks at 280 MB:
+/// libraries, stacks, arenas of the allocator), plus 60 MB.
+const ADDRESSES_KB: u32 = 280_000 + 60_000;
 /// It takes a second; the rest is for a machine that is busy otherwise.
 const SECONDS: u32 = 60;
 

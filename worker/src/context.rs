@@ -5,7 +5,7 @@ use crate::Cause;
 use crate::busy::{Busy, BusyCall};
 use crate::environments::Environments;
 use crate::meters::Meters;
-use crate::policies::{Critics, ForeignModel, Policies};
+use crate::policies::{Critics, KeptForeign, Policies};
 use agentgym_jobs::pipeline::{Part, PartId};
 use agentgym_jobs::plan::Plan;
 use agentgym_storage::{Inputs, Journal, Manifest};
@@ -50,7 +50,7 @@ pub struct Resources {
     /// Policies in memory, by digest.
     pub policies: Policies,
     /// The model that candle evaluates, in memory.
-    pub foreign: ForeignModel,
+    pub foreign: KeptForeign,
     /// Critics in memory, by digest.
     pub critics: Critics,
     /// Environment clients and built-in servers.

@@ -161,9 +161,9 @@ impl Policies {
 
 /// The model that this worker evaluated last, by its files and its longest conversation.
 #[derive(Default)]
-pub struct ForeignModel(Mutex<Option<(blake3::Hash, usize, Arc<ForeignPolicy>)>>);
+pub struct KeptForeign(Mutex<Option<(blake3::Hash, usize, Arc<ForeignPolicy>)>>);
 
-impl ForeignModel {
+impl KeptForeign {
     /// The model of an input, for conversations of at most `context` ids.
     ///
     /// # Errors
