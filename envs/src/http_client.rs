@@ -11,8 +11,8 @@ pub fn http_client() -> reqwest::ClientBuilder {
 pub(crate) const EXCERPT_BYTES: usize = 200;
 
 /// The innermost cause: the operating system's error.
-pub fn causes(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
+pub fn causes(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
     while let Some(inner) = cause.source() {
         cause = inner;
     }

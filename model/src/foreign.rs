@@ -13,10 +13,13 @@ mod network;
 use self::family::Described;
 use self::gguf::GgufFile;
 use self::network::{Network, Reach};
+use crate::folder::names::{CONFIG, EMBEDDING, HEAD, INDEX};
 use crate::folder::parameter::numbers;
 use crate::folder::tensor_file::check_finite;
+use crate::folder::tokenizer;
 use crate::folder::weight_files::WeightFiles;
 use crate::generate::request::{FinishReason, Generation, GenerationRequest};
+use crate::policy_text::GENERATION_CONFIG;
 use crate::sampler::{Draw, Drawn};
 use crate::{Error, PolicyText, Result};
 use candle_core::{DType, Device, Tensor};
@@ -41,19 +44,8 @@ pub struct ForeignModel {
     pub files: Vec<String>,
 }
 
-/// Files of a folder besides the weights.
-const BESIDE: [&str; 10] = [
-    "config.json",
-    "generation_config.json",
-    "chat_template.jinja",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "model.safetensors.index.json",
-];
+/// Files of a folder besides the weights and the tokenizer's.
+const BESIDE: [&str; 4] = [CONFIG, GENERATION_CONFIG, "chat_template.jinja", INDEX];
 
 /// Where a model comes from.
 enum Source {
@@ -63,7 +55,7 @@ enum Source {
 
 impl Source {
     fn open(dir: &Path) -> Result<(Self, PolicyText)> {
-        let has_config = dir.join(crate::folder::names::CONFIG).exists();
+        let has_config = dir.join(CONFIG).exists();
         let file = gguf::find(dir)?;
         let file = file.filter(|_| !has_config || WeightFiles::open(dir).is_err());
         if let Some(path) = file {
@@ -149,7 +141,8 @@ impl ForeignPolicy {
     pub fn check(dir: &Path, context: usize) -> Result<(ForeignModel, PolicyText)> {
         let (source, text) = Source::open(dir)?;
         source.check_context(dir, context)?;
-        let beside = BESIDE.into_iter().filter(|name| dir.join(name).is_file());
+        let beside = BESIDE.into_iter().chain(tokenizer::FILES);
+        let beside = beside.filter(|name| dir.join(name).is_file());
         let (family, parameters) = match &source {
             Source::Folder(described, weights) => (described.name(), weights.parameters()),
             Source::File(file) => (file.architecture, file.parameters),
@@ -335,7 +328,6 @@ fn tensors(mut weights: WeightFiles, tied: bool) -> Result<HashMap<String, Tenso
             Tensor::from_vec(numbers, shape, &Device::Cpu).map_err(|e| bad(e.to_string()))?;
         tensors.insert(name, tensor);
     }
-    use crate::folder::names::{EMBEDDING, HEAD};
     if let Some(embedding) = tensors.get(EMBEDDING).filter(|_| tied).cloned() {
         tensors.entry(HEAD.to_owned()).or_insert(embedding);
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
-const GENERATION_CONFIG: &str = "generation_config.json";
+pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
 pub(crate) const END_KEY: &str = "eos_token_id";
 
 /// The text side of a policy; a clone shares everything.

@@ -55,11 +55,11 @@ pub(crate) fn check_model(path: &str, global: &Global) -> Result<()> {
     let folder = model_folder(path).map_err(Error::Usage)?;
     let found = match ForeignPolicy::check(&folder, 0) {
         Ok((file, text)) if file.gguf => {
-            by_candle(&folder).map_err(|e| Error::Usage(told(&e)))?;
-            Found::of_file(&folder, file, &text)
+            by_candle(&folder, file).map(|file| Found::of_file(&folder, file, &text))
         }
-        _ => Found::read(&folder).map_err(|e| Error::Usage(told(&e)))?,
+        other => Found::read(&folder, other.map(|(model, _)| model)),
     };
+    let found = found.map_err(|e| Error::Usage(told(&e)))?;
     let memory = found.memory();
     match global.json {
         true => text::emit_json(&found.json(memory.as_ref())),
@@ -76,9 +76,8 @@ pub(crate) fn check_model(path: &str, global: &Global) -> Result<()> {
     }
 }
 
-/// Reads a model as candle would, its weights too.
-fn by_candle(folder: &Path) -> Result<ForeignModel, agentgym_model::Error> {
-    let (model, _) = ForeignPolicy::check(folder, 0)?;
+/// Reads the weights of a model as candle would.
+fn by_candle(folder: &Path, model: ForeignModel) -> Result<ForeignModel, agentgym_model::Error> {
     ForeignPolicy::load(folder, model.positions.min(16))?;
     Ok(model)
 }
@@ -102,7 +101,11 @@ fn said(path: &Path) -> Map<String, Value> {
 }
 
 impl Found {
-    fn read(folder: &Path) -> Result<Self, agentgym_model::Error> {
+    /// `foreign` is what candle's reader says of the folder.
+    fn read(
+        folder: &Path,
+        foreign: Result<ForeignModel, agentgym_model::Error>,
+    ) -> Result<Self, agentgym_model::Error> {
         let path = folder.join("config.json");
         let (config, raw) = match ModelConfig::load(folder) {
             Ok(config) => (Ok(config), said(&path)),
@@ -125,7 +128,8 @@ impl Found {
         found.read_text()?;
         let named = found.raw.get("model_type").and_then(Value::as_str);
         if found.config.is_err() && named.is_some_and(|name| CANDLE_FAMILIES.contains(&name)) {
-            found.candle = by_candle(folder).map_err(|e| found.add(&e)).ok();
+            let read = foreign.and_then(|model| by_candle(folder, model));
+            found.candle = read.map_err(|e| found.add(&e)).ok();
         }
         if let Ok(config) = &found.config {
             Weights::check(folder, config)?;

@@ -11,12 +11,8 @@ use std::process::ExitCode;
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    // Candle asks at every product how many threads it has, and reads the system's list of processors
-    // each time unless this is set; a worker gives it one thread for each conversation.
-    if std::env::var_os("CANDLE_CPU_MASK").is_none() {
-        // SAFETY: no other thread has begun.
-        unsafe { std::env::set_var("CANDLE_CPU_MASK", "0") };
-    }
+    // SAFETY: no other thread has begun.
+    unsafe { agentgym_worker::before_threads() };
     let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(e) if e.use_stderr() && std::env::args_os().any(|word| word == "--json") => {

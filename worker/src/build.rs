@@ -5,8 +5,9 @@
 pub const BUILD: &str = env!("AGENTGYM_BUILD");
 
 /// Optional features that were compiled in.
-pub const FEATURES: &str = if cfg!(feature = "cuda") {
-    "features: cuda"
-} else {
-    "features: none"
+pub const FEATURES: &str = match (cfg!(feature = "cuda"), cfg!(feature = "hub")) {
+    (true, true) => "features: cuda, hub",
+    (true, false) => "features: cuda",
+    (false, true) => "features: hub",
+    (false, false) => "features: none",
 };

@@ -1,6 +1,8 @@
 //! Models from and to the Hugging Face hub, by the hub's own crate; only in builds with the feature
 //! `hub`. What is fetched is kept in the cache of the hub's tools, where [`crate::model_folder`] looks.
 
+use crate::model_folder::hub_id;
+use agentgym_envs::{causes, http_client};
 use agentgym_storage::BytesRead;
 use hf_hub::progress::{DownloadEvent, FileProgress, ProgressEvent, ProgressHandler, UploadEvent};
 use hf_hub::repository::{RepoTypeModel, RepoUrl};
@@ -73,7 +75,7 @@ impl Hub {
         let refused = |e: &dyn std::fmt::Display| {
             HubError::Refused(format!("the hub's address ({ENDPOINT}) is unusable: {e}"))
         };
-        let http = reqwest::Client::builder()
+        let http = http_client()
             .redirect(Policy::custom(followed))
             .connect_timeout(PATIENCE)
             .read_timeout(PATIENCE)
@@ -198,24 +200,11 @@ impl Hub {
 }
 
 fn parts(id: &str) -> Result<(&str, &str)> {
-    let plain = |part: &str| {
-        let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        !part.is_empty() && !part.starts_with('.') && part.chars().all(known)
-    };
-    id.split_once('/')
-        .filter(|(owner, name)| plain(owner) && plain(name))
-        .ok_or_else(|| {
-            HubError::Refused(format!(
-                "`{id}` is no id of a model on the hub: it is OWNER/NAME, such as Qwen/Qwen2.5-0.5B-Instruct"
-            ))
-        })
-}
-
-/// An error with everything that it was caused by.
-fn causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    let said: Vec<String> = causes.map(ToString::to_string).collect();
-    said.join(": ")
+    hub_id(id).ok_or_else(|| {
+        HubError::Refused(format!(
+            "`{id}` is no id of a model on the hub: it is OWNER/NAME, such as Qwen/Qwen2.5-0.5B-Instruct"
+        ))
+    })
 }
 
 /// Redirects stay with the host that was asked, or go to the hub's own stores of large files.

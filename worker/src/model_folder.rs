@@ -63,7 +63,8 @@ pub fn model_folder(path: &str) -> Result<PathBuf, String> {
     })
 }
 
-fn hub_id(path: &str) -> Option<(&str, &str)> {
+/// The owner and the name of a model on the hub, if it may be one.
+pub(crate) fn hub_id(path: &str) -> Option<(&str, &str)> {
     let (owner, name) = path.split_once('/')?;
     let plain = |part: &str| {
         !part.is_empty()

@@ -19,6 +19,19 @@ pub fn grace_of(notice: Option<Duration>) -> Duration {
     })
 }
 
+/// What a program sets before anything else.
+///
+/// # Safety
+/// No other thread may have begun, since they could read the environment meanwhile.
+pub unsafe fn before_threads() {
+    // Candle asks at every product how many threads it has, and reads the system's list of processors
+    // each time unless this is set; a worker gives it one thread for each conversation.
+    if std::env::var_os("CANDLE_CPU_MASK").is_none() {
+        // SAFETY: the caller's promise.
+        unsafe { std::env::set_var("CANDLE_CPU_MASK", "0") };
+    }
+}
+
 /// A name for the `index`th worker of this process.
 pub fn worker_name(index: usize) -> String {
     format!("{}/{index}", agentgym_queue::process_name())

@@ -28,27 +28,11 @@ pub(super) fn kind_in(tree: &Value, key: &KeySpec) -> Kind {
 pub(super) fn check(config: &Config) -> Result<()> {
     let (rollout, algorithm) = (&config.actor_rollout_ref.rollout, &config.algorithm);
     let server = &rollout.server;
-    let in_process = match rollout.engine {
-        RolloutEngine::Own => Some("own"),
-        RolloutEngine::Candle => Some("candle"),
-        RolloutEngine::Server | RolloutEngine::Chat => None,
-    };
-    if let Some(engine) = in_process {
-        if server.url.is_some() || server.dialect.is_some() {
-            return Err(Error::value(
-                if server.url.is_some() { URL } else { DIALECT },
-                format!(
-                    "is not used where {ENGINE} is {engine}; set that to server, or leave this out"
-                ),
-            ));
-        }
-        return match rollout.engine {
-            RolloutEngine::Candle => candle(config),
-            _ => Ok(()),
-        };
-    }
-    if rollout.engine == RolloutEngine::Chat {
-        return chat(config);
+    match rollout.engine {
+        RolloutEngine::Own => return no_server(config, "own"),
+        RolloutEngine::Candle => return no_server(config, "candle").and_then(|()| candle(config)),
+        RolloutEngine::Chat => return chat(config),
+        RolloutEngine::Server => {}
     }
     match config.run.pipeline {
         Pipeline::Rl => {}
@@ -97,6 +81,20 @@ pub(super) fn check(config: &Config) -> Result<()> {
         ));
     }
     address(config)
+}
+
+/// An engine in this process asks no server.
+fn no_server(config: &Config, engine: &str) -> Result<()> {
+    let server = &config.actor_rollout_ref.rollout.server;
+    match (&server.url, server.dialect) {
+        (None, None) => Ok(()),
+        (url, _) => Err(Error::value(
+            if url.is_some() { URL } else { DIALECT },
+            format!(
+                "is not used where {ENGINE} is {engine}; set that to server, or leave this out"
+            ),
+        )),
+    }
 }
 
 /// Candle plays what it cannot train.

@@ -1,6 +1,7 @@
 //! What computations with a network take of a GPU's memory, counted in bytes that exist at the same
 //! time in `gpu`. Nothing fragments it there: what is freed is given to the next that asks.
 
+use crate::compute::footprint::Footprint;
 use crate::gpu::{CHUNK_ROWS, TILE};
 use crate::{Dtype, LoraOptions, ModelConfig, parameter_shapes};
 
@@ -14,14 +15,8 @@ const GRADIENTS: u128 = 2;
 /// Counts of bytes, of which measured peaks are 0.89 to 1.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceFootprint {
-    layers: u128,
-    hidden: u128,
-    intermediate: u128,
-    query_width: u128,
-    key_width: u128,
+    shape: Footprint,
     heads: u128,
-    norms_heads: bool,
-    vocabulary: u128,
     /// Bytes of an operand.
     operand: u128,
     network: u128,
@@ -48,14 +43,8 @@ impl DeviceFootprint {
         let angles = NUMBER * (config.max_position_embeddings * config.head_dim) as u128;
         let factor_bytes: u128 = factors.iter().flatten().map(|(_, s)| bytes(s)).sum();
         DeviceFootprint {
-            layers: config.num_hidden_layers as u128,
-            hidden: config.hidden_size as u128,
-            intermediate: config.intermediate_size as u128,
-            query_width: config.query_width() as u128,
-            key_width: config.key_width() as u128,
+            shape: Footprint::of(config),
             heads: config.num_attention_heads as u128,
-            norms_heads: config.norms_heads(),
-            vocabulary: config.vocab_size as u128,
             operand,
             network: shapes.values().map(bytes).sum::<u128>() + angles + factor_bytes,
             trained: factors.as_ref().unwrap_or(&shapes).values().map(size).sum(),
@@ -87,7 +76,7 @@ impl DeviceFootprint {
     pub fn scoring(&self, tokens: u128) -> u128 {
         let rows = padded(tokens);
         let pass = rows * self.forward();
-        let head = rows * (NUMBER + self.operand) * self.hidden + self.logits(rows);
+        let head = rows * (NUMBER + self.operand) * self.shape.hidden + self.logits(rows);
         self.network + pass.max(head)
     }
 
@@ -95,30 +84,32 @@ impl DeviceFootprint {
     /// caches. Recorded steps have memory of their own.
     pub fn generating(&self, rows: u128, prefill: u128, cached: u128) -> u128 {
         let steps = (padded(rows + prefill) + padded(rows)) * self.forward();
-        let logits = NUMBER * padded(rows) * self.vocabulary;
+        let logits = NUMBER * padded(rows) * self.shape.vocabulary;
         self.network + steps + logits + cached * self.cached()
     }
 
     /// Keys and values of a token in all layers.
     fn cached(&self) -> u128 {
-        self.layers * 2 * self.key_width * self.operand
+        self.shape.layers * 2 * self.shape.key_width * self.operand
     }
 
     /// A gradient unit: tapes, and the larger of the head's and of a layer's way back.
     fn unit(&self, tokens: u128, checkpointed: bool) -> u128 {
-        let (rows, hidden) = (padded(tokens), NUMBER * self.hidden);
+        let (rows, hidden) = (padded(tokens), NUMBER * self.shape.hidden);
         let (kept, again) = match checkpointed {
-            true => (self.layers * hidden, self.tape() - hidden),
-            false => (self.layers * self.tape(), 0),
+            true => (self.shape.layers * hidden, self.tape() - hidden),
+            false => (self.shape.layers * self.tape(), 0),
         };
         // The last layer's output, and that normed.
-        let kept = kept + hidden + self.operand * self.hidden;
-        let by_logits = self.chunk(rows) * (self.operand * self.vocabulary + hidden);
+        let kept = kept + hidden + self.operand * self.shape.hidden;
+        let by_logits = self.chunk(rows) * (self.operand * self.shape.vocabulary + hidden);
         let head = rows * hidden + self.logits(rows) + by_logits;
         // The derivative of the residual stream; the MLP's product with the derivative by it, or that
         // with those by gate and up.
-        let product = self.operand * self.intermediate;
-        let mlp = NUMBER * self.intermediate + product + product.max(self.operand * self.hidden);
+        let product = self.operand * self.shape.intermediate;
+        let mlp = NUMBER * self.shape.intermediate
+            + product
+            + product.max(self.operand * self.shape.hidden);
         rows * kept + head.max(rows * (again + hidden + mlp))
     }
 
@@ -129,32 +120,32 @@ impl DeviceFootprint {
 
     /// A chunk of logits and its hidden states.
     fn logits(&self, rows: u128) -> u128 {
-        self.chunk(rows) * (NUMBER * self.vocabulary + self.operand * self.hidden)
+        self.chunk(rows) * (NUMBER * self.shape.vocabulary + self.operand * self.shape.hidden)
     }
 
     /// Of a layer, per row: input, attention, middle, gate and up.
     fn tape(&self) -> u128 {
-        NUMBER * 2 * (self.hidden + self.intermediate) + self.attention()
+        NUMBER * 2 * (self.shape.hidden + self.shape.intermediate) + self.attention()
     }
 
     /// Queries, keys, values and output of attention, and the sums of its weights; the projections
     /// where heads are normed.
     fn attention(&self) -> u128 {
-        let projections = match self.norms_heads {
-            true => NUMBER * (self.query_width + 2 * self.key_width),
+        let projections = match self.shape.norms_heads {
+            true => NUMBER * (self.shape.query_width + 2 * self.shape.key_width),
             false => 0,
         };
-        let operands = 2 * (self.query_width + self.key_width);
+        let operands = 2 * (self.shape.query_width + self.shape.key_width);
         self.operand * operands + NUMBER * self.heads + projections
     }
 
     /// One layer of a pass that nothing goes back through, per row: its input, and the larger of
     /// attention with its projections, and of gate and up beside the norm or the product.
     fn forward(&self) -> u128 {
-        let projections = NUMBER * (self.query_width + 2 * self.key_width);
-        let mlp = NUMBER * 2 * self.intermediate;
-        let mlp = mlp + self.operand * self.intermediate.max(self.hidden);
-        NUMBER * self.hidden + mlp.max(projections + self.attention())
+        let projections = NUMBER * (self.shape.query_width + 2 * self.shape.key_width);
+        let mlp = NUMBER * 2 * self.shape.intermediate;
+        let mlp = mlp + self.operand * self.shape.intermediate.max(self.shape.hidden);
+        NUMBER * self.shape.hidden + mlp.max(projections + self.attention())
     }
 }
 

@@ -11,13 +11,13 @@ const NUMBER: u128 = 4;
 /// Counts of f32 numbers. Measured peaks are 0.7 to 1.0 of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Footprint {
-    layers: u128,
-    hidden: u128,
-    intermediate: u128,
-    query_width: u128,
-    key_width: u128,
-    norms_heads: bool,
-    vocabulary: u128,
+    pub(super) layers: u128,
+    pub(super) hidden: u128,
+    pub(super) intermediate: u128,
+    pub(super) query_width: u128,
+    pub(super) key_width: u128,
+    pub(super) norms_heads: bool,
+    pub(super) vocabulary: u128,
 }
 
 impl Footprint {

@@ -17,7 +17,7 @@ pub(crate) use self::needles::Needles;
 use crate::{Error, Result};
 
 /// Files of a tokenizer that are carried along unchanged; the first is required.
-const FILES: [&str; 6] = [
+pub(crate) const FILES: [&str; 6] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

@@ -182,7 +182,7 @@ fn library(dtype: Dtype) -> &'static Library {
 }
 
 /// Options of the compiler.
-const COMPILING: [&str; 7] = [
+const COMPILING: [&str; 8] = [
     "-std=c++17",
     "-O2",
     // One-instruction multiply-adds, and only where the kernels contain them.
@@ -191,6 +191,8 @@ const COMPILING: [&str; 7] = [
     "-U_FORTIFY_SOURCE",
     "-Wall",
     "-fPIC",
+    // A library's shared memory is its own, also where another has a variable of the same name.
+    "-fno-gnu-unique",
 ];
 
 /// Whether every load and store is looked at, which takes ten times as long.

@@ -169,12 +169,8 @@ fn price(text: &str) -> Result<f64, String> {
 }
 
 fn main() -> ExitCode {
-    // Candle asks at every product how many threads it has, and reads the system's list of processors
-    // each time unless this is set; a worker gives it one thread for each conversation.
-    if std::env::var_os("CANDLE_CPU_MASK").is_none() {
-        // SAFETY: no other thread has begun.
-        unsafe { std::env::set_var("CANDLE_CPU_MASK", "0") };
-    }
+    // SAFETY: no other thread has begun.
+    unsafe { agentgym_worker::before_threads() };
     let arguments = Arguments::parse();
     let log = tracing_subscriber::fmt()
         .with_writer(|| Visible(std::io::stderr()))

@@ -12,7 +12,6 @@ use crate::{
 
 /// In a process of its own, since the kernels are compiled once in each.
 #[test]
-#[ignore = "it complains of a kernel, and whether that or the looking is at fault is not known yet"]
 fn every_access_is_inside_and_raced_by_none() {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "gpu::tests::accesses::small_shapes_compute"]);
