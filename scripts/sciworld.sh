@@ -26,10 +26,10 @@ echo "$jar"
 if ! command -v java > /dev/null; then
   packages sciworld "install Java 11 or later" default-jre-headless
 fi
-SCIENCEWORLD_JAR="$jar" cargo test --release --workspace --lib sciworld -- --include-ignored --nocapture
+SCIENCEWORLD_JAR="$jar" cargo test --release --workspace --features "${AGENTGYM_FEATURES:-}" --lib sciworld -- --include-ignored --nocapture
 
 # No Java process may be left, whatever ends its server.
-cargo build --release --workspace --bins
+cargo build --release --workspace --features "${AGENTGYM_FEATURES:-}" --bins
 for signal in TERM KILL; do
   out="$(mktemp)"
   "$target/release/agentgym-env" sciworld --jar "$jar" --port 0 > "$out" &

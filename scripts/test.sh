@@ -4,20 +4,22 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
+# What only some programs are built with is tested with the rest; sciworld.sh builds the same.
+export AGENTGYM_FEATURES=agentgym-submit/candle,agentgym-tests/candle
 # The tests run the programs themselves, which `cargo test` does not build.
-cargo build --release --workspace --bins --examples
+cargo build --release --workspace --bins --examples --features "$AGENTGYM_FEATURES"
 if [ $# -gt 0 ]; then
-  exec cargo test --release --workspace -- "$@"
+  exec cargo test --release --workspace --features "$AGENTGYM_FEATURES" -- "$@"
 fi
 cargo fmt --all --check
-cargo clippy --release --workspace --all-targets -- -D warnings
-# What only a GPU runs is at least compiled and looked at.
+cargo clippy --release --workspace --all-targets --features "$AGENTGYM_FEATURES" -- -D warnings
+# What only a GPU runs is at least compiled and looked at; so is a program without candle.
 cargo clippy --release --workspace --all-targets --features agentgym-worker/cuda -- -D warnings
 # NVRTC compiles the GPU's kernels where scripts/cuda-libs.sh, or a toolkit, has put it.
 if [ -n "${AGENTGYM_CUDA_LIBS:-}" ]; then
   cargo test --release --workspace --lib --features agentgym-worker/cuda gpu::
 fi
-RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --document-private-items
+RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --features "$AGENTGYM_FEATURES" --no-deps --document-private-items
 # The suite checks licences, sources and bans itself; cargo-deny looks closer where it is there.
 if command -v cargo-deny >/dev/null 2>&1; then
   cargo deny --offline check bans licenses sources
@@ -34,15 +36,15 @@ scripts/sciworld.sh --test
 # Last, so that what a reader sees last is how the tests went, and which took longest.
 log="$(mktemp)"
 trap 'rm -f "$log"' EXIT
-cargo test --release --workspace --doc
+cargo test --release --workspace --features "$AGENTGYM_FEATURES" --doc
 timed="target.\"cfg(all())\".runner=[\"$PWD/scripts/timed.sh\"]"
 if [ -n "${AGENTGYM_DATA:-}" ]; then
-  cargo test --release --workspace --lib --config "$timed" -- --ignored minecraft | tee "$log"
+  cargo test --release --workspace --features "$AGENTGYM_FEATURES" --lib --config "$timed" -- --ignored minecraft | tee "$log"
   grep -q 'minecraft.* ok' "$log" || { echo "test: no test of third-party data has run" >&2; exit 1; }
 else
   echo "test: AGENTGYM_DATA is not set: the tests of third-party data, which are ignored by name, do not run" >&2
 fi
-cargo test --release --workspace --lib --bins --tests --config "$timed" | tee -a "$log"
+cargo test --release --workspace --features "$AGENTGYM_FEATURES" --lib --bins --tests --config "$timed" | tee -a "$log"
 echo "the ten slowest tests:"
 sed -n 's/^test \(.*\) \.\.\. ok <\([0-9.]*\)s>$/\2 s  \1/p' "$log" | sort -rn | sed -n 1,10p
 echo "all of them:"

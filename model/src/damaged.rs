@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::folder::chat::Chat;
 use crate::folder::tensor_file::TensorFile;
 use crate::mutations::survives;
-use crate::{ForeignPolicy, LoraOptions, Message, ModelConfig, Role, Tokenizer, parameter_shapes};
+use crate::{LoraOptions, Message, ModelConfig, Role, Tokenizer, parameter_shapes};
 use serde_json::Value as Json;
 
 fn fixtures() -> PathBuf {
@@ -47,6 +47,7 @@ fn configs() {
     );
 }
 
+#[cfg(feature = "candle")]
 #[test]
 fn gguf_files_and_configs_for_candle() {
     for (folder, name, cases) in [
@@ -63,7 +64,7 @@ fn gguf_files_and_configs_for_candle() {
         let corpus = [std::fs::read(from.join(name)).unwrap()];
         survives(folder, &corpus, cases, 64 << 20, |bytes| {
             std::fs::write(dir.path().join(name), bytes).unwrap();
-            if let Ok(policy) = ForeignPolicy::load(dir.path(), 64) {
+            if let Ok(policy) = crate::ForeignPolicy::load(dir.path(), 64) {
                 assert!(policy.text().vocab_size() > 0);
             }
         });

@@ -35,8 +35,13 @@ pub struct Cli {
 
 /// The text that `--version` prints after the name.
 fn version() -> &'static str {
-    static VERSION: LazyLock<String> =
-        LazyLock::new(|| format!("{} ({})", env!("AGENTGYM_BUILD"), agentgym_worker::FEATURES));
+    static VERSION: LazyLock<String> = LazyLock::new(|| {
+        format!(
+            "{} ({})",
+            env!("AGENTGYM_BUILD"),
+            agentgym_worker::features()
+        )
+    });
     &VERSION
 }
 

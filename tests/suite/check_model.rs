@@ -106,6 +106,7 @@ fn other_families_are_told_with_those_that_train() {
     assert!(found["sizes"]["num_hidden_layers"].as_u64().unwrap() > 0);
 }
 
+#[cfg(feature = "candle")]
 #[test]
 fn families_that_candle_evaluates_are_told_with_the_engine() {
     let fixtures = workspace().join("tests/fixtures/candle");

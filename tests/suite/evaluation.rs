@@ -1,6 +1,7 @@
 //! `agentgym-submit eval` as a user runs it: test files with categories, a run that is killed
 //! half-way, and a table whose figures follow from the items.
 
+#[cfg(feature = "candle")]
 mod candle;
 
 use agentgym_tests::files::files_below;
@@ -215,4 +216,28 @@ fn what_cannot_be_judged_is_named_before_anything_runs() {
         assert!(complaint.contains(words), "{change}: {complaint}");
     }
     assert!(!folder.path().join("store").exists(), "a store was made");
+}
+
+#[cfg(not(feature = "candle"))]
+#[test]
+fn a_program_without_candle_says_how_to_build_one() {
+    let folder = TempDir::new().unwrap();
+    let phi3 = agentgym_tests::program::workspace().join("tests/fixtures/candle/phi3");
+    let path = format!("actor_rollout_ref.model.path={}", phi3.display());
+    let engine = "actor_rollout_ref.rollout.engine=candle";
+    let mut check = program("agentgym-submit");
+    check.arg("check-model").arg(&phi3);
+    for command in [eval(folder.path(), &[engine, &path]), check] {
+        let output = finish(command);
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{complaint}");
+        assert!(
+            complaint.contains("--features agentgym-submit/candle"),
+            "{complaint}"
+        );
+    }
+    assert!(
+        !folder.path().join("store/runs").exists(),
+        "a run was begun"
+    );
 }

@@ -13,7 +13,11 @@ fn the_programs_say_which_build_they_are() {
         let said = String::from_utf8(finish(command).stdout).unwrap();
         let build = said.strip_prefix(&format!("{name} {}", env!("CARGO_PKG_VERSION")));
         let build = build.unwrap_or_else(|| panic!("{said}")).trim();
-        let build = build.strip_suffix("(features: none)").unwrap().trim();
+        let features = match cfg!(feature = "candle") {
+            true => "(features: candle)",
+            false => "(features: none)",
+        };
+        let build = build.strip_suffix(features).expect(&said).trim();
         let commit = build.trim_end_matches("+dirty");
         let is_commit = commit.len() >= 12 && commit.chars().all(|c| c.is_ascii_hexdigit());
         assert!(commit.is_empty() || is_commit, "{said}");

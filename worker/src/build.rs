@@ -5,9 +5,16 @@
 pub const BUILD: &str = env!("AGENTGYM_BUILD");
 
 /// Optional features that were compiled in.
-pub const FEATURES: &str = match (cfg!(feature = "cuda"), cfg!(feature = "hub")) {
-    (true, true) => "features: cuda, hub",
-    (true, false) => "features: cuda",
-    (false, true) => "features: hub",
-    (false, false) => "features: none",
-};
+pub fn features() -> String {
+    let all = [
+        ("candle", cfg!(feature = "candle")),
+        ("cuda", cfg!(feature = "cuda")),
+        ("hub", cfg!(feature = "hub")),
+    ];
+    let names = all.into_iter().filter(|(_, built)| *built);
+    let names: Vec<&str> = names.map(|(name, _)| name).collect();
+    match names.is_empty() {
+        true => "features: none".to_owned(),
+        false => format!("features: {}", names.join(", ")),
+    }
+}

@@ -42,7 +42,7 @@ pub mod stages;
 mod turn_engine;
 pub mod turn_journal;
 
-pub use build::{BUILD, FEATURES};
+pub use build::{BUILD, features};
 pub use busy::BusyCall;
 pub use context::{Beat, Event, Report, Resources, StageContext};
 pub use decoder::PREFILL_CHUNK_TOKENS;

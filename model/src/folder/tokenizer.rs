@@ -154,6 +154,7 @@ impl Tokenizer {
     }
 
     /// The spelling of an id in the vocabulary.
+    #[cfg(feature = "candle")]
     pub(crate) fn id_to_token(&self, id: u32) -> Option<String> {
         self.parsing.id_to_token(id)
     }

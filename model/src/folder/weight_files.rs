@@ -144,6 +144,7 @@ impl WeightFiles {
     }
 
     /// Numbers of all tensors.
+    #[cfg(feature = "candle")]
     pub(crate) fn parameters(&self) -> u64 {
         let infos = self
             .places
@@ -155,6 +156,7 @@ impl WeightFiles {
     }
 
     /// Where the files are.
+    #[cfg(feature = "candle")]
     pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(TensorFile::path)
     }

@@ -4,7 +4,7 @@
 use super::{attempts, said};
 use agentgym_tests::files::files_below;
 use agentgym_tests::program::{Running, finish, program, workspace};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -29,7 +29,35 @@ fn model(name: &str) -> String {
     folder.display().to_string()
 }
 
-fn eval(folder: &Path, name: &str, more: &[&str]) -> Command {
+/// models/base, which solves tasks, as a mixture whose layers all are the ordinary kind: the one policy
+/// that candle and our own networks both compute.
+fn base_as_mixture() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for file in std::fs::read_dir(workspace().join("models/base")).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let path = folder.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    for (key, value) in [
+        ("model_type", json!("qwen2_moe")),
+        ("architectures", json!(["Qwen2MoeForCausalLM"])),
+        ("decoder_sparse_step", json!(1000)),
+        ("max_window_layers", json!(28)),
+        ("moe_intermediate_size", json!(12)),
+        ("shared_expert_intermediate_size", json!(20)),
+        ("num_experts", json!(4)),
+        ("num_experts_per_tok", json!(2)),
+        ("norm_topk_prob", json!(false)),
+        ("sliding_window", json!(0)),
+    ] {
+        config[key] = value;
+    }
+    std::fs::write(&path, config.to_string()).unwrap();
+    folder
+}
+
+fn eval(folder: &Path, path: &str, more: &[&str]) -> Command {
     let config = folder.join("eval.yaml");
     std::fs::write(&config, CONFIG).unwrap();
     let mut command = program("agentgym-submit");
@@ -38,13 +66,13 @@ fn eval(folder: &Path, name: &str, more: &[&str]) -> Command {
         .arg(config)
         .args(["--quiet", "--json", "--store"])
         .arg(folder.join("store"))
-        .arg(format!("actor_rollout_ref.model.path={}", model(name)))
+        .arg(format!("actor_rollout_ref.model.path={path}"))
         .args(more);
     command
 }
 
-fn report(folder: &Path, name: &str, more: &[&str]) -> Value {
-    serde_json::from_str(&said(eval(folder, name, more))).unwrap()
+fn report(folder: &Path, path: &str, more: &[&str]) -> Value {
+    serde_json::from_str(&said(eval(folder, path, more))).unwrap()
 }
 
 /// What the evaluation's commit says it took.
@@ -56,7 +84,11 @@ fn stats(folder: &Path) -> Value {
 
 #[test]
 fn other_families_play_to_the_same_bytes_twice() {
-    for name in ["gemma", "phi3", "qwen2_moe", "llama-gguf"] {
+    let base = base_as_mixture();
+    let base = base.path().to_str().unwrap();
+    let others = ["gemma", "phi3", "qwen2_moe", "llama-gguf"].map(model);
+    let mut scores = Vec::new();
+    for name in others.iter().map(String::as_str).chain([base]) {
         let [one, two] = ["1", "2"].map(|threads| {
             let folder = TempDir::new().unwrap();
             let threads = format!("jobs.threads={threads}");
@@ -72,14 +104,26 @@ fn other_families_play_to_the_same_bytes_twice() {
             one.0["model"].as_str().unwrap().ends_with("by candle,"),
             "{name}"
         );
+        scores.push(one.0["sets"].clone());
     }
+    // Random weights solve nothing; the policy that does has the outcomes of our own engine, draw by draw.
+    let folder = TempDir::new().unwrap();
+    let own = ["actor_rollout_ref.rollout.engine=own"];
+    let own = report(folder.path(), "models/base", &own)["sets"].clone();
+    assert_eq!(scores.last(), Some(&own));
+    let solved = own["near"]["score"]["avg"]["mean"].as_f64().unwrap();
+    assert!(solved > 0.2 && solved < 1.0, "{own}");
 }
 
 #[test]
 fn a_killed_evaluation_by_candle_samples_no_journalled_turn_again() {
     const MORE: [&str; 2] = ["evaluation.samples=12", "jobs.threads=1"];
     let (whole, broken) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    let undisturbed = report(whole.path(), "phi3", &MORE);
+    let base = base_as_mixture();
+    let base = base.path().to_str().unwrap();
+    let undisturbed = report(whole.path(), base, &MORE);
+    let solved = &undisturbed["sets"]["near"]["score"]["avg"]["mean"];
+    assert!(solved.as_f64().unwrap() > 0.2, "{undisturbed}");
     let all = stats(whole.path())["sampled_tokens"].as_u64().unwrap();
     let interval = [&MORE[..], &["jobs.journal_interval_s=0.1"]].concat();
     let segments = || {
@@ -92,7 +136,7 @@ fn a_killed_evaluation_by_candle_samples_no_journalled_turn_again() {
     };
     for _ in 0..2 {
         let (before, begun) = (segments(), Instant::now());
-        let mut running = Running::start(eval(broken.path(), "phi3", &interval));
+        let mut running = Running::start(eval(broken.path(), base, &interval));
         while segments() < before + 2 && !running.has_ended() {
             assert!(begun.elapsed() < PATIENCE);
             std::thread::sleep(Duration::from_millis(5));
@@ -100,7 +144,7 @@ fn a_killed_evaluation_by_candle_samples_no_journalled_turn_again() {
         running.kill();
     }
     assert!(attempts(broken.path(), "start.json") > attempts(broken.path(), "end.json"));
-    let taken_up = report(broken.path(), "phi3", &MORE);
+    let taken_up = report(broken.path(), base, &MORE);
     assert_eq!(taken_up["digest"], undisturbed["digest"]);
     let stats = stats(broken.path());
     let of = |name: &str| stats[name].as_u64().unwrap();
@@ -145,7 +189,7 @@ fn what_candle_does_not_evaluate_is_named_before_anything_runs() {
             &["agentgym-submit eval", "qwen2, qwen3, llama and mistral"],
         ),
     ] {
-        let mut command = eval(folder.path(), "phi3", &[change]);
+        let mut command = eval(folder.path(), &model("phi3"), &[change]);
         if change.starts_with("run.pipeline") {
             command = program("agentgym-submit");
             command
@@ -167,7 +211,7 @@ fn what_candle_does_not_evaluate_is_named_before_anything_runs() {
         "actor_rollout_ref.rollout.prompt_length=4000",
         "actor_rollout_ref.rollout.response_length=4000",
     ];
-    let output = finish(eval(folder.path(), "phi3", &longer));
+    let output = finish(eval(folder.path(), &model("phi3"), &longer));
     let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(complaint.contains("max_model_len=4096"), "{complaint}");
     let runs = folder.path().join("store/runs");

@@ -135,8 +135,13 @@ struct PolicySync {
 
 /// The output of `--version` after the name.
 fn version() -> &'static str {
-    static VERSION: LazyLock<String> =
-        LazyLock::new(|| format!("{} ({})", agentgym_worker::BUILD, agentgym_worker::FEATURES));
+    static VERSION: LazyLock<String> = LazyLock::new(|| {
+        format!(
+            "{} ({})",
+            agentgym_worker::BUILD,
+            agentgym_worker::features()
+        )
+    });
     &VERSION
 }
 

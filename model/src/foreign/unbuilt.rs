@@ -1,0 +1,59 @@
+//! The same names in a program without candle: no folder can be read, so that there is neither a
+//! policy nor a conversation.
+
+use super::ForeignModel;
+use crate::{Error, Generation, GenerationRequest, PolicyText, Result};
+use std::convert::Infallible;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A model and its text side.
+#[derive(Debug)]
+pub struct ForeignPolicy(Infallible);
+
+impl ForeignPolicy {
+    /// # Errors
+    /// Always: this program was built without candle.
+    pub fn check(dir: &Path, _context: usize) -> Result<(ForeignModel, PolicyText)> {
+        Err(Error::Candle {
+            path: dir.to_owned(),
+            message: "this program was built without it; build it with --features agentgym-submit/candle (a worker with \
+                      --features agentgym-worker/candle)"
+                .to_owned(),
+        })
+    }
+
+    /// # Errors
+    /// Always: this program was built without candle.
+    pub fn load(dir: &Path, context: usize) -> Result<Self> {
+        Self::check(dir, context).map(|_| unreachable!("a folder was read without candle"))
+    }
+
+    /// What the folder says of text.
+    pub fn text(&self) -> &PolicyText {
+        match self.0 {}
+    }
+
+    /// A conversation in which nothing was said.
+    pub fn begin(self: &Arc<Self>) -> Conversation {
+        match self.0 {}
+    }
+}
+
+/// A conversation, with what the network keeps of it.
+pub struct Conversation(Infallible);
+
+impl Conversation {
+    /// The message behind `request.append`.
+    ///
+    /// # Errors
+    /// None; there is no conversation.
+    pub fn turn(
+        &mut self,
+        _request: &GenerationRequest,
+        _sampled: &[bool],
+        _wanted: impl FnMut() -> bool,
+    ) -> Result<Option<Generation>> {
+        match self.0 {}
+    }
+}
