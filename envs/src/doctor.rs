@@ -342,7 +342,7 @@ impl Doctor<'_> {
     /// A failed call must not look like a step.
     async fn errors(&mut self) {
         let step = json!({self.spec.id_key: NO_SESSION, "action": "x"});
-        let reply = self.post("/step", step).await;
+        let reply = self.post(self.spec.routes.step, step).await;
         let (verdict, found) = match (reply, self.spec.errors) {
             (Err(error), _) => (
                 Verdict::Bad,
@@ -365,7 +365,7 @@ impl Doctor<'_> {
             }
         };
         self.note("errors", verdict, found);
-        let reply = self.post("/step", json!({})).await;
+        let reply = self.post(self.spec.routes.step, json!({})).await;
         let (verdict, found) = match reply {
             Ok((422, body)) => {
                 let count = body["detail"].as_array().map_or(0, Vec::len);
@@ -433,7 +433,8 @@ impl Doctor<'_> {
     }
 
     async fn create_and_close(&self) -> Result<bool, String> {
-        let path = "/create";
+        let routes = self.spec.routes;
+        let path = routes.create;
         let created = match self.spec.create_body {
             CreateBody::Nothing => self.ask(reqwest::Method::POST, path, None).await?,
             CreateBody::EmptyObject => self.post(path, json!({})).await?,
@@ -448,7 +449,7 @@ impl Doctor<'_> {
         }
         let mut body = Map::new();
         body.insert(self.spec.id_key.to_owned(), id);
-        let (status, reply) = self.post("/close", Value::Object(body)).await?;
+        let (status, reply) = self.post(routes.close, Value::Object(body)).await?;
         Ok(status == 200 && reply != json!(false))
     }
 }

@@ -24,6 +24,7 @@ mod scenes;
 pub mod server;
 pub mod spec;
 mod task_index;
+pub mod template;
 
 pub use client::{ClientCounters, ClientOptions, EnvClient, Session, StepOutput};
 pub use env::{babyai, searchqa, textcraft};

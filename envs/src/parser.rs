@@ -4,11 +4,14 @@
 //! is therefore part of an environment's specification and copied exactly. Changes made by the
 //! cleaning are reported, because a lenient parser shifts scores.
 
+use serde::{Deserialize, Serialize};
+
 #[cfg(test)]
 mod tests;
 
 /// How an environment's action is found in a model's text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Parser {
     /// The text after `Action:` up to the end of its line (white space, including line ends, may

@@ -1,13 +1,15 @@
 //! Descriptions of environments, as data.
 //!
 //! AgentGym's servers differ in field names, reply shapes and the meaning of a reward. There is one
-//! client, which reads the differences from an [`EnvSpec`]. To support a third-party server, add an
-//! [`EnvSpec`] to the list of remote ones.
+//! client, which reads the differences from an [`EnvSpec`]. A server that this program does not know
+//! is described by a person's file ([`declared`]).
 
 pub(crate) mod base;
+pub mod declared;
 mod remote;
 mod tools;
 pub(crate) mod types;
+mod wire;
 
 #[cfg(test)]
 mod tests;

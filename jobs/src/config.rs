@@ -16,6 +16,7 @@ mod types;
 mod upstream;
 
 pub use check::LORA_MODULES;
+pub(crate) use names::check_environments;
 pub use read::ResolvedConfig;
 pub use sft::rows_held_out;
 pub use types::*;

@@ -21,6 +21,7 @@ pub mod planner;
 mod prompts;
 pub mod random;
 pub mod records;
+mod specs;
 mod stage;
 pub mod tasks;
 pub mod trajectory;

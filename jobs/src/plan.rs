@@ -318,6 +318,7 @@ fn refuse_secrets_in(path: &str, value: &Value, before: Option<&Value>) -> Resul
 
 /// Replaces files that the config names by their contents.
 fn absorb_files(config: &mut ResolvedConfig, base: &Path) -> Result<()> {
+    crate::specs::absorb(config, base)?;
     absorb_item_files(config, base)?;
     crate::demonstration_files::absorb(config, base)?;
     crate::agenteval::absorb(config, base)?;

@@ -2,12 +2,12 @@
 //! or another part size sees the same tasks.
 
 use crate::config::keys::limits::LISTED_MAX;
-pub use crate::config::names::AGENTGYM_NAMES;
 use crate::config::{Data, Environment, Items, TaskSource};
 use crate::episode::Task;
 use crate::files::{self, ITEMS_BYTES_MAX};
 use crate::random::permutation;
 use crate::{Error, Result};
+use agentgym_envs::spec;
 use serde::Deserializer as _;
 use serde::de::{SeqAccess, Visitor};
 use std::collections::BTreeMap;
@@ -227,7 +227,7 @@ pub fn read_train_items(
         };
         if belongs == env && ![env, own, ""].contains(&&*name) {
             let (first, other) = stranger.get_or_insert((index, Arc::clone(&name)));
-            if AGENTGYM_NAMES.contains(&&*name) || *other != name {
+            if spec::spec(&name).is_ok() || *other != name {
                 let others = match *other == name {
                     true => String::new(),
                     false => format!(", row {first} is of `{other}`"),

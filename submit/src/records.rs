@@ -4,7 +4,6 @@
 use crate::Result;
 use crate::runs::{RunView, part_id};
 use crate::text::plain_zeros;
-use agentgym_envs::spec::spec;
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Episodes, OPENING, Sequence};
 use agentgym_jobs::pipeline::Records;
@@ -142,7 +141,7 @@ pub(crate) fn list_actions(plan: &Plan, episodes: &mut [Episode]) {
     let environments = plan.config.environments();
     for episode in episodes {
         let known = environments.get(&episode.task.env);
-        let Some(spec) = known.and_then(|e| spec(&e.task_name).ok()) else {
+        let Some(spec) = known.and_then(|e| plan.config.spec(&e.task_name).ok()) else {
             continue;
         };
         if !episode.available_actions().is_empty() {

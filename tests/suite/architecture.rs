@@ -63,7 +63,7 @@ const IMPORTS: [(&str, &[&str]); 13] = [
 ];
 
 /// Dependencies that only one crate may use (or those with a row), by name prefix.
-const OWNED: [(&str, &str); 24] = [
+const OWNED: [(&str, &str); 25] = [
     ("candle", "agentgym-model"),
     ("cudarc", "agentgym-model"),
     ("libloading", "agentgym-model"),
@@ -79,6 +79,8 @@ const OWNED: [(&str, &str); 24] = [
     ("bincode", "agentgym-queue"),
     ("bincode", "agentgym-jobs"),
     ("serde-saphyr", "agentgym-jobs"),
+    // A person's spec, for the doctor too.
+    ("serde-saphyr", "agentgym-envs"),
     ("object_store", "agentgym-storage"),
     ("axum", "agentgym-envs"),
     ("axum", "agentgym-view"),

@@ -5,7 +5,7 @@
 use crate::{Error, Result};
 use agentgym_envs::builtin::{self, RulesVersion};
 use agentgym_envs::server::ServerHandle;
-use agentgym_envs::spec::{EnvSpec, spec};
+use agentgym_envs::spec::EnvSpec;
 use agentgym_envs::{ClientOptions, EnvClient};
 use agentgym_jobs::plan::Plan;
 use agentgym_text::without_secrets;
@@ -73,7 +73,10 @@ impl Environments {
                 known.join(", ")
             ))
         })?;
-        let spec = spec(&declared.task_name).map_err(|e| Error::stage(e.to_string()))?;
+        let spec = plan
+            .config
+            .spec(&declared.task_name)
+            .map_err(|e| Error::stage(e.to_string()))?;
         let url = if builtin::is_builtin(&declared.env_addr) {
             self.builtin_url(plan, &declared.env_addr).await?
         } else {

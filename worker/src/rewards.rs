@@ -3,7 +3,6 @@
 
 use crate::{Error, Result};
 use agentgym_algorithms::advantages::{place_score, place_turn_rewards};
-use agentgym_envs::spec::spec;
 use agentgym_jobs::episode::Episode;
 use agentgym_jobs::plan::Plan;
 use std::collections::BTreeMap;
@@ -26,7 +25,8 @@ impl Rewards {
         }
         let environments = plan.config.environments().into_iter();
         let totals = environments.map(|(name, environment)| {
-            let spec = spec(&environment.task_name).map_err(|e| Error::stage(e.to_string()))?;
+            let spec = plan.config.spec(&environment.task_name);
+            let spec = spec.map_err(|e| Error::stage(e.to_string()))?;
             Ok((name, spec.reward_is_total))
         });
         Ok(Self::Turns(totals.collect::<Result<_>>()?))

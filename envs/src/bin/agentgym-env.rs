@@ -1,15 +1,17 @@
 //! `agentgym-env`: environment servers as a standalone program, server checks and demonstrations.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use agentgym_envs::builtin::{self, BuiltinTasks, Registered, RulesVersion};
 use agentgym_envs::demonstration::Solver;
 use agentgym_envs::doctor::{DoctorOptions, Verdict, examine};
 use agentgym_envs::server::ServerOptions;
-use agentgym_envs::spec::spec;
+use agentgym_envs::spec::{EnvSpec, declared, spec};
+use agentgym_envs::template::{self, Language};
 use agentgym_text::{Visible, visible};
 use anyhow::{Context, Result, bail};
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
@@ -26,8 +28,11 @@ enum Tool {
         /// Base URL; for maze and wordle it ends in /maze and /wordle.
         url: String,
         /// The environment that the server should provide.
-        #[arg(long)]
-        task: String,
+        #[arg(long, required_unless_present = "spec")]
+        task: Option<String>,
+        /// A file that describes it, where no program knows it (docs/environments.md).
+        #[arg(long, value_name = "FILE", conflicts_with = "task")]
+        spec: Option<PathBuf>,
         /// Sessions opened and closed in the leak test; 0 skips it.
         #[arg(long, default_value_t = DoctorOptions::default().leaks)]
         leaks: usize,
@@ -40,6 +45,18 @@ enum Tool {
         /// Longest time for a call, in seconds.
         #[arg(long, default_value_t = DoctorOptions::default().call_timeout_s)]
         call_timeout_s: f64,
+    },
+    /// Write a server of your own to begin with: a folder with a game that can be played, its spec and
+    /// its tests.
+    New {
+        /// Its name: 1 to 40 of a-z, 0-9, - and _.
+        name: String,
+        /// What it is written in.
+        #[arg(long, value_enum)]
+        lang: Language,
+        /// The folder that the new one is made in.
+        #[arg(long, default_value = ".")]
+        to: PathBuf,
     },
     /// Print solved tasks, one JSON line each, in AgentGym's trajectory format: TextCraft's, or
     /// those of another built-in environment.
@@ -172,11 +189,16 @@ async fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Tool::Doctor {
             url,
             task,
+            spec: file,
             leaks,
             clients,
             measure_s,
             call_timeout_s,
         } => {
+            let known = match file {
+                Some(file) => spec_of(&file)?,
+                None => spec(&task.unwrap_or_default())?,
+            };
             let options = DoctorOptions {
                 leaks,
                 clients,
@@ -185,12 +207,18 @@ async fn run(matches: &ArgMatches) -> Result<ExitCode> {
             };
             // Printed immediately, since some servers take minutes to open a session.
             let told = |what: &str| eprintln!("{}", visible(what));
-            let report = examine(spec(&task)?, &url, &options, told).await?;
+            let report = examine(known, &url, &options, told).await?;
             println!("{}", visible(&report.to_string()));
             return Ok(match report.verdict() {
                 Verdict::Bad => ExitCode::FAILURE,
                 _ => ExitCode::SUCCESS,
             });
+        }
+        Tool::New { name, lang, to } => {
+            let written = template::write(&name, lang, &to).map_err(anyhow::Error::msg)?;
+            for path in written {
+                println!("{}", path.display());
+            }
         }
         Tool::Demos {
             ids,
@@ -212,6 +240,21 @@ async fn run(matches: &ArgMatches) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The spec in a person's file.
+fn spec_of(path: &Path) -> Result<&'static EnvSpec> {
+    let shown = path.display();
+    let file = std::fs::File::open(path).with_context(|| format!("cannot read {shown}"))?;
+    let mut text = String::new();
+    let limit = declared::BYTES_MAX;
+    file.take(limit + 1)
+        .read_to_string(&mut text)
+        .with_context(|| format!("cannot read {shown}"))?;
+    if text.len() as u64 > limit {
+        bail!("{shown} has more than {limit} bytes, which no spec has");
+    }
+    declared::from_yaml(path, &text).map_err(anyhow::Error::msg)
 }
 
 fn demos(solver: &dyn Solver, ids: Range<i64>, instruction: &str) -> Result<()> {

@@ -44,7 +44,7 @@ impl Inner {
                 None => self.pool.place().await,
             };
             let turn = place.turn_to_create().await;
-            let ask = Ask::post("/create", body.as_ref());
+            let ask = Ask::post(spec.routes.create, body.as_ref());
             let result = place.server().try_call(ask, attempt).await;
             drop(turn);
             let error = match result {
@@ -69,7 +69,8 @@ impl Inner {
     }
 
     pub(super) fn created(&self, place: &Place, reply: Value) -> Result<Value, EnvError> {
-        let reply = self.without_error(place, "/create", reply)?;
+        let create = self.spec.routes.create;
+        let reply = self.without_error(place, create, reply)?;
         let id = match self.spec.id_in_reply {
             IdInReply::Bare => Some(&reply),
             IdInReply::Key(key) => reply.get(key),
@@ -77,8 +78,8 @@ impl Inner {
         let id = id
             .filter(|id| id.is_number() || id.is_string())
             .cloned()
-            .ok_or_else(|| place.server().protocol("/create", "no session id", &reply))?;
-        place.opened(&id);
+            .ok_or_else(|| place.server().protocol(create, "no session id", &reply))?;
+        place.opened(create, &id);
         Ok(id)
     }
 
@@ -96,9 +97,12 @@ impl Inner {
             }
             ErrorShape::InObservation(of_the_model) => {
                 let text = &reply[self.spec.observation_key];
+                let routes = self.spec.routes;
                 let failed = match endpoint {
-                    "/reset" => text == "TimeoutError" && reply["sites"] == "Error",
-                    "/step" => {
+                    _ if endpoint == routes.reset => {
+                        text == "TimeoutError" && reply["sites"] == "Error"
+                    }
+                    _ if endpoint == routes.step => {
                         let blames = |start: &&str| {
                             text.as_str().is_some_and(|text| text.starts_with(*start))
                         };
@@ -184,7 +188,7 @@ async fn close(
         return Ok(());
     }
     let body = json!({ spec.id_key: id });
-    let ask = Ask::post("/close", Some(&body));
+    let ask = Ask::post(spec.routes.close, Some(&body));
     let retries = counters.snapshot().retries;
     let gone = place.server().gone();
     match place.server().call(ask, Repeat::Always).await {

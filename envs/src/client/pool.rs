@@ -194,7 +194,7 @@ impl Place {
     }
 
     /// Records a session as open. An open session with the same id loses the id.
-    pub(super) fn opened(&self, id: &Value) {
+    pub(super) fn opened(&self, create: &'static str, id: &Value) {
         let open = Open {
             born: self.server().gone(),
             ticket: self.ticket,
@@ -205,7 +205,7 @@ impl Place {
         let before = state.open.insert(id.to_string(), open);
         drop(state);
         if before.is_some_and(|before| before.born == born) {
-            let error = self.shared("/create", id);
+            let error = self.shared(create, id);
             tracing::warn!(%error, "the session that was open before is given up");
         }
     }

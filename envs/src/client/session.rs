@@ -68,6 +68,7 @@ impl Session {
 
     pub(super) async fn reset(&mut self, item_id: i64) -> Result<(), EnvError> {
         let spec = self.inner.spec;
+        let routes = spec.routes;
         let mut body = Map::new();
         body.insert(spec.id_key.to_owned(), self.id.clone());
         for (key, value) in spec.reset_fixed {
@@ -80,27 +81,31 @@ impl Session {
         body.insert(spec.reset_key.to_owned(), json!(item_id));
         let body = Value::Object(body);
         let reply = self
-            .call(Ask::post("/reset", Some(&body)), "/reset", Repeat::Always)
+            .call(
+                Ask::post(routes.reset, Some(&body)),
+                routes.reset,
+                Repeat::Always,
+            )
             .await?;
         let text = match (spec.first_observation, &reply) {
             (FirstObservation::Observe, _) => {
                 let query = Some((spec.id_key, &self.id));
-                let ask = Ask::get("/observation", query);
-                let reply = self.call(ask, "/observation", Repeat::Always).await?;
+                let ask = Ask::get(routes.observation, query);
+                let reply = self.call(ask, routes.observation, Repeat::Always).await?;
                 match &reply {
                     Value::String(text) => text.clone(),
-                    reply => self.text("/observation", reply, spec.observation_key)?,
+                    reply => self.text(routes.observation, reply, spec.observation_key)?,
                 }
             }
             (_, Value::String(text)) => text.clone(),
             (FirstObservation::Bare, reply) => match reply.get(0) {
                 Some(Value::String(text)) => text.clone(),
-                _ => return Err(self.protocol("/reset", "no observation", reply)),
+                _ => return Err(self.protocol(routes.reset, "no observation", reply)),
             },
             (FirstObservation::Keys(keys), reply) => {
                 let texts: Result<Vec<String>, EnvError> = keys
                     .iter()
-                    .map(|key| self.text("/reset", reply, key))
+                    .map(|key| self.text(routes.reset, reply, key))
                     .collect();
                 texts?.join("\n")
             }
@@ -155,7 +160,7 @@ impl Session {
         }
         if self.finished {
             let error = EnvError::Finished {
-                call: self.place().server().name("/step"),
+                call: self.place().server().name(spec.routes.step),
             };
             self.inner.counters.fault(&error);
             return Err(error);
@@ -176,26 +181,27 @@ impl Session {
                 local: true,
             });
         };
+        let step = spec.routes.step;
         let body = json!({ spec.id_key: self.id, "action": action });
         // Until a reply is understood, the session's state is unknown. A caller that ignores an
         // error or was cancelled here must not continue in it.
         (self.finished, self.sound) = (true, false);
-        let ask = Ask::post("/step", Some(&body));
-        let mut reply = self.call(ask, "/step", Repeat::IfNotRun).await?;
+        let ask = Ask::post(step, Some(&body));
+        let mut reply = self.call(ask, step, Repeat::IfNotRun).await?;
         if !reply[spec.observation_key].is_string() {
-            return Err(self.protocol("/step", "no observation", &reply));
+            return Err(self.protocol(step, "no observation", &reply));
         }
         let number = reply[spec.reward_key]
             .as_f64()
-            .ok_or_else(|| self.protocol("/step", "no reward", &reply))?
+            .ok_or_else(|| self.protocol(step, "no reward", &reply))?
             * spec.reward_scale;
         // Training uses 32-bit floats, in which a larger number would be infinite.
         if !(number as f32).is_finite() {
-            return Err(self.protocol("/step", "a reward beyond all bounds", &reply));
+            return Err(self.protocol(step, "a reward beyond all bounds", &reply));
         }
         let done = reply[spec.done_key]
             .as_bool()
-            .ok_or_else(|| self.protocol("/step", "no end-of-episode flag", &reply))?;
+            .ok_or_else(|| self.protocol(step, "no end-of-episode flag", &reply))?;
         let reward = match spec.reward_rule {
             RewardRule::EachStep => number,
             RewardRule::WhenDone if done => number,
@@ -213,7 +219,7 @@ impl Session {
                 true => "an end of the episode without a solution",
                 false => "a solution that does not end the episode",
             };
-            return Err(self.protocol("/step", what, &reply));
+            return Err(self.protocol(step, what, &reply));
         }
         self.read_actions(&reply);
         let observation = match reply[spec.observation_key].take() {

@@ -2,7 +2,7 @@
 
 use super::types::{
     Actions, CreateBody, DoneRule, EnvSpec, ErrorShape, FirstObservation, IdInReply, Items, Replay,
-    RewardRule, SuccessRule,
+    RewardRule, Routes, SuccessRule,
 };
 use crate::parser::Parser;
 
@@ -12,6 +12,13 @@ pub(crate) const COMMON: EnvSpec = EnvSpec {
     instruction: "",
     tools: "",
     path_prefix: "",
+    routes: Routes {
+        create: "/create",
+        reset: "/reset",
+        step: "/step",
+        observation: "/observation",
+        close: "/close",
+    },
     create_body: CreateBody::Nothing,
     id_key: "id",
     id_in_reply: IdInReply::Key("id"),
@@ -49,3 +56,16 @@ pub(crate) const INDEXED: EnvSpec = EnvSpec {
     parser: Parser::Raw,
     ..COMMON
 };
+
+/// What a person's file leaves out.
+impl Default for EnvSpec {
+    fn default() -> Self {
+        COMMON
+    }
+}
+
+impl Default for Routes {
+    fn default() -> Self {
+        COMMON.routes
+    }
+}

@@ -3,11 +3,14 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use super::wire;
 use crate::builtin::options::RulesVersion;
 use crate::parser::Parser;
+use serde::{Deserialize, Serialize};
 
 /// The body that `/create` needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum CreateBody {
     /// `{}`; a request without a body is refused.
     EmptyObject,
@@ -18,7 +21,8 @@ pub enum CreateBody {
 }
 
 /// Where `/create` puts the session's id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum IdInReply {
     /// The reply is the number itself.
     Bare,
@@ -27,7 +31,8 @@ pub enum IdInReply {
 }
 
 /// A fixed value that `/reset` always carries in addition to the item.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
 pub enum Fixed {
     /// A number.
     Int(i64),
@@ -36,18 +41,20 @@ pub enum Fixed {
 }
 
 /// Where the first observation of a task is found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", bound(deserialize = "'de: 'static"))]
 pub enum FirstObservation {
     /// The reply to `/reset` is the text itself, or a list whose first entry it is.
     Bare,
     /// The texts under these keys of the reply to `/reset`, one per line.
-    Keys(&'static [&'static str]),
+    Keys(#[serde(deserialize_with = "wire::words")] &'static [&'static str]),
     /// Not in the reply to `/reset`: it comes from `GET /observation`.
     Observe,
 }
 
 /// Which of the server's numbers is the reward of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum RewardRule {
     /// The number of the step itself.
     EachStep,
@@ -59,7 +66,8 @@ pub enum RewardRule {
 }
 
 /// When an episode counts as solved.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SuccessRule {
     /// A (scaled) reward of at least this much.
     RewardAtLeast(f64),
@@ -78,7 +86,8 @@ impl SuccessRule {
 }
 
 /// How the server reports a failed call, apart from a status other than 200.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", bound(deserialize = "'de: 'static"))]
 pub enum ErrorShape {
     /// Status 200 with `{"error": text}` and no observation.
     Soft,
@@ -88,11 +97,12 @@ pub enum ErrorShape {
     /// text. Texts with one of these prefixes are the model's fault and leave the episode
     /// unchanged; any other text means that the environment failed. A failed reset has the
     /// observation `TimeoutError`.
-    InObservation(&'static [&'static str]),
+    InObservation(#[serde(deserialize_with = "wire::words")] &'static [&'static str]),
 }
 
 /// Where the currently possible actions are listed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Actions {
     /// Nowhere.
     None,
@@ -121,7 +131,8 @@ impl Actions {
 }
 
 /// When a server ends an episode. A reply that contradicts the rule is a server fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum DoneRule {
     /// At any time.
     Any,
@@ -130,21 +141,23 @@ pub enum DoneRule {
 }
 
 /// Which item ids exist.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Items {
     /// Any number is a valid item.
     Any,
     /// Ids from 0; other numbers wrap around.
     Wrapping(i64),
     /// The ids in this range; others are refused.
-    Within(Range<i64>),
+    Within(#[serde(with = "wire::range")] Range<i64>),
     /// Depends on the data that the server was given.
     Unknown,
 }
 
 /// How closely a session repeats itself when the same actions are played again. This decides
 /// whether an interrupted episode can be resumed in a fresh session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Replay {
     /// Byte for byte.
     Exact,
@@ -172,8 +185,26 @@ impl Replay {
     }
 }
 
-/// The declared behaviour of one kind of environment.
-#[derive(Clone, Debug)]
+/// Paths of the calls, below the base URL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Routes {
+    /// Opens a session (POST).
+    pub create: &'static str,
+    /// Gives it a task (POST).
+    pub reset: &'static str,
+    /// Plays an action (POST).
+    pub step: &'static str,
+    /// What is to be seen (GET).
+    pub observation: &'static str,
+    /// Ends a session (POST).
+    pub close: &'static str,
+}
+
+/// The declared behaviour of one kind of environment. Its wire form is what a person's file holds
+/// (`spec::declared`); a field that is left out there is that of [`EnvSpec::default`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct EnvSpec {
     /// Name in configurations and in item ids (`<name>_<item id>`).
     pub name: &'static str,
@@ -185,6 +216,8 @@ pub struct EnvSpec {
     pub tools: &'static str,
     /// Suffix of the base URL, where one process serves several environments.
     pub path_prefix: &'static str,
+    /// Paths of the calls.
+    pub routes: Routes,
     /// Body of `/create`.
     pub create_body: CreateBody,
     /// Key of the session id in requests.
@@ -194,6 +227,7 @@ pub struct EnvSpec {
     /// Key of the item id in `/reset`.
     pub reset_key: &'static str,
     /// Other fields that `/reset` carries.
+    #[serde(with = "wire::fields")]
     pub reset_fixed: &'static [(&'static str, Fixed)],
     /// Where the first observation is.
     pub first_observation: FirstObservation,

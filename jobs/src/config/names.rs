@@ -1,30 +1,10 @@
 //! Names in a config. They become metric tags, item ids, table columns and parts of file names, so
 //! they must be short, printable and distinct. Names of environments must also be known ones.
 
-use super::Config;
+use super::{Config, SpecSource};
 use crate::{Error, Result};
+use agentgym_envs::spec;
 use std::collections::BTreeSet;
-
-/// Prefixes of AgentGym's item ids, before the number; the envs crate has the same list with all
-/// details.
-pub const AGENTGYM_NAMES: [&str; 16] = [
-    "academia",
-    "alfworld",
-    "babyai",
-    "maze",
-    "movie",
-    "sciworld",
-    "searchqa",
-    "sheet",
-    "sokoban",
-    "sqlgym",
-    "textcraft",
-    "todo",
-    "weather",
-    "webarena",
-    "webshop",
-    "wordle",
-];
 
 /// Longest name in bytes, to fit a line of a table.
 const BYTES_MAX: usize = 100;
@@ -52,10 +32,24 @@ pub(super) fn check(config: &Config) -> Result<()> {
             plain(&format!("{key}.categories"), category)?;
         }
     }
-    let environments = config.environments();
-    count("actor_rollout_ref.agentgym.envs", environments.len())?;
+    count(
+        "actor_rollout_ref.agentgym.envs",
+        config.environments().len(),
+    )?;
     let gym = &config.actor_rollout_ref.agentgym;
-    for (name, environment) in environments {
+    count("actor_rollout_ref.agentgym.specs", gym.specs.len())?;
+    let unread = |spec: &SpecSource| matches!(spec, SpecSource::Named(_));
+    match gym.specs.iter().any(unread) {
+        // Asked again when the files have been read.
+        true => Ok(()),
+        false => check_environments(config),
+    }
+}
+
+/// Checks that each environment has a spec.
+pub(crate) fn check_environments(config: &Config) -> Result<()> {
+    let gym = &config.actor_rollout_ref.agentgym;
+    for (name, environment) in config.environments() {
         let section = "actor_rollout_ref.agentgym";
         let key = match gym.envs.contains_key(&name) {
             true => {
@@ -64,7 +58,7 @@ pub(super) fn check(config: &Config) -> Result<()> {
             }
             false => format!("{section}.task_name"),
         };
-        known_environment(&key, &environment.task_name)?;
+        known_environment(config, &key, &environment.task_name)?;
     }
     Ok(())
 }
@@ -107,16 +101,18 @@ fn plain(key: &str, name: &str) -> Result<()> {
     ))
 }
 
-fn known_environment(key: &str, task_name: &str) -> Result<()> {
-    let mut known = AGENTGYM_NAMES.iter();
-    if known.any(|known| known.eq_ignore_ascii_case(task_name)) {
+fn known_environment(config: &Config, key: &str, task_name: &str) -> Result<()> {
+    if config.spec(task_name).is_ok() {
         return Ok(());
     }
+    let mut known: Vec<&str> = spec::all().map(|spec| spec.name).collect();
+    known.sort_unstable();
     let likeness = |known: &str| strsim::jaro_winkler(known, &task_name.to_lowercase());
     let near = (task_name.len() <= BYTES_MAX)
         .then(|| {
-            AGENTGYM_NAMES
-                .into_iter()
+            known
+                .iter()
+                .copied()
                 .max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
         })
         .flatten()
@@ -126,9 +122,9 @@ fn known_environment(key: &str, task_name: &str) -> Result<()> {
         key,
         format!(
             "`{task_name}` is no environment that this program knows: {}.{hint} A server that answers as one of \
-             them goes by that one's name, with its address in env_addr; another kind needs a spec in \
-             envs/src/spec/remote.rs (docs/environments.md)",
-            AGENTGYM_NAMES.join(", ")
+             them goes by that one's name, with its address in env_addr; another kind needs a spec, \
+             a file named under actor_rollout_ref.agentgym.specs (docs/environments.md)",
+            known.join(", ")
         ),
     ))
 }

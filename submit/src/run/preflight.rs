@@ -74,16 +74,3 @@ async fn reach(host: &str, port: u16) -> Result<(), String> {
     }
     Err(found)
 }
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    /// Two lists name the environments; they must agree.
-    #[test]
-    fn item_ids_name_the_environments_that_there_are() {
-        let specs = agentgym_envs::spec::all();
-        let known: BTreeSet<&str> = specs.map(|spec| spec.name).collect();
-        assert_eq!(known, agentgym_jobs::tasks::AGENTGYM_NAMES.into());
-    }
-}

@@ -196,6 +196,7 @@ pub const KEYS: &[KeySpec] = &[
     id("actor_rollout_ref.agentgym.task_name", "textcraft", "environment of data.train_file"),
     bind("actor_rollout_ref.agentgym.env_addr", "builtin", "URL of its server, or builtin"),
     id("actor_rollout_ref.agentgym.envs", "{}", "further environments: name: {task_name, env_addr} and limits of their own: {max_rounds, max_tokens}"),
+    option("actor_rollout_ref.agentgym.specs", "[]", "files that describe environments of one's own (docs/environments.md); the plan holds what they say"),
     option("actor_rollout_ref.agentgym.rules", "2", "rules of the built-in games. 2: BabyAI and the maze are AgentGym's, item by item; 1: those of before")
         .within(whole(1, 2, "these are all")).older("1"),
     bind("actor_rollout_ref.agentgym.max_retries", "10", "tries to open an episode").within(whole(0, MILLION, ANY)),

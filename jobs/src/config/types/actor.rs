@@ -167,6 +167,7 @@ pub struct AgentGym {
     pub task_name: String,
     pub env_addr: String,
     pub envs: BTreeMap<String, Environment>,
+    pub specs: Vec<SpecSource>,
     pub max_retries: u32,
     pub sessions_max: Option<usize>,
     pub timeout: f64,
@@ -177,6 +178,16 @@ pub struct AgentGym {
     pub summary: Option<PromptText>,
     pub prompt: Opening,
     pub rules: u32,
+}
+
+/// An environment that this program does not know.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum SpecSource {
+    /// As given: a file.
+    Named(String),
+    /// As a plan holds it; `agentgym_envs::spec::declared` knows the fields.
+    Read(serde_json::Value),
 }
 
 /// Instructions to the policy beside the environment's own text.
