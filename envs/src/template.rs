@@ -63,6 +63,12 @@ pub fn write(name: &str, language: Language, parent: &Path) -> Result<Vec<PathBu
         let shown = path.display().to_string();
         move |error: io::Error| format!("cannot write {shown}: {error}")
     };
+    if folder.exists() {
+        let shown = folder.display();
+        return Err(format!(
+            "{shown} is there already; give another name, or another folder with --to"
+        ));
+    }
     std::fs::create_dir(&folder).map_err(failed(&folder))?;
     let files = (language.files().iter())
         .map(|(file, text)| (PathBuf::from(file), text.replace(NAME, name)));

@@ -9,6 +9,7 @@
 use crate::codec::Payload;
 use crate::config::OpeningTurn;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// One item of an environment's data set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -164,6 +165,20 @@ pub const SUMMARIES: &str = "summaries";
 /// if the prompt is the first message.
 pub const OPENING: &str = "opening";
 
+/// Entry of [`Episode::extra`]: a [`Judgement`]; absent if a reward function gave nothing but the reward.
+pub const JUDGEMENT: &str = "judgement";
+
+/// What a reward function says of an episode beside its reward.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Judgement {
+    /// What the reward is made of, by the function's own names.
+    #[serde(default)]
+    pub components: BTreeMap<String, f64>,
+    /// In words.
+    #[serde(default)]
+    pub reason: String,
+}
+
 /// The policy's summary before its context is cut.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextSummary {
@@ -219,6 +234,11 @@ impl Episode {
     /// The turns before the prompt.
     pub fn opening(&self) -> Vec<OpeningTurn> {
         self.noted(OPENING)
+    }
+
+    /// What a reward function said of it.
+    pub fn judgement(&self) -> Option<Judgement> {
+        self.noted(JUDGEMENT)
     }
 
     /// All that stands before the first reply, for people.

@@ -1,34 +1,13 @@
 //! Specs of environments of one's own: files that `agentgym.specs` names, read when the plan is made
 //! and held by it with every field filled in, so that a run means the same everywhere.
 
-use crate::config::{Config, ResolvedConfig, SpecSource, check_environments};
+use crate::config::{ResolvedConfig, SpecSource, check_environments};
 use crate::{Error, Result, files};
-use agentgym_envs::spec::{EnvSpec, declared, spec};
+use agentgym_envs::spec::declared;
 use serde_json::Value;
 use std::path::Path;
 
 const KEY: &str = "actor_rollout_ref.agentgym.specs";
-
-impl Config {
-    /// The spec of this name: one of the plan's own, or one that every program has.
-    ///
-    /// # Errors
-    /// An unknown name, or a spec that an older or newer program would read.
-    pub fn spec(&self, name: &str) -> Result<&'static EnvSpec> {
-        for (index, source) in self.actor_rollout_ref.agentgym.specs.iter().enumerate() {
-            let SpecSource::Read(value) = source else {
-                continue;
-            };
-            let found = declared::declared(value)
-                .map_err(|why| Error::value(format!("{KEY}[{index}]"), why.to_string()))?;
-            if found.name.eq_ignore_ascii_case(name) {
-                return Ok(found);
-            }
-        }
-        spec(name)
-            .map_err(|why| Error::value("actor_rollout_ref.agentgym.task_name", why.to_string()))
-    }
-}
 
 /// Replaces file names by what the files say.
 pub(crate) fn absorb(config: &mut ResolvedConfig, base: &Path) -> Result<()> {

@@ -3,6 +3,7 @@
 
 mod chaos;
 mod interruptions;
+mod own;
 mod proxy;
 mod restarts;
 mod wrong_answers;

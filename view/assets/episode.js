@@ -118,6 +118,7 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
     const index = event.target.dataset?.i;
     if (index !== undefined) { const [q, t, place] = flat[Number(index)]; inspect(inspector, q, t, place, Number(index)); }
   } }, context, turns,
+  e.judgement?.reason ? h("p", { class: "card" }, h("b", {}, "The reward function: "), e.judgement.reason) : null,
   e.fault ? h("p", { class: "card warn" }, "The environment failed: ", e.fault) : null);
 
   show(root,
@@ -129,6 +130,7 @@ export async function episodePage(root, [run, n, stage, p, k], query, go) {
         neighbours(1) ? a(neighbours(1), "next ", h("kbd", {}, "n"), " →") : null)),
     facts([
       ["outcome", outcome(e.outcome)], ["reward", num(e.reward, 4)],
+      ...Object.entries(e.judgement?.components ?? {}).map(([name, value]) => ["of it " + name, num(value, 4)]),
       ["advantage", e.advantage === null ? null : h("b", { class: "signed " + direction(e.advantage) }, signed(e.advantage, 4))],
       ["turns", e.turns.length], ["tokens", `${flat.filter(([q, t]) => q.mask[t]).length} sampled of ${flat.length}`],
       ["from", a(link(["runs", run, "parts", ...part]), part.join("/"))], ["worker", e.worker && h("span", { title: e.worker }, shortName(e.worker))],

@@ -13,7 +13,9 @@ mod lessons;
 mod run;
 mod spelled;
 
+use crate::{Error, Result};
 pub use actor::*;
+use agentgym_envs::spec::{EnvSpec, declared, spec};
 pub use algorithm::*;
 pub(crate) use data::Items;
 pub use data::{Data, Files, Ids, TaskSource};
@@ -49,8 +51,32 @@ impl Config {
         self.data.train_file.is_some() || !self.data.tasks.is_empty()
     }
 
+    /// The spec of this name: one of the plan's own, or one that every program has.
+    ///
+    /// # Errors
+    /// An unknown name.
+    pub fn spec(&self, name: &str) -> Result<&'static EnvSpec> {
+        let known = || {
+            spec(name).map_err(|why| {
+                Error::value("actor_rollout_ref.agentgym.task_name", why.to_string())
+            })
+        };
+        self.own_spec(name).map_or_else(known, Ok)
+    }
+
+    /// The spec of this name that the plan holds.
+    fn own_spec(&self, name: &str) -> Option<&'static EnvSpec> {
+        let held = self.actor_rollout_ref.agentgym.specs.iter();
+        // What cannot be read has been refused where the plan was made.
+        held.filter_map(|source| match source {
+            SpecSource::Read(value) => declared::declared(value).ok(),
+            SpecSource::Named(_) => None,
+        })
+        .find(|spec| spec.name.eq_ignore_ascii_case(name))
+    }
+
     /// The environments of the run: that of `agentgym.task_name` under its own name, and those of
-    /// `agentgym.envs`.
+    /// `agentgym.envs`. One of a spec of one's own has the rounds of its spec.
     pub fn environments(&self) -> BTreeMap<String, Environment> {
         let gym = &self.actor_rollout_ref.agentgym;
         let mut all = gym.envs.clone();
@@ -61,6 +87,12 @@ impl Config {
                 max_rounds: None,
                 max_tokens: None,
             });
+        for environment in all.values_mut() {
+            let own = self
+                .own_spec(&environment.task_name)
+                .map(|spec| spec.rounds_max);
+            environment.max_rounds = environment.max_rounds.or(own);
+        }
         all
     }
 }

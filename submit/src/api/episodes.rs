@@ -364,6 +364,7 @@ pub(super) async fn episode(known: &Known, rows: &RowCache, id: PartId, k: u32) 
         "greedy": !stage_rollout && e.sample >= view.plan.config.evaluation.samples,
         "worker": work.map(|w| &w.worker), "attempt": manifest.attempt,
         "turns": e.turns, "available": e.available_actions(), "summaries": e.summaries(),
+        "judgement": e.judgement(),
         "sequences": sequences, "siblings": siblings,
     }))
 }

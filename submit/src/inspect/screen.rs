@@ -312,6 +312,15 @@ fn episode_line(episode: &Episode) -> String {
         episode.reward,
         episode.turns.len()
     );
+    if let Some(judged) = episode.judgement() {
+        let parts = judged.components.iter();
+        let parts: Vec<String> = parts
+            .map(|(name, value)| format!("{name} {value}"))
+            .collect();
+        let said = format!("{}: {}", parts.join(", "), judged.reason);
+        let said = said.trim_matches([':', ' ']);
+        out += &format!("    judged: {}\n", text::one_line(said, LINE_MAX));
+    }
     if let Some(fault) = &episode.fault {
         out += &format!("    fault: {}\n", text::one_line(fault, LINE_MAX));
     }

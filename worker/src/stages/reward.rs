@@ -3,9 +3,9 @@
 //! these.
 //!
 //! A request is `POST reward.url` with `{"function": NAME, "trajectories": [...]}`, the trajectories
-//! in the form of `export --trajectories`. The answer is `{"rewards": [...]}`, one number for each
-//! trajectory, or null where the function cannot tell: such an episode is excluded and counted,
-//! never scored 0 (I8). A request that fails is repeated; when it has failed too often the attempt
+//! in the form of `export --trajectories`. The answer is `{"rewards": [...]}`, one for each trajectory:
+//! a number, or an object that says as well what it is made of and why, or null where the function
+//! cannot tell: such an episode is excluded and counted, never scored 0 (I8). A request that fails is repeated; when it has failed too often the attempt
 //! fails and nothing is committed. Later attempts, resumed runs and forks read the committed
 //! rewards, so the function is not asked again and need not be deterministic.
 
@@ -16,19 +16,25 @@ use crate::{Beat, Error, Report, Result, StageContext};
 use agentgym_envs::{causes, excerpt, http_client};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::config::Reward;
-use agentgym_jobs::episode::{Episode, Episodes, Outcome};
+use agentgym_jobs::episode::{Episode, Episodes, JUDGEMENT, Judgement, Outcome};
 use agentgym_jobs::trajectory::Trajectory;
 use agentgym_storage::Outputs;
 use agentgym_text::without_secrets;
 use futures::stream::{self, StreamExt};
 use reqwest::redirect::Policy;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Requests in progress at once.
 const REQUESTS_MAX: usize = 4;
 /// Largest answer that is read.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
+/// Longest reason that an episode keeps; of a longer one the beginning.
+const REASON_BYTES_MAX: usize = 2000;
+/// Most components of a reward, and the longest name of one.
+const COMPONENTS_MAX: usize = 32;
+const NAME_BYTES_MAX: usize = 60;
 /// Longest pause between two requests.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
@@ -40,7 +46,80 @@ struct Request<'a> {
 
 #[derive(Deserialize)]
 struct Answer {
-    rewards: Vec<Option<f64>>,
+    rewards: Vec<Option<Given>>,
+}
+
+/// What is given for a trajectory.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Given {
+    Reward(f64),
+    Judged {
+        /// Checked where it is said: an answer in another order judges the wrong episode.
+        item_id: Option<String>,
+        // Without it, a misspelt key would exclude every episode.
+        #[serde(deserialize_with = "Option::deserialize")]
+        reward: Option<f64>,
+        #[serde(flatten)]
+        judgement: Judgement,
+    },
+}
+
+impl Given {
+    fn reward(&self) -> Option<f64> {
+        match self {
+            Self::Reward(reward) => Some(*reward),
+            Self::Judged { reward, .. } => *reward,
+        }
+    }
+
+    /// What is wrong with it as the judgement of `item_id`.
+    fn problem(&self, item_id: &str) -> Option<String> {
+        // Training uses 32-bit floats, in which a larger number would be infinite.
+        let large = |number: f64| !(number as f32).is_finite();
+        if let Some(reward) = self.reward().filter(|reward| large(*reward)) {
+            return Some(format!("a reward beyond all bounds, {reward:e}"));
+        }
+        let Self::Judged {
+            item_id: named,
+            judgement,
+            ..
+        } = self
+        else {
+            return None;
+        };
+        if let Some(named) = named.as_deref().filter(|named| *named != item_id) {
+            return Some(format!(
+                "a reward of {named} in the place of {item_id}; answer in the order of the request"
+            ));
+        }
+        let parts = &judgement.components;
+        let name = |name: &&String| name.is_empty() || name.len() > NAME_BYTES_MAX;
+        if parts.len() > COMPONENTS_MAX || parts.keys().any(|n| name(&n)) {
+            return Some(format!(
+                "components that are more than {COMPONENTS_MAX}, or with a name that is not 1 to {NAME_BYTES_MAX} bytes"
+            ));
+        }
+        parts
+            .iter()
+            .find(|(_, value)| large(**value))
+            .map(|(name, value)| format!("a component beyond all bounds, {name} {value:e}"))
+    }
+
+    /// What it says beside the reward, as an episode keeps it.
+    fn told(&self) -> Option<String> {
+        let Self::Judged { judgement, .. } = self else {
+            return None;
+        };
+        let mut kept = judgement.clone();
+        let end = kept.reason.floor_char_boundary(REASON_BYTES_MAX);
+        if end < kept.reason.len() {
+            kept.reason.truncate(end);
+            kept.reason.push('…');
+        }
+        let said = !kept.components.is_empty() || !kept.reason.is_empty();
+        said.then(|| serde_json::to_string(&kept).expect("a judgement is plain data"))
+    }
 }
 
 /// `metrics.json`. Means are over the episodes that the function rewarded.
@@ -54,6 +133,9 @@ struct Metrics {
     reward: f64,
     /// The environment's rewards of the same episodes.
     environment_reward: f64,
+    /// Its components, each over the episodes that have it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    components: BTreeMap<String, f64>,
 }
 
 pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Result<Report> {
@@ -134,13 +216,23 @@ impl<'a> Function<'a> {
             beat.progress(rewards.len() as u64, usable.len() as u64, "rewards");
         }
         let (mut own, mut environment, mut unrewarded) = (Vec::new(), Vec::new(), 0);
-        for (index, reward) in usable.into_iter().zip(rewards) {
+        let mut components: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for (index, given) in usable.into_iter().zip(rewards) {
             let episode = &mut episodes[index];
-            match reward {
+            let told = given.as_ref().and_then(Given::told);
+            episode
+                .extra
+                .extend(told.map(|told| (JUDGEMENT.to_owned(), told)));
+            match given.as_ref().and_then(Given::reward) {
                 Some(reward) => {
                     environment.push(episode.reward);
                     own.push(reward);
                     episode.reward = reward;
+                    if let Some(Given::Judged { judgement, .. }) = given {
+                        for (name, value) in judgement.components {
+                            components.entry(name).or_default().push(value);
+                        }
+                    }
                 }
                 None => {
                     unrewarded += 1;
@@ -154,12 +246,15 @@ impl<'a> Function<'a> {
             unrewarded,
             reward: mean(own),
             environment_reward: mean(environment),
+            components: (components.into_iter())
+                .map(|(name, values)| (name, mean(values)))
+                .collect(),
         };
         Ok((episodes, metrics))
     }
 
     /// The rewards of one request, which is repeated as often as the config allows.
-    async fn answer(&self, request: &Request<'_>, beat: &Beat) -> Result<Vec<Option<f64>>> {
+    async fn answer(&self, request: &Request<'_>, beat: &Beat) -> Result<Vec<Option<Given>>> {
         let mut pause = Duration::from_millis(500);
         for left in (0..=self.config.retries).rev() {
             beat.tick();
@@ -183,7 +278,7 @@ impl<'a> Function<'a> {
     }
 
     /// The rewards, or what was found in their place.
-    async fn ask(&self, request: &Request<'_>) -> std::result::Result<Vec<Option<f64>>, String> {
+    async fn ask(&self, request: &Request<'_>) -> std::result::Result<Vec<Option<Given>>, String> {
         let failed = |e: reqwest::Error| match e.is_timeout() {
             true => format!(
                 "no answer in {} s (reward.timeout_s)",
@@ -205,17 +300,26 @@ impl<'a> Function<'a> {
             return Err(format!("status {}: {}", response.status().as_u16(), text()));
         }
         let answer: Answer = serde_json::from_slice(&bytes)
-            .map_err(|e| format!("not {{\"rewards\": [number or null, …]}} ({e}): {}", text()))?;
+            .map_err(|e| {
+                format!(
+                    "not {{\"rewards\": [number, null or {{\"reward\": …, \"components\": {{…}}, \"reason\": …}}, \
+                     …]}} ({e}): {}",
+                    text()
+                )
+            })?;
         let (found, expected) = (answer.rewards.len(), request.trajectories.len());
         if found != expected {
             return Err(format!("{found} rewards for {expected} trajectories"));
         }
-        // Training uses 32-bit floats, in which a larger number would be infinite.
-        let large = |reward: &&f64| !(**reward as f32).is_finite();
-        match answer.rewards.iter().flatten().find(large) {
-            Some(reward) => Err(format!("a reward beyond all bounds, {reward:e}")),
-            None => Ok(answer.rewards),
+        for (given, trajectory) in answer.rewards.iter().zip(&request.trajectories) {
+            let problem = given
+                .as_ref()
+                .and_then(|given| given.problem(&trajectory.item_id));
+            if let Some(problem) = problem {
+                return Err(problem);
+            }
         }
+        Ok(answer.rewards)
     }
 }
 

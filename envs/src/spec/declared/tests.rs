@@ -120,3 +120,20 @@ fn what_is_wrong_is_named_with_line_and_column() {
         );
     }
 }
+
+#[test]
+fn every_field_is_documented() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/environments.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (_, text) = text.split_once("## A spec of your own").unwrap();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| "));
+    let named: Vec<&str> = rows
+        .filter_map(|row| row.split('|').next())
+        .flat_map(|cell| cell.split(','))
+        .map(|field| field.trim().trim_matches('`'))
+        .collect();
+    let held = serde_json::to_value(&EnvSpec::default()).unwrap();
+    for field in held.as_object().unwrap().keys() {
+        assert!(named.contains(&field.as_str()), "{field}");
+    }
+}

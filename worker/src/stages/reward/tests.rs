@@ -113,6 +113,7 @@ async fn each_episode_gets_its_own_reward_and_null_excludes_it() {
         unrewarded: 1,
         reward: 71.5 / 3.0,
         environment_reward: 7.0 / 3.0,
+        components: BTreeMap::new(),
     };
     assert_eq!(metrics, expected);
     // Two requests of two: the faulted episode was not sent.
@@ -130,8 +131,41 @@ async fn each_episode_gets_its_own_reward_and_null_excludes_it() {
 }
 
 #[tokio::test]
+async fn what_a_reward_is_made_of_is_kept_beside_it() {
+    let (url, _) = served(|_, asked| {
+        rewards(asked, |one| match one["reward"].as_f64() {
+            Some(0.0) => json!(1.5),
+            Some(2.0) => json!({"reward": null, "reason": "unreadable"}),
+            reward => json!({
+                "reward": 1.0,
+                "item_id": one["item_id"],
+                "components": {"style": reward, "truth": 0.25},
+                "reason": "é".repeat(1500),
+            }),
+        })
+    })
+    .await;
+    let config = config(&url, 0);
+    let function = Function::of(&config).unwrap();
+    let (episodes, metrics) = function.rewarded(played(), &beat()).await.unwrap();
+    let judged: Vec<Option<Judgement>> = episodes.iter().map(Episode::judgement).collect();
+    assert_eq!((&judged[0], &judged[1]), (&None, &None));
+    assert_eq!(judged[2].as_ref().unwrap().reason, "unreadable");
+    assert!(!episodes[2].usable() && episodes[3].usable());
+    let last = judged[4].as_ref().unwrap();
+    assert_eq!(
+        (last.components["style"], last.components["truth"]),
+        (4.0, 0.25)
+    );
+    assert_eq!(last.reason.chars().count(), 1001);
+    let components = [("style".to_owned(), 3.5), ("truth".to_owned(), 0.25)];
+    assert_eq!(metrics.components, BTreeMap::from(components));
+    assert_eq!((metrics.rewarded, metrics.unrewarded), (3, 1));
+}
+
+#[tokio::test]
 async fn a_request_that_fails_is_repeated_and_then_named() {
-    let broken: [(Answers, &str); 8] = [
+    let broken: [(Answers, &str); 13] = [
         (|_, _| (500, "down".to_owned()), "status 500: down"),
         (|_, _| (302, String::new()), "status 302"),
         (
@@ -152,6 +186,26 @@ async fn a_request_that_fails_is_repeated_and_then_named() {
             "more than 16777216 bytes",
         ),
         (|_, _| (0, String::new()), "no connection"),
+        (
+            |_, asked| rewards(asked, |_| json!({"score": 1.0})),
+            "not {\"rewards\"",
+        ),
+        (
+            |_, asked| rewards(asked, |_| json!({"reward": 1.0, "item_id": "maze_9"})),
+            "maze_9 in the place of textcraft_0",
+        ),
+        (
+            |_, asked| rewards(asked, |_| json!({"reward": 1.0, "components": {"a": 1e99}})),
+            "a 1e99",
+        ),
+        (
+            |_, asked| rewards(asked, |_| json!({"reward": 1.0, "components": {"": 1}})),
+            "1 to 60 bytes",
+        ),
+        (
+            |_, asked| rewards(asked, |_| json!({"reward": "high"})),
+            "not {\"rewards\"",
+        ),
     ];
     for (answers, words) in broken {
         let (url, _) = served(answers).await;
@@ -163,6 +217,25 @@ async fn a_request_that_fails_is_repeated_and_then_named() {
         assert!(message.contains("judge-2 at http://"), "{message}");
         assert!(!message.contains("geheim"), "{message}");
     }
+    // It drips: each piece comes soon, and the whole never.
+    let dripping = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let slow = config(&format!("http://{}", dripping.local_addr().unwrap()), 0);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = dripping.accept().await {
+            tokio::spawn(async move {
+                request(&mut stream).await;
+                let head = b"HTTP/1.1 200 x\r\ncontent-length: 999\r\n\r\n";
+                let mut sent = stream.write_all(head).await;
+                while sent.is_ok() {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    sent = stream.write_all(b" ").await;
+                }
+            });
+        }
+    });
+    let function = Function::of(&slow).unwrap();
+    let error = function.rewarded(played(), &beat()).await;
+    assert!(error.unwrap_err().to_string().contains("reward.timeout_s"));
     // It hangs.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let hanging = config(&format!("http://{}", silent.local_addr().unwrap()), 0);
