@@ -29,6 +29,8 @@ scripts/browser.sh
 scripts/promtool.sh
 # Every --json document against its schema.
 scripts/schema.sh
+# The tutorial, typed; its server in Rust.
+scripts/tutorial.sh
 # BabyAI's worlds against MiniGrid itself; the tests compare ours with the same table.
 scripts/minigrid.sh
 # ScienceWorld by its own simulator, as recorded; no Java process outlives its server.

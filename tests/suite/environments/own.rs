@@ -159,6 +159,6 @@ fn a_run_goes_on_by_the_spec_that_it_began_with() {
     described(folder.path(), |held| held["rounds_max"] = json!(5));
     let output = start();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert_eq!(output.status.code(), Some(4), "{said}");
     assert!(said.contains("agentgym.specs"), "{said}");
 }

@@ -31,11 +31,38 @@ pub(crate) struct Source {
     /// Heap of each Java process, in MB; 16 of them allow a session.
     #[arg(long, value_name = "MB", default_value_t = MEMORY_MB, value_parser = clap::value_parser!(u64).range(64..))]
     memory_mb: u64,
+    /// Run no other file than the published one: an address comes from a plan, and a plan from a store.
+    #[arg(skip)]
+    published: bool,
 }
+
+/// BLAKE3 of the published file.
+const JAR: &str = "f4b31addca25ce2948c01acfd20ee7511cced5f46626e40534466ffd0b4f99ef";
 
 const JAVA: &str = "java";
 const PROCESSES: u64 = 1;
 const MEMORY_MB: u64 = 512;
+
+impl Source {
+    fn check_published(&self) -> Result<(), EnvError> {
+        let shown = self.jar.display();
+        let mut hasher = blake3::Hasher::new();
+        let read = std::fs::File::open(&self.jar).and_then(|file| {
+            hasher.update_reader(file)?;
+            Ok(hasher.finalize().to_hex())
+        });
+        let problem = match read {
+            Ok(found) if found.as_str() == JAR => return Ok(()),
+            Ok(_) => format!(
+                "{shown} is not scienceworld.jar of scienceworld {VERSION} from PyPI, and no other program is run \
+                 because an address names it; get it with scripts/sciworld.sh, or start `agentgym-env sciworld --jar` \
+                 yourself and give its URL"
+            ),
+            Err(error) => format!("{shown} cannot be read: {error}"),
+        };
+        Err(EnvError::Simulator { problem })
+    }
+}
 
 impl Tasks for Source {
     fn check_files(&self) -> Result<(), EnvError> {
@@ -54,6 +81,9 @@ impl Tasks for Source {
 
     fn app(&self, options: &ServerOptions, _: Progress<'_>) -> Result<Arc<dyn App>, EnvError> {
         self.check_files()?;
+        if self.published {
+            self.check_published()?;
+        }
         let launch = Launch {
             java: self.java.clone(),
             jar: self.jar.clone(),
@@ -82,12 +112,17 @@ impl BuiltIn for Source {
                 "option \"jar\" is needed: scienceworld.jar of scienceworld {VERSION} from PyPI"
             ))
         })?;
+        if options.take("java").is_some() {
+            return Err(options.bad(
+                "which program a worker runs is not for an address to say: have `java` on the worker's PATH, or start \
+                 `agentgym-env sciworld --java PROGRAM` yourself and give its URL"
+                    .to_owned(),
+            ));
+        }
         Ok(Self {
+            published: true,
             jar: jar.into(),
-            java: options
-                .take("java")
-                .unwrap_or_else(|| JAVA.to_owned())
-                .into(),
+            java: JAVA.into(),
             processes: options.read("processes", "1", "1 to 256", |text| {
                 text.parse()
                     .ok()

@@ -59,12 +59,26 @@ fn no_java_and_no_jar_are_named() {
     );
     for (address, words) in [
         ("builtin:sciworld", "option \"jar\" is needed"),
+        (
+            "builtin:sciworld?jar=x&java=/bin/sh",
+            "not for an address to say",
+        ),
         ("builtin:sciworld?jar=x&processes=0", "expected 1 to 256"),
         ("builtin:sciworld?jar=x&memory_mb=1", "at least 64"),
     ] {
         let message = parse(address).expect_err(address).to_string();
         assert!(message.contains(words), "{message}");
     }
+}
+
+#[tokio::test]
+async fn an_address_runs_no_file_but_the_published_one() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "another program").unwrap();
+    let address = format!("builtin:sciworld?jar={}", file.path().display());
+    let started = builtin::start(&address, RulesVersion::default()).await;
+    let message = started.err().expect("refused").to_string();
+    assert!(message.contains("no other program is run"), "{message}");
 }
 
 fn jar() -> PathBuf {
