@@ -2,15 +2,17 @@
 //! function that is down stops the run without a loss, and a resumed run asks nothing twice.
 
 use crate::evidence;
-use agentgym_tests::program::{finish, program};
+use agentgym_tests::program::{Running, finish, program};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::Output;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
-/// A judge that never answers the same twice: half a point for each reply, plus noise.
+/// A judge: half a point for each reply. One that wavers never answers the same twice; the other says what
+/// a reward is made of, and takes its time.
 struct Judge {
     address: String,
     /// Trajectories judged.
@@ -18,21 +20,21 @@ struct Judge {
 }
 
 impl Judge {
-    fn start(address: &str) -> Self {
-        let listener = TcpListener::bind(address).unwrap();
+    fn start(wavers: bool) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let judged = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&judged);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                answer(stream.unwrap(), &count);
+                answer(stream.unwrap(), &count, wavers);
             }
         });
         Self { address, judged }
     }
 }
 
-fn answer(stream: TcpStream, judged: &AtomicUsize) {
+fn answer(stream: TcpStream, judged: &AtomicUsize, wavers: bool) {
     let mut reader = BufReader::new(stream);
     let (mut length, mut line) = (0, String::new());
     while reader.read_line(&mut line).unwrap_or(0) > 2 {
@@ -51,15 +53,31 @@ fn answer(stream: TcpStream, judged: &AtomicUsize) {
         let noise = judged.fetch_add(1, SeqCst) as f64 * 1e-4;
         let replies = one["conversations"].as_array().unwrap();
         let replies = replies.iter().filter(|line| line["from"] == "gpt");
-        replies.count() as f64 * 0.5 + noise
+        let reward = replies.count() as f64 * 0.5;
+        match wavers {
+            true => json!(reward + noise),
+            false => json!({
+                "reward": reward,
+                "item_id": one["item_id"],
+                "components": {"replies": reward, "solved": one["success"]},
+                "reason": format!("it says {:?}", replies_of(one)),
+            }),
+        }
     };
-    let rewards: Vec<f64> = (asked["trajectories"].as_array().unwrap().iter())
+    if !wavers {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let rewards: Vec<Value> = (asked["trajectories"].as_array().unwrap().iter())
         .map(reward)
         .collect();
     let text = json!({ "rewards": rewards }).to_string();
     let length = text.len();
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
     let _ = reader.into_inner().write_all((head + &text).as_bytes());
+}
+
+fn replies_of(one: &Value) -> &Value {
+    &one["conversations"][1]["value"]
 }
 
 fn submit(store: &std::path::Path, words: &[&str]) -> Output {
@@ -95,7 +113,7 @@ fn a_functions_rewards_are_learnt_from_and_asked_for_once() {
         assert!(said.contains(word), "{word}: {said}");
     }
 
-    let judge = Judge::start("127.0.0.1:0");
+    let judge = Judge::start(true);
     let url = format!("reward.url=http://{}/", judge.address);
     let ended = submit(folder.path(), &["resume", "judged", &url]);
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
@@ -115,4 +133,59 @@ fn a_functions_rewards_are_learnt_from_and_asked_for_once() {
     );
     assert_eq!(judge.judged.load(SeqCst), 64);
     assert_eq!(before, digest());
+}
+
+#[test]
+fn a_run_that_is_killed_while_it_is_judged_ends_equal_and_says_why() {
+    let config = agentgym_tests::program::workspace().join("configs/smoke.yaml");
+    let run = |kills: usize| {
+        let folder = tempfile::tempdir().unwrap();
+        let judge = Judge::start(false);
+        let start = || {
+            let mut command = program("agentgym-submit");
+            command.args(["--quiet", "--store"]).arg(folder.path());
+            command.arg(&config).args([
+                "run.id=judged",
+                "reward.function=turns-1",
+                "reward.batch_size=2",
+                "trainer.total_training_steps=2",
+                "evaluation.sets=[]",
+                "jobs.backoff_s=0.05",
+                &format!("reward.url=http://{}/", judge.address),
+            ]);
+            command
+        };
+        for kill in 1..=kills {
+            // Sixteen requests judge an iteration, so some are under way.
+            let begun = Instant::now();
+            let mut running = Running::start(start());
+            while judge.judged.load(SeqCst) < kill * 12 && !running.has_ended() {
+                assert!(begun.elapsed() < Duration::from_secs(60));
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert!(!running.has_ended());
+            running.kill();
+        }
+        let ended = finish(start());
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(ended.status.success(), "{said}");
+        println!("{}", evidence::learnt_now(folder.path(), "judged"));
+        let told = |words: &[&str]| submit(folder.path(), words).stdout;
+        let words = ["inspect", "judged", "1", "reward", "0", "--group", "0"];
+        let shown = String::from_utf8(told(&words)).unwrap();
+        let judged = judge.judged.load(SeqCst);
+        (told(&["digest", "judged"]), shown, judged)
+    };
+    let (digest, shown, judged) = run(0);
+    assert_eq!(judged, 64);
+    assert!(
+        shown.contains("judged: replies ")
+            && shown.contains(", solved ")
+            && shown.contains("it says"),
+        "{shown}"
+    );
+    let (broken, again, judged) = run(3);
+    assert_eq!((broken, again), (digest, shown));
+    // What a killed attempt had been told is asked for again, and nothing that was committed.
+    assert!((65..=64 + 3 * 16).contains(&judged), "{judged}");
 }
