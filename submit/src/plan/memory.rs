@@ -6,7 +6,7 @@
 
 use crate::plan::model_size::ModelSize;
 use crate::plan::parts::Counted;
-use crate::plan::sizes::{evaluated_sequences, narrow, sequences, tokens_max};
+use crate::plan::sizes::{evaluated_sequences, narrow, sequences};
 use crate::text::{bytes, count};
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::Stage;
@@ -64,7 +64,7 @@ impl Memory {
         let found = self.0.iter().find(|(_, most)| *most == largest);
         let stage = found.map_or(Stage::Update, |(stage, _)| *stage);
         let limit = plan.config.jobs.unit_tokens;
-        let episode = tokens_max(plan) > limit as u64;
+        let episode = plan.context_tokens() > limit;
         let (sft, dpo) = (&plan.config.sft, &plan.config.dpo);
         // A unit is at least one sequence, or one pair.
         let keys = match stage {
@@ -302,14 +302,14 @@ impl Work<'_> {
         let own = sequences.div_ceil(self.threads);
         let rows = own.min(jobs.decode_rows as u128);
         let episodes = own.min(rows * EPISODES_PER_ROW);
-        let longest = u128::from(tokens_max(self.plan)).next_multiple_of(CACHE_BLOCK);
+        let longest = (self.plan.context_tokens() as u128).next_multiple_of(CACHE_BLOCK);
         let tokens = (episodes * longest).min(jobs.cache_tokens as u128 + longest);
         (rows, tokens)
     }
 
     /// One pack per thread, one layer at a time, and a chunk of logits.
     fn scoring(&self) -> u128 {
-        let all = self.part_sequences() * u128::from(tokens_max(self.plan));
+        let all = self.part_sequences() * self.plan.context_tokens() as u128;
         let footprint = self.model.footprint;
         self.threads * (self.pack() * footprint.forward() + footprint.head_chunk())
             + all * RECORD_BYTES_PER_TOKEN / F32
@@ -317,7 +317,7 @@ impl Work<'_> {
 
     /// Tokens that a thread scores together.
     pub(super) fn pack(&self) -> u128 {
-        let longest = u128::from(tokens_max(self.plan));
+        let longest = self.plan.context_tokens() as u128;
         let pack = (self.plan.config.jobs.pack_tokens as u128).max(longest);
         let all = self.part_sequences() * longest;
         pack.min(all.div_ceil(self.threads).max(longest))
@@ -357,7 +357,7 @@ impl Work<'_> {
     /// computes.
     fn episodes(&self, tasks: usize) -> (u128, u128) {
         let minibatch = tasks as u128 * u128::from(self.plan.config.actor_rollout_ref.rollout.n);
-        let longest = u128::from(tokens_max(self.plan));
+        let longest = self.plan.context_tokens() as u128;
         let Some((samples, prompt, response)) = self.group() else {
             return (minibatch, longest);
         };
@@ -390,7 +390,7 @@ impl Work<'_> {
         match self.plan.config.run.pipeline {
             Pipeline::Rl => {
                 u128::from(sequences(self.plan))
-                    * u128::from(tokens_max(self.plan))
+                    * self.plan.context_tokens() as u128
                     * RECORD_BYTES_PER_TOKEN
             }
             Pipeline::Sft | Pipeline::Dpo | Pipeline::AgentEvol | Pipeline::Eval => 0,

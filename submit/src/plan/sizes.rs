@@ -49,7 +49,7 @@ impl Sizes {
             } else {
                 0
             };
-        let tokens = u128::from(sequences(plan)) * u128::from(tokens_max(plan));
+        let tokens = u128::from(sequences(plan)) * plan.context_tokens() as u128;
         // Written again with the rewards of a function.
         let again = match plan.has_reward_function() {
             true => tokens * EPISODE_BYTES_PER_TOKEN,
@@ -108,12 +108,6 @@ pub(crate) fn steps_per_iteration(plan: &Plan) -> u64 {
         return u64::from(plan.config.agentevol.steps);
     }
     u64::from(plan.minibatches()) * u64::from(plan.config.actor_rollout_ref.actor.ppo_epochs)
-}
-
-/// Longest sequence: context limit, or prompt and response together.
-pub(crate) fn tokens_max(plan: &Plan) -> u64 {
-    let (data, rollout) = (&plan.config.data, &plan.config.actor_rollout_ref.rollout);
-    (data.max_prompt_length + data.max_response_length).min(rollout.max_model_len) as u64
 }
 
 /// Converts bytes for display. Sizes are computed in u128, where no product of limits and model

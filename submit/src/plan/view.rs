@@ -6,7 +6,7 @@ use crate::plan::measured::Measured;
 use crate::plan::memory::{Memory, check_fits};
 use crate::plan::model_size::{self, ModelSize};
 use crate::plan::parts::Counted;
-use crate::plan::sizes::{Sizes, narrow, sequences, steps_per_iteration, tokens_max};
+use crate::plan::sizes::{Sizes, narrow, sequences, steps_per_iteration};
 use crate::plan::texts::{
     candle_text, chat_text, engine_text, horizons, sessions_text, sft_text, some_of, steps_text,
     tasks_text,
@@ -429,7 +429,7 @@ impl<'a> PlanView<'a> {
         json!({
             "run": plan.run.to_string(), "identity": plan.identity, "iterations": plan.iterations,
             "tasks": plan.tasks.len(), "sequences_per_iteration": sequences(plan),
-            "tokens_per_sequence_max": tokens_max(plan), "minibatches": plan.minibatches(), "optimizer_steps_per_iteration": steps_per_iteration(plan),
+            "tokens_per_sequence_max": plan.context_tokens(), "minibatches": plan.minibatches(), "optimizer_steps_per_iteration": steps_per_iteration(plan),
             "parts": counted.all, "stages": stages, "horizon": horizon, "evaluations": self.evaluations(),
             "sizes": sizes, "measured": self.measured.as_ref().map(Measured::to_json), "not_used": self.unused, "notes": self.notes, "kl": self.kl_text(),
         })
