@@ -59,8 +59,8 @@ pub(super) fn demonstration(
     let mut say = |game: &mut Toolbox, call: Call| {
         let reply = game.step(&call.to_string()).observation.clone();
         talk.say(call.said(), true, reply.clone());
-        // The last word of an answer is its number, where it has one.
-        reply.rsplit(' ').next().and_then(|word| word.parse().ok())
+        let answer: Option<Value> = serde_json::from_str(&reply).ok();
+        answer?["value"].as_i64()
     };
     let mut seen: Vec<i64> = Vec::new();
     let mut useful = |game: &mut Toolbox, call: Call| -> i64 {
@@ -100,7 +100,7 @@ fn aimless(game: &Toolbox, seen: &[i64], draws: &mut Draws) -> Call {
     };
     match draws.below(3) {
         0 => {
-            let sign = [Sign::Plus, Sign::Minus, Sign::Times][draws.below(3)];
+            let sign = Sign::ALL[draws.below(3)];
             joined(sign, number(draws), number(draws))
         }
         1 => put(task.target, number(draws)),
@@ -109,15 +109,16 @@ fn aimless(game: &Toolbox, seen: &[i64], draws: &mut Draws) -> Call {
 }
 
 fn get(key: &str) -> Call {
-    call("get", vec![("key", key.into())])
+    call("get", vec![("from", key.into())])
 }
 
 fn put(key: &str, number: i64) -> Call {
-    call("put", vec![("key", key.into()), ("value", number.into())])
+    call("put", vec![("to", key.into()), ("value", number.into())])
 }
 
 fn joined(sign: Sign, a: i64, b: i64) -> Call {
-    call(sign.tool(), vec![("a", a.into()), ("b", b.into())])
+    let sign = ("sign", sign.word().into());
+    call("calculate", vec![("a", a.into()), sign, ("b", b.into())])
 }
 
 fn call(tool: &'static str, arguments: Vec<(&'static str, Value)>) -> Call {

@@ -8,7 +8,8 @@ use super::spec::TOOLS;
 use crate::draws::Draws;
 use crate::parser::tool_call::{Call, CallError};
 
-/// Short, so that a small vocabulary has each as one token.
+/// Short, so that a small vocabulary has each as one token. Keys and numbers are told as calls name
+/// them: a network of two layers copies what stands behind the same tokens.
 const KEYS: [&str; 16] = [
     "ash", "bay", "cod", "dew", "elm", "fig", "gem", "hut", "ink", "jar", "kit", "log", "map",
     "net", "oak", "pit",
@@ -31,7 +32,9 @@ pub(super) enum Sign {
 }
 
 impl Sign {
-    fn word(self) -> &'static str {
+    pub(super) const ALL: [Self; 3] = [Self::Plus, Self::Minus, Self::Times];
+
+    pub(super) fn word(self) -> &'static str {
         match self {
             Self::Plus => "plus",
             Self::Minus => "minus",
@@ -39,18 +42,8 @@ impl Sign {
         }
     }
 
-    /// The tool that computes it.
-    pub(super) fn tool(self) -> &'static str {
-        match self {
-            Self::Plus => "add",
-            Self::Minus => "subtract",
-            Self::Times => "multiply",
-        }
-    }
-
-    fn of_tool(tool: &str) -> Option<Self> {
-        let all = [Self::Plus, Self::Minus, Self::Times];
-        all.into_iter().find(|sign| sign.tool() == tool)
+    fn named(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|sign| sign.word() == word)
     }
 
     /// `None` where 64 bits do not hold it.
@@ -154,32 +147,41 @@ impl Toolbox {
     }
 
     fn played(&mut self, call: &Call) -> (String, bool) {
-        let key = call.text("key");
+        let key = call.text("from").or(call.text("to"));
         let observation = match (call.tool, key, call.number("value")) {
             ("finish", ..) => return ("The task is over.".to_owned(), true),
             ("get", Some(key), _) => match self.stored.get(key) {
-                Some(number) => format!("{key} is {number}"),
-                None => format!("Error: there is nothing under {key}."),
+                Some(number) => value(*number),
+                None => "Error: there is nothing under that key.".to_owned(),
             },
             ("put", Some(key), _) if key.chars().count() > KEY_MAX => {
                 format!("Error: a key has at most {KEY_MAX} letters.")
             }
             ("put", Some(key), Some(number)) => {
                 self.stored.insert(key.to_owned(), number);
-                format!("{key} is now {number}")
+                "Stored.".to_owned()
             }
-            (tool, ..) => computed(tool, call.number("a"), call.number("b")),
+            _ => computed(call),
         };
         (observation, false)
     }
 }
 
-fn computed(tool: &str, a: Option<i64>, b: Option<i64>) -> String {
-    let result = Sign::of_tool(tool).and_then(|sign| sign.of(a?, b?));
-    match result {
-        Some(number) => format!("The result is {number}"),
-        None => "Error: the result has more than 64 bits.".to_owned(),
-    }
+fn computed(call: &Call) -> String {
+    let Some(sign) = call.text("sign").and_then(Sign::named) else {
+        return "Error: the sign is plus, minus or times.".to_owned();
+    };
+    let (a, b) = (call.number("a"), call.number("b"));
+    let result = a.zip(b).and_then(|(a, b)| sign.of(a, b));
+    result.map_or_else(
+        || "Error: the result has more than 64 bits.".to_owned(),
+        value,
+    )
+}
+
+/// A number in an answer.
+fn value(number: i64) -> String {
+    format!(r#"{{"value": {number}}}"#)
 }
 
 fn refused(error: &CallError) -> String {
@@ -188,9 +190,12 @@ fn refused(error: &CallError) -> String {
 
 impl Task {
     fn told(&self) -> String {
-        let mut goal = format!("Goal: put under {} what is {}", self.target, self.first);
+        let mut goal = format!(
+            r#"Goal: {{"to": "{}"}} is {{"from": "{}"}}"#,
+            self.target, self.first
+        );
         for (sign, key) in &self.then {
-            goal += &format!(" {} {key}", sign.word());
+            goal += &format!(r#" {{"sign": "{}"}} {{"from": "{key}"}}"#, sign.word());
         }
         goal
     }
@@ -229,26 +234,30 @@ mod tests {
         let call = |name: &str, arguments: &str| {
             format!(r#"{{"name": "{name}", "arguments": {arguments}}}"#)
         };
+        let calculated = |a: i64, sign: &str, b: i64| {
+            call(
+                "calculate",
+                &format!(r#"{{"a": {a}, "sign": "{sign}", "b": {b}}}"#),
+            )
+        };
         for (action, words) in [
-            (call("add", r#"{"a": 2, "b": 3}"#), "The result is 5"),
-            (call("subtract", r#"{"a": 2, "b": 3}"#), "The result is -1"),
-            (call("multiply", r#"{"a": 4, "b": 3}"#), "The result is 12"),
+            (calculated(2, "plus", 3), r#"{"value": 5}"#),
+            (calculated(2, "minus", 3), r#"{"value": -1}"#),
+            (calculated(4, "times", 3), r#"{"value": 12}"#),
+            (calculated(i64::MAX, "times", 3), "Error: the result"),
+            (calculated(2, "over", 3), "Error: the sign"),
             (
-                call("multiply", &format!(r#"{{"a": {}, "b": 3}}"#, i64::MAX)),
-                "Error: the result",
-            ),
-            (
-                call("get", r#"{"key": "zebra"}"#),
-                "Error: there is nothing under zebra.",
+                call("get", r#"{"from": "zebra"}"#),
+                "Error: there is nothing under",
             ),
             (
                 call(
                     "put",
-                    &format!(r#"{{"key": "{}", "value": 1}}"#, "a".repeat(65)),
+                    &format!(r#"{{"to": "{}", "value": 1}}"#, "a".repeat(65)),
                 ),
                 "Error: a key",
             ),
-            (call("get", "{}"), "Error: get needs the argument key."),
+            (call("get", "{}"), "Error: get needs the argument from."),
             ("finish".to_owned(), "Error: the call is not JSON"),
         ] {
             let reply = game.step(&action);
@@ -263,14 +272,13 @@ mod tests {
         let target = game.task.target;
         let put = call(
             "put",
-            &format!(r#"{{"key": "{target}", "value": {}}}"#, game.wanted),
+            &format!(r#"{{"to": "{target}", "value": {}}}"#, game.wanted),
         );
-        let now = format!("{target} is now {}", game.wanted);
-        assert_eq!(game.step(&put).observation, now);
+        assert_eq!(game.step(&put).observation, "Stored.");
         let mut wrong = game.clone();
         wrong.step(&call(
             "put",
-            &format!(r#"{{"key": "{target}", "value": {}}}"#, game.wanted + 1),
+            &format!(r#"{{"to": "{target}", "value": {}}}"#, game.wanted + 1),
         ));
         let finish = call("finish", "{}");
         assert!(wrong.step(&finish).reward == 0.0 && wrong.last.done);

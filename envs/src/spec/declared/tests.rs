@@ -129,7 +129,7 @@ fn what_is_wrong_is_named_with_line_and_column() {
             "3:28",
             "no path",
         ),
-        (&with("success: {reward_at_least: .nan}"), "3:28", "reward"),
+        (&with("success: {reward_at_least: .nan}"), "3", "non-finite"),
         (&with("reward_scale: 0"), "3:15", "every reward the same"),
         (&with("creates_at_once: 0"), "3:18", "1 to 1024"),
         (&with("close: false"), "3:8", "reuse: true"),

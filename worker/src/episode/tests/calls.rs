@@ -86,7 +86,7 @@ async fn tools_stand_at_the_head_and_answers_are_tool_messages() {
     }
     assert_eq!(sequence.loss_mask, mask);
     // What is exported begins with the same ids when it is read again.
-    assert_eq!(episode.tools().len(), 6);
+    assert_eq!(episode.tools().len(), 4);
     let told = serde_json::to_vec(&[Trajectory::of(&episode)]).unwrap();
     let told = crate::demonstrations::parse_file("x", &told).unwrap();
     let from: Vec<&str> = told[0]
@@ -101,7 +101,7 @@ async fn tools_stand_at_the_head_and_answers_are_tool_messages() {
     assert!(
         episode
             .told()
-            .starts_with("tools: get, put, add, subtract, multiply, finish\n\n")
+            .starts_with("tools: get, put, calculate, finish\n\n")
     );
 }
 
