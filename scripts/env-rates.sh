@@ -13,7 +13,7 @@ bin="${BIN:-${CARGO_TARGET_DIR:-target}/release}"
 }
 jar="${SCIENCEWORLD_JAR:-${CARGO_TARGET_DIR:-target}/scienceworld-1.2.3/scienceworld.jar}"
 names=("$@")
-[ ${#names[@]} -gt 0 ] || names=(textcraft babyai searchqa maze wordle sokoban sciworld)
+[ ${#names[@]} -gt 0 ] || names=(textcraft babyai searchqa maze wordle sokoban toolbox sciworld)
 echo "| server | verdict | steps/s, 1 client | steps/s, 8 clients | step p50 ms, 1 / 8 | memory MiB |"
 echo "|---|---|---|---|---|---|"
 for name in "${names[@]}"; do

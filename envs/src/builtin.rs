@@ -4,7 +4,8 @@
 //! `builtin:worlds?depths=1-3&lines=4-8&words=lexicon` generated worlds, `builtin:folder?path=DIR`
 //! a folder of recipe files. The others: `builtin:babyai?compat=fixed&seed=0`, `builtin:maze`,
 //! `builtin:wordle?seed=0`, `builtin:searchqa?corpus=FILE&questions=FILE&top_k=3` (without files:
-//! our own passages), `builtin:sokoban?size=6`, `builtin:sciworld?jar=FILE`. Servers listen on a free loopback port and are used
+//! our own passages), `builtin:sokoban?size=6`, `builtin:sciworld?jar=FILE`,
+//! `builtin:toolbox?terms=1-3&seed=0`. Servers listen on a free loopback port and are used
 //! over HTTP like any other.
 
 pub(crate) mod options;
@@ -14,7 +15,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use crate::demonstration::Solver;
-use crate::env::{babyai, maze, sciworld, searchqa, sokoban, textcraft, wordle};
+use crate::env::{babyai, maze, sciworld, searchqa, sokoban, textcraft, toolbox, wordle};
 use crate::error::EnvError;
 use crate::replica::Replica;
 use crate::server::{ServerHandle, ServerOptions, serve};
@@ -26,7 +27,7 @@ use registered::{OpenSolver, Tasks};
 const SCHEME: &str = "builtin";
 
 /// Every environment written in Rust.
-pub static ALL: [Registered; 7] = [
+pub static ALL: [Registered; 8] = [
     Registered::of::<textcraft::Source>(),
     Registered::of::<babyai::Source>(),
     Registered::of::<searchqa::Source>(),
@@ -34,6 +35,7 @@ pub static ALL: [Registered; 7] = [
     Registered::of::<wordle::Source>(),
     Registered::of::<sokoban::Source>(),
     Registered::of::<sciworld::Source>(),
+    Registered::of::<toolbox::Source>(),
 ];
 
 /// Whether an environment address denotes a built-in server.

@@ -7,4 +7,5 @@ pub(crate) mod sciworld;
 pub mod searchqa;
 pub(crate) mod sokoban;
 pub mod textcraft;
+pub(crate) mod toolbox;
 pub(crate) mod wordle;

@@ -30,7 +30,7 @@ pub use client::{ClientCounters, ClientOptions, EnvClient, Session, StepOutput};
 pub use env::{babyai, searchqa, textcraft};
 pub use error::{Call, EnvError, FaultKind, Verdict};
 pub use http_client::{causes, excerpt, http_client};
-pub use parser::{Parsed, Parser};
+pub use parser::{CallError, Parsed, Parser};
 pub use scenes::{PlayedTask, Scenes, scenes};
 pub use server::{ServerHandle, ServerOptions};
 pub use spec::{EnvSpec, Replay, SuccessRule, spec};

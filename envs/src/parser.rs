@@ -4,7 +4,11 @@
 //! is therefore part of an environment's specification and copied exactly. Changes made by the
 //! cleaning are reported, because a lenient parser shifts scores.
 
+pub(crate) mod tool_call;
+
+use crate::spec::calls::Tool;
 use serde::{Deserialize, Serialize};
+pub use tool_call::CallError;
 
 #[cfg(test)]
 mod tests;
@@ -35,6 +39,10 @@ pub enum Parser {
     Tags,
     /// The whole text.
     Raw,
+    /// The one call of a tool between `<tool_call>` and `</tool_call>`, in JSON and in one order.
+    /// Anything but a call that its tool takes is not sent, and the next observation says what is
+    /// wrong.
+    ToolCall,
 }
 
 /// The result of parsing a model's text.
@@ -60,8 +68,8 @@ const NO_FENCE: &str = "Cannot parse action from response. Your action should be
                         backticks (```). Please adjust accordingly.";
 
 impl Parser {
-    /// Reads an action out of a model's text.
-    pub fn parse(self, model_text: &str) -> Parsed {
+    /// Reads an action out of a model's text; `tools` are those that may be called.
+    pub fn parse(self, tools: &[Tool], model_text: &str) -> Parsed {
         match self {
             Self::ActionLine => parse_action_line(model_text),
             Self::LastAction => parse_last_action(model_text),
@@ -70,6 +78,7 @@ impl Parser {
             Self::SqlBlock => parse_sql_block(model_text),
             Self::Tags => whole(model_text, tagged(model_text).is_some()),
             Self::Raw => whole(model_text, !model_text.trim().is_empty()),
+            Self::ToolCall => tool_call::parse(tools, model_text),
         }
     }
 
@@ -83,6 +92,7 @@ impl Parser {
             Self::SqlBlock => "fenced SQL",
             Self::Tags => "tags",
             Self::Raw => "raw",
+            Self::ToolCall => "tool call",
         }
     }
 }

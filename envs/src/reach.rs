@@ -116,6 +116,7 @@ async fn random_policies_and_solvers_reach_what_the_documents_say() {
         ("babyai", "builtin:babyai", 400, 0.7),
         ("searchqa", "builtin:searchqa", 128, 0.95),
         ("sokoban", "builtin:sokoban", 200, 1.0),
+        ("toolbox", "builtin:toolbox", 300, 1.0),
     ] {
         let (solved, replies) = solver(address, items);
         let share = f64::from(solved) / items as f64;

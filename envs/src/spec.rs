@@ -5,6 +5,7 @@
 //! is described by a person's file ([`declared`]).
 
 pub(crate) mod base;
+pub(crate) mod calls;
 pub mod declared;
 mod remote;
 mod tools;
@@ -14,6 +15,7 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
+pub use calls::{Argument, ArgumentType, Tool};
 pub use types::*;
 
 use crate::builtin;

@@ -9,6 +9,7 @@
 use crate::codec::Payload;
 use crate::config::OpeningTurn;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// One item of an environment's data set.
@@ -179,6 +180,10 @@ pub struct Judgement {
     pub reason: String,
 }
 
+/// Entry of [`Episode::extra`]: the tools that the policy could call, as its chat template was given
+/// them; absent if its actions are text.
+pub const TOOLS: &str = "tools";
+
 /// The policy's summary before its context is cut.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextSummary {
@@ -241,17 +246,31 @@ impl Episode {
         self.noted(JUDGEMENT)
     }
 
+    /// The tools that the policy could call.
+    pub fn tools(&self) -> Vec<Value> {
+        self.noted(TOOLS)
+    }
+
     /// All that stands before the first reply, for people.
     pub fn told(&self) -> String {
         let opening = self.opening();
+        let tools = self.tools();
+        let names: Vec<&str> = (tools
+            .iter()
+            .filter_map(|tool| tool["function"]["name"].as_str()))
+        .collect();
+        let tools = match names.is_empty() {
+            true => String::new(),
+            false => format!("tools: {}\n\n", names.join(", ")),
+        };
         if opening.is_empty() {
-            return self.prompt.clone();
+            return tools + &self.prompt;
         }
         let said = opening
             .iter()
             .map(|turn| format!("{}: {}", turn.from.name(), turn.value));
         let prompt = format!("human: {}", self.prompt);
-        said.chain([prompt]).collect::<Vec<_>>().join("\n\n")
+        tools + &said.chain([prompt]).collect::<Vec<_>>().join("\n\n")
     }
 
     fn noted<T: serde::de::DeserializeOwned + Default>(&self, name: &str) -> T {

@@ -7,11 +7,12 @@
 use crate::config::{OpeningTurn, Speaker};
 use crate::episode::{Episode, Outcome};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
-    /// `human`, `gpt` or `system`.
+    /// `human`, `gpt`, `system`, or `tool` for the answer to a call.
     pub from: String,
     /// False: part of the context, but not trained on. Only read for `gpt`.
     #[serde(default)]
@@ -44,6 +45,9 @@ pub struct Trajectory {
     pub outcome: Outcome,
     /// The prompt, then replies and observations in turn. Every reply has `loss: true`.
     pub conversations: Vec<Line>,
+    /// What the policy could call, as its chat template was given it; absent if actions are text.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<Value>,
 }
 
 impl Trajectory {
@@ -57,9 +61,11 @@ impl Trajectory {
         };
         let mut conversations: Vec<Line> = episode.opening().iter().map(Line::of).collect();
         conversations.push(line("human", None, &episode.prompt));
+        let tools = episode.tools();
+        let answers = if tools.is_empty() { "human" } else { "tool" };
         for turn in &episode.turns {
             conversations.push(line("gpt", Some(true), &turn.text));
-            conversations.push(line("human", None, &turn.observation));
+            conversations.push(line(answers, None, &turn.observation));
         }
         Self {
             item_id: episode.task.to_string(),
@@ -67,6 +73,7 @@ impl Trajectory {
             success: u8::from(episode.success),
             outcome: episode.outcome,
             conversations,
+            tools,
         }
     }
 }

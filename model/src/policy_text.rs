@@ -81,6 +81,17 @@ impl PolicyText {
         &self.chat
     }
 
+    /// The same with a template that offers these tools ([`Chat::with_tools`]).
+    ///
+    /// # Errors
+    /// A template that has no place for them.
+    pub fn with_tools(&self, tools: &Value) -> Result<Self> {
+        Ok(Self {
+            chat: Arc::new(self.chat.with_tools(tools)?),
+            ..self.clone()
+        })
+    }
+
     /// Ids that end the policy's message.
     pub fn eos_ids(&self) -> &[u32] {
         &self.eos_ids

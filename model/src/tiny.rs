@@ -16,7 +16,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::tiny_text::{self, EOS_ID, PAD_ID, Splitting};
+use crate::tiny_text::{self, EOS_ID, PAD_ID, Splitting, Template};
 use crate::tiny_words::Choices;
 use crate::{
     Architecture, Error, ModelConfig, Parameter, Policy, Result, Tokenizer, Weights,
@@ -62,6 +62,8 @@ pub struct TinyShape {
     pub vocab: usize,
     /// How its new tokenizer splits text.
     pub splitting: Splitting,
+    /// Its chat template.
+    pub template: Template,
     /// Whether the output head is the embedding.
     pub tied: bool,
     /// Base of the rotary frequencies.
@@ -81,6 +83,7 @@ impl Default for TinyShape {
             intermediate: 384,
             vocab: 1024,
             splitting: Splitting::default(),
+            template: Template::default(),
             tied: true,
             theta: 10_000.0,
             tokens_max: 4096,
@@ -135,6 +138,14 @@ impl TinyShape {
                 };
                 continue;
             }
+            if name == "template" {
+                shape.template = match value {
+                    "plain" => Template::Plain,
+                    "tools" => Template::Tools,
+                    _ => return Err(format!("`{option}` is not known; known are plain, tools")),
+                };
+                continue;
+            }
             let field = match name {
                 "hidden" => &mut shape.hidden,
                 "layers" => &mut shape.layers,
@@ -145,7 +156,7 @@ impl TinyShape {
                 _ => {
                     return Err(format!(
                         "`tiny` has no option `{name}`; known are arch, hidden, layers, heads, \
-                         kv_heads, intermediate, vocab, tokenizer"
+                         kv_heads, intermediate, vocab, tokenizer, template"
                     ));
                 }
             };
@@ -191,10 +202,15 @@ impl TinyShape {
         ModelConfig::from_json(raw, Path::new("tiny shape"))
     }
 
-    /// A new policy: initial weights of `seed`, `tokenizer`, and the plain chat template.
+    /// A new policy: initial weights of `seed`, `tokenizer`, and its chat template.
     pub fn policy(&self, seed: u64, tokenizer: Tokenizer) -> Result<Policy> {
         let weights = self.init_weights(seed)?;
-        Policy::new(self.config()?, weights, tokenizer, tiny_text::chat())
+        Policy::new(
+            self.config()?,
+            weights,
+            tokenizer,
+            tiny_text::chat(self.template),
+        )
     }
 
     /// Initial weights: each parameter has a random stream that depends on `seed` and its name.
@@ -463,9 +479,12 @@ mod tests {
         let found = shape("tiny?arch=qwen3&layers=2").unwrap().unwrap();
         assert_eq!((found.architecture, found.layers), (Architecture::Qwen3, 2));
         assert_eq!(shape("tiny-model"), Ok(None));
+        let found = shape("tiny?template=tools").unwrap().unwrap();
+        assert_eq!(found.template, Template::Tools);
         for (path, word) in [
             ("tiny?arch=gemma", "llama"),
             ("tiny?tokenizer=3", "gpt2, qwen2"),
+            ("tiny?template=chat", "plain, tools"),
             ("tiny?size=3", "no option `size`"),
             ("tiny?layers=0", "layers=0"),
         ] {

@@ -30,6 +30,9 @@ const CHAT_TEMPLATE: &str = "{%- for message in messages %}\
 {%- endfor %}\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
 
+/// The same, with tools in the form of Qwen2.5's instruct models, in fewer words.
+const TOOLS_TEMPLATE: &str = include_str!("tiny_tools.jinja");
+
 /// The byte 0x20 in the spelling of a byte-level vocabulary.
 const SPACE: char = 'Ġ';
 /// Number of words, number of lines, and seed of the corpus of [`invented_tokenizer`].
@@ -106,14 +109,28 @@ fn byte_level(use_regex: bool) -> serde_json::Value {
 
 type Pair = (u32, u32);
 
+/// Which chat template a new model gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Template {
+    /// Messages alone.
+    #[default]
+    Plain,
+    /// Messages, tools and the answers to calls.
+    Tools,
+}
+
 /// The chat template for tokenizers trained here.
-pub fn chat() -> Chat {
+pub fn chat(template: Template) -> Chat {
+    let template = match template {
+        Template::Plain => CHAT_TEMPLATE,
+        Template::Tools => TOOLS_TEMPLATE,
+    };
     let named = [
         ("eos_token", SPECIAL_TOKENS[2]),
         ("pad_token", SPECIAL_TOKENS[0]),
     ];
     Chat::new(
-        CHAT_TEMPLATE.to_owned(),
+        template.to_owned(),
         named
             .map(|(name, token)| (name.to_owned(), token.to_owned()))
             .into(),
@@ -334,7 +351,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let tokenizer = invented_tokenizer(Splitting::Qwen2, 700).unwrap();
             tokenizer.save(dir.path()).unwrap();
-            chat().save(dir.path()).unwrap();
+            chat(Template::Plain).save(dir.path()).unwrap();
             [
                 "tokenizer.json",
                 "tokenizer_config.json",
@@ -424,7 +441,7 @@ print(json.dumps([tokenizer(text, add_special_tokens=False)['input_ids'] for tex
         let dir = tempfile::tempdir().unwrap();
         let tokenizer = invented_tokenizer(Splitting::Gpt2, 600).unwrap();
         tokenizer.save(dir.path()).unwrap();
-        chat().save(dir.path()).unwrap();
+        chat(Template::Plain).save(dir.path()).unwrap();
         let loaded = Tokenizer::load(dir.path()).unwrap();
         let loaded_chat = Chat::load(dir.path()).unwrap().unwrap();
         loaded_chat.check(&loaded).unwrap();
@@ -435,10 +452,12 @@ print(json.dumps([tokenizer(text, add_special_tokens=False)['input_ids'] for tex
         )];
         assert_eq!(
             loaded_chat.prompt_ids(&loaded, &messages).unwrap(),
-            chat().prompt_ids(&tokenizer, &messages).unwrap()
+            chat(Template::Plain)
+                .prompt_ids(&tokenizer, &messages)
+                .unwrap()
         );
         assert_eq!(
-            chat().render(&messages, true).unwrap(),
+            chat(Template::Plain).render(&messages, true).unwrap(),
             "<|im_start|>user\nGoal: craft 2 stick. ü<|im_end|>\n<|im_start|>assistant\n"
         );
     }

@@ -39,6 +39,7 @@ mod reward_function;
 mod serve;
 mod shared_updates;
 mod strikes;
+mod toolbox;
 mod verify;
 mod version;
 mod view;

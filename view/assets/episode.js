@@ -262,7 +262,7 @@ function turnCard(e, turn, index, flat, tokens) {
       ])),
     own.length ? tokens(own) : h("pre", {}, turn.text),
     turn.action === null ? null : h("p", { class: "action" }, h("span", { class: "who" }, "sent"), h("code", {}, turn.action)),
-    h("div", { class: "observation" }, h("span", { class: "who" }, "answer"), h("pre", {}, turn.observation)),
+    h("div", { class: "observation" }, h("span", { class: "who" }, e.tools.length ? "tool" : "answer"), h("pre", {}, turn.observation)),
     after.length || possible
       ? h("div", { class: "under" },
         after.length ? h("details", {}, h("summary", {}, `${after.length} tokens that were not trained on`), tokens(after)) : null,

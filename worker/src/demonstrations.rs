@@ -12,6 +12,7 @@ use agentgym_jobs::config::OverlongRows;
 pub(crate) use agentgym_jobs::trajectory::Line;
 use agentgym_model::{Message, Policy, Role, ScoreRequest};
 use serde::Deserialize;
+use serde_json::Value;
 
 /// One conversation.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -21,6 +22,9 @@ pub(crate) struct Conversation {
     /// The task it solves, e.g. `textcraft_12`.
     #[serde(default)]
     pub(crate) item_id: Option<String>,
+    /// What the policy may call, as its chat template is given it.
+    #[serde(default)]
+    pub(crate) tools: Option<Value>,
 }
 
 /// Tokens to imitate.
@@ -53,7 +57,7 @@ impl Encoded {
 pub(crate) fn parse_file(what: &str, bytes: &[u8]) -> Result<Vec<Conversation>> {
     let rows: Vec<Conversation> = serde_json::from_slice(bytes).map_err(|e| {
         Error::stage(format!(
-            "{what}: expected a JSON array of {{\"conversations\": [{{\"from\", \"value\", \"loss\"}}], \"item_id\"}}: {e}"
+            "{what}: expected a JSON array of {{\"conversations\": [{{\"from\", \"value\", \"loss\"}}], \"item_id\", \"tools\"}}: {e}"
         ))
     })?;
     if rows.is_empty() {
@@ -67,6 +71,7 @@ fn role(line: &Line) -> Option<Role> {
         "system" => Some(Role::System),
         "human" | "user" => Some(Role::User),
         "gpt" | "assistant" => Some(Role::Assistant),
+        "tool" => Some(Role::Tool),
         _ => None,
     }
 }
@@ -121,7 +126,7 @@ impl Conversation {
             .map(|line| {
                 role(line).ok_or_else(|| {
                     bad(format!(
-                        "message from `{}`; known are human, gpt, system",
+                        "message from `{}`; known are human, gpt, system, tool",
                         line.from
                     ))
                 })
@@ -150,7 +155,26 @@ impl Conversation {
             )));
         }
         let prompt: Vec<Message> = (0..first).map(message).collect();
-        let (tokenizer, chat) = (policy.tokenizer(), policy.chat());
+        let offering = match &self.tools {
+            None => None,
+            Some(tools) => Some(
+                policy
+                    .chat()
+                    .with_tools(tools)
+                    .map_err(|e| bad(e.to_string()))?,
+            ),
+        };
+        if let Some(at) = roles.iter().position(|role| *role == Role::Tool)
+            && (at < first || offering.is_none())
+        {
+            return Err(bad(format!(
+                "message {at} is from `tool` and answers no call; a call is a reply of a row that has `tools`"
+            )));
+        }
+        let (tokenizer, chat) = (
+            policy.tokenizer(),
+            offering.as_ref().unwrap_or(policy.chat()),
+        );
         let end_of_turn = [chat.end_of_turn_id(tokenizer)?];
         let mut out = Encoded {
             token_ids: vec![],
@@ -158,24 +182,25 @@ impl Conversation {
         };
         out.extend(&chat.prompt_ids(tokenizer, &prompt)?, false);
         for at in first..roles.len() {
-            let expected = if (at - first).is_multiple_of(2) {
-                Role::Assistant
-            } else {
-                Role::User
+            let replies = (at - first).is_multiple_of(2);
+            let in_turn = match roles[at] {
+                Role::Assistant => replies,
+                Role::User | Role::Tool => !replies,
+                Role::System => false,
             };
-            if roles[at] != expected {
+            if !in_turn {
                 return Err(bad(format!(
                     "message {at} is from `{}` out of turn",
                     self.conversations[at].from
                 )));
             }
             let line = &self.conversations[at];
-            if expected == Role::Assistant {
+            if replies {
                 out.extend(&tokenizer.encode_ordinary(&line.value)?, is_trained(line));
                 out.extend(&end_of_turn, is_trained(line));
             } else if at + 1 < roles.len() {
                 // A last observation without a reply has nothing to train on.
-                out.extend(&chat.observation_ids(tokenizer, true, &line.value)?, false);
+                out.extend(&chat.next_ids(tokenizer, true, message(at))?, false);
             }
         }
         Ok(out)
@@ -229,6 +254,7 @@ impl Conversation {
         Self {
             conversations: opening.iter().cloned().chain(lines).collect(),
             item_id: Some(shown.item_id),
+            tools: shown.tools,
         }
     }
 }

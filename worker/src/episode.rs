@@ -23,7 +23,7 @@ use crate::{Error, Result};
 use agentgym_envs::spec::{Actions, first_message};
 use agentgym_envs::{EnvError, Session, StepOutput};
 use agentgym_jobs::episode::{
-    AVAILABLE_ACTIONS, Episode, OPENING, Outcome, Parse, SUMMARIES, Turn,
+    AVAILABLE_ACTIONS, Episode, OPENING, Outcome, Parse, SUMMARIES, TOOLS, Turn,
 };
 use agentgym_jobs::journal::{Event, Step};
 use player::Interruption;
@@ -154,7 +154,7 @@ impl Player {
                     self.session(scene, &first, &turns).await?;
                     let step = self.stepped(scene, &first, &turns, &turn.text).await?;
                     let mut step = noted(step);
-                    step.observation = table.kept(self, step.observation).await?;
+                    step.observation = table.kept(step.observation).await?;
                     tape.record(Event::Step(step.clone()));
                     step
                 }
@@ -179,6 +179,9 @@ impl Player {
         tape.over();
         let (sequences, summaries) = table.into_parts();
         let mut extra = extra(environment, available, turns.len());
+        if let Some(tools) = environment.spec.offered() {
+            extra.push((TOOLS.to_owned(), tools.to_string()));
+        }
         if !opening.is_empty() {
             let text = serde_json::to_string(&opening).expect("turns are plain JSON");
             extra.push((OPENING.to_owned(), text));

@@ -19,6 +19,8 @@ struct Trajectory {
     conversations: Vec<Line>,
     #[serde(default)]
     reward: Option<f64>,
+    #[serde(default)]
+    tools: Option<serde_json::Value>,
 }
 
 /// Two answers to the same prompt.
@@ -31,6 +33,9 @@ pub(crate) struct Pair {
     pub(crate) rejected: Vec<Line>,
     pub(crate) chosen_reward: f64,
     pub(crate) rejected_reward: f64,
+    /// What both may call, where anything may be called.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tools: Option<serde_json::Value>,
     /// File and row of the chosen and of the rejected answer, for messages.
     #[serde(skip)]
     pub(crate) rows: [String; 2],
@@ -67,6 +72,7 @@ impl Pair {
         Conversation {
             conversations: shown.chain(answer.iter().cloned()).collect(),
             item_id: Some(self.item_id.clone()),
+            tools: self.tools.clone(),
         }
     }
 }
@@ -100,10 +106,10 @@ pub(crate) fn build(
         let (prompt, chosen) = cut(expert.0, expert_row, &ours, length)?;
         let (other, rejected) = cut(experience.0, *row, theirs, length)?;
         let same = prompt.iter().zip(other).all(|(a, b)| a.value == b.value);
-        if !same {
+        if !same || ours.tools != theirs.tools {
             return Err(Error::stage(format!(
                 "{} row {expert_row} and {} row {row} ({id}) do not begin with the same {length} messages \
-                 (dpo.prompt_length): a pair needs a common prompt",
+                 (dpo.prompt_length) and tools: a pair needs a common prompt",
                 expert.0, experience.0
             )));
         }
@@ -121,6 +127,7 @@ pub(crate) fn build(
             rejected: rejected.to_vec(),
             chosen_reward: expert_reward,
             rejected_reward: *reward,
+            tools: ours.tools.clone(),
             item_id: id,
             rows: [
                 format!("{} row {expert_row}", expert.0),

@@ -242,7 +242,7 @@ async fn play(
         };
         for (action, response) in &episode.steps {
             let text = model_text(action);
-            if spec.parser.parse(&text).action.as_ref() != Some(action) {
+            if spec.parse(&text).action.as_ref() != Some(action) {
                 unsent += 1;
                 continue;
             }

@@ -165,7 +165,7 @@ impl Session {
             self.inner.counters.fault(&error);
             return Err(error);
         }
-        let parsed = spec.parser.parse(model_text);
+        let parsed = spec.parse(model_text);
         self.inner.counters.note(|counters| {
             counters.normalised += u64::from(parsed.normalised);
             counters.local_replies += u64::from(parsed.action.is_none());

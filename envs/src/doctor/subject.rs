@@ -3,6 +3,7 @@
 use super::report::Check;
 use crate::client::EnvClient;
 use crate::parser::Parser;
+use crate::parser::tool_call::spoken;
 use crate::spec::EnvSpec;
 
 /// Number of items whose first observation is requested twice.
@@ -24,6 +25,7 @@ pub(super) fn probe(spec: &EnvSpec) -> String {
         Parser::ActionLine | Parser::LastAction | Parser::FirstAction => {
             format!("Action: {}", spec.probe)
         }
+        Parser::ToolCall => spoken(spec.probe),
         _ => spec.probe.to_owned(),
     }
 }

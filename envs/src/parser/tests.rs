@@ -4,7 +4,7 @@ use super::*;
 
 fn sent(text: &str) -> String {
     Parser::ActionLine
-        .parse(text)
+        .parse(&[], text)
         .action
         .expect("one action at most")
 }
@@ -40,21 +40,29 @@ fn the_line_after_the_marker_is_sent() {
 
 #[test]
 fn several_actions_are_answered_without_a_call() {
-    let parsed = Parser::ActionLine.parse("Action: get 1 a\nAction: get 1 b");
+    let parsed = Parser::ActionLine.parse(&[], "Action: get 1 a\nAction: get 1 b");
     assert_eq!(parsed.action, None);
     assert_eq!(parsed.local_reply.as_deref(), Some(ONE_ACTION_ONLY));
 }
 
 #[test]
 fn cleaning_is_reported() {
-    assert!(!Parser::ActionLine.parse("Action: inventory").normalised);
-    assert!(Parser::ActionLine.parse("Action: inventory.").normalised);
-    assert!(Parser::ActionLine.parse("Action: inventory").found);
-    assert!(!Parser::ActionLine.parse("inventory").found);
+    assert!(
+        !Parser::ActionLine
+            .parse(&[], "Action: inventory")
+            .normalised
+    );
+    assert!(
+        Parser::ActionLine
+            .parse(&[], "Action: inventory.")
+            .normalised
+    );
+    assert!(Parser::ActionLine.parse(&[], "Action: inventory").found);
+    assert!(!Parser::ActionLine.parse(&[], "inventory").found);
 }
 
 fn of(parser: Parser, text: &str) -> (Option<String>, bool, bool) {
-    let parsed = parser.parse(text);
+    let parsed = parser.parse(&[], text);
     (parsed.action, parsed.normalised, parsed.found)
 }
 
@@ -115,7 +123,7 @@ fn a_fenced_action_needs_both_fences() {
         assert_eq!(of(Parser::Fenced, text), (action(text), false, true));
     }
     for text in ["click [1]", "```click [1]", ""] {
-        let parsed = Parser::Fenced.parse(text);
+        let parsed = Parser::Fenced.parse(&[], text);
         assert_eq!((parsed.action, parsed.found), (None, false), "{text:?}");
         let reply = parsed.local_reply.expect("an answer");
         assert_eq!(

@@ -39,6 +39,7 @@ pub(crate) const COMMON: EnvSpec = EnvSpec {
     reuse: false,
     creates_at_once: 16,
     parser: Parser::ActionLine,
+    calls: &[],
     success: SuccessRule::RewardAtLeast(1.0),
     rounds_max: 30,
     probe: "Action: finish with Action Input: {}",

@@ -1,7 +1,10 @@
 //! Specs of environments that this program does not know: a person's YAML file, which a plan holds
 //! with every field filled in and whoever plays reads from there. A spec names no file and no command.
 
+use super::calls;
 use super::types::{Actions, EnvSpec, Items, SuccessRule};
+use crate::parser::Parser;
+use crate::parser::tool_call::Call;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
@@ -68,6 +71,7 @@ pub fn declared(value: &Value) -> Result<&'static EnvSpec, Problem> {
         field: field.to_owned(),
         message,
     })?;
+    tools(&spec).map_err(|(field, message)| Problem { field, message })?;
     let spec: &'static EnvSpec = Box::leak(Box::new(spec));
     read.insert(text, spec);
     Ok(spec)
@@ -117,8 +121,8 @@ impl Node {
 /// Line and column of a field, or of what encloses it.
 fn place(root: &Spanned<Node>, field: &str) -> (u64, u64) {
     let mut node = root;
-    let mut steps = field.split(['.', '[', ']']).filter(|step| !step.is_empty());
-    while let Some(step) = steps.next() {
+    let steps = field.split(['.', '[', ']']).filter(|step| !step.is_empty());
+    for step in steps {
         let below = match &node.value {
             Node::Map(fields) => fields.iter().find(|(name, _)| name == step).map(|(_, n)| n),
             Node::List(all) => step.parse().ok().and_then(|index: usize| all.get(index)),
@@ -175,6 +179,20 @@ impl<'de> Deserialize<'de> for Node {
             }
         }
         deserializer.deserialize_any(Any)
+    }
+}
+
+/// Whether actions are calls or text, and not half of each.
+fn tools(spec: &EnvSpec) -> Result<(), (String, String)> {
+    let calls = spec.parser == Parser::ToolCall;
+    if calls == spec.calls.is_empty() {
+        let found = "tools that are called need parser: tool_call, and that needs tools; give both or neither";
+        return Err(("calls".to_owned(), found.to_owned()));
+    }
+    calls::check(spec.calls).map_err(|(field, found)| (format!("calls{field}"), found))?;
+    match Call::read(spec.calls, spec.probe) {
+        Err(why) if calls => Err(("probe".to_owned(), why.to_string())),
+        _ => Ok(()),
     }
 }
 

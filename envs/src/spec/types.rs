@@ -3,10 +3,12 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use super::calls::{self, Tool};
 use super::wire;
 use crate::builtin::options::RulesVersion;
-use crate::parser::Parser;
+use crate::parser::{Parsed, Parser};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// The body that `/create` needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -260,6 +262,13 @@ pub struct EnvSpec {
     pub creates_at_once: usize,
     /// How the model's text becomes an action.
     pub parser: Parser,
+    /// Tools that the model calls, where that is how it acts ([`Parser::ToolCall`]). Its chat
+    /// template tells them. A plan from before has no such field.
+    #[serde(
+        deserialize_with = "wire::list",
+        skip_serializing_if = "<[Tool]>::is_empty"
+    )]
+    pub calls: &'static [Tool],
     /// When an episode counts as solved.
     pub success: SuccessRule,
     /// An action that is valid in every state; the doctor plays it.
@@ -281,6 +290,16 @@ impl EnvSpec {
             (RulesVersion::One, _) | (_, "") => Cow::Borrowed(self.instruction),
             (RulesVersion::Two, tools) => Cow::Owned(format!("{}\n\n{tools}", self.instruction)),
         }
+    }
+
+    /// Reads an action out of a model's text.
+    pub fn parse(&self, model_text: &str) -> Parsed {
+        self.parser.parse(self.calls, model_text)
+    }
+
+    /// The tools as a chat template is given them; `None` where actions are text.
+    pub fn offered(&self) -> Option<Value> {
+        (!self.calls.is_empty()).then(|| calls::offered(self.calls))
     }
 
     /// The first user message of an episode: the instruction, a blank line, the observation.

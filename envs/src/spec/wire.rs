@@ -13,6 +13,13 @@ pub(super) fn words<'de: 'static, D: Deserializer<'de>>(
     Vec::<&'static str>::deserialize(deserializer).map(|words| &*words.leak())
 }
 
+/// A list of anything.
+pub(super) fn list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<&'static [T], D::Error> {
+    Vec::<T>::deserialize(deserializer).map(|all| &*all.leak())
+}
+
 /// `0..812`.
 pub(super) mod range {
     use super::{Deserialize, Deserializer, Error, Serializer};

@@ -3,7 +3,7 @@
 
 use super::keys::{KeySpec, Kind};
 use super::tree::get;
-use super::types::{Config, Numerics, Pipeline, RolloutEngine};
+use super::types::{Config, Environment, Numerics, Pipeline, RolloutEngine};
 use crate::{Error, Result};
 use serde_json::Value;
 
@@ -12,6 +12,7 @@ const URL: &str = "actor_rollout_ref.rollout.server.url";
 const MODEL: &str = "actor_rollout_ref.rollout.server.model";
 const RANK: &str = "actor_rollout_ref.model.lora_rank";
 const ADAPTER: &str = "actor_rollout_ref.model.lora_adapter_path";
+const SUMMARY: &str = "actor_rollout_ref.agentgym.summary";
 const DIALECT: &str = "actor_rollout_ref.rollout.server.dialect";
 
 /// What changing a key does to a run with this config. The model of a chat API is what is evaluated:
@@ -81,6 +82,32 @@ pub(super) fn check(config: &Config) -> Result<()> {
         ));
     }
     address(config)
+}
+
+/// An environment whose actions are calls of tools is not played with everything.
+pub(super) fn tools(config: &Config, name: &str, environment: &Environment) -> Result<()> {
+    if config.spec(&environment.task_name)?.calls.is_empty() {
+        return Ok(());
+    }
+    let (rollout, gym) = (
+        &config.actor_rollout_ref.rollout,
+        &config.actor_rollout_ref.agentgym,
+    );
+    let unfit = |key: &str, why: &str| {
+        let what = format!("environment `{name}` is played by calls of tools; {why}");
+        Err(Error::value(key, what))
+    };
+    match (&rollout.engine, &gym.summary) {
+        (RolloutEngine::Chat, _) => unfit(
+            ENGINE,
+            "a chat API is given texts here and no tools: set this to own, server or candle, or leave the environment out",
+        ),
+        (_, Some(_)) => unfit(
+            SUMMARY,
+            "a request for a summary would stand in a tool's answer: leave this out; context_turns alone limits the context",
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// An engine in this process asks no server.

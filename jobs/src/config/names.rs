@@ -1,7 +1,7 @@
 //! Names in a config. They become metric tags, item ids, table columns and parts of file names, so
 //! they must be short, printable and distinct. Names of environments must also be known ones.
 
-use super::{Config, SpecSource};
+use super::{Config, SpecSource, engine};
 use crate::{Error, Result};
 use agentgym_envs::spec;
 use std::collections::BTreeSet;
@@ -59,6 +59,7 @@ pub(crate) fn check_environments(config: &Config) -> Result<()> {
             false => format!("{section}.task_name"),
         };
         known_environment(config, &key, &environment.task_name)?;
+        engine::tools(config, &name, &environment)?;
     }
     Ok(())
 }

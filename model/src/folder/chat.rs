@@ -5,10 +5,12 @@
 //! the policy's reply and its next one. [`Chat::check`] verifies at start-up that
 //! both ways give the same text, and refuses a template for which they do not.
 
+mod check;
 mod guard;
 mod limit;
 mod message;
 mod python;
+mod tools;
 
 use self::guard::{GUARD, Guarded};
 use self::limit::Limited;
@@ -20,6 +22,7 @@ use minijinja::{Environment, ErrorKind, UndefinedBehavior};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Files that hold a template and the names of its special tokens.
 const FILES: [&str; 3] = [
@@ -52,7 +55,7 @@ pub struct Bridge {
 /// A compiled chat template.
 #[derive(Debug, Clone)]
 pub struct Chat {
-    environment: Environment<'static>,
+    environment: Arc<Environment<'static>>,
     template: String,
     /// `bos_token`, `eos_token` … as templates see them.
     named_tokens: BTreeMap<String, String>,
@@ -60,6 +63,8 @@ pub struct Chat {
     special: Needles,
     /// The strings replaced by placeholders in contents: the special strings, and [`GUARD`].
     guarded: Needles,
+    /// What the policy may call; null where it acts by text.
+    tools: Json,
     path: PathBuf,
 }
 
@@ -141,11 +146,12 @@ impl Chat {
             });
         }
         Ok(Chat {
-            environment,
+            environment: Arc::new(environment),
             template,
             named_tokens,
             special,
             guarded,
+            tools: Json::Null,
             path,
         })
     }
@@ -164,19 +170,33 @@ impl Chat {
     /// The conversation as text, with the opening of the next reply if
     /// `add_generation_prompt`.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        let contents = messages.iter().map(|message| message.content.len()).sum();
+        self.rendered(
+            &serde_json::json!(messages),
+            contents,
+            add_generation_prompt,
+        )
+    }
+
+    /// [`Self::render`] of messages with `contents` bytes of content.
+    fn rendered(
+        &self,
+        messages: &Json,
+        contents: usize,
+        add_generation_prompt: bool,
+    ) -> Result<String> {
         // Templates test tools and documents with `is not none`, which an undefined
         // name would pass.
         let context = serde_json::json!({
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
-            "tools": null,
+            "tools": self.tools,
             "documents": null,
         });
         let mut context = context.as_object().cloned().unwrap_or_default();
         for (name, token) in &self.named_tokens {
             context.insert(name.clone(), Json::from(token.as_str()));
         }
-        let contents: usize = messages.iter().map(|message| message.content.len()).sum();
         let bytes_max = contents
             .saturating_mul(CONTENTS_MAX)
             .saturating_add(TEXT_MAX);
@@ -224,9 +244,10 @@ impl Chat {
     /// conversation of placeholders.
     pub fn bridge(&self) -> Result<Bridge> {
         let observation = placeholder("observation");
-        let (end_of_turn, text) = self.after_reply(&observation)?;
+        let (end_of_turn, text) = self.after_reply(&self.observed(&observation))?;
         let Some((before, after)) = text.split_once(&observation) else {
-            return Err(self.bad("the chat template leaves out a user message".to_owned()));
+            let role = if self.tools.is_null() { "user" } else { "tool" };
+            return Err(self.bad(format!("the chat template leaves out a {role} message")));
         };
         Ok(Bridge {
             end_of_turn,
@@ -244,8 +265,17 @@ impl Chat {
         ended_with_eos: bool,
         observation: &str,
     ) -> Result<Vec<u32>> {
-        let all = usize::MAX;
-        let ids = self.observation_ids_within(tokenizer, ended_with_eos, observation, all)?;
+        self.next_ids(tokenizer, ended_with_eos, self.observed(observation))
+    }
+
+    /// [`Self::observation_ids`] for a message in any role.
+    pub fn next_ids(
+        &self,
+        tokenizer: &Tokenizer,
+        ended_with_eos: bool,
+        message: Message,
+    ) -> Result<Vec<u32>> {
+        let ids = self.next_ids_within(tokenizer, ended_with_eos, message, usize::MAX)?;
         Ok(ids.expect("no text has more ids than any number"))
     }
 
@@ -258,8 +288,29 @@ impl Chat {
         observation: &str,
         ids_max: usize,
     ) -> Result<Option<Vec<u32>>> {
-        let (guarded, text) = self.bridged(ended_with_eos, observation)?;
+        let observed = self.observed(observation);
+        self.next_ids_within(tokenizer, ended_with_eos, observed, ids_max)
+    }
+
+    /// [`Self::observation_ids_within`] for a message in any role.
+    pub fn next_ids_within(
+        &self,
+        tokenizer: &Tokenizer,
+        ended_with_eos: bool,
+        message: Message,
+        ids_max: usize,
+    ) -> Result<Option<Vec<u32>>> {
+        let (guarded, text) = self.bridged(ended_with_eos, message)?;
         encode_within(tokenizer, &guarded.parts(&text), ids_max)
+    }
+
+    /// The environment's answer as a message: to a call it is the tool's.
+    fn observed(&self, observation: &str) -> Message {
+        let role = match self.tools.is_null() {
+            true => Role::User,
+            false => Role::Tool,
+        };
+        Message::new(role, observation)
     }
 
     /// A prefix of an observation, at least `bytes_min` long, whose length alone shows that
@@ -278,7 +329,7 @@ impl Chat {
         // The template may trim it, and NFC may shorten it, so each prefix is checked.
         while bytes < observation.len() {
             let start = &observation[..observation.floor_char_boundary(bytes)];
-            let (guarded, text) = self.bridged(true, start)?;
+            let (guarded, text) = self.bridged(true, self.observed(start))?;
             if tokenizer.ids_min(&guarded.parts(&text)) > ids_max {
                 return Ok(start);
             }
@@ -287,12 +338,12 @@ impl Chat {
         Ok(observation)
     }
 
-    /// The text appended after a reply, with the special strings of the observation guarded.
-    fn bridged(&self, ended_with_eos: bool, observation: &str) -> Result<(Guarded, String)> {
-        let mut messages = [Message::new(Role::User, observation)];
+    /// The text appended after a reply, with the special strings of the message guarded.
+    fn bridged(&self, ended_with_eos: bool, message: Message) -> Result<(Guarded, String)> {
+        let mut messages = [message];
         let guarded = Guarded::new(&mut messages, &self.guarded);
         let [message] = messages;
-        let (mut text, bridge) = self.after_reply(&message.content)?;
+        let (mut text, bridge) = self.after_reply(&message)?;
         if ended_with_eos {
             text.clear();
         }
@@ -314,74 +365,14 @@ impl Chat {
             })
     }
 
-    /// Verifies that turns appended one by one give the text that the template gives
-    /// for the whole conversation, with and without a system message.
-    ///
-    /// A template that rewrites earlier turns (drops their reasoning, moves the
-    /// system message) is refused: the ids of an episode stay as sampled, so its
-    /// later prompts would be texts that the template never renders.
-    pub fn check(&self, tokenizer: &Tokenizer) -> Result<()> {
-        self.end_of_turn_id(tokenizer)?;
-        self.check_conversation(tokenizer, &[Message::new(Role::User, "First task.")])?;
-        let with_system = [
-            Message::new(Role::System, "Some rules."),
-            Message::new(Role::User, "First task."),
-        ];
-        // A template may refuse system messages; a run that uses one gets the error then.
-        match self.render(&with_system, true) {
-            Ok(_) => self.check_conversation(tokenizer, &with_system),
-            Err(_) => Ok(()),
-        }
-    }
-
-    fn check_conversation(&self, tokenizer: &Tokenizer, prompt: &[Message]) -> Result<()> {
-        const REPLIES: [&str; 2] = [
-            "<think>\nAn earlier thought.\n</think>\n\nAction: one",
-            "Thought: two.\nAction: two",
-        ];
-        const OBSERVATIONS: [&str; 2] = ["Seen: [one]", "Seen 2 é\nand more."];
-        let mut messages = prompt.to_vec();
-        let mut appended = self.render(prompt, true)?;
-        let mut ids = self.prompt_ids(tokenizer, prompt)?;
-        for (reply, observation) in REPLIES.into_iter().zip(OBSERVATIONS) {
-            let (end_of_turn, bridge) = self.after_reply(observation)?;
-            appended.extend([reply, &end_of_turn, &bridge]);
-            ids.extend(tokenizer.encode_ordinary(reply)?);
-            ids.extend(self.observation_ids(tokenizer, false, observation)?);
-            messages.push(Message::new(Role::Assistant, reply));
-            messages.push(Message::new(Role::User, observation));
-            let whole = self.render(&messages, true)?;
-            if whole != appended {
-                let (found, expected) = first_difference(&whole, &appended);
-                return Err(self.bad(format!(
-                    "the chat template rewrites earlier turns: it renders {found:?} where the \
-                     episode holds {expected:?}; use a template that leaves history alone, or set \
-                     rollout.history: as_sampled"
-                )));
-            }
-        }
-        let (text, whole) = (
-            tokenizer.decode(&ids, false),
-            tokenizer.decode(&tokenizer.encode(&appended)?, false),
-        );
-        if text != whole {
-            let (found, expected) = first_difference(&text, &whole);
-            return Err(self.bad(format!(
-                "encoding a conversation turn by turn gives {found:?} instead of {expected:?}; \
-                 tokenizer and chat template do not belong together"
-            )));
-        }
-        Ok(())
-    }
-
-    /// The end of a reply, and all text from there to the reply after an observation.
-    /// The observation goes through the template, which may trim it.
-    fn after_reply(&self, observation: &str) -> Result<(String, String)> {
+    /// The end of a reply, and all text from there to the reply after the next message, whose
+    /// content goes through the template, which may trim it.
+    fn after_reply(&self, next: &Message) -> Result<(String, String)> {
         let reply = placeholder("reply");
         let messages = [
             Message::new(Role::User, placeholder("task")),
             Message::new(Role::Assistant, reply.clone()),
-            Message::new(Role::User, observation),
+            next.clone(),
         ];
         let text = self.render(&messages, true)?;
         let Some((_, text)) = text.split_once(&reply) else {
@@ -408,15 +399,6 @@ impl Chat {
 
 fn placeholder(name: &str) -> String {
     format!("{OPEN}{name}{CLOSE}")
-}
-
-/// An excerpt of each text from where they first differ.
-fn first_difference(a: &str, b: &str) -> (String, String) {
-    let same: usize = (a.chars().zip(b.chars()))
-        .take_while(|(a, b)| a == b)
-        .map(|(a, _)| a.len_utf8())
-        .sum();
-    (excerpt(&a[same..]), excerpt(&b[same..]))
 }
 
 /// The part of `tokenizer.json` that is read here, without the vocabulary of several megabytes.

@@ -358,7 +358,7 @@ pub(super) async fn episode(known: &Known, rows: &RowCache, id: PartId, k: u32) 
         "iteration": id.iteration, "stage": id.stage.name(),
         "task": e.task.to_string(), "env": e.task.env, "item": e.task.item_id,
         "group": e.group, "sample": e.sample, "outcome": e.outcome, "success": e.success,
-        "reward": e.reward, "fault": e.fault, "prompt": e.told(),
+        "reward": e.reward, "fault": e.fault, "prompt": e.told(), "tools": e.tools(),
         "slot": trained.as_ref().map(|(slot, _)| slot),
         "advantage": trained.as_ref().map(|(_, t)| t.advantage),
         "greedy": !stage_rollout && e.sample >= view.plan.config.evaluation.samples,

@@ -348,6 +348,11 @@ fn turns(episode: &Episode) -> String {
     let mut out = indented("prompt", &episode.told());
     let available = episode.available_actions();
     let summaries = episode.summaries();
+    let answers = if episode.tools().is_empty() {
+        "env"
+    } else {
+        "tool"
+    };
     for (index, turn) in episode.turns.iter().enumerate() {
         if let Some(Some(actions)) = available.get(index) {
             let label = format!("{} possible", text::many(actions.len() as u64, "action"));
@@ -381,8 +386,8 @@ fn turns(episode: &Episode) -> String {
             out += &indented("sent", action);
         }
         let label = match turn.reward {
-            Some(reward) => format!("env (reward {reward})"),
-            None => "env".to_owned(),
+            Some(reward) => format!("{answers} (reward {reward})"),
+            None => answers.to_owned(),
         };
         out += &indented(&label, &turn.observation);
         let here = |summary: &&ContextSummary| summary.turns as usize == index + 1;

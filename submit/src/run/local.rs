@@ -7,11 +7,11 @@ use crate::plan::memory;
 use crate::plan::model_size;
 use crate::{Error, Result, text};
 use agentgym_envs::builtin::{self, RulesVersion};
-use agentgym_jobs::config::Pipeline;
+use agentgym_jobs::config::{History, Pipeline};
 use agentgym_jobs::files::{self, TRAJECTORIES_BYTES_MAX};
 use agentgym_jobs::plan::{InitRole, Plan};
-use agentgym_model::{ForeignPolicy, LoraOptions, Policy, TinyShape};
-use agentgym_worker::model_folder;
+use agentgym_model::{Chat, ForeignPolicy, LoraOptions, Policy, TinyShape, Tokenizer, tiny_text};
+use agentgym_worker::{model_folder, offering};
 use std::path::{Path, PathBuf};
 
 /// For `run`: checks everything that the workers of this process will read.
@@ -159,7 +159,10 @@ fn usable(plan: &Plan, role: InitRole, path: &str) -> Result<(), String> {
     if plan.evaluates_by_candle() {
         return candle(plan, path);
     }
-    if TinyShape::preset(path)?.is_some() {
+    if let Some(shape) = TinyShape::preset(path)? {
+        if role == InitRole::Policy {
+            tools(plan, &tiny_text::chat(shape.template), || None)?;
+        }
         return model_size::config(path).map(drop);
     }
     let folder = model_folder(path)?;
@@ -168,14 +171,41 @@ fn usable(plan: &Plan, role: InitRole, path: &str) -> Result<(), String> {
         // A critic's folder holds only weights, no tokenizer.
         InitRole::Critic => return model_size::config(path).map(drop),
     }
-    .map_err(|e| model_size::told(&e))
+    .map_err(|e| model_size::told(&e))?;
+    match role {
+        InitRole::Policy => match Chat::load(&folder).map_err(|e| e.to_string())? {
+            Some(chat) => tools(plan, &chat, || Some(Tokenizer::load(&folder))),
+            None => Ok(()),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// Whether the template has a place for the tools of the plan's environments, and keeps what stands
+/// before it where that is asked for.
+fn tools(
+    plan: &Plan,
+    chat: &Chat,
+    tokenizer: impl FnOnce() -> Option<Result<Tokenizer, agentgym_model::Error>>,
+) -> Result<(), String> {
+    let offering = offering(plan, chat).map_err(|e| e.to_string())?;
+    let keeps = plan.config.actor_rollout_ref.rollout.history == History::Template;
+    // A large tokenizer takes a second to read.
+    let tokenizer = (keeps && !offering.is_empty()).then(tokenizer).flatten();
+    let Some(tokenizer) = tokenizer else {
+        return Ok(());
+    };
+    let tokenizer = tokenizer.map_err(|e| e.to_string())?;
+    let checked = offering.iter().try_for_each(|chat| chat.check(&tokenizer));
+    checked.map_err(|e| e.to_string())
 }
 
 /// Whether candle could compute the model.
 fn candle(plan: &Plan, path: &str) -> Result<(), String> {
     let folder = model_folder(path)?;
     let found = ForeignPolicy::check(&folder, plan.context_tokens());
-    let (found, _) = found.map_err(|e| model_size::told(&e))?;
+    let (found, text) = found.map_err(|e| model_size::told(&e))?;
+    tools(plan, text.chat(), || Some(Ok(text.tokenizer().clone())))?;
     let (bytes, machine) = (
         found.parameters.saturating_mul(4),
         agentgym_worker::machine_bytes(),

@@ -23,6 +23,7 @@ fn trajectory() -> Conversation {
             line("human", None, "Crafted 4 oak planks é"),
         ],
         item_id: Some("textcraft_3".into()),
+        tools: None,
     }
 }
 

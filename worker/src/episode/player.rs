@@ -19,6 +19,8 @@ use tokio_util::sync::CancellationToken;
 pub(crate) struct Player {
     /// Tokenizer and template of the policy that plays.
     pub(crate) text: PolicyText,
+    /// The same with the tools of the environments whose actions are calls, by their names.
+    pub(crate) calling: BTreeMap<String, PolicyText>,
     /// The iteration that made it.
     pub(crate) policy_iteration: u32,
     /// Samples from the policy.
@@ -39,6 +41,13 @@ pub(crate) struct Player {
     pub(crate) resumed: AtomicU64,
     /// The worker drains: no new message is begun.
     pub(crate) cancel: CancellationToken,
+}
+
+impl Player {
+    /// Tokenizer and template for the episodes of an environment.
+    pub(crate) fn text_for(&self, env: &str) -> &PolicyText {
+        self.calling.get(env).unwrap_or(&self.text)
+    }
 }
 
 /// The limits of an episode.

@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
+mod calls;
+
 fn beat() -> Beat {
     let part = PartId {
         iteration: 1,
@@ -33,12 +35,21 @@ async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) ->
     let environment = environments.open(plan, "textcraft").await.unwrap();
     // The server lives as long as the test process.
     std::mem::forget(environments);
-    let policy = policy();
     let options = DecoderOptions {
         threads,
         rows: 8,
         cache_tokens: 100_000,
     };
+    Player {
+        engine: TurnEngine::Own(Decoder::start(&policy(), options, &beat()).unwrap()),
+        environments: BTreeMap::from([("textcraft".to_owned(), environment)]),
+        ..player_of(plan, change)
+    }
+}
+
+/// A player of the fixtures' policy that has no environment yet.
+fn player_of(plan: &Plan, change: impl FnOnce(&mut Rules)) -> Player {
+    let policy = policy();
     let mut rules = Rules {
         rounds_max: 3,
         prompt_tokens_max: 4000,
@@ -53,10 +64,11 @@ async fn player(plan: &Plan, threads: usize, change: impl FnOnce(&mut Rules)) ->
     };
     change(&mut rules);
     Player {
-        engine: TurnEngine::Own(Decoder::start(&policy, options, &beat()).unwrap()),
+        engine: alone(&policy),
         text: policy.text().clone(),
+        calling: BTreeMap::new(),
         policy_iteration: 4,
-        environments: BTreeMap::from([("textcraft".to_owned(), environment)]),
+        environments: BTreeMap::new(),
         rules,
         beat: beat(),
         env_us: AtomicU64::new(0),

@@ -1,6 +1,5 @@
 //! Texts of an episode as ids, long ones without keeping other episodes waiting.
 
-use super::player::Player;
 use crate::Result;
 use crate::blocking::blocking;
 use agentgym_model::{Message, PolicyText, Role};
@@ -31,7 +30,10 @@ pub(super) fn prompt_ids(
                 reply.push(chat.end_of_turn_id(tokenizer)?);
                 Some(reply)
             }
-            _ => chat.observation_ids_within(tokenizer, true, text, left)?,
+            _ => {
+                let told = Message::new(Role::User, text);
+                chat.next_ids_within(tokenizer, true, told, left)?
+            }
         };
         let Some(more) = more else {
             return Ok(None);
@@ -43,7 +45,7 @@ pub(super) fn prompt_ids(
 
 /// Processes a text of this many bytes on a blocking thread, so that other episodes do not wait.
 pub(super) async fn off_thread<T: Send + 'static>(
-    player: &Player,
+    policy: &PolicyText,
     bytes: usize,
     work: impl FnOnce(&PolicyText) -> agentgym_model::Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -52,7 +54,7 @@ pub(super) async fn off_thread<T: Send + 'static>(
         true => LONG_TEXT.acquire().await.ok(),
         false => None,
     };
-    let policy = player.text.clone();
+    let policy = policy.clone();
     blocking(move || {
         // Held while the work runs, even if the caller no longer waits for it.
         let _alone = alone;

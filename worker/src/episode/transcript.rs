@@ -20,7 +20,7 @@ use crate::{Error, Result};
 use agentgym_jobs::config::OpeningTurn;
 use agentgym_jobs::episode::{ContextSummary, Finish, Parse, Sequence, Turn};
 use agentgym_jobs::journal::{Event, RecordedMessage, Told};
-use agentgym_model::{Message, Role};
+use agentgym_model::{Message, PolicyText, Role};
 
 /// Added to the turn number to select the random numbers of a summary.
 const SUMMARY: u32 = 1 << 31;
@@ -51,6 +51,8 @@ pub(super) struct Transcript {
     turns_here: usize,
     /// The conversation so far, where a chat API is asked.
     messages: Vec<Message>,
+    /// Tokenizer and template of the policy, with the tools of the environment.
+    text: PolicyText,
 }
 
 /// A message that the policy sampled, and its place in the last sequence.
@@ -83,7 +85,8 @@ impl Transcript {
                 .collect(),
             false => Vec::new(),
         };
-        let ids = off_thread(player, prompt.len(), move |policy| {
+        let text = player.text_for(&request.task.env).clone();
+        let ids = off_thread(&text, prompt.len(), move |policy| {
             prompt_ids(policy, &told, ids_max)
         });
         let Some(ids) = ids.await? else {
@@ -126,6 +129,7 @@ impl Transcript {
             summaries: Vec::new(),
             turns_here: 0,
             messages,
+            text,
         };
         transcript.append_context(&ids);
         if transcript.context_turns.is_some() || transcript.summary.is_some() {
@@ -172,12 +176,12 @@ impl Transcript {
 
     /// An observation as recorded: whole, unless it is longer than [`KEPT_WHOLE`] and too long for
     /// any context. Then the record holds a beginning that is itself too long for any context.
-    pub(super) async fn kept(&self, player: &Player, observation: String) -> Result<String> {
+    pub(super) async fn kept(&self, observation: String) -> Result<String> {
         if observation.len() <= KEPT_WHOLE {
             return Ok(observation);
         }
         let ids_max = self.tokens_max;
-        off_thread(player, observation.len(), move |policy| {
+        off_thread(&self.text, observation.len(), move |policy| {
             let (chat, tokenizer) = (policy.chat(), policy.tokenizer());
             let start = chat.shortest_above(tokenizer, &observation, ids_max, KEPT_WHOLE)?;
             let left_out = observation.len() - start.len();
@@ -203,10 +207,10 @@ impl Transcript {
             let observation = Message::new(Role::User, last.observation.as_str());
             self.messages.push(observation);
         }
-        let ids = self.ids(player, ended, &last.observation).await?;
+        let ids = self.ids(ended, &last.observation).await?;
         if let Some(ask) = self.summary.clone() {
             let due = (self.context_turns).is_some_and(|limit| self.turns_here >= limit);
-            let policy = &player.text;
+            let policy = &self.text;
             let alone = (policy.chat()).observation_ids(policy.tokenizer(), ended, &ask)?;
             // After another reply there must still be room for the request and the summary.
             let reserve = 2 * self.turn_tokens_max + alone.len();
@@ -257,7 +261,7 @@ impl Transcript {
         alone: &[u32],
     ) -> Result<bool> {
         let ended = last.finish == Finish::Eos;
-        let asked = self.ids(player, ended, asked).await?;
+        let asked = self.ids(ended, asked).await?;
         let asked = asked
             .filter(|ids| self.len() + ids.len() + self.turn_tokens_max <= self.tokens_max)
             .unwrap_or_else(|| alone.to_vec());
@@ -275,7 +279,7 @@ impl Transcript {
             policy: told.policy,
             text: told.text,
         });
-        let seen = self.ids(player, told.ended, &last.observation).await?;
+        let seen = self.ids(told.ended, &last.observation).await?;
         let Some(seen) = seen else {
             return Ok(false);
         };
@@ -288,9 +292,9 @@ impl Transcript {
     }
 
     /// Ids of an observation, or `None` if its length alone shows that it fits no context.
-    async fn ids(&self, player: &Player, ended: bool, text: &str) -> Result<Option<Vec<u32>>> {
+    async fn ids(&self, ended: bool, text: &str) -> Result<Option<Vec<u32>>> {
         let (text, ids_max) = (text.to_owned(), self.tokens_max);
-        off_thread(player, text.len(), move |policy| {
+        off_thread(&self.text, text.len(), move |policy| {
             (policy.chat()).observation_ids_within(policy.tokenizer(), ended, &text, ids_max)
         })
         .await

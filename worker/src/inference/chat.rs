@@ -280,6 +280,7 @@ fn body(
             Role::System => "system",
             Role::User => "user",
             Role::Assistant => "assistant",
+            Role::Tool => "tool",
         };
         json!({"role": role, "content": message.content})
     });

@@ -13,6 +13,7 @@ use super::{artifacts, probes};
 use crate::blocking::blocking;
 use crate::environments::rules;
 use crate::model_folder;
+use crate::offered_tools::offering;
 use crate::policies::{ADAPTER, CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_envs::builtin;
@@ -21,7 +22,8 @@ use agentgym_jobs::config::History;
 use agentgym_jobs::plan::{InitRole, Plan};
 use agentgym_jobs::random::{Purpose, StreamKey, head};
 use agentgym_model::{
-    Adapter, Critic, Device, ForeignPolicy, LoraOptions, Policy, TinyShape, tiny_text, tiny_words,
+    Adapter, Chat, Critic, Device, ForeignPolicy, LoraOptions, Message, Policy, Role, TinyShape,
+    Tokenizer, tiny_text, tiny_words,
 };
 use agentgym_storage::Outputs;
 use std::path::PathBuf;
@@ -162,9 +164,7 @@ async fn policy(context: &mut StageContext, outputs: &mut Outputs) -> Result<Rep
                     Some(policy.with_adapter(adapter)?)
                 }
             };
-            if plan.config.actor_rollout_ref.rollout.history == History::Template {
-                policy.chat().check(policy.tokenizer())?;
-            }
+            check_template(&plan, policy.chat(), policy.tokenizer())?;
             policy.save(&folder)?;
             Ok((policy, adapted))
         }
@@ -201,9 +201,7 @@ async fn foreign(context: &mut StageContext, outputs: &mut Outputs) -> Result<Re
         move || Ok(ForeignPolicy::check(&folder, tokens)?)
     })
     .await?;
-    if plan.config.actor_rollout_ref.rollout.history == History::Template {
-        text.chat().check(text.tokenizer())?;
-    }
+    check_template(&plan, text.chat(), text.tokenizer())?;
     for name in &found.files {
         let (kept, from) = (format!("{POLICY}/{name}"), folder.join(name));
         outputs.file(&kept, POLICY, &from).await?;
@@ -212,6 +210,17 @@ async fn foreign(context: &mut StageContext, outputs: &mut Outputs) -> Result<Re
     let mut report = Report::default();
     report.set("parameters", found.parameters);
     Ok(report)
+}
+
+/// That the template fits episodes, those with tools too.
+fn check_template(plan: &Plan, chat: &Chat, tokenizer: &Tokenizer) -> Result<()> {
+    let offering = offering(plan, chat)?;
+    if plan.config.actor_rollout_ref.rollout.history == History::Template {
+        for chat in offering.iter().chain([chat]) {
+            chat.check(tokenizer)?;
+        }
+    }
+    Ok(())
 }
 
 /// The adapter at the start of training, if the run trains one: loaded from a folder, or a new one
@@ -266,8 +275,12 @@ fn preset(plan: &Plan, key: &str, path: &str, device: &Device) -> Result<Option<
     let shape = TinyShape::preset(path).map_err(|why| Error::stage(format!("{key}: {why}")))?;
     let Some(shape) = shape else { return Ok(None) };
     let stream = weights_key(plan.config.run.seed).stream();
-    let tokenizer =
-        tiny_text::train_tokenizer(shape.splitting, corpus(plan)?.into_iter(), shape.vocab)?;
+    let chat = tiny_text::chat(shape.template);
+    let tokenizer = tiny_text::train_tokenizer(
+        shape.splitting,
+        corpus(plan, &chat)?.into_iter(),
+        shape.vocab,
+    )?;
     let policy = shape.policy(head(&stream), tokenizer)?;
     Ok(Some(policy.on(device)?))
 }
@@ -286,7 +299,7 @@ pub(super) fn weights_key(seed: u64) -> StreamKey {
 /// Text that a preset's tokenizer should encode well: tasks and solutions of the plan's generated
 /// worlds and of BabyAI, the words of invented worlds, the chat around them, and similar invented
 /// lines, so that other worlds are not encoded byte by byte.
-fn corpus(plan: &Plan) -> Result<Vec<String>> {
+fn corpus(plan: &Plan, chat: &Chat) -> Result<Vec<String>> {
     let words = tiny_words::words(CORPUS_SEED, CORPUS_WORDS);
     let mut texts: Vec<String> = tiny_words::lines(CORPUS_SEED, &words, CORPUS_LINES).collect();
     for word in lexicon() {
@@ -309,6 +322,10 @@ fn corpus(plan: &Plan) -> Result<Vec<String>> {
             let Some(shown) = solver.demonstrate(id, "") else {
                 continue;
             };
+            if let Some(tools) = &shown.tools {
+                let asked = [Message::new(Role::User, "")];
+                texts.push(chat.with_tools(tools)?.render(&asked, false)?);
+            }
             let lines = shown.conversations.into_iter().take(CORPUS_MESSAGES);
             texts.extend(lines.map(|line| line.value));
         }

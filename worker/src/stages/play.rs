@@ -280,8 +280,15 @@ async fn player(context: &StageContext, requests: &[Request], rules: Rules) -> R
         .iter()
         .find(|input| input.name == POLICY);
     let (text, engine) = engine(context, source.map(|input| input.from)).await?;
+    let mut calling = BTreeMap::new();
+    for (name, environment) in &environments {
+        if let Some(tools) = environment.spec.offered() {
+            calling.insert(name.clone(), text.with_tools(&tools)?);
+        }
+    }
     Ok(Arc::new(Player {
         text,
+        calling,
         policy_iteration: source.map_or(0, |input| input.from.iteration),
         engine,
         environments,

@@ -374,7 +374,7 @@ fn demonstrations_are_episodes_in_the_trajectory_format() {
         for (at, pair) in messages.chunks(2).enumerate() {
             assert_eq!((pair[0].from, pair[0].loss), ("human", None));
             assert_eq!(pair[1].from, "gpt");
-            let parsed = crate::Parser::ActionLine.parse(&pair[1].value);
+            let parsed = crate::Parser::ActionLine.parse(&[], &pair[1].value);
             assert!(!parsed.normalised, "{:?}", pair[1].value);
             let action = parsed.action.expect("one action a message");
             let reply = game.step(&action).expect("numbers are small");

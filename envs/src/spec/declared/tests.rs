@@ -46,11 +46,42 @@ fn a_file_says_what_a_server_does() {
     assert!(spec.close && !spec.reuse);
 }
 
+const CALLS: &str = "\
+name: my-tools
+parser: tool_call
+probe: '{\"name\": \"look\", \"arguments\": {\"at\": \"box\"}}'
+calls:
+  - name: look
+    description: Looks.
+    arguments:
+      zone: {type: number, optional: true}
+      at: {type: string, description: What.}
+  - {name: wait}
+";
+
+#[test]
+fn a_file_declares_the_tools_that_are_called() {
+    let spec = from_yaml(Path::new("tools.yaml"), CALLS).unwrap();
+    let offered = spec.offered().unwrap();
+    assert_eq!(
+        offered.to_string(),
+        "[{\"type\":\"function\",\"function\":{\"name\":\"look\",\"description\":\"Looks.\",\"parameters\":\
+         {\"type\":\"object\",\"properties\":{\"zone\":{\"type\":\"number\"},\"at\":{\"type\":\"string\",\
+         \"description\":\"What.\"}},\"required\":[\"at\"]}}},{\"type\":\"function\",\"function\":{\"name\":\"wait\",\
+         \"description\":\"\",\"parameters\":{\"type\":\"object\",\"properties\":{},\"required\":[]}}}]"
+    );
+    let sent = spec.parse("<tool_call>{\"name\": \"wait\", \"arguments\": {}}</tool_call>");
+    assert!(sent.action.is_some(), "{sent:?}");
+}
+
 #[test]
 fn a_plan_holds_every_field_and_means_the_same() {
     let spec = from_yaml(Path::new("game.yaml"), GAME).unwrap();
-    for spec in all().chain([spec]) {
+    let tools = from_yaml(Path::new("tools.yaml"), CALLS).unwrap();
+    for spec in all().chain([spec, tools]) {
         let mut held = serde_json::to_value(spec).unwrap();
+        // A plan from before holds none, and its bytes stay.
+        assert_eq!(held.get("calls").is_some(), !spec.calls.is_empty());
         let fields = held.as_object().unwrap().len();
         assert!(fields > 25, "{fields}");
         // A known name is refused, and everything else comes back.
@@ -67,6 +98,7 @@ fn a_plan_holds_every_field_and_means_the_same() {
 #[test]
 fn what_is_wrong_is_named_with_line_and_column() {
     let with = |line: &str| format!("name: game\nprobe: look\n{line}\n");
+    let tools = |calls: &str| with(&format!("parser: tool_call\ncalls: {calls}"));
     for (text, at, words) in [
         ("nam: game", "1:", "unknown field `nam`"),
         ("name: Game", "1:7", "a-z, 0-9"),
@@ -107,6 +139,27 @@ fn what_is_wrong_is_named_with_line_and_column() {
             "under actions",
         ),
         (&with("reward_key: ''"), "3:13", "is empty"),
+        (&with("parser: tool_call"), "1:1", "give both or neither"),
+        (&with("calls: [{name: a}]"), "3:8", "give both or neither"),
+        (&tools("[{name: a b}]"), "4:15", "which a call can name"),
+        (&tools("[{name: a}, {name: a}]"), "4:27", "a tool before it"),
+        (
+            &tools("[{name: a, arguments: {'': {type: string}}}]"),
+            "4:29",
+            "which a call can name",
+        ),
+        (
+            &tools("[{name: a, arguments: {b: {type: list}}}]"),
+            "4:",
+            "unknown variant `list`",
+        ),
+        (
+            &tools("[{name: a, argument: {}}]"),
+            "4:",
+            "unknown field `argument`",
+        ),
+        (&tools("[{name: a}]"), "2:8", "the call is not JSON"),
+        (&tools("[]"), "4:8", "give both or neither"),
     ] {
         let said = from_yaml(Path::new("game.yaml"), text).unwrap_err();
         let place = match at {

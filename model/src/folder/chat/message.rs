@@ -10,6 +10,8 @@ pub enum Role {
     User,
     /// The policy, or an example of it.
     Assistant,
+    /// The answer to a call of a tool.
+    Tool,
 }
 
 /// One message of a conversation.

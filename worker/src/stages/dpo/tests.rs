@@ -33,6 +33,7 @@ fn pair(prompt: &str, chosen: &str, rejected: &str) -> Pair {
         ],
         chosen_reward: 1.0,
         rejected_reward: 0.0,
+        tools: None,
         rows: Default::default(),
     }
 }

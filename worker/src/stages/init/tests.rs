@@ -54,7 +54,7 @@ actor_rollout_ref:
   agentgym: {{task_name: textcraft, env_addr: \"{address}\", envs: {{{WORLDS}}}}}
 "
         );
-        corpus(&plan_of(&text, &[])).unwrap()
+        corpus(&plan_of(&text, &[]), &tiny_text::chat(Default::default())).unwrap()
     };
     let alone = text("http://localhost:1");
     assert!(!alone.is_empty());

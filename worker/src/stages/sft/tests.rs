@@ -18,6 +18,7 @@ fn rows(count: usize) -> Vec<Conversation> {
                 line("gpt", format!("{i}")),
             ],
             item_id: None,
+            tools: None,
         })
         .collect()
 }

@@ -1,0 +1,169 @@
+//! Selects the tasks: from an address or the options of the subcommand.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use clap::Args;
+
+use super::demonstration::{Play, demonstration};
+use super::game::TERMS;
+use super::server::ToolboxServer;
+use super::spec::SPEC;
+use crate::builtin::options::{AddressOptions, range};
+use crate::builtin::registered::{ArgumentError, BuiltIn, OpenSolver, Progress, Tasks};
+use crate::demonstration::{Demonstration, Solver};
+use crate::error::EnvError;
+use crate::replica::Replica;
+use crate::server::ServerOptions;
+use crate::server::http::App;
+use crate::spec::EnvSpec;
+
+const TERMS_DEFAULT: &str = "1-3";
+const TERMS_EXPECTED: &str = "a number from 1 to 4 or a range such as 1-3";
+
+/// Every task is a function of its id and these values.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    seed: u64,
+    terms: RangeInclusive<u32>,
+}
+
+impl Tasks for Source {
+    fn app(&self, options: &ServerOptions, _: Progress<'_>) -> Result<Arc<dyn App>, EnvError> {
+        let server = ToolboxServer::new(self.seed, self.terms.clone(), options);
+        Ok(Arc::new(server))
+    }
+
+    fn solver(&self, style: &str) -> Result<OpenSolver<'_>, String> {
+        let (source, play) = (self.clone(), style.parse()?);
+        Ok(Box::new(move || Ok(Arc::new(Calculates { source, play }))))
+    }
+
+    fn corpus_style(&self) -> Option<&'static str> {
+        Some("")
+    }
+
+    fn replica(&self, _: i64) -> Result<Box<dyn Replica>, String> {
+        Err("a store of numbers has no picture; the answers to calls say all there is".to_owned())
+    }
+}
+
+#[derive(Debug)]
+struct Calculates {
+    source: Source,
+    play: Play,
+}
+
+impl Solver for Calculates {
+    fn demonstrate(&self, item_id: i64, instruction: &str) -> Option<Demonstration> {
+        let Source { seed, terms } = &self.source;
+        Some(demonstration(
+            (*seed, terms),
+            self.play,
+            item_id,
+            instruction,
+        ))
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Numbers that a task begins with, from 1 to 4, such as 2 or 1-3.
+    #[arg(long, default_value = TERMS_DEFAULT, value_parser = |text: &str| terms(text).ok_or(TERMS_EXPECTED))]
+    terms: RangeInclusive<u32>,
+    /// Mixed into every task.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+fn terms(text: &str) -> Option<RangeInclusive<u32>> {
+    let within = |terms: &RangeInclusive<u32>| {
+        !terms.is_empty() && TERMS.contains(terms.start()) && TERMS.contains(terms.end())
+    };
+    range(text).filter(within)
+}
+
+impl BuiltIn for Source {
+    const SPEC: &'static EnvSpec = &SPEC;
+    const ABOUT: &'static str = "Serve a store and a calculator that are used by calls of tools";
+    const PORT: u16 = 36009;
+    const ADDRESSES: &'static [&'static str] = &[":toolbox"];
+    type Arguments = Arguments;
+
+    fn from_address(_: &str, options: &mut AddressOptions) -> Result<Self, EnvError> {
+        Ok(Self {
+            terms: options.read("terms", TERMS_DEFAULT, TERMS_EXPECTED, terms)?,
+            seed: options.number("seed", 0)?,
+        })
+    }
+
+    fn from_arguments(arguments: Arguments) -> Result<Self, ArgumentError> {
+        let Arguments { seed, terms } = arguments;
+        Ok(Self { seed, terms })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::game::Toolbox;
+    use super::*;
+
+    #[test]
+    fn every_task_is_solved_by_its_demonstration() {
+        for style in ["", "wander=50"] {
+            let source = Source {
+                seed: 5,
+                terms: TERMS,
+            };
+            let solver = source.solver(style).expect("a style")().expect("a solver");
+            let mut calls = 0;
+            for item in 0..300 {
+                let told = solver.demonstrate(item, "Do it.").expect("solved");
+                let mut game = Toolbox::start(5, &TERMS, &item.to_string());
+                let mut lines = told.conversations.iter();
+                let first = lines.next().expect("some");
+                assert_eq!(
+                    first.value,
+                    format!("Do it.\n\n{}", game.last().observation)
+                );
+                assert_eq!(
+                    (first.from, told.tools.as_ref()),
+                    ("human", SPEC.offered().as_ref())
+                );
+                for line in lines {
+                    if line.from == "gpt" {
+                        let parsed = SPEC.parse(&line.value);
+                        assert!(!parsed.normalised, "{}", line.value);
+                        game.step(&parsed.action.expect("a call"));
+                        calls += 1;
+                    } else {
+                        assert_eq!((line.from, &line.value), ("tool", &game.last().observation));
+                    }
+                }
+                assert_eq!(
+                    (game.last().reward, game.last().done),
+                    (1.0, true),
+                    "{told:?}"
+                );
+            }
+            assert!((calls > 2400) != style.is_empty(), "{calls}");
+        }
+    }
+
+    #[test]
+    fn wrong_options_are_named() {
+        for address in ["terms=0", "terms=2-5", "terms=3-2", "terms=all"] {
+            let address = format!("builtin:toolbox?{address}");
+            let refused = crate::builtin::parse(&address, Default::default());
+            let message = refused.expect_err(&address).to_string();
+            assert!(message.contains(TERMS_EXPECTED), "{message}");
+        }
+        let source = Source {
+            seed: 0,
+            terms: 1..=1,
+        };
+        for style in ["wander=91", "wander", "loud"] {
+            assert!(source.solver(style).is_err(), "{style}");
+        }
+    }
+}
