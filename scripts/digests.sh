@@ -50,7 +50,7 @@ play() { submit "$1" run "configs/$2.yaml" "run.id=$1" "${@:3}"; }
 killed() {
   local name="$1" pid seconds
   for seconds in 1 2 2 3 2 1; do
-    "$programs/agentgym-submit" --quiet --store "$scratch/$name" run configs/smoke.yaml run.id=smoke jobs.lease_s=2 ${OVERRIDES:-} \
+    "$programs/agentgym-submit" --quiet --store "$scratch/$name" run configs/smoke.yaml run.id=smoke jobs.lease_ttl_s=2 ${OVERRIDES:-} \
       >>"$scratch/$name.log" 2>&1 &
     pid=$!
     sleep "$seconds"

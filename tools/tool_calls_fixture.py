@@ -12,7 +12,7 @@ Qwen2.5's instruct models) on the tokenizer of tests/fixtures/qwen2-tiny.
 import json
 import pathlib
 
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 ROOT = pathlib.Path(__file__).parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -38,7 +38,8 @@ def structured(name, arguments):
 
 
 def main():
-    tokenizer = AutoTokenizer.from_pretrained(FIXTURES / "qwen2-tiny")
+    # As tokenizer.json says: the class of the family would split digits in its own way.
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(FIXTURES / "qwen2-tiny" / "tokenizer.json"))
     template = (ROOT / "model" / "src" / "tiny_tools.jinja").read_text()
     task = {"role": "user", "content": "Goal: put under ash what is bay é"}
     messages = [

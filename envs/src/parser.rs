@@ -78,7 +78,7 @@ impl Parser {
             Self::SqlBlock => parse_sql_block(model_text),
             Self::Tags => whole(model_text, tagged(model_text).is_some()),
             Self::Raw => whole(model_text, !model_text.trim().is_empty()),
-            Self::ToolCall => tool_call::parse(tools, model_text),
+            Self::ToolCall => parse_tool_call(tools, model_text),
         }
     }
 
@@ -185,6 +185,26 @@ fn parse_sql_block(text: &str) -> Parsed {
     let raw = block.split(FENCE).next().unwrap_or_default();
     let raw = raw.strip_prefix('\n').unwrap_or(raw);
     trimmed(raw.strip_suffix('\n').unwrap_or(raw), found)
+}
+
+fn parse_tool_call(tools: &[Tool], text: &str) -> Parsed {
+    let found = text.contains(tool_call::OPEN);
+    match tool_call::only(tools, text) {
+        Ok((call, written)) => {
+            let action = call.to_string();
+            Parsed {
+                normalised: action != written,
+                action: Some(action),
+                local_reply: None,
+                found,
+            }
+        }
+        Err(error) => Parsed {
+            local_reply: Some(format!("Error: {error}.")),
+            found,
+            ..Parsed::default()
+        },
+    }
 }
 
 fn parse_action_line(text: &str) -> Parsed {

@@ -11,10 +11,9 @@ use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::error::Category;
 
-use super::Parsed;
 use crate::spec::calls::Tool;
 
-const OPEN: &str = "<tool_call>";
+pub(super) const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 /// Longest call that is read. Its length is paid for in tokens, so this is out of their reach.
 const BYTES_MAX: usize = 64 << 10;
@@ -197,36 +196,19 @@ fn quoted(name: &str) -> Value {
     Value::from(name)
 }
 
-/// The call of a text as what is sent, or the answer that is given without a call.
-pub(super) fn parse(tools: &[Tool], text: &str) -> Parsed {
-    let found = text.contains(OPEN);
-    match only(text).and_then(|json| Ok((json, Call::read(tools, json)?))) {
-        Ok((json, call)) => {
-            let action = call.to_string();
-            Parsed {
-                normalised: action != json,
-                action: Some(action),
-                local_reply: None,
-                found,
-            }
-        }
-        Err(error) => Parsed {
-            local_reply: Some(format!("Error: {error}.")),
-            found,
-            ..Parsed::default()
-        },
-    }
-}
-
-/// The JSON of the only call.
-fn only(text: &str) -> Result<&str, CallError> {
+/// The only call of a text, and its JSON as the model wrote it.
+///
+/// # Errors
+/// No call, several, or one that its tool does not take.
+pub(super) fn only<'a>(tools: &[Tool], text: &'a str) -> Result<(Call, &'a str), CallError> {
     let (_, rest) = text.split_once(OPEN).ok_or(CallError::None)?;
     let more = rest.matches(OPEN).count();
     if more > 0 {
         return Err(CallError::Several(more + 1));
     }
     let (json, _) = rest.split_once(CLOSE).ok_or(CallError::Unclosed)?;
-    Ok(json.trim())
+    let json = json.trim();
+    Ok((Call::read(tools, json)?, json))
 }
 
 /// How deep brackets are nested outside texts; found before anything is built.

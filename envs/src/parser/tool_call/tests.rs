@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::mutations::survives;
-use crate::parser::Parser;
+use crate::parser::{Parsed, Parser};
 use crate::spec::{Argument, ArgumentType};
 
 const TOOLS: &[Tool] = &[

@@ -141,11 +141,11 @@ fn what_is_wrong_is_named_with_line_and_column() {
         (&with("reward_key: ''"), "3:13", "is empty"),
         (&with("parser: tool_call"), "1:1", "give both or neither"),
         (&with("calls: [{name: a}]"), "3:8", "give both or neither"),
-        (&tools("[{name: a b}]"), "4:15", "which a call can name"),
+        (&tools("[{name: a b}]"), "4:16", "which a call can name"),
         (&tools("[{name: a}, {name: a}]"), "4:27", "a tool before it"),
         (
             &tools("[{name: a, arguments: {'': {type: string}}}]"),
-            "4:29",
+            "4:30",
             "which a call can name",
         ),
         (
