@@ -201,7 +201,8 @@ fn every_run_answers_every_question() {
     assert_eq!(
         fields(&episode).join(" "),
         "run part k episodes iteration stage task env item group sample outcome success reward fault \
-         prompt slot advantage greedy worker attempt turns available summaries sequences siblings version"
+         prompt tools slot advantage greedy worker attempt turns available summaries judgement sequences siblings \
+         version"
     );
 }
 
