@@ -185,7 +185,7 @@ fn every_field_is_documented() {
         .flat_map(|cell| cell.split(','))
         .map(|field| field.trim().trim_matches('`'))
         .collect();
-    let held = serde_json::to_value(&EnvSpec::default()).unwrap();
+    let held = serde_json::to_value(EnvSpec::default()).unwrap();
     for field in held.as_object().unwrap().keys() {
         assert!(named.contains(&field.as_str()), "{field}");
     }
