@@ -19,14 +19,19 @@ pub(crate) fn regular(path: &Path) -> Result<File, String> {
 
 /// Reads a whole text file.
 pub(crate) fn read_text(path: &Path) -> Result<String, String> {
+    read_text_within(path, BYTES_MAX)
+}
+
+/// [`read_text`] of at most `bytes_max` bytes.
+pub(crate) fn read_text_within(path: &Path, bytes_max: u64) -> Result<String, String> {
     let mut text = String::new();
-    let mut file = regular(path)?.take(BYTES_MAX + 1);
+    let mut file = regular(path)?.take(bytes_max + 1);
     file.read_to_string(&mut text)
         .map_err(|error| error.to_string())?;
-    match text.len() as u64 > BYTES_MAX {
+    match text.len() as u64 > bytes_max {
         false => Ok(text),
         true => Err(format!(
-            "has more than {BYTES_MAX} bytes; give a shorter one"
+            "has more than {bytes_max} bytes; give a shorter one"
         )),
     }
 }

@@ -4,6 +4,7 @@
 //! Additions: `GET /health`, expiry of unused sessions, a limit on the number of sessions, and
 //! texts that depend only on the task. Not copied: dropping connections.
 
+pub(crate) mod games;
 pub(crate) mod http;
 pub(crate) mod options;
 pub(crate) mod sessions;

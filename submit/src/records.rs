@@ -4,6 +4,7 @@
 use crate::Result;
 use crate::runs::{RunView, part_id};
 use crate::text::plain_zeros;
+use agentgym_envs::spec::EnvSpec;
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{AVAILABLE_ACTIONS, Episode, Episodes, OPENING, Sequence};
 use agentgym_jobs::pipeline::Records;
@@ -14,6 +15,7 @@ use agentgym_jobs::records::{
 use agentgym_jobs::trajectory::Lineage;
 use agentgym_storage::{InputRef, Manifest};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// Which records to read.
 #[derive(Debug, Clone, Copy, Default)]
@@ -138,10 +140,12 @@ async fn kept(view: &RunView, manifest: &Manifest) -> Result<Vec<(Lineage, Episo
 
 /// Adds the possible actions if the observations list them.
 pub(crate) fn list_actions(plan: &Plan, episodes: &mut [Episode]) {
-    let environments = plan.config.environments();
+    let environments = plan.config.environments().into_iter();
+    let specs: BTreeMap<String, &EnvSpec> = environments
+        .filter_map(|(name, known)| Some((name, plan.config.spec(&known.task_name).ok()?)))
+        .collect();
     for episode in episodes {
-        let known = environments.get(&episode.task.env);
-        let Some(spec) = known.and_then(|e| plan.config.spec(&e.task_name).ok()) else {
+        let Some(spec) = specs.get(&episode.task.env) else {
             continue;
         };
         if !episode.available_actions().is_empty() {

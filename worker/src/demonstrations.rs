@@ -155,15 +155,9 @@ impl Conversation {
             )));
         }
         let prompt: Vec<Message> = (0..first).map(message).collect();
-        let offering = match &self.tools {
-            None => None,
-            Some(tools) => Some(
-                policy
-                    .chat()
-                    .with_tools(tools)
-                    .map_err(|e| bad(e.to_string()))?,
-            ),
-        };
+        let offering = self.tools.as_ref();
+        let offering = offering.map(|tools| policy.chat().with_tools(tools));
+        let offering = offering.transpose().map_err(|e| bad(e.to_string()))?;
         if let Some(at) = roles.iter().position(|role| *role == Role::Tool)
             && (at < first || offering.is_none())
         {

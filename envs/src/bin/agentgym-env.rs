@@ -1,16 +1,16 @@
 //! `agentgym-env`: environment servers as a standalone program, server checks and demonstrations.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use agentgym_envs::builtin::{self, BuiltinTasks, Registered, RulesVersion};
 use agentgym_envs::demonstration::Solver;
 use agentgym_envs::doctor::{DoctorOptions, Verdict, examine};
 use agentgym_envs::server::ServerOptions;
-use agentgym_envs::spec::{EnvSpec, declared, spec};
+use agentgym_envs::spec::{declared, spec};
 use agentgym_envs::template::{self, Language};
 use agentgym_text::{Visible, visible};
 use anyhow::{Context, Result, bail};
@@ -196,7 +196,7 @@ async fn run(matches: &ArgMatches) -> Result<ExitCode> {
             call_timeout_s,
         } => {
             let known = match file {
-                Some(file) => spec_of(&file)?,
+                Some(file) => declared::from_file(&file).map_err(anyhow::Error::msg)?,
                 None => spec(&task.unwrap_or_default())?,
             };
             let options = DoctorOptions {
@@ -240,21 +240,6 @@ async fn run(matches: &ArgMatches) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The spec in a person's file.
-fn spec_of(path: &Path) -> Result<&'static EnvSpec> {
-    let shown = path.display();
-    let file = std::fs::File::open(path).with_context(|| format!("cannot read {shown}"))?;
-    let mut text = String::new();
-    let limit = declared::BYTES_MAX;
-    file.take(limit + 1)
-        .read_to_string(&mut text)
-        .with_context(|| format!("cannot read {shown}"))?;
-    if text.len() as u64 > limit {
-        bail!("{shown} has more than {limit} bytes, which no spec has");
-    }
-    declared::from_yaml(path, &text).map_err(anyhow::Error::msg)
 }
 
 fn demos(solver: &dyn Solver, ids: Range<i64>, instruction: &str) -> Result<()> {

@@ -3,6 +3,7 @@
 
 use super::calls;
 use super::types::{Actions, EnvSpec, Items, SuccessRule};
+use crate::files::read_text_within;
 use crate::parser::Parser;
 use crate::parser::tool_call::Call;
 use serde::Deserialize;
@@ -30,6 +31,13 @@ pub struct Problem {
     pub field: String,
     /// What was found, and what to do.
     pub message: String,
+}
+
+impl Problem {
+    fn of<T>(field: impl Into<String>, message: impl Into<String>) -> Result<T, Self> {
+        let (field, message) = (field.into(), message.into());
+        Err(Self { field, message })
+    }
 }
 
 impl fmt::Display for Problem {
@@ -67,14 +75,23 @@ pub fn declared(value: &Value) -> Result<&'static EnvSpec, Problem> {
         }
         Problem { field, message }
     })?;
-    check(&spec).map_err(|(field, message)| Problem {
-        field: field.to_owned(),
-        message,
-    })?;
-    tools(&spec).map_err(|(field, message)| Problem { field, message })?;
+    check(&spec)?;
+    tools(&spec)?;
     let spec: &'static EnvSpec = Box::leak(Box::new(spec));
     read.insert(text, spec);
     Ok(spec)
+}
+
+/// Reads a file.
+///
+/// # Errors
+/// A file that cannot be read, or those of [`from_yaml`].
+pub fn from_file(path: &Path) -> Result<&'static EnvSpec, String> {
+    let text = read_text_within(path, BYTES_MAX);
+    from_yaml(
+        path,
+        &text.map_err(|why| format!("{}: {why}", path.display()))?,
+    )
 }
 
 /// Reads a file's text; `path` names it in the message, with line and column.
@@ -183,21 +200,22 @@ impl<'de> Deserialize<'de> for Node {
 }
 
 /// Whether actions are calls or text, and not half of each.
-fn tools(spec: &EnvSpec) -> Result<(), (String, String)> {
+fn tools(spec: &EnvSpec) -> Result<(), Problem> {
     let calls = spec.parser == Parser::ToolCall;
     if calls == spec.calls.is_empty() {
         let found = "tools that are called need parser: tool_call, and that needs tools; give both or neither";
-        return Err(("calls".to_owned(), found.to_owned()));
+        return Problem::of("calls", found);
     }
-    calls::check(spec.calls).map_err(|(field, found)| (format!("calls{field}"), found))?;
+    calls::check(spec.calls)
+        .or_else(|(field, found)| Problem::of(format!("calls{field}"), found))?;
     match Call::read(spec.calls, spec.probe) {
-        Err(why) if calls => Err(("probe".to_owned(), why.to_string())),
+        Err(why) if calls => Problem::of("probe", why.to_string()),
         _ => Ok(()),
     }
 }
 
 /// The first field that no server could have.
-fn check(spec: &EnvSpec) -> Result<(), (&'static str, String)> {
+fn check(spec: &EnvSpec) -> Result<(), Problem> {
     let routes = spec.routes;
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '_');
     let name = spec.name;
@@ -205,11 +223,11 @@ fn check(spec: &EnvSpec) -> Result<(), (&'static str, String)> {
         let found = format!(
             "{name:?} is not 1 to {NAME_MAX} of a-z, 0-9, - and _, which item ids are made of"
         );
-        return Err(("name", found));
+        return Problem::of("name", found);
     }
     if super::spec(name).is_ok() {
         let found = format!("`{name}` is an environment of this program; give another name");
-        return Err(("name", found));
+        return Problem::of("name", found);
     }
     for (field, key) in [
         ("id_key", spec.id_key),
@@ -221,7 +239,7 @@ fn check(spec: &EnvSpec) -> Result<(), (&'static str, String)> {
         ("probe", spec.probe),
     ] {
         if key.trim().is_empty() {
-            return Err((field, "is empty".to_owned()));
+            return Problem::of(field, "is empty");
         }
     }
     let listed = match spec.actions {
@@ -241,7 +259,7 @@ fn check(spec: &EnvSpec) -> Result<(), (&'static str, String)> {
         let odd = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '?' | '#');
         if !path.starts_with('/') || path.starts_with("//") || path.contains(odd) {
             let found = format!("{path:?} is no path below the server's address, such as /step");
-            return Err((field, found));
+            return Problem::of(field, found);
         }
     }
     let (field, number) = match spec.success {
@@ -249,34 +267,31 @@ fn check(spec: &EnvSpec) -> Result<(), (&'static str, String)> {
         SuccessRule::RewardAbove(number) => ("success.reward_above", number),
     };
     if !number.is_finite() {
-        return Err((field, format!("{number} is no reward")));
+        return Problem::of(field, format!("{number} is no reward"));
     }
     if !spec.reward_scale.is_finite() || spec.reward_scale == 0.0 {
         let found = format!("{} would make every reward the same", spec.reward_scale);
-        return Err(("reward_scale", found));
+        return Problem::of("reward_scale", found);
     }
     if !(1..=CREATES_MAX).contains(&spec.creates_at_once) {
         let found = format!("{} is not 1 to {CREATES_MAX}", spec.creates_at_once);
-        return Err(("creates_at_once", found));
+        return Problem::of("creates_at_once", found);
     }
     if !(1..=ROUNDS_MAX).contains(&spec.rounds_max) {
         let found = format!("{} is not 1 to {ROUNDS_MAX}", spec.rounds_max);
-        return Err(("rounds_max", found));
+        return Problem::of("rounds_max", found);
     }
     if matches!(spec.items, Items::Wrapping(..=0)) {
-        return Err((
-            "items.wrapping",
-            "is the number of items, at least 1".to_owned(),
-        ));
+        return Problem::of("items.wrapping", "is the number of items, at least 1");
     }
     if !spec.close && !spec.reuse {
         let found = "sessions that are not closed pile up on the server; say reuse: true, where a finished session \
                      can be reset";
-        return Err(("close", found.to_owned()));
+        return Problem::of("close", found);
     }
     if spec.first_lists_actions.is_some() && spec.actions == Actions::None {
         let found = "no actions are listed anywhere; say where under actions";
-        return Err(("first_lists_actions", found.to_owned()));
+        return Problem::of("first_lists_actions", found);
     }
     Ok(())
 }

@@ -60,6 +60,13 @@ impl Plan {
             && config.actor_rollout_ref.rollout.engine == RolloutEngine::Candle
     }
 
+    /// True if the actions of some environment are calls of tools.
+    pub fn calls_tools(&self) -> bool {
+        let environments = self.config.environments();
+        let mut specs = (environments.values()).map(|known| self.config.spec(&known.task_name));
+        specs.any(|spec| spec.is_ok_and(|spec| !spec.calls.is_empty()))
+    }
+
     /// Most ids of a conversation.
     pub fn context_tokens(&self) -> usize {
         let (data, rollout) = (&self.config.data, &self.config.actor_rollout_ref.rollout);

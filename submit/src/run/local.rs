@@ -172,12 +172,12 @@ fn usable(plan: &Plan, role: InitRole, path: &str) -> Result<(), String> {
         InitRole::Critic => return model_size::config(path).map(drop),
     }
     .map_err(|e| model_size::told(&e))?;
-    match role {
-        InitRole::Policy => match Chat::load(&folder).map_err(|e| e.to_string())? {
-            Some(chat) => tools(plan, &chat, || Some(Tokenizer::load(&folder))),
-            None => Ok(()),
-        },
-        _ => Ok(()),
+    if role != InitRole::Policy || !plan.calls_tools() {
+        return Ok(());
+    }
+    match Chat::load(&folder).map_err(|e| e.to_string())? {
+        Some(chat) => tools(plan, &chat, || Some(Tokenizer::load(&folder))),
+        None => Ok(()),
     }
 }
 

@@ -33,7 +33,7 @@ async fn a_killed_run_of_an_environment_of_ones_own_ends_equal_without_its_file(
     let server = Server::start(600);
     let digest = async |kill: bool| {
         let folder = TempDir::new().unwrap();
-        let spec = described(folder.path(), |_| {});
+        let spec = described(folder.path(), |held| held["rounds_max"] = json!(7));
         let keys = keys(&spec);
         let more = [&keys[0], &keys[1], &keys[2], PATIENT];
         let start = || train(folder.path(), &server.url(), &more);
@@ -59,6 +59,8 @@ async fn a_killed_run_of_an_environment_of_ones_own_ends_equal_without_its_file(
         let plan = &view.plan.config.actor_rollout_ref.agentgym;
         assert_eq!(plan.specs.len(), 1);
         assert_eq!(view.plan.config.spec("mygame").unwrap().name, "mygame");
+        let rounds = view.plan.config.environments()["mygame"].max_rounds;
+        assert_eq!(rounds, Some(7), "those of the spec");
         view.store.run_digest(&view.plan.run).await.unwrap()
     };
     assert_eq!(digest(true).await, digest(false).await);

@@ -94,8 +94,8 @@ impl Given {
             ));
         }
         let parts = &judgement.components;
-        let name = |name: &&String| name.is_empty() || name.len() > NAME_BYTES_MAX;
-        if parts.len() > COMPONENTS_MAX || parts.keys().any(|n| name(&n)) {
+        let odd = |name: &String| !(1..=NAME_BYTES_MAX).contains(&name.len());
+        if parts.len() > COMPONENTS_MAX || parts.keys().any(odd) {
             return Some(format!(
                 "components that are more than {COMPONENTS_MAX}, or with a name that is not 1 to {NAME_BYTES_MAX} bytes"
             ));

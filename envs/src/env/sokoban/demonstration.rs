@@ -4,6 +4,7 @@ use super::game::{SEPARATOR, Sokoban};
 use super::room::Direction;
 use super::ways::Ways;
 use crate::demonstration::{Demonstration, Talk};
+use crate::server::games::Game;
 use crate::spec::first_message;
 
 /// Solves a game with the fewest actions, `turn_actions` of them per turn, as a conversation.
@@ -19,7 +20,7 @@ pub(super) fn demonstration(
     for turn in solution.chunks(turn_actions) {
         let names: Vec<&str> = turn.iter().copied().map(Direction::name).collect();
         let text = names.join(&format!(" {SEPARATOR} "));
-        let reply = game.step(&text).observation.clone();
+        let reply = game.play(&text).observation.clone();
         talk.say(format!("Action: {text}"), true, reply);
     }
     Some(talk.told(format!("sokoban_{item_id}")))

@@ -5,6 +5,7 @@
 //! empty or contains an unknown action.
 
 use crate::draws::Draws;
+use crate::server::games::{Game, Reply};
 
 use super::generator::{Kind, draw};
 use super::room::{Direction, Room, State};
@@ -20,14 +21,6 @@ const TURN_ACTIONS_MAX: usize = 5;
 
 /// Separates the actions of a turn.
 pub(super) const SEPARATOR: &str = "||";
-
-/// The result of a turn.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Reply {
-    pub(super) observation: String,
-    pub(super) reward: f64,
-    pub(super) done: bool,
-}
 
 /// A game in progress.
 pub(super) struct Sokoban {
@@ -71,12 +64,35 @@ impl Sokoban {
         self.actions_left
     }
 
-    pub(super) fn last(&self) -> &Reply {
+    fn act(&mut self, action: Direction) -> f64 {
+        self.actions_left -= 1;
+        let before = self.room.placed(&self.state);
+        if let Some(next) = self.room.after(&self.state, action) {
+            self.state = next;
+        }
+        let placed = self.room.placed(&self.state);
+        let mut reward = STEP;
+        if placed > before {
+            reward += ONTO_TARGET;
+        } else if placed < before {
+            reward += OFF_TARGET;
+        }
+        if placed == self.room.boxes() {
+            reward += SOLVED;
+        }
+        reward
+    }
+}
+
+impl Game for Sokoban {
+    const NOUN: &'static str = "game";
+
+    fn last(&self) -> &Reply {
         &self.last
     }
 
     /// Executes the actions of a turn: names separated by `||`, in any letter case.
-    pub(super) fn step(&mut self, text: &str) -> &Reply {
+    fn play(&mut self, text: &str) -> &Reply {
         let names = text.split(SEPARATOR).map(str::trim);
         let names = names.filter(|name| !name.is_empty()).take(TURN_ACTIONS_MAX);
         let actions: Vec<Option<Direction>> = names.map(action).collect();
@@ -102,25 +118,6 @@ impl Sokoban {
             done: solved || self.actions_left == 0,
         };
         &self.last
-    }
-
-    fn act(&mut self, action: Direction) -> f64 {
-        self.actions_left -= 1;
-        let before = self.room.placed(&self.state);
-        if let Some(next) = self.room.after(&self.state, action) {
-            self.state = next;
-        }
-        let placed = self.room.placed(&self.state);
-        let mut reward = STEP;
-        if placed > before {
-            reward += ONTO_TARGET;
-        } else if placed < before {
-            reward += OFF_TARGET;
-        }
-        if placed == self.room.boxes() {
-            reward += SOLVED;
-        }
-        reward
     }
 }
 
@@ -158,7 +155,7 @@ mod tests {
             let steps = game["steps"].as_array().expect("steps");
             let mut play = Sokoban::of(room, state, 100);
             for (taken, step) in steps.iter().enumerate() {
-                let reply = play.step(&text(&step[0]));
+                let reply = play.play(&text(&step[0]));
                 let shown = format!("{}\nYou have {} actions left.", text(&step[1]), 99 - taken);
                 assert_eq!(reply.observation, shown);
                 assert_eq!(reply.reward, step[2].as_f64().expect("a reward"));
@@ -180,7 +177,7 @@ mod tests {
         let mut play = game();
         // The sixth action is ignored.
         near(
-            play.step("right||DOWN|| left || up||Right || jump").reward,
+            play.play("right||DOWN|| left || up||Right || jump").reward,
             -0.5,
         );
         assert!(
@@ -189,18 +186,18 @@ mod tests {
                 .ends_with("You have 2 actions left.")
         );
         for (text, costs) in [("", -0.1), ("jump", -0.1), ("|| ||", -0.1)] {
-            near(play.step(text).reward, costs);
+            near(play.play(text).reward, costs);
             let told = &play.last().observation;
             assert!(told.ends_with("2 actions left.\nAn action is one of Up, Down, Left, Right."));
         }
-        near(play.step("jump || Up").reward, -0.2);
+        near(play.play("jump || Up").reward, -0.2);
         assert!(!play.last().done);
-        near(play.step("Down || Down").reward, -0.1);
+        near(play.play("Down || Down").reward, -0.1);
         assert!(play.last().done);
         // Actions after the solution are not executed and cost nothing.
         let mut play = game();
-        near(play.step("Down || Down || Down || Right").reward, -0.4);
-        near(play.step("Right || Right").reward, 10.9);
+        near(play.play("Down || Down || Down || Right").reward, -0.4);
+        near(play.play("Right || Right").reward, 10.9);
         let last = play.last();
         assert!(
             last.done && last.observation.contains("#__P√#"),

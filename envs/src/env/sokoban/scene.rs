@@ -2,6 +2,7 @@
 
 use super::game::Sokoban;
 use crate::replica::Replica;
+use crate::server::games::Game;
 use serde_json::{Value, json};
 
 impl Replica for Sokoban {
@@ -10,7 +11,7 @@ impl Replica for Sokoban {
     }
 
     fn step(&mut self, action: &str) -> String {
-        Self::step(self, action).observation.clone()
+        self.play(action).observation.clone()
     }
 
     fn picture(&self) -> Value {

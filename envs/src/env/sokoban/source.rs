@@ -146,6 +146,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::server::games::Game;
 
     #[test]
     fn every_room_is_solved_within_its_actions_and_rooms_differ() {
@@ -168,10 +169,10 @@ mod tests {
                 let (last, others) = told.conversations.split_last().expect("some");
                 for message in others.iter().filter(|message| message.from == "gpt") {
                     let action = message.value.strip_prefix("Action: ").expect("an action");
-                    assert!(game.step(action).reward < 2.0 && !game.last().done);
+                    assert!(game.play(action).reward < 2.0 && !game.last().done);
                 }
                 let action = last.value.strip_prefix("Action: ").expect("an action");
-                assert!(game.step(action).reward > 10.0 && game.last().done);
+                assert!(game.play(action).reward > 10.0 && game.last().done);
             }
             assert!(lengths.len() >= 5, "{size}, {boxes}: {lengths:?}");
             assert!(

@@ -9,6 +9,7 @@ use super::spec::SPEC;
 use crate::demonstration::{Demonstration, Talk};
 use crate::draws::Draws;
 use crate::parser::tool_call::Call;
+use crate::server::games::Game;
 use crate::spec::first_message;
 
 /// After this many calls nothing is tried any more, so that a demonstration ends.
@@ -57,7 +58,7 @@ pub(super) fn demonstration(
     let mut talk = Talk::calling(first, SPEC.offered());
     let mut calls = 0;
     let mut say = |game: &mut Toolbox, call: Call| {
-        let reply = game.step(&call.to_string()).observation.clone();
+        let reply = game.play(&call.to_string()).observation.clone();
         talk.say(call.said(), true, reply.clone());
         let answer: Option<Value> = serde_json::from_str(&reply).ok();
         answer?["value"].as_i64()

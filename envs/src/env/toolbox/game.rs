@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use super::spec::TOOLS;
 use crate::draws::Draws;
 use crate::parser::tool_call::{Call, CallError};
+use crate::server::games::{Game, Reply};
 
 /// Short, so that a small vocabulary has each as one token. Keys and numbers are told as calls name
 /// them: a network of two layers copies what stands behind the same tokens.
@@ -65,13 +66,6 @@ pub(super) struct Task {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Reply {
-    pub(super) observation: String,
-    pub(super) reward: f64,
-    pub(super) done: bool,
-}
-
-#[derive(Clone, Debug)]
 pub(super) struct Toolbox {
     task: Task,
     wanted: i64,
@@ -127,25 +121,6 @@ impl Toolbox {
         &self.task
     }
 
-    pub(super) fn last(&self) -> &Reply {
-        &self.last
-    }
-
-    /// Plays a call as a client sends it. One that no tool takes is answered and changes nothing.
-    pub(super) fn step(&mut self, action: &str) -> &Reply {
-        let (observation, done) = match Call::read(TOOLS, action) {
-            Ok(call) => self.played(&call),
-            Err(error) => (refused(&error), false),
-        };
-        let solved = done && self.stored.get(self.task.target) == Some(&self.wanted);
-        self.last = Reply {
-            observation,
-            reward: f64::from(u8::from(solved)),
-            done,
-        };
-        &self.last
-    }
-
     fn played(&mut self, call: &Call) -> (String, bool) {
         let key = call.text("from").or(call.text("to"));
         let observation = match (call.tool, key, call.number("value")) {
@@ -164,6 +139,29 @@ impl Toolbox {
             _ => computed(call),
         };
         (observation, false)
+    }
+}
+
+impl Game for Toolbox {
+    const NOUN: &'static str = "task";
+
+    fn last(&self) -> &Reply {
+        &self.last
+    }
+
+    /// Plays a call as a client sends it. One that no tool takes is answered and changes nothing.
+    fn play(&mut self, action: &str) -> &Reply {
+        let (observation, done) = match Call::read(TOOLS, action) {
+            Ok(call) => self.played(&call),
+            Err(error) => (refused(&error), false),
+        };
+        let solved = done && self.stored.get(self.task.target) == Some(&self.wanted);
+        self.last = Reply {
+            observation,
+            reward: f64::from(u8::from(solved)),
+            done,
+        };
+        &self.last
     }
 }
 
@@ -260,7 +258,7 @@ mod tests {
             (call("get", "{}"), "Error: get needs the argument from."),
             ("finish".to_owned(), "Error: the call is not JSON"),
         ] {
-            let reply = game.step(&action);
+            let reply = game.play(&action);
             assert!(
                 reply.observation.starts_with(words),
                 "{action}: {}",
@@ -274,14 +272,14 @@ mod tests {
             "put",
             &format!(r#"{{"to": "{target}", "value": {}}}"#, game.wanted),
         );
-        assert_eq!(game.step(&put).observation, "Stored.");
+        assert_eq!(game.play(&put).observation, "Stored.");
         let mut wrong = game.clone();
-        wrong.step(&call(
+        wrong.play(&call(
             "put",
             &format!(r#"{{"to": "{target}", "value": {}}}"#, game.wanted + 1),
         ));
         let finish = call("finish", "{}");
-        assert!(wrong.step(&finish).reward == 0.0 && wrong.last.done);
-        assert!(game.step(&finish).reward == 1.0 && game.last.done);
+        assert!(wrong.play(&finish).reward == 0.0 && wrong.last.done);
+        assert!(game.play(&finish).reward == 1.0 && game.last.done);
     }
 }

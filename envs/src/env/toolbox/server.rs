@@ -3,19 +3,18 @@
 use std::ops::RangeInclusive;
 
 use axum::http::Method;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::game::{Reply, Toolbox};
-use crate::server::http::{Answer, Asked, Refusal, Route, Routes, finished};
+use super::game::Toolbox;
+use crate::server::games::Games;
+use crate::server::http::{Route, Routes};
 use crate::server::options::ServerOptions;
-use crate::server::sessions::{Sessions, Table};
-use crate::server::validation::{reset, step};
+use crate::server::sessions::Table;
 
 pub(super) struct ToolboxServer {
     seed: u64,
     terms: RangeInclusive<u32>,
-    /// `None` before the first reset.
-    sessions: Sessions<Option<Toolbox>>,
+    games: Games<Toolbox>,
 }
 
 impl ToolboxServer {
@@ -23,41 +22,9 @@ impl ToolboxServer {
         Self {
             seed,
             terms,
-            sessions: Sessions::new(options),
+            games: Games::new(options),
         }
     }
-
-    fn reset(&self, asked: &Asked<'_>) -> Answer {
-        let (id, item) = reset(&asked.fields()?, "id", "data_idx")?;
-        Ok(self.sessions.answer(&id, |game| {
-            let started = Toolbox::start(self.seed, &self.terms, &item.to_string());
-            told(game.insert(started).last())
-        }))
-    }
-
-    fn step(&self, asked: &Asked<'_>) -> Answer {
-        let fields = asked.fields()?;
-        let (id, action) = step(&fields, "id")?;
-        Ok(self.sessions.answer(&id, |game| match game {
-            None => json!({"error": NO_TASK}),
-            Some(game) if game.last().done => finished(&id),
-            Some(game) => told(game.step(action)),
-        }))
-    }
-
-    fn observation(&self, asked: &Asked<'_>) -> Answer {
-        let id = asked.query_integer("id")?;
-        Ok(self.sessions.answer(&id, |game| match game {
-            None => json!({"error": NO_TASK}),
-            Some(game) => told(game.last()),
-        }))
-    }
-}
-
-const NO_TASK: &str = "There is no task before the first reset.";
-
-fn told(reply: &Reply) -> Value {
-    json!({"observation": reply.observation, "reward": reply.reward, "done": reply.done})
 }
 
 impl Routes for ToolboxServer {
@@ -65,21 +32,23 @@ impl Routes for ToolboxServer {
         ("/", Method::GET, |_, _| {
             Ok(json!("This is environment Toolbox."))
         }),
-        ("/create", Method::POST, |server, _| {
-            let opened = server
-                .sessions
-                .create(|_| None, |id, _| json!({ "id": id }));
-            opened.ok_or(Refusal::Full)
+        ("/create", Method::POST, |server, _| server.games.create()),
+        ("/reset", Method::POST, |server, asked| {
+            let start = |item: &str| Toolbox::start(server.seed, &server.terms, item);
+            server.games.reset(asked, start)
         }),
-        ("/reset", Method::POST, Self::reset),
-        ("/step", Method::POST, Self::step),
+        ("/step", Method::POST, |server, asked| {
+            server.games.step(asked)
+        }),
         ("/close", Method::POST, |server, asked| {
-            Ok(json!(server.sessions.close(&asked.body_integer("id")?)))
+            server.games.close(asked)
         }),
-        ("/observation", Method::GET, Self::observation),
+        ("/observation", Method::GET, |server, asked| {
+            server.games.observation(asked)
+        }),
     ];
 
     fn sessions(&self) -> &dyn Table {
-        &self.sessions
+        self.games.table()
     }
 }

@@ -107,6 +107,7 @@ impl BuiltIn for Source {
 mod tests {
     use super::super::game::Toolbox;
     use super::*;
+    use crate::server::games::Game;
 
     #[test]
     fn every_task_is_solved_by_its_demonstration() {
@@ -134,7 +135,7 @@ mod tests {
                     if line.from == "gpt" {
                         let parsed = SPEC.parse(&line.value);
                         assert!(!parsed.normalised, "{}", line.value);
-                        game.step(&parsed.action.expect("a call"));
+                        game.play(&parsed.action.expect("a call"));
                         calls += 1;
                     } else {
                         assert_eq!((line.from, &line.value), ("tool", &game.last().observation));
