@@ -6,6 +6,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod attention_backward;
+pub(crate) mod bf16;
 pub(crate) mod dense;
 pub(crate) mod distribution;
 mod few_rows;

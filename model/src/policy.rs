@@ -145,7 +145,10 @@ impl Policy {
     /// # Errors
     /// It does not fit there.
     pub fn on(&self, device: &Device) -> Result<Self> {
-        if self.gpu().is_none() && device.gpu().is_none() {
+        if self.gpu().is_none()
+            && device.gpu().is_none()
+            && self.device.host_dtype() == device.host_dtype()
+        {
             return Ok(self.clone());
         }
         let (rope, adapter) = (Arc::clone(&self.network.host.rope), self.adapter());

@@ -2,38 +2,51 @@
 
 use crate::dtype::Dtype;
 use crate::gpu::{self, Gpu};
+use crate::kernels::bf16;
 use crate::{Error, Result};
-
-/// The numeric class of every CPU of this build: own kernels in f32 with a fixed order of
-/// operations.
-const CPU_CLASS: &str = "cpu-f32-2";
 
 /// A compute device: the CPU, or a GPU.
 #[derive(Debug, Clone)]
-pub struct Device(Option<Gpu>);
+pub struct Device(Kind);
+
+#[derive(Debug, Clone)]
+enum Kind {
+    /// By own kernels with a fixed order of operations, with products in this format.
+    Cpu(Dtype),
+    Gpu(Gpu),
+}
 
 impl Device {
-    /// The CPU.
+    /// The CPU, in f32.
     pub fn cpu() -> Self {
-        Device(None)
+        Device(Kind::Cpu(Dtype::F32))
+    }
+
+    /// The CPU with products in `dtype`, if it has instructions for them.
+    ///
+    /// # Errors
+    /// It has none.
+    fn cpu_in(dtype: Dtype) -> Result<Self, String> {
+        match dtype {
+            Dtype::Bf16 if !bf16::is_available() => Err(
+                "the processor has no instructions for bf16 (AVX-512 BF16); use \"f32\"".to_owned(),
+            ),
+            dtype => Ok(Device(Kind::Cpu(dtype))),
+        }
     }
 
     /// Parses `cpu`, `cuda:N`, or `auto` for [`Device::auto`]; products are computed in `dtype`.
     ///
     /// # Errors
-    /// The name is none of these, the GPU cannot be used, or the CPU is given
-    /// bf16; the message says why.
+    /// The name is none of these, the GPU cannot be used, or the CPU does not compute in `dtype`;
+    /// the message says why.
     pub fn parse(name: &str, dtype: Dtype) -> Result<Self> {
         let bad = |message: String| Error::Device {
             name: name.to_owned(),
             message,
         };
         match name {
-            "cpu" if dtype == Dtype::F32 => return Ok(Device::cpu()),
-            "cpu" => {
-                let message = format!("the processor computes in f32; {dtype} needs a GPU");
-                return Err(bad(message));
-            }
+            "cpu" => return Device::cpu_in(dtype).map_err(bad),
             "auto" => return Ok(Device::auto(dtype)?.0),
             _ => {}
         }
@@ -45,7 +58,7 @@ impl Device {
             return Err(bad(known.to_owned()));
         };
         match gpu::open(number, dtype) {
-            Ok(gpu) => Ok(Device(Some(gpu))),
+            Ok(gpu) => Ok(Device(Kind::Gpu(gpu))),
             Err(why) => Err(bad(format!("cannot be used: {why}; use \"cpu\""))),
         }
     }
@@ -56,20 +69,21 @@ impl Device {
     /// # Errors
     /// No GPU can be used, and the CPU does not compute in `dtype`.
     pub fn auto(dtype: Dtype) -> Result<(Self, String)> {
-        match (gpu::open(0, dtype), dtype) {
-            (Ok(gpu), _) => {
+        match gpu::open(0, dtype) {
+            Ok(gpu) => {
                 let line = format!("computing on {} in {dtype}", gpu.name());
-                Ok((Device(Some(gpu)), line))
+                Ok((Device(Kind::Gpu(gpu)), line))
             }
-            (Err(why), Dtype::F32) => {
-                Ok((Device::cpu(), format!("computing on the processor: {why}")))
-            }
-            (Err(why), Dtype::Bf16) => Err(Error::Device {
-                name: "auto".to_owned(),
-                message: format!(
-                    "the processor computes in f32, and no GPU can be used for {dtype}: {why}"
-                ),
-            }),
+            Err(no_gpu) => match Device::cpu_in(dtype) {
+                Ok(cpu) => Ok((
+                    cpu,
+                    format!("computing on the processor in {dtype}: {no_gpu}"),
+                )),
+                Err(why) => Err(Error::Device {
+                    name: "auto".to_owned(),
+                    message: format!("no GPU can be used for {dtype}: {no_gpu}; and {why}"),
+                }),
+            },
         }
     }
 
@@ -85,25 +99,46 @@ impl Device {
 
     /// The class of devices within which equal inputs give bit-identical results.
     pub fn numeric_class(&self) -> &str {
-        self.0.as_ref().map_or(CPU_CLASS, Gpu::numeric_class)
+        match &self.0 {
+            Kind::Cpu(Dtype::F32) => "cpu-f32-2",
+            Kind::Cpu(Dtype::Bf16) => "cpu-bf16-1",
+            Kind::Gpu(gpu) => gpu.numeric_class(),
+        }
     }
 
     /// How many of the `available` threads should drive it. One for a GPU: it runs work serially,
     /// and every thread would hold memory of its own there.
     pub fn threads(&self, available: usize) -> usize {
         match self.0 {
-            Some(_) => 1,
-            None => available,
+            Kind::Gpu(_) => 1,
+            Kind::Cpu(_) => available,
         }
     }
 
     pub(crate) fn gpu(&self) -> Option<&Gpu> {
-        self.0.as_ref()
+        match &self.0 {
+            Kind::Cpu(_) => None,
+            Kind::Gpu(gpu) => Some(gpu),
+        }
+    }
+
+    /// The format of the processor's products; a GPU leaves it none but those beside its own.
+    pub(crate) fn host_dtype(&self) -> Dtype {
+        match self.0 {
+            Kind::Cpu(dtype) => dtype,
+            Kind::Gpu(_) => Dtype::F32,
+        }
     }
 
     #[cfg(test)]
     pub(crate) fn of(gpu: Gpu) -> Self {
-        Device(Some(gpu))
+        Device(Kind::Gpu(gpu))
+    }
+
+    /// The CPU in bf16, with its instructions or without.
+    #[cfg(test)]
+    pub(crate) fn cpu_bf16() -> Self {
+        Device(Kind::Cpu(Dtype::Bf16))
     }
 }
 
@@ -122,16 +157,20 @@ mod tests {
     }
 
     #[test]
-    fn the_processor_refuses_bf16() {
-        let bf16: Dtype = "bf16".parse().unwrap();
-        let refusal = |name| Device::parse(name, bf16).map_err(|e| e.to_string());
-        let message = refusal("cpu").unwrap_err();
-        assert!(message.contains("the processor computes in f32; bf16 needs a GPU"));
-        if let Err(message) = refusal("auto") {
-            assert!(
-                message.contains("no GPU can be used for bf16: "),
-                "{message}"
-            );
+    fn bf16_is_computed_where_the_processor_has_it_and_refused_elsewhere() {
+        let dtype: Dtype = "bf16".parse().unwrap();
+        match Device::parse("cpu", dtype) {
+            Ok(device) => {
+                assert!(bf16::is_available());
+                assert_ne!(device.numeric_class(), Device::cpu().numeric_class());
+            }
+            Err(refusal) => {
+                assert!(!bf16::is_available());
+                assert!(
+                    refusal.to_string().contains("no instructions for bf16"),
+                    "{refusal}"
+                );
+            }
         }
         let unknown = "f16".parse::<Dtype>().unwrap_err();
         assert!(unknown.contains("\"f16\" is none of \"f32\" and \"bf16\""));
@@ -143,7 +182,7 @@ mod tests {
         assert!(!line.contains('\n') && line.starts_with("computing on "));
         assert_eq!(
             device.gpu().is_none(),
-            line.contains("the processor: "),
+            line.contains("the processor in f32: "),
             "{line}"
         );
         #[cfg(not(feature = "cuda"))]

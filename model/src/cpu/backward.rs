@@ -12,8 +12,7 @@ use crate::folder::names::EMBEDDING;
 use crate::kernels::attention_backward::{
     AttentionGradients, AttentionRows, Segment, attend_backward,
 };
-use crate::kernels::dense;
-use crate::kernels::dense::Sizes;
+use crate::kernels::dense::{Sizes, Weight};
 use crate::kernels::pointwise::{
     add_assign, column_sums, rms_norm, rms_norm_backward, rope, swiglu, swiglu_backward,
 };
@@ -190,20 +189,20 @@ impl Dense {
     /// Records the derivatives by the trained parameters, returns the one by the input.
     fn backward(&self, x: &[f32], grad: &[f32], gradients: &mut Gradients) -> Vec<f32> {
         self.learn(x, grad, gradients);
-        dense::grad_input(grad, &self.weight, self.sizes)
+        self.weight().grad_input(grad)
     }
 
     /// As [`Dense::backward`], with the derivative by the input added to `by_x`.
     fn backward_to(&self, by_x: &mut [f32], x: &[f32], grad: &[f32], gradients: &mut Gradients) {
         self.learn(x, grad, gradients);
-        dense::add_grad_input(by_x, grad, &self.weight, self.sizes);
+        self.weight().grad_input_to(by_x, grad, true);
     }
 
     fn learn(&self, x: &[f32], grad: &[f32], gradients: &mut Gradients) {
         match &self.learns {
             Learns::All => {
                 let room = gradients.room(self.weight.len());
-                let by_weight = dense::grad_weight(room, x, grad, self.sizes);
+                let by_weight = self.weight().grad_weight(room, x, grad);
                 gradients.insert(&format!("{}.weight", self.name), by_weight);
                 if self.bias.is_some() {
                     let by_bias = column_sums(grad, self.sizes.width);
@@ -220,18 +219,13 @@ impl Factors {
     /// With y = x·(W + s·A·B) the derivatives are s·xᵀ·(g·Bᵀ) by A and s·(x·A)ᵀ·g
     /// by B. They follow from the dense weight's xᵀ·g, which is never computed.
     fn derive(&self, x: &[f32], grad: &[f32], sizes: Sizes, gradients: &mut Gradients) {
-        let down = Sizes {
-            inner: sizes.inner,
-            width: self.rank,
-        };
-        let up = Sizes {
-            inner: self.rank,
-            width: sizes.width,
-        };
-        let by_middle = dense::grad_input(grad, &self.b, up);
-        let middle = dense::forward(x, &self.a, None, down);
-        let by_a = dense::grad_weight(gradients.room(self.a.len()), x, &by_middle, down);
-        let by_b = dense::grad_weight(gradients.room(self.b.len()), &middle, grad, up);
+        let (Sizes { inner, width }, rank) = (sizes, self.rank);
+        let down = Weight::f32(&self.a, Sizes { inner, width: rank });
+        let up = Weight::f32(&self.b, Sizes { inner: rank, width });
+        let by_middle = up.grad_input(grad);
+        let middle = down.apply(x, None);
+        let by_a = down.grad_weight(gradients.room(self.a.len()), x, &by_middle);
+        let by_b = up.grad_weight(gradients.room(self.b.len()), &middle, grad);
         for (name, mut gradient) in self.names.iter().zip([by_a, by_b]) {
             gradient.iter_mut().for_each(|x| *x *= self.scale);
             gradients.insert(name, gradient);

@@ -9,11 +9,11 @@ use crate::folder::names::EMBEDDING;
 use crate::folder::names::HEAD;
 use crate::folder::parameter::transpose;
 use crate::kernels::attention::attend;
-use crate::kernels::dense::{self, Sizes};
+use crate::kernels::dense::{Halves, Sizes, Weight};
 use crate::kernels::key_values::KeyValues;
 use crate::kernels::matmul::View;
 use crate::kernels::pointwise::{RopeTable, rms_norm, rope, swiglu};
-use crate::{Adapter, Error, ModelConfig, Result, Weights};
+use crate::{Adapter, Dtype, Error, ModelConfig, Result, Weights};
 use std::sync::{Arc, Mutex, Weak};
 
 /// Keys and values of one sequence in every layer.
@@ -80,18 +80,26 @@ pub(crate) struct Dense {
     pub(crate) name: String,
     pub(crate) sizes: Sizes,
     pub(crate) weight: Numbers,
+    /// Where products are in bf16.
+    halves: Option<Halves>,
     pub(crate) bias: Option<Numbers>,
     pub(crate) learns: Learns,
 }
 
 impl Dense {
-    pub(crate) fn apply(&self, x: &[f32]) -> Vec<f32> {
+    /// Its weight.
+    pub(crate) fn weight(&self) -> Weight<'_> {
+        let numbers = View::new(&self.weight, self.sizes.inner, self.sizes.width);
+        Weight::new(numbers, self.halves.as_ref())
+    }
+
+    fn apply(&self, x: &[f32]) -> Vec<f32> {
         let bias = self.bias.as_ref().map(|bias| bias.as_slice());
-        dense::forward(x, &self.weight, bias, self.sizes)
+        self.weight().apply(x, bias)
     }
 
     fn add_to(&self, y: &mut [f32], x: &[f32]) {
-        dense::add_to(y, x, &self.weight, self.sizes);
+        self.weight().add_to(y, x);
     }
 }
 
@@ -117,6 +125,22 @@ pub(crate) struct Layer {
     pub(crate) down: Dense,
 }
 
+impl Layer {
+    fn dense(&self) -> [&Dense; 7] {
+        let Layer {
+            query,
+            key,
+            value,
+            output,
+            gate,
+            up,
+            down,
+            ..
+        } = self;
+        [query, key, value, output, gate, up, down]
+    }
+}
+
 /// A model's parameters in the order they are used; a clone shares them.
 #[derive(Debug, Clone)]
 pub(crate) struct Network {
@@ -127,6 +151,8 @@ pub(crate) struct Network {
     pub(crate) head: Option<Numbers>,
     /// The embedding transposed, while generation uses it.
     turned: Arc<Mutex<Weak<Vec<f32>>>>,
+    /// Where products are in bf16: those of the head.
+    head_halves: Option<Halves>,
     pub(crate) rope: Arc<RopeTable>,
     pub(crate) hidden: usize,
     pub(crate) heads: usize,
@@ -145,7 +171,9 @@ impl Network {
         rope: Arc<RopeTable>,
         weights: &Weights,
         adapter: Option<&Adapter>,
+        dtype: Dtype,
     ) -> Result<Self> {
+        let halves = || (dtype == Dtype::Bf16).then(Halves::default);
         let learns = |module: &str| {
             let Some(adapter) = adapter else {
                 return Learns::All;
@@ -185,6 +213,7 @@ impl Network {
                         width: weight.shape()[1],
                     },
                     weight: weight.shared(),
+                    halves: halves(),
                     bias,
                     learns: learns(&at(part)),
                 })
@@ -221,6 +250,7 @@ impl Network {
             norm: norm("model.norm.weight".to_owned())?,
             head,
             turned: Arc::default(),
+            head_halves: halves(),
             rope,
             hidden: config.hidden_size,
             heads: config.num_attention_heads,
@@ -250,11 +280,12 @@ impl Network {
     }
 
     /// The head's weight, `[hidden, vocabulary]`.
-    pub(crate) fn head(&self) -> View<'_> {
-        match &self.head {
+    pub(crate) fn head(&self) -> Weight<'_> {
+        let numbers = match &self.head {
             Some(head) => View::new(head, self.hidden, self.vocabulary()),
             None => View::new(&self.embedding, self.vocabulary(), self.hidden).transposed(),
-        }
+        };
+        Weight::new(numbers, self.head_halves.as_ref())
     }
 
     /// The parameter that the head's gradient belongs to.
@@ -265,9 +296,21 @@ impl Network {
         }
     }
 
-    /// The head's weight as [`Network::logits`] reads it. A tied one is transposed once and shared
-    /// by its holders: generation multiplies few rows at a time with all of it, along its rows.
+    /// Prepares for products of few rows and returns the head's weight as [`Network::logits`] reads
+    /// it. A tied one is transposed once and shared by its holders: generation multiplies few rows at
+    /// a time with all of it, along its rows. In bf16 all weights are rounded once and kept, and the
+    /// head needs no other layout.
     pub(crate) fn generating_head(&self) -> Numbers {
+        if self.head_halves.is_some() {
+            for layer in &self.layers {
+                layer
+                    .dense()
+                    .into_iter()
+                    .for_each(|dense| dense.weight().keep_halves());
+            }
+            self.head().keep_halves();
+            return Arc::default();
+        }
         if let Some(head) = &self.head {
             return Arc::clone(head);
         }
@@ -283,11 +326,14 @@ impl Network {
 
     /// Raw logits of hidden states, by [`Network::generating_head`].
     pub(crate) fn logits(&self, hidden: &[f32], head: &[f32]) -> Vec<f32> {
+        if self.head_halves.is_some() {
+            return self.head().apply(hidden, None);
+        }
         let sizes = Sizes {
             inner: self.hidden,
             width: self.vocabulary(),
         };
-        dense::forward(hidden, head, None, sizes)
+        Weight::f32(head, sizes).apply(hidden, None)
     }
 
     /// Normed hidden states of the wanted `rows` of the batch. With caches (one per segment)

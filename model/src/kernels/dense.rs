@@ -1,8 +1,10 @@
-//! The dense layer on slices: y = x · weight (+ bias) with `[in, out]` weights, and
-//! its derivatives. A row's result does not depend on the other rows.
+//! The dense layer on slices: y = x · weight (+ bias) with `[in, out]` weights, and its derivatives,
+//! in f32 or in bf16. A row's result does not depend on the other rows.
 
+use super::bf16::{self, Left, Panels, Right, Rows};
 use super::matmul::{View, matmul, product, product_in};
 use super::{dot, vectorised};
+use std::sync::{Arc, OnceLock};
 
 /// Sizes of a dense layer.
 #[derive(Debug, Clone, Copy)]
@@ -13,68 +15,159 @@ pub(crate) struct Sizes {
     pub(crate) width: usize,
 }
 
-/// y = x · weight + bias.
-pub(crate) fn forward(x: &[f32], weight: &[f32], bias: Option<&[f32]>, sizes: Sizes) -> Vec<f32> {
-    let Sizes { inner, width } = sizes;
-    let rows = x.len() / inner;
-    match bias {
-        Some(bias) => {
+/// That products with a weight are computed in bf16; a clone shares what is kept.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Halves(Arc<OnceLock<Panels>>);
+
+/// A weight `[in, out]`, and the format of its products.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Weight<'a> {
+    numbers: View<'a>,
+    halves: Option<&'a Halves>,
+}
+
+impl<'a> Weight<'a> {
+    /// A weight whose products are in f32 unless there are `halves`.
+    pub(crate) fn new(numbers: View<'a>, halves: Option<&'a Halves>) -> Self {
+        Weight { numbers, halves }
+    }
+
+    /// A contiguous weight in f32.
+    pub(crate) fn f32(numbers: &'a [f32], sizes: Sizes) -> Self {
+        Weight::new(View::new(numbers, sizes.inner, sizes.width), None)
+    }
+
+    /// Numbers per input row.
+    pub(crate) fn inner(self) -> usize {
+        self.numbers.rows()
+    }
+
+    /// Numbers per output row.
+    pub(crate) fn width(self) -> usize {
+        self.numbers.columns()
+    }
+
+    /// Rounds a weight of products in bf16 once for all products from now on: for few rows that
+    /// takes longer than the product.
+    pub(crate) fn keep_halves(self) {
+        if let Some(Halves(kept)) = self.halves {
+            kept.get_or_init(|| Panels::new(self.numbers));
+        }
+    }
+
+    fn rows(self, x: &[f32], width: usize) -> View<'_> {
+        View::new(x, x.len() / width, width)
+    }
+
+    /// The right side of a product in bf16.
+    fn halved(self, halves: &'a Halves) -> Right<'a> {
+        halves
+            .0
+            .get()
+            .map_or(Right::Matrix(self.numbers), Right::Panels)
+    }
+
+    /// y = x · weight + bias.
+    pub(crate) fn apply(self, x: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
+        let rows = x.len() / self.inner();
+        if let Some(bias) = bias {
             let mut y = bias.repeat(rows);
-            add_to(&mut y, x, weight, sizes);
-            y
+            self.add_to(&mut y, x);
+            return y;
         }
-        None if width == 1 => {
-            let mut y = vec![0.0; rows];
-            add_to(&mut y, x, weight, sizes);
-            y
+        match self.halves {
+            Some(halves) => {
+                let x = Rows::new(x, self.inner());
+                bf16::product_in(Vec::new(), Left::Rows(&x), self.halved(halves))
+            }
+            None if self.width() == 1 => {
+                let mut y = vec![0.0; rows];
+                self.add_to(&mut y, x);
+                y
+            }
+            None => product(self.rows(x, self.inner()), self.numbers),
         }
-        None => product(View::new(x, rows, inner), View::new(weight, inner, width)),
     }
-}
 
-/// y += x · weight.
-pub(crate) fn add_to(y: &mut [f32], x: &[f32], weight: &[f32], sizes: Sizes) {
-    let Sizes { inner, width } = sizes;
-    if width == 1 {
-        // `gemm` would choose the order of additions by the number of rows.
-        vectorised(
-            #[inline(always)]
-            || {
-                for (y, row) in y.iter_mut().zip(x.chunks_exact(inner)) {
-                    *y += dot(row, weight);
-                }
-            },
+    /// y += x · weight.
+    pub(crate) fn add_to(self, y: &mut [f32], x: &[f32]) {
+        self.multiply(y, x, true);
+    }
+
+    /// y = x · weight, or y += x · weight.
+    pub(crate) fn multiply(self, y: &mut [f32], x: &[f32], add: bool) {
+        if let Some(halves) = self.halves {
+            let x = Rows::new(x, self.inner());
+            bf16::product_to(y, Left::Rows(&x), self.halved(halves), add);
+        } else if self.width() == 1 {
+            let weight = self.numbers.numbers();
+            // `gemm` would choose the order of additions by the number of rows.
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (y, row) in y.iter_mut().zip(x.chunks_exact(self.inner())) {
+                        *y = dot(row, weight) + if add { *y } else { 0.0 };
+                    }
+                },
+            );
+        } else {
+            matmul(self.rows(x, self.inner()), self.numbers, y, add);
+        }
+    }
+
+    /// ∂x = grad · weightᵀ.
+    pub(crate) fn grad_input(self, grad: &[f32]) -> Vec<f32> {
+        let back = self.numbers.transposed();
+        if self.halves.is_none() {
+            return product(self.rows(grad, self.width()), back);
+        }
+        let grad = Rows::new(grad, self.width());
+        bf16::product_in(Vec::new(), Left::Rows(&grad), Right::Matrix(back))
+    }
+
+    /// ∂x = grad · weightᵀ, or ∂x += grad · weightᵀ.
+    pub(crate) fn grad_input_to(self, grad_x: &mut [f32], grad: &[f32], add: bool) {
+        let back = self.numbers.transposed();
+        if self.halves.is_none() {
+            return matmul(self.rows(grad, self.width()), back, grad_x, add);
+        }
+        let grad = Rows::new(grad, self.width());
+        bf16::product_to(grad_x, Left::Rows(&grad), Right::Matrix(back), add);
+    }
+
+    /// ∂weight = xᵀ · grad, in the memory of `room`.
+    pub(crate) fn grad_weight(self, room: Vec<f32>, x: &[f32], grad: &[f32]) -> Vec<f32> {
+        let (x, grad) = self.sides(x, grad);
+        match self.halves {
+            None => product_in(room, x.transposed(), grad),
+            Some(_) => {
+                let x = Panels::new(x);
+                bf16::product_in(room, Left::Columns(&x), Right::Matrix(grad))
+            }
+        }
+    }
+
+    /// ∂weight += xᵀ · grad.
+    pub(crate) fn add_grad_weight(self, by_weight: &mut [f32], x: &[f32], grad: &[f32]) {
+        let (x, grad) = self.sides(x, grad);
+        match self.halves {
+            None => matmul(x.transposed(), grad, by_weight, true),
+            Some(_) => {
+                let x = Panels::new(x);
+                bf16::product_to(by_weight, Left::Columns(&x), Right::Matrix(grad), true);
+            }
+        }
+    }
+
+    /// Input rows and derivatives, exchanged where the weight lies transposed.
+    fn sides<'b>(self, x: &'b [f32], grad: &'b [f32]) -> (View<'b>, View<'b>) {
+        let (x, grad) = (
+            View::new(x, x.len() / self.inner(), self.inner()),
+            View::new(grad, grad.len() / self.width(), self.width()),
         );
-    } else {
-        let x = View::new(x, x.len() / inner, inner);
-        matmul(x, View::new(weight, inner, width), y, true);
+        match self.numbers.is_transposed() {
+            true => (grad, x),
+            false => (x, grad),
+        }
     }
-}
-
-/// ∂x = grad · weightᵀ.
-pub(crate) fn grad_input(grad: &[f32], weight: &[f32], sizes: Sizes) -> Vec<f32> {
-    let (grad, weight) = backwards(grad, weight, sizes);
-    product(grad, weight)
-}
-
-/// ∂x += grad · weightᵀ.
-pub(crate) fn add_grad_input(grad_x: &mut [f32], grad: &[f32], weight: &[f32], sizes: Sizes) {
-    let (grad, weight) = backwards(grad, weight, sizes);
-    matmul(grad, weight, grad_x, true);
-}
-
-fn backwards<'a>(grad: &'a [f32], weight: &'a [f32], sizes: Sizes) -> (View<'a>, View<'a>) {
-    let Sizes { inner, width } = sizes;
-    (
-        View::new(grad, grad.len() / width, width),
-        View::new(weight, inner, width).transposed(),
-    )
-}
-
-/// ∂weight = xᵀ · grad, in the memory of `room`.
-pub(crate) fn grad_weight(room: Vec<f32>, x: &[f32], grad: &[f32], sizes: Sizes) -> Vec<f32> {
-    let Sizes { inner, width } = sizes;
-    let rows = x.len() / inner;
-    let x = View::new(x, rows, inner).transposed();
-    product_in(room, x, View::new(grad, rows, width))
 }

@@ -1,8 +1,8 @@
 //! The output head: log-probability of a target id and entropy of the distribution, per row,
 //! without ever holding rows × vocabulary. The backward pass recomputes the logits, chunk by chunk.
 
+use super::dense::Weight;
 use super::distribution::Distribution;
-use super::matmul::{View, matmul};
 
 /// Rows whose logits are held at a time. The weight is read for every chunk, and its gradient read
 /// and written: with 152k ids and chunks of 16 rows that was most of a training step.
@@ -12,7 +12,7 @@ pub(crate) const CHUNK_ROWS: usize = 256;
 #[derive(Clone, Copy)]
 pub(crate) struct Head<'a> {
     /// `[hidden, vocabulary]`, transposed where it is the embedding.
-    pub(crate) weight: View<'a>,
+    pub(crate) weight: Weight<'a>,
     /// The id to score in each row.
     pub(crate) targets: &'a [u32],
     pub(crate) inverse_temperature: f32,
@@ -25,12 +25,12 @@ pub(crate) fn inverse_temperature(temperature: f64) -> f32 {
 
 impl Head<'_> {
     fn buffer(&self) -> Vec<f32> {
-        vec![0.0; CHUNK_ROWS.min(self.targets.len()) * self.weight.columns()]
+        vec![0.0; CHUNK_ROWS.min(self.targets.len()) * self.weight.width()]
     }
 
     /// Log-probabilities of the targets and entropies, row by row.
     pub(crate) fn forward(&self, hidden: &[f32]) -> (Vec<f32>, Vec<f32>) {
-        let (width, vocabulary) = (self.weight.rows(), self.weight.columns());
+        let (width, vocabulary) = (self.weight.inner(), self.weight.width());
         let mut buffer = self.buffer();
         let mut log_probs = Vec::with_capacity(self.targets.len());
         let mut entropies = Vec::with_capacity(self.targets.len());
@@ -39,8 +39,7 @@ impl Head<'_> {
             .zip(self.targets.chunks(CHUNK_ROWS))
         {
             let logits = &mut buffer[..targets.len() * vocabulary];
-            let hidden = View::new(hidden, targets.len(), width);
-            matmul(hidden, self.weight, logits, false);
+            self.weight.multiply(logits, hidden, false);
             for (row, &target) in logits.chunks_exact(vocabulary).zip(targets) {
                 let distribution = Distribution::of(row, self.inverse_temperature);
                 log_probs.push(distribution.log_prob(row[target as usize]));
@@ -60,7 +59,7 @@ impl Head<'_> {
         by_entropy: &[f32],
         mut grad_weight: Option<&mut [f32]>,
     ) -> Vec<f32> {
-        let (width, vocabulary) = (self.weight.rows(), self.weight.columns());
+        let (width, vocabulary) = (self.weight.inner(), self.weight.width());
         let mut grad_hidden = vec![0.0; hidden.len()];
         let mut buffer = self.buffer();
         let grads = by_log_prob
@@ -72,21 +71,15 @@ impl Head<'_> {
         let outputs = grad_hidden.chunks_mut(CHUNK_ROWS * width);
         for (((hidden, targets), (a, b)), grad_hidden) in chunks.zip(grads).zip(outputs) {
             let logits = &mut buffer[..targets.len() * vocabulary];
-            let hidden = View::new(hidden, targets.len(), width);
-            matmul(hidden, self.weight, logits, false);
+            self.weight.multiply(logits, hidden, false);
             let rows = logits.chunks_exact_mut(vocabulary).zip(targets);
             for ((row, &target), (&a, &b)) in rows.zip(a.iter().zip(b)) {
                 let distribution = Distribution::of(row, self.inverse_temperature);
                 distribution.derivative(row, target as usize, a, b);
             }
-            let logits = View::new(logits, targets.len(), vocabulary);
-            matmul(logits, self.weight.transposed(), grad_hidden, false);
-            match &mut grad_weight {
-                None => {}
-                Some(grad) if self.weight.is_transposed() => {
-                    matmul(logits.transposed(), hidden, grad, true);
-                }
-                Some(grad) => matmul(hidden.transposed(), logits, grad, true),
+            self.weight.grad_input_to(grad_hidden, logits, false);
+            if let Some(grad_weight) = &mut grad_weight {
+                self.weight.add_grad_weight(grad_weight, hidden, logits);
             }
         }
         grad_hidden

@@ -22,7 +22,7 @@ const FEW: usize = 8;
 
 /// A row-major or transposed view of a matrix: element (r, c) is at
 /// `r * row_stride + c * column_stride`.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct View<'a> {
     data: &'a [f32],
     rows: usize,
@@ -42,6 +42,11 @@ impl<'a> View<'a> {
             row_stride: columns,
             column_stride: 1,
         }
+    }
+
+    /// Its numbers as they lie.
+    pub(crate) fn numbers(self) -> &'a [f32] {
+        self.data
     }
 
     /// Its number of rows.

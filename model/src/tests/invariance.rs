@@ -7,8 +7,9 @@ use super::{Random, SHAPES, random_adapter, random_policy, requests, sequences, 
 use crate::batch::Batch;
 use crate::cpu::network::Cache;
 use crate::{
-    ALL_LINEAR, ComputeOptions, Engine, EngineOptions, FinishReason, Generation, GenerationRequest,
-    LoraOptions, Policy, Sampling, ScoreRequest, Scores, TrainSequence, likeliest, score,
+    ALL_LINEAR, ComputeOptions, Device, Engine, EngineOptions, FinishReason, Generation,
+    GenerationRequest, LoraOptions, Policy, Sampling, ScoreRequest, Scores, TrainSequence,
+    likeliest, score,
 };
 
 const LENGTHS: [usize; 12] = [1, 2, 17, 40, 63, 64, 65, 90, 128, 129, 200, 33];
@@ -25,6 +26,10 @@ fn policies() -> Vec<Policy> {
         let options = LoraOptions::new(3, 6.0, [ALL_LINEAR]).unwrap();
         let adapter = random_adapter(&base, options, 79);
         policies.push(base.with_adapter(adapter).unwrap());
+    }
+    // In bf16, by the processor's instructions or without: tied and not, odd widths, an adapter.
+    for number in [0, 1, 4, policies.len() - 1] {
+        policies.push(policies[number].on(&Device::cpu_bf16()).unwrap());
     }
     policies
 }

@@ -4,9 +4,9 @@
 use super::{Random, SHAPES, random_adapter, random_policy, related, requests, tiny_policy};
 use crate::compute::teacher_forced::TeacherForced;
 use crate::{
-    ALL_LINEAR, AdamW, ComputeOptions, Critic, Gradients, LoraOptions, Policy, ScoreRequest,
-    Scores, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams, cut_tree, score,
-    tree_nodes, values,
+    ALL_LINEAR, AdamW, ComputeOptions, Critic, Device, Gradients, LoraOptions, Policy,
+    ScoreRequest, Scores, TrainSequence, Trainer, Unit, UnitCoefficients, UnitStreams, cut_tree,
+    score, tree_nodes, values,
 };
 
 const TEMPERATURE: f64 = 0.9;
@@ -20,6 +20,13 @@ fn policies() -> Vec<Policy> {
     let adapter = random_adapter(&base, options, 23);
     policies.push(base.with_adapter(adapter).unwrap());
     policies
+}
+
+/// Some of them computed in bf16: tied and not, odd widths, the adapter.
+fn halved(policies: &[Policy]) -> Vec<Policy> {
+    let some = [0, 1, 4, policies.len() - 1].map(|number| &policies[number]);
+    some.map(|policy| policy.on(&Device::cpu_bf16()).unwrap())
+        .into()
 }
 
 fn units(sequences: &[TrainSequence], share_prefixes: bool) -> Vec<Unit> {
@@ -72,7 +79,9 @@ fn gradients(policy: &Policy, units: &[Unit], options: &ComputeOptions<'_>) -> (
 
 #[test]
 fn scores_have_the_bits_of_sequences_apart() {
-    for (seed, policy) in policies().into_iter().enumerate() {
+    let policies = policies();
+    let halved = halved(&policies);
+    for (seed, policy) in policies.into_iter().chain(halved).enumerate() {
         let sequences = related(policy.config().vocab_size, seed as u64);
         let requests = requests(&sequences);
         let apart: Vec<Scores> = (requests.iter())
@@ -145,6 +154,33 @@ fn gradients_are_those_of_sequences_apart() {
             let again = gradients(&policy, &units(&sequences, true), &options).0;
             assert!(again == shared, "policy {seed}: {threads} threads");
         }
+    }
+}
+
+/// Eight significant bits in every operand, and the same formulas.
+#[test]
+fn gradients_in_bf16_are_close_to_those_in_f32() {
+    let policies = policies();
+    for halved in halved(&policies) {
+        let same = |policy: &&Policy| {
+            policy.parameter_count() == halved.parameter_count()
+                && policy.adapter().is_some() == halved.adapter().is_some()
+        };
+        let policy = policies.iter().find(same).unwrap();
+        let sequences = related(policy.config().vocab_size, 3);
+        let (units, options) = (units(&sequences, true), ComputeOptions::default());
+        let exact = gradients(policy, &units, &options).0;
+        let rounded = gradients(&halved, &units, &options).0;
+        for ((name, found), (_, expected)) in rounded.iter().zip(exact.iter()) {
+            let error = distance(found, expected);
+            assert!(error > 0.0 && error < 0.05, "{name} is off by {error}");
+        }
+        let again = ComputeOptions {
+            threads: 3,
+            checkpointed: true,
+            ..options
+        };
+        assert!(gradients(&halved, &units, &again).0 == rounded);
     }
 }
 
