@@ -1,7 +1,35 @@
-//! A pool of memory for gradients.
+//! Memory for many numbers, and a pool of it for gradients.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+
+/// Bytes of a large page.
+const LARGE: usize = 2 << 20;
+
+/// An empty vector with capacity for `count` numbers; where these are many, on large pages if the
+/// system has some: a product that goes down the columns of a large weight meets another page of
+/// 4 KB with every step, and fresh memory is cleared page by page.
+pub(crate) fn room<T>(count: usize) -> Vec<T> {
+    let room = Vec::with_capacity(count);
+    #[cfg(target_os = "linux")]
+    if count * size_of::<T>() >= 2 * LARGE {
+        /// The advice is refused for a part of a page.
+        const PAGE: usize = 4096;
+        let start = (room.as_ptr() as usize).next_multiple_of(PAGE);
+        let end = (room.as_ptr() as usize + count * size_of::<T>()) / PAGE * PAGE;
+        // SAFETY: the pages are inside the allocation, and the advice changes no content. Whether it
+        // is taken does not matter.
+        unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };
+    }
+    room
+}
+
+/// So many zeros.
+pub(crate) fn zeros<T: Clone + Default>(count: usize) -> Vec<T> {
+    let mut zeros = room(count);
+    zeros.resize(count, T::default());
+    zeros
+}
 
 /// Memory of gradients that are no longer needed, kept for later ones. With fresh memory in each
 /// step, the operating system's clearing of it takes half of a large model's step.
@@ -27,7 +55,7 @@ impl Spare {
         rooms.taken += 1;
         let found = rooms.free.pop();
         drop(by_room);
-        found.unwrap_or_else(|| Vec::with_capacity(count))
+        found.unwrap_or_else(|| room(count))
     }
 
     /// Keeps the memory of unneeded numbers, but never more than was taken. Old weights

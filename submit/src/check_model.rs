@@ -378,7 +378,7 @@ impl MemoryOf {
             model.path = folder.to_string_lossy().into_owned();
             model.lora_rank = lora_rank;
             let size = model_size::of(&model)?;
-            Ok::<_, String>((size, Memory::new(&plan, &size, threads)))
+            Ok::<_, String>((size, Memory::new(&plan, &size, threads, Dtype::F32)))
         };
         Ok(Self {
             threads,

@@ -75,8 +75,8 @@ pub struct Global {
     /// Where workers in this process compute: cpu, cuda:N, or auto for a GPU where there is one
     #[arg(long, global = true, help_heading = COMMON, env = "AGENTGYM_DEVICE", default_value = "cpu")]
     pub device: String,
-    /// What a GPU's products read: f32, or bf16, which is faster and less exact. Given to export:
-    /// the number format of the weights that it writes
+    /// What products read: f32, or bf16, which is faster and less exact, on a GPU or a processor
+    /// with AVX-512 BF16. Given to export: the number format of the weights that it writes
     #[arg(
         long,
         global = true,

@@ -167,7 +167,7 @@ impl KeptForeign {
     /// The model of an input, for conversations of at most `context` ids.
     ///
     /// # Errors
-    /// A worker on a GPU; a damaged artifact, or a folder that candle cannot compute.
+    /// A worker that computes otherwise; a damaged artifact, or a folder that candle cannot compute.
     pub(crate) async fn get(
         &self,
         device: &Device,
@@ -177,8 +177,8 @@ impl KeptForeign {
     ) -> Result<Arc<ForeignPolicy>> {
         if device.numeric_class() != Device::cpu().numeric_class() {
             return Err(Error::stage(format!(
-                "actor_rollout_ref.rollout.engine is candle, which computes on the processor alone here, and this worker \
-                 is on a GPU ({}); start it with --device cpu",
+                "actor_rollout_ref.rollout.engine is candle, which computes in f32 on the processor alone here, and this worker \
+                 computes otherwise ({}); start it with --device cpu --dtype f32",
                 device.numeric_class()
             )));
         }

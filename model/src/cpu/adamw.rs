@@ -11,6 +11,7 @@ use crate::folder::parameter::{is_dense, numbers, transpose};
 use crate::folder::tensor_file::{self, TensorFile};
 use crate::kernels::vectorised;
 use crate::parallel::{self, ComputeOptions};
+use crate::spare::zeros;
 use crate::{Error, Result, Weights};
 
 const FILE: &str = "state.safetensors";
@@ -82,8 +83,8 @@ impl AdamWState {
                     name,
                     Moments {
                         shape,
-                        first: vec![0.0; count],
-                        second: vec![0.0; count],
+                        first: zeros(count),
+                        second: zeros(count),
                     },
                 )
             })
@@ -106,7 +107,7 @@ impl AdamWState {
         lr: f64,
         options: &ComputeOptions<'_>,
     ) -> Result<StepReport> {
-        let (report, step) = self.begin(adamw, gradients.norm(), lr);
+        let (report, step) = self.begin(adamw, gradients.norm(options)?, lr);
         let Some(step) = step else {
             return Ok(report);
         };

@@ -1,6 +1,8 @@
 //! Gradients of all parameters, on the CPU.
 
+use crate::Result;
 use crate::kernels::pointwise::{add_assign, sum_of_squares};
+use crate::parallel::{self, ComputeOptions};
 use crate::spare::Spare;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,12 +62,11 @@ impl Gradients {
     }
 
     /// Global L2 norm, in f64.
-    pub fn norm(&self) -> f64 {
-        self.by_name
-            .values()
-            .map(|gradient| sum_of_squares(gradient))
-            .sum::<f64>()
-            .sqrt()
+    pub(crate) fn norm(&self, options: &ComputeOptions<'_>) -> Result<f64> {
+        let all: Vec<&Vec<f32>> = self.by_name.values().collect();
+        let squares = |number: usize| Ok(sum_of_squares(all[number]));
+        let squares = parallel::map(options, all.len(), squares)?;
+        Ok(squares.into_iter().sum::<f64>().sqrt())
     }
 
     pub(crate) fn add_one(&mut self, name: &str, gradient: Vec<f32>) {

@@ -4,6 +4,7 @@ use half::f16;
 use std::sync::Arc;
 
 use crate::folder::names::{FACTOR_A, FACTOR_B, HEAD};
+use crate::spare::{room, zeros};
 
 /// One parameter: f32 numbers in the in-memory layout, shared between clones.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,7 +53,7 @@ pub(crate) fn is_dense(name: &str) -> bool {
 pub(crate) fn transpose(x: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     // Tiles of 32 × 32 keep both sides in the L1 cache.
     const SQUARE: usize = 32;
-    let mut y = vec![0.0; x.len()];
+    let mut y = zeros(x.len());
     for top in (0..rows).step_by(SQUARE) {
         for left in (0..columns).step_by(SQUARE) {
             for row in top..rows.min(top + SQUARE) {
@@ -73,19 +74,20 @@ pub(crate) fn numbers(dtype: safetensors::Dtype, data: &[u8]) -> Result<Vec<f32>
             .iter()
             .map(|&bytes| u16::from_le_bytes(bytes))
     };
+    let mut numbers = room(data.len() / dtype.bitsize().div_ceil(8).max(1));
     match dtype {
-        safetensors::Dtype::F32 => Ok(data
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|&bytes| f32::from_le_bytes(bytes))
-            .collect()),
-        safetensors::Dtype::BF16 => Ok(halves()
-            .map(|bits| f32::from_bits(u32::from(bits) << 16))
-            .collect()),
-        safetensors::Dtype::F16 => Ok(halves().map(|bits| f16::from_bits(bits).to_f32()).collect()),
-        other => Err(unsupported(other)),
+        safetensors::Dtype::F32 => {
+            numbers.extend(data.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)));
+        }
+        safetensors::Dtype::BF16 => {
+            numbers.extend(halves().map(|bits| f32::from_bits(u32::from(bits) << 16)));
+        }
+        safetensors::Dtype::F16 => {
+            numbers.extend(halves().map(|bits| f16::from_bits(bits).to_f32()));
+        }
+        other => return Err(unsupported(other)),
     }
+    Ok(numbers)
 }
 
 /// Refuses a type that [`numbers`] does not read.

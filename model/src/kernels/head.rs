@@ -3,6 +3,7 @@
 
 use super::dense::Weight;
 use super::distribution::Distribution;
+use crate::spare::zeros;
 
 /// Rows whose logits are held at a time. The weight is read for every chunk, and its gradient read
 /// and written: with 152k ids and chunks of 16 rows that was most of a training step.
@@ -25,7 +26,7 @@ pub(crate) fn inverse_temperature(temperature: f64) -> f32 {
 
 impl Head<'_> {
     fn buffer(&self) -> Vec<f32> {
-        vec![0.0; CHUNK_ROWS.min(self.targets.len()) * self.weight.width()]
+        zeros(CHUNK_ROWS.min(self.targets.len()) * self.weight.width())
     }
 
     /// Log-probabilities of the targets and entropies, row by row.

@@ -6,6 +6,7 @@
 //! two k by zeros. One thread: parallelism is over sequences, never inside a product.
 
 use super::few_rows::{FewRows, K_PIECE};
+use crate::spare::room;
 use gemm::Parallelism;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -96,7 +97,7 @@ impl<'a> View<'a> {
 
 /// `a·b`, row-major `[a.rows, b.columns]`.
 pub(crate) fn product(a: View<'_>, b: View<'_>) -> Vec<f32> {
-    product_in(Vec::with_capacity(a.rows * b.columns), a, b)
+    product_in(room(a.rows * b.columns), a, b)
 }
 
 /// The same, in the memory of `output`.

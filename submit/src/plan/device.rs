@@ -41,6 +41,7 @@ impl GpuMemory {
             plan,
             model,
             threads: 1,
+            dtype: Dtype::F32,
         };
         let footprint = model.on_gpu(dtype);
         let trains = |model: &_| {

@@ -11,6 +11,7 @@ use crate::text::{bytes, count};
 use agentgym_jobs::config::Pipeline;
 use agentgym_jobs::pipeline::Stage;
 use agentgym_jobs::plan::Plan;
+use agentgym_model::Dtype;
 
 const F32: u128 = 4;
 
@@ -102,12 +103,13 @@ impl Memory {
         })
     }
 
-    /// For workers with `threads` compute threads.
-    pub(crate) fn new(plan: &Plan, model: &ModelSize, threads: u64) -> Self {
+    /// For workers with `threads` compute threads of a processor whose products read `dtype`.
+    pub(crate) fn new(plan: &Plan, model: &ModelSize, threads: u64, dtype: Dtype) -> Self {
         let work = Work {
             plan,
             model,
             threads: threads.into(),
+            dtype,
         };
         let iterations = u128::from(plan.iterations);
         let resident = work.resident(iterations.max(1));
@@ -186,6 +188,8 @@ pub(super) struct Work<'a> {
     pub(super) plan: &'a Plan,
     pub(super) model: &'a ModelSize,
     pub(super) threads: u128,
+    /// What the processor's products read.
+    pub(super) dtype: Dtype,
 }
 
 impl Work<'_> {
@@ -200,13 +204,18 @@ impl Work<'_> {
         PROGRAM_BYTES + tokenizers + F32 * (self.policies(kept) + self.critic())
     }
 
-    /// Each policy has its parameters and the rotary table. With an adapter the base counts as one
-    /// more, and each policy holds its adapter and the weights it is merged into.
+    /// Each policy has its parameters and the rotary table, and once it has generated in bf16, the
+    /// rounded parameters. With an adapter the base counts as one more, and each policy holds its
+    /// adapter and the weights it is merged into.
     fn policies(&self, kept: u128) -> u128 {
         let m = self.model;
+        let halves = match self.dtype {
+            Dtype::F32 => 0,
+            Dtype::Bf16 => m.parameters.div_ceil(2),
+        };
         match m.adapter_rank {
-            None => kept * (m.parameters + m.rotary),
-            Some(_) => m.parameters + m.rotary + kept * self.policy().copy,
+            None => kept * (m.parameters + halves + m.rotary),
+            Some(_) => m.parameters + m.rotary + kept * (self.policy().copy + halves),
         }
     }
 
@@ -463,6 +472,7 @@ mod tests {
                 plan: &plan,
                 model,
                 threads: 2,
+                dtype: Dtype::F32,
             };
             assert_eq!(work.policy().pieces, expected, "{more}");
         }
@@ -473,7 +483,7 @@ mod tests {
         let most = |overrides: &[&str], stage: &str| {
             let plan = plan(overrides);
             let model = &model_size::of(&plan.config.actor_rollout_ref.model).unwrap();
-            let memory = Memory::new(&plan, model, 2);
+            let memory = Memory::new(&plan, model, 2, Dtype::F32);
             let rows: BTreeMap<String, u64> = memory.json().collect();
             (
                 rows[&format!("{stage}_memory_bytes")],

@@ -30,6 +30,8 @@ pub struct PlanView<'a> {
     machine: u64,
     /// What the workers compute on, if it is no processor.
     gpu: Option<Gpu>,
+    /// What the products of processors read.
+    dtype: Dtype,
     store: String,
     queue: String,
     unused: &'a [String],
@@ -47,6 +49,7 @@ impl<'a> PlanView<'a> {
             threads: plan.config.jobs.threads.unwrap_or(cores) as u64,
             machine: agentgym_worker::machine_bytes(),
             gpu: None,
+            dtype: Dtype::F32,
             store: store.to_owned(),
             queue: queue.unwrap_or("beside the store").to_owned(),
             unused,
@@ -60,7 +63,8 @@ impl<'a> PlanView<'a> {
     fn made_elsewhere(&self) -> Option<String> {
         let path = &self.plan.config.actor_rollout_ref.model.path;
         let class = class_made_in(&model_folder(path).ok()?)?;
-        let own = Device::cpu().numeric_class().to_owned();
+        let device = Device::parse("cpu", self.dtype).unwrap_or_else(|_| Device::cpu());
+        let own = device.numeric_class().to_owned();
         let other = format!(
             "; made in numeric class {class}: trained again in {own}, this program's, it has other bytes"
         );
@@ -85,9 +89,12 @@ impl<'a> PlanView<'a> {
         self
     }
 
-    /// Counts the memory of a GPU too, for workers with this `--device` and `--dtype`.
+    /// Counts for workers with this `--device` and `--dtype`: the memory of a GPU too.
     pub fn with_device(mut self, device: &str, dtype: Dtype) -> Self {
         self.gpu = Gpu::of(device, dtype);
+        if self.gpu.is_none() {
+            self.dtype = dtype;
+        }
         self
     }
 
@@ -209,7 +216,7 @@ impl<'a> PlanView<'a> {
                     "bytes",
                     format!("each iteration {per_iteration}; kept ≤ {}", bytes(s.kept)),
                 );
-                let memory = Memory::new(plan, model, self.threads);
+                let memory = Memory::new(plan, model, self.threads, self.dtype);
                 let here = config.jobs.workers as u64;
                 let beyond = match memory.largest().saturating_mul(here) > self.machine {
                     true => {
@@ -230,6 +237,9 @@ impl<'a> PlanView<'a> {
                         memory.text()
                     ),
                 );
+                if let Err(why) = Device::parse("cpu", self.dtype) {
+                    line("processor", why.to_string());
+                }
                 if let Some(gpu) = self.gpu {
                     let memory = GpuMemory::new(plan, model, gpu.dtype);
                     line("gpu memory", memory.text(plan, gpu));
@@ -412,7 +422,7 @@ impl<'a> PlanView<'a> {
                 "parameters": narrow(m.parameters), "trained_parameters": narrow(m.trained), "policy_bytes": s.policy, "optimizer_bytes": s.optimizer, "critic_bytes": s.critic,
                 "records_bytes_max": s.records, "kept_bytes_max": s.kept,
             });
-            for (name, most) in Memory::new(plan, m, self.threads).json() {
+            for (name, most) in Memory::new(plan, m, self.threads, self.dtype).json() {
                 sizes[name] = json!(most);
             }
             if let Some(gpu) = self.gpu {

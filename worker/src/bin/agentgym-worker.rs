@@ -48,8 +48,8 @@ struct Arguments {
     /// the reason.
     #[arg(long, env = "AGENTGYM_DEVICE", default_value = "cpu")]
     device: String,
-    /// Element type of the operands of a GPU's matrix products: f32, or bf16, which is faster and
-    /// less precise. It is part of the numeric class.
+    /// Element type of the operands of matrix products: f32, or bf16, which is faster and less
+    /// precise, on a GPU or a processor with AVX-512 BF16. It is part of the numeric class.
     #[arg(long, env = "AGENTGYM_DTYPE", default_value_t)]
     dtype: Dtype,
     /// Compute threads; default: all cores. A GPU uses one.

@@ -99,7 +99,10 @@ fn every_refusal_says_why_in_one_line() {
         (("FAKE_POOLS", "0"), "the Fake GPU has no memory pools"),
     ] {
         let found = line(variable, folder.path());
-        assert!(found.starts_with("computing on the processor: "), "{found}");
+        assert!(
+            found.starts_with("computing on the processor in f32: "),
+            "{found}"
+        );
         assert!(found.contains(reason), "{found}");
     }
     // Without the fake it depends on this machine.
