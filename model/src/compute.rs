@@ -13,8 +13,8 @@ pub(crate) mod teacher_forced;
 use std::sync::Arc;
 
 use self::on_gpu::OnGpu;
+use crate::cpu::layer::Numbers;
 use crate::cpu::network;
-use crate::cpu::network::Numbers;
 use crate::gpu::Gpu;
 use crate::kernels::pointwise::RopeTable;
 use crate::{Adapter, Device, ModelConfig, Result, Weights, gpu};

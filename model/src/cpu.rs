@@ -3,5 +3,6 @@
 pub(crate) mod adamw;
 pub(crate) mod backward;
 pub(crate) mod gradients;
+pub(crate) mod layer;
 pub(crate) mod network;
 pub(crate) mod tape;

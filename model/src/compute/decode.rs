@@ -4,7 +4,7 @@
 use crate::Result;
 use crate::batch::Batch;
 use crate::compute::{Cache, Network};
-use crate::cpu::network::Numbers;
+use crate::cpu::layer::Numbers;
 use crate::gpu;
 use crate::sampler::{Draw, Drawn};
 use std::sync::Arc;

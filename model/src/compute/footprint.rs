@@ -1,7 +1,7 @@
 //! What computations with a network add to memory, counted in numbers that exist at the same time
 //! in `cpu` and `kernels`.
 
-use crate::kernels::head::CHUNK_ROWS;
+use crate::kernels::head::{CHUNK_ROWS, KEPT_MAX};
 use crate::parallel::ComputeOptions;
 use crate::{Error, ModelConfig, Result};
 
@@ -59,7 +59,10 @@ impl Footprint {
             true => (self.layers + 1) * self.hidden + self.tape() + self.intermediate,
             false => self.layers * self.tape(),
         };
-        tokens * (tapes + self.backward() + 2 * self.hidden) + self.head_chunk()
+        // Logits of all tokens are kept where these are few.
+        let kept = (tokens * self.vocabulary).min(KEPT_MAX as u128);
+        let logits = self.head_chunk().max(kept);
+        tokens * (tapes + self.backward() + 2 * self.hidden) + logits
     }
 
     /// Stored by the forward pass of a layer, per token: input, queries, keys, values, attention

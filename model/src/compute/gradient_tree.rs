@@ -46,7 +46,7 @@ impl UnitGradients {
     }
 
     /// What one has on the device is added there: in either place the sum has the same bits.
-    fn add(&mut self, mut other: Self) -> Result<()> {
+    fn add(&mut self, mut other: Self, options: &ComputeOptions<'_>) -> Result<()> {
         for (name, gradient) in other.gpu {
             if let Some(own) = self.host.remove(&name) {
                 gradient.add(&gradient.gpu().upload(&own)?)?;
@@ -57,6 +57,9 @@ impl UnitGradients {
                     self.gpu.insert(name, gradient);
                 }
             }
+        }
+        if self.gpu.is_empty() {
+            return self.host.add(other.host, options);
         }
         for (name, gradient) in other.host.drain() {
             match self.gpu.get(&name) {
@@ -196,7 +199,7 @@ fn add_units(
     let tokens = parallel::map(&options, runs.len(), |item| {
         let number = runs.start + item;
         let (gradients, tokens) = run(units.of_run(number), &|| tree.park())?;
-        tree.add((units.level, number), gradients)?;
+        tree.add((units.level, number), gradients, &options)?;
         Ok(tokens)
     })?;
     Ok((tree, tokens.into_iter().sum()))
@@ -222,7 +225,12 @@ impl GradientTree {
     }
 
     /// Adds the gradients of a unit, or the sum of a whole node; `None` where nothing contributes.
-    fn add(&self, (mut level, mut index): Node, mut sum: Option<UnitGradients>) -> Result<()> {
+    fn add(
+        &self,
+        (mut level, mut index): Node,
+        mut sum: Option<UnitGradients>,
+        options: &ComputeOptions<'_>,
+    ) -> Result<()> {
         loop {
             let width = self.units.div_ceil(1 << level);
             let sibling = index ^ 1;
@@ -241,7 +249,7 @@ impl GradientTree {
                 };
                 sum = match (left, right) {
                     (Some(mut left), Some(right)) => {
-                        left.add(right)?;
+                        left.add(right, options)?;
                         Some(left)
                     }
                     (left, right) => left.or(right),
@@ -317,7 +325,8 @@ impl PartialSum {
             }
             for ((level, index), sum) in part.nodes {
                 covered += (((index + 1) << level).min(part.units)).saturating_sub(index << level);
-                tree.add((level, index), sum.map(UnitGradients::from))?;
+                let sum = sum.map(UnitGradients::from);
+                tree.add((level, index), sum, &ComputeOptions::default())?;
             }
         }
         let Some(tree) = tree else {
@@ -422,7 +431,11 @@ mod tests {
 
     fn sum_of(count: usize, units: impl Iterator<Item = usize>) -> PartialSum {
         let tree = GradientTree::new(count);
-        units.for_each(|i| tree.add((0, i), unit(i).map(UnitGradients::from)).unwrap());
+        let options = ComputeOptions::default();
+        units.for_each(|i| {
+            let gradients = unit(i).map(UnitGradients::from);
+            tree.add((0, i), gradients, &options).unwrap();
+        });
         tree.into_sum().unwrap()
     }
 

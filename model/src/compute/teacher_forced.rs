@@ -8,7 +8,7 @@ use crate::compute::Network;
 use crate::compute::gradient_tree::UnitGradients;
 use crate::cpu::network;
 use crate::cpu::tape::Tape;
-use crate::kernels::head::{Head, inverse_temperature};
+use crate::kernels::head::{Head, Logits, inverse_temperature};
 use crate::prefix_tree::PrefixTree;
 use crate::{Error, Result, gpu};
 use std::sync::Arc;
@@ -36,6 +36,7 @@ pub(crate) enum Recorded {
     Host {
         tape: Tape,
         hidden: Vec<f32>,
+        logits: Logits,
     },
     Gpu {
         network: Arc<gpu::Network>,
@@ -161,8 +162,18 @@ impl TeacherForced {
         let hidden = network
             .host
             .hidden(&self.batch, &self.rows, None, Some(&mut tape));
-        let streams = self.predict(&network.host, temperature, &hidden);
-        Ok((streams, Recorded::Host { tape, hidden }))
+        let head = self.head(&network.host, temperature);
+        let (log_probs, entropies, logits) = head.forward_kept(&hidden);
+        let streams = Streams {
+            log_probs,
+            entropies,
+        };
+        let recorded = Recorded::Host {
+            tape,
+            hidden,
+            logits,
+        };
+        Ok((streams, recorded))
     }
 
     /// The hidden states that predict the masked tokens: the input of a value head.
@@ -226,8 +237,12 @@ impl TeacherForced {
         coefficients: &Streams,
         gradients: &mut UnitGradients,
     ) -> Result<()> {
-        let (tape, hidden) = match recorded {
-            Recorded::Host { tape, hidden } => (tape, hidden),
+        let (tape, hidden, logits) = match recorded {
+            Recorded::Host {
+                tape,
+                hidden,
+                logits,
+            } => (tape, hidden, logits),
             Recorded::Gpu {
                 network,
                 tape,
@@ -246,7 +261,13 @@ impl TeacherForced {
         let network = &network.host;
         let head = self.head(network, temperature);
         let mut by_head = (!network.adapted).then(|| gradients.zeros(network.embedding.len()));
-        let grad = head.backward(&hidden, log_probs, entropies, by_head.as_deref_mut());
+        let grad = head.backward(
+            &hidden,
+            log_probs,
+            entropies,
+            logits,
+            by_head.as_deref_mut(),
+        );
         if let Some(by_head) = by_head {
             gradients.insert(network.head_name(), by_head);
         }

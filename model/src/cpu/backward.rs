@@ -3,7 +3,8 @@
 
 use crate::batch::Batch;
 use crate::cpu::gradients::Gradients;
-use crate::cpu::network::{Dense, Factors, Layer, Learns, Network, Norm, select};
+use crate::cpu::layer::{Dense, Factors, Layer, Learns, Norm};
+use crate::cpu::network::{Network, select};
 use crate::cpu::tape::Attention;
 use crate::cpu::tape::Kept;
 use crate::cpu::tape::LayerTape;

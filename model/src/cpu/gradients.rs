@@ -5,7 +5,7 @@ use crate::kernels::pointwise::{add_assign, sum_of_squares};
 use crate::parallel::{self, ComputeOptions};
 use crate::spare::Spare;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// A gradient per parameter, by Hugging Face name, in the in-memory layout.
 #[derive(Debug, Clone, Default)]
@@ -67,6 +67,37 @@ impl Gradients {
         let squares = |number: usize| Ok(sum_of_squares(all[number]));
         let squares = parallel::map(options, all.len(), squares)?;
         Ok(squares.into_iter().sum::<f64>().sqrt())
+    }
+
+    /// Adds all of `other`; many numbers with the parameters divided over the threads.
+    pub(crate) fn add(&mut self, mut other: Self, options: &ComputeOptions<'_>) -> Result<()> {
+        /// Numbers from which a thread is worth its start.
+        const MANY: usize = 1 << 22;
+        let mut both = Vec::new();
+        for (name, gradient) in other.drain() {
+            match self.by_name.remove(&name) {
+                Some(own) => both.push(Mutex::new((name, own, gradient))),
+                None => self.insert(&name, gradient),
+            }
+        }
+        let count = |pair: &Mutex<(_, Vec<f32>, _)>| pair.lock().map_or(0, |pair| pair.1.len());
+        let few = both.iter().map(count).sum::<usize>() < MANY;
+        let options = ComputeOptions {
+            threads: if few { 1 } else { options.threads },
+            ..*options
+        };
+        parallel::map(&options, both.len(), |number| {
+            let mut pair = both[number].lock().expect("one thread takes it");
+            let (_, own, gradient) = &mut *pair;
+            add_assign(own, gradient);
+            Ok(())
+        })?;
+        for pair in both {
+            let (name, own, gradient) = pair.into_inner().expect("no thread has panicked");
+            self.by_name.insert(name, own);
+            self.spare.give(gradient);
+        }
+        Ok(())
     }
 
     pub(crate) fn add_one(&mut self, name: &str, gradient: Vec<f32>) {

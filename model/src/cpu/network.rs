@@ -3,6 +3,7 @@
 //! stays inside it, so a row's result does not depend on what else is in the batch.
 
 use crate::batch::Batch;
+use crate::cpu::layer::{Dense, Factors, Layer, Learns, Norm, Numbers};
 use crate::cpu::tape::{Attention, Kept, LayerTape, Tape};
 use crate::folder::adapter::factor_names;
 use crate::folder::names::EMBEDDING;
@@ -13,6 +14,7 @@ use crate::kernels::dense::{Halves, Sizes, Weight};
 use crate::kernels::key_values::KeyValues;
 use crate::kernels::matmul::View;
 use crate::kernels::pointwise::{RopeTable, rms_norm, rope, swiglu};
+use crate::parallel::{self, ComputeOptions};
 use crate::{Adapter, Dtype, Error, ModelConfig, Result, Weights};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -44,101 +46,6 @@ pub(crate) fn rope_table(config: &ModelConfig) -> Arc<RopeTable> {
         config.rope.attention_factor(),
         config.max_position_embeddings,
     ))
-}
-
-/// A parameter's numbers, shared with [`Weights`].
-pub(crate) type Numbers = Arc<Vec<f32>>;
-
-/// The part of a dense layer that training changes.
-#[derive(Debug, Clone)]
-pub(crate) enum Learns {
-    /// Weight and bias.
-    All,
-    /// Nothing: the layer belongs to the base of an adapter.
-    Nothing,
-    /// The factors of the adapter whose product is merged into the weight.
-    Factors(Factors),
-}
-
-/// The adapter of one dense weight.
-#[derive(Debug, Clone)]
-pub(crate) struct Factors {
-    /// Names of A and B.
-    pub(crate) names: [String; 2],
-    /// `[in, rank]`
-    pub(crate) a: Numbers,
-    /// `[rank, out]`
-    pub(crate) b: Numbers,
-    pub(crate) rank: usize,
-    pub(crate) scale: f32,
-}
-
-/// A dense layer of the network.
-#[derive(Debug, Clone)]
-pub(crate) struct Dense {
-    /// Hugging Face name without `.weight` and `.bias`.
-    pub(crate) name: String,
-    pub(crate) sizes: Sizes,
-    pub(crate) weight: Numbers,
-    /// Where products are in bf16.
-    halves: Option<Halves>,
-    pub(crate) bias: Option<Numbers>,
-    pub(crate) learns: Learns,
-}
-
-impl Dense {
-    /// Its weight.
-    pub(crate) fn weight(&self) -> Weight<'_> {
-        let numbers = View::new(&self.weight, self.sizes.inner, self.sizes.width);
-        Weight::new(numbers, self.halves.as_ref())
-    }
-
-    fn apply(&self, x: &[f32]) -> Vec<f32> {
-        let bias = self.bias.as_ref().map(|bias| bias.as_slice());
-        self.weight().apply(x, bias)
-    }
-
-    fn add_to(&self, y: &mut [f32], x: &[f32]) {
-        self.weight().add_to(y, x);
-    }
-}
-
-/// A norm's weight and its Hugging Face name.
-#[derive(Debug, Clone)]
-pub(crate) struct Norm {
-    pub(crate) name: String,
-    pub(crate) weight: Numbers,
-}
-
-#[derive(Debug, Clone)]
-pub(crate) struct Layer {
-    pub(crate) input_norm: Norm,
-    pub(crate) query: Dense,
-    pub(crate) key: Dense,
-    pub(crate) value: Dense,
-    /// Norms of every query head and every key head before the rotation (Qwen3).
-    pub(crate) head_norms: Option<[Norm; 2]>,
-    pub(crate) output: Dense,
-    pub(crate) mlp_norm: Norm,
-    pub(crate) gate: Dense,
-    pub(crate) up: Dense,
-    pub(crate) down: Dense,
-}
-
-impl Layer {
-    fn dense(&self) -> [&Dense; 7] {
-        let Layer {
-            query,
-            key,
-            value,
-            output,
-            gate,
-            up,
-            down,
-            ..
-        } = self;
-        [query, key, value, output, gate, up, down]
-    }
 }
 
 /// A model's parameters in the order they are used; a clone shares them.
@@ -302,13 +209,8 @@ impl Network {
     /// head needs no other layout.
     pub(crate) fn generating_head(&self) -> Numbers {
         if self.head_halves.is_some() {
-            for layer in &self.layers {
-                layer
-                    .dense()
-                    .into_iter()
-                    .for_each(|dense| dense.weight().keep_halves());
-            }
-            self.head().keep_halves();
+            let alone = ComputeOptions::default();
+            self.keep_halves(&alone).expect("rounding does not fail");
             return Arc::default();
         }
         if let Some(head) = &self.head {
@@ -322,6 +224,21 @@ impl Network {
         let new = Arc::new(new);
         *turned = Arc::downgrade(&new);
         new
+    }
+
+    /// Rounds all weights once for all products from now on, where these are in bf16.
+    pub(crate) fn keep_halves(&self, options: &ComputeOptions<'_>) -> Result<()> {
+        if self.head_halves.is_none() {
+            return Ok(());
+        }
+        let dense = self.layers.iter().flat_map(Layer::dense);
+        let mut weights: Vec<Weight<'_>> = dense.map(Dense::weight).collect();
+        weights.push(self.head());
+        parallel::map(options, weights.len(), |number| {
+            weights[number].keep_halves();
+            Ok(())
+        })?;
+        Ok(())
     }
 
     /// Raw logits of hidden states, by [`Network::generating_head`].

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::backend::{Buffer, Gpu, Operand};
 use super::products::Dense;
 use crate::Result;
-use crate::cpu::network::{self, Learns};
+use crate::cpu::layer::{self, Learns};
 
 /// Numbers of a parameter, shared by networks until training changes one of them.
 pub(super) type Shared<T = f32> = Arc<Buffer<T>>;
@@ -61,7 +61,7 @@ pub(super) struct Factors {
 }
 
 impl Linear {
-    pub(super) fn upload(gpu: &Gpu, layers: &[&network::Dense]) -> Result<Self> {
+    pub(super) fn upload(gpu: &Gpu, layers: &[&layer::Dense]) -> Result<Self> {
         let (mut parts, mut width, mut inner) = (Vec::new(), 0, 0);
         for dense in layers {
             let learns = match &dense.learns {
@@ -107,7 +107,7 @@ impl Linear {
 }
 
 /// The weights of layers as one matrix, `[inner, width]`.
-fn side_by_side<'a>(layers: &[&'a network::Dense], inner: usize, width: usize) -> Cow<'a, [f32]> {
+fn side_by_side<'a>(layers: &[&'a layer::Dense], inner: usize, width: usize) -> Cow<'a, [f32]> {
     if let [one] = layers {
         return Cow::Borrowed(&one.weight);
     }

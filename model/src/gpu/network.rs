@@ -9,7 +9,8 @@ use super::products::Dense;
 use super::rows::{Lists, Rows};
 use super::tiles::{self, Kernels};
 use crate::batch::Batch;
-use crate::cpu::network::{self};
+use crate::cpu::layer;
+use crate::cpu::network;
 use crate::folder::names::{EMBEDDING, HEAD};
 use crate::gpu::layers::Layer;
 use crate::gpu::layers::Linear;
@@ -59,14 +60,14 @@ impl Network {
                 ),
             });
         }
-        let norm = |norm: &network::Norm| {
+        let norm = |norm: &layer::Norm| {
             Ok::<_, Error>(Norm {
                 name: norm.name.clone(),
                 weight: Arc::new(gpu.upload(&norm.weight)?),
             })
         };
-        let linear = |layers: &[&network::Dense]| Linear::upload(gpu, layers);
-        let layer = |layer: &network::Layer| {
+        let linear = |layers: &[&layer::Dense]| Linear::upload(gpu, layers);
+        let layer = |layer: &layer::Layer| {
             Ok::<_, Error>(Layer {
                 input_norm: norm(&layer.input_norm)?,
                 projections: linear(&[&layer.query, &layer.key, &layer.value])?,

@@ -1,5 +1,5 @@
 //! The output head: log-probability of a target id and entropy of the distribution, per row,
-//! without ever holding rows × vocabulary. The backward pass recomputes the logits, chunk by chunk.
+//! chunk by chunk. The backward pass recomputes the logits, unless they were few enough to keep.
 
 use super::dense::Weight;
 use super::distribution::Distribution;
@@ -24,22 +24,53 @@ pub(crate) fn inverse_temperature(temperature: f64) -> f32 {
     (1.0 / temperature) as f32
 }
 
+/// Logits that may be kept for the backward pass, unless one chunk has more.
+pub(crate) const KEPT_MAX: usize = 4 << 20;
+
+/// Logits of all rows, or of none.
+pub(crate) struct Logits(Vec<f32>);
+
 impl Head<'_> {
-    fn buffer(&self) -> Vec<f32> {
-        zeros(CHUNK_ROWS.min(self.targets.len()) * self.weight.width())
+    /// Room for the logits of a chunk, or of all rows.
+    fn room(&self, all: bool) -> Vec<f32> {
+        let rows = self.targets.len();
+        let rows = if all { rows } else { CHUNK_ROWS.min(rows) };
+        zeros(rows * self.weight.width())
     }
 
     /// Log-probabilities of the targets and entropies, row by row.
     pub(crate) fn forward(&self, hidden: &[f32]) -> (Vec<f32>, Vec<f32>) {
+        let mut chunk = self.room(false);
+        self.forward_in(&mut chunk, hidden)
+    }
+
+    /// The same, with what [`Head::backward`] takes.
+    pub(crate) fn forward_kept(&self, hidden: &[f32]) -> (Vec<f32>, Vec<f32>, Logits) {
+        let vocabulary = self.weight.width();
+        let keeps = self.targets.len() * vocabulary <= KEPT_MAX.max(CHUNK_ROWS * vocabulary);
+        let mut room = self.room(keeps);
+        let (log_probs, entropies) = self.forward_in(&mut room, hidden);
+        let kept = if keeps { room } else { Vec::new() };
+        (log_probs, entropies, Logits(kept))
+    }
+
+    /// With logits in `room`: those of the last chunk stay there, or of all rows.
+    fn forward_in(&self, room: &mut [f32], hidden: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let (width, vocabulary) = (self.weight.inner(), self.weight.width());
-        let mut buffer = self.buffer();
+        let all = room.len() == self.targets.len() * vocabulary;
         let mut log_probs = Vec::with_capacity(self.targets.len());
         let mut entropies = Vec::with_capacity(self.targets.len());
-        for (hidden, targets) in hidden
+        for (number, (hidden, targets)) in hidden
             .chunks(CHUNK_ROWS * width)
             .zip(self.targets.chunks(CHUNK_ROWS))
+            .enumerate()
         {
-            let logits = &mut buffer[..targets.len() * vocabulary];
+            let start = if all {
+                number * CHUNK_ROWS * vocabulary
+            } else {
+                0
+            };
+            let logits = &mut room[start..start + targets.len() * vocabulary];
             self.weight.multiply(logits, hidden, false);
             for (row, &target) in logits.chunks_exact(vocabulary).zip(targets) {
                 let distribution = Distribution::of(row, self.inverse_temperature);
@@ -58,11 +89,15 @@ impl Head<'_> {
         hidden: &[f32],
         by_log_prob: &[f32],
         by_entropy: &[f32],
+        Logits(mut kept): Logits,
         mut grad_weight: Option<&mut [f32]>,
     ) -> Vec<f32> {
         let (width, vocabulary) = (self.weight.inner(), self.weight.width());
         let mut grad_hidden = vec![0.0; hidden.len()];
-        let mut buffer = self.buffer();
+        let is_kept = !kept.is_empty();
+        if !is_kept {
+            kept = self.room(false);
+        }
         let grads = by_log_prob
             .chunks(CHUNK_ROWS)
             .zip(by_entropy.chunks(CHUNK_ROWS));
@@ -70,9 +105,17 @@ impl Head<'_> {
             .chunks(CHUNK_ROWS * width)
             .zip(self.targets.chunks(CHUNK_ROWS));
         let outputs = grad_hidden.chunks_mut(CHUNK_ROWS * width);
-        for (((hidden, targets), (a, b)), grad_hidden) in chunks.zip(grads).zip(outputs) {
-            let logits = &mut buffer[..targets.len() * vocabulary];
-            self.weight.multiply(logits, hidden, false);
+        let all = chunks.zip(grads).zip(outputs).enumerate();
+        for (number, (((hidden, targets), (a, b)), grad_hidden)) in all {
+            let start = if is_kept {
+                number * CHUNK_ROWS * vocabulary
+            } else {
+                0
+            };
+            let logits = &mut kept[start..start + targets.len() * vocabulary];
+            if !is_kept {
+                self.weight.multiply(logits, hidden, false);
+            }
             let rows = logits.chunks_exact_mut(vocabulary).zip(targets);
             for ((row, &target), (&a, &b)) in rows.zip(a.iter().zip(b)) {
                 let distribution = Distribution::of(row, self.inverse_temperature);

@@ -34,6 +34,7 @@ pub fn score(
         check_sequence(network, network.vocabulary(), request)
             .map_err(|message| Error::Request(format!("sequence {number} to score: {message}")))?;
     }
+    network.host.keep_halves(options)?;
     together(policy.gpu(), requests, options, &|requests| {
         score_together(network, requests, temperature)
     })
