@@ -97,6 +97,10 @@ fn a_template_without_a_place_for_tools_is_refused_by_its_path() {
     ] {
         assert!(message.contains(words), "{message}");
     }
+    // Its own words are no tools.
+    let user = json!([{"type": "function", "function": {"name": "user"}}]);
+    let message = of(chat(Template::Plain).template()).with_tools(&user);
+    assert!(message.unwrap_err().to_string().contains("of no tools"));
     // One tool of two.
     let first = TOOLS_TEMPLATE.replace("for tool in tools %}", "for tool in tools[:1] %}");
     assert!(refused(&first).contains("tells the policy of no tools"));
@@ -170,6 +174,11 @@ fn a_template_that_rewrites_calls_or_answers_later_is_refused_by_the_check() {
         (
             "{{- '\\n' + message['content'] }}",
             "{{- '\\n' + (message['content'] if loop.last else message['content'].split('</think>')[-1]) }}",
+        ),
+        // Earlier calls are dropped.
+        (
+            "{{- '\\n' + message['content'] }}",
+            "{{- '\\n' + (message['content'] if loop.last else message['content'].split('<tool_call>')[0]) }}",
         ),
     ] {
         assert!(TOOLS_TEMPLATE.contains(from), "{from}");
