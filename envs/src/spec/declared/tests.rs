@@ -164,6 +164,11 @@ fn what_is_wrong_is_named_with_line_and_column() {
         ),
         (&tools("[{name: a}]"), "2:8", "the call is not JSON"),
         (&tools("[]"), "4:8", "give both or neither"),
+        (
+            &tools(&format!("[{}]", vec!["{name: a}"; 129].join(", "))),
+            "4:8",
+            "129 tools; give at most 128",
+        ),
     ] {
         let said = from_yaml(Path::new("game.yaml"), text).unwrap_err();
         let place = match at {
