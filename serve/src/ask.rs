@@ -4,7 +4,7 @@
 use crate::fields::{Fields, ids};
 use crate::refusal::Refusal;
 use agentgym_model::{Message, Policy, Role, Sampling};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Choices of a prompt.
@@ -307,12 +307,21 @@ fn conversation(fields: &Fields, policy: &Policy) -> Result<Vec<u32>, Refusal> {
     })
 }
 
+/// The template is rendered without tools, so a conversation with calls would be another one.
+const CALLS: &str = "this server renders no tools: no message calls one, is from one or answers a call; POST \
+                     /v1/completions takes the text of such a conversation, or its ids";
+
 fn message(value: &Value) -> Result<Message, Refusal> {
     let bad = |message: &str| Refusal::bad("messages", message);
+    let calls = |key: &&str| !value[*key].is_null() && value[*key] != json!([]);
+    if ["tool_calls", "function_call"].iter().any(calls) {
+        return Err(bad(CALLS));
+    }
     let role = match value["role"].as_str() {
         Some("system" | "developer") => Role::System,
         Some("user") => Role::User,
         Some("assistant") => Role::Assistant,
+        Some("tool" | "function") => return Err(bad(CALLS)),
         _ => {
             return Err(bad(
                 "the role of a message must be system, developer, user or assistant",

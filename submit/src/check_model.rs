@@ -31,6 +31,14 @@ trainer: {total_training_steps: 2}
 /// Rank of the adapter for which memory is told.
 const LORA_RANK: i64 = 16;
 
+/// Whether a template has a place for tools: those of the toolbox, and those of others alike.
+fn calls(chat: &Chat, tokenizer: &Tokenizer) -> Result<(), String> {
+    let tools = agentgym_envs::spec("toolbox").map(|spec| spec.offered());
+    let tools = tools.map_err(|e| e.to_string())?.unwrap_or_default();
+    let calling = chat.with_tools(&tools).map_err(|e| e.to_string())?;
+    calling.check(tokenizer).map_err(|e| e.to_string())
+}
+
 /// What a folder holds.
 struct Found {
     folder: PathBuf,
@@ -41,6 +49,8 @@ struct Found {
     weights: WeightsOnDisk,
     tokenizer_ids: Option<usize>,
     chat_template: bool,
+    /// Why its template has no place for tools that are called.
+    tools: Result<(), String>,
     /// Why it cannot be a policy, although its network is computed.
     missing: Vec<String>,
     /// What candle evaluates, of a model that is not computed here.
@@ -122,6 +132,7 @@ impl Found {
             weights: WeightsOnDisk::of(folder)?,
             tokenizer_ids: None,
             chat_template: false,
+            tools: Err("none, without a chat template".to_owned()),
             missing: Vec::new(),
             candle: None,
         };
@@ -152,6 +163,7 @@ impl Found {
             },
             tokenizer_ids: Some(text.tokenizer().vocab_size()),
             chat_template: true,
+            tools: calls(text.chat(), text.tokenizer()),
             missing: Vec::new(),
             candle: Some(file),
         }
@@ -184,7 +196,10 @@ impl Found {
             read => read?,
         };
         self.tokenizer_ids = Some(tokenizer.vocab_size());
-        self.chat_template = chat.is_some();
+        if let Some(chat) = &chat {
+            self.chat_template = true;
+            self.tools = calls(chat, &tokenizer);
+        }
         if needs_text {
             let why = match chat {
                 // Its message says what to do.
@@ -203,9 +218,9 @@ impl Found {
         self.config.as_ref().is_ok_and(|config| config.value_head)
     }
 
-    /// What the program can do with it, by name: generate, score, train, and train an adapter; and play
-    /// evaluations.
-    fn supported(&self) -> [(&'static str, bool); 5] {
+    /// What the program can do with it, by name: generate, score, train, and train an adapter; play
+    /// evaluations; and call tools.
+    fn supported(&self) -> [(&'static str, bool); 6] {
         let whole = self.config.is_ok() && self.missing.is_empty();
         let policy = whole && !self.is_critic();
         [
@@ -214,6 +229,10 @@ impl Found {
             ("train", whole),
             ("lora", policy),
             ("evaluate", policy || self.candle.is_some()),
+            (
+                "tools",
+                (policy || self.candle.is_some()) && self.tools.is_ok(),
+            ),
         ]
     }
 
@@ -338,6 +357,9 @@ impl Found {
         };
         let template = if self.chat_template { "a" } else { "no" };
         line("text", format!("{tokenizer}, {template} chat template"));
+        if let (Err(why), true) = (&self.tools, self.chat_template) {
+            line("no tools", why.clone());
+        }
         let can = self.supported().into_iter().filter(|(_, can)| *can);
         let can: Vec<&str> = can.map(|(what, _)| what).collect();
         line(

@@ -55,6 +55,7 @@ fn a_model_that_trains_is_told_with_its_memory() {
         (&"qwen2".into(), &"policy".into())
     );
     assert_eq!(supported(&found), [true; 4]);
+    assert_eq!(found["supported"]["tools"], false);
     let parameters = found["parameters"].as_u64().unwrap();
     assert_eq!(found["weights"]["numbers"]["F32"], parameters);
     assert_eq!(found["weights"]["bytes"], 4 * parameters);
@@ -80,6 +81,8 @@ fn a_model_that_trains_is_told_with_its_memory() {
         "generate, score, train, lora",
         "cuda bf16",
         "in rollout",
+        "no tools",
+        "tells the policy of no tools",
     ] {
         assert!(screen.contains(word), "{word}: {screen}");
     }

@@ -65,14 +65,7 @@ pub fn declared(value: &Value) -> Result<&'static EnvSpec, Problem> {
     let kept: &'static Value = Box::leak(Box::new(value.clone()));
     let spec: EnvSpec = serde_path_to_error::deserialize(kept).map_err(|error| {
         let message = error.inner().to_string();
-        let mut field = error.path().to_string();
-        let unknown = message.strip_prefix("unknown field `");
-        if let Some((name, _)) = unknown.and_then(|rest| rest.split_once('`')) {
-            field = match field.as_str() {
-                "." => name.to_owned(),
-                within => format!("{within}.{name}"),
-            };
-        }
+        let field = error.path().to_string();
         Problem { field, message }
     })?;
     check(&spec)?;

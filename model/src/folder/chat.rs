@@ -22,7 +22,7 @@ use minijinja::{Environment, ErrorKind, UndefinedBehavior};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Files that hold a template and the names of its special tokens.
 const FILES: [&str; 3] = [
@@ -65,6 +65,8 @@ pub struct Chat {
     guarded: Needles,
     /// What the policy may call; null where it acts by text.
     tools: Json,
+    /// The same template with the tools that were asked for last, found fit for them.
+    offering: Arc<Mutex<Option<Box<Chat>>>>,
     path: PathBuf,
 }
 
@@ -152,6 +154,7 @@ impl Chat {
             special,
             guarded,
             tools: Json::Null,
+            offering: Arc::default(),
             path,
         })
     }

@@ -77,6 +77,10 @@ async fn what_makes_no_sense_is_refused_with_the_field_to_blame() {
             "messages",
         ),
         (
+            json!({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]}),
+            "messages",
+        ),
+        (
             json!({"messages": user(json!([{"type": "image_url"}]))}),
             "messages",
         ),

@@ -21,6 +21,7 @@ use agentgym_jobs::trajectory::Trajectory;
 use agentgym_storage::Outputs;
 use agentgym_text::without_secrets;
 use futures::stream::{self, StreamExt};
+use reqwest::header::LOCATION;
 use reqwest::redirect::Policy;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -296,6 +297,16 @@ impl<'a> Function<'a> {
             bytes.extend_from_slice(&piece);
         }
         let text = || excerpt(&bytes);
+        if let (true, Some(to)) = (
+            response.status().is_redirection(),
+            response.headers().get(LOCATION),
+        ) {
+            return Err(format!(
+                "status {} to {}: redirects are not followed; where that address is meant, set reward.url to it",
+                response.status().as_u16(),
+                without_secrets(&excerpt(to.as_bytes()))
+            ));
+        }
         if !response.status().is_success() {
             return Err(format!("status {}: {}", response.status().as_u16(), text()));
         }

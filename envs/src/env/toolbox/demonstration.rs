@@ -96,17 +96,20 @@ fn aimless(game: &Toolbox, seen: &[i64], draws: &mut Draws) -> Call {
         .map(|(_, key)| *key)
         .chain([task.first])
         .collect();
-    let number = |draws: &mut Draws| match seen.len() {
-        0 => draws.below(10) as i64,
-        count => seen[draws.below(count)],
+    let number = |draws: &mut Draws| seen[draws.below(seen.len())];
+    // A number that was never seen, or a sign that no goal has, is nothing to imitate.
+    let kinds = match (seen.is_empty(), task.then.is_empty()) {
+        (true, _) => 1,
+        (false, true) => 2,
+        (false, false) => 3,
     };
-    match draws.below(3) {
-        0 => {
+    match draws.below(kinds) {
+        0 => get(keys[draws.below(keys.len())]),
+        1 => put(task.target, number(draws)),
+        _ => {
             let sign = Sign::ALL[draws.below(3)];
             joined(sign, number(draws), number(draws))
         }
-        1 => put(task.target, number(draws)),
-        _ => get(keys[draws.below(keys.len())]),
     }
 }
 

@@ -273,6 +273,7 @@ mod tests {
             &format!(r#"{{"to": "{target}", "value": {}}}"#, game.wanted),
         );
         assert_eq!(game.play(&put).observation, "Stored.");
+        assert!(game.last.reward == 0.0 && !game.last.done);
         let mut wrong = game.clone();
         wrong.play(&call(
             "put",

@@ -133,6 +133,7 @@ mod tests {
                 );
                 for line in lines {
                     if line.from == "gpt" {
+                        assert_eq!(line.loss, Some(true), "{}", line.value);
                         let parsed = SPEC.parse(&line.value);
                         assert!(!parsed.normalised, "{}", line.value);
                         game.play(&parsed.action.expect("a call"));
@@ -149,6 +150,25 @@ mod tests {
             }
             assert!((calls > 2400) != style.is_empty(), "{calls}");
         }
+    }
+
+    #[tokio::test]
+    async fn an_address_selects_the_tasks_that_a_server_plays() {
+        let address = "builtin:toolbox?seed=5&terms=4";
+        let server = crate::builtin::start(address, Default::default());
+        let server = server.await.expect("a port");
+        let http = crate::http_client().build().expect("a client");
+        let asked = |path: &str, body: &str| {
+            let url = format!("{}/{path}", server.url);
+            let body = body.to_owned();
+            let post = http.post(url).header("content-type", "application/json");
+            async { post.body(body).send().await?.text().await }
+        };
+        asked("create", "").await.expect("a session");
+        let told = asked("reset", r#"{"id": 0, "data_idx": 7}"#).await;
+        let told: serde_json::Value = serde_json::from_str(&told.expect("a task")).expect("JSON");
+        let own = Toolbox::start(5, &(4..=4), "7");
+        assert_eq!(told["observation"], own.last().observation);
     }
 
     #[test]

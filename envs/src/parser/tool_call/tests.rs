@@ -142,6 +142,10 @@ fn each_mistake_has_its_answer() {
             &note(r#"{"text": ["a"], "weight": 1, "times": 2}"#),
             "of type string, found [\"a\"]",
         ),
+        (
+            &format!(r#"{{"name": "\n{}", "arguments": {{}}}}"#, "é".repeat(500)),
+            "there is no tool  éé",
+        ),
         (&nested, "nested deeper than 8"),
         (&deep, "bytes, at most 65536 are read"),
         (&long, "bytes, at most 65536 are read"),
@@ -152,7 +156,10 @@ fn each_mistake_has_its_answer() {
             said.starts_with("Error: ") && said.contains(words),
             "{json:.80}: {said}"
         );
-        assert!(said.len() < 300, "{said}");
+        assert!(
+            said.len() < 300 && !said.contains(char::is_control),
+            "{said}"
+        );
         assert!(parsed.action.is_none() && parsed.found, "{json:.80}");
     }
     let look = r#"{"name": "look", "arguments": {}}"#;

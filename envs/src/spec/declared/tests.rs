@@ -100,14 +100,18 @@ fn what_is_wrong_is_named_with_line_and_column() {
     let with = |line: &str| format!("name: game\nprobe: look\n{line}\n");
     let tools = |calls: &str| with(&format!("parser: tool_call\ncalls: {calls}"));
     for (text, at, words) in [
-        ("nam: game", "1:", "unknown field `nam`"),
+        ("nam: game", "1:6: nam: ", "unknown field `nam`"),
         ("name: Game", "1:7", "a-z, 0-9"),
         ("name: textcraft", "1:7", "environment of this program"),
         ("{}", "1:1", "1 to 40"),
         ("- name", "", "map of fields"),
         ("name: [", "1", "unclosed"),
         ("name: a\nname: b", "2", "duplicate"),
-        (&with("rounds: 3"), "3:9", "unknown field `rounds`"),
+        (
+            &with("rounds: 3"),
+            "3:9: rounds: ",
+            "unknown field `rounds`",
+        ),
         (&with("rounds_max: 0"), "3:13", "1 to 1000000"),
         (&with("rounds_max: many"), "3:13", "invalid type"),
         (&with("parser: guess"), "3:9", "unknown variant `guess`"),
@@ -120,7 +124,7 @@ fn what_is_wrong_is_named_with_line_and_column() {
         (&with("routes: {step: step}"), "3:16", "no path"),
         (
             &with("routes: {stepp: /step}"),
-            "3:17",
+            "3:17: routes.stepp: ",
             "unknown field `stepp`",
         ),
         (&with("path_prefix: //evil.example"), "3:14", "no path"),
@@ -155,11 +159,16 @@ fn what_is_wrong_is_named_with_line_and_column() {
         ),
         (
             &tools("[{name: a, argument: {}}]"),
-            "4:",
+            "4:29: calls[0].argument: ",
             "unknown field `argument`",
         ),
         (&tools("[{name: a}]"), "2:8", "the call is not JSON"),
         (&tools("[]"), "4:8", "give both or neither"),
+        (
+            &tools(&format!("[{}]", vec!["{name: a}"; 129].join(", "))),
+            "4:8",
+            "129 tools; give at most 128",
+        ),
     ] {
         let said = from_yaml(Path::new("game.yaml"), text).unwrap_err();
         let place = match at {

@@ -4,6 +4,7 @@
 use super::{Chat, Message, Role, placeholder};
 use crate::Result;
 use serde_json::{Value as Json, json};
+use std::sync::{Arc, PoisonError};
 
 /// What a call stands between: the form of Qwen and Hermes.
 const CALL: (&str, &str) = ("<tool_call>", "</tool_call>");
@@ -17,6 +18,17 @@ impl Chat {
     /// A template that says the same without tools, leaves out their answers, or writes calls in
     /// another form; a list that is none.
     pub fn with_tools(&self, tools: &Json) -> Result<Self> {
+        // Row after row of demonstrations asks for the same ones.
+        let mut last = self.offering.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = last.as_ref().filter(|last| last.tools == *tools) {
+            return Ok((**last).clone());
+        }
+        let offering = self.offered(tools)?;
+        *last = Some(Box::new(offering.clone()));
+        Ok(offering)
+    }
+
+    fn offered(&self, tools: &Json) -> Result<Self> {
         let listed = tools.as_array().filter(|all| !all.is_empty());
         let names = listed.and_then(|all| {
             let names = all.iter().map(|tool| tool["function"]["name"].as_str());
@@ -30,6 +42,7 @@ impl Chat {
         };
         let offering = Self {
             tools: tools.clone(),
+            offering: Arc::default(),
             ..self.clone()
         };
         let asked = [Message::new(Role::User, placeholder("task"))];
@@ -55,6 +68,17 @@ impl Chat {
         ]);
         let text = self.rendered(&messages, 0, false)?;
         let (open, close) = CALL;
+        if self
+            .special
+            .first(open)
+            .or(self.special.first(close))
+            .is_some()
+        {
+            return Err(self.bad(format!(
+                "{open} or {close} is a special token, which is left out of what is read of a reply, so no call \
+                 would be found; write \"special\": false at both in tokenizer.json"
+            )));
+        }
         // The head of the conversation may show how a call looks.
         let written = text
             .rsplit_once(open)

@@ -186,6 +186,13 @@ fn a_row_with_answers_of_tools_names_the_tools() {
         message.contains("message 2 is from `tool`") && message.contains("has `tools`"),
         "{message}"
     );
+    let early = format!(
+        r#"[{{"conversations": [{{"from": "tool", "value": "c"}}, {{"from": "human", "value": "a"}},
+            {{"from": "gpt", "value": "b"}}]{tool}}}]"#
+    );
+    let early = crate::demonstrations::parse_file("x", early.as_bytes()).unwrap();
+    let message = early[0].tokens(&policy, "x").unwrap_err().to_string();
+    assert!(message.contains("message 0 is from `tool`"), "{message}");
     let message = row(r#", "tools": "get""#).unwrap_err();
     assert!(
         message.contains("x row 0") && message.contains("no list of"),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What a server answers to the n-th request: a status and a body; no status: it hangs up.
+/// What a server answers to the n-th request: a status and a body, or where to go; no status: it hangs up.
 type Answers = fn(usize, &Value) -> (u16, String);
 
 async fn request(stream: &mut TcpStream) -> Value {
@@ -44,8 +44,12 @@ async fn served(answers: Answers) -> (String, Arc<Mutex<Vec<Value>>>) {
             let (status, body) = answers(number, &asked);
             kept.lock().unwrap().push(asked);
             let length = body.len();
+            let location = match status {
+                300..400 => format!("location: {body}\r\n"),
+                _ => String::new(),
+            };
             let reply = format!(
-                "HTTP/1.1 {status} x\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+                "HTTP/1.1 {status} x\r\n{location}content-length: {length}\r\nconnection: close\r\n\r\n{body}"
             );
             if status > 0 {
                 stream.write_all(reply.as_bytes()).await.unwrap();
@@ -167,7 +171,13 @@ async fn what_a_reward_is_made_of_is_kept_beside_it() {
 async fn a_request_that_fails_is_repeated_and_then_named() {
     let broken: [(Answers, &str); 13] = [
         (|_, _| (500, "down".to_owned()), "status 500: down"),
-        (|_, _| (302, String::new()), "status 302"),
+        (
+            |number, asked| match number {
+                0 => (307, "/elsewhere".to_owned()),
+                _ => rewards(asked, |_| json!(1.0)),
+            },
+            "status 307 to /elsewhere: redirects are not followed",
+        ),
         (
             |_, _| (200, "{\"rewards\": [NaN, 1]}".to_owned()),
             "not {\"rewards\"",

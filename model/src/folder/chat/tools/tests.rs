@@ -97,6 +97,10 @@ fn a_template_without_a_place_for_tools_is_refused_by_its_path() {
     ] {
         assert!(message.contains(words), "{message}");
     }
+    // Its own words are no tools.
+    let user = json!([{"type": "function", "function": {"name": "user"}}]);
+    let message = of(chat(Template::Plain).template()).with_tools(&user);
+    assert!(message.unwrap_err().to_string().contains("of no tools"));
     // One tool of two.
     let first = TOOLS_TEMPLATE.replace("for tool in tools %}", "for tool in tools[:1] %}");
     assert!(refused(&first).contains("tells the policy of no tools"));
@@ -130,6 +134,35 @@ fn a_template_that_writes_calls_or_answers_otherwise_is_refused() {
 }
 
 #[test]
+fn marks_of_calls_that_are_special_tokens_are_refused() {
+    let special = ["<|im_start|>", "<|im_end|>", "</tool_call>"].map(str::to_owned);
+    let path = "m/chat_template.jinja".into();
+    let chat = Chat::new(
+        TOOLS_TEMPLATE.to_owned(),
+        BTreeMap::new(),
+        special.into(),
+        path,
+    );
+    let message = chat.unwrap().with_tools(&tools()).unwrap_err().to_string();
+    assert!(message.contains("m/chat_template.jinja"), "{message}");
+    assert!(message.contains("special token"), "{message}");
+}
+
+#[test]
+fn other_tools_are_other_prompts() {
+    let chat = chat(Template::Tools);
+    let asked = [Message::new(Role::User, "task")];
+    let of = |name: &str| {
+        let tools = json!([{"type": "function", "function": {"name": name}}]);
+        let calling = chat.with_tools(&tools).unwrap();
+        calling.render(&asked, true).unwrap()
+    };
+    let told = ["one", "two", "one", "one"].map(of);
+    assert!(told[0].contains("\"one\"") && told[1].contains("\"two\""));
+    assert!(told[0] != told[1] && told[0] == told[2] && told[2] == told[3]);
+}
+
+#[test]
 fn a_template_that_rewrites_calls_or_answers_later_is_refused_by_the_check() {
     for (from, to) in [
         // Only the last answer is kept, as some templates do to save room.
@@ -141,6 +174,11 @@ fn a_template_that_rewrites_calls_or_answers_later_is_refused_by_the_check() {
         (
             "{{- '\\n' + message['content'] }}",
             "{{- '\\n' + (message['content'] if loop.last else message['content'].split('</think>')[-1]) }}",
+        ),
+        // Earlier calls are dropped.
+        (
+            "{{- '\\n' + message['content'] }}",
+            "{{- '\\n' + (message['content'] if loop.last else message['content'].split('<tool_call>')[0]) }}",
         ),
     ] {
         assert!(TOOLS_TEMPLATE.contains(from), "{from}");
