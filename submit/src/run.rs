@@ -16,10 +16,10 @@ use crate::plan::measured::Measured;
 use crate::plan::view::PlanView;
 use crate::runs::{DEFAULT_STORE, RunView, cache_dir, newest_plan, stored_tree};
 use crate::{Error, Result, evaluation, existing_store, fork, text};
-use agentgym_jobs::config::ResolvedConfig;
-use agentgym_jobs::pipeline::adopted;
+use agentgym_jobs::config::{Numerics, ResolvedConfig};
+use agentgym_jobs::pipeline::{PartId, Stage, adopted};
 use agentgym_jobs::plan::Plan;
-use agentgym_model::Device;
+use agentgym_model::{Device, Dtype};
 use agentgym_queue::Queue;
 use agentgym_storage::{Created, Store};
 use agentgym_text::{has_secrets, without_secrets};
@@ -68,6 +68,34 @@ fn check_device(plan: &Plan, global: &Global) -> Result<()> {
         device.map_err(|e| Error::Usage(e.to_string()))?;
     }
     Ok(())
+}
+
+/// Refuses workers of this process that could only wait: those of another numeric class than the
+/// run's first part was made by.
+async fn check_class(view: &RunView, global: &Global) -> Result<()> {
+    let plan = &view.plan;
+    let first = PartId {
+        iteration: 0,
+        stage: Stage::Init,
+        part: 0,
+    };
+    if plan.config.jobs.workers == 0 || plan.config.run.numerics == Numerics::Any {
+        return Ok(());
+    }
+    let Some(made) = view.manifest(first).await? else {
+        return Ok(());
+    };
+    let device = Device::parse(&global.device, global.dtype);
+    let device = device.map_err(|e| Error::Usage(e.to_string()))?;
+    let (class, own) = (made.numeric_class, device.numeric_class());
+    if class == own {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "run {} was begun in numeric class {class}, and --device {} --dtype {} computes in {own}: give the \
+         device and dtype that it was begun with, or run.numerics=any to mix them",
+        plan.run, global.device, global.dtype
+    )))
 }
 
 /// `run RUN.YAML`.
@@ -279,7 +307,7 @@ async fn drive(
     global: &Global,
 ) -> Result<()> {
     let interrupts = Interrupts::listen();
-    let resume = resume_command(&store, &plan, queue_url.as_deref());
+    let resume = resume_command(&store, &plan, queue_url.as_deref(), global);
     display.line(&format!(
         "run {}  revision {}  {}  store {}",
         plan.run,
@@ -297,6 +325,9 @@ async fn drive(
     };
     let look = view.clone();
     let mut follower = Follower::new(view, display, metrics_dir(&store, &plan)).await?;
+    if !follower.finished() {
+        check_class(&look, global).await?;
+    }
     let scratch = ScratchFolder::new(&cache_dir()).map_err(|e| match e {
         agentgym_worker::Error::Io { source, .. } => Error::local(cache_dir())(source),
         other => Error::Worker(other.to_string()),
@@ -422,7 +453,7 @@ async fn announce(store: &Store, plan: &Plan, queue: &Queue) -> Result<()> {
     Ok(())
 }
 
-fn resume_command(store: &Store, plan: &Plan, queue: Option<&str>) -> String {
+fn resume_command(store: &Store, plan: &Plan, queue: Option<&str>, global: &Global) -> String {
     let mut command = format!(
         "agentgym-submit resume {} --store {}",
         plan.run,
@@ -435,6 +466,12 @@ fn resume_command(store: &Store, plan: &Plan, queue: Option<&str>) -> String {
             true => " --queue \"$AGENTGYM_QUEUE\"".to_owned(),
             false => format!(" --queue {queue}"),
         };
+    }
+    if global.device != "cpu" {
+        command += &format!(" --device {}", global.device);
+    }
+    if global.dtype != Dtype::default() {
+        command += &format!(" --dtype {}", global.dtype);
     }
     command
 }

@@ -213,7 +213,7 @@ impl Follower {
         }
     }
 
-    fn finished(&mut self) -> bool {
+    pub(crate) fn finished(&mut self) -> bool {
         self.progress.finished(&self.view.plan)
     }
 
