@@ -206,7 +206,7 @@ fn wide(work: impl FnOnce()) {
 mod instructions {
     use super::{Line, PANEL};
     use std::arch::x86_64::{
-        __m256bh, __m512bh, __m512i, _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh,
+        __m256bh, __m256i, __m512bh, __m512i, _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh,
         _mm512_cvtneps_pbh, _mm512_loadu_ps, _mm512_or_si512, _mm512_setzero_si512,
         _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
         _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
@@ -235,9 +235,9 @@ mod instructions {
         // SAFETY: what is read is inside the rows; a register and a line have 512 bits.
         unsafe {
             let halves: __m256bh = _mm512_cvtneps_pbh(_mm512_loadu_ps(first.as_ptr()));
-            let first = _mm512_cvtepu16_epi32(transmute::<__m256bh, _>(halves));
+            let first = _mm512_cvtepu16_epi32(transmute::<__m256bh, __m256i>(halves));
             let halves: __m256bh = _mm512_cvtneps_pbh(_mm512_loadu_ps(second.as_ptr()));
-            let second = _mm512_cvtepu16_epi32(transmute::<__m256bh, _>(halves));
+            let second = _mm512_cvtepu16_epi32(transmute::<__m256bh, __m256i>(halves));
             transmute::<__m512i, Line>(_mm512_or_si512(first, _mm512_slli_epi32(second, 16)))
         }
     }

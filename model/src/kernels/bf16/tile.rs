@@ -149,9 +149,9 @@ mod wide {
         // are inside both slices, as asserted.
         unsafe {
             if tile.accumulate {
-                for r in 0..R {
+                for (r, sums) in sums.iter_mut().enumerate() {
                     for c in 0..C {
-                        sums[r][c] = _mm512_maskz_loadu_ps(masks[c], place(r, c));
+                        sums[c] = _mm512_maskz_loadu_ps(masks[c], place(r, c));
                     }
                 }
             }
@@ -174,9 +174,9 @@ mod wide {
                     }
                 }
             }
-            for r in 0..R {
+            for (r, sums) in sums.iter().enumerate() {
                 for c in 0..C {
-                    _mm512_mask_storeu_ps(place(r, c), masks[c], sums[r][c]);
+                    _mm512_mask_storeu_ps(place(r, c), masks[c], sums[c]);
                 }
             }
         }
