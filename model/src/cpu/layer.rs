@@ -4,7 +4,7 @@ use crate::kernels::dense::{Halves, Sizes, Weight};
 use crate::kernels::matmul::View;
 use std::sync::Arc;
 
-/// A parameter's numbers, shared with [`Weights`].
+/// A parameter's numbers, shared with [`crate::Weights`].
 pub(crate) type Numbers = Arc<Vec<f32>>;
 
 /// The part of a dense layer that training changes.
