@@ -55,10 +55,6 @@ impl<'a> Weight<'a> {
         }
     }
 
-    fn rows(self, x: &[f32], width: usize) -> View<'_> {
-        View::new(x, x.len() / width, width)
-    }
-
     /// The right side of a product in bf16.
     fn halved(self, halves: &'a Halves) -> Right<'a> {
         halves
@@ -69,9 +65,9 @@ impl<'a> Weight<'a> {
 
     /// y = x · weight + bias.
     pub(crate) fn apply(self, x: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
-        let rows = x.len() / self.inner();
+        let count = x.len() / self.inner();
         if let Some(bias) = bias {
-            let mut y = bias.repeat(rows);
+            let mut y = bias.repeat(count);
             self.add_to(&mut y, x);
             return y;
         }
@@ -81,11 +77,11 @@ impl<'a> Weight<'a> {
                 bf16::product_in(Vec::new(), Left::Rows(&x), self.halved(halves))
             }
             None if self.width() == 1 => {
-                let mut y = vec![0.0; rows];
+                let mut y = vec![0.0; count];
                 self.add_to(&mut y, x);
                 y
             }
-            None => product(self.rows(x, self.inner()), self.numbers),
+            None => product(rows(x, self.inner()), self.numbers),
         }
     }
 
@@ -111,7 +107,7 @@ impl<'a> Weight<'a> {
                 },
             );
         } else {
-            matmul(self.rows(x, self.inner()), self.numbers, y, add);
+            matmul(rows(x, self.inner()), self.numbers, y, add);
         }
     }
 
@@ -119,7 +115,7 @@ impl<'a> Weight<'a> {
     pub(crate) fn grad_input(self, grad: &[f32]) -> Vec<f32> {
         let back = self.numbers.transposed();
         if self.halves.is_none() {
-            return product(self.rows(grad, self.width()), back);
+            return product(rows(grad, self.width()), back);
         }
         let grad = Rows::new(grad, self.width());
         bf16::product_in(Vec::new(), Left::Rows(&grad), Right::Matrix(back))
@@ -129,7 +125,7 @@ impl<'a> Weight<'a> {
     pub(crate) fn grad_input_to(self, grad_x: &mut [f32], grad: &[f32], add: bool) {
         let back = self.numbers.transposed();
         if self.halves.is_none() {
-            return matmul(self.rows(grad, self.width()), back, grad_x, add);
+            return matmul(rows(grad, self.width()), back, grad_x, add);
         }
         let grad = Rows::new(grad, self.width());
         bf16::product_to(grad_x, Left::Rows(&grad), Right::Matrix(back), add);
@@ -161,13 +157,15 @@ impl<'a> Weight<'a> {
 
     /// Input rows and derivatives, exchanged where the weight lies transposed.
     fn sides<'b>(self, x: &'b [f32], grad: &'b [f32]) -> (View<'b>, View<'b>) {
-        let (x, grad) = (
-            View::new(x, x.len() / self.inner(), self.inner()),
-            View::new(grad, grad.len() / self.width(), self.width()),
-        );
+        let (x, grad) = (rows(x, self.inner()), rows(grad, self.width()));
         match self.numbers.is_transposed() {
             true => (grad, x),
             false => (x, grad),
         }
     }
+}
+
+/// Contiguous rows of `width` numbers.
+fn rows(x: &[f32], width: usize) -> View<'_> {
+    View::new(x, x.len() / width, width)
 }
