@@ -107,6 +107,11 @@ impl Bed {
     }
 }
 
+/// The name of a worker whose process is gone: this process's host and pid, another start time.
+fn dead_process() -> String {
+    format!("{}1/0", process_name())
+}
+
 /// A worker that reports the jobs it starts and takes `busy` for each.
 struct Hand {
     gate: Gate,

@@ -27,6 +27,7 @@ use crate::{
     codec::{JobCodec, Payload},
     driver::{BOARD_RANKS, BOARD_TTL, Driver, Worker, missed_heartbeats},
     error::{Error, Result, Source, bad_url, failed},
+    holder::is_gone,
     job::Enqueued,
     options::QueueOptions,
 };
@@ -256,17 +257,35 @@ impl Driver for Sqlite {
                 .bind(self.done_before_s())
                 .execute(&mut *connection)
                 .await?;
-                let (known, waiting): (bool, i64) = sqlx::query_as(
-                    "SELECT EXISTS(SELECT 1 FROM Jobs WHERE job_type = ?1 AND idempotency_key = ?2),
-                     (SELECT COUNT(*) FROM Jobs WHERE job_type = ?1 AND status = 'Pending')",
+                let known: Option<Option<String>> = sqlx::query_scalar(
+                    "SELECT lock_by FROM Jobs WHERE job_type = ?1 AND idempotency_key = ?2",
                 )
                 .bind(&queue)
                 .bind(key)
+                .fetch_optional(&mut *connection)
+                .await?;
+                match known {
+                    None => {}
+                    // Its worker was killed before it began an attempt.
+                    Some(Some(worker)) if is_gone(&worker) => {
+                        sqlx::query(
+                            "DELETE FROM Jobs WHERE job_type = ?1 AND idempotency_key = ?2
+                             AND lock_by = ?3 AND done_at IS NULL",
+                        )
+                        .bind(&queue)
+                        .bind(key)
+                        .bind(&worker)
+                        .execute(&mut *connection)
+                        .await?;
+                    }
+                    Some(_) => return Ok(Enqueued::Duplicate),
+                }
+                let waiting: i64 = sqlx::query_scalar(
+                    "SELECT COUNT(*) FROM Jobs WHERE job_type = ?1 AND status = 'Pending'",
+                )
+                .bind(&queue)
                 .fetch_one(&mut *connection)
                 .await?;
-                if known {
-                    return Ok(Enqueued::Duplicate);
-                }
                 if waiting >= self.options.length_max as i64 {
                     return Ok(Enqueued::Full);
                 }

@@ -101,12 +101,10 @@ async fn two_processes_share_the_jobs(bed: Bed) {
     }
 }
 
-/// Starts a worker in its own runtime and drops that runtime in the middle of a job, which ends
-/// heartbeats and handler together, like `kill -9`.
-async fn a_killed_workers_job_is_delivered_again(bed: Bed) {
-    let (report, mut started) = mpsc::unbounded_channel();
-    let address = bed.address();
-    let doomed_report = report.clone();
+/// Starts a worker in its own runtime and drops that runtime in the middle of `job(0)`, which ends
+/// heartbeats and handler together, like `kill -9`. Returns when that was.
+async fn killed_at_work(bed: &Bed, name: &str, report: &Report, started: &mut Started) -> Instant {
+    let (address, own, worker) = (bed.address(), report.clone(), name.to_owned());
     let doomed = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -116,8 +114,8 @@ async fn a_killed_workers_job_is_delivered_again(bed: Bed) {
         runtime.block_on(async {
             let queue = address.open().await;
             queue.enqueue("gpu", &job(0), NOW).await.unwrap();
-            let _hand = hire(&queue, "doomed", &["gpu"], LONG, &doomed_report);
-            while doomed_report.strong_count() > 0 && !queue.depth().await.unwrap().is_empty() {
+            let _hand = hire(&queue, &worker, &["gpu"], LONG, &own);
+            while !queue.depth().await.unwrap().is_empty() {
                 sleep(Duration::from_millis(10)).await;
             }
             sleep(Duration::from_millis(300)).await;
@@ -125,18 +123,42 @@ async fn a_killed_workers_job_is_delivered_again(bed: Bed) {
         runtime.shutdown_background();
         Instant::now()
     });
-    assert_eq!(next(&mut started).await.0, "doomed");
-    let killed = tokio::task::spawn_blocking(|| doomed.join().unwrap())
-        .await
-        .unwrap();
+    assert_eq!(next(started).await.0, name);
+    let join = tokio::task::spawn_blocking(|| doomed.join().unwrap());
+    join.await.unwrap()
+}
 
+async fn a_killed_workers_job_is_delivered_again(bed: Bed) {
+    let (report, mut started) = mpsc::unbounded_channel();
+    let killed = killed_at_work(&bed, "doomed", &report, &mut started).await;
     let queue = bed.open().await;
+    let pushed = queue.enqueue("gpu", &job(0), NOW).await.unwrap();
+    assert_eq!(pushed, Enqueued::Duplicate, "it may live elsewhere");
     let heir = hire(&queue, "heir", &["gpu"], NOW, &report);
     let (worker, delivered, at) = next(&mut started).await;
     assert_eq!((worker.as_str(), delivered), ("heir", job(0)));
     let after = at - killed;
     assert!(after > LEASE / 2, "before the lease ran out: {after:?}");
     assert!(after < LEASE * 3, "{after:?}");
+    heir.drain().await;
+}
+
+/// Who runs the same command again does not wait for the lease of the process that was killed, not
+/// even if that had fetched a job and begun no attempt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_dead_process_of_this_machine_fetched_is_pushed_again() {
+    let bed = Bed::sqlite();
+    let (report, mut started) = mpsc::unbounded_channel();
+    killed_at_work(&bed, &dead_process(), &report, &mut started).await;
+    let queue = bed.open().await;
+    for expected in [Enqueued::Pushed, Enqueued::Duplicate] {
+        assert_eq!(queue.enqueue("gpu", &job(0), NOW).await.unwrap(), expected);
+    }
+    let begun = Instant::now();
+    let heir = hire(&queue, "heir", &["gpu"], NOW, &report);
+    assert_eq!(next(&mut started).await.1, job(0));
+    assert!(begun.elapsed() < LEASE / 2, "it waited for the lease");
+    silent(&mut started, LEASE * 2).await;
     heir.drain().await;
 }
 
