@@ -12,10 +12,12 @@ a machine that others use too is never the same twice. Of PyTorch every setting 
 two rates: tokens per second, which neighbours slow down, and tokens per CPU-second of the
 process and its threads, which count only time that it computed or span in. Each figure is
 the median over the rounds. Theirs computes log-probs alone, ours entropies as well.
+`--llama` measures llama.cpp too, where tools/llama_speed.py can import it.
 """
 
 import argparse
 import json
+import pathlib
 import shlex
 import statistics
 import subprocess
@@ -209,17 +211,16 @@ def serve(options):
 
 
 class Server:
-    """PyTorch in a process of its own, started when it is first asked."""
+    """A peer in a process of its own, started when it is first asked."""
 
-    def __init__(self, options, dtype, threads):
-        self.arguments = ["--serve", dtype, "--threads", str(threads), "--device", options.device,
-                          *sizes_given(options)]
+    def __init__(self, *command):
+        self.command = [sys.executable, *map(str, command)]
         self.process = None
 
     def ask(self, **request):
         if self.process is None:
-            self.process = subprocess.Popen([sys.executable, __file__, *self.arguments], text=True,
-                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self.process = subprocess.Popen(self.command, text=True, stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE)
         print(json.dumps(request), file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
         if not line:
@@ -247,10 +248,19 @@ def compare(options):
     """Measures in turns and prints a line per case; returns them."""
     shape = options.shape
     cases = options.cases or SHAPES[shape]["cases"]
-    servers = {(dtype, threads): Server(options, dtype, threads)
-               for dtype in options.dtypes for threads in options.threads}
-    print(f"{'case':<10} {'':<4} {'ours':>9} {'f32 best':>9} {'':<18} {'ratio':>6} "
-          f"{'bf16 best':>9} {'':<18} {'ratio':>6}")
+    servers = {}
+    for threads in options.threads:
+        for dtype in options.dtypes:
+            servers[dtype, threads] = Server(
+                __file__, "--serve", dtype, "--threads", threads, "--device", options.device,
+                *sizes_given(options))
+            if options.llama:
+                servers[f"llama.cpp {dtype}", threads] = Server(
+                    pathlib.Path(__file__).parent / "llama_speed.py", dtype, threads,
+                    json.dumps(work_of(options)))
+    peers = list(dict.fromkeys(dtype for dtype, _ in servers))
+    print(f"{'case':<10} {'':<4} {'ours':>9} "
+          + " ".join(f"{peer:>18} {'':<9} {'ratio':>6}" for peer in peers))
     rows = []
     for case in cases:
         found = {}
@@ -260,7 +270,9 @@ def compare(options):
                 answer = ours(options, case, threads)
                 found.setdefault(key, []).append(answer)
             for (dtype, threads), server in servers.items():
-                for compiled in options.compiled:
+                if dtype.startswith("llama") and case == "train":
+                    continue
+                for compiled in [False] if dtype.startswith("llama") else options.compiled:
                     answer = server.ask(case=case, compiled=compiled, seconds=options.seconds)
                     if "error" in answer:
                         print(f"{case} {dtype} compiled={compiled}: {answer['error']}",
@@ -284,7 +296,7 @@ def compare(options):
 
             own, _ = best("ours")
             print(f"{case:<10} {rate:<4} {own:>9.0f} "
-                  + " ".join(text(*best(dtype)) for dtype in options.dtypes), flush=True)
+                  + " ".join(text(*best(peer)) for peer in peers), flush=True)
             rows.append({"case": case, "rate": rate, "shape": shape, "medians": {
                 f"{dtype}, {threads} threads, {'compiled' if compiled else 'eager'}": value
                 for (dtype, threads, compiled), value in medians.items()}})
@@ -311,6 +323,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=2.0, help="for each figure of a round")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--llama", action="store_true", help="measure llama.cpp as well")
     parser.add_argument("--no-compile", dest="compiled", action="store_const", const=[False],
                         default=[False, True], help="eager alone")
     parser.add_argument("--json", help="file for the medians of every setting")

@@ -2,6 +2,7 @@
 //! is computed alone by one thread, and results are in item order.
 
 use crate::Result;
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -85,4 +86,46 @@ pub(crate) fn map<T: Send>(
         .expect("no thread panics while it holds this");
     done.sort_unstable_by_key(|(item, _)| *item);
     done.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Threads among which one computation divides its larger parts.
+#[derive(Debug)]
+pub(crate) struct Team(Option<rayon::ThreadPool>);
+
+impl Team {
+    /// A team of `threads`, or of the calling thread alone where the system has no more.
+    pub(crate) fn new(threads: usize) -> Self {
+        let pool = || {
+            let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            builder
+                .thread_name(|number| format!("team-{number}"))
+                .build()
+                .ok()
+        };
+        Team((threads > 1).then(pool).flatten())
+    }
+
+    /// Runs `work`, which [`divided`] divides, in the team.
+    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match &self.0 {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
+    }
+}
+
+/// Threads of the team in which the caller runs.
+pub(crate) fn team() -> usize {
+    rayon::current_thread_index().map_or(1, |_| rayon::current_num_threads())
+}
+
+/// The result of `work` for each item, computed by the caller's team.
+pub(crate) fn divided<I: Send, T: Send>(
+    items: Vec<I>,
+    work: impl Fn(I) -> T + Sync + Send,
+) -> Vec<T> {
+    match team() {
+        1 => items.into_iter().map(work).collect(),
+        _ => items.into_par_iter().map(work).collect(),
+    }
 }

@@ -86,6 +86,7 @@ pub async fn start(served: ServedPolicy, options: &ServeOptions) -> std::io::Res
         rows_max: options.rows,
         cache_tokens_max: options.cache_tokens,
         prefill_chunk: PREFILL_TOKENS,
+        threads: EngineOptions::team(&served.policy, options.threads),
     };
     let engine = engine
         .on_device_of(&served.policy)

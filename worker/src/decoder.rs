@@ -1,7 +1,8 @@
 //! Generation behind an async call. Each thread owns an engine with the KV caches of its episodes,
 //! so an episode stays on the thread that played its first turn. All episodes of a thread are
 //! decoded in one batch, and new turns join between two steps. The samples of a task share a thread
-//! where there are tasks enough, since an engine runs once what its sequences have in common.
+//! where there are tasks enough, since an engine runs once what its sequences have in common. For a
+//! large model there is one such thread, whose engine divides its steps over all processors.
 //!
 //! An episode's samples depend only on its own tokens and its random stream (I7), so neither the
 //! number of threads nor the other episodes in the batch affect the result.
@@ -22,11 +23,11 @@ pub const PREFILL_CHUNK_TOKENS: usize = 512;
 /// Resource limits of one decoder.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DecoderOptions {
-    /// Threads, each with an engine.
+    /// Threads that compute.
     pub(crate) threads: usize,
-    /// Episodes that one thread decodes at once.
+    /// Episodes that are decoded at once for each of them.
     pub(crate) rows: usize,
-    /// Tokens of KV cache per thread.
+    /// Tokens of KV cache for each of them.
     pub(crate) cache_tokens: usize,
 }
 
@@ -164,14 +165,16 @@ impl Decoder {
         beat: &Beat,
     ) -> Result<Arc<Self>> {
         let counts = Arc::new(Counts::default());
-        let threads = (0..options.threads.max(1))
-            .map(|index| {
+        let one = EngineOptions {
+            rows_max: options.rows,
+            cache_tokens_max: options.cache_tokens,
+            prefill_chunk: PREFILL_CHUNK_TOKENS,
+            threads: 1,
+        };
+        let engines = one.over(options.threads, policy).into_iter().enumerate();
+        let threads = engines
+            .map(|(index, engine)| {
                 let (commands, receiver) = mpsc::channel();
-                let engine = EngineOptions {
-                    rows_max: options.rows,
-                    cache_tokens_max: options.cache_tokens,
-                    prefill_chunk: PREFILL_CHUNK_TOKENS,
-                };
                 let engine = Engine::new(Policy::clone(policy), engine.on_device_of(policy)?);
                 let (counts, beat) = (Arc::clone(&counts), beat.clone());
                 let ended = Ended::default();

@@ -65,8 +65,27 @@ impl Measured {
     }
 }
 
-/// Divides the rows over the threads, one engine each, as a worker does. Prefill and each row's
-/// first token run before the clock starts.
+/// The engines of `threads`, as a worker has them, for so many sequences; and how many each gets.
+fn engines(policy: &Policy, count: usize, threads: usize) -> Vec<(Engine, usize)> {
+    let one = EngineOptions {
+        prefill_chunk: usize::MAX,
+        ..EngineOptions::default()
+    };
+    let all = one.over(threads, policy);
+    let all = &all[..all.len().min(count)];
+    let each = |(number, options): (usize, &EngineOptions)| {
+        let own = count / all.len() + usize::from(number < count % all.len());
+        let options = EngineOptions {
+            rows_max: own,
+            ..*options
+        };
+        (Engine::new(policy.clone(), options), own)
+    };
+    all.iter().enumerate().map(each).collect()
+}
+
+/// Divides the rows over the threads as a worker does. Prefill and each row's first token run before
+/// the clock starts.
 fn decode(
     policy: &Policy,
     rows: usize,
@@ -75,24 +94,17 @@ fn decode(
     seconds: f64,
 ) -> Measured {
     let (context, sampled) = lengths;
-    let threads = threads.min(rows);
     let mut all = Measured::default();
     let mut warm = false;
     while all.wall_s < seconds {
-        let ready = Barrier::new(threads + 1);
+        let engines = engines(policy, rows, threads);
+        let ready = &Barrier::new(engines.len() + 1);
         let mut start = (Instant::now(), 0.0);
         let tokens: usize = std::thread::scope(|scope| {
-            let engines: Vec<_> = (0..threads)
-                .map(|thread| {
-                    let ready = &ready;
+            let engines: Vec<_> = engines
+                .into_iter()
+                .map(|(mut engine, own)| {
                     scope.spawn(move || {
-                        let own = rows / threads + usize::from(thread < rows % threads);
-                        let options = EngineOptions {
-                            rows_max: own,
-                            prefill_chunk: usize::MAX,
-                            ..EngineOptions::default()
-                        };
-                        let mut engine = Engine::new(policy.clone(), options);
                         let mut numbers = Numbers(2);
                         for row in 0..own {
                             let turn = turn(row as u64, numbers.ids(context), sampled);
@@ -124,7 +136,7 @@ fn decode(
     all
 }
 
-/// The requests that are divided over one engine per thread.
+/// The requests that are divided over the threads' engines.
 #[derive(Clone, Copy)]
 struct Answers {
     count: usize,
@@ -141,19 +153,13 @@ fn answered(policy: &Policy, answers: Answers, threads: usize, seconds: f64) -> 
         lengths: (prompt, sampled),
         alike,
     } = answers;
-    let threads = threads.min(count);
     Measured::repeat(seconds, || {
+        let engines = engines(policy, count, threads).into_iter().enumerate();
         std::thread::scope(|scope| {
-            for thread in 0..threads {
+            for (number, (mut engine, own)) in engines {
                 scope.spawn(move || {
-                    let own = count / threads + usize::from(thread < count % threads);
-                    let options = EngineOptions {
-                        rows_max: own,
-                        ..EngineOptions::default()
-                    };
-                    let mut engine = Engine::new(policy.clone(), options);
                     // An engine runs a common prompt prefix only once, so prompts must differ.
-                    let mut numbers = Numbers(5 + thread as u32);
+                    let mut numbers = Numbers(5 + number as u32);
                     let mut ids = numbers.ids(prompt);
                     for row in 0..own {
                         let turn = turn(row as u64, ids.clone(), sampled);
@@ -412,10 +418,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("{shape:<5} {case:<10} peak {:.0} MB", peak_bytes() / 1e6);
             continue;
         }
+        let engines = EngineOptions::default().over(threads, &policy).len();
         let (measured, cost) = match name {
             "decode" if rows > 0 => (
                 decode(&policy, rows, setting.decode, threads, seconds),
-                model.decoded(decoding as f64, rows.div_ceil(threads) as f64),
+                model.decoded(decoding as f64, rows.div_ceil(engines) as f64),
             ),
             "group" | "apart" if rows > 0 => {
                 let answers = Answers {

@@ -6,6 +6,7 @@ use crate::batch::Batch;
 use crate::compute::{Cache, Network};
 use crate::cpu::layer::Numbers;
 use crate::gpu;
+use crate::parallel;
 use crate::sampler::{Draw, Drawn};
 use std::sync::Arc;
 
@@ -95,11 +96,8 @@ impl Logits {
         match self {
             Logits::Host { rows, vocabulary } => {
                 let rows = rows.chunks_exact(*vocabulary);
-                Ok(draws
-                    .iter()
-                    .zip(rows)
-                    .map(|(draw, row)| draw.of(row))
-                    .collect())
+                let drawn = draws.iter().zip(rows).collect();
+                Ok(parallel::divided(drawn, |(draw, row)| draw.of(row)))
             }
             Logits::Gpu { rows, network } => network.sample(rows, draws),
         }

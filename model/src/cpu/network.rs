@@ -16,6 +16,7 @@ use crate::kernels::matmul::View;
 use crate::kernels::pointwise::{RopeTable, rms_norm, rope, swiglu};
 use crate::parallel::{self, ComputeOptions};
 use crate::{Adapter, Dtype, Error, ModelConfig, Result, Weights};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
 /// Keys and values of one sequence in every layer.
@@ -241,6 +242,14 @@ impl Network {
         Ok(())
     }
 
+    /// Bytes of the weights that a forward pass multiplies with.
+    pub(crate) fn product_bytes(&self) -> usize {
+        let dense = self.layers.iter().flat_map(Layer::dense);
+        let numbers = dense.map(|dense| dense.weight.len()).sum::<usize>();
+        let number_bytes = if self.head_halves.is_some() { 2 } else { 4 };
+        (numbers + self.hidden * self.vocabulary()) * number_bytes
+    }
+
     /// Raw logits of hidden states, by [`Network::generating_head`].
     pub(crate) fn logits(&self, hidden: &[f32], head: &[f32]) -> Vec<f32> {
         if self.head_halves.is_some() {
@@ -407,40 +416,45 @@ impl Network {
         ])
     }
 
+    /// Attention of every segment over its past and itself: with caches each by itself, without
+    /// along one path.
     fn attend(
         &self,
         layer: usize,
         batch: &Batch,
-        mut caches: Option<&mut [&mut Cache]>,
+        caches: Option<&mut [&mut Cache]>,
         (queries, keys, values): (&[f32], &[f32], &[f32]),
     ) -> Vec<f32> {
         let (wide, narrow) = (self.heads * self.width, self.kv_heads * self.width);
         let mut output = vec![0.0; queries.len()];
-        let mut path = KeyValues::new(self.kv_heads, self.width);
-        let mut row = 0;
-        for (segment, &length) in batch.lengths.iter().enumerate() {
-            let end = row + length;
-            let kv = match &mut caches {
-                Some(caches) => &mut caches[segment].layers[layer],
-                None => {
-                    path.truncate(batch.past(row));
-                    &mut path
-                }
-            };
+        let attend = |kv: &mut KeyValues, rows: Range<usize>, output: &mut [f32]| {
             let past = kv.length();
-            kv.append(
-                &keys[row * narrow..end * narrow],
-                &values[row * narrow..end * narrow],
-            );
-            let rows = row * wide..end * wide;
-            attend(
-                &queries[rows.clone()],
-                past,
-                self.heads,
-                kv,
-                &mut output[rows],
-            );
-            row = end;
+            let own = rows.start * narrow..rows.end * narrow;
+            kv.append(&keys[own.clone()], &values[own]);
+            let queries = &queries[rows.start * wide..rows.end * wide];
+            attend(queries, past, self.heads, kv, output);
+        };
+        let (mut row, mut rest) = (0, output.as_mut_slice());
+        let segments = batch.lengths.iter().map(|&length| {
+            let (own, others) = std::mem::take(&mut rest).split_at_mut(length * wide);
+            rest = others;
+            row += length;
+            (row - length..row, own)
+        });
+        match caches {
+            Some(caches) => {
+                let kvs = caches.iter_mut().map(|cache| &mut cache.layers[layer]);
+                parallel::divided(kvs.zip(segments).collect(), |(kv, (rows, output))| {
+                    attend(kv, rows, output);
+                });
+            }
+            None => {
+                let mut path = KeyValues::new(self.kv_heads, self.width);
+                for (rows, output) in segments {
+                    path.truncate(batch.past(rows.start));
+                    attend(&mut path, rows, output);
+                }
+            }
         }
         output
     }

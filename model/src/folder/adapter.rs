@@ -282,7 +282,7 @@ impl Adapter {
                     View::new(&scaled, inner, self.options.rank),
                     View::new(b.numbers(), self.options.rank, width),
                 );
-                matmul(factors.0, factors.1, &mut sum, true);
+                matmul(factors.0, factors.1, 0..width, &mut sum, true);
                 sum
             });
         }

@@ -9,6 +9,7 @@ use crate::batch::Batch;
 use crate::compute::Cache;
 use crate::compute::decode::Decoder;
 use crate::generate::request::{FinishReason, Generation, GenerationRequest};
+use crate::parallel::Team;
 use crate::sampler::{Draw, Drawn};
 use crate::{Error, Policy, Result};
 use std::collections::{BTreeMap, VecDeque};
@@ -25,6 +26,8 @@ pub struct EngineOptions {
     pub cache_tokens_max: usize,
     /// Known tokens (prefill) run per step, besides the decoded ones.
     pub prefill_chunk: usize,
+    /// Threads that divide each step among them.
+    pub threads: usize,
 }
 
 impl Default for EngineOptions {
@@ -33,6 +36,7 @@ impl Default for EngineOptions {
             rows_max: 32,
             cache_tokens_max: 1 << 16,
             prefill_chunk: 512,
+            threads: 1,
         }
     }
 }
@@ -99,11 +103,12 @@ impl Sequence {
     }
 }
 
-/// Generates for many sequences at once, on the calling thread.
+/// Generates for many sequences at once, on the calling thread or the threads of its team.
 #[derive(Debug)]
 pub struct Engine {
     policy: Policy,
     decoder: Decoder,
+    team: Team,
     options: EngineOptions,
     sequences: BTreeMap<u64, Sequence>,
     /// Turns not yet running, in order of submission.
@@ -123,6 +128,7 @@ impl Engine {
         };
         Engine {
             decoder: Decoder::new(policy.network()),
+            team: Team::new(options.threads),
             policy,
             options,
             sequences: BTreeMap::new(),
@@ -470,7 +476,9 @@ impl Engine {
         let batch = Batch::new(segments.iter().map(|(past, ids)| (*past, ids.as_slice())));
         let mut caches: Vec<&mut Cache> = active.iter_mut().map(|(_, s)| &mut s.cache).collect();
         let network = self.policy.network();
-        let logits = (self.decoder).next_token(network, &batch, &last_rows, &mut caches)?;
+        let decoder = &mut self.decoder;
+        let logits =
+            (self.team).run(|| decoder.next_token(network, &batch, &last_rows, &mut caches))?;
         let complete = active.iter().filter(|(_, s)| s.pending().is_empty());
         let draws: Vec<Draw<'_>> = complete
             .filter_map(|(_, sequence)| sequence.active.as_ref())
@@ -481,6 +489,6 @@ impl Engine {
                 token: open.drawn.len() as u32,
             })
             .collect();
-        logits.draw(&draws)
+        self.team.run(|| logits.draw(&draws))
     }
 }

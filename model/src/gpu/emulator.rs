@@ -578,7 +578,7 @@ impl Backend for Emulator {
             true => View::new(&b, n, k).transposed(),
             false => View::new(&b, k, n),
         };
-        matmul(a, b, c, product.accumulate);
+        matmul(a, b, 0..n, c, product.accumulate);
         Ok(())
     }
 

@@ -12,6 +12,7 @@ mod tile;
 use super::matmul::View;
 use crate::spare::{room, zeros};
 use round::{Line, round_panels, round_rows};
+use std::ops::Range;
 pub(crate) use tile::is_available;
 use tile::{PANEL, Tile};
 
@@ -140,39 +141,55 @@ pub(crate) fn product_in(mut output: Vec<f32>, left: Left<'_>, right: Right<'_>)
     // SAFETY: there is room for `count` numbers; without accumulation all of them are written and
     // none is read before.
     unsafe {
-        multiply(left, right, output.as_mut_ptr(), false);
+        multiply(left, right, 0..right.columns(), output.as_mut_ptr(), false);
         output.set_len(count);
     }
     output
 }
 
-/// `output = left·right`, or the chains of `output` go on with it.
-pub(crate) fn product_to(output: &mut [f32], left: Left<'_>, right: Right<'_>, accumulate: bool) {
+/// `output = left·right`, or the chains of `output` go on with it, for some columns of the right
+/// side, from the first of a panel on; the output has no others.
+pub(crate) fn product_to(
+    output: &mut [f32],
+    left: Left<'_>,
+    right: Right<'_>,
+    columns: Range<usize>,
+    accumulate: bool,
+) {
     assert_eq!(
         output.len(),
-        left.count() * right.columns(),
+        left.count() * columns.len(),
         "output has another size"
     );
     if !accumulate && right.pairs() == 0 {
         output.fill(0.0);
     }
     // SAFETY: `output` is as large as the product.
-    unsafe { multiply(left, right, output.as_mut_ptr(), accumulate) };
+    unsafe { multiply(left, right, columns, output.as_mut_ptr(), accumulate) };
 }
 
-/// Writes the product to `output`, row by row, or goes on with the sums that are there.
+/// Writes those columns of the product to `output`, row by row, or goes on with the sums that are
+/// there.
 ///
 /// # Safety
-/// `output` must have room for the product, and be initialised where its sums go on.
-unsafe fn multiply(left: Left<'_>, right: Right<'_>, output: *mut f32, accumulate: bool) {
-    let (rows, pairs, columns) = (left.count(), right.pairs(), right.columns());
+/// `output` must have room for them, and be initialised where its sums go on.
+unsafe fn multiply(
+    left: Left<'_>,
+    right: Right<'_>,
+    columns: Range<usize>,
+    output: *mut f32,
+    accumulate: bool,
+) {
+    let (rows, pairs) = (left.count(), right.pairs());
     assert_eq!(left.pairs(), pairs, "inner sizes differ");
+    let begins = columns.start.is_multiple_of(PANEL);
+    assert!(begins && columns.end <= right.columns(), "no such columns");
     let mut packed = match right {
         Right::Panels(_) => Vec::new(),
         Right::Matrix(_) => vec![[0; PANEL]; PACKED_PANELS * TILE_PAIRS],
     };
-    for first in (0..columns).step_by(PACKED_PANELS * PANEL) {
-        let columns_end = columns.min(first + PACKED_PANELS * PANEL);
+    for first in columns.clone().step_by(PACKED_PANELS * PANEL) {
+        let columns_end = columns.end.min(first + PACKED_PANELS * PANEL);
         for pair in (0..pairs).step_by(TILE_PAIRS) {
             let block = pair..pairs.min(pair + TILE_PAIRS);
             let (panels, panel_lines) = match right {
@@ -196,8 +213,8 @@ unsafe fn multiply(left: Left<'_>, right: Right<'_>, output: *mut f32, accumulat
                         panels: width.div_ceil(PANEL),
                         pairs: block.len(),
                         // Inside the product.
-                        output: output.wrapping_add(row * columns + start),
-                        columns: [width, columns],
+                        output: output.wrapping_add(row * columns.len() + start - columns.start),
+                        columns: [width, columns.len()],
                         accumulate: accumulate || pair > 0,
                     };
                     // SAFETY: rows, columns and pairs of the tile are those of both sides, and its
@@ -275,9 +292,9 @@ mod tests {
                             let found = product_in(vec![f32::NAN; 3], left, right);
                             assert!(found == fresh, "{place:.80}");
                             let mut found = start.clone();
-                            product_to(&mut found, left, right, true);
+                            product_to(&mut found, left, right, 0..n, true);
                             assert!(found == more, "{place:.80}");
-                            product_to(&mut found, left, right, false);
+                            product_to(&mut found, left, right, 0..n, false);
                             assert!(found == fresh, "{place:.80}");
                         }
                     }

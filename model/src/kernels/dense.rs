@@ -1,10 +1,18 @@
 //! The dense layer on slices: y = x · weight (+ bias) with `[in, out]` weights, and its derivatives,
-//! in f32 or in bf16. A row's result does not depend on the other rows.
+//! in f32 or in bf16. A row's result does not depend on the other rows, nor does a column's on the
+//! others, so that the threads of a team may each take some columns.
 
 use super::bf16::{self, Left, Panels, Right, Rows};
 use super::matmul::{View, matmul, product, product_in};
 use super::{dot, vectorised};
+use crate::parallel;
+use crate::spare::zeros;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+
+/// Columns that a team does not divide: a panel in bf16, a line of the cache in f32. Of a single
+/// column `gemm` would choose the order of additions.
+const UNDIVIDED: usize = 16;
 
 /// Sizes of a dense layer.
 #[derive(Debug, Clone, Copy)]
@@ -71,15 +79,16 @@ impl<'a> Weight<'a> {
             self.add_to(&mut y, x);
             return y;
         }
+        let is_divided = self.shares().len() > 1;
         match self.halves {
+            _ if is_divided || self.width() == 1 => {
+                let mut y = zeros(count * self.width());
+                self.multiply(&mut y, x, false);
+                y
+            }
             Some(halves) => {
                 let x = Rows::new(x, self.inner());
                 bf16::product_in(Vec::new(), Left::Rows(&x), self.halved(halves))
-            }
-            None if self.width() == 1 => {
-                let mut y = vec![0.0; count];
-                self.add_to(&mut y, x);
-                y
             }
             None => product(rows(x, self.inner()), self.numbers),
         }
@@ -92,9 +101,51 @@ impl<'a> Weight<'a> {
 
     /// y = x · weight, or y += x · weight.
     pub(crate) fn multiply(self, y: &mut [f32], x: &[f32], add: bool) {
+        let (shares, width) = (self.shares(), self.width());
+        if shares.len() == 1 {
+            return self.multiply_columns(y, x, 0..width, add);
+        }
+        let rows = x.len() / self.inner();
+        let before = &*y;
+        let parts = parallel::divided(shares, |columns| {
+            let mut part = zeros(rows * columns.len());
+            if add {
+                let before = before.chunks_exact(width);
+                for (part, row) in part.chunks_exact_mut(columns.len()).zip(before) {
+                    part.copy_from_slice(&row[columns.clone()]);
+                }
+            }
+            self.multiply_columns(&mut part, x, columns.clone(), add);
+            (columns, part)
+        });
+        for (columns, part) in parts {
+            let part = part.chunks_exact(columns.len());
+            for (row, part) in y.chunks_exact_mut(width).zip(part) {
+                row[columns.clone()].copy_from_slice(part);
+            }
+        }
+    }
+
+    /// The columns that each thread of the caller's team takes of a product.
+    fn shares(self) -> Vec<Range<usize>> {
+        let width = self.width();
+        let count = parallel::team().min(width / UNDIVIDED).max(1);
+        let share = width / count / UNDIVIDED * UNDIVIDED;
+        let end = |number| {
+            if number == count {
+                width
+            } else {
+                number * share
+            }
+        };
+        (0..count).map(|n| end(n)..end(n + 1)).collect()
+    }
+
+    /// Some columns of y, of which `y` has no others.
+    fn multiply_columns(self, y: &mut [f32], x: &[f32], columns: Range<usize>, add: bool) {
         if let Some(halves) = self.halves {
             let x = Rows::new(x, self.inner());
-            bf16::product_to(y, Left::Rows(&x), self.halved(halves), add);
+            bf16::product_to(y, Left::Rows(&x), self.halved(halves), columns, add);
         } else if self.width() == 1 {
             let weight = self.numbers.numbers();
             // `gemm` would choose the order of additions by the number of rows.
@@ -107,7 +158,7 @@ impl<'a> Weight<'a> {
                 },
             );
         } else {
-            matmul(rows(x, self.inner()), self.numbers, y, add);
+            matmul(rows(x, self.inner()), self.numbers, columns, y, add);
         }
     }
 
@@ -125,10 +176,11 @@ impl<'a> Weight<'a> {
     pub(crate) fn grad_input_to(self, grad_x: &mut [f32], grad: &[f32], add: bool) {
         let back = self.numbers.transposed();
         if self.halves.is_none() {
-            return matmul(rows(grad, self.width()), back, grad_x, add);
+            return matmul(rows(grad, self.width()), back, 0..self.inner(), grad_x, add);
         }
         let grad = Rows::new(grad, self.width());
-        bf16::product_to(grad_x, Left::Rows(&grad), Right::Matrix(back), add);
+        let right = Right::Matrix(back);
+        bf16::product_to(grad_x, Left::Rows(&grad), right, 0..self.inner(), add);
     }
 
     /// ∂weight = xᵀ · grad, in the memory of `room`.
@@ -147,10 +199,10 @@ impl<'a> Weight<'a> {
     pub(crate) fn add_grad_weight(self, by_weight: &mut [f32], x: &[f32], grad: &[f32]) {
         let (x, grad) = self.sides(x, grad);
         match self.halves {
-            None => matmul(x.transposed(), grad, by_weight, true),
+            None => matmul(x.transposed(), grad, 0..grad.columns(), by_weight, true),
             Some(_) => {
-                let x = Panels::new(x);
-                bf16::product_to(by_weight, Left::Columns(&x), Right::Matrix(grad), true);
+                let (x, right) = (Panels::new(x), Right::Matrix(grad));
+                bf16::product_to(by_weight, Left::Columns(&x), right, 0..grad.columns(), true);
             }
         }
     }
@@ -168,4 +220,63 @@ impl<'a> Weight<'a> {
 /// Contiguous rows of `width` numbers.
 fn rows(x: &[f32], width: usize) -> View<'_> {
     View::new(x, x.len() / width, width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::tests::numbers;
+    use crate::parallel::Team;
+
+    #[test]
+    fn the_columns_of_a_team_are_those_of_one_thread() {
+        for (threads, inner, width) in [
+            (2, 7, 1),
+            (2, 40, 16),
+            (2, 40, 33),
+            (3, 33, 96),
+            (3, 600, 200),
+        ] {
+            let team = Team::new(threads);
+            let data = numbers(inner * width, 3);
+            let bias = numbers(width, 4);
+            let (kept, rounded) = (Halves::default(), Halves::default());
+            let straight = View::new(&data, inner, width);
+            Weight::new(straight, Some(&kept)).keep_halves();
+            let turned = View::new(&data, width, inner).transposed();
+            for (number, weight) in [
+                Weight::new(straight, None),
+                Weight::new(turned, None),
+                Weight::new(straight, Some(&kept)),
+                Weight::new(straight, Some(&rounded)),
+                Weight::new(turned, Some(&rounded)),
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                let shares = team.run(|| weight.shares());
+                assert_eq!(shares.len(), threads.min(width / UNDIVIDED).max(1));
+                for rows in [1, 2, 9] {
+                    let x = numbers(rows * inner, 5);
+                    for bias in [None, Some(bias.as_slice())] {
+                        let alone = weight.apply(&x, bias);
+                        let together = team.run(|| weight.apply(&x, bias));
+                        assert!(
+                            together == alone,
+                            "weight {number}, {rows} rows, {inner} by {width}"
+                        );
+                    }
+                    for add in [false, true] {
+                        let [mut alone, mut together] = [(); 2].map(|()| numbers(rows * width, 6));
+                        weight.multiply(&mut alone, &x, add);
+                        team.run(|| weight.multiply(&mut together, &x, add));
+                        assert!(
+                            together == alone,
+                            "weight {number}, {rows} rows, {inner} by {width}"
+                        );
+                    }
+                }
+            }
+        }
+    }
 }

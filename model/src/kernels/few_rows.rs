@@ -5,6 +5,7 @@
 //! The order of additions is [`super::matmul`]'s.
 
 use pulp::{Simd, WithSimd};
+use std::ops::Range;
 
 /// Longest piece of k that one call sums; later pieces are added to the output.
 pub(super) const K_PIECE: usize = 512;
@@ -15,12 +16,15 @@ const STRIP: usize = 1024;
 /// Rows of the matrix that are read together.
 const TOGETHER: usize = 4;
 
-/// `output = a·b`, or `output += a·b`, of contiguous row-major matrices.
+/// `output = a·b`, or `output += a·b`, of contiguous row-major matrices and some columns of b, which
+/// are all of the output.
 pub(super) struct FewRows<'a> {
     pub(super) a: &'a [f32],
     pub(super) b: &'a [f32],
     pub(super) rows: usize,
-    pub(super) columns: usize,
+    /// Numbers of a row of b.
+    pub(super) width: usize,
+    pub(super) columns: Range<usize>,
     pub(super) output: &'a mut [f32],
     pub(super) accumulate: bool,
 }
@@ -32,8 +36,8 @@ impl WithSimd for FewRows<'_> {
     fn with_simd<S: Simd>(mut self, simd: S) {
         let inner = self.a.len() / self.rows;
         let mut sums = vec![0.0; self.rows * STRIP];
-        for start in (0..self.columns).step_by(STRIP) {
-            let width = STRIP.min(self.columns - start);
+        for start in self.columns.clone().step_by(STRIP) {
+            let width = STRIP.min(self.columns.end - start);
             for piece in (0..inner).step_by(K_PIECE) {
                 sums.fill(0.0);
                 let end = inner.min(piece + K_PIECE);
@@ -51,6 +55,20 @@ impl WithSimd for FewRows<'_> {
     }
 }
 
+/// Has memory fetched that is read soon, the lines of the next rows: a strip of a row is no longer
+/// than a page, at whose end the processor's own foresight ends. An address out of range does nothing.
+#[inline(always)]
+fn fetch(address: *const i8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: it reads nothing, and every such processor has the instruction.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(address);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 impl FewRows<'_> {
     /// Adds the products with `K` rows of the matrix from row `k` on; returns `K`.
     #[inline(always)]
@@ -64,7 +82,7 @@ impl FewRows<'_> {
     ) -> usize {
         let mut lines = [&self.b[..0]; K];
         for (number, line) in lines.iter_mut().enumerate() {
-            let first = (k + number) * self.columns + start;
+            let first = (k + number) * self.width + start;
             *line = &self.b[first..first + width];
         }
         let mut row = 0;
@@ -105,10 +123,14 @@ impl FewRows<'_> {
             *wide = &S::as_simd_f32s(line).0[..registers];
         }
         let places = S::as_mut_simd_f32s(&mut sums[..R * STRIP]).0;
+        let next = K * self.width * size_of::<f32>();
         for c in 0..registers {
             let mut line = [simd.splat_f32s(0.0); K];
             for i in 0..K {
                 line[i] = wide[i][c];
+                if row == 0 {
+                    fetch(wide[i].as_ptr().wrapping_add(c).wrapping_byte_add(next).cast());
+                }
             }
             for r in 0..R {
                 let place = &mut places[r * (STRIP / S::F32_LANES) + c];
@@ -133,7 +155,8 @@ impl FewRows<'_> {
 
     #[inline(always)]
     fn write(&mut self, start: usize, width: usize, sums: &[f32], accumulate: bool) {
-        let rows = self.output.chunks_exact_mut(self.columns);
+        let start = start - self.columns.start;
+        let rows = self.output.chunks_exact_mut(self.columns.len());
         for (row, sums) in rows.zip(sums.chunks_exact(STRIP)) {
             for (y, sum) in row[start..start + width].iter_mut().zip(sums) {
                 *y = if accumulate { *y + sum } else { *sum };

@@ -3,7 +3,7 @@
 //! order, and so does `few_rows` for the few rows of decode. gemm's other paths are avoided:
 //! the one for a single row by padding it to two, the one for lane-wise dots by transposing
 //! the left side of the few products that would take it, the one for a last piece of one or
-//! two k by zeros. One thread: parallelism is over sequences, never inside a product.
+//! two k by zeros. One thread: several take different sequences, or different columns.
 
 use super::few_rows::{FewRows, K_PIECE};
 use crate::spare::room;
@@ -107,7 +107,7 @@ pub(crate) fn product_in(mut output: Vec<f32>, a: View<'_>, b: View<'_>) -> Vec<
     output.reserve_exact(count);
     if a.rows <= FEW || a.columns == 0 {
         output.resize(count, 0.0);
-        matmul(a, b, &mut output, false);
+        matmul(a, b, 0..b.columns, &mut output, false);
         return output;
     }
     assert_eq!(a.columns, b.rows, "inner sizes differ");
@@ -115,16 +115,24 @@ pub(crate) fn product_in(mut output: Vec<f32>, a: View<'_>, b: View<'_>) -> Vec<
     // SAFETY: there is room for `count` numbers, and without accumulation all of them are
     // written and none is read before.
     unsafe {
-        pieces(a, b, output.as_mut_ptr(), false);
+        pieces(a, b, 0..b.columns, output.as_mut_ptr(), false);
         output.set_len(count);
     }
     output
 }
 
-/// `output = a·b`, or `output += a·b`; `output` is row-major `[a.rows, b.columns]`.
-pub(crate) fn matmul(a: View<'_>, b: View<'_>, output: &mut [f32], accumulate: bool) {
+/// `output = a·b`, or `output += a·b`, of some columns of b; `output` is row-major and has no others.
+pub(crate) fn matmul(
+    a: View<'_>,
+    b: View<'_>,
+    columns: Range<usize>,
+    output: &mut [f32],
+    accumulate: bool,
+) {
     assert_eq!(a.columns, b.rows, "inner sizes differ");
-    assert_eq!(output.len(), a.rows * b.columns, "output has another size");
+    assert!(columns.end <= b.columns, "there are fewer columns");
+    let count = a.rows * columns.len();
+    assert_eq!(output.len(), count, "output has another size");
     if a.columns == 0 {
         if !accumulate {
             output.fill(0.0);
@@ -132,12 +140,13 @@ pub(crate) fn matmul(a: View<'_>, b: View<'_>, output: &mut [f32], accumulate: b
         return;
     }
     if a.rows <= FEW && b.column_stride == 1 && a.rows > 0 {
-        let (rows, columns) = (a.rows, b.columns);
+        let rows = a.rows;
         let a = a.contiguous();
         pulp::Arch::new().dispatch(FewRows {
             a: &a,
             b: b.data,
             rows,
+            width: b.columns,
             columns,
             output,
             accumulate,
@@ -145,11 +154,12 @@ pub(crate) fn matmul(a: View<'_>, b: View<'_>, output: &mut [f32], accumulate: b
     } else if a.rows == 1 {
         let rows = a.contiguous().repeat(2);
         let mut outputs = output.repeat(2);
-        matmul(View::new(&rows, 2, a.columns), b, &mut outputs, accumulate);
-        output.copy_from_slice(&outputs[..b.columns]);
+        let rows = View::new(&rows, 2, a.columns);
+        matmul(rows, b, columns, &mut outputs, accumulate);
+        output.copy_from_slice(&outputs[..output.len()]);
     } else {
         // SAFETY: `output` is as large as the product, checked above.
-        unsafe { pieces(a, b, output.as_mut_ptr(), accumulate) };
+        unsafe { pieces(a, b, columns, output.as_mut_ptr(), accumulate) };
     }
 }
 
@@ -159,19 +169,25 @@ fn lane_wise(a: View<'_>, b: View<'_>, columns: usize) -> bool {
     a.column_stride == 1 && b.row_stride == 1 && (columns == 1 || a.rows * columns <= 256)
 }
 
-/// Writes the product to `output`, or adds it.
+/// Writes some columns of the product to `output`, or adds them.
 ///
 /// # Safety
-/// `output` must have room for `a.rows · b.columns` numbers, which must be initialised where
-/// they are added to; `a.columns` must not be 0 and must equal `b.rows`.
-unsafe fn pieces(a: View<'_>, b: View<'_>, output: *mut f32, accumulate: bool) {
-    if a.rows == 0 || b.columns == 0 {
+/// `output` must have room for `a.rows · columns.len()` numbers, which must be initialised where
+/// they are added to; `a.columns` must not be 0 and must equal `b.rows`, and b must have the columns.
+unsafe fn pieces(
+    a: View<'_>,
+    b: View<'_>,
+    columns: Range<usize>,
+    output: *mut f32,
+    accumulate: bool,
+) {
+    if a.rows == 0 || columns.is_empty() {
         return;
     }
     let last = a.columns % K_PIECE;
     if last == 0 || last >= K_LEAST {
         // SAFETY: the caller's promise.
-        return unsafe { strips(a, b, a.columns, output, accumulate) };
+        return unsafe { strips((a, b), columns, a.columns, output, accumulate) };
     }
     // Adding zeros does not change a sum.
     let whole = a.columns - last;
@@ -186,9 +202,10 @@ unsafe fn pieces(a: View<'_>, b: View<'_>, output: *mut f32, accumulate: bool) {
     // SAFETY: the caller's promise; the second call adds to what the first wrote.
     unsafe {
         if whole > 0 {
-            strips(a, b, whole, output, accumulate);
+            strips((a, b), columns.clone(), whole, output, accumulate);
         }
-        strips(left, right, K_LEAST, output, accumulate || whole > 0);
+        let last = (left, right);
+        strips(last, columns, K_LEAST, output, accumulate || whole > 0);
     }
 }
 
@@ -196,9 +213,15 @@ unsafe fn pieces(a: View<'_>, b: View<'_>, output: *mut f32, accumulate: bool) {
 ///
 /// # Safety
 /// As for [`pieces`]; `inner` must not exceed the inner size of either operand.
-unsafe fn strips(a: View<'_>, b: View<'_>, inner: usize, output: *mut f32, accumulate: bool) {
-    for first in (0..b.columns).step_by(STRIP) {
-        let width = STRIP.min(b.columns - first);
+unsafe fn strips(
+    (a, b): (View<'_>, View<'_>),
+    columns: Range<usize>,
+    inner: usize,
+    output: *mut f32,
+    accumulate: bool,
+) {
+    for first in columns.clone().step_by(STRIP) {
+        let width = STRIP.min(columns.end - first);
         for start in (0..inner).step_by(K_PIECE) {
             let length = K_PIECE.min(inner - start);
             let turned = lane_wise(a, b, width).then(|| a.turned(start..start + length));
@@ -213,16 +236,16 @@ unsafe fn strips(a: View<'_>, b: View<'_>, inner: usize, output: *mut f32, accum
             // SAFETY: `lhs` holds rows × length and `rhs` length × width elements at the
             // given strides because both views cover their slices exactly (checked in
             // `View::new`) and `turned` is made so, start + length <= inner and first + width
-            // <= columns; `output` is the caller's promise, and the first piece writes all of
+            // <= b.columns; `output` is the caller's promise, and the first piece writes all of
             // a strip unless it accumulates.
             unsafe {
                 gemm::gemm(
                     a.rows,
                     width,
                     length,
-                    output.add(first),
+                    output.add(first - columns.start),
                     1,
-                    b.columns as isize,
+                    columns.len() as isize,
                     accumulate || start > 0,
                     lhs.as_ptr(),
                     column_stride as isize,
@@ -276,16 +299,16 @@ mod tests {
                     let a = numbers(m * k, 11);
                     let (x, weight) = (View::new(&a, m, k), View::new(&b, k, n));
                     let mut fresh = vec![f32::NAN; m * n];
-                    matmul(x, weight, &mut fresh, false);
+                    matmul(x, weight, 0..n, &mut fresh, false);
                     assert_eq!(product(x, weight), fresh);
                     let start = numbers(m * n, 13);
                     let mut added = start.clone();
-                    matmul(x, weight, &mut added, true);
+                    matmul(x, weight, 0..n, &mut added, true);
                     // A tied head is read in the embedding's memory layout.
                     let tied = View::new(&turned, n, k).transposed();
                     assert_eq!(product(x, tied), fresh, "m {m} k {k} n {n}");
                     let mut also_added = start.clone();
-                    matmul(x, tied, &mut also_added, true);
+                    matmul(x, tied, 0..n, &mut also_added, true);
                     assert_eq!(also_added, added, "m {m} k {k} n {n}");
                     for place in 0..m * n {
                         let (row, column) = (place / n, place % n);
@@ -311,6 +334,7 @@ mod tests {
         matmul(
             View::new(&a, k, m).transposed(),
             View::new(&b, n, k).transposed(),
+            0..n,
             &mut output,
             true,
         );

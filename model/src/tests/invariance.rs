@@ -172,7 +172,7 @@ fn play(
 }
 
 #[test]
-fn sampling_does_not_depend_on_batching_chunks_order_or_eviction() {
+fn sampling_does_not_depend_on_batching_chunks_order_eviction_or_threads() {
     for policy in policies() {
         let prompts: Vec<Vec<u32>> = sequences(policy.config().vocab_size, &LENGTHS, 3)
             .into_iter()
@@ -188,21 +188,23 @@ fn sampling_does_not_depend_on_batching_chunks_order_or_eviction() {
             rows_max: 1,
             cache_tokens_max: 100_000,
             prefill_chunk: 1000,
+            threads: 1,
         };
         let alone = play(&policy, &prompts, &straight, options);
         assert_eq!(alone.len(), 3 * prompts.len());
-        for (rows_max, cache_tokens_max, prefill_chunk) in [
-            (2, 100_000, 64),
-            (3, 100_000, 1),
-            (5, 300, 50),
-            (8, 1, 200),
-            (12, 100_000, 7),
-            (12, 700, 1000),
+        for (rows_max, cache_tokens_max, prefill_chunk, threads) in [
+            (2, 100_000, 64, 1),
+            (3, 100_000, 1, 2),
+            (5, 300, 50, 1),
+            (8, 1, 200, 3),
+            (12, 100_000, 7, 1),
+            (12, 700, 1000, 2),
         ] {
             let options = EngineOptions {
                 rows_max,
                 cache_tokens_max,
                 prefill_chunk,
+                threads,
             };
             let together = play(&policy, &prompts, &mixed, options);
             assert!(together == alone, "{options:?}");
@@ -241,6 +243,7 @@ fn a_prompt_that_was_run_for_another_sequence_gives_the_same_bits() {
             rows_max,
             cache_tokens_max,
             prefill_chunk,
+            threads: rows_max.min(2),
         };
         // Each in an engine of its own: there is no other sequence to share with.
         let mut alone = BTreeMap::new();

@@ -209,6 +209,7 @@ fn generation_draws_the_processors_ids_whatever_runs_beside() {
             rows_max: 1,
             cache_tokens_max: 1,
             prefill_chunk: 7,
+            threads: 1,
         };
         let alone = generate(&operands.policy(&policy), narrow);
         assert!(alone == found, "{}: batching shows", operands.dtype);
