@@ -50,3 +50,42 @@ impl EngineOptions {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::tiny_policy;
+    use crate::{Device, Parameter, Weights, parameter_shapes};
+
+    #[test]
+    fn the_threads_of_a_large_model_share_one_engine() {
+        let small = tiny_policy();
+        let one = EngineOptions {
+            rows_max: 4,
+            cache_tokens_max: 100,
+            ..EngineOptions::default()
+        };
+        assert_eq!(one.over(3, &small), [one; 3]);
+        assert_eq!(one.over(0, &small), [one]);
+
+        let mut config = small.config().clone();
+        let numbers = DIVIDED_BYTES / 4 / config.num_hidden_layers;
+        config.intermediate_size = numbers / (3 * config.hidden_size) + 1;
+        let zeros = |(name, shape): (String, Vec<usize>)| {
+            let numbers = vec![0.0; shape.iter().product()];
+            (name, Parameter::new(shape, numbers))
+        };
+        let weights = Weights::new(parameter_shapes(&config).into_iter().map(zeros).collect());
+        let large = small.with_config(config, weights).unwrap();
+        let all = EngineOptions {
+            rows_max: 12,
+            cache_tokens_max: 300,
+            threads: 3,
+            ..one
+        };
+        assert_eq!(one.over(3, &large), [all]);
+        // Half as many bytes.
+        let halved = large.on(&Device::cpu_bf16()).unwrap();
+        assert_eq!(one.over(2, &halved), [one; 2]);
+    }
+}

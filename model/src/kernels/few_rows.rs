@@ -129,7 +129,13 @@ impl FewRows<'_> {
             for i in 0..K {
                 line[i] = wide[i][c];
                 if row == 0 {
-                    fetch(wide[i].as_ptr().wrapping_add(c).wrapping_byte_add(next).cast());
+                    fetch(
+                        wide[i]
+                            .as_ptr()
+                            .wrapping_add(c)
+                            .wrapping_byte_add(next)
+                            .cast(),
+                    );
                 }
             }
             for r in 0..R {
