@@ -343,9 +343,10 @@ fn serve(
                 let _ = reply.send(Ok(turn));
             }
         }
+        let busy = start.elapsed() * engine.threads() as u32;
         counts
             .busy_us
-            .fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+            .fetch_add(busy.as_micros() as u64, Ordering::Relaxed);
         beat.tick();
     }
 }

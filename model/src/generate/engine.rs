@@ -202,6 +202,11 @@ impl Engine {
         drawn.map(|drawn| (drawn.id, drawn.log_prob))
     }
 
+    /// Threads that divide each step.
+    pub fn threads(&self) -> usize {
+        self.options.threads.max(1)
+    }
+
     /// Whether no turn is open.
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.running.is_empty()
