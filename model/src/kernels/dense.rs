@@ -79,9 +79,8 @@ impl<'a> Weight<'a> {
             self.add_to(&mut y, x);
             return y;
         }
-        let is_divided = self.shares().len() > 1;
         match self.halves {
-            _ if is_divided || self.width() == 1 => {
+            _ if self.share_count() > 1 || self.width() == 1 => {
                 let mut y = zeros(count * self.width());
                 self.multiply(&mut y, x, false);
                 y
@@ -101,13 +100,13 @@ impl<'a> Weight<'a> {
 
     /// y = x · weight, or y += x · weight.
     pub(crate) fn multiply(self, y: &mut [f32], x: &[f32], add: bool) {
-        let (shares, width) = (self.shares(), self.width());
-        if shares.len() == 1 {
+        let width = self.width();
+        if self.share_count() == 1 {
             return self.multiply_columns(y, x, 0..width, add);
         }
         let rows = x.len() / self.inner();
         let before = &*y;
-        let parts = parallel::divided(shares, |columns| {
+        let parts = parallel::divided(self.shares(), |columns| {
             let mut part = zeros(rows * columns.len());
             if add {
                 let before = before.chunks_exact(width);
@@ -126,10 +125,14 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// The columns that each thread of the caller's team takes of a product.
+    /// How many threads of the caller's team take columns of a product.
+    fn share_count(self) -> usize {
+        parallel::team().min(self.width() / UNDIVIDED).max(1)
+    }
+
+    /// The columns that each of them takes.
     fn shares(self) -> Vec<Range<usize>> {
-        let width = self.width();
-        let count = parallel::team().min(width / UNDIVIDED).max(1);
+        let (width, count) = (self.width(), self.share_count());
         let share = width / count / UNDIVIDED * UNDIVIDED;
         let end = |number| {
             if number == count {
