@@ -29,6 +29,23 @@ pub(crate) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(f)
 }
 
+/// Has a line of memory fetched that is used soon, into the second cache or, where it is small beside
+/// the first one, into that. An address out of range does nothing.
+#[inline(always)]
+fn fetch<const FIRST: bool>(address: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: it reads nothing, and every such processor has the instructions.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        match FIRST {
+            true => _mm_prefetch::<_MM_HINT_T0>(address.cast()),
+            false => _mm_prefetch::<_MM_HINT_T1>(address.cast()),
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// Adds the lanes in a fixed tree.
 #[inline(always)]
 pub(crate) fn sum_lanes(lanes: &Lanes) -> f32 {

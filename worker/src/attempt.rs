@@ -239,6 +239,7 @@ async fn make(
     )?;
     memory::give_back();
     memory::forget_peak();
+    let _keep = trains_a_large_model(part.id.stage, &inputs).then(memory::Keep::new);
     let mut context = StageContext {
         plan: Arc::clone(&plan),
         part: part.clone(),
@@ -286,6 +287,18 @@ async fn make(
     };
     let committed = store.commit(&manifest).await?;
     Ok((committed, Arc::new(manifest)))
+}
+
+/// Whether each step of a stage takes long enough for the allocator to give memory back between two.
+/// Small models, and stages that generate, would only hold what other sizes left behind.
+fn trains_a_large_model(stage: Stage, inputs: &[(String, Manifest)]) -> bool {
+    const LARGE: u64 = 512 << 20;
+    let files = inputs.iter().flat_map(|(_, manifest)| &manifest.outputs);
+    let generates = matches!(
+        stage,
+        Stage::Rollout | Stage::Evaluate | Stage::EvaluateInit
+    );
+    !generates && files.map(|file| file.size).sum::<u64>() >= LARGE
 }
 
 /// A silent stage cannot be stopped, since a compute thread cannot be killed: the process aborts,

@@ -310,6 +310,20 @@ fn agreement(policy: &Policy, rows: usize, (prompt, sampled): (usize, usize)) ->
     }
 }
 
+/// Starts anew with an allocator that keeps what is freed, as a worker's does while it scores or trains
+/// with a large model.
+fn keep_freed() -> std::io::Result<()> {
+    const SETTINGS: &str = "_RJEM_MALLOC_CONF";
+    if std::env::var_os(SETTINGS).is_some() {
+        return Ok(());
+    }
+    let mut again = std::process::Command::new(std::env::current_exe()?);
+    again.args(std::env::args_os().skip(1));
+    again.env(SETTINGS, "dirty_decay_ms:-1");
+    let ended = again.status()?;
+    std::process::exit(ended.code().unwrap_or(1));
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     // `cargo test --benches` only checks that it starts.
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -346,6 +360,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             "--json" => json = true,
             _ => cases.push(argument),
         }
+    }
+    if shape == "0.5b" && cases.iter().all(|case| case == "score" || case == "train") {
+        keep_freed()?;
     }
     let mut setting = setting(&shape)?;
     for (size, given) in [

@@ -260,14 +260,8 @@ impl TeacherForced {
         } = coefficients;
         let network = &network.host;
         let head = self.head(network, temperature);
-        let mut by_head = (!network.adapted).then(|| gradients.zeros(network.embedding.len()));
-        let grad = head.backward(
-            &hidden,
-            log_probs,
-            entropies,
-            logits,
-            by_head.as_deref_mut(),
-        );
+        let mut by_head = (!network.adapted).then(|| gradients.room(network.embedding.len()));
+        let grad = head.backward(&hidden, log_probs, entropies, logits, by_head.as_mut());
         if let Some(by_head) = by_head {
             gradients.insert(network.head_name(), by_head);
         }

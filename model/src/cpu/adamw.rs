@@ -127,9 +127,10 @@ impl AdamWState {
             let mut numbers = gradient.unwrap_or_else(|| vec![0.0; moments.first.len()]);
             if let Some(old) = weights.get(name) {
                 let pass = step.pass(&moments.shape);
-                pass.run(old.numbers(), &mut numbers, moments);
+                if !pass.run(old.numbers(), &mut numbers, moments) {
+                    tensor_file::check_finite(name, &numbers)?;
+                }
             }
-            tensor_file::check_finite(name, &numbers)?;
             Ok((*name, numbers))
         })?;
         for (name, numbers) in updated {
@@ -334,11 +335,12 @@ impl Pass {
         ]
     }
 
-    /// Overwrites `gradient` with the new weights.
-    fn run(&self, weights: &[f32], gradient: &mut [f32], moments: &mut Moments) {
-        vectorised(
+    /// Overwrites `gradient` with the new weights; says whether all of them are finite.
+    fn run(&self, weights: &[f32], gradient: &mut [f32], moments: &mut Moments) -> bool {
+        let largest = vectorised(
             #[inline(always)]
             || {
+                let mut largest = 0;
                 let state = moments.first.iter_mut().zip(moments.second.iter_mut());
                 for ((w, g), (m, v)) in weights.iter().zip(gradient).zip(state) {
                     let clipped = *g * self.clip_scale;
@@ -346,8 +348,11 @@ impl Pass {
                     *v = self.beta2.mul_add(*v, self.rate2 * clipped * clipped);
                     let root = v.sqrt().mul_add(self.inverse_root, self.eps);
                     *g = w.mul_add(self.keep, -(self.step_size * *m / root));
+                    largest = largest.max(g.to_bits() & 0x7fff_ffff);
                 }
+                largest
             },
         );
+        largest < f32::INFINITY.to_bits()
     }
 }

@@ -7,6 +7,7 @@ use super::matmul::{View, matmul, product, product_in};
 use super::{dot, vectorised};
 use crate::parallel;
 use crate::spare::zeros;
+use std::mem::take;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -198,8 +199,14 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// ∂weight += xᵀ · grad.
-    pub(crate) fn add_grad_weight(self, by_weight: &mut [f32], x: &[f32], grad: &[f32]) {
+    /// ∂weight += xᵀ · grad; where nothing is in `by_weight` yet but its memory, ∂weight = xᵀ · grad.
+    pub(crate) fn add_grad_weight(self, by_weight: &mut Vec<f32>, x: &[f32], grad: &[f32]) {
+        if by_weight.is_empty() && self.halves.is_some() {
+            *by_weight = self.grad_weight(take(by_weight), x, grad);
+            return;
+        }
+        // Sums that begin at zero differ from the product in the sign of a zero.
+        by_weight.resize(self.inner() * self.width(), 0.0);
         let (x, grad) = self.sides(x, grad);
         match self.halves {
             None => matmul(x.transposed(), grad, 0..grad.columns(), by_weight, true),

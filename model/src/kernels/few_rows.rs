@@ -4,14 +4,15 @@
 //!
 //! The order of additions is [`super::matmul`]'s.
 
+use crate::kernels::fetch;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
 /// Longest piece of k that one call sums; later pieces are added to the output.
 pub(super) const K_PIECE: usize = 512;
 
-/// Columns that are processed together: their sums stay in the L1 cache.
-const STRIP: usize = 1024;
+/// Columns that are processed together: the sums of eight rows take half of a first cache of 32 KB.
+const STRIP: usize = 512;
 
 /// Rows of the matrix that are read together.
 const TOGETHER: usize = 4;
@@ -53,20 +54,6 @@ impl WithSimd for FewRows<'_> {
             }
         }
     }
-}
-
-/// Has memory fetched that is read soon, the lines of the next rows: a strip of a row is no longer
-/// than a page, at whose end the processor's own foresight ends. An address out of range does nothing.
-#[inline(always)]
-fn fetch(address: *const i8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: it reads nothing, and every such processor has the instruction.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(address);
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }
 
 impl FewRows<'_> {
@@ -123,13 +110,14 @@ impl FewRows<'_> {
             *wide = &S::as_simd_f32s(line).0[..registers];
         }
         let places = S::as_mut_simd_f32s(&mut sums[..R * STRIP]).0;
+        // A strip of a row is no longer than a page, at whose end the processor's own foresight ends.
         let next = K * self.width * size_of::<f32>();
         for c in 0..registers {
             let mut line = [simd.splat_f32s(0.0); K];
             for i in 0..K {
                 line[i] = wide[i][c];
                 if row == 0 {
-                    fetch(
+                    fetch::<false>(
                         wide[i]
                             .as_ptr()
                             .wrapping_add(c)

@@ -82,15 +82,15 @@ impl Head<'_> {
     }
 
     /// The derivative of a loss by the hidden states, given its derivatives by
-    /// log-probabilities and entropies. The one by the weight is added to
-    /// `grad_weight`, which has the weight's layout, if the weight is trained.
+    /// log-probabilities and entropies. The one by the weight is put into
+    /// the memory of `grad_weight`, in the weight's layout, if the weight is trained.
     pub(crate) fn backward(
         &self,
         hidden: &[f32],
         by_log_prob: &[f32],
         by_entropy: &[f32],
         Logits(mut kept): Logits,
-        mut grad_weight: Option<&mut [f32]>,
+        mut grad_weight: Option<&mut Vec<f32>>,
     ) -> Vec<f32> {
         let (width, vocabulary) = (self.weight.inner(), self.weight.width());
         let mut grad_hidden = vec![0.0; hidden.len()];

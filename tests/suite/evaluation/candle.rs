@@ -152,6 +152,49 @@ fn a_killed_evaluation_by_candle_samples_no_journalled_turn_again() {
     assert_eq!(of("sampled_tokens") + of("taken_up_tokens"), all, "{stats}");
 }
 
+/// What a model that only candle computes said in the episodes that it solved teaches one that we
+/// train: one of random weights, which solves nothing before.
+#[test]
+fn what_a_policy_played_by_candle_teaches_another() {
+    let (base, folder) = (base_as_mixture(), TempDir::new().unwrap());
+    let more = ["evaluation.samples=12", "evaluation.greedy=false"];
+    let teacher = report(folder.path(), base.path().to_str().unwrap(), &more);
+    let rate = &teacher["sets"]["near"]["score"]["avg"]["mean"];
+    let solved = (rate.as_f64().unwrap() * 48.0).round() as usize;
+    assert!((12..48).contains(&solved), "{teacher}");
+
+    let (store, file) = (
+        folder.path().join("store"),
+        folder.path().join("shown.json"),
+    );
+    let mut export = program("agentgym-submit");
+    export.args(["export", "judged", "--success", "--store"]);
+    export.arg(&store).arg("--trajectories").arg(&file);
+    said(export);
+    let shown: Vec<Value> = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(shown.len(), solved);
+
+    let mut student = program("agentgym-submit");
+    student.arg("run").arg(folder.path().join("eval.yaml"));
+    student.args(["--quiet", "--json", "--store"]).arg(&store);
+    student.arg(format!("sft.sources=[{{file: {:?}}}]", file.display()));
+    student.args([
+        "run.id=taught",
+        "run.pipeline=sft",
+        "actor_rollout_ref.rollout.engine=own",
+        "actor_rollout_ref.model.path=tiny?hidden=128&layers=2&intermediate=256&vocab=1024",
+        "sft.steps=100",
+        "sft.batch_size=8",
+        "sft.lr=3e-3",
+    ]);
+    let taught: Value = serde_json::from_str(&said(student)).unwrap();
+    let [before, after] = [0, 1].map(|policy| {
+        let success = &taught["evaluations"][policy]["all"]["success_greedy"];
+        success.as_f64().unwrap()
+    });
+    assert!(before == 0.0 && after >= 0.75, "{taught}");
+}
+
 #[test]
 fn what_candle_does_not_evaluate_is_named_before_anything_runs() {
     let folder = TempDir::new().unwrap();

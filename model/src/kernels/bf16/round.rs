@@ -2,12 +2,16 @@
 
 use super::tile::{PANEL, is_available};
 use crate::kernels::matmul::View;
-use crate::kernels::vectorised;
+use crate::kernels::{fetch, vectorised};
 use std::array::from_fn;
 use std::ops::Range;
 
 /// Sixteen pairs: a line of a panel, or what follows one another in a row.
 pub(super) type Line = [u32; PANEL];
+
+/// How many lines of a panel before they are made what they are made of is fetched: the processor
+/// does not foresee pieces of rows or columns.
+const AHEAD: usize = 2;
 
 /// The nearest bf16, ties to even, in the lower bits.
 #[inline(always)]
@@ -102,7 +106,10 @@ impl Part<'_> {
                 true => row(first + 1),
                 false => &[],
             };
-            let (first, first_rest) = row(first).as_chunks::<PANEL>();
+            let first = row(first);
+            fetch_behind(first, 2 * AHEAD * width);
+            fetch_behind(second, 2 * AHEAD * width);
+            let (first, first_rest) = first.as_chunks::<PANEL>();
             let (second, second_rest) = second.as_chunks::<PANEL>();
             let zeros = std::iter::repeat(&[0.0; PANEL]);
             let mut lines = panels[at..].iter_mut().step_by(self.lines);
@@ -132,6 +139,7 @@ impl Part<'_> {
                 let mut turned = [[0; PANEL]; PANEL];
                 for (c, turned) in turned.iter_mut().enumerate().take(count) {
                     let rest = &column(c)[block * 2 * PANEL..];
+                    fetch_behind(&rest[..rest.len().min(2 * PANEL)], AHEAD * 2 * PANEL);
                     match rest.first_chunk() {
                         Some(numbers) => *turned = pairs_of::<WIDE>(numbers),
                         None => round_row::<false>(rest, turned),
@@ -141,6 +149,14 @@ impl Part<'_> {
                 lines.copy_from_slice(&turned[..lines.len()]);
             }
         }
+    }
+}
+
+/// Has as many numbers fetched, so far behind these.
+#[inline(always)]
+fn fetch_behind(numbers: &[f32], distance: usize) {
+    for line in numbers.chunks(PANEL) {
+        fetch::<true>(line.as_ptr().wrapping_add(distance));
     }
 }
 

@@ -88,6 +88,7 @@ unsafe fn plainly(tile: &Tile<'_>) {
 #[cfg(target_arch = "x86_64")]
 mod wide {
     use super::{PANEL, Tile};
+    use crate::kernels::fetch;
     use std::arch::x86_64::{
         __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_mask_storeu_ps,
         _mm512_maskz_loadu_ps, _mm512_set1_epi32, _mm512_setzero_ps,
@@ -144,6 +145,12 @@ mod wide {
             let at = (row + r) * tile.columns[1] + c * PANEL;
             tile.output.wrapping_add(at)
         };
+        // Where the sums are few for an output, waiting for its memory is a tenth of the time.
+        for r in 0..R {
+            for c in 0..C {
+                fetch::<true>(place(r, c));
+            }
+        }
         let mut sums = [[_mm512_setzero_ps(); C]; R];
         // SAFETY: the masks leave out what is no part of the tile's output; the pairs that are read
         // are inside both slices, as asserted.
