@@ -320,8 +320,7 @@ fn keep_freed() -> std::io::Result<()> {
     let mut again = std::process::Command::new(std::env::current_exe()?);
     again.args(std::env::args_os().skip(1));
     again.env(SETTINGS, "dirty_decay_ms:-1");
-    let ended = again.status()?;
-    std::process::exit(ended.code().unwrap_or(1));
+    Err(std::os::unix::process::CommandExt::exec(&mut again))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
