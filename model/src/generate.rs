@@ -2,5 +2,6 @@
 
 pub(crate) mod engine;
 pub(crate) mod likeliest;
+pub(crate) mod near;
 pub(crate) mod request;
 pub(crate) mod room;

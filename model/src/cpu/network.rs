@@ -250,6 +250,11 @@ impl Network {
         (numbers + self.hidden * self.vocabulary()) * number_bytes
     }
 
+    /// Bytes of a token's keys and values, in all layers.
+    pub(crate) fn cache_token_bytes(&self) -> usize {
+        self.layers.len() * KeyValues::token_bytes(self.kv_heads, self.width)
+    }
+
     /// Raw logits of hidden states, by [`Network::generating_head`].
     pub(crate) fn logits(&self, hidden: &[f32], head: &[f32]) -> Vec<f32> {
         if self.head_halves.is_some() {

@@ -8,6 +8,7 @@
 use crate::batch::Batch;
 use crate::compute::Cache;
 use crate::compute::decode::Decoder;
+use crate::generate::near::{NEAR_ROWS_MIN, near_tokens};
 use crate::generate::request::{FinishReason, Generation, GenerationRequest};
 use crate::parallel::Team;
 use crate::sampler::{Draw, Drawn};
@@ -110,11 +111,13 @@ pub struct Engine {
     decoder: Decoder,
     team: Team,
     options: EngineOptions,
+    /// [`near_tokens`]
+    pub(super) near_tokens: usize,
     sequences: BTreeMap<u64, Sequence>,
     /// Turns not yet running, in order of submission.
     queue: VecDeque<u64>,
     /// Turns running, in order of admission.
-    running: Vec<u64>,
+    pub(super) running: Vec<u64>,
     stats: EngineStats,
 }
 
@@ -129,6 +132,7 @@ impl Engine {
         Engine {
             decoder: Decoder::new(policy.network()),
             team: Team::new(options.threads),
+            near_tokens: near_tokens(&policy),
             policy,
             options,
             sequences: BTreeMap::new(),
@@ -287,14 +291,17 @@ impl Engine {
         Ok(done)
     }
 
-    /// Starts queued turns while rows and cache have room; at least one always runs.
+    /// Starts queued turns while rows and cache have room; at least one always runs. Where they would
+    /// push each other out of the processor's caches, a few run to their end before others begin.
     fn admit(&mut self) {
         while self.running.len() < self.options.rows_max
             && let Some(&next) = self.queue.front()
         {
             let needed = |number: &u64| self.sequences[number].tokens_max();
             let wanted: usize = self.running.iter().map(needed).sum::<usize>() + needed(&next);
-            if wanted > self.options.cache_tokens_max && !self.running.is_empty() {
+            let rows = self.running.len();
+            let is_full = wanted > self.options.cache_tokens_max && rows > 0;
+            if is_full || (wanted > self.near_tokens && rows >= NEAR_ROWS_MIN) {
                 break;
             }
             self.queue.pop_front();
@@ -377,10 +384,8 @@ impl Engine {
             if total <= self.options.cache_tokens_max {
                 break;
             }
-            let sequence = self
-                .sequences
-                .get_mut(&number)
-                .expect("it was listed above");
+            let sequence = self.sequences.get_mut(&number);
+            let sequence = sequence.expect("it was listed above");
             total -= sequence.cache.length();
             sequence.cache = self.policy.network().cache();
             self.stats.evictions += 1;
@@ -426,15 +431,11 @@ impl Engine {
     /// Takes the running sequences out of the map for a step, in order of admission.
     fn take_running(&mut self) -> Vec<(u64, Sequence)> {
         let sequences = &mut self.sequences;
-        self.running
-            .iter()
-            .map(|&number| {
-                (
-                    number,
-                    sequences.remove(&number).expect("running ones are known"),
-                )
-            })
-            .collect()
+        let take = |&number: &u64| {
+            let sequence = sequences.remove(&number);
+            (number, sequence.expect("running ones are known"))
+        };
+        self.running.iter().map(take).collect()
     }
 
     /// Runs pending tokens and draws the next id of every sequence that has none left;

@@ -54,8 +54,43 @@ impl EngineOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::generate::near::{NEAR_ROWS_MIN, near_tokens};
     use crate::tests::tiny_policy;
     use crate::{Device, Parameter, Weights, parameter_shapes};
+    use crate::{Engine, GenerationRequest, Sampling};
+
+    #[test]
+    fn turns_that_caches_cannot_hold_together_run_one_after_another() {
+        let said = |near_tokens: usize| {
+            let mut engine = Engine::new(tiny_policy(), EngineOptions::default());
+            engine.near_tokens = near_tokens;
+            for sequence in 0..9 {
+                let turn = GenerationRequest {
+                    sequence,
+                    append: (0..20).map(|n| 3 + n + sequence as u32).collect(),
+                    stream: [sequence as u8; 32],
+                    turn: 0,
+                    sampling: Sampling::default(),
+                    tokens_max: 12,
+                    stop_ids: Vec::new(),
+                };
+                engine.submit(turn).unwrap();
+            }
+            let (mut done, mut rows_max) = (Vec::new(), 0);
+            while !engine.is_idle() {
+                done.extend(engine.step().unwrap());
+                rows_max = rows_max.max(engine.running.len());
+            }
+            done.sort_by_key(|generation| generation.sequence);
+            (done, rows_max)
+        };
+        let (all, rows) = said(usize::MAX);
+        assert_eq!((all.len(), rows), (9, 9));
+        // Six of 20 + 12 tokens each; and weights are read for four rows at least.
+        for (near_tokens, rows) in [(200, 6), (10, NEAR_ROWS_MIN)] {
+            assert_eq!(said(near_tokens), (all.clone(), rows));
+        }
+    }
 
     #[test]
     fn the_threads_of_a_large_model_share_one_engine() {
@@ -84,6 +119,9 @@ mod tests {
             ..one
         };
         assert_eq!(one.over(3, &large), [all]);
+        assert_eq!(near_tokens(&large), usize::MAX);
+        // Keys and values of three layers and two heads of 16 numbers, in 4 MiB.
+        assert_eq!(near_tokens(&small), (4 << 20) / (4 * 2 * 3 * 2 * 16));
         // Half as many bytes.
         let halved = large.on(&Device::cpu_bf16()).unwrap();
         assert_eq!(one.over(2, &halved), [one; 2]);

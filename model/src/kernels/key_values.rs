@@ -36,6 +36,11 @@ impl KeyValues {
         }
     }
 
+    /// Bytes that a position takes.
+    pub(crate) fn token_bytes(heads: usize, width: usize) -> usize {
+        heads * (width + width.next_multiple_of(LANES)) * size_of::<f32>()
+    }
+
     /// How many positions are held.
     pub(crate) fn length(&self) -> usize {
         self.length

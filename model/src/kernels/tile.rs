@@ -1,11 +1,12 @@
 //! The products of attention on a tile of up to four (row, head) pairs, register by register.
 //! Every number is one chain of fused multiply-adds, so its bits depend neither on the width of
 //! a register nor on the number of registers in use. The code uses registers explicitly, since
-//! LLVM compiles loops over lanes to shuffles that cost more than the arithmetic.
+//! LLVM compiles loops over lanes to shuffles that cost more than the arithmetic, and innermost loops
+//! are without iterators: one that stays a call has every sum written to memory for it.
 
 use pulp::Simd;
 
-use super::Lanes;
+use super::{Lanes, fetch};
 use crate::kernels::key_values::HEAD_WIDTH_MAX;
 use crate::kernels::key_values::{BLOCK, KeyValues};
 
@@ -106,12 +107,14 @@ pub(super) fn products<S: Simd, const R: usize>(
     weights: &mut Weights<'_>,
 ) {
     let vectors = first::<R>(vectors);
-    for block in 0..weights.stride / BLOCK {
+    let blocks = weights.stride / BLOCK;
+    for block in 0..blocks {
         let keys = S::as_simd_f32s(kv.key_block(block, head)).0;
+        let next = kv.key_block((block + 1).min(blocks - 1), head).as_ptr();
         by_registers!(BLOCK / S::F32_LANES, R, S, |column| block_products(
             simd,
             vectors,
-            keys,
+            (keys, next),
             (block, column),
             weights
         ));
@@ -122,14 +125,26 @@ pub(super) fn products<S: Simd, const R: usize>(
 fn block_products<S: Simd, const R: usize, const C: usize>(
     simd: S,
     vectors: [&[f32; HEAD_WIDTH_MAX]; R],
-    keys: &[S::f32s],
+    (keys, next): (&[S::f32s], *const f32),
     (block, column): (usize, usize),
     weights: &mut Weights<'_>,
 ) {
     let mut sums = [[simd.splat_f32s(0.0); C]; R];
-    for (d, line) in keys.chunks_exact(BLOCK / S::F32_LANES).enumerate() {
-        let factors = numbers(vectors, d % HEAD_WIDTH_MAX);
-        fuse(simd, factors, &line[column..column + C], &mut sums);
+    let registers = BLOCK / S::F32_LANES;
+    let (mut d, width) = (0, keys.len() / registers);
+    while d < width {
+        let at = d * registers + column;
+        // Each block is memory of its own, which no processor expects.
+        for c in 0..C {
+            fetch::<true>(next.wrapping_add((at + c) * S::F32_LANES));
+        }
+        fuse(
+            simd,
+            numbers(vectors, d % HEAD_WIDTH_MAX),
+            &keys[at..at + C],
+            &mut sums,
+        );
+        d += 1;
     }
     for (r, sums) in sums.iter().enumerate() {
         let start = r * weights.stride + block * BLOCK;
@@ -167,13 +182,21 @@ fn mix_columns<S: Simd, const R: usize, const C: usize>(
     mixed: &mut Vectors,
 ) {
     let mut sums = [[simd.splat_f32s(0.0); C]; R];
-    for block in 0..weights.stride / BLOCK {
+    let (blocks, registers) = (weights.stride / BLOCK, kv.padded() / S::F32_LANES);
+    for block in 0..blocks {
         let values = S::as_simd_f32s(kv.value_block(block, head)).0;
+        let next = kv.value_block((block + 1).min(blocks - 1), head).as_ptr();
         let weights = weights.block::<R>(block);
-        let lines = values.chunks_exact(kv.padded() / S::F32_LANES);
-        for (j, line) in lines.enumerate().take(BLOCK.min(count - block * BLOCK)) {
+        let keys = BLOCK.min(count - block * BLOCK);
+        let mut j = 0;
+        while j < keys {
+            let at = j * registers + column;
+            for c in 0..C {
+                fetch::<true>(next.wrapping_add((at + c) * S::F32_LANES));
+            }
             let factors = numbers(weights, j % BLOCK);
-            fuse(simd, factors, &line[column..column + C], &mut sums);
+            fuse(simd, factors, &values[at..at + C], &mut sums);
+            j += 1;
         }
     }
     for (row, sums) in mixed.iter_mut().zip(&sums) {
@@ -212,8 +235,7 @@ fn spread_columns<S: Simd, const R: usize, const C: usize>(
     column: usize,
     (registers, target): (usize, &mut [S::f32s]),
 ) {
-    // By index: a copy of slices would leave them in memory instead of registers, and a chain of
-    // iterators may stay a call.
+    // By index: a copy of slices would leave them in memory instead of registers.
     let mut rows = [[simd.splat_f32s(0.0); C]; R];
     for r in 0..R {
         let vector = &S::as_simd_f32s(&vectors[r]).0[column..column + C];
@@ -225,18 +247,20 @@ fn spread_columns<S: Simd, const R: usize, const C: usize>(
     let blocks = target.chunks_mut(BLOCK * registers);
     for (block, lines) in blocks.enumerate().take(weights.stride / BLOCK) {
         let weights = weights.block::<R>(block);
-        let lines = lines.chunks_exact_mut(registers);
-        for (j, line) in lines.enumerate().take(BLOCK.min(count - block * BLOCK)) {
+        let keys = BLOCK.min(count - block * BLOCK);
+        let mut j = 0;
+        while j < keys {
             let mut factors = [simd.splat_f32s(0.0); R];
             for r in 0..R {
                 factors[r] = simd.splat_f32s(weights[r][j % BLOCK]);
             }
-            let line = &mut line[column..column + C];
+            let line = &mut lines[j * registers + column..][..C];
             for c in 0..C {
                 for r in 0..R {
                     line[c] = simd.mul_add_f32s(factors[r], rows[r][c], line[c]);
                 }
             }
+            j += 1;
         }
     }
 }
