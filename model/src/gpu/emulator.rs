@@ -34,14 +34,27 @@ type Entry = unsafe extern "C" fn(
     c_uint,
     c_uint,
     c_uint,
-    c_int,
+    c_uint,
 ) -> c_int;
 
 /// The order in which the threads of a block run, and the blocks one after another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     Ascending,
-    Descending,
+    /// Drawn anew for each launch's blocks, and for the threads between two barriers; from
+    /// `AGENTGYM_EMULATOR_SEED`, 1 by default.
+    Shuffled,
+}
+
+impl Order {
+    /// Zero for the ascending one.
+    fn seed(self) -> u32 {
+        let given = || std::env::var("AGENTGYM_EMULATOR_SEED").ok();
+        match self {
+            Order::Ascending => 0,
+            Order::Shuffled => given().map_or(1, |seed| seed.parse().expect("a number")),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -514,7 +527,7 @@ impl Backend for Emulator {
                 launch.grid.1 as c_uint,
                 launch.block,
                 (launch.shared * size_of::<f32>()) as c_uint,
-                c_int::from(self.order == Order::Descending),
+                self.order.seed(),
             )
         };
         let kernel = launch.kernel;

@@ -21,7 +21,7 @@ use super::Gpu;
 use super::emulator::{Order, emulated};
 use crate::{Device, Dtype, Policy};
 
-const ORDERS: [Order; 2] = [Order::Ascending, Order::Descending];
+const ORDERS: [Order; 2] = [Order::Ascending, Order::Shuffled];
 
 /// An emulated GPU. If `AGENTGYM_TEST_GPU` is a number, that GPU instead, for either order: the
 /// same tests then check that GPU.

@@ -1,9 +1,10 @@
 // The part of CUDA C that the kernels use, for the host's C++ compiler: what a kernel computes
 // can be tested on a machine without a GPU. The threads of a block are coroutines of one
-// operating-system thread, switched at barriers. They run in ascending or in descending
-// order, so a missing barrier shows as a difference between the two. With ACCESSES, `accesses.cpp`
-// looks at every load and store too.
+// operating-system thread, switched at barriers. They run in ascending order, or in one that is
+// drawn anew after each barrier, so a missing barrier shows as a difference between the two. With
+// ACCESSES, `accesses.cpp` looks at every load and store too.
 
+#include <algorithm>
 #include <cmath>
 #include <csetjmp>
 #include <cstddef>
@@ -11,6 +12,8 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -92,6 +95,10 @@ static thread_local jmp_buf scheduler;
 static thread_local std::vector<Coroutine> coroutines;
 static thread_local std::vector<float> dynamic_shared;
 // The kernel of the launch under way, with its arguments.
+// The orders of blocks and of threads; each launch seeds them again.
+static thread_local std::vector<size_t> block_order, thread_order;
+static thread_local std::minstd_rand random_bits;
+static thread_local bool shuffled;
 static thread_local void (*body)(void**);
 static thread_local void** body_arguments;
 
@@ -134,26 +141,34 @@ static void start(Coroutine& coroutine) {
     if (_setjmp(scheduler) == 0) setcontext(&entry);
 }
 
+// Fills `order` with 0 to count - 1, shuffled where the launch is.
+static void ordered(std::vector<size_t>& order, size_t count) {
+    order.resize(count);
+    std::iota(order.begin(), order.end(), (size_t)0);
+    if (shuffled) std::shuffle(order.begin(), order.end(), random_bits);
+}
+
 // Runs every thread to its next barrier or end; false where some wait for a barrier that
 // others will never reach.
-static bool run_to_barrier(bool descending) {
+static bool run_to_barrier() {
     size_t waiting = 0;
     const unsigned threads = blockDim.x;
+    ordered(thread_order, threads);
     for (volatile unsigned i = 0; i < threads; i = i + 1) {
-        threadIdx.x = descending ? threads - 1 - i : i;
+        threadIdx.x = (unsigned)thread_order[i];
         if (_setjmp(scheduler) == 0) _longjmp(coroutines[threadIdx.x].at, 1);
     }
     for (unsigned i = 0; i < threads; ++i) waiting += coroutines[i].state == State::waiting;
     return waiting == 0 || waiting == threads;
 }
 
-static bool run_block(bool descending) {
+static bool run_block() {
     // What was left by the block before is nothing to rely on.
     for (float& x : dynamic_shared) x = std::numeric_limits<float>::quiet_NaN();
     const float* shared = dynamic_shared.data();
     accesses_block(blockIdx.y * gridDim.x + blockIdx.x, shared, shared + dynamic_shared.size());
     do {
-        if (!run_to_barrier(descending)) return false;
+        if (!run_to_barrier()) return false;
         accesses_barrier();
     } while (coroutines[0].state == State::waiting);
     return true;
@@ -217,7 +232,7 @@ extern "C" const char* emulate_complaint() { return accesses_complaint(); }
 
 template <auto kernel>
 int launch(void** values, const char* letters, unsigned grid_x, unsigned grid_y, unsigned block,
-           unsigned shared_bytes, int descending) {
+           unsigned shared_bytes, unsigned seed) {
     using Own = Entry<kernel, decltype(parameters(kernel))>;
     if (!Own::takes(letters)) return wrong_arguments;
     body = Own::run;
@@ -227,10 +242,12 @@ int launch(void** values, const char* letters, unsigned grid_x, unsigned grid_y,
     gridDim = {grid_x, grid_y};
     prepare(block);
     dynamic_shared.assign(shared_bytes / sizeof(float), 0.0f);
-    for (unsigned long long i = 0; i < (unsigned long long)grid_x * grid_y; ++i) {
-        const unsigned long long at = descending ? (unsigned long long)grid_x * grid_y - 1 - i : i;
+    shuffled = seed != 0;
+    random_bits.seed(seed);
+    ordered(block_order, (size_t)grid_x * grid_y);
+    for (const size_t at : block_order) {
         blockIdx = {(unsigned)(at % grid_x), (unsigned)(at / grid_x)};
-        if (!run_block(descending)) {
+        if (!run_block()) {
             coroutines.clear();
             return divergent_barrier;
         }
@@ -243,7 +260,7 @@ int launch(void** values, const char* letters, unsigned grid_x, unsigned grid_y,
 #define EMULATE(kernel)                                                                          \
     extern "C" int emulate_##kernel(void** values, const char* letters, unsigned grid_x,         \
                                     unsigned grid_y, unsigned block, unsigned shared_bytes,      \
-                                    int descending) {                                            \
+                                    unsigned seed) {                                             \
         return emulator::launch<kernel>(values, letters, grid_x, grid_y, block, shared_bytes,    \
-                                        descending);                                             \
+                                        seed);                                                   \
     }
