@@ -239,7 +239,9 @@ async fn make(
     )?;
     memory::give_back();
     memory::forget_peak();
-    let _keep = trains_a_large_model(part.id.stage, &inputs).then(memory::Keep::new);
+    let files = inputs.iter().flat_map(|(_, manifest)| &manifest.outputs);
+    let bytes = files.map(|file| file.size).sum();
+    let _keep = trains_a_large_model(part.id.stage, bytes).then(memory::Keep::new);
     let mut context = StageContext {
         plan: Arc::clone(&plan),
         part: part.clone(),
@@ -289,16 +291,16 @@ async fn make(
     Ok((committed, Arc::new(manifest)))
 }
 
-/// Whether each step of a stage takes long enough for the allocator to give memory back between two.
-/// Small models, and stages that generate, would only hold what other sizes left behind.
-fn trains_a_large_model(stage: Stage, inputs: &[(String, Manifest)]) -> bool {
+/// Whether each step of a stage with so many bytes of inputs takes long enough for the allocator to
+/// give memory back between two. Small models, and stages that generate, would only hold what other
+/// sizes left behind.
+fn trains_a_large_model(stage: Stage, input_bytes: u64) -> bool {
     const LARGE: u64 = 512 << 20;
-    let files = inputs.iter().flat_map(|(_, manifest)| &manifest.outputs);
     let generates = matches!(
         stage,
         Stage::Rollout | Stage::Evaluate | Stage::EvaluateInit
     );
-    !generates && files.map(|file| file.size).sum::<u64>() >= LARGE
+    !generates && input_bytes >= LARGE
 }
 
 /// A silent stage cannot be stopped, since a compute thread cannot be killed: the process aborts,
@@ -362,4 +364,22 @@ fn unix_now() -> Duration {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By the sizes of a 0.5B model in f32, and of models/reader.
+    #[test]
+    fn freed_memory_is_kept_where_a_large_model_trains_or_scores() {
+        let (large, small) = (1_976_000_000, 3_946_120);
+        for stage in [Stage::Update, Stage::LogProbs, Stage::Sft] {
+            assert!(trains_a_large_model(stage, large), "{stage}");
+            assert!(!trains_a_large_model(stage, small), "{stage}");
+        }
+        for stage in [Stage::Rollout, Stage::Evaluate, Stage::EvaluateInit] {
+            assert!(!trains_a_large_model(stage, large), "{stage}");
+        }
+    }
 }
