@@ -36,6 +36,7 @@ ESTIMATORS = {
 ROWS = {
     "quickstart": (QUICKSTART, []),
     "quickstart, scrambled": (QUICKSTART, SCRAMBLED),
+    "quickstart, bf16": (QUICKSTART, ["--dtype", "bf16"]),
     # The rate is below what changes an f32 weight: one iteration is as good as eighty.
     "quickstart, lr 0": (QUICKSTART, ["actor_rollout_ref.actor.optim.lr=1e-15", "trainer.total_training_steps=1"]),
     # As many trained tokens as the quickstart's updates read (4.85 million); the rate was chosen with --design.
