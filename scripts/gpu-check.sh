@@ -5,6 +5,7 @@
 #                                         information, for a machine without Rust
 #   scripts/gpu-check.sh SECTION…         runs sections with what is packed in target/gpu-check:
 #     tests       the model's tests, the GPU in the emulated device's place
+#     candle      the other families' tests by candle on it; packed where nvcc is
 #     agree       whether scored log-probabilities are the sampled ones, bit for bit
 #     speed       decoding, scoring and training beside what the GPU can do
 #                 (OPERATIONS_BF16, OPERATIONS_F32, BYTES)
@@ -17,7 +18,7 @@
 # a C++ compiler there too, `torch` torch and transformers. DEVICE (cuda:0), DTYPES (f32 bf16), SHAPE
 # (0.5b), KILL_AFTER (20 seconds) and STORES (a folder, kept; by default one that goes with the last
 # section) say what to run, and on what; `resume` and `learn` take the first of DTYPES. With
-# DEVICE=cpu DTYPES=f32 SHAPE=tiny the sections but `tests` show themselves on a processor.
+# DEVICE=cpu DTYPES=f32 SHAPE=tiny the sections but `tests` and `candle` show themselves on a processor.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kit=target/gpu-check
@@ -57,6 +58,10 @@ pack() {
   cp "$tests" "$folder/model-tests"
   cp "$bench" "$folder/speed"
   cp target/release/agentgym-submit "$folder"
+  if command -v nvcc >/dev/null; then
+    messages=(--package agentgym-model --no-run --features agentgym-model/candle-cuda --message-format json)
+    cp "$(cargo test --release --lib "${messages[@]}" | built agentgym_model)" "$folder/candle-tests"
+  fi
   strip "$folder"/*
   du -sh "$folder" >&2
 }
@@ -86,6 +91,9 @@ section() {
   case "$1" in
     tests)
       AGENTGYM_TEST_GPU="${DEVICE#cuda:}" "$kit/model-tests" gpu::
+      ;;
+    candle)
+      AGENTGYM_TEST_GPU="${DEVICE#cuda:}" "$kit/candle-tests" foreign::
       ;;
     agree)
       for dtype in $DTYPES; do

@@ -64,7 +64,7 @@ fn gguf_files_and_configs_for_candle() {
         let corpus = [std::fs::read(from.join(name)).unwrap()];
         survives(folder, &corpus, cases, 64 << 20, |bytes| {
             std::fs::write(dir.path().join(name), bytes).unwrap();
-            if let Ok(policy) = crate::ForeignPolicy::load(dir.path(), 64) {
+            if let Ok(policy) = crate::ForeignPolicy::load(dir.path(), 64, &crate::Device::cpu()) {
                 assert!(policy.text().vocab_size() > 0);
             }
         });

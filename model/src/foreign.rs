@@ -1,4 +1,4 @@
-//! Models of families that this crate does not compute, by candle-transformers on the processor: read
+//! Models of families that this crate does not compute, by candle-transformers: read
 //! from a folder in Hugging Face's layout or with a GGUF file, and run a conversation at a time. With
 //! the feature `candle`; without it every folder is refused, and the message says how to build.
 //!

@@ -42,7 +42,7 @@ mod tiles;
 // The emulator's coroutines need glibc.
 #[cfg(test)]
 #[cfg(target_os = "linux")]
-mod emulator;
+pub(crate) mod emulator;
 #[cfg(test)]
 #[cfg(target_os = "linux")]
 mod tests;

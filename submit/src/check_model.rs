@@ -10,7 +10,7 @@ use crate::{Error, Result, text};
 use agentgym_jobs::config::ResolvedConfig;
 use agentgym_jobs::plan::Plan;
 use agentgym_model::{
-    Architecture, CANDLE_FAMILIES, Chat, Dtype, ForeignModel, ForeignPolicy, ModelConfig,
+    Architecture, CANDLE_FAMILIES, Chat, Device, Dtype, ForeignModel, ForeignPolicy, ModelConfig,
     PolicyText, Tokenizer, Weights, WeightsOnDisk, parameter_shapes,
 };
 use agentgym_worker::model_folder;
@@ -88,7 +88,7 @@ pub(crate) fn check_model(path: &str, global: &Global) -> Result<()> {
 
 /// Reads the weights of a model as candle would.
 fn by_candle(folder: &Path, model: ForeignModel) -> Result<ForeignModel, agentgym_model::Error> {
-    ForeignPolicy::load(folder, model.positions.min(16))?;
+    ForeignPolicy::load(folder, model.positions.min(16), &Device::cpu())?;
     Ok(model)
 }
 
@@ -99,7 +99,8 @@ fn candle_json(model: &ForeignModel) -> Value {
 }
 
 /// What is done with a model that candle computes.
-const EVALUATE: &str = "evaluate, by candle on the processor: `agentgym-submit eval` with actor_rollout_ref.rollout.engine=candle";
+const EVALUATE: &str =
+    "evaluate, by candle: `agentgym-submit eval` with actor_rollout_ref.rollout.engine=candle";
 
 /// What a `config.json` says; nothing where it is none.
 fn said(path: &Path) -> Map<String, Value> {

@@ -8,6 +8,7 @@ pub const BUILD: &str = env!("AGENTGYM_BUILD");
 pub fn features() -> String {
     let all = [
         ("candle", cfg!(feature = "candle")),
+        ("candle-cuda", cfg!(feature = "candle-cuda")),
         ("cuda", cfg!(feature = "cuda")),
         ("hub", cfg!(feature = "hub")),
     ];

@@ -1,4 +1,4 @@
-//! Generation by candle for families that our own networks do not know, on the processor. A turn is
+//! Generation by candle for families that our own networks do not know. A turn is
 //! one job of a thread that computes one conversation at a time; a seat keeps its conversation's cache
 //! from turn to turn. What a turn draws depends on its ids and its random key alone (I7).
 

@@ -2,8 +2,8 @@
 //! not by its commit: a policy that was just trained here is not read back from the store, and two
 //! commits with equal bytes share one copy.
 
+use crate::Result;
 use crate::blocking::blocking;
-use crate::{Error, Result};
 use agentgym_model::{Adapter, Critic, Device, ForeignPolicy, Policy};
 use agentgym_storage::{Artifact, Inputs};
 use std::path::Path;
@@ -167,7 +167,7 @@ impl KeptForeign {
     /// The model of an input, for conversations of at most `context` ids.
     ///
     /// # Errors
-    /// A worker that computes otherwise; a damaged artifact, or a folder that candle cannot compute.
+    /// A damaged artifact, or a folder that candle cannot compute, or not on this worker's device.
     pub(crate) async fn get(
         &self,
         device: &Device,
@@ -175,13 +175,6 @@ impl KeptForeign {
         input: &str,
         context: usize,
     ) -> Result<Arc<ForeignPolicy>> {
-        if device.numeric_class() != Device::cpu().numeric_class() {
-            return Err(Error::stage(format!(
-                "actor_rollout_ref.rollout.engine is candle, which computes in f32 on the processor alone here, and this worker \
-                 computes otherwise ({}); start it with --device cpu --dtype f32",
-                device.numeric_class()
-            )));
-        }
         let key = fingerprint(POLICY, inputs.artifacts(input)?);
         // Held while loading, so that two attempts do not load it twice.
         let mut kept = self.0.lock().await;
@@ -192,7 +185,8 @@ impl KeptForeign {
         }
         *kept = None;
         let folder = inputs.folder(input, POLICY).await?;
-        let policy = blocking(move || Ok(ForeignPolicy::load(folder.path(), context)?));
+        let device = device.clone();
+        let policy = blocking(move || Ok(ForeignPolicy::load(folder.path(), context, &device)?));
         let policy = Arc::new(policy.await?);
         *kept = Some((key, context, Arc::clone(&policy)));
         Ok(policy)

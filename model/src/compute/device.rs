@@ -13,7 +13,15 @@ pub struct Device(Kind);
 enum Kind {
     /// By own kernels with a fixed order of operations, with products in this format.
     Cpu(Dtype),
-    Gpu(Gpu),
+    /// One of this machine's, and its number there.
+    Gpu(
+        Gpu,
+        #[cfg_attr(
+            not(feature = "candle"),
+            expect(dead_code, reason = "candle opens it too")
+        )]
+        usize,
+    ),
 }
 
 impl Device {
@@ -58,7 +66,7 @@ impl Device {
             return Err(bad(known.to_owned()));
         };
         match gpu::open(number, dtype) {
-            Ok(gpu) => Ok(Device(Kind::Gpu(gpu))),
+            Ok(gpu) => Ok(Device(Kind::Gpu(gpu, number))),
             Err(why) => Err(bad(format!("cannot be used: {why}; use \"cpu\""))),
         }
     }
@@ -72,7 +80,7 @@ impl Device {
         match gpu::open(0, dtype) {
             Ok(gpu) => {
                 let line = format!("computing on {} in {dtype}", gpu.name());
-                Ok((Device(Kind::Gpu(gpu)), line))
+                Ok((Device(Kind::Gpu(gpu, 0)), line))
             }
             Err(no_gpu) => match Device::cpu_in(dtype) {
                 Ok(cpu) => Ok((
@@ -102,7 +110,7 @@ impl Device {
         match &self.0 {
             Kind::Cpu(Dtype::F32) => "cpu-f32-2",
             Kind::Cpu(Dtype::Bf16) => "cpu-bf16-1",
-            Kind::Gpu(gpu) => gpu.numeric_class(),
+            Kind::Gpu(gpu, _) => gpu.numeric_class(),
         }
     }
 
@@ -110,7 +118,7 @@ impl Device {
     /// and every thread would hold memory of its own there.
     pub fn threads(&self, available: usize) -> usize {
         match self.0 {
-            Kind::Gpu(_) => 1,
+            Kind::Gpu(..) => 1,
             Kind::Cpu(_) => available,
         }
     }
@@ -118,7 +126,30 @@ impl Device {
     pub(crate) fn gpu(&self) -> Option<&Gpu> {
         match &self.0 {
             Kind::Cpu(_) => None,
-            Kind::Gpu(gpu) => Some(gpu),
+            Kind::Gpu(gpu, _) => Some(gpu),
+        }
+    }
+
+    /// The same device in candle's words.
+    ///
+    /// # Errors
+    /// Products in bf16; a GPU that candle was not built for, or cannot use.
+    #[cfg(feature = "candle")]
+    pub(crate) fn candle(&self) -> Result<candle_core::Device, String> {
+        match &self.0 {
+            Kind::Cpu(Dtype::F32) => Ok(candle_core::Device::Cpu),
+            Kind::Gpu(gpu, number) if gpu.dtype() == Dtype::F32 => {
+                candle_core::Device::new_cuda(*number).map_err(|e| {
+                    let built = match cfg!(feature = "candle-cuda") {
+                        true => "",
+                        false => " (build with the feature candle-cuda to have it there)",
+                    };
+                    format!("on a GPU it answers {e}{built}; start the worker with --device cpu")
+                })
+            }
+            Kind::Cpu(_) | Kind::Gpu(..) => {
+                Err("it computes in f32 alone; start the worker with --dtype f32".to_owned())
+            }
         }
     }
 
@@ -126,13 +157,13 @@ impl Device {
     pub(crate) fn host_dtype(&self) -> Dtype {
         match self.0 {
             Kind::Cpu(dtype) => dtype,
-            Kind::Gpu(_) => Dtype::F32,
+            Kind::Gpu(..) => Dtype::F32,
         }
     }
 
     #[cfg(test)]
     pub(crate) fn of(gpu: Gpu) -> Self {
-        Device(Kind::Gpu(gpu))
+        Device(Kind::Gpu(gpu, 0))
     }
 
     /// The CPU in bf16, with its instructions or without.

@@ -275,7 +275,7 @@ impl GgufFile {
     ///
     /// # Errors
     /// Candle's, where it does not find a weight or a number of the header.
-    pub(super) fn network(mut self, context: usize) -> Result<Network> {
+    pub(super) fn network(mut self, context: usize, device: &Device) -> Result<Network> {
         // Its caches are as long as a conversation may be, and its numbers are f32.
         let length = Value::U32(u32::try_from(context).unwrap_or(u32::MAX));
         self.content
@@ -284,16 +284,15 @@ impl GgufFile {
         self.content
             .metadata
             .insert("general.dtype".to_owned(), Value::U32(0));
-        let (content, file, cpu) = (self.content, &mut self.file, &Device::Cpu);
-        let built =
-            match self.architecture {
-                "llama" => quantized_llama::ModelWeights::from_gguf(content, file, cpu)
-                    .map(Network::LlamaFile),
-                "phi3" => quantized_phi3::ModelWeights::from_gguf(false, content, file, cpu)
-                    .map(Network::Phi3File),
-                _ => quantized_qwen3::ModelWeights::from_gguf(content, file, cpu)
-                    .map(Network::Qwen3File),
-            };
+        let (content, file) = (self.content, &mut self.file);
+        let built = match self.architecture {
+            "llama" => quantized_llama::ModelWeights::from_gguf(content, file, device)
+                .map(Network::LlamaFile),
+            "phi3" => quantized_phi3::ModelWeights::from_gguf(false, content, file, device)
+                .map(Network::Phi3File),
+            _ => quantized_qwen3::ModelWeights::from_gguf(content, file, device)
+                .map(Network::Qwen3File),
+        };
         built.map_err(|e| Error::Candle {
             path: self.path,
             message: format!("{e}; the file is not whole, or of a later kind: copy it again"),

@@ -22,8 +22,8 @@ pub(super) enum Network {
 
 impl Network {
     /// Runs ids that stand at `at` and the places after it; the logits behind the last one.
-    pub(super) fn run(&mut self, ids: &[u32], at: usize) -> Result<Vec<f32>> {
-        let ids = Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?;
+    pub(super) fn run(&mut self, ids: &[u32], at: usize, device: &Device) -> Result<Vec<f32>> {
+        let ids = Tensor::new(ids, device)?.unsqueeze(0)?;
         let logits = match self {
             Self::Gemma(model) => model.forward(&ids, at),
             Self::Gemma2(model) => model.forward(&ids, at),

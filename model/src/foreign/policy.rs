@@ -12,8 +12,8 @@ use crate::folder::weight_files::WeightFiles;
 use crate::generate::request::{FinishReason, Generation, GenerationRequest};
 use crate::policy_text::GENERATION_CONFIG;
 use crate::sampler::{Draw, Drawn};
-use crate::{Error, PolicyText, Result};
-use candle_core::{DType, Device, Tensor};
+use crate::{Device, Error, PolicyText, Result};
+use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -81,12 +81,12 @@ impl Source {
         }
     }
 
-    fn network(self, context: usize) -> Result<Network> {
+    fn network(self, context: usize, device: &candle_core::Device) -> Result<Network> {
         match self {
-            Self::File(file) => file.network(context),
+            Self::File(file) => file.network(context, device),
             Self::Folder(described, weights) => {
                 let tensors = tensors(weights, described.tied)?;
-                let weights = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
+                let weights = VarBuilder::from_tensors(tensors, DType::F32, device);
                 described.network(context, weights)
             }
         }
@@ -97,6 +97,7 @@ impl Source {
 pub struct ForeignPolicy {
     folder: PathBuf,
     text: PolicyText,
+    device: candle_core::Device,
     /// Has run nothing.
     network: Network,
     reach: Reach,
@@ -133,20 +134,25 @@ impl ForeignPolicy {
         Ok((found, text))
     }
 
-    /// Reads a folder, for conversations of at most `context` ids.
+    /// Reads a folder to `device`, for conversations of at most `context` ids.
     ///
     /// # Errors
     /// Those of [`ForeignPolicy::check`]; a weight that is missing or of another shape; a model of shorter
-    /// conversations.
-    pub fn load(dir: &Path, context: usize) -> Result<Self> {
+    /// conversations; a device on which candle does not compute.
+    pub fn load(dir: &Path, context: usize, device: &Device) -> Result<Self> {
         let (source, text) = Source::open(dir)?;
         source.check_context(dir, context)?;
         let mut reach = source.reach().clone();
         reach.positions = context;
-        let network = guarded(dir, || source.network(context))?;
+        let device = device.candle().map_err(|message| Error::Candle {
+            path: dir.to_owned(),
+            message,
+        })?;
+        let network = guarded(dir, || source.network(context, &device))?;
         Ok(Self {
             folder: dir.to_owned(),
             text,
+            device,
             network,
             reach,
         })
@@ -253,7 +259,7 @@ impl Conversation {
         };
         let logits = self
             .network
-            .run(ids, self.run.len())
+            .run(ids, self.run.len(), &self.policy.device)
             .map_err(|e| failed(e.to_string()))?;
         let vocabulary = self.policy.text.vocab_size();
         if logits.len() != vocabulary || logits.iter().any(|logit| logit.is_nan()) {
@@ -280,7 +286,7 @@ fn guarded<T>(path: &Path, read: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// All tensors of a folder, in f32.
+/// All tensors of a folder, in f32, in the processor's memory.
 fn tensors(mut weights: WeightFiles, tied: bool) -> Result<HashMap<String, Tensor>> {
     let names: Vec<String> = weights.names().map(str::to_owned).collect();
     let mut tensors = HashMap::new();
@@ -300,8 +306,8 @@ fn tensors(mut weights: WeightFiles, tied: bool) -> Result<HashMap<String, Tenso
         };
         let numbers = numbers(dtype, &bytes).map_err(bad)?;
         check_finite(&name, &numbers)?;
-        let tensor =
-            Tensor::from_vec(numbers, shape, &Device::Cpu).map_err(|e| bad(e.to_string()))?;
+        let tensor = Tensor::from_vec(numbers, shape, &candle_core::Device::Cpu)
+            .map_err(|e| bad(e.to_string()))?;
         tensors.insert(name, tensor);
     }
     if let Some(embedding) = tensors.get(EMBEDDING).filter(|_| tied).cloned() {

@@ -2,7 +2,7 @@
 //! policy nor a conversation.
 
 use super::ForeignModel;
-use crate::{Error, Generation, GenerationRequest, PolicyText, Result};
+use crate::{Device, Error, Generation, GenerationRequest, PolicyText, Result};
 use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ impl ForeignPolicy {
 
     /// # Errors
     /// Always: this program was built without candle.
-    pub fn load(dir: &Path, context: usize) -> Result<Self> {
+    pub fn load(dir: &Path, context: usize, _device: &Device) -> Result<Self> {
         Self::check(dir, context).map(|_| unreachable!("a folder was read without candle"))
     }
 

@@ -1,7 +1,7 @@
 //! Every family against transformers (tools/candle_fixtures.py), and what is refused.
 
 use super::*;
-use crate::{CANDLE_FAMILIES, Sampling};
+use crate::{CANDLE_FAMILIES, Dtype, Sampling};
 use serde_json::{Value, json};
 
 const FILES: [&str; 3] = ["llama-gguf", "phi3-gguf", "llama-q8-gguf"];
@@ -10,6 +10,13 @@ fn fixture(name: &str) -> PathBuf {
     let default = || concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures").to_owned();
     let fixtures = std::env::var("AGENTGYM_FIXTURES").unwrap_or_else(|_| default());
     Path::new(&fixtures).join("candle").join(name)
+}
+
+/// The processor. If `AGENTGYM_TEST_GPU` is a number, that GPU instead (`scripts/gpu-check.sh candle`).
+fn device() -> Device {
+    let number = std::env::var("AGENTGYM_TEST_GPU");
+    let name = number.map_or("cpu".to_owned(), |number| format!("cuda:{number}"));
+    Device::parse(&name, Dtype::F32).unwrap()
 }
 
 fn expected(name: &str) -> Value {
@@ -49,7 +56,7 @@ fn said(
 fn greedy_ids_and_logits_are_those_of_transformers() {
     for name in CANDLE_FAMILIES.into_iter().chain(FILES) {
         let expected = expected(name);
-        let policy = Arc::new(ForeignPolicy::load(&fixture(name), 512).unwrap());
+        let policy = Arc::new(ForeignPolicy::load(&fixture(name), 512, &device()).unwrap());
         let first = ids(&expected["turns"][0]["known"]);
         let logits = policy.begin().append(&first).unwrap();
         let wanted: Vec<f32> = serde_json::from_value(expected["logits"].clone()).unwrap();
@@ -86,7 +93,7 @@ fn greedy_ids_and_logits_are_those_of_transformers() {
 #[test]
 fn a_conversation_that_is_taken_up_has_the_bits_that_it_had() {
     for name in CANDLE_FAMILIES.into_iter().chain(FILES) {
-        let policy = Arc::new(ForeignPolicy::load(&fixture(name), 512).unwrap());
+        let policy = Arc::new(ForeignPolicy::load(&fixture(name), 512, &device()).unwrap());
         let (mut known, mut sampled) = (Vec::new(), Vec::new());
         let mut going_on = policy.begin();
         for turn in 0..4 {
@@ -111,9 +118,36 @@ fn a_conversation_that_is_taken_up_has_the_bits_that_it_had() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_device_on_which_candle_does_not_compute_is_named() {
+    use crate::gpu::emulator::{Order, emulated};
+    let folder = fixture("phi3");
+    let refused = |device: &Device| ForeignPolicy::load(&folder, 64, device).unwrap_err();
+    let bf16 = refused(&Device::cpu_bf16()).to_string();
+    assert!(
+        bf16.contains("--dtype f32") && bf16.contains("phi3"),
+        "{bf16}"
+    );
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let gpu = Device::of(emulated(Order::Ascending, dtype));
+        let said = match ForeignPolicy::load(&folder, 64, &gpu) {
+            Ok(_) => continue, // This machine has a GPU, and candle was built for it.
+            Err(error) => error.to_string(),
+        };
+        let wanted = match dtype {
+            Dtype::F32 => "--device cpu",
+            Dtype::Bf16 => "--dtype f32",
+        };
+        assert!(said.contains(wanted), "{said}");
+        let built = cfg!(feature = "candle-cuda") || dtype == Dtype::Bf16;
+        assert_ne!(said.contains("the feature candle-cuda"), built, "{said}");
+    }
+}
+
 #[test]
 fn a_message_ends_with_a_stop_id_or_its_limit_and_may_be_given_up() {
-    let policy = Arc::new(ForeignPolicy::load(&fixture("phi3"), 40).unwrap());
+    let policy = Arc::new(ForeignPolicy::load(&fixture("phi3"), 40, &device()).unwrap());
     assert_eq!(policy.text().eos_ids(), [2]);
     let known = [5; 30];
     let mut request = request(&known, 64, true);
@@ -150,7 +184,9 @@ fn refused(name: &str, change: impl FnOnce(&Path)) -> String {
         std::fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
     }
     change(dir.path());
-    ForeignPolicy::load(dir.path(), 64).unwrap_err().to_string()
+    ForeignPolicy::load(dir.path(), 64, &device())
+        .unwrap_err()
+        .to_string()
 }
 
 fn with(key: &str, value: Value) -> impl FnOnce(&Path) {
