@@ -1,6 +1,6 @@
 //! Generation behind an async call. Each thread owns an engine with the KV caches of its episodes,
-//! so an episode stays on the thread that played its first turn. All episodes of a thread are
-//! decoded in one batch, and new turns join between two steps. The samples of a task share a thread
+//! so an episode stays on the thread that played its first turn. The turns of a thread are
+//! decoded in one batch, and new ones join between two steps as others end. The samples of a task share a thread
 //! where there are tasks enough, since an engine runs once what its sequences have in common. For a
 //! large model there is one such thread, whose engine divides its steps over all processors.
 //!

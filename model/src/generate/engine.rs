@@ -96,11 +96,13 @@ impl Sequence {
 
     /// Most tokens that it can hold at the end of its turn.
     fn tokens_max(&self) -> usize {
-        self.ids.len()
-            + self
-                .active
-                .as_ref()
-                .map_or(0, |a| a.turn.tokens_max - a.drawn.len())
+        let open = self.active.as_ref();
+        self.ids.len() + open.map_or(0, |a| a.turn.tokens_max - a.drawn.len())
+    }
+
+    /// Tokens that it is likely to hold: most messages are shorter than they may be.
+    fn tokens_soon(&self) -> usize {
+        self.tokens_max().min(2 * self.ids.len())
     }
 }
 
@@ -297,11 +299,11 @@ impl Engine {
         while self.running.len() < self.options.rows_max
             && let Some(&next) = self.queue.front()
         {
-            let needed = |number: &u64| self.sequences[number].tokens_max();
-            let wanted: usize = self.running.iter().map(needed).sum::<usize>() + needed(&next);
-            let rows = self.running.len();
-            let is_full = wanted > self.options.cache_tokens_max && rows > 0;
-            if is_full || (wanted > self.near_tokens && rows >= NEAR_ROWS_MIN) {
+            let all = || self.running.iter().chain([&next]);
+            let wanted: usize = all().map(|n| self.sequences[n].tokens_max()).sum();
+            let soon: usize = all().map(|n| self.sequences[n].tokens_soon()).sum();
+            let is_full = wanted > self.options.cache_tokens_max && !self.running.is_empty();
+            if is_full || (soon > self.near_tokens && self.running.len() >= NEAR_ROWS_MIN) {
                 break;
             }
             self.queue.pop_front();
@@ -447,10 +449,8 @@ impl Engine {
         let mut row = 0;
         for (_, sequence) in active.iter_mut() {
             let pending = sequence.pending().len();
-            let decodes = sequence
-                .active
-                .as_ref()
-                .is_some_and(|a| !a.drawn.is_empty());
+            let open = sequence.active.as_ref();
+            let decodes = open.is_some_and(|open| !open.drawn.is_empty());
             let take = if sequence.leader.is_some() {
                 0
             } else if decodes && pending == 1 {

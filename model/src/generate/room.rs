@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn turns_that_caches_cannot_hold_together_run_one_after_another() {
-        let said = |near_tokens: usize| {
+        let said = |near_tokens: usize, tokens_max: usize| {
             let mut engine = Engine::new(tiny_policy(), EngineOptions::default());
             engine.near_tokens = near_tokens;
             for sequence in 0..9 {
@@ -71,7 +71,7 @@ mod tests {
                     stream: [sequence as u8; 32],
                     turn: 0,
                     sampling: Sampling::default(),
-                    tokens_max: 12,
+                    tokens_max,
                     stop_ids: Vec::new(),
                 };
                 engine.submit(turn).unwrap();
@@ -84,12 +84,14 @@ mod tests {
             done.sort_by_key(|generation| generation.sequence);
             (done, rows_max)
         };
-        let (all, rows) = said(usize::MAX);
+        let (all, rows) = said(usize::MAX, 12);
         assert_eq!((all.len(), rows), (9, 9));
         // Six of 20 + 12 tokens each; and weights are read for four rows at least.
         for (near_tokens, rows) in [(200, 6), (10, NEAR_ROWS_MIN)] {
-            assert_eq!(said(near_tokens), (all.clone(), rows));
+            assert_eq!(said(near_tokens, 12), (all.clone(), rows));
         }
+        // Where much more may be said, a row counts twice what it holds.
+        assert_eq!(said(200, 100).1, 5);
     }
 
     #[test]

@@ -506,6 +506,28 @@ mod tests {
         assert!(cut < eight / 2, "{cut} {eight}");
     }
 
+    /// Whatever is kept for products in bf16 is kept beside the numbers that it was rounded from.
+    #[test]
+    fn rounded_weights_are_counted_in_every_stage_that_holds_a_policy() {
+        for more in ["run.seed=1", "actor_rollout_ref.model.lora_rank=4"] {
+            let plan = plan(&[more]);
+            let model = &model_size::of(&plan.config.actor_rollout_ref.model).unwrap();
+            let rows = |dtype| -> BTreeMap<String, u64> {
+                Memory::new(&plan, model, 2, dtype).json().collect()
+            };
+            let (exact, rounded) = (rows(Dtype::F32), rows(Dtype::Bf16));
+            let halves = narrow(4 * model.parameters.div_ceil(2));
+            for stage in ["rollout", "log_probs", "update"] {
+                let row = format!("{stage}_memory_bytes");
+                let beside = rounded[&row] - exact[&row];
+                assert!(
+                    beside > 0 && beside.is_multiple_of(halves),
+                    "{stage}: {beside} of {halves}"
+                );
+            }
+        }
+    }
+
     #[test]
     fn an_adapter_needs_less() {
         let plan = plan(&["actor_rollout_ref.model.lora_rank=4"]);

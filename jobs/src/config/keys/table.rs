@@ -103,7 +103,7 @@ pub const KEYS: &[KeySpec] = &[
     id("jobs.sft_part_steps", "200", "optimizer steps of one part of an sft stage").within(whole(1, 100 * MILLION, STEPS)),
     option("jobs.dpo_part_steps", "50", "optimizer steps of one part of a dpo stage").within(whole(1, 100 * MILLION, STEPS)),
     bind("jobs.pack_tokens", "4096", "tokens scored at once by one thread").within(whole(1, 1_000_000_000, MANY_TOKENS)),
-    bind("jobs.decode_rows", "64", "episodes decoded at once, for each thread").within(whole(1, 65_536, "every row has a KV cache of its own")),
+    bind("jobs.decode_rows", "64", "most episodes decoded at once, for each thread; of a small model, those that its caches hold").within(whole(1, 65_536, "every row has a KV cache of its own")),
     bind("jobs.cache_tokens", "262144", "tokens of KV cache kept, for each thread").within(whole(0, 1_000_000_000_000, MANY_TOKENS)),
     bind("jobs.journal_interval_s", "5", "how often a part that plays episodes journals what has happened in them").within(seconds(0.001)),
     bind("jobs.beat_timeout_s", "600", "a stage that reports no progress for so long ends the process").within(seconds(1.0)),
