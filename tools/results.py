@@ -28,7 +28,9 @@ ESTIMATORS = {
     "rloo": ["algorithm.adv_estimator=rloo"],
     "reinforce++": ["algorithm.adv_estimator=reinforce_plus_plus"],
     "remax": ["algorithm.adv_estimator=remax"],
-    "gspo": ["actor_rollout_ref.actor.policy_loss.loss_mode=gspo"],
+    # The clip ranges of its paper (arXiv:2507.18071 section 5.1): the mean of a sequence's log-ratios never reaches 0.2.
+    "gspo": ["actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "actor_rollout_ref.actor.clip_ratio_low=3e-4",
+             "actor_rollout_ref.actor.clip_ratio_high=4e-4"],
     "ppo": ["algorithm.adv_estimator=gae", "critic.optim.lr=3e-4"],
 }
 

@@ -1,6 +1,6 @@
-//! Models of families that this crate does not compute, by candle-transformers: read
-//! from a folder in Hugging Face's layout or with a GGUF file, and run a conversation at a time. With
-//! the feature `candle`; without it every folder is refused, and the message says how to build.
+//! Models of families that this crate does not compute, by candle-transformers: read from a folder
+//! in Hugging Face's layout or with a GGUF file, and run a conversation at a time. With the feature
+//! `candle`; without it every folder is refused, and the message says how to build.
 //!
 //! Two guarantees. What is drawn depends on the conversation's ids and its random key alone, not on
 //! when it was given them: known ids run together and sampled ones one at a time, whether they were

@@ -1,6 +1,6 @@
-//! Generation by candle for families that our own networks do not know. A turn is
-//! one job of a thread that computes one conversation at a time; a seat keeps its conversation's cache
-//! from turn to turn. What a turn draws depends on its ids and its random key alone (I7).
+//! Generation by candle for families that our own networks do not know. A turn is one job of a
+//! thread that computes one conversation at a time; a seat keeps its conversation's cache from turn
+//! to turn. What a turn draws depends on its ids and its random key alone (I7).
 
 use crate::{Beat, Error, Result, panics};
 use agentgym_model::{Conversation, ForeignPolicy, Generation, GenerationRequest};
@@ -84,8 +84,8 @@ impl CandleSeat {
         self.engine.open()
     }
 
-    /// The message behind `request.append`, the whole conversation; `sampled` says which of its ids the
-    /// policy said in it.
+    /// The message behind `request.append`, the whole conversation; `sampled` says which of its ids
+    /// the policy said in it.
     ///
     /// # Errors
     /// The model's.

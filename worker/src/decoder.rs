@@ -1,8 +1,8 @@
 //! Generation behind an async call. Each thread owns an engine with the KV caches of its episodes,
-//! so an episode stays on the thread that played its first turn. The turns of a thread are
-//! decoded in one batch, and new ones join between two steps as others end. The samples of a task share a thread
-//! where there are tasks enough, since an engine runs once what its sequences have in common. For a
-//! large model there is one such thread, whose engine divides its steps over all processors.
+//! so an episode stays on the thread that played its first turn. The turns of a thread are decoded
+//! in one batch, and new ones join between two steps as others end. The samples of a task share a
+//! thread where there are tasks enough, since an engine runs once what its sequences have in common.
+//! For a large model there is one such thread, whose engine divides its steps over all processors.
 //!
 //! An episode's samples depend only on its own tokens and its random stream (I7), so neither the
 //! number of threads nor the other episodes in the batch affect the result.

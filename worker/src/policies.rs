@@ -167,7 +167,8 @@ impl KeptForeign {
     /// The model of an input, for conversations of at most `context` ids.
     ///
     /// # Errors
-    /// A damaged artifact, or a folder that candle cannot compute, or not on this worker's device.
+    /// A device on which candle does not compute, before anything is fetched; a damaged artifact; a
+    /// folder that candle cannot compute.
     pub(crate) async fn get(
         &self,
         device: &Device,
@@ -183,6 +184,10 @@ impl KeptForeign {
         {
             return Ok(Arc::clone(policy));
         }
+        ForeignPolicy::check_device(device).map_err(|message| agentgym_model::Error::Candle {
+            path: Path::new(input).join(POLICY),
+            message,
+        })?;
         *kept = None;
         let folder = inputs.folder(input, POLICY).await?;
         let device = device.clone();
@@ -230,4 +235,41 @@ fn fingerprint(prefix: &str, artifacts: &[Artifact]) -> blake3::Hash {
         .collect();
     lines.sort_unstable();
     blake3::hash(lines.concat().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agentgym_model::Dtype;
+    use agentgym_storage::{AttemptId, Manifest, PartKey, Store};
+
+    /// The input has no files, so that reading it would be another error.
+    #[tokio::test]
+    async fn candle_is_asked_for_its_device_before_a_model_is_fetched() {
+        let slot = PartKey {
+            run: "judged".parse().unwrap(),
+            iteration: 0,
+            stage: "init".into(),
+            part: 0,
+        };
+        let attempt = AttemptId {
+            number: 1,
+            nonce: "00000001".into(),
+        };
+        let manifest = Manifest::new(slot, attempt, Vec::new());
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::open("memory:").await.unwrap();
+        let inputs = Inputs::new(store, vec![("policy".into(), manifest)], cache.path());
+        let Ok(bf16) = Device::parse("cpu", Dtype::Bf16) else {
+            return; // This processor has no bf16: the refusal cannot come up.
+        };
+        let kept = KeptForeign::default();
+        let refused = kept.get(&bf16, &inputs, "policy", 64).await;
+        let said = refused.unwrap_err().to_string();
+        let wanted = match cfg!(feature = "candle") {
+            true => "--dtype f32",
+            false => "agentgym-worker/candle",
+        };
+        assert!(said.contains(wanted), "{said}");
+    }
 }

@@ -110,11 +110,13 @@ impl std::fmt::Debug for ForeignPolicy {
 }
 
 impl ForeignPolicy {
-    /// Checks whether a folder holds a model that [`ForeignPolicy::load`] could read for conversations of
-    /// that many ids, without reading the numbers of its weights. Also its text side.
+    /// Checks whether a folder holds a model that [`ForeignPolicy::load`] could read for
+    /// conversations of that many ids, without reading the numbers of its weights. Also its text
+    /// side.
     ///
     /// # Errors
-    /// What candle does not compute, a file that is missing or damaged, or files that do not belong together.
+    /// What candle does not compute, a file that is missing or damaged, or files that do not belong
+    /// together.
     pub fn check(dir: &Path, context: usize) -> Result<(ForeignModel, PolicyText)> {
         let (source, text) = Source::open(dir)?;
         source.check_context(dir, context)?;
@@ -134,20 +136,28 @@ impl ForeignPolicy {
         Ok((found, text))
     }
 
+    /// Whether candle computes on `device`, before a model is fetched to be read there.
+    ///
+    /// # Errors
+    /// Why it does not, and what to do.
+    pub fn check_device(device: &Device) -> std::result::Result<(), String> {
+        device.candle().map(drop)
+    }
+
     /// Reads a folder to `device`, for conversations of at most `context` ids.
     ///
     /// # Errors
-    /// Those of [`ForeignPolicy::check`]; a weight that is missing or of another shape; a model of shorter
-    /// conversations; a device on which candle does not compute.
+    /// Those of [`ForeignPolicy::check`]; a weight that is missing or of another shape; a model of
+    /// shorter conversations; a device on which candle does not compute.
     pub fn load(dir: &Path, context: usize, device: &Device) -> Result<Self> {
-        let (source, text) = Source::open(dir)?;
-        source.check_context(dir, context)?;
-        let mut reach = source.reach().clone();
-        reach.positions = context;
         let device = device.candle().map_err(|message| Error::Candle {
             path: dir.to_owned(),
             message,
         })?;
+        let (source, text) = Source::open(dir)?;
+        source.check_context(dir, context)?;
+        let mut reach = source.reach().clone();
+        reach.positions = context;
         let network = guarded(dir, || source.network(context, &device))?;
         Ok(Self {
             folder: dir.to_owned(),
@@ -182,8 +192,9 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// The message behind `request.append`, which is the whole conversation; `sampled` says of each of its
-    /// ids whether the policy said it in this conversation. `None` as soon as `wanted` is false.
+    /// The message behind `request.append`, which is the whole conversation; `sampled` says of each
+    /// of its ids whether the policy said it in this conversation. `None` as soon as `wanted` is
+    /// false.
     ///
     /// # Errors
     /// A request that no policy could answer, or candle's error.

@@ -11,16 +11,24 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct ForeignPolicy(Infallible);
 
+/// What to do.
+const UNBUILT: &str = "this program was built without it; build it with --features \
+                       agentgym-submit/candle (a worker with --features agentgym-worker/candle)";
+
 impl ForeignPolicy {
     /// # Errors
     /// Always: this program was built without candle.
     pub fn check(dir: &Path, _context: usize) -> Result<(ForeignModel, PolicyText)> {
         Err(Error::Candle {
             path: dir.to_owned(),
-            message: "this program was built without it; build it with --features agentgym-submit/candle (a worker with \
-                      --features agentgym-worker/candle)"
-                .to_owned(),
+            message: UNBUILT.to_owned(),
         })
+    }
+
+    /// # Errors
+    /// Always: this program was built without candle.
+    pub fn check_device(_device: &Device) -> std::result::Result<(), String> {
+        Err(UNBUILT.to_owned())
     }
 
     /// # Errors
