@@ -385,7 +385,7 @@ pub struct EpisodesArgs {
     pub limit: u32,
 }
 
-/// Two policies.
+/// Two policies, or one and some others.
 #[derive(Debug, Clone, Args)]
 pub struct CompareArgs {
     /// RUN or RUN:ITERATION; without an iteration its last evaluation
@@ -394,6 +394,9 @@ pub struct CompareArgs {
     /// The other one
     #[arg(value_name = "B")]
     pub b: String,
+    /// Further ones: a table with a line for each, beside A
+    #[arg(value_name = "MORE")]
+    pub more: Vec<String>,
 }
 
 /// What to look at, and where.

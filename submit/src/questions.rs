@@ -338,13 +338,73 @@ fn episodes_text(found: &Value, store: &str) -> String {
     out
 }
 
-/// `compare A B`.
+/// `compare A B`, or a table of A, B and more.
 pub(crate) async fn compare(store: Store, args: &CompareArgs, global: &Global) -> Result<()> {
-    let sides = [("a", &args.a), ("b", &args.b)];
-    let query = sides.map(|(key, side)| (key.to_owned(), side.clone()));
-    let ask = parsed("compare", &query)?;
-    let place = store.argument();
-    show(store, &ask, global, |found| compare_text(found, &place)).await
+    let ask = |other: &String| {
+        let sides = [("a", &args.a), ("b", other)];
+        let query = sides.map(|(key, side)| (key.to_owned(), side.clone()));
+        parsed("compare", &query)
+    };
+    if args.more.is_empty() {
+        let place = store.argument();
+        let render = |found: &Value| compare_text(found, &place);
+        return show(store, &ask(&args.b)?, global, render).await;
+    }
+    let mut pairs = Vec::new();
+    for other in [&args.a, &args.b].into_iter().chain(&args.more) {
+        pairs.push(answer(store.clone(), &ask(other)?, global).await?);
+    }
+    match global.json {
+        true => text::emit_json(&json!({"pairs": pairs.split_off(1)})),
+        false => text::emit(&several_text(&pairs)),
+    }
+    Ok(())
+}
+
+/// A table of a policy, compared with itself, and others.
+fn several_text(pairs: &[Value]) -> String {
+    let count = |found: &Value, key: &str| (number(&found[key]) as u64).to_string();
+    let line = |(index, found): (usize, &Value)| {
+        let beside = match index {
+            0 => ["–"; 4].map(str::to_owned),
+            _ => [
+                figure(&found["a"]["success"]),
+                count(found, "gained"),
+                count(found, "lost"),
+                chance(found),
+            ],
+        };
+        let policy = &found["b"];
+        let name = format!("{} {}", words(&policy["run"]), policy["iteration"]);
+        let own = [
+            name,
+            count(found, "tasks"),
+            figure(&policy["success"]),
+            figure(&policy["greedy"]),
+        ];
+        own.into_iter().chain(beside).collect::<Vec<_>>()
+    };
+    let lines: Vec<_> = pairs.iter().enumerate().map(line).collect();
+    let head = [
+        "run, iteration",
+        "tasks",
+        "success",
+        "greedy",
+        "first's",
+        "gained",
+        "lost",
+        "p",
+    ];
+    let note = "on the tasks of both, beside the first; success is that of the samples, p the exact sign test's";
+    format!("{}{note}\n", text::table(&head, &lines))
+}
+
+/// The p of a comparison.
+fn chance(found: &Value) -> String {
+    match number(&found["p"]) {
+        p if p < 1e-3 => format!("{p:.1e}"),
+        p => format!("{p:.4}"),
+    }
 }
 
 fn compare_text(found: &Value, store: &str) -> String {
@@ -369,10 +429,7 @@ fn compare_text(found: &Value, store: &str) -> String {
         count("gained"),
         count("lost"),
         count("same"),
-        match number(&found["p"]) {
-            p if p < 1e-3 => format!("{p:.1e}"),
-            p => format!("{p:.4}"),
-        }
+        chance(found)
     );
     for (word, sign) in [("gained", 1.0), ("lost", -1.0)] {
         let mut rows: Vec<&Value> = list(&found["rows"])
@@ -444,6 +501,29 @@ mod tests {
           w_3   0.500  0.250  -0.250  4/evaluate/0
         w_3 of a in full: agentgym-submit inspect r 0 evaluate 0 --group 2 --store s
         w_3 of b in full: agentgym-submit inspect r 4 evaluate 0 --group 2 --store s
+        ");
+    }
+
+    #[test]
+    fn several_policies_stand_in_one_table() {
+        let pair = |run: &str, success: f64, gained: u32, lost: u32, p: f64| {
+            json!({
+                "a": {"run": "ours", "iteration": 4, "success": 0.5, "greedy": 0.75},
+                "b": {"run": run, "iteration": 0, "success": success, "greedy": null},
+                "tasks": 20, "gained": gained, "lost": lost, "same": 0, "p": p, "rows": [],
+            })
+        };
+        let found = [
+            pair("ours", 0.5, 0, 0, 1.0),
+            pair("phi3", 0.0, 0, 14, 1.2e-4),
+            pair("chat", 0.625, 4, 2, 0.6875),
+        ];
+        insta::assert_snapshot!(several_text(&found), @"
+          run, iteration  tasks  success  greedy  first's  gained  lost       p
+          ours 0             20    0.500       –        –       –     –       –
+          phi3 0             20    0.000       –    0.500       0    14  1.2e-4
+          chat 0             20    0.625       –    0.500       4     2  0.6875
+        on the tasks of both, beside the first; success is that of the samples, p the exact sign test's
         ");
     }
 

@@ -150,6 +150,7 @@ pub(super) async fn policy(known: &Known, rows: &RowCache, n: Option<u32>) -> Re
 pub(super) fn compare(a: &Policy, b: &Policy) -> Value {
     let (mut gained, mut lost, mut same) = (0u32, 0u32, 0u32);
     let (mut sum_a, mut sum_b) = (0.0, 0.0);
+    let (mut greedy_a, mut greedy_b) = (Vec::new(), Vec::new());
     let mut rows = Vec::new();
     for ((env, item), ours) in &a.cells {
         let Some(theirs) = b.cells.get(&(env.clone(), *item)) else {
@@ -160,6 +161,8 @@ pub(super) fn compare(a: &Policy, b: &Policy) -> Value {
         };
         sum_a += x;
         sum_b += y;
+        greedy_a.extend(ours.greedy.map(|(_, solved)| solved));
+        greedy_b.extend(theirs.greedy.map(|(_, solved)| solved));
         match x.total_cmp(&y) {
             std::cmp::Ordering::Less => gained += 1,
             std::cmp::Ordering::Greater => lost += 1,
@@ -171,9 +174,17 @@ pub(super) fn compare(a: &Policy, b: &Policy) -> Value {
     }
     let tasks = gained + lost + same;
     let mean = |sum: f64| (tasks > 0).then(|| sum / f64::from(tasks));
+    let greedy = |of: &[bool]| {
+        let solved = of.iter().filter(|solved| **solved).count();
+        (!of.is_empty()).then(|| solved as f64 / of.len() as f64)
+    };
     json!({
-        "a": {"run": a.run, "iteration": a.iteration, "success": mean(sum_a)},
-        "b": {"run": b.run, "iteration": b.iteration, "success": mean(sum_b)},
+        "a": {
+            "run": a.run, "iteration": a.iteration, "success": mean(sum_a), "greedy": greedy(&greedy_a),
+        },
+        "b": {
+            "run": b.run, "iteration": b.iteration, "success": mean(sum_b), "greedy": greedy(&greedy_b),
+        },
         "tasks": tasks, "gained": gained, "lost": lost, "same": same,
         "p": sign_test(gained, lost), "rows": rows,
     })
