@@ -12,7 +12,7 @@ const NUMBER: u128 = 4;
 /// units, and one that waits for it. Others wait in host memory where the device is full.
 const GRADIENTS: u128 = 2;
 
-/// Counts of bytes, of which measured peaks are 0.89 to 1.0.
+/// Counts of bytes, of which peaks are 0.91 to 1.0 where all tokens of a unit are trained on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceFootprint {
     shape: Footprint,

@@ -235,12 +235,16 @@ fn training_takes_the_memory_that_is_counted() {
                 policy.on(&Device::of(gpu.clone())).unwrap(),
                 AdamW::default(),
             );
-            let sequences = sequences(policy.config().vocab_size, &[500; 3], 4);
-            let unit = |sequence: &TrainSequence| Unit {
-                sequences: vec![sequence.clone()],
-                ..Unit::default()
+            // Counted is what takes most: all tokens are trained on.
+            let unit = |mut sequence: TrainSequence| {
+                sequence.loss_mask[1..].fill(true);
+                Unit {
+                    sequences: vec![sequence],
+                    ..Unit::default()
+                }
             };
-            let units: Vec<Unit> = sequences.iter().map(unit).collect();
+            let sequences = sequences(policy.config().vocab_size, &[500; 3], 4);
+            let units: Vec<Unit> = sequences.into_iter().map(unit).collect();
             let options = ComputeOptions {
                 checkpointed,
                 ..ComputeOptions::default()
@@ -252,7 +256,7 @@ fn training_takes_the_memory_that_is_counted() {
             assert!(checkpointed || !gpu.keeps_inputs_alone(), "{dtype}");
             let share = limits.peak.load(Relaxed) as f64 / counted as f64;
             println!("{dtype} checkpointed {checkpointed}: {share:.3} of {counted}");
-            assert!((0.89..=1.0).contains(&share), "{share}");
+            assert!((0.9..=1.0).contains(&share), "{share}");
         }
     }
 }
