@@ -49,6 +49,15 @@ ROWS = {
 for name, config in (("babyai", "configs/babyai.yaml"), ("mixed", "configs/mixed.yaml")):
     ROWS[name] = (config, [])
     ROWS[f"{name}, scrambled"] = (config, SCRAMBLED)
+# As many episodes as the other algorithms play, in five iterations; the rate is theirs.
+ROWS["agentevol"] = (ALGORITHMS, ["run.pipeline=agentevol", "data.train_batch_size=128", "trainer.total_training_steps=5",
+                                  "trainer.test_freq=5", "trainer.save_freq=5", "agentevol.keep=all", "agentevol.steps=160",
+                                  "sft.batch_size=8", "sft.lr=3e-4", "sft.warmup_steps=5", "sft.max_length=2048"])
+LONG = ["trainer.total_training_steps=150", "trainer.test_freq=50", "trainer.save_freq=50"]
+ROWS["150 iterations"] = (ALGORITHMS, LONG)
+ROWS["150 iterations, kl"] = (ALGORITHMS, [*LONG, "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0.001"])
+for lag in (1, 2):
+    ROWS[f"lag {lag}"] = (ALGORITHMS, [f"algorithm.lag={lag}", "algorithm.rollout_correction.rollout_is=token"])
 for name, overrides in ESTIMATORS.items():
     ROWS[name] = (ALGORITHMS, overrides)
     ROWS[f"{name}, scrambled"] = (ALGORITHMS, [*overrides, *SCRAMBLED])
