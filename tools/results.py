@@ -58,6 +58,13 @@ ROWS["150 iterations"] = (ALGORITHMS, LONG)
 ROWS["150 iterations, kl"] = (ALGORITHMS, [*LONG, "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0.001"])
 for lag in (1, 2):
     ROWS[f"lag {lag}"] = (ALGORITHMS, [f"algorithm.lag={lag}", "algorithm.rollout_correction.rollout_is=token"])
+# Tasks of depths 2 and 3, of which many need more rounds than the short horizon has; iterations so
+# that each samples about as many tokens.
+for name, iterations, rounds in (("short", 40, "{type: fixed, rounds: 6}"), ("long", 16, "{type: fixed, rounds: 16}"),
+                                 ("growing", 24, "{type: scaling_inter_stepwise, rounds: [6, 11, 16], steps_scaling_inter: 8}")):
+    ROWS[f"horizon, {name}"] = (ALGORITHMS, ["data.tasks=[{env: chains, ids: 0..100000}]", f"algorithm.rounds_ctrl={rounds}",
+                                             f"trainer.total_training_steps={iterations}", f"trainer.test_freq={iterations}",
+                                             f"trainer.save_freq={iterations}"])
 for name, overrides in ESTIMATORS.items():
     ROWS[name] = (ALGORITHMS, overrides)
     ROWS[f"{name}, scrambled"] = (ALGORITHMS, [*overrides, *SCRAMBLED])
@@ -82,14 +89,21 @@ def said(*arguments, **options):
 
 
 def played(row, seed, design, store):
-    """Evaluations of the start (after a warm start) and of the end, and the numeric class of the last."""
+    """Evaluations of the start (after a warm start) and of the end, the numeric class of the last, and tokens sampled."""
     config, overrides = ROWS[row]
     run = "".join(c if c.isalnum() else "-" for c in row) + f"{'-design' if design else ''}-s{seed}"
     report = said(config, f"run.id={run}", f"run.seed={seed}", *sets(design), *overrides, "--json", "--store", store)
     first = [found for found in report["evaluations"] if found["iteration"] == 0][-1]
     last = report["evaluations"][-1]
     made = said("inspect", run, str(last["iteration"]), "evaluate", "0", "--json", "--store", store)
-    return first, last, made["manifest"]["numeric_class"]
+    return first, last, made["manifest"]["numeric_class"], sampled(os.path.join(store, "exports", run, "metrics.jsonl"))
+
+
+def sampled(path):
+    """Tokens that the policy said in the batches that it was trained on."""
+    with open(path, encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    return sum(row["metrics"].get("loss_tokens", 0) for row in rows if row["stage"] == "advantage")
 
 
 def cell(score):
@@ -103,7 +117,7 @@ def mean_cell(runs, at, name):
 
 
 def gain(runs, key):
-    gains = [100 * (last["all"][key] - first["all"][key]) for first, last, _ in runs]
+    gains = [100 * (run[1]["all"][key] - run[0]["all"][key]) for run in runs]
     mean = sum(gains) / len(gains)
     if len(gains) < 2:
         return f"{mean:+.1f}"
@@ -143,8 +157,10 @@ def main():
         lines = list(zip(*lines)) if len(names) <= 6 else lines
         print("\n".join(f"| {' | '.join(line)} |" for line in [lines[0], ["---"] * len(lines[0]), *lines[1:]]))
         classes = ", ".join(sorted({run[2] for run in runs}))
+        mean = sum(run[3] for run in runs) / len(runs) / 1e6
+        tokens = f"{mean:.2f} million tokens sampled in batches; " if mean else ""
         print(f"\nGain in points over all worlds: {gain(runs, 'success')} at temperature 1, "
-              f"{gain(runs, 'success_greedy')} greedy; numeric class {classes}.", flush=True)
+              f"{gain(runs, 'success_greedy')} greedy; {tokens}numeric class {classes}.", flush=True)
 
 
 if __name__ == "__main__":
