@@ -69,6 +69,12 @@ for name, overrides in ESTIMATORS.items():
     ROWS[name] = (ALGORITHMS, overrides)
     ROWS[f"{name}, scrambled"] = (ALGORITHMS, [*overrides, *SCRAMBLED])
 
+# Pairs for dpo: of each task that the start played eight times, one that was solved and one that was not.
+PLAY = ["data.train_batch_size=640", "trainer.total_training_steps=1", "actor_rollout_ref.actor.optim.lr=1e-15", "evaluation.sets=[]"]
+PAIRS = "{pairs}"
+ROWS["dpo"] = (ALGORITHMS, ["run.pipeline=dpo", f"dpo.expert_file={PAIRS}", f"dpo.experience_file={PAIRS}", "dpo.prompt_length=1",
+                            "dpo.max_length=2048", "dpo.batch_size=8", "dpo.steps=80", "dpo.lr=1e-4", "dpo.warmup_steps=4"])
+
 # 97.5 % points of Student's t by degrees of freedom.
 T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
@@ -88,10 +94,22 @@ def said(*arguments, **options):
     return json.loads(done.stdout)
 
 
+def pairs(seed, store):
+    """The file of the start's episodes, for dpo; played if it is not there."""
+    run = f"play-s{seed}"
+    path = os.path.join(store, f"{run}.json")
+    if not os.path.exists(path):
+        said(ALGORITHMS, f"run.id={run}", f"run.seed={seed}", *PLAY, "--json", "--store", store)
+        said("export", run, "--iteration", "1", "--trajectories", path, "--json", "--store", store)
+    return path
+
+
 def played(row, seed, design, store):
     """Evaluations of the start (after a warm start) and of the end, the numeric class of the last, and tokens sampled."""
     config, overrides = ROWS[row]
     run = "".join(c if c.isalnum() else "-" for c in row) + f"{'-design' if design else ''}-s{seed}"
+    overrides = [override.replace(PAIRS, os.path.abspath(pairs(seed, store))) if PAIRS in override else override
+                 for override in overrides]
     report = said(config, f"run.id={run}", f"run.seed={seed}", *sets(design), *overrides, "--json", "--store", store)
     first = [found for found in report["evaluations"] if found["iteration"] == 0][-1]
     last = report["evaluations"][-1]
@@ -143,6 +161,9 @@ def main():
     seeds = [int(seed) for seed in options.seeds.split(",")]
     for row in options.rows:
         config, overrides = ROWS[row]
+        if any(PAIRS in override for override in overrides):
+            print(f"\n`agentgym-submit {' '.join([ALGORITHMS, *PLAY])} run.id=play run.seed=N; "
+                  f"agentgym-submit export play --iteration 1 --trajectories {PAIRS}`")
         print(f"\n{row}: `agentgym-submit {' '.join([config, *overrides])} run.seed=N`\n")
         runs = [played(row, seed, options.design, options.store) for seed in seeds]
         names = [*runs[0][0]["sets"], "all"]
