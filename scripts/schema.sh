@@ -67,7 +67,7 @@ said workers@all 0 workers
 said ledger 0 ledger r
 said episodes 0 episodes r --worst --where stage=rollout
 said compare 0 compare r:0 r:2
-said compare_several 0 compare r:0 r:1 r:2
+said compare_several 0 compare r:0 r:2 r
 said credit 0 credit r 1
 said credit_pull 0 credit r 1 --pull
 said credit@episode 0 credit r 1 --episode 0
