@@ -111,8 +111,10 @@ def played(row, seed, design, store):
     overrides = [override.replace(PAIRS, os.path.abspath(pairs(seed, store))) if PAIRS in override else override
                  for override in overrides]
     report = said(config, f"run.id={run}", f"run.seed={seed}", *sets(design), *overrides, "--json", "--store", store)
-    first = [found for found in report["evaluations"] if found["iteration"] == 0][-1]
     last = report["evaluations"][-1]
+    # Runs that only imitate have both evaluations at iteration 0.
+    starts = [found for found in report["evaluations"] if found["iteration"] == 0 and found is not last]
+    first = starts[-1]
     made = said("inspect", run, str(last["iteration"]), "evaluate", "0", "--json", "--store", store)
     return first, last, made["manifest"]["numeric_class"], sampled(os.path.join(store, "exports", run, "metrics.jsonl"))
 

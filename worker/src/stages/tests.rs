@@ -578,6 +578,17 @@ impl Bench {
         (tokens, sampled)
     }
 
+    /// Turns of the policy in the journal.
+    async fn journalled_turns(&self, part: &Part) -> usize {
+        let mut turns = 0;
+        for segment in self.segments(part).await {
+            let Segment::V1(segment) = decode(&segment).unwrap();
+            let events = segment.records.iter().flat_map(|r| &r.events);
+            turns += events.filter(|event| event.sampled_tokens() > 0).count();
+        }
+        turns
+    }
+
     /// Plays until `segments` segments are journalled; then the process dies or is asked to end.
     /// Until then each look at the journal lets one more message through to the environment, so
     /// that even on a busy machine the part does not end before it is interrupted.

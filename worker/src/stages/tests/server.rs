@@ -168,9 +168,16 @@ async fn after_a_crash_no_turn_is_asked_for_again() {
     let run = Served::new(&["sft.steps=0", "jobs.rollout_part_tasks=4"]).await;
     let part = &run.first_rollout().await;
     run.double.allow(9);
-    // Long enough for the ninth to be confirmed by a probe and journalled on a loaded machine.
-    let killed = tokio::time::timeout(Duration::from_secs(10), run.attempt(part)).await;
-    assert!(killed.is_err(), "it waits for the tenth message");
+    // Killed once all nine are confirmed by a probe and journalled.
+    let journalled = async {
+        while run.bench.journalled_turns(part).await < 9 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::select! {
+        ended = run.attempt(part) => panic!("it waits for the tenth message: {ended:?}"),
+        killed = tokio::time::timeout(Duration::from_secs(120), journalled) => killed.unwrap(),
+    }
     let first = run.double.take_asked();
     assert_eq!(first.len(), 9);
     run.double.allow(1000);
