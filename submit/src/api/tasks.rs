@@ -228,6 +228,43 @@ mod tests {
     }
 
     #[test]
+    fn only_tasks_of_both_are_compared() {
+        let policy = |cells: &[(i64, &[bool], Option<bool>)]| Policy {
+            run: "r".to_owned(),
+            iteration: 0,
+            cells: cells
+                .iter()
+                .map(|(item, samples, greedy)| {
+                    let cell = Cell {
+                        samples: samples.iter().map(|&solved| (0, solved)).collect(),
+                        greedy: greedy.map(|solved| (0, solved)),
+                        ..Cell::default()
+                    };
+                    (("w".to_owned(), *item), cell)
+                })
+                .collect(),
+        };
+        let a = policy(&[
+            (1, &[true, false], Some(true)),
+            (2, &[false; 2], Some(false)),
+            (3, &[true; 2], Some(true)),
+        ]);
+        let b = policy(&[
+            (1, &[true; 2], Some(true)),
+            (2, &[false; 2], Some(true)),
+            (4, &[true; 2], None),
+        ]);
+        let found = compare(&a, &b);
+        let figures = |side: &str| ["success", "greedy"].map(|of| found[side][of].as_f64());
+        assert_eq!(figures("a"), [Some(0.25), Some(0.5)]);
+        assert_eq!(figures("b"), [Some(0.5), Some(1.0)]);
+        let counts = ["tasks", "gained", "lost", "same"].map(|of| found[of].as_u64().unwrap());
+        assert_eq!(counts, [2, 1, 0, 1]);
+        let nothing = compare(&a, &policy(&[]));
+        assert!(nothing["a"]["success"].is_null() && nothing["b"]["greedy"].is_null());
+    }
+
+    #[test]
     fn a_side_names_a_run_and_an_iteration() {
         assert_eq!(side("r").unwrap(), ("r", None));
         assert_eq!(side("r:3").unwrap(), ("r", Some(3)));
