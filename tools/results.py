@@ -59,7 +59,7 @@ ROWS["150 iterations, kl"] = (ALGORITHMS, [*LONG, "actor_rollout_ref.actor.use_k
 for lag in (1, 2):
     ROWS[f"lag {lag}"] = (ALGORITHMS, [f"algorithm.lag={lag}", "algorithm.rollout_correction.rollout_is=token"])
 # Tasks of depths 2 and 3, of which many need more rounds than the short horizon has. The iterations are
-# meant to sample about as many tokens each; the row says how many it were.
+# meant to sample about as many tokens each; the row says how many there were.
 for name, iterations, rounds in (("short", 40, "{type: fixed, rounds: 6}"), ("long", 16, "{type: fixed, rounds: 16}"),
                                  ("growing", 24, "{type: scaling_inter_stepwise, rounds: [6, 11, 16], steps_scaling_inter: 8}")):
     ROWS[f"horizon, {name}"] = (ALGORITHMS, ["data.tasks=[{env: chains, ids: 0..100000}]", f"algorithm.rounds_ctrl={rounds}",
