@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 
@@ -50,9 +51,12 @@ for name, config in (("babyai", "configs/babyai.yaml"), ("mixed", "configs/mixed
     ROWS[name] = (config, [])
     ROWS[f"{name}, scrambled"] = (config, SCRAMBLED)
 # As many episodes as the other algorithms play, in five iterations; the rate is theirs.
-ROWS["agentevol"] = (ALGORITHMS, ["run.pipeline=agentevol", "data.train_batch_size=128", "trainer.total_training_steps=5",
-                                  "trainer.test_freq=5", "trainer.save_freq=5", "agentevol.keep=all", "agentevol.steps=160",
-                                  "sft.batch_size=8", "sft.lr=3e-4", "sft.warmup_steps=5", "sft.max_length=2048"])
+EVOL = ["run.pipeline=agentevol", "data.train_batch_size=128", "trainer.total_training_steps=5", "trainer.test_freq=5",
+        "trainer.save_freq=5", "agentevol.keep=all", "agentevol.steps=160", "sft.batch_size=8", "sft.lr=3e-4",
+        "sft.warmup_steps=5", "sft.max_length=2048"]
+ROWS["agentevol"] = (ALGORITHMS, EVOL)
+# Its control imitates every episode, whatever its reward.
+ROWS["agentevol, all kept"] = (ALGORITHMS, [*EVOL, "agentevol.threshold=0"])
 LONG = ["trainer.total_training_steps=150", "trainer.test_freq=50", "trainer.save_freq=50"]
 ROWS["150 iterations"] = (ALGORITHMS, LONG)
 ROWS["150 iterations, kl"] = (ALGORITHMS, [*LONG, "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0.001"])
@@ -60,7 +64,7 @@ for lag in (1, 2):
     ROWS[f"lag {lag}"] = (ALGORITHMS, [f"algorithm.lag={lag}", "algorithm.rollout_correction.rollout_is=token"])
 # Tasks of depths 2 and 3, of which many need more rounds than the short horizon has. The iterations are
 # meant to sample about as many tokens each; the row says how many there were.
-for name, iterations, rounds in (("short", 40, "{type: fixed, rounds: 6}"), ("long", 16, "{type: fixed, rounds: 16}"),
+for name, iterations, rounds in (("short", 44, "{type: fixed, rounds: 6}"), ("long", 16, "{type: fixed, rounds: 16}"),
                                  ("growing", 24, "{type: scaling_inter_stepwise, rounds: [6, 11, 16], steps_scaling_inter: 8}")):
     ROWS[f"horizon, {name}"] = (ALGORITHMS, ["data.tasks=[{env: chains, ids: 0..100000}]", f"algorithm.rounds_ctrl={rounds}",
                                              f"trainer.total_training_steps={iterations}", f"trainer.test_freq={iterations}",
@@ -71,9 +75,10 @@ for name, overrides in ESTIMATORS.items():
 
 # Pairs for dpo: of each task that the start played eight times, one that was solved and one that was not.
 PLAY = ["data.train_batch_size=640", "trainer.total_training_steps=1", "actor_rollout_ref.actor.optim.lr=1e-15", "evaluation.sets=[]"]
-PAIRS = "{pairs}"
-ROWS["dpo"] = (ALGORITHMS, ["run.pipeline=dpo", f"dpo.expert_file={PAIRS}", f"dpo.experience_file={PAIRS}", "dpo.prompt_length=1",
-                            "dpo.max_length=2048", "dpo.batch_size=8", "dpo.steps=80", "dpo.lr=1e-4", "dpo.warmup_steps=4"])
+PAIRS, EXCHANGED = "{pairs}", "{pairs, rewards exchanged}"
+for name, file in (("dpo", PAIRS), ("dpo, scrambled", EXCHANGED)):
+    ROWS[name] = (ALGORITHMS, ["run.pipeline=dpo", f"dpo.expert_file={file}", f"dpo.experience_file={file}", "dpo.prompt_length=1",
+                               "dpo.max_length=2048", "dpo.batch_size=8", "dpo.steps=80", "dpo.lr=1e-4", "dpo.warmup_steps=4"])
 
 # 97.5 % points of Student's t by degrees of freedom.
 T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -95,21 +100,36 @@ def said(*arguments, **options):
 
 
 def pairs(seed, store):
-    """The file of the start's episodes, for dpo; played if it is not there."""
+    """The file of the start's episodes, for dpo, and the same with the rewards of a task's episodes
+    exchanged among them; played if they are not there."""
     run = f"play-s{seed}"
-    path = os.path.join(store, f"{run}.json")
-    if not os.path.exists(path):
+    path, exchanged = (os.path.abspath(os.path.join(store, f"{run}{end}.json")) for end in ("", "-exchanged"))
+    if not os.path.exists(exchanged):
         said(ALGORITHMS, f"run.id={run}", f"run.seed={seed}", *PLAY, "--json", "--store", store)
         said("export", run, "--iteration", "1", "--trajectories", path, "--json", "--store", store)
-    return path
+        with open(path, encoding="utf-8") as file:
+            episodes = json.load(file)
+        tasks = {}
+        for episode in episodes:
+            tasks.setdefault(episode["item_id"], []).append(episode)
+        chance = random.Random(seed)
+        for task in tasks.values():
+            rewards = [episode["reward"] for episode in task]
+            chance.shuffle(rewards)
+            for episode, reward in zip(task, rewards):
+                episode["reward"] = reward
+        with open(exchanged, "w", encoding="utf-8") as file:
+            json.dump(episodes, file)
+    return {PAIRS: path, EXCHANGED: exchanged}
 
 
 def played(row, seed, design, store):
     """Evaluations of the start (after a warm start) and of the end, the numeric class of the last, and tokens sampled."""
     config, overrides = ROWS[row]
     run = "".join(c if c.isalnum() else "-" for c in row) + f"{'-design' if design else ''}-s{seed}"
-    overrides = [override.replace(PAIRS, os.path.abspath(pairs(seed, store))) if PAIRS in override else override
-                 for override in overrides]
+    if "run.pipeline=dpo" in overrides:
+        for name, path in pairs(seed, store).items():
+            overrides = [override.replace(name, path) for override in overrides]
     report = said(config, f"run.id={run}", f"run.seed={seed}", *sets(design), *overrides, "--json", "--store", store)
     last = report["evaluations"][-1]
     # Runs that only imitate have both evaluations at iteration 0.
@@ -163,7 +183,7 @@ def main():
     seeds = [int(seed) for seed in options.seeds.split(",")]
     for row in options.rows:
         config, overrides = ROWS[row]
-        if any(PAIRS in override for override in overrides):
+        if "run.pipeline=dpo" in overrides:
             print(f"\n`agentgym-submit {' '.join([ALGORITHMS, *PLAY])} run.id=play run.seed=N; "
                   f"agentgym-submit export play --iteration 1 --trajectories {PAIRS}`")
         print(f"\n{row}: `agentgym-submit {' '.join([config, *overrides])} run.seed=N`\n")

@@ -310,11 +310,11 @@ fn openai(answer: &Value) -> Said {
 fn checked(ask: &Ask<'_>, said: Said, vocab_size: usize) -> Result<Answer, String> {
     let own = ask.prompt.len();
     if let Some(read) = said.prompt_ids.filter(|read| read != ask.prompt) {
-        let at = read.iter().zip(ask.prompt).take_while(|(a, b)| a == b);
+        let same = (read.iter().zip(ask.prompt)).take_while(|(a, b)| a == b);
         return Err(format!(
-            "it answers a prompt of other ids than were sent: {} instead of {own}, the first {} are the same",
+            "it answers a prompt of {} ids where {own} were sent, and only the first {} of them are the same",
             read.len(),
-            at.count()
+            same.count()
         ));
     }
     if let Some(read) = said.prompt_tokens.filter(|read| *read != own as u64) {
