@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Puts faults into the GPU's kernels, one at a time, and shows what finds each: `results` are the
-model's tests on the emulated device, in two orders of threads; `accesses` looks at every load and store.
+model's tests on the emulated device, in two orders of threads; `accesses` looks at every load and store;
+`policies` are slower tests, of whole networks, for what neither has found.
 
-    tools/gpu_mutants.py MODEL-TESTS
+    tools/gpu_mutants.py MODEL-TESTS [FAULT …]
 
 MODEL-TESTS is the test program of agentgym-model (`cargo test --release -p agentgym-model --lib
 --no-run` says where it is).
@@ -59,6 +60,7 @@ def outcome(tests, arguments, environment):
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("tests")
+    options.add_argument("faults", nargs="*", help="some of them, by their names; default: all")
     options = options.parse_args()
     text = source()
     barriers = [(f"barrier {n + 1} of {text.count(BARRIER)} is missing", n, BARRIER, "")
@@ -69,12 +71,22 @@ def main():
                      "--skip", "accesses_are", "--skip", "faulty"], {}),
         "accesses": (["gpu::tests::accesses::small_shapes_compute", "--include-ignored"],
                      {"AGENTGYM_EMULATOR_ACCESSES": "1"}),
+        "policies": (["gpu::tests::attention", "gpu::tests::policies::scores", "gpu::tests::policies::gradients_are",
+                      "gpu::tests::steps"], {}),
     }
-    print("| Fault | results | accesses |\n|---|---|---|")
+    print("| Fault | results | accesses | policies |\n|---|---|---|---|")
     faults = [("none", None, None, None), *MUTANTS, *barriers]
+    names = [fault[0] for fault in faults]
+    unknown = [name for name in options.faults if name not in names]
+    if unknown:
+        sys.exit(f"gpu_mutants: no fault is called {unknown[0]!r}; there are {', '.join(names)}")
+    faults = [fault for fault in faults if not options.faults or fault[0] in options.faults]
     for name, number, before, after in faults:
         found = []
-        for arguments, environment in runs.values():
+        for run, (arguments, environment) in runs.items():
+            if run == "policies" and "found" in found:
+                found.append("not tried")
+                continue
             if number is not None:
                 environment = {**environment, "AGENTGYM_EMULATOR_MUTANT": f"{number}: {before} =>{after}"}
             found.append("found" if outcome(options.tests, arguments, environment) else "")
