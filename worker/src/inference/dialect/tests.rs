@@ -140,7 +140,10 @@ fn a_prompt_that_was_read_otherwise_is_named() {
     let mut other = good(ServerDialect::Openai);
     other["choices"][0]["prompt_token_ids"] = json!([1, 5, 6, 7]);
     let said = refused(ServerDialect::Openai, &other);
-    assert!(said.contains("4 ids where 3 were sent, and only the first 0"), "{said}");
+    assert!(
+        said.contains("4 ids where 3 were sent, and only the first 0"),
+        "{said}"
+    );
     let mut echoed = good(ServerDialect::Vllm);
     echoed["prompt_token_ids"] = json!([5, 6, 8]);
     let said = refused(ServerDialect::Vllm, &echoed);
