@@ -78,7 +78,7 @@ PLAY = ["data.train_batch_size=640", "trainer.total_training_steps=1", "actor_ro
 PAIRS, EXCHANGED = "{pairs}", "{pairs, rewards exchanged}"
 for name, file in (("dpo", PAIRS), ("dpo, scrambled", EXCHANGED)):
     ROWS[name] = (ALGORITHMS, ["run.pipeline=dpo", f"dpo.expert_file={file}", f"dpo.experience_file={file}", "dpo.prompt_length=1",
-                               "dpo.max_length=2048", "dpo.batch_size=8", "dpo.steps=80", "dpo.lr=1e-4", "dpo.warmup_steps=4"])
+                               "dpo.max_length=2048", "dpo.batch_size=8", "dpo.steps=80", "dpo.lr=3e-5", "dpo.warmup_steps=4"])
 
 # 97.5 % points of Student's t by degrees of freedom.
 T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
