@@ -55,14 +55,14 @@ EVOL = ["run.pipeline=agentevol", "data.train_batch_size=128", "trainer.total_tr
         "trainer.save_freq=5", "agentevol.keep=all", "agentevol.steps=160", "sft.batch_size=8", "sft.lr=3e-4",
         "sft.warmup_steps=5", "sft.max_length=2048"]
 ROWS["agentevol"] = (ALGORITHMS, EVOL)
-# Its control imitates every episode, whatever its reward.
+# Its control imitates what was played, whatever its reward.
 ROWS["agentevol, all kept"] = (ALGORITHMS, [*EVOL, "agentevol.threshold=0"])
 LONG = ["trainer.total_training_steps=150", "trainer.test_freq=50", "trainer.save_freq=50"]
 ROWS["150 iterations"] = (ALGORITHMS, LONG)
 ROWS["150 iterations, kl"] = (ALGORITHMS, [*LONG, "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0.001"])
 for lag in (1, 2):
     ROWS[f"lag {lag}"] = (ALGORITHMS, [f"algorithm.lag={lag}", "algorithm.rollout_correction.rollout_is=token"])
-# Tasks of depths 2 and 3, of which many need more rounds than the short horizon has. The iterations are
+# Tasks of depths 2 and 3, of which the deepest need up to 16 rounds. The iterations are
 # meant to sample about as many tokens each; the row says how many there were.
 for name, iterations, rounds in (("short", 44, "{type: fixed, rounds: 6}"), ("long", 16, "{type: fixed, rounds: 16}"),
                                  ("growing", 24, "{type: scaling_inter_stepwise, rounds: [6, 11, 16], steps_scaling_inter: 8}")):
