@@ -4,7 +4,8 @@
 #   scripts/gpu-check.sh pack FOLDER      builds what the sections run, without their debug
 #                                         information, for a machine without Rust
 #   scripts/gpu-check.sh SECTION…         runs sections with what is packed in target/gpu-check:
-#     tests       the model's tests, the GPU in the emulated device's place
+#     tests       the model's tests, the GPU in the emulated device's place; and the processor's
+#                 products in bf16, which say whether it has AMX
 #     candle      the other families' tests by candle on it; packed where nvcc is
 #     agree       whether scored log-probabilities are the sampled ones, bit for bit
 #     speed       decoding, scoring and training beside what the GPU can do
@@ -91,6 +92,7 @@ section() {
   case "$1" in
     tests)
       AGENTGYM_TEST_GPU="${DEVICE#cuda:}" "$kit/model-tests" gpu::
+      "$kit/model-tests" --nocapture kernels::bf16
       ;;
     candle)
       AGENTGYM_TEST_GPU="${DEVICE#cuda:}" "$kit/candle-tests" foreign::

@@ -59,6 +59,7 @@ ROWS["agentevol"] = (ALGORITHMS, EVOL)
 ROWS["agentevol, all kept"] = (ALGORITHMS, [*EVOL, "agentevol.threshold=0"])
 LONG = ["trainer.total_training_steps=150", "trainer.test_freq=50", "trainer.save_freq=50"]
 ROWS["150 iterations"] = (ALGORITHMS, LONG)
+ROWS["150 iterations, scrambled"] = (ALGORITHMS, [*LONG, *SCRAMBLED])
 ROWS["150 iterations, kl"] = (ALGORITHMS, [*LONG, "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0.001"])
 for lag in (1, 2):
     ROWS[f"lag {lag}"] = (ALGORITHMS, [f"algorithm.lag={lag}", "algorithm.rollout_correction.rollout_is=token"])
@@ -118,8 +119,10 @@ def pairs(seed, store):
             chance.shuffle(rewards)
             for episode, reward in zip(task, rewards):
                 episode["reward"] = reward
-        with open(exchanged, "w", encoding="utf-8") as file:
+        # Renamed when it is whole: half a file would be taken for it after a kill.
+        with open(f"{exchanged}.part", "w", encoding="utf-8") as file:
             json.dump(episodes, file)
+        os.replace(f"{exchanged}.part", exchanged)
     return {PAIRS: path, EXCHANGED: exchanged}
 
 

@@ -38,7 +38,7 @@ impl Network {
         adapter: Option<&Adapter>,
         device: &Device,
     ) -> Result<Self> {
-        let host = network::Network::new(config, rope, weights, adapter, device.host_dtype())?;
+        let host = network::Network::new(config, rope, weights, adapter, device.host_bf16())?;
         let gpu = match device.gpu() {
             Some(gpu) => Some(OnGpu::upload(gpu, &host)?),
             None => None,

@@ -147,7 +147,7 @@ impl Policy {
     pub fn on(&self, device: &Device) -> Result<Self> {
         if self.gpu().is_none()
             && device.gpu().is_none()
-            && self.device.host_dtype() == device.host_dtype()
+            && self.device.host_bf16() == device.host_bf16()
         {
             return Ok(self.clone());
         }

@@ -72,11 +72,12 @@ pub struct Global {
         value_name = "URL"
     )]
     pub queue: Option<String>,
-    /// Where workers in this process compute: cpu, cuda:N, or auto for a GPU where there is one
+    /// Where workers in this process compute: cpu, cuda:N, or auto for a GPU where there is one;
+    /// cpu:avx512 for bf16 without AMX
     #[arg(long, global = true, help_heading = COMMON, env = "AGENTGYM_DEVICE", default_value = "cpu")]
     pub device: String,
     /// What products read: f32, or bf16, which is faster and less exact, on a GPU or a processor
-    /// with AVX-512 BF16. Given to export: the number format of the weights that it writes
+    /// with AMX or AVX-512 BF16. Given to export: the number format of the weights that it writes
     #[arg(
         long,
         global = true,

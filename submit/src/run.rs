@@ -91,9 +91,13 @@ async fn check_class(view: &RunView, global: &Global) -> Result<()> {
     if class == own {
         return Ok(());
     }
+    let fits = match Device::arguments(&class) {
+        Some(arguments) => format!("give {arguments}"),
+        None => "give the device and dtype that it was begun with".to_owned(),
+    };
     Err(Error::Usage(format!(
-        "run {} was begun in numeric class {class}, and --device {} --dtype {} computes in {own}: give the \
-         device and dtype that it was begun with, or run.numerics=any to mix them",
+        "run {} was begun in numeric class {class}, and --device {} --dtype {} computes in {own}: {fits}, \
+         or run.numerics=any to mix them",
         plan.run, global.device, global.dtype
     )))
 }

@@ -10,12 +10,13 @@ use crate::folder::names::EMBEDDING;
 use crate::folder::names::HEAD;
 use crate::folder::parameter::transpose;
 use crate::kernels::attention::attend;
+use crate::kernels::bf16::Unit;
 use crate::kernels::dense::{Halves, Sizes, Weight};
 use crate::kernels::key_values::KeyValues;
 use crate::kernels::matmul::View;
 use crate::kernels::pointwise::{RopeTable, rms_norm, rope, swiglu};
 use crate::parallel::{self, ComputeOptions};
-use crate::{Adapter, Dtype, Error, ModelConfig, Result, Weights};
+use crate::{Adapter, Error, ModelConfig, Result, Weights};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -73,15 +74,16 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Arranges `weights`, into which `adapter` is merged; their shapes are those of `config`.
+    /// Arranges `weights`, into which `adapter` is merged; their shapes are those of `config`. Products
+    /// are computed in f32, or by a unit for bf16.
     pub(crate) fn new(
         config: &ModelConfig,
         rope: Arc<RopeTable>,
         weights: &Weights,
         adapter: Option<&Adapter>,
-        dtype: Dtype,
+        bf16: Option<Unit>,
     ) -> Result<Self> {
-        let halves = || (dtype == Dtype::Bf16).then(Halves::default);
+        let halves = || bf16.map(Halves::new);
         let learns = |module: &str| {
             let Some(adapter) = adapter else {
                 return Learns::All;

@@ -1,36 +1,34 @@
 //! Products of numbers in bf16, the upper half of an f32, summed in f32 in one reproducible order.
 //!
-//! An output is one chain over the pairs of k: of each pair the product of the second numbers is
-//! added, then that of the first, each addition rounded once to the nearest. A number below the
-//! normal ones is zero wherever it occurs. That is what the instruction VDPBF16PS computes, and
-//! `tile::add_pair` is the same for processors without it. Sums are kept in the output between
-//! blocks, so that sizes of blocks do not show, nor do rows that are computed beside a row.
+//! An output is one chain, of pairs of k or of blocks of pairs: what the instruction of a [`Unit`]
+//! computes, which `tile` has in plain Rust too. A number below the normal ones is zero wherever it
+//! occurs. Sums are kept in the output between tiles, so that sizes of tiles do not show, nor do rows
+//! that are computed beside a row.
 
+mod amx;
 mod round;
 mod tile;
 
 use super::matmul::View;
 use crate::spare::{room, zeros};
-use round::{Line, round_panels, round_rows};
+pub(crate) use amx::refusal;
+use round::{Line, round_panels, round_rows, turn_panel};
 use std::ops::Range;
-pub(crate) use tile::is_available;
 use tile::{PANEL, Tile};
+pub(crate) use tile::{Unit, has_vectors};
 
-/// Largest tile: its sums, a row of its panels and one factor fill the registers.
-const TILE_ROWS: usize = 8;
-const TILE_PANELS: usize = 3;
-
-/// Pairs of k of a tile: its rows stay in the first cache and its panels in the second.
+/// Pairs of k of a tile: its rows stay in the first cache and its panels in the second. Whole blocks.
 const TILE_PAIRS: usize = 512;
 
 /// Panels of a matrix that are packed together, so that its rows are read in long pieces; a whole
 /// number of tiles.
-const PACKED_PANELS: usize = 4 * TILE_PANELS;
+const PACKED_PANELS: usize = 12;
 
 /// A matrix whose products sum over its rows: panels of columns, in each panel pair after pair of
-/// rows. What a panel lacks in columns, or the last pair in rows, is zero.
+/// rows. What a panel lacks in columns, or in rows up to what the unit multiplies at once, is zero.
 #[derive(Debug)]
 pub(crate) struct Panels {
+    unit: Unit,
     /// `[panel][pair][PANEL]`
     data: Vec<Line>,
     pairs: usize,
@@ -39,14 +37,31 @@ pub(crate) struct Panels {
 
 impl Panels {
     /// The numbers of `matrix`, rounded.
-    pub(crate) fn new(matrix: View<'_>) -> Self {
-        let (pairs, columns) = (matrix.rows().div_ceil(2), matrix.columns());
+    pub(crate) fn new(unit: Unit, matrix: View<'_>) -> Self {
+        let (pairs, columns) = (unit.pairs(matrix.rows()), matrix.columns());
         let mut data = zeros(columns.div_ceil(PANEL) * pairs);
         round_panels(matrix, 0..columns, 0..pairs, &mut data);
         Panels {
+            unit,
             data,
             pairs,
             columns,
+        }
+    }
+
+    /// Their columns as rows.
+    fn turned(&self) -> Rows {
+        let mut data = zeros(self.columns * self.pairs);
+        // Of nothing there is no panel.
+        let length = self.pairs.max(1);
+        for (panel, rows) in (self.data.chunks(length)).zip(data.chunks_mut(PANEL * length)) {
+            turn_panel(panel, rows);
+        }
+        Rows {
+            unit: self.unit,
+            data,
+            count: self.columns,
+            pairs: self.pairs,
         }
     }
 }
@@ -58,9 +73,10 @@ pub(crate) enum Left<'a> {
     Columns(&'a Panels),
 }
 
-/// Rows, rounded; each begins a pair.
+/// Rows, rounded; each begins a pair, and has zeros up to what the unit multiplies at once.
 #[derive(Debug)]
 pub(crate) struct Rows {
+    unit: Unit,
     data: Vec<u32>,
     count: usize,
     pairs: usize,
@@ -68,15 +84,27 @@ pub(crate) struct Rows {
 
 impl Rows {
     /// The numbers of contiguous rows of `width`, rounded.
-    pub(crate) fn new(numbers: &[f32], width: usize) -> Self {
-        let (count, pairs) = (numbers.len() / width, width.div_ceil(2));
+    pub(crate) fn new(unit: Unit, numbers: &[f32], width: usize) -> Self {
+        let (count, pairs) = (numbers.len() / width, unit.pairs(width));
         let mut data = zeros(count * pairs);
-        round_rows(numbers, width, &mut data);
-        Rows { data, count, pairs }
+        round_rows(numbers, width, pairs, &mut data);
+        Rows {
+            unit,
+            data,
+            count,
+            pairs,
+        }
     }
 }
 
 impl<'a> Left<'a> {
+    fn unit(self) -> Unit {
+        match self {
+            Left::Rows(rows) => rows.unit,
+            Left::Columns(panels) => panels.unit,
+        }
+    }
+
     fn count(self) -> usize {
         match self {
             Left::Rows(rows) => rows.count,
@@ -91,8 +119,8 @@ impl<'a> Left<'a> {
         }
     }
 
-    /// The pairs of the rows from `row`, a multiple of [`TILE_ROWS`], and from pair `pair` on; and
-    /// how far apart rows and pairs are there.
+    /// The pairs of the rows of a tile from `row` on, and from pair `pair` on; and how far apart rows
+    /// and pairs are there.
     fn at(self, row: usize, pair: usize) -> (&'a [u32], [usize; 2]) {
         match self {
             Left::Rows(rows) => (&rows.data[row * rows.pairs + pair..], [rows.pairs, 1]),
@@ -119,10 +147,14 @@ impl Right<'_> {
         }
     }
 
-    fn pairs(self) -> usize {
+    /// Pairs, which are those of the unit.
+    fn pairs(self, unit: Unit) -> usize {
         match self {
-            Right::Panels(panels) => panels.pairs,
-            Right::Matrix(matrix) => matrix.rows().div_ceil(2),
+            Right::Panels(panels) => {
+                assert_eq!(panels.unit, unit, "a side is another unit's");
+                panels.pairs
+            }
+            Right::Matrix(matrix) => unit.pairs(matrix.rows()),
         }
     }
 }
@@ -134,7 +166,7 @@ pub(crate) fn product_in(mut output: Vec<f32>, left: Left<'_>, right: Right<'_>)
     if output.capacity() < count {
         output = room(count);
     }
-    if right.pairs() == 0 {
+    if left.pairs() == 0 {
         output.resize(count, 0.0);
         return output;
     }
@@ -161,7 +193,7 @@ pub(crate) fn product_to(
         left.count() * columns.len(),
         "output has another size"
     );
-    if !accumulate && right.pairs() == 0 {
+    if !accumulate && left.pairs() == 0 {
         output.fill(0.0);
     }
     // SAFETY: `output` is as large as the product.
@@ -180,14 +212,22 @@ unsafe fn multiply(
     output: *mut f32,
     accumulate: bool,
 ) {
-    let (rows, pairs) = (left.count(), right.pairs());
-    assert_eq!(left.pairs(), pairs, "inner sizes differ");
+    let (unit, rows, pairs) = (left.unit(), left.count(), left.pairs());
+    assert_eq!(pairs, right.pairs(unit), "inner sizes differ");
     let begins = columns.start.is_multiple_of(PANEL);
     assert!(begins && columns.end <= right.columns(), "no such columns");
     let mut packed = match right {
         Right::Panels(_) => Vec::new(),
         Right::Matrix(_) => vec![[0; PANEL]; PACKED_PANELS * TILE_PAIRS],
     };
+    let turned = match (unit, left) {
+        // Rows of the unit's registers lie in one piece.
+        (Unit::Matrices, Left::Columns(panels)) => Some(panels.turned()),
+        _ => None,
+    };
+    let left = turned.as_ref().map_or(left, Left::Rows);
+    let [tile_rows, tile_panels] = unit.tile();
+    let mut shape = amx::Shape::default();
     for first in columns.clone().step_by(PACKED_PANELS * PANEL) {
         let columns_end = columns.end.min(first + PACKED_PANELS * PANEL);
         for pair in (0..pairs).step_by(TILE_PAIRS) {
@@ -200,14 +240,14 @@ unsafe fn multiply(
                     (&packed[..], length)
                 }
             };
-            for start in (first..columns_end).step_by(TILE_PANELS * PANEL) {
-                let width = (TILE_PANELS * PANEL).min(columns_end - start);
-                for row in (0..rows).step_by(TILE_ROWS) {
+            for start in (first..columns_end).step_by(tile_panels * PANEL) {
+                let width = (tile_panels * PANEL).min(columns_end - start);
+                for row in (0..rows).step_by(tile_rows) {
                     let (left, strides) = left.at(row, pair);
                     let tile = Tile {
                         left,
                         strides,
-                        rows: TILE_ROWS.min(rows - row),
+                        rows: tile_rows.min(rows - row),
                         right: &panels[(start - first) / PANEL * panel_lines..],
                         panel_lines,
                         panels: width.div_ceil(PANEL),
@@ -219,7 +259,7 @@ unsafe fn multiply(
                     };
                     // SAFETY: rows, columns and pairs of the tile are those of both sides, and its
                     // output the caller's, initialised by the pairs before where there are any.
-                    unsafe { tile.compute() };
+                    unsafe { tile.compute(unit, &mut shape) };
                 }
             }
         }
@@ -229,7 +269,7 @@ unsafe fn multiply(
 #[cfg(test)]
 mod tests {
     use super::round::{half, pair};
-    use super::tile::add_pair;
+    use super::tile::{Two, add_block, add_pair};
     use super::*;
     use crate::folder::parameter::transpose;
     use crate::kernels::tests::numbers;
@@ -251,56 +291,100 @@ mod tests {
         }
     }
 
+    const UNITS: [Unit; 2] = [Unit::Vectors, Unit::Matrices];
+
     /// The specified chain of one output.
-    fn in_order(start: f32, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32, k: usize) -> f32 {
+    fn in_order(
+        unit: Unit,
+        start: f32,
+        a: impl Fn(usize) -> f32,
+        b: impl Fn(usize) -> f32,
+        k: usize,
+    ) -> f32 {
         let number = |of: &dyn Fn(usize) -> f32, at: usize| if at < k { of(at) } else { 0.0 };
         let two = |of: &dyn Fn(usize) -> f32, at: usize| pair(number(of, at), number(of, at + 1));
-        (0..k)
-            .step_by(2)
-            .fold(start, |sum, at| add_pair(sum, two(&a, at), two(&b, at)))
+        let pairs = (0..k).step_by(2).map(|at| [two(&a, at), two(&b, at)]);
+        let pairs: Vec<Two> = pairs.collect();
+        match unit {
+            Unit::Vectors => pairs.into_iter().fold(start, add_pair),
+            Unit::Matrices => pairs.chunks(16).fold(start, add_block),
+        }
+    }
+
+    /// Every side of a unit's product, beside every other, and sums that go on.
+    fn checked(unit: Unit, m: usize, k: usize, n: usize) {
+        let (a, b, start) = (numbers(m * k, 11), numbers(k * n, 7), numbers(m * n, 13));
+        let (across, turned) = (transpose(&a, m, k), transpose(&b, k, n));
+        let weight = View::new(&b, k, n);
+        // A tied head is read in the embedding's memory layout.
+        let tied = View::new(&turned, n, k).transposed();
+        let panels = Panels::new(unit, weight);
+        let rows = Rows::new(unit, &a, k);
+        let columns = Panels::new(unit, View::new(&across, k, m));
+        let chain = |start: f32, place: usize| {
+            let (row, column) = (place / n, place % n);
+            in_order(unit, start, |i| a[row * k + i], |i| b[i * n + column], k)
+        };
+        let fresh: Vec<f32> = (0..m * n).map(|place| chain(0.0, place)).collect();
+        let more: Vec<f32> = (0..m * n).map(|place| chain(start[place], place)).collect();
+        for left in [Left::Rows(&rows), Left::Columns(&columns)] {
+            for right in [
+                Right::Panels(&panels),
+                Right::Matrix(weight),
+                Right::Matrix(tied),
+            ] {
+                let place = format!("{unit:?} m {m} k {k} n {n} {left:?} {right:?}");
+                let found = product_in(vec![f32::NAN; 3], left, right);
+                assert!(found == fresh, "{place:.80}");
+                let mut found = start.clone();
+                product_to(&mut found, left, right, 0..n, true);
+                assert!(found == more, "{place:.80}");
+                product_to(&mut found, left, right, 0..n, false);
+                assert!(found == fresh, "{place:.80}");
+            }
+        }
     }
 
     #[test]
     fn every_shape_gives_the_promised_bits() {
         for k in [1, 2, 3, 64, 177, 1024, 1027, 2500] {
             for n in [1, 5, 16, 48, 65, 200] {
-                let b = numbers(k * n, 7);
-                let turned = transpose(&b, k, n);
-                let weight = View::new(&b, k, n);
-                // A tied head is read in the embedding's memory layout.
-                let tied = View::new(&turned, n, k).transposed();
-                let panels = Panels::new(weight);
                 for m in [1, 2, 3, 7, 8, 13, 21] {
-                    let a = numbers(m * k, 11);
-                    let (rows, across) = (Rows::new(&a, k), transpose(&a, m, k));
-                    let columns = Panels::new(View::new(&across, k, m));
-                    let start = numbers(m * n, 13);
-                    let chain = |start: f32, place: usize| {
-                        let (row, column) = (place / n, place % n);
-                        in_order(start, |i| a[row * k + i], |i| b[i * n + column], k)
-                    };
-                    let fresh: Vec<f32> = (0..m * n).map(|place| chain(0.0, place)).collect();
-                    let more: Vec<f32> =
-                        (0..m * n).map(|place| chain(start[place], place)).collect();
-                    for left in [Left::Rows(&rows), Left::Columns(&columns)] {
-                        for right in [
-                            Right::Panels(&panels),
-                            Right::Matrix(weight),
-                            Right::Matrix(tied),
-                        ] {
-                            let place = format!("m {m} k {k} n {n} {left:?} {right:?}");
-                            let found = product_in(vec![f32::NAN; 3], left, right);
-                            assert!(found == fresh, "{place:.80}");
-                            let mut found = start.clone();
-                            product_to(&mut found, left, right, 0..n, true);
-                            assert!(found == more, "{place:.80}");
-                            product_to(&mut found, left, right, 0..n, false);
-                            assert!(found == fresh, "{place:.80}");
-                        }
+                    checked(Unit::Vectors, m, k, n);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_shape_gives_the_promised_bits_by_blocks() {
+        for k in [1, 3, 32, 33, 177, 1056, 2049] {
+            for n in [1, 16, 21, 37, 200] {
+                for m in [1, 9, 16, 23, 41] {
+                    // In plain Rust it takes long.
+                    if m * k * n < 600_000 {
+                        checked(Unit::Matrices, m, k, n);
                     }
                 }
             }
         }
+    }
+
+    /// Sixteen pairs whose products are a half of the last place of one, or twice that: the two chains
+    /// keep them all, where sums that began at one would lose the halves.
+    #[test]
+    fn a_block_is_summed_apart_and_then_added() {
+        let tiny = 2.0_f32.powi(-24);
+        let block = [[pair(1.0, 0.5), pair(tiny, 4.0 * tiny)]; 16];
+        let sum = 16.0 * tiny + 16.0 * 2.0 * tiny;
+        assert_eq!(add_block(1.0, &block), 1.0 + sum);
+        // A chain of pairs adds the second products, one last place each, and rounds the halves off
+        // or up to even.
+        let chain = block.into_iter().fold(1.0, add_pair);
+        assert_ne!(chain, 1.0 + sum);
+        // Below the normal numbers all is zero: products, operands, and what a sum began with.
+        let small = [[pair(f32::MIN_POSITIVE, 0.0), pair(0.25, 0.0)]; 16];
+        assert_eq!(add_block(f32::MIN_POSITIVE / 2.0, &small).to_bits(), 0);
     }
 
     #[test]
@@ -308,16 +392,18 @@ mod tests {
         let (m, k, n) = (9, 300, 33);
         let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
         let right = Right::Matrix(View::new(&b, k, n));
-        let found = product_in(Vec::new(), Left::Rows(&Rows::new(&a, k)), right);
-        for (place, found) in found.iter().enumerate() {
-            let (row, column) = (place / n, place % n);
-            let product = |i: usize| f64::from(a[row * k + i]) * f64::from(b[i * n + column]);
-            let exact: f64 = (0..k).map(product).sum();
-            let scale: f64 = (0..k).map(|i| product(i).abs()).sum();
-            assert!(
-                (f64::from(*found) - exact).abs() < scale / 256.0,
-                "{found} is not {exact}"
-            );
+        for unit in UNITS {
+            let found = product_in(Vec::new(), Left::Rows(&Rows::new(unit, &a, k)), right);
+            for (place, found) in found.iter().enumerate() {
+                let (row, column) = (place / n, place % n);
+                let product = |i: usize| f64::from(a[row * k + i]) * f64::from(b[i * n + column]);
+                let exact: f64 = (0..k).map(product).sum();
+                let scale: f64 = (0..k).map(|i| product(i).abs()).sum();
+                assert!(
+                    (f64::from(*found) - exact).abs() < scale / 256.0,
+                    "{found} is not {exact}"
+                );
+            }
         }
     }
 }

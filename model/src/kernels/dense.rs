@@ -2,7 +2,7 @@
 //! in f32 or in bf16. A row's result does not depend on the other rows, nor does a column's on the
 //! others, so that the threads of a team may each take some columns.
 
-use super::bf16::{self, Left, Panels, Right, Rows};
+use super::bf16::{self, Left, Panels, Right, Rows, Unit};
 use super::matmul::{View, matmul, product, product_in};
 use super::{dot, vectorised};
 use crate::parallel;
@@ -24,9 +24,21 @@ pub(crate) struct Sizes {
     pub(crate) width: usize,
 }
 
-/// That products with a weight are computed in bf16; a clone shares what is kept.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Halves(Arc<OnceLock<Panels>>);
+/// That products with a weight are computed in bf16, and by what; a clone shares what is kept.
+#[derive(Debug, Clone)]
+pub(crate) struct Halves {
+    unit: Unit,
+    kept: Arc<OnceLock<Panels>>,
+}
+
+impl Halves {
+    pub(crate) fn new(unit: Unit) -> Self {
+        Halves {
+            unit,
+            kept: Arc::default(),
+        }
+    }
+}
 
 /// A weight `[in, out]`, and the format of its products.
 #[derive(Debug, Clone, Copy)]
@@ -59,15 +71,15 @@ impl<'a> Weight<'a> {
     /// Rounds a weight of products in bf16 once for all products from now on: for few rows that
     /// takes longer than the product.
     pub(crate) fn keep_halves(self) {
-        if let Some(Halves(kept)) = self.halves {
-            kept.get_or_init(|| Panels::new(self.numbers));
+        if let Some(Halves { unit, kept }) = self.halves {
+            kept.get_or_init(|| Panels::new(*unit, self.numbers));
         }
     }
 
     /// The right side of a product in bf16.
     fn halved(self, halves: &'a Halves) -> Right<'a> {
         halves
-            .0
+            .kept
             .get()
             .map_or(Right::Matrix(self.numbers), Right::Panels)
     }
@@ -87,7 +99,7 @@ impl<'a> Weight<'a> {
                 y
             }
             Some(halves) => {
-                let x = Rows::new(x, self.inner());
+                let x = Rows::new(halves.unit, x, self.inner());
                 bf16::product_in(Vec::new(), Left::Rows(&x), self.halved(halves))
             }
             None => product(rows(x, self.inner()), self.numbers),
@@ -148,7 +160,7 @@ impl<'a> Weight<'a> {
     /// Some columns of y, of which `y` has no others.
     fn multiply_columns(self, y: &mut [f32], x: &[f32], columns: Range<usize>, add: bool) {
         if let Some(halves) = self.halves {
-            let x = Rows::new(x, self.inner());
+            let x = Rows::new(halves.unit, x, self.inner());
             bf16::product_to(y, Left::Rows(&x), self.halved(halves), columns, add);
         } else if self.width() == 1 {
             let weight = self.numbers.numbers();
@@ -169,20 +181,20 @@ impl<'a> Weight<'a> {
     /// ∂x = grad · weightᵀ.
     pub(crate) fn grad_input(self, grad: &[f32]) -> Vec<f32> {
         let back = self.numbers.transposed();
-        if self.halves.is_none() {
+        let Some(halves) = self.halves else {
             return product(rows(grad, self.width()), back);
-        }
-        let grad = Rows::new(grad, self.width());
+        };
+        let grad = Rows::new(halves.unit, grad, self.width());
         bf16::product_in(Vec::new(), Left::Rows(&grad), Right::Matrix(back))
     }
 
     /// ∂x = grad · weightᵀ, or ∂x += grad · weightᵀ.
     pub(crate) fn grad_input_to(self, grad_x: &mut [f32], grad: &[f32], add: bool) {
         let back = self.numbers.transposed();
-        if self.halves.is_none() {
+        let Some(halves) = self.halves else {
             return matmul(rows(grad, self.width()), back, 0..self.inner(), grad_x, add);
-        }
-        let grad = Rows::new(grad, self.width());
+        };
+        let grad = Rows::new(halves.unit, grad, self.width());
         let right = Right::Matrix(back);
         bf16::product_to(grad_x, Left::Rows(&grad), right, 0..self.inner(), add);
     }
@@ -192,8 +204,8 @@ impl<'a> Weight<'a> {
         let (x, grad) = self.sides(x, grad);
         match self.halves {
             None => product_in(room, x.transposed(), grad),
-            Some(_) => {
-                let x = Panels::new(x);
+            Some(halves) => {
+                let x = Panels::new(halves.unit, x);
                 bf16::product_in(room, Left::Columns(&x), Right::Matrix(grad))
             }
         }
@@ -210,8 +222,8 @@ impl<'a> Weight<'a> {
         let (x, grad) = self.sides(x, grad);
         match self.halves {
             None => matmul(x.transposed(), grad, 0..grad.columns(), by_weight, true),
-            Some(_) => {
-                let (x, right) = (Panels::new(x), Right::Matrix(grad));
+            Some(halves) => {
+                let (x, right) = (Panels::new(halves.unit, x), Right::Matrix(grad));
                 bf16::product_to(by_weight, Left::Columns(&x), right, 0..grad.columns(), true);
             }
         }
@@ -250,7 +262,8 @@ mod tests {
             let team = Team::new(threads);
             let data = numbers(inner * width, 3);
             let bias = numbers(width, 4);
-            let (kept, rounded) = (Halves::default(), Halves::default());
+            let [kept, rounded, matrices] =
+                [Unit::Vectors, Unit::Vectors, Unit::Matrices].map(Halves::new);
             let straight = View::new(&data, inner, width);
             Weight::new(straight, Some(&kept)).keep_halves();
             let turned = View::new(&data, width, inner).transposed();
@@ -260,6 +273,7 @@ mod tests {
                 Weight::new(straight, Some(&kept)),
                 Weight::new(straight, Some(&rounded)),
                 Weight::new(turned, Some(&rounded)),
+                Weight::new(straight, Some(&matrices)),
             ]
             .into_iter()
             .enumerate()

@@ -237,8 +237,10 @@ impl<'a> PlanView<'a> {
                         memory.text()
                     ),
                 );
-                if let Err(why) = Device::parse("cpu", self.dtype) {
-                    line("processor", why.to_string());
+                let processor = Device::parse("cpu", self.dtype);
+                let said = processor.map_or_else(|why| Some(why.to_string()), |cpu| cpu.note());
+                if let Some(said) = said {
+                    line("processor", said);
                 }
                 if let Some(gpu) = self.gpu {
                     let memory = GpuMemory::new(plan, model, gpu.dtype);

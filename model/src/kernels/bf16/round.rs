@@ -1,6 +1,6 @@
 //! Numbers rounded to bf16, in pairs that follow one another along k.
 
-use super::tile::{PANEL, is_available};
+use super::tile::{PANEL, has_vectors};
 use crate::kernels::matmul::View;
 use crate::kernels::{fetch, vectorised};
 use std::array::from_fn;
@@ -30,15 +30,15 @@ pub(super) fn pair(first: f32, second: f32) -> u32 {
     half(first) | half(second) << 16
 }
 
-/// Writes the pairs of contiguous rows of `width`; each row begins one.
-pub(super) fn round_rows(numbers: &[f32], width: usize, pairs: &mut [u32]) {
-    // Where no row begins inside of a pair, all are one.
-    let (width, own) = match width % 2 {
-        0 => (numbers.len().max(1), pairs.len().max(1)),
-        _ => (width, width.div_ceil(2)),
+/// Writes the pairs of contiguous rows of `width`, so many for each row.
+pub(super) fn round_rows(numbers: &[f32], width: usize, own: usize, pairs: &mut [u32]) {
+    // Where nothing is between the rows, all are one.
+    let (width, own) = match 2 * own == width {
+        true => (numbers.len().max(1), pairs.len().max(1)),
+        false => (width, own),
     };
     let rows = numbers.chunks(width).zip(pairs.chunks_mut(own));
-    match is_available() {
+    match has_vectors() {
         true => wide(
             #[inline(always)]
             || rows.for_each(|(row, pairs)| round_row::<true>(row, pairs)),
@@ -51,7 +51,7 @@ pub(super) fn round_rows(numbers: &[f32], width: usize, pairs: &mut [u32]) {
 }
 
 /// Writes some columns of a matrix, the first of a panel among them, and some pairs of its rows:
-/// panels of as many lines as there are pairs.
+/// panels of as many lines as there are pairs. Behind the last row they are zero.
 pub(super) fn round_panels(
     matrix: View<'_>,
     columns: Range<usize>,
@@ -64,7 +64,7 @@ pub(super) fn round_panels(
         rows: 2 * pairs.start..matrix.rows().min(2 * pairs.end),
         lines: pairs.len().max(1),
     };
-    match is_available() {
+    match has_vectors() {
         true => wide(
             #[inline(always)]
             || part.round::<true>(panels),
@@ -73,6 +73,28 @@ pub(super) fn round_panels(
             #[inline(always)]
             || part.round::<false>(panels),
         ),
+    }
+}
+
+/// Writes the columns of a panel, whole blocks of lines, as rows of as many pairs; as many as there is
+/// room for.
+pub(super) fn turn_panel(panel: &[Line], rows: &mut [u32]) {
+    match has_vectors() {
+        true => wide(
+            #[inline(always)]
+            || turn_blocks::<true>(panel, rows),
+        ),
+        false => turn_blocks::<false>(panel, rows),
+    }
+}
+
+#[inline(always)]
+fn turn_blocks<const WIDE: bool>(panel: &[Line], rows: &mut [u32]) {
+    for (at, block) in panel.as_chunks().0.iter().enumerate() {
+        let turned = turn::<WIDE>(block);
+        for (row, turned) in rows.chunks_exact_mut(panel.len()).zip(turned) {
+            row[at * PANEL..][..PANEL].copy_from_slice(&turned);
+        }
     }
 }
 
@@ -120,6 +142,13 @@ impl Part<'_> {
             if let Some(line) = lines.next().filter(|_| !first_rest.is_empty()) {
                 let number = |rest: &[f32], c| rest.get(c).copied().unwrap_or_default();
                 *line = from_fn(|c| pair(number(first_rest, c), number(second_rest, c)));
+            }
+        }
+        let made = self.rows.len().div_ceil(2);
+        if made < self.lines {
+            let count = self.columns.len().div_ceil(PANEL);
+            for panel in panels.chunks_exact_mut(self.lines).take(count) {
+                panel[made..].fill([0; PANEL]);
             }
         }
     }

@@ -1,10 +1,53 @@
 //! A tile of a product: some rows by some panels, over some pairs.
 
+use super::amx::{self, BLOCK, Shape};
+
 /// Columns of a panel, the sums of one 512-bit register.
 pub(super) const PANEL: usize = 16;
 
-/// Whether this processor has the instructions.
-pub(crate) fn is_available() -> bool {
+/// A part of a processor that multiplies numbers in bf16, and so the order in which an output's
+/// products are added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// AVX-512 BF16: one chain over the pairs of k, [`add_pair`].
+    Vectors,
+    /// AMX: a chain over blocks of 16 pairs, [`add_block`].
+    Matrices,
+}
+
+impl Unit {
+    /// The fastest that this process may use.
+    pub(crate) fn best() -> Option<Self> {
+        match amx::is_ready() {
+            true => Some(Unit::Matrices),
+            false => has_vectors().then_some(Unit::Vectors),
+        }
+    }
+
+    /// Pairs that it multiplies at once: sides of a product are filled up to whole ones with zeros.
+    pub(super) fn step(self) -> usize {
+        match self {
+            Unit::Vectors => 1,
+            Unit::Matrices => BLOCK,
+        }
+    }
+
+    /// Pairs of so many numbers along k.
+    pub(super) fn pairs(self, numbers: usize) -> usize {
+        numbers.div_ceil(2).next_multiple_of(self.step())
+    }
+
+    /// Rows and panels of its largest tile: all of its registers.
+    pub(super) fn tile(self) -> [usize; 2] {
+        match self {
+            Unit::Vectors => [8, 3],
+            Unit::Matrices => [32, 2],
+        }
+    }
+}
+
+/// Whether this processor has AVX-512 BF16.
+pub(crate) fn has_vectors() -> bool {
     #[cfg(target_arch = "x86_64")]
     return is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
     #[cfg(not(target_arch = "x86_64"))]
@@ -30,56 +73,75 @@ pub(super) struct Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// Writes the tile's part of the output.
+    /// Writes the tile's part of the output, in the order of a unit; by its instructions where they
+    /// are there.
     ///
     /// # Safety
     /// The output has room for the tile, and is initialised where its sums go on.
-    pub(super) unsafe fn compute(&self) {
+    pub(super) unsafe fn compute(&self, unit: Unit, shape: &mut Shape) {
         // SAFETY: the caller's promise; the instructions are there where they are used.
         unsafe {
-            match is_available() {
+            match unit {
                 #[cfg(target_arch = "x86_64")]
-                true => wide::compute(self),
-                _ => plainly(self),
+                Unit::Vectors if has_vectors() => wide::compute(self),
+                Unit::Vectors => plainly(self, 1, |sum, pairs| add_pair(sum, pairs[0])),
+                Unit::Matrices if amx::is_ready() => amx::compute(self, shape),
+                Unit::Matrices => plainly(self, BLOCK, add_block),
             }
         }
     }
 }
 
-/// A sum with the products of two pairs, as VDPBF16PS adds them.
-pub(super) fn add_pair(sum: f32, a: u32, b: u32) -> f32 {
-    let normal = |x: f32| {
-        if x.is_subnormal() {
-            0.0f32.copysign(x)
-        } else {
-            x
-        }
-    };
-    let [first, second] = [16, 0].map(|shift| {
-        let number = |pair: u32| normal(f32::from_bits(pair << shift & 0xffff_0000));
-        (number(a), number(b))
-    });
-    let sum = normal(second.0.mul_add(second.1, normal(sum)));
-    normal(first.0.mul_add(first.1, sum))
+/// A pair of either side.
+pub(super) type Two = [u32; 2];
+
+/// A number below the normal ones is zero wherever it occurs.
+fn normal(x: f32) -> f32 {
+    match x.is_subnormal() {
+        true => 0.0f32.copysign(x),
+        false => x,
+    }
 }
 
-/// A tile without the instruction.
+/// A sum with the product of the first numbers of two pairs, or of the second ones, rounded once.
+fn add_product<const SECOND: bool>(sum: f32, [a, b]: Two) -> f32 {
+    let shift = if SECOND { 0 } else { 16 };
+    let number = |pair: u32| normal(f32::from_bits(pair << shift & 0xffff_0000));
+    normal(number(a).mul_add(number(b), normal(sum)))
+}
+
+/// A sum with the products of two pairs, as VDPBF16PS adds them.
+pub(super) fn add_pair(sum: f32, pair: Two) -> f32 {
+    add_product::<false>(add_product::<true>(sum, pair), pair)
+}
+
+/// A sum with the products of a block, as TDPBF16PS adds them (Intel's manual, volume 2): a chain of
+/// its own for the first numbers of the pairs and for the second ones, then their sum.
+pub(super) fn add_block(sum: f32, block: &[Two]) -> f32 {
+    let pairs = || block.iter().copied();
+    let first = pairs().fold(0.0, add_product::<false>);
+    let second = pairs().fold(0.0, add_product::<true>);
+    normal(normal(sum) + normal(first + second))
+}
+
+/// A tile without the instruction, some pairs at a time.
 ///
 /// # Safety
 /// As for [`Tile::compute`].
-unsafe fn plainly(tile: &Tile<'_>) {
+pub(super) unsafe fn plainly(tile: &Tile<'_>, step: usize, add: impl Fn(f32, &[Two]) -> f32) {
     let [row_stride, pair_stride] = tile.strides;
+    let mut pairs = vec![[0; 2]; tile.pairs];
     for row in 0..tile.rows {
         for column in 0..tile.columns[0] {
             // SAFETY: the caller's promise.
             let place = unsafe { &mut *tile.output.add(row * tile.columns[1] + column) };
-            let mut sum = if tile.accumulate { *place } else { 0.0 };
+            let sum = if tile.accumulate { *place } else { 0.0 };
             let panel = &tile.right[column / PANEL * tile.panel_lines..][..tile.pairs];
-            for (at, line) in panel.iter().enumerate() {
+            for (at, (pair, line)) in pairs.iter_mut().zip(panel).enumerate() {
                 let factor = tile.left[row * row_stride + at * pair_stride];
-                sum = add_pair(sum, factor, line[column % PANEL]);
+                *pair = [factor, line[column % PANEL]];
             }
-            *place = sum;
+            *place = pairs.chunks(step).fold(sum, &add);
         }
     }
 }
@@ -206,7 +268,7 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn the_instruction_adds_as_written_here() {
-        if !is_available() {
+        if !has_vectors() {
             return eprintln!("this processor has no AVX-512 BF16");
         }
         let mut state = 1_u64;
@@ -246,7 +308,7 @@ mod tests {
             // SAFETY: the processor has the instruction, and the output is a row of the tile.
             unsafe { wide::compute(&tile) };
             for ((sum, b), found) in sums.into_iter().zip(right).zip(found) {
-                let expected = add_pair(sum, left[0], b);
+                let expected = add_pair(sum, [left[0], b]);
                 let same =
                     expected.to_bits() == found.to_bits() || expected.is_nan() && found.is_nan();
                 assert!(
