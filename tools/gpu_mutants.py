@@ -48,7 +48,7 @@ def source():
 def outcome(tests, arguments, environment):
     """Whether a run of the tests fails."""
     try:
-        run = subprocess.run([tests, *arguments], cwd=ROOT / "model", capture_output=True, timeout=600,
+        run = subprocess.run([tests, *arguments], cwd=ROOT / "model", capture_output=True, timeout=1800,
                              text=True, env={**os.environ, **environment}, check=False)
     except subprocess.TimeoutExpired:
         return True

@@ -8,6 +8,8 @@
 mod amx;
 mod round;
 mod tile;
+mod unit;
+mod vectors;
 
 use super::matmul::View;
 use crate::spare::{room, zeros};
@@ -15,7 +17,8 @@ pub(crate) use amx::refusal;
 use round::{Line, round_panels, round_rows, turn_panel};
 use std::ops::Range;
 use tile::{PANEL, Tile};
-pub(crate) use tile::{Unit, has_vectors};
+pub(crate) use unit::Unit;
+pub(crate) use vectors::has_vectors;
 
 /// Pairs of k of a tile: its rows stay in the first cache and its panels in the second. Whole blocks.
 const TILE_PAIRS: usize = 512;
@@ -259,7 +262,7 @@ unsafe fn multiply(
                     };
                     // SAFETY: rows, columns and pairs of the tile are those of both sides, and its
                     // output the caller's, initialised by the pairs before where there are any.
-                    unsafe { tile.compute(unit, &mut shape) };
+                    unsafe { unit.compute(&tile, &mut shape) };
                 }
             }
         }
@@ -368,6 +371,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Of 513 pairs the second tile has one: the fifteen that fill it up to a block are zero, whatever
+    /// the pairs of the first tile were.
+    #[test]
+    fn nothing_is_left_in_what_fills_a_block_up() {
+        let (k, n) = (1026, 32);
+        let mut b = vec![0.0; k * n];
+        // The first column's pair 17, where the second panel's pair 1 of the second tile will lie.
+        b[34 * n] = f32::INFINITY;
+        let rows = Rows::new(Unit::Matrices, &vec![1.0; k], k);
+        let right = Right::Matrix(View::new(&b, k, n));
+        let found = product_in(Vec::new(), Left::Rows(&rows), right);
+        assert_eq!(found[0], f32::INFINITY);
+        assert!(found[1..].iter().all(|&x| x == 0.0), "{found:?}");
     }
 
     /// Sixteen pairs whose products are a half of the last place of one, or twice that: the two chains

@@ -1,17 +1,14 @@
 //! Tiles of a product by AMX, the matrix unit of some processors: up to 32 rows by two panels.
 
-use super::tile::{PANEL, Tile, add_block, plainly};
+use super::tile::{BLOCK, PANEL, Tile, add_block, plainly};
 use std::sync::OnceLock;
-
-/// Pairs of k that the unit multiplies at once.
-pub(super) const BLOCK: usize = 16;
 
 /// Rows of one of its registers.
 const ROWS: usize = 16;
 
 /// What can be said of the unit here.
 #[derive(Debug)]
-enum Unit {
+enum State {
     /// The processor has none.
     Absent,
     /// It has one that must not be used, and why.
@@ -20,35 +17,35 @@ enum Unit {
 }
 
 /// Asks the processor and the kernel, once for the process.
-fn unit() -> &'static Unit {
-    static UNIT: OnceLock<Unit> = OnceLock::new();
-    UNIT.get_or_init(|| {
+fn state() -> &'static State {
+    static STATE: OnceLock<State> = OnceLock::new();
+    STATE.get_or_init(|| {
         if !instructions::are_there() {
-            return Unit::Absent;
+            return State::Absent;
         }
         if let Err(why) = instructions::permitted() {
-            return Unit::Refused(format!("the kernel does not permit it: {why}"));
+            return State::Refused(format!("the kernel does not permit it: {why}"));
         }
         match agrees(|tile, shape| {
             // SAFETY: the kernel permits the unit, and the tile has its output.
             unsafe { instructions::compute(tile, shape) }
         }) {
-            true => Unit::Ready,
-            false => Unit::Refused("it adds otherwise than its manual says".to_owned()),
+            true => State::Ready,
+            false => State::Refused("it adds otherwise than its manual says".to_owned()),
         }
     })
 }
 
 /// Whether this process may use the unit.
 pub(super) fn is_ready() -> bool {
-    matches!(unit(), Unit::Ready)
+    matches!(state(), State::Ready)
 }
 
 /// Why the unit that this processor has is not used.
 pub(crate) fn refusal() -> Option<&'static str> {
-    match unit() {
-        Unit::Refused(why) => Some(why),
-        Unit::Absent | Unit::Ready => None,
+    match state() {
+        State::Refused(why) => Some(why),
+        State::Absent | State::Ready => None,
     }
 }
 
@@ -161,7 +158,7 @@ mod instructions {
     /// Registers 0 to 3 hold the sums of two times two tiles, 4 and 5 rows, 6 and 7 panels.
     ///
     /// # Safety
-    /// The process may use the unit; else as for [`super::plainly`].
+    /// The process may use the unit; else as for `tile::plainly`.
     pub(in super::super) unsafe fn compute(tile: &Tile<'_>, shape: &mut Shape) {
         let blocks = tile.pairs / BLOCK;
         let last = (tile.rows - 1) * tile.strides[0] + tile.pairs;
@@ -366,7 +363,7 @@ mod tests {
             });
         };
         assert!(!agrees(with_subnormals));
-        eprintln!("AMX: {:?}", unit());
+        eprintln!("AMX: {:?}", state());
         // What this machine has, if it has one, is the manual's.
         assert_eq!(is_ready(), instructions::are_there() && refusal().is_none());
     }

@@ -1,6 +1,7 @@
 //! Numbers rounded to bf16, in pairs that follow one another along k.
 
-use super::tile::{PANEL, has_vectors};
+use super::tile::PANEL;
+use super::vectors::has_vectors;
 use crate::kernels::matmul::View;
 use crate::kernels::{fetch, vectorised};
 use std::array::from_fn;
