@@ -38,12 +38,15 @@ impl Device {
         match (dtype, Unit::best()) {
             (Dtype::F32, _) => Ok(Device::cpu()),
             (Dtype::Bf16, Some(unit)) => Ok(Device(Kind::Cpu(Some(unit)))),
-            (Dtype::Bf16, None) => {
-                let amx = bf16::refusal().map_or(String::new(), |why| format!("; its AMX: {why}"));
-                Err(format!(
-                    "the processor has no instructions for bf16 (AVX-512 BF16 or AMX{amx}); use \"f32\""
-                ))
-            }
+            (Dtype::Bf16, None) => Err(match bf16::refusal() {
+                Some(why) => format!(
+                    "the processor has no AVX-512 BF16, and its AMX is not used: {why}; use \"f32\""
+                ),
+                None => {
+                    "the processor has no instructions for bf16 (AVX-512 BF16 or AMX); use \"f32\""
+                        .to_owned()
+                }
+            }),
         }
     }
 
@@ -240,10 +243,7 @@ mod tests {
             }
             Err(refusal) => {
                 assert_eq!(Unit::best(), None);
-                assert!(
-                    refusal.to_string().contains("no instructions for bf16"),
-                    "{refusal}"
-                );
+                assert!(refusal.to_string().contains("use \"f32\""), "{refusal}");
             }
         }
         let vectors = Device::parse("cpu:avx512", dtype);
