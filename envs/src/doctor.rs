@@ -12,7 +12,7 @@ mod tests;
 
 use crate::client::{ClientOptions, EnvClient};
 use crate::error::EnvError;
-use crate::http_client::http_client;
+use crate::http_client::{causes, http_client};
 use crate::spec::{Actions, CreateBody, EnvSpec, ErrorShape, IdInReply, Items, Replay};
 use agentgym_text::without_secrets;
 pub use report::{Check, Report, Speed, Verdict};
@@ -163,7 +163,11 @@ impl Doctor<'_> {
         };
         match self.http.get(format!("{root}/")).send().await {
             Err(error) => {
-                self.note("address", Verdict::Bad, format!("no answer: {error}"));
+                self.note(
+                    "address",
+                    Verdict::Bad,
+                    format!("no answer: {}", causes(&error)),
+                );
                 return false;
             }
             Ok(reply) => {

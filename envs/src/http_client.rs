@@ -1,10 +1,25 @@
 //! What all HTTP clients have in common: their start, and what messages quote.
 
-/// A client builder with only TLS set up.
+use std::sync::OnceLock;
+
+/// A client builder with only TLS set up. On a machine without certificates of authorities, as a small
+/// container is, it trusts no server over https, and speaks to others as ever.
 pub fn http_client() -> reqwest::ClientBuilder {
-    // An error means that the process already has a provider, which is fine.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder()
+    static HAS_AUTHORITIES: OnceLock<bool> = OnceLock::new();
+    let has_authorities = HAS_AUTHORITIES.get_or_init(|| {
+        // An error means that the process already has a provider, which is fine.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let tried = reqwest::Client::builder().build();
+        if let Err(error) = &tried {
+            let why = causes(error);
+            tracing::warn!("no server is trusted over https ({why}): install ca-certificates");
+        }
+        tried.is_ok()
+    });
+    match has_authorities {
+        true => reqwest::Client::builder(),
+        false => reqwest::Client::builder().tls_certs_only([]),
+    }
 }
 
 /// How much of an unexpected body a message shows.

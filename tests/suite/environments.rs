@@ -1,5 +1,6 @@
 //! Training against imperfect environment servers: one that is killed and restarted, one whose
-//! every tenth answer is wrong in some way, and a slow one whose worker is interrupted.
+//! every tenth answer is wrong in some way, and a slow one whose worker is interrupted; and from a
+//! machine that knows no authorities.
 
 mod chaos;
 mod interruptions;
@@ -12,7 +13,7 @@ use crate::evidence::learnt;
 use agentgym_storage::Store;
 use agentgym_submit::runs::RunView;
 use agentgym_tests::ports::free_port;
-use agentgym_tests::program::{Running, program};
+use agentgym_tests::program::{Running, finish, program, workspace};
 use serde_json::Value;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -128,4 +129,25 @@ fn stat(folder: &Path, name: &str) -> f64 {
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap());
     rows.filter_map(|row| row["stats"][name].as_f64()).sum()
+}
+
+/// In a small container there are none; environments beside it are not spoken to over https.
+#[test]
+fn a_machine_without_certificates_of_authorities_plays() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let none = folder.path().join("none.pem");
+    std::fs::write(&none, "").unwrap();
+    let mut command = program("agentgym-submit");
+    command
+        .args(["--quiet", "--store"])
+        .arg(folder.path().join("store"));
+    command.arg(workspace().join("configs/smoke.yaml"));
+    command.args(["trainer.total_training_steps=1", "evaluation.sets=[]"]);
+    command.args(["data.train_batch_size=4", "sft.steps=2"]);
+    command
+        .env("SSL_CERT_FILE", &none)
+        .env("SSL_CERT_DIR", "/nonexistent");
+    let ended = finish(command);
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{said}");
 }
