@@ -23,17 +23,13 @@ impl Unit {
         }
     }
 
-    /// Pairs that it multiplies at once: sides of a product are filled up to whole ones with zeros.
-    pub(super) fn step(self) -> usize {
-        match self {
-            Unit::Vectors => 1,
-            Unit::Matrices => BLOCK,
-        }
-    }
-
-    /// Pairs of so many numbers along k.
+    /// Pairs of so many numbers along k, filled up to whole blocks where it multiplies these.
     pub(super) fn pairs(self, numbers: usize) -> usize {
-        numbers.div_ceil(2).next_multiple_of(self.step())
+        let pairs = numbers.div_ceil(2);
+        match self {
+            Unit::Vectors => pairs,
+            Unit::Matrices => pairs.next_multiple_of(BLOCK),
+        }
     }
 
     /// Rows and panels of its largest tile: all of its registers.
