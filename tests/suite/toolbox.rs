@@ -81,6 +81,8 @@ async fn calls_are_learnt_from_shown_exported_and_survive_kills() {
 
     // The tools stand in the prompt, only what the policy said counts, and answers are a tool's.
     let shown = ask(store, &["inspect", RUN, "1", "rollout", "0", "--tokens"]);
+    let head = shown.lines().next().unwrap();
+    assert!(head.contains(" by "), "who made it: {head}");
     for words in [
         "prompt: tools: get, put, calculate, finish",
         "tool (reward 0)",

@@ -50,9 +50,10 @@ pub enum Error {
     /// Scoring gives other numbers than sampling recorded.
     #[error(
         "{place}: {recorded} was recorded while sampling, and scoring it again gives {scored}. Both are \
-         the same computation in every program and on every machine of a numeric class, so something \
-         computes or stores wrong numbers; nothing of this part is kept. Find out which machine made it \
-         (`agentgym-submit inspect`), and play the iteration again in a fork from the one before"
+         the same computation in every program and on every machine of a numeric class, so one of two \
+         computes or stores wrong numbers: the machine that sampled (`agentgym-submit inspect {rollout}` \
+         names it) or this one. Nothing of this part is kept. If it is the first, have the iteration played \
+         again by another one: `agentgym-submit fork {fork}`"
     )]
     Unequal {
         /// The token, its episode and the policy.
@@ -61,6 +62,10 @@ pub enum Error {
         recorded: String,
         /// The same number, scored.
         scored: String,
+        /// What `inspect` is given for the rollout.
+        rollout: String,
+        /// What `fork` is given to play the iteration again.
+        fork: String,
     },
     /// The policy could not be loaded, run or saved.
     #[error(transparent)]

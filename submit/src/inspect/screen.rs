@@ -107,6 +107,9 @@ impl Pieces {
 /// The commit in two lines, and its metrics.
 pub(crate) fn head(id: PartId, manifest: &Manifest, row: &Row) -> String {
     let mut out = format!("{id}  attempt {}", manifest.attempt);
+    if let Some(work) = &manifest.work {
+        out += &format!(" by {}", short_worker(&work.worker));
+    }
     if let Some(wall_s) = row.wall_s {
         out += &format!("  {}", text::seconds(wall_s));
     }

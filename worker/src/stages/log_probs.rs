@@ -15,9 +15,10 @@ use crate::policies::{CRITIC, POLICY};
 use crate::{Error, Report, Result, StageContext};
 use agentgym_jobs::artifact_names;
 use agentgym_jobs::episode::{Episode, Episodes, Sequence};
+use agentgym_jobs::pipeline::PartId;
 use agentgym_jobs::records::{EpisodeLogProbs, LogProbs, Values};
 use agentgym_model::{ComputeOptions, Policy, ScoreRequest, Scores, score, values};
-use agentgym_storage::Outputs;
+use agentgym_storage::{Outputs, RunId};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -43,7 +44,7 @@ pub(super) async fn run(context: &mut StageContext, outputs: &mut Outputs) -> Re
     let mut passes = usize::from(scored.is_some());
     let old = match scored {
         Some(scored) if plan.samples_are_scores() => {
-            check(&episodes, &scored, id.iteration - 1)?;
+            check(&episodes, &scored, &plan.run, id)?;
             report.set(MISMATCH, 0.0);
             scored
         }
@@ -125,11 +126,12 @@ fn recorded(episodes: &[Episode]) -> Result<Vec<Scores>> {
         .collect()
 }
 
-/// Compares what the policy of `iteration` sampled with its scores, bit for bit.
+/// Compares what the policy before this part's iteration sampled with its scores, bit for bit.
 ///
 /// # Errors
 /// [`Error::Unequal`], for the first token with a difference.
-fn check(episodes: &[Episode], scored: &[Scores], iteration: u32) -> Result<()> {
+fn check(episodes: &[Episode], scored: &[Scores], run: &RunId, part: PartId) -> Result<()> {
+    let policy = part.iteration - 1;
     let recorded = recorded(episodes)?;
     let rows = sequences(episodes).zip(recorded.iter().zip(scored));
     for ((episode, number, _), (recorded, scored)) in rows {
@@ -144,11 +146,13 @@ fn check(episodes: &[Episode], scored: &[Scores], iteration: u32) -> Result<()> 
             };
             return Err(Error::Unequal {
                 place: format!(
-                    "token {token} of sequence {number} of {} sample {}, sampled by the policy of iteration {iteration}",
+                    "token {token} of sequence {number} of {} sample {}, sampled by the policy of iteration {policy}",
                     episode.task, episode.sample
                 ),
                 recorded: format!("a {name} of {}", recorded[token]),
                 scored: scored[token].to_string(),
+                rollout: format!("{run} {} rollout {}", part.iteration, part.part),
+                fork: format!("{run} --iteration {policy}"),
             });
         }
     }
@@ -229,6 +233,7 @@ mod tests {
     use super::*;
     use crate::stages::testing::episode;
     use agentgym_jobs::episode::Outcome;
+    use agentgym_jobs::pipeline::Stage;
 
     #[test]
     fn the_first_difference_is_named_and_ends_the_run() {
@@ -242,11 +247,17 @@ mod tests {
             sequence.entropies = Some(sequence.sampled_log_probs.iter().map(|p| -p).collect());
         }
         let equal = recorded(&episodes).unwrap();
-        check(&episodes, &equal, 6).unwrap();
+        let part = PartId {
+            iteration: 7,
+            stage: Stage::LogProbs,
+            part: 2,
+        };
+        let run = "a-run".parse().unwrap();
+        check(&episodes, &equal, &run, part).unwrap();
         let change = |change: fn(&mut Scores)| {
             let mut scored = equal.clone();
             change(&mut scored[1]);
-            check(&episodes, &scored, 6).unwrap_err()
+            check(&episodes, &scored, &run, part).unwrap_err()
         };
         for (name, error) in [
             ("log-prob", change(|s| s.log_probs[3] = -0.500_000_06)),
@@ -259,6 +270,8 @@ mod tests {
                 &task,
                 "sample 1",
                 "iteration 6",
+                "inspect a-run 7 rollout 2`",
+                "fork a-run --iteration 6`",
                 name,
                 "0.50000006",
             ] {
