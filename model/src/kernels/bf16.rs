@@ -162,9 +162,14 @@ impl Right<'_> {
     }
 }
 
-/// The product in the memory of `output`.
-pub(crate) fn product_in(mut output: Vec<f32>, left: Left<'_>, right: Right<'_>) -> Vec<f32> {
-    let count = left.count() * right.columns();
+/// Some columns of the product, from the first of a panel on, in the memory of `output`.
+pub(crate) fn product_in(
+    mut output: Vec<f32>,
+    left: Left<'_>,
+    right: Right<'_>,
+    columns: Range<usize>,
+) -> Vec<f32> {
+    let count = left.count() * columns.len();
     output.clear();
     if output.capacity() < count {
         output = room(count);
@@ -176,7 +181,7 @@ pub(crate) fn product_in(mut output: Vec<f32>, left: Left<'_>, right: Right<'_>)
     // SAFETY: there is room for `count` numbers; without accumulation all of them are written and
     // none is read before.
     unsafe {
-        multiply(left, right, 0..right.columns(), output.as_mut_ptr(), false);
+        multiply(left, right, columns, output.as_mut_ptr(), false);
         output.set_len(count);
     }
     output
@@ -337,7 +342,7 @@ mod tests {
                 Right::Matrix(tied),
             ] {
                 let place = format!("{unit:?} m {m} k {k} n {n} {left:?} {right:?}");
-                let found = product_in(vec![f32::NAN; 3], left, right);
+                let found = product_in(vec![f32::NAN; 3], left, right, 0..n);
                 assert!(found == fresh, "{place:.80}");
                 let mut found = start.clone();
                 product_to(&mut found, left, right, 0..n, true);
@@ -383,7 +388,7 @@ mod tests {
         b[34 * n] = f32::INFINITY;
         let rows = Rows::new(Unit::Matrices, &vec![1.0; k], k);
         let right = Right::Matrix(View::new(&b, k, n));
-        let found = product_in(Vec::new(), Left::Rows(&rows), right);
+        let found = product_in(Vec::new(), Left::Rows(&rows), right, 0..n);
         assert_eq!(found[0], f32::INFINITY);
         assert!(found[1..].iter().all(|&x| x == 0.0), "{found:?}");
     }
@@ -411,7 +416,7 @@ mod tests {
         let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
         let right = Right::Matrix(View::new(&b, k, n));
         for unit in UNITS {
-            let found = product_in(Vec::new(), Left::Rows(&Rows::new(unit, &a, k)), right);
+            let found = product_in(Vec::new(), Left::Rows(&Rows::new(unit, &a, k)), right, 0..n);
             for (place, found) in found.iter().enumerate() {
                 let (row, column) = (place / n, place % n);
                 let product = |i: usize| f64::from(a[row * k + i]) * f64::from(b[i * n + column]);

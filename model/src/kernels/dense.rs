@@ -6,7 +6,7 @@ use super::bf16::{self, Left, Panels, Right, Rows, Unit};
 use super::matmul::{View, matmul, product, product_in};
 use super::{dot, vectorised};
 use crate::parallel;
-use crate::spare::zeros;
+use crate::spare::{room, zeros};
 use std::mem::take;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -92,17 +92,36 @@ impl<'a> Weight<'a> {
             self.add_to(&mut y, x);
             return y;
         }
-        match self.halves {
-            _ if self.share_count() > 1 || self.width() == 1 => {
-                let mut y = zeros(count * self.width());
-                self.multiply(&mut y, x, false);
-                y
+        if self.share_count() == 1 {
+            return self.product(x, 0..self.width());
+        }
+        let parts = parallel::divided(self.shares(), |columns| {
+            (columns.len(), self.product(x, columns))
+        });
+        let mut y = room(count * self.width());
+        for row in 0..count {
+            for (width, part) in &parts {
+                y.extend_from_slice(&part[row * width..(row + 1) * width]);
             }
+        }
+        y
+    }
+
+    /// Some columns of x · weight.
+    fn product(self, x: &[f32], columns: Range<usize>) -> Vec<f32> {
+        match self.halves {
             Some(halves) => {
                 let x = Rows::new(halves.unit, x, self.inner());
-                bf16::product_in(Vec::new(), Left::Rows(&x), self.halved(halves))
+                bf16::product_in(Vec::new(), Left::Rows(&x), self.halved(halves), columns)
             }
-            None => product(rows(x, self.inner()), self.numbers),
+            None if columns.len() == self.width() && self.width() > 1 => {
+                product(rows(x, self.inner()), self.numbers)
+            }
+            None => {
+                let mut y = zeros(x.len() / self.inner() * columns.len());
+                self.multiply_columns(&mut y, x, columns, false);
+                y
+            }
         }
     }
 
@@ -185,7 +204,8 @@ impl<'a> Weight<'a> {
             return product(rows(grad, self.width()), back);
         };
         let grad = Rows::new(halves.unit, grad, self.width());
-        bf16::product_in(Vec::new(), Left::Rows(&grad), Right::Matrix(back))
+        let columns = 0..self.inner();
+        bf16::product_in(Vec::new(), Left::Rows(&grad), Right::Matrix(back), columns)
     }
 
     /// ∂x = grad · weightᵀ, or ∂x += grad · weightᵀ.
@@ -206,7 +226,8 @@ impl<'a> Weight<'a> {
             None => product_in(room, x.transposed(), grad),
             Some(halves) => {
                 let x = Panels::new(halves.unit, x);
-                bf16::product_in(room, Left::Columns(&x), Right::Matrix(grad))
+                let columns = 0..grad.columns();
+                bf16::product_in(room, Left::Columns(&x), Right::Matrix(grad), columns)
             }
         }
     }

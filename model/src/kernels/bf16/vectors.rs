@@ -90,6 +90,8 @@ mod wide {
                     }
                 }
             }
+            // The panels of the next tile are fetched: weights kept in bf16 come from memory.
+            let next = C * tile.panel_lines;
             // Pointers that move: an index would be computed anew, and checked, for each number.
             let mut factors: [*const u32; R] =
                 std::array::from_fn(|r| tile.left.as_ptr().wrapping_add((row + r) * row_stride));
@@ -98,6 +100,7 @@ mod wide {
             for _ in 0..tile.pairs {
                 let mut lines = [bf16(_mm512_set1_epi32(0)); C];
                 for c in 0..C {
+                    fetch::<false>(places[c].wrapping_add(next).cast());
                     lines[c] = bf16(_mm512_loadu_si512(places[c].cast()));
                     places[c] = places[c].wrapping_add(1);
                 }
